@@ -1,0 +1,15 @@
+"""mooncake_lab: run the Mooncake paper.
+
+The package by floors, each importing only from the floors below it:
+
+    cli                                    the same things from a shell
+    batch                                  notebooks executed with papermill
+    figures · experiments · exercises      one topic, one stem, everywhere
+    metrics · paper                        log -> numbers; what the papers say
+    engine                                 the real model: prefill and decode (torch)
+    store · workload                       what is kept; what arrives
+    perf                                   how long things take
+    core                                   the nouns
+"""
+
+__version__ = "0.1.0"

@@ -1,0 +1,46 @@
+"""The nouns: requests, service levels, block keys, the run log, units."""
+
+from mooncake_lab.core.keys import KEY_HASHES, block_keys
+from mooncake_lab.core.log import (
+    Arrived,
+    DecodeStretch,
+    Finished,
+    FirstToken,
+    Moved,
+    Placed,
+    Prefilled,
+    Record,
+    Rejected,
+    read_log,
+    write_log,
+)
+from mooncake_lab.core.request import BlockKey, Request, TracedRequest
+from mooncake_lab.core.slo import SLO
+from mooncake_lab.core.units import GB, GIB, KIB, MIB, TERA, blocks_for, gbps
+
+__all__ = [
+    "GB",
+    "GIB",
+    "KEY_HASHES",
+    "KIB",
+    "MIB",
+    "SLO",
+    "TERA",
+    "Arrived",
+    "BlockKey",
+    "DecodeStretch",
+    "Finished",
+    "FirstToken",
+    "Moved",
+    "Placed",
+    "Prefilled",
+    "Record",
+    "Rejected",
+    "Request",
+    "TracedRequest",
+    "block_keys",
+    "blocks_for",
+    "gbps",
+    "read_log",
+    "write_log",
+]

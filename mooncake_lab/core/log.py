@@ -1,0 +1,121 @@
+"""The run log: what happened, in one format for the simulated and the real world.
+
+A log is a sequence of records in order of their time. Records say what happened and never what it
+means: latencies, goodput and hit rates are computed from them by `metrics`. A stretch of decoding
+between two changes of a batch is one record with a closed form, so logs stay small and exact.
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+
+
+class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", forbid_unknown_fields=True):
+    """Fields every record shares."""
+
+    at_s: float
+    """When it happened; for something that lasts, when it ended (s since the run began)."""
+
+
+class Arrived(_Event, frozen=True, kw_only=True, tag="arrived"):
+    """A request reached the cluster."""
+
+    request_id: int
+    input_tokens: int
+
+
+class Placed(_Event, frozen=True, kw_only=True, tag="placed"):
+    """The Conductor chose instances for a request."""
+
+    request_id: int
+    prefill_instance: str
+    decode_instance: str
+    reused_tokens: int
+    """Prefix tokens that need no computation."""
+    fetched_tokens: int = 0
+    """Of those, the ones that must first come from another instance."""
+    reason: str = ""
+
+
+class Rejected(_Event, frozen=True, kw_only=True, tag="rejected"):
+    """A request was refused (HTTP 429), with the stage that refused it."""
+
+    request_id: int
+    stage: str
+    reason: str
+
+
+class Prefilled(_Event, frozen=True, kw_only=True, tag="prefilled"):
+    """A span of prefill computation for one request ended."""
+
+    request_id: int
+    instance: str
+    start_s: float
+    computed_tokens: int
+    reused_tokens: int
+
+
+class Moved(_Event, frozen=True, kw_only=True, tag="moved"):
+    """KVCache bytes arrived somewhere: another instance, or another tier of the same one."""
+
+    request_id: int
+    source: str
+    destination: str
+    start_s: float
+    bytes: int
+
+
+class FirstToken(_Event, frozen=True, kw_only=True, tag="first_token"):
+    """The user received a request's first token."""
+
+    request_id: int
+
+
+class DecodeStretch(_Event, frozen=True, kw_only=True, tag="decode_stretch"):
+    """`steps` decode steps of one unchanged batch; step `k` from 0 lasts `first_step_s + k * step_growth_s`."""
+
+    instance: str
+    start_s: float
+    steps: int
+    first_step_s: float
+    step_growth_s: float
+    request_ids: tuple[int, ...]
+
+
+class Finished(_Event, frozen=True, kw_only=True, tag="finished"):
+    """A request received its last token."""
+
+    request_id: int
+    output_tokens: int
+
+
+Record: TypeAlias = Arrived | Placed | Rejected | Prefilled | Moved | FirstToken | DecodeStretch | Finished
+"""Anything a run log holds."""
+
+
+def write_log(path: Path, records: Iterable[Record]) -> None:
+    """Write records as JSON lines; the file appears complete or not at all."""
+    encoder = msgspec.json.Encoder()
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        for record in records:
+            file.write(encoder.encode(record))
+            file.write(b"\n")
+    partial.replace(path)
+
+
+def read_log(path: Path) -> Iterator[Record]:
+    """Records of a log file, one at a time.
+
+    Raises:
+        ValueError: naming file, line and what is wrong with it.
+    """
+    decoder = msgspec.json.Decoder(Record)
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                yield decoder.decode(line)
+            except msgspec.MsgspecError as error:
+                raise ValueError(f"{path}:{number}: not a record of a run log: {error}") from error

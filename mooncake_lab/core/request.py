@@ -1,0 +1,59 @@
+"""What a request is: the part that is known on arrival, and the part only the future knows."""
+
+import math
+from dataclasses import dataclass
+
+from mooncake_lab.core.units import blocks_for
+
+BlockKey = int | bytes
+"""Names a KVCache block together with everything before it: a trace's dense id, or a chained hash."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A request as a scheduler may see it. Its output length is unknown here, by type.
+
+    Raises:
+        ValueError: when a field is out of range, or the number of block keys does not fit the input length.
+    """
+
+    id: int
+    """Unique within a run; ties break on it."""
+    arrival_s: float
+    """Seconds since the run began."""
+    input_tokens: int
+    block_keys: tuple[BlockKey, ...]
+    """One key a block of the prompt, the last block possibly partial (Mooncake: `hash_ids`)."""
+    block_size_tokens: int = 512
+    session: str | None = None
+    """The conversation it belongs to, where the trace says so."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.arrival_s) and self.arrival_s >= 0):
+            raise ValueError(f"request {self.id} arrives at {self.arrival_s!r} s; allowed are finite times from 0")
+        if self.input_tokens < 1:
+            raise ValueError(f"request {self.id} has {self.input_tokens} input tokens; at least 1 is needed")
+        expected = blocks_for(self.input_tokens, self.block_size_tokens)
+        if len(self.block_keys) != expected:
+            raise ValueError(
+                f"request {self.id} has {len(self.block_keys)} block keys for {self.input_tokens} input tokens;"
+                f" blocks of {self.block_size_tokens} tokens make it {expected}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class TracedRequest:
+    """A request and its future. Clusters replay it; policies only ever get `.request`.
+
+    Raises:
+        ValueError: when the output length is negative.
+    """
+
+    request: Request
+    output_tokens: int
+
+    def __post_init__(self) -> None:
+        if self.output_tokens < 0:
+            raise ValueError(
+                f"request {self.request.id} has {self.output_tokens} output tokens; at least 0 is needed"
+            )

@@ -1,0 +1,1 @@
+"""The classroom: checks that run a student's policy through the contract tests."""

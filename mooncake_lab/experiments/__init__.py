@@ -1,0 +1,1 @@
+"""One module a topic: a frozen description of what to run, and the function that runs it."""

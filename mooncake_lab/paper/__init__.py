@@ -1,0 +1,1 @@
+"""What the papers say: facts and curves by edition and place, claims and their verdicts."""

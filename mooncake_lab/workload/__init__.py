@@ -1,0 +1,1 @@
+"""What arrives: traces read and checked, fetched, described, and generated."""
