@@ -1,1 +1,8 @@
-"""What arrives: traces read and checked, fetched, described, and generated."""
+"""What arrives: traces, read and checked, fetched or generated, and their statistics."""
+
+from mooncake_lab.workload.trace import Origin, Trace
+
+__all__ = [
+    "Origin",
+    "Trace",
+]
