@@ -1,1 +1,25 @@
-"""The command line: `mooncake-lab`."""
+"""The command line: `mooncake-lab`.
+
+Results go to stdout and talk to stderr. Exit codes: 0 done, 1 failed, 2 bad usage.
+"""
+
+import typer
+
+from mooncake_lab.cli.batch import batch
+from mooncake_lab.cli.cache import cache
+from mooncake_lab.cli.trace import app as trace_app
+
+app = typer.Typer(
+    help="Run the Mooncake paper: traces, caches, and the chapters of the book.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.add_typer(trace_app, name="trace")
+app.command()(cache)
+app.command()(batch)
+
+
+def main() -> None:
+    """Entry point of the `mooncake-lab` command."""
+    app()

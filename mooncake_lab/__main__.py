@@ -1,0 +1,5 @@
+"""`python -m mooncake_lab` is `mooncake-lab`."""
+
+from mooncake_lab.cli import main
+
+main()

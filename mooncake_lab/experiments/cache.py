@@ -1,0 +1,98 @@
+"""Results kept between runs, under a digest of everything they depend on.
+
+A digest covers the experiment's class and fields, the source of the whole package, the versions of
+the libraries that compute, and which traces this machine holds. Change any of them and the point is
+computed again; there is nothing to invalidate by hand.
+"""
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import platformdirs
+
+import mooncake_lab
+from mooncake_lab.workload import WORKLOADS, find_trace
+
+CACHE_VARIABLE: Final = "MOONCAKE_LAB_CACHE"
+"""Environment variable: the folder of kept results, or `off`."""
+
+_LIBRARIES: Final = ("numpy", "pandas", "torch", "transformers", "simpy", "xxhash")
+_log = logging.getLogger(__name__)
+
+
+def digest_of(experiment: Any) -> str:
+    """A name for the result of `experiment` on this machine with this package."""
+    kind = type(experiment)
+    fields = msgspec.json.encode(dataclasses.asdict(experiment), order="sorted")
+    parts = (f"{kind.__module__}.{kind.__qualname__}".encode(), fields, _code_digest(), _trace_digest())
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+
+def plain_rows(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The rows as plain JSON values, so that a fresh result and a kept one are the same."""
+    return msgspec.json.decode(msgspec.json.encode([dict(row) for row in rows], enc_hook=_scalar))
+
+
+def cached_rows(digest: str) -> list[dict[str, Any]] | None:
+    """The rows kept under `digest`, or None."""
+    folder = _folder()
+    if folder is None or not (path := folder / f"{digest}.json").is_file():
+        return None
+    try:
+        return msgspec.json.decode(path.read_bytes())
+    except msgspec.DecodeError:
+        _log.warning("%s is damaged and will be computed again", path)
+        return None
+
+
+def keep_rows(digest: str, rows: list[dict[str, Any]]) -> None:
+    """Keep rows under `digest`; another process never sees half of them."""
+    folder = _folder()
+    if folder is None:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / f"{digest}.{os.getpid()}.partial"
+    partial.write_bytes(msgspec.json.encode(rows))
+    partial.replace(folder / f"{digest}.json")
+
+
+def _folder() -> Path | None:
+    setting = os.environ.get(CACHE_VARIABLE)
+    if setting == "off":
+        return None
+    return Path(setting) if setting else platformdirs.user_cache_path("mooncake-lab") / "experiments"
+
+
+def _scalar(value: Any) -> Any:
+    if hasattr(value, "item"):  # a numpy scalar
+        return value.item()
+    raise TypeError(f"a row holds {value!r} of type {type(value).__name__}; allowed are plain values")
+
+
+@cache
+def _code_digest() -> bytes:
+    digest = hashlib.sha256()
+    root = Path(mooncake_lab.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    for library in _LIBRARIES:
+        digest.update(f"{library}=={importlib.metadata.version(library)}".encode())
+    return digest.digest()
+
+
+def _trace_digest() -> bytes:
+    digest = hashlib.sha256()
+    for name in WORKLOADS:
+        path = find_trace(name)
+        if path is not None:
+            status = path.stat()
+            digest.update(f"{name}:{path}:{status.st_size}:{status.st_mtime_ns}".encode())
+    return digest.digest()

@@ -1,0 +1,108 @@
+"""Experiments: frozen plain values in, a table out, cached by everything the result depends on.
+
+An experiment is a frozen dataclass whose fields are numbers, strings, booleans, None, or tuples of
+these, and whose `rows()` does the work for one point. `vary` makes the product of several points;
+`run` computes the points, in an executor if one is given, and puts the fields and the rows side by
+side in one table.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor, Future
+from typing import Any, ClassVar, Final, Protocol, TypeVar
+
+import pandas as pd
+from tqdm import tqdm
+
+from mooncake_lab.experiments.cache import cached_rows, digest_of, keep_rows, plain_rows
+
+SCALES: Final = ("smoke", "classroom", "full", "gpu")
+"""Seconds for CI; what the book shows; the paper's setting; needs a device."""
+
+
+class Experiment(Protocol):
+    """What `run` needs to know of an experiment; any frozen dataclass with `rows` will do."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def rows(self) -> Iterable[Mapping[str, Any]]:
+        """Compute this point: one mapping of plain values a row of the result."""
+        ...
+
+
+E = TypeVar("E", bound=Experiment)
+
+
+def check_scale(scale: str) -> str:
+    """The scale itself.
+
+    Raises:
+        ValueError: when it is not one of `SCALES`.
+    """
+    if scale not in SCALES:
+        raise ValueError(f"unknown scale {scale!r}; allowed are {', '.join(SCALES)}")
+    return scale
+
+
+def vary(base: E, **axes: Sequence[Any]) -> tuple[E, ...]:
+    """Every combination of the given fields' values on top of `base`, the last axis fastest.
+
+    Raises:
+        ValueError: when an axis is not a field of the experiment, or has no values.
+    """
+    fields = [field.name for field in dataclasses.fields(base)]
+    for name, values in axes.items():
+        if name not in fields:
+            raise ValueError(f"{type(base).__name__} has no field {name!r}; its fields are {', '.join(fields)}")
+        if not values:
+            raise ValueError(f"the axis {name!r} has no values; at least one is needed")
+    product = itertools.product(*axes.values())
+    return tuple(dataclasses.replace(base, **dict(zip(axes, point, strict=True))) for point in product)
+
+
+def run(experiment: E | Sequence[E], executor: Executor | None = None, *, cache: bool = True) -> pd.DataFrame:
+    """Compute an experiment, or each point of a sweep, and return one table.
+
+    Args:
+        experiment: one experiment, or the tuple that `vary` made.
+        executor: anything with `submit`; without one the points run here, one after the other.
+        cache: whether rows kept earlier may be used and new ones kept. Measurements of time say False.
+
+    Returns:
+        One line a row of each point, in the order of the points: the experiment's fields, then its row.
+    """
+    points = [experiment] if dataclasses.is_dataclass(experiment) else list(experiment)
+    digests = [digest_of(point) if cache else None for point in points]
+    found = [cached_rows(digest) if digest else None for digest in digests]
+    missing = [index for index, rows in enumerate(found) if rows is None]
+    for index, rows in zip(missing, _compute([points[i] for i in missing], executor), strict=True):
+        found[index] = rows
+        digest = digests[index]
+        if digest is not None:
+            keep_rows(digest, rows)
+    lines = [
+        {**dataclasses.asdict(point), **row}
+        for point, rows in zip(points, found, strict=True)
+        for row in rows or ()
+    ]
+    return pd.DataFrame(lines)
+
+
+def _compute(points: Sequence[Experiment], executor: Executor | None) -> Iterable[list[dict[str, Any]]]:
+    bar = tqdm(total=len(points), unit="point", leave=False, disable=None if len(points) > 1 else True)
+    with bar:
+        if executor is None:
+            for point in points:
+                yield _rows_of(point)
+                bar.update()
+            return
+        futures: list[Future[list[dict[str, Any]]]] = [executor.submit(_rows_of, point) for point in points]
+        for future in futures:
+            future.add_done_callback(lambda _: bar.update())
+        for future in futures:
+            yield future.result()
+
+
+def _rows_of(point: Experiment) -> list[dict[str, Any]]:
+    return plain_rows(point.rows())
