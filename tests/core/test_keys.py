@@ -1,0 +1,77 @@
+"""Chained block keys."""
+
+import hashlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mooncake_lab.core import KEY_HASHES, block_keys
+
+TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=60).map(lambda ids: np.array(ids, dtype=np.int32))
+SIZES = st.integers(1, 17)
+HASHES = st.sampled_from(sorted(KEY_HASHES))
+
+
+class TestLaws:
+    @given(TOKENS, TOKENS, SIZES, HASHES)
+    def test_equal_keys_exactly_where_prefixes_are_equal(self, a, b, size, name):
+        """Two prompts share key i if and only if their first i + 1 blocks hold the same tokens."""
+        keys_a, keys_b = (block_keys(tokens, size, hash_name=name) for tokens in (a, b))
+        for i, (key_a, key_b) in enumerate(zip(keys_a, keys_b, strict=False)):
+            same = a[: (i + 1) * size].tolist() == b[: (i + 1) * size].tolist()
+            assert (key_a == key_b) == same
+
+    @given(TOKENS, TOKENS, SIZES)
+    def test_appending_tokens_keeps_the_keys_of_whole_blocks(self, a, b, size):
+        """The keys of whole blocks do not depend on what follows."""
+        whole = block_keys(a, size, partial=False)
+        assert block_keys(np.concatenate([a, b]), size)[: len(whole)] == whole
+
+    @given(TOKENS, SIZES, HASHES)
+    def test_one_key_a_block(self, tokens, size, name):
+        """There is one key a block, the partial last one only when asked for."""
+        assert len(block_keys(tokens, size, hash_name=name)) == -(-len(tokens) // size)
+        assert len(block_keys(tokens, size, hash_name=name, partial=False)) == len(tokens) // size
+
+    @given(TOKENS.filter(len), SIZES)
+    def test_namespaces_share_nothing(self, tokens, size):
+        """A block of one model is never found by another."""
+        assert not set(block_keys(tokens, size, namespace=b"a")) & set(block_keys(tokens, size, namespace=b"b"))
+
+
+class TestDefinition:
+    def test_matches_the_chain_written_out(self):
+        """key[0] = H(H(namespace) || block 0) and key[1] = H(key[0] || block 1), tokens as little-endian int32."""
+
+        def sha(data: bytes) -> bytes:
+            return hashlib.sha256(data).digest()
+
+        tokens = np.arange(1, 6, dtype=np.int32)
+        first = sha(sha(b"m") + tokens[:4].astype("<i4").tobytes())
+        second = sha(first + tokens[4:].astype("<i4").tobytes())
+        assert block_keys(tokens, 4, namespace=b"m", hash_name="sha256") == [first, second]
+
+    def test_strided_tokens_have_the_keys_of_their_values(self):
+        """A view into a larger array is hashed by value, not by memory layout."""
+        strided = np.arange(20, dtype=np.int32)[::2]
+        assert block_keys(strided, 3) == block_keys(strided.copy(), 3)
+
+
+class TestBadInput:
+    @pytest.mark.parametrize("tokens", [np.zeros(3), np.zeros((2, 2), np.int32), np.zeros(3, np.int64)])
+    def test_only_vectors_of_int32(self, tokens):
+        """Other shapes and types are refused, saying what came and what is needed."""
+        with pytest.raises(ValueError, match="vector of int32"):
+            block_keys(tokens)
+
+    def test_unknown_hash_lists_what_exists(self):
+        """An unknown hash name is refused with the allowed names."""
+        with pytest.raises(ValueError, match="'md5'; allowed are xxh3_128, sha256"):
+            block_keys(np.zeros(3, np.int32), hash_name="md5")
+
+    def test_block_size_must_be_positive(self):
+        """A block holds at least one token."""
+        with pytest.raises(ValueError, match="blocks of 0 tokens"):
+            block_keys(np.zeros(3, np.int32), 0)

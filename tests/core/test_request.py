@@ -1,0 +1,76 @@
+"""Requests, service levels, units."""
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mooncake_lab.core import SLO, Request, TracedRequest, blocks_for, gbps
+
+
+def make(**changes) -> Request:
+    fields = {"id": 7, "arrival_s": 1.0, "input_tokens": 600, "block_keys": (1, 2)}
+    return Request(**{**fields, **changes})
+
+
+class TestRequest:
+    def test_does_not_know_its_output(self):
+        """Nothing a policy gets names an output length (invariant I6)."""
+        assert not [field.name for field in dataclasses.fields(Request) if "output" in field.name]
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"arrival_s": -1.0}, "arrives at -1.0 s"),
+            ({"arrival_s": math.nan}, "arrives at nan s"),
+            ({"input_tokens": 0}, "0 input tokens; at least 1"),
+            ({"block_keys": (1,)}, "1 block keys for 600 input tokens; blocks of 512 tokens make it 2"),
+        ],
+    )
+    def test_refuses_what_cannot_be(self, changes, message):
+        """A field out of range is refused with its value and what is allowed."""
+        with pytest.raises(ValueError, match=message):
+            make(**changes)
+
+    def test_negative_output_is_refused(self):
+        """A request cannot produce fewer than zero tokens."""
+        with pytest.raises(ValueError, match="-1 output tokens"):
+            TracedRequest(make(), -1)
+
+    def test_is_frozen(self):
+        """A request cannot be changed by whoever looks at it."""
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            make().input_tokens = 1
+
+
+class TestSLO:
+    def test_limits_are_inclusive(self):
+        """A request exactly at both limits is effective, and one beyond either is not."""
+        slo = SLO(ttft_s=30, tbt_s=0.1)
+        assert slo.met_by(ttft_s=30, tbt_s=0.1)
+        assert not slo.met_by(ttft_s=30.001, tbt_s=0.1)
+        assert not slo.met_by(ttft_s=30, tbt_s=0.1001)
+
+    @pytest.mark.parametrize("limit", [0, -1, math.nan])
+    def test_limits_are_positive(self, limit):
+        """A limit that no request could meet is refused."""
+        with pytest.raises(ValueError, match="positive number of seconds"):
+            SLO(tbt_s=limit)
+
+    def test_infinite_limit_means_none(self):
+        """Infinity switches a limit off."""
+        assert SLO(ttft_s=math.inf).met_by(ttft_s=1e9, tbt_s=0.0)
+
+
+class TestUnits:
+    @given(st.integers(0, 10**9), st.integers(1, 4096))
+    def test_blocks_hold_the_tokens_and_no_block_is_empty(self, tokens, size):
+        """The blocks are enough, and one less would not be."""
+        blocks = blocks_for(tokens, size)
+        assert (blocks - 1) * size < tokens <= blocks * size or blocks == tokens == 0
+
+    def test_gigabits_are_decimal(self):
+        """100 Gbps are 12.5 GB/s."""
+        assert gbps(100) == 12.5e9
