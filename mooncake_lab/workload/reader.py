@@ -1,0 +1,170 @@
+"""Reading a trace file, every line checked (FAST'25 Appendix A).
+
+A file holds one JSON object a line: `timestamp` (ms from 0), `input_length`, `output_length` (tokens)
+and `hash_ids` (one a block). Fields and names that other tools add are in `line.py`.
+"""
+
+import gzip
+import math
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, cast
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import UNSET
+
+from mooncake_lab.workload.line import Line, LineError, check_blocks, read_line
+from mooncake_lab.workload.trace import Trace
+
+DEFAULT_BLOCK_SIZE_TOKENS: Final = 512
+"""Tokens a block of the released traces (arXiv §4)."""
+_GZIP_MAGIC: Final = b"\x1f\x8b"
+_REASONS_KEPT: Final = 5
+
+
+class TraceError(ValueError):
+    """A trace file that cannot be used; the message names file, line, field, value and what is allowed."""
+
+
+def read_trace(path: str | Path, *, lenient: bool = False, block_size_tokens: int | None = None) -> Trace:
+    """Read a trace file, plain or gzipped, and check every line of it.
+
+    A line with a `delay` in place of a `timestamp` arrives that long after the line before it in its
+    session; how long the answer took in between is not in the file, so replay is open-loop. A trace with
+    delays is put in order of arrival.
+
+    Args:
+        path: the file; gzip is recognised by content.
+        lenient: leave bad lines out, count them in `Trace.skipped` and keep the first few reasons.
+        block_size_tokens: tokens a block, where the file does not say; otherwise its `trace_block_size`, or 512.
+
+    Raises:
+        TraceError: naming file, line, field, value and what is allowed; or that no request is left.
+        OSError: when the file cannot be read.
+    """
+    path = Path(path)
+    reading = _Reading(path, lenient=lenient, block_size_tokens=block_size_tokens)
+    for number, raw in _numbered_lines(path):
+        try:
+            reading.add(raw)
+        except LineError as fault:
+            reading.refuse(number, fault)
+    return reading.trace()
+
+
+class _Reading:
+    """A trace being read; it changes with every line."""
+
+    def __init__(self, path: Path, *, lenient: bool, block_size_tokens: int | None) -> None:
+        if block_size_tokens is not None and block_size_tokens < 1:
+            raise ValueError(f"block_size_tokens is {block_size_tokens}; at least 1 is needed")
+        self.path = path
+        self.lenient = lenient
+        self.block_size_tokens = block_size_tokens
+        self.lines: list[Line] = []
+        self.arrival_ms: list[float] = []
+        self.latest_ms = 0.0
+        self.has_delays = False
+        self.session_ms: dict[str | None, float] = {}
+        self.skipped = 0
+        self.reasons: list[str] = []
+
+    def add(self, raw: bytes) -> None:
+        """Check one line and keep it."""
+        line = read_line(raw)
+        block_size = self._block_size(line)
+        check_blocks(line, block_size)
+        arrival_ms = self._arrival_ms(line)
+        self.block_size_tokens = block_size
+        self.arrival_ms.append(arrival_ms)
+        self.lines.append(line)
+        if line.session_id is not None:
+            self.session_ms[line.session_id] = arrival_ms
+
+    def refuse(self, number: int, fault: LineError) -> None:
+        """Count a bad line, or stop at it."""
+        reason = f"{self.path}:{number}: {fault}"
+        if not self.lenient:
+            raise TraceError(reason) from None
+        self.skipped += 1
+        if len(self.reasons) < _REASONS_KEPT:
+            self.reasons.append(reason)
+
+    def trace(self) -> Trace:
+        """The columns of everything kept."""
+        if not self.lines:
+            why = (
+                f"all {self.skipped} lines are bad, the first: {self.reasons[0]}"
+                if self.skipped
+                else "it is empty"
+            )
+            raise TraceError(f"{self.path} holds no request ({why}); allowed is at least one line")
+        arrival_ms = np.array(self.arrival_ms)
+        lines = self.lines
+        if self.has_delays:
+            order = np.argsort(arrival_ms, kind="stable")
+            arrival_ms = arrival_ms[order]
+            lines = [lines[i] for i in order]
+        return Trace(
+            name=self.path.name.split(".")[0].removesuffix("_trace"),
+            origin="file",
+            block_size_tokens=self.block_size_tokens or DEFAULT_BLOCK_SIZE_TOKENS,
+            arrival_s=arrival_ms / 1000,
+            input_tokens=np.array([line.input_length for line in lines], dtype=np.int64),
+            output_tokens=np.array([line.output_length for line in lines], dtype=np.int64),
+            block_ids=_flat_ids(lines),
+            block_starts=np.cumsum([0, *(len(line.hash_ids) for line in lines)], dtype=np.int64),
+            sessions=tuple(line.session_id for line in lines) if self._has_sessions() else None,
+            skipped=self.skipped,
+            skipped_reasons=tuple(self.reasons),
+            source=f"file {self.path.name}" + (f", {self.skipped} bad lines skipped" if self.skipped else ""),
+        )
+
+    def _has_sessions(self) -> bool:
+        return any(line.session_id is not None for line in self.lines)
+
+    def _block_size(self, line: Line) -> int:
+        written = line.trace_block_size
+        known = self.block_size_tokens
+        if written is UNSET:
+            return known or DEFAULT_BLOCK_SIZE_TOKENS
+        if known is not None and written != known:
+            raise LineError("trace_block_size", str(written), f"{known}, the block size of this trace")
+        return written
+
+    def _arrival_ms(self, line: Line) -> float:
+        if line.timestamp is UNSET:
+            if line.session_id not in self.session_ms:
+                allowed = "a 'delay' after an earlier line of the same 'session_id', else a 'timestamp'"
+                raise LineError("delay", f"{line.delay} in session {line.session_id!r}", allowed)
+            self.has_delays = True
+            arrival_ms = self.session_ms[line.session_id] + cast("float", line.delay)
+            if not math.isfinite(arrival_ms):
+                raise LineError("delay", repr(line.delay), "a delay after which the time is still finite")
+            return arrival_ms
+        if line.timestamp < self.latest_ms:
+            allowed = f"at least {self.latest_ms:.15g}, the time of an earlier line"
+            raise LineError("timestamp", f"{line.timestamp:.15g}", allowed)
+        self.latest_ms = line.timestamp
+        return line.timestamp
+
+
+def _numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines that are not blank, with their numbers from 1."""
+    data = path.read_bytes()
+    if data.startswith(_GZIP_MAGIC):
+        try:
+            data = gzip.decompress(data)
+        except (OSError, EOFError, zlib.error) as error:
+            raise TraceError(f"{path} is a damaged gzip file: {error}; allowed is a complete one") from error
+    for number, raw in enumerate(data.split(b"\n"), start=1):
+        if raw and not raw.isspace():
+            yield number, raw
+
+
+def _flat_ids(lines: list[Line]) -> npt.NDArray[np.int64]:
+    """All ids end to end; ids of 2**63 and above become negative, one for one, and so stay apart."""
+    flat = [block_id for line in lines for block_id in line.hash_ids]
+    return np.array(flat, dtype=np.uint64).view(np.int64)
