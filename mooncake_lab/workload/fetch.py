@@ -1,0 +1,49 @@
+"""Fetching a released trace from its authors, whole and unchanged or not at all."""
+
+import sys
+from pathlib import Path
+from typing import Final
+
+import pooch
+
+from mooncake_lab.workload.locate import cache_folder
+from mooncake_lab.workload.releases import release_of
+
+_TIMEOUT_S: Final = 30
+
+
+def fetch_trace(name: str, *, folder: Path | None = None, url: str | None = None, force: bool = False) -> Path:
+    """Fetch a released trace, check its SHA-256, and return its path; a file already there is only checked.
+
+    Args:
+        name: a workload name.
+        folder: where to put it; the user's cache by default.
+        url: another address of the same file, such as a mirror.
+        force: replace a file of that name that is not the released one.
+
+    Raises:
+        ConnectionError: when the file cannot be fetched; nothing is left behind.
+        ValueError: when the workload is unknown, or the content is not the released one; it is not kept.
+    """
+    release = release_of(name)
+    folder = cache_folder() if folder is None else folder
+    path = folder / release.file_name
+    if path.exists() and not force:
+        release.check(path)
+        return path
+    address = url or release.url
+    downloader = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), timeout=_TIMEOUT_S)
+    try:
+        # pooch downloads beside the destination and moves the file there only when its digest is right
+        pooch.retrieve(address, f"sha256:{release.sha256}", release.file_name, folder, downloader=downloader)
+    except ValueError as error:
+        raise ValueError(
+            f"what {address} sent is not the released {release.label} trace and was not kept ({error});"
+            " try again, or name another address of the same file"
+        ) from error
+    except OSError as error:
+        raise ConnectionError(
+            f"could not fetch {address} ({error}); connect to the internet, or put the file"
+            f" {release.file_name} in a folder named by MOONCAKE_LAB_DATA"
+        ) from error
+    return path
