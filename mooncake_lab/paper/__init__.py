@@ -1,6 +1,32 @@
 """What the papers say: facts and curves by edition and place, claims and their verdicts."""
 
+from mooncake_lab.paper.claims import Claim, claim, claims, grade
+from mooncake_lab.paper.comparison import Compared, ComparisonTable, claimed, compared, comparison_table
 from mooncake_lab.paper.facts import Fact, Source, constant, curve, fact, index
 from mooncake_lab.paper.tables import data_dir
+from mooncake_lab.paper.verdicts import Verdict, Yardstick, factor, judge, order, within
 
-__all__ = ["Fact", "Source", "constant", "curve", "data_dir", "fact", "index"]
+__all__ = [
+    "Claim",
+    "Compared",
+    "ComparisonTable",
+    "Fact",
+    "Source",
+    "Verdict",
+    "Yardstick",
+    "claim",
+    "claimed",
+    "claims",
+    "compared",
+    "comparison_table",
+    "constant",
+    "curve",
+    "data_dir",
+    "fact",
+    "factor",
+    "grade",
+    "index",
+    "judge",
+    "order",
+    "within",
+]

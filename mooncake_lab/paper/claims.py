@@ -1,0 +1,86 @@
+"""The papers' claims as data, and their grading."""
+
+from dataclasses import dataclass
+from typing import cast, get_args
+
+from mooncake_lab.paper.facts import Fact, Source
+from mooncake_lab.paper.tables import read_rows
+from mooncake_lab.paper.verdicts import Grade, Reach, Verdict, Yardstick, judge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """One sentence of a paper that has a number, and how ours will be held against it."""
+
+    id: str
+    """F for FAST'25, A for arXiv v3, S for SARATHI and Sarathi-Serve."""
+    sentence: str
+    fact: Fact
+    conditions: str
+    yardstick: Yardstick
+    reach: Reach
+    chapter: str
+    """Stem of the chapter that measures it, e.g. `07_store`."""
+
+
+def claims() -> tuple[Claim, ...]:
+    """Every claim, in the order of `data/paper/claims.csv`.
+
+    Raises:
+        ValueError: naming the claim whose row has a bad grade, band, sense, source or reach.
+    """
+    return tuple(_claim(row) for row in read_rows("claims.csv"))
+
+
+def claim(identifier: str) -> Claim:
+    """The claim of that id.
+
+    Raises:
+        ValueError: listing the ids there are, when there is none of that name.
+    """
+    found = {each.id: each for each in claims()}
+    if identifier not in found:
+        raise ValueError(f"no claim {identifier!r}; there are {', '.join(found)}")
+    return found[identifier]
+
+
+def grade(claim: Claim, ours: float | None) -> Verdict:
+    """The verdict on a claim, given our number in the claim's unit (None where it was not measured).
+
+    Raises:
+        ValueError: when a number that can be measured here is missing, or is not finite.
+    """
+    return judge(claim.fact.value, ours, claim.yardstick, reach=claim.reach)
+
+
+def _claim(row: dict[str, str]) -> Claim:
+    try:
+        return Claim(
+            id=row["id"],
+            sentence=row["claim"],
+            fact=Fact(
+                value=float(row["value"]),
+                unit=row["unit"],
+                edition=row["edition"],
+                place=row["place"],
+                source=cast("Source", _one_of(row["source"], get_args(Source))),
+                note=row["note"],
+            ),
+            conditions=row["conditions"],
+            yardstick=Yardstick(
+                grade=cast("Grade", row["grade"]),
+                band=float(row["band"]) if row["band"] else None,
+                sense=row["sense"] or None,
+                threshold=float(row["threshold"]) if row["threshold"] else None,
+            ),
+            reach=cast("Reach", _one_of(row["reach"], get_args(Reach))),
+            chapter=row["chapter"],
+        )
+    except ValueError as error:
+        raise ValueError(f"claim {row['id']!r} of claims.csv: {error}") from error
+
+
+def _one_of(text: str, allowed: tuple[str, ...]) -> str:
+    if text not in allowed:
+        raise ValueError(f"{text!r} is not one of {', '.join(allowed)}")
+    return text

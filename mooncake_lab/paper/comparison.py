@@ -1,0 +1,118 @@
+"""The table that closes every chapter: quantity, paper, ours, verdict."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from html import escape
+from types import MappingProxyType
+from typing import Final
+
+import pandas as pd
+
+from mooncake_lab.paper.claims import Claim
+from mooncake_lab.paper.facts import Fact
+from mooncake_lab.paper.verdicts import Reach, Verdict, Yardstick, judge
+
+VERDICT_CLASSES: Final = MappingProxyType(
+    {
+        Verdict.REPRODUCED: "verdict-reproduced",
+        Verdict.DIRECTION_ONLY: "verdict-direction",
+        Verdict.NOT_REPRODUCED: "verdict-not",
+        Verdict.OUT_OF_SCOPE: "verdict-scope",
+        Verdict.NEEDS_HARDWARE: "verdict-hardware",
+    }
+)
+"""The CSS class of a verdict; the book's style sheet gives each a colour, the word stays readable without."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """One quantity, the paper's number and ours."""
+
+    quantity: str
+    paper: Fact
+    ours: float | None
+    yardstick: Yardstick
+    reach: Reach = "here"
+
+    @property
+    def verdict(self) -> Verdict:
+        """What became of it."""
+        return judge(self.paper.value, self.ours, self.yardstick, reach=self.reach)
+
+
+def compared(
+    quantity: str, paper: Fact, ours: float | None, yardstick: Yardstick, *, reach: Reach = "here"
+) -> Compared:
+    """A row of a comparison table, e.g. `compared("mean input", fact(...), 12035.1, within(0.01))`."""
+    return Compared(quantity=quantity, paper=paper, ours=ours, yardstick=yardstick, reach=reach)
+
+
+def claimed(claim: Claim, ours: float | None) -> Compared:
+    """A row of a comparison table that holds our number against a claim, by the claim's own yardstick."""
+    return Compared(
+        quantity=claim.sentence, paper=claim.fact, ours=ours, yardstick=claim.yardstick, reach=claim.reach
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonTable:
+    """The rows of a chapter's last table; shows itself as HTML in a notebook."""
+
+    rows: tuple[Compared, ...]
+
+    def frame(self) -> pd.DataFrame:
+        """The table as data: quantity, unit, paper, ours, verdict, place, source (one row a quantity)."""
+        return pd.DataFrame(
+            {
+                "quantity": [row.quantity for row in self.rows],
+                "unit": [row.paper.unit for row in self.rows],
+                "paper": [row.paper.value for row in self.rows],
+                "ours": [math.nan if row.ours is None else float(row.ours) for row in self.rows],
+                "verdict": [row.verdict.value for row in self.rows],
+                "place": [row.paper.cited for row in self.rows],
+                "source": [row.paper.source for row in self.rows],
+            }
+        )
+
+    def _repr_html_(self) -> str:
+        heads = "".join(f'<th scope="col">{head}</th>' for head in ("quantity", "paper", "ours", "verdict"))
+        body = "".join(_html_row(row) for row in self.rows)
+        return f'<table class="comparison"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>'
+
+    def __str__(self) -> str:
+        return self.frame().to_string(index=False)
+
+
+def comparison_table(rows: Iterable[Compared]) -> ComparisonTable:
+    """The standard table quantity / paper / ours / verdict.
+
+    Raises:
+        ValueError: when there is no row, or a number of ours is missing that can be measured here.
+    """
+    table = ComparisonTable(tuple(rows))
+    if not table.rows:
+        raise ValueError("a comparison table has no rows; at least one quantity is needed")
+    for row in table.rows:
+        _ = row.verdict
+    return table
+
+
+def _html_row(row: Compared) -> str:
+    verdict = row.verdict
+    place = f'<small class="place">{escape(row.paper.cited)}, {row.paper.source}</small>'
+    ours = "–" if row.ours is None else _shown(row.ours, row.paper.unit)
+    return (
+        f"<tr><td>{escape(row.quantity)}</td><td>{_shown(row.paper.value, row.paper.unit)}<br>{place}</td>"
+        f'<td>{ours}</td><td class="{VERDICT_CLASSES[verdict]}">{verdict.value}</td></tr>'
+    )
+
+
+def _shown(value: float, unit: str) -> str:
+    """A number as a reader wants it: whole counts in full, the rest to four digits, with its unit."""
+    whole = float(value).is_integer() and abs(value) < 1e7
+    number = f"{value:,.0f}" if whole else f"{value:,.4g}"
+    if not whole and 1000 <= abs(value) < 1e7:
+        number = f"{value:,.0f}"
+    symbol = {"percent": " %", "ratio": "×", "fraction": "", "": ""}.get(unit, f" {escape(unit)}")
+    return number.replace("-", "−", 1) + symbol if "e" not in number else number + symbol
