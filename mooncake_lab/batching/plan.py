@@ -1,0 +1,163 @@
+"""What an instance knows before an iteration, what it may spend, and what it decides to run.
+
+One rule covers prefill, decode and recomputation. A request *knows* its prompt and the tokens it has
+generated; the keys and values of its first `cached_tokens` tokens are in the KVCache; the rest is pending.
+An iteration computes some pending tokens, and where it computes the last of them, the next token appears.
+A decode is the case of one pending token, the one generated last. A preempted request starts again with
+nothing cached and its generated tokens kept.
+
+`Progress`, `Segment` and `Limits` are msgspec structs, frozen like the dataclasses elsewhere: they are
+built once a request and iteration, where the cost of building a frozen dataclass would show.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import msgspec
+
+SegmentKind = Literal["prefill", "decode"]
+"""A piece of a prompt (or of a recomputation), or one step of generation."""
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """How far one request has come. Its output length is unknown here, by type."""
+
+    request_id: int
+    arrival: int
+    """Rank in the order of arrival; the lists a policy gets are sorted by it, then by id."""
+    prompt_tokens: int
+    cached_tokens: int = 0
+    """Leading tokens whose keys and values are in the KVCache, whether computed here or reused."""
+    generated_tokens: int = 0
+    held_blocks: int = 0
+    """Blocks on its account that `Limits.free_blocks` no longer counts."""
+    shared_blocks: int = 0
+    """Of those, the ones other requests hold too: preempting this one does not free them."""
+    max_new_tokens: int | None = None
+    """The most tokens its client allows: a limit stated on arrival, not what it will generate."""
+
+    @property
+    def known_tokens(self) -> int:
+        """Tokens that exist so far: the prompt and what was generated."""
+        return self.prompt_tokens + self.generated_tokens
+
+    @property
+    def pending_tokens(self) -> int:
+        """Known tokens that are not in the KVCache: what has to be computed for the next token to appear."""
+        return self.prompt_tokens + self.generated_tokens - self.cached_tokens
+
+    @property
+    def prefilled_tokens(self) -> int:
+        """Prompt tokens in the KVCache, a reused prefix included."""
+        return min(self.cached_tokens, self.prompt_tokens)
+
+    @property
+    def decoding(self) -> bool:
+        """Whether its next step is a decode: the token generated last is all that is pending."""
+        return self.generated_tokens > 0 and self.pending_tokens == 1
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What one instance may spend in an iteration.
+
+    Raises:
+        ValueError: when a limit is out of range, or fewer tokens than requests fit into an iteration (a decode
+            would have to wait for no reason a policy could give).
+    """
+
+    max_batch_tokens: int
+    """Most tokens an iteration may compute, prefill and decode together."""
+    max_requests: int
+    """Most requests that may run at once."""
+    block_size_tokens: int
+    capacity_blocks: int
+    """KVCache blocks that the requests given to the policy can have between them."""
+    free_blocks: int
+    """Of those, how many no running request holds; blocks kept only for reuse count as free."""
+    max_request_tokens: int | None = None
+    """The model's window; None where only the KVCache limits a request."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch_tokens", "max_requests", "block_size_tokens", "capacity_blocks"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"Limits.{name} is {getattr(self, name)}; at least 1 is needed")
+        if not 0 <= self.free_blocks <= self.capacity_blocks:
+            raise ValueError(f"Limits.free_blocks is {self.free_blocks}; allowed are 0 to {self.capacity_blocks}")
+        if self.max_requests > self.max_batch_tokens:
+            raise ValueError(
+                f"Limits.max_requests is {self.max_requests}, but an iteration computes at most"
+                f" {self.max_batch_tokens} tokens; every running request needs one"
+            )
+
+
+class Segment(msgspec.Struct, frozen=True, gc=False):
+    """New tokens of one request in an iteration: rows `cached_tokens` to `cached_tokens + new_tokens` of it."""
+
+    request_id: int
+    kind: SegmentKind
+    new_tokens: int
+    cached_tokens: int
+    """Tokens before them, which they attend to."""
+    emits: bool
+    """Whether the request's next token is sampled at the last of them."""
+
+
+class Refusal(msgspec.Struct, frozen=True, gc=False):
+    """A request that no iteration of this instance can ever serve, and why."""
+
+    request_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One iteration, complete enough to act on.
+
+    The instance acts in this order: it ends the `rejected`; takes the blocks of the `preempted` and the
+    `swapped` and puts them back among the waiting; then runs the `segments` as one packed batch. A waiting
+    request that has a segment runs from then on.
+    """
+
+    segments: tuple[Segment, ...] = ()
+    """In the order in which the tokens are packed; at most one a request."""
+    preempted: tuple[int, ...] = ()
+    """Running requests that lose their blocks; their known tokens are computed again later."""
+    swapped: tuple[int, ...] = ()
+    """Running requests whose blocks move elsewhere and come back with them; nothing is computed again."""
+    rejected: tuple[Refusal, ...] = ()
+    """Requests, waiting or running, that can never be served within the limits."""
+    reason: str = ""
+    """Why this and not something else, for logs and charts."""
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens the iteration computes."""
+        return sum(segment.new_tokens for segment in self.segments)
+
+    @property
+    def prefills(self) -> tuple[Segment, ...]:
+        """The segments that are pieces of prompts."""
+        return tuple(segment for segment in self.segments if segment.kind == "prefill")
+
+    @property
+    def decodes(self) -> tuple[Segment, ...]:
+        """The segments that are steps of generation."""
+        return tuple(segment for segment in self.segments if segment.kind == "decode")
+
+
+class BatchingPolicy(Protocol):
+    """Chooses what an instance runs next. Implementations are frozen dataclasses of their knobs."""
+
+    def plan(self, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Plan:
+        """The next iteration.
+
+        Args:
+            waiting: requests without a place, in order of service (arrival, then id).
+            running: requests with a place, in the same order; each has at least one pending token.
+            limits: what the instance may spend now.
+
+        Raises:
+            ValueError: when a running request has nothing to compute.
+        """
+        ...
