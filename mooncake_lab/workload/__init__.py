@@ -1,9 +1,21 @@
 """What arrives: traces read and checked, fetched, described, and generated."""
 
+from mooncake_lab.workload.arrivals import poisson_arrivals_s, with_poisson_arrivals
 from mooncake_lab.workload.fetch import fetch_trace
+from mooncake_lab.workload.load import load
 from mooncake_lab.workload.locate import DATA_VARIABLE, find_trace, search_folders
 from mooncake_lab.workload.reader import DEFAULT_BLOCK_SIZE_TOKENS, TraceError, read_trace
 from mooncake_lab.workload.releases import RELEASES, WORKLOADS, Release
+from mooncake_lab.workload.shared_prefix import SharedPrefix
+from mooncake_lab.workload.sharing import (
+    conversation_sizes,
+    request_of_block,
+    reusable_blocks,
+    reuse_gaps_s,
+    seen_before,
+    use_counts,
+)
+from mooncake_lab.workload.statistics import Spread, TraceStatistics, statistics
 from mooncake_lab.workload.trace import Origin, Trace
 from mooncake_lab.workload.writer import write_trace
 
@@ -14,11 +26,24 @@ __all__ = [
     "WORKLOADS",
     "Origin",
     "Release",
+    "SharedPrefix",
+    "Spread",
     "Trace",
     "TraceError",
+    "TraceStatistics",
+    "conversation_sizes",
     "fetch_trace",
     "find_trace",
+    "load",
+    "poisson_arrivals_s",
     "read_trace",
+    "request_of_block",
+    "reusable_blocks",
+    "reuse_gaps_s",
     "search_folders",
+    "seen_before",
+    "statistics",
+    "use_counts",
+    "with_poisson_arrivals",
     "write_trace",
 ]

@@ -2,14 +2,11 @@
 
 import sys
 from pathlib import Path
-from typing import Final
 
 import pooch
 
 from mooncake_lab.workload.locate import cache_folder
 from mooncake_lab.workload.releases import release_of
-
-_TIMEOUT_S: Final = 30
 
 
 def fetch_trace(name: str, *, folder: Path | None = None, url: str | None = None, force: bool = False) -> Path:
@@ -32,10 +29,11 @@ def fetch_trace(name: str, *, folder: Path | None = None, url: str | None = None
         release.check(path)
         return path
     address = url or release.url
-    downloader = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), timeout=_TIMEOUT_S)
     try:
         # pooch downloads beside the destination and moves the file there only when its digest is right
-        pooch.retrieve(address, f"sha256:{release.sha256}", release.file_name, folder, downloader=downloader)
+        pooch.retrieve(
+            address, f"sha256:{release.sha256}", release.file_name, folder, progressbar=sys.stderr.isatty()
+        )
     except ValueError as error:
         raise ValueError(
             f"what {address} sent is not the released {release.label} trace and was not kept ({error});"

@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from mooncake_lab.core import Request, TracedRequest
 
-Origin: TypeAlias = Literal["released", "twin", "file"]
-"""Where a trace comes from: the authors' published file, our generated stand-in, or a file of the reader's."""
+Origin: TypeAlias = Literal["released", "twin", "file", "generated"]
+"""Where a trace comes from: the authors' published file, our stand-in for it, any other file, or a recipe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

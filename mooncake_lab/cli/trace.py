@@ -1,0 +1,130 @@
+"""`mooncake-lab trace`: look at traces, fetch the released ones, make new ones."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn, TypeAlias
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from mooncake_lab.workload import Trace, TraceStatistics, fetch_trace, read_trace, statistics, write_trace
+
+Workload: TypeAlias = Literal["conversation", "synthetic", "toolagent", "arxiv"]
+_AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+_Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Replace a file that is already there.")]
+
+app = typer.Typer(help="Look at traces, fetch the released ones, make new ones.", no_args_is_help=True)
+
+
+@app.command()
+def stats(
+    file: Annotated[Path, typer.Argument(help="A trace, plain or gzipped.", exists=True, dir_okay=False)],
+    lenient: Annotated[bool, typer.Option("--lenient", help="Skip bad lines and say how many.")] = False,
+    block_size: Annotated[
+        int | None, typer.Option(min=1, help="Tokens a block; the file's own word, or 512, when left out.")
+    ] = None,
+    json_: _AsJson = False,
+) -> None:
+    """Check a trace line by line and print its statistics.
+
+    Example: mooncake-lab trace stats data/traces/conversation_trace.jsonl --json
+    """
+    try:
+        trace = read_trace(file, lenient=lenient, block_size_tokens=block_size)
+    except (ValueError, OSError) as error:
+        _fail("stats", error)
+    if trace.skipped:
+        typer.echo(f"skipped {trace.skipped} bad lines, among them:", err=True)
+        for reason in trace.skipped_reasons:
+            typer.echo(f"  {reason}", err=True)
+    numbers = statistics(trace)
+    if json_:
+        _print_json({"file": str(file), "skipped": trace.skipped, **asdict(numbers)})
+    else:
+        _print_table(file, numbers)
+
+
+@app.command()
+def fetch(
+    name: Annotated[Workload, typer.Argument(help="Which released trace.")],
+    to: Annotated[Path | None, typer.Option(help="Folder to put it in; the user's cache when left out.")] = None,
+    url: Annotated[str | None, typer.Option(help="Another address of the same file, such as a mirror.")] = None,
+    force: _Force = False,
+    json_: _AsJson = False,
+) -> None:
+    """Fetch a released trace from its authors and check its SHA-256.
+
+    Example: mooncake-lab trace fetch conversation --to data/traces
+    """
+    try:
+        path = fetch_trace(name, folder=to, url=url, force=force)
+    except (ValueError, OSError) as error:
+        _fail("fetch", error)
+    if json_:
+        _print_json({"name": name, "path": str(path), "bytes": path.stat().st_size})
+    else:
+        typer.echo(path)
+
+
+@app.command()
+def synth(
+    like: Annotated[Workload, typer.Option(help="The workload whose statistics to follow.")],
+    output: Annotated[Path, typer.Option("--output", "-o", dir_okay=False, help="The file to write.")],
+    requests: Annotated[
+        int | None, typer.Option(min=1, help="How many; as many as released when left out.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same trace.")] = 0,
+    force: _Force = False,
+    json_: _AsJson = False,
+) -> None:
+    """Generate a trace with the statistics of a workload: its twin.
+
+    Example: mooncake-lab trace synth --like conversation --requests 1000 --seed 7 -o small.jsonl
+    """
+    if output.exists() and not force:
+        _fail("synth", ValueError(f"{output} exists already; name another file, or add --force to replace it"))
+    try:
+        from mooncake_lab.workload.twin import make_twin
+
+        trace = make_twin(like, seed=seed, requests=requests)
+        write_trace(output, trace)
+    except (ValueError, OSError) as error:
+        _fail("synth", error)
+    if json_:
+        _print_json(_made(output, trace, like, seed))
+    else:
+        typer.echo(f"{output}: {len(trace):,} requests, {trace.source}")
+
+
+def _made(output: Path, trace: Trace, like: str, seed: int) -> dict[str, Any]:
+    return {"file": str(output), "like": like, "seed": seed, "requests": len(trace), "source": trace.source}
+
+
+def _print_json(content: dict[str, Any]) -> None:
+    typer.echo(msgspec.json.encode(content))
+
+
+def _print_table(file: Path, numbers: TraceStatistics) -> None:
+    table = Table(title=str(file), title_justify="left", show_header=False)
+    table.add_column("statistic")
+    table.add_column("value", justify="right")
+    for name, value in asdict(numbers).items():
+        if isinstance(value, dict):
+            for percentile, number in value.items():
+                table.add_row(f"{name} {percentile}", _shown(number))
+        else:
+            table.add_row(name, _shown(value))
+    Console().print(table)
+
+
+def _shown(value: float | None) -> str:
+    if value is None:
+        return "none"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4f}"
+
+
+def _fail(command: str, error: Exception) -> NoReturn:
+    typer.echo(f"mooncake-lab trace {command}: {error}", err=True)
+    raise typer.Exit(1) from error
