@@ -1,1 +1,69 @@
-"""How long things take: model shapes, hardware, FLOPs and bytes, latency models and their calibration."""
+"""How long things take: model shapes, hardware, FLOPs and bytes, roofline, latency models, calibration."""
+
+from mooncake_lab.perf.calibration import (
+    Calibration,
+    fit_decode,
+    fit_link,
+    fit_prefill,
+    nonnegative_fit,
+    per_request_cost_s,
+)
+from mooncake_lab.perf.floor import Probe, check_floor, probe_floor
+from mooncake_lab.perf.flops import (
+    PRINTED_A,
+    PRINTED_B,
+    decode_flops,
+    exact_b,
+    exact_prefill_flops,
+    kv_bytes,
+    printed_prefill_flops,
+    reuse_bandwidth_bytes_per_s,
+    reuse_crossover_tokens,
+)
+from mooncake_lab.perf.hardware import HARDWARE, Hardware, hardware
+from mooncake_lab.perf.latency import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency
+from mooncake_lab.perf.models import MODELS, ModelShape, model_shape
+from mooncake_lab.perf.roofline import (
+    Work,
+    attainable_flops_per_s,
+    decode_work,
+    prefill_work,
+    ridge_flops_per_byte,
+)
+
+__all__ = [
+    "HARDWARE",
+    "MODELS",
+    "PRINTED_A",
+    "PRINTED_B",
+    "Calibration",
+    "DecodeLatency",
+    "Hardware",
+    "HybridLatency",
+    "LatencyModel",
+    "LinkLatency",
+    "ModelShape",
+    "PrefillLatency",
+    "Probe",
+    "Work",
+    "attainable_flops_per_s",
+    "check_floor",
+    "decode_flops",
+    "decode_work",
+    "exact_b",
+    "exact_prefill_flops",
+    "fit_decode",
+    "fit_link",
+    "fit_prefill",
+    "hardware",
+    "kv_bytes",
+    "model_shape",
+    "nonnegative_fit",
+    "per_request_cost_s",
+    "prefill_work",
+    "printed_prefill_flops",
+    "probe_floor",
+    "reuse_bandwidth_bytes_per_s",
+    "reuse_crossover_tokens",
+    "ridge_flops_per_byte",
+]

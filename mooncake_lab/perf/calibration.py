@@ -1,0 +1,154 @@
+"""Calibration: fit a latency model to measured points, and say by how much it misses each of them.
+
+Errors are weighed relative to the measured time, so that a 1 s point counts as much as a 30 s one.
+Coefficients that physics forbids to be negative are not allowed to be.
+"""
+
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from mooncake_lab.perf.latency import DecodeLatency, LinkLatency, PrefillLatency
+
+Array = npt.NDArray[np.float64]
+Model = TypeVar("Model")
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Calibration(Generic[Model]):
+    """A fitted model and its misses: `measured_s` and `predicted_s` have one entry a point, in input order."""
+
+    model: Model
+    measured_s: Array
+    predicted_s: Array
+
+    @property
+    def relative_errors(self) -> Array:
+        """`(predicted - measured) / measured` of each point."""
+        return (self.predicted_s - self.measured_s) / self.measured_s
+
+    @property
+    def max_relative_error(self) -> float:
+        """The largest miss, as a fraction."""
+        return float(np.abs(self.relative_errors).max())
+
+    @property
+    def mean_relative_error(self) -> float:
+        """The mean miss, as a fraction."""
+        return float(np.abs(self.relative_errors).mean())
+
+
+def nonnegative_fit(columns: Array, measured_s: Array) -> Array:
+    """The non-negative coefficients with the least sum of squared relative errors.
+
+    The best non-negative solution is an ordinary least-squares solution on the columns it uses, so the
+    few possible subsets are all tried: exact, and shorter than an active-set method.
+
+    Args:
+        columns: shape (points, coefficients).
+        measured_s: shape (points,), all positive.
+
+    Raises:
+        ValueError: when shapes differ, there are fewer points than coefficients, or a time is not positive.
+    """
+    points, coefficients = columns.shape
+    if measured_s.shape != (points,) or points < coefficients:
+        raise ValueError(
+            f"cannot fit {coefficients} coefficients to {points} points with {measured_s.size} times;"
+            " one time a point and at least as many points as coefficients are needed"
+        )
+    if not (np.isfinite(measured_s).all() and (measured_s > 0).all()):
+        raise ValueError(f"measured times go down to {measured_s.min()!r} s; all must be positive and finite")
+    relative = columns / measured_s[:, None]
+    scale = np.abs(relative).max(axis=0)
+    scale[scale == 0] = 1.0
+    best, best_miss = np.zeros(coefficients), float(points)  # nothing fitted: each point missed by 100 %
+    for size in range(1, coefficients + 1):
+        for used in map(list, combinations(range(coefficients), size)):
+            solution, *_ = np.linalg.lstsq(relative[:, used] / scale[used], np.ones(points), rcond=None)
+            miss = float(((relative[:, used] / scale[used] @ solution - 1) ** 2).sum())
+            if (solution >= 0).all() and miss < best_miss:
+                best = np.zeros(coefficients)
+                best[used], best_miss = solution / scale[used], miss
+    return best
+
+
+def fit_prefill(tokens: Array, reused_tokens: Array, measured_s: Array) -> Calibration[PrefillLatency]:
+    """Fit a prefill model; the load term is fitted only when some point reuses tokens.
+
+    Args:
+        tokens: shape (points,), prompt lengths.
+        reused_tokens: shape (points,), how many of them were reused.
+        measured_s: shape (points,).
+
+    Raises:
+        ValueError: as `nonnegative_fit`.
+    """
+    columns = [np.ones_like(tokens), tokens - reused_tokens, tokens**2 - reused_tokens**2]
+    if reused_tokens.any():
+        columns.append(reused_tokens)
+    found = nonnegative_fit(np.stack(columns, axis=1), measured_s).tolist()
+    model = PrefillLatency(
+        constant_s=found[0],
+        per_token_s=found[1],
+        per_token_squared_s=found[2],
+        load_s_per_token=found[3] if len(found) > 3 else 0.0,
+    )
+    return Calibration(model=model, measured_s=measured_s, predicted_s=model.seconds(tokens, reused_tokens))
+
+
+def fit_decode(batch: Array, context_tokens: Array, measured_s: Array) -> Calibration[DecodeLatency]:
+    """Fit a decode model; where all points have one batch size, the cost per request is inside the constant.
+
+    Args:
+        batch: shape (points,), requests in the batch.
+        context_tokens: shape (points,), cached tokens of the batch together.
+        measured_s: shape (points,), seconds of one step.
+
+    Raises:
+        ValueError: as `nonnegative_fit`.
+    """
+    alone = bool((batch == batch[0]).all())
+    columns = [np.ones_like(batch), context_tokens] if alone else [np.ones_like(batch), context_tokens, batch]
+    found = nonnegative_fit(np.stack(columns, axis=1), measured_s).tolist()
+    model = DecodeLatency(found[0], 0.0 if alone else found[2], found[1])
+    return Calibration(model=model, measured_s=measured_s, predicted_s=model.step_s(batch, context_tokens))
+
+
+def fit_link(size_bytes: Array, measured_s: Array) -> Calibration[LinkLatency]:
+    """Fit a link or tier: latency and bandwidth.
+
+    Raises:
+        ValueError: as `nonnegative_fit`, or when the times do not grow with the bytes.
+    """
+    latency_s, per_byte_s = nonnegative_fit(np.stack([np.ones_like(size_bytes), size_bytes], axis=1), measured_s)
+    if per_byte_s <= 0:
+        raise ValueError(f"times of {size_bytes.size} transfers do not grow with their bytes; no bandwidth fits")
+    model = LinkLatency(float(1 / per_byte_s), float(latency_s))
+    return Calibration(model=model, measured_s=measured_s, predicted_s=model.seconds(size_bytes))
+
+
+def per_request_cost_s(
+    batch: Array, relative_latency: Array, context_tokens_each: float, alone: DecodeLatency
+) -> Calibration[DecodeLatency]:
+    """Give a batch-1 decode model its cost per request, from latencies whose unit is unknown (arXiv Fig. 2).
+
+    The unit follows from batch 1, where `alone` knows the seconds; its slope with context is kept.
+
+    Raises:
+        ValueError: when no point has batch 1, or as `nonnegative_fit`.
+    """
+    if not (batch == 1).any():
+        raise ValueError(f"batches are {batch.tolist()}; one of them must be 1 to find the unit")
+    unit_s = alone.step_s(1.0, context_tokens_each) / float(relative_latency[batch == 1][0])
+    measured_s = relative_latency * unit_s
+    context_s = alone.per_context_token_s * context_tokens_each * batch
+    constant_s, per_request_s = nonnegative_fit(
+        np.stack([np.ones_like(batch), batch], axis=1), measured_s - context_s
+    )
+    model = DecodeLatency(float(constant_s), float(per_request_s), alone.per_context_token_s)
+    predicted_s = model.step_s(batch, context_tokens_each * batch)
+    return Calibration(model=model, measured_s=measured_s, predicted_s=predicted_s)

@@ -1,0 +1,247 @@
+"""Latency models: seconds of each stage from token counts, in closed form.
+
+The simulator's clock and the Conductor's estimator are both a `LatencyModel`; nothing here draws a
+random number or looks at a clock. Counts are numbers or numpy arrays, which broadcast. The simulator
+calls these methods with plain numbers some hundred thousand times a run, hence no conversions.
+"""
+
+from dataclasses import dataclass
+from math import isfinite, sqrt
+
+from mooncake_lab.perf.flops import Count
+from mooncake_lab.perf.models import ModelShape
+
+
+def _refuse_below_zero(owner: str, **coefficients: float) -> None:
+    for name, value in coefficients.items():
+        if not (isfinite(value) and value >= 0):
+            raise ValueError(f"{owner}.{name} is {value!r}; it must be finite and at least 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillLatency:
+    """Prefill of `n` tokens of which `p` are reused: `constant + per_token (n-p) + quadratic (n^2-p^2) + load p`.
+
+    Raises:
+        ValueError: when a coefficient is negative or not finite.
+    """
+
+    constant_s: float
+    """Paid once a prompt (or once a chunk)."""
+    per_token_s: float
+    per_token_squared_s: float
+    """Attention: causal attention of `n` tokens is proportional to `n^2`, that of a suffix to `n^2 - p^2`."""
+    load_s_per_token: float = 0.0
+    """What a reused token still costs: reading its KVCache from host memory."""
+
+    def __post_init__(self) -> None:
+        _refuse_below_zero(
+            "PrefillLatency",
+            constant_s=self.constant_s,
+            per_token_s=self.per_token_s,
+            per_token_squared_s=self.per_token_squared_s,
+            load_s_per_token=self.load_s_per_token,
+        )
+
+    def compute_s(self, tokens: Count, reused_tokens: Count | float = 0) -> Count:
+        """Seconds to compute tokens `reused_tokens` to `tokens`, their prefix already in device memory.
+
+        A chunk of a longer prompt is the same thing: its prefix was computed just before.
+        """
+        linear = self.per_token_s * (tokens - reused_tokens)
+        return (
+            self.constant_s + linear + self.per_token_squared_s * (tokens * tokens - reused_tokens * reused_tokens)
+        )
+
+    def seconds(self, tokens: Count, reused_tokens: Count | float = 0) -> Count:
+        """Seconds of the whole prefill, loading the reused prefix included (FAST'25 §4.1: `T_prefill`)."""
+        return self.compute_s(tokens, reused_tokens) + self.load_s_per_token * reused_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeLatency:
+    """One decode step of a batch: `constant + per_request batch + per_context_token context`.
+
+    The context is the sum over the batch of cached tokens. A request's context grows by one a step, so
+    steps of an unchanged batch last longer by a constant each: a stretch of them has a closed form.
+
+    Raises:
+        ValueError: when a coefficient is negative or not finite.
+    """
+
+    constant_s: float
+    """Reading the weights, launching kernels: what one request pays alone and a batch shares."""
+    per_request_s: float
+    per_context_token_s: float
+
+    def __post_init__(self) -> None:
+        _refuse_below_zero(
+            "DecodeLatency",
+            constant_s=self.constant_s,
+            per_request_s=self.per_request_s,
+            per_context_token_s=self.per_context_token_s,
+        )
+
+    def step_s(self, batch: Count, context_tokens: Count | float) -> Count:
+        """Seconds of one step."""
+        return self.constant_s + self.per_request_s * batch + self.per_context_token_s * context_tokens
+
+    def step_growth_s(self, batch: Count) -> Count:
+        """Seconds by which each step of an unchanged batch outlasts the one before."""
+        return self.per_context_token_s * batch
+
+    def stretch_s(self, batch: Count, context_tokens: Count | float, steps: Count | float) -> Count:
+        """Seconds of `steps` steps of an unchanged batch that starts with this context; exactly their sum."""
+        first = self.step_s(batch, context_tokens)
+        return steps * first + self.step_growth_s(batch) * (steps * (steps - 1) / 2)
+
+    def steps_within(self, batch: int, context_tokens: int, seconds: float) -> int:
+        """How many whole steps of an unchanged batch end within `seconds`.
+
+        Raises:
+            ValueError: when steps take no time, so that no number of them fills any.
+        """
+        first = self.step_s(float(batch), context_tokens)
+        if first <= 0:
+            raise ValueError(f"a decode step of {batch} requests takes {first!r} s; a positive time is needed")
+        if seconds < first:
+            return 0
+        # the positive root of growth/2 k^2 + (first - growth/2) k = seconds, in the form that does not cancel
+        growth = self.step_growth_s(float(batch))
+        slope = first - growth / 2
+        steps = int(2 * seconds / (slope + sqrt(slope * slope + 2 * growth * seconds)))
+        while self.stretch_s(float(batch), context_tokens, steps + 1) <= seconds:  # undo rounding
+            steps += 1
+        while self.stretch_s(float(batch), context_tokens, steps) > seconds:
+            steps -= 1
+        return steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HybridLatency:
+    """One iteration that computes a prefill chunk and decodes together (SARATHI: decode-maximal batch).
+
+    Chunk tokens and decode tokens go through the same matrices, so below the *knee* a decode rides free:
+    `constant + max(floor, per_token ceil_tile(chunk + decodes)) + per_request decodes
+    + quadratic ((start + chunk)^2 - start^2) + per_context_token context`.
+
+    Raises:
+        ValueError: when a coefficient is negative or not finite, or a tile is below one token.
+    """
+
+    floor_s: float
+    """Reading the weights: no iteration is shorter, however few its tokens."""
+    per_token_s: float
+    per_token_squared_s: float
+    per_request_s: float = 0.0
+    per_context_token_s: float
+    constant_s: float = 0.0
+    tile_tokens: int = 1
+    """Matrix kernels work in tiles: tokens are rounded up to a multiple of this (SARATHI §4.4)."""
+
+    def __post_init__(self) -> None:
+        _refuse_below_zero(
+            "HybridLatency",
+            floor_s=self.floor_s,
+            per_token_s=self.per_token_s,
+            per_token_squared_s=self.per_token_squared_s,
+            per_request_s=self.per_request_s,
+            per_context_token_s=self.per_context_token_s,
+            constant_s=self.constant_s,
+        )
+        if self.tile_tokens < 1:
+            raise ValueError(f"HybridLatency.tile_tokens is {self.tile_tokens!r}; at least 1 is needed")
+
+    @classmethod
+    def of(cls, prefill: PrefillLatency, decode: DecodeLatency, *, tile_tokens: int = 1) -> "HybridLatency":
+        """The hybrid step that two separate stages imply: decode gives the floor, prefill the slopes.
+
+        Prefill's own constant is a cost of a prompt, not of an iteration, and is left to the caller.
+        """
+        return cls(
+            floor_s=decode.constant_s,
+            per_token_s=prefill.per_token_s,
+            per_token_squared_s=prefill.per_token_squared_s,
+            per_request_s=decode.per_request_s,
+            per_context_token_s=decode.per_context_token_s,
+            tile_tokens=tile_tokens,
+        )
+
+    @property
+    def knee_tokens(self) -> float:
+        """Tokens an iteration takes before it is bound by computing: the size of a full chunk."""
+        return self.floor_s / self.per_token_s
+
+    def step_s(self, chunk_tokens: int, start_tokens: int, decodes: int = 0, context_tokens: int = 0) -> float:
+        """Seconds of one iteration.
+
+        Args:
+            chunk_tokens: prompt tokens computed in it.
+            start_tokens: tokens of the same prompt computed before.
+            decodes: requests that decode one token each.
+            context_tokens: cached tokens of those requests together.
+        """
+        tiles = -(-(chunk_tokens + decodes) // self.tile_tokens)
+        linear = max(self.floor_s, self.per_token_s * tiles * self.tile_tokens)
+        pairs = chunk_tokens * (2 * start_tokens + chunk_tokens)
+        attention = self.per_token_squared_s * pairs + self.per_context_token_s * context_tokens
+        return self.constant_s + linear + self.per_request_s * decodes + attention
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLatency:
+    """Moving bytes over a link, or loading them from a tier: `latency + bytes / bandwidth`.
+
+    Raises:
+        ValueError: when the bandwidth is not positive or the latency is negative.
+    """
+
+    bytes_per_s: float
+    latency_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.bytes_per_s > 0:
+            raise ValueError(f"LinkLatency.bytes_per_s is {self.bytes_per_s!r}; it must be positive")
+        _refuse_below_zero("LinkLatency", latency_s=self.latency_s)
+
+    def seconds(self, size_bytes: Count) -> Count:
+        """Seconds until the last byte has arrived."""
+        return self.latency_s + size_bytes / self.bytes_per_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyModel:
+    """How long everything takes on one node: the simulator's clock, and the Conductor's belief about it."""
+
+    name: str
+    """What it was fitted to, for figure footers."""
+    shape: ModelShape
+    prefill: PrefillLatency
+    decode: DecodeLatency
+    hybrid: HybridLatency
+    transfer: LinkLatency
+    """Node to node, KVCache of a finished prefill (Messenger)."""
+    dram: LinkLatency
+    """Loading KVCache from host memory into device memory."""
+    ssd: LinkLatency | None = None
+    """Loading it from disk into host memory; None where a node has none."""
+    schedule_s: float = 0.0
+    """From arrival to placement."""
+
+    def transfer_s(self, tokens: Count) -> Count:
+        """Seconds to move the KVCache of these tokens to another node, alone on the link."""
+        return self.transfer.seconds(tokens * self.shape.kv_bytes_per_token)
+
+    def dram_load_s(self, tokens: Count) -> Count:
+        """Seconds to load the KVCache of these tokens from host memory."""
+        return self.dram.seconds(tokens * self.shape.kv_bytes_per_token)
+
+    def ssd_load_s(self, tokens: Count) -> Count:
+        """Seconds to load the KVCache of these tokens from disk into host memory.
+
+        Raises:
+            ValueError: when the node has no disk.
+        """
+        if self.ssd is None:
+            raise ValueError(f"latency model {self.name!r} has no ssd; give it a LinkLatency to load from one")
+        return self.ssd.seconds(tokens * self.shape.kv_bytes_per_token)

@@ -1,0 +1,76 @@
+"""Model shapes: sizes follow from dimensions, and are the published ones."""
+
+import dataclasses
+
+import pytest
+
+from mooncake_lab.paper import constant, fact
+from mooncake_lab.perf import MODELS, model_shape
+
+TABLE1 = "fast_table1_constants"
+
+
+def test_an_unknown_model_is_answered_with_the_known_ones():
+    """The error names what was asked for and every model there is."""
+    with pytest.raises(ValueError, match=r"'llama9'.*llama2-70b, llama3-70b.*lab-tiny"):
+        model_shape("llama9")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_goes_by_its_own_name(name):
+    """The table's key is the shape's name, and its heads and widths fit together."""
+    shape = model_shape(name)
+    assert shape.name == name
+    assert shape.query_width == shape.width
+    assert shape.gqa * shape.kv_width == shape.query_width
+
+
+@pytest.mark.parametrize("name", ["llama2-70b", "llama3-70b"])
+def test_the_70b_shapes_are_table_1(name):
+    """Layers, width, grouped heads and element size are those the paper prints."""
+    shape = model_shape(name)
+    assert shape.layers == fact(TABLE1, x="l_layers").value
+    assert shape.width == fact(TABLE1, x="d_model").value
+    assert shape.gqa == fact(TABLE1, x="gqa_q_heads_per_kv_head").value
+    assert shape.bytes_per_element == fact(TABLE1, x="s_bytes_per_element").value
+    assert shape.kv_bytes_per_token == constant("kv_bytes_per_token").value
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("llama2-70b", 70),
+        ("llama3-70b", 70),
+        ("llama3-8b", 8),
+        ("llama-13b", 13),
+        ("llama-33b", 33),
+        ("gpt3-175b", 175),
+    ],
+)
+def test_models_have_the_parameters_their_names_say(name, billions):
+    """A name's billions are right within 2 %."""
+    assert model_shape(name).parameters == pytest.approx(billions * 1e9, rel=0.02)
+
+
+@pytest.mark.parametrize(("name", "millions"), [("lab-8m", 8), ("lab-30m", 30), ("lab-100m", 100)])
+def test_laptop_models_have_the_parameters_their_names_say(name, millions):
+    """A name's millions are right within 3 %."""
+    assert model_shape(name).parameters == pytest.approx(millions * 1e6, rel=0.03)
+
+
+def test_grouped_heads_shrink_the_cache_and_only_the_cache_grows_with_bytes():
+    """Sharing KV heads divides KVCache bytes by the group; halving the element halves them."""
+    shape = model_shape("llama3-70b")
+    ungrouped = dataclasses.replace(shape, kv_heads=shape.query_heads)
+    assert ungrouped.kv_bytes_per_token == shape.gqa * shape.kv_bytes_per_token
+    doubled = dataclasses.replace(shape, bytes_per_element=2 * shape.bytes_per_element)
+    assert doubled.kv_bytes_per_token == 2 * shape.kv_bytes_per_token
+    assert doubled.weight_bytes == 2 * shape.weight_bytes
+    assert doubled.parameters == shape.parameters
+
+
+@pytest.mark.parametrize(("field", "value"), [("layers", 0), ("kv_heads", 3), ("vocabulary", -1)])
+def test_impossible_shapes_are_refused(field, value):
+    """A size below one, or heads that do not divide, is an error that names the model."""
+    with pytest.raises(ValueError, match="lab-tiny"):
+        dataclasses.replace(model_shape("lab-tiny"), **{field: value})
