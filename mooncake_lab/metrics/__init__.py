@@ -1,1 +1,31 @@
 """From logs and counts to numbers: latencies by both papers' definitions, hit rates, distributions."""
+
+from mooncake_lab.metrics.conservation import Violation, check_log
+from mooncake_lab.metrics.distributions import Histogram, ecdf, equal_bins, histogram, percentile_table
+from mooncake_lab.metrics.hits import block_hit_rate, covered_tokens, request_hit_rate, token_hit_rate
+from mooncake_lab.metrics.latency import request_table, tbt_longest_gaps_s, tbt_mean_gap_s, ttft_s
+from mooncake_lab.metrics.service import effective, effective_request_capacity, goodput_per_s
+from mooncake_lab.metrics.tokens import step_ends_s, token_times_s
+
+__all__ = [
+    "Histogram",
+    "Violation",
+    "block_hit_rate",
+    "check_log",
+    "covered_tokens",
+    "ecdf",
+    "effective",
+    "effective_request_capacity",
+    "equal_bins",
+    "goodput_per_s",
+    "histogram",
+    "percentile_table",
+    "request_hit_rate",
+    "request_table",
+    "step_ends_s",
+    "tbt_longest_gaps_s",
+    "tbt_mean_gap_s",
+    "token_hit_rate",
+    "token_times_s",
+    "ttft_s",
+]

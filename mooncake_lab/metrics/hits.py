@@ -1,0 +1,75 @@
+"""Hit rates: one word, three weightings, and they differ by points on the same run."""
+
+import numpy as np
+import numpy.typing as npt
+
+
+def block_hit_rate(hit_blocks: npt.ArrayLike, blocks: npt.ArrayLike) -> float:
+    """Hits over blocks asked for, a partial last block counting as a whole one (arXiv v3 Table 1).
+
+    Args:
+        hit_blocks: shape (requests,), blocks of each request that were found.
+        blocks: shape (requests,), blocks of each request.
+
+    Raises:
+        ValueError: when shapes differ, nothing was asked for, or a request hit more than it asked for.
+    """
+    hits, asked = _pair(hit_blocks, blocks)
+    return float(hits.sum() / asked.sum())
+
+
+def token_hit_rate(reused_tokens: npt.ArrayLike, input_tokens: npt.ArrayLike) -> float:
+    """Reused over all input tokens, so that a long prompt weighs more (FAST'25 Fig. 9, as we read it).
+
+    Args:
+        reused_tokens: shape (requests,), prompt tokens of each request that need no computation.
+        input_tokens: shape (requests,), prompt tokens of each request.
+
+    Raises:
+        ValueError: when shapes differ, there is no token, or a request reused more than it has.
+    """
+    reused, tokens = _pair(reused_tokens, input_tokens)
+    return float(reused.sum() / tokens.sum())
+
+
+def request_hit_rate(reused: npt.ArrayLike, asked: npt.ArrayLike) -> float:
+    """The mean over requests of the share that each reused, so that every request weighs the same.
+
+    Args:
+        reused: shape (requests,), blocks or tokens found.
+        asked: shape (requests,), blocks or tokens asked for, at least one each.
+
+    Raises:
+        ValueError: when shapes differ, a request asked for nothing, or reused more than it asked for.
+    """
+    found, total = _pair(reused, asked)
+    if (total <= 0).any():
+        raise ValueError(f"{int((total <= 0).sum())} requests asked for nothing; each must ask for something")
+    return float((found / total).mean())
+
+
+def covered_tokens(
+    hit_blocks: npt.ArrayLike, input_tokens: npt.ArrayLike, block_size_tokens: int
+) -> npt.NDArray[np.float64]:
+    """Prompt tokens that hit prefix blocks cover, shape (requests,); the last block may be partial.
+
+    Raises:
+        ValueError: when shapes differ, or hits reach beyond the last block of a request.
+    """
+    tokens = np.asarray(input_tokens, dtype=np.float64)
+    hits, _ = _pair(hit_blocks, np.ceil(tokens / block_size_tokens))
+    return np.minimum(hits * block_size_tokens, tokens)
+
+
+def _pair(part: npt.ArrayLike, whole: npt.ArrayLike) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    found, total = np.asarray(part, dtype=np.float64), np.asarray(whole, dtype=np.float64)
+    if found.shape != total.shape or not total.sum() > 0:
+        raise ValueError(
+            f"hits of shape {found.shape} and requests of shape {total.shape} asking for {total.sum()} in all;"
+            " the shapes must agree and something must be asked for"
+        )
+    wrong = (found < 0) | (found > total)
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise ValueError(f"request {at} hit {found[at]:g} of {total[at]:g}; allowed are 0 to what it asked for")
+    return found, total
