@@ -1,0 +1,106 @@
+"""I1 and I2 over run logs."""
+
+from dataclasses import dataclass
+
+import pytest
+from mooncake_lab.core import Arrived, DecodeStretch, Finished, FirstToken, Placed, Prefilled, Rejected
+from mooncake_lab.metrics import check_log
+
+
+@dataclass(frozen=True)
+class Case:
+    """A log that breaks an invariant, and which."""
+
+    records: tuple
+    invariant: str
+    sentence: str
+
+
+def arrived(at_s=0.0):
+    """Request 1 arrives."""
+    return Arrived(at_s=at_s, request_id=1, input_tokens=8)
+
+
+def placed(at_s=0.0):
+    """Request 1 is placed."""
+    return Placed(at_s=at_s, request_id=1, prefill_instance="p", decode_instance="d", reused_tokens=0)
+
+
+def prefilled(at_s=1.0, start_s=0.0):
+    """Request 1 is prefilled."""
+    return Prefilled(at_s=at_s, request_id=1, instance="p", start_s=start_s, computed_tokens=8, reused_tokens=0)
+
+
+def first(at_s=1.0):
+    """Request 1 receives its first token."""
+    return FirstToken(at_s=at_s, request_id=1)
+
+
+def stretch(at_s=2.0, start_s=1.0, steps=2, first_step_s=0.5, step_growth_s=0.0):
+    """Request 1 decodes alone."""
+    return DecodeStretch(
+        at_s=at_s,
+        instance="d",
+        start_s=start_s,
+        steps=steps,
+        first_step_s=first_step_s,
+        step_growth_s=step_growth_s,
+        request_ids=(1,),
+    )
+
+
+def finished(at_s=2.0, output_tokens=3):
+    """Request 1 is done."""
+    return Finished(at_s=at_s, request_id=1, output_tokens=output_tokens)
+
+
+def rejected(at_s=2.0):
+    """Request 1 is refused."""
+    return Rejected(at_s=at_s, request_id=1, stage="decode", reason="load")
+
+
+GOOD = (arrived(), placed(), prefilled(), first(), stretch(), finished())
+BROKEN = {
+    "no arrival": Case((placed(),), "I1", "without having arrived"),
+    "two arrivals": Case((arrived(), arrived()), "I1", "arrives again"),
+    "two ends": Case((*GOOD, rejected()), "I1", "after it was finished"),
+    "a token after the end": Case((arrived(), rejected(at_s=1.0), stretch()), "I1", "after it was rejected"),
+    "a lost token": Case((*GOOD[:-1], finished(output_tokens=4)), "I1", "4 tokens but received 3"),
+    "two first tokens": Case((*GOOD[:4], first()), "I1", "second first token"),
+    "time runs back": Case((arrived(at_s=5.0), placed(at_s=4.0)), "I2", "after a record at 5.0 s"),
+    "prefill before placing": Case((arrived(), prefilled()), "I2", "prefill starts at 0.0 s without"),
+    "prefill starts too early": Case(
+        (arrived(), placed(at_s=0.5), prefilled(start_s=0.2)), "I2", "before it is placed"
+    ),
+    "token before placing": Case((arrived(), first()), "I2", "first token comes"),
+    "decode before the first token": Case((arrived(), placed(), stretch()), "I2", "without its last token"),
+    "decode overlaps": Case((*GOOD[:5], stretch(at_s=2.5, start_s=1.5)), "I2", "before its last token at 2.0 s"),
+    "steps do not add up": Case((*GOOD[:4], stretch(first_step_s=0.4)), "I2", "its steps at 1.8 s"),
+    "negative step": Case(
+        (*GOOD[:4], stretch(steps=3, first_step_s=1.0, step_growth_s=-0.6)), "I2", "negative length"
+    ),
+    "no step": Case((*GOOD[:4], stretch(steps=0)), "I2", "has no step"),
+    "not a time": Case((arrived(at_s=float("nan")),), "I2", "not a time"),
+    "ends before it starts": Case(
+        (arrived(), placed(), prefilled(at_s=0.5, start_s=0.8)), "I2", "starts at 0.8 s"
+    ),
+}
+
+
+@pytest.mark.parametrize("length", range(len(GOOD) + 1))
+def test_a_good_log_keeps_the_invariants_whenever_it_is_cut(length):
+    """A log that obeys I1 and I2 obeys them up to any horizon: requests may still be running."""
+    assert check_log(GOOD[:length]) == ()
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_log_is_found_out(name):
+    """Each way to break an invariant is reported with the invariant's number and what happened."""
+    found = check_log(BROKEN[name].records)
+    assert any(v.invariant == BROKEN[name].invariant and BROKEN[name].sentence in v.sentence for v in found), found
+
+
+@pytest.mark.parametrize("at", [i for i, record in enumerate(GOOD[:-1]) if not isinstance(record, Prefilled)])
+def test_dropping_a_cause_is_always_noticed(at):
+    """Removing any record but prefill and the last from a good log leaves a log that breaks an invariant."""
+    assert check_log(GOOD[:at] + GOOD[at + 1 :]) != ()
