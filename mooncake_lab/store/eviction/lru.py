@@ -1,0 +1,44 @@
+"""LRU: the block nobody asked for the longest time leaves first."""
+
+from collections import OrderedDict
+from collections.abc import Set as AbstractSet
+
+from mooncake_lab.core import BlockKey
+from mooncake_lab.store.eviction.policy import NOTHING_SPARED, NothingToEvictError
+
+
+class LRU:
+    """Evicts the least recently used key; the best of the three policies in arXiv Table 1."""
+
+    __slots__ = ("_order",)
+
+    def __init__(self) -> None:
+        self._order: OrderedDict[BlockKey, None] = OrderedDict()  # least recently used first
+
+    def touch(self, key: BlockKey, /) -> None:
+        """Make the key the most recently used one."""
+        self._order.move_to_end(key)
+
+    def insert(self, key: BlockKey, _position: int = 0, /) -> None:
+        """Hold the key as the most recently used one."""
+        self._order[key] = None
+
+    def victim(
+        self, _incoming: BlockKey | None = None, spared: AbstractSet[BlockKey] = NOTHING_SPARED, /
+    ) -> BlockKey:
+        """Forget and return the least recently used key that is not spared."""
+        for key in self._order:
+            if key not in spared:
+                del self._order[key]
+                return key
+        raise NothingToEvictError(len(self))
+
+    def remove(self, key: BlockKey, /) -> None:
+        """Forget the key."""
+        del self._order[key]
+
+    def __contains__(self, key: object, /) -> bool:
+        return key in self._order
+
+    def __len__(self) -> int:
+        return len(self._order)

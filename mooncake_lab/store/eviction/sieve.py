@@ -1,0 +1,62 @@
+"""SIEVE: one queue and a hand that walks from old to new, sparing each block once for a hit."""
+
+from collections import OrderedDict
+from collections.abc import Set as AbstractSet
+from itertools import chain
+
+from mooncake_lab.core import BlockKey
+from mooncake_lab.store.eviction.policy import NOTHING_SPARED, NothingToEvictError
+
+
+class SIEVE:
+    """Evicts the first block under its hand without a hit since the hand last passed (Zhang et al., NSDI'24).
+
+    Mooncake's Transfer Engine keeps its connections with it (FAST'25 §4.3); its store does not. The queue is held
+    in two parts, behind the hand and ahead of it, so that walking is moving a key from one to the other.
+    """
+
+    __slots__ = ("_ahead", "_behind")
+
+    def __init__(self) -> None:
+        self._behind: OrderedDict[BlockKey, bool] = OrderedDict()  # key to hit or not; oldest first
+        self._ahead: OrderedDict[BlockKey, bool] = OrderedDict()  # empty only when there is no key at all
+
+    def touch(self, key: BlockKey, /) -> None:
+        """Mark the key as hit."""
+        (self._ahead if key in self._ahead else self._behind)[key] = True
+
+    def insert(self, key: BlockKey, _position: int = 0, /) -> None:
+        """Hold the key as the newest one, not hit."""
+        self._ahead[key] = False
+
+    def victim(
+        self, _incoming: BlockKey | None = None, spared: AbstractSet[BlockKey] = NOTHING_SPARED, /
+    ) -> BlockKey:
+        """Forget and return the first unhit key the hand meets, clearing marks (but not of the spared)."""
+        if not self or (spared and all(key in spared for key in chain(self._ahead, self._behind))):
+            raise NothingToEvictError(len(self))
+        while True:
+            key, hit = self._ahead.popitem(last=False)
+            if key in spared:
+                self._behind[key] = hit
+            elif hit:
+                self._behind[key] = False
+            self._wrap()
+            if not hit and key not in spared:
+                return key
+
+    def remove(self, key: BlockKey, /) -> None:
+        """Forget the key; the hand stays where it is."""
+        del (self._ahead if key in self._ahead else self._behind)[key]
+        self._wrap()
+
+    def __contains__(self, key: object, /) -> bool:
+        return key in self._ahead or key in self._behind
+
+    def __len__(self) -> int:
+        return len(self._ahead) + len(self._behind)
+
+    def _wrap(self) -> None:
+        """Start again from the oldest key when the hand has met the newest."""
+        if not self._ahead:
+            self._ahead, self._behind = self._behind, self._ahead

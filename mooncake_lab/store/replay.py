@@ -1,0 +1,160 @@
+"""Replay: a sequence of requests through one cache, without time; what the hit rate would have been."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain, repeat
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from mooncake_lab.core import BlockKey, blocks_for
+from mooncake_lab.store.eviction import Belady, EvictionPolicy, PolicyFactory, make_policy
+
+Requests: TypeAlias = Sequence[Sequence[BlockKey] | npt.NDArray[np.int64]]
+"""The block keys of each request, front to back."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Replay:
+    """What a replay found, request by request; every count is a vector over the requests."""
+
+    policy: str
+    capacity: int | None
+    """In the unit of the block sizes: blocks, or tokens; `None` is unlimited."""
+    accesses_by_request: npt.NDArray[np.int64]
+    hits_by_request: npt.NDArray[np.int64]
+    """Blocks found in the cache."""
+    prefix_hits_by_request: npt.NDArray[np.int64]
+    """Blocks found before the first one missing: only these save prefill."""
+
+    @property
+    def accesses(self) -> int:
+        """Blocks asked for."""
+        return int(self.accesses_by_request.sum())
+
+    @property
+    def hits(self) -> int:
+        """Blocks found."""
+        return int(self.hits_by_request.sum())
+
+    @property
+    def prefix_hits(self) -> int:
+        """Blocks found before the first missing one of their request."""
+        return int(self.prefix_hits_by_request.sum())
+
+    @property
+    def hit_rate(self) -> float:
+        """Hits per access; 0 when nothing was accessed."""
+        return self.hits / max(self.accesses, 1)
+
+    @property
+    def prefix_hit_rate(self) -> float:
+        """Prefix hits per access; 0 when nothing was accessed."""
+        return self.prefix_hits / max(self.accesses, 1)
+
+
+def replay(requests: Requests, policy: str | PolicyFactory, capacity_blocks: int | None) -> Replay:
+    """Replay where every block costs one: each key is one access, front to back, evicting block by block.
+
+    Args:
+        requests: the block keys of each request.
+        policy: a name in `EVICTION_POLICIES`, or a factory.
+        capacity_blocks: `None` is unlimited.
+
+    Raises:
+        ValueError: when the capacity is negative or the policy unknown.
+    """
+    keys = _keys(requests)
+    return _replay(keys, repeat(repeat(1)), policy, capacity_blocks, capacity_blocks)
+
+
+def replay_tokens(
+    requests: Requests,
+    input_tokens: npt.NDArray[np.int64],
+    policy: str | PolicyFactory,
+    capacity_tokens: int | None,
+    *,
+    block_size_tokens: int = 512,
+) -> Replay:
+    """Replay where a block costs its tokens, so that the last block of a request costs only what it holds.
+
+    Args:
+        requests: the block keys of each request.
+        input_tokens: shape (requests,), the length of each prompt.
+        policy: a name in `EVICTION_POLICIES`, or a factory (told the capacity in whole blocks).
+        capacity_tokens: `None` is unlimited.
+        block_size_tokens: tokens of a full block.
+
+    Raises:
+        ValueError: when lengths and blocks disagree, the capacity is negative or the policy unknown.
+    """
+    keys = _keys(requests)
+    sizes: list[list[int]] = []
+    for number, (request, tokens) in enumerate(zip(keys, input_tokens.tolist(), strict=True)):
+        if len(request) != blocks_for(tokens, block_size_tokens):
+            raise ValueError(
+                f"request {number} has {len(request)} blocks for {tokens} tokens;"
+                f" blocks of {block_size_tokens} tokens make it {blocks_for(tokens, block_size_tokens)}"
+            )
+        whole, rest = divmod(tokens, block_size_tokens)
+        sizes.append([block_size_tokens] * whole + [rest] * (rest > 0))
+    blocks = None if capacity_tokens is None else max(1, capacity_tokens // block_size_tokens)
+    return _replay(keys, sizes, policy, capacity_tokens, blocks)
+
+
+def _keys(requests: Requests) -> list[Sequence[BlockKey]]:
+    """Plain lists: a numpy integer takes three times as long to look up as a Python one."""
+    return [request.tolist() if isinstance(request, np.ndarray) else request for request in requests]
+
+
+def _replay(
+    requests: list[Sequence[BlockKey]],
+    sizes: Iterable[Iterable[int]],
+    policy: str | PolicyFactory,
+    capacity: int | None,
+    capacity_blocks: int | None,
+) -> Replay:
+    if capacity is not None and capacity < 0:
+        raise ValueError(f"a cache of capacity {capacity}; allowed are 0 and more, and None for unlimited")
+    accesses = [len(request) for request in requests]
+    chosen = make_policy(policy, max(1, sum(accesses)) if capacity_blocks is None else max(1, capacity_blocks))
+    if isinstance(chosen, Belady):
+        chosen.foresee(list(chain.from_iterable(requests)))
+    hits, prefix_hits = _run(requests, sizes, chosen, float("inf") if capacity is None else capacity)
+    return Replay(
+        policy=policy if isinstance(policy, str) else type(chosen).__name__,
+        capacity=capacity,
+        accesses_by_request=np.array(accesses, np.int64),
+        hits_by_request=np.array(hits, np.int64),
+        prefix_hits_by_request=np.array(prefix_hits, np.int64),
+    )
+
+
+def _run(
+    requests: list[Sequence[BlockKey]], sizes: Iterable[Iterable[int]], policy: EvictionPolicy, capacity: float
+) -> tuple[list[int], list[int]]:
+    """The inner loop: hits and prefix hits of each request. What `BlockStore` does, without payloads and pins."""
+    touch, insert, victim = policy.touch, policy.insert, policy.victim
+    held: dict[BlockKey, int] = {}
+    free = capacity
+    hits: list[int] = []
+    prefix_hits: list[int] = []
+    for keys, costs in zip(requests, sizes, strict=False):  # the sizes may be endless
+        missed, first_miss = 0, len(keys)
+        for position, (key, cost) in enumerate(zip(keys, costs, strict=False)):
+            if key in held:
+                touch(key)
+                continue
+            first_miss = position if not missed else first_miss
+            missed += 1
+            if cost > capacity:
+                continue  # it can never fit
+            while free < cost:
+                free += held.pop(victim(key))
+            insert(key, position)
+            held[key] = cost
+            free -= cost
+        hits.append(len(keys) - missed)
+        prefix_hits.append(first_miss)
+    return hits, prefix_hits
