@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import pytest
+
 from mooncake_lab.core import Arrived, DecodeStretch, Finished, FirstToken, Placed, Prefilled, Rejected
 from mooncake_lab.metrics import check_log
 
