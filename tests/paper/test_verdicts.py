@@ -1,0 +1,139 @@
+"""Claims, their yardsticks, and the verdicts on our numbers."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mooncake_lab.paper import (
+    Verdict,
+    Yardstick,
+    claim,
+    claimed,
+    claims,
+    compared,
+    comparison_table,
+    fact,
+    factor,
+    grade,
+    judge,
+    order,
+    within,
+)
+
+NUMBERS = st.floats(-1e9, 1e9).filter(lambda number: abs(number) > 1e-6)
+
+
+@given(NUMBERS, st.floats(1.0, 10.0), st.floats(0.0, 1.0))
+def test_the_papers_own_number_is_always_reproduced(paper, ratio, share):
+    """Whatever the yardstick, being equal to the paper is being reproduced."""
+    assert judge(paper, paper, factor(ratio)) is Verdict.REPRODUCED
+    assert judge(paper, paper, within(share)) is Verdict.REPRODUCED
+
+
+@given(NUMBERS, NUMBERS, st.floats(1.0, 10.0), st.floats(1.0, 10.0))
+def test_a_wider_band_never_loses_a_verdict(paper, ours, first, second):
+    """What a narrow band accepts, a wider one accepts."""
+    narrow, wide = sorted((first, second))
+    if judge(paper, ours, factor(narrow)) is Verdict.REPRODUCED:
+        assert judge(paper, ours, factor(wide)) is Verdict.REPRODUCED
+
+
+@pytest.mark.parametrize(
+    ("ours", "verdict"),
+    [
+        (10.4, Verdict.REPRODUCED),
+        (14.0, Verdict.DIRECTION_ONLY),
+        (1.1, Verdict.DIRECTION_ONLY),
+        (1.0, Verdict.NOT_REPRODUCED),
+        (-10.0, Verdict.NOT_REPRODUCED),
+    ],
+)
+def test_a_number_outside_the_band_may_still_have_the_direction(ours, verdict):
+    """Against 10 within 5 % and the direction "above 1": the band first, then the direction, then nothing."""
+    assert judge(10.0, ours, within(0.05, sense="above", threshold=1.0)) is verdict
+
+
+def test_an_order_claim_asks_only_for_the_side():
+    """An order claim is reproduced on the right side of its threshold, however far from the paper."""
+    assert judge(50, 99, order("above", 50)) is Verdict.REPRODUCED
+    assert judge(50, 50, order("above", 50)) is Verdict.NOT_REPRODUCED
+    assert judge(50, 50, order("at_least", 50)) is Verdict.REPRODUCED
+    assert judge(50, 51, order("at_most", 50)) is Verdict.NOT_REPRODUCED
+
+
+def test_what_cannot_be_measured_is_not_judged():
+    """Production statistics are out of scope; a missing measurement needs hardware, a present one is judged."""
+    assert judge(2.0, 2.0, within(0.1), reach="scope") is Verdict.OUT_OF_SCOPE
+    assert judge(2.0, None, within(0.1), reach="hardware") is Verdict.NEEDS_HARDWARE
+    assert judge(2.0, 3.0, within(0.1), reach="hardware") is Verdict.NOT_REPRODUCED
+
+
+@pytest.mark.parametrize("ours", [None, math.nan, math.inf])
+def test_a_missing_number_is_an_error_where_it_can_be_measured(ours):
+    """No number, or one that is not finite, is never turned into a verdict."""
+    with pytest.raises(ValueError, match="number"):
+        judge(2.0, ours, within(0.1))
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"grade": "value"},
+        {"grade": "factor", "band": 0.5},
+        {"grade": "value", "band": math.nan},
+        {"grade": "order", "band": 1.0, "sense": "above", "threshold": 0.0},
+        {"grade": "order"},
+        {"grade": "value", "band": 0.1, "sense": "above"},
+        {"grade": "value", "band": 0.1, "sense": "over", "threshold": 1.0},
+        {"grade": "exact", "band": 0.1},
+    ],
+)
+def test_a_yardstick_without_meaning_is_refused(knobs):
+    """Bands, senses and thresholds that do not fit the grade are errors."""
+    with pytest.raises(ValueError, match=r"grade|sense"):
+        Yardstick(**knobs)
+
+
+def test_claims_have_different_ids_and_a_chapter():
+    """Ids are unique, and each claim names the chapter that measures it."""
+    everything = claims()
+    assert len({each.id for each in everything}) == len(everything)
+    assert all(each.chapter[:2].isdigit() and each.sentence and each.fact.place for each in everything)
+    with pytest.raises(ValueError, match="F01"):
+        claim("Z99")
+
+
+@pytest.mark.parametrize("each", claims(), ids=lambda each: each.id)
+def test_the_papers_own_number_satisfies_its_claim(each):
+    """A claim's own value earns "reproduced", or a threshold claim is stated at its threshold."""
+    if each.reach == "scope":
+        assert grade(each, None) is Verdict.OUT_OF_SCOPE
+    elif each.fact.value == each.yardstick.threshold:
+        assert each.yardstick.grade == "order"
+    else:
+        assert grade(each, each.fact.value) is Verdict.REPRODUCED
+
+
+def test_the_table_shows_number_place_and_verdict():
+    """A comparison table is data and HTML, with the class of each verdict and its word."""
+    mean = fact("fast_table2_workloads", series="Conversation", x="avg_input_tokens")
+    table = comparison_table(
+        [
+            compared("mean <input>", mean, mean.value * 1.001, within(0.01)),
+            compared("twice", mean, mean.value * 2, within(0.01, sense="above", threshold=0.0)),
+            claimed(claim("F34"), None),
+        ]
+    )
+    assert list(table.frame()["verdict"]) == ["reproduced", "direction only", "needs hardware"]
+    html = table._repr_html_()
+    for text in ("verdict-reproduced", "verdict-direction", "verdict-hardware", "mean &lt;input&gt;", "Table 2"):
+        assert text in html
+    assert "mean <input>" in str(table)
+
+
+def test_an_empty_table_is_refused():
+    """A chapter that compares nothing has no comparison table."""
+    with pytest.raises(ValueError, match="no rows"):
+        comparison_table([])
