@@ -2,7 +2,7 @@
 
 from mooncake_lab.store.blockstore import Block, BlockStore, Refused, Stored
 from mooncake_lab.store.eviction import EVICTION_POLICIES, EvictionPolicy, NothingToEvictError, PolicyFactory
-from mooncake_lab.store.hit_rates import fine_grained_hit_rate, mean_request_hit_rate, token_hit_rate
+from mooncake_lab.store.fine_grained import fine_grained_reuse
 from mooncake_lab.store.live_set import LiveSet, live_set, reuse_distances
 from mooncake_lab.store.replay import Replay, Requests, replay, replay_tokens
 
@@ -18,11 +18,9 @@ __all__ = [
     "Replay",
     "Requests",
     "Stored",
-    "fine_grained_hit_rate",
+    "fine_grained_reuse",
     "live_set",
-    "mean_request_hit_rate",
     "replay",
     "replay_tokens",
     "reuse_distances",
-    "token_hit_rate",
 ]

@@ -1,0 +1,78 @@
+"""`mooncake-lab cache`: what the hit rate of a trace would be with another cache."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import typer
+
+from mooncake_lab.store import Replay, replay
+from mooncake_lab.workload import Trace, read_trace
+
+PolicyName = Literal["lru", "fifo", "lfu", "length_aware", "arc", "s3fifo", "sieve", "belady"]
+
+
+def _capacity(text: str) -> int | None:
+    """A whole number from 0, or `None` for "inf"."""
+    if text == "inf":
+        return None
+    if not text.isdecimal():
+        raise typer.BadParameter(f"{text!r} is not a capacity; allowed are whole numbers from 0, and inf")
+    return int(text)
+
+
+def cache(
+    file: Annotated[Path, typer.Argument(help="A trace, plain or gzipped.", exists=True, dir_okay=False)],
+    capacity: Annotated[
+        int | None, typer.Option(parser=_capacity, metavar="N|inf", help="Size of the cache; inf is unlimited.")
+    ],
+    policy: Annotated[PolicyName, typer.Option(help="Who leaves a full cache; belady is the optimum.")] = "lru",
+    unit: Annotated[
+        Literal["blocks", "tokens"], typer.Option(help="Of the capacity; tokens are rounded down to blocks.")
+    ] = "blocks",
+    lenient: Annotated[bool, typer.Option("--lenient", help="Skip bad lines and say how many.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Replay a trace through one cache and print its hit rate.
+
+    Every hash id is one access, front to back. Prefix hits are those before the first miss of their request:
+    only they save prefill.
+
+    Example: mooncake-lab cache data/traces/conversation_trace.jsonl --policy lru --capacity 10000 --json
+    """
+    try:
+        trace = read_trace(file, lenient=lenient)
+    except (ValueError, OSError) as error:
+        typer.echo(f"mooncake-lab cache: {error}", err=True)
+        raise typer.Exit(1) from error
+    if trace.skipped:
+        typer.echo(f"skipped {trace.skipped} bad lines, among them:", err=True)
+        for reason in trace.skipped_reasons:
+            typer.echo(f"  {reason}", err=True)
+    blocks = capacity
+    if capacity is not None and unit == "tokens":
+        blocks = capacity // trace.block_size_tokens
+    found = replay([trace.blocks_of(i) for i in range(len(trace))], policy, blocks)
+    if json_:
+        typer.echo(msgspec.json.encode(_numbers(file, trace, found)))
+    else:
+        size = "unlimited" if blocks is None else f"{blocks:,} blocks of {trace.block_size_tokens} tokens"
+        typer.echo(f"{policy}, {size}: {len(trace):,} requests, {found.accesses:,} accesses")
+        typer.echo(f"hit rate        {found.hit_rate:.4f}  ({found.hits:,} hits)")
+        typer.echo(f"prefix hit rate {found.prefix_hit_rate:.4f}  ({found.prefix_hits:,} prefix hits)")
+
+
+def _numbers(file: Path, trace: Trace, found: Replay) -> dict[str, Any]:
+    return {
+        "file": str(file),
+        "policy": found.policy,
+        "capacity_blocks": found.capacity,
+        "block_size_tokens": trace.block_size_tokens,
+        "requests": len(trace),
+        "skipped": trace.skipped,
+        "accesses": found.accesses,
+        "hits": found.hits,
+        "hit_rate": found.hit_rate,
+        "prefix_hits": found.prefix_hits,
+        "prefix_hit_rate": found.prefix_hit_rate,
+    }
