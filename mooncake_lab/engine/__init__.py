@@ -1,1 +1,5 @@
-"""Real computation with torch: a Llama model that prefills and decodes on this machine."""
+"""Real computation: the reference engine, and how fast it and its machine are."""
+
+from mooncake_lab.engine.reference import Clock, Decoded, Prefilled, ReferenceEngine, Tokens, llama_config
+
+__all__ = ["Clock", "Decoded", "Prefilled", "ReferenceEngine", "Tokens", "llama_config"]
