@@ -1,0 +1,178 @@
+"""The operations between the matrix products of a layer, compiled for CPU with numba.
+
+One launch each instead of five to ten torch operators: at small batches the launches are what a decode step
+costs. Numbers are float32, or bfloat16 as uint16 (its upper half), widened on load and rounded on store.
+The kernels compile on first use and are cached beside this file.
+"""
+# pyright: basic  # numba's decorators and overloads are untyped
+
+import numpy as np
+from numba import njit, prange, types
+from numba.extending import overload, register_jitable
+
+_LOWEST = np.float32(-1e30)
+"""Below any score; infinity would not survive fast arithmetic."""
+_TOKENS_A_TILE = 64
+"""Context tokens between two updates of a running softmax."""
+
+
+def widen(number):  # noqa: ANN001, ANN201  # typed by numba
+    """A stored number as float32."""
+    raise NotImplementedError(number)
+
+
+def narrow(number, like):  # noqa: ANN001, ANN201  # typed by numba
+    """A float32 as it is stored in an array whose elements are `like`."""
+    raise NotImplementedError(number, like)
+
+
+@overload(widen, inline="always")
+def _widen(number):  # noqa: ANN001, ANN202  # typed by numba
+    if isinstance(number, types.Float):
+        return lambda number: number
+    return lambda number: np.uint32(np.uint32(number) << np.uint32(16)).view(np.float32)
+
+
+@overload(narrow, inline="always")
+def _narrow(number, like):  # noqa: ANN001, ANN202  # typed by numba
+    if isinstance(like, types.Float):
+        return lambda number, like: number  # noqa: ARG005  # numba needs the same names
+
+    def rounded(number, like):  # noqa: ANN001, ANN202, ARG001  # likewise
+        bits = np.float32(number).view(np.uint32)  # to the nearest, ties to even
+        return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
+
+    return rounded
+
+
+@register_jitable
+def _exp(x):  # noqa: ANN001, ANN202  # typed by numba
+    """`exp(x)` for x <= 0 to 2e-7, without a call, so that loops over it vectorise."""
+    x = max(x, np.float32(-87.0))
+    whole = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
+    rest = x - whole * np.float32(0.693145752) - whole * np.float32(1.42860677e-6)
+    poly = np.float32(1.3981999507e-3)
+    poly = poly * rest + np.float32(8.3334519073e-3)
+    poly = poly * rest + np.float32(4.1665795894e-2)
+    poly = poly * rest + np.float32(1.6666665459e-1)
+    poly = poly * rest + np.float32(5.0000001201e-1)
+    poly = poly * rest * rest + rest + np.float32(1.0)
+    return poly * np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)).view(np.float32)
+
+
+@njit(parallel=True, fastmath=True, nogil=True, cache=True)
+def add_norm(hidden, update, weight, epsilon, add, normed):  # noqa: ANN001, ANN201, PLR0917  # typed by numba
+    """`hidden += update` if `add`; `normed = rms_norm(hidden) * weight`. Arrays (tokens, width)."""
+    tokens, width = hidden.shape
+    for row in prange(tokens):
+        total = np.float32(0)
+        if add:
+            for x in range(width):
+                hidden[row, x] = narrow(widen(hidden[row, x]) + widen(update[row, x]), hidden[row, x])
+        for x in range(width):
+            number = widen(hidden[row, x])
+            total += number * number
+        scale = np.float32(1) / np.sqrt(total / np.float32(width) + epsilon)
+        for x in range(width):
+            # rounded before the weight, as Hugging Face does
+            shrunk = narrow(widen(hidden[row, x]) * scale, hidden[row, x])
+            normed[row, x] = narrow(widen(shrunk) * widen(weight[x]), hidden[row, x])
+
+
+@njit(parallel=True, fastmath=True, nogil=True, cache=True)
+def rotate_and_store(qkv, cosines, sines, positions, slots, keys, values, query):  # noqa: ANN001, ANN201, PLR0917
+    """Rotated queries to `query` (tokens, heads, width); keys and values to their slots in the cache."""
+    tokens, query_heads, width = query.shape
+    kv_heads, size = keys.shape[1], keys.shape[2]
+    half = width // 2
+    for row in prange(tokens):
+        position, block, offset = positions[row], slots[row] // size, slots[row] % size
+        for head in range(query_heads + kv_heads):
+            column = head * width
+            for x in range(half):
+                cosine, sine = cosines[position, x], sines[position, x]
+                first, second = widen(qkv[row, column + x]), widen(qkv[row, column + half + x])
+                turned = narrow(first * cosine - second * sine, qkv[row, 0])
+                turned_half = narrow(second * cosine + first * sine, qkv[row, 0])
+                if head < query_heads:
+                    query[row, head, x], query[row, head, half + x] = turned, turned_half
+                else:
+                    keys[block, head - query_heads, offset, x] = turned
+                    keys[block, head - query_heads, offset, half + x] = turned_half
+        for head in range(kv_heads):
+            column = (query_heads + kv_heads + head) * width
+            for x in range(width):
+                values[block, head, offset, x] = qkv[row, column + x]
+
+
+@njit(parallel=True, fastmath=True, nogil=True, cache=True)
+def silu_and_multiply(gate_up, out):  # noqa: ANN001, ANN201  # typed by numba
+    """`out = silu(gate) * up`, arrays (tokens, 2 * width) and (tokens, width)."""
+    tokens, width = out.shape
+    for row in prange(tokens):
+        for x in range(width):
+            gate = widen(gate_up[row, x])
+            small = _exp(-abs(gate))  # never overflows
+            sigmoid = (np.float32(1) if gate >= 0 else small) / (np.float32(1) + small)
+            activated = narrow(gate * sigmoid, out[row, x])
+            out[row, x] = narrow(widen(activated) * widen(gate_up[row, width + x]), out[row, x])
+
+
+@njit(parallel=True, fastmath=True, nogil=True, cache=True)
+def paged_decode(query, keys, values, tables, lengths, out):  # noqa: ANN001, ANN201, PLR0917  # typed by numba
+    """Each row of `query` (rows, heads, width) attends to its whole context in the paged cache."""
+    rows, kv_heads = len(out), keys.shape[1]
+    for item in prange(rows * kv_heads):
+        # heads vary slowest: threads get equal shares of every row, however lengths differ
+        _decode_head(item % rows, item // rows, query, keys, values, tables, lengths, out)
+
+
+@njit(fastmath=True, nogil=True, cache=True)
+def _decode_head(row, head, query, keys, values, tables, lengths, out):  # noqa: ANN001, ANN202, PLR0917
+    """The queries of one KV head of one row: an online softmax over tiles of the context."""
+    width, size, length = query.shape[2], keys.shape[2], lengths[row]
+    group = query.shape[1] // keys.shape[1]
+    scaled = np.empty((group, width), np.float32)
+    for g in range(group):
+        for x in range(width):
+            scaled[g, x] = widen(query[row, head * group + g, x]) / np.sqrt(np.float32(width))
+    total, peak = np.zeros(group, np.float32), np.full(group, _LOWEST, np.float32)
+    mixed = np.zeros((group, width), np.float32)
+    scores = np.empty((group, _TOKENS_A_TILE), np.float32)
+    for start in range(0, length, _TOKENS_A_TILE):
+        tile = min(_TOKENS_A_TILE, length - start)
+        for t in range(tile):
+            block, offset = tables[row, (start + t) // size], (start + t) % size
+            for g in range(group):
+                score = np.float32(0)
+                for x in range(width):
+                    score += widen(keys[block, head, offset, x]) * scaled[g, x]
+                scores[g, t] = score
+        _soften(scores, tile, peak, total, mixed)
+        for t in range(tile):
+            block, offset = tables[row, (start + t) // size], (start + t) % size
+            for g in range(group):
+                share = scores[g, t]
+                for x in range(width):
+                    mixed[g, x] += share * widen(values[block, head, offset, x])
+    for g in range(group):
+        for x in range(width):
+            out[row, (head * group + g) * width + x] = narrow(mixed[g, x] / total[g], out[row, x])
+
+
+@njit(fastmath=True, nogil=True, cache=True)
+def _soften(scores, tile, peak, total, mixed):  # noqa: ANN001, ANN202  # typed by numba
+    """Turn a tile of scores into weights, and scale what was summed so far to the new peak."""
+    for g in range(len(scores)):
+        highest = peak[g]
+        for t in range(tile):
+            highest = max(highest, scores[g, t])
+        kept = _exp(peak[g] - highest)
+        part = np.float32(0)
+        for t in range(tile):
+            scores[g, t] = _exp(scores[g, t] - highest)
+            part += scores[g, t]
+        total[g] = total[g] * kept + part
+        peak[g] = highest
+        for x in range(mixed.shape[1]):
+            mixed[g, x] *= kept

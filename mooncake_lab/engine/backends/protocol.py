@@ -1,0 +1,47 @@
+"""What a device must be able to do to run a Llama: six operations behind one small interface."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from mooncake_lab.engine.config import LlamaConfig
+from mooncake_lab.engine.kvcache import LayerCache
+from mooncake_lab.engine.packing import PackedBatch
+from mooncake_lab.engine.rope import Rope
+
+Linear = Callable[[torch.Tensor], torch.Tensor]
+"""(tokens, inputs) -> (tokens, outputs)."""
+
+
+class Backend(Protocol):
+    """The operations of a Llama layer on one kind of device."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in results."""
+        ...
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        """A linear operator with its weight prepared once for this device."""
+        ...
+
+    def add_norm(
+        self, hidden: torch.Tensor, update: torch.Tensor | None, weight: torch.Tensor, epsilon: float
+    ) -> torch.Tensor:
+        """Add `update` to `hidden` in place, then return its RMS normalisation."""
+        ...
+
+    def rotate_and_store(
+        self, qkv: torch.Tensor, rope: Rope, batch: PackedBatch, cache: LayerCache, config: LlamaConfig
+    ) -> torch.Tensor:
+        """Rotate queries and keys, write keys and values into the cache; queries (tokens, query_heads, head_width)."""
+        ...
+
+    def attend(self, query: torch.Tensor, batch: PackedBatch, cache: LayerCache) -> torch.Tensor:
+        """Causal attention of each new token to its request's context: (tokens, query_heads * head_width)."""
+        ...
+
+    def feed_forward(self, normed: torch.Tensor, gate_up: Linear, down: Linear) -> torch.Tensor:
+        """`down(silu(gate) * up)`."""
+        ...

@@ -1,0 +1,88 @@
+"""The paged KVCache: one tensor of blocks, and copies of token ranges in and out of it."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from mooncake_lab.engine.config import LlamaConfig
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """One layer's blocks: keys and values, each of shape (blocks, kv_heads, block_size_tokens, head_width)."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVSpan:
+    """Keys and values of a run of a request's tokens, outside any engine: what Mooncake moves and stores.
+
+    It does not depend on the block size of the engine it left.
+    """
+
+    fingerprint: bytes
+    """Which model and type of numbers made it; an engine refuses any other."""
+    start: int
+    """Position of its first token."""
+    tokens: int
+    layers: tuple[torch.Tensor, ...]
+    """A layer: shape (2, tokens, kv_heads, head_width), keys then values."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of its tensors."""
+        return sum(layer.nbytes for layer in self.layers)
+
+
+class KVCache:
+    """Blocks of keys and values for every layer, allocated once; mutable, since it is memory.
+
+    Raises:
+        ValueError: when there is not room for one block.
+    """
+
+    def __init__(
+        self, config: LlamaConfig, *, blocks: int, block_size_tokens: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        if blocks < 1 or block_size_tokens < 1:
+            raise ValueError(f"a KVCache of {blocks} blocks of {block_size_tokens} tokens holds nothing")
+        self.blocks = blocks
+        self.block_size_tokens = block_size_tokens
+        shape = (config.layers, 2, blocks, config.kv_heads, block_size_tokens, config.head_width)
+        # zeros, not empty: a masked key may be anything finite, and must not be NaN
+        self.data = torch.zeros(shape, device=device, dtype=dtype)
+        self.layers = tuple(LayerCache(layer[0], layer[1]) for layer in self.data)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block over all layers."""
+        return self.data.nbytes // self.blocks
+
+    def read(self, layer: int, blocks: Sequence[int], start: int, stop: int) -> torch.Tensor:
+        """A copy of positions `start` up to `stop` of a request's layer: (2, tokens, kv_heads, head_width)."""
+        blocks_at, offsets = self._places(blocks, start, stop)
+        # two indices around a slice: the indexed dimension comes first, (tokens, 2, kv_heads, head_width)
+        return self.data[layer][:, blocks_at, :, offsets].transpose(0, 1).contiguous()
+
+    def write(self, layer: int, blocks: Sequence[int], start: int, span: torch.Tensor) -> None:
+        """Put what `read` gave into the blocks of a request, from position `start` on."""
+        blocks_at, offsets = self._places(blocks, start, start + span.shape[1])
+        self.data[layer][:, blocks_at, :, offsets] = span.to(self.data.device).transpose(0, 1)
+
+    def _places(self, blocks: Sequence[int], start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        positions = torch.arange(start, stop, device=self.data.device)
+        table = torch.as_tensor(blocks, dtype=torch.int64, device=self.data.device)
+        return table[positions // self.block_size_tokens], positions % self.block_size_tokens
+
+
+def fingerprint(config: LlamaConfig, embedding: torch.Tensor, dtype: torch.dtype) -> bytes:
+    """Names a model and a type of numbers, so that KVCache of another is never taken for this one's.
+
+    The weights enter by a sample of the input table: other weights, other sample.
+    """
+    rows = embedding[:: max(1, embedding.shape[0] // 64), :64].float().cpu().contiguous().numpy().tobytes()
+    return hashlib.sha256(f"{config} {dtype}".encode() + rows).digest()[:16]

@@ -1,0 +1,118 @@
+"""The machine this runs on: what it is, and the peaks it reaches when nothing is in the way.
+
+A vendor's peak says little of a virtual machine with two of its cores. So the roof over measurements is
+measured in the same run: the best of several large matrix products and of several large copies.
+"""
+
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from mooncake_lab.engine.reference import Clock
+from mooncake_lab.perf import Hardware
+
+_CPU_INFO: Final = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Who measured, and when."""
+
+    processor: str
+    device: str
+    """`cpu` or `cuda`."""
+    cores: int
+    threads: int
+    """Threads torch computes with."""
+    torch_version: str
+    date: str
+    """Year, month and day, UTC."""
+
+    def __str__(self) -> str:
+        threads = f", {self.threads} threads of {self.cores} cores" if self.device == "cpu" else ""
+        return f"{self.processor}{threads}, torch {self.torch_version}, {self.date}"
+
+
+def describe_machine(device: str = "cpu") -> Machine:
+    """What this machine is, today."""
+    return Machine(
+        processor=torch.cuda.get_device_name() if device == "cuda" else processor_name(),
+        device=device,
+        cores=os.cpu_count() or 1,
+        threads=torch.get_num_threads(),
+        torch_version=torch.__version__,
+        date=datetime.now(UTC).date().isoformat(),
+    )
+
+
+def processor_name(cpu_info: Path = _CPU_INFO) -> str:
+    """The CPU's name as the kernel tells it, else as Python does."""
+    if cpu_info.is_file():
+        for line in cpu_info.read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name" and value.strip():
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def measure_peaks(
+    device: str = "cpu",
+    *,
+    side: int = 1536,
+    copy_bytes: int = 1 << 28,
+    repeats: int = 5,
+    clock: Clock = time.perf_counter,
+) -> Hardware:
+    """This machine as hardware: FLOP/s of a square matrix product, bytes/s of a copy (read plus written).
+
+    Args:
+        device: `cpu` or `cuda`.
+        side: rows and columns of the matrices.
+        copy_bytes: size of the array copied; larger than any cache.
+        repeats: the best of so many is the peak.
+        clock: source of seconds.
+    """
+    matrix = torch.rand((side, side), device=device)
+    halves = matrix.to(torch.bfloat16)
+    array = torch.zeros(copy_bytes // 4, device=device)
+    target = torch.empty_like(array)
+    flops = 2.0 * side**3
+    best = {
+        "float32": _best_s(lambda: matrix @ matrix, device, repeats, clock),
+        "bfloat16": _best_s(lambda: halves @ halves, device, repeats, clock),
+        "copy": _best_s(lambda: target.copy_(array), device, repeats, clock),
+    }
+    return Hardware(
+        name="this-gpu" if device == "cuda" else "this-cpu",
+        devices=1,
+        bfloat16_flops_per_s=flops / best["bfloat16"],
+        float32_flops_per_s=flops / best["float32"],
+        device_memory_bytes=memory_bytes(device),
+        device_memory_bytes_per_s=2 * array.numel() * array.element_size() / best["copy"],
+        source=f"measured here: best of {repeats} products of {side} x {side}, copies of {copy_bytes >> 20} MiB",
+    )
+
+
+def memory_bytes(device: str = "cpu") -> float:
+    """Physical memory of the device."""
+    if device == "cuda":
+        return float(torch.cuda.get_device_properties(0).total_memory)
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def _best_s(work: Callable[[], object], device: str, repeats: int, clock: Clock) -> float:
+    best_s = float("inf")
+    for _ in range(repeats + 1):  # the first may have to warm up; being slower, it never counts
+        start_s = clock()
+        work()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        best_s = min(best_s, clock() - start_s)
+    return best_s

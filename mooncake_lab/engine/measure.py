@@ -1,0 +1,206 @@
+"""Measure the two stages for real: seconds of a prefill over prompt lengths, of a decode step over batches.
+
+    python -m mooncake_lab.engine.measure --model lab-30m --output data/measured/cpu_stages.json
+
+Every point is visited once a round and rounds are repeated, so that a machine that slows down for a
+while slows all points a little instead of one a lot; medians over the rounds are reported.
+"""
+
+import argparse
+import copy
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+import numpy as np
+import torch
+
+from mooncake_lab.engine.machine import Machine, describe_machine, measure_peaks
+from mooncake_lab.engine.reference import Clock, Prefilled, ReferenceEngine, Tokens
+from mooncake_lab.perf import Hardware, ModelShape, model_shape
+
+Stage = Literal["prefill", "decode"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePlan:
+    """Which points to measure, and how often.
+
+    Raises:
+        ValueError: when a number is below 1.
+    """
+
+    prefill_tokens: tuple[int, ...]
+    """Prompt lengths."""
+    decode_points: tuple[tuple[int, int], ...]
+    """Pairs of batch size and context tokens of each request."""
+    rounds: int = 5
+    steps: int = 4
+    """Decode steps a round; each starts from the same context."""
+
+    def __post_init__(self) -> None:
+        numbers = (
+            *self.prefill_tokens,
+            *(n for point in self.decode_points for n in point),
+            self.rounds,
+            self.steps,
+        )
+        if min(numbers) < 1:
+            raise ValueError(f"a stage plan has {min(numbers)} among its numbers; all must be at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTime:
+    """One measured point: the median over all rounds, and the fastest and slowest of them."""
+
+    stage: Stage
+    batch: int
+    tokens: int
+    """Prompt tokens of the prefill; cached tokens of each request of the decode step."""
+    seconds: float
+    least_s: float
+    most_s: float
+    samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMeasurement:
+    """All points of one run, the machine, and the peaks it reached in the same run."""
+
+    model: str
+    bytes_per_element: int
+    seed: int
+    machine: Machine
+    hardware: Hardware
+    times: tuple[StageTime, ...]
+
+    @property
+    def dtype(self) -> str:
+        """The data type computed in, as `Hardware.flops_per_s` names it."""
+        return {2: "bfloat16", 4: "float32"}[self.bytes_per_element]
+
+
+def measure_stages(
+    shape: ModelShape, plan: StagePlan, *, seed: int = 0, device: str = "cpu", clock: Clock = time.perf_counter
+) -> StageMeasurement:
+    """Measure a random model of this shape on this machine; the peaks first and last, the better of each kept."""
+    before = measure_peaks(device, clock=clock)
+    engine = ReferenceEngine(shape, seed=seed, device=device, clock=clock)
+    draw = np.random.default_rng(seed)
+    longest = max(*plan.prefill_tokens, *(context for _, context in plan.decode_points))
+    prompt = draw.integers(0, shape.vocabulary, longest)
+    samples: dict[tuple[Stage, int, int], list[float]] = {}
+    for round_number in range(plan.rounds + 1):
+        for stage, batch, tokens, seconds in _one_round(engine, plan, prompt):
+            if round_number:  # round 0 warms up
+                samples.setdefault((stage, batch, tokens), []).extend(seconds)
+    return StageMeasurement(
+        model=shape.name,
+        bytes_per_element=shape.bytes_per_element,
+        seed=seed,
+        machine=describe_machine(device),
+        hardware=_better(before, measure_peaks(device, clock=clock)),
+        times=tuple(_summary(*point, seconds) for point, seconds in samples.items()),
+    )
+
+
+def _one_round(
+    engine: ReferenceEngine, plan: StagePlan, prompt: Tokens
+) -> Iterator[tuple[Stage, int, int, list[float]]]:
+    """One visit of every point; the prefill that a decode step needs first is measured as well."""
+    for tokens in sorted({*plan.prefill_tokens, *(context for _, context in plan.decode_points)}):
+        prefilled = engine.prefill(prompt[:tokens])
+        yield "prefill", 1, tokens, [prefilled.seconds]
+        for batch, context in plan.decode_points:
+            if context == tokens:
+                yield "decode", batch, context, _steps(engine, prefilled, batch, plan.steps)
+
+
+def _steps(engine: ReferenceEngine, prefilled: Prefilled, batch: int, steps: int) -> list[float]:
+    """Seconds of single decode steps that each find exactly the prefilled context, `batch` times."""
+    cache = copy.deepcopy(prefilled.cache)
+    if batch > 1:
+        cache.batch_repeat_interleave(batch)
+    next_tokens = np.full(batch, prefilled.first_token)
+    seconds: list[float] = []
+    for _ in range(steps):
+        seconds.append(float(engine.decode(cache, next_tokens, steps=1).seconds[0]))
+        cache.crop(-1)
+    return seconds
+
+
+def _summary(stage: Stage, batch: int, tokens: int, seconds: Sequence[float]) -> StageTime:
+    return StageTime(
+        stage=stage,
+        batch=batch,
+        tokens=tokens,
+        seconds=statistics.median(seconds),
+        least_s=min(seconds),
+        most_s=max(seconds),
+        samples=len(seconds),
+    )
+
+
+def _better(first: Hardware, second: Hardware) -> Hardware:
+    """The higher of two measured peaks, rate by rate: what was reached once can be reached."""
+    return replace(
+        first,
+        bfloat16_flops_per_s=max(first.bfloat16_flops_per_s, second.bfloat16_flops_per_s),
+        float32_flops_per_s=max(first.float32_flops_per_s, second.float32_flops_per_s),
+        device_memory_bytes_per_s=max(first.device_memory_bytes_per_s, second.device_memory_bytes_per_s),
+    )
+
+
+def write_measurement(path: Path, measurement: StageMeasurement) -> None:
+    """Write a measurement as JSON; the file appears complete or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(msgspec.json.format(msgspec.json.encode(measurement), indent=1) + b"\n")
+    partial.replace(path)
+
+
+def read_measurement(path: Path) -> StageMeasurement:
+    """Read a measurement.
+
+    Raises:
+        ValueError: naming the file and what is wrong with it.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=StageMeasurement)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"{path}: not a measurement of the stages: {error}") from error
+
+
+DEFAULT_PLAN: Final = StagePlan(
+    prefill_tokens=(128, 256, 512, 1024, 2048),
+    decode_points=((1, 512), (2, 512), (4, 512), (8, 512), (16, 512), (1, 128), (1, 2048), (8, 128), (8, 1024)),
+)
+"""About half a minute for `lab-30m` on two cores."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure this machine and write, or show, the result."""
+    first_line = (__doc__ or "").partition("\n")[0]
+    parser = argparse.ArgumentParser(prog="python -m mooncake_lab.engine.measure", description=first_line)
+    parser.add_argument("--model", default="lab-30m", help="a shape of perf.MODELS (default: lab-30m)")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu"
+    )
+    parser.add_argument("--rounds", type=int, default=DEFAULT_PLAN.rounds, help="repetitions of every point")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and prompts")
+    parser.add_argument("--output", type=Path, help="JSON file to write; without it the result is shown")
+    chosen = parser.parse_args(arguments)
+    plan = replace(DEFAULT_PLAN, rounds=chosen.rounds)
+    measured = measure_stages(model_shape(chosen.model), plan, seed=chosen.seed, device=chosen.device)
+    if chosen.output:
+        write_measurement(chosen.output, measured)
+    else:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(measured), indent=1).decode() + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""The Llama forward pass over packed tokens. It knows tokens and blocks, and nothing of requests or policies."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812  # torch's own spelling
+
+from mooncake_lab.engine.backends.protocol import Backend, Linear
+from mooncake_lab.engine.config import LlamaConfig
+from mooncake_lab.engine.kvcache import KVCache
+from mooncake_lab.engine.packing import PackedBatch
+from mooncake_lab.engine.rope import Rope, make_rope
+from mooncake_lab.engine.weights import LayerWeights, LlamaWeights
+
+LayerHook = Callable[[int], None]
+"""Called with a layer's index once its keys and values are in the cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One layer's operators."""
+
+    attention_norm: torch.Tensor
+    qkv: Linear
+    output: Linear
+    ffn_norm: torch.Tensor
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaModel:
+    """A Llama ready to run on one device."""
+
+    config: LlamaConfig
+    backend: Backend
+    embedding: torch.Tensor
+    layers: tuple[_Layer, ...]
+    norm: torch.Tensor
+    head: Linear
+    rope: Rope
+
+    @torch.inference_mode()
+    def forward(self, batch: PackedBatch, cache: KVCache, on_layer: LayerHook | None = None) -> torch.Tensor:
+        """Logits of the wanted rows, (rows, vocabulary); keys and values of all new tokens go into the cache."""
+        ops, epsilon = self.backend, self.config.norm_epsilon
+        hidden, update = F.embedding(batch.tokens, self.embedding), None
+        for index, (layer, stored) in enumerate(zip(self.layers, cache.layers, strict=True)):
+            normed = ops.add_norm(hidden, update, layer.attention_norm, epsilon)
+            query = ops.rotate_and_store(layer.qkv(normed), self.rope, batch, stored, self.config)
+            if on_layer is not None:
+                on_layer(index)
+            attended = ops.attend(query, batch, stored)
+            if index + 1 == len(self.layers):  # nobody reads the other rows any more
+                hidden, attended = hidden[batch.logit_rows], attended[batch.logit_rows]
+            normed = ops.add_norm(hidden, layer.output(attended), layer.ffn_norm, epsilon)
+            update = ops.feed_forward(normed, layer.gate_up, layer.down)
+        return self.head(ops.add_norm(hidden, update, self.norm, epsilon))
+
+
+def make_model(weights: LlamaWeights, backend: Backend, *, positions: int | None = None) -> LlamaModel:
+    """Prepare weights for a backend; `positions` bounds the rotary table where the model's window is long."""
+    config, device = weights.config, weights.embedding.device
+
+    def layer(source: LayerWeights) -> _Layer:
+        return _Layer(
+            source.attention_norm,
+            backend.linear(source.qkv, source.qkv_bias),
+            backend.linear(source.output, source.output_bias),
+            source.ffn_norm,
+            backend.linear(source.gate_up, source.gate_up_bias),
+            backend.linear(source.down, source.down_bias),
+        )
+
+    return LlamaModel(
+        config=config,
+        backend=backend,
+        embedding=weights.embedding,
+        layers=tuple(layer(source) for source in weights.layers),
+        norm=weights.norm,
+        head=backend.linear(weights.head, None),
+        rope=make_rope(config, min(config.max_positions, positions or config.max_positions), device),
+    )

@@ -1,0 +1,101 @@
+"""One iteration's tokens, packed: new tokens of many requests side by side, and where their context lies."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mooncake_lab.core import blocks_for
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """New tokens of one request: positions `cached` up to `cached + len(tokens)`, and its block table."""
+
+    tokens: npt.NDArray[np.int64]
+    cached: int
+    """Tokens before them, already in the KVCache."""
+    blocks: npt.NDArray[np.int32]
+    """Blocks of the whole context, front to back."""
+    emits: bool
+    """Whether logits of the last of them are wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where a piece of several tokens lies in the packed batch; single tokens have no span."""
+
+    table_row: int
+    start: int
+    tokens: int
+    cached: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedBatch:
+    """Tensors of one iteration on the device that runs it; single-token pieces come first."""
+
+    tokens: torch.Tensor
+    """int64 (tokens,): token ids."""
+    positions: torch.Tensor
+    """int64 (tokens,): place of each token in its request."""
+    slots: torch.Tensor
+    """int64 (tokens,): where its key and value go, `block * block_size + offset`."""
+    tables: torch.Tensor
+    """int32 (pieces, longest table): block tables, padded with zeros."""
+    lengths: torch.Tensor
+    """int32 (pieces,): context of each piece, its new tokens included."""
+    singles: int
+    """How many leading rows are pieces of one token."""
+    spans: tuple[Span, ...]
+    """The longer pieces."""
+    logit_rows: torch.Tensor
+    """int64 (emitting pieces,): rows whose logits are wanted, in the order of the pieces that were given."""
+    longest: int
+    """Longest context (tokens)."""
+
+
+def pack(pieces: Sequence[Piece], block_size_tokens: int, device: torch.device) -> PackedBatch:
+    """Pack the pieces of an iteration; `logit_rows` keeps the order they were given in."""
+    order = sorted(range(len(pieces)), key=lambda i: len(pieces[i].tokens) > 1)
+    counts = np.array([len(pieces[i].tokens) for i in order], dtype=np.int64)
+    cached = np.array([pieces[i].cached for i in order], dtype=np.int64)
+    starts = np.concatenate(([0], np.cumsum(counts)))
+    rows = np.repeat(np.arange(len(order)), counts)
+    positions = np.arange(starts[-1]) - starts[rows] + cached[rows]
+    tables = _tables([pieces[i].blocks for i in order], cached + counts, block_size_tokens)
+    slots = tables[rows, positions // block_size_tokens].astype(np.int64) * block_size_tokens
+    last_row = {piece: int(starts[place + 1]) - 1 for place, piece in enumerate(order)}
+    singles = int((counts == 1).sum())
+    return PackedBatch(
+        tokens=_on(np.concatenate([pieces[i].tokens for i in order]), device),
+        positions=_on(positions, device),
+        slots=_on(slots + positions % block_size_tokens, device),
+        tables=_on(tables, device),
+        lengths=_on((cached + counts).astype(np.int32), device),
+        singles=singles,
+        spans=tuple(
+            Span(place, int(starts[place]), int(counts[place]), int(cached[place]))
+            for place in range(singles, len(order))
+        ),
+        logit_rows=_on(np.array([last_row[i] for i, p in enumerate(pieces) if p.emits], dtype=np.int64), device),
+        longest=int((cached + counts).max()),
+    )
+
+
+def _tables(
+    blocks: Sequence[npt.NDArray[np.int32]], lengths: npt.NDArray[np.int64], block_size_tokens: int
+) -> npt.NDArray[np.int32]:
+    """Block tables of one width, padded with zeros."""
+    widths = [blocks_for(int(length), block_size_tokens) for length in lengths]
+    tables = np.zeros((len(blocks), max(widths)), dtype=np.int32)
+    for row, (ids, width) in enumerate(zip(blocks, widths, strict=True)):
+        tables[row, :width] = ids[:width]
+    return tables
+
+
+def _on(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

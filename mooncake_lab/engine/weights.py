@@ -1,0 +1,177 @@
+"""Weights: from a local Hugging Face directory or seeded random; QKV and gate/up fused on the way in."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+
+from mooncake_lab.engine.config import LlamaConfig, read_config
+
+ReadTensor = Callable[[str], torch.Tensor]
+"""Gives the tensor of a Hugging Face parameter name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWeights:
+    """One layer's tensors; a linear's weight has shape (outputs, inputs), its bias (outputs,) or None."""
+
+    attention_norm: torch.Tensor
+    qkv: torch.Tensor
+    """Queries, then keys, then values, stacked along outputs."""
+    output: torch.Tensor
+    ffn_norm: torch.Tensor
+    gate_up: torch.Tensor
+    """Gate, then up, stacked along outputs."""
+    down: torch.Tensor
+    qkv_bias: torch.Tensor | None = None
+    output_bias: torch.Tensor | None = None
+    gate_up_bias: torch.Tensor | None = None
+    down_bias: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaWeights:
+    """All tensors of a model."""
+
+    config: LlamaConfig
+    embedding: torch.Tensor
+    """Shape (vocabulary, width)."""
+    layers: tuple[LayerWeights, ...]
+    norm: torch.Tensor
+    head: torch.Tensor
+    """Shape (vocabulary, width): the embedding itself where they are tied."""
+
+
+def load_weights(directory: Path, *, device: torch.device, dtype: torch.dtype) -> LlamaWeights:
+    """The weights of a local Hugging Face Llama directory: one safetensors file, or shards and their index.
+
+    Raises:
+        FileNotFoundError: when the directory has no config or no safetensors.
+        ValueError: when a tensor is missing, has an unexpected shape, or is none a Llama has.
+    """
+    config = read_config(directory)
+    files = _files(directory)
+
+    def read(name: str) -> torch.Tensor:
+        if name not in files:
+            raise ValueError(f"{directory}: no tensor {name!r} in the safetensors; the config says it is needed")
+        with safe_open(files[name], framework="pt") as file:
+            return file.get_tensor(name)
+
+    unknown = sorted(set(files) - set(parameter_shapes(config)) - {"lm_head.weight"})
+    unknown = [name for name in unknown if not name.endswith("rotary_emb.inv_freq")]
+    if unknown:
+        raise ValueError(f"{directory}: tensor {unknown[0]!r} is none a Llama of its config has")
+    return assemble(config, read, device=device, dtype=dtype)
+
+
+def random_weights(
+    config: LlamaConfig, *, seed: int = 0, device: torch.device, dtype: torch.dtype
+) -> LlamaWeights:
+    """Seeded random weights, scaled so that activations and logits keep the size of a trained model's.
+
+    Drawn on the device that holds them: the same seed gives the same weights on one kind of device.
+    """
+    generator = torch.Generator(device=device).manual_seed(seed)
+    shapes = parameter_shapes(config)
+
+    def draw(name: str) -> torch.Tensor:
+        shape = shapes[name]
+        if name.endswith("norm.weight"):
+            return torch.ones(shape, device=device, dtype=dtype)
+        scale = 1.0 if name == "model.embed_tokens.weight" else shape[-1] ** -0.5
+        return torch.randn(shape, generator=generator, device=device, dtype=dtype).mul_(scale)
+
+    return assemble(config, draw, device=device, dtype=dtype)
+
+
+def assemble(config: LlamaConfig, read: ReadTensor, *, device: torch.device, dtype: torch.dtype) -> LlamaWeights:
+    """Fuse tensors read by their Hugging Face names into a model's weights.
+
+    Raises:
+        ValueError: when a tensor has an unexpected shape.
+    """
+    shapes = parameter_shapes(config)
+
+    def place(*names: str) -> torch.Tensor:
+        parts = [read(name) for name in names]
+        for name, part in zip(names, parts, strict=True):
+            if tuple(part.shape) != shapes[name]:
+                raise ValueError(f"tensor {name!r} has shape {tuple(part.shape)}; the config says {shapes[name]}")
+        parts = [part.to(device=device, dtype=dtype) for part in parts]
+        return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts)
+
+    embedding = place("model.embed_tokens.weight")
+    return LlamaWeights(
+        config=config,
+        embedding=embedding,
+        layers=tuple(_layer(config, index, place) for index in range(config.layers)),
+        norm=place("model.norm.weight"),
+        head=embedding if config.tied_embeddings else place("lm_head.weight"),
+    )
+
+
+def _layer(config: LlamaConfig, index: int, place: Callable[..., torch.Tensor]) -> LayerWeights:
+    def fused(part: str, *names: str, suffix: str = "weight") -> torch.Tensor:
+        return place(*(f"model.layers.{index}.{part}{name}.{suffix}" for name in names))
+
+    def bias(wanted: bool, part: str, *names: str) -> torch.Tensor | None:  # noqa: FBT001  # data, not a switch
+        return fused(part, *names, suffix="bias") if wanted else None
+
+    attention, mlp = "self_attn.", "mlp."
+    return LayerWeights(
+        attention_norm=fused("", "input_layernorm"),
+        qkv=fused(attention, "q_proj", "k_proj", "v_proj"),
+        output=fused(attention, "o_proj"),
+        ffn_norm=fused("", "post_attention_layernorm"),
+        gate_up=fused(mlp, "gate_proj", "up_proj"),
+        down=fused(mlp, "down_proj"),
+        qkv_bias=bias(config.attention_bias, attention, "q_proj", "k_proj", "v_proj"),
+        output_bias=bias(config.attention_bias, attention, "o_proj"),
+        gate_up_bias=bias(config.ffn_bias, mlp, "gate_proj", "up_proj"),
+        down_bias=bias(config.ffn_bias, mlp, "down_proj"),
+    )
+
+
+def parameter_shapes(config: LlamaConfig) -> Mapping[str, tuple[int, ...]]:
+    """The Hugging Face names of a model's parameters and their shapes."""
+    linears = {
+        "self_attn.q_proj": (config.query_width, config.width),
+        "self_attn.k_proj": (config.kv_width, config.width),
+        "self_attn.v_proj": (config.kv_width, config.width),
+        "self_attn.o_proj": (config.width, config.query_width),
+        "mlp.gate_proj": (config.ffn_width, config.width),
+        "mlp.up_proj": (config.ffn_width, config.width),
+        "mlp.down_proj": (config.width, config.ffn_width),
+    }
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocabulary, config.width)}
+    for index in range(config.layers):
+        layer = f"model.layers.{index}."
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            shapes[f"{layer}{norm}.weight"] = (config.width,)
+        for name, shape in linears.items():
+            shapes[f"{layer}{name}.weight"] = shape
+            if config.attention_bias if name.startswith("self_attn") else config.ffn_bias:
+                shapes[f"{layer}{name}.bias"] = shape[:1]
+    shapes["model.norm.weight"] = (config.width,)
+    if not config.tied_embeddings:
+        shapes["lm_head.weight"] = (config.vocabulary, config.width)
+    return shapes
+
+
+def _files(directory: Path) -> Mapping[str, Path]:
+    """Which file holds each tensor."""
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        return {name: directory / file for name, file in weight_map.items()}
+    single = directory / "model.safetensors"
+    if not single.is_file():
+        raise FileNotFoundError(
+            f"{directory} has neither model.safetensors nor model.safetensors.index.json; pickled weights are not read"
+        )
+    with safe_open(single, framework="pt") as file:
+        return dict.fromkeys(file.keys(), single)
