@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mooncake_lab.workload import Trace, TraceStatistics, fetch_trace, read_trace, statistics, write_trace
+from mooncake_lab.workload.twin import make_twin
 
 Workload: TypeAlias = Literal["conversation", "synthetic", "toolagent", "arxiv"]
 _AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -36,7 +37,7 @@ def stats(
     except (ValueError, OSError) as error:
         _fail("stats", error)
     if trace.skipped:
-        typer.echo(f"skipped {trace.skipped} bad lines, among them:", err=True)
+        typer.echo(f"bad lines skipped: {trace.skipped}; the first of them:", err=True)
         for reason in trace.skipped_reasons:
             typer.echo(f"  {reason}", err=True)
     numbers = statistics(trace)
@@ -86,8 +87,6 @@ def synth(
     if output.exists() and not force:
         _fail("synth", ValueError(f"{output} exists already; name another file, or add --force to replace it"))
     try:
-        from mooncake_lab.workload.twin import make_twin
-
         trace = make_twin(like, seed=seed, requests=requests)
         write_trace(output, trace)
     except (ValueError, OSError) as error:

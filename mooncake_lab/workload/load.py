@@ -6,6 +6,7 @@ from mooncake_lab.workload.locate import find_trace
 from mooncake_lab.workload.reader import read_trace
 from mooncake_lab.workload.releases import release_of
 from mooncake_lab.workload.trace import Trace
+from mooncake_lab.workload.twin import make_twin
 
 
 def load(name: str, *, seed: int = 0) -> Trace:
@@ -22,8 +23,6 @@ def load(name: str, *, seed: int = 0) -> Trace:
     release = release_of(name)
     path = find_trace(name)
     if path is None:
-        from mooncake_lab.workload.twin import make_twin
-
         return make_twin(name, seed=seed)
     release.check(path)
     return replace(read_trace(path), name=name, origin="released", source=f"released {release.label} trace")

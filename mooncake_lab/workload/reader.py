@@ -119,7 +119,7 @@ class _Reading:
             sessions=tuple(line.session_id for line in lines) if self._has_sessions() else None,
             skipped=self.skipped,
             skipped_reasons=tuple(self.reasons),
-            source=f"file {self.path.name}" + (f", {self.skipped} bad lines skipped" if self.skipped else ""),
+            source=f"file {self.path.name}" + (f", bad lines skipped: {self.skipped}" if self.skipped else ""),
         )
 
     def _has_sessions(self) -> bool:

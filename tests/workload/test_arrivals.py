@@ -1,0 +1,103 @@
+"""Poisson arrivals and the shared-prefix workload, by their laws."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mooncake_lab.workload import SharedPrefix, poisson_arrivals_s, statistics, with_poisson_arrivals
+
+RECIPE = SharedPrefix(
+    requests=40,
+    requests_per_s=2,
+    input_tokens=50,
+    shared_tokens=24,
+    output_tokens=9,
+    prefixes=3,
+    block_size_tokens=8,
+)
+
+
+class TestPoisson:
+    @pytest.mark.parametrize("seed", range(4))
+    def test_mean_rate(self, seed):
+        """20,000 arrivals come at the asked rate within four standard errors."""
+        last_s = poisson_arrivals_s(20_000, 5.0, seed=seed)[-1]
+        assert last_s * 5.0 / 20_000 == pytest.approx(1, abs=4 / np.sqrt(20_000))
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_gaps_are_exponential(self, seed):
+        """The gaps' distribution function stays within the Kolmogorov bound of the exponential's (at 0.1 %)."""
+        gaps_s = np.sort(np.diff(poisson_arrivals_s(20_001, 5.0, seed=seed)))
+        expected = 1 - np.exp(-5.0 * gaps_s)
+        steps = np.arange(20_001) / 20_000
+        distance = max(np.abs(expected - steps[1:]).max(), np.abs(expected - steps[:-1]).max())
+        assert distance < 1.95 / np.sqrt(20_000)
+
+    def test_seeds(self):
+        """The same seed gives the same arrivals, another seed others."""
+        assert (poisson_arrivals_s(9, 1.0, seed=1) == poisson_arrivals_s(9, 1.0, seed=1)).all()
+        assert (poisson_arrivals_s(9, 1.0, seed=1) != poisson_arrivals_s(9, 1.0, seed=2)).all()
+
+    @pytest.mark.parametrize("rate", [0, -1, np.inf, np.nan])
+    def test_bad_rate(self, rate):
+        """A rate that is not a positive number is refused."""
+        with pytest.raises(ValueError, match="requests_per_s"):
+            poisson_arrivals_s(3, rate)
+
+    def test_bad_number(self):
+        """A negative number of arrivals is refused."""
+        with pytest.raises(ValueError, match="draw -1 arrivals"):
+            poisson_arrivals_s(-1, 1.0)
+
+    def test_on_a_trace(self, make_trace):
+        """New arrivals keep the requests and their order, and the source says what was done."""
+        trace = make_trace([0, 1], [0, 2])
+        poisson = with_poisson_arrivals(trace, 3.0, seed=4)
+        assert (poisson.block_ids == trace.block_ids).all()
+        assert (np.diff(poisson.arrival_s) > 0).all()
+        assert poisson.source == "made by a test, Poisson arrivals at 3/s, seed 4"
+
+
+class TestSharedPrefix:
+    @given(st.integers(1, 50), st.integers(1, 4), st.integers(0, 6), st.integers(0, 7), st.integers(0, 99))
+    def test_the_hit_rate_is_known(self, requests, prefixes, shared_blocks, own_tokens, seed):
+        """Every request hits its whole prefix, except the first of each prefix; nothing else is shared."""
+        if shared_blocks + own_tokens == 0:
+            own_tokens = 1
+        recipe = SharedPrefix(
+            requests=requests, requests_per_s=1, input_tokens=8 * shared_blocks + own_tokens,
+            shared_tokens=8 * shared_blocks, output_tokens=1, prefixes=prefixes, block_size_tokens=8,
+        )  # fmt: skip
+        trace = recipe.make(seed=seed)
+        assert sum(1 for _ in trace.requests()) == requests
+        numbers = statistics(trace)
+        used = len(np.unique(trace.block_ids[trace.block_starts[:-1]])) if shared_blocks else 0
+        expected = (requests - used) * shared_blocks / numbers.blocks
+        assert numbers.ideal_block_hit_rate == pytest.approx(expected)
+
+    def test_prefixes_are_equally_likely(self):
+        """Over many requests each prefix is chosen about as often as the others."""
+        recipe = SharedPrefix(
+            requests=9000, requests_per_s=1, input_tokens=16, shared_tokens=8, output_tokens=1, prefixes=3,
+            block_size_tokens=8,
+        )  # fmt: skip
+        trace = recipe.make(seed=5)
+        counts = np.unique(trace.block_ids[trace.block_starts[:-1]], return_counts=True)[1]
+        assert (np.abs(counts - 3000) < 4 * np.sqrt(9000 * 2 / 9)).all()
+
+    def test_seeds(self):
+        """The same seed gives the same trace, another seed another."""
+        assert (RECIPE.make(seed=1).block_ids == RECIPE.make(seed=1).block_ids).all()
+        assert (RECIPE.make(seed=1).block_ids != RECIPE.make(seed=2).block_ids).any()
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [{"requests": 0}, {"shared_tokens": 3}, {"shared_tokens": 56}, {"prefixes": 0}, {"output_tokens": -1}],
+    )
+    def test_bad_recipe(self, wrong):
+        """A recipe that makes no sense is refused, naming the field."""
+        with pytest.raises(ValueError, match=f"SharedPrefix.{next(iter(wrong))}"):
+            replace(RECIPE, **wrong)

@@ -1,0 +1,74 @@
+"""What requests share: counted by hand, by laws, and against the released files."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mooncake_lab.workload import (
+    SharedPrefix,
+    conversation_sizes,
+    request_of_block,
+    reusable_blocks,
+    reuse_gaps_s,
+    seen_before,
+    use_counts,
+)
+
+
+class TestByHand:
+    def test_a_small_trace(self, make_trace):
+        """Uses, reuse, gaps and front blocks of four requests are what a person counts."""
+        trace = make_trace([0, 1], [0, 2], [0, 1, 3], [0, 9, 1], arrival_s=[0.0, 1.0, 4.0, 9.0])
+        assert use_counts(trace).tolist() == [4, 3, 1, 1, 1]
+        assert request_of_block(trace).tolist() == [0, 0, 1, 1, 2, 2, 2, 3, 3, 3]
+        assert seen_before(trace).tolist() == [False, False, True, False, True, True, False, True, False, True]
+        assert sorted(reuse_gaps_s(trace).tolist()) == [1.0, 3.0, 4.0, 5.0, 5.0]
+
+    def test_reuse_stops_at_the_first_gap(self, make_trace):
+        """A block behind one that is new cannot be reused, though it was seen before."""
+        trace = make_trace([0, 1], [0, 2], [0, 1, 3], [0, 9, 1])
+        assert reusable_blocks(trace).tolist() == [0, 1, 2, 1]
+
+    def test_conversations(self, make_trace):
+        """Requests group by their first block that is not everybody's; one that has none stands alone."""
+        trace = make_trace([0, 1], [0, 2], [0, 1, 3], [0], [0, 1, 3, 4])
+        assert conversation_sizes(trace, common_share=0.7).tolist() == [3, 1, 1]
+
+    @pytest.mark.parametrize("share", [0, 1.5, -0.1])
+    def test_common_share_is_a_share(self, make_trace, share):
+        """A share outside (0, 1] is refused."""
+        with pytest.raises(ValueError, match="common_share"):
+            conversation_sizes(make_trace([0]), common_share=share)
+
+
+class TestLaws:
+    @given(st.integers(1, 60), st.integers(1, 5), st.integers(0, 5), st.integers(0, 3))
+    def test_everything_adds_up(self, requests, prefixes, shared_blocks, seed):
+        """Unique blocks plus reuses are all blocks, gaps are one a reuse, conversations hold all requests."""
+        recipe = SharedPrefix(
+            requests=requests, requests_per_s=2, input_tokens=40, shared_tokens=8 * shared_blocks,
+            output_tokens=1, prefixes=prefixes, block_size_tokens=8,
+        )  # fmt: skip
+        trace = recipe.make(seed=seed)
+        reuses = int(seen_before(trace).sum())
+        assert use_counts(trace).sum() == len(trace.block_ids)
+        assert len(use_counts(trace)) + reuses == len(trace.block_ids)
+        assert len(reuse_gaps_s(trace)) == reuses
+        assert (reuse_gaps_s(trace) >= 0).all()
+        assert reusable_blocks(trace).sum() == reuses  # here reuse is always at the front
+        assert conversation_sizes(trace).sum() == requests
+
+
+class TestReleased:
+    def test_front_blocks(self, released, reference):
+        """Requests by reusable front blocks, in a cache that never forgets, are as recounted."""
+        found = np.bincount(np.minimum(reusable_blocks(released), 5), minlength=6)
+        names = [f"requests_reusing_{k}_blocks" for k in range(5)] + ["requests_reusing_5_or_more_blocks"]
+        assert found.tolist() == [reference[released.name, name] for name in names]
+
+    @pytest.mark.parametrize("uses", [1, 2, 3, 4, 5, 10, 20])
+    def test_use_counts(self, released, reference, uses):
+        """The share of blocks used at most so often is as recounted."""
+        expected = reference[released.name, f"share_of_blocks_used_at_most_{uses}"]
+        assert (use_counts(released) <= uses).mean() == pytest.approx(expected, rel=1e-12)
