@@ -1,1 +1,11 @@
-"""Notebooks executed in parallel with papermill, each only when something it depends on changed."""
+"""Notebooks executed in parallel with papermill, each only when something it depends on changed.
+
+The book, a batch of other parameters, and a class all go through here: `plan` says what there is to
+do, `run` does it, and the executed notebook itself remembers what it was computed from.
+"""
+
+from mooncake_lab.batch.plan import Job, plan
+from mooncake_lab.batch.provenance import Provenance, write_provenance
+from mooncake_lab.batch.run import Outcome, run
+
+__all__ = ["Job", "Outcome", "Provenance", "plan", "run", "write_provenance"]

@@ -1,0 +1,91 @@
+# The book, its tests, and everything around them. Plain `make` lists what there is.
+#
+# Each target makes what it needs, and only when something it depends on changed. A virtual environment in
+# .venv holds the pinned tools; to use another one (conda), say `make BIN=$CONDA_PREFIX/bin ...`.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+SCALE ?= classroom
+SEED ?= 0
+PORT ?= 8000
+TEST_WORKERS ?= auto
+PYTEST_FLAGS ?=
+
+VENV := .venv
+BIN ?= $(VENV)/bin
+ENV := $(if $(filter $(VENV)/bin,$(BIN)),$(VENV)/ready)
+
+UV_VERSION := 0.13.8
+TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+
+export HF_HUB_OFFLINE ?= 1
+export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
+
+.PHONY: help book notebooks test test-slow test-site screenshots serve-book traces check format clean env
+
+help: ## List the targets
+	@printf 'Targets (variables in brackets):\n\n'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)$$/  make \1|\2/' | column -t -s '|'
+	@printf '\nStart with `make book`; the first run fills $(VENV), which takes a minute or two.\n'
+
+book: notebooks ## Execute the chapters and render the book; ends with the path to open [SCALE SEED]
+	@$(BIN)/python -m mooncake_lab.batch.render book
+
+notebooks: $(ENV) ## Execute the chapters that changed, in parallel [SCALE SEED]
+	@$(BIN)/mooncake-lab batch --scale $(SCALE) --seed $(SEED)
+
+test: $(ENV) ## Check everything that needs neither minutes nor a GPU [PYTEST_FLAGS]
+	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/pytest -n $(TEST_WORKERS) -m 'not slow and not gpu' $(PYTEST_FLAGS)
+
+test-slow: $(ENV) ## The tests that take minutes [PYTEST_FLAGS]
+	@$(BIN)/pytest -m 'slow and not gpu' $(PYTEST_FLAGS)
+
+test-site: $(ENV) ## Read the built book in a headless browser
+	@$(BIN)/pytest -n $(TEST_WORKERS) -m site tests/site $(PYTEST_FLAGS)
+
+screenshots: book ## Picture every page, light, dark and on a phone, into tests/site/screenshots
+	@$(BIN)/pytest -q tests/site/test_screenshots.py
+	@echo "Look at tests/site/screenshots"
+
+serve-book: book ## Serve the built book on this machine, with search [PORT]
+	@echo "http://127.0.0.1:$(PORT)  (Ctrl-C ends it)"
+	@exec $(BIN)/python -m http.server $(PORT) --bind 127.0.0.1 --directory book/_build/html
+
+traces: $(ENV) ## Fetch the released traces, checked by fingerprint
+	@for name in conversation synthetic toolagent; do $(BIN)/mooncake-lab trace fetch $$name; done
+
+check: $(ENV) ## Style, types, floors, and notebooks without outputs
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/basedpyright
+	@$(BIN)/lint-imports
+	@$(BIN)/nbstripout --verify $(NBSTRIPOUT) notebooks/*.ipynb
+
+format: $(ENV) ## Put code and notebooks into shape
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format --quiet .
+	@$(BIN)/nbstripout $(NBSTRIPOUT) notebooks/*.ipynb
+
+clean: ## Remove what can be made again, except the environment
+	@rm -rf book/_build book/chapters book/_generated tests/site/screenshots
+	@rm -rf .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@find mooncake_lab tests book -name __pycache__ -type d -prune -exec rm -rf {} +
+
+env: $(ENV) ## Make the environment from the pinned requirements
+	@echo "Environment: $(BIN)"
+
+# what running a notebook leaves behind, besides its outputs
+NBSTRIPOUT := --keep-id --extra-keys 'metadata.papermill metadata.mooncake_lab cell.metadata.papermill'
+
+# --- the environment ----------------------------------------------------------------------------------------------
+
+PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3 python,$(shell \
+	command -v $(name) >/dev/null && $(name) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
+	2>/dev/null && echo $(name))))
+
+$(VENV)/ready: requirements.lock pyproject.toml
+	@bash .ci/environment "$(PYTHON)" "$(VENV)" "$(UV_VERSION)" "$(TORCH_CPU_INDEX)"
+	@touch $@

@@ -1,0 +1,124 @@
+"""One notebook, executed with papermill in the process that calls this."""
+
+import logging
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from mooncake_lab.batch.notebook import read_notebook
+from mooncake_lab.batch.plan import MARK, Job, parameter_defaults
+
+Status = Literal["executed", "cached", "failed"]
+
+_STARTS: Final = 3
+"""Kernels talk over ports that another process may take in between; a start that fails is tried again."""
+
+_THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of one job."""
+
+    topic: str
+    status: Status
+    seconds: float
+    notebook: Path
+    """The executed copy; up to the failing cell where it failed."""
+    error: str | None = None
+    """One line: the cell, its first line, and what it raised."""
+
+
+def prepare_worker(threads: int) -> None:
+    """Set what a worker's kernels inherit: their share of the cores, and no calls home.
+
+    What the caller has set already is left alone.
+    """
+    for name in _THREAD_VARIABLES:
+        os.environ.setdefault(name, str(threads))
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("PYTHONWARNINGS", "ignore:IProgress not found")  # tqdm misses widgets; pages have none
+
+
+def execute(job: Job) -> Outcome:
+    """Execute one notebook and write its copy, marked with the digest of what it was made from.
+
+    A failing cell is an outcome, not an exception; the copy then ends there, for reading.
+    """
+    started = time.monotonic()
+    output = job.root / job.output
+    output.parent.mkdir(parents=True, exist_ok=True)
+    (job.root / job.record).unlink(missing_ok=True)
+    error = _run_cells(job, output)
+    return Outcome(
+        topic=job.topic,
+        status="failed" if error else "executed",
+        seconds=time.monotonic() - started,
+        notebook=job.output,
+        error=error,
+    )
+
+
+def _run_cells(job: Job, output: Path) -> str | None:
+    import nbformat  # both take seconds to import, which a build with nothing to do does not spend
+    import papermill
+    from papermill.exceptions import PapermillExecutionError
+
+    logging.getLogger("papermill").setLevel(logging.ERROR)
+    for attempt in range(1, _STARTS + 1):
+        output.unlink(missing_ok=True)
+        try:
+            executed = papermill.execute_notebook(
+                job.root / job.source,
+                output,
+                parameters=dict(job.parameters),
+                progress_bar=False,
+                cwd=job.root,
+                extra_arguments=["--log-level=ERROR"],  # the kernel's greetings
+            )
+        except PapermillExecutionError as failure:
+            return _sentence(failure, output)
+        except RuntimeError as failure:  # the kernel died, or never came up
+            done = _finished_cells(output)
+            if done or attempt == _STARTS:
+                return f"the kernel died after {done} cells: {failure}"
+            _log.warning("%s: the kernel did not start (%s); trying again", job.topic, failure)
+        else:
+            _mark(executed, job)
+            nbformat.write(executed, output)
+            return None
+    raise AssertionError("the loop above returns")
+
+
+def _sentence(failure: Any, partial: Path) -> str:
+    """Name the cell as the author counts them: without the cells that papermill put in."""
+    own = {"injected-parameters", "papermill-error-cell-tag"}
+    cells = read_notebook(partial).cells
+    failed = next(i for i, cell in enumerate(cells) if cell.metadata.get("papermill", {}).get("exception"))
+    number = sum(own.isdisjoint(cell.tags) for cell in cells[: failed + 1])
+    line = next((line for line in failure.source.splitlines() if line.strip()), "")
+    return f"cell {number} ({line.strip()[:70]!r}) raised {failure.ename}: {failure.evalue}"
+
+
+def _finished_cells(output: Path) -> int:
+    try:
+        return sum(cell.is_finished for cell in read_notebook(output).cells)
+    except (OSError, ValueError):
+        return 0
+
+
+def _mark(executed: Any, job: Job) -> None:
+    """Remember what the copy depends on, and show injected parameters only where they say something new."""
+    recorded = (job.root / job.record).is_file()
+    executed.metadata[MARK] = {"digest": job.digest, "recorded": recorded}
+    executed.metadata["papermill"].update(input_path=job.source.as_posix(), output_path=job.output.as_posix())
+    defaults = parameter_defaults(read_notebook(job.root / job.source))
+    told = {name: value for name, value in job.parameters.items() if name != "out_dir"}
+    if all(defaults.get(name) == value for name, value in told.items()):
+        for cell in executed.cells:
+            if "injected-parameters" in cell.metadata.get("tags", []):
+                cell.metadata["tags"].append("remove-cell")

@@ -1,0 +1,136 @@
+"""Which notebooks there are, what they will be told, and which of them are still up to date."""
+
+import ast
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from mooncake_lab.batch.notebook import Notebook, read_notebook
+
+Value: TypeAlias = str | int | float | bool
+"""What a parameter may be."""
+
+MARK: Final = "mooncake_lab"
+"""The key under which an executed notebook's metadata says what it was computed from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One notebook to execute with given parameters."""
+
+    topic: str
+    """The stem without its number: `store` for `07_store.ipynb`."""
+    source: Path
+    output: Path
+    """Where the executed copy goes."""
+    record: Path
+    """The numbers that the chapter may write: `out_dir/topic.json`."""
+    parameters: Mapping[str, Value]
+    digest: str
+    """A name for everything the result depends on."""
+    root: Path
+    """The folder in which the kernel works; the paths above are relative to it."""
+
+    def is_done(self) -> bool:
+        """Whether the executed copy, and the numbers it wrote, are there and were made from the same."""
+        executed = self.root / self.output
+        if not executed.is_file():
+            return False
+        try:
+            mark = read_notebook(executed).metadata.get(MARK)
+        except ValueError:  # cut off by a crash or an interrupt: no longer worth anything
+            return False
+        if not mark or mark.get("digest") != self.digest:
+            return False
+        return (self.root / self.record).is_file() or not mark.get("recorded")
+
+
+def plan(
+    notebooks: Iterable[Path],
+    *,
+    root: Path,
+    out: Path,
+    records: Path,
+    parameters: Mapping[str, Value],
+    surroundings: str,
+    topics: Sequence[str] = (),
+) -> list[Job]:
+    """The jobs for some notebooks, in the order of their names.
+
+    Args:
+        notebooks: files named `NN_topic.ipynb`, under `root`.
+        root: the folder in which the kernels work.
+        out: where the executed copies go, relative to `root`.
+        records: the notebooks' `out_dir`, relative to `root`.
+        parameters: for every notebook, besides `out_dir`.
+        surroundings: what `surroundings_digest` returned.
+        topics: only these; all when empty.
+
+    Raises:
+        ValueError: when a topic has no notebook, or a notebook does not know a parameter.
+    """
+    by_topic = {topic_of(path): path for path in sorted(notebooks)}
+    for topic in topics:
+        if topic not in by_topic:
+            raise ValueError(f"there is no notebook for the topic {topic!r}; there are {', '.join(by_topic)}")
+    told = {**parameters, "out_dir": records.as_posix()}
+    jobs: list[Job] = []
+    for topic, source in by_topic.items():
+        if topics and topic not in topics:
+            continue
+        _refuse_unknown(told, source)
+        parts = (source.read_bytes(), msgspec.json.encode(told, order="sorted"), surroundings.encode())
+        jobs.append(
+            Job(
+                topic=topic,
+                source=source.relative_to(root),
+                output=out / source.name,
+                record=records / f"{topic}.json",
+                parameters=told,
+                digest=hashlib.sha256(b"\0".join(parts)).hexdigest(),
+                root=root,
+            )
+        )
+    return jobs
+
+
+def topic_of(path: Path) -> str:
+    """The topic of a notebook: its stem without the number in front."""
+    number, _, topic = path.stem.partition("_")
+    return topic if number.isdigit() and topic else path.stem
+
+
+def parameter_defaults(notebook: Notebook) -> dict[str, Any]:
+    """The names set in the cell tagged `parameters`, with the values a reader sees there."""
+    defaults: dict[str, Any] = {}
+    for cell in notebook.tagged("parameters"):
+        for statement in ast.parse(cell.text).body:
+            match statement:
+                case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                    defaults[name] = _literal(value)
+                case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                    defaults[name] = _literal(value)
+                case _:
+                    continue
+    return defaults
+
+
+def _literal(value: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(value)
+    except ValueError:  # an expression, whose value only the kernel knows
+        return None
+
+
+def _refuse_unknown(told: Mapping[str, Value], source: Path) -> None:
+    known = parameter_defaults(read_notebook(source))
+    unknown = [name for name in told if name not in known]
+    if unknown:
+        raise ValueError(
+            f"{source.name} has no parameter {', '.join(map(repr, unknown))};"
+            f" its parameters are {', '.join(known) or 'none: no cell is tagged `parameters`'}"
+        )

@@ -1,0 +1,62 @@
+"""Many notebooks at once, in processes, with a display for whoever watches."""
+
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from multiprocessing import get_context
+from typing import Final
+
+from mooncake_lab.batch.display import Display
+from mooncake_lab.batch.execute import Outcome, execute, prepare_worker
+from mooncake_lab.batch.plan import Job
+
+__all__ = ["Outcome", "run"]
+
+_LOOK_EVERY_S: Final = 0.5
+
+
+def run(
+    jobs: Sequence[Job], *, workers: int, threads: int, display: Display, force: bool = False
+) -> list[Outcome]:
+    """Execute what is not up to date; the outcomes come in the order of the jobs.
+
+    All of them run, also after one failed: the next build then finds the good ones done.
+
+    Args:
+        jobs: what `plan` returned.
+        workers: notebooks at a time.
+        threads: of the numeric libraries, in each notebook.
+        display: shows what happens.
+        force: execute also what is up to date.
+    """
+    done = {job.topic: _cached(job) for job in jobs if not force and job.is_done()}
+    todo = [job for job in jobs if job.topic not in done]
+    with display:
+        for outcome in done.values():
+            display.finished(outcome)
+        if todo:
+            done |= _execute_all(todo, workers, threads, display)
+    return [done[job.topic] for job in jobs]
+
+
+def _cached(job: Job) -> Outcome:
+    return Outcome(topic=job.topic, status="cached", seconds=0.0, notebook=job.output)
+
+
+def _execute_all(todo: Sequence[Job], workers: int, threads: int, display: Display) -> dict[str, Outcome]:
+    done: dict[str, Outcome] = {}
+    context = get_context("spawn")  # a fresh interpreter: papermill's event loops do not survive a fork
+    with ProcessPoolExecutor(
+        max_workers=min(workers, len(todo)), mp_context=context, initializer=prepare_worker, initargs=(threads,)
+    ) as pool:
+        running: dict[Future[Outcome], Job] = {}
+        for job in todo:
+            running[pool.submit(execute, job)] = job
+            display.waiting(job)
+        while running:
+            finished, _ = wait(running, timeout=_LOOK_EVERY_S, return_when=FIRST_COMPLETED)
+            for future in finished:
+                job = running.pop(future)
+                done[job.topic] = future.result()
+                display.finished(done[job.topic])
+            display.look(running.values())
+    return done

@@ -1,0 +1,116 @@
+"""The built book behind a web server on loopback, and a browser to read it with."""
+
+import functools
+import http.server
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from http import HTTPStatus
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Request, Response, sync_playwright
+
+ROOT = Path(__file__).parents[2]
+SITE = Path(os.environ.get("MOONCAKE_LAB_SITE", ROOT / "book" / "_build" / "html"))
+
+
+def pytest_generate_tests(metafunc):
+    """Visit every page once for all the tests that ask for a visit."""
+    if "visit" in metafunc.fixturenames:
+        pages = sorted(p.relative_to(SITE).as_posix() for p in SITE.rglob("*.html") if "_static" not in p.parts)
+        skipped = pytest.param("", marks=pytest.mark.skip(reason="the book is not built; run `make book`"))
+        metafunc.parametrize("visit", pages or [skipped], indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
+def site() -> Path:
+    """The folder of the built book."""
+    if not (SITE / "index.html").is_file():
+        pytest.skip("the book is not built; run `make book`")
+    return SITE
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture(scope="session")
+def address(site) -> Iterator[str]:
+    """Where the book is served."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=str(site)))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """Debian's Chromium, driven by playwright."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no Chromium on PATH; on Debian: apt-get install chromium")
+    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=flags)
+        yield browser
+        browser.close()
+
+
+class Visit:
+    """An open page, and what the browser complained about while it opened."""
+
+    def __init__(self, browser: Browser, address: str, path: str) -> None:
+        self.path = path
+        self.faults: list[str] = []
+        self._address = address
+        self._context = browser.new_context(viewport={"width": 1440, "height": 1000}, color_scheme="light")
+        self.page = self._context.new_page()
+        self.page.on("console", self._on_console)
+        self.page.on("pageerror", lambda error: self.faults.append(f"page error: {error}"))
+        self.page.on("response", self._on_response)
+        self.page.on("request", self._on_request)
+        self.page.goto(f"{address}/{path}", wait_until="networkidle")
+
+    def close(self) -> None:
+        """Close the page."""
+        self._context.close()
+
+    def _on_console(self, message: ConsoleMessage) -> None:
+        if message.type in {"error", "warning"}:
+            self.faults.append(f"console: {message.text}")
+
+    def _on_response(self, response: Response) -> None:
+        if response.status >= HTTPStatus.BAD_REQUEST:
+            self.faults.append(f"{response.status} {response.url}")
+
+    def _on_request(self, request: Request) -> None:
+        if not request.url.startswith((self._address, "data:", "blob:", "about:")):
+            self.faults.append(f"leaves this machine: {request.url}")
+
+
+@pytest.fixture(scope="session")
+def visit(browser, address, request) -> Iterator[Visit]:
+    """A page of the book at the width of a desk; tests that change it put it back."""
+    visit = Visit(browser, address, request.param)
+    yield visit
+    visit.close()
+
+
+@pytest.fixture
+def open_page(browser, address):
+    """A function that opens a page for one test alone."""
+    visits: list[Visit] = []
+
+    def opened(path: str) -> Visit:
+        visits.append(Visit(browser, address, path))
+        return visits[-1]
+
+    yield opened
+    for visit in visits:
+        visit.close()

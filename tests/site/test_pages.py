@@ -1,0 +1,103 @@
+"""The built book, page by page, as a reader's browser sees it."""
+
+import pytest
+
+pytestmark = pytest.mark.site
+
+DESK = {"width": 1440, "height": 1000}
+
+
+def test_page_opens_without_complaint(visit):
+    """No console message, no script error, no missing file, and no request that leaves this machine."""
+    assert visit.faults == []
+
+
+def test_formulas_are_typeset(visit):
+    """No formula is left as TeX source."""
+    typeset = "() => [...document.querySelectorAll('.math')].every(e => e.querySelector('mjx-container'))"
+    visit.page.wait_for_function(typeset)
+
+
+def test_images_load(visit):
+    """Every image has loaded and has a size."""
+    page = visit.page
+    page.evaluate("document.querySelectorAll('img').forEach(i => i.loading = 'eager')")
+    page.wait_for_function("() => [...document.images].every(i => i.complete)")
+    assert page.evaluate("[...document.images].filter(i => i.naturalWidth === 0).map(i => i.src)") == []
+
+
+def test_page_fits_a_phone(visit):
+    """On a phone nothing but a table, a formula or code scrolls sideways."""
+    visit.page.set_viewport_size({"width": 390, "height": 844})
+    width = visit.page.evaluate("document.documentElement.scrollWidth")
+    visit.page.set_viewport_size(DESK)
+    assert width <= 390
+
+
+def test_search_finds_a_word(open_page):
+    """A word of the glossary finds the page that explains it."""
+    visit = open_page("search.html?q=KVCache")
+    page = visit.page
+    page.wait_for_selector("ul.search li a")
+    found = page.eval_on_selector_all("ul.search li a", "links => links.map(l => l.getAttribute('href'))")
+    assert any("glossary.html" in link for link in found), found
+    assert visit.faults == []
+
+
+def test_search_button_asks_for_a_word(open_page):
+    """The button in the side bar opens a field, and what is typed there is searched."""
+    page = open_page("index.html").page
+    page.locator(".search-button-field:visible, .search-button__button:visible").first.click()
+    page.keyboard.type("mooncake")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("ul.search li a")
+
+
+def test_dark_mode_toggles(open_page):
+    """The switch changes the theme, and the background follows."""
+    page = open_page("index.html").page
+
+    def background():
+        return page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+    seen = {background()}
+    for _ in range(2):  # automatic, light, dark
+        page.locator("button.theme-switch-button:visible").first.click()
+        seen.add(background())
+    assert len(seen) == 2
+
+
+def test_chapters_can_be_taken_home_and_launched(open_page, site):
+    """Each chapter downloads as a notebook from the book itself, and its launch links name the source notebook."""
+    for chapter in sorted(site.glob("chapters/*.html")):
+        page = open_page(f"chapters/{chapter.name}").page
+        links = page.eval_on_selector_all("a[href]", "links => links.map(l => l.getAttribute('href'))")
+        own = [link for link in links if link.endswith(f"_sources/chapters/{chapter.stem}.ipynb")]
+        assert own
+        assert (site / "_sources" / "chapters" / f"{chapter.stem}.ipynb").is_file()
+        launches = [link for link in links if "mybinder.org" in link or "colab.research" in link]
+        assert len(launches) == 2
+        assert all(link.endswith(f"notebooks/{chapter.stem}.ipynb") for link in launches)
+
+
+def test_reading_order_has_no_end_before_the_last_page(open_page):
+    """Following "next" from the front page passes through every chapter."""
+    page = open_page("index.html").page
+    seen = []
+    while page.locator("a.right-next").count():
+        page.locator("a.right-next").first.click()
+        page.wait_for_load_state("domcontentloaded")
+        assert page.url not in seen
+        seen.append(page.url)
+    assert sum("/chapters/" in url for url in seen) >= 3
+
+
+def test_solutions_are_folded(open_page, site):
+    """A solution shows itself only when asked."""
+    chapter = next(iter(sorted(site.glob("chapters/*.html"))))
+    page = open_page(f"chapters/{chapter.name}").page
+    solution = page.locator(".solution.admonition").first
+    body = solution.locator("section, p:not(.admonition-title)").first
+    assert not body.is_visible()
+    solution.locator(".admonition-title").click()
+    assert body.is_visible()
