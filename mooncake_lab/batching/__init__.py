@@ -1,5 +1,48 @@
 """What an instance runs next: one pure policy a file, one plan an iteration."""
 
+from mooncake_lab.batching.check import check_plan
+from mooncake_lab.batching.decode_only import DecodeOnly
+from mooncake_lab.batching.gantt import gantt, padding_waste, tail_waste
+from mooncake_lab.batching.orca import Orca
 from mooncake_lab.batching.plan import BatchingPolicy, Limits, Plan, Progress, Refusal, Segment, SegmentKind
+from mooncake_lab.batching.policies import BATCHING_POLICIES, CHUNKED_POLICIES, named_policy
+from mooncake_lab.batching.prefill_only import PrefillOnly
+from mooncake_lab.batching.replay import Iteration, trace_plans
+from mooncake_lab.batching.request_level import RequestLevel
+from mooncake_lab.batching.sarathi import Sarathi
+from mooncake_lab.batching.sarathi_serve import SarathiServe
+from mooncake_lab.batching.splitfuse import SplitFuse
+from mooncake_lab.batching.stretch import decode_stretch_steps
+from mooncake_lab.batching.tensorrt_llm import TensorRTLLM
+from mooncake_lab.batching.vllm import VLLM
+from mooncake_lab.batching.vllm_chunked import VLLMChunked
 
-__all__ = ["BatchingPolicy", "Limits", "Plan", "Progress", "Refusal", "Segment", "SegmentKind"]
+__all__ = [
+    "BATCHING_POLICIES",
+    "CHUNKED_POLICIES",
+    "VLLM",
+    "BatchingPolicy",
+    "DecodeOnly",
+    "Iteration",
+    "Limits",
+    "Orca",
+    "Plan",
+    "PrefillOnly",
+    "Progress",
+    "Refusal",
+    "RequestLevel",
+    "Sarathi",
+    "SarathiServe",
+    "Segment",
+    "SegmentKind",
+    "SplitFuse",
+    "TensorRTLLM",
+    "VLLMChunked",
+    "check_plan",
+    "decode_stretch_steps",
+    "gantt",
+    "named_policy",
+    "padding_waste",
+    "tail_waste",
+    "trace_plans",
+]

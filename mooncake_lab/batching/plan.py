@@ -31,7 +31,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Leading tokens whose keys and values are in the KVCache, whether computed here or reused."""
     generated_tokens: int = 0
     held_blocks: int = 0
-    """Blocks on its account that `Limits.free_blocks` no longer counts."""
+    """Blocks it needs no more of, as `Limits.free_blocks` does not count them: its own, and for a waiting request
+    those of its reused prefix that running requests hold."""
     shared_blocks: int = 0
     """Of those, the ones other requests hold too: preempting this one does not free them."""
     max_new_tokens: int | None = None
@@ -144,6 +145,16 @@ class Plan:
     def decodes(self) -> tuple[Segment, ...]:
         """The segments that are steps of generation."""
         return tuple(segment for segment in self.segments if segment.kind == "decode")
+
+
+def require_positive(knob: str, value: int | None) -> None:
+    """Refuse a policy's knob that is set and below 1.
+
+    Raises:
+        ValueError: naming the knob.
+    """
+    if value is not None and value < 1:
+        raise ValueError(f"{knob} is {value}; at least 1 is needed, or None for no limit beyond the instance's")
 
 
 class BatchingPolicy(Protocol):

@@ -1,0 +1,32 @@
+"""What a decode instance runs: continuous batching over KVCache it was given."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mooncake_lab.batching.blocks import known_blocks
+from mooncake_lab.batching.draft import Draft
+from mooncake_lab.batching.plan import Limits, Plan, Progress
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeOnly:
+    """Every request whose KVCache has arrived joins at once and advances by one token an iteration.
+
+    Published: Mooncake, FAST'25 §3 (decode pool, continuous batching).
+
+    Assumptions: on shortage of blocks the newest request is swapped out, as this instance has no prefill to
+    recompute it with. A waiting request whose KVCache is not here yet is passed over.
+    """
+
+    watermark: float = 0.0
+    """Part of the cache that admissions leave free."""
+
+    def plan(self, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Plan:
+        """All decodes, old and new."""
+        draft = Draft(running, limits, known_blocks, watermark=self.watermark)
+        draft.swap_out()
+        draft.decode()
+        for request in draft.candidates([request for request in waiting if request.decoding]):
+            if not draft.admit(request, 1):
+                break
+        return draft.plan("decodes only")

@@ -1,0 +1,184 @@
+"""The page on which a policy writes one plan: who stays, who advances, who comes in."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from mooncake_lab.batching.blocks import Promise, refusal, too_large, whole_prompt_refusal
+from mooncake_lab.batching.plan import Limits, Plan, Progress, Refusal, Segment
+
+
+class Draft:
+    """One iteration in the making. Mutable, because it is filled line by line and then thrown away.
+
+    It keeps the accounts that every policy shares, so that a policy is only its order of service: tokens left
+    in the iteration, places left, and blocks that are free and promised to nobody.
+
+    Args:
+        running: requests with a place, in order of service.
+        limits: what the instance may spend.
+        promise: blocks a running request may count on.
+        budget_tokens: tokens of an iteration, where the policy wants fewer than the limits allow.
+        places: requests that may run at once, likewise.
+        watermark: part of the KVCache that admissions leave free, so that growth does not preempt at once.
+
+    Raises:
+        ValueError: when a running request has nothing to compute.
+    """
+
+    def __init__(
+        self,
+        running: Sequence[Progress],
+        limits: Limits,
+        promise: Promise,
+        *,
+        budget_tokens: int | None = None,
+        places: int | None = None,
+        watermark: float = 0.0,
+    ) -> None:
+        self.limits = limits
+        self.promise = promise
+        self.tokens_left = smaller(budget_tokens, limits.max_batch_tokens)
+        self.places = smaller(places, limits.max_requests)
+        self.watermark_blocks = int(watermark * limits.capacity_blocks)
+        self.blocks_left = limits.free_blocks
+        self.running: list[Progress] = []
+        self.unfinished: list[Progress] = []
+        """Those of `running` whose prompt, or recomputation, is not complete."""
+        self.segments: list[Segment] = []
+        self.preempted: list[int] = []
+        self.swapped: list[int] = []
+        self.rejected: list[Refusal] = []
+        self._take_stock(running)
+
+    def _take_stock(self, running: Sequence[Progress]) -> None:
+        """Count what the running requests were promised; end those that outgrew the whole cache."""
+        promise, limits = self.promise, self.limits
+        capacity_tokens = limits.capacity_blocks * limits.block_size_tokens
+        for request in running:
+            known = request.prompt_tokens + request.generated_tokens
+            if request.cached_tokens >= known:
+                raise ValueError(
+                    f"running request {request.request_id} has all its {known} known tokens in the KVCache;"
+                    " the one generated last must still be pending"
+                )
+            if known > capacity_tokens:
+                self.rejected.extend(filter(None, [too_large(request, known, limits)]))
+                self.blocks_left += request.held_blocks - request.shared_blocks
+                continue
+            missing = promise(request, limits) - request.held_blocks
+            if missing > 0:
+                self.blocks_left -= missing
+            self.running.append(request)
+            if known - request.cached_tokens > 1 or not request.generated_tokens:
+                self.unfinished.append(request)
+
+    def make_room(self) -> None:
+        """Preempt the newest until the rest has the blocks it was promised; their tokens are computed again."""
+        self._evict_newest(self.preempted)
+
+    def swap_out(self) -> None:
+        """The same, but the blocks are kept elsewhere and come back."""
+        self._evict_newest(self.swapped)
+
+    def _evict_newest(self, evicted: list[int]) -> None:
+        # The oldest always stays: alone it fits, or it would have been refused. So somebody always advances.
+        while self.blocks_left < 0 and len(self.running) > 1:
+            victim = self.running.pop()
+            if self.unfinished and self.unfinished[-1] is victim:
+                self.unfinished.pop()
+            missing = self.promise(victim, self.limits) - victim.held_blocks
+            self.blocks_left += max(missing, 0) + victim.held_blocks - victim.shared_blocks
+            evicted.append(victim.request_id)
+
+    def advance(self, request: Progress, tokens: int) -> int:
+        """Give a running request up to `tokens` new tokens; how many it got."""
+        pending = request.prompt_tokens + request.generated_tokens - request.cached_tokens
+        new = max(min(pending, tokens, self.tokens_left), 0)
+        if new > 0:
+            kind = "decode" if pending == 1 and request.generated_tokens else "prefill"
+            self.segments.append(Segment(request.request_id, kind, new, request.cached_tokens, new == pending))
+            self.tokens_left -= new
+        return new
+
+    def decode(self) -> None:
+        """Advance every running decode by its one token, oldest first."""
+        # The hottest loop of a simulation: no call a request.
+        segments, room = self.segments, len(self.segments) + self.tokens_left
+        for request in self.running:
+            cached = request.cached_tokens
+            if request.generated_tokens and request.prompt_tokens + request.generated_tokens - cached == 1:
+                if len(segments) == room:
+                    break
+                segments.append(Segment(request.request_id, "decode", 1, cached, emits=True))
+        self.tokens_left = room - len(segments)
+
+    def candidates(
+        self, waiting: Sequence[Progress], refuse: Callable[[Progress, Limits], Refusal | None] = refusal
+    ) -> Iterator[Progress]:
+        """Waiting requests that could be admitted, first come, first served: it stops at the first that cannot.
+
+        Requests that can never be served are refused on the way. Nobody comes in while somebody is pushed out:
+        a preempted request is older than all that wait, and would be overtaken.
+        """
+        if self.preempted or self.swapped:
+            return
+        for request in waiting:
+            if len(self.running) >= self.places:
+                return
+            refused = refuse(request, self.limits)
+            if refused is not None:
+                self.rejected.append(refused)
+                continue
+            kept_free = self.watermark_blocks if self.running else 0
+            if self._missing(request) > self.blocks_left - kept_free:
+                return
+            yield request
+
+    def admit(self, request: Progress, tokens: int) -> int:
+        """Give a candidate a place, its blocks and its first tokens; 0, and no place, where no token is left."""
+        new = self.advance(request, tokens)
+        if new:
+            self.blocks_left -= self._missing(request)
+            self.running.append(request)
+        return new
+
+    def _missing(self, request: Progress) -> int:
+        return max(self.promise(request, self.limits) - request.held_blocks, 0)
+
+    def fill_with_pieces(self, waiting: Sequence[Progress]) -> None:
+        """Spend the tokens left on prompts, oldest first, cutting the last one to what is left."""
+        for request in self.unfinished:
+            self.advance(request, request.pending_tokens)
+        for request in self.candidates(waiting):
+            if not self.admit(request, request.pending_tokens):
+                return
+
+    def fill_with_whole_prompts(self, waiting: Sequence[Progress], at_most: int | None = None) -> None:
+        """Spend the tokens left on `at_most` new prompts, oldest first, none of them cut.
+
+        A recomputation can be longer than an iteration; it then comes first and is cut, as it cannot be refused.
+        """
+        admitted = 0
+        for request in self.candidates(waiting, refuse=whole_prompt_refusal):
+            resumed_alone = request.generated_tokens > 0 and not self.segments
+            if admitted == at_most or (request.pending_tokens > self.tokens_left and not resumed_alone):
+                return
+            admitted += 1 if self.admit(request, request.pending_tokens) else 0
+
+    def prompts_first(self) -> None:
+        """Pack prompt pieces before decodes."""
+        self.segments.sort(key=lambda segment: segment.kind == "decode")
+
+    def plan(self, reason: str) -> Plan:
+        """The finished plan."""
+        return Plan(
+            segments=tuple(self.segments),
+            preempted=tuple(self.preempted),
+            swapped=tuple(self.swapped),
+            rejected=tuple(self.rejected),
+            reason=reason,
+        )
+
+
+def smaller(knob: int | None, limit: int) -> int:
+    """The knob where it is set, but never more than the limit."""
+    return limit if knob is None else min(knob, limit)

@@ -1,0 +1,63 @@
+"""All batching policies by the names of the command line."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from mooncake_lab.batching.decode_only import DecodeOnly
+from mooncake_lab.batching.orca import Orca
+from mooncake_lab.batching.plan import BatchingPolicy
+from mooncake_lab.batching.prefill_only import PrefillOnly
+from mooncake_lab.batching.request_level import RequestLevel
+from mooncake_lab.batching.sarathi import Sarathi
+from mooncake_lab.batching.sarathi_serve import SarathiServe
+from mooncake_lab.batching.splitfuse import SplitFuse
+from mooncake_lab.batching.tensorrt_llm import TensorRTLLM
+from mooncake_lab.batching.vllm import VLLM
+from mooncake_lab.batching.vllm_chunked import VLLMChunked
+
+BATCHING_POLICIES: Final[Mapping[str, Callable[[], BatchingPolicy]]] = MappingProxyType(
+    {
+        "request_level": RequestLevel,
+        "orca": Orca,
+        "vllm": VLLM,
+        "vllm_chunked": VLLMChunked,
+        "splitfuse": SplitFuse,
+        "tensorrt_llm": TensorRTLLM,
+        "sarathi": Sarathi,
+        "sarathi_serve": SarathiServe,
+        "prefill_only": PrefillOnly,
+        "decode_only": DecodeOnly,
+    }
+)
+"""Each with the knobs it has by default."""
+
+CHUNKED_POLICIES: Final[Mapping[str, Callable[[int], BatchingPolicy]]] = MappingProxyType(
+    {
+        "vllm_chunked": lambda chunk_tokens: VLLMChunked(chunk_tokens=chunk_tokens),
+        "splitfuse": lambda chunk_tokens: SplitFuse(chunk_tokens=chunk_tokens),
+        "tensorrt_llm": lambda chunk_tokens: TensorRTLLM(chunk_tokens=chunk_tokens),
+        "sarathi": lambda chunk_tokens: Sarathi(chunk_tokens=chunk_tokens),
+        "sarathi_serve": lambda chunk_tokens: SarathiServe(chunk_tokens=chunk_tokens),
+        "prefill_only": lambda chunk_tokens: PrefillOnly(chunk_tokens=chunk_tokens),
+    }
+)
+"""Those that can cut a prompt, by the tokens of an iteration."""
+
+
+def named_policy(name: str, *, chunk_tokens: int | None = None) -> BatchingPolicy:
+    """The policy of that name, with that many tokens an iteration where it cuts prompts.
+
+    Raises:
+        ValueError: when there is no such policy, it never cuts a prompt, or the tokens are fewer than 1.
+    """
+    if name not in BATCHING_POLICIES:
+        raise ValueError(f"unknown batching policy {name!r}; allowed are {', '.join(BATCHING_POLICIES)}")
+    if chunk_tokens is None:
+        return BATCHING_POLICIES[name]()
+    if name not in CHUNKED_POLICIES:
+        raise ValueError(
+            f"batching policy {name!r} never cuts a prompt, but a chunk of {chunk_tokens} tokens was asked for;"
+            f" those that do are {', '.join(CHUNKED_POLICIES)}"
+        )
+    return CHUNKED_POLICIES[name](chunk_tokens)

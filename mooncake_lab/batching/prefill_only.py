@@ -1,0 +1,43 @@
+"""What a prefill instance runs: prompts, never a decode."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from mooncake_lab.batching.blocks import known_blocks, refusal
+from mooncake_lab.batching.draft import Draft
+from mooncake_lab.batching.plan import Limits, Plan, Progress, Refusal, require_positive
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillOnly:
+    """Prompts first come, first served; with its first token a request is done here and its blocks move on.
+
+    Published: Mooncake, FAST'25 §3 (prefill pool; chunked above a threshold, `prefill_chunk`).
+
+    Assumptions: short prompts share an iteration and the last is cut to its tokens. A request whose first token is
+    out is no longer planned; it holds its blocks until they have moved.
+    """
+
+    chunk_tokens: int | None = None
+    """Tokens of an iteration; None takes the instance's limit."""
+
+    def __post_init__(self) -> None:
+        require_positive("PrefillOnly.chunk_tokens", self.chunk_tokens)
+
+    def plan(self, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Plan:
+        """Pieces of prompts up to the tokens of an iteration."""
+        prefilling = [request for request in running if not request.decoding]
+        draft = Draft(prefilling, limits, known_blocks, budget_tokens=self.chunk_tokens)
+        for request in draft.running:
+            draft.advance(request, request.pending_tokens)
+        for request in draft.candidates(waiting, refuse=_refusal):
+            if not draft.admit(request, request.pending_tokens):
+                break
+        return draft.plan("prompts, first come, first served")
+
+
+def _refusal(request: Progress, limits: Limits) -> Refusal | None:
+    """Only what is known must fit: the tokens to come are generated elsewhere."""
+    return refusal(msgspec.structs.replace(request, max_new_tokens=None), limits)

@@ -1,0 +1,61 @@
+"""Decode-maximal batching, as in SARATHI."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from mooncake_lab.batching.blocks import worst_case_blocks
+from mooncake_lab.batching.draft import Draft, smaller
+from mooncake_lab.batching.plan import Limits, Plan, Progress, require_positive
+
+
+@dataclass(frozen=True, slots=True)
+class Sarathi:
+    """One chunk of one prompt, and on the weights it fetched all decodes ride along.
+
+    Published: Agrawal et al., arXiv 2308.16369, §4. Chunk and decodes together make `chunk_tokens` tokens,
+    so that the linear operators run at a multiple of the tile.
+
+    Assumptions: the KVCache of a request is reserved for its longest length, as the paper computes B from it.
+    The last piece of a prompt stays short and nothing fills the hole it leaves, as it is the one prefill request.
+    """
+
+    chunk_tokens: int | None = None
+    """Tokens of a fused iteration; None takes the instance's limit, so prompts are whole (its Orca-best)."""
+    chunk: Literal["filled", "fixed"] = "filled"
+    """Pieces as long as the present decodes leave room for, or always as long as a full batch would leave."""
+
+    def __post_init__(self) -> None:
+        require_positive("Sarathi.chunk_tokens", self.chunk_tokens)
+        if self.chunk not in {"filled", "fixed"}:
+            raise ValueError(f"Sarathi.chunk is {self.chunk!r}; allowed are filled and fixed")
+
+    def plan(self, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Plan:
+        """One piece of the oldest unfinished prompt, and every decode."""
+        draft = Draft(running, limits, worst_case_blocks)
+        draft.decode()
+        piece = self._piece_tokens(len(draft.segments), limits)
+        if draft.unfinished:
+            draft.advance(draft.unfinished[0], piece)
+        else:
+            request = next(draft.candidates(waiting), None)
+            if request is not None:
+                draft.admit(request, piece)
+        draft.prompts_first()
+        return draft.plan("one piece of one prompt, and all decodes ride along")
+
+    def _piece_tokens(self, decodes: int, limits: Limits) -> int:
+        """Prompt tokens beside the decodes.
+
+        Raises:
+            ValueError: when a full batch would leave none of a fixed chunk.
+        """
+        fused = smaller(self.chunk_tokens, limits.max_batch_tokens)
+        if self.chunk == "filled":
+            return fused - decodes
+        if fused < limits.max_requests:
+            raise ValueError(
+                f"a fixed chunk of {fused} tokens leaves none for a prompt beside"
+                f" {limits.max_requests - 1} decodes; allowed are at least as many tokens as requests"
+            )
+        return fused - (limits.max_requests - 1)
