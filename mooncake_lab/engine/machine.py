@@ -15,6 +15,7 @@ from typing import Final
 
 import torch
 
+from mooncake_lab.core import GIB, MIB
 from mooncake_lab.engine.reference import Clock
 from mooncake_lab.perf import Hardware
 
@@ -47,7 +48,7 @@ def describe_machine(device: str = "cpu") -> Machine:
         device=device,
         cores=os.cpu_count() or 1,
         threads=torch.get_num_threads(),
-        torch_version=torch.__version__,
+        torch_version=str(torch.__version__),
         date=datetime.now(UTC).date().isoformat(),
     )
 
@@ -65,8 +66,8 @@ def processor_name(cpu_info: Path = _CPU_INFO) -> str:
 def measure_peaks(
     device: str = "cpu",
     *,
-    side: int = 1536,
-    copy_bytes: int = 1 << 28,
+    side: int | None = None,
+    copy_bytes: int | None = None,
     repeats: int = 5,
     clock: Clock = time.perf_counter,
 ) -> Hardware:
@@ -74,11 +75,13 @@ def measure_peaks(
 
     Args:
         device: `cpu` or `cuda`.
-        side: rows and columns of the matrices.
-        copy_bytes: size of the array copied; larger than any cache.
+        side: rows and columns of the matrices; large enough for the device by default.
+        copy_bytes: size of the array copied; by default larger than any cache.
         repeats: the best of so many is the peak.
         clock: source of seconds.
     """
+    side = side or (8192 if device == "cuda" else 1024)
+    copy_bytes = copy_bytes or (GIB if device == "cuda" else 64 * MIB)
     matrix = torch.rand((side, side), device=device)
     halves = matrix.to(torch.bfloat16)
     array = torch.zeros(copy_bytes // 4, device=device)
@@ -96,7 +99,7 @@ def measure_peaks(
         float32_flops_per_s=flops / best["float32"],
         device_memory_bytes=memory_bytes(device),
         device_memory_bytes_per_s=2 * array.numel() * array.element_size() / best["copy"],
-        source=f"measured here: best of {repeats} products of {side} x {side}, copies of {copy_bytes >> 20} MiB",
+        source=f"measured here: best of {repeats} products of {side} x {side}, copies of {copy_bytes // MIB} MiB",
     )
 
 

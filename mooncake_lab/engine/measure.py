@@ -42,6 +42,8 @@ class StagePlan:
     rounds: int = 5
     steps: int = 4
     """Decode steps a round; each starts from the same context."""
+    budget_s: float = 60.0
+    """No new round begins later than this; one to warm up and one to count there always are."""
 
     def __post_init__(self) -> None:
         numbers = (
@@ -52,6 +54,8 @@ class StagePlan:
         )
         if min(numbers) < 1:
             raise ValueError(f"a stage plan has {min(numbers)} among its numbers; all must be at least 1")
+        if not self.budget_s > 0:
+            raise ValueError(f"a stage plan has a budget of {self.budget_s!r} s; it must be positive")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,14 +95,7 @@ def measure_stages(
     """Measure a random model of this shape on this machine; the peaks first and last, the better of each kept."""
     before = measure_peaks(device, clock=clock)
     engine = ReferenceEngine(shape, seed=seed, device=device, clock=clock)
-    draw = np.random.default_rng(seed)
-    longest = max(*plan.prefill_tokens, *(context for _, context in plan.decode_points))
-    prompt = draw.integers(0, shape.vocabulary, longest)
-    samples: dict[tuple[Stage, int, int], list[float]] = {}
-    for round_number in range(plan.rounds + 1):
-        for stage, batch, tokens, seconds in _one_round(engine, plan, prompt):
-            if round_number:  # round 0 warms up
-                samples.setdefault((stage, batch, tokens), []).extend(seconds)
+    samples = _samples(engine, plan, seed, clock)
     return StageMeasurement(
         model=shape.name,
         bytes_per_element=shape.bytes_per_element,
@@ -107,6 +104,23 @@ def measure_stages(
         hardware=_better(before, measure_peaks(device, clock=clock)),
         times=tuple(_summary(*point, seconds) for point, seconds in samples.items()),
     )
+
+
+def _samples(
+    engine: ReferenceEngine, plan: StagePlan, seed: int, clock: Clock
+) -> dict[tuple[Stage, int, int], list[float]]:
+    """Seconds by stage, batch and tokens, from as many rounds as the budget allows."""
+    longest = max(*plan.prefill_tokens, *(context for _, context in plan.decode_points))
+    prompt = np.random.default_rng(seed).integers(0, engine.shape.vocabulary, longest)
+    samples: dict[tuple[Stage, int, int], list[float]] = {}
+    end_s = clock() + plan.budget_s
+    for round_number in range(plan.rounds + 1):
+        if round_number > 1 and clock() > end_s:
+            break
+        for stage, batch, tokens, seconds in _one_round(engine, plan, prompt):
+            if round_number:  # round 0 warms up
+                samples.setdefault((stage, batch, tokens), []).extend(seconds)
+    return samples
 
 
 def _one_round(

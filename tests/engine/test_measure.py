@@ -1,0 +1,106 @@
+"""Measuring the stages: every point is visited, warm-up is not counted, results survive a file."""
+
+import dataclasses
+import json
+
+import pytest
+
+from mooncake_lab.engine import describe_machine, measure_peaks
+from mooncake_lab.engine.machine import processor_name
+from mooncake_lab.engine.measure import StagePlan, main, measure_stages, read_measurement, write_measurement
+from mooncake_lab.perf import model_shape
+
+TINY = model_shape("lab-tiny")
+PLAN = StagePlan(prefill_tokens=(8, 16), decode_points=((1, 8), (3, 8), (2, 24)), rounds=3, steps=2)
+
+
+class CountingClock:
+    """A clock whose reading k is k squared, so that no two intervals are alike."""
+
+    def __init__(self):
+        self.readings = 0
+
+    def __call__(self):
+        self.readings += 1
+        return float(self.readings**2)
+
+
+@pytest.fixture(scope="module")
+def measured():
+    """A measurement whose clock ticks at every reading."""
+    return measure_stages(TINY, dataclasses.replace(PLAN, budget_s=1e12), clock=CountingClock())
+
+
+def test_every_point_is_measured_as_often_as_planned(measured):
+    """Prefills once a round (those that decode needs too), decode steps `steps` times a round."""
+    counted = {(time.stage, time.batch, time.tokens): time.samples for time in measured.times}
+    assert counted == {
+        ("prefill", 1, 8): 3, ("prefill", 1, 16): 3, ("prefill", 1, 24): 3,
+        ("decode", 1, 8): 6, ("decode", 3, 8): 6, ("decode", 2, 24): 6,
+    }  # fmt: skip
+
+
+def test_medians_lie_between_the_extremes(measured):
+    """The reported time is one that was seen between the fastest and the slowest."""
+    for time in measured.times:
+        assert 0 < time.least_s <= time.seconds <= time.most_s
+
+
+def test_no_round_begins_after_the_budget():
+    """With no time left, one round warms up and one counts, no more."""
+    hasty = measure_stages(TINY, dataclasses.replace(PLAN, budget_s=1e-9), clock=CountingClock())
+    assert {time.samples for time in hasty.times} == {1, 2}
+
+
+def test_machine_and_peaks_are_told(measured):
+    """A measurement knows who made it, and a roof that was measured with it."""
+    assert measured.machine == describe_machine()
+    assert measured.machine.processor == processor_name()
+    assert str(measured.machine.threads) in str(measured.machine)
+    assert measured.hardware.name == "this-cpu"
+    assert measured.hardware.flops_per_s(measured.dtype) > 0
+
+
+def test_peaks_are_work_over_the_best_time():
+    """With a clock that always ticks one second, the rates are the work itself."""
+    seconds = iter(range(1000))
+    peaks = measure_peaks(side=8, copy_bytes=4096, repeats=2, clock=lambda: float(next(seconds)))
+    assert peaks.float32_flops_per_s == peaks.bfloat16_flops_per_s == 2 * 8**3
+    assert peaks.device_memory_bytes_per_s == 2 * 4096
+
+
+def test_measurements_survive_a_file(measured, tmp_path):
+    """What is written is read back equal, and a damaged file is named."""
+    path = tmp_path / "measured.json"
+    write_measurement(path, measured)
+    assert read_measurement(path) == measured
+    path.write_text('{"model": 3}', encoding="utf-8")
+    with pytest.raises(ValueError, match=r"measured\.json.*not a measurement"):
+        read_measurement(path)
+
+
+def test_the_command_writes_what_it_measured(tmp_path, monkeypatch):
+    """The documented command leaves a file that reads back as a measurement of the model asked for."""
+    monkeypatch.setattr("mooncake_lab.engine.measure.DEFAULT_PLAN", PLAN)
+    path = tmp_path / "cpu.json"
+    main(["--model", "lab-tiny", "--rounds", "1", "--device", "cpu", "--output", str(path)])
+    assert read_measurement(path).model == "lab-tiny"
+    assert json.loads(path.read_text(encoding="utf-8"))["seed"] == 0
+
+
+def test_the_command_says_how_it_is_used(capsys):
+    """`--help` names the options and what each is for."""
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    assert "--output" in shown
+    assert "--model" in shown
+
+
+@pytest.mark.parametrize(
+    "bad", [{"rounds": 0}, {"prefill_tokens": (0,)}, {"decode_points": ((0, 5),)}, {"budget_s": 0.0}]
+)
+def test_impossible_plans_are_refused(bad):
+    """A plan without rounds, tokens, requests or time is an error."""
+    with pytest.raises(ValueError, match="stage plan"):
+        dataclasses.replace(PLAN, **bad)
