@@ -1,3 +1,4 @@
+# ruff: noqa: INP001 - Sphinx finds an extension by its file, not in a package
 """What this book needs of Sphinx besides configuration: a banner, and launch links to the sources.
 
 The banner says on every page that generated twins stood in for the released traces, when they did.
@@ -32,7 +33,7 @@ def add_banner(app: Sphinx, config: Config) -> None:
         config.html_theme_options["announcement"] = html.escape(provenance.banner)
 
 
-def point_at_sources(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+def point_at_sources(_app: Sphinx, _page: str, _template: str, context: dict[str, Any], _doctree: Any) -> None:
     """Rewrite the theme's launch links."""
     for group in context.get("header_buttons", []):
         for button in group.get("buttons", []):

@@ -36,7 +36,9 @@ def render(book: Path, *, force: bool = False) -> int:
         stamp.unlink(missing_ok=True)
         status = _jupyter_book(book)
         if status != 0:
-            sys.stderr.write(f"The book was not rendered: the {status=} of jupyter-book; the warnings are above.\n")
+            sys.stderr.write(
+                f"The book was not rendered; jupyter-book ended with {status}, its warnings are above.\n"
+            )
             return status
         stamp.write_text(digest)
     else:

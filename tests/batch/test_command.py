@@ -1,0 +1,64 @@
+"""`mooncake-lab batch`, as a shell sees it."""
+
+import json
+
+import pytest
+from typer import Typer
+from typer.testing import CliRunner
+
+from mooncake_lab.cli.batch import batch
+
+
+@pytest.fixture
+def shell(repository, monkeypatch):
+    """A function that runs the command in the little repository."""
+    monkeypatch.chdir(repository)
+    app = Typer()
+    app.command()(batch)
+    return lambda *arguments: CliRunner().invoke(app, arguments)
+
+
+def test_json_says_what_was_done(shell, repository):
+    """One object: parameters, traces found, and for each notebook its copy and its numbers."""
+    result = shell("--topics", "alpha", "--scale", "smoke", "--seed", "5", "--out", "results", "--json")
+    assert result.exit_code == 0
+    said = json.loads(result.stdout)
+    assert said["parameters"] == {"scale": "smoke", "seed": 5, "out_dir": "results"}
+    (notebook,) = said["notebooks"]
+    assert notebook["status"] == "executed"
+    assert notebook["error"] is None
+    assert (repository / notebook["notebook"]).is_file()
+    assert json.loads((repository / notebook["record"]).read_text()) == {"scale": "smoke", "seed": 5}
+    assert json.loads((repository / "results" / "provenance.json").read_text())["scale"] == "smoke"
+
+
+def test_a_failing_chapter_is_status_1(shell, repository, write_notebook):
+    """The command fails, and names the cell on stderr."""
+    write_notebook(repository / "notebooks" / "02_beta.ipynb", "raise ValueError('no')")
+    result = shell("--topics", "beta")
+    assert result.exit_code == 1
+    assert "cell 2" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--scale", "huge"), "allowed are smoke, classroom, full, gpu"),
+        (("--topics", "gamma"), "there are alpha, beta"),
+        (("--set", "n"), "KEY=VALUE"),
+        (("--set", "n=3"), "has no parameter 'n'"),
+    ],
+)
+def test_bad_usage_is_status_2(shell, arguments, complaint):
+    """What the command cannot do it refuses in one sentence, before any notebook runs."""
+    result = shell(*arguments)
+    assert result.exit_code == 2
+    assert complaint in result.stderr
+
+
+def test_elsewhere_there_is_nothing_to_run(shell, tmp_path_factory, monkeypatch):
+    """Outside the repository it says where it should be run."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    result = shell()
+    assert result.exit_code == 2
+    assert "root of the repository" in result.stderr

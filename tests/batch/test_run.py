@@ -1,0 +1,135 @@
+"""Notebooks really executed, in processes of their own."""
+
+import io
+import os
+from pathlib import Path
+
+from rich.console import Console
+
+from mooncake_lab.batch import Outcome, execute, plan, run
+from mooncake_lab.batch.display import Display
+from mooncake_lab.batch.notebook import read_notebook
+
+
+def execute_all(root: Path, **options) -> tuple[dict[str, Outcome], str]:
+    """The outcomes by topic, and what was shown on the way."""
+    shown = io.StringIO()
+    parameters = {"scale": options.pop("scale", "classroom"), "seed": 0}
+    jobs = plan(
+        (root / "notebooks").glob("*.ipynb"),
+        root=root,
+        out=Path("chapters"),
+        records=Path("numbers"),
+        parameters=parameters,
+        surroundings="the same",
+    )
+    outcomes = run(jobs, workers=2, threads=1, display=Display(Console(file=shown)), **options)
+    return {outcome.topic: outcome for outcome in outcomes}, shown.getvalue()
+
+
+def stderr_of(path: Path) -> str:
+    """All that the cells of a notebook wrote to stderr."""
+    outputs = [output for cell in read_notebook(path).cells for output in cell.outputs]
+    return "".join("".join(o["text"]) for o in outputs if o.get("name") == "stderr")
+
+
+def test_executes_then_keeps(repository):
+    """The first run executes and records; the second finds everything done; another scale does not."""
+    first, _ = execute_all(repository)
+    assert {topic: outcome.status for topic, outcome in first.items()} == {"alpha": "executed", "beta": "executed"}
+    assert (repository / "numbers" / "alpha.json").read_text() == '{"scale": "classroom", "seed": 0}'
+    second, shown = execute_all(repository)
+    assert {outcome.status for outcome in second.values()} == {"cached"}
+    assert shown.split() == ["alpha", "up", "to", "date", "beta", "up", "to", "date"]
+    third, _ = execute_all(repository, scale="smoke")
+    assert {outcome.status for outcome in third.values()} == {"executed"}
+    assert (repository / "numbers" / "alpha.json").read_text() == '{"scale": "smoke", "seed": 0}'
+
+
+def test_injected_parameters_show_only_when_they_differ(repository):
+    """A reader sees the parameters twice only if the second are others."""
+    for scale, hidden in (("classroom", True), ("smoke", False)):
+        execute_all(repository, scale=scale)
+        (cell,) = read_notebook(repository / "chapters" / "01_alpha.ipynb").tagged("injected-parameters")
+        assert ("remove-cell" in cell.tags) is hidden
+
+
+def test_failure_names_the_cell_and_leaves_the_notebook(repository, write_notebook):
+    """A failing chapter says where and why, is readable up to there, and does not take the others along."""
+    source = repository / "notebooks" / "02_beta.ipynb"
+    write_notebook(source, "print('so far so good')", "half = 1 / 0", "print('never')")
+    outcomes, shown = execute_all(repository)
+    assert outcomes["alpha"].status == "executed"
+    assert outcomes["beta"].status == "failed"
+    assert outcomes["beta"].error == "cell 3 ('half = 1 / 0') raised ZeroDivisionError: division by zero"
+    assert outcomes["beta"].error in shown
+    partial = (repository / "chapters" / "02_beta.ipynb").read_text()
+    assert "so far so good" in partial
+    assert "ZeroDivisionError" in partial
+    again, _ = execute_all(repository)
+    assert {topic: outcome.status for topic, outcome in again.items()} == {"alpha": "cached", "beta": "failed"}
+
+
+def test_a_kernel_that_dies_at_work_is_not_tried_again(repository, write_notebook):
+    """A cell that kills its kernel fails the chapter at once; only starts are repeated."""
+    marker = "with open('lives', 'a') as f: f.write('x')"
+    source = repository / "notebooks" / "02_beta.ipynb"
+    write_notebook(source, marker, "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
+    outcomes, _ = execute_all(repository)
+    assert outcomes["beta"].status == "failed"
+    assert "the kernel died" in outcomes["beta"].error
+    assert (repository / "lives").read_text() == "x"
+
+
+def test_a_kernel_that_does_not_start_is_tried_again(repository, monkeypatch):
+    """A port taken in between costs a try, not the chapter."""
+    import papermill
+
+    real, tries = papermill.execute_notebook, []
+
+    def shaky(*arguments, **options):
+        tries.append(1)
+        if len(tries) < 3:
+            raise RuntimeError("Kernel died before replying to kernel_info")
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(papermill, "execute_notebook", shaky)
+    (job, *_) = plan(
+        [repository / "notebooks" / "01_alpha.ipynb"],
+        root=repository,
+        out=Path("chapters"),
+        records=Path("numbers"),
+        parameters={},
+        surroundings="",
+    )
+    assert execute.execute(job).status == "executed"
+    assert len(tries) == 3
+
+
+def test_kernels_inherit_their_share(repository, write_notebook, monkeypatch):
+    """A chapter sees its number of threads, works offline, and its kernel greets nobody."""
+    for name in ("OMP_NUM_THREADS", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    keep = "import os\nopen('seen', 'w').write(os.environ['OMP_NUM_THREADS'] + os.environ['HF_HUB_OFFLINE'])"
+    write_notebook(repository / "notebooks" / "01_alpha.ipynb", keep)
+    execute_all(repository)
+    assert (repository / "seen").read_text() == "11"
+    assert stderr_of(repository / "chapters" / "01_alpha.ipynb") == ""
+    assert "OMP_NUM_THREADS" not in os.environ
+
+
+def test_force_executes_what_is_done(repository):
+    """Forced, everything runs again; here with somebody watching the bars."""
+    (repository / "notebooks" / "02_beta.ipynb").unlink()
+    execute_all(repository)
+    jobs = plan(
+        (repository / "notebooks").glob("*.ipynb"),
+        root=repository,
+        out=Path("chapters"),
+        records=Path("numbers"),
+        parameters={"scale": "classroom", "seed": 0},
+        surroundings="the same",
+    )
+    console = Console(file=io.StringIO(), force_terminal=True)
+    (outcome,) = run(jobs, workers=1, threads=1, display=Display(console), force=True)
+    assert outcome.status == "executed"
