@@ -1,5 +1,6 @@
 """`mooncake-lab cache`: what the hit rate of a trace would be with another cache."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,10 +13,10 @@ from mooncake_lab.workload import Trace, read_trace
 PolicyName = Literal["lru", "fifo", "lfu", "length_aware", "arc", "s3fifo", "sieve", "belady"]
 
 
-def _capacity(text: str) -> int | None:
-    """A whole number from 0, or `None` for "inf"."""
+def _capacity(text: str) -> float:
+    """A whole number from 0, or infinity (typer takes `None` for a missing option)."""
     if text == "inf":
-        return None
+        return math.inf
     if not text.isdecimal():
         raise typer.BadParameter(f"{text!r} is not a capacity; allowed are whole numbers from 0, and inf")
     return int(text)
@@ -24,7 +25,7 @@ def _capacity(text: str) -> int | None:
 def cache(
     file: Annotated[Path, typer.Argument(help="A trace, plain or gzipped.", exists=True, dir_okay=False)],
     capacity: Annotated[
-        int | None, typer.Option(parser=_capacity, metavar="N|inf", help="Size of the cache; inf is unlimited.")
+        float, typer.Option(parser=_capacity, metavar="N|inf", help="Size of the cache; inf is unlimited.")
     ],
     policy: Annotated[PolicyName, typer.Option(help="Who leaves a full cache; belady is the optimum.")] = "lru",
     unit: Annotated[
@@ -49,9 +50,8 @@ def cache(
         typer.echo(f"skipped {trace.skipped} bad lines, among them:", err=True)
         for reason in trace.skipped_reasons:
             typer.echo(f"  {reason}", err=True)
-    blocks = capacity
-    if capacity is not None and unit == "tokens":
-        blocks = capacity // trace.block_size_tokens
+    block_size = trace.block_size_tokens if unit == "tokens" else 1
+    blocks = None if math.isinf(capacity) else int(capacity) // block_size
     found = replay([trace.blocks_of(i) for i in range(len(trace))], policy, blocks)
     if json_:
         typer.echo(msgspec.json.encode(_numbers(file, trace, found)))

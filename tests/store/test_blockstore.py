@@ -1,0 +1,193 @@
+"""BlockStore: what it promises, one sentence each, and its invariants after any sequence of calls."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from mooncake_lab.store import EVICTION_POLICIES, BlockStore, Refused, Stored
+from mooncake_lab.store.eviction import LRU, make_policy
+
+KEYS = st.integers(0, 9)
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """I3: a store holds at most its capacity, and no block is lost or counted twice."""
+
+    @initialize(policy=st.sampled_from([name for name in EVICTION_POLICIES if name != "belady"]))
+    def build(self, policy):
+        """Start with an empty store."""
+        self.store = BlockStore(12, make_policy(policy, 12))
+        self.held = {}
+        self.pins = {}
+
+    @rule(key=KEYS)
+    def put(self, key):
+        """What leaves is exactly what was evicted, never a pinned block; a refusal changes nothing."""
+        size = 1 + key % 4
+        outcome = self.store.put(key, f"payload {key}", size_bytes=size)
+        if isinstance(outcome, Refused):
+            pinned = sum(self.held[held] for held in self.pins)
+            assert pinned + size > 12
+            return
+        assert outcome.was_held == (key in self.held)
+        for victim, block in outcome.evicted:
+            assert victim not in self.pins
+            assert block.payload == f"payload {victim}"
+            assert self.held.pop(victim) == block.size_bytes
+        self.held[key] = size
+
+    @rule(key=KEYS)
+    def touch(self, key):
+        """A held block is returned, a missing one is an error."""
+        if key in self.held:
+            assert self.store.touch(key).payload == f"payload {key}"
+        else:
+            with pytest.raises(KeyError, match=f"block {key} is not held"):
+                self.store.touch(key)
+
+    @rule(key=KEYS)
+    def pin(self, key):
+        """Pins are counted."""
+        if key in self.held:
+            self.store.pin(key)
+            self.pins[key] = self.pins.get(key, 0) + 1
+        else:
+            with pytest.raises(KeyError):
+                self.store.pin(key)
+
+    @rule(key=KEYS)
+    def unpin(self, key):
+        """Unpinning what is not pinned is an error."""
+        if key not in self.pins:
+            with pytest.raises(ValueError, match="not pinned"):
+                self.store.unpin(key)
+            return
+        self.store.unpin(key)
+        self.pins[key] -= 1
+        if not self.pins[key]:
+            del self.pins[key]
+
+    @rule(key=KEYS)
+    def remove(self, key):
+        """Only held, unpinned blocks can be removed."""
+        if key in self.pins:
+            with pytest.raises(ValueError, match="is pinned"):
+                self.store.remove(key)
+        elif key in self.held:
+            assert self.store.remove(key).size_bytes == self.held.pop(key)
+        else:
+            with pytest.raises(KeyError):
+                self.store.remove(key)
+
+    @rule()
+    def evict(self):
+        """One unpinned block leaves, or there is none."""
+        outcome = self.store.evict()
+        if outcome is None:
+            assert set(self.pins) == set(self.held)
+        else:
+            assert outcome[0] not in self.pins
+            assert self.held.pop(outcome[0]) == outcome[1].size_bytes
+
+    @invariant()
+    def agrees_with_a_dict(self):
+        """The store holds exactly what a plain dict says."""
+        self.store.check()
+        assert set(self.store) == set(self.held)
+        assert self.store.used_bytes == sum(self.held.values()) <= self.store.capacity_bytes
+        assert self.store.pinned_bytes == sum(self.held[key] for key in self.pins)
+        assert dict(self.store.pins) == self.pins
+
+
+TestStoreMachine = StoreMachine.TestCase
+TestStoreMachine.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+
+
+def lru_store(capacity_bytes, *keys):
+    """A store of one-byte blocks that already holds some."""
+    store = BlockStore(capacity_bytes, LRU())
+    for key in keys:
+        store.put(key, None, size_bytes=1)
+    return store
+
+
+def test_peeking_changes_nothing_and_touching_does():
+    """A peeked block is still the next to leave; a touched one is not."""
+    store = lru_store(2, "a", "b")
+    assert store.peek("a") is not None
+    assert store.match_prefix(["a", "b"]) == 2
+    assert store.put("c", None, size_bytes=1).evicted[0][0] == "a"
+    store = lru_store(2, "a", "b")
+    store.touch("a")
+    assert store.put("c", None, size_bytes=1).evicted[0][0] == "b"
+
+
+def test_peeking_at_nothing_is_none():
+    """A block that is not held is `None`, and a held one whose payload is `None` is a block."""
+    store = lru_store(1, "a")
+    assert store.peek("b") is None
+    assert store.peek("a").payload is None
+
+
+def test_a_prefix_ends_at_the_first_missing_block():
+    """Blocks behind a gap do not match."""
+    store = lru_store(4, 1, 2, 4)
+    assert [store.match_prefix(keys) for keys in ([1, 2, 3, 4], [3, 1], [4], [])] == [2, 0, 1, 0]
+
+
+def test_a_block_larger_than_the_store_is_refused():
+    """It says so, and nothing leaves for it."""
+    store = lru_store(2, "a", "b")
+    assert store.put("c", None, size_bytes=3) == Refused("block 'c' of 3 bytes exceeds the capacity of 2")
+    assert set(store) == {"a", "b"}
+
+
+def test_a_block_is_refused_while_pins_hold_the_room():
+    """It says how much is pinned, nothing leaves for it, and after unpinning it fits."""
+    store = lru_store(2, "a", "b")
+    store.pin("a")
+    assert store.put("c", None, size_bytes=2) == Refused("block 'c' of 2 bytes finds 1 of 2 bytes pinned")
+    assert set(store) == {"a", "b"}
+    store.unpin("a")
+    assert isinstance(store.put("c", None, size_bytes=2), Stored)
+
+
+def test_a_block_pinned_twice_needs_two_unpins():
+    """Two users of a block are counted, not merged."""
+    store = lru_store(1, "a")
+    store.pin("a")
+    store.pin("a")
+    store.unpin("a")
+    assert store.evict() is None
+    store.unpin("a")
+    assert store.evict()[0] == "a"
+
+
+def test_one_key_names_one_content():
+    """Putting a held key with another size is an error; with the same size it is a touch."""
+    store = lru_store(2, "a", "b")
+    with pytest.raises(ValueError, match="one key names one content"):
+        store.put("a", None, size_bytes=2)
+    assert store.put("a", None, size_bytes=1).was_held
+    assert store.put("c", None, size_bytes=1).evicted[0][0] == "b"
+
+
+def test_bad_construction_is_refused():
+    """A negative capacity, a used policy and an empty block are errors."""
+    with pytest.raises(ValueError, match="-1 bytes"):
+        BlockStore(-1, LRU())
+    used = LRU()
+    used.insert(1)
+    with pytest.raises(ValueError, match="holds 1 keys"):
+        BlockStore(1, used)
+    with pytest.raises(ValueError, match="at least 1"):
+        lru_store(1).put("a", None, size_bytes=0)
+
+
+def test_check_names_the_broken_invariant():
+    """A store whose books were cooked says which invariant broke."""
+    store = lru_store(2, "a")
+    store._used_bytes = 7
+    with pytest.raises(AssertionError, match="2 bytes: used bytes are the sum of the blocks$"):
+        store.check()
