@@ -3,17 +3,22 @@
 from mooncake_lab.paper.claims import Claim, claim, claims, grade
 from mooncake_lab.paper.comparison import Compared, ComparisonTable, claimed, compared, comparison_table
 from mooncake_lab.paper.facts import Fact, Source, constant, curve, fact, index
+from mooncake_lab.paper.ledger import Assumption, ScopeItem, assumption, assumptions, scope
 from mooncake_lab.paper.tables import data_dir
 from mooncake_lab.paper.verdicts import Verdict, Yardstick, factor, judge, order, within
 
 __all__ = [
+    "Assumption",
     "Claim",
     "Compared",
     "ComparisonTable",
     "Fact",
+    "ScopeItem",
     "Source",
     "Verdict",
     "Yardstick",
+    "assumption",
+    "assumptions",
     "claim",
     "claimed",
     "claims",
@@ -28,5 +33,6 @@ __all__ = [
     "index",
     "judge",
     "order",
+    "scope",
     "within",
 ]
