@@ -1,0 +1,180 @@
+"""The shape of a chapter: thin code, generous prose, figures that can be read by everybody."""
+
+import ast
+import re
+import statistics
+
+import pytest
+
+from mooncake_lab.batch.notebook import Cell, read_notebook
+from mooncake_lab.batch.plan import parameter_defaults, topic_of
+
+LONGEST_CELL_LINES = 15
+LONGEST_MEDIAN_LINES = 5
+PROSE_WORDS_PER_CODE_LINE = 8
+FENCE = re.compile(r"^(`{3,}|~{3,}|:{3,}).*$", re.MULTILINE)
+
+
+@pytest.fixture
+def notebook(chapter):
+    """The chapter, parsed."""
+    return read_notebook(chapter)
+
+
+def code_cells(notebook) -> list[Cell]:
+    """The code cells, in order."""
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def prose(notebook) -> str:
+    """All the markdown, in order."""
+    return "\n\n".join(cell.text for cell in notebook.cells if cell.cell_type == "markdown")
+
+
+def lines_of(cell: Cell) -> int:
+    """Lines that are not blank."""
+    return sum(bool(line.strip()) for line in cell.text.splitlines())
+
+
+def is_exercise(cell: Cell) -> bool:
+    """Whether a reader is meant to write here."""
+    return "exercise" in cell.tags
+
+
+def has_figure(cell: Cell) -> bool:
+    """Whether a cell says that it shows a figure, or ends with something that was drawn."""
+    last = cell.text.rstrip().split("\n")[-1]
+    return "figure" in cell.metadata.get("mystnb", {}) or bool(re.match(r"fig(ure)?\w*$", last))
+
+
+def test_name_is_number_and_topic(chapter):
+    """A chapter is called NN_topic, and the package has an experiment and a figure module of that topic."""
+    assert re.fullmatch(r"\d\d_[a-z]+", chapter.stem)
+    package = chapter.parents[1] / "mooncake_lab"
+    assert (package / "figures" / f"{topic_of(chapter)}.py").is_file()
+    assert (package / "experiments" / f"{topic_of(chapter)}.py").is_file()
+
+
+def test_first_code_cell_holds_the_parameters(notebook):
+    """Scale, seed and out_dir, each with a type, a default and a comment, come first and alone."""
+    first, *others = code_cells(notebook)
+    assert first.tags == ["parameters"]
+    assert not any("parameters" in cell.tags for cell in others)
+    assert parameter_defaults(notebook) == {"scale": "classroom", "seed": 0, "out_dir": "out"}
+    for line in first.text.strip().splitlines():
+        assert re.fullmatch(r"\w+: \w+ = .+  # .+", line), line
+
+
+def test_cells_are_short(notebook):
+    """No cell above fifteen lines, half of them at most five."""
+    lengths = [lines_of(cell) for cell in code_cells(notebook)]
+    assert max(lengths) <= LONGEST_CELL_LINES
+    assert statistics.median(lengths) <= LONGEST_MEDIAN_LINES
+
+
+def test_nothing_is_defined_outside_exercises(notebook):
+    """Functions and classes live in the package; a reader writes some in exercises."""
+    for cell in code_cells(notebook):
+        tree = ast.parse(_python(cell))
+        defined = [
+            n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef)
+        ]
+        assert not defined or is_exercise(cell), defined
+
+
+def test_no_loop_runs_things(notebook):
+    """A sweep is a product of fields that the package runs, not a loop in a cell."""
+    for cell in code_cells(notebook):
+        for node in ast.walk(ast.parse(_python(cell))):
+            if isinstance(node, ast.For | ast.While | ast.comprehension):
+                called = {_called(call) for call in ast.walk(node) if isinstance(call, ast.Call)}
+                assert not called & {"run", "replay", "simulate", "load", "execute"}, cell.text
+
+
+def test_prose_outweighs_code(notebook):
+    """At least eight words of prose a line of code."""
+    words = len(re.findall(r"\w+", FENCE.sub("", prose(notebook))))
+    assert words >= PROSE_WORDS_PER_CODE_LINE * sum(lines_of(cell) for cell in code_cells(notebook))
+
+
+def test_code_cells_are_introduced(notebook):
+    """No two long code cells stand together without a word between them."""
+    previous = None
+    for cell in notebook.cells:
+        if cell.cell_type == "code" and previous is not None and previous.cell_type == "code":
+            assert min(lines_of(cell), lines_of(previous)) <= LONGEST_MEDIAN_LINES, cell.text
+        previous = cell
+
+
+def test_figures_have_name_caption_and_alternative_text(notebook, chapter):
+    """Every figure can be referred to, says what it claims, and can be read by ear."""
+    figures = [cell for cell in code_cells(notebook) if has_figure(cell)]
+    assert figures, "a chapter draws"
+    names = []
+    for cell in figures:
+        about = cell.metadata.get("mystnb", {})
+        assert len(about["figure"]["caption"].split()) >= 8, cell.text
+        assert len(about["image"]["alt"].split()) >= 5, cell.text
+        names.append(about["figure"]["name"])
+    assert len(set(names)) == len(names)
+    assert all(name.startswith(f"fig-{topic_of(chapter)}-") for name in names)
+
+
+def test_figures_are_read_to_the_reader(notebook):
+    """After a figure comes a sentence that says what to see."""
+    for cell, following in zip(notebook.cells, notebook.cells[1:], strict=False):
+        if cell.cell_type == "code" and has_figure(cell):
+            assert following.cell_type == "markdown", cell.text
+            assert len(following.text.split()) >= 12, following.text
+
+
+def test_no_outputs_are_kept(notebook):
+    """The repository holds sources; outputs are made by whoever builds."""
+    assert all(cell.outputs == [] for cell in notebook.cells)
+    assert "papermill" not in notebook.metadata
+
+
+def test_kernel_is_named(notebook):
+    """Papermill and Colab need to know what runs it."""
+    assert notebook.metadata["kernelspec"]["name"] == "python3"
+
+
+def test_title_comes_first(notebook):
+    """The first cell opens with the chapter's title, and there is no second."""
+    assert notebook.cells[0].cell_type == "markdown"
+    assert notebook.cells[0].text.startswith("# ")
+    assert len(re.findall(r"^# ", _without_code(prose(notebook)), re.MULTILINE)) == 1
+
+
+def test_exercises_have_folded_solutions(notebook):
+    """Two to four exercises, each with a solution that shows itself only when asked."""
+    text = prose(notebook)
+    exercises = re.findall(r"^`{3,}\{exercise(?:-start)?\}.*?:label: (\S+)", text, re.MULTILINE | re.DOTALL)
+    solutions = re.findall(r"^`{3,}\{solution(?:-start)?\} (\S+)(.*?)^`{3,}", text, re.MULTILINE | re.DOTALL)
+    assert 2 <= len(exercises) <= 4
+    assert {label for label, _ in solutions} == set(exercises)
+    assert all(":class: dropdown" in body for _, body in solutions)
+
+
+def test_ends_with_takeaways(notebook):
+    """The last headline gathers what to keep."""
+    headlines = re.findall(r"^#{2,3} (.+)$", _without_code(prose(notebook)), re.MULTILINE)
+    assert "takeaway" in headlines[-1].lower() or "takeaway" in notebook.cells[-1].text.lower()
+
+
+def test_numbers_are_recorded(notebook, chapter):
+    """A chapter puts its numbers on record, under its topic."""
+    code = "\n".join(cell.text for cell in code_cells(notebook))
+    assert re.search(rf"record\(\s*out_dir,\s*\"{topic_of(chapter)}\"", code)
+
+
+def _python(cell: Cell) -> str:
+    return "\n".join(line for line in cell.text.splitlines() if not line.lstrip().startswith(("%", "!")))
+
+
+def _called(call: ast.Call) -> str:
+    return call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
+
+
+def _without_code(text: str) -> str:
+    return re.sub(r"^(`{3,})(?!\{).*?^\1", "", text, flags=re.MULTILINE | re.DOTALL)

@@ -1,0 +1,71 @@
+"""The ways in agree: pyproject.toml, requirements.lock, environment.yml, and what is installed here."""
+
+import importlib.metadata
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+DIRECT = [*PROJECT["dependencies"], *(pin for extra in EXTRAS.values() for pin in extra)]
+LOCK = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
+CONDA = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
+
+
+def python_of_conda() -> str:
+    """The interpreter that environment.yml asks for."""
+    (pin,) = (entry for entry in CONDA["dependencies"] if isinstance(entry, str) and entry.startswith("python="))
+    return pin.removeprefix("python=")
+
+
+@pytest.mark.parametrize("pin", DIRECT)
+def test_direct_pins_are_exact_and_locked(pin):
+    """Every requirement in pyproject.toml is one version, and the lock has that version."""
+    assert re.fullmatch(r"[a-z0-9-]+==[^,;\s]+", pin)
+    assert pin in LOCK
+
+
+def test_lock_is_sorted_exact_and_for_every_platform():
+    """The lock holds one version a line, without build labels such as +cpu."""
+    assert sorted(LOCK, key=lambda line: line.split("==")[0]) == LOCK
+    assert all(re.fullmatch(r"[a-z0-9-]+==[0-9][^+\s;]*", line) for line in LOCK)
+    assert len({line.split("==")[0] for line in LOCK}) == len(LOCK)
+
+
+def test_conda_takes_its_pins_from_the_lock():
+    """environment.yml names no version but Python's; pip installs the lock and then the package."""
+    (pip,) = (entry["pip"] for entry in CONDA["dependencies"] if isinstance(entry, dict))
+    assert pip == ["-r requirements.lock", "-e ."]
+    assert [entry for entry in CONDA["dependencies"] if isinstance(entry, str)] == [
+        f"python={python_of_conda()}",
+        "pip",
+    ]
+
+
+def test_conda_python_is_allowed():
+    """Conda's interpreter lies within requires-python and is the one that the tools check for."""
+    least, below = re.fullmatch(r">=3\.(\d+),<3\.(\d+)", PROJECT["requires-python"]).groups()
+    assert int(least) <= int(python_of_conda().split(".")[1]) < int(below)
+    assert python_of_conda() == f"3.{least}"
+
+
+@pytest.mark.parametrize("line", LOCK)
+def test_installed_is_what_is_locked(line):
+    """This environment holds the locked version (of whatever build)."""
+    name, version = line.split("==")
+    assert importlib.metadata.version(name).split("+")[0] == version
+
+
+def test_conda_can_solve_it():
+    """Where conda is at hand, it accepts environment.yml."""
+    conda = next((found for name in ("micromamba", "mamba", "conda") if (found := shutil.which(name))), None)
+    if conda is None:
+        pytest.skip("no conda, mamba or micromamba on PATH")
+    command = [conda, "env", "create", "--dry-run", "--file", str(ROOT / "environment.yml")]
+    subprocess.run(command, check=True, capture_output=True, cwd=ROOT)

@@ -1,0 +1,75 @@
+"""The house keeps its own rules."""
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = sorted((ROOT / "mooncake_lab").rglob("*.py"))
+HARD_LIMIT_LINES = 300
+HARD_LIMIT_FUNCTION_LINES = 50
+
+
+def targets() -> set[str]:
+    """The targets that the Makefile documents."""
+    return set(re.findall(r"^([a-z-]+):.*?## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+
+
+@pytest.mark.parametrize(
+    "name", ["README.md", "LICENSE", "CITATION.cff", "Makefile", "environment.yml", "pyproject.toml"]
+)
+def test_front_door(name):
+    """What a visitor looks for first is there and not empty."""
+    assert (ROOT / name).stat().st_size > 0
+
+
+@pytest.mark.parametrize("page", ["README.md", "book/intro.md", "book/run.md"])
+def test_commands_in_prose_exist(page):
+    """Every `make x` that a page promises is a target."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    promised = set(re.findall(r"^\s*(?:\$ )?make ([a-z][a-z-]+)", text, re.MULTILINE))
+    promised |= set(re.findall(r"`make ([a-z][a-z-]+)", text))
+    assert promised, "a page about running it names at least one command"
+    assert promised <= targets()
+
+
+def test_help_lists_every_target():
+    """`make` alone explains itself, and does nothing else."""
+    shown = subprocess.run(["make", "-s", "-C", str(ROOT)], check=True, capture_output=True, text=True).stdout
+    for target in targets():
+        assert f"make {target}" in shown
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_files_are_short(path):
+    """No file of the package is longer than 300 lines, no function longer than 50."""
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= HARD_LIMIT_LINES
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno - node.lineno < HARD_LIMIT_FUNCTION_LINES, node.name
+
+
+def test_names_say_what_is_inside():
+    """No file is called by a name that fits any content."""
+    assert not {"utils", "helpers", "common", "manager", "misc"} & {path.stem for path in PACKAGE}
+
+
+def test_every_module_says_what_it_is():
+    """Each module of the package begins with a docstring."""
+    silent = [path.name for path in PACKAGE if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))]
+    assert silent == []
+
+
+def test_every_test_has_its_claim():
+    """Each test function states in a docstring what it claims."""
+    silent = [
+        f"{path.relative_to(ROOT)}::{node.name}"
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and not ast.get_docstring(node)
+    ]
+    assert silent == []
