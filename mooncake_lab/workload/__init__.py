@@ -1,6 +1,7 @@
 """What arrives: traces read and checked, fetched, described, and generated."""
 
 from mooncake_lab.workload.arrivals import poisson_arrivals_s, with_poisson_arrivals
+from mooncake_lab.workload.coarsen import with_larger_blocks
 from mooncake_lab.workload.fetch import fetch_trace
 from mooncake_lab.workload.load import load
 from mooncake_lab.workload.locate import DATA_VARIABLE, find_trace, search_folders
@@ -44,6 +45,7 @@ __all__ = [
     "seen_before",
     "statistics",
     "use_counts",
+    "with_larger_blocks",
     "with_poisson_arrivals",
     "write_trace",
 ]
