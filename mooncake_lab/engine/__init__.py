@@ -1,16 +1,44 @@
-"""Real computation: the reference engine and the machine it runs on; `engine.measure` times both."""
+"""Real computation with torch: a Llama model that prefills and decodes on this machine."""
 
-from mooncake_lab.engine.machine import Machine, describe_machine, measure_peaks
-from mooncake_lab.engine.reference import Clock, Decoded, Prefilled, ReferenceEngine, Tokens, llama_config
+from mooncake_lab.engine.allocator import BlockAllocator
+from mooncake_lab.engine.backends import Backend, choose_backend
+from mooncake_lab.engine.config import LlamaConfig, RopeScaling, config_from_shape, read_config
+from mooncake_lab.engine.kvcache import KVCache, KVSpan
+from mooncake_lab.engine.loading import load_model
+from mooncake_lab.engine.loop import Engine, TimedIteration
+from mooncake_lab.engine.model import LlamaModel, make_model
+from mooncake_lab.engine.roles import CoupledEngine, DecodeEngine, PrefillEngine, PrefillResult
+from mooncake_lab.engine.sampling import GREEDY, Sampling, sample
+from mooncake_lab.engine.sequence import GenerationRequest, Output
+from mooncake_lab.engine.settings import EngineSettings
+from mooncake_lab.engine.weights import LlamaWeights, load_weights, random_weights
 
 __all__ = [
-    "Clock",
-    "Decoded",
-    "Machine",
-    "Prefilled",
-    "ReferenceEngine",
-    "Tokens",
-    "describe_machine",
-    "llama_config",
-    "measure_peaks",
+    "GREEDY",
+    "Backend",
+    "BlockAllocator",
+    "CoupledEngine",
+    "DecodeEngine",
+    "Engine",
+    "EngineSettings",
+    "GenerationRequest",
+    "KVCache",
+    "KVSpan",
+    "LlamaConfig",
+    "LlamaModel",
+    "LlamaWeights",
+    "Output",
+    "PrefillEngine",
+    "PrefillResult",
+    "RopeScaling",
+    "Sampling",
+    "TimedIteration",
+    "choose_backend",
+    "config_from_shape",
+    "load_model",
+    "load_weights",
+    "make_model",
+    "random_weights",
+    "read_config",
+    "sample",
 ]

@@ -1,0 +1,240 @@
+"""The engine: submit requests, then step; a step is schedule, run, postprocess."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from mooncake_lab.batching import BatchingPolicy, Iteration, Limits
+from mooncake_lab.core import blocks_for
+from mooncake_lab.engine.allocator import BlockAllocator
+from mooncake_lab.engine.kvcache import KVCache, KVSpan, fingerprint
+from mooncake_lab.engine.model import LlamaModel
+from mooncake_lab.engine.runner import ModelRunner
+from mooncake_lab.engine.scheduler import Schedule, Scheduler
+from mooncake_lab.engine.sequence import FinishReason, GenerationRequest, Output, RunningRequest, enter
+from mooncake_lab.engine.settings import EngineSettings, cache_blocks
+
+
+@dataclass(frozen=True, slots=True)
+class TimedIteration:
+    """One iteration of a real engine: what was planned and done, and when."""
+
+    start_s: float
+    end_s: float
+    iteration: Iteration
+
+    def plain(self) -> dict[str, object]:
+        """The same as plain values, for JSON."""
+        values = msgspec.to_builtins({"start_s": self.start_s, "end_s": self.end_s, "iteration": self.iteration})
+        assert isinstance(values, dict)  # noqa: S101  # a dict went in
+        return values
+
+
+class Engine:
+    """One model on one device under one batching policy: continuous batching over a paged KVCache.
+
+    Args:
+        model: what computes.
+        policy: what runs next.
+        settings: what it may use.
+        clock: gives seconds.
+    """
+
+    def __init__(
+        self,
+        model: LlamaModel,
+        policy: BatchingPolicy,
+        settings: EngineSettings | None = None,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.settings = settings or EngineSettings()
+        size, config = self.settings.block_size_tokens, model.config
+        device, dtype = model.embedding.device, model.embedding.dtype
+        self.blocks = cache_blocks(self.settings, config, device, dtype)
+        cache = KVCache(config, blocks=self.blocks, block_size_tokens=size, device=device, dtype=dtype)
+        name = fingerprint(config, model.embedding, dtype)
+        self.runner = ModelRunner(model, cache, name)
+        window = min(self.settings.max_request_tokens or config.max_positions, len(model.rope.cosines))
+        limits = Limits(
+            max_batch_tokens=self.settings.max_batch_tokens,
+            max_requests=min(self.settings.max_requests, self.settings.max_batch_tokens),
+            block_size_tokens=size,
+            capacity_blocks=self.blocks,
+            free_blocks=self.blocks,
+            max_request_tokens=window,
+        )
+        self.allocator = BlockAllocator(self.blocks)
+        namespace = name if self.settings.prefix_reuse else None
+        self.scheduler = Scheduler(policy, limits, self.allocator, self._park, namespace)
+        self.log: list[TimedIteration] = []
+        self._clock = clock
+        self._next_id = 0
+        self._steps = 0
+        self._cancelled: set[int] = set()
+        self._before_release: dict[int, Callable[[RunningRequest], None]] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether requests wait or run."""
+        return bool(self.scheduler.waiting or self.scheduler.running)
+
+    def submit(
+        self,
+        request: GenerationRequest,
+        *,
+        kv: Sequence[KVSpan] = (),
+        generated: Sequence[int] = (),
+        before_release: Callable[[RunningRequest], None] | None = None,
+    ) -> int:
+        """Let a request wait; its id.
+
+        Args:
+            request: what is asked for.
+            kv: KVCache of its first tokens, computed elsewhere.
+            generated: tokens it has generated elsewhere.
+            before_release: called when it is done, while it still holds its blocks.
+
+        Raises:
+            ValueError: when it can never fit, holds a token the model has not, or the KVCache is not its own.
+        """
+        self._check(request, generated)
+        entered = enter(self._next_id, request, self._clock(), self.settings.block_size_tokens)
+        for token in generated:
+            entered.append(token)
+        given = self.runner.accept(kv)
+        if given > entered.known:
+            raise ValueError(f"KVCache of {given} tokens is given for a request of {entered.known}")
+        entered.cached = min(given, entered.known - 1)  # the last token is computed: its logits are what is wanted
+        entered.parked = tuple(kv) if entered.cached else ()
+        if before_release is not None:
+            self._before_release[entered.id] = before_release
+        self.scheduler.add(entered)
+        self._next_id += 1
+        return entered.id
+
+    def cancel(self, request_id: int) -> None:
+        """End a request before the next iteration; unknown and finished ones are ignored."""
+        self._cancelled.add(request_id)
+
+    def step(self) -> list[Output]:
+        """One iteration; the requests that ended."""
+        done = self._cancel()
+        if not self.busy:
+            return done
+        start_s = self._clock()
+        schedule = self.scheduler.schedule()
+        tokens = self._run(schedule)
+        return done + self._postprocess(schedule, tokens, start_s)
+
+    def run(self) -> list[Output]:
+        """Step until nothing waits or runs; all outputs, by request id."""
+        done: list[Output] = []
+        while self.busy:
+            done += self.step()
+        return sorted(done, key=lambda output: output.request_id)
+
+    def generate(self, requests: Iterable[GenerationRequest]) -> list[Output]:
+        """Submit requests and run; their outputs in the same order."""
+        for request in requests:
+            self.submit(request)
+        return self.run()
+
+    def check(self) -> None:
+        """Verify that no block is lost or counted twice.
+
+        Raises:
+            AssertionError: naming the block.
+        """
+        self.scheduler.check()
+
+    def _run(self, schedule: Schedule) -> list[int]:
+        for request, _ in schedule.work:
+            if request.parked:
+                self.runner.restore(request)
+        return self.runner.run(schedule.work) if schedule.work else []
+
+    def _postprocess(self, schedule: Schedule, tokens: list[int], start_s: float) -> list[Output]:
+        """Append the new tokens, end who is done, and write the iteration down."""
+        now_s, emitted = self._clock(), iter(tokens)
+        done = [self._end(request, "rejected", now_s, reason) for request, reason in schedule.rejected]
+        finished: list[int] = []
+        for request, segment in schedule.work:
+            self.scheduler.computed(request, segment.new_tokens)
+            reason = self._append(request, next(emitted), now_s) if segment.emits else None
+            if reason is not None:
+                finished.append(request.id)
+                done.append(self._finish(request, reason, now_s))
+        if self.settings.keep_log:
+            self.log.append(TimedIteration(start_s, now_s, _iteration(self._steps, schedule, tuple(finished))))
+        self._steps += 1
+        _tell(schedule)  # last, so that a client's callback finds the engine in order
+        return done
+
+    def _append(self, request: RunningRequest, token: int, now_s: float) -> FinishReason | None:
+        """One token more; why the request ends with it, or None."""
+        request.append(token)
+        request.token_s.append(now_s)
+        ends = request.request.end_tokens
+        if token in (self.runner.model.config.end_tokens if ends is None else ends):
+            return "end_token"
+        return "length" if request.generated >= request.request.max_new_tokens else None
+
+    def _finish(self, request: RunningRequest, reason: FinishReason, now_s: float) -> Output:
+        hook = self._before_release.pop(request.id, None)
+        if hook is not None and reason != "cancelled":
+            hook(request)
+        self.scheduler.remove(request)
+        return self._end(request, reason, now_s)
+
+    def _end(self, request: RunningRequest, reason: FinishReason, now_s: float, error: str = "") -> Output:
+        self._before_release.pop(request.id, None)
+        self._cancelled.discard(request.id)
+        return request.output(reason, now_s, error)
+
+    def _cancel(self) -> list[Output]:
+        ids, now_s = self._cancelled, self._clock()
+        self._cancelled = set()
+        found = [r for r in (*self.scheduler.waiting, *self.scheduler.running) if r.id in ids]
+        return [self._finish(request, "cancelled", now_s) for request in found]
+
+    def _park(self, request: RunningRequest) -> tuple[KVSpan, ...]:
+        return (self.runner.export(request, 0, request.cached),)
+
+    def _check(self, request: GenerationRequest, generated: Sequence[int]) -> None:
+        size, window = self.settings.block_size_tokens, self.scheduler.limits.max_request_tokens
+        longest = len(request.prompt) + request.max_new_tokens - 1  # the last token is never read again
+        if window is not None and longest > window:
+            raise ValueError(f"prompt and new tokens make {longest} tokens; the model's window here is {window}")
+        if blocks_for(longest, size) > self.blocks:
+            raise ValueError(
+                f"prompt and new tokens make {longest} tokens of KVCache; this engine's holds {self.blocks * size}"
+            )
+        vocabulary = self.runner.model.config.vocabulary
+        if not (0 <= min(request.prompt) and max(request.prompt) < vocabulary):
+            raise ValueError(
+                f"the prompt holds tokens {min(request.prompt)} to {max(request.prompt)};"
+                f" the model knows 0 to {vocabulary - 1}"
+            )
+        if len(generated) >= request.max_new_tokens:
+            raise ValueError(f"{len(generated)} tokens are generated already; allowed are {request.max_new_tokens}")
+
+
+def _tell(schedule: Schedule) -> None:
+    """Stream the iteration's tokens to those who asked for them."""
+    for request, segment in schedule.work:
+        if segment.emits and request.request.on_token is not None:
+            request.request.on_token(request.id, int(request.tokens[request.known - 1]))
+
+
+def _iteration(index: int, schedule: Schedule, finished: tuple[int, ...]) -> Iteration:
+    return Iteration(
+        index=index,
+        waiting=schedule.waiting,
+        running=schedule.running,
+        limits=schedule.limits,
+        plan=schedule.plan,
+        finished=finished,
+    )

@@ -1,0 +1,211 @@
+"""The three roles of an engine: prefill only, decode only, or both. All are one engine under another policy."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mooncake_lab.batching import BatchingPolicy, DecodeOnly, PrefillOnly, SarathiServe
+from mooncake_lab.engine.kvcache import KVSpan
+from mooncake_lab.engine.loop import Engine
+from mooncake_lab.engine.model import LlamaModel
+from mooncake_lab.engine.sampling import GREEDY, Sampling
+from mooncake_lab.engine.sequence import GenerationRequest, KVCallback, Output, RunningRequest, TokenCallback
+from mooncake_lab.engine.settings import EngineSettings
+
+Prompt = Sequence[int] | npt.NDArray[np.int32]
+"""Token ids."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillResult:
+    """What a prefill hands to a decode instance."""
+
+    request_id: int
+    first_token: int
+    kv: KVSpan
+    """Of the prompt, from the end of the prefix that was given on: what the receiver does not have yet."""
+    reused_tokens: int
+    """Prompt tokens that were not computed, whether given or found here."""
+    seconds: float
+    """From submission to first token."""
+
+
+class PrefillEngine:
+    """Tokens and reused KVCache in; first token and new KVCache out (FAST'25 §3, prefill pool).
+
+    Args:
+        model: what computes.
+        settings: what it may use.
+        chunk_tokens: prompt tokens of an iteration; None takes the settings' limit.
+        clock: gives seconds.
+    """
+
+    def __init__(
+        self,
+        model: LlamaModel,
+        settings: EngineSettings | None = None,
+        *,
+        chunk_tokens: int | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.engine = Engine(model, PrefillOnly(chunk_tokens=chunk_tokens), settings, clock=clock)
+        self._kv: dict[int, KVSpan] = {}
+
+    def submit(
+        self,
+        prompt: Prompt,
+        *,
+        prefix: Sequence[KVSpan] = (),
+        sampling: Sampling = GREEDY,
+        on_kv: KVCallback | None = None,
+    ) -> int:
+        """Let a prompt wait; its id.
+
+        Args:
+            prompt: token ids.
+            prefix: KVCache of its first tokens, from the store.
+            sampling: of the first token.
+            on_kv: gets new keys and values layer by layer, while later layers still compute.
+
+        Raises:
+            ValueError: when the prompt does not fit or the prefix is not its own.
+        """
+        request = GenerationRequest(prompt=prompt, max_new_tokens=1, sampling=sampling, on_kv=on_kv)
+        given = sum(span.tokens for span in prefix)
+
+        def keep(done: RunningRequest) -> None:
+            self._kv[done.id] = self.engine.runner.export(done, given, done.cached)
+
+        return self.engine.submit(request, kv=prefix, before_release=keep)
+
+    def step(self) -> list[PrefillResult]:
+        """One iteration; the prefills that ended."""
+        return [self._result(output) for output in self.engine.step() if output.finish_reason != "cancelled"]
+
+    def prefill(self, prompt: Prompt, *, prefix: Sequence[KVSpan] = (), sampling: Sampling = GREEDY) -> PrefillResult:
+        """Prefill one prompt; others that were waiting advance too.
+
+        Raises:
+            ValueError: when the prompt does not fit or the prefix is not its own.
+        """
+        wanted = self.submit(prompt, prefix=prefix, sampling=sampling)
+        while True:
+            for result in self.step():
+                if result.request_id == wanted:
+                    return result
+
+    def _result(self, output: Output) -> PrefillResult:
+        if output.finish_reason == "rejected":
+            raise ValueError(f"prefill {output.request_id} was rejected: {output.error}")
+        return PrefillResult(
+            request_id=output.request_id,
+            first_token=output.tokens[0],
+            kv=self._kv.pop(output.request_id),
+            reused_tokens=output.reused_tokens,
+            seconds=output.finished_s - output.submitted_s,
+        )
+
+
+class DecodeEngine:
+    """Continuous batching over KVCache that was computed elsewhere (FAST'25 §3, decode pool).
+
+    Args:
+        model: what computes.
+        settings: what it may use.
+        clock: gives seconds.
+    """
+
+    def __init__(
+        self,
+        model: LlamaModel,
+        settings: EngineSettings | None = None,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.engine = Engine(model, DecodeOnly(), settings, clock=clock)
+
+    def submit(self, request: GenerationRequest, *, first_token: int, kv: Sequence[KVSpan]) -> int:
+        """Let a prefilled request join the batch when there is room; its id.
+
+        Its output begins with `first_token`; `request.on_token` gets the tokens after it.
+
+        Raises:
+            ValueError: when the KVCache does not cover the prompt, is not this model's, or does not fit.
+        """
+        covered = sum(span.tokens for span in kv)
+        if covered != len(request.prompt):
+            raise ValueError(
+                f"KVCache of {covered} tokens is given for a prompt of {len(request.prompt)}; decode needs all of it"
+            )
+        return self.engine.submit(request, kv=kv, generated=(first_token,))
+
+    def step(self) -> list[Output]:
+        """One iteration; the requests that ended."""
+        return self.engine.step()
+
+    def run(self) -> list[Output]:
+        """Step until nothing waits or runs; all outputs, by request id."""
+        return self.engine.run()
+
+
+class CoupledEngine:
+    """Prefill and decode on one device under any policy: what vLLM is (FAST'25 §5.1, the baseline).
+
+    Args:
+        model: what computes.
+        policy: what runs next.
+        settings: what it may use.
+        clock: gives seconds.
+    """
+
+    def __init__(
+        self,
+        model: LlamaModel,
+        policy: BatchingPolicy | None = None,
+        settings: EngineSettings | None = None,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.engine = Engine(model, policy or SarathiServe(), settings, clock=clock)
+
+    def submit(self, request: GenerationRequest) -> int:
+        """Let a request wait; its id.
+
+        Raises:
+            ValueError: when it can never fit or holds a token the model has not.
+        """
+        return self.engine.submit(request)
+
+    def cancel(self, request_id: int) -> None:
+        """End a request before the next iteration."""
+        self.engine.cancel(request_id)
+
+    def step(self) -> list[Output]:
+        """One iteration; the requests that ended."""
+        return self.engine.step()
+
+    def run(self) -> list[Output]:
+        """Step until nothing waits or runs; all outputs, by request id."""
+        return self.engine.run()
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        max_new_tokens: int = 16,
+        sampling: Sampling = GREEDY,
+        on_token: TokenCallback | None = None,
+    ) -> list[Output]:
+        """Generate for several prompts at once; outputs in their order.
+
+        Raises:
+            ValueError: when one can never fit or holds a token the model has not.
+        """
+        requests = [
+            GenerationRequest(prompt=prompt, max_new_tokens=max_new_tokens, sampling=sampling, on_token=on_token)
+            for prompt in prompts
+        ]
+        return self.engine.generate(requests)

@@ -1,0 +1,84 @@
+"""Runs work: packs segments, calls the model, samples; and copies KVCache in and out of its blocks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mooncake_lab.batching import Segment
+from mooncake_lab.engine.kvcache import KVCache, KVSpan
+from mooncake_lab.engine.model import LayerHook, LlamaModel
+from mooncake_lab.engine.packing import Piece, pack
+from mooncake_lab.engine.sampling import sample
+from mooncake_lab.engine.sequence import RunningRequest
+
+Work = Sequence[tuple[RunningRequest, Segment]]
+"""Requests and what of them is computed in an iteration."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRunner:
+    """A model and its KVCache. It knows nothing of policies."""
+
+    model: LlamaModel
+    cache: KVCache
+    fingerprint: bytes
+
+    def run(self, work: Work) -> list[int]:
+        """Compute the segments; the next token of each that emits, in their order."""
+        pieces = [_piece(request, segment) for request, segment in work]
+        batch = pack(pieces, self.cache.block_size_tokens, self.model.embedding.device)
+        logits = self.model.forward(batch, self.cache, self._stream(work))
+        emitting = [request for request, segment in work if segment.emits]
+        how = [request.request.sampling for request in emitting]
+        return sample(logits, how, [request.known for request in emitting]) if emitting else []
+
+    def export(self, request: RunningRequest, start: int, stop: int) -> KVSpan:
+        """A copy of a running request's positions `start` up to `stop`."""
+        blocks = request.blocks.tolist()
+        layers = tuple(self.cache.read(layer, blocks, start, stop) for layer in range(len(self.cache.layers)))
+        return KVSpan(fingerprint=self.fingerprint, start=start, tokens=stop - start, layers=layers)
+
+    def restore(self, request: RunningRequest) -> None:
+        """Write a request's parked KVCache into its blocks."""
+        blocks = request.blocks.tolist()
+        for span in request.parked:
+            for layer, tensor in enumerate(span.layers):
+                self.cache.write(layer, blocks, span.start, tensor)
+        request.parked = ()
+
+    def accept(self, spans: Sequence[KVSpan]) -> int:
+        """Check that spans are this model's and follow each other from position 0; how many tokens they hold.
+
+        Raises:
+            ValueError: saying what does not fit.
+        """
+        tokens = 0
+        for span in spans:
+            if span.fingerprint != self.fingerprint:
+                raise ValueError("this KVCache was made by another model or type of numbers; it cannot be used here")
+            if span.start != tokens:
+                raise ValueError(f"KVCache from position {span.start} on follows {tokens} tokens; no gap is allowed")
+            tokens += span.tokens
+        return tokens
+
+    def _stream(self, work: Work) -> LayerHook | None:
+        """A hook that hands new keys and values to those who asked for them, or None where nobody did."""
+        listening = [(request, segment) for request, segment in work if request.request.on_kv is not None]
+        if not listening:
+            return None
+
+        def on_layer(layer: int) -> None:
+            for request, segment in listening:
+                start = segment.cached_tokens
+                span = self.cache.read(layer, request.blocks.tolist(), start, start + segment.new_tokens)
+                if request.request.on_kv is not None:
+                    request.request.on_kv(layer, start, span)
+
+        return on_layer
+
+
+def _piece(request: RunningRequest, segment: Segment) -> Piece:
+    start = segment.cached_tokens
+    tokens = request.tokens[start : start + segment.new_tokens].astype(np.int64)
+    return Piece(tokens, start, request.blocks, segment.emits)

@@ -1,0 +1,141 @@
+"""One request inside an engine: its tokens, how far they are computed, and the blocks that hold them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mooncake_lab.core import BlockKey, blocks_for
+from mooncake_lab.engine.kvcache import KVSpan
+from mooncake_lab.engine.sampling import GREEDY, Sampling
+
+FinishReason = Literal["length", "end_token", "cancelled", "rejected"]
+"""Why an output ended: its most tokens, an end token, its client, or a policy that can never serve it."""
+TokenCallback = Callable[[int, int], None]
+"""Called with request id and token, for every token as it appears."""
+KVCallback = Callable[[int, int, torch.Tensor], None]
+"""Called with layer, first position and (2, tokens, kv_heads, head_width), layer by layer as they are computed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """What a client asks an engine for.
+
+    Raises:
+        ValueError: when there are no prompt tokens or no new tokens.
+    """
+
+    prompt: Sequence[int] | npt.NDArray[np.int32]
+    """Token ids."""
+    max_new_tokens: int = 16
+    sampling: Sampling = GREEDY
+    end_tokens: tuple[int, ...] | None = None
+    """Tokens that end the output (the last one is part of it); None takes the model's."""
+    on_token: TokenCallback | None = None
+    on_kv: KVCallback | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.prompt) < 1 or self.max_new_tokens < 1:
+            raise ValueError(
+                f"a prompt of {len(self.prompt)} tokens and {self.max_new_tokens} new ones; each must be at least 1"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """What became of a request."""
+
+    request_id: int
+    tokens: tuple[int, ...]
+    """Generated tokens."""
+    finish_reason: FinishReason
+    error: str = ""
+    """Why it was rejected."""
+    prompt_tokens: int
+    reused_tokens: int
+    """Prompt tokens that needed no computation when it first ran."""
+    preemptions: int
+    submitted_s: float
+    token_s: tuple[float, ...]
+    """When each token appeared, on the clock of `submitted_s`."""
+    finished_s: float
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Time to first token, from submission; None without a token."""
+        return self.token_s[0] - self.submitted_s if self.token_s else None
+
+
+@dataclass(slots=True, eq=False)
+class RunningRequest:
+    """A request in an engine. Mutable: its progress is what an engine is about."""
+
+    id: int
+    request: GenerationRequest
+    submitted_s: float
+    tokens: npt.NDArray[np.int32]
+    """Known tokens, with room for those to come."""
+    known: int
+    """How many of `tokens` exist."""
+    table: npt.NDArray[np.int32]
+    """Its blocks, with room for those to come."""
+    cached: int = 0
+    """Leading tokens in the KVCache, or in `parked`."""
+    held: int = 0
+    """How many of `table` it holds."""
+    published: int = 0
+    """How many of its blocks others can find."""
+    keys: list[BlockKey] = field(default_factory=list[BlockKey])
+    """Of its whole blocks, as far as they were known when it began to wait."""
+    parked: tuple[KVSpan, ...] = ()
+    """Its KVCache while it is outside the engine: given from elsewhere, or swapped out."""
+    reused: int | None = None
+    preemptions: int = 0
+    token_s: list[float] = field(default_factory=list[float])
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of its prompt."""
+        return len(self.request.prompt)
+
+    @property
+    def generated(self) -> int:
+        """Tokens generated so far."""
+        return self.known - self.prompt_tokens
+
+    @property
+    def blocks(self) -> npt.NDArray[np.int32]:
+        """The blocks it holds, front to back."""
+        return self.table[: self.held]
+
+    def append(self, token: int) -> None:
+        """One more token is known."""
+        self.tokens[self.known] = token
+        self.known += 1
+
+    def output(self, finish_reason: FinishReason, finished_s: float, error: str = "") -> Output:
+        """What became of it."""
+        return Output(
+            request_id=self.id,
+            tokens=tuple(self.tokens[self.prompt_tokens : self.known].tolist()),
+            finish_reason=finish_reason,
+            error=error,
+            prompt_tokens=self.prompt_tokens,
+            reused_tokens=self.reused or 0,
+            preemptions=self.preemptions,
+            submitted_s=self.submitted_s,
+            token_s=tuple(self.token_s),
+            finished_s=finished_s,
+        )
+
+
+def enter(request_id: int, request: GenerationRequest, submitted_s: float, block_size_tokens: int) -> RunningRequest:
+    """A request as it enters an engine."""
+    longest = len(request.prompt) + request.max_new_tokens
+    tokens = np.zeros(longest, dtype=np.int32)
+    tokens[: len(request.prompt)] = request.prompt
+    table = np.zeros(blocks_for(longest, block_size_tokens), dtype=np.int32)
+    return RunningRequest(request_id, request, submitted_s, tokens, len(request.prompt), table)
