@@ -218,24 +218,6 @@ def test_throughput_gains_are_ratios_of_tested_rates(name, panel, identifier):
 
 
 @pytest.mark.parametrize(
-    ("identifier", "above", "below"),
-    [
-        ("F46", ("fast_fig05_ttft_box_scheduling", "Local cache aware"), "Global cache aware"),
-        ("F47", ("fast_fig05_ttft_box_scheduling", "Load balancing"), "Global cache aware"),
-        ("F48", ("fast_fig05_ttft_box_scheduling", "Random"), "Global cache aware"),
-        ("A28", ("arxiv_fig08_ttft_box_scheduling", "cache-aware"), "KVCache-centric"),
-        ("A29", ("arxiv_fig08_ttft_box_scheduling", "load-balancing"), "KVCache-centric"),
-        ("A30", ("arxiv_fig08_ttft_box_scheduling", "random"), "KVCache-centric"),
-    ],
-)
-def test_derived_claims_are_ratios_of_printed_means(identifier, above, below):
-    """The ratios of mean TTFT that we claim follow from the means in the figures."""
-    name, series = above
-    ratio = points(name, series)["mean"] / points(name, below)["mean"]
-    assert claim(identifier).fact.value == pytest.approx(ratio, rel=1e-3)
-
-
-@pytest.mark.parametrize(
     ("identifiers", "name", "series"),
     [
         (("F01", "F02", "F03"), "fast_fig01_gain", "printed gain vs vLLM"),
