@@ -1,5 +1,6 @@
 """The nouns: requests, service levels, block keys, the run log, units."""
 
+from mooncake_lab.core.draws import keyed_uniform
 from mooncake_lab.core.keys import KEY_HASHES, block_keys
 from mooncake_lab.core.log import (
     Arrived,
@@ -41,6 +42,7 @@ __all__ = [
     "block_keys",
     "blocks_for",
     "gbps",
+    "keyed_uniform",
     "read_log",
     "write_log",
 ]

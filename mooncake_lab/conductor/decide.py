@@ -1,0 +1,32 @@
+"""The Conductor's one verb, called by the simulated and by the real cluster alike."""
+
+from mooncake_lab.conductor.admission import AdmissionPolicy
+from mooncake_lab.conductor.decision import Decision
+from mooncake_lab.conductor.estimator import Estimator
+from mooncake_lab.conductor.placement import PlacementPolicy
+from mooncake_lab.conductor.view import ClusterView
+from mooncake_lab.core import SLO, Request
+
+
+def decide(
+    request: Request,
+    view: ClusterView,
+    *,
+    placement: PlacementPolicy,
+    admission: AdmissionPolicy,
+    estimate: Estimator,
+    slo: SLO,
+) -> Decision:
+    """Place a request, then ask whether to admit it there (FAST'25 Algorithm 1).
+
+    The same request, view and knobs give the same decision, now or when a log is replayed.
+
+    Raises:
+        ValueError: when the view has no prefill or no decode instance.
+    """
+    if not view.prefill or not view.decode:
+        raise ValueError(
+            f"request {request.id} cannot be placed: the view has {len(view.prefill)} prefill and"
+            f" {len(view.decode)} decode instances; at least one of each is needed"
+        )
+    return admission.admit(placement.place(request, view, estimate), view, slo)

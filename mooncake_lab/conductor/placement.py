@@ -1,0 +1,210 @@
+"""Where a request goes: the paper's Algorithm 1 and what it is compared with.
+
+A policy is a frozen dataclass of its knobs. It may read the request and the view, ask the estimator,
+and nothing else. Ties break on the order of the view, which is the order of the instances' names.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, Literal, Protocol
+
+from mooncake_lab.conductor.decision import Placement
+from mooncake_lab.conductor.estimator import Estimator
+from mooncake_lab.conductor.view import ClusterView, DecodeView, PrefillView
+from mooncake_lab.core import Request, keyed_uniform
+
+
+class PlacementPolicy(Protocol):
+    """Chooses instances for a request; whether to serve it at all is admission's question."""
+
+    def place(self, request: Request, view: ClusterView, estimate: Estimator) -> Placement:
+        """Where to prefill and to decode, what to reuse and what to fetch."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Random:
+    """Any prefill instance with equal chance, drawn from the seed and the request's id."""
+
+    seed: int = 0
+
+    def place(self, request: Request, view: ClusterView, estimate: Estimator) -> Placement:
+        """An instance by chance; whatever prefix happens to be there is reused."""
+        chosen = int(keyed_uniform(self.seed, request.id) * len(view.prefill))
+        return _local(request, view, estimate, chosen, "drawn by chance")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadBalance:
+    """The least loaded prefill instance. The papers do not say what load is, so it is a knob.
+
+    The three answers differ by a factor of two and a half in mean TTFT, which is why it matters.
+    """
+
+    metric: Literal["backlog_s", "queued_requests", "assigned_requests"] = "backlog_s"
+
+    def place(self, request: Request, view: ClusterView, estimate: Estimator) -> Placement:
+        """The instance with the smallest load, wherever the prefix is."""
+        loads = [getattr(instance, self.metric) for instance in view.prefill]
+        return _local(request, view, estimate, loads.index(min(loads)), f"least {self.metric}")
+
+
+@dataclass(frozen=True, slots=True)
+class LongestPrefix:
+    """The prefill instance that holds most of the prompt, whatever its queue: a straw man.
+
+    On traces where all requests share a system prompt it sends everything to one instance.
+    """
+
+    def place(self, request: Request, view: ClusterView, estimate: Estimator) -> Placement:
+        """The longest match."""
+        matches = [instance.matched_blocks for instance in view.prefill]
+        return _local(request, view, estimate, matches.index(max(matches)), "longest prefix")
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixAffinity:
+    """Always the same prefill instance for the same first `blocks` blocks: a straw man that needs no index."""
+
+    blocks: int = 2
+
+    def place(self, request: Request, view: ClusterView, estimate: Estimator) -> Placement:
+        """The instance that the hash of the first keys names."""
+        chosen = int(keyed_uniform(0, *request.block_keys[: self.blocks]) * len(view.prefill))
+        return _local(request, view, estimate, chosen, "hash of the first blocks")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheAware:
+    """The shortest expected TTFT over instances, each with the prefix it holds itself.
+
+    FAST'25 calls it local cache-aware scheduling; it is Algorithm 1 with an infinite threshold.
+    """
+
+    def place(self, request: Request, view: ClusterView, estimate: Estimator) -> Placement:
+        """The instance with the least queue plus computation."""
+        return KVCacheCentric(math.inf).place(request, view, estimate)
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheCentric:
+    """Algorithm 1: the shortest expected TTFT, where a much longer prefix elsewhere may be fetched first.
+
+    The editions differ at one point. arXiv compares with `<` where it estimates and with `>` where it acts,
+    so at exact equality it estimates a transfer which it then does not make; FAST'25 uses `>` in both.
+    """
+
+    balancing_threshold: float = 1.5
+    """kvcache_balancing_threshold: fetch when the best match is more than so many times the local one."""
+    edition: Literal["fast", "arxiv"] = "fast"
+
+    def place(self, request: Request, view: ClusterView, estimate: Estimator) -> Placement:
+        """Line by line as printed (line numbers: FAST'25 Algorithm 1)."""
+        best_blocks, holder = _best_match(view)  # lines 1-2: FindBestPrefixMatch
+        best_ttft_s, chosen, fetches = math.inf, 0, False  # line 3
+        for i, instance in enumerate(view.prefill):  # line 4
+            ratio = _ratio(best_blocks, instance.matched_blocks)
+            remote = self._estimates_transfer(ratio)  # line 5
+            blocks = best_blocks if remote else instance.matched_blocks
+            ttft_s = instance.backlog_s + estimate.prefill_s(  # lines 8-9 and 13-14
+                request.id, request.input_tokens, _tokens(request, blocks)
+            )
+            if remote:  # line 7: EstimateKVCacheTransferTime
+                moved = _tokens(request, best_blocks) - _tokens(request, instance.matched_blocks)
+                ttft_s += estimate.transfer_s(moved, holder.outgoing_flows)
+            if ttft_s < best_ttft_s:  # lines 10 and 15: strict, so the first minimum wins
+                best_ttft_s, chosen, fetches = ttft_s, i, ratio > self.balancing_threshold
+        instance = view.prefill[chosen]
+        decode, tbt_s = select_decode(request, view.decode, estimate)  # line 17
+        local = _tokens(request, instance.matched_blocks)
+        reused = _tokens(request, best_blocks) if fetches else local  # lines 20-21: TransferKVCache
+        return Placement(
+            request_id=request.id,
+            prefill=instance.name,
+            decode=decode.name,
+            reused_tokens=reused,
+            fetch_from=holder.name if fetches and reused > local else None,
+            fetched_tokens=reused - local,
+            expected_ttft_s=best_ttft_s,
+            expected_tbt_s=tbt_s,
+            reason="shortest expected TTFT, prefix fetched" if fetches else "shortest expected TTFT, local prefix",
+        )
+
+    def _estimates_transfer(self, ratio: float) -> bool:
+        if self.edition == "arxiv":
+            return not ratio < self.balancing_threshold
+        return ratio > self.balancing_threshold
+
+
+PLACEMENT_POLICIES: Final[Mapping[str, Callable[[], PlacementPolicy]]] = MappingProxyType(
+    {
+        "random": Random,
+        "load_balance": LoadBalance,
+        "longest_prefix": LongestPrefix,
+        "prefix_affinity": PrefixAffinity,
+        "cache_aware": CacheAware,
+        "kvcache_centric": KVCacheCentric,
+    }
+)
+"""Every placement policy by the name the command line uses."""
+
+
+def select_decode(
+    request: Request, decode: tuple[DecodeView, ...], estimate: Estimator
+) -> tuple[DecodeView, float]:
+    """The decode instance with the smallest predicted TBT, and that TBT (s).
+
+    Instances without room for the request's KVCache come last, and count as infinitely slow: neither paper
+    says what SelectDecodingInstance does beyond balancing load (assumption `select-decode`).
+    """
+    best, best_tbt_s = decode[0], math.inf
+    for instance in decode:
+        context = instance.context_tokens + request.input_tokens
+        if context > instance.capacity_tokens:
+            continue
+        tbt_s = estimate.decode_step_s(instance.requests + 1, context)
+        if tbt_s < best_tbt_s:
+            best, best_tbt_s = instance, tbt_s
+    if math.isinf(best_tbt_s):
+        best = min(decode, key=lambda instance: instance.context_tokens)
+    return best, best_tbt_s
+
+
+def _local(request: Request, view: ClusterView, estimate: Estimator, chosen: int, reason: str) -> Placement:
+    """Prefill on one instance with what it holds itself."""
+    instance = view.prefill[chosen]
+    reused = _tokens(request, instance.matched_blocks)
+    decode, tbt_s = select_decode(request, view.decode, estimate)
+    return Placement(
+        request_id=request.id,
+        prefill=instance.name,
+        decode=decode.name,
+        reused_tokens=reused,
+        expected_ttft_s=instance.backlog_s + estimate.prefill_s(request.id, request.input_tokens, reused),
+        expected_tbt_s=tbt_s,
+        reason=reason,
+    )
+
+
+def _best_match(view: ClusterView) -> tuple[int, PrefillView]:
+    """The longest match anywhere and its holder: the one with fewest transfers under way."""
+    holder = view.prefill[0]
+    for instance in view.prefill:
+        longer = instance.matched_blocks - holder.matched_blocks
+        if longer > 0 or (longer == 0 and instance.outgoing_flows < holder.outgoing_flows):
+            holder = instance
+    return holder.matched_blocks, holder
+
+
+def _ratio(best_blocks: int, local_blocks: int) -> float:
+    """Best over local, with nothing over nothing counted as no advantage (assumption `ratio-zero`)."""
+    if local_blocks:
+        return best_blocks / local_blocks
+    return math.inf if best_blocks else 0.0
+
+
+def _tokens(request: Request, blocks: int) -> int:
+    """Tokens of the first blocks; the prompt's last token is always computed, to have something to sample from."""
+    return min(blocks * request.block_size_tokens, request.input_tokens - 1)

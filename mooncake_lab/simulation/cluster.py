@@ -1,0 +1,216 @@
+"""The cluster in virtual time: requests arrive, the Conductor decides, instances act, the log remembers."""
+
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import simpy
+
+from mooncake_lab.conductor import (
+    AdmissionPolicy,
+    AdmitAll,
+    ClusterView,
+    Decision,
+    DecodeView,
+    Estimator,
+    KVCacheCentric,
+    LatencyEstimator,
+    Placement,
+    PlacementPolicy,
+    PrefillView,
+    Rejection,
+    decide,
+)
+from mooncake_lab.core import SLO, Arrived, Moved, Placed, Record, Rejected, Request, TracedRequest
+from mooncake_lab.perf import LatencyModel
+from mooncake_lab.simulation.decode import DecodeInstance
+from mooncake_lab.simulation.network import Network
+from mooncake_lab.simulation.pool import PrefixPool
+from mooncake_lab.simulation.prefill import Job, PrefillInstance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSpec:
+    """A disaggregated cluster and its policies.
+
+    Raises:
+        ValueError: when a count or a capacity is not positive.
+    """
+
+    prefill_nodes: int = 8
+    decode_nodes: int = 8
+    cache_tokens: int = 3_000_000
+    """KVCache each prefill node holds in DRAM (FAST'25 §2.2: about 1 TB)."""
+    decode_tokens: int = 1_330_000
+    """KVCache that fits into a decode node's GPU memory."""
+    shared_cache: bool = False
+    eviction: str = "lru"
+    placement: PlacementPolicy = field(default_factory=KVCacheCentric)
+    admission: AdmissionPolicy = field(default_factory=AdmitAll)
+    slo: SLO = field(default_factory=SLO)
+
+    def __post_init__(self) -> None:
+        for name in ("prefill_nodes", "decode_nodes", "cache_tokens", "decode_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"ClusterSpec.{name} is {getattr(self, name)!r}; at least 1 is needed")
+
+
+class Cluster:
+    """Prefill and decode pools under one Conductor, simulated with one latency model as its clock.
+
+    Args:
+        spec: nodes and policies.
+        model: how long everything really takes.
+        estimate: what the Conductor believes; the truth unless an experiment says otherwise.
+    """
+
+    def __init__(self, spec: ClusterSpec, model: LatencyModel, estimate: Estimator | None = None) -> None:
+        self.log: list[Record] = []
+        self._spec = spec
+        self._model = model
+        self._estimate = estimate or LatencyEstimator(model)
+        self._env = simpy.Environment()
+        self._network = Network(self._env, model.transfer.bytes_per_s, model.transfer.latency_s)
+        names = [f"prefill-{i}" for i in range(spec.prefill_nodes)]
+        self.pool = PrefixPool(
+            names,
+            capacity_tokens=spec.cache_tokens,
+            bytes_per_token=model.shape.kv_bytes_per_token,
+            eviction=spec.eviction,
+            shared=spec.shared_cache,
+        )
+        self._prefill = {name: self._prefill_instance(name) for name in names}
+        self._decode = {
+            name: DecodeInstance(self._env, name, model, spec.decode_tokens, self.log.append)
+            for name in (f"decode-{i}" for i in range(spec.decode_nodes))
+        }
+        self._streams: dict[int, simpy.Event] = {}
+
+    def run(self, requests: Iterable[TracedRequest], until_s: float | None = None) -> list[Record]:
+        """Serve requests in order of arrival until all are done, or until the horizon; the run's log."""
+        self._env.process(self._arrivals(iter(requests)))
+        self._env.run(until=until_s)
+        return self.log
+
+    def view(self, request: Request) -> ClusterView:
+        """What the Conductor may know about this request now; looking changes nothing."""
+        matches = self.pool.matches(request)
+        prefill = tuple(
+            PrefillView(
+                name,
+                instance.backlog_s,
+                instance.queued_requests,
+                instance.assigned_requests,
+                matched,
+                self._network.flows_from(name),
+            )
+            for (name, instance), matched in zip(self._prefill.items(), matches, strict=True)
+        )
+        decode = tuple(
+            DecodeView(name, instance.requests, instance.context_tokens, instance.capacity_tokens)
+            for name, instance in self._decode.items()
+        )
+        return ClusterView(self._env.now, prefill, decode)
+
+    def _prefill_instance(self, name: str) -> PrefillInstance:
+        return PrefillInstance(
+            self._env,
+            name,
+            self._model,
+            self.pool,
+            log=self.log.append,
+            started=self._stream,
+            computed=self._hand_over,
+        )
+
+    def _arrivals(self, requests: Iterator[TracedRequest]) -> Generator[simpy.Event, Any, None]:
+        for traced in requests:
+            wait_s = traced.request.arrival_s - self._env.now
+            if wait_s > 0:
+                yield self._env.timeout(wait_s)
+            self._arrive(traced)
+
+    def _arrive(self, traced: TracedRequest) -> None:
+        request, now_s = traced.request, self._env.now
+        self.log.append(Arrived(at_s=now_s, request_id=request.id, input_tokens=request.input_tokens))
+        decision: Decision = decide(
+            request,
+            self.view(request),
+            placement=self._spec.placement,
+            admission=self._spec.admission,
+            estimate=self._estimate,
+            slo=self._spec.slo,
+        )
+        if isinstance(decision, Rejection):
+            self.log.append(
+                Rejected(at_s=now_s, request_id=request.id, stage=decision.stage, reason=decision.reason)
+            )
+            return
+        self._place(traced, decision)
+
+    def _place(self, traced: TracedRequest, placement: Placement) -> None:
+        request = traced.request
+        self.log.append(
+            Placed(
+                at_s=self._env.now,
+                request_id=request.id,
+                prefill_instance=placement.prefill,
+                decode_instance=placement.decode,
+                reused_tokens=placement.reused_tokens,
+                fetched_tokens=placement.fetched_tokens,
+                reason=placement.reason,
+            )
+        )
+        self._decode[placement.decode].promise(traced)
+        believed_s = self._estimate.prefill_s(request.id, request.input_tokens, placement.reused_tokens)
+        fetched = self._fetch(request, placement) if placement.fetch_from else None
+        self._prefill[placement.prefill].submit(Job(traced, placement, believed_s, fetched))
+
+    def _fetch(self, request: Request, placement: Placement) -> simpy.Event:
+        """Copy prefix blocks from their holder; they stay, which is how hot blocks spread (FAST'25 §4.2)."""
+        source = str(placement.fetch_from)
+        size = placement.fetched_tokens * self._model.shape.kv_bytes_per_token
+        done = self._network.transfer(source, placement.prefill, size)
+        start_s = self._env.now
+
+        def arrived(_: simpy.Event) -> None:
+            blocks = -(-placement.reused_tokens // request.block_size_tokens)
+            self.pool.keep(placement.prefill, request, blocks)
+            self._moved(request, source, placement.prefill, start_s, size)
+
+        done.callbacks.append(arrived)
+        return done
+
+    def _stream(self, job: Job) -> None:
+        """Each layer's KVCache leaves for the decode instance while the next layer is computed (arXiv §5.2)."""
+        request, placement = job.traced.request, job.placement
+        size = request.input_tokens * self._model.shape.kv_bytes_per_token
+        self._streams[request.id] = self._network.transfer(placement.prefill, placement.decode, size)
+
+    def _hand_over(self, job: Job) -> None:
+        self._env.process(self._deliver(job, self._streams.pop(job.traced.request.id)))
+
+    def _deliver(self, job: Job, stream: simpy.Event) -> Generator[simpy.Event, Any, None]:
+        """The last layer, the rest of the stream if the network is busy, then host memory to GPU memory."""
+        request, placement = job.traced.request, job.placement
+        size = request.input_tokens * self._model.shape.kv_bytes_per_token
+        start_s = self._env.now
+        last_layer_s = self._model.transfer.seconds(size / self._model.shape.layers)
+        yield self._env.timeout(last_layer_s)
+        if not stream.processed:
+            yield stream
+        self._moved(request, placement.prefill, placement.decode, start_s, size)
+        yield self._env.timeout(self._model.dram_load_s(request.input_tokens))
+        self._decode[placement.decode].join(job.traced)
+
+    def _moved(self, request: Request, source: str, destination: str, start_s: float, size: int) -> None:
+        self.log.append(
+            Moved(
+                at_s=self._env.now,
+                request_id=request.id,
+                source=source,
+                destination=destination,
+                start_s=start_s,
+                bytes=size,
+            )
+        )

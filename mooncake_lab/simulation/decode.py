@@ -1,0 +1,171 @@
+"""A decode instance in virtual time: continuous batching, with exact token times at few events.
+
+Between two changes of the batch nothing happens that a formula does not know: a step lasts
+`constant + per request + per cached token`, and the cache grows by one token a request and step. So the
+instance sleeps until its first member finishes, its memory is full, or somebody joins; what lay between
+is one `DecodeStretch` record from which every token's time follows.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+import simpy
+
+from mooncake_lab.core import DecodeStretch, Finished, FirstToken, Record, TracedRequest
+from mooncake_lab.perf import LatencyModel
+
+
+@dataclass(slots=True, eq=False)
+class _Member:
+    """A request in the batch; `cached_tokens` is its context when it joined at step `joined_step`."""
+
+    traced: TracedRequest
+    cached_tokens: int
+    produced_tokens: int
+    joined_step: int
+
+
+class DecodeInstance:
+    """Decodes whatever KVCache it is given, up to the tokens that fit into its memory."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        name: str,
+        model: LatencyModel,
+        capacity_tokens: int,
+        log: Callable[[Record], None],
+    ) -> None:
+        self.name = name
+        self.capacity_tokens = capacity_tokens
+        self.promised_requests = 0
+        """Requests placed here whose KVCache has not arrived."""
+        self.promised_tokens = 0
+        self._env = env
+        self._model = model
+        self._log = log
+        self._waiting: deque[_Member] = deque()
+        self._members: dict[int, _Member] = {}
+        self._finishing: list[tuple[int, int]] = []
+        self._context_tokens = 0
+        self._step = 0
+        self._awake: simpy.Event = env.event()
+        env.process(self._live())
+
+    @property
+    def requests(self) -> int:
+        """Requests here or on their way."""
+        return len(self._members) + len(self._waiting) + self.promised_requests
+
+    @property
+    def context_tokens(self) -> int:
+        """KVCache tokens here (as of the batch's last change) or on their way."""
+        waiting = sum(member.cached_tokens for member in self._waiting)
+        return self._context_tokens + waiting + self.promised_tokens
+
+    def promise(self, traced: TracedRequest) -> None:
+        """Count a request that was placed here and is still being prefilled."""
+        self.promised_requests += 1
+        self.promised_tokens += traced.request.input_tokens
+
+    def join(self, traced: TracedRequest) -> None:
+        """A request's KVCache is in GPU memory: it joins at the next step boundary."""
+        self.promised_requests -= 1
+        self.promised_tokens -= traced.request.input_tokens
+        self._waiting.append(_Member(traced, traced.request.input_tokens, 0, 0))
+        if not self._awake.triggered:
+            self._awake.succeed()
+
+    def _live(self) -> Generator[simpy.Event, Any, None]:
+        while True:
+            self._admit()
+            if not self._members:
+                self._awake = self._env.event()
+                yield self._awake
+                continue
+            start_s, context = self._env.now, self._context_tokens
+            steps = self._steps_until_change()
+            batch = len(self._members)
+            if self._waiting:  # memory is full: joining has to wait for somebody to finish
+                yield self._env.timeout(self._model.decode.stretch_s(batch, context, steps))
+            else:
+                self._awake = self._env.event()
+                end = self._env.timeout(self._model.decode.stretch_s(batch, context, steps))
+                yield end | self._awake
+                if not end.processed:
+                    elapsed_s = self._env.now - start_s
+                    steps = min(steps, self._model.decode.steps_within(batch, context, elapsed_s) + 1)
+                    boundary_s = start_s + self._model.decode.stretch_s(batch, context, steps)
+                    yield self._env.timeout(max(boundary_s - self._env.now, 0.0))
+            self._close(start_s, context, steps)
+
+    def _admit(self) -> None:
+        """Let waiting requests join, first come first served, as far as their KVCache fits."""
+        while self._waiting:
+            member = self._waiting[0]
+            fits = self._context_tokens + len(self._members) + member.cached_tokens < self.capacity_tokens
+            if not fits and self._members:
+                return
+            self._waiting.popleft()
+            self._start(member)
+
+    def _start(self, member: _Member) -> None:
+        request = member.traced.request
+        if member.produced_tokens == 0:
+            self._log(FirstToken(at_s=self._env.now, request_id=request.id))
+            member.produced_tokens = 1  # prefill computed it
+        remaining = member.traced.output_tokens - member.produced_tokens
+        if remaining <= 0:
+            self._log(
+                Finished(at_s=self._env.now, request_id=request.id, output_tokens=member.traced.output_tokens)
+            )
+            return
+        member.joined_step = self._step
+        self._members[request.id] = member
+        self._context_tokens += member.cached_tokens
+        heapq.heappush(self._finishing, (self._step + remaining, request.id))
+
+    def _steps_until_change(self) -> int:
+        """Steps until the first member finishes or memory is full; at least one."""
+        self._preempt_if_full()
+        finish = self._finishing[0][0] - self._step
+        room = (self.capacity_tokens - self._context_tokens) // len(self._members)
+        return max(1, min(finish, room))
+
+    def _preempt_if_full(self) -> None:
+        """When not even one more token a request fits, the newest member goes back to host memory."""
+        while len(self._members) > 1 and self._context_tokens + len(self._members) > self.capacity_tokens:
+            request_id, member = self._members.popitem()
+            done = self._step - member.joined_step
+            self._context_tokens -= member.cached_tokens + done
+            member.cached_tokens += done
+            member.produced_tokens += done
+            self._finishing = [entry for entry in self._finishing if entry[1] != request_id]
+            heapq.heapify(self._finishing)
+            self._waiting.appendleft(member)
+
+    def _close(self, start_s: float, context: int, steps: int) -> None:
+        """Write the stretch down and let finished members go."""
+        batch = len(self._members)
+        self._log(
+            DecodeStretch(
+                at_s=self._env.now,
+                instance=self.name,
+                start_s=start_s,
+                steps=steps,
+                first_step_s=self._model.decode.step_s(batch, context),
+                step_growth_s=self._model.decode.step_growth_s(batch),
+                request_ids=tuple(self._members),
+            )
+        )
+        self._step += steps
+        self._context_tokens += batch * steps
+        while self._finishing and self._finishing[0][0] <= self._step:
+            _, request_id = heapq.heappop(self._finishing)
+            member = self._members.pop(request_id)
+            self._context_tokens -= member.cached_tokens + self._step - member.joined_step
+            output_tokens = member.traced.output_tokens
+            self._log(Finished(at_s=self._env.now, request_id=request_id, output_tokens=output_tokens))

@@ -1,0 +1,94 @@
+"""A prefill instance in virtual time: a queue, a prefix cache, and computation in order of arrival."""
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+import simpy
+
+from mooncake_lab.conductor import Placement
+from mooncake_lab.core import Prefilled, Record, TracedRequest
+from mooncake_lab.perf import LatencyModel
+from mooncake_lab.simulation.pool import PrefixPool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Job:
+    """A placed request on its way through prefill."""
+
+    traced: TracedRequest
+    placement: Placement
+    believed_s: float
+    """How long the Conductor thinks its prefill takes."""
+    fetched: simpy.Event | None
+    """Happens when the prefix blocks that come from elsewhere are here."""
+
+
+class PrefillInstance:
+    """Computes prompts one after the other, reusing the prefix its cache holds when it starts."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        name: str,
+        model: LatencyModel,
+        pool: PrefixPool,
+        *,
+        log: Callable[[Record], None],
+        started: Callable[[Job], None],
+        computed: Callable[[Job], None],
+    ) -> None:
+        self.name = name
+        self.queued_requests = 0
+        self.assigned_requests = 0
+        self._env = env
+        self._model = model
+        self._pool = pool
+        self._log = log
+        self._started = started
+        self._computed = computed
+        self._queue: simpy.Store = simpy.Store(env)
+        self._queued_s = 0.0
+        self._running_until_s = 0.0
+        env.process(self._live())
+
+    @property
+    def backlog_s(self) -> float:
+        """Seconds of computation queued or running here, as the Conductor believes."""
+        return self._queued_s + max(0.0, self._running_until_s - self._env.now)
+
+    def submit(self, job: Job) -> None:
+        """Queue a placed request."""
+        self.queued_requests += 1
+        self.assigned_requests += 1
+        self._queued_s += job.believed_s
+        self._queue.put(job)
+
+    def _live(self) -> Generator[simpy.Event, Any, None]:
+        while True:
+            job: Job = yield self._queue.get()
+            if job.fetched is not None:
+                yield job.fetched
+            request = job.traced.request
+            self._queued_s -= job.believed_s
+            self._running_until_s = self._env.now + job.believed_s
+            start_s = self._env.now
+            reused = min(
+                self._pool.reuse(self.name, request) * request.block_size_tokens, request.input_tokens - 1
+            )
+            self._started(job)  # layers stream to the decode instance while the next ones compute
+            yield self._env.timeout(self._model.prefill.seconds(request.input_tokens, reused))
+            self._pool.keep(self.name, request)
+            self._log(
+                Prefilled(
+                    at_s=self._env.now,
+                    request_id=request.id,
+                    instance=self.name,
+                    start_s=start_s,
+                    computed_tokens=request.input_tokens - reused,
+                    reused_tokens=reused,
+                )
+            )
+            self.queued_requests -= 1
+            self._running_until_s = self._env.now
+            self._computed(job)

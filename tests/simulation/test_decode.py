@@ -1,0 +1,134 @@
+"""The decode instance: closed-form stretches against a simulator that takes every step."""
+
+import numpy as np
+import pytest
+import simpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mooncake_lab.core import Finished, FirstToken, Request, TracedRequest
+from mooncake_lab.metrics import token_times_s
+from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
+from mooncake_lab.simulation import DecodeInstance
+
+MODEL = LatencyModel(
+    name="by hand",
+    shape=model_shape("llama3-70b"),
+    prefill=PrefillLatency(constant_s=0.0, per_token_s=0.0, per_token_squared_s=0.0),
+    decode=DecodeLatency(0.5, 0.125, 2**-10),  # powers of two: sums are exact, so boundaries are unambiguous
+    hybrid=HybridLatency(floor_s=1.0, per_token_s=0.0, per_token_squared_s=0.0, per_context_token_s=0.0),
+    transfer=LinkLatency(1e12),
+    dram=LinkLatency(1e12),
+)
+
+
+def simulate(joins, capacity=10**9):
+    env = simpy.Environment()
+    log = []
+    instance = DecodeInstance(env, "d", MODEL, capacity, log.append)
+
+    def feed():
+        for i, (at_s, context, outputs) in enumerate(joins):
+            yield env.timeout(at_s - env.now)
+            traced = TracedRequest(
+                Request(id=i, arrival_s=0.0, input_tokens=context, block_keys=(i,), block_size_tokens=10**6),
+                outputs,
+            )
+            instance.promise(traced)
+            instance.join(traced)
+
+    env.process(feed())
+    env.run()
+    return log, instance
+
+
+def step_by_step(joins):
+    """Every token's time, one step after the other: slow and obvious."""
+    times = {i: [] for i in range(len(joins))}
+    waiting = list(enumerate(joins))
+    running: dict[int, list[int]] = {}
+    now = 0.0
+    while waiting or running:
+        if not running:
+            now = max(now, waiting[0][1][0])
+        while waiting and waiting[0][1][0] <= now:
+            i, (_, context, outputs) = waiting.pop(0)
+            times[i].append(now)
+            if outputs > 1:
+                running[i] = [context, outputs - 1]
+        if not running:
+            continue
+        now += MODEL.decode.step_s(len(running), sum(context for context, _ in running.values()))
+        for i, state in list(running.items()):
+            times[i].append(now)
+            state[0] += 1
+            state[1] -= 1
+            if not state[1]:
+                del running[i]
+    return times
+
+
+# off the grid of step boundaries, so that no join coincides with one (at a tie the two conventions differ)
+JOINS = st.lists(
+    st.tuples(st.integers(0, 40).map(lambda n: n + 0.3), st.integers(1, 4000), st.integers(1, 30)),
+    min_size=1,
+    max_size=10,
+    unique_by=lambda join: join[0],
+).map(sorted)
+
+
+class TestExactness:
+    @settings(max_examples=150, deadline=None)
+    @given(JOINS)
+    def test_every_token_comes_when_the_slow_simulator_says(self, joins):
+        """Token times from stretches equal those of a simulator that takes every step."""
+        log, _ = simulate(joins)
+        expected = step_by_step(joins)
+        for request_id, times in token_times_s(log):
+            np.testing.assert_allclose(times, expected[request_id], rtol=0, atol=1e-9)
+
+    def test_two_requests_by_hand(self):
+        """Alone a step takes 0.5 + 0.125 + 0; when a second request joins, it waits for the step to end."""
+        log, _ = simulate([(0.0, 1024, 3), (1.0, 2048, 2)])
+        times = {i: t.tolist() for i, t in token_times_s(log)}
+        alone = 0.5 + 0.125 + 1024 / 1024  # the first step of request 0
+        both = 0.5 + 0.25 + (1025 + 2048) / 1024
+        assert times[0] == [0.0, alone, alone + both]
+        assert times[1] == [alone, alone + both]
+
+    def test_events_do_not_grow_with_output_length(self):
+        """A thousand times more tokens of one request is still one stretch."""
+        short, long = (simulate([(0.0, 10, n)])[0] for n in (10, 10_000))
+        assert len(short) == len(long)
+
+
+class TestMemory:
+    @settings(max_examples=60, deadline=None)
+    @given(JOINS, st.integers(100, 5000))
+    def test_everybody_finishes_in_a_small_memory(self, joins, capacity):
+        """With little memory requests wait or go back to host memory, and all of them finish."""
+        log, instance = simulate(joins, capacity)
+        finished = [record.request_id for record in log if isinstance(record, Finished)]
+        assert sorted(finished) == list(range(len(joins)))
+        produced = {i: len(times) for i, times in token_times_s(log)}
+        assert produced == {i: outputs for i, (_, _, outputs) in enumerate(joins)}
+        assert (instance.requests, instance.context_tokens) == (0, 0)
+
+    def test_a_preempted_request_has_one_first_token(self):
+        """Going back to host memory does not make a request start anew."""
+        log, _ = simulate([(0.3, 90, 20), (1.3, 90, 20)], capacity=200)
+        assert [record.request_id for record in log if isinstance(record, FirstToken)] == [0, 1]
+
+
+def test_promises_are_counted_until_the_kvcache_arrives():
+    """The Conductor sees a request on its way as load on the instance it was promised to."""
+    env = simpy.Environment()
+    instance = DecodeInstance(env, "d", MODEL, 1000, lambda _: None)
+    traced = TracedRequest(Request(id=0, arrival_s=0.0, input_tokens=100, block_keys=(0,)), 5)
+    instance.promise(traced)
+    assert (instance.requests, instance.context_tokens) == (1, 100)
+    instance.join(traced)
+    assert (instance.requests, instance.context_tokens) == (1, 100)
+    env.run()
+    assert instance.requests == 0
+    assert env.now == pytest.approx(MODEL.decode.stretch_s(1, 100, 4))

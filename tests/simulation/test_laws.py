@@ -1,0 +1,145 @@
+"""The simulated cluster against theory, and against itself."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mooncake_lab.conductor import CacheAware, KVCacheCentric, LoadBalance, Random, WithinSLO
+from mooncake_lab.core import SLO, Request, TracedRequest, blocks_for
+from mooncake_lab.metrics import check_log, request_table
+from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
+from mooncake_lab.simulation import Cluster, ClusterSpec
+
+
+def make_model(*, constant_s=0.0, per_token_s=0.0, decode=(1e-6, 0.0, 0.0), bytes_per_s=1e18) -> LatencyModel:
+    prefill = PrefillLatency(constant_s=constant_s, per_token_s=per_token_s, per_token_squared_s=0.0)
+    step = DecodeLatency(*decode)
+    return LatencyModel(
+        name="by hand",
+        shape=model_shape("llama3-70b"),
+        prefill=prefill,
+        decode=step,
+        hybrid=HybridLatency(floor_s=1e-3, per_token_s=1e-6, per_token_squared_s=0.0, per_context_token_s=0.0),
+        transfer=LinkLatency(bytes_per_s),
+        dram=LinkLatency(1e18),
+    )
+
+
+def fresh(i, arrival_s, input_tokens, output_tokens=1) -> TracedRequest:
+    """A request that shares nothing with any other."""
+    keys = tuple(range(i * 1000, i * 1000 + blocks_for(input_tokens, 512)))
+    return TracedRequest(
+        Request(id=i, arrival_s=arrival_s, input_tokens=input_tokens, block_keys=keys), output_tokens
+    )
+
+
+class TestQueueingTheory:
+    @pytest.mark.parametrize("utilisation", [0.5, 0.8])
+    def test_fixed_service_waits_as_in_m_d_1(self, utilisation):
+        """Poisson arrivals at one node with constant prefill time wait as Pollaczek and Khinchine say (I8)."""
+        rng = np.random.default_rng(0)
+        arrivals = np.cumsum(rng.exponential(1 / utilisation, 40_000))
+        requests = [fresh(i, float(t), 512) for i, t in enumerate(arrivals)]
+        spec = ClusterSpec(prefill_nodes=1, decode_nodes=1, cache_tokens=512, placement=LoadBalance())
+        table = request_table(Cluster(spec, make_model(constant_s=1.0)).run(requests))
+        waits = (table["ttft_s"] - 1.0).to_numpy()
+        expected = utilisation / (2 * (1 - utilisation))
+        batches = waits[: 40 * (len(waits) // 40)].reshape(40, -1).mean(axis=1)
+        assert abs(waits.mean() - expected) < 3 * batches.std(ddof=1) / math.sqrt(40) + 1e-3
+
+    def test_exponential_service_waits_as_in_m_m_1(self):
+        """With exponential prompt lengths one node is an M/M/1 queue (I8)."""
+        rng = np.random.default_rng(1)
+        utilisation, n = 0.7, 40_000
+        arrivals = np.cumsum(rng.exponential(1 / utilisation, n))
+        lengths = np.maximum(1, rng.exponential(100_000, n)).astype(int)
+        requests = [
+            TracedRequest(
+                Request(
+                    id=i,
+                    arrival_s=float(t),
+                    input_tokens=int(size),
+                    block_keys=(i,),
+                    block_size_tokens=10**9,
+                ),
+                1,
+            )
+            for i, (t, size) in enumerate(zip(arrivals, lengths, strict=True))
+        ]
+        spec = ClusterSpec(prefill_nodes=1, decode_nodes=1, decode_tokens=10**12, placement=LoadBalance())
+        table = request_table(Cluster(spec, make_model(per_token_s=1e-5)).run(requests))
+        sojourn = table["ttft_s"].to_numpy()
+        batches = sojourn.reshape(40, -1).mean(axis=1)
+        assert abs(sojourn.mean() - 1 / (1 - utilisation)) < 3 * batches.std(ddof=1) / math.sqrt(40)
+
+
+REQUESTS = st.lists(
+    st.tuples(st.floats(0, 5), st.integers(1, 4000), st.integers(1, 40), st.integers(0, 2)),
+    min_size=1,
+    max_size=25,
+)
+POLICIES = st.sampled_from([Random(), LoadBalance(), CacheAware(), KVCacheCentric(), KVCacheCentric(2.0, "arxiv")])
+
+
+def shared(rows) -> list[TracedRequest]:
+    """Requests of three families; within a family a shorter prompt is a prefix of a longer one."""
+    ordered = sorted(rows)
+    return [
+        TracedRequest(
+            Request(
+                id=i,
+                arrival_s=arrival_s,
+                input_tokens=tokens,
+                block_keys=tuple(family * 100 + k for k in range(blocks_for(tokens, 512))),
+            ),
+            output_tokens,
+        )
+        for i, (arrival_s, tokens, output_tokens, family) in enumerate(ordered)
+    ]
+
+
+REALISTIC = make_model(constant_s=0.05, per_token_s=1e-4, decode=(0.025, 2e-4, 3e-8), bytes_per_s=5e9)
+
+
+class TestInvariants:
+    @settings(max_examples=40, deadline=None)
+    @given(REQUESTS, POLICIES, st.integers(1, 3), st.integers(1, 3), st.booleans())
+    def test_every_request_ends_once_and_in_order(self, rows, policy, prefill, decode, strict):
+        """I1, I2, I3: arrivals are conserved, times are ordered, stores and their index agree."""
+        spec = ClusterSpec(
+            prefill_nodes=prefill,
+            decode_nodes=decode,
+            cache_tokens=3000,
+            decode_tokens=6000,
+            placement=policy,
+            **({"admission": WithinSLO(), "slo": SLO(ttft_s=0.5, tbt_s=0.1)} if strict else {}),
+        )
+        cluster = Cluster(spec, REALISTIC)
+        log = cluster.run(shared(rows))
+        check_log(log)
+        cluster.pool.check()
+        table = request_table(log)
+        assert set(table["end"]) <= {"finished", "rejected"}
+        finished = table[table["end"] == "finished"]
+        outputs = {t.request.id: t.output_tokens for t in shared(rows)}
+        assert all(outputs[i] == row for i, row in finished["output_tokens"].items())
+
+    @settings(max_examples=15, deadline=None)
+    @given(REQUESTS, POLICIES)
+    def test_same_spec_same_log(self, rows, policy):
+        """I5: two runs of one experiment write the same log, bit for bit."""
+        spec = ClusterSpec(prefill_nodes=2, decode_nodes=2, cache_tokens=3000, placement=policy)
+        assert Cluster(spec, REALISTIC).run(shared(rows)) == Cluster(spec, REALISTIC).run(shared(rows))
+
+    @settings(max_examples=25, deadline=None)
+    @given(REQUESTS, POLICIES)
+    def test_no_request_beats_its_lower_bound(self, rows, policy):
+        """I9: no first token before its own prefill with everything but one token reused, on an idle node."""
+        spec = ClusterSpec(prefill_nodes=2, decode_nodes=2, cache_tokens=3000, placement=policy)
+        table = request_table(Cluster(spec, REALISTIC).run(shared(rows)))
+        for traced in shared(rows):
+            least = REALISTIC.prefill.seconds(traced.request.input_tokens, traced.request.input_tokens - 1)
+            assert table.loc[traced.request.id, "ttft_s"] >= least * (1 - 1e-9)
