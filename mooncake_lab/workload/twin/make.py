@@ -1,0 +1,95 @@
+"""From a name and a seed to a trace."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from mooncake_lab.workload.trace import Trace
+from mooncake_lab.workload.twin.conversation import ConversationProcess, conversation
+from mooncake_lab.workload.twin.drafts import BLOCK_SIZE_TOKENS, Drafts, lay_blocks, renumber
+from mooncake_lab.workload.twin.synthetic import SyntheticProcess, synthetic
+from mooncake_lab.workload.twin.toolagent import ToolAgentProcess, toolagent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How one twin is made."""
+
+    requests: int
+    """Of the released trace (FAST'25 Table 2)."""
+    prefixes_blocks: tuple[int, ...]
+    """Lengths of the prefixes that unrelated requests share."""
+    tick_s: float
+    """The recorder's clock: arrivals are rounded down to whole ticks."""
+    draft: Callable[[int, int], Drafts]
+    """Drafts of at least so many requests, from a seed."""
+
+
+def _recipes() -> dict[str, Recipe]:
+    """The recipe of every twin by name."""
+    chat, pool, calls = ConversationProcess(), SyntheticProcess(), ToolAgentProcess()
+    both = Recipe(
+        requests=23_608,
+        prefixes_blocks=calls.prefixes_blocks,
+        tick_s=3.0,
+        draft=lambda requests, seed: toolagent(requests, seed, calls),
+    )
+    return {
+        "conversation": Recipe(
+            requests=12_031,
+            prefixes_blocks=(chat.system_blocks,),
+            tick_s=3.0,
+            draft=lambda requests, seed: conversation(requests, seed, chat),
+        ),
+        "synthetic": Recipe(
+            requests=3_993,
+            prefixes_blocks=(0,),
+            tick_s=0.001,
+            draft=lambda requests, seed: synthetic(requests, seed, pool),
+        ),
+        "toolagent": both,
+        "arxiv": both,  # the arXiv trace is the same hour: as many requests, the same first blocks
+    }
+
+
+def make_twin(name: str, *, seed: int = 0, requests: int | None = None) -> Trace:
+    """The twin of a released trace: a generated trace with its statistics and none of its rows.
+
+    The same name and seed give the same trace, and a shorter one is the beginning of a longer one: rates are kept.
+
+    Args:
+        name: conversation, synthetic, toolagent, or arxiv (the same generator as toolagent).
+        seed: from 0.
+        requests: how many; as many as the released trace has where nothing is said.
+
+    Raises:
+        ValueError: when there is no such twin, the seed is negative, or fewer than one request is asked for.
+    """
+    recipes = _recipes()
+    if name not in recipes:
+        raise ValueError(f"there is no twin called {name!r}; allowed are {', '.join(recipes)}")
+    recipe = recipes[name]
+    n = recipe.requests if requests is None else requests
+    if n < 1:
+        raise ValueError(f"a twin of {n} requests was asked for; at least 1 is needed")
+    return _record(recipe.draft(n, seed), recipe, n, name, f"twin of the {name} trace, seed {seed}")
+
+
+def _record(drafts: Drafts, recipe: Recipe, requests: int, name: str, source: str) -> Trace:
+    """The first requests as the recorder writes them: by arrival, on its ticks, ids by first appearance."""
+    laid = lay_blocks(drafts, recipe.prefixes_blocks)
+    order = np.argsort(drafts.arrival_s, kind="stable")[:requests]
+    recorded = [laid[row] for row in order.tolist()]
+    ticks = np.floor(drafts.arrival_s[order] / recipe.tick_s)
+    return Trace(
+        name=name,
+        origin="twin",
+        block_size_tokens=BLOCK_SIZE_TOKENS,
+        arrival_s=np.round(ticks * recipe.tick_s, 3),
+        input_tokens=drafts.input_tokens[order],
+        output_tokens=drafts.output_tokens[order],
+        block_ids=renumber(np.concatenate(recorded)),
+        block_starts=np.cumsum([0, *(len(blocks) for blocks in recorded)]),
+        source=source,
+    )
