@@ -18,8 +18,8 @@ VERDICT_CLASSES: Final = MappingProxyType(
         Verdict.REPRODUCED: "verdict-reproduced",
         Verdict.DIRECTION_ONLY: "verdict-direction",
         Verdict.NOT_REPRODUCED: "verdict-not",
-        Verdict.OUT_OF_SCOPE: "verdict-scope",
-        Verdict.NEEDS_HARDWARE: "verdict-hardware",
+        Verdict.OUT_OF_SCOPE: "verdict-out",
+        Verdict.NEEDS_HARDWARE: "verdict-out",
     }
 )
 """The CSS class of a verdict; the book's style sheet gives each a colour, the word stays readable without."""

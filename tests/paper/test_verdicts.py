@@ -128,7 +128,7 @@ def test_the_table_shows_number_place_and_verdict():
     )
     assert list(table.frame()["verdict"]) == ["reproduced", "direction only", "needs hardware"]
     html = table._repr_html_()
-    for text in ("verdict-reproduced", "verdict-direction", "verdict-hardware", "mean &lt;input&gt;", "Table 2"):
+    for text in ("verdict-reproduced", "verdict-direction", "verdict-out", "mean &lt;input&gt;", "Table 2"):
         assert text in html
     assert "mean <input>" in str(table)
 
