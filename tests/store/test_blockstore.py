@@ -189,5 +189,5 @@ def test_check_names_the_broken_invariant():
     """A store whose books were cooked says which invariant broke."""
     store = lru_store(2, "a")
     store._used_bytes = 7
-    with pytest.raises(AssertionError, match="2 bytes: used bytes are the sum of the blocks$"):
+    with pytest.raises(AssertionError, match=r"2 bytes: used bytes are the sum of the blocks$"):
         store.check()
