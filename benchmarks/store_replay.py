@@ -3,7 +3,7 @@
 Two ways into libCacheSim are timed. `get` asks its cache about one access at a time from Python, as a simulator
 would; `process` hands it the whole trace as a file in its own binary format, so that no Python runs at all. Rounds
 are interleaved and medians compared, because machines drift. Hits must agree, or the benchmark fails; S3-FIFO runs
-with libCacheSim's warm-up so that they do. Its hash table has 2**24 places unless told otherwise; fewer are faster.
+with libCacheSim's warm-up so that they do. Its hash table has 2**24 places unless told otherwise.
 """  # noqa: INP001  # scripts, not a package
 
 import statistics
@@ -38,6 +38,7 @@ def main(
     workload: Annotated[str, typer.Option(help="conversation or synthetic.")] = "conversation",
     capacity: Annotated[int, typer.Option(min=50, help="Blocks.")] = 10_000,
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds.")] = 5,
+    hash_power: Annotated[int, typer.Option(help="Of libCacheSim's table; 24 is its own choice.")] = 24,
     policy: Annotated[
         list[str] | None, typer.Option(help="One policy; again for more; all when left out.")
     ] = None,
