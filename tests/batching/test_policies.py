@@ -1,0 +1,284 @@
+"""What sets each policy apart, and what it does when blocks run short."""
+
+import pytest
+
+from mooncake_lab.batching import (
+    VLLM,
+    DecodeOnly,
+    Limits,
+    Orca,
+    PrefillOnly,
+    Progress,
+    RequestLevel,
+    SarathiServe,
+    SplitFuse,
+    TensorRTLLM,
+    VLLMChunked,
+    gantt,
+    named_policy,
+    trace_plans,
+)
+
+
+def limits(blocks=100, **changes):
+    fields = {"max_batch_tokens": 64, "max_requests": 4, "block_size_tokens": 4, "capacity_blocks": blocks}
+    return Limits(**{**fields, "free_blocks": blocks, **changes})
+
+
+def new(request_id, prompt_tokens, **changes):
+    return Progress(request_id=request_id, arrival=request_id, prompt_tokens=prompt_tokens, **changes)
+
+
+def decoding(request_id, cached_tokens, **changes):
+    """A request that has generated one token, with blocks of 4 tokens."""
+    held = -(-cached_tokens // 4)
+    return new(
+        request_id,
+        cached_tokens,
+        **{"cached_tokens": cached_tokens, "generated_tokens": 1, "held_blocks": held, **changes},
+    )
+
+
+def tokens(plan):
+    return [(segment.request_id, segment.new_tokens) for segment in plan.segments]
+
+
+ALL_ALONE = [
+    "request_level",
+    "orca",
+    "vllm",
+    "vllm_chunked",
+    "splitfuse",
+    "tensorrt_llm",
+    "sarathi",
+    "sarathi_serve",
+]
+
+
+class TestAlone:
+    @pytest.mark.parametrize("name", ALL_ALONE)
+    @pytest.mark.parametrize(("prompt", "output"), [(1, 1), (1, 5), (17, 1), (60, 8)])
+    def test_one_request_is_the_same_everywhere(self, name, prompt, output):
+        """One request alone prefills in one iteration and decodes in the rest, under every policy."""
+        log = trace_plans(named_policy(name), [new(1, prompt, max_new_tokens=output)], limits(), {1: output})
+        assert gantt(log) == {1: "P" + "d" * (output - 1)}
+
+    @pytest.mark.parametrize("name", ALL_ALONE)
+    def test_larger_than_the_cache(self, name):
+        """A request that the whole cache cannot hold is refused at once with the reason; the next one runs."""
+        requests = [new(1, 20, max_new_tokens=30), new(2, 20, max_new_tokens=5)]
+        log = trace_plans(named_policy(name), requests, limits(blocks=8), {1: 30, 2: 5})
+        assert gantt(log) == {1: "r    ", 2: "Pdddd"}
+        refusal = log[0].plan.rejected[0]
+        assert refusal.reason == "it needs 49 tokens of KVCache (20 of them its prompt); the whole cache holds 32"
+
+    @pytest.mark.parametrize("name", ALL_ALONE)
+    def test_outgrows_the_cache(self, name):
+        """Without a stated limit a request runs until the cache is full, and is refused then."""
+        log = trace_plans(named_policy(name), [new(1, 6)], limits(blocks=2), {1: 99})
+        assert gantt(log) == {1: "Pddr"}
+        assert "needs 9 tokens of KVCache" in log[-1].plan.rejected[0].reason
+
+    @pytest.mark.parametrize("name", [*ALL_ALONE, "prefill_only"])
+    def test_beyond_the_window(self, name):
+        """A prompt longer than the model's window is refused."""
+        plan = named_policy(name).plan([new(1, 20)], [], limits(max_request_tokens=19))
+        assert plan.rejected[0].reason == "a prompt of 20 tokens; the model's window is 19"
+
+    @pytest.mark.parametrize("name", ["request_level", "orca", "vllm", "tensorrt_llm"])
+    def test_longer_than_an_iteration(self, name):
+        """A policy that never cuts refuses a prompt longer than an iteration; a reused prefix does not count."""
+        policy = named_policy(name)
+        refusal = policy.plan([new(1, 65)], [], limits()).rejected[0]
+        assert "65 tokens of its prompt have to be computed at once" in refusal.reason
+        assert tokens(policy.plan([new(1, 65, cached_tokens=4)], [], limits())) == [(1, 61)]
+
+    @pytest.mark.parametrize("name", ALL_ALONE)
+    def test_nothing_pending_is_an_error(self, name):
+        """A running request without a pending token is a mistake of the instance, and is named."""
+        with pytest.raises(ValueError, match="running request 7 has all its 8 known tokens"):
+            named_policy(name).plan([], [new(7, 8, cached_tokens=8, held_blocks=2)], limits())
+
+    @pytest.mark.parametrize("name", ALL_ALONE)
+    def test_nothing_to_do(self, name):
+        """An empty instance gets an empty plan."""
+        plan = named_policy(name).plan([], [], limits())
+        assert (plan.segments, plan.preempted, plan.swapped, plan.rejected) == ((), (), (), ())
+
+
+class TestRequestLevel:
+    def test_waits_for_the_last(self):
+        """A short request's place stays empty until the longest of its batch is done."""
+        requests = [new(1, 4, max_new_tokens=9), new(2, 4, max_new_tokens=9), new(3, 4, max_new_tokens=9)]
+        log = trace_plans(RequestLevel(), requests, limits(max_requests=2), {1: 2, 2: 5, 3: 2})
+        assert gantt(log) == {1: "Pd     ", 2: "Pdddd  ", 3: "wwwwwPd"}
+
+
+class TestOrca:
+    def test_head_of_the_line(self):
+        """Where the longest length of the head does not fit, those behind wait too, however short."""
+        running = [decoding(1, 8, max_new_tokens=9)]
+        plan = Orca().plan(
+            [new(2, 8, max_new_tokens=20), new(3, 4, max_new_tokens=1)], running, limits(blocks=8, free_blocks=6)
+        )
+        assert tokens(plan) == [(1, 1)]
+
+    def test_reserves_what_is_stated(self):
+        """A shorter stated length is admitted where a longer one has to wait: slots, not tokens, decide."""
+        running = [decoding(1, 8, max_new_tokens=9)]
+        plan = Orca().plan([new(2, 8, max_new_tokens=8)], running, limits(blocks=8, free_blocks=6))
+        assert tokens(plan) == [(1, 1), (2, 8)]
+
+    def test_mixes_whole_prompts_with_decodes(self):
+        """Prompts are whole beside decodes, up to the tokens of an iteration."""
+        waiting = [new(2, 40, max_new_tokens=4), new(3, 20, max_new_tokens=4), new(4, 10, max_new_tokens=4)]
+        plan = Orca().plan(waiting, [decoding(1, 8, max_new_tokens=9)], limits())
+        assert tokens(plan) == [(1, 1), (2, 40), (3, 20)]
+
+
+class TestVLLM:
+    def test_prompts_first(self):
+        """Running decodes stall for a prompt."""
+        plan = VLLM().plan([new(2, 12), new(3, 8)], [decoding(1, 8)], limits())
+        assert tokens(plan) == [(2, 12), (3, 8)]
+
+    def test_watermark(self):
+        """An admission leaves the watermark free, unless nothing runs."""
+        policy = VLLM(watermark=0.5)
+        running = [decoding(1, 7)]
+        few = limits(blocks=8, free_blocks=6)
+        assert tokens(policy.plan([new(2, 8)], running, few)) == [(2, 8)]
+        assert tokens(policy.plan([new(2, 9)], running, few)) == [(1, 1)]
+        assert tokens(policy.plan([new(2, 32)], [], limits(blocks=8))) == [(2, 32)]
+
+    def test_preempts_the_newest(self):
+        """On shortage the newest go until the others have a block, and nobody comes in meanwhile."""
+        running = [decoding(1, 8), decoding(2, 8), decoding(3, 8)]
+        plan = VLLM().plan([new(4, 1)], running, limits(blocks=6, free_blocks=0))
+        assert plan.preempted == (3,)
+        assert tokens(plan) == [(1, 1), (2, 1)]
+
+    def test_shared_blocks_are_not_freed(self):
+        """Preempting a request gives back only the blocks that it alone holds."""
+        running = [decoding(1, 8, shared_blocks=2), decoding(2, 8, shared_blocks=2), decoding(3, 8)]
+        plan = VLLM().plan([], running, limits(blocks=4, free_blocks=0))
+        assert plan.preempted == (3,)
+        running[2] = decoding(3, 8, shared_blocks=2)
+        assert VLLM().plan([], running, limits(blocks=4, free_blocks=0)).preempted == (3, 2)
+
+    def test_recomputes_all_it_knows(self):
+        """A preempted request prefills its prompt and its generated tokens, and goes on from there."""
+        plan = VLLM().plan([new(2, 8, generated_tokens=5)], [decoding(1, 8)], limits())
+        assert tokens(plan) == [(2, 13)]
+        assert plan.segments[0].kind == "prefill"
+        assert plan.segments[0].emits
+
+    def test_a_long_recomputation_is_cut(self):
+        """A recomputation longer than an iteration is cut, never refused."""
+        policy, few = VLLM(), limits(max_batch_tokens=10)
+        plan = policy.plan([new(2, 8, generated_tokens=5)], [], few)
+        assert tokens(plan) == [(2, 10)]
+        rest = new(2, 8, generated_tokens=5, cached_tokens=10, held_blocks=3)
+        assert tokens(policy.plan([], [decoding(1, 8), rest], few)) == [(2, 3)]
+
+    def test_reused_prefix_that_others_hold(self):
+        """Blocks of a prefix that running requests hold are not asked for again."""
+        running = [decoding(1, 16, held_blocks=5)]
+        tight = limits(blocks=7, free_blocks=2)
+        assert tokens(VLLM(watermark=0).plan([new(2, 20, cached_tokens=16)], running, tight)) == [(1, 1)]
+        sharing = new(2, 20, cached_tokens=16, held_blocks=4)
+        assert tokens(VLLM(watermark=0).plan([sharing], running, tight)) == [(2, 4)]
+
+
+class TestSplitFuse:
+    def test_passes_of_one_size(self):
+        """Every pass has exactly its tokens while prompts of as many tokens wait."""
+        requests = [new(i, 5 + 7 * i % 23, max_new_tokens=9) for i in range(8)]
+        log = trace_plans(SplitFuse(chunk_tokens=10), requests, limits(max_requests=8), dict.fromkeys(range(8), 4))
+        for step in log:
+            pending = sum(request.pending_tokens for request in (*step.waiting, *step.running))
+            assert step.plan.new_tokens == min(10, pending)
+
+    def test_composes_short_prompts(self):
+        """Short prompts share a pass, and the last is cut to fill it exactly."""
+        plan = SplitFuse(chunk_tokens=10).plan([new(2, 3), new(3, 4), new(4, 8)], [decoding(1, 8)], limits())
+        assert tokens(plan) == [(1, 1), (2, 3), (3, 4), (4, 2)]
+
+    def test_the_whole_prompt_must_fit(self):
+        """A prompt that the free blocks cannot hold whole does not come in, though its first piece would."""
+        plan = SplitFuse(chunk_tokens=10).plan([new(2, 30)], [decoding(1, 8)], limits(blocks=8, free_blocks=6))
+        assert tokens(plan) == [(1, 1)]
+
+
+class TestVLLMChunked:
+    def test_the_rest_of_a_prompt_before_new_ones(self):
+        """Decodes, then the prompt that is under way, then the next."""
+        halfway = new(2, 20, cached_tokens=12, held_blocks=5)
+        plan = VLLMChunked(chunk_tokens=12).plan([new(3, 30)], [decoding(1, 8), halfway], limits())
+        assert tokens(plan) == [(1, 1), (2, 8), (3, 3)]
+
+
+class TestTensorRTLLM:
+    def test_prompts_are_packed_first(self):
+        """Generation has its tokens, prompts come before it in the packed batch."""
+        plan = TensorRTLLM().plan([new(2, 40, max_new_tokens=4)], [decoding(1, 8, max_new_tokens=9)], limits())
+        assert tokens(plan) == [(2, 40), (1, 1)]
+
+    def test_pieces_are_whole_blocks(self):
+        """A piece of a prompt is a multiple of the block, but for the last."""
+        log = trace_plans(TensorRTLLM(chunk_tokens=11), [new(1, 21, max_new_tokens=2)], limits(), {1: 2})
+        assert [tokens(step.plan) for step in log] == [[(1, 8)], [(1, 8)], [(1, 5)], [(1, 1)]]
+
+    def test_fewer_tokens_than_a_block(self):
+        """An iteration smaller than a block cuts inside blocks rather than never."""
+        log = trace_plans(TensorRTLLM(chunk_tokens=3), [new(1, 7, max_new_tokens=1)], limits(), {1: 1})
+        assert [tokens(step.plan) for step in log] == [[(1, 3)], [(1, 3)], [(1, 1)]]
+
+    def test_capacity_modes(self):
+        """Utilization admits what fits now and pauses later; no-evict admits what fits in the worst case."""
+        requests = [new(1, 8, max_new_tokens=9), new(2, 8, max_new_tokens=9)]
+        few = limits(blocks=6)
+        eager = trace_plans(TensorRTLLM(capacity="max_utilization"), requests, few, {1: 9, 2: 9})
+        assert gantt(eager) == {1: "Pdddddddd    ", 2: "PddddxwwwPddd"}
+        safe = trace_plans(TensorRTLLM(capacity="guaranteed_no_evict"), requests, few, {1: 9, 2: 9})
+        assert gantt(safe) == {1: "Pdddddddd         ", 2: "wwwwwwwwwPdddddddd"}
+
+    def test_unknown_mode(self):
+        """A capacity mode that does not exist is refused."""
+        with pytest.raises(
+            ValueError, match="capacity is 'best'; allowed are max_utilization and guaranteed_no_evict"
+        ):
+            TensorRTLLM(capacity="best")
+
+
+class TestSarathiServe:
+    def test_decodes_may_exceed_the_budget(self):
+        """Decodes never wait, even where they are more than the budget; prompts then get nothing."""
+        running = [decoding(i, 8) for i in range(3)]
+        plan = SarathiServe(chunk_tokens=2).plan([new(9, 8)], running, limits())
+        assert tokens(plan) == [(0, 1), (1, 1), (2, 1)]
+
+
+class TestPrefillOnly:
+    def test_first_token_out(self):
+        """A request that has its first token is left alone until its blocks have moved."""
+        plan = PrefillOnly().plan([new(2, 8)], [decoding(1, 8)], limits())
+        assert tokens(plan) == [(2, 8)]
+
+    def test_only_the_prompt_must_fit(self):
+        """What will be generated elsewhere needs no room here."""
+        plan = PrefillOnly().plan([new(1, 8, max_new_tokens=1000)], [], limits(blocks=2))
+        assert tokens(plan) == [(1, 8)]
+
+
+class TestDecodeOnly:
+    def test_kvcache_on_its_way(self):
+        """A request whose KVCache has not arrived is passed over, and those behind it come in."""
+        late, there = new(1, 8), decoding(2, 8, held_blocks=0)
+        assert tokens(DecodeOnly().plan([late, there], [], limits())) == [(2, 1)]
+
+    def test_swaps_the_newest(self):
+        """On shortage the newest leaves with its KVCache, as nothing here could compute it again."""
+        plan = DecodeOnly().plan([], [decoding(1, 8), decoding(2, 8)], limits(blocks=4, free_blocks=0))
+        assert (plan.swapped, plan.preempted) == ((2,), ())
+        assert tokens(plan) == [(1, 1)]

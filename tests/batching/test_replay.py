@@ -1,0 +1,162 @@
+"""The driver without a clock, and the chart it draws."""
+
+import math
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mooncake_lab.batching import (
+    Limits,
+    Plan,
+    PrefillOnly,
+    Progress,
+    Refusal,
+    RequestLevel,
+    Segment,
+    VLLMChunked,
+    decode_stretch_steps,
+    gantt,
+    padding_waste,
+    tail_waste,
+    trace_plans,
+)
+
+LIMITS = Limits(max_batch_tokens=16, max_requests=4, block_size_tokens=4, capacity_blocks=8, free_blocks=8)
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """A policy that never does anything."""
+
+    def plan(self, waiting, running, limits):  # noqa: ARG002 - it looks at nothing
+        return Plan()
+
+
+@dataclass(frozen=True, slots=True)
+class Restless:
+    """A policy that admits the first and pushes it out again, for ever."""
+
+    def plan(self, waiting, running, limits):  # noqa: ARG002 - it minds no limits
+        if running:
+            return Plan(preempted=(running[0].request_id,))
+        first = waiting[0]
+        return Plan(segments=(Segment(first.request_id, "prefill", 1, first.cached_tokens, emits=False),))
+
+
+@dataclass(frozen=True, slots=True)
+class Greedy:
+    """A policy that knows no limits."""
+
+    def plan(self, waiting, running, limits):  # noqa: ARG002 - it looks at the queue alone
+        return Plan(
+            segments=tuple(Segment(r.request_id, "prefill", r.pending_tokens, 0, emits=True) for r in waiting)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Picky:
+    """A policy that refuses everybody."""
+
+    def plan(self, waiting, running, limits):  # noqa: ARG002 - it looks at the queue alone
+        return Plan(rejected=tuple(Refusal(request.request_id, "picky") for request in waiting))
+
+
+def request(request_id, prompt_tokens, **changes):
+    return Progress(request_id=request_id, arrival=request_id, prompt_tokens=prompt_tokens, **changes)
+
+
+class TestTracePlans:
+    def test_a_policy_that_does_nothing_is_stuck(self):
+        """Doing nothing while somebody waits is an error, never a hang."""
+        with pytest.raises(ValueError, match=r"does nothing in iteration 0 while requests \[1\] are there"):
+            trace_plans(Idle(), [request(1, 4)], LIMITS, {1: 1})
+
+    def test_a_policy_that_never_ends_is_stopped(self):
+        """A policy that undoes its own work is stopped after the iterations allowed."""
+        with pytest.raises(ValueError, match="is not done after 50 iterations"):
+            trace_plans(Restless(), [request(1, 4)], LIMITS, {1: 1}, max_iterations=50)
+
+    def test_a_broken_plan_is_refused(self):
+        """The driver checks every plan before it acts."""
+        with pytest.raises(ValueError, match="computes 17 tokens; allowed are 16"):
+            trace_plans(Greedy(), [request(1, 17)], LIMITS, {1: 1})
+
+    def test_idle_until_somebody_arrives(self):
+        """Iterations before the first arrival are empty, and nobody is stuck."""
+        log = trace_plans(RequestLevel(), [request(1, 4)], LIMITS, {1: 2}, enters_at={1: 2})
+        assert gantt(log) == {1: "  Pd"}
+
+    def test_no_requests_no_iterations(self):
+        """Nothing to do is done at once."""
+        assert trace_plans(Idle(), [], LIMITS, {}) == []
+
+
+class TestGantt:
+    def test_letters(self):
+        """A cut prompt, its end, decodes, a preemption with recomputation, waiting."""
+        limits = Limits(max_batch_tokens=4, max_requests=2, block_size_tokens=4, capacity_blocks=4, free_blocks=4)
+        log = trace_plans(VLLMChunked(), [request(1, 6), request(2, 5)], limits, {1: 6, 2: 6})
+        assert gantt(log) == {1: "pPddddd     ", 2: "wpPdxwwpPddd"}
+
+    def test_refused(self):
+        """A refused request has one letter."""
+        assert gantt(trace_plans(Picky(), [request(1, 4)], LIMITS, {1: 1})) == {1: "r"}
+
+    def test_waiting_behind_a_long_prompt(self):
+        """A prefill instance works the queue off in order."""
+        prompts = [request(1, 24), request(2, 8), request(3, 8)]
+        log = trace_plans(PrefillOnly(), prompts, LIMITS, {1: 1, 2: 1, 3: 1})
+        assert gantt(log) == {1: "pP ", 2: "wP ", 3: "wwP"}
+
+
+class TestWaste:
+    def test_equal_prompts_waste_nothing(self):
+        """Padding is what is missing to the longest prompt."""
+        assert padding_waste(Plan(segments=tuple(Segment(i, "prefill", 5, 0, emits=True) for i in range(3)))) == 0
+
+    def test_padding(self):
+        """Prompts of 2 and 6 tokens fill 8 of 12 places."""
+        plan = Plan(segments=(Segment(1, "prefill", 2, 0, emits=True), Segment(2, "prefill", 6, 0, emits=True)))
+        assert math.isclose(padding_waste(plan), 1 / 3)
+
+    def test_no_prefill_no_padding(self):
+        """Decodes are not padded."""
+        assert padding_waste(Plan(segments=(Segment(1, "decode", 1, 4, emits=True),))) == 0
+
+    def test_tail(self):
+        """Decodes of 1 and 3 steps fill 4 of 6 places; none at all wastes none."""
+        assert math.isclose(tail_waste({1: 1, 2: 3}), 1 / 3)
+        assert tail_waste({}) == tail_waste({1: 0}) == 0
+
+
+class TestDecodeStretch:
+    @given(
+        requests=st.lists(st.tuples(st.integers(1, 60), st.integers(0, 3)), min_size=1, max_size=8),
+        block=st.integers(1, 16),
+        free=st.integers(0, 60),
+    )
+    @settings(max_examples=200, deadline=None)
+    def test_is_the_last_step_with_enough_blocks(self, requests, block, free):
+        """By brute force: so many steps need no more blocks than are free, and one more does."""
+        limits = Limits(
+            max_batch_tokens=8, max_requests=8, block_size_tokens=block, capacity_blocks=1000, free_blocks=free
+        )
+        decoding = [
+            request(i, cached, cached_tokens=cached, generated_tokens=1, held_blocks=-(-cached // block) + spare)
+            for i, (cached, spare) in enumerate(requests)
+        ]
+
+        def needed(steps):
+            return sum(max(-(-(r.cached_tokens + steps) // block) - r.held_blocks, 0) for r in decoding)
+
+        steps = decode_stretch_steps(decoding, limits)
+        assert needed(steps) <= free < needed(steps + 1)
+
+    def test_needs_decodes(self):
+        """A stretch without requests, or with a prefill in it, is refused."""
+        with pytest.raises(ValueError, match="at least one request"):
+            decode_stretch_steps([], LIMITS)
+        with pytest.raises(ValueError, match="request 1 has 4 tokens pending"):
+            decode_stretch_steps([request(1, 4)], LIMITS)

@@ -1,0 +1,374 @@
+"""What every batching policy keeps to, on small caches and large, short prompts and long."""
+
+import dataclasses
+from itertools import pairwise
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mooncake_lab.batching import (
+    BATCHING_POLICIES,
+    VLLM,
+    DecodeOnly,
+    Limits,
+    Orca,
+    PrefillOnly,
+    Progress,
+    RequestLevel,
+    Sarathi,
+    SarathiServe,
+    SplitFuse,
+    TensorRTLLM,
+    VLLMChunked,
+    decode_stretch_steps,
+    named_policy,
+    trace_plans,
+)
+
+EVERY = {
+    "request_level": lambda _: RequestLevel(),
+    "orca": lambda _: Orca(),
+    "orca, one prompt": lambda _: Orca(max_prefills=1),
+    "vllm": lambda _: VLLM(),
+    "vllm, wide watermark": lambda _: VLLM(watermark=0.3),
+    "vllm_chunked": lambda chunk: VLLMChunked(chunk_tokens=chunk),
+    "splitfuse": lambda chunk: SplitFuse(chunk_tokens=chunk),
+    "tensorrt_llm, no evict": lambda chunk: TensorRTLLM(capacity="guaranteed_no_evict", chunk_tokens=chunk or 8),
+    "tensorrt_llm, utilization": lambda chunk: TensorRTLLM(capacity="max_utilization", chunk_tokens=chunk or 8),
+    "tensorrt_llm, whole": lambda _: TensorRTLLM(),
+    "tensorrt_llm, utilization, whole": lambda _: TensorRTLLM(capacity="max_utilization"),
+    "sarathi": lambda chunk: Sarathi(chunk_tokens=chunk),
+    "sarathi_serve": lambda chunk: SarathiServe(chunk_tokens=chunk),
+    "prefill_only": lambda chunk: PrefillOnly(chunk_tokens=chunk),
+    "decode_only": lambda _: DecodeOnly(),
+}
+NEVER_CUTS = {name for name in EVERY if "whole" in name or name.split(",")[0] in {"request_level", "orca", "vllm"}}
+RESERVES = {
+    "request_level", "orca", "orca, one prompt", "tensorrt_llm, no evict", "tensorrt_llm, whole", "sarathi",
+    "prefill_only",
+}  # fmt: skip
+STALL_FREE = EVERY.keys() - {"vllm", "vllm, wide watermark", "prefill_only"}
+NEVER_MIXES = {"request_level", "vllm", "vllm, wide watermark", "prefill_only", "decode_only"}
+
+every_policy = pytest.mark.parametrize("name", EVERY)
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    """Requests, their futures, and the limits they meet."""
+
+    requests: list[Progress]
+    output_tokens: dict[int, int]
+    enters_at: dict[int, int]
+    limits: Limits
+    chunk_tokens: int | None
+
+    def run(self, name, output_tokens=None):
+        return trace_plans(
+            EVERY[name](self.chunk_tokens),
+            self.requests,
+            self.limits,
+            output_tokens or self.output_tokens,
+            enters_at=self.enters_at,
+            max_iterations=20_000,
+        )
+
+
+@st.composite
+def worlds(draw, name="orca"):
+    """Up to nine requests on an instance that may be far too small for them."""
+    block = draw(st.sampled_from([1, 2, 4, 16]))
+    max_requests = draw(st.integers(1, 6))
+    capacity = draw(st.integers(1, 40))
+    window = draw(st.none() | st.integers(1, 80))
+    limits = Limits(
+        max_batch_tokens=max_requests + draw(st.integers(0, 60)),
+        max_requests=max_requests,
+        block_size_tokens=block,
+        capacity_blocks=capacity,
+        free_blocks=capacity,
+        max_request_tokens=window,
+    )
+    requests, outputs, enters, now = [], {}, {}, 0
+    for arrival in range(draw(st.integers(1, 9))):
+        request_id = draw(st.integers(0, 10**6).filter(lambda number: number not in outputs))
+        prompt = draw(st.integers(1, 60))
+        output = draw(st.integers(1, 25))
+        if window is not None:
+            output = max(1, min(output, window - prompt + 1))
+        if name == "prefill_only":
+            output = 1
+        there = prompt if name == "decode_only" else draw(st.integers(0, (prompt - 1) // block)) * block
+        started = int(name == "decode_only")
+        now += draw(st.integers(0, 8))
+        outputs[request_id] = output + started
+        enters[request_id] = now
+        requests.append(
+            Progress(
+                request_id=request_id,
+                arrival=arrival,
+                prompt_tokens=prompt,
+                cached_tokens=there,
+                generated_tokens=started,
+                max_new_tokens=draw(st.none() | st.integers(output + started, 40)),
+            )
+        )
+    return World(requests, outputs, enters, limits, draw(st.none() | st.integers(1, 40)))
+
+
+def segments_of(log, request_id):
+    return [segment for step in log for segment in step.plan.segments if segment.request_id == request_id]
+
+
+def refused(log):
+    return {refusal.request_id: refusal.reason for step in log for refusal in step.plan.rejected}
+
+
+def pushed_out(log):
+    return [request_id for step in log for request_id in (*step.plan.preempted, *step.plan.swapped)]
+
+
+def may_be_refused(world, request, name):
+    """The oracle: whether the limits, or the growth of the request, rule it out."""
+    limits = world.limits
+    capacity = limits.capacity_blocks * limits.block_size_tokens
+    window = limits.max_request_tokens
+    grown = request.prompt_tokens + world.output_tokens[request.request_id] - 1
+    stated = grown if request.max_new_tokens is None else request.prompt_tokens + request.max_new_tokens - 1
+    if window is not None:
+        stated = max(grown, min(stated, window))
+    if name == "prefill_only":
+        stated = request.prompt_tokens
+    at_once = request.prompt_tokens - request.cached_tokens
+    return (
+        stated > capacity
+        or (window is not None and request.prompt_tokens > window)
+        or (name in NEVER_CUTS and at_once > limits.max_batch_tokens)
+    )
+
+
+@every_policy
+class TestEveryPolicy:
+    @given(data=st.data())
+    @settings(max_examples=25, deadline=None)
+    def test_every_request_ends_exactly_once(self, name, data):
+        """Each request is finished or refused, once, and refused exactly where the limits rule it out (I1)."""
+        world = data.draw(worlds(name))
+        log = world.run(name)
+        finished = [request_id for step in log for request_id in step.finished]
+        ended = finished + [refusal.request_id for step in log for refusal in step.plan.rejected]
+        assert sorted(ended) == sorted(world.output_tokens)
+        ruled_out = {r.request_id for r in world.requests if may_be_refused(world, r, name)}
+        assert set(refused(log)) == ruled_out
+
+    @given(data=st.data())
+    @settings(max_examples=25, deadline=None)
+    def test_tokens_are_conserved(self, name, data):
+        """A finished request emitted its tokens, and computed none twice unless it was pushed out."""
+        world = data.draw(worlds(name))
+        log = world.run(name)
+        for request in world.requests:
+            if request.request_id in refused(log):
+                continue
+            segments = segments_of(log, request.request_id)
+            emitted = sum(segment.emits for segment in segments)
+            assert emitted == world.output_tokens[request.request_id] - request.generated_tokens
+            if request.request_id not in pushed_out(log):
+                last = request.prompt_tokens + world.output_tokens[request.request_id] - 1
+                edges = [request.cached_tokens, *(s.cached_tokens + s.new_tokens for s in segments)]
+                assert [s.cached_tokens for s in segments] == edges[:-1]
+                assert edges[-1] == last
+
+    @given(data=st.data())
+    @settings(max_examples=25, deadline=None)
+    def test_limits_hold(self, name, data):
+        """Tokens of an iteration, running requests and KVCache blocks stay within the limits, and none leaks."""
+        world = data.draw(worlds(name))
+        log = world.run(name)
+        limits = world.limits
+        for step, after in pairwise(log):
+            assert step.plan.new_tokens <= limits.max_batch_tokens
+            assert len(after.running) <= limits.max_requests
+            held = sum(-(-r.cached_tokens // limits.block_size_tokens) for r in after.running)
+            assert held + after.limits.free_blocks == limits.capacity_blocks
+        last = log[-1]
+        gone = {*last.finished, *(refusal.request_id for refusal in last.plan.rejected)}
+        assert {r.request_id for r in (*last.running, *last.waiting)} <= gone
+
+    @given(data=st.data())
+    @settings(max_examples=25, deadline=None)
+    def test_work_is_conserved(self, name, data):
+        """No iteration is empty while a request is there (I4)."""
+        for step in data.draw(worlds(name)).run(name):
+            if step.waiting or step.running:
+                assert step.plan.segments or step.plan.rejected
+
+    @given(data=st.data())
+    @settings(max_examples=20, deadline=None)
+    def test_first_come_first_served(self, name, data):
+        """Requests start in the order in which they arrived."""
+        world = data.draw(worlds(name))
+        log = world.run(name)
+        starts = {}
+        for step in log:
+            for segment in step.plan.segments:
+                starts.setdefault(segment.request_id, step.index)
+        order = [starts[r.request_id] for r in world.requests if r.request_id in starts]
+        assert order == sorted(order)
+
+    @given(data=st.data())
+    @settings(max_examples=20, deadline=None)
+    def test_same_inputs_same_plan(self, name, data):
+        """Asked again, a policy decides the same, and what it was given is as it was (I6, I7)."""
+        world = data.draw(worlds(name))
+        policy = EVERY[name](world.chunk_tokens)
+        for step in world.run(name):
+            waiting, running = list(step.waiting), list(step.running)
+            assert policy.plan(waiting, running, step.limits) == step.plan
+            assert tuple(waiting) == step.waiting
+            assert tuple(running) == step.running
+
+    @given(data=st.data())
+    @settings(max_examples=20, deadline=None)
+    def test_the_future_is_not_seen(self, name, data):
+        """Two futures that agree so far get the same plans so far (I6)."""
+        world = data.draw(worlds(name))
+        started = {request.request_id: request.generated_tokens for request in world.requests}
+        shorter = {i: max(started[i] + 1, tokens - 3) for i, tokens in world.output_tokens.items()}
+        for step, twin in zip(world.run(name), world.run(name, shorter), strict=False):
+            assert step.plan == twin.plan
+            if step.finished or twin.finished:
+                break
+
+    @given(data=st.data())
+    @settings(max_examples=20, deadline=None)
+    def test_decodes_alone_repeat(self, name, data):
+        """A plan of nothing but decodes stays the plan for as many steps as `decode_stretch_steps` says."""
+        log = data.draw(worlds(name)).run(name)
+        for start, step in enumerate(log):
+            ids = [segment.request_id for segment in step.plan.segments]
+            all_decode = len(step.plan.decodes) == len(ids) == len(step.running) > 0
+            if not all_decode or step.plan.rejected:
+                continue
+            steps = decode_stretch_steps(step.running, step.limits)
+            for later in log[start : start + steps]:
+                same = [r.request_id for r in later.running] == [r.request_id for r in step.running]
+                if not same or len(later.waiting) > len(step.waiting):
+                    break
+                assert [segment.request_id for segment in later.plan.segments] == ids
+                assert not pushed_out([later])
+
+
+@pytest.mark.parametrize("name", sorted(RESERVES))
+@given(data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_reservations_never_preempt(name, data):
+    """A policy that reserves the worst case on admission never pushes anybody out."""
+    assert not pushed_out(data.draw(worlds(name)).run(name))
+
+
+@pytest.mark.parametrize("name", sorted(STALL_FREE))
+@given(data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_no_decode_stalls(name, data):
+    """A running decode is in every plan until it is done, refused or pushed out."""
+    for step in data.draw(worlds(name)).run(name):
+        decoding = {request.request_id for request in step.running if request.decoding}
+        served = {segment.request_id for segment in step.plan.segments}
+        assert decoding <= served | set(pushed_out([step])) | set(refused([step]))
+
+
+@pytest.mark.parametrize("name", sorted(NEVER_MIXES))
+@given(data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_prefill_and_decode_stay_apart(name, data):
+    """No plan of such a policy holds both prefill and decode."""
+    for step in data.draw(worlds(name)).run(name):
+        assert not (step.plan.prefills and step.plan.decodes)
+
+
+@pytest.mark.parametrize("name", sorted(NEVER_CUTS & RESERVES))
+@given(data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_prompts_are_whole(name, data):
+    """Each prefill is all of its prompt that was not reused."""
+    for step in data.draw(worlds(name)).run(name):
+        assert all(segment.emits for segment in step.plan.prefills)
+
+
+@given(world=worlds())
+@settings(max_examples=50, deadline=None)
+def test_sarathi_takes_one_prompt(world):
+    """At most one prompt an iteration, and chunk and decodes together make at most the chunk size."""
+    for step in world.run("sarathi"):
+        decodes = len(step.plan.decodes)
+        assert len(step.plan.prefills) <= 1
+        if world.chunk_tokens is not None:
+            assert step.plan.new_tokens <= max(world.chunk_tokens, decodes)
+
+
+@given(world=worlds())
+@settings(max_examples=50, deadline=None)
+def test_request_level_admits_only_when_empty(world):
+    """Nobody comes in while a batch runs."""
+    for step in world.run("request_level"):
+        inside = {request.request_id for request in step.running}
+        if inside - set(refused([step])):
+            assert {segment.request_id for segment in step.plan.segments} <= inside
+
+
+@given(world=worlds())
+@settings(max_examples=50, deadline=None)
+def test_stall_free_budget(world):
+    """Tokens of an iteration are at most the budget, or as many as there are decodes."""
+    budget = world.chunk_tokens or world.limits.max_batch_tokens
+    for step in world.run("sarathi_serve"):
+        assert step.plan.new_tokens <= max(budget, len(step.plan.decodes))
+
+
+class TestNames:
+    def test_all_names_are_there(self):
+        """The names of the command line, each with a policy that is a frozen dataclass of its knobs."""
+        assert list(BATCHING_POLICIES) == [
+            "request_level", "orca", "vllm", "vllm_chunked", "splitfuse", "tensorrt_llm", "sarathi",
+            "sarathi_serve", "prefill_only", "decode_only",
+        ]  # fmt: skip
+        for name in BATCHING_POLICIES:
+            policy = named_policy(name)
+            assert policy.__dataclass_params__.frozen
+            assert policy == named_policy(name)
+            with pytest.raises((AttributeError, TypeError)):
+                policy.anything = 1
+
+    def test_no_field_names_an_output_length(self):
+        """Nothing a policy gets, or is made of, speaks of the output (I6)."""
+        names = [*Progress.__struct_fields__, *Limits.__struct_fields__]
+        for name in BATCHING_POLICIES:
+            names += [field.name for field in dataclasses.fields(named_policy(name))]
+        assert not [name for name in names if "output" in name]
+
+    def test_inputs_cannot_be_changed(self):
+        """A policy cannot write into what it is given."""
+        request = Progress(request_id=1, arrival=1, prompt_tokens=3)
+        with pytest.raises(AttributeError):
+            request.cached_tokens = 3
+        assert msgspec.structs.replace(request, cached_tokens=2).pending_tokens == 1
+
+    def test_unknown_name_is_refused(self):
+        """A name that does not exist is refused with those that do."""
+        with pytest.raises(ValueError, match="unknown batching policy 'sarati'; allowed are request_level, orca"):
+            named_policy("sarati")
+
+    def test_chunk_without_use_is_refused(self):
+        """A chunk for a policy that never cuts a prompt is an error, not a silent nothing."""
+        with pytest.raises(ValueError, match="'orca' never cuts a prompt, but a chunk of 64 tokens"):
+            named_policy("orca", chunk_tokens=64)
+
+    @pytest.mark.parametrize("name", ["vllm_chunked", "splitfuse", "tensorrt_llm", "sarathi", "sarathi_serve"])
+    def test_chunk_is_set(self, name):
+        """A chunk reaches the policy, and one below 1 is refused."""
+        assert named_policy(name, chunk_tokens=64).chunk_tokens == 64
+        with pytest.raises(ValueError, match="chunk_tokens is 0; at least 1"):
+            named_policy(name, chunk_tokens=0)
