@@ -31,7 +31,7 @@ def worst_case_blocks(request: Progress, limits: Limits) -> int:
     if cap is not None and request.prompt_tokens + cap - 1 < tokens:
         tokens = request.prompt_tokens + cap - 1
     known = request.prompt_tokens + request.generated_tokens
-    return -(-(tokens if tokens > known else known) // block)
+    return -(-(max(known, tokens)) // block)
 
 
 def refusal(request: Progress, limits: Limits) -> Refusal | None:
