@@ -119,7 +119,7 @@ class TestInvariants:
         )
         cluster = Cluster(spec, REALISTIC)
         log = cluster.run(shared(rows))
-        check_log(log)
+        assert check_log(log) == ()
         cluster.pool.check()
         table = request_table(log)
         assert set(table["end"]) <= {"finished", "rejected"}

@@ -1,0 +1,154 @@
+"""Placement by hand: Algorithm 1 and the policies it is compared with."""
+
+import math
+
+import pytest
+
+from mooncake_lab.conductor import (
+    CacheAware,
+    ClusterView,
+    DecodeView,
+    KVCacheCentric,
+    LoadBalance,
+    LongestPrefix,
+    NoisyEstimator,
+    PrefillView,
+    PrefixAffinity,
+    Random,
+)
+from mooncake_lab.conductor.placement import select_decode
+from mooncake_lab.core import Request
+
+
+class Estimate:
+    """A millisecond a computed token, a tenth of that a moved one."""
+
+    def prefill_s(self, _request_id, input_tokens, reused_tokens):
+        return (input_tokens - reused_tokens) * 1e-3
+
+    def transfer_s(self, tokens, flows):
+        return tokens * 1e-4 * (flows + 1)
+
+    def decode_step_s(self, requests, _context_tokens):
+        return 0.01 * requests
+
+
+def request(i=0, blocks=10) -> Request:
+    return Request(id=i, arrival_s=0.0, input_tokens=blocks * 512, block_keys=tuple(range(blocks)))
+
+
+def view(*rows) -> ClusterView:
+    """Rows of (backlog_s, matched_blocks) make the prefill pool; the decode pool has one idle instance."""
+    prefill = tuple(PrefillView(f"p{i}", backlog, i, 10 - i, matched) for i, (backlog, matched) in enumerate(rows))
+    return ClusterView(0.0, prefill, (DecodeView("d0", 0, 0, 10**6),))
+
+
+class TestAlgorithm1:
+    def test_waits_for_the_prefix_when_the_queue_is_short(self):
+        """Nine of ten blocks are worth a second in the queue: 1 + 0.512 s beats 5.12 s."""
+        placed = KVCacheCentric(math.inf).place(request(), view((0.0, 0), (1.0, 9)), Estimate())
+        assert (placed.prefill, placed.reused_tokens, placed.fetch_from) == ("p1", 9 * 512, None)
+        assert placed.expected_ttft_s == pytest.approx(1.0 + 0.512)
+
+    def test_fetches_when_the_holder_is_busy(self):
+        """With 9 s of queue at the holder, moving nine blocks to an idle node wins: 0.4608 + 0.512 s."""
+        placed = KVCacheCentric().place(request(), view((0.0, 0), (9.0, 9)), Estimate())
+        assert (placed.prefill, placed.fetch_from, placed.fetched_tokens) == ("p0", "p1", 9 * 512)
+        assert placed.expected_ttft_s == pytest.approx(0.4608 + 0.512)
+
+    def test_computes_again_below_the_threshold(self):
+        """A match only 9/8 times the local one is not worth a transfer."""
+        placed = KVCacheCentric(1.5).place(request(), view((0.0, 8), (9.0, 9)), Estimate())
+        assert (placed.prefill, placed.reused_tokens, placed.fetch_from) == ("p0", 8 * 512, None)
+
+    def test_first_minimum_wins(self):
+        """Equal instances: the first in the view."""
+        assert KVCacheCentric().place(request(), view((1.0, 3), (1.0, 3)), Estimate()).prefill == "p0"
+
+    def test_the_editions_differ_at_equality(self):
+        """At best = threshold x local, arXiv counts a transfer it then does not make; FAST'25 does neither."""
+        tie = view((0.0, 4), (90.0, 8))
+        fast, arxiv = (
+            KVCacheCentric(2.0, edition).place(request(), tie, Estimate()) for edition in ("fast", "arxiv")
+        )
+        assert fast.fetch_from is arxiv.fetch_from is None
+        assert fast.expected_ttft_s == pytest.approx(6 * 0.512)
+        assert arxiv.expected_ttft_s == pytest.approx(2 * 0.512 + 4 * 0.0512)
+
+    def test_the_last_token_is_always_computed(self):
+        """A whole prompt in the cache leaves one token to compute."""
+        placed = KVCacheCentric().place(request(), view((0.0, 10)), Estimate())
+        assert placed.reused_tokens == 10 * 512 - 1
+
+    def test_the_holder_with_fewer_transfers_sends(self):
+        """Of two equal holders the one whose card is less busy is asked."""
+        busy = PrefillView("p1", 9.0, 0, 0, 9, outgoing_flows=2)
+        idle = PrefillView("p2", 9.0, 0, 0, 9)
+        pool = (PrefillView("p0", 0.0, 0, 0, 0), busy, idle)
+        placed = KVCacheCentric().place(request(), ClusterView(0.0, pool, view((0, 0)).decode), Estimate())
+        assert placed.fetch_from == "p2"
+
+
+class TestComparedWith:
+    def test_cache_aware_is_algorithm_1_without_fetching(self):
+        """An infinite threshold never fetches."""
+        placed = CacheAware().place(request(), view((0.0, 0), (9.0, 9)), Estimate())
+        assert (placed.prefill, placed.fetch_from) == ("p0", None)
+
+    def test_load_balance_means_what_its_metric_says(self):
+        """The three readings of load choose three different instances."""
+        pool = (
+            PrefillView("p0", 1.0, 5, 9, 0),
+            PrefillView("p1", 2.0, 1, 8, 0),
+            PrefillView("p2", 3.0, 3, 2, 0),
+        )
+        seen = ClusterView(0.0, pool, view((0, 0)).decode)
+        metrics = ("backlog_s", "queued_requests", "assigned_requests")
+        assert [LoadBalance(m).place(request(), seen, Estimate()).prefill for m in metrics] == ["p0", "p1", "p2"]
+
+    def test_longest_prefix_ignores_the_queue(self):
+        """One block more outweighs any backlog."""
+        assert LongestPrefix().place(request(), view((0.0, 1), (999.0, 2)), Estimate()).prefill == "p1"
+
+    def test_affinity_follows_the_first_blocks(self):
+        """Requests with the same first blocks meet, whatever the loads."""
+        pools = [view(*[(float(i * j), 0) for i in range(4)]) for j in range(5)]
+        assert (
+            len({PrefixAffinity(2).place(request(j), pool, Estimate()).prefill for j, pool in enumerate(pools)})
+            == 1
+        )
+
+    def test_random_spreads(self):
+        """Over 400 requests each of four instances gets a fair share (within five standard deviations)."""
+        pool = view(*[(0.0, 0)] * 4)
+        chosen = [Random(3).place(request(i), pool, Estimate()).prefill for i in range(400)]
+        assert all(abs(chosen.count(f"p{i}") - 100) < 5 * math.sqrt(75) for i in range(4))
+
+
+class TestSelectDecode:
+    def test_smallest_predicted_tbt(self):
+        """The batch that will be fastest with this request in it."""
+        pool = (DecodeView("d0", 5, 0, 10**6), DecodeView("d1", 2, 0, 10**6))
+        chosen, tbt_s = select_decode(request(), pool, Estimate())
+        assert chosen.name == "d1"
+        assert tbt_s == pytest.approx(0.03)
+
+    def test_memory_comes_first(self):
+        """An instance without room for the KVCache is not chosen while another has room."""
+        pool = (DecodeView("d0", 0, 9000, 10_000), DecodeView("d1", 9, 0, 10_000))
+        assert select_decode(request(), pool, Estimate())[0].name == "d1"
+
+    def test_no_room_anywhere_is_infinitely_slow(self):
+        """When it fits nowhere the emptiest instance is named, with an infinite TBT for admission to see."""
+        pool = (DecodeView("d0", 0, 9000, 10_000), DecodeView("d1", 0, 8000, 10_000))
+        chosen, tbt_s = select_decode(request(), pool, Estimate())
+        assert (chosen.name, tbt_s) == ("d1", math.inf)
+
+
+def test_noise_is_bounded_and_replays():
+    """A noisy estimate errs by at most its relative error, the same way each time it is asked."""
+    noisy = NoisyEstimator(Estimate(), relative_error=0.2, seed=1)
+    ratios = [noisy.prefill_s(i, 1000, 0) for i in range(200)]
+    assert all(0.8 <= ratio <= 1.2 for ratio in ratios)
+    assert max(ratios) - min(ratios) > 0.3
+    assert ratios[7] == noisy.prefill_s(7, 1000, 0)

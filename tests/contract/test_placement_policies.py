@@ -1,0 +1,145 @@
+"""What every placement and admission policy promises (DESIGN: the seams)."""
+
+import dataclasses
+import inspect
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mooncake_lab.conductor import (
+    ADMISSION_POLICIES,
+    PLACEMENT_POLICIES,
+    ClusterView,
+    DecodeView,
+    KVCacheCentric,
+    LoadBalance,
+    Placement,
+    PrefillView,
+    decide,
+)
+from mooncake_lab.core import SLO, Request, blocks_for
+
+POLICIES = [make() for make in PLACEMENT_POLICIES.values()]
+POLICIES += [KVCacheCentric(3.0, "arxiv"), LoadBalance("queued_requests"), LoadBalance("assigned_requests")]
+
+
+class Estimate:
+    """Round numbers: a millisecond a computed token, a microsecond a moved one."""
+
+    def prefill_s(self, _request_id, input_tokens, reused_tokens):
+        return (input_tokens - reused_tokens) * 1e-3
+
+    def transfer_s(self, tokens, flows):
+        return tokens * 1e-6 * (flows + 1)
+
+    def decode_step_s(self, requests, context_tokens):
+        return 0.02 + 1e-3 * requests + 1e-8 * context_tokens
+
+
+REQUESTS = st.builds(
+    lambda i, tokens: Request(
+        id=i, arrival_s=0.0, input_tokens=tokens, block_keys=tuple(range(blocks_for(tokens, 512)))
+    ),
+    st.integers(0, 10**6),
+    st.integers(1, 20_000),
+)
+
+
+@st.composite
+def cases(draw):
+    """A request and a view of it in which no instance holds more blocks than there are."""
+    request = draw(REQUESTS)
+    blocks = len(request.block_keys)
+    prefill = st.builds(
+        PrefillView,
+        name=st.just(""),
+        backlog_s=st.floats(0, 50),
+        queued_requests=st.integers(0, 9),
+        assigned_requests=st.integers(0, 99),
+        matched_blocks=st.integers(0, blocks),
+        outgoing_flows=st.integers(0, 3),
+    )
+    decode = st.builds(
+        DecodeView,
+        name=st.just(""),
+        requests=st.integers(0, 40),
+        context_tokens=st.integers(0, 50_000),
+        capacity_tokens=st.integers(1, 60_000),
+    )
+    prefills = draw(st.lists(prefill, min_size=1, max_size=5))
+    decodes = draw(st.lists(decode, min_size=1, max_size=4))
+    view = ClusterView(
+        draw(st.floats(0, 1e4)),
+        tuple(p._replace(name=f"prefill-{i}") for i, p in enumerate(prefills)),
+        tuple(d._replace(name=f"decode-{i}") for i, d in enumerate(decodes)),
+    )
+    return request, view
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+class TestEveryPlacementPolicy:
+    @given(case=cases())
+    def test_places_within_the_view_and_promises_only_what_is_there(self, policy, case):
+        """Instances exist, and what is reused and fetched adds up to what their holders have."""
+        request, view = case
+        placed = policy.place(request, view, Estimate())
+        prefill = {p.name: p for p in view.prefill}
+        assert placed.prefill in prefill
+        assert placed.decode in {d.name for d in view.decode}
+        local = min(prefill[placed.prefill].matched_blocks * 512, request.input_tokens - 1)
+        assert placed.reused_tokens == local + placed.fetched_tokens < request.input_tokens
+        if placed.fetch_from is None:
+            assert placed.fetched_tokens == 0
+        else:
+            assert placed.fetch_from != placed.prefill
+            assert placed.reused_tokens <= prefill[placed.fetch_from].matched_blocks * 512
+            assert placed.fetched_tokens > 0
+
+    @given(case=cases())
+    def test_decisions_replay(self, policy, case):
+        """The recorded request and view give the recorded decision again (I7)."""
+        request, view = case
+        arguments = {"placement": policy, "estimate": Estimate(), "slo": SLO()}
+        for admission in ADMISSION_POLICIES.values():
+            first, second = (decide(request, view, admission=admission(), **arguments) for _ in range(2))
+            assert first == second
+
+    def test_is_a_frozen_dataclass_of_plain_knobs(self, policy):
+        """A policy holds knobs, not state."""
+        assert dataclasses.is_dataclass(policy)
+        for field in dataclasses.fields(policy):
+            with pytest.raises(dataclasses.FrozenInstanceError):
+                setattr(policy, field.name, 0)
+
+    def test_cannot_name_an_output_length(self, policy):
+        """No policy's source mentions the future it must not see (I6)."""
+        assert "output_tokens" not in inspect.getsource(type(policy))
+
+
+class TestDecide:
+    @given(case=cases())
+    def test_slo_admission_rejects_exactly_what_exceeds_a_limit(self, case):
+        """The last test of Algorithm 1: reject if and only if an expected latency is over its limit."""
+        request, view = case
+        slo = SLO(ttft_s=5.0, tbt_s=0.04)
+        arguments = {"placement": KVCacheCentric(), "estimate": Estimate(), "slo": slo}
+        proposed = decide(request, view, admission=ADMISSION_POLICIES["none"](), **arguments)
+        decision = decide(request, view, admission=ADMISSION_POLICIES["slo"](), **arguments)
+        within = slo.met_by(ttft_s=proposed.expected_ttft_s, tbt_s=proposed.expected_tbt_s)
+        assert isinstance(decision, Placement) == within
+        if not within:
+            assert "exceeds" in decision.reason
+
+    def test_an_empty_pool_is_refused(self):
+        """A view without instances is a mistake of the caller, said clearly."""
+        request = Request(id=3, arrival_s=0.0, input_tokens=1, block_keys=(1,))
+        with pytest.raises(ValueError, match="request 3 cannot be placed: the view has 0 prefill"):
+            decide(
+                request,
+                ClusterView(0.0, (), ()),
+                placement=KVCacheCentric(),
+                admission=ADMISSION_POLICIES["none"](),
+                estimate=Estimate(),
+                slo=SLO(),
+            )
