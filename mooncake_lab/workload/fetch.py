@@ -3,8 +3,6 @@
 import sys
 from pathlib import Path
 
-import pooch
-
 from mooncake_lab.workload.locate import cache_folder
 from mooncake_lab.workload.releases import release_of
 
@@ -28,6 +26,9 @@ def fetch_trace(name: str, *, folder: Path | None = None, url: str | None = None
     if path.exists() and not force:
         release.check(path)
         return path
+    # here and not above: it imports a progress bar that complains in every notebook that has no widgets
+    import pooch
+
     address = url or release.url
     try:
         # pooch downloads beside the destination and moves the file there only when its digest is right
