@@ -42,7 +42,7 @@ def one_round(slots, pieces, decodes):
 
 
 class TestCoverage:
-    """Slots B, prompts of k fixed pieces, D decodes (one less than the output): integer arithmetic (SARATHI §4)."""
+    """Slots B, prompts of k fixed pieces, D decodes (one less than the output), in integers (SARATHI §4)."""
 
     @pytest.mark.parametrize("slots", [2, 3, 5])
     @pytest.mark.parametrize("pieces", [1, 2, 4])
