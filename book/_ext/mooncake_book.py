@@ -7,6 +7,7 @@ open are in `notebooks/`.
 """
 
 import html
+import re
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ def add_banner(app: Sphinx, config: Config) -> None:
     """Show the twin's banner, if the batch that made the chapters used twins."""
     provenance = read_provenance(Path(app.srcdir) / "_generated")
     if provenance and provenance.banner:
-        config.html_theme_options["announcement"] = html.escape(provenance.banner)
+        banner = re.sub(r"`(.+?)`", r"<code>\1</code>", html.escape(provenance.banner))
+        config.html_theme_options["announcement"] = banner
 
 
 def point_at_sources(_app: Sphinx, _page: str, _template: str, context: dict[str, Any], _doctree: Any) -> None:

@@ -69,7 +69,8 @@ class Visit:
         self.path = path
         self.faults: list[str] = []
         self._address = address
-        self._context = browser.new_context(viewport={"width": 1440, "height": 1000}, color_scheme="light")
+        window = {"width": 1440, "height": 1000}
+        self._context = browser.new_context(viewport=window, color_scheme="light", reduced_motion="reduce")
         self.page = self._context.new_page()
         self.page.on("console", self._on_console)
         self.page.on("pageerror", lambda error: self.faults.append(f"page error: {error}"))

@@ -18,7 +18,7 @@ def test_page_can_be_pictured(visit, look):
     visit.page.emulate_media(color_scheme=scheme)
     FOLDER.mkdir(exist_ok=True)
     picture = FOLDER / f"{visit.path.removesuffix('.html').replace('/', '-')}-{look}.png"
-    visit.page.screenshot(path=picture, full_page=True)
+    visit.page.screenshot(path=picture, full_page=True, animations="disabled")
     visit.page.set_viewport_size({"width": 1440, "height": 1000})
     visit.page.emulate_media(color_scheme="light")
     assert picture.stat().st_size > 0
