@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from mooncake_lab.engine.config import LlamaConfig
@@ -53,8 +54,7 @@ class KVCache:
         self.blocks = blocks
         self.block_size_tokens = block_size_tokens
         shape = (config.layers, 2, blocks, config.kv_heads, block_size_tokens, config.head_width)
-        # zeros, not empty: a masked key may be anything finite, and must not be NaN
-        self.data = torch.zeros(shape, device=device, dtype=dtype)
+        self.data = _zeros(shape, device, dtype)
         self.layers = tuple(LayerCache(layer[0], layer[1]) for layer in self.data)
 
     @property
@@ -77,6 +77,14 @@ class KVCache:
         positions = torch.arange(start, stop, device=self.data.device)
         table = torch.as_tensor(blocks, dtype=torch.int64, device=self.data.device)
         return table[positions // self.block_size_tokens], positions % self.block_size_tokens
+
+
+def _zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """Zeros, since what a mask hides may be anything but NaN; on CPU, memory that is not there until it is used."""
+    if device.type != "cpu":
+        return torch.zeros(shape, device=device, dtype=dtype)
+    raw = np.zeros((*shape[:-1], shape[-1] * dtype.itemsize), dtype=np.uint8)
+    return torch.from_numpy(raw).view(dtype)
 
 
 def fingerprint(config: LlamaConfig, embedding: torch.Tensor, dtype: torch.dtype) -> bytes:

@@ -1,5 +1,7 @@
 """One backend a kind of device, all with the same six operations."""
 
+import importlib.util
+
 import torch
 
 from mooncake_lab.engine.backends.cpu_linear import cpu_linear, plain_linear, prepacked_linear
@@ -10,7 +12,9 @@ __all__ = ["Backend", "DenseBackend", "Linear", "choose_backend", "cpu_linear", 
 
 
 def choose_backend(device: torch.device, dtype: torch.dtype, name: str = "auto") -> Backend:
-    """The backend of a name, or the fastest one for a device and a type of numbers.
+    """The backend of a name, or (auto) the fastest one this machine has for a device and a type of numbers.
+
+    Results name the backend that ran: on a CPU without numba, or in float16, auto is the dense one.
 
     Raises:
         ValueError: when the name is none of auto, dense, cpu, cuda, or does not run on this device.
@@ -21,8 +25,11 @@ def choose_backend(device: torch.device, dtype: torch.dtype, name: str = "auto")
         from mooncake_lab.engine.backends.cuda import CudaBackend  # needs triton, which only GPU machines have
 
         return CudaBackend()
-    if name in {"auto", "cpu"} and device.type == "cpu" and dtype in {torch.float32, torch.bfloat16}:
+    compiled = dtype in {torch.float32, torch.bfloat16} and importlib.util.find_spec("numba") is not None
+    if name in {"auto", "cpu"} and device.type == "cpu" and compiled:
         from mooncake_lab.engine.backends.cpu import CpuBackend  # needs numba, which GPU machines may lack
 
         return CpuBackend()
+    if name == "auto" and device.type == "cpu":
+        return DenseBackend()
     raise ValueError(f"no backend {name!r} for {dtype} on {device}; allowed are auto, dense, cpu, cuda")

@@ -1,6 +1,5 @@
 """CPU: prepacked linears, compiled kernels between them, torch's flash attention for prefill."""
 
-import importlib.util
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,11 +17,6 @@ from mooncake_lab.engine.rope import Rope
 
 _FFN_ROWS = 256
 """Tokens of a feed-forward at a time: its widest intermediate stays in the caches and its memory is reused."""
-
-
-def numba_available() -> bool:
-    """Whether this machine can compile the kernels."""
-    return importlib.util.find_spec("numba") is not None
 
 
 @dataclass(frozen=True, slots=True)

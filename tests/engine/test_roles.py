@@ -1,0 +1,168 @@
+"""Engines from outside: streaming, cancelling, refusing, logging."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from mooncake_lab.batching import Orca, Plan, gantt
+from mooncake_lab.engine import (
+    CoupledEngine,
+    DecodeEngine,
+    Engine,
+    EngineSettings,
+    GenerationRequest,
+    KVSpan,
+    PrefillEngine,
+)
+
+ROOM = EngineSettings(block_size_tokens=8, cache_blocks=40, max_batch_tokens=64, max_requests=8)
+
+
+class TestStreaming:
+    def test_every_token_is_streamed_once_in_order(self, model, prompts):
+        """What the callback got, request by request, is the output."""
+        seen = {}
+        engine = CoupledEngine(model, settings=ROOM)
+        outputs = engine.generate(
+            prompts(0, 4), max_new_tokens=7, on_token=lambda i, token: seen.setdefault(i, []).append(token)
+        )
+        assert {output.request_id: list(output.tokens) for output in outputs} == seen
+
+    def test_times_are_in_order(self, model, prompts):
+        """A request is submitted, gets its tokens, and ends, on an injected clock."""
+        ticks = iter(range(10_000))
+        outputs = CoupledEngine(model, settings=ROOM, clock=lambda: float(next(ticks))).generate(prompts(0, 3))
+        for output in outputs:
+            times = (output.submitted_s, *output.token_s, output.finished_s)
+            assert list(times) == sorted(times)
+            assert output.ttft_s == output.token_s[0] - output.submitted_s
+
+    def test_an_end_token_ends_an_output(self, model, prompts):
+        """The output stops with the first end token, which is part of it."""
+        prompt = prompts(3, 1)[0]
+        whole = CoupledEngine(model, settings=ROOM).generate([prompt], max_new_tokens=12)[0].tokens
+        request = GenerationRequest(prompt=prompt, max_new_tokens=12, end_tokens=(whole[5],))
+        output = Engine(model, Orca(), ROOM).generate([request])[0]
+        assert output.tokens == whole[: whole.index(whole[5]) + 1]
+        assert output.finish_reason == "end_token"
+
+
+class TestCancelling:
+    def test_a_cancelled_request_frees_its_blocks_and_disturbs_nobody(self, model, prompts):
+        """Cancelled from its own callback after three tokens; the others generate as if alone."""
+        asked = prompts(0, 4)
+        expected = CoupledEngine(model, settings=ROOM).generate(asked, max_new_tokens=9)
+        engine = Engine(model, Orca(), ROOM)
+
+        def stop(request_id, _):
+            if len(seen.setdefault(request_id, [0])) == 3 and request_id == 2:
+                engine.cancel(request_id)
+            seen[request_id].append(0)
+
+        seen = {}
+        outputs = engine.generate([GenerationRequest(prompt=p, max_new_tokens=9, on_token=stop) for p in asked])
+        engine.check()
+        assert outputs[2].finish_reason == "cancelled"
+        assert outputs[2].tokens == expected[2].tokens[:3]
+        assert [outputs[i].tokens for i in (0, 1, 3)] == [expected[i].tokens for i in (0, 1, 3)]
+        assert engine.allocator.available == ROOM.cache_blocks
+
+    def test_a_waiting_request_can_be_cancelled(self, model, prompts):
+        """It ends without a token, and nothing is left."""
+        engine = CoupledEngine(model, settings=ROOM)
+        engine.cancel(engine.submit(GenerationRequest(prompt=prompts(0, 1)[0])))
+        assert [(output.finish_reason, output.tokens) for output in engine.run()] == [("cancelled", ())]
+        assert engine.step() == []
+
+    def test_unknown_requests_are_ignored(self, model, prompts):
+        """Cancelling what is not there, or no longer, changes nothing."""
+        engine = CoupledEngine(model, settings=ROOM)
+        engine.cancel(17)
+        done = engine.generate(prompts(0, 1), max_new_tokens=2)
+        engine.cancel(done[0].request_id)
+        assert engine.step() == []
+
+
+class TestRefusing:
+    @pytest.mark.parametrize(
+        ("request_", "message"),
+        [
+            (GenerationRequest(prompt=[1] * 300, max_new_tokens=40), "339 tokens of KVCache; this engine's holds 320"),
+            (GenerationRequest(prompt=[1] * 1000, max_new_tokens=40), "the model's window here is 1024"),
+            (GenerationRequest(prompt=[1, 61]), "the prompt holds tokens 1 to 61"),
+            (GenerationRequest(prompt=[-1, 3]), "the prompt holds tokens -1 to 3"),
+        ],
+    )
+    def test_what_can_never_fit_is_refused_at_once(self, model, request_, message):
+        """The error names the numbers; the engine is as before."""
+        engine = CoupledEngine(model, settings=ROOM)
+        with pytest.raises(ValueError, match=message):
+            engine.submit(request_)
+        assert not engine.engine.busy
+
+    def test_what_just_fits_is_served(self, model):
+        """A request that fills the whole cache runs to its end."""
+        output = CoupledEngine(model, settings=ROOM).generate([[1] * 281], max_new_tokens=40)[0]
+        assert (len(output.tokens), output.finish_reason) == (40, "length")
+
+    def test_what_a_policy_can_never_serve_ends_rejected(self, model, prompts):
+        """Orca computes whole prompts: one wider than an iteration is rejected with its reason, the rest served."""
+        outputs = CoupledEngine(model, Orca(), ROOM).generate([[1] * 100, *prompts(0, 2)])
+        assert [output.finish_reason for output in outputs] == ["rejected", "length", "length"]
+        assert "100 tokens of its prompt" in outputs[0].error
+
+    def test_a_policy_that_does_nothing_is_an_error_not_a_hang(self, model):
+        """An empty plan while a request waits raises and names the request."""
+
+        class Idle:
+            def plan(self, waiting, running, limits):  # noqa: ARG002  # a policy's signature
+                return Plan()
+
+        engine = Engine(model, Idle(), ROOM)
+        engine.submit(GenerationRequest(prompt=[1]))
+        with pytest.raises(RuntimeError, match=r"does nothing while requests \[0\]"):
+            engine.step()
+
+    @pytest.mark.parametrize("empty", [{"prompt": []}, {"prompt": [1], "max_new_tokens": 0}])
+    def test_nothing_in_or_out_is_no_request(self, empty):
+        """A prompt and an output have at least one token."""
+        with pytest.raises(ValueError, match="each must be at least 1"):
+            GenerationRequest(**empty)
+
+    def test_foreign_kvcache_is_refused(self, model, make):
+        """KVCache of another model, or with a gap, or of too few tokens, is refused with the reason."""
+        kv = PrefillEngine(make(7).model(), ROOM).prefill([1, 2, 3]).kv
+        decode = DecodeEngine(model, ROOM)
+        request = GenerationRequest(prompt=[1, 2, 3])
+        with pytest.raises(ValueError, match="made by another model"):
+            decode.submit(request, first_token=1, kv=[kv])
+        own = PrefillEngine(model, ROOM).prefill([1, 2, 3]).kv
+        gap = KVSpan(fingerprint=own.fingerprint, start=1, tokens=3, layers=own.layers)
+        with pytest.raises(ValueError, match="no gap is allowed"):
+            decode.submit(request, first_token=1, kv=[gap])
+        with pytest.raises(ValueError, match="decode needs all of it"):
+            decode.submit(GenerationRequest(prompt=[1, 2, 3, 4]), first_token=1, kv=[own])
+
+
+class TestLog:
+    def test_a_log_draws_a_gantt_chart_and_is_plain(self, model):
+        """Two equal requests under Orca: both prompts, then decodes; every iteration encodes to JSON."""
+        engine = CoupledEngine(model, Orca(), ROOM)
+        engine.generate([[1, 2, 3], [4, 5]], max_new_tokens=4)
+        log = engine.engine.log
+        assert gantt([timed.iteration for timed in log]) == {0: "Pddd", 1: "Pddd"}
+        assert all(timed.start_s <= timed.end_s for timed in log)
+        decoded = msgspec.json.decode(msgspec.json.encode([timed.plain() for timed in log]))
+        assert [len(step["iteration"]["plan"]["segments"]) for step in decoded] == [2, 2, 2, 2]
+
+    def test_many_requests_leak_nothing(self, model):
+        """After a long run every block is available, and no list has grown."""
+        engine = CoupledEngine(
+            model, settings=EngineSettings(cache_blocks=64, keep_log=False, max_requests=64, max_batch_tokens=256)
+        )
+        rng = np.random.default_rng(0)
+        for _ in range(5):
+            engine.generate([rng.integers(0, 61, rng.integers(1, 20)).tolist() for _ in range(100)], max_new_tokens=2)
+            engine.engine.check()
+        assert engine.engine.allocator.available == 64
+        assert not engine.engine.log

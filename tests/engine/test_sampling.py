@@ -1,0 +1,84 @@
+"""Sampling."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mooncake_lab.engine import GREEDY, CoupledEngine, EngineSettings, GenerationRequest, Sampling, sample
+
+LOGITS = st.lists(st.floats(-5, 5, width=32), min_size=2, max_size=20, unique=True)
+
+
+def draws(logits, sampling, count):
+    rows = torch.tensor([logits])
+    return [sample(rows, [sampling], [position])[0] for position in range(count)]
+
+
+class TestLaws:
+    @given(LOGITS, st.integers(0, 9))
+    def test_greedy_is_the_limit_of_all(self, logits, seed):
+        """Temperature 0, top-k 1 and a tiny top-p all take the likeliest token."""
+        best = int(np.argmax(logits))
+        for how in (GREEDY, Sampling(temperature=1.0, top_k=1, seed=seed), Sampling(temperature=1.0, top_p=1e-9)):
+            assert draws(logits, how, 3) == [best] * 3
+
+    @given(LOGITS, st.integers(1, 20))
+    def test_top_k_draws_among_the_k_likeliest(self, logits, k):
+        """No other token ever appears."""
+        allowed = set(np.argsort(logits)[::-1][:k].tolist())
+        assert set(draws(logits, Sampling(temperature=2.0, top_k=k), 20)) <= allowed
+
+    @given(LOGITS, st.floats(0.05, 1.0))
+    def test_top_p_draws_from_the_smallest_set_that_reaches_p(self, logits, p):
+        """A token appears only if the likelier ones have not reached p together."""
+        shares = torch.tensor(logits).softmax(0).double().numpy()
+        order = np.argsort(shares)[::-1]
+        before = dict(zip(order.tolist(), np.cumsum(shares[order]) - shares[order], strict=True))
+        assert all(before[token] < p + 1e-6 for token in draws(logits, Sampling(temperature=1.0, top_p=p), 20))
+
+    def test_frequencies_follow_the_softmax(self):
+        """Over many positions, tokens appear as often as their probability says (five standard errors)."""
+        logits, count = [0.0, 1.0, -1.0, 0.5], 4000
+        found = np.bincount(draws(logits, Sampling(temperature=0.7, seed=3), count), minlength=4) / count
+        expected = (torch.tensor(logits) / 0.7).softmax(0).numpy()
+        assert (np.abs(found - expected) < 5 * np.sqrt(expected * (1 - expected) / count)).all()
+
+    def test_rows_do_not_disturb_each_other(self):
+        """A row's token depends on its own logits, seed and position alone."""
+        rows = torch.randn(5, 30, generator=torch.Generator().manual_seed(0))
+        how = [Sampling(temperature=1.0, seed=seed) for seed in range(5)]
+        together = sample(rows, how, range(5))
+        assert together == [sample(rows[i : i + 1], [how[i]], [i])[0] for i in range(5)]
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"temperature": -1.0}, "temperature is -1"),
+            ({"temperature": float("nan")}, "temperature is nan"),
+            ({"top_p": 0.0}, "top_p is 0"),
+            ({"top_k": 0}, "top_k is 0"),
+            ({"seed": -1}, "seed is -1"),
+        ],
+    )
+    def test_out_of_range_is_refused(self, change, message):
+        """A parameter out of range is an error that names it."""
+        with pytest.raises(ValueError, match=message):
+            Sampling(**change)
+
+
+class TestInTheEngine:
+    @pytest.mark.parametrize("blocks", [100, 22])
+    def test_draws_do_not_depend_on_batching_or_preemption(self, model, prompts, blocks):
+        """A sampled request generates the same alone, in company, and when preempted."""
+        asked = [
+            GenerationRequest(prompt=p, max_new_tokens=15, sampling=Sampling(temperature=1.0, seed=i, top_p=0.9))
+            for i, p in enumerate(prompts(1, 6))
+        ]
+        room = EngineSettings(block_size_tokens=8, cache_blocks=blocks)
+        alone = [CoupledEngine(model, settings=room).engine.generate([request])[0].tokens for request in asked]
+        company = CoupledEngine(model, settings=room).engine.generate(asked)
+        assert [output.tokens for output in company] == alone
+        assert (sum(output.preemptions for output in company) > 0) == (blocks == 22)
+        assert len(set(alone)) > 1
