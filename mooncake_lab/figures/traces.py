@@ -66,7 +66,7 @@ def arrivals(arriving: pd.DataFrame, numbers: pd.DataFrame) -> BookFigure:
     for panel, workload in zip(axes, workloads, strict=True):
         table = arriving[arriving["workload"] == workload]
         panel.vlines(table["at_s"], 0, table["arriving"], linewidth=2, **_identity(workload, numbers))
-        panel.set(ylim=(0, None), ylabel="requests (count)")
+        panel.set(ylim=(0, 1.4 * table["arriving"].max()), ylabel="requests (count)")  # room for the legend
         panel.legend(loc="upper right")
     axes[-1].set_xlabel("arrival time (s)")
     _origin(figure, numbers, workloads)

@@ -12,7 +12,9 @@ from mooncake_lab.workload import (
     reusable_blocks,
     reuse_gaps_s,
     seen_before,
+    statistics,
     use_counts,
+    with_larger_blocks,
 )
 
 
@@ -72,3 +74,33 @@ class TestReleased:
         """The share of blocks used at most so often is as recounted."""
         expected = reference[released.name, f"share_of_blocks_used_at_most_{uses}"]
         assert (use_counts(released) <= uses).mean() == pytest.approx(expected, rel=1e-12)
+
+
+class TestLargerBlocks:
+    def test_by_hand(self, make_trace):
+        """Joined in pairs, a block is named by the last of the two, and an odd one out stands alone."""
+        trace = make_trace([0, 1, 2], [0, 1, 3, 4], [0, 9])
+        joined = with_larger_blocks(trace, 2)
+        assert [joined.blocks_of(i).tolist() for i in range(3)] == [[1, 2], [1, 4], [9]]
+        assert joined.block_size_tokens == 8
+
+    @given(st.integers(1, 30), st.integers(0, 6), st.integers(1, 40), st.integers(1, 7))
+    def test_requests_stay_consistent(self, requests, shared_blocks, own_tokens, factor):
+        """Every request of the coarser trace has as many ids as its prompt needs, and hits no more tokens."""
+        recipe = SharedPrefix(
+            requests=requests,
+            requests_per_s=2,
+            input_tokens=8 * shared_blocks + own_tokens,
+            shared_tokens=8 * shared_blocks,
+            output_tokens=1,
+            block_size_tokens=8,
+        )
+        trace = recipe.make()
+        joined = with_larger_blocks(trace, factor)
+        assert len(list(joined.requests())) == requests
+        assert statistics(joined).ideal_token_hit_rate <= statistics(trace).ideal_token_hit_rate
+
+    def test_bad_factor(self, make_trace):
+        """A factor below one is refused."""
+        with pytest.raises(ValueError, match="cannot join 0 blocks"):
+            with_larger_blocks(make_trace([0]), 0)
