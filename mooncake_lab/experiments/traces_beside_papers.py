@@ -94,7 +94,7 @@ def _arxiv_table_2() -> Iterator[Compared]:
     for series in ("ArXiv Summarization", "L-Eval", "Real data"):
         for quantity, x in (("mean input", "avg_input_tokens"), ("mean output", "avg_output_tokens")):
             printed = fact("arxiv_table2_datasets", series=series, x=x)
-            yield compared(f"{series}: {quantity} (data not released)", printed, None, _ROUNDED, reach="scope")
+            yield compared(f"{series}: {quantity} (no released trace)", printed, None, _ROUNDED, reach="scope")
 
 
 def _fair(row: Compared, numbers: Mapping[str, Any]) -> Compared:
