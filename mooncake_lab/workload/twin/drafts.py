@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from mooncake_lab.workload.twin.draws import Floats, Ints
 
@@ -65,27 +64,37 @@ def hours_until(requests: int, hour: Callable[[int], Drafts], hour_s: float) -> 
     return join(parts)
 
 
+def earliest(drafts: Drafts, requests: int) -> Drafts:
+    """The first `requests` requests to arrive, in that order; parents arrive before their children."""
+    order = np.argsort(drafts.arrival_s, kind="stable")[:requests]
+    row = np.full(len(drafts), -1)
+    row[order] = np.arange(len(order))
+    parent = drafts.parent[order]
+    return Drafts(
+        arrival_s=drafts.arrival_s[order],
+        input_tokens=drafts.input_tokens[order],
+        output_tokens=drafts.output_tokens[order],
+        parent=np.where(parent < 0, parent, row[parent]),
+        kept_blocks=drafts.kept_blocks[order],
+    )
+
+
 def lay_blocks(drafts: Drafts, prefixes: Sequence[int]) -> list[Ints]:
     """The blocks of every draft, front to back: those kept from the parent, then new ones, numbered as they come.
 
-    Common prefix `p` is `prefixes[p]` blocks long.
+    Common prefix `p` is `prefixes[p]` blocks long, and gets its numbers when it is first used. In order of arrival
+    ids are therefore dense and assigned at first appearance, as in the released files.
     """
-    heads = [np.arange(length) + start for length, start in zip(prefixes, np.cumsum([0, *prefixes]), strict=False)]
-    fresh = sum(prefixes)
     laid: list[Ints] = []
+    heads: dict[int, Ints] = {}
+    fresh = 0
     lengths: list[int] = (-(-drafts.input_tokens // BLOCK_SIZE_TOKENS)).tolist()
-    parents, kept_blocks = drafts.parent.tolist(), drafts.kept_blocks.tolist()
-    for length, parent, kept in zip(lengths, parents, kept_blocks, strict=True):
-        head = laid[parent] if parent >= 0 else heads[-1 - parent]
-        new = np.arange(fresh, fresh + length - kept)
-        laid.append(np.concatenate([head[:kept], new]))
+    rows = zip(lengths, drafts.parent.tolist(), drafts.kept_blocks.tolist(), strict=True)
+    for length, parent, kept in rows:
+        if parent < 0 and parent not in heads:
+            heads[parent] = np.arange(fresh, fresh + prefixes[-1 - parent])
+            fresh += prefixes[-1 - parent]
+        known = heads[parent] if parent < 0 else laid[parent]
+        laid.append(np.concatenate([known[:kept], np.arange(fresh, fresh + length - kept)]))
         fresh += length - kept
     return laid
-
-
-def renumber(ids: Ints) -> Ints:
-    """The same ids numbered 0, 1, 2 ... in order of first appearance, as the released files do."""
-    _, first, position = np.unique(ids, return_index=True, return_inverse=True)
-    rank: npt.NDArray[np.int64] = np.empty(len(first), dtype=np.int64)
-    rank[np.argsort(first)] = np.arange(len(first))
-    return rank[position]

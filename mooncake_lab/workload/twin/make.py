@@ -7,7 +7,7 @@ import numpy as np
 
 from mooncake_lab.workload.trace import Trace
 from mooncake_lab.workload.twin.conversation import ConversationProcess, conversation
-from mooncake_lab.workload.twin.drafts import BLOCK_SIZE_TOKENS, Drafts, lay_blocks, renumber
+from mooncake_lab.workload.twin.drafts import BLOCK_SIZE_TOKENS, Drafts, earliest, lay_blocks
 from mooncake_lab.workload.twin.synthetic import SyntheticProcess, synthetic
 from mooncake_lab.workload.twin.toolagent import ToolAgentProcess, toolagent
 
@@ -73,23 +73,21 @@ def make_twin(name: str, *, seed: int = 0, requests: int | None = None) -> Trace
     n = recipe.requests if requests is None else requests
     if n < 1:
         raise ValueError(f"a twin of {n} requests was asked for; at least 1 is needed")
-    return _record(recipe.draft(n, seed), recipe, n, name, f"twin of the {name} trace, seed {seed}")
+    return _record(earliest(recipe.draft(n, seed), n), recipe, name, f"twin of the {name} trace, seed {seed}")
 
 
-def _record(drafts: Drafts, recipe: Recipe, requests: int, name: str, source: str) -> Trace:
-    """The first requests as the recorder writes them: by arrival, on its ticks, ids by first appearance."""
+def _record(drafts: Drafts, recipe: Recipe, name: str, source: str) -> Trace:
+    """Requests in order of arrival as the recorder writes them: with block ids, and on its ticks."""
     laid = lay_blocks(drafts, recipe.prefixes_blocks)
-    order = np.argsort(drafts.arrival_s, kind="stable")[:requests]
-    recorded = [laid[row] for row in order.tolist()]
-    ticks = np.floor(drafts.arrival_s[order] / recipe.tick_s)
+    ticks = np.floor(drafts.arrival_s / recipe.tick_s)
     return Trace(
         name=name,
         origin="twin",
         block_size_tokens=BLOCK_SIZE_TOKENS,
         arrival_s=np.round(ticks * recipe.tick_s, 3),
-        input_tokens=drafts.input_tokens[order],
-        output_tokens=drafts.output_tokens[order],
-        block_ids=renumber(np.concatenate(recorded)),
-        block_starts=np.cumsum([0, *(len(blocks) for blocks in recorded)]),
+        input_tokens=drafts.input_tokens,
+        output_tokens=drafts.output_tokens,
+        block_ids=np.concatenate(laid),
+        block_starts=np.cumsum([0, *(len(blocks) for blocks in laid)]),
         source=source,
     )

@@ -88,6 +88,9 @@ class SyntheticProcess:
     """Documents by how often they are asked about: measured counts and quantiles."""
     answer_tokens: Quantiles = tables.DOCUMENT_ANSWER_TOKENS
     """Answers about documents: measured quantiles."""
+    longest_session: int = 12
+    """Requests a session has at most; a text with more is read by several at once. Fitted to when in the released
+    file the texts with one, two to three, ... ten and more requests have theirs."""
     asks_again: float = 0.11
     """Measured: 190 of 1,745 later requests repeat a prompt word for word."""
 
@@ -124,7 +127,10 @@ def _pool(process: SyntheticProcess, start_s: float, rng: np.random.Generator) -
     turns = np.concatenate([kind.turns for kind in kinds])
     n = int(turns.sum())
     clock_s = start_s + np.cumsum(rng.exponential(1 / process.requests_per_s, n))
-    place = np.argsort(_shuffle(turns, rng), kind="stable")  # of each row, in the order of play
+    readers = -(-turns // process.longest_session)
+    reader_turns = np.concatenate([_shares(*pair) for pair in zip(turns.tolist(), readers.tolist(), strict=True)])
+    played = np.repeat(np.arange(len(turns)), readers)[_shuffle(reader_turns, rng)]
+    place = np.argsort(played, kind="stable")  # of each row, in the order of play
     first = np.zeros(n, dtype=bool)
     first[np.cumsum(turns) - turns] = True
     return Drafts(
@@ -134,6 +140,11 @@ def _pool(process: SyntheticProcess, start_s: float, rng: np.random.Generator) -
         parent=np.where(first, -1, np.arange(n) - 1),
         kept_blocks=np.where(first, 0, np.concatenate([kind.kept_blocks for kind in kinds])),
     )
+
+
+def _shares(turns: int, readers: int) -> Ints:
+    """The requests of each of the readers of one text, as evenly as possible."""
+    return (turns + np.arange(readers)) // readers
 
 
 def _shuffle(turns: Ints, rng: np.random.Generator) -> Ints:

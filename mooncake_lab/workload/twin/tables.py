@@ -93,8 +93,8 @@ BLOCKS_EIGHT_NINE: Final = Quantiles(
 )
 """The same for eight or nine; one of 39 is a book of 190,000 tokens."""
 BLOCKS_TEN_AND_MORE: Final = Quantiles(
-    (0, 3, 5, 10, 15, 25, 35, 50, 65, 75, 85, 90, 95, 98, 100),
-    (4, 5, 5, 5, 7, 10, 13, 30, 36, 55, 74, 80, 108, 122, 137),
+    (0, 3, 5, 10, 15, 25, 35, 42.5, 50, 65, 75, 85, 90, 95, 98, 100),
+    (4, 5, 5, 5, 7, 10, 13, 17, 31, 36, 55, 74, 80, 108, 122, 137),
 )
 """The same for ten to twenty-four."""
 DOCUMENT_ANSWER_TOKENS: Final = Quantiles(
