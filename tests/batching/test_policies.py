@@ -153,8 +153,8 @@ class TestVLLM:
 
     def test_preempts_the_newest(self):
         """On shortage the newest go until the others have a block, and nobody comes in meanwhile."""
-        running = [decoding(1, 8), decoding(2, 8), decoding(3, 8)]
-        plan = VLLM().plan([new(4, 1)], running, limits(blocks=6, free_blocks=0))
+        running = [decoding(1, 8), decoding(2, 8), decoding(3, 16)]
+        plan = VLLM().plan([new(4, 1)], running, limits(blocks=8, free_blocks=0))
         assert plan.preempted == (3,)
         assert tokens(plan) == [(1, 1), (2, 1)]
 
@@ -203,6 +203,11 @@ class TestSplitFuse:
         """Short prompts share a pass, and the last is cut to fill it exactly."""
         plan = SplitFuse(chunk_tokens=10).plan([new(2, 3), new(3, 4), new(4, 8)], [decoding(1, 8)], limits())
         assert tokens(plan) == [(1, 1), (2, 3), (3, 4), (4, 2)]
+
+    def test_a_pass_never_grows(self):
+        """Where more decodes run than a pass has tokens, the oldest have them."""
+        plan = SplitFuse(chunk_tokens=2).plan([new(9, 4)], [decoding(i, 8) for i in range(3)], limits())
+        assert tokens(plan) == [(0, 1), (1, 1)]
 
     def test_the_whole_prompt_must_fit(self):
         """A prompt that the free blocks cannot hold whole does not come in, though its first piece would."""
