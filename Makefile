@@ -28,7 +28,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
 help: ## List the targets
 	@printf 'Targets (variables in brackets):\n\n'
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)$$/  make \1|\2/' | column -t -s '|'
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@printf '\nStart with `make book`; the first run fills $(VENV), which takes a minute or two.\n'
 
 book: notebooks ## Execute the chapters and render the book; ends with the path to open [SCALE SEED]
