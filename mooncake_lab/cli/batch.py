@@ -12,7 +12,7 @@ from mooncake_lab.batch import Job, Outcome, plan, run, write_provenance
 from mooncake_lab.batch.digest import found_traces, surroundings_digest
 from mooncake_lab.batch.display import Display
 from mooncake_lab.batch.plan import Value
-from mooncake_lab.experiments import check_scale
+from mooncake_lab.core import check_scale
 
 
 def batch(

@@ -16,6 +16,7 @@ from mooncake_lab.core.log import (
     write_log,
 )
 from mooncake_lab.core.request import BlockKey, Request, TracedRequest
+from mooncake_lab.core.scales import SCALES, check_scale
 from mooncake_lab.core.slo import SLO
 from mooncake_lab.core.units import GB, GIB, KIB, MIB, TERA, blocks_for, gbps
 
@@ -25,6 +26,7 @@ __all__ = [
     "KEY_HASHES",
     "KIB",
     "MIB",
+    "SCALES",
     "SLO",
     "TERA",
     "Arrived",
@@ -41,6 +43,7 @@ __all__ = [
     "TracedRequest",
     "block_keys",
     "blocks_for",
+    "check_scale",
     "gbps",
     "keyed_uniform",
     "read_log",

@@ -10,15 +10,12 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from typing import Any, ClassVar, Final, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import pandas as pd
 from tqdm import tqdm
 
 from mooncake_lab.experiments.cache import cached_rows, digest_of, keep_rows, plain_rows
-
-SCALES: Final = ("smoke", "classroom", "full", "gpu")
-"""Seconds for CI; what the book shows; the paper's setting; needs a device."""
 
 
 class Experiment(Protocol):
@@ -32,17 +29,6 @@ class Experiment(Protocol):
 
 
 E = TypeVar("E", bound=Experiment)
-
-
-def check_scale(scale: str) -> str:
-    """The scale itself.
-
-    Raises:
-        ValueError: when it is not one of `SCALES`.
-    """
-    if scale not in SCALES:
-        raise ValueError(f"unknown scale {scale!r}; allowed are {', '.join(SCALES)}")
-    return scale
 
 
 def vary(base: E, **axes: Sequence[Any]) -> tuple[E, ...]:
