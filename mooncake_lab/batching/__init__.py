@@ -1,7 +1,9 @@
 """What an instance runs next: one pure policy a file, one plan an iteration."""
 
+from mooncake_lab.batching.blocks import known_blocks, worst_case_blocks
 from mooncake_lab.batching.check import check_plan
 from mooncake_lab.batching.decode_only import DecodeOnly
+from mooncake_lab.batching.draft import Draft
 from mooncake_lab.batching.gantt import gantt, padding_waste, tail_waste
 from mooncake_lab.batching.orca import Orca
 from mooncake_lab.batching.plan import BatchingPolicy, Limits, Plan, Progress, Refusal, Segment, SegmentKind
@@ -23,6 +25,7 @@ __all__ = [
     "VLLM",
     "BatchingPolicy",
     "DecodeOnly",
+    "Draft",
     "Iteration",
     "Limits",
     "Orca",
@@ -41,8 +44,10 @@ __all__ = [
     "check_plan",
     "decode_stretch_steps",
     "gantt",
+    "known_blocks",
     "named_policy",
     "padding_waste",
     "tail_waste",
     "trace_plans",
+    "worst_case_blocks",
 ]

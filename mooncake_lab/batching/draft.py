@@ -17,7 +17,6 @@ class Draft:
         limits: what the instance may spend.
         promise: blocks a running request may count on.
         budget_tokens: tokens of an iteration, where the policy wants fewer than the limits allow.
-        places: requests that may run at once, likewise.
         watermark: part of the KVCache that admissions leave free, so that growth does not preempt at once.
 
     Raises:
@@ -31,13 +30,11 @@ class Draft:
         promise: Promise,
         *,
         budget_tokens: int | None = None,
-        places: int | None = None,
         watermark: float = 0.0,
     ) -> None:
         self.limits = limits
         self.promise = promise
         self.tokens_left = smaller(budget_tokens, limits.max_batch_tokens)
-        self.places = smaller(places, limits.max_requests)
         self.watermark_blocks = int(watermark * limits.capacity_blocks)
         self.blocks_left = limits.free_blocks
         self.running: list[Progress] = []
@@ -80,7 +77,7 @@ class Draft:
         self._evict_newest(self.swapped)
 
     def _evict_newest(self, evicted: list[int]) -> None:
-        # The oldest always stays: alone it fits, or it would have been refused. So somebody always advances.
+        # The oldest always stays: alone it fits, or it would have been refused.
         while self.blocks_left < 0 and len(self.running) > 1:
             victim = self.running.pop()
             if self.unfinished and self.unfinished[-1] is victim:
@@ -88,6 +85,9 @@ class Draft:
             missing = self.promise(victim, self.limits) - victim.held_blocks
             self.blocks_left += max(missing, 0) + victim.held_blocks - victim.shared_blocks
             evicted.append(victim.request_id)
+        if self.blocks_left < 0:
+            # What it needs are blocks that the evicted shared; they count as free from the next iteration on.
+            self.tokens_left = 0
 
     def advance(self, request: Progress, tokens: int) -> int:
         """Give a running request up to `tokens` new tokens; how many it got."""
@@ -122,7 +122,7 @@ class Draft:
         if self.preempted or self.swapped:
             return
         for request in waiting:
-            if len(self.running) >= self.places:
+            if len(self.running) >= self.limits.max_requests:
                 return
             refused = refuse(request, self.limits)
             if refused is not None:

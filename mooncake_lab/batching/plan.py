@@ -73,7 +73,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Most requests that may run at once."""
     block_size_tokens: int
     capacity_blocks: int
-    """KVCache blocks that the requests given to the policy can have between them."""
+    """KVCache blocks that the requests given to the policy can have between them; none that others pin."""
     free_blocks: int
     """Of those, how many no running request holds; blocks kept only for reuse count as free."""
     max_request_tokens: int | None = None

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mooncake_lab.batching.blocks import known_blocks
-from mooncake_lab.batching.draft import Draft, smaller
+from mooncake_lab.batching.draft import Draft
 from mooncake_lab.batching.plan import Limits, Plan, Progress, require_positive
 
 
@@ -15,8 +15,9 @@ class SplitFuse:
     Published: DeepSpeed-FastGen, arXiv 2401.08671. Throughput is a concave function of the tokens of a pass,
     so equal passes give the most of it.
 
-    Assumptions: a prompt comes in only if the cache holds all of it. Running requests never exceed the tokens of a
-    pass, since a pass must not grow. Where the cache is exhausted, the newest request is dropped and recomputed.
+    Assumptions: a prompt comes in only if the cache holds all of it. Every running request has a token in
+    each pass, so there are never more of them than tokens. Where the cache is exhausted, the newest request is
+    dropped and recomputed.
     """
 
     chunk_tokens: int | None = None
@@ -27,8 +28,7 @@ class SplitFuse:
 
     def plan(self, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Plan:
         """Decodes, then prompts split and composed to exactly the tokens of a pass where enough wait."""
-        budget = smaller(self.chunk_tokens, limits.max_batch_tokens)
-        draft = Draft(running, limits, known_blocks, budget_tokens=budget, places=budget)
+        draft = Draft(running, limits, known_blocks, budget_tokens=self.chunk_tokens)
         draft.make_room()
         draft.decode()
         draft.fill_with_pieces(waiting)

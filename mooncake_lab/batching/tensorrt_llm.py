@@ -37,20 +37,24 @@ class TensorRTLLM:
         pauses = self.capacity == "max_utilization"
         promise = known_blocks if pauses else worst_case_blocks
         budget = smaller(self.chunk_tokens, limits.max_batch_tokens)
-        draft = Draft(running, limits, promise, budget_tokens=budget, places=budget)
+        draft = Draft(running, limits, promise, budget_tokens=budget)
         if pauses:
             draft.make_room()
         draft.decode()
-        for request in draft.unfinished:
-            draft.advance(request, _piece(request, draft, budget))
-        if self.chunk_tokens is None:
-            draft.fill_with_whole_prompts(waiting)
-        else:
-            for request in draft.candidates(waiting):
-                if not draft.admit(request, _piece(request, draft, budget)):
-                    break
+        # Nobody overtakes a prompt that is under way and gets nothing.
+        if all(draft.advance(request, _piece(request, draft, budget)) for request in draft.unfinished):
+            self._admit(waiting, draft, budget)
         draft.prompts_first()
         return draft.plan(f"generation, then prompts ({self.capacity})")
+
+    def _admit(self, waiting: Sequence[Progress], draft: Draft, budget: int) -> None:
+        """Prompts while tokens last: whole ones, or pieces."""
+        if self.chunk_tokens is None:
+            draft.fill_with_whole_prompts(waiting)
+            return
+        for request in draft.candidates(waiting):
+            if not draft.admit(request, _piece(request, draft, budget)):
+                return
 
 
 def _piece(request: Progress, draft: Draft, budget: int) -> int:

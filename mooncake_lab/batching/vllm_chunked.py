@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mooncake_lab.batching.blocks import known_blocks
-from mooncake_lab.batching.draft import Draft, smaller
+from mooncake_lab.batching.draft import Draft
 from mooncake_lab.batching.plan import Limits, Plan, Progress, require_positive
 
 
@@ -15,7 +15,7 @@ class VLLMChunked:
     Published: vLLM's documentation of chunked prefill (`max_num_batched_tokens`), which adopts Sarathi-Serve.
 
     Assumptions: as in its first scheduler, blocks for a whole prompt are taken on admission. vLLM demands at
-    least as many tokens as running requests; here fewer tokens mean fewer running requests.
+    least as many tokens as places; here fewer tokens mean fewer running requests.
     """
 
     chunk_tokens: int | None = None
@@ -28,8 +28,7 @@ class VLLMChunked:
 
     def plan(self, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Plan:
         """Decodes, then pieces of prompts."""
-        budget = smaller(self.chunk_tokens, limits.max_batch_tokens)
-        draft = Draft(running, limits, known_blocks, budget_tokens=budget, places=budget, watermark=self.watermark)
+        draft = Draft(running, limits, known_blocks, budget_tokens=self.chunk_tokens, watermark=self.watermark)
         draft.make_room()
         draft.decode()
         draft.fill_with_pieces(waiting)

@@ -160,11 +160,16 @@ class TestVLLM:
 
     def test_shared_blocks_are_not_freed(self):
         """Preempting a request gives back only the blocks that it alone holds."""
-        running = [decoding(1, 8, shared_blocks=2), decoding(2, 8, shared_blocks=2), decoding(3, 8)]
+        running = [decoding(1, 8), decoding(2, 12, shared_blocks=2), decoding(3, 12, shared_blocks=2)]
+        plan = VLLM().plan([], running, limits(blocks=6, free_blocks=0))
+        assert (plan.preempted, tokens(plan)) == ((3, 2), [(1, 1)])
+
+    def test_blocks_shared_among_the_preempted(self):
+        """Where only blocks that the preempted shared would do, the oldest gets them in the next iteration."""
+        running = [decoding(1, 8), decoding(2, 8, shared_blocks=2), decoding(3, 8, shared_blocks=2)]
         plan = VLLM().plan([], running, limits(blocks=4, free_blocks=0))
-        assert plan.preempted == (3,)
-        running[2] = decoding(3, 8, shared_blocks=2)
-        assert VLLM().plan([], running, limits(blocks=4, free_blocks=0)).preempted == (3, 2)
+        assert (plan.preempted, tokens(plan)) == ((3, 2), [])
+        assert tokens(VLLM().plan([], running[:1], limits(blocks=4, free_blocks=2))) == [(1, 1)]
 
     def test_recomputes_all_it_knows(self):
         """A preempted request prefills its prompt and its generated tokens, and goes on from there."""
@@ -238,6 +243,12 @@ class TestTensorRTLLM:
         """An iteration smaller than a block cuts inside blocks rather than never."""
         log = trace_plans(TensorRTLLM(chunk_tokens=3), [new(1, 7, max_new_tokens=1)], limits(), {1: 1})
         assert [tokens(step.plan) for step in log] == [[(1, 3)], [(1, 3)], [(1, 1)]]
+
+    def test_nobody_overtakes_a_prompt_under_way(self):
+        """Where its next block does not fit beside the decodes, a short newcomer that would fit waits too."""
+        running = [decoding(1, 8), decoding(2, 8), new(3, 20, cached_tokens=4, held_blocks=5)]
+        plan = TensorRTLLM(chunk_tokens=5).plan([new(4, 2, max_new_tokens=2)], running, limits())
+        assert tokens(plan) == [(1, 1), (2, 1)]
 
     def test_capacity_modes(self):
         """Utilization admits what fits now and pauses later; no-evict admits what fits in the worst case."""
