@@ -22,8 +22,10 @@ def execute_all(root: Path, **options) -> tuple[dict[str, Outcome], str]:
         records=Path("numbers"),
         parameters=parameters,
         surroundings="the same",
+        topics=options.pop("topics", ()),
     )
-    outcomes = run(jobs, workers=2, threads=1, display=Display(Console(file=shown)), **options)
+    console = Console(file=shown, force_terminal=options.pop("watched", False))
+    outcomes = run(jobs, workers=2, threads=1, display=Display(console), **options)
     return {outcome.topic: outcome for outcome in outcomes}, shown.getvalue()
 
 
@@ -41,15 +43,22 @@ def test_executes_then_keeps(repository):
     second, shown = execute_all(repository)
     assert {outcome.status for outcome in second.values()} == {"cached"}
     assert shown.split() == ["alpha", "up", "to", "date", "beta", "up", "to", "date"]
-    third, _ = execute_all(repository, scale="smoke")
-    assert {outcome.status for outcome in third.values()} == {"executed"}
+    third, _ = execute_all(repository, scale="smoke", topics=["alpha"])
+    assert third["alpha"].status == "executed"
     assert (repository / "numbers" / "alpha.json").read_text() == '{"scale": "smoke", "seed": 0}'
+
+
+def test_force_executes_what_is_done(repository):
+    """Forced, everything runs again; here with somebody watching the bars."""
+    for force in (False, True):
+        outcomes, _ = execute_all(repository, topics=["beta"], force=force, watched=True)
+        assert outcomes["beta"].status == "executed"
 
 
 def test_injected_parameters_show_only_when_they_differ(repository):
     """A reader sees the parameters twice only if the second are others."""
     for scale, hidden in (("classroom", True), ("smoke", False)):
-        execute_all(repository, scale=scale)
+        execute_all(repository, scale=scale, topics=["alpha"])
         (cell,) = read_notebook(repository / "chapters" / "01_alpha.ipynb").tagged("injected-parameters")
         assert ("remove-cell" in cell.tags) is hidden
 
@@ -67,7 +76,8 @@ def test_failure_names_the_cell_and_leaves_the_notebook(repository, write_notebo
     assert "so far so good" in partial
     assert "ZeroDivisionError" in partial
     again, _ = execute_all(repository)
-    assert {topic: outcome.status for topic, outcome in again.items()} == {"alpha": "cached", "beta": "failed"}
+    assert again["alpha"].status == "cached"
+    assert again["beta"].status == "failed"
 
 
 def test_a_kernel_that_dies_at_work_is_not_tried_again(repository, write_notebook):
@@ -75,7 +85,7 @@ def test_a_kernel_that_dies_at_work_is_not_tried_again(repository, write_noteboo
     marker = "with open('lives', 'a') as f: f.write('x')"
     source = repository / "notebooks" / "02_beta.ipynb"
     write_notebook(source, marker, "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
-    outcomes, _ = execute_all(repository)
+    outcomes, _ = execute_all(repository, topics=["beta"])
     assert outcomes["beta"].status == "failed"
     assert "the kernel died" in outcomes["beta"].error
     assert (repository / "lives").read_text() == "x"
@@ -112,24 +122,7 @@ def test_kernels_inherit_their_share(repository, write_notebook, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     keep = "import os\nopen('seen', 'w').write(os.environ['OMP_NUM_THREADS'] + os.environ['HF_HUB_OFFLINE'])"
     write_notebook(repository / "notebooks" / "01_alpha.ipynb", keep)
-    execute_all(repository)
+    execute_all(repository, topics=["alpha"])
     assert (repository / "seen").read_text() == "11"
     assert stderr_of(repository / "chapters" / "01_alpha.ipynb") == ""
     assert "OMP_NUM_THREADS" not in os.environ
-
-
-def test_force_executes_what_is_done(repository):
-    """Forced, everything runs again; here with somebody watching the bars."""
-    (repository / "notebooks" / "02_beta.ipynb").unlink()
-    execute_all(repository)
-    jobs = plan(
-        (repository / "notebooks").glob("*.ipynb"),
-        root=repository,
-        out=Path("chapters"),
-        records=Path("numbers"),
-        parameters={"scale": "classroom", "seed": 0},
-        surroundings="the same",
-    )
-    console = Console(file=io.StringIO(), force_terminal=True)
-    (outcome,) = run(jobs, workers=1, threads=1, display=Display(console), force=True)
-    assert outcome.status == "executed"
