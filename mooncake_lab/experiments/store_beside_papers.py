@@ -1,0 +1,160 @@
+"""The hit rates of the chapter on the store held against what both editions print."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias
+
+import pandas as pd
+
+from mooncake_lab.core import TERA
+from mooncake_lab.paper import (
+    Compared,
+    ComparisonTable,
+    claim,
+    claimed,
+    compared,
+    comparison_table,
+    curve,
+    fact,
+    within,
+)
+from mooncake_lab.perf import model_shape
+
+_Row: TypeAlias = Mapping[Any, Any]
+
+FAST_FIG_9: Final[Mapping[str, str]] = MappingProxyType(
+    {"Conversation": "conversation", "Tool&Agent": "toolagent", "Synthetic": "synthetic", "All": "all"}
+)
+"""The curves of FAST'25 Fig. 9 and our names for their workloads."""
+ARXIV_TABLE_1: Final[Mapping[str, str]] = MappingProxyType(
+    {"LRUCache": "lru", "LFUCache": "lfu", "LengthAwareCache": "length_aware"}
+)
+"""The rows of arXiv Table 1 and our names for their policies."""
+NODE_TOKENS: Final = 3_000_000
+"""Where FAST'25 Fig. 9 draws its dashed line: the DRAM of one node. Claim F27 holds it against our own count."""
+_DRAWN_BETWEEN: Final = (2_000_000, 4_000_000)
+_POOLED_TOKENS: Final = 50_000_000
+
+
+def capacities_of_fig_9() -> tuple[int, ...]:
+    """The capacities at which FAST'25 Fig. 9 has points, and the one of its dashed line (tokens)."""
+    drawn = {int(x) for x in curve("fast_fig09_hit_rate_vs_capacity")["x"]}
+    return tuple(sorted(drawn | {NODE_TOKENS}))
+
+
+def capacities_of_table_1() -> tuple[int | None, ...]:
+    """The capacities of arXiv Table 1, upwards (blocks); None is unlimited."""
+    printed = sorted(set(curve("arxiv_table1_cache_policies")["x"]))
+    return tuple(None if math.isinf(x) else int(x) for x in printed)
+
+
+def beside_fig_9(capacities: pd.DataFrame) -> pd.DataFrame:
+    """Our hit rates next to the points of FAST'25 Fig. 9, one row a point, and both differences.
+
+    Args:
+        capacities: rows of `CapacityHitRates`.
+    """
+    paper = curve("fast_fig09_hit_rate_vs_capacity")
+    names = [FAST_FIG_9[series] for series in paper["series"].tolist()]
+    paper = paper.assign(workload=names, capacity_tokens=paper["x"], paper=paper["y"])
+    both = capacities.merge(paper[["workload", "capacity_tokens", "paper"]], on=["workload", "capacity_tokens"])
+    return both.assign(
+        difference=both["hit_rate"] - both["paper"],
+        whole_blocks_difference=both["whole_blocks_hit_rate"] - both["paper"],
+    )
+
+
+def largest_differences(points: pd.DataFrame) -> pd.DataFrame:
+    """Of `beside_fig_9`, per workload: the largest differences from the paper, with and without the remainder."""
+    rows = [
+        {
+            "workload": workload,
+            "origin": table["origin"].iloc[0],
+            "with_remainder": table["difference"].abs().max(),
+            "whole_blocks": table["whole_blocks_difference"].abs().max(),
+        }
+        for workload, table in points.groupby("workload", sort=False)
+    ]
+    return pd.DataFrame(rows)
+
+
+def shares_of_maximum(capacities: pd.DataFrame) -> pd.DataFrame:
+    """One row a workload: hit rates at one node's and at pooled capacity, in percent of the largest capacity's.
+
+    `as_drawn` is what the printed labels are: the mean of the neighbouring points, for no point is at 3M tokens.
+    """
+    rates = capacities.pivot_table(index="workload", columns="capacity_tokens", values="hit_rate", sort=False)
+    best = rates.max(axis="columns")
+    shares = pd.DataFrame(
+        {
+            "simulated": 100 * rates[NODE_TOKENS] / best,
+            "as_drawn": 100 * rates[list(_DRAWN_BETWEEN)].mean(axis="columns") / best,
+            "pooled": 100 * rates[_POOLED_TOKENS] / best,
+            "origin": capacities.groupby("workload")["origin"].first(),
+        }
+    )
+    return shares.rename_axis("workload").reset_index()
+
+
+def beside_papers(capacities: pd.DataFrame, policies: pd.DataFrame) -> ComparisonTable:
+    """The claims of both editions on the store beside ours; what a twin decides is shown but never judged.
+
+    Args:
+        capacities: rows of `CapacityHitRates` for all workloads and `capacities_of_fig_9()`.
+        policies: rows of `PolicyHitRates` for tool&agent and conversation, at `capacities_of_table_1()`.
+    """
+    shares = {row["workload"]: row for row in shares_of_maximum(capacities).to_dict(orient="records")}
+    table_1 = policies.to_dict(orient="records")
+    return comparison_table([*_fast_fig_9(shares), *_memory(), *_arxiv_table_1(table_1), *_reuse()])
+
+
+def unless_twin(row: Compared, origin: str) -> Compared:
+    """The row as it is when a released trace decided it; a twin is made to match, so it gets no verdict."""
+    if origin == "released":
+        return row
+    return replace(row, quantity=f"{row.quantity} ({origin}, made to match)", reach="scope")
+
+
+def _fast_fig_9(shares: Mapping[str, _Row]) -> Iterator[Compared]:
+    labels = {"conversation": "F21", "toolagent": "F22", "synthetic": "F23", "all": "F24"}
+    for workload, identifier in labels.items():
+        share = shares[workload]
+        yield unless_twin(claimed(claim(identifier), share["as_drawn"]), share["origin"])
+    for series in ("Conversation", "Synthetic"):
+        share = shares[FAST_FIG_9[series]]
+        printed = fact("fast_fig09_fraction_of_max_at_3m", series=series, x=NODE_TOKENS)
+        row = compared(f"{series}: the same, simulated at 3M itself", printed, share["simulated"], within(0.05))
+        yield unless_twin(row, share["origin"])
+    # three of four curves lie at or below the third smallest
+    most = sorted(shares.values(), key=lambda share: share["as_drawn"])[2]
+    yield unless_twin(claimed(claim("F20"), most["as_drawn"]), most["origin"])
+    for workload in ("conversation", "synthetic"):
+        row = claimed(claim("F25"), shares[workload]["pooled"])
+        yield unless_twin(replace(row, quantity=f"{workload}: {row.quantity}"), shares[workload]["origin"])
+
+
+def _memory() -> Iterator[Compared]:
+    tokens_per_node = TERA / model_shape("llama3-70b").kv_bytes_per_token  # a node with 1 TB of DRAM
+    yield claimed(claim("F27"), tokens_per_node)
+    yield claimed(claim("F26"), math.ceil(_POOLED_TOKENS / tokens_per_node))
+
+
+def _arxiv_table_1(policies: Iterable[_Row]) -> Iterator[Compared]:
+    found = {(row["workload"], row["policy"], row["capacity_blocks"]): row for row in policies}
+    for identifier, blocks in (("A09", 1_000), ("A10", 50_000)):
+        ours = found["toolagent", "lru", blocks]
+        row = claimed(claim(identifier), ours["prefix_hit_rate"])
+        yield unless_twin(replace(row, quantity=f"tool&agent: {row.quantity}"), ours["origin"])
+    lru, lfu = (
+        {blocks: found["conversation", policy, blocks] for blocks in (10_000, 30_000)} for policy in ("lru", "lfu")
+    )
+    gap = max(lru[blocks]["prefix_hit_rate"] - lfu[blocks]["prefix_hit_rate"] for blocks in lru)
+    row = claimed(claim("A11"), gap)
+    yield unless_twin(replace(row, quantity=f"conversation: {row.quantity}"), lru[10_000]["origin"])
+
+
+def _reuse() -> Iterator[Compared]:
+    for identifier in ("A14", "A15"):
+        yield claimed(claim(identifier), None)

@@ -1,0 +1,189 @@
+"""Figures of the store: block keys, hit rates by policy and capacity, distance to the optimum, the live set."""
+
+import math
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+
+from mooncake_lab.figures.style import COLOURS, BookFigure, footer, new_figure, paper_points, styled
+
+_LABEL: Final[Mapping[str, str]] = MappingProxyType(
+    {"conversation": "conversation", "toolagent": "tool&agent", "synthetic": "synthetic", "all": "all three"}
+)
+_POLICY: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "lru": "LRU",
+        "fifo": "FIFO",
+        "lfu": "LFU",
+        "length_aware": "LengthAware",
+        "arc": "ARC",
+        "s3fifo": "S3-FIFO",
+        "sieve": "SIEVE",
+        "belady": "Belady's optimum",
+    }
+)
+_TABLE_1_LINES: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {"lru": ("mooncake", "-"), "lfu": ("straw_man", "--"), "length_aware": ("straw_man", ":")}
+)
+
+
+@styled
+def key_chains(keys: pd.DataFrame) -> BookFigure:
+    """Block keys of a few prompts as chains, equal keys in equal colour: rows of `key_table` (arXiv Fig. 3)."""
+    names = list(dict.fromkeys(keys["prompt"]))
+    figure, (axes,) = new_figure(width=8, height=1.1 * len(names))
+    for row in keys.to_dict(orient="records"):
+        x, y = row["position"], -names.index(row["prompt"])
+        colour = COLOURS["mooncake_variant"] if row["shared"] else COLOURS["straw_man_light"]
+        axes.add_patch(Rectangle((x + 0.04, y - 0.3), 0.8, 0.6, facecolor=colour, edgecolor="none"))
+        axes.text(x + 0.44, y, f"{row['tokens']}\n{row['key']}", ha="center", va="center", fontsize="small")
+        if x:
+            axes.annotate(
+                "", (x + 0.04, y), (x - 0.16, y), arrowprops={"arrowstyle": "->", "color": COLOURS["optimum"]}
+            )
+    axes.set(xlim=(-0.1, keys["position"].max() + 1), ylim=(0.5 - len(names), 0.5), xlabel="block (number)")
+    axes.set_xticks([position + 0.44 for position in sorted(set(keys["position"]))], sorted(set(keys["position"])))
+    axes.set_yticks([-i for i in range(len(names))], names)
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+    return figure
+
+
+@styled
+def table_1(rates: pd.DataFrame, paper: pd.DataFrame, policies: Mapping[str, str]) -> BookFigure:
+    """Hit rates by capacity of the three policies of arXiv Table 1, one panel a workload.
+
+    Args:
+        rates: rows of `PolicyHitRates`; an absent capacity is unlimited.
+        paper: the curve of arXiv Table 1, drawn in the first panel, whose workload is nearest.
+        policies: the paper's names of the policies to ours.
+    """
+    workloads = list(dict.fromkeys(rates["workload"]))
+    sizes = sorted(set(_sizes(rates["capacity_blocks"].tolist())))
+    figure, axes = new_figure(1, len(workloads), width=9.5, sharey=True)
+    for panel, workload in zip(axes, workloads, strict=True):
+        for policy, table in rates[rates["workload"] == workload].groupby("policy", sort=False):
+            colour, line = _TABLE_1_LINES[str(policy)]
+            at = [sizes.index(size) for size in _sizes(table["capacity_blocks"].tolist())]
+            label = f"{_POLICY[str(policy)]}, {_LABEL[str(workload)]}"
+            panel.plot(at, table["prefix_hit_rate"], line, color=COLOURS[colour], label=label)
+        panel.set_xticks(range(len(sizes)), [_blocks(size) for size in sizes])
+        panel.set(ylim=(0, 0.65), xlabel="capacity (blocks)")
+    for series in policies:
+        points = paper[paper["series"] == series]
+        paper_points(axes[0], [sizes.index(x) for x in points["x"]], points["y"], "arXiv Table 1, its own trace")
+    axes[0].set_ylabel("prefix hit rate (fraction of blocks)")
+    for panel in axes:
+        _legend_once(panel, loc="lower right")
+    _origin(figure, rates)
+    return figure
+
+
+@styled
+def capacity(points: pd.DataFrame, node_tokens: int) -> BookFigure:
+    """Prefix hit rate by capacity beside FAST'25 Fig. 9: rows of `beside_fig_9`, and one node's tokens."""
+    figure, (axes,) = new_figure(width=8, height=4.8)
+    for workload, table in points.groupby("workload", sort=False):
+        name, origin = str(workload), table["origin"].iloc[0]
+        axes.plot(
+            table["capacity_tokens"], table["hit_rate"], color=COLOURS[name], label=f"{_LABEL[name]} ({origin})"
+        )
+        paper_points(axes, table["capacity_tokens"], table["paper"], "FAST'25 Fig. 9")
+    axes.axvline(node_tokens, color=COLOURS["dram"], linestyle=(0, (4, 3)), linewidth=1.2)
+    axes.annotate(
+        f"DRAM of one node, {node_tokens / 1e6:g}M tokens",
+        (node_tokens, 0.98),
+        xycoords=("data", "axes fraction"),
+        xytext=(-4, 0),
+        textcoords="offset points",
+        ha="right",
+        va="top",
+        color=COLOURS["dram"],
+        fontsize="small",
+    )
+    axes.set(xscale="log", ylim=(0, 0.7), xlabel="cache capacity (tokens)", ylabel="hit rate (fraction of tokens)")
+    _legend_once(axes, loc="upper left", bbox_to_anchor=(0, 0.92))
+    _origin(figure, points)
+    return figure
+
+
+@styled
+def optimum(rates: pd.DataFrame) -> BookFigure:
+    """Every policy against Belady's optimum: rows of `PolicyHitRates`, one panel a workload and capacity."""
+    workloads = set(rates["workload"])
+    sizes = set(rates["capacity_blocks"])
+    figure, axes = new_figure(len(workloads), len(sizes), width=10, height=5.6, sharey=True, sharex="row")
+    panels = iter(axes)
+    for _, ours in rates.groupby("workload", sort=False):
+        widest = max(ours["prefix_hit_rate"].tolist())
+        for _, same_size in ours.groupby("capacity_blocks"):
+            _against_best(next(panels), same_size, widest)
+    for panel in axes[-len(sizes) :]:
+        panel.set_xlabel("prefix hit rate (fraction)")
+    axes[0].invert_yaxis()
+    _origin(figure, rates)
+    return figure
+
+
+def _against_best(panel: Axes, rates: pd.DataFrame, widest: float) -> None:
+    found: dict[str, float] = dict(zip(rates["policy"].tolist(), rates["prefix_hit_rate"].tolist(), strict=True))
+    best = found.pop("belady")
+    colours = [COLOURS["mooncake" if policy == "lru" else "straw_man_light"] for policy in found]
+    panel.barh([_POLICY[policy] for policy in found], list(found.values()), color=colours)
+    panel.axvline(best, color=COLOURS["optimum"], linewidth=2)
+    panel.annotate(
+        f"{best:.2f}", (best, -0.65), xytext=(3, 0), textcoords="offset points", va="center", fontsize="small"
+    )
+    workload, size = rates["workload"].iloc[0], rates["capacity_blocks"].iloc[0]
+    panel.set_title(f"{_LABEL[workload]}, {size:,.0f} blocks", fontsize="small", pad=14)
+    panel.set_xlim(0, 1.15 * widest)
+
+
+@styled
+def live(blocks: pd.DataFrame, needs: pd.DataFrame) -> BookFigure:
+    """Why the optimum needs so little: rows of `LiveBlocks` left, rows of `LRUNeeds` right."""
+    figure, (left, right) = new_figure(1, 2, width=9.5)
+    for workload, table in blocks.groupby("workload", sort=False):
+        name, minutes = str(workload), table["at_s"] / 60
+        left.plot(minutes, table["seen_blocks"], "--", color=COLOURS[name], label=f"{_LABEL[name]}: seen so far")
+        left.plot(minutes, table["live_blocks"], color=COLOURS[name], label=f"{_LABEL[name]}: will be used again")
+        enough = int(table["peak_live_blocks"].iloc[0]) + 1
+        label = f"{_LABEL[name]}: {enough:,} do for the optimum"
+        right.axvline(enough, color=COLOURS[name], linestyle=(0, (4, 3)), linewidth=1.2, label=label)
+    for workload, table in needs.groupby("workload", sort=False):
+        right.plot(
+            table["capacity_blocks"],
+            table["percent"],
+            color=COLOURS[str(workload)],
+            label=f"{_LABEL[str(workload)]}: LRU",
+        )
+    left.set(yscale="log", ylim=(100, None), xlabel="time (min)", ylabel="blocks (count)")
+    right.set(xscale="log", ylim=(0, 102), xlabel="capacity (blocks)", ylabel="share of all possible hits (%)")
+    left.legend(fontsize="small", loc="lower center")
+    right.legend(fontsize="small", loc="upper left")
+    _origin(figure, blocks)
+    return figure
+
+
+def _sizes(capacities: Iterable[float]) -> list[float]:
+    """Capacities in blocks; an absent one is unlimited."""
+    return [float("inf") if math.isnan(size) else size for size in capacities]
+
+
+def _blocks(size: float) -> str:
+    return "unlimited" if size == float("inf") else f"{size / 1000:g}k"
+
+
+def _legend_once(axes: Axes, **where: Any) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    unique = dict(zip(labels, handles, strict=True))
+    axes.legend(unique.values(), unique.keys(), fontsize="small", **where)
+
+
+def _origin(figure: BookFigure, rows: pd.DataFrame) -> None:
+    single = rows[rows["workload"] != "all"]  # the merged trace would name the others once more
+    footer(figure, "replayed: " + "; ".join(dict.fromkeys(single["source"].tolist())))
