@@ -80,7 +80,7 @@ class KVCache:
 
 
 def _zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """Zeros, since what a mask hides may be anything but NaN; on CPU, memory that is not there until it is used."""
+    """Zeros, since what a mask hides may not be NaN; on CPU, memory that is not there until used."""
     if device.type != "cpu":
         return torch.zeros(shape, device=device, dtype=dtype)
     raw = np.zeros((*shape[:-1], shape[-1] * dtype.itemsize), dtype=np.uint8)

@@ -213,13 +213,15 @@ class Engine:
                 f"prompt and new tokens make {longest} tokens of KVCache; this engine's holds {self.blocks * size}"
             )
         vocabulary = self.runner.model.config.vocabulary
-        if not (0 <= min(request.prompt) and max(request.prompt) < vocabulary):
+        if not (min(request.prompt) >= 0 and max(request.prompt) < vocabulary):
             raise ValueError(
                 f"the prompt holds tokens {min(request.prompt)} to {max(request.prompt)};"
                 f" the model knows 0 to {vocabulary - 1}"
             )
         if len(generated) >= request.max_new_tokens:
-            raise ValueError(f"{len(generated)} tokens are generated already; allowed are {request.max_new_tokens}")
+            raise ValueError(
+                f"{len(generated)} tokens are generated already; allowed are {request.max_new_tokens}"
+            )
 
 
 def _tell(schedule: Schedule) -> None:

@@ -33,6 +33,20 @@ class Span:
     cached: int
 
 
+@dataclass(frozen=True, slots=True)
+class SpanContext:
+    """Where the contexts of all spans lie, one after the other, as flash attention over packed requests wants it."""
+
+    slots: torch.Tensor
+    """int64 (context tokens,): `block * block_size + offset` of every token the spans attend to."""
+    query_starts: torch.Tensor
+    """int32 (spans + 1,): rows at which spans begin, counted from the first of them."""
+    context_starts: torch.Tensor
+    """int32 (spans + 1,): the same for their contexts."""
+    longest_query: int
+    longest_context: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedBatch:
     """Tensors of one iteration on the device that runs it; single-token pieces come first."""
@@ -53,8 +67,8 @@ class PackedBatch:
     """The longer pieces."""
     logit_rows: torch.Tensor
     """int64 (emitting pieces,): rows whose logits are wanted, in the order of the pieces that were given."""
-    longest: int
-    """Longest context (tokens)."""
+    context: SpanContext | None
+    """Of the spans; None where there are none."""
 
 
 def pack(pieces: Sequence[Piece], block_size_tokens: int, device: torch.device) -> PackedBatch:
@@ -81,7 +95,31 @@ def pack(pieces: Sequence[Piece], block_size_tokens: int, device: torch.device) 
             for place in range(singles, len(order))
         ),
         logit_rows=_on(np.array([last_row[i] for i, p in enumerate(pieces) if p.emits], dtype=np.int64), device),
-        longest=int((cached + counts).max()),
+        context=_context(tables[singles:], cached[singles:], counts[singles:], block_size_tokens, device),
+    )
+
+
+def _context(
+    tables: npt.NDArray[np.int32],
+    cached: npt.NDArray[np.int64],
+    counts: npt.NDArray[np.int64],
+    block_size_tokens: int,
+    device: torch.device,
+) -> SpanContext | None:
+    if not len(tables):
+        return None
+    lengths = cached + counts
+    starts = np.concatenate(([0], np.cumsum(lengths)))
+    rows = np.repeat(np.arange(len(tables)), lengths)
+    positions = np.arange(starts[-1]) - starts[rows]
+    slots = tables[rows, positions // block_size_tokens].astype(np.int64) * block_size_tokens
+    query_starts = np.concatenate(([0], np.cumsum(counts)))
+    return SpanContext(
+        slots=_on(slots + positions % block_size_tokens, device),
+        query_starts=_on(query_starts.astype(np.int32), device),
+        context_starts=_on(starts.astype(np.int32), device),
+        longest_query=int(counts.max()),
+        longest_context=int(lengths.max()),
     )
 
 

@@ -85,7 +85,9 @@ class PrefillEngine:
         """One iteration; the prefills that ended."""
         return [self._result(output) for output in self.engine.step() if output.finish_reason != "cancelled"]
 
-    def prefill(self, prompt: Prompt, *, prefix: Sequence[KVSpan] = (), sampling: Sampling = GREEDY) -> PrefillResult:
+    def prefill(
+        self, prompt: Prompt, *, prefix: Sequence[KVSpan] = (), sampling: Sampling = GREEDY
+    ) -> PrefillResult:
         """Prefill one prompt; others that were waiting advance too.
 
         Raises:
@@ -138,7 +140,7 @@ class DecodeEngine:
         covered = sum(span.tokens for span in kv)
         if covered != len(request.prompt):
             raise ValueError(
-                f"KVCache of {covered} tokens is given for a prompt of {len(request.prompt)}; decode needs all of it"
+                f"KVCache of {covered} tokens for a prompt of {len(request.prompt)} is given; decode needs all of it"
             )
         return self.engine.submit(request, kv=kv, generated=(first_token,))
 

@@ -56,9 +56,13 @@ class ModelRunner:
         tokens = 0
         for span in spans:
             if span.fingerprint != self.fingerprint:
-                raise ValueError("this KVCache was made by another model or type of numbers; it cannot be used here")
+                raise ValueError(
+                    "this KVCache was made by another model or type of numbers; it cannot be used here"
+                )
             if span.start != tokens:
-                raise ValueError(f"KVCache from position {span.start} on follows {tokens} tokens; no gap is allowed")
+                raise ValueError(
+                    f"KVCache from position {span.start} on follows {tokens} tokens; no gap is allowed"
+                )
             tokens += span.tokens
         return tokens
 

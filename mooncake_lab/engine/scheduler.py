@@ -81,9 +81,7 @@ class Scheduler:
         self._push_out(plan, requests)
         work = tuple((requests[segment.request_id], segment) for segment in plan.segments)
         self._take_in(work)
-        return Schedule(
-            plan=plan, waiting=waiting, running=running, limits=limits, work=work, rejected=rejected
-        )
+        return Schedule(plan=plan, waiting=waiting, running=running, limits=limits, work=work, rejected=rejected)
 
     def computed(self, request: RunningRequest, new_tokens: int) -> None:
         """Count new tokens as cached, and let others find the blocks they filled."""
@@ -120,7 +118,9 @@ class Scheduler:
     def _seen_running(self, request: RunningRequest, wanted: set[int]) -> Progress:
         """A running request as the policy sees it; a block that a waiting one counts on will not become free."""
         holders = self.allocator.holders
-        shared = sum(block in wanted or holders(block) > 1 for block in request.blocks[: request.published].tolist())
+        shared = sum(
+            block in wanted or holders(block) > 1 for block in request.blocks[: request.published].tolist()
+        )
         return _progress(request, request.cached, request.held, shared)
 
     def _push_out(self, plan: Plan, requests: dict[int, RunningRequest]) -> None:

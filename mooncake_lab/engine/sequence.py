@@ -40,7 +40,7 @@ class GenerationRequest:
     def __post_init__(self) -> None:
         if len(self.prompt) < 1 or self.max_new_tokens < 1:
             raise ValueError(
-                f"a prompt of {len(self.prompt)} tokens and {self.max_new_tokens} new ones; each must be at least 1"
+                f"a prompt of {len(self.prompt)} tokens and {self.max_new_tokens} new; each must be at least 1"
             )
 
 
@@ -132,7 +132,9 @@ class RunningRequest:
         )
 
 
-def enter(request_id: int, request: GenerationRequest, submitted_s: float, block_size_tokens: int) -> RunningRequest:
+def enter(
+    request_id: int, request: GenerationRequest, submitted_s: float, block_size_tokens: int
+) -> RunningRequest:
     """A request as it enters an engine."""
     longest = len(request.prompt) + request.max_new_tokens
     tokens = np.zeros(longest, dtype=np.int32)

@@ -39,9 +39,7 @@ class EngineSettings:
             raise ValueError(f"{self} has a limit below 1")
 
 
-def cache_blocks(
-    settings: EngineSettings, config: LlamaConfig, device: torch.device, dtype: torch.dtype
-) -> int:
+def cache_blocks(settings: EngineSettings, config: LlamaConfig, device: torch.device, dtype: torch.dtype) -> int:
     """How many blocks an engine's KVCache has.
 
     Raises:

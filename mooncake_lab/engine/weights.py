@@ -118,7 +118,7 @@ def _layer(config: LlamaConfig, index: int, place: Callable[..., torch.Tensor]) 
     def fused(part: str, *names: str, suffix: str = "weight") -> torch.Tensor:
         return place(*(f"model.layers.{index}.{part}{name}.{suffix}" for name in names))
 
-    def bias(wanted: bool, part: str, *names: str) -> torch.Tensor | None:  # noqa: FBT001  # data, not a switch
+    def bias(wanted: bool, part: str, *names: str) -> torch.Tensor | None:  # data, not a switch
         return fused(part, *names, suffix="bias") if wanted else None
 
     attention, mlp = "self_attn.", "mlp."
@@ -171,7 +171,7 @@ def _files(directory: Path) -> Mapping[str, Path]:
     single = directory / "model.safetensors"
     if not single.is_file():
         raise FileNotFoundError(
-            f"{directory} has neither model.safetensors nor model.safetensors.index.json; pickled weights are not read"
+            f"{directory} has neither model.safetensors nor its index; pickled weights are not read"
         )
     with safe_open(single, framework="pt") as file:
         return dict.fromkeys(file.keys(), single)

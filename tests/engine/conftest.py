@@ -120,7 +120,7 @@ def model(small):
 
 @pytest.fixture(scope="session")
 def prompts():
-    """Makes prompts: `prompts(seed, count, longest=60, common=0)`, random, beginning with `common` equal tokens."""
+    """Makes random prompts, `prompts(seed, count, longest=60, common=0)`: `common` equal tokens, then others."""
 
     def some(seed, count, longest=60, common=0):
         rng = np.random.default_rng(seed)

@@ -87,7 +87,10 @@ class TestRefusing:
     @pytest.mark.parametrize(
         ("request_", "message"),
         [
-            (GenerationRequest(prompt=[1] * 300, max_new_tokens=40), "339 tokens of KVCache; this engine's holds 320"),
+            (
+                GenerationRequest(prompt=[1] * 300, max_new_tokens=40),
+                "339 tokens of KVCache; this engine's holds 320",
+            ),
             (GenerationRequest(prompt=[1] * 1000, max_new_tokens=40), "the model's window here is 1024"),
             (GenerationRequest(prompt=[1, 61]), "the prompt holds tokens 1 to 61"),
             (GenerationRequest(prompt=[-1, 3]), "the prompt holds tokens -1 to 3"),
@@ -106,7 +109,7 @@ class TestRefusing:
         assert (len(output.tokens), output.finish_reason) == (40, "length")
 
     def test_what_a_policy_can_never_serve_ends_rejected(self, model, prompts):
-        """Orca computes whole prompts: one wider than an iteration is rejected with its reason, the rest served."""
+        """Orca computes whole prompts: one wider than an iteration is rejected with its reason, others run."""
         outputs = CoupledEngine(model, Orca(), ROOM).generate([[1] * 100, *prompts(0, 2)])
         assert [output.finish_reason for output in outputs] == ["rejected", "length", "length"]
         assert "100 tokens of its prompt" in outputs[0].error
@@ -162,7 +165,9 @@ class TestLog:
         )
         rng = np.random.default_rng(0)
         for _ in range(5):
-            engine.generate([rng.integers(0, 61, rng.integers(1, 20)).tolist() for _ in range(100)], max_new_tokens=2)
+            engine.generate(
+                [rng.integers(0, 61, rng.integers(1, 20)).tolist() for _ in range(100)], max_new_tokens=2
+            )
             engine.engine.check()
         assert engine.engine.allocator.available == 64
         assert not engine.engine.log

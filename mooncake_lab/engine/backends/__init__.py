@@ -4,8 +4,8 @@ import importlib.util
 
 import torch
 
-from mooncake_lab.engine.backends.cpu_linear import cpu_linear, plain_linear, prepacked_linear
 from mooncake_lab.engine.backends.dense import DenseBackend
+from mooncake_lab.engine.backends.linear import cpu_linear, plain_linear, prepacked_linear
 from mooncake_lab.engine.backends.protocol import Backend, Linear
 
 __all__ = ["Backend", "DenseBackend", "Linear", "choose_backend", "cpu_linear", "plain_linear", "prepacked_linear"]

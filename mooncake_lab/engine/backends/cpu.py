@@ -1,14 +1,15 @@
 """CPU: prepacked linears, compiled kernels between them, torch's flash attention for prefill."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from mooncake_lab.engine.backends import cpu_kernels as kernels
-from mooncake_lab.engine.backends.cpu_linear import cpu_linear
 from mooncake_lab.engine.backends.dense import gather
+from mooncake_lab.engine.backends.linear import cpu_linear
 from mooncake_lab.engine.backends.protocol import Linear
 from mooncake_lab.engine.config import LlamaConfig
 from mooncake_lab.engine.kvcache import LayerCache
@@ -68,7 +69,7 @@ class CpuBackend:
         return torch.cat([down(_activate(gate_up(rows))) for rows in normed.split(_FFN_ROWS)])
 
 
-def view(tensor: torch.Tensor) -> npt.NDArray[np.generic]:
+def view(tensor: torch.Tensor) -> npt.NDArray[Any]:
     """The same memory for numba, which knows bfloat16 only by its bits."""
     return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 

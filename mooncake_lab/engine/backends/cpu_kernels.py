@@ -4,11 +4,22 @@ One launch each instead of five to ten torch operators: at small batches the lau
 costs. Numbers are float32, or bfloat16 as uint16 (its upper half), widened on load and rounded on store.
 The kernels compile on first use and are cached beside this file.
 """
-# pyright: basic  # numba's decorators and overloads are untyped
+
+# numba's decorators and overloads are untyped
+# pyright: basic
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from numba import njit, prange, types
 from numba.extending import overload, register_jitable
+
+Stored: TypeAlias = npt.NDArray[Any]
+"""Numbers of the model's type, bfloat16 as uint16."""
+Floats: TypeAlias = npt.NDArray[np.float32]
+Ints: TypeAlias = npt.NDArray[np.integer]
 
 _LOWEST = np.float32(-1e30)
 """Below any score; infinity would not survive fast arithmetic."""
@@ -16,29 +27,29 @@ _TOKENS_A_TILE = 64
 """Context tokens between two updates of a running softmax."""
 
 
-def widen(number):  # noqa: ANN001, ANN201  # typed by numba
+def widen(number: Any) -> Any:
     """A stored number as float32."""
     raise NotImplementedError(number)
 
 
-def narrow(number, like):  # noqa: ANN001, ANN201  # typed by numba
+def narrow(number: Any, like: Any) -> Any:
     """A float32 as it is stored in an array whose elements are `like`."""
     raise NotImplementedError(number, like)
 
 
 @overload(widen, inline="always")
-def _widen(number):  # noqa: ANN001, ANN202  # typed by numba
+def _widen(number: types.Type) -> Callable[..., Any]:
     if isinstance(number, types.Float):
         return lambda number: number
     return lambda number: np.uint32(np.uint32(number) << np.uint32(16)).view(np.float32)
 
 
 @overload(narrow, inline="always")
-def _narrow(number, like):  # noqa: ANN001, ANN202  # typed by numba
+def _narrow(number: types.Type, like: types.Type) -> Callable[..., Any]:  # noqa: ARG001  # numba needs the names
     if isinstance(like, types.Float):
-        return lambda number, like: number  # noqa: ARG005  # numba needs the same names
+        return lambda number, like: number  # noqa: ARG005  # likewise  # noqa: ARG005  # numba needs the same names
 
-    def rounded(number, like):  # noqa: ANN001, ANN202, ARG001  # likewise
+    def rounded(number: Any, like: Any) -> Any:  # noqa: ARG001  # likewise
         bits = np.float32(number).view(np.uint32)  # to the nearest, ties to even
         return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
 
@@ -46,7 +57,7 @@ def _narrow(number, like):  # noqa: ANN001, ANN202  # typed by numba
 
 
 @register_jitable
-def _exp(x):  # noqa: ANN001, ANN202  # typed by numba
+def _exp(x: Any) -> Any:
     """`exp(x)` for x <= 0 to 2e-7, without a call, so that loops over it vectorise."""
     x = max(x, np.float32(-87.0))
     whole = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
@@ -61,7 +72,9 @@ def _exp(x):  # noqa: ANN001, ANN202  # typed by numba
 
 
 @njit(parallel=True, fastmath=True, nogil=True, cache=True)
-def add_norm(hidden, update, weight, epsilon, add, normed):  # noqa: ANN001, ANN201, PLR0917  # typed by numba
+def add_norm(
+    hidden: Stored, update: Stored, weight: Stored, epsilon: np.float32, add: bool, normed: Stored
+) -> None:
     """`hidden += update` if `add`; `normed = rms_norm(hidden) * weight`. Arrays (tokens, width)."""
     tokens, width = hidden.shape
     for row in prange(tokens):
@@ -80,7 +93,16 @@ def add_norm(hidden, update, weight, epsilon, add, normed):  # noqa: ANN001, ANN
 
 
 @njit(parallel=True, fastmath=True, nogil=True, cache=True)
-def rotate_and_store(qkv, cosines, sines, positions, slots, keys, values, query):  # noqa: ANN001, ANN201, PLR0917
+def rotate_and_store(
+    qkv: Stored,
+    cosines: Floats,
+    sines: Floats,
+    positions: Ints,
+    slots: Ints,
+    keys: Stored,
+    values: Stored,
+    query: Stored,
+) -> None:
     """Rotated queries to `query` (tokens, heads, width); keys and values to their slots in the cache."""
     tokens, query_heads, width = query.shape
     kv_heads, size = keys.shape[1], keys.shape[2]
@@ -106,7 +128,7 @@ def rotate_and_store(qkv, cosines, sines, positions, slots, keys, values, query)
 
 
 @njit(parallel=True, fastmath=True, nogil=True, cache=True)
-def silu_and_multiply(gate_up, out):  # noqa: ANN001, ANN201  # typed by numba
+def silu_and_multiply(gate_up: Stored, out: Stored) -> None:
     """`out = silu(gate) * up`, arrays (tokens, 2 * width) and (tokens, width)."""
     tokens, width = out.shape
     for row in prange(tokens):
@@ -119,7 +141,7 @@ def silu_and_multiply(gate_up, out):  # noqa: ANN001, ANN201  # typed by numba
 
 
 @njit(parallel=True, fastmath=True, nogil=True, cache=True)
-def paged_decode(query, keys, values, tables, lengths, out):  # noqa: ANN001, ANN201, PLR0917  # typed by numba
+def paged_decode(query: Stored, keys: Stored, values: Stored, tables: Ints, lengths: Ints, out: Stored) -> None:
     """Each row of `query` (rows, heads, width) attends to its whole context in the paged cache."""
     rows, kv_heads = len(out), keys.shape[1]
     for item in prange(rows * kv_heads):
@@ -128,7 +150,9 @@ def paged_decode(query, keys, values, tables, lengths, out):  # noqa: ANN001, AN
 
 
 @njit(fastmath=True, nogil=True, cache=True)
-def _decode_head(row, head, query, keys, values, tables, lengths, out):  # noqa: ANN001, ANN202, PLR0917
+def _decode_head(  # noqa: C901  # loops, one in the other
+    row: int, head: int, query: Stored, keys: Stored, values: Stored, tables: Ints, lengths: Ints, out: Stored
+) -> None:
     """The queries of one KV head of one row: an online softmax over tiles of the context."""
     width, size, length = query.shape[2], keys.shape[2], lengths[row]
     group = query.shape[1] // keys.shape[1]
@@ -161,7 +185,7 @@ def _decode_head(row, head, query, keys, values, tables, lengths, out):  # noqa:
 
 
 @njit(fastmath=True, nogil=True, cache=True)
-def _soften(scores, tile, peak, total, mixed):  # noqa: ANN001, ANN202  # typed by numba
+def _soften(scores: Floats, tile: int, peak: Floats, total: Floats, mixed: Floats) -> None:
     """Turn a tile of scores into weights, and scale what was summed so far to the new peak."""
     for g in range(len(scores)):
         highest = peak[g]

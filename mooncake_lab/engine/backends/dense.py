@@ -1,8 +1,9 @@
 """The reference: every operation as plain torch, attention as a full score matrix a request. Any device."""
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own spelling
-from dataclasses import dataclass
 
 from mooncake_lab.engine.backends.protocol import Linear
 from mooncake_lab.engine.config import LlamaConfig

@@ -35,7 +35,7 @@ class Backend(Protocol):
     def rotate_and_store(
         self, qkv: torch.Tensor, rope: Rope, batch: PackedBatch, cache: LayerCache, config: LlamaConfig
     ) -> torch.Tensor:
-        """Rotate queries and keys, write keys and values into the cache; queries (tokens, query_heads, head_width)."""
+        """Rotate and store keys, store values; the rotated queries, (tokens, query_heads, head_width)."""
         ...
 
     def attend(self, query: torch.Tensor, batch: PackedBatch, cache: LayerCache) -> torch.Tensor:

@@ -42,4 +42,6 @@ def prepacked_linear_available(dtype: torch.dtype) -> bool:
         packed = prepacked_linear(weight, None)(inputs)
     except (AttributeError, RuntimeError, NotImplementedError):
         return False
-    return torch.allclose(packed, plain_linear(weight, None)(inputs), atol=1e-5 if dtype == torch.float32 else 1e-1)
+    return torch.allclose(
+        packed, plain_linear(weight, None)(inputs), atol=1e-5 if dtype == torch.float32 else 1e-1
+    )
