@@ -37,8 +37,9 @@ class Machine:
     """Year, month and day, UTC."""
 
     def __str__(self) -> str:
-        threads = f", {self.threads} threads of {self.cores} cores" if self.device == "cpu" else ""
-        return f"{self.processor}{threads}, torch {self.torch_version}, {self.date}"
+        plural = "" if self.threads == 1 else "s"
+        share = f", {self.threads} thread{plural} on {self.cores} cores" if self.device == "cpu" else ""
+        return f"{self.processor}{share}, torch {self.torch_version}, {self.date}"
 
 
 def describe_machine(device: str = "cpu") -> Machine:

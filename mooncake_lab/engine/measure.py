@@ -11,9 +11,11 @@ import copy
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, Literal
 
 import msgspec
@@ -25,6 +27,11 @@ from mooncake_lab.engine.reference import Clock, Prefilled, ReferenceEngine, Tok
 from mooncake_lab.perf import Hardware, ModelShape, model_shape
 
 Stage = Literal["prefill", "decode"]
+ClockName = Literal["wall", "processor"]
+
+_CLOCKS: Final[Mapping[ClockName, Clock]] = MappingProxyType(
+    {"wall": time.perf_counter, "processor": time.process_time}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +49,11 @@ class StagePlan:
     rounds: int = 5
     steps: int = 4
     """Decode steps a round; each starts from the same context."""
+    threads: int | None = None
+    """Threads that torch computes with; None leaves what is set. On a shared machine 1 is the steadiest."""
+    clock: ClockName = "wall"
+    """`processor` counts only the seconds this process computes, so neighbours on a busy machine do not
+    count; it needs exactly one thread, and no device that computes by itself."""
     budget_s: float = 60.0
     """No new round begins later than this; one to warm up and one to count there always are."""
 
@@ -51,11 +63,17 @@ class StagePlan:
             *(n for point in self.decode_points for n in point),
             self.rounds,
             self.steps,
+            self.threads or 1,
         )
         if min(numbers) < 1:
             raise ValueError(f"a stage plan has {min(numbers)} among its numbers; all must be at least 1")
         if not self.budget_s > 0:
             raise ValueError(f"a stage plan has a budget of {self.budget_s!r} s; it must be positive")
+        if self.clock == "processor" and self.threads != 1:
+            raise ValueError(
+                f"a stage plan reads the processor's clock with {self.threads} threads, which adds up the seconds"
+                " of all; allowed is 1"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +97,7 @@ class StageMeasurement:
     model: str
     bytes_per_element: int
     seed: int
+    clock: ClockName
     machine: Machine
     hardware: Hardware
     times: tuple[StageTime, ...]
@@ -90,20 +109,47 @@ class StageMeasurement:
 
 
 def measure_stages(
-    shape: ModelShape, plan: StagePlan, *, seed: int = 0, device: str = "cpu", clock: Clock = time.perf_counter
+    shape: ModelShape, plan: StagePlan, *, seed: int = 0, device: str = "cpu", clock: Clock | None = None
 ) -> StageMeasurement:
-    """Measure a random model of this shape on this machine; the peaks first and last, the better of each kept."""
-    before = measure_peaks(device, clock=clock)
-    engine = ReferenceEngine(shape, seed=seed, device=device, clock=clock)
-    samples = _samples(engine, plan, seed, clock)
-    return StageMeasurement(
-        model=shape.name,
-        bytes_per_element=shape.bytes_per_element,
-        seed=seed,
-        machine=describe_machine(device),
-        hardware=_better(before, measure_peaks(device, clock=clock)),
-        times=tuple(_summary(*point, seconds) for point, seconds in samples.items()),
-    )
+    """Measure a random model of this shape on this machine; the peaks first and last, the better of each kept.
+
+    Args:
+        shape: of the model.
+        plan: what to measure.
+        seed: of weights and prompt.
+        device: `cpu` or `cuda`.
+        clock: another source of seconds than the one the plan names.
+
+    Raises:
+        ValueError: when the plan reads the processor's clock and the device computes by itself.
+    """
+    if plan.clock == "processor" and device != "cpu":
+        raise ValueError(f"a stage plan reads the processor's clock on device {device!r}; allowed is cpu")
+    clock = clock or _CLOCKS[plan.clock]
+    with computing_threads(plan.threads):
+        before = measure_peaks(device, clock=clock)
+        engine = ReferenceEngine(shape, seed=seed, device=device, clock=clock)
+        samples = _samples(engine, plan, seed, clock)
+        return StageMeasurement(
+            model=shape.name,
+            bytes_per_element=shape.bytes_per_element,
+            seed=seed,
+            clock=plan.clock,
+            machine=describe_machine(device),
+            hardware=_better(before, measure_peaks(device, clock=clock)),
+            times=tuple(_summary(*point, seconds) for point, seconds in samples.items()),
+        )
+
+
+@contextmanager
+def computing_threads(threads: int | None) -> Generator[None]:
+    """Let torch compute with so many threads for a while; None changes nothing."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _samples(
@@ -191,9 +237,9 @@ def read_measurement(path: Path) -> StageMeasurement:
 
 DEFAULT_PLAN: Final = StagePlan(
     prefill_tokens=(128, 256, 512, 1024, 2048),
-    decode_points=((1, 512), (2, 512), (4, 512), (8, 512), (16, 512), (1, 128), (1, 2048), (8, 128), (8, 1024)),
+    decode_points=tuple((batch, context) for context in (256, 1024) for batch in (1, 2, 4, 8, 16)),
 )
-"""About half a minute for `lab-30m` on two cores."""
+"""About half a minute for `lab-30m` on two idle cores."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -205,10 +251,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu"
     )
     parser.add_argument("--rounds", type=int, default=DEFAULT_PLAN.rounds, help="repetitions of every point")
+    parser.add_argument("--threads", type=int, help="that torch computes with (default: as many as it likes)")
+    parser.add_argument(
+        "--clock", choices=("wall", "processor"), default="wall", help="processor needs --threads 1"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of weights and prompts")
     parser.add_argument("--output", type=Path, help="JSON file to write; without it the result is shown")
     chosen = parser.parse_args(arguments)
-    plan = replace(DEFAULT_PLAN, rounds=chosen.rounds)
+    plan = replace(DEFAULT_PLAN, rounds=chosen.rounds, threads=chosen.threads, clock=chosen.clock)
     measured = measure_stages(model_shape(chosen.model), plan, seed=chosen.seed, device=chosen.device)
     if chosen.output:
         write_measurement(chosen.output, measured)

@@ -4,10 +4,17 @@ import dataclasses
 import json
 
 import pytest
+import torch
 
-from mooncake_lab.engine import describe_machine, measure_peaks
-from mooncake_lab.engine.machine import processor_name
-from mooncake_lab.engine.measure import StagePlan, main, measure_stages, read_measurement, write_measurement
+from mooncake_lab.engine.machine import describe_machine, measure_peaks, processor_name
+from mooncake_lab.engine.measure import (
+    StagePlan,
+    computing_threads,
+    main,
+    measure_stages,
+    read_measurement,
+    write_measurement,
+)
 from mooncake_lab.perf import model_shape
 
 TINY = model_shape("lab-tiny")
@@ -61,6 +68,22 @@ def test_machine_and_peaks_are_told(measured):
     assert measured.hardware.flops_per_s(measured.dtype) > 0
 
 
+def test_the_processors_clock_is_for_the_cpu_alone():
+    """Where a device computes by itself, the seconds of this process say nothing and are refused."""
+    with pytest.raises(ValueError, match="'cuda'"):
+        measure_stages(TINY, dataclasses.replace(PLAN, threads=1, clock="processor"), device="cuda")
+
+
+def test_threads_are_set_for_the_measurement_and_put_back(measured):
+    """The machine reports the threads asked for, and torch has its own again afterwards."""
+    before = torch.get_num_threads()
+    with computing_threads(1):
+        assert describe_machine().threads == 1
+        with computing_threads(None):
+            assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == before == measured.machine.threads
+
+
 def test_peaks_are_work_over_the_best_time():
     """With a clock that always ticks one second, the rates are the work itself."""
     seconds = iter(range(1000))
@@ -98,7 +121,8 @@ def test_the_command_says_how_it_is_used(capsys):
 
 
 @pytest.mark.parametrize(
-    "bad", [{"rounds": 0}, {"prefill_tokens": (0,)}, {"decode_points": ((0, 5),)}, {"budget_s": 0.0}]
+    "bad",
+    [{"rounds": 0}, {"threads": -1}, {"clock": "processor"}, {"prefill_tokens": (0,)}, {"budget_s": 0.0}],
 )
 def test_impossible_plans_are_refused(bad):
     """A plan without rounds, tokens, requests or time is an error."""

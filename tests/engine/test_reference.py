@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from mooncake_lab.engine import ReferenceEngine, llama_config
+from mooncake_lab.engine.reference import ReferenceEngine, llama_config
 from mooncake_lab.perf import MODELS, model_shape
 
 TINY = model_shape("lab-tiny")
