@@ -1,6 +1,7 @@
 """`mooncake-lab cache`: what it prints, and how it fails."""
 
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -99,7 +100,7 @@ def test_a_missing_file_is_bad_usage(tmp_path):
     """A file that is not there is named."""
     result = cache(tmp_path / "nowhere.jsonl", "--capacity", "5")
     assert result.exit_code == 2
-    assert "nowhere.jsonl" in result.stderr
+    assert "nowhere.jsonl" in re.sub(r"[\s│]", "", result.stderr)  # the box breaks long paths anywhere
 
 
 def test_help_shows_an_example():
