@@ -117,7 +117,7 @@ class KVCacheCentric:
             if ttft_s < best_ttft_s:  # lines 10 and 15: strict, so the first minimum wins
                 best_ttft_s, chosen, fetches = ttft_s, i, ratio > self.balancing_threshold
         instance = view.prefill[chosen]
-        decode, tbt_s = select_decode(request, view.decode, estimate)  # line 17
+        decode, tbt_s = select_decode(request, _candidates(view, instance), estimate)  # line 17
         local = _tokens(request, instance.matched_blocks)
         reused = _tokens(request, best_blocks) if fetches else local  # lines 20-21: TransferKVCache
         return Placement(
@@ -172,11 +172,17 @@ def select_decode(
     return best, best_tbt_s
 
 
+def _candidates(view: ClusterView, prefill: PrefillView) -> tuple[DecodeView, ...]:
+    """Where a request prefilled here may decode: anywhere, or here, if the instance does both."""
+    own = [instance for instance in view.decode if instance.name == prefill.name]
+    return tuple(own) or view.decode
+
+
 def _local(request: Request, view: ClusterView, estimate: Estimator, chosen: int, reason: str) -> Placement:
     """Prefill on one instance with what it holds itself."""
     instance = view.prefill[chosen]
     reused = _tokens(request, instance.matched_blocks)
-    decode, tbt_s = select_decode(request, view.decode, estimate)
+    decode, tbt_s = select_decode(request, _candidates(view, instance), estimate)
     return Placement(
         request_id=request.id,
         prefill=instance.name,

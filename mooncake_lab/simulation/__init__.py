@@ -1,9 +1,26 @@
 """The cluster in virtual time (simpy): the same policies, stores and log as the real one."""
 
 from mooncake_lab.simulation.cluster import Cluster, ClusterSpec
+from mooncake_lab.simulation.coupled import CoupledInstance
+from mooncake_lab.simulation.coupled_cluster import CoupledCluster, CoupledSpec
 from mooncake_lab.simulation.decode import DecodeInstance
+from mooncake_lab.simulation.device_cache import DeviceCache
+from mooncake_lab.simulation.device_memory import DeviceMemory
 from mooncake_lab.simulation.network import Network
 from mooncake_lab.simulation.pool import PrefixPool
 from mooncake_lab.simulation.prefill import Job, PrefillInstance
 
-__all__ = ["Cluster", "ClusterSpec", "DecodeInstance", "Job", "Network", "PrefillInstance", "PrefixPool"]
+__all__ = [
+    "Cluster",
+    "ClusterSpec",
+    "CoupledCluster",
+    "CoupledInstance",
+    "CoupledSpec",
+    "DecodeInstance",
+    "DeviceCache",
+    "DeviceMemory",
+    "Job",
+    "Network",
+    "PrefillInstance",
+    "PrefixPool",
+]

@@ -1,8 +1,8 @@
 """The cluster in virtual time: requests arrive, the Conductor decides, instances act, the log remembers."""
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import simpy
 
@@ -10,7 +10,6 @@ from mooncake_lab.conductor import (
     AdmissionPolicy,
     AdmitAll,
     ClusterView,
-    Decision,
     DecodeView,
     Estimator,
     KVCacheCentric,
@@ -18,12 +17,11 @@ from mooncake_lab.conductor import (
     Placement,
     PlacementPolicy,
     PrefillView,
-    Rejection,
-    decide,
 )
-from mooncake_lab.core import SLO, Arrived, Moved, Placed, Record, Rejected, Request, TracedRequest
+from mooncake_lab.core import SLO, FirstToken, Moved, Record, Request, TracedRequest
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.simulation.decode import DecodeInstance
+from mooncake_lab.simulation.frontdoor import FrontDoor
 from mooncake_lab.simulation.network import Network
 from mooncake_lab.simulation.pool import PrefixPool
 from mooncake_lab.simulation.prefill import Job, PrefillInstance
@@ -44,13 +42,18 @@ class ClusterSpec:
     decode_tokens: int = 1_330_000
     """KVCache that fits into a decode node's GPU memory."""
     shared_cache: bool = False
+    """One Mooncake Store over all prefill nodes instead of a cache a node (FAST'25 §5.3)."""
     eviction: str = "lru"
+    block_size_tokens: int = 512
+    first_shown_by: Literal["decode", "prefill"] = "decode"
+    """Who shows the first token to the user: the decode instance when the KVCache is there, so that TTFT includes
+    transfer and load as in FAST'25 Fig. 14, or the prefill instance when it is computed."""
     placement: PlacementPolicy = field(default_factory=KVCacheCentric)
     admission: AdmissionPolicy = field(default_factory=AdmitAll)
     slo: SLO = field(default_factory=SLO)
 
     def __post_init__(self) -> None:
-        for name in ("prefill_nodes", "decode_nodes", "cache_tokens", "decode_tokens"):
+        for name in ("prefill_nodes", "decode_nodes", "cache_tokens", "decode_tokens", "block_size_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"ClusterSpec.{name} is {getattr(self, name)!r}; at least 1 is needed")
 
@@ -76,6 +79,7 @@ class Cluster:
             names,
             capacity_tokens=spec.cache_tokens,
             bytes_per_token=model.shape.kv_bytes_per_token,
+            block_size_tokens=spec.block_size_tokens,
             eviction=spec.eviction,
             shared=spec.shared_cache,
         )
@@ -85,10 +89,21 @@ class Cluster:
             for name in (f"decode-{i}" for i in range(spec.decode_nodes))
         }
         self._streams: dict[int, simpy.Event] = {}
+        self._door = FrontDoor(
+            env=self._env,
+            placement=spec.placement,
+            admission=spec.admission,
+            estimate=self._estimate,
+            slo=spec.slo,
+            schedule_s=model.schedule_s,
+            view=self.view,
+            place=self._place,
+            log=self.log.append,
+        )
 
     def run(self, requests: Iterable[TracedRequest], until_s: float | None = None) -> list[Record]:
         """Serve requests in order of arrival until all are done, or until the horizon; the run's log."""
-        self._env.process(self._arrivals(iter(requests)))
+        self._door.serve(requests)
         self._env.run(until=until_s)
         return self.log
 
@@ -123,44 +138,8 @@ class Cluster:
             computed=self._hand_over,
         )
 
-    def _arrivals(self, requests: Iterator[TracedRequest]) -> Generator[simpy.Event, Any, None]:
-        for traced in requests:
-            wait_s = traced.request.arrival_s - self._env.now
-            if wait_s > 0:
-                yield self._env.timeout(wait_s)
-            self._arrive(traced)
-
-    def _arrive(self, traced: TracedRequest) -> None:
-        request, now_s = traced.request, self._env.now
-        self.log.append(Arrived(at_s=now_s, request_id=request.id, input_tokens=request.input_tokens))
-        decision: Decision = decide(
-            request,
-            self.view(request),
-            placement=self._spec.placement,
-            admission=self._spec.admission,
-            estimate=self._estimate,
-            slo=self._spec.slo,
-        )
-        if isinstance(decision, Rejection):
-            self.log.append(
-                Rejected(at_s=now_s, request_id=request.id, stage=decision.stage, reason=decision.reason)
-            )
-            return
-        self._place(traced, decision)
-
     def _place(self, traced: TracedRequest, placement: Placement) -> None:
         request = traced.request
-        self.log.append(
-            Placed(
-                at_s=self._env.now,
-                request_id=request.id,
-                prefill_instance=placement.prefill,
-                decode_instance=placement.decode,
-                reused_tokens=placement.reused_tokens,
-                fetched_tokens=placement.fetched_tokens,
-                reason=placement.reason,
-            )
-        )
         self._decode[placement.decode].promise(traced)
         believed_s = self._estimate.prefill_s(request.id, request.input_tokens, placement.reused_tokens)
         fetched = self._fetch(request, placement) if placement.fetch_from else None
@@ -188,6 +167,8 @@ class Cluster:
         self._streams[request.id] = self._network.transfer(placement.prefill, placement.decode, size)
 
     def _hand_over(self, job: Job) -> None:
+        if self._spec.first_shown_by == "prefill":
+            self.log.append(FirstToken(at_s=self._env.now, request_id=job.traced.request.id))
         self._env.process(self._deliver(job, self._streams.pop(job.traced.request.id)))
 
     def _deliver(self, job: Job, stream: simpy.Event) -> Generator[simpy.Event, Any, None]:
@@ -201,7 +182,8 @@ class Cluster:
             yield stream
         self._moved(request, placement.prefill, placement.decode, start_s, size)
         yield self._env.timeout(self._model.dram_load_s(request.input_tokens))
-        self._decode[placement.decode].join(job.traced)
+        shown = 1 if self._spec.first_shown_by == "prefill" else 0
+        self._decode[placement.decode].join(job.traced, shown_tokens=shown)
 
     def _moved(self, request: Request, source: str, destination: str, start_s: float, size: int) -> None:
         self.log.append(

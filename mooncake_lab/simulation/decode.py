@@ -71,11 +71,16 @@ class DecodeInstance:
         self.promised_requests += 1
         self.promised_tokens += traced.request.input_tokens
 
-    def join(self, traced: TracedRequest) -> None:
-        """A request's KVCache is in GPU memory: it joins at the next step boundary."""
+    def join(self, traced: TracedRequest, shown_tokens: int = 0) -> None:
+        """A request's KVCache is in GPU memory: it joins at the next step boundary.
+
+        Args:
+            traced: the request.
+            shown_tokens: tokens its user has seen; with none, joining shows the one that prefill computed.
+        """
         self.promised_requests -= 1
         self.promised_tokens -= traced.request.input_tokens
-        self._waiting.append(_Member(traced, traced.request.input_tokens, 0, 0))
+        self._waiting.append(_Member(traced, traced.request.input_tokens, shown_tokens, 0))
         if not self._awake.triggered:
             self._awake.succeed()
 
@@ -119,9 +124,7 @@ class DecodeInstance:
             member.produced_tokens = 1  # prefill computed it
         remaining = member.traced.output_tokens - member.produced_tokens
         if remaining <= 0:
-            self._log(
-                Finished(at_s=self._env.now, request_id=request.id, output_tokens=member.traced.output_tokens)
-            )
+            self._log(Finished(at_s=self._env.now, request_id=request.id, output_tokens=member.produced_tokens))
             return
         member.joined_step = self._step
         self._members[request.id] = member

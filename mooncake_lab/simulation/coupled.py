@@ -1,0 +1,232 @@
+"""A coupled instance in virtual time: prefill and decode on the same GPUs, under any batching policy.
+
+It asks its policy for a plan and runs it as one iteration. Where the policy would say the same again (the
+same decodes, the same piece of a prompt), the iterations up to the next change are one formula and one
+record, so that an hour of traffic takes seconds and no token is lost.
+"""
+
+from bisect import insort
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+import simpy
+
+from mooncake_lab.batching import BatchingPolicy, Limits, Plan, Progress, Segment, decode_stretch_steps
+from mooncake_lab.core import DecodeStretch, Finished, FirstToken, Prefilled, Record, Rejected, TracedRequest
+from mooncake_lab.perf import LatencyModel
+from mooncake_lab.simulation.device_memory import DeviceMemory, Resident
+from mooncake_lab.simulation.steady import Steady
+
+_Parts: TypeAlias = Sequence[tuple[Resident, Segment]]
+
+
+class CoupledInstance:
+    """Serves whole requests with one batching policy.
+
+    Args:
+        env: the virtual time.
+        name: of the instance.
+        model: how long iterations take (its hybrid step), and what beginning a prompt costs.
+        policy: what runs next.
+        memory: its KVCache blocks.
+        log: where records go.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        name: str,
+        model: LatencyModel,
+        policy: BatchingPolicy,
+        memory: DeviceMemory,
+        log: Callable[[Record], None],
+    ) -> None:
+        self.name = name
+        self.memory = memory
+        self.assigned_requests = 0
+        self._env = env
+        self._model = model
+        self._policy = policy
+        self._log = log
+        self._waiting: list[Resident] = []
+        self._running: list[Resident] = []
+        self._awake: simpy.Event = env.event()
+        env.process(self._live())
+
+    @property
+    def residents(self) -> list[Resident]:
+        """Requests here: those that wait, then those that run."""
+        return [*self._waiting, *self._running]
+
+    @property
+    def context_tokens(self) -> int:
+        """KVCache tokens of all requests here, as of the last change."""
+        return sum(max(r.cached_tokens, r.traced.request.input_tokens) for r in self.residents)
+
+    @property
+    def queued_requests(self) -> int:
+        """Requests whose prompt is not computed yet."""
+        return sum(not r.generated_tokens for r in self.residents)
+
+    @property
+    def backlog_s(self) -> float:
+        """Seconds of prefill still to do here, as the Conductor believes."""
+        return sum(r.believed_s for r in self.residents if not r.generated_tokens)
+
+    def submit(self, traced: TracedRequest, believed_s: float) -> None:
+        """Queue a placed request; the iteration under way ends first."""
+        insort(self._waiting, Resident(traced, self.assigned_requests, believed_s), key=_rank)
+        self.assigned_requests += 1
+        if not self._awake.triggered:
+            self._awake.succeed()
+
+    def _live(self) -> Generator[simpy.Event, Any, None]:
+        while True:
+            self._awake = self._env.event()
+            waiting = [self.memory.progress(r) for r in self._waiting]
+            running = [self.memory.progress(r) for r in self._running]
+            limits = self.memory.limits_now(self._running)
+            plan = self._policy.plan(waiting, running, limits)
+            self._push_out(plan)
+            if plan.segments:
+                yield from self._run(plan, {p.request_id: p for p in (*waiting, *running)}, limits)
+            elif self._running and not (plan.rejected or plan.preempted or plan.swapped):
+                raise ValueError(f"{self._policy} plans nothing for {len(running)} requests that run")
+            elif not plan.rejected:
+                yield self._awake
+
+    def _run(self, plan: Plan, known: Mapping[int, Progress], limits: Limits) -> Generator[simpy.Event, Any, None]:
+        """Run a plan once, or as often as it stays the plan."""
+        parts = self._enter(plan)
+        pace = self._pace(parts)
+        steps = self._steady_steps(plan, parts, known, limits)
+        start_s = self._env.now
+        end = self._env.timeout(pace.seconds(steps))
+        if steps == 1:
+            yield end
+        else:
+            yield end | self._awake
+            if not end.processed:  # somebody came: the iteration under way is the last
+                steps = min(steps, pace.steps_within(self._env.now - start_s) + 1)
+                yield self._env.timeout(max(0.0, start_s + pace.seconds(steps) - self._env.now))
+        self._close(parts, start_s, pace, steps)
+
+    def _enter(self, plan: Plan) -> _Parts:
+        """The residents of a plan beside their segments; those that waited have a place from now on."""
+        here = {r.traced.request.id: r for r in self.residents}
+        parts = [(here[segment.request_id], segment) for segment in plan.segments]
+        planned = {segment.request_id for segment in plan.segments}
+        for resident in [r for r in self._waiting if r.traced.request.id in planned]:
+            self._waiting.remove(resident)
+            insort(self._running, resident, key=_rank)
+            self.memory.enter(resident)
+        return parts
+
+    def _pace(self, parts: _Parts) -> Steady:
+        """How long the iteration takes, and by how much the next one like it takes longer."""
+        hybrid = self._model.hybrid
+        chunk = pairs = decodes = context = begins = 0
+        for resident, segment in parts:
+            if segment.kind == "decode":
+                decodes += 1
+                context += resident.cached_tokens
+            else:
+                chunk += segment.new_tokens
+                pairs += segment.new_tokens * (2 * resident.cached_tokens + segment.new_tokens)
+                begins += not resident.begun
+        step_s = hybrid.step_s(chunk, 0, decodes, context) + hybrid.per_token_squared_s * (pairs - chunk * chunk)
+        growth_s = hybrid.per_context_token_s * decodes + hybrid.per_token_squared_s * 2 * chunk * chunk
+        return Steady(step_s + begins * self._model.prefill.constant_s, growth_s)
+
+    def _steady_steps(self, plan: Plan, parts: _Parts, known: Mapping[int, Progress], limits: Limits) -> int:
+        """How often the policy would plan the same if nobody came; at least once."""
+        pieces = [(r, segment) for r, segment in parts if segment.kind == "prefill"]
+        changes = plan.preempted or plan.swapped or plan.rejected
+        if changes or len(pieces) > 1 or len(parts) < len(self._running):
+            return 1
+        steps = min((r.output_tokens - r.generated_tokens for r, s in parts if s.kind == "decode"), default=10**9)
+        free = limits.free_blocks
+        for resident, segment in pieces:
+            if segment.emits or not resident.begun:
+                return 1
+            progress = known[segment.request_id]
+            # within a block of its end a prompt may be cut differently, or not at all
+            repeated = (progress.pending_tokens - limits.block_size_tokens) // segment.new_tokens
+            steps = min(steps, repeated)
+            free -= max(0, -(-progress.known_tokens // limits.block_size_tokens) - progress.held_blocks)
+        decoding = [known[segment.request_id] for _, segment in parts if segment.kind == "decode"]
+        if decoding:
+            room = msgspec.structs.replace(limits, free_blocks=max(0, free))
+            steps = min(steps, decode_stretch_steps(decoding, room))
+        return max(1, steps)
+
+    def _close(self, parts: _Parts, start_s: float, pace: Steady, steps: int) -> None:
+        """Write down what was computed and let finished requests go."""
+        # a recomputation that is complete shows its user one more token, as a decode does
+        decoded = tuple(r.traced.request.id for r, segment in parts if r.generated_tokens and segment.emits)
+        if decoded:
+            self._log(
+                DecodeStretch(
+                    at_s=self._env.now,
+                    instance=self.name,
+                    start_s=start_s,
+                    steps=steps,
+                    first_step_s=pace.first_s,
+                    step_growth_s=pace.growth_s,
+                    request_ids=decoded,
+                )
+            )
+        for resident, segment in parts:
+            resident.cached_tokens += segment.new_tokens * steps
+        self.memory.settle(self._running)  # before anybody leaves: the room was needed
+        for resident, segment in parts:
+            if segment.kind == "prefill":
+                self._prefilled(resident, segment, start_s, steps)
+            if segment.emits:
+                self._emitted(resident, steps)
+
+    def _prefilled(self, resident: Resident, segment: Segment, start_s: float, steps: int) -> None:
+        self._log(
+            Prefilled(
+                at_s=self._env.now,
+                request_id=segment.request_id,
+                instance=self.name,
+                start_s=start_s,
+                computed_tokens=segment.new_tokens * steps,
+                reused_tokens=0 if resident.begun else resident.reused_tokens,
+            )
+        )
+        resident.begun = True
+        if segment.emits:
+            self.memory.computed(resident)
+
+    def _emitted(self, resident: Resident, steps: int) -> None:
+        """A request got its first token, or `steps` more."""
+        request_id, now_s = resident.traced.request.id, self._env.now
+        if not resident.generated_tokens:
+            self._log(FirstToken(at_s=now_s, request_id=request_id))
+        resident.generated_tokens += steps
+        if resident.generated_tokens >= resident.output_tokens:
+            self._running.remove(resident)
+            self.memory.leave(resident)
+            self._log(Finished(at_s=now_s, request_id=request_id, output_tokens=resident.generated_tokens))
+
+    def _push_out(self, plan: Plan) -> None:
+        """Reject what can never be served; put the preempted back among the waiting, with nothing cached."""
+        reasons = {refusal.request_id: refusal.reason for refusal in plan.rejected}
+        for resident in [r for r in self.residents if r.traced.request.id in reasons]:
+            (self._waiting if resident in self._waiting else self._running).remove(resident)
+            self.memory.leave(resident)
+            request_id = resident.traced.request.id
+            self._log(
+                Rejected(at_s=self._env.now, request_id=request_id, stage="batching", reason=reasons[request_id])
+            )
+        for resident in [r for r in self._running if r.traced.request.id in {*plan.preempted, *plan.swapped}]:
+            self._running.remove(resident)
+            self.memory.leave(resident)
+            insort(self._waiting, resident, key=_rank)
+
+
+def _rank(resident: Resident) -> int:
+    return resident.rank

@@ -1,0 +1,151 @@
+"""A cluster of coupled instances in virtual time: what Mooncake is compared with."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import simpy
+
+from mooncake_lab.batching import VLLM, BatchingPolicy, Limits
+from mooncake_lab.conductor import (
+    AdmissionPolicy,
+    AdmitAll,
+    ClusterView,
+    DecodeView,
+    Estimator,
+    LatencyEstimator,
+    LoadBalance,
+    Placement,
+    PlacementPolicy,
+    PrefillView,
+)
+from mooncake_lab.core import SLO, Record, Request, TracedRequest
+from mooncake_lab.perf import LatencyModel
+from mooncake_lab.simulation.coupled import CoupledInstance
+from mooncake_lab.simulation.device_cache import DeviceCache
+from mooncake_lab.simulation.device_memory import DeviceMemory
+from mooncake_lab.simulation.frontdoor import FrontDoor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoupledSpec:
+    """A cluster whose every instance prefills and decodes, one instance a node (FAST'25 §5.1).
+
+    Raises:
+        ValueError: when a count is not positive, or a trace's block is not a whole number of memory blocks.
+    """
+
+    nodes: int = 16
+    batching: BatchingPolicy = field(default_factory=VLLM)
+    prefix_caching: bool = False
+    """Keep computed prompts in free GPU memory (vLLM's automatic prefix caching)."""
+    eviction: str = "lru"
+    device_tokens: int = 1_330_000
+    """KVCache that fits into a node's GPU memory."""
+    max_batch_tokens: int = 200_000
+    """Tokens an iteration computes at most; what chunked prefill cuts prompts to is its policy's knob."""
+    max_requests: int = 256
+    max_request_tokens: int = 200_000
+    """The window; the longest requests of the synthetic trace fit. Some policies reserve all of it."""
+    memory_block_tokens: int = 16
+    block_size_tokens: int = 512
+    """Of the trace: what can be shared."""
+    placement: PlacementPolicy = field(default_factory=LoadBalance)
+    admission: AdmissionPolicy = field(default_factory=AdmitAll)
+    slo: SLO = field(default_factory=SLO)
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "device_tokens", "memory_block_tokens", "block_size_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"CoupledSpec.{name} is {getattr(self, name)!r}; at least 1 is needed")
+        if self.block_size_tokens % self.memory_block_tokens:
+            raise ValueError(
+                f"CoupledSpec.block_size_tokens is {self.block_size_tokens}, no multiple of memory blocks"
+                f" of {self.memory_block_tokens} tokens"
+            )
+
+
+class CoupledCluster:
+    """Coupled instances under one Conductor; the same public face as `Cluster`, and the same log.
+
+    Args:
+        spec: nodes and policies.
+        model: how long everything really takes.
+        estimate: what the Conductor believes; the truth unless an experiment says otherwise.
+    """
+
+    def __init__(self, spec: CoupledSpec, model: LatencyModel, estimate: Estimator | None = None) -> None:
+        self.log: list[Record] = []
+        self._estimate = estimate or LatencyEstimator(model)
+        self._env = simpy.Environment()
+        self.instances = {
+            name: CoupledInstance(self._env, name, model, spec.batching, _memory(spec), self.log.append)
+            for name in (f"coupled-{i}" for i in range(spec.nodes))
+        }
+        self._door = FrontDoor(
+            env=self._env,
+            placement=spec.placement,
+            admission=spec.admission,
+            estimate=self._estimate,
+            slo=spec.slo,
+            schedule_s=model.schedule_s,
+            view=self.view,
+            place=self._place,
+            log=self.log.append,
+        )
+
+    def run(self, requests: Iterable[TracedRequest], until_s: float | None = None) -> list[Record]:
+        """Serve requests in order of arrival until all are done, or until the horizon; the run's log."""
+        self._door.serve(requests)
+        self._env.run(until=until_s)
+        return self.log
+
+    def view(self, request: Request) -> ClusterView:
+        """What the Conductor may know about this request now; every instance is in both pools."""
+        prefill = tuple(
+            PrefillView(
+                name,
+                instance.backlog_s,
+                instance.queued_requests,
+                instance.assigned_requests,
+                0 if instance.memory.cache is None else instance.memory.cache.matched(request),
+            )
+            for name, instance in self.instances.items()
+        )
+        decode = tuple(
+            DecodeView(name, len(instance.residents), instance.context_tokens, instance.memory.capacity_tokens)
+            for name, instance in self.instances.items()
+        )
+        return ClusterView(self._env.now, prefill, decode)
+
+    def _place(self, traced: TracedRequest, placement: Placement) -> None:
+        """Queue a request.
+
+        Raises:
+            ValueError: when the placement fetches: coupled instances have no store to fetch from.
+        """
+        if placement.fetch_from is not None:
+            raise ValueError(
+                f"request {placement.request_id} should fetch from {placement.fetch_from}; coupled instances"
+                " do not share their caches, use a placement policy that does not fetch"
+            )
+        request = traced.request
+        believed_s = self._estimate.prefill_s(request.id, request.input_tokens, placement.reused_tokens)
+        self.instances[placement.prefill].submit(traced, believed_s)
+
+
+def _memory(spec: CoupledSpec) -> DeviceMemory:
+    blocks = spec.device_tokens // spec.memory_block_tokens
+    limits = Limits(
+        max_batch_tokens=spec.max_batch_tokens,
+        max_requests=spec.max_requests,
+        block_size_tokens=spec.memory_block_tokens,
+        capacity_blocks=blocks,
+        free_blocks=blocks,
+        max_request_tokens=spec.max_request_tokens,
+    )
+    if not spec.prefix_caching:
+        return DeviceMemory(limits, None)
+    capacity = blocks * spec.memory_block_tokens
+    return DeviceMemory(
+        limits, DeviceCache(capacity, block_size_tokens=spec.block_size_tokens, eviction=spec.eviction)
+    )

@@ -1,0 +1,77 @@
+"""Prefix caching in GPU memory, as engines do it: finished prompts stay until somebody needs the room."""
+
+from collections.abc import Iterable, Sequence
+
+from mooncake_lab.core import BlockKey, Request
+from mooncake_lab.store import BlockStore
+from mooncake_lab.store.eviction import make_policy
+
+
+class DeviceCache:
+    """Whole prompt blocks of one instance, counted in tokens; it changes as requests come and go.
+
+    A block is pinned as often as running requests use it. Unpinned ones are kept only while nobody needs
+    their room (vLLM's automatic prefix caching: LRU over what is free).
+
+    Args:
+        capacity_tokens: KVCache tokens of the GPU memory.
+        block_size_tokens: tokens a block; a prompt's last, partial block is never shared.
+        eviction: a name in `EVICTION_POLICIES`.
+
+    Raises:
+        ValueError: when the capacity is negative or the policy unknown.
+    """
+
+    def __init__(self, capacity_tokens: int, *, block_size_tokens: int = 512, eviction: str = "lru") -> None:
+        blocks = max(1, capacity_tokens // block_size_tokens)
+        self._store = BlockStore[None](capacity_tokens, make_policy(eviction, blocks))
+        self._block = block_size_tokens
+
+    @property
+    def pinned_tokens(self) -> int:
+        """Tokens that running requests use."""
+        return self._store.pinned_bytes
+
+    def matched(self, request: Request) -> int:
+        """Leading blocks of a prompt that are here; its last token is always left to compute."""
+        return self._store.match_prefix(request.block_keys[: (request.input_tokens - 1) // self._block])
+
+    def pinned_among(self, keys: Iterable[BlockKey], *, times: int = 1) -> int:
+        """How many of these blocks at least so many running requests use."""
+        pins = self._store.pins
+        return sum(pins.get(key, 0) >= times for key in keys)
+
+    def acquire(self, request: Request, blocks: int) -> tuple[BlockKey, ...]:
+        """Use the first blocks of a prompt: they stay until released."""
+        keys = request.block_keys[:blocks]
+        for key in keys:
+            self._store.touch(key)
+            self._store.pin(key)
+        return keys
+
+    def keep(self, request: Request, held: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
+        """Share a computed prompt's whole blocks, beyond those held; all that the request holds now."""
+        keys = request.block_keys[: request.input_tokens // self._block]
+        for position in range(len(held), len(keys)):
+            self._store.put(keys[position], None, size_bytes=self._block, position=position)
+            self._store.pin(keys[position])
+        return keys
+
+    def release(self, keys: Iterable[BlockKey]) -> None:
+        """Use these blocks no longer; they stay while there is room."""
+        for key in keys:
+            self._store.unpin(key)
+
+    def make_room(self, private_tokens: int) -> None:
+        """Evict until so many tokens that are nobody else's business fit beside what is kept."""
+        room = self._store.capacity_bytes - private_tokens
+        while self._store.used_bytes > room and self._store.evict() is not None:
+            pass
+
+    def check(self) -> None:
+        """Verify the store's invariants.
+
+        Raises:
+            AssertionError: naming what is broken.
+        """
+        self._store.check()

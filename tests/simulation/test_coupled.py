@@ -1,0 +1,273 @@
+"""Coupled instances: fast-forwarded iterations against a simulator that takes every one of them."""
+
+from bisect import insort
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mooncake_lab.batching import (
+    VLLM,
+    Limits,
+    Orca,
+    Progress,
+    RequestLevel,
+    Sarathi,
+    SarathiServe,
+    SplitFuse,
+    TensorRTLLM,
+    VLLMChunked,
+)
+from mooncake_lab.conductor import KVCacheCentric, LoadBalance
+from mooncake_lab.core import Finished, FirstToken, Prefilled, Request, TracedRequest, blocks_for
+from mooncake_lab.metrics import check_log, token_times_s
+from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
+from mooncake_lab.simulation import CoupledCluster, CoupledInstance, CoupledSpec, DeviceCache
+
+MODEL = LatencyModel(
+    name="by hand",
+    shape=model_shape("llama3-70b"),
+    prefill=PrefillLatency(constant_s=0.5, per_token_s=2**-9, per_token_squared_s=2**-20),
+    decode=DecodeLatency(0.25, 2**-5, 2**-10),  # powers of two: sums are exact, so boundaries are unambiguous
+    hybrid=HybridLatency(
+        floor_s=0.25,
+        per_token_s=2**-9,
+        per_token_squared_s=2**-20,
+        per_request_s=2**-5,
+        per_context_token_s=2**-10,
+    ),
+    transfer=LinkLatency(1e12),
+    dram=LinkLatency(1e12),
+)
+POLICIES = {
+    "vllm": VLLM(),
+    "vllm_chunked": VLLMChunked(chunk_tokens=64),
+    "sarathi_serve": SarathiServe(chunk_tokens=64),
+    "splitfuse": SplitFuse(chunk_tokens=48),
+    "sarathi": Sarathi(chunk_tokens=64),
+    "tensorrt_llm": TensorRTLLM(chunk_tokens=64),
+    "orca": Orca(),
+    "request_level": RequestLevel(),
+}
+# off the grid of iteration boundaries, so that nobody comes exactly with one
+ROWS = st.lists(
+    st.tuples(st.integers(0, 60).map(lambda n: n + 0.3), st.integers(1, 300), st.integers(1, 25)),
+    min_size=1,
+    max_size=8,
+    unique_by=lambda row: row[0],
+).map(sorted)
+CAPACITY = st.sampled_from([352, 640, 4096])
+
+
+def requests(rows, block=32, families=None) -> list[TracedRequest]:
+    """Requests that share nothing, or the front of their family."""
+    return [
+        TracedRequest(
+            Request(
+                id=i,
+                arrival_s=at_s,
+                input_tokens=tokens,
+                block_size_tokens=block,
+                block_keys=tuple(
+                    (families[i] if families else i) * 1000 + k for k in range(blocks_for(tokens, block))
+                ),
+            ),
+            outputs,
+        )
+        for i, (at_s, tokens, outputs) in enumerate(rows)
+    ]
+
+
+def spec(policy, capacity, **knobs) -> CoupledSpec:
+    """One node with small memory; the window keeps policies that reserve the worst case alive."""
+    return CoupledSpec(
+        nodes=1, batching=policy, device_tokens=capacity, max_batch_tokens=400, max_requests=4,
+        max_request_tokens=328, memory_block_tokens=8, block_size_tokens=32, **knobs,
+    )  # fmt: skip
+
+
+class OneByOne:
+    """A coupled instance that takes every iteration, slow and obvious; no prefix caching."""
+
+    def __init__(self, policy, rows, capacity):
+        self.policy, self.rows, self.blocks = policy, rows, capacity // 8
+        self.waiting, self.running, self.now = [], [], 0.0
+        self.cached, self.made, self.begun = ([0] * len(rows) for _ in range(3))
+        self.times = {i: [] for i in range(len(rows))}
+
+    def seen(self, i):
+        return Progress(
+            request_id=i,
+            arrival=i,
+            prompt_tokens=self.rows[i][1],
+            cached_tokens=self.cached[i],
+            generated_tokens=self.made[i],
+            held_blocks=-(-self.cached[i] // 8),
+        )
+
+    def plan(self):
+        held = sum(self.seen(i).held_blocks for i in self.running)
+        limits = Limits(
+            max_batch_tokens=400,
+            max_requests=4,
+            block_size_tokens=8,
+            capacity_blocks=self.blocks,
+            free_blocks=self.blocks - held,
+            max_request_tokens=328,
+        )
+        plan = self.policy.plan([self.seen(i) for i in self.waiting], [self.seen(i) for i in self.running], limits)
+        for refusal in plan.rejected:
+            (self.waiting if refusal.request_id in self.waiting else self.running).remove(refusal.request_id)
+            self.times.pop(refusal.request_id)
+        for i in (*plan.preempted, *plan.swapped):
+            self.running.remove(i)
+            insort(self.waiting, i)
+            self.cached[i], self.begun[i] = 0, 0
+        return plan
+
+    def duration(self, segments):
+        h = MODEL.hybrid
+        decodes = [s.request_id for s in segments if s.kind == "decode"]
+        lasts = max(h.floor_s, h.per_token_s * sum(s.new_tokens for s in segments)) + h.per_request_s * len(
+            decodes
+        )
+        lasts += sum(h.per_context_token_s * self.cached[i] for i in decodes)
+        for s in segments:
+            if s.kind == "prefill":
+                before = self.cached[s.request_id]
+                lasts += h.per_token_squared_s * ((before + s.new_tokens) ** 2 - before**2)
+                lasts += 0 if self.begun[s.request_id] else MODEL.prefill.constant_s
+        return lasts
+
+    def iterate(self, segments):
+        self.now += self.duration(segments)
+        for s in segments:
+            i = s.request_id
+            if i in self.waiting:
+                self.waiting.remove(i)
+                insort(self.running, i)
+            self.cached[i] += s.new_tokens
+            self.begun[i] = 1
+            if s.emits:
+                self.made[i] += 1
+                self.times[i].append(self.now)
+                if self.made[i] == self.rows[i][2]:
+                    self.running.remove(i)
+
+    def run(self):
+        coming = list(enumerate(self.rows))
+        while coming or self.waiting or self.running:
+            while coming and coming[0][1][0] <= self.now:
+                self.waiting.append(coming.pop(0)[0])
+            plan = self.plan()
+            if plan.segments:
+                self.iterate(plan.segments)
+            elif not (plan.rejected or plan.preempted or plan.swapped):
+                self.now = coming[0][1][0]
+        return self.times
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+class TestEveryPolicy:
+    @settings(max_examples=25, deadline=None)
+    @given(rows=ROWS, capacity=CAPACITY)
+    def test_every_token_comes_when_the_slow_simulator_says(self, policy, rows, capacity):
+        """Fast-forwarding changes no token's time, under any policy, with much memory and with little."""
+        log = CoupledCluster(spec(policy, capacity), MODEL).run(requests(rows))
+        assert check_log(log) == ()
+        times = dict(token_times_s(log))
+        expected = OneByOne(policy, rows, capacity).run()
+        assert set(times) == set(expected)
+        for i, when in expected.items():
+            np.testing.assert_allclose(times[i], when, rtol=0, atol=1e-9)
+
+    @settings(max_examples=25, deadline=None)
+    @given(rows=ROWS, capacity=CAPACITY, family=st.integers(1, 3))
+    def test_with_prefix_caching_too(self, policy, rows, capacity, family):
+        """With prefixes shared through GPU memory, one step at a time gives the same log of tokens."""
+        shared = requests(rows, families=[i % family for i in range(len(rows))])
+        knobs = spec(policy, capacity, prefix_caching=True)
+        cluster = CoupledCluster(knobs, MODEL)
+        fast = dict(token_times_s(cluster.run(shared)))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(CoupledInstance, "_steady_steps", lambda *_: 1)
+            slow_log = CoupledCluster(knobs, MODEL).run(shared)
+        slow = dict(token_times_s(slow_log))
+        assert set(fast) == set(slow)
+        for i, when in slow.items():
+            np.testing.assert_allclose(fast[i], when, rtol=0, atol=1e-9)
+        assert check_log(cluster.log) == ()
+        (instance,) = cluster.instances.values()
+        instance.memory.cache.check()
+        assert instance.memory.cache.pinned_tokens == 0
+
+
+class TestByHand:
+    def test_a_prompt_stalls_decodes_under_vllm(self):
+        """Prefill-first: the second prompt is computed between two tokens of the first request."""
+        rows = [(0.0, 64, 3), (0.7, 128, 1)]
+        log = CoupledCluster(spec(VLLM(), 4096), MODEL).run(requests(rows))
+        first = 0.5 + max(0.25, 64 / 512) + 64**2 / 2**20
+        stall = 0.5 + max(0.25, 128 / 512) + 128**2 / 2**20
+        times = dict(token_times_s(log))[0]
+        assert times[0] == pytest.approx(first)
+        assert times[1] - times[0] == pytest.approx(stall + 0.25 + 2**-5 + 64 / 1024)
+
+    def test_a_second_turn_reuses_the_first(self):
+        """Prefix caching computes only what the cache does not hold; whole blocks, and never the last token."""
+        rows = [(0.0, 64, 1), (20.3, 96, 1), (40.3, 64, 1)]
+        log = CoupledCluster(spec(VLLM(), 4096, prefix_caching=True), MODEL).run(
+            requests(rows, families=[0, 0, 0])
+        )
+        spans = [(r.computed_tokens, r.reused_tokens) for r in log if isinstance(r, Prefilled)]
+        assert spans == [(64, 0), (32, 64), (32, 32)]
+
+    def test_what_is_only_kept_makes_room(self):
+        """A request that needs all memory evicts what nobody uses."""
+        rows = [(0.0, 160, 1), (20.3, 300, 4), (80.3, 160, 1)]
+        log = CoupledCluster(spec(VLLM(), 352, prefix_caching=True), MODEL).run(requests(rows, families=[0, 1, 0]))
+        spans = [r.reused_tokens for r in log if isinstance(r, Prefilled)]
+        assert spans == [0, 0, 0]
+        assert sum(isinstance(r, Finished) for r in log) == 3
+
+
+def test_a_fetching_policy_is_refused():
+    """Coupled instances have no store to fetch from, and say so."""
+    rows = [(0.0, 64, 1), (0.1, 300, 200), (30.3, 96, 1), (30.4, 96, 1), (30.5, 96, 1)]
+    knobs = CoupledSpec(
+        nodes=2, prefix_caching=True, block_size_tokens=32, placement=KVCacheCentric(balancing_threshold=1.0)
+    )
+    with pytest.raises(ValueError, match="do not share their caches"):
+        CoupledCluster(knobs, MODEL).run(requests(rows, families=[0, 1, 0, 0, 0]))
+
+
+def test_one_instance_does_both_stages():
+    """A request placed on a coupled instance prefills and decodes there."""
+    rows = [(0.1 * i, 64, 5) for i in range(6)]
+    knobs = CoupledSpec(nodes=3, block_size_tokens=32, placement=LoadBalance("assigned_requests"))
+    log = CoupledCluster(knobs, MODEL).run(requests(rows))
+    placed = [r for r in log if r.__struct_config__.tag == "placed"]
+    assert all(r.prefill_instance == r.decode_instance for r in placed)
+    assert len({r.prefill_instance for r in placed}) == 3
+    assert sum(isinstance(r, FirstToken) for r in log) == 6
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 12)), min_size=1, max_size=20), st.integers(64, 512))
+def test_device_cache_never_loses_count(rows, capacity):
+    """Acquire, keep and release in any order leave nothing pinned, and never more kept than fits (I3)."""
+    cache = DeviceCache(capacity, block_size_tokens=32)
+    for i, (family, blocks) in enumerate(rows):
+        keys = tuple(family * 100 + k for k in range(blocks))
+        request = Request(id=i, arrival_s=0.0, input_tokens=blocks * 32, block_keys=keys, block_size_tokens=32)
+        if blocks * 32 > capacity:
+            continue
+        held = cache.acquire(request, cache.matched(request))
+        held = cache.keep(request, held)
+        cache.check()
+        assert cache.pinned_tokens == blocks * 32
+        cache.release(held)
+        cache.make_room(capacity // 2)
+        cache.check()
+    assert cache.pinned_tokens == 0
