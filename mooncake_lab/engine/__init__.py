@@ -4,7 +4,7 @@ from mooncake_lab.engine.allocator import BlockAllocator
 from mooncake_lab.engine.backends import Backend, choose_backend
 from mooncake_lab.engine.config import LlamaConfig, RopeScaling, config_from_shape, read_config
 from mooncake_lab.engine.kvcache import KVCache, KVSpan
-from mooncake_lab.engine.loading import load_model
+from mooncake_lab.engine.loading import load_model, warm_up
 from mooncake_lab.engine.loop import Engine, TimedIteration
 from mooncake_lab.engine.model import LlamaModel, make_model
 from mooncake_lab.engine.roles import CoupledEngine, DecodeEngine, PrefillEngine, PrefillResult
@@ -41,4 +41,5 @@ __all__ = [
     "random_weights",
     "read_config",
     "sample",
+    "warm_up",
 ]

@@ -4,9 +4,13 @@ from pathlib import Path
 
 import torch
 
+from mooncake_lab.batching import SarathiServe
 from mooncake_lab.engine.backends import choose_backend
 from mooncake_lab.engine.config import config_from_shape
+from mooncake_lab.engine.loop import Engine
 from mooncake_lab.engine.model import LlamaModel, make_model
+from mooncake_lab.engine.sequence import GenerationRequest
+from mooncake_lab.engine.settings import EngineSettings
 from mooncake_lab.engine.weights import load_weights, random_weights
 from mooncake_lab.perf.models import model_shape
 
@@ -50,6 +54,12 @@ def load_model(
     else:
         weights = load_weights(Path(name), device=place, dtype=kind)
     return make_model(weights, operators, positions=positions)
+
+
+def warm_up(model: LlamaModel) -> None:
+    """Run a prefill and a decode once, so that what is compiled on first use is compiled."""
+    engine = Engine(model, SarathiServe(), EngineSettings(block_size_tokens=16, cache_blocks=4))
+    engine.generate(GenerationRequest(prompt=[0] * tokens, max_new_tokens=3, end_tokens=()) for tokens in (1, 3))
 
 
 def _device(name: str) -> torch.device:

@@ -9,6 +9,7 @@ import msgspec
 from mooncake_lab.batching import BatchingPolicy, Iteration, Limits
 from mooncake_lab.core import blocks_for
 from mooncake_lab.engine.allocator import BlockAllocator
+from mooncake_lab.engine.graphs import DecodeGraphs, capture_cuda
 from mooncake_lab.engine.kvcache import KVCache, KVSpan, fingerprint
 from mooncake_lab.engine.model import LlamaModel
 from mooncake_lab.engine.runner import ModelRunner
@@ -56,8 +57,11 @@ class Engine:
         self.blocks = cache_blocks(self.settings, config, device, dtype)
         cache = KVCache(config, blocks=self.blocks, block_size_tokens=size, device=device, dtype=dtype)
         name = fingerprint(config, model.embedding, dtype)
-        self.runner = ModelRunner(model, cache, name)
         window = min(self.settings.max_request_tokens or config.max_positions, len(model.rope.cosines))
+        graphs = None
+        if device.type == "cuda" and model.backend.name == "cuda":
+            graphs = DecodeGraphs(model, cache, blocks_for(window, size), capture_cuda)
+        self.runner = ModelRunner(model, cache, name, graphs)
         limits = Limits(
             max_batch_tokens=self.settings.max_batch_tokens,
             max_requests=min(self.settings.max_requests, self.settings.max_batch_tokens),

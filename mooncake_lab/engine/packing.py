@@ -35,7 +35,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class SpanContext:
-    """Where the contexts of all spans lie, one after the other, as flash attention over packed requests wants it."""
+    """Where the contexts of all spans lie, one after the other, as flash attention wants packed requests."""
 
     slots: torch.Tensor
     """int64 (context tokens,): `block * block_size + offset` of every token the spans attend to."""

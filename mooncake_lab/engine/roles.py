@@ -140,7 +140,7 @@ class DecodeEngine:
         covered = sum(span.tokens for span in kv)
         if covered != len(request.prompt):
             raise ValueError(
-                f"KVCache of {covered} tokens for a prompt of {len(request.prompt)} is given; decode needs all of it"
+                f"KVCache of {covered} of {len(request.prompt)} prompt tokens is given; decode needs all of it"
             )
         return self.engine.submit(request, kv=kv, generated=(first_token,))
 

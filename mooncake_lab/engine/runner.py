@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mooncake_lab.batching import Segment
+from mooncake_lab.engine.graphs import DecodeGraphs
 from mooncake_lab.engine.kvcache import KVCache, KVSpan
 from mooncake_lab.engine.model import LayerHook, LlamaModel
 from mooncake_lab.engine.packing import Piece, pack
@@ -23,12 +24,18 @@ class ModelRunner:
     model: LlamaModel
     cache: KVCache
     fingerprint: bytes
+    graphs: DecodeGraphs | None = None
+    """Recorded decode steps, on devices that have them."""
 
     def run(self, work: Work) -> list[int]:
         """Compute the segments; the next token of each that emits, in their order."""
         pieces = [_piece(request, segment) for request, segment in work]
         batch = pack(pieces, self.cache.block_size_tokens, self.model.embedding.device)
-        logits = self.model.forward(batch, self.cache, self._stream(work))
+        stream = self._stream(work)
+        if self.graphs is not None and stream is None and self.graphs.fits(batch):
+            logits = self.graphs.forward(batch)
+        else:
+            logits = self.model.forward(batch, self.cache, stream)
         emitting = [request for request, segment in work if segment.emits]
         how = [request.request.sampling for request in emitting]
         return sample(logits, how, [request.known for request in emitting]) if emitting else []

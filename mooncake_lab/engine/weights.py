@@ -82,8 +82,7 @@ def random_weights(
         shape = shapes[name]
         if name.endswith("norm.weight"):
             return torch.ones(shape, device=device, dtype=dtype)
-        scale = 1.0 if name == "model.embed_tokens.weight" else shape[-1] ** -0.5
-        return torch.randn(shape, generator=generator, device=device, dtype=dtype).mul_(scale)
+        return torch.randn(shape, generator=generator, device=device, dtype=dtype).mul_(shape[-1] ** -0.5)
 
     return assemble(config, draw, device=device, dtype=dtype)
 

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from mooncake_lab.engine import GREEDY, CoupledEngine, EngineSettings, GenerationRequest, Sampling, sample
 
-LOGITS = st.lists(st.floats(-5, 5, width=32), min_size=2, max_size=20, unique=True)
+LOGITS = st.lists(st.integers(-500, 500), min_size=2, max_size=20, unique=True).map(
+    lambda numbers: [n / 100 for n in numbers]
+)
 
 
 def draws(logits, sampling, count):

@@ -8,7 +8,6 @@ The kernels compile on first use and are cached beside this file.
 # numba's decorators and overloads are untyped
 # pyright: basic
 
-from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -38,18 +37,18 @@ def narrow(number: Any, like: Any) -> Any:
 
 
 @overload(widen, inline="always")
-def _widen(number: types.Type) -> Callable[..., Any]:
+def _widen(number):  # noqa: ANN001, ANN202  # numba wants this signature and that below to be equal
     if isinstance(number, types.Float):
         return lambda number: number
     return lambda number: np.uint32(np.uint32(number) << np.uint32(16)).view(np.float32)
 
 
 @overload(narrow, inline="always")
-def _narrow(number: types.Type, like: types.Type) -> Callable[..., Any]:  # noqa: ARG001  # numba needs the names
+def _narrow(number, like):  # noqa: ANN001, ANN202, ARG001  # likewise
     if isinstance(like, types.Float):
         return lambda number, like: number  # noqa: ARG005  # likewise  # noqa: ARG005  # numba needs the same names
 
-    def rounded(number: Any, like: Any) -> Any:  # noqa: ARG001  # likewise
+    def rounded(number, like):  # noqa: ANN001, ANN202, ARG001  # likewise
         bits = np.float32(number).view(np.uint32)  # to the nearest, ties to even
         return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
 

@@ -5,8 +5,9 @@ blocks; a second kernel joins the stretches by their log-sum-exps. So one long r
 All sizes that a captured graph fixes are arguments of the launch; all that change are read from tensors.
 """
 
-# triton's decorators, pointers and operators are untyped
-# pyright: basic
+# triton comes with torch on GPU machines only; its decorators, pointers and launches are untyped
+# pyright: basic, reportMissingImports=false, reportIndexIssue=false
+# ruff: noqa: ANN001, ANN202, N803  # pointers have no type; capitals are what a kernel is compiled for
 
 import torch
 import triton

@@ -1,0 +1,146 @@
+"""`mooncake-lab generate`: token ids in, token ids out, through a real engine."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import typer
+
+from mooncake_lab.batching import BatchingPolicy, named_policy
+
+BatchingName = Literal[
+    "request_level", "orca", "vllm", "vllm_chunked", "splitfuse", "tensorrt_llm", "sarathi", "sarathi_serve"
+]
+
+
+def generate(
+    model: Annotated[str, typer.Option(metavar="DIR|random:SHAPE", help="A Hugging Face Llama, or a random one.")],
+    prompt_ids: Annotated[
+        Path, typer.Option(help="JSON: a list of lists of token ids.", exists=True, dir_okay=False)
+    ],
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens a request generates.")] = 16,
+    batching: Annotated[BatchingName, typer.Option(help="What runs next.")] = "sarathi_serve",
+    chunk: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of an iteration, where prompts are cut.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None, typer.Option(help="float32 on CPU, bfloat16 on GPU.")
+    ] = None,
+    backend: Annotated[Literal["auto", "dense", "cpu", "cuda"], typer.Option(help="Who computes.")] = "auto",
+    cache_blocks: Annotated[
+        int | None, typer.Option(min=1, help="Size of the KVCache; default from memory.")
+    ] = None,
+    block_size: Annotated[int, typer.Option(min=1, help="Tokens of a KVCache block.")] = 16,
+    max_batch_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an iteration.")] = 2048,
+    max_requests: Annotated[int, typer.Option(min=1, help="Most requests that run at once.")] = 256,
+    prefix_reuse: Annotated[bool, typer.Option(help="Find the KVCache of equal beginnings.")] = True,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.0,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Draw among so many tokens.")] = None,
+    top_p: Annotated[float, typer.Option(help="Draw among tokens that reach this probability.")] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of random weights and of draws.")] = 0,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Generate for all prompts of a file, batched continuously over a paged KVCache.
+
+    `outputs` come in the order of the prompts; `requests` holds their timings. A request that the batching policy
+    can never serve has no tokens and says why.
+
+    Example: mooncake-lab generate --model random:lab-tiny --prompt-ids prompts.json --max-new-tokens 8 --json
+    """
+    policy = _policy(batching, chunk)
+    try:
+        prompts = _read_prompts(prompt_ids)
+        found = _generate(
+            prompts,
+            policy,
+            model={"name": model, "device": device, "dtype": dtype, "backend": backend, "seed": seed},
+            settings={
+                "cache_blocks": cache_blocks, "block_size_tokens": block_size, "prefix_reuse": prefix_reuse,
+                "max_batch_tokens": max_batch_tokens, "max_requests": max_requests,
+            },
+            sampling={"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed},
+            max_new_tokens=max_new_tokens,
+        )  # fmt: skip
+    except (ValueError, OSError, MemoryError) as error:
+        typer.echo(f"mooncake-lab generate: {error}", err=True)
+        raise typer.Exit(1) from error
+    if json_:
+        typer.echo(msgspec.json.encode({"model": model, "batching": batching} | found))
+    else:
+        for tokens, request in zip(found["outputs"], found["requests"], strict=True):
+            typer.echo(" ".join(map(str, tokens)) or f"({request['finish_reason']}: {request['error']})")
+        rate = found["generated_tokens"] / found["seconds"]
+        typer.echo(
+            f"{found['generated_tokens']} tokens in {found['seconds']:.3f} s, {rate:.0f} a second", err=True
+        )
+
+
+def _policy(name: str, chunk: int | None) -> BatchingPolicy:
+    try:
+        return named_policy(name, chunk_tokens=chunk)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--chunk") from error
+
+
+def _read_prompts(file: Path) -> list[list[int]]:
+    """The prompts of a file.
+
+    Raises:
+        ValueError: naming the file and what is wrong with it.
+    """
+    try:
+        prompts = msgspec.json.decode(file.read_bytes(), type=list[list[int]])
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"{file}: not a JSON list of lists of token ids: {error}") from error
+    empty = [index for index, prompt in enumerate(prompts) if not prompt]
+    if empty or not prompts:
+        raise ValueError(f"{file}: {f'prompt {empty[0]} has no tokens' if empty else 'there are no prompts'}")
+    return prompts
+
+
+def _generate(
+    prompts: list[list[int]],
+    policy: BatchingPolicy,
+    *,
+    model: dict[str, Any],
+    settings: dict[str, Any],
+    sampling: dict[str, Any],
+    max_new_tokens: int,
+) -> dict[str, Any]:
+    """Run the engine; outputs and timings as plain values."""
+    from mooncake_lab.engine import CoupledEngine, EngineSettings, GenerationRequest, Sampling, load_model, warm_up
+
+    llama = load_model(**model)
+    warm_up(llama)
+    engine = CoupledEngine(llama, policy, EngineSettings(**settings))
+    how = Sampling(**sampling)
+    for index, prompt in enumerate(prompts):
+        try:
+            engine.submit(GenerationRequest(prompt=prompt, max_new_tokens=max_new_tokens, sampling=how))
+        except ValueError as error:
+            raise ValueError(f"prompt {index}: {error}") from error
+    done = engine.run()
+    begin = min(output.submitted_s for output in done)
+    return {
+        "device": str(llama.embedding.device),
+        "dtype": str(llama.embedding.dtype).removeprefix("torch."),
+        "backend": llama.backend.name,
+        "outputs": [output.tokens for output in done],
+        "requests": [
+            {
+                "prompt_tokens": output.prompt_tokens,
+                "reused_tokens": output.reused_tokens,
+                "finish_reason": output.finish_reason,
+                "error": output.error,
+                "ttft_s": output.ttft_s,
+                "token_s": [at - output.submitted_s for at in output.token_s],
+                "preemptions": output.preemptions,
+            }
+            for output in done
+        ],
+        "prompt_tokens": sum(output.prompt_tokens for output in done),
+        "generated_tokens": sum(len(output.tokens) for output in done),
+        "iterations": len(engine.engine.log),
+        "seconds": max(output.finished_s for output in done) - begin,
+    }

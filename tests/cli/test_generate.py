@@ -1,0 +1,104 @@
+"""`mooncake-lab generate`: what it prints, and how it fails."""
+
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from mooncake_lab.cli.generate import generate
+
+PROMPTS = [[1, 2, 3, 4, 5, 6, 7], [9], [1, 2, 3, 4, 5, 6, 7, 8]]
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs the command on a file of prompts."""
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(generate)
+
+    def invoke(*arguments, content=None, model="random:lab-tiny"):
+        file = tmp_path / "prompts.json"
+        file.write_text(json.dumps(PROMPTS) if content is None else content)
+        return CliRunner().invoke(app, ["--model", model, "--prompt-ids", str(file), *map(str, arguments)])
+
+    return invoke
+
+
+def outputs(result):
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)["outputs"]
+
+
+def test_json_is_one_object_with_outputs_and_timings_in_order(run):
+    """One object; a token list and a timing a prompt, in the order of the file."""
+    found = json.loads(run("--max-new-tokens", 5, "--json").stdout)
+    assert [len(tokens) for tokens in found["outputs"]] == [5, 5, 5]
+    assert [request["prompt_tokens"] for request in found["requests"]] == [7, 1, 8]
+    assert all(0 < request["ttft_s"] == request["token_s"][0] for request in found["requests"])
+    assert (found["device"], found["dtype"], found["generated_tokens"]) == ("cpu", "float32", 15)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--batching", "request_level"),
+        ("--batching", "vllm", "--block-size", 1),
+        ("--batching", "sarathi", "--chunk", 3, "--max-requests", 2),
+        ("--cache-blocks", 2, "--block-size", 8, "--no-prefix-reuse"),
+        ("--backend", "dense"),
+    ],
+)
+def test_no_option_of_the_engine_changes_greedy_tokens(run, options):
+    """Batching, chunks, blocks and backends change when, never what."""
+    plain = outputs(run("--max-new-tokens", 5, "--json"))
+    assert outputs(run("--max-new-tokens", 5, "--json", *options)) == plain
+
+
+def test_without_json_each_line_is_an_output(run):
+    """Token ids of one prompt a line on stdout, the rate on stderr."""
+    result = run("--max-new-tokens", 3, "--temperature", 1, "--seed", 4)
+    assert [len(line.split()) for line in result.stdout.splitlines()] == [3, 3, 3]
+    assert "9 tokens in" in result.stderr
+
+
+def test_a_request_that_a_policy_never_serves_says_why(run):
+    """Orca cannot cut a prompt wider than an iteration: no tokens, and the reason; the others are served."""
+    result = run("--batching", "orca", "--max-batch-tokens", 7, "--max-requests", 4, "--json")
+    found = json.loads(result.stdout)
+    assert [request["finish_reason"] for request in found["requests"]] == ["length", "length", "rejected"]
+    assert "8 tokens of its prompt" in found["requests"][2]["error"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"arguments": ("--cache-blocks", 1)}, "prompt 0: prompt and new tokens make 22 tokens of KVCache"),
+        ({"content": "[[1, 300]]"}, "prompt 0: the prompt holds tokens 1 to 300"),
+        ({"content": "[[1], []]"}, "prompt 1 has no tokens"),
+        ({"content": "[]"}, "there are no prompts"),
+        ({"content": '{"a": 1}'}, "not a JSON list of lists"),
+        ({"content": "[[1.5]]"}, "not a JSON list of lists"),
+        ({"model": "random:lab-giant"}, "unknown model 'lab-giant'"),
+        ({"model": "no/such/directory"}, "has no config.json"),
+        ({"arguments": ("--device", "abacus")}, "unknown device 'abacus'"),
+    ],
+)
+def test_failures_are_one_sentence_and_exit_code_1(run, options, message):
+    """What cannot be done is said on stderr, with nothing on stdout."""
+    result = run(*options.pop("arguments", ()), **options)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert message in result.stderr
+
+
+@pytest.mark.parametrize(
+    "options", [("--batching", "magic"), ("--max-new-tokens", 0), ("--batching", "orca", "--chunk", 4)]
+)
+def test_bad_usage_is_exit_code_2(run, options):
+    """Unknown names, numbers out of range and options that exclude each other."""
+    assert run(*options).exit_code == 2
+
+
+def test_help_shows_an_example(run):
+    """`--help` ends with a command to copy."""
+    assert "Example: mooncake-lab generate --model random:lab-tiny" in " ".join(run("--help").stdout.split())
