@@ -27,6 +27,11 @@ Array = npt.NDArray[np.float64]
 
 _COMMITTED: Final = Path(__file__).resolve().parents[2] / "data" / "measured" / "cpu_stages.json"
 
+REPORTED: Final = [
+    "stage", "batch", "tokens", "seconds", "least_s", "most_s", "share_of_peak_flops", "share_of_peak_bandwidth",
+]  # fmt: skip
+"""The columns of a measurement that a chapter shows."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredStages:
