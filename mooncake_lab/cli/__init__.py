@@ -7,6 +7,7 @@ import typer
 
 from mooncake_lab.cli.batch import batch
 from mooncake_lab.cli.cache import cache
+from mooncake_lab.cli.simulate import simulate
 from mooncake_lab.cli.trace import app as trace_app
 
 app = typer.Typer(
@@ -18,6 +19,7 @@ app = typer.Typer(
 app.add_typer(trace_app, name="trace")
 app.command()(cache)
 app.command()(batch)
+app.command()(simulate)
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from mooncake_lab.metrics.distributions import Histogram, ecdf, equal_bins, hist
 from mooncake_lab.metrics.hits import block_hit_rate, covered_tokens, request_hit_rate, token_hit_rate
 from mooncake_lab.metrics.latency import request_table, tbt_longest_gaps_s, tbt_mean_gap_s, ttft_s
 from mooncake_lab.metrics.service import effective, effective_request_capacity, goodput_per_s
+from mooncake_lab.metrics.summary import prefill_gpu_s, reused_share, run_summary
 from mooncake_lab.metrics.tokens import step_ends_s, token_times_s
 
 __all__ = [
@@ -20,8 +21,11 @@ __all__ = [
     "goodput_per_s",
     "histogram",
     "percentile_table",
+    "prefill_gpu_s",
     "request_hit_rate",
     "request_table",
+    "reused_share",
+    "run_summary",
     "step_ends_s",
     "tbt_longest_gaps_s",
     "tbt_mean_gap_s",

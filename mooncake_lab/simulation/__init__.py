@@ -2,7 +2,7 @@
 
 from mooncake_lab.simulation.cluster import Cluster, ClusterSpec
 from mooncake_lab.simulation.coupled import CoupledInstance
-from mooncake_lab.simulation.coupled_cluster import CoupledCluster, CoupledSpec
+from mooncake_lab.simulation.coupled_cluster import COUPLED_SYSTEMS, CoupledCluster, CoupledSpec
 from mooncake_lab.simulation.decode import DecodeInstance
 from mooncake_lab.simulation.device_cache import DeviceCache
 from mooncake_lab.simulation.device_memory import DeviceMemory
@@ -11,6 +11,7 @@ from mooncake_lab.simulation.pool import PrefixPool
 from mooncake_lab.simulation.prefill import Job, PrefillInstance
 
 __all__ = [
+    "COUPLED_SYSTEMS",
     "Cluster",
     "ClusterSpec",
     "CoupledCluster",

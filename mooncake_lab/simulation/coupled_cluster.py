@@ -1,11 +1,24 @@
 """A cluster of coupled instances in virtual time: what Mooncake is compared with."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
 
 import simpy
 
-from mooncake_lab.batching import VLLM, BatchingPolicy, Limits
+from mooncake_lab.batching import (
+    VLLM,
+    BatchingPolicy,
+    Limits,
+    Orca,
+    RequestLevel,
+    Sarathi,
+    SarathiServe,
+    SplitFuse,
+    TensorRTLLM,
+    VLLMChunked,
+)
 from mooncake_lab.conductor import (
     AdmissionPolicy,
     AdmitAll,
@@ -24,6 +37,25 @@ from mooncake_lab.simulation.coupled import CoupledInstance
 from mooncake_lab.simulation.device_cache import DeviceCache
 from mooncake_lab.simulation.device_memory import DeviceMemory
 from mooncake_lab.simulation.frontdoor import FrontDoor
+
+COUPLED_SYSTEMS: Final[Mapping[str, tuple[BatchingPolicy, bool]]] = MappingProxyType(
+    {
+        "vllm": (VLLM(), False),
+        "vllm_prefix": (VLLM(), True),
+        "vllm_chunked": (VLLMChunked(chunk_tokens=512), False),
+        "request_level": (RequestLevel(), False),
+        "orca": (Orca(), False),
+        "splitfuse": (SplitFuse(chunk_tokens=512), False),
+        "tensorrt_llm": (TensorRTLLM(), False),
+        "sarathi": (Sarathi(chunk_tokens=512), False),
+        "sarathi_serve": (SarathiServe(chunk_tokens=512), False),
+    }
+)
+"""Coupled systems by the names of the command line: batching policy, and whether prefixes are cached.
+
+FAST'25 §5.1 compares with the first three, testing the two features separately; 512 tokens an iteration is what
+vLLM of that time took for chunked prefill.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,160 @@
+"""`mooncake-lab simulate`: replay a trace on a simulated cluster."""
+
+import resource
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import typer
+
+from mooncake_lab.conductor import ADMISSION_POLICIES, PLACEMENT_POLICIES, LoadBalance, Random
+from mooncake_lab.core import SLO, write_log
+from mooncake_lab.experiments.other_nodes import device_tokens, node_latency
+from mooncake_lab.metrics import run_summary
+from mooncake_lab.perf import LatencyModel, hardware
+from mooncake_lab.simulation import COUPLED_SYSTEMS, Cluster, ClusterSpec, CoupledCluster, CoupledSpec
+from mooncake_lab.workload import Trace, read_trace
+
+PlacementName = Literal[
+    "random", "load_balance", "cache_aware", "kvcache_centric", "longest_prefix", "prefix_affinity"
+]
+BatchingName = Literal[
+    "vllm",
+    "vllm_prefix",
+    "vllm_chunked",
+    "request_level",
+    "orca",
+    "splitfuse",
+    "tensorrt_llm",
+    "sarathi",
+    "sarathi_serve",
+]
+
+
+def simulate(
+    trace: Annotated[Path, typer.Argument(help="A trace, plain or gzipped.", exists=True, dir_okay=False)],
+    prefill: Annotated[int | None, typer.Option(min=1, help="Prefill nodes.")] = None,
+    decode: Annotated[int | None, typer.Option(min=1, help="Decode nodes.")] = None,
+    coupled: Annotated[int | None, typer.Option(min=1, help="Nodes that do both, instead of the two.")] = None,
+    batching: Annotated[BatchingName | None, typer.Option(help="What coupled nodes run; vllm by default.")] = None,
+    placement: Annotated[
+        PlacementName | None,
+        typer.Option(help="Who serves which request; kvcache_centric, or load_balance when coupled."),
+    ] = None,
+    admission: Annotated[
+        Literal["none", "slo"], typer.Option(help="Whether a request is served at all.")
+    ] = "none",
+    speed: Annotated[float, typer.Option(min=1e-6, help="Replay so many times as fast as recorded.")] = 1.0,
+    node: Annotated[str, typer.Option(help="Hardware of every node.")] = "a800-node",
+    model: Annotated[str, typer.Option(help="The model they serve.")] = "llama3-70b",
+    cache_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="KVCache of a node: DRAM of a prefill node, GPU memory of a coupled one."),
+    ] = None,
+    ttft_slo: Annotated[float, typer.Option(min=1e-9, help="Limit of the time to first token (s).")] = 30.0,
+    tbt_slo: Annotated[float, typer.Option(min=1e-9, help="Limit of the time between tokens (s).")] = 0.1,
+    seed: Annotated[int, typer.Option(min=0, help="Of everything random (random placement).")] = 0,
+    log: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Write the run log here, as JSON lines.")
+    ] = None,
+    lenient: Annotated[bool, typer.Option("--lenient", help="Skip bad lines and say how many.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Replay a trace in virtual time, every token accounted for, and print how it was served.
+
+    TBT of a request is the mean of its longest tenth of token gaps (FAST'25 §5.1). An effective request meets
+    both limits.
+
+    Example: mooncake-lab simulate data/traces/conversation_trace.jsonl --prefill 8 --decode 8 --json
+    """
+    _check_usage(prefill, decode, coupled, batching, placement)
+    started = time.perf_counter(), time.process_time()
+    slo = SLO(ttft_s=ttft_slo, tbt_s=tbt_slo)
+    try:
+        latency = node_latency(node, model)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    try:
+        requests = read_trace(trace, lenient=lenient)
+    except (ValueError, OSError) as error:
+        typer.echo(f"mooncake-lab simulate: {error}", err=True)
+        raise typer.Exit(1) from error
+    if requests.skipped:
+        typer.echo(f"skipped {requests.skipped} bad lines", err=True)
+    policies: dict[str, Any] = {
+        "placement": _placement(placement, seed, coupled=coupled is not None),
+        "admission": ADMISSION_POLICIES[admission](),
+        "slo": slo,
+        "block_size_tokens": requests.block_size_tokens,
+    }
+    on_device = device_tokens(hardware(node), latency.shape)
+    cluster: Cluster | CoupledCluster
+    if coupled is None:
+        cluster = _disaggregated(latency, prefill or 0, decode or 0, on_device, cache_tokens, policies)
+    else:
+        cluster = _coupled(latency, coupled, batching or "vllm", cache_tokens or on_device, policies)
+    records = cluster.run(_faster(requests, speed).requests())
+    if log is not None:
+        write_log(log, records)
+    numbers = {"file": str(trace), "latency_model": latency.name, **run_summary(records, slo)}
+    numbers |= {
+        "wall_s": time.perf_counter() - started[0],
+        "cpu_s": time.process_time() - started[1],
+        "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+    if json_:
+        typer.echo(msgspec.json.encode(numbers))
+    else:
+        for name, value in numbers.items():
+            typer.echo(f"{name:28} {value:,.4f}" if isinstance(value, float) else f"{name:28} {value}")
+
+
+def _check_usage(
+    prefill: int | None, decode: int | None, coupled: int | None, batching: str | None, placement: str | None
+) -> None:
+    """Refuse combinations in which an option would be without effect."""
+    if coupled is None and (prefill is None or decode is None):
+        raise typer.BadParameter("give --prefill and --decode, or --coupled")
+    if coupled is not None and (prefill is not None or decode is not None):
+        raise typer.BadParameter("--coupled nodes do both stages; leave out --prefill and --decode")
+    if coupled is None and batching is not None:
+        raise typer.BadParameter("--batching is for --coupled nodes; prefill and decode nodes have their own")
+    if coupled is not None and placement == "kvcache_centric":
+        raise typer.BadParameter("--coupled nodes share no store to fetch from; cache_aware is the nearest")
+
+
+def _placement(name: str | None, seed: int, *, coupled: bool) -> Any:
+    if name is None:
+        return LoadBalance() if coupled else PLACEMENT_POLICIES["kvcache_centric"]()
+    if name == "random":
+        return Random(seed)
+    return PLACEMENT_POLICIES[name]()
+
+
+def _disaggregated(
+    latency: LatencyModel,
+    prefill: int,
+    decode: int,
+    on_device: int,
+    cache_tokens: int | None,
+    policies: dict[str, Any],
+) -> Cluster:
+    sized: dict[str, Any] = {} if cache_tokens is None else {"cache_tokens": cache_tokens}
+    spec = ClusterSpec(prefill_nodes=prefill, decode_nodes=decode, decode_tokens=on_device, **sized, **policies)
+    return Cluster(spec, latency)
+
+
+def _coupled(
+    latency: LatencyModel, nodes: int, batching: str, on_device: int, policies: dict[str, Any]
+) -> CoupledCluster:
+    policy, prefix_caching = COUPLED_SYSTEMS[batching]
+    spec = CoupledSpec(
+        nodes=nodes, batching=policy, prefix_caching=prefix_caching, device_tokens=on_device, **policies
+    )
+    return CoupledCluster(spec, latency)
+
+
+def _faster(trace: Trace, speed: float) -> Trace:
+    return trace if speed == 1 else replace(trace, arrival_s=trace.arrival_s / speed)

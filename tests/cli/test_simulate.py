@@ -1,0 +1,140 @@
+"""`mooncake-lab simulate`: what it prints, how it fails, and that every option does something."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from mooncake_lab.cli import app
+from mooncake_lab.core import SLO, read_log
+from mooncake_lab.metrics import check_log, run_summary
+
+PROMISED = {
+    "requests", "finished", "rejected", "ttft_mean_s", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "tbt_p90_s",
+    "effective_request_capacity", "token_hit_rate", "prefill_gpu_s_per_request", "simulated_s", "wall_s", "cpu_s",
+    "peak_memory_mib",
+}  # fmt: skip
+COST = {"wall_s", "cpu_s", "peak_memory_mib"}
+DISAGGREGATED = ("--prefill", 2, "--decode", 2)
+COUPLED = ("--coupled", 4)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    """A trace of 120 requests in eight families, one every 0.15 s, each prompt longer than the family's last."""
+    path = tmp_path_factory.mktemp("traces") / "trace.jsonl"
+    rows = []
+    for i in range(120):
+        family, turn = i % 8, i // 8
+        blocks = [0] + [1 + family * 100 + k for k in range(10 + 4 * turn)]
+        tokens = 512 * len(blocks) - 100
+        rows.append(
+            {"timestamp": 150 * i, "input_length": tokens, "output_length": 5 + 7 * i % 90, "hash_ids": blocks}
+        )
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def simulate(*arguments):
+    return CliRunner().invoke(app, ["simulate", *map(str, arguments)])
+
+
+def numbers(*arguments) -> dict:
+    result = simulate(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found.keys() >= PROMISED
+    return {key: value for key, value in found.items() if key not in COST | {"latency_model"}}
+
+
+@pytest.mark.parametrize("cluster", [DISAGGREGATED, COUPLED], ids=["disaggregated", "coupled"])
+def test_the_same_numbers_every_time(file, cluster):
+    """Two runs of one command differ in nothing but what they cost."""
+    assert numbers(file, *cluster) == numbers(file, *cluster)
+
+
+@pytest.mark.parametrize("cluster", [DISAGGREGATED, COUPLED], ids=["disaggregated", "coupled"])
+def test_log_holds_the_run(file, cluster, tmp_path):
+    """`--log` writes records from which the same numbers follow, and which keep the invariants."""
+    path = tmp_path / "run.jsonl"
+    found = numbers(file, *cluster, "--log", path)
+    log = list(read_log(path))
+    assert check_log(log) == ()
+    assert run_summary(log, SLO()).items() <= found.items()
+
+
+@pytest.mark.parametrize(
+    ("base", "option"),
+    [
+        (DISAGGREGATED, ("--prefill", 3)),
+        (DISAGGREGATED, ("--decode", 1)),
+        (DISAGGREGATED, ("--placement", "random")),
+        (DISAGGREGATED, ("--placement", "load_balance")),
+        (DISAGGREGATED, ("--placement", "cache_aware")),
+        (DISAGGREGATED, ("--placement", "longest_prefix")),
+        (DISAGGREGATED, ("--placement", "prefix_affinity")),
+        ((*DISAGGREGATED, "--ttft-slo", 0.6), ("--admission", "slo")),
+        (DISAGGREGATED, ("--speed", 3)),
+        (DISAGGREGATED, ("--node", "h800-node")),
+        (DISAGGREGATED, ("--model", "llama3-8b")),
+        (DISAGGREGATED, ("--cache-tokens", 6000)),
+        (DISAGGREGATED, ("--ttft-slo", 0.6)),
+        (DISAGGREGATED, ("--tbt-slo", 0.0265)),
+        ((*DISAGGREGATED, "--placement", "random"), ("--seed", 1)),
+        (COUPLED, ("--coupled", 2)),
+        (COUPLED, ("--batching", "vllm_prefix")),
+        (COUPLED, ("--batching", "vllm_chunked")),
+        (COUPLED, ("--batching", "request_level")),
+        (COUPLED, ("--batching", "orca")),
+        (COUPLED, ("--batching", "splitfuse")),
+        (COUPLED, ("--batching", "tensorrt_llm")),
+        (COUPLED, ("--batching", "sarathi")),
+        (COUPLED, ("--batching", "sarathi_serve")),
+        (COUPLED, ("--placement", "random")),
+        ((*COUPLED, "--batching", "vllm_prefix"), ("--placement", "cache_aware")),
+        ((*COUPLED, "--batching", "vllm_prefix"), ("--cache-tokens", 40_000)),
+        (COUPLED, ("--speed", 3)),
+        (COUPLED, ("--tbt-slo", 0.04)),
+    ],
+    ids=lambda value: " ".join(map(str, value)),
+)
+def test_every_option_has_an_effect(file, base, option):
+    """Turning a knob moves the result; an option that does nothing would be a lie."""
+    assert numbers(file, *base, *option) != numbers(file, *base)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "give --prefill and --decode, or --coupled"),
+        (("--prefill", 2), "give --prefill and --decode"),
+        ((*DISAGGREGATED, "--coupled", 2), "leave out --prefill and --decode"),
+        ((*DISAGGREGATED, "--batching", "vllm"), "--batching is for --coupled nodes"),
+        ((*COUPLED, "--placement", "kvcache_centric"), "no store to fetch from"),
+        ((*DISAGGREGATED, "--node", "abacus"), "unknown hardware 'abacus'"),
+        ((*DISAGGREGATED, "--node", "a100"), "bytes of weights"),
+        ((*DISAGGREGATED, "--model", "gpt9"), "unknown model 'gpt9'"),
+        ((*DISAGGREGATED, "--speed", 0), "speed"),
+    ],
+)
+def test_bad_usage_is_exit_code_2(file, arguments, said):
+    """What cannot be meant is refused before anything runs, in words."""
+    result = simulate(file, *arguments)
+    assert result.exit_code == 2
+    assert said in " ".join(result.stderr.replace("│", " ").split())
+
+
+def test_a_bad_trace_is_exit_code_1(tmp_path):
+    """A file that is no trace is named with the line at fault; nothing comes on stdout."""
+    path = tmp_path / "bad.jsonl"
+    path.write_text("{}\n")
+    result = simulate(path, *DISAGGREGATED, "--json")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "bad.jsonl:1" in result.stderr
+
+
+def test_without_json_a_reader_gets_lines(file):
+    """Every number has its own line."""
+    result = simulate(file, *DISAGGREGATED)
+    assert result.exit_code == 0
+    assert sum(line.startswith(("ttft", "tbt")) for line in result.stdout.splitlines()) >= 5
