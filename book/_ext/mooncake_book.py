@@ -1,16 +1,19 @@
 # ruff: noqa: INP001 - Sphinx finds an extension by its file, not in a package
-"""What this book needs of Sphinx besides configuration: a banner, and launch links to the sources.
+"""What this book needs of Sphinx besides configuration: a banner, launch links to the sources, coloured listings.
 
 The banner says on every page that generated twins stood in for the released traces, when they did.
 Launch links would name `book/chapters/`, which is generated; the notebooks that Binder and Colab can
-open are in `notebooks/`.
+open are in `notebooks/`. Chapters print functions of the package; what a cell prints is plain text to Sphinx,
+so a print that is Python from its first word is coloured like code.
 """
 
 import html
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
+from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.config import Config
 
@@ -18,10 +21,12 @@ from mooncake_lab.batch.provenance import read_provenance
 
 GENERATED = "book/chapters/"
 SOURCES = "notebooks/"
+LISTING = re.compile(r"(@|def |class |from \w+ import )")
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Register both."""
+    """Register all three."""
+    app.connect("doctree-read", colour_listings)
     app.connect("config-inited", add_banner)
     app.connect("html-page-context", point_at_sources, priority=502)  # after the theme made its buttons
     return {"parallel_read_safe": True, "parallel_write_safe": True}
@@ -33,6 +38,14 @@ def add_banner(app: Sphinx, config: Config) -> None:
     if provenance and provenance.banner:
         banner = re.sub(r"`(.+?)`", r"<code>\1</code>", html.escape(provenance.banner))
         config.html_theme_options["announcement"] = banner
+
+
+def colour_listings(_app: Sphinx, doctree: nodes.document) -> None:
+    """Mark printed source code as Python, and shift methods to the left margin."""
+    for block in doctree.findall(nodes.literal_block):
+        code = textwrap.dedent(block.astext())
+        if "stream" in block["classes"] and LISTING.match(code):
+            block.replace_self(nodes.literal_block(code, code, language="python", classes=["output", "listing"]))
 
 
 def point_at_sources(_app: Sphinx, _page: str, _template: str, context: dict[str, Any], _doctree: Any) -> None:

@@ -2,12 +2,14 @@
 
     python -m mooncake_lab.batch.render book
 
-Sphinx is incremental by page; starting it still takes seconds. So the digest of everything it reads is
-kept beside the result, and the whole run is left out when it is the same.
+All pages or none: Sphinx can render only the pages that changed, but then links between pages go stale
+(the numbers of citations), and pages that were deleted stay. So the digest of everything it reads is kept
+beside the result; when it is the same, nothing is done, and else the book is rendered whole.
 """
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -33,7 +35,7 @@ def render(book: Path, *, force: bool = False) -> int:
     index, stamp = build / "html" / "index.html", build / _STAMP
     digest = inputs_digest(book)
     if force or not index.is_file() or not stamp.is_file() or stamp.read_text() != digest:
-        stamp.unlink(missing_ok=True)
+        shutil.rmtree(build, ignore_errors=True)
         status = _jupyter_book(book)
         if status != 0:
             sys.stderr.write(
