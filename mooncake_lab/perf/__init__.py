@@ -21,6 +21,7 @@ from mooncake_lab.perf.flops import (
     reuse_crossover_tokens,
 )
 from mooncake_lab.perf.hardware import HARDWARE, Hardware, hardware
+from mooncake_lab.perf.iteration import IterationCost, LinearCost, transferred
 from mooncake_lab.perf.latency import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency
 from mooncake_lab.perf.models import MODELS, ModelShape, model_shape
 from mooncake_lab.perf.roofline import (
@@ -30,6 +31,15 @@ from mooncake_lab.perf.roofline import (
     prefill_work,
     ridge_flops_per_byte,
 )
+from mooncake_lab.perf.rounds import (
+    DecodeAccounts,
+    Round,
+    Workload,
+    balanced_ratio,
+    decode_accounts,
+    piggyback_round,
+    separate_round,
+)
 
 __all__ = [
     "HARDWARE",
@@ -37,17 +47,24 @@ __all__ = [
     "PRINTED_A",
     "PRINTED_B",
     "Calibration",
+    "DecodeAccounts",
     "DecodeLatency",
     "Hardware",
     "HybridLatency",
+    "IterationCost",
     "LatencyModel",
+    "LinearCost",
     "LinkLatency",
     "ModelShape",
     "PrefillLatency",
     "Probe",
+    "Round",
     "Work",
+    "Workload",
     "attainable_flops_per_s",
+    "balanced_ratio",
     "check_floor",
+    "decode_accounts",
     "decode_flops",
     "decode_work",
     "exact_b",
@@ -60,10 +77,13 @@ __all__ = [
     "model_shape",
     "nonnegative_fit",
     "per_request_cost_s",
+    "piggyback_round",
     "prefill_work",
     "printed_prefill_flops",
     "probe_floor",
     "reuse_bandwidth_bytes_per_s",
     "reuse_crossover_tokens",
     "ridge_flops_per_byte",
+    "separate_round",
+    "transferred",
 ]
