@@ -140,7 +140,7 @@ def _against_best(panel: Axes, rates: pd.DataFrame, widest: float) -> None:
     )
     workload, size = rates["workload"].iloc[0], rates["capacity_blocks"].iloc[0]
     panel.set_title(f"{_LABEL[workload]}, {size:,.0f} blocks", fontsize="small", pad=14)
-    panel.set_xlim(0, 1.15 * widest)
+    panel.set_xlim(0, max(1.15 * widest, 0.01))  # a few first requests may share nothing
 
 
 @styled

@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
 
 from mooncake_lab.core import BlockKey
 from mooncake_lab.store.eviction import EvictionPolicy
@@ -11,8 +13,7 @@ from mooncake_lab.store.eviction import EvictionPolicy
 Payload = TypeVar("Payload")
 
 
-@dataclass(frozen=True, slots=True)
-class Block(Generic[Payload]):
+class Block(msgspec.Struct, Generic[Payload], frozen=True):
     """A held block: what it carries (`None` in the simulator, buffers in the engine), its bytes, its place."""
 
     payload: Payload
@@ -28,6 +29,10 @@ class Stored(Generic[Payload]):
     evicted: tuple[tuple[BlockKey, Block[Payload]], ...] = ()
     was_held: bool = False
     """The key was there already: the put counted as a touch, and the payload that was there stays."""
+
+
+_STORED: Final[Stored[Any]] = Stored()
+_HELD: Final[Stored[Any]] = Stored(was_held=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +143,7 @@ class BlockStore(Generic[Payload]):
                     " one key names one content"
                 )
             self._policy.touch(key)
-            return Stored(was_held=True)
+            return _HELD
         if size_bytes > self._capacity_bytes:
             return Refused(f"block {key!r} of {size_bytes} bytes exceeds the capacity of {self._capacity_bytes}")
         if size_bytes > self._capacity_bytes - self._pinned_bytes:
@@ -152,7 +157,7 @@ class BlockStore(Generic[Payload]):
         self._policy.insert(key, position)
         self._blocks[key] = Block(payload, size_bytes, position)
         self._used_bytes += size_bytes
-        return Stored(tuple(evicted))
+        return Stored(tuple(evicted)) if evicted else _STORED
 
     def evict(self) -> tuple[BlockKey, Block[Payload]] | None:
         """Let the policy's choice leave; `None` when everything is pinned or the store is empty."""

@@ -1,4 +1,4 @@
-"""The experiments of the chapter on the store: laws on any trace, and agreement with the papers on the released ones."""
+"""The experiments of the chapter on the store: laws on any trace, agreement with the papers on the released."""
 
 import numpy as np
 import pandas as pd

@@ -11,7 +11,7 @@ from mooncake_lab.figures.style import COLOURS
 from mooncake_lab.paper import curve
 from mooncake_lab.store import EVICTION_POLICIES
 
-FIRST = 100
+FIRST = 300
 
 
 def diamonds(axes) -> int:

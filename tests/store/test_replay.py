@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooncake_lab.metrics import hits as hit_rates
+from mooncake_lab.paper import assumption
 from mooncake_lab.store import EVICTION_POLICIES, BlockStore, Refused, fine_grained_reuse, replay, replay_tokens
 from mooncake_lab.store.eviction import LRU, S3FIFO, make_policy
 
@@ -210,8 +211,10 @@ def rate_of(found, trace, definition):
     if definition == "tokens":
         reused = hit_rates.covered_tokens(found.prefix_hits_by_request, trace.input_tokens, 512)
     else:
-        first = 368 if trace.name == "conversation" else 256
         reused = fine_grained_reuse(
-            found.prefix_hits_by_request, trace.input_tokens, remainder_tokens=256, after_first_tokens=first
+            found.prefix_hits_by_request,
+            trace.input_tokens,
+            remainder_tokens=int(assumption("B12").value),
+            after_first_tokens=int(assumption("B11" if trace.name == "conversation" else "B12").value),
         )
     return hit_rates.token_hit_rate(reused, trace.input_tokens)

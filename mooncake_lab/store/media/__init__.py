@@ -1,0 +1,42 @@
+"""Where KVCache bytes really live: DRAM, SSD, a remote node; one contract for all."""
+
+from mooncake_lab.store.media.dram import DramMedium, SharedArena
+from mooncake_lab.store.media.medium import (
+    AlreadyHeldError,
+    Bandwidth,
+    Buffer,
+    DamagedBlockError,
+    FolderInUseError,
+    Medium,
+    MediumError,
+    MediumFullError,
+    NotHeldError,
+    Reservation,
+)
+from mooncake_lab.store.media.ssd import SsdMedium
+from mooncake_lab.store.media.tcp import TcpMedium
+from mooncake_lab.store.media.tcp_server import BlockServer
+from mooncake_lab.store.media.verify import RoomReport, verify_folder
+from mooncake_lab.store.media.wire import PeerRefusedError, ProtocolError
+
+__all__ = [
+    "AlreadyHeldError",
+    "Bandwidth",
+    "BlockServer",
+    "Buffer",
+    "DamagedBlockError",
+    "DramMedium",
+    "FolderInUseError",
+    "Medium",
+    "MediumError",
+    "MediumFullError",
+    "NotHeldError",
+    "PeerRefusedError",
+    "ProtocolError",
+    "Reservation",
+    "RoomReport",
+    "SharedArena",
+    "SsdMedium",
+    "TcpMedium",
+    "verify_folder",
+]

@@ -1,0 +1,152 @@
+"""Loans: a medium as several clients use it at once; no block is freed while its bytes move."""
+
+import threading
+from collections import Counter
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import final
+
+import numpy as np
+
+from mooncake_lab.store.media import wire
+from mooncake_lab.store.media.dram import DramMedium
+from mooncake_lab.store.media.medium import DamagedBlockError, Medium, NotHeldError, Reservation
+from mooncake_lab.store.media.record import checksum
+
+
+@final
+class Loans:
+    """The blocks of one medium by name, and which of them are being read or written. Mutable: it keeps books."""
+
+    __slots__ = ("_arena", "_books", "_busy", "_held", "_medium", "_patience_s", "_sums")
+
+    def __init__(self, medium: Medium, patience_s: float) -> None:
+        self._medium = medium
+        self._arena = medium if isinstance(medium, DramMedium) else None
+        self._patience_s = patience_s
+        self._held = {name_of(block): block for block in medium.blocks()}
+        self._sums: dict[wire.Name, dict[int, int]] = {}  # as their writers sent them
+        self._busy: Counter[wire.Name] = Counter()
+        self._books = threading.Condition()
+
+    @contextmanager
+    def borrow(self, name: wire.Name) -> Generator[Reservation]:
+        """The reservation, which is not freed meanwhile.
+
+        Raises:
+            NotHeldError: when there is none of this name.
+        """
+        with self._books:
+            held = self._held.get(name)
+            if held is None:
+                raise NotHeldError(
+                    f"{self._medium.name} has no block {name.key.hex()} of sequence {name.sequence}"
+                )
+            self._busy[name] += 1
+        try:
+            yield held
+        finally:
+            with self._books:
+                self._busy[name] -= 1
+                self._books.notify_all()
+
+    def reserve(self, key: bytes, layer_bytes: tuple[int, ...], position: int) -> Reservation:
+        """Reserve in the medium; for its errors see `Medium.reserve`."""
+        with self._books:
+            reservation = self._medium.reserve(key, layer_bytes, position=position)
+            self._held[name_of(reservation)] = reservation
+            return reservation
+
+    def free(self, names: Sequence[wire.Name]) -> None:
+        """Free once nobody reads or writes them.
+
+        Raises:
+            NotHeldError: when there is none of one of these names; nothing is freed then.
+            TimeoutError: when one stays in use.
+        """
+        with self._books:
+            idle = self._books.wait_for(lambda: not any(self._busy[name] for name in names), self._patience_s)
+            missing = [name for name in names if name not in self._held]
+            if missing:
+                raise NotHeldError(f"{self._medium.name} has no block {missing[0].key.hex()}")
+            if not idle:
+                raise TimeoutError(f"{len(names)} blocks are still being read or written")
+            self._medium.free(*(self._held.pop(name) for name in names))
+            for name in names:
+                self._sums.pop(name, None)
+                del self._busy[name]
+
+    def commit(self, names: Sequence[wire.Name]) -> None:
+        """Commit in the medium; for its errors see `Medium.commit`."""
+        with ExitStack() as stack:
+            self._medium.commit(*[stack.enter_context(self.borrow(name)) for name in names])
+
+    def places(self, asked: wire.Write, held: Reservation) -> list[wire.Bytes]:
+        """Where layers that come in are to be put: the medium itself where it is memory."""
+        stop = asked.first_layer + len(asked.checksums)
+        if self._arena is not None:
+            return self._arena.open_layers(held)[asked.first_layer : stop]
+        return [np.empty(size, np.uint8) for size in held.layer_bytes[asked.first_layer : stop]]
+
+    def keep(self, asked: wire.Write, held: Reservation, places: Sequence[wire.Bytes]) -> None:
+        """Keep layers that came in.
+
+        Raises:
+            DamagedBlockError: when they are not what was sent.
+        """
+        seed = wire_seed(held.key)
+        for layer, place in enumerate(places):
+            if checksum(place, seed) != asked.checksums[layer]:
+                raise DamagedBlockError(
+                    f"layer {asked.first_layer + layer} of block {held.key.hex()} came damaged"
+                )
+        if self._arena is not None:
+            self._arena.filled(held, first_layer=asked.first_layer, layers=len(places))
+        else:
+            self._medium.write(held, places, first_layer=asked.first_layer)
+        with self._books:
+            self._sums.setdefault(asked.name, {}).update(enumerate(asked.checksums, asked.first_layer))
+
+    def layers(self, asked: wire.Read, held: Reservation) -> tuple[list[wire.Bytes], tuple[int, ...]]:
+        """The layers that are asked for, and their checksums as their writer sent them, where that is known."""
+        stop = asked.first_layer + asked.layers
+        if self._arena is not None:
+            found = self._arena.layers(held)[asked.first_layer : stop]
+        else:
+            found = [np.empty(size, np.uint8) for size in held.layer_bytes[asked.first_layer : stop]]
+            self._medium.read_into(held, found, first_layer=asked.first_layer)
+        known = self._sums.get(asked.name, {})
+        seed = wire_seed(held.key)
+        sums = (known.get(layer) for layer in range(asked.first_layer, stop))
+        return found, tuple(checksum(part, seed) if s is None else s for part, s in zip(found, sums, strict=True))
+
+    def page(self, fingerprint: bytes, after: int) -> wire.Page:
+        """Some committed blocks of a model, those after a sequence number."""
+        later = [b for b in self._medium.blocks() if b.key.startswith(fingerprint) and b.sequence > after]
+        shown = tuple(told(block, len(fingerprint)) for block in later[: wire.PAGE_BLOCKS])
+        return wire.Page(shown, more=len(later) > len(shown))
+
+    def room(self) -> wire.Room:
+        """How large and how full the medium is."""
+        return wire.Room(self._medium.capacity_bytes, self._medium.used_bytes)
+
+
+def wire_seed(key: bytes) -> int:
+    """The seed of checksums on the wire: one block's bytes never pass for another's."""
+    return int.from_bytes(key[-8:], "little")
+
+
+def name_of(block: Reservation) -> wire.Name:
+    """What both sides call a reservation."""
+    return wire.Name(block.key, block.sequence)
+
+
+def told(block: Reservation, prefix_bytes: int) -> wire.Reserved:
+    """A reservation as the client sees it: without its model's fingerprint before the key."""
+    return wire.Reserved(
+        key=block.key[prefix_bytes:],
+        layer_bytes=block.layer_bytes,
+        position=block.position,
+        offset_bytes=block.offset_bytes,
+        sequence=block.sequence,
+    )

@@ -1,0 +1,284 @@
+"""SSD: blocks in aligned extents of a preallocated slab, and an LMDB index of those that are committed."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import final
+
+import numpy as np
+
+from mooncake_lab.store.media.extents import ExtentAllocator
+from mooncake_lab.store.media.folder import FolderLock, room_of
+from mooncake_lab.store.media.index import Index, is_sealed, write_index
+from mooncake_lab.store.media.ledger import Ledger
+from mooncake_lab.store.media.medium import (
+    Bandwidth,
+    Buffer,
+    DamagedBlockError,
+    MediumError,
+    MediumFullError,
+    Reservation,
+    check_block,
+    check_run,
+)
+from mooncake_lab.store.media.meter import Meter
+from mooncake_lab.store.media.record import (
+    ALIGNMENT_BYTES,
+    Record,
+    checksum,
+    extent_bytes,
+    header_bytes,
+    layer_offset,
+    seal_record,
+    seed_of,
+)
+from mooncake_lab.store.media.recovery import find_records
+from mooncake_lab.store.media.slab import BeforeOperation, Slab, no_faults
+
+
+@final
+class SsdMedium:
+    """Durable blocks of one model in a folder (FAST'25 §3: the SSD part of Mooncake Store).
+
+    A block's layers and its sealed header are synced before the index says that it is there, in one transaction
+    for all blocks of a `commit`. Freed blocks leave the index with the next commit, and their bytes are not used
+    again before. So a process killed at any moment leaves no torn block in the index, and loses no committed one.
+    Every layer has its checksum, verified on every read. Mutable: it owns a folder.
+
+    Args:
+        folder: made where it is missing; one process at a time may have it open.
+        capacity_bytes: size of the slab; an existing one may grow, and `None` leaves it as it is.
+        fingerprint: names the model (weights, data type, block size, rope); other models' blocks are not seen.
+        name: what statistics and messages call it.
+        before: called before each device operation; faults are injected there.
+
+    Raises:
+        FolderInUseError: when another process has the folder open.
+        OSError: when the folder or the slab cannot be made (no room, no permission).
+        ValueError: when the slab would shrink, or has no size yet and is given none.
+    """
+
+    __slots__ = (
+        "_checksums",
+        "_committing",
+        "_folder_lock",
+        "_freed",
+        "_index",
+        "_ledger",
+        "_lock",
+        "_meter",
+        "_name",
+        "_records",
+        "_seed",
+        "_slab",
+        "index_was_whole",
+    )
+
+    def __init__(
+        self,
+        folder: Path,
+        capacity_bytes: int | None,
+        *,
+        fingerprint: bytes,
+        name: str = "ssd",
+        before: BeforeOperation = no_faults,
+    ) -> None:
+        room = room_of(folder, fingerprint)
+        self._name = name
+        self._seed = seed_of(fingerprint)
+        self._lock = threading.Lock()  # of the books
+        self._committing = threading.Lock()  # one commit at a time, while readers go on
+        self._meter = Meter()
+        self._checksums: dict[Reservation, dict[int, int]] = {}
+        self._records: dict[bytes, Record] = {}
+        self._freed: list[Record] = []
+        self._index: Index | None = None
+        self._folder_lock = FolderLock(folder)
+        try:
+            room.mkdir(exist_ok=True)
+            capacity = _capacity(room, capacity_bytes)
+            self._ledger = Ledger(name, ExtentAllocator(capacity, ALIGNMENT_BYTES))
+            self._slab = Slab(room / "slab", capacity, before)
+            try:
+                self._index = self._recover(room, before)
+            except BaseException:
+                self._slab.close()
+                raise
+        except BaseException:
+            self._folder_lock.release()
+            raise
+
+    @property
+    def name(self) -> str:
+        """What statistics and messages call it."""
+        return self._name
+
+    @property
+    def capacity_bytes(self) -> int:
+        """The bytes it may hold, headers and padding included."""
+        return self._ledger.extents.capacity_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """The bytes reserved or held now, headers and padding included."""
+        with self._lock:
+            return self._ledger.extents.used_bytes - sum(_size(record) for record in self._freed)
+
+    @property
+    def writes_directly(self) -> bool:
+        """Whether aligned memory is written around the page cache."""
+        return self._slab.writes_directly
+
+    def footprint_bytes(self, key: bytes, layer_bytes: Sequence[int]) -> int:
+        """The bytes such a block takes here: a header, and its layers, each rounded up to 4 KiB."""
+        return extent_bytes(key, layer_bytes)
+
+    def reserve(self, key: bytes, layer_bytes: Sequence[int], *, position: int = 0) -> Reservation:
+        """Set room aside for a block; for its errors see `Medium.reserve`."""
+        check_block(key, layer_bytes)
+        size = extent_bytes(key, layer_bytes)
+        with self._lock:
+            try:
+                return self._ledger.reserve(key, layer_bytes, position, size)
+            except MediumFullError:
+                if not self._freed:
+                    raise
+        self.commit()  # freed blocks leave the index, and their bytes can be used again
+        with self._lock:
+            return self._ledger.reserve(key, layer_bytes, position, size)
+
+    def write(self, reservation: Reservation, layers: Sequence[Buffer], *, first_layer: int = 0) -> None:
+        """Write layers into the slab; for its errors see `Medium.write`."""
+        arrays = check_run(reservation, layers, first_layer)
+        with self._lock:
+            self._ledger.writable(reservation)
+        with self._meter.writing(sum(array.nbytes for array in arrays)):
+            sums = {first_layer + i: checksum(array, self._seed) for i, array in enumerate(arrays)}
+            self._slab.write(layer_offset(reservation, first_layer), arrays)
+        with self._lock:
+            self._ledger.wrote(reservation, first_layer, len(arrays))
+            self._checksums.setdefault(reservation, {}).update(sums)
+
+    def commit(self, *reservations: Reservation) -> None:
+        """Sync payloads, then let the index say so; for its errors see `Medium.commit`."""
+        with self._committing:
+            with self._lock:
+                self._ledger.complete(reservations)
+                records = [self._record(reservation) for reservation in reservations]
+                freed, self._freed = self._freed, []
+            try:
+                for record in records:
+                    self._slab.write(record.offset_bytes, [self._header(record)])
+                if records:
+                    self._slab.sync()
+                if records or freed:
+                    self._opened().change(records, [record.key for record in freed])
+            except BaseException:
+                with self._lock:
+                    self._freed += freed
+                raise
+            with self._lock:
+                self._ledger.commit(reservations)
+                self._records.update((record.key, record) for record in records)
+                for reservation in reservations:
+                    del self._checksums[reservation]
+                for record in freed:
+                    self._ledger.extents.give(record.offset_bytes, _size(record))
+
+    def read_into(self, reservation: Reservation, buffers: Sequence[Buffer], *, first_layer: int = 0) -> None:
+        """Read layers and verify their checksums; for its errors see `Medium.read_into`."""
+        arrays = check_run(reservation, buffers, first_layer, writable=True)
+        with self._lock:
+            self._ledger.readable(reservation)
+            sums = self._records[reservation.key].checksums
+        with self._meter.reading(sum(array.nbytes for array in arrays)):
+            self._slab.read(layer_offset(reservation, first_layer), arrays)
+            for layer, array in enumerate(arrays, first_layer):
+                if checksum(array, self._seed) != sums[layer]:
+                    raise DamagedBlockError(
+                        f"layer {layer} of block {reservation.key.hex()} in {self._slab.path}"
+                        " is not what was written"
+                    )
+
+    def free(self, *reservations: Reservation) -> None:
+        """Give room back; for its errors see `Medium.free`."""
+        with self._lock:
+            for reservation in reservations:
+                was_committed = self._ledger.is_committed(reservation)
+                self._ledger.forget(reservation)
+                if was_committed:
+                    self._freed.append(self._records.pop(reservation.key))
+                else:
+                    self._checksums.pop(reservation, None)
+                    size = extent_bytes(reservation.key, reservation.layer_bytes)
+                    self._ledger.extents.give(reservation.offset_bytes, size)
+
+    def blocks(self) -> Iterator[Reservation]:
+        """The committed blocks, oldest first."""
+        with self._lock:
+            return self._ledger.committed()
+
+    def bandwidth(self) -> Bandwidth:
+        """Its own estimate of how fast it is."""
+        return self._meter.bandwidth()
+
+    def close(self) -> None:
+        """Write down what was freed, and let others have the folder."""
+        if self._index is None:
+            return
+        try:
+            self.commit()
+        except OSError:
+            pass  # freed blocks stay in the index, and are found again: nothing wrong is served
+        finally:
+            self._index.close()
+            self._index = None
+            self._slab.close()
+            self._folder_lock.release()
+
+    def _recover(self, room: Path, before: BeforeOperation) -> Index:
+        path = room / "index.mdb"
+        was_sealed = is_sealed(path)
+        found = find_records(path, self._seed, self._slab)
+        adopted = [r for r in found.records if self._ledger.adopt(r.reservation(), _size(r))]
+        self._records = {record.key: record for record in adopted}
+        self.index_was_whole = found.index_was_whole
+        if was_sealed and found.index_was_whole and len(adopted) == len(found.records):
+            return Index(path, self._seed, len(adopted), before)
+        return write_index(path, self._seed, adopted, before)
+
+    def _record(self, reservation: Reservation) -> Record:
+        sums = self._checksums[reservation]
+        return Record(
+            key=reservation.key,
+            layer_bytes=reservation.layer_bytes,
+            checksums=tuple(sums[layer] for layer in range(len(reservation.layer_bytes))),
+            position=reservation.position,
+            offset_bytes=reservation.offset_bytes,
+            sequence=reservation.sequence,
+        )
+
+    def _header(self, record: Record) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        sealed = np.frombuffer(seal_record(record, self._seed), np.uint8)
+        header = np.zeros(header_bytes(record.key, len(record.layer_bytes)), np.uint8)
+        header[: sealed.nbytes] = sealed
+        return header
+
+    def _opened(self) -> Index:
+        if self._index is None:
+            raise MediumError(f"{self._name} is closed")
+        return self._index
+
+
+def _size(record: Record) -> int:
+    return extent_bytes(record.key, record.layer_bytes)
+
+
+def _capacity(room: Path, capacity_bytes: int | None) -> int:
+    """The slab's size to be: what is asked for, or what it has."""
+    if capacity_bytes is not None:
+        return capacity_bytes - capacity_bytes % ALIGNMENT_BYTES
+    slab = room / "slab"
+    if not slab.exists() or slab.stat().st_size == 0:
+        raise ValueError(f"{room} has no slab yet, so a capacity is needed")
+    return slab.stat().st_size

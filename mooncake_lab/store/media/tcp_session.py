@@ -1,0 +1,138 @@
+"""One client of a block server: its questions, answered one after the other."""
+
+import contextlib
+import socket
+from collections.abc import Sequence
+from typing import Final, TypeVar, final
+
+import msgspec
+import numpy as np
+
+from mooncake_lab.store.media import wire
+from mooncake_lab.store.media.loans import Loans, name_of, told
+from mooncake_lab.store.media.medium import MediumError
+
+Named = TypeVar("Named", wire.Write, wire.Read)
+_IDLE_S: Final = 3600.0
+
+
+@final
+class Session:
+    """A connection after its handshake: what it reserved and did not commit is freed when it ends.
+
+    Args:
+        client: the connection.
+        loans: the medium it asks about.
+        fingerprint: of the client's model; it stands before every key.
+        timeout_s: how long the client may stall inside a frame.
+        most_payload_bytes: of one frame.
+    """
+
+    __slots__ = ("_client", "_fingerprint", "_loans", "_most_payload_bytes", "_open", "_timeout_s")
+
+    def __init__(
+        self, client: socket.socket, loans: Loans, fingerprint: bytes, timeout_s: float, most_payload_bytes: int
+    ) -> None:
+        self._client = client
+        self._loans = loans
+        self._fingerprint = fingerprint
+        self._timeout_s = timeout_s
+        self._most_payload_bytes = most_payload_bytes
+        self._open: set[wire.Name] = set()
+
+    def serve(self) -> None:
+        """Answer until the client goes.
+
+        Raises:
+            OSError: when it has gone, or stalls.
+            ProtocolError: when it breaks a bound.
+            DecodeError: when it sends what is no question.
+        """
+        try:
+            while True:
+                body, payload_bytes = wire.receive_head(self._client, self._timeout_s, idle_s=_IDLE_S)
+                self._answer(wire.QUESTIONS.decode(body), payload_bytes)
+        finally:
+            for name in self._open:
+                with contextlib.suppress(MediumError, OSError):
+                    self._loans.free([name])
+
+    def _answer(self, question: wire.Question, payload_bytes: int) -> None:
+        most = self._most_payload_bytes if isinstance(question, wire.Write) else 0
+        if payload_bytes > most:
+            raise wire.ProtocolError(f"a payload of {payload_bytes} bytes; allowed here are {most}")
+        if isinstance(question, wire.Write):
+            self._send(self._write(self._renamed(question), payload_bytes))
+        elif isinstance(question, wire.Read):
+            self._read(self._renamed(question))
+        else:
+            try:
+                answer = self._do(question)
+            except (MediumError, ValueError, OSError) as error:
+                answer = wire.failed(error)
+            self._send(answer)
+
+    def _do(self, question: wire.Reserve | wire.Commit | wire.Free | wire.Blocks | wire.Status) -> wire.Answer:
+        match question:
+            case wire.Reserve():
+                key = self._fingerprint + question.key
+                reservation = self._loans.reserve(key, question.layer_bytes, question.position)
+                self._open.add(name_of(reservation))
+                return told(reservation, len(self._fingerprint))
+            case wire.Commit() | wire.Free():
+                names = [self._full(name) for name in question.names]
+                act = self._loans.commit if isinstance(question, wire.Commit) else self._loans.free
+                act(names)
+                self._open.difference_update(names)
+                return wire.Done()
+            case wire.Blocks():
+                return self._loans.page(self._fingerprint, question.after)
+            case wire.Status():
+                return self._loans.room()
+
+    def _write(self, asked: wire.Write, payload_bytes: int) -> wire.Answer:
+        """Bytes that have no place are read and thrown away, so that the next frame can be read."""
+        try:
+            with self._loans.borrow(asked.name) as held:
+                stop = asked.first_layer + len(asked.checksums)
+                if asked.first_layer < 0 or sum(held.layer_bytes[asked.first_layer : stop]) != payload_bytes:
+                    raise ValueError(
+                        f"{payload_bytes} bytes are not layers {asked.first_layer} to {stop} of a block"
+                    )
+                places = self._loans.places(asked, held)
+                wire.receive_into(self._client, places, self._timeout_s)
+                payload_bytes = 0
+                self._loans.keep(asked, held, places)
+        except (ConnectionError, TimeoutError):
+            raise  # the client, not the medium: nobody is there to be told
+        except (MediumError, ValueError, OSError) as error:
+            self._skip(payload_bytes)
+            return wire.failed(error)
+        return wire.Done()
+
+    def _read(self, asked: wire.Read) -> None:
+        try:
+            with self._loans.borrow(asked.name) as held:
+                if not 0 <= asked.first_layer < asked.first_layer + asked.layers <= len(held.layer_bytes):
+                    raise ValueError(f"{asked.layers} layers from {asked.first_layer} on; there are not so many")
+                layers, sums = self._loans.layers(asked, held)
+                self._send(wire.Layers(sums), layers)
+        except (ConnectionError, TimeoutError):
+            raise
+        except (MediumError, ValueError, OSError) as error:
+            self._send(wire.failed(error))
+
+    def _send(self, answer: wire.Answer, payload: Sequence[wire.Bytes] = ()) -> None:
+        wire.send_frame(self._client, answer, payload, self._timeout_s)
+
+    def _skip(self, size_bytes: int) -> None:
+        scratch = np.empty(min(size_bytes, 2**20), np.uint8)
+        while size_bytes:
+            wire.receive_into(self._client, [scratch[:size_bytes]], self._timeout_s)
+            size_bytes -= min(size_bytes, scratch.nbytes)
+
+    def _renamed(self, question: Named) -> Named:
+        return msgspec.structs.replace(question, name=self._full(question.name))
+
+    def _full(self, name: wire.Name) -> wire.Name:
+        return wire.Name(self._fingerprint + name.key, name.sequence)

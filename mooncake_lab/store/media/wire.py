@@ -1,0 +1,315 @@
+"""What remote stores say to each other: bounded frames over TCP, after both sides proved that they know a token.
+
+A frame is a fixed header, a msgpack body of a declared type, and a payload of layers. Nothing is unpickled, no length
+is believed before it is compared with its bound, and no peer is waited for longer than its bytes may take. The
+handshake authenticates; it does not encrypt. Use it inside a network you trust, or through a tunnel.
+"""
+
+import hashlib
+import hmac
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from mooncake_lab.store.media.medium import (
+    AlreadyHeldError,
+    DamagedBlockError,
+    MediumError,
+    MediumFullError,
+    NotHeldError,
+)
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+
+MOST_BODY_BYTES: Final = 256 * 1024
+MOST_FINGERPRINT_BYTES: Final = 64
+LEAST_TOKEN_BYTES: Final = 16
+PAGE_BLOCKS: Final = 128
+"""Blocks in one answer to `Blocks`, so that its body stays bounded."""
+_SLOWEST_BYTES_PER_S: Final = 1_000_000
+_HEADER: Final = struct.Struct("<4sIQ")  # magic, bytes of the body, bytes of the payload
+_MAGIC: Final = b"MCK1"
+_GREETING: Final = b"mooncake-lab-1\0\0"
+_NONCE_BYTES: Final = 32
+_MAC_BYTES: Final = 32
+_MOST_VECTORS: Final = 512
+
+
+class ProtocolError(MediumError, ConnectionError):
+    """The peer does not speak this protocol, or broke a bound; the connection is closed."""
+
+
+class PeerRefusedError(MediumError, ConnectionError):
+    """One side does not know the other's token."""
+
+
+class Name(msgspec.Struct, frozen=True, array_like=True):
+    """A reservation, as both sides know it."""
+
+    key: bytes
+    sequence: int
+
+
+class Reserve(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """Set room aside; answered by `Reserved`."""
+
+    key: bytes
+    layer_bytes: tuple[int, ...]
+    position: int
+
+
+class Write(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """Layers follow as payload, each with its checksum here; answered by `Done`."""
+
+    name: Name
+    first_layer: int
+    checksums: tuple[int, ...]
+
+
+class Commit(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """Make blocks readable; answered by `Done`."""
+
+    names: tuple[Name, ...]
+
+
+class Read(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """Send layers; answered by `Layers` and a payload."""
+
+    name: Name
+    first_layer: int
+    layers: int
+
+
+class Free(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """Give room back; answered by `Done`."""
+
+    names: tuple[Name, ...]
+
+
+class Blocks(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """List committed blocks of this model after a sequence number; answered by `Page`."""
+
+    after: int
+
+
+class Status(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """How large and how full; answered by `Room`."""
+
+
+class Done(msgspec.Struct, frozen=True, array_like=True, tag=20):
+    """It is done."""
+
+
+class Reserved(msgspec.Struct, frozen=True, array_like=True, tag=21):
+    """Where the block is to lie."""
+
+    key: bytes
+    layer_bytes: tuple[int, ...]
+    position: int
+    offset_bytes: int
+    sequence: int
+
+
+class Layers(msgspec.Struct, frozen=True, array_like=True, tag=22):
+    """The checksums of the layers that follow as payload."""
+
+    checksums: tuple[int, ...]
+
+
+class Page(msgspec.Struct, frozen=True, array_like=True, tag=23):
+    """Some committed blocks, oldest first, and whether there are more."""
+
+    blocks: tuple[Reserved, ...]
+    more: bool
+
+
+class Room(msgspec.Struct, frozen=True, array_like=True, tag=24):
+    """Bytes there are, and bytes in use."""
+
+    capacity_bytes: int
+    used_bytes: int
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag=25):
+    """It could not be done, in the contract's own terms."""
+
+    kind: Literal["full", "held", "not_held", "damaged", "value", "device"]
+    reason: str
+
+
+Question: TypeAlias = Reserve | Write | Commit | Read | Free | Blocks | Status
+Answer: TypeAlias = Done | Reserved | Layers | Page | Room | Failed
+QUESTIONS: Final[msgspec.msgpack.Decoder[Question]] = msgspec.msgpack.Decoder(Question)
+ANSWERS: Final[msgspec.msgpack.Decoder[Answer]] = msgspec.msgpack.Decoder(Answer)
+
+_KINDS: Final[tuple[tuple[type[Exception], str], ...]] = (
+    (MediumFullError, "full"),
+    (AlreadyHeldError, "held"),
+    (NotHeldError, "not_held"),
+    (DamagedBlockError, "damaged"),
+    (ValueError, "value"),
+    (OSError, "device"),
+)
+
+
+def failed(error: Exception) -> Failed:
+    """The answer that says what went wrong."""
+    kind: Any = next((kind for known, kind in _KINDS if isinstance(error, known)), "device")
+    return Failed(kind, str(error)[:2000])
+
+
+def error_of(answer: Failed) -> Exception:
+    """What went wrong there, to be raised here."""
+    return next(known for known, kind in _KINDS if kind == answer.kind)(answer.reason)
+
+
+def send_frame(peer: socket.socket, body: Question | Answer, payload: Sequence[Bytes], timeout_s: float) -> None:
+    """Send one frame.
+
+    Raises:
+        TimeoutError: when the peer does not take it in time.
+        OSError: when the connection breaks.
+    """
+    encoded = msgspec.msgpack.encode(body)
+    size = sum(part.nbytes for part in payload)
+    head = np.frombuffer(_HEADER.pack(_MAGIC, len(encoded), size) + encoded, np.uint8)
+    left: list[Any] = [memoryview(head), *(memoryview(part) for part in payload if part.nbytes)]
+    deadline_s = _deadline(head.nbytes + size, timeout_s)
+    while left:
+        peer.settimeout(_left(deadline_s, "take a frame"))
+        _consume(left, peer.sendmsg(left[:_MOST_VECTORS]))
+
+
+def receive_head(peer: socket.socket, timeout_s: float, *, idle_s: float | None = None) -> tuple[bytes, int]:
+    """The body of the next frame, and the bytes of the payload that follows.
+
+    Args:
+        peer: the connection.
+        timeout_s: how long a frame that has begun may take.
+        idle_s: how long to wait for one to begin; `None` is `timeout_s`.
+
+    Raises:
+        TimeoutError: when it takes longer.
+        ProtocolError: when the frame is not one, or its body is out of bounds.
+        ConnectionError: when the peer is gone.
+    """
+    head = np.empty(_HEADER.size, np.uint8)
+    peer.settimeout(timeout_s if idle_s is None else idle_s)
+    got = peer.recv_into(memoryview(head))
+    if not got:
+        raise ConnectionResetError("the peer closed the connection")
+    receive_into(peer, [head[got:]], timeout_s)
+    magic, body_bytes, payload_bytes = _HEADER.unpack(head.tobytes())
+    if magic != _MAGIC or body_bytes > MOST_BODY_BYTES:
+        raise ProtocolError(
+            f"a frame that begins with {magic!r} and a body of {body_bytes} bytes; allowed are {_MAGIC!r}"
+            f" and {MOST_BODY_BYTES}"
+        )
+    body = np.empty(body_bytes, np.uint8)
+    receive_into(peer, [body], timeout_s)
+    return body.tobytes(), payload_bytes
+
+
+def receive_into(peer: socket.socket, parts: Sequence[Bytes], timeout_s: float) -> None:
+    """Fill these parts with what comes next.
+
+    Raises:
+        TimeoutError: when it takes longer than `timeout_s` and a slow link would.
+        ConnectionError: when the peer is gone.
+    """
+    left: list[Any] = [memoryview(part) for part in parts if part.nbytes]
+    deadline_s = _deadline(sum(part.nbytes for part in left), timeout_s)
+    while left:
+        peer.settimeout(_left(deadline_s, "send a frame"))
+        got, *_ = peer.recvmsg_into(left[:_MOST_VECTORS])
+        if not got:
+            raise ConnectionResetError("the peer closed the connection in the middle of a frame")
+        _consume(left, got)
+
+
+def greet_as_server(peer: socket.socket, token: bytes, timeout_s: float) -> bytes:
+    """Challenge a client; the fingerprint of its model, once it has proved that it knows the token.
+
+    Raises:
+        PeerRefusedError: when it has not.
+        OSError: when the connection breaks or the client stalls.
+    """
+    challenge = secrets.token_bytes(_NONCE_BYTES)
+    peer.settimeout(timeout_s)
+    peer.sendall(_GREETING + challenge)
+    reply = np.empty(_NONCE_BYTES + _MAC_BYTES + 1 + MOST_FINGERPRINT_BYTES, np.uint8)
+    receive_into(peer, [reply], timeout_s)
+    nonce, mac, named = _split(reply.tobytes(), _NONCE_BYTES, _MAC_BYTES)
+    if not hmac.compare_digest(mac, _mac(token, b"client", challenge, nonce, named)):
+        raise PeerRefusedError("a client does not know the token")
+    peer.sendall(_mac(token, b"server", nonce, challenge, named))
+    return named[1 : 1 + min(named[0], MOST_FINGERPRINT_BYTES)]
+
+
+def greet_as_client(peer: socket.socket, token: bytes, fingerprint: bytes, timeout_s: float) -> None:
+    """Answer the server's challenge, and have it prove that it knows the token too.
+
+    Raises:
+        PeerRefusedError: when either side does not.
+        ProtocolError: when it is no such server.
+        OSError: when the connection breaks or the server stalls.
+    """
+    greeting = np.empty(len(_GREETING) + _NONCE_BYTES, np.uint8)
+    receive_into(peer, [greeting], timeout_s)
+    magic, challenge = greeting.tobytes()[: len(_GREETING)], greeting.tobytes()[len(_GREETING) :]
+    if magic != _GREETING:
+        raise ProtocolError(f"the server greets with {magic!r}; a block store greets with {_GREETING!r}")
+    nonce = secrets.token_bytes(_NONCE_BYTES)
+    named = bytes([len(fingerprint)]) + fingerprint.ljust(MOST_FINGERPRINT_BYTES, b"\0")
+    peer.sendall(nonce + _mac(token, b"client", challenge, nonce, named) + named)
+    proof = np.empty(_MAC_BYTES, np.uint8)
+    try:
+        receive_into(peer, [proof], timeout_s)
+    except ConnectionError as error:
+        raise PeerRefusedError("the server closed the connection: it does not accept this token") from error
+    if not hmac.compare_digest(proof.tobytes(), _mac(token, b"server", nonce, challenge, named)):
+        raise PeerRefusedError("the server does not know the token")
+
+
+def check_token(token: bytes) -> None:
+    """Refuse tokens that could be guessed.
+
+    Raises:
+        ValueError: when it is shorter than 16 bytes.
+    """
+    if len(token) < LEAST_TOKEN_BYTES:
+        raise ValueError(f"a token of {len(token)} bytes; at least {LEAST_TOKEN_BYTES} are needed")
+
+
+def _mac(token: bytes, role: bytes, *parts: bytes) -> bytes:
+    return hmac.new(token, b"".join((role, *parts)), hashlib.sha256).digest()
+
+
+def _split(data: bytes, first: int, second: int) -> tuple[bytes, bytes, bytes]:
+    return data[:first], data[first : first + second], data[first + second :]
+
+
+def _deadline(size_bytes: int, timeout_s: float) -> float:
+    return time.monotonic() + timeout_s + size_bytes / _SLOWEST_BYTES_PER_S
+
+
+def _left(deadline_s: float, what: str) -> float:
+    left = deadline_s - time.monotonic()
+    if left <= 0:
+        raise TimeoutError(f"the peer took too long to {what}")
+    return left
+
+
+def _consume(left: list[Any], moved: int) -> None:
+    """Drop the first `moved` bytes of a list of views."""
+    while left and moved >= left[0].nbytes:
+        moved -= left.pop(0).nbytes
+    if moved:
+        left[0] = left[0][moved:]
