@@ -4,6 +4,7 @@ import mmap
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Self, final
 
 import numpy as np
@@ -197,7 +198,7 @@ class SharedArena:
 def layer_places(arena: npt.NDArray[np.uint8], reservation: Reservation) -> list[npt.NDArray[np.uint8]]:
     """Where each layer of a block lies in an arena."""
     ends = np.cumsum((reservation.offset_bytes, *reservation.layer_bytes)).tolist()
-    return [arena[start:end] for start, end in zip(ends[:-1], ends[1:], strict=True)]
+    return [arena[start:end] for start, end in pairwise(ends)]
 
 
 def _memory_file(name: str, size_bytes: int) -> int:

@@ -155,7 +155,8 @@ def _walk_elsewhere(path: Path) -> Iterator[tuple[bytes, bytes]]:
     """What the walking process printed before it ended, however it ended."""
     command = [sys.executable, "-I", str(index_walk.__file__), str(path)]
     try:
-        printed = subprocess.run(command, capture_output=True, check=False, timeout=_WALK_TIMEOUT_S).stdout
+        done = subprocess.run(command, capture_output=True, check=False, timeout=_WALK_TIMEOUT_S)  # noqa: S603  # our own
+        printed = done.stdout
     except subprocess.TimeoutExpired as late:
         printed = late.stdout or b""
     parts: list[bytes] = []

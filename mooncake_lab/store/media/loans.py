@@ -81,9 +81,16 @@ class Loans:
         with ExitStack() as stack:
             self._medium.commit(*[stack.enter_context(self.borrow(name)) for name in names])
 
-    def places(self, asked: wire.Write, held: Reservation) -> list[wire.Bytes]:
-        """Where layers that come in are to be put: the medium itself where it is memory."""
+    def places(self, asked: wire.Write, held: Reservation, payload_bytes: int) -> list[wire.Bytes]:
+        """Where layers that come in are to be put: the medium itself where it is memory.
+
+        Raises:
+            NotHeldError: when the block is committed already.
+            ValueError: when the layers have not so many bytes.
+        """
         stop = asked.first_layer + len(asked.checksums)
+        if asked.first_layer < 0 or sum(held.layer_bytes[asked.first_layer : stop]) != payload_bytes:
+            raise ValueError(f"{payload_bytes} bytes are not layers {asked.first_layer} to {stop} of a block")
         if self._arena is not None:
             return self._arena.open_layers(held)[asked.first_layer : stop]
         return [np.empty(size, np.uint8) for size in held.layer_bytes[asked.first_layer : stop]]
@@ -108,8 +115,14 @@ class Loans:
             self._sums.setdefault(asked.name, {}).update(enumerate(asked.checksums, asked.first_layer))
 
     def layers(self, asked: wire.Read, held: Reservation) -> tuple[list[wire.Bytes], tuple[int, ...]]:
-        """The layers that are asked for, and their checksums as their writer sent them, where that is known."""
+        """The layers that are asked for, and their checksums as their writer sent them, where that is known.
+
+        Raises:
+            ValueError: when there are no such layers; for the other errors see `Medium.read_into`.
+        """
         stop = asked.first_layer + asked.layers
+        if not 0 <= asked.first_layer < stop <= len(held.layer_bytes):
+            raise ValueError(f"{asked.layers} layers from {asked.first_layer} on; there are not so many")
         if self._arena is not None:
             found = self._arena.layers(held)[asked.first_layer : stop]
         else:

@@ -1,8 +1,8 @@
 """What remote stores say to each other: bounded frames over TCP, after both sides proved that they know a token.
 
-A frame is a fixed header, a msgpack body of a declared type, and a payload of layers. Nothing is unpickled, no length
-is believed before it is compared with its bound, and no peer is waited for longer than its bytes may take. The
-handshake authenticates; it does not encrypt. Use it inside a network you trust, or through a tunnel.
+A frame is a fixed header, a msgpack body of a declared type, and a payload of layers. Nothing is unpickled, no
+length is believed before it is compared with its bound, and no peer is waited for longer than its bytes may
+take. The handshake authenticates; it does not encrypt. Use it inside a network you trust, or through a tunnel.
 """
 
 import hashlib
@@ -180,7 +180,7 @@ def send_frame(peer: socket.socket, body: Question | Answer, payload: Sequence[B
     encoded = msgspec.msgpack.encode(body)
     size = sum(part.nbytes for part in payload)
     head = np.frombuffer(_HEADER.pack(_MAGIC, len(encoded), size) + encoded, np.uint8)
-    left: list[Any] = [memoryview(head), *(memoryview(part) for part in payload if part.nbytes)]
+    left = _views([head, *payload])
     deadline_s = _deadline(head.nbytes + size, timeout_s)
     while left:
         peer.settimeout(_left(deadline_s, "take a frame"))
@@ -202,7 +202,7 @@ def receive_head(peer: socket.socket, timeout_s: float, *, idle_s: float | None 
     """
     head = np.empty(_HEADER.size, np.uint8)
     peer.settimeout(timeout_s if idle_s is None else idle_s)
-    got = peer.recv_into(memoryview(head))
+    got = peer.recv_into(head.data)
     if not got:
         raise ConnectionResetError("the peer closed the connection")
     receive_into(peer, [head[got:]], timeout_s)
@@ -224,7 +224,7 @@ def receive_into(peer: socket.socket, parts: Sequence[Bytes], timeout_s: float) 
         TimeoutError: when it takes longer than `timeout_s` and a slow link would.
         ConnectionError: when the peer is gone.
     """
-    left: list[Any] = [memoryview(part) for part in parts if part.nbytes]
+    left = _views(parts)
     deadline_s = _deadline(sum(part.nbytes for part in left), timeout_s)
     while left:
         peer.settimeout(_left(deadline_s, "send a frame"))
@@ -296,6 +296,10 @@ def _split(data: bytes, first: int, second: int) -> tuple[bytes, bytes, bytes]:
     return data[:first], data[first : first + second], data[first + second :]
 
 
+def _views(parts: Sequence[Bytes]) -> list[memoryview]:
+    return [part.data for part in parts if part.nbytes]
+
+
 def _deadline(size_bytes: int, timeout_s: float) -> float:
     return time.monotonic() + timeout_s + size_bytes / _SLOWEST_BYTES_PER_S
 
@@ -307,7 +311,7 @@ def _left(deadline_s: float, what: str) -> float:
     return left
 
 
-def _consume(left: list[Any], moved: int) -> None:
+def _consume(left: list[memoryview], moved: int) -> None:
     """Drop the first `moved` bytes of a list of views."""
     while left and moved >= left[0].nbytes:
         moved -= left.pop(0).nbytes
