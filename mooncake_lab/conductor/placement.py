@@ -105,6 +105,8 @@ class KVCacheCentric:
         best_blocks, holder = _best_match(view)  # lines 1-2: FindBestPrefixMatch
         best_ttft_s, chosen, fetches = math.inf, 0, False  # line 3
         for i, instance in enumerate(view.prefill):  # line 4
+            if instance.backlog_s >= best_ttft_s:
+                continue  # cannot become the minimum, whatever the rest takes
             ratio = _ratio(best_blocks, instance.matched_blocks)
             remote = self._estimates_transfer(ratio)  # line 5
             blocks = best_blocks if remote else instance.matched_blocks

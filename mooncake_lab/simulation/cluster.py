@@ -110,22 +110,23 @@ class Cluster:
     def view(self, request: Request) -> ClusterView:
         """What the Conductor may know about this request now; looking changes nothing."""
         matches = self.pool.matches(request)
-        prefill = tuple(
+        flows_from = self._network.flows_from
+        prefill = [
             PrefillView(
                 name,
                 instance.backlog_s,
                 instance.queued_requests,
                 instance.assigned_requests,
                 matched,
-                self._network.flows_from(name),
+                flows_from(name),
             )
             for (name, instance), matched in zip(self._prefill.items(), matches, strict=True)
-        )
-        decode = tuple(
+        ]
+        decode = [
             DecodeView(name, instance.requests, instance.context_tokens, instance.capacity_tokens)
             for name, instance in self._decode.items()
-        )
-        return ClusterView(self._env.now, prefill, decode)
+        ]
+        return ClusterView(self._env.now, tuple(prefill), tuple(decode))
 
     def _prefill_instance(self, name: str) -> PrefillInstance:
         return PrefillInstance(

@@ -63,8 +63,8 @@ class DecodeInstance:
     @property
     def context_tokens(self) -> int:
         """KVCache tokens here (as of the batch's last change) or on their way."""
-        waiting = sum(member.cached_tokens for member in self._waiting)
-        return self._context_tokens + waiting + self.promised_tokens
+        here = self._context_tokens + self.promised_tokens
+        return here + sum(member.cached_tokens for member in self._waiting) if self._waiting else here
 
     def promise(self, traced: TracedRequest) -> None:
         """Count a request that was placed here and is still being prefilled."""

@@ -39,12 +39,14 @@ class Network:
         self._bytes_per_s = bytes_per_s
         self._latency_s = latency_s
         self._flows: list[_Flow] = []
+        self._sending: dict[str, int] = {}
+        self._receiving: dict[str, int] = {}
         self._advanced_s = 0.0
         self._generation = 0
 
     def flows_from(self, node: str) -> int:
         """How many transfers a node is sending now."""
-        return sum(flow.source == node for flow in self._flows)
+        return self._sending.get(node, 0)
 
     def transfer(self, source: str, destination: str, size_bytes: float) -> simpy.Event:
         """An event that happens when the last byte has arrived.
@@ -57,6 +59,8 @@ class Network:
         done = self._env.event()
         self._advance()
         self._flows.append(_Flow(source, destination, float(size_bytes), done))
+        self._sending[source] = self._sending.get(source, 0) + 1
+        self._receiving[destination] = self._receiving.get(destination, 0) + 1
         self._share()
         return done
 
@@ -69,14 +73,10 @@ class Network:
 
     def _share(self) -> None:
         """Give each flow its fair share, and wake up when the first one will be through."""
-        sending: dict[str, int] = {}
-        receiving: dict[str, int] = {}
-        for flow in self._flows:
-            sending[flow.source] = sending.get(flow.source, 0) + 1
-            receiving[flow.destination] = receiving.get(flow.destination, 0) + 1
         self._generation += 1
         if not self._flows:
             return
+        sending, receiving = self._sending, self._receiving
         next_s = float("inf")
         for flow in self._flows:
             flow.rate_bytes_per_s = self._bytes_per_s / max(sending[flow.source], receiving[flow.destination])
@@ -93,6 +93,8 @@ class Network:
         through = [flow for flow in self._flows if flow.remaining_bytes <= flow.rate_bytes_per_s * _INSTANT_S]
         self._flows = [flow for flow in self._flows if flow not in through]
         for flow in through:
+            self._sending[flow.source] -= 1
+            self._receiving[flow.destination] -= 1
             self._arrive(flow.done)
         self._share()
 

@@ -78,16 +78,20 @@ class PrefixPool:
         """How many leading blocks the node holds now; each of them counts as used."""
         store = self._stores[node]
         blocks = store.match_prefix(request.block_keys)
+        touch = store.touch
         for key in request.block_keys[:blocks]:
-            store.touch(key)
+            touch(key)
         return blocks
 
     def keep(self, node: str, request: Request, blocks: int | None = None) -> None:
         """Store a prompt's blocks (the first `blocks` of them) on a node, front to back."""
         store, bit, holders = self._stores[node], self._bit[node], self._holders
         for position, key in enumerate(request.block_keys[:blocks]):
+            if key in store:
+                store.touch(key)
+                continue
             outcome = store.put(key, None, size_bytes=self._block_bytes, position=position)
-            if not isinstance(outcome, Stored) or outcome.was_held:
+            if not isinstance(outcome, Stored):
                 continue
             holders[key] = holders.get(key, 0) | bit
             for evicted, _ in outcome.evicted:

@@ -1,5 +1,6 @@
 """A prefill instance in virtual time: a queue, a prefix cache, and computation in order of arrival."""
 
+from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
@@ -47,7 +48,8 @@ class PrefillInstance:
         self._log = log
         self._started = started
         self._computed = computed
-        self._queue: simpy.Store = simpy.Store(env)
+        self._queue: deque[Job] = deque()
+        self._awake: simpy.Event = env.event()
         self._queued_s = 0.0
         self._running_until_s = 0.0
         env.process(self._live())
@@ -62,11 +64,16 @@ class PrefillInstance:
         self.queued_requests += 1
         self.assigned_requests += 1
         self._queued_s += job.believed_s
-        self._queue.put(job)
+        self._queue.append(job)
+        if not self._awake.triggered:
+            self._awake.succeed()
 
     def _live(self) -> Generator[simpy.Event, Any, None]:
         while True:
-            job: Job = yield self._queue.get()
+            if not self._queue:
+                self._awake = self._env.event()
+                yield self._awake
+            job = self._queue.popleft()
             if job.fetched is not None:
                 yield job.fetched
             request = job.traced.request

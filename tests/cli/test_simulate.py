@@ -16,6 +16,7 @@ PROMISED = {
 }  # fmt: skip
 COST = {"wall_s", "cpu_s", "peak_memory_mib"}
 DISAGGREGATED = ("--prefill", 2, "--decode", 2)
+WIDE = ("--prefill", 4, "--decode", 2)
 COUPLED = ("--coupled", 4)
 
 
@@ -69,8 +70,8 @@ def test_log_holds_the_run(file, cluster, tmp_path):
         (DISAGGREGATED, ("--prefill", 3)),
         (DISAGGREGATED, ("--decode", 1)),
         (DISAGGREGATED, ("--placement", "random")),
-        (DISAGGREGATED, ("--placement", "load_balance")),
-        (DISAGGREGATED, ("--placement", "cache_aware")),
+        (WIDE, ("--placement", "load_balance")),
+        (WIDE, ("--placement", "cache_aware")),
         (DISAGGREGATED, ("--placement", "longest_prefix")),
         (DISAGGREGATED, ("--placement", "prefix_affinity")),
         ((*DISAGGREGATED, "--ttft-slo", 0.6), ("--admission", "slo")),
@@ -94,7 +95,7 @@ def test_log_holds_the_run(file, cluster, tmp_path):
         ((*COUPLED, "--batching", "vllm_prefix"), ("--placement", "cache_aware")),
         ((*COUPLED, "--batching", "vllm_prefix"), ("--cache-tokens", 40_000)),
         (COUPLED, ("--speed", 3)),
-        (COUPLED, ("--tbt-slo", 0.04)),
+        (COUPLED, ("--tbt-slo", 9)),
     ],
     ids=lambda value: " ".join(map(str, value)),
 )
