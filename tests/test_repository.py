@@ -45,12 +45,12 @@ def test_help_lists_every_target():
 
 @pytest.mark.parametrize("path", PACKAGE, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_files_are_short(path):
-    """No file of the package is longer than 300 lines, no function longer than 50."""
+    """No file of the package is longer than 300 lines, no function's body longer than 50."""
     text = path.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= HARD_LIMIT_LINES
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            assert node.end_lineno - node.lineno < HARD_LIMIT_FUNCTION_LINES, node.name
+            assert node.end_lineno - node.body[0].lineno < HARD_LIMIT_FUNCTION_LINES, node.name
 
 
 def test_names_say_what_is_inside():

@@ -1,10 +1,13 @@
 """Every chapter runs at the smallest scale, the way the book runs it."""
 
+import io
 import json
 from pathlib import Path
 
-from mooncake_lab.batch import plan
-from mooncake_lab.batch.execute import execute
+from rich.console import Console
+
+from mooncake_lab.batch import plan, run
+from mooncake_lab.batch.display import Display
 from mooncake_lab.batch.notebook import read_notebook
 
 
@@ -18,7 +21,7 @@ def test_chapter_runs_at_smoke_scale(chapter, root, tmp_path):
         parameters={"scale": "smoke", "seed": 0},
         surroundings="a test",
     )
-    outcome = execute(job)
+    (outcome,) = run([job], workers=1, threads=1, display=Display(Console(file=io.StringIO())))
     assert outcome.error is None
     numbers = json.loads(Path(job.record).read_text(encoding="utf-8"))
     assert numbers["numbers"]
