@@ -1,6 +1,6 @@
 """The cluster in virtual time: requests arrive, the Conductor decides, instances act, the log remembers."""
 
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -106,6 +106,15 @@ class Cluster:
         self._door.serve(requests)
         self._env.run(until=until_s)
         return self.log
+
+    def watch(self, every_s: float, look: Callable[[float], None]) -> None:
+        """Look at the cluster every so many seconds from now on; such a run needs a horizon."""
+        self._env.process(self._watching(every_s, look))
+
+    def _watching(self, every_s: float, look: Callable[[float], None]) -> Generator[simpy.Event, Any, None]:
+        while True:
+            look(self._env.now)
+            yield self._env.timeout(every_s)
 
     def view(self, request: Request) -> ClusterView:
         """What the Conductor may know about this request now; looking changes nothing."""

@@ -45,12 +45,12 @@ class PrefixPool:
         self._stores: dict[str, BlockStore[None]] = {}
         tokens = capacity_tokens * (len(nodes) if shared else 1)
         blocks = max(1, tokens // block_size_tokens)
-        one = BlockStore[None](tokens * bytes_per_token, make_policy(eviction, blocks)) if shared else None
+        one = BlockStore[None](tokens * bytes_per_token, make_policy(eviction, blocks))
         for name in nodes:
-            own = one or BlockStore[None](tokens * bytes_per_token, make_policy(eviction, blocks))
-            self._stores[name] = own
             if shared:
-                self._bit[name] = self._everyone
+                self._stores[name], self._bit[name] = one, self._everyone
+            else:
+                self._stores[name] = BlockStore[None](tokens * bytes_per_token, make_policy(eviction, blocks))
 
     def matches(self, request: Request) -> list[int]:
         """How many leading blocks of a prompt each node holds, in the order of the nodes."""
