@@ -12,6 +12,7 @@ from mooncake_lab.store.media.medium import (
     MediumFullError,
     NotHeldError,
     Reservation,
+    check_block,
 )
 from mooncake_lab.store.media.ssd import SsdMedium
 from mooncake_lab.store.media.tcp import TcpMedium
@@ -38,5 +39,6 @@ __all__ = [
     "SharedArena",
     "SsdMedium",
     "TcpMedium",
+    "check_block",
     "verify_folder",
 ]

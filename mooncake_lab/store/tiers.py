@@ -1,0 +1,225 @@
+"""Tiers: DRAM over SSD over remote memory; hits rise, evicted blocks sink, and no request waits for that."""
+
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Self, final
+
+from mooncake_lab.store.arrivals import Arrivals, free_quietly
+from mooncake_lab.store.media import (
+    Buffer,
+    DamagedBlockError,
+    MediumError,
+    NotHeldError,
+    Reservation,
+    TcpMedium,
+)
+from mooncake_lab.store.tier import Tier, TierSettings, TierStatistics
+from mooncake_lab.store.write_back import WriteBack
+
+
+@final
+class TieredStore:
+    """Blocks of one model over several media, the fastest first (FAST'25 §3, Fig. 3).
+
+    A new block goes into the first tier. What a tier evicts waits in a bounded queue for a thread that writes it
+    """Blocks of one model over several media, the fastest first (FAST'25 §3): one node of Mooncake Store.
+    A block read whole from a lower tier is put into the first one as well. Each tier has its own `BlockStore` and
+    policy. A tier that fails is skipped and says so; a damaged block is dropped and is a miss.
+
+    Keys are chained hashes, so one key names one content. Methods may be called from several threads. Mutable: it
+    is the state of a cache, and it owns threads. Its media are its maker's to close, after `close`.
+
+    Args:
+        tiers: the fastest first; blocks that durable media hold already are taken over.
+
+    Raises:
+        ValueError: when there are no tiers.
+        OSError: when a medium cannot be asked what it holds.
+    """
+
+    def __init__(self, tiers: Sequence[TierSettings]) -> None:
+        if not tiers:
+            raise ValueError("a tiered store of 0 tiers; at least 1 is needed")
+        self._tiers = [Tier(settings, has_tier_below=i + 1 < len(tiers)) for i, settings in enumerate(tiers)]
+        for tier in self._tiers:
+            tier.adopt()
+        self._books = threading.Condition()  # guards every tier; devices are only asked outside of it
+        self._arrivals = Arrivals(self._tiers, self._books)
+        self._write_backs = [WriteBack(self._tiers, i, self._books, self._arrivals) for i in range(len(tiers) - 1)]
+        self._pinned_in: dict[bytes, list[int]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def __contains__(self, key: object) -> bool:
+        with self._books:
+            return isinstance(key, bytes) and self._first_tier_with(key) is not None
+
+    def match_prefix(self, keys: Iterable[bytes]) -> int:
+        """How many of these keys are held, in whatever tier, before the first that is not; changes nothing."""
+        held = 0
+        with self._books:
+            for key in keys:
+                if self._first_tier_with(key) is None:
+                    break
+                held += 1
+        return held
+
+    def layer_bytes(self, key: bytes) -> tuple[int, ...] | None:
+        """The bytes of each layer of a block, `None` where it is not held; changes nothing."""
+        with self._books:
+            for tier in self._tiers:
+                departure = tier.leaving.get(key)
+                block = tier.blocks.peek(key)
+                found = departure.reservation if departure else block.payload.reservation if block else None
+                if found is not None:
+                    return found.layer_bytes
+        return None
+
+    def tier_of(self, key: bytes) -> str | None:
+        """The name of the first tier that holds the block, `None` where none does; changes nothing."""
+        with self._books:
+            index = self._first_tier_with(key)
+        return None if index is None else self._tiers[index].medium.name
+
+    def put(self, key: bytes, layers: Sequence[Buffer], *, position: int = 0) -> bool:
+        """Hold a block in the first tier that takes it; whether one did. A held block is only touched.
+
+        Raises:
+            ValueError: when the key or the layers are out of bounds.
+        """
+        sizes = [memoryview(layer).nbytes for layer in layers]  # pyright: ignore[reportArgumentType]  # arrays are
+        return any(self._arrivals.store(index, key, sizes, layers, position) for index in range(len(self._tiers)))
+
+    def read_into(self, key: bytes, buffers: Sequence[Buffer], *, first_layer: int = 0) -> str | None:
+        """Fill buffers with layers of a block; the tier that had it, or `None` where no tier could deliver it.
+
+        After `None` the buffers hold nothing of use, and the block is to be computed again.
+
+        Raises:
+            ValueError: when the buffers do not fit the layers.
+        """
+        for index, tier in enumerate(self._tiers):
+            lent = self._borrow(tier, key)
+            if lent is None or not self._deliver(tier, key, lent, buffers, first_layer):
+                continue
+            if index and tier.settings.promotes and len(buffers) == len(lent.layer_bytes):
+                rose = self._arrivals.store(0, key, lent.layer_bytes, buffers, lent.position)
+                with self._books:
+                    tier.tally.promoted += rose
+            return tier.medium.name
+        return None
+
+    def pin(self, key: bytes) -> None:
+        """Keep the block, in the first tier that has it, until it is unpinned as often as it was pinned.
+
+        Raises:
+            KeyError: when no tier holds it.
+        """
+        with self._books:
+            for index, tier in enumerate(self._tiers):
+                block = tier.blocks.peek(key)
+                if block is not None and block.payload.ready:
+                    tier.blocks.pin(key)
+                    self._pinned_in.setdefault(key, []).append(index)
+                    return
+        raise KeyError(f"block {key.hex()} is held in none of {len(self._tiers)} tiers")
+
+    def unpin(self, key: bytes) -> None:
+        """Undo one `pin`.
+
+        Raises:
+            ValueError: when the key is not pinned.
+        """
+        with self._books:
+            if not self._pinned_in.get(key):
+                raise ValueError(f"block {key.hex()} is not pinned, so it cannot be unpinned")
+            tier = self._tiers[self._pinned_in[key].pop()]
+            if not self._pinned_in[key]:
+                del self._pinned_in[key]
+            unwanted = tier.unpin(key)
+        free_quietly(tier, unwanted)
+
+    def flush(self) -> None:
+        """Return when no evicted block waits for the tier below.
+
+        Raises:
+            RuntimeError: when a write-back thread died, which is a bug of ours.
+        """
+        with self._books:
+            self._books.wait_for(lambda: all(write_back.is_idle() for write_back in self._write_backs))
+        for write_back in self._write_backs:
+            if write_back.crash is not None:
+                raise RuntimeError("a write-back thread died") from write_back.crash
+
+    def close(self) -> None:
+        """Let evicted blocks sink, and stop; the media stay open.
+
+        Raises:
+            RuntimeError: when a write-back thread died, which is a bug of ours.
+        """
+        for write_back in self._write_backs:
+            write_back.stop()
+        self.flush()
+
+    def statistics(self) -> list[TierStatistics]:
+        """What each tier did so far, the fastest first."""
+        with self._books:
+            return [tier.statistics() for tier in self._tiers]
+
+    def check(self) -> None:
+        """Verify every tier's invariants; call it while nothing else does.
+
+        Raises:
+            AssertionError: naming the invariant that is broken.
+        """
+        with self._books:
+            for tier in self._tiers:
+                tier.check()
+
+    def leaked_bytes(self) -> int:
+        """Bytes that local media hold and no tier knows of: 0, or there is a bug. Call it after `flush`."""
+        with self._books:
+            local = [tier for tier in self._tiers if not isinstance(tier.medium, TcpMedium)]
+            return sum(t.medium.used_bytes - t.blocks.used_bytes - t.leaving_bytes for t in local)
+
+    # how a block is read
+
+    def _first_tier_with(self, key: bytes) -> int | None:
+        return next((index for index, tier in enumerate(self._tiers) if tier.holds(key)), None)
+
+    def _borrow(self, tier: Tier, key: bytes) -> Reservation | None:
+        with self._books:
+            lent = tier.borrow(key) if tier.holds(key) and tier.reads.allows() else None
+            if lent is None:
+                tier.tally.misses += 1
+            return lent
+
+    def _deliver(
+        self, tier: Tier, key: bytes, lent: Reservation, buffers: Sequence[Buffer], first_layer: int
+    ) -> bool:
+        """Read what was borrowed and give it back; a block that cannot be read as it was written is dropped."""
+        trouble: Exception | None = None
+        try:
+            tier.medium.read_into(lent, buffers, first_layer=first_layer)
+        except Exception as error:  # noqa: BLE001  # what is not the medium's fault is raised again below
+            trouble = error
+        is_damaged = isinstance(trouble, (DamagedBlockError, NotHeldError))
+        with self._books:
+            unwanted = tier.give_back(key, lent, damaged=is_damaged)
+            if trouble is None:
+                tier.tally.hits += 1
+                tier.tally.read_bytes += sum(lent.layer_bytes[first_layer : first_layer + len(buffers)])
+                tier.reads.worked()
+            elif isinstance(trouble, (MediumError, OSError)):
+                tier.tally.misses += 1
+                tier.tally.damaged += is_damaged
+                if not is_damaged:
+                    tier.reads.failed(trouble)
+        free_quietly(tier, unwanted)
+        if trouble is not None and not isinstance(trouble, (MediumError, OSError)):
+            raise trouble
+        return trouble is None

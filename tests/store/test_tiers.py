@@ -1,0 +1,366 @@
+"""Stacked tiers: what is put is read bit by bit from some tier, or is honestly gone."""
+
+import contextlib
+import errno
+import logging
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from mooncake_lab.store import EVICTION_POLICIES
+from mooncake_lab.store.media import BlockServer, DramMedium, SsdMedium, TcpMedium
+from mooncake_lab.store.tier import TierSettings
+from mooncake_lab.store.tiers import TieredStore
+
+PAGE = 4096
+LAYERS = [PAGE, 100]
+"""Two pages a block in DRAM, and three on SSD with its header."""
+
+
+def content(key):
+    """The layers that a key stands for."""
+    draw = np.random.default_rng(list(key))
+    return [draw.integers(0, 256, size, np.uint8) for size in LAYERS]
+
+
+def read(store, key):
+    """The tier that delivers a block, after checking every byte of it."""
+    buffers = [np.full(size, 7, np.uint8) for size in LAYERS]
+    tier = store.read_into(key, buffers)
+    if tier is not None:
+        assert [buffer.tobytes() for buffer in buffers] == [layer.tobytes() for layer in content(key)]
+    return tier
+
+
+def put(store, *keys):
+    """Put blocks, and let what they push out sink."""
+    for key in keys:
+        assert store.put(key, content(key))
+        store.flush()
+
+
+@contextlib.contextmanager
+def dram_tiers(*blocks, **settings_of_all):
+    """A store of DRAM tiers that hold so many blocks each; every queue holds eight."""
+    names = [f"tier {index}" for index in range(len(blocks))]
+    media = [DramMedium((count + 8) * 2 * PAGE, name=name) for count, name in zip(blocks, names, strict=True)]
+    media[-1] = DramMedium(blocks[-1] * 2 * PAGE, name=names[-1])
+    queues = [16 * PAGE] * (len(blocks) - 1) + [0]
+    tiers = [
+        TierSettings(medium=medium, queue_bytes=queue, **settings_of_all)
+        for medium, queue in zip(media, queues, strict=True)
+    ]
+    with TieredStore(tiers) as store:
+        yield store
+    store.check()
+    assert store.leaked_bytes() == 0
+    for medium in media:
+        medium.close()
+
+
+class TierMachine(RuleBasedStateMachine):
+    """Any sequence of calls: no wrong byte, no leak, no tier above its capacity, no pinned block lost."""
+
+    @initialize(policy=st.sampled_from([name for name in EVICTION_POLICIES if name != "belady"]))
+    def build(self, policy):
+        """Start with three empty tiers."""
+        self.scope = contextlib.ExitStack()
+        self.store = self.scope.enter_context(dram_tiers(2, 3, 4, eviction=policy))
+        self.known = set()
+        self.pinned = []
+
+    @rule(number=st.integers(0, 12))
+    def put(self, number):
+        """A put block is held afterwards, unless pins fill every tier."""
+        key = b"key %d" % number
+        assert self.store.put(key, content(key)) or len(self.pinned) >= 2
+        self.known.add(key)
+
+    @rule(number=st.integers(0, 12))
+    def read(self, number):
+        """Only what was put is delivered."""
+        key = b"key %d" % number
+        assert read(self.store, key) is None or key in self.known
+
+    @rule(number=st.integers(0, 12))
+    def pin(self, number):
+        """A held block can be pinned, a missing one cannot."""
+        key = b"key %d" % number
+        self.store.flush()
+        if key in self.store:
+            self.store.pin(key)
+            self.pinned.append(key)
+        else:
+            with pytest.raises(KeyError):
+                self.store.pin(key)
+
+    @rule()
+    def unpin(self):
+        """Pins are undone one by one."""
+        if self.pinned:
+            self.store.unpin(self.pinned.pop())
+
+    @rule()
+    def flush(self):
+        """Afterwards nothing waits, and nothing leaked."""
+        self.store.flush()
+        assert self.store.leaked_bytes() == 0
+        assert all(tier.queued_bytes == 0 for tier in self.store.statistics())
+
+    @invariant()
+    def holds_together(self):
+        """Every tier keeps its invariants, and pinned blocks are there."""
+        self.store.check()
+        assert all(tier.used_bytes <= tier.capacity_bytes for tier in self.store.statistics())
+        assert all(read(self.store, key) for key in self.pinned)
+
+    def teardown(self):
+        """Close; that checks once more."""
+        if hasattr(self, "scope"):
+            while self.pinned:
+                self.store.unpin(self.pinned.pop())
+            self.scope.close()
+
+
+TestTierMachine = TierMachine.TestCase
+TestTierMachine.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+
+
+def test_evicted_blocks_sink_and_hits_rise():
+    """The first block sinks as newcomers arrive; read again, it is in the first tier too."""
+    with dram_tiers(2, 3, 4) as store:
+        put(store, b"a", b"b", b"c")
+        assert store.tier_of(b"a") == "tier 1"
+        assert read(store, b"a") == "tier 1"
+        assert store.tier_of(b"a") == "tier 0"
+        assert read(store, b"a") == "tier 0"
+        store.flush()
+        upper, middle, lowest = store.statistics()
+        assert (upper.hits, upper.misses, upper.demoted) == (1, 1, 2)
+        assert (middle.hits, middle.misses, middle.promoted) == (1, 0, 1)
+        assert (lowest.hits, lowest.misses) == (0, 0)
+
+
+def test_a_tier_may_keep_its_blocks_below():
+    """Where promotion is off, a hit changes nothing but its tier's order."""
+    with dram_tiers(2, 3, promotes=False) as store:
+        put(store, b"a", b"b", b"c")
+        assert [read(store, b"a"), read(store, b"a")] == ["tier 1", "tier 1"]
+
+
+def test_a_promoted_block_is_not_written_down_twice():
+    """What the tier below holds already is only touched there when it sinks again."""
+    with dram_tiers(1, 4) as store:
+        put(store, b"a", b"b")
+        read(store, b"a")
+        put(store, b"c")
+        assert store.statistics()[1].stored == 2
+        assert store.statistics()[0].dropped == 0
+
+
+def test_blocks_fall_off_the_last_tier():
+    """More than all tiers hold is forgotten, the oldest first."""
+    with dram_tiers(1, 1, 1) as store:
+        put(store, b"a", b"b", b"c", b"d")
+        assert [store.tier_of(key) for key in (b"a", b"b", b"c", b"d")] == [None, "tier 2", "tier 1", "tier 0"]
+        assert read(store, b"a") is None
+
+
+def test_one_layer_alone_is_read_without_promotion():
+    """Layers can be read singly, from any tier, and the block stays where it is."""
+    with dram_tiers(1, 4) as store:
+        put(store, b"a", b"b")
+        buffer = np.empty(LAYERS[1], np.uint8)
+        assert store.read_into(b"a", [buffer], first_layer=1) == "tier 1"
+        assert buffer.tobytes() == content(b"a")[1].tobytes()
+        assert store.layer_bytes(b"a") == tuple(LAYERS)
+        assert store.tier_of(b"a") == "tier 1"
+        with pytest.raises(ValueError, match="buffers of"):
+            store.read_into(b"a", [buffer], first_layer=0)
+
+
+def test_a_prefix_may_lie_in_several_tiers():
+    """The match counts blocks wherever they are, up to the first gap."""
+    with dram_tiers(1, 4) as store:
+        put(store, b"a", b"b", b"c")
+        assert store.match_prefix([b"c", b"a", b"b", b"x", b"a"]) == 3
+
+
+def test_a_pinned_block_stays_in_its_tier():
+    """Pinned, it is passed over; unpinned, it may go."""
+    with dram_tiers(2, 4) as store:
+        put(store, b"a")
+        store.pin(b"a")
+        put(store, b"b", b"c", b"d")
+        assert store.tier_of(b"a") == "tier 0"
+        store.unpin(b"a")
+        put(store, b"e", b"f")
+        assert store.tier_of(b"a") == "tier 1"
+        with pytest.raises(ValueError, match="is not pinned"):
+            store.unpin(b"a")
+
+
+def test_a_full_queue_drops_and_never_waits(tmp_path):
+    """While the tier below stalls, puts go on; what finds the queue full is dropped and counted."""
+    gate = threading.Event()
+    slow = SsdMedium(tmp_path, 64 * PAGE, fingerprint=b"m", before=lambda _operation: gate.wait(30) or None)
+    fast = DramMedium(4 * 2 * PAGE)
+    with TieredStore([TierSettings(medium=fast, queue_bytes=2 * 2 * PAGE), TierSettings(medium=slow)]) as store:
+        for number in range(10):
+            assert store.put(b"%d" % number, content(b"%d" % number))
+        upper = store.statistics()[0]
+        assert upper.dropped == 6
+        assert upper.queued_bytes == 2 * 2 * PAGE
+        assert read(store, b"0") == "dram"  # on its way down, and still readable
+        gate.set()
+        store.flush()
+        assert store.tier_of(b"0") == "ssd"
+        assert store.statistics()[0].demoted == 2
+        store.check()
+        assert store.leaked_bytes() == 0
+    slow.close()
+
+
+def test_durable_tiers_are_taken_over(tmp_path):
+    """What an SSD tier held before is found by the next store, oldest first to leave."""
+    for life in range(2):
+        ssd = SsdMedium(tmp_path, 9 * PAGE, fingerprint=b"m")
+        with TieredStore([TierSettings(medium=ssd)]) as store:
+            if life == 0:
+                put(store, b"a", b"b", b"c")
+            else:
+                assert read(store, b"b") == "ssd"
+                put(store, b"d")
+                assert [store.tier_of(key) for key in (b"a", b"b", b"c", b"d")] == [None, "ssd", "ssd", "ssd"]
+            store.check()
+        ssd.close()
+
+
+class Faults:
+    """Makes a device refuse chosen operations."""
+
+    def __init__(self):
+        self.broken = set()
+
+    def __call__(self, operation):
+        """Refuse what is broken."""
+        if operation in self.broken:
+            raise OSError(errno.ENOSPC if operation == "write" else errno.EIO, f"injected into {operation}")
+
+
+@pytest.mark.parametrize("operation", ["write", "sync", "index"])
+def test_a_tier_that_cannot_be_written_is_skipped_and_says_so(tmp_path, caplog, operation):
+    """Requests go on, statistics and log have the reason, and when the device recovers so does the tier."""
+    faults = Faults()
+    ssd = SsdMedium(tmp_path, 640 * PAGE, fingerprint=b"m", before=faults)
+    dram = DramMedium(9 * 2 * PAGE)
+    tiers = [TierSettings(medium=dram, queue_bytes=16 * PAGE), TierSettings(medium=ssd)]
+    with TieredStore(tiers) as store, caplog.at_level(logging.WARNING, "mooncake_lab.store"):
+        put(store, b"a", b"b")
+        assert store.tier_of(b"a") == "ssd"
+        faults.broken.add(operation)
+        put(store, *(b"%d" % number for number in range(20)))
+        assert f"injected into {operation}" in store.statistics()[1].degraded
+        assert "writing to ssd is degraded" in caplog.text
+        assert 1 <= store.statistics()[1].write_errors <= 3
+        assert read(store, b"a") == "ssd"
+        assert store.leaked_bytes() == 0
+        faults.broken.clear()
+        put(store, *(b"later %d" % number for number in range(20)))
+        assert store.statistics()[1].degraded is None
+        assert "writing to ssd works again" in caplog.text
+        store.check()
+        assert store.leaked_bytes() == 0
+    ssd.close()
+
+
+def test_a_tier_that_cannot_be_read_is_a_miss(tmp_path):
+    """A read error is counted and the request falls through; after three in a row the tier is asked less often."""
+    faults = Faults()
+    ssd = SsdMedium(tmp_path, 64 * PAGE, fingerprint=b"m", before=faults)
+    with TieredStore([TierSettings(medium=ssd)]) as store:
+        put(store, b"a")
+        faults.broken.add("read")
+        assert [read(store, b"a") for _ in range(10)] == [None] * 10
+        assert store.statistics()[0].read_errors == 3
+        assert "injected into read" in store.statistics()[0].degraded
+        faults.broken.clear()
+        assert "ssd" in [read(store, b"a") for _ in range(16)]
+        assert store.statistics()[0].degraded is None
+    ssd.close()
+
+
+def test_a_damaged_block_is_a_miss_and_is_dropped(tmp_path):
+    """One flipped byte: not served, counted, its room free again, and the block can be stored anew."""
+    ssd = SsdMedium(tmp_path, 64 * PAGE, fingerprint=b"m")
+    with TieredStore([TierSettings(medium=ssd)]) as store:
+        put(store, b"a", b"b")
+        slab = tmp_path / b"m".hex() / "slab"
+        with slab.open("r+b") as file:
+            file.seek(PAGE + 17)
+            flipped = file.read(1)[0] ^ 1
+            file.seek(PAGE + 17)
+            file.write(bytes([flipped]))
+        assert read(store, b"a") is None
+        assert store.statistics()[0].damaged == 1
+        assert b"a" not in store
+        assert read(store, b"b") == "ssd"
+        put(store, b"a")
+        assert read(store, b"a") == "ssd"
+        assert store.leaked_bytes() == 0
+        store.check()
+    ssd.close()
+
+
+def test_a_remote_tier_that_dies_is_a_miss():
+    """When the server goes, its blocks are misses, puts go on, and nothing hangs."""
+    arena = DramMedium(64 * PAGE)
+    server = BlockServer(arena, b"a token of the tests", timeout_s=2)
+    remote = TcpMedium(server.address, b"a token of the tests", fingerprint=b"m", timeout_s=2)
+    tiers = [TierSettings(medium=DramMedium(6 * PAGE), queue_bytes=4 * PAGE), TierSettings(medium=remote)]
+    with TieredStore(tiers) as store:
+        put(store, b"a", b"b")
+        assert read(store, b"a") == "remote"
+        server.close()
+        put(store, *(b"%d" % number for number in range(6)))
+        assert read(store, b"a") is None
+        assert store.statistics()[1].degraded is not None
+        store.check()
+    remote.close()
+
+
+def test_threads_share_a_store():
+    """Several threads that put and read the same blocks never see a wrong byte, and nothing leaks."""
+    failures = []
+
+    def work(seed):
+        draw = np.random.default_rng(seed)
+        try:
+            for number in draw.integers(0, 30, 150).tolist():
+                key = b"key %d" % number
+                if read(store, key) is None:
+                    store.put(key, content(key))
+        except AssertionError as error:
+            failures.append(error)
+
+    with dram_tiers(4, 6, 8) as store:
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert failures == []
+        store.flush()
+        assert store.statistics()[0].hits > 0
+
+
+def test_bad_settings_are_refused():
+    """No tiers, and a queue that takes all of the medium, are errors."""
+    with pytest.raises(ValueError, match="0 tiers"):
+        TieredStore([])
+    with pytest.raises(ValueError, match="cannot keep a queue"):
+        TierSettings(medium=DramMedium(PAGE), queue_bytes=PAGE)
