@@ -1,0 +1,268 @@
+"""Remote blocks: who may enter, what is believed, and how long anybody waits."""
+
+import socket
+import struct
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from mooncake_lab.store.media import (
+    BlockServer,
+    DramMedium,
+    MediumFullError,
+    NotHeldError,
+    PeerRefusedError,
+    ProtocolError,
+    TcpMedium,
+    wire,
+)
+
+TOKEN = b"a token of the tests"
+
+
+@pytest.fixture
+def arena():
+    """What the server lends."""
+    medium = DramMedium(2**20)
+    yield medium
+    medium.close()
+
+
+@pytest.fixture
+def server(arena):
+    """A server on loopback."""
+    with BlockServer(arena, TOKEN, timeout_s=1, most_payload_bytes=2**16) as made:
+        yield made
+
+
+def client_of(server, fingerprint=b"model", token=TOKEN):
+    """A client of the server."""
+    return TcpMedium(server.address, token, fingerprint=fingerprint, timeout_s=5)
+
+
+def greeted(server):
+    """A bare connection after its handshake."""
+    peer = socket.create_connection(server.address, 5)
+    wire.greet_as_client(peer, TOKEN, b"model", 5)
+    return peer
+
+
+def store(medium, key, data):
+    """A block of one layer."""
+    block = medium.reserve(key, [len(data)])
+    medium.write(block, [data])
+    medium.commit(block)
+    return block
+
+
+def is_hung_up(peer):
+    """Whether the server closes the connection, within five seconds."""
+    peer.settimeout(5)
+    try:
+        while peer.recv(4096):
+            pass
+    except ConnectionError:
+        pass
+    peer.close()
+    return True
+
+
+def test_a_wrong_token_is_refused(server, arena):
+    """A client with another token learns nothing, and the server lives on."""
+    with pytest.raises(PeerRefusedError, match="does not accept this token"):
+        client_of(server, token=b"x" * 16)
+    client = client_of(server)
+    store(client, b"key", b"data")
+    client.close()
+    assert len(list(arena.blocks())) == 1
+
+
+def test_a_server_must_know_the_token_too():
+    """A client hangs up on a server that cannot answer its challenge."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def impostor():
+            peer, _ = listener.accept()
+            peer.sendall(wire._GREETING + bytes(32))
+            peer.recv(1000)
+            peer.sendall(bytes(32))
+            peer.close()
+
+        thread = threading.Thread(target=impostor)
+        thread.start()
+        with pytest.raises(PeerRefusedError, match="server does not know"):
+            TcpMedium(listener.getsockname(), TOKEN, fingerprint=b"m", timeout_s=5)
+        thread.join()
+
+
+@pytest.mark.parametrize("role", ["server", "client"])
+def test_a_short_token_is_refused(arena, role):
+    """Tokens that could be guessed are an error on both sides."""
+    with pytest.raises(ValueError, match="at least 16"):
+        BlockServer(arena, b"short") if role == "server" else TcpMedium(
+            ("127.0.0.1", 1), b"short", fingerprint=b"m"
+        )
+
+
+def test_models_do_not_see_each_other(server):
+    """Equal keys of two models are two blocks, and neither can be read with the other's handle."""
+    one, other = client_of(server, b"one"), client_of(server, b"other")
+    block = store(one, b"key", b"data of one")
+    assert list(other.blocks()) == []
+    with pytest.raises(NotHeldError):
+        other.read_into(block, [bytearray(11)])
+    store(other, b"key", b"other's data")
+    found = bytearray(11)
+    one.read_into(block, [found])
+    assert found == b"data of one"
+    one.close()
+    other.close()
+
+
+def test_a_second_client_finds_what_the_first_stored(server):
+    """Blocks outlive their writer's connection, in pages when they are many."""
+    first = client_of(server)
+    for number in range(200):
+        store(first, b"%d" % number, b"x")
+    first.close()
+    second = client_of(server)
+    blocks = list(second.blocks())
+    assert [block.key for block in blocks] == [b"%d" % number for number in range(200)]
+    found = bytearray(1)
+    second.read_into(blocks[150], [found])
+    assert found == b"x"
+    second.close()
+
+
+def test_what_was_not_committed_goes_with_its_client(server, arena):
+    """Reservations of a client that vanished are freed."""
+    client = client_of(server)
+    client.reserve(b"open", [1000])
+    store(client, b"kept", b"data")
+    client.close()
+    for _ in range(100):
+        if arena.used_bytes == 4096:
+            break
+        time.sleep(0.05)
+    assert [block.key for block in arena.blocks()] == [b"modelkept"]
+    assert arena.used_bytes == 4096
+
+
+def frame(body=b"", *, magic=b"MCK1", body_bytes=None, payload_bytes=0):
+    """A frame, as wrong as it is asked to be."""
+    return struct.pack("<4sIQ", magic, len(body) if body_bytes is None else body_bytes, payload_bytes) + body
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        frame(magic=b"EVIL"),
+        frame(body_bytes=2**31),
+        frame(b"\xc1 is no msgpack"),
+        frame(b"\x91\x63"),
+        frame(b"\x91\x07", payload_bytes=2**40),
+        frame(b"\x94\x02\x92\xc4\x01k\x01\x00\x90", payload_bytes=2**20),
+    ],
+    ids=["magic", "body bound", "no msgpack", "no question", "payload of nothing", "payload bound"],
+)
+def test_broken_frames_end_the_connection(server, sent):
+    """What breaks a bound or is no question is not believed; the client is hung up on, others are served."""
+    peer = greeted(server)
+    peer.sendall(sent)
+    assert is_hung_up(peer)
+    client = client_of(server)
+    store(client, b"key", b"data")
+    client.close()
+
+
+@pytest.mark.parametrize("sent", [b"", b"half a handshake"])
+def test_a_client_that_stalls_in_the_handshake_is_left(server, sent):
+    """The server waits for it one second, not for ever."""
+    peer = socket.create_connection(server.address, 5)
+    peer.sendall(sent)
+    assert is_hung_up(peer)
+
+
+def test_a_client_that_stalls_inside_a_frame_is_left(server, arena):
+    """A frame that begins has to end; meanwhile others are served, and what it held is freed."""
+    peer = greeted(server)
+    wire.send_frame(peer, wire.Reserve(b"key", (100,), 0), [], 5)
+    body, _ = wire.receive_head(peer, 5)
+    sequence = wire.ANSWERS.decode(body).sequence
+    half = wire.msgspec.msgpack.encode(wire.Write(wire.Name(b"key", sequence), 0, (0,)))
+    peer.sendall(frame(half, payload_bytes=100) + bytes(50))
+    client = client_of(server)
+    store(client, b"other", b"data")
+    client.close()
+    assert is_hung_up(peer)
+    assert [block.key for block in arena.blocks()] == [b"modelother"]
+
+
+def test_a_server_that_stalls_times_out():
+    """A server that greets and then says nothing costs the client its timeout and no more."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(TimeoutError):
+        TcpMedium(listener.getsockname(), TOKEN, fingerprint=b"m", timeout_s=0.2)
+
+
+def test_bytes_that_change_on_their_way_are_not_kept(server):
+    """A write whose checksum does not fit is refused, and the block cannot be committed."""
+    peer = greeted(server)
+
+    def ask(question, payload=()):
+        wire.send_frame(peer, question, list(payload), 5)
+        return wire.ANSWERS.decode(wire.receive_head(peer, 5)[0])
+
+    name = wire.Name(b"key", ask(wire.Reserve(b"key", (4,), 0)).sequence)
+    data = np.frombuffer(b"data", np.uint8)
+    assert ask(wire.Write(name, 0, (123,)), [data]).kind == "damaged"
+    assert ask(wire.Commit((name,))).kind == "value"
+    assert ask(wire.Write(wire.Name(b"none", 1), 0, (123,)), [data]).kind == "not_held"
+    assert ask(wire.Write(name, 0, (1, 2)), [data, data]).kind == "value"
+    assert ask(wire.Read(name, 0, 9)).kind in {"value", "not_held"}
+    assert isinstance(ask(wire.Status()), wire.Room)
+    peer.close()
+
+
+def test_a_client_reconnects(arena):
+    """When the connection breaks one question fails, and the next one is answered."""
+    server = BlockServer(arena, TOKEN, timeout_s=1)
+    client = client_of(server)
+    block = store(client, b"key", b"data")
+    port = server.address[1]
+    server.close()
+    with pytest.raises(OSError, match=r".+"):
+        client.read_into(block, [bytearray(4)])
+    with BlockServer(arena, TOKEN, port=port, timeout_s=1):
+        found = bytearray(4)
+        client.read_into(block, [found])
+        assert found == b"data"
+    client.close()
+    with pytest.raises(ConnectionError, match="is closed"):
+        client.reserve(b"more", [1])
+
+
+def test_the_medium_behind_it_speaks_for_itself(server):
+    """A full medium is a full medium on this side too."""
+    client = client_of(server)
+    with pytest.raises(MediumFullError, match="free"):
+        client.reserve(b"large", [2**21])
+    client.close()
+
+
+def test_only_so_many_clients_enter(arena):
+    """One more is turned away, and there is room again when one leaves."""
+    with BlockServer(arena, TOKEN, timeout_s=1, most_clients=1) as server:
+        first = client_of(server)
+        with pytest.raises((ConnectionError, ProtocolError)):
+            client_of(server)
+        first.close()
+        for _ in range(100):
+            try:
+                client_of(server).close()
+            except ConnectionError:
+                time.sleep(0.05)
+            else:
+                return
+        pytest.fail("nobody else was let in")
