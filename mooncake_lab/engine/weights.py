@@ -135,6 +135,35 @@ def _layer(config: LlamaConfig, index: int, place: Callable[..., torch.Tensor]) 
     )
 
 
+def state_dict(weights: LlamaWeights) -> dict[str, torch.Tensor]:
+    """The same tensors under their Hugging Face names, fused ones cut into views."""
+    config = weights.config
+    named = {"model.embed_tokens.weight": weights.embedding, "model.norm.weight": weights.norm}
+    named["lm_head.weight"] = weights.head
+    heads = (config.query_width, config.kv_width, config.kv_width)
+    for index, layer in enumerate(weights.layers):
+        prefix = f"model.layers.{index}."
+        named[f"{prefix}input_layernorm.weight"] = layer.attention_norm
+        named[f"{prefix}post_attention_layernorm.weight"] = layer.ffn_norm
+        for suffix, qkv, output, gate_up, down in (
+            ("weight", layer.qkv, layer.output, layer.gate_up, layer.down),
+            ("bias", layer.qkv_bias, layer.output_bias, layer.gate_up_bias, layer.down_bias),
+        ):
+            attention = [] if qkv is None else [*qkv.split(heads), output]
+            mlp = [] if gate_up is None else [*gate_up.chunk(2), down]
+            named |= {
+                f"{prefix}self_attn.{name}_proj.{suffix}": tensor
+                for name, tensor in zip("qkvo", attention, strict=bool(attention))
+                if tensor is not None
+            }
+            named |= {
+                f"{prefix}mlp.{name}_proj.{suffix}": tensor
+                for name, tensor in zip(("gate", "up", "down"), mlp, strict=bool(mlp))
+                if tensor is not None
+            }
+    return named
+
+
 def parameter_shapes(config: LlamaConfig) -> Mapping[str, tuple[int, ...]]:
     """The Hugging Face names of a model's parameters and their shapes."""
     linears = {
