@@ -17,8 +17,8 @@ from mooncake_lab.perf.roofline import ridge_flops_per_byte
 class LinearCost:
     """Seconds of the linear operators over the tokens of an iteration: straight lines between anchors.
 
-    Below the first anchor nothing gets cheaper (the weights are read whatever happens); above the last one, time is
-    proportional to tokens. From one tile on, tokens are rounded up to whole tiles (SARATHI §4.4, Fig. 7).
+    Below the first anchor nothing gets cheaper (the weights are read whatever happens); above the last one, time
+    is proportional to tokens. From one tile on, tokens are rounded up to whole tiles (SARATHI §4.4, Fig. 7).
 
     Raises:
         ValueError: when there are no two anchors, they do not rise, or the tile is below one token.
@@ -118,6 +118,7 @@ def transferred(
     read_s = new_shape.streamed_weight_bytes / new_device.memory_bytes_per_s
     old_read_s = shape.streamed_weight_bytes / device.memory_bytes_per_s
     ridges = ridge_flops_per_byte(new_device) / ridge_flops_per_byte(device)
+    bandwidths = device.memory_bytes_per_s / new_device.memory_bytes_per_s
     kv = new_shape.kv_bytes_per_token / shape.kv_bytes_per_token
     width = new_shape.layers * new_shape.query_width / (shape.layers * shape.query_width)
     anchors = tuple((tokens * ridges, seconds * read_s / old_read_s) for tokens, seconds in cost.linear.anchors)
@@ -125,10 +126,7 @@ def transferred(
         name=name,
         linear=LinearCost(anchors, cost.linear.tile_tokens),
         per_pair_s=cost.per_pair_s * width * device.flops_per_s() / new_device.flops_per_s(),
-        per_context_token_s=cost.per_context_token_s
-        * kv
-        * device.memory_bytes_per_s
-        / new_device.memory_bytes_per_s,
+        per_context_token_s=cost.per_context_token_s * kv * bandwidths,
         beside_s=cost.beside_s * new_shape.layers / shape.layers,
         rereads=cost.rereads,
     )

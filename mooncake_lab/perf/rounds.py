@@ -1,4 +1,4 @@
-"""A workload of equal requests in the steady state: what a round of one batch takes, with and without piggybacking.
+"""A workload of equal requests in the steady state: what a round takes, with and without piggybacking.
 
 SARATHI (arXiv 2308.16369) measures batches in which all prompts are equally long and so are all outputs. Then a
 round, in which every place of the batch serves one request, is integer arithmetic: the sums below, no simulation.
@@ -32,6 +32,15 @@ class Workload:
         """Requests of so many tokens in all that have `ratio` prompt tokens for every decode (P:D)."""
         steps = min(max(round(total_tokens / (1 + ratio)), 1), total_tokens - 1)
         return cls(prompt_tokens=total_tokens - steps, decode_steps=steps, batch=batch)
+
+    @classmethod
+    def balanced(cls, total_tokens: int, fused_tokens: int, batch: int) -> "Workload":
+        """Requests of so many tokens at the balanced P:D ratio: where C divides them, the prompt is whole chunks.
+
+        Raises:
+            ValueError: when the ratio has no balance.
+        """
+        return cls.of_length(total_tokens, balanced_ratio(fused_tokens, batch), batch)
 
     @property
     def tokens(self) -> int:
