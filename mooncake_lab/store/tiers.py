@@ -22,8 +22,8 @@ class TieredStore:
     """Blocks of one model over several media, the fastest first (FAST'25 §3): a node of Mooncake Store.
 
     A new block goes into the first tier. What a tier evicts waits in a bounded queue for a thread that writes it
-    into the tier below; when the queue is full it is dropped, since a cache may forget and a request must not wait.
-    A block read whole from a lower tier is put into the first one as well. Each tier has its own `BlockStore` and
+    into the tier below; when the queue is full it is dropped: a cache may forget, and a request must not wait. A
+    block read whole from a lower tier is put into the first one as well. Each tier has its own `BlockStore` and
     policy. A tier that fails is skipped and says so; a damaged block is dropped and is a miss.
 
     Keys are chained hashes, so one key names one content. Methods may be called from several threads. Mutable: it

@@ -116,7 +116,7 @@ def read_index(path: Path, seed: int) -> tuple[list[Record], bool]:
 def is_sealed(path: Path) -> bool:
     """Whether the file is exactly as it was when it was closed."""
     beside = _seal_path(path)
-    return beside.exists() and beside.read_bytes() == _digest(path).encode()
+    return path.exists() and beside.exists() and beside.read_bytes() == _digest(path).encode()
 
 
 def sync_folder(folder: Path) -> None:

@@ -1,0 +1,363 @@
+"""The SSD medium: what survives, what is noticed, and who is kept out."""
+
+import errno
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mooncake_lab.store.media import (
+    DamagedBlockError,
+    FolderInUseError,
+    NotHeldError,
+    SsdMedium,
+    verify_folder,
+)
+
+PAGE = 4096
+CAPACITY = 100 * PAGE
+MODEL = b"model"
+
+
+def content(key, sizes):
+    """The layers that a key stands for."""
+    draw = np.random.default_rng(list(key))
+    return [draw.integers(0, 256, size, np.uint8) for size in sizes]
+
+
+def store(medium, key, sizes=(5000, 100)):
+    """A committed block."""
+    block = medium.reserve(key, sizes)
+    write_and_commit(medium, block)
+    return block
+
+
+def write_and_commit(medium, block):
+    """All layers of a reservation, and the commit."""
+    medium.write(block, content(block.key, block.layer_bytes))
+    medium.commit(block)
+
+
+def is_right(medium, block):
+    """Whether a block is served as it was written; false where the medium says that it is damaged."""
+    buffers = [np.empty(size, np.uint8) for size in block.layer_bytes]
+    try:
+        medium.read_into(block, buffers)
+    except DamagedBlockError:
+        return False
+    truth = content(block.key, block.layer_bytes)
+    assert [buffer.tobytes() for buffer in buffers] == [layer.tobytes() for layer in truth]
+    return True
+
+
+def opened(folder, capacity=CAPACITY, model=MODEL, **more):
+    """The medium in a folder."""
+    return SsdMedium(folder, capacity, fingerprint=model, **more)
+
+
+def abandon(medium):
+    """Let go of a medium as a kill does: nothing is written any more, only the lock goes."""
+    medium._index._environment.close()
+    medium._slab.close()
+    medium._folder_lock.release()
+    medium._index = None
+
+
+def filled(folder, blocks=8):
+    """A closed folder with some blocks."""
+    medium = opened(folder)
+    for number in range(blocks):
+        store(medium, b"%d" % number)
+    medium.close()
+
+
+def flip(path, offset, bit=0):
+    """Flip one bit of a file."""
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ (1 << bit)]))
+
+
+@pytest.mark.parametrize("end", [SsdMedium.close, abandon], ids=["closed", "killed"])
+def test_blocks_survive(tmp_path, end):
+    """After a close or a kill every committed block is there, in order, and an open reservation is not."""
+    medium = opened(tmp_path)
+    blocks = [store(medium, b"%d" % number) for number in range(5)]
+    medium.free(blocks[1])
+    open_one = medium.reserve(b"open", [100])
+    medium.write(open_one, [bytes(100)])
+    end(medium)
+    medium = opened(tmp_path, None)
+    assert medium.index_was_whole
+    found = list(medium.blocks())
+    kept = [block for block in found if block.key != b"1"]  # a freed block may reappear after a kill
+    assert [block.key for block in kept] == [b"0", b"2", b"3", b"4"]
+    assert all(is_right(medium, block) for block in found)
+    assert medium.used_bytes == sum(medium.footprint_bytes(block.key, block.layer_bytes) for block in found)
+    store(medium, b"open")
+    store(medium, b"1") if len(found) == 4 else None
+    assert all(is_right(medium, block) for block in medium.blocks())
+    medium.close()
+
+
+KILLED = """
+import sys, numpy as np
+from pathlib import Path
+from mooncake_lab.store.media import SsdMedium
+medium = SsdMedium(Path(sys.argv[1]), 100 * 4096, fingerprint=b"model")
+number, held = 0, []
+while True:
+    key = b"%d" % number
+    draw = np.random.default_rng(list(key))
+    if len(held) == 12:
+        oldest = held.pop(0)
+        print("freeing", oldest.key.decode(), flush=True)
+        medium.free(oldest)
+    block = medium.reserve(key, (5000, 8192, 100))
+    medium.write(block, [draw.integers(0, 256, size, np.uint8) for size in (5000, 8192, 100)])
+    medium.commit(block)
+    held.append(block)
+    print("held", key.decode(), flush=True)
+    number += 1
+"""
+
+
+@pytest.mark.parametrize("after", [3, 17, 40])
+def test_a_killed_writer_loses_nothing(tmp_path, after):
+    """Kill -9 amid writes and frees: all that was committed and not freed is bit-exact, and none is torn."""
+    held = set()
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as writer:
+        for _ in range(after):
+            word, number = writer.stdout.readline().split()
+            (held.add if word == "held" else held.discard)(number.encode())
+        writer.kill()
+        for line in writer.stdout.read().splitlines():
+            word, number = line.split()
+            (held.add if word == "held" else held.discard)(number.encode())
+    medium = opened(tmp_path)
+    blocks = list(medium.blocks())
+    assert held <= {block.key for block in blocks}
+    assert all(is_right(medium, block) for block in blocks)
+    assert medium.used_bytes == sum(medium.footprint_bytes(block.key, block.layer_bytes) for block in blocks)
+    medium.close()
+    assert all(report.is_sound for report in verify_folder(tmp_path))
+
+
+def test_a_second_process_is_told_who_has_the_folder(tmp_path):
+    """The folder of a live medium cannot be opened, here or elsewhere, by verify neither; closed, it can."""
+    medium = opened(tmp_path)
+    with pytest.raises(FolderInUseError, match=rf"is open in process {os.getpid()}"):
+        opened(tmp_path)
+    code = (
+        "import sys; from pathlib import Path; from mooncake_lab.store.media import SsdMedium\n"
+        "SsdMedium(Path(sys.argv[1]), 409600, fingerprint=b'other')"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    other = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert f"FolderInUseError: {tmp_path} is open in process {os.getpid()}" in other.stderr
+    with pytest.raises(FolderInUseError):
+        verify_folder(tmp_path)
+    medium.close()
+    opened(tmp_path).close()
+
+
+def test_models_do_not_see_each_other(tmp_path):
+    """A block of one model is not found by another, not even when its folder is given the other's name."""
+    filled(tmp_path, 3)
+    other = opened(tmp_path, model=b"other")
+    assert list(other.blocks()) == []
+    other.close()
+    (tmp_path / b"other".hex()).rename(tmp_path / "elsewhere")
+    (tmp_path / MODEL.hex()).rename(tmp_path / b"other".hex())
+    other = opened(tmp_path, model=b"other")
+    assert list(other.blocks()) == []
+    other.close()
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), number=st.integers(0, 7))
+def test_any_flipped_payload_byte_is_noticed(tmp_path, place, bit, number):
+    """Wherever a block's layer is hit, it is damaged, its other layers and all other blocks are served."""
+    if not (tmp_path / "lock").exists():
+        filled(tmp_path)
+    medium = opened(tmp_path)
+    blocks = list(medium.blocks())
+    hit = blocks[number]
+    slab = tmp_path / MODEL.hex() / "slab"
+    offset = hit.offset_bytes + PAGE + int(place * 5000)
+    flip(slab, offset, bit)
+    assert [is_right(medium, block) for block in blocks] == [block != hit for block in blocks]
+    short = np.empty(100, np.uint8)
+    medium.read_into(hit, [short], first_layer=1)
+    medium.close()
+    (report,) = verify_folder(tmp_path)
+    assert report.damaged == (hit.key.hex(),)
+    assert report.blocks == 8
+    flip(slab, offset, bit)
+    assert verify_folder(tmp_path)[0].is_sound
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(places=st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=4), bit=st.integers(0, 7))
+def test_a_damaged_index_is_rebuilt_from_the_slab(tmp_path, places, bit):
+    """Whatever bytes of a closed index are flipped, no block is lost and none is wrong."""
+    if not (tmp_path / "lock").exists():
+        filled(tmp_path)
+    index = tmp_path / MODEL.hex() / "index.mdb"
+    size = index.stat().st_size
+    for place in places:
+        flip(index, int(place * size), bit)
+    medium = opened(tmp_path)
+    assert sorted(block.key for block in medium.blocks()) == [b"%d" % number for number in range(8)]
+    assert all(is_right(medium, block) for block in medium.blocks())
+    medium.close()
+    assert verify_folder(tmp_path)[0].is_sound
+
+
+@pytest.mark.parametrize("name", ["index.mdb", "index.seal"])
+def test_a_missing_index_is_rebuilt(tmp_path, name):
+    """Without its index or the index's seal, a folder still has all its blocks."""
+    filled(tmp_path)
+    (tmp_path / MODEL.hex() / name).unlink()
+    medium = opened(tmp_path)
+    assert medium.index_was_whole == (name == "index.seal")
+    assert len(list(medium.blocks())) == 8
+    assert all(is_right(medium, block) for block in medium.blocks())
+    medium.close()
+
+
+def test_a_rebuilt_folder_has_no_stale_blocks(tmp_path):
+    """A block whose bytes were reused is not found in the slab; a freed one is right if it reappears."""
+    medium = opened(tmp_path, 12 * PAGE)
+    for number in range(20):
+        if len(list(medium.blocks())) == 3:
+            medium.free(next(medium.blocks()))
+        store(medium, b"%d" % number)
+    live = {block.key for block in medium.blocks()}
+    medium.close()
+    (tmp_path / MODEL.hex() / "index.mdb").unlink()
+    medium = opened(tmp_path, 12 * PAGE)
+    assert live <= {block.key for block in medium.blocks()}
+    assert all(is_right(medium, block) for block in medium.blocks())
+    medium.close()
+
+
+def test_a_truncated_slab_is_damage(tmp_path):
+    """Blocks behind the end are damaged, those before it are served, and nothing crashes."""
+    filled(tmp_path)
+    os.truncate(tmp_path / MODEL.hex() / "slab", 6 * PAGE)
+    medium = opened(tmp_path)
+    rights = [is_right(medium, block) for block in medium.blocks()]
+    assert rights == [True] + [False] * 7
+    medium.close()
+
+
+def test_verify_repairs(tmp_path):
+    """Repair drops damaged blocks, rebuilds the index, and leaves a sound folder with everything else."""
+    filled(tmp_path)
+    room = tmp_path / MODEL.hex()
+    flip(room / "slab", PAGE + 50)
+    flip(room / "index.mdb", 3 * PAGE + 100)
+    assert not verify_folder(tmp_path)[0].is_sound
+    assert not verify_folder(tmp_path)[0].is_sound  # looking changes nothing
+    assert verify_folder(tmp_path, repair=True)[0].repaired
+    (report,) = verify_folder(tmp_path)
+    assert report.is_sound
+    assert report.blocks == 7
+
+
+def test_verify_wants_a_store(tmp_path):
+    """A folder without one is an error."""
+    with pytest.raises(ValueError, match="holds no block store"):
+        verify_folder(tmp_path)
+    with pytest.raises(ValueError, match="holds no block store"):
+        verify_folder(tmp_path / "missing")
+
+
+def test_a_slab_only_grows(tmp_path):
+    """It may be opened larger, or as it is; smaller is refused, and so is a new one without a size."""
+    with pytest.raises(ValueError, match="a capacity is needed"):
+        opened(tmp_path, None)
+    filled(tmp_path)
+    with pytest.raises(ValueError, match="can only grow"):
+        opened(tmp_path, CAPACITY // 2)
+    medium = opened(tmp_path, 2 * CAPACITY)
+    assert medium.capacity_bytes == 2 * CAPACITY
+    assert len(list(medium.blocks())) == 8
+    medium.close()
+    with pytest.raises(ValueError, match="allowed are 1 to 64"):
+        opened(tmp_path, model=b"")
+
+
+class Refusing:
+    """Refuses one operation, once or for ever."""
+
+    def __init__(self, operation):
+        self.operation = operation
+        self.on = False
+
+    def __call__(self, operation):
+        """Raise what a full device does."""
+        if self.on and operation == self.operation:
+            raise OSError(errno.ENOSPC, "injected")
+
+
+@pytest.mark.parametrize("operation", ["write", "sync", "index"])
+def test_a_failed_commit_commits_nothing(tmp_path, operation):
+    """When the device refuses, the block is not held; freed, its room is used again, also after a reopening."""
+    refuse = Refusing(operation)
+    medium = opened(tmp_path, before=refuse)
+    kept = store(medium, b"kept")
+    refuse.on = True
+    block = medium.reserve(b"key", [5000])
+    with pytest.raises(OSError, match="injected"):
+        write_and_commit(medium, block)
+    with pytest.raises(NotHeldError):
+        medium.read_into(block, [bytearray(5000)])
+    medium.free(block)
+    refuse.on = False
+    again = store(medium, b"key", [5000])
+    assert is_right(medium, again)
+    assert is_right(medium, kept)
+    medium.close()
+    medium = opened(tmp_path)
+    assert [block.key for block in medium.blocks()] == [b"kept", b"key"]
+    assert all(is_right(medium, block) for block in medium.blocks())
+    medium.close()
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
+    """No room for the slab, or no folder to be had: an `OSError`, and the lock is free again."""
+    with pytest.raises(OSError, match=r"No space|too large|Invalid"):
+        opened(tmp_path, 2**60)
+    opened(tmp_path / "other").close()
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(OSError, match=r"exists|directory"):
+        opened(tmp_path / "file")
+    medium = opened(tmp_path, model=b"second")
+    medium.close()
+
+
+def test_an_index_may_outgrow_its_map(tmp_path):
+    """More records than the map of the index holds make it grow, and all are found again."""
+    medium = opened(tmp_path, 300 * 3 * PAGE)
+    medium._index._environment.set_mapsize(16 * PAGE)
+    blocks = [medium.reserve(b"%d" % number + bytes(100), [1, 1]) for number in range(300)]
+    for block in blocks:
+        medium.write(block, [b"x", b"y"])
+    medium.commit(*blocks[:7])
+    medium.commit(*blocks[7:])
+    assert medium._index._environment.info()["map_size"] > 16 * PAGE
+    medium.close()
+    medium = opened(tmp_path, None)
+    assert medium.index_was_whole
+    assert len(list(medium.blocks())) == 300
+    medium.close()

@@ -1,0 +1,114 @@
+"""The soak: it passes on a sound store, and it notices every kind of harm."""
+
+import pytest
+
+from mooncake_lab.store.media import SsdMedium
+from mooncake_lab.store.soak import FAULTS, Soak
+from mooncake_lab.store.soak_life import FINGERPRINT, SSD_BYTES, soak_content, soak_key
+
+
+def prepared(folder, blocks=4):
+    """A soak over a folder that holds some true blocks, and knows that it does."""
+    medium = SsdMedium(folder, SSD_BYTES, fingerprint=FINGERPRINT)
+    for number in range(blocks):
+        key = soak_key(number)
+        block = medium.reserve(key, [layer.nbytes for layer in soak_content(key)])
+        medium.write(block, soak_content(key))
+        medium.commit(block)
+    medium.close()
+    soak = Soak(folder, [])
+    soak._held = {soak_key(number) for number in range(blocks)}
+    return soak
+
+
+def test_a_sound_folder_passes(tmp_path):
+    """The checker reads every block, and finds nothing wrong."""
+    soak = prepared(tmp_path)
+    assert len(soak._check(set())) == 4
+    assert soak.report.passed
+    assert soak.report.blocks_checked == 4
+
+
+def test_a_lost_block_is_noticed(tmp_path):
+    """A committed block that is gone counts, unless a flip hit it."""
+    soak = prepared(tmp_path)
+    soak._held.add(soak_key(9))
+    soak._check({soak_key(9)})
+    assert soak.report.passed
+    soak._check(set())
+    assert soak.report.lost_committed_blocks == 1
+    assert not soak.report.passed
+
+
+def test_a_wrong_byte_is_noticed(tmp_path, monkeypatch):
+    """A store that would serve damaged bytes fails the soak, byte by byte."""
+    soak = prepared(tmp_path)
+    medium = SsdMedium(tmp_path, None, fingerprint=FINGERPRINT)
+    hit = next(medium.blocks())
+    medium.close()
+    soak._flip([hit])
+    monkeypatch.setattr(SsdMedium, "read_into", unchecked_read)
+    soak._check(set())
+    assert soak.report.wrong_bytes >= 1
+    assert not soak.report.passed
+
+
+def unchecked_read(medium, reservation, buffers, *, first_layer=0):
+    """A read without its checksums."""
+    start = reservation.offset_bytes + 4096
+    for buffer in buffers:
+        medium._slab.read(start, [buffer])
+        start += -(-buffer.nbytes // 4096) * 4096
+    assert first_layer == 0
+
+
+def test_a_leak_is_noticed(tmp_path, monkeypatch):
+    """Bytes in use without a block count."""
+    soak = prepared(tmp_path)
+    plain = SsdMedium.used_bytes.fget
+    monkeypatch.setattr(SsdMedium, "used_bytes", property(lambda medium: plain(medium) + 4096))
+    soak._check(set())
+    assert soak.report.leaked_bytes == 4096
+
+
+def test_flips_are_detected_and_nothing_else_is_lost(tmp_path):
+    """After any flips of slab and index, what is not served was hit, and what was not hit is served."""
+    soak = prepared(tmp_path, 12)
+    blocks = soak._check(set())
+    for _ in range(6):
+        hit = soak._flip(blocks)
+        blocks = soak._check(hit)
+        soak._held = {block.key for block in blocks}
+    assert soak.report.passed
+    assert soak.report.faults["flip"] >= 6
+
+
+def test_lives_and_deaths(tmp_path):
+    """A few seconds of every fault at once: no wrong byte, no lost block, no leak, and faults did happen."""
+    report = Soak(tmp_path, FAULTS, seed=1).run(3)
+    assert report.passed, report.plain()
+    assert report.lives > 0
+    assert report.faults["kill"] == report.lives
+
+
+def test_a_life_without_kills_ends_well(tmp_path):
+    """Where nobody kills, lives end by themselves, and tell that nothing leaked."""
+    report = Soak(tmp_path, ["full"], seed=2).run(1)
+    assert report.passed, report.plain()
+    assert report.operations > 0
+    assert report.faults["kill"] == 0
+
+
+@pytest.mark.slow
+def test_half_a_minute_of_everything(tmp_path):
+    """Thirty seconds of every fault at once."""
+    report = Soak(tmp_path, FAULTS, seed=3).run(30)
+    assert report.passed, report.plain()
+    assert min(report.faults.values()) > 0
+    assert report.damage_detected > 0
+
+
+def test_unknown_faults_are_refused(tmp_path):
+    """A fault that nobody knows is an error that lists those that are known."""
+    with pytest.raises(ValueError, match="'fire'; allowed are kill, flip, full, read"):
+        Soak(tmp_path, ["fire"])
