@@ -1,0 +1,96 @@
+"""Measure a GPU: check that the engine is right on it, then time everything, and write one JSON file.
+
+    python -m mooncake_lab.engine.bench_gpu --out data/measured/engine_h200.json
+    python -m mooncake_lab.engine.bench_gpu --shape lab-tiny --device cpu      (a dry run, anywhere)
+
+Sections run in order of importance. One that begins after the budget is spent is written down as skipped, and one
+that fails as failed, with its error; then the exit code is 1 and everything else is still there.
+"""
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mooncake_lab.engine.backends import choose_backend
+from mooncake_lab.engine.bench_lab import DRY, FULL, Lab
+from mooncake_lab.engine.bench_sections import SECTIONS
+from mooncake_lab.engine.config import config_from_shape
+from mooncake_lab.engine.loading import DTYPES
+from mooncake_lab.engine.machine import describe_machine, measure_peaks
+from mooncake_lab.engine.model import make_model
+from mooncake_lab.engine.weights import random_weights
+from mooncake_lab.perf import model_shape
+
+
+def make_lab(shape: str, device: str, dtype: str, backend: str = "auto") -> Lab:
+    """A random model of a shape, and this machine's measured peaks; small sizes for the `lab-` shapes."""
+    place, kind = torch.device(device), DTYPES[dtype]
+    dry = shape.startswith("lab-")
+    peaks = measure_peaks(device, side=256, copy_bytes=1 << 22, repeats=1) if dry else measure_peaks(device)
+    config = config_from_shape(model_shape(shape), max_positions=1024 if dry else 135168)
+    weights = random_weights(config, device=place, dtype=kind)
+    model = make_model(weights, choose_backend(place, kind, backend))
+    return Lab(weights=weights, model=model, sizes=DRY if dry else FULL, peaks=peaks)
+
+
+def measure(lab: Lab, *, budget_s: float, names: list[str] | None = None) -> dict[str, Any]:
+    """Run the sections; what each found, or why it found nothing."""
+    begin = lab.clock()
+    found: dict[str, Any] = {}
+    for name in names or list(SECTIONS):
+        start = lab.clock()
+        if start - begin > budget_s:
+            found[name] = {"skipped": f"the budget of {budget_s:.0f} s was spent"}
+            continue
+        sys.stderr.write(f"{name} ...\n")
+        try:
+            rows = SECTIONS[name](lab)
+            found[name] = {"seconds": lab.clock() - start, "rows": rows}
+        except (RuntimeError, ValueError, MemoryError) as error:
+            found[name] = {"failed": f"{type(error).__name__}: {error}"}
+            if lab.device.type == "cuda":
+                torch.cuda.empty_cache()
+    return found
+
+
+def main() -> int:
+    """Entry point of the script; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="llama3-8b", help="a name in perf.MODELS; lab-* makes it a dry run")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--dtype", choices=tuple(DTYPES), help="default: bfloat16 on cuda, float32 on cpu")
+    parser.add_argument("--backend", default="auto", choices=("auto", "dense", "cpu", "cuda"))
+    parser.add_argument("--section", action="append", choices=tuple(SECTIONS), help="default: all of them")
+    parser.add_argument("--budget-s", type=float, default=440.0)
+    parser.add_argument("--out", type=Path, help="default: standard output")
+    asked = parser.parse_args()
+    dtype = asked.dtype or ("bfloat16" if asked.device == "cuda" else "float32")
+    start = time.perf_counter()
+    lab = make_lab(asked.shape, asked.device, dtype, asked.backend)
+    found: dict[str, Any] = {
+        "machine": asdict(describe_machine(asked.device)),
+        "shape": asked.shape,
+        "dtype": dtype,
+        "backend": lab.model.backend.name,
+        "peaks": asdict(lab.peaks),
+        "setup_s": time.perf_counter() - start,
+        "sections": measure(lab, budget_s=asked.budget_s, names=asked.section),
+    }
+    text = json.dumps(found, indent=1) + "\n"
+    if asked.out:
+        asked.out.write_text(text)
+    else:
+        sys.stdout.write(text)
+    failed = [name for name, section in found["sections"].items() if "failed" in section]
+    sys.stderr.write(f"failed: {', '.join(failed)}\n" if failed else "all sections done\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

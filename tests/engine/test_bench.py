@@ -1,0 +1,124 @@
+"""The measuring code runs and counts right; no test here asserts a time."""
+
+import itertools
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from mooncake_lab.engine.bench import Case, decode_case, floor_seconds, mixed_case, prefill_case
+from mooncake_lab.engine.bench_gpu import make_lab, measure
+from mooncake_lab.engine.bench_sections import SECTIONS, prefill_flops
+from mooncake_lab.engine.config import config_from_shape
+from mooncake_lab.engine.peers import HuggingFaceContinuous, HuggingFaceGenerate, hugging_face, our_engine
+from mooncake_lab.perf import Hardware, model_shape
+from mooncake_lab.perf.models import MODELS
+
+PEAKS = Hardware(
+    name="test",
+    devices=1,
+    bfloat16_flops_per_s=1e12,
+    float32_flops_per_s=1e12,
+    device_memory_bytes=1e9,
+    device_memory_bytes_per_s=1e9,
+    source="test",
+)
+
+
+class TestFloor:
+    CONFIG = config_from_shape(model_shape("lab-tiny"))
+
+    def test_a_decode_step_reads_weights_once_and_each_cache_once(self):
+        """Bandwidth bounds small batches: bytes of weights and KVCache, exactly."""
+        seconds, bound = floor_seconds(decode_case(3, 10, 2), self.CONFIG, 4, PEAKS)
+        weights, kv = self.CONFIG.linear_parameters * 4, self.CONFIG.kv_bytes_per_token(4)
+        assert bound == "bandwidth"
+        assert seconds == pytest.approx((2 * weights + 3 * kv * (11 + 12)) / 1e9)
+
+    def test_a_prefill_multiplies_what_the_sections_count(self):
+        """Compute bounds a long prompt, with the FLOPs that `bench_gpu` divides by."""
+        case = prefill_case(4096)
+        seconds, bound = floor_seconds(case, self.CONFIG, 4, PEAKS)
+        lab = make_lab("lab-tiny", "cpu", "float32")
+        assert bound == "compute"
+        assert seconds == pytest.approx(prefill_flops(lab, 4096) / 1e12)
+
+    def test_chunks_of_work_add_up(self):
+        """Prefill and decode floors of a request never exceed that of doing both."""
+        both = Case(name="both", kind="mixed", prompt_tokens=(50,), new_tokens=(5,))
+        parts = floor_seconds(prefill_case(50), self.CONFIG, 4, PEAKS)[0]
+        assert floor_seconds(both, self.CONFIG, 4, PEAKS)[0] >= parts
+
+    def test_the_burst_has_the_lengths_it_says(self):
+        """Prompts of 64 to 1024 tokens, outputs of 16 to 128, the same for the same seed."""
+        case = mixed_case(200)
+        assert case == mixed_case(200)
+        assert 64 <= min(case.prompt_tokens) <= max(case.prompt_tokens) <= 1024
+        assert 16 <= min(case.new_tokens) <= max(case.new_tokens) <= 128
+
+
+class TestPeers:
+    def test_all_subjects_generate_the_same_tokens(self):
+        """Ours, `generate` on a padded batch and transformers' batching agree on the same random weights."""
+        lab = make_lab("lab-tiny", "cpu", "float32")
+        rng = np.random.default_rng(0)
+        prompts = [rng.integers(0, 256, count).tolist() for count in (5, 17, 40)]
+        theirs = hugging_face(lab.weights)
+        subjects = (
+            our_engine(lab.model, cache_tokens=512),
+            HuggingFaceGenerate(theirs),
+            HuggingFaceContinuous(theirs, {"num_blocks": 16, "max_batch_tokens": 64}),
+        )
+        found = [subject.generate(prompts, (3, 9, 6)) for subject in subjects]
+        assert found[0] == found[1] == found[2]
+        assert [len(tokens) for tokens in found[0]] == [3, 9, 6]
+
+    def test_every_llama_shape_has_a_config(self):
+        """Shapes that `bench` offers are Llamas."""
+        assert all(config_from_shape(shape).layers for name, shape in MODELS.items() if name.startswith("lab-"))
+
+
+@pytest.fixture(scope="module")
+def found():
+    """A dry run of all sections."""
+    return measure(make_lab("lab-tiny", "cpu", "float32"), budget_s=1e9)
+
+
+class TestDryRun:
+    def test_every_section_finds_something(self, found):
+        """On a tiny shape and a CPU all sections run, and their rows are plain values."""
+        assert list(found) == list(SECTIONS)
+        assert [name for name in found if not found[name].get("rows")] == []
+        assert json.loads(json.dumps(found)) == found
+
+    def test_rows_say_what_was_measured(self, found):
+        """Each decode point is there or says why not; each tile, chunk and ratio has its time."""
+        sizes = make_lab("lab-tiny", "cpu", "float32").sizes
+        points = itertools.product(sizes.decode_contexts, sizes.decode_batches)
+        assert [(row["context"], row["batch"]) for row in found["decode"]["rows"]] == list(points)
+        assert [row["tokens"] for row in found["tiles"]["rows"]] == list(sizes.tile_tokens)
+        assert found["chunks"]["rows"][-1]["over_whole"] == 1.0
+        assert all(row["sarathi"] > 0 for row in found["pd_sweep"]["rows"])
+        assert found["memory"]["rows"][0]["available_after"] == found["memory"]["rows"][0]["blocks"]
+
+    def test_what_fails_or_comes_too_late_is_written_down(self, monkeypatch):
+        """A section that raises is marked failed with its error; one after the budget is skipped."""
+        lab = make_lab("lab-tiny", "cpu", "float32")
+        monkeypatch.setattr(torch.Tensor, "norm", lambda *_: torch.tensor(float("nan")))
+        assert "differs from dense" in measure(lab, budget_s=1e9, names=["correctness"])["correctness"]["failed"]
+        assert "budget" in measure(lab, budget_s=-1.0, names=["tiles"])["tiles"]["skipped"]
+
+    def test_the_script_writes_json(self, tmp_path):
+        """`python -m` with one section writes the file, machine and peaks included."""
+        command = [sys.executable, "-m", "mooncake_lab.engine.bench_gpu", "--shape", "lab-tiny", "--device", "cpu"]
+        out = tmp_path / "dry.json"
+        command += ["--section", "tiles", "--out", str(out)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        found = json.loads(out.read_text())
+        assert found["machine"]["device"] == "cpu"
+        assert found["backend"] == "cpu"
+        assert len(found["sections"]["tiles"]["rows"]) == 3
