@@ -1,0 +1,112 @@
+"""Placement held against FAST'25 Figs. 5 and 10 and arXiv Fig. 8."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, Final
+
+import pandas as pd
+
+from mooncake_lab.paper import Compared, ComparisonTable, claim, claimed, compared, comparison_table, fact, within
+
+FAST_FIG_5: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "kvcache_centric": "Global cache aware",
+        "cache_aware": "Local cache aware",
+        "load_balance": "Load balancing",
+        "random": "Random",
+    }
+)
+"""Our policies and the boxes of FAST'25 Fig. 5."""
+ARXIV_FIG_8: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "kvcache_centric": "KVCache-centric",
+        "cache_aware": "cache-aware",
+        "load_balance": "load-balancing",
+        "random": "random",
+    }
+)
+"""Our policies and the boxes of arXiv Fig. 8."""
+WORKLOADS: Final[Mapping[str, str]] = MappingProxyType(
+    {"conversation": "Conversation", "toolagent": "Tool&Agent", "synthetic": "Synthetic"}
+)
+"""Our workloads and the groups of FAST'25 Figs. 10 and 11."""
+
+_MEANS = MappingProxyType(
+    {
+        "F": {"kvcache_centric": "F30", "cache_aware": "F31", "load_balance": "F32", "random": "F33"},
+        "A": {"kvcache_centric": "A19", "cache_aware": "A20", "load_balance": "A21", "random": "A22"},
+    }
+)
+_RATIOS = MappingProxyType(
+    {
+        "F": {"cache_aware": "F46", "load_balance": "F47", "random": "F48"},
+        "A": {"cache_aware": "A28", "load_balance": "A29", "random": "A30"},
+    }
+)
+_TENTH = within(0.1)
+
+
+def beside_papers(fast: pd.DataFrame, arxiv: pd.DataFrame, caches: pd.DataFrame) -> ComparisonTable:
+    """Every claim of this topic with our number.
+
+    Args:
+        fast: rows of `Replay` on the conversation trace, one a policy of FAST'25 Fig. 5.
+        arxiv: rows of `Replay` on the arXiv trace, one a policy.
+        caches: rows of `Replay` as `local_and_global` labels them.
+    """
+    return comparison_table([*_figure("F", fast), *_fig_10(caches), *_figure("A", arxiv)])
+
+
+def local_and_global(caches: pd.DataFrame) -> pd.DataFrame:
+    """Rows of `Replay` over ten nodes with the column `cache`: `global`, or `local` and the policy."""
+    local = "local, " + caches["policy"].astype(str)
+    return caches.assign(cache=local.where(~caches["shared_cache"].astype(bool), "global"))
+
+
+def bracket(caches: pd.DataFrame, workload: str, quantity: str) -> tuple[float, float, float]:
+    """The least and the most that local policies reach, and the global cache's.
+
+    Args:
+        caches: rows of `Replay` over ten nodes.
+        workload: which.
+        quantity: `token_hit_rate` or `prefill_gpu_s`.
+    """
+    rows = [row for row in caches.to_dict(orient="records") if row["workload"] == workload]
+    local = [float(row[quantity]) for row in rows if not row["shared_cache"]]
+    (shared,) = (float(row[quantity]) for row in rows if row["shared_cache"])
+    return min(local), max(local), shared
+
+
+def _figure(letter: str, rows: pd.DataFrame) -> Iterator[Compared]:
+    means = rows.set_index("policy")["mean"].astype(float).to_dict()
+    twin = rows["origin"].iloc[0] != "released"
+    best = means["kvcache_centric"]
+    for policy, identifier in _MEANS[letter].items():
+        yield _named(claimed(claim(identifier), means[policy]), twin)
+    for policy, identifier in _RATIOS[letter].items():
+        yield _named(claimed(claim(identifier), means[policy] / best), twin)
+    if letter == "F":
+        yield _named(claimed(claim("F29"), 100 * (1 - best / means["cache_aware"])), twin)
+
+
+def _fig_10(caches: pd.DataFrame) -> Iterator[Compared]:
+    """The global bars by value; the gain over local at both ends of the bracket."""
+    twins = {str(row["workload"]): row["origin"] != "released" for row in caches.to_dict(orient="records")}
+    for workload, series in WORKLOADS.items():
+        hit, gpu_s = (bracket(caches, workload, q) for q in ("token_hit_rate", "prefill_gpu_s"))
+        pairs = (("hit_rate", "hit rate", 100 * hit[2]), ("gpu_time", "prefill GPU time", gpu_s[2]))
+        for name, words, ours in pairs:
+            printed = fact(f"fast_fig10_{name}", series="Global cache", x=series)
+            yield _named(compared(f"{series}: {words}, global cache", printed, ours, _TENTH), twins[workload])
+    hit, gpu_s = (bracket(caches, "synthetic", q) for q in ("token_hit_rate", "prefill_gpu_s"))
+    for word, least_hit, most_gpu_s in (("worst", hit[0], gpu_s[1]), ("best", hit[1], gpu_s[0])):
+        gain = claimed(claim("F15"), hit[2] / least_hit)
+        saved = claimed(claim("F16"), 100 * (1 - gpu_s[2] / most_gpu_s))
+        for row in (gain, saved):
+            yield _named(replace(row, quantity=f"{row.quantity}; {word} local policy"), twins["synthetic"])
+
+
+def _named(row: Compared, twin: Any) -> Compared:
+    """A twin stands in for a trace; it was made to match lengths and sharing, not latencies."""
+    return replace(row, quantity=f"{row.quantity} (on the twin)") if twin else row

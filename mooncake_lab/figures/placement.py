@@ -1,0 +1,245 @@
+"""Figures of placement: TTFT boxes, local against global cache, replicas, sensitivity."""
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import pandas as pd
+from matplotlib.axes import Axes
+
+from mooncake_lab.figures.style import COLOURS, BookFigure, footer, new_figure, paper_points, slo_line, styled
+
+_COLOUR: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "kvcache_centric": "mooncake",
+        "cache_aware": "mooncake_variant",
+        "load_balance": "straw_man",
+        "random": "straw_man_light",
+        "global": "mooncake",
+        "local, cache_aware": "mooncake_variant",
+        "local, load_balance": "straw_man",
+        "local, longest_prefix": "straw_man_light",
+    }
+)
+_LABEL: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "kvcache_centric": "KVCache-centric",
+        "cache_aware": "local\ncache-aware",
+        "load_balance": "load\nbalancing",
+        "random": "random",
+        "global": "global cache",
+        "local, cache_aware": "local, shortest expected TTFT",
+        "local, load_balance": "local, least backlog",
+        "local, longest_prefix": "local, longest prefix",
+    }
+)
+_PARTS: Final = ("q1", "median", "q3", "whisker_low", "whisker_high", "mean")
+_SIMULATED: Final = "simulated, 8xA800 nodes fitted to FAST'25 Fig. 14 and arXiv Fig. 2"
+
+
+@styled
+def boxes(
+    panels: Mapping[str, pd.DataFrame], paper: Mapping[str, pd.DataFrame], names: Mapping[str, Mapping[str, str]]
+) -> BookFigure:
+    """TTFT by policy as box plots, ours in colour, the paper's beside it in black with a diamond at its mean.
+
+    Args:
+        panels: rows of `Replay`, one a policy, by the name of the panel.
+        paper: the curve of the paper's box plot, by the same names.
+        names: by the same names, what the paper calls each policy.
+    """
+    figure, axes = new_figure(1, len(panels), width=10, height=4.6)
+    for panel, (title, rows) in zip(axes, panels.items(), strict=True):
+        table = {str(row["policy"]): row for row in rows.to_dict(orient="records")}
+        policies = [policy for policy in names[title] if policy in table]
+        for at, policy in enumerate(policies):
+            ours = {part: float(table[policy][part]) for part in _PARTS}
+            _box(panel, at - 0.19, ours, COLOURS[_COLOUR[policy]], filled=True)
+            theirs = _printed(paper[title], names[title][policy])
+            _box(panel, at + 0.19, theirs, COLOURS["paper"], filled=False)
+            paper_points(panel, [at + 0.19], [theirs["mean"]], "mean in the paper" if at == 0 else "_")
+        panel.set_yscale("log")
+        panel.set(title=title, ylabel="TTFT (s)")
+        panel.set_xticks(range(len(policies)), [_LABEL[policy] for policy in policies], fontsize=8.5)
+        panel.yaxis.set_major_formatter("{x:g}")
+        slo_line(panel, 30.0, "limit 30 s")
+        panel.legend(loc="upper left")
+        panel.set_ylim(top=4 * panel.get_ylim()[1])
+    _origin(figure, (row for rows in panels.values() for row in rows["source"]))
+    return figure
+
+
+@styled
+def caches(rows: pd.DataFrame, paper: Mapping[str, pd.DataFrame], names: Mapping[str, str]) -> BookFigure:
+    """Hit rate and prefill GPU time of ten nodes, with local caches under three policies and with a global one.
+
+    Args:
+        rows: what `local_and_global` made.
+        paper: the curves of FAST'25 Fig. 10 by `token_hit_rate` and `prefill_gpu_s`.
+        names: what the paper calls our workloads.
+    """
+    figure, axes = new_figure(1, 2, width=10, height=4.4)
+    records = rows.to_dict(orient="records")
+    kinds = ("local, longest_prefix", "local, load_balance", "local, cache_aware", "global")
+    panels = (
+        ("token_hit_rate", "token hit rate (%)", 100.0),
+        ("prefill_gpu_s", "prefill GPU time (s/request)", 1.0),
+    )
+    for panel, (quantity, label, unit) in zip(axes, panels, strict=True):
+        for i, kind in enumerate(kinds):
+            heights = {str(r["workload"]): float(r[quantity]) for r in records if r["cache"] == kind}
+            at = [k + 0.2 * (i - 1.5) for k in range(len(names))]
+            panel.bar(
+                at,
+                [unit * heights[workload] for workload in names],
+                width=0.19,
+                color=COLOURS[_COLOUR[kind]],
+                label=_LABEL[kind],
+            )
+        for series, offset in (("Local cache", -0.2), ("Global cache", 0.3)):
+            printed = paper[quantity][paper[quantity]["series"] == series].set_index("x")["y"]
+            at = [k + offset for k in range(len(names))]
+            paper_points(panel, at, [printed[name] for name in names.values()], "paper" if offset < 0 else "_")
+        panel.set_xticks(range(len(names)), list(names.values()))
+        panel.set(ylabel=label, ylim=(0, None))
+    axes[0].legend(fontsize=8.5, loc="upper left")
+    axes[0].set_ylim(0, 95)
+    _origin(figure, rows["source"])
+    return figure
+
+
+@styled
+def replicas(rows: pd.DataFrame, paper: pd.DataFrame, names: Mapping[str, str]) -> BookFigure:
+    """Replicas of popular blocks over time, one panel a rank and workload.
+
+    Args:
+        rows: rows of `Replicas` with eviction `lru` and `lfu`.
+        paper: the curve of FAST'25 Fig. 11.
+        names: what the paper calls our workloads.
+    """
+    ranks = sorted(set(rows["rank"]))
+    size: dict[str, Any] = {"width": 11, "height": 2.2 * len(names) + 0.6, "sharey": True}
+    figure, axes = new_figure(len(names), len(ranks), **size)
+    for panel, (workload, rank) in zip(axes, [(w, r) for w in names for r in ranks], strict=True):
+        table = rows[(rows["workload"] == workload) & (rows["rank"] == rank)]
+        for eviction, colour in (("lru", "mooncake"), ("lfu", "mooncake_variant")):
+            line = table[table["eviction"] == eviction]
+            panel.step(line["at_s"], line["replicas"], where="post", color=COLOURS[colour], label=eviction.upper())
+        theirs = paper[paper["series"] == f"{names[workload]}/{rank}th"].iloc[::6]
+        paper_points(panel, theirs["x"], theirs["y"], "FAST'25 Fig. 11")
+        panel.set_title(f"{names[workload]}, rank {rank:,}", fontsize=9)
+        panel.set(ylim=(-0.3, 8.6))
+    for panel in axes[:: len(ranks)]:
+        panel.set_ylabel("replicas (count)")
+    for panel in axes[-len(ranks) :]:
+        panel.set_xlabel("time (s)")
+    axes[len(ranks) - 1].legend(fontsize=8, loc="upper right")
+    footer(figure, _SIMULATED + "; " + _origins(rows))
+    return figure
+
+
+@styled
+def thresholds(rows: pd.DataFrame) -> BookFigure:
+    """Mean TTFT, and how often a prefix is fetched, by the balancing threshold: rows of `Replay`."""
+    figure, (left, right) = new_figure(1, 2, width=9.5, height=3.8)
+    colour = COLOURS["mooncake"]
+    left.plot(rows["threshold"], rows["mean"], marker=".", color=colour)
+    left.set(ylabel="mean TTFT (s)", ylim=(0, 1.15 * max(rows["mean"])))
+    right.plot(rows["threshold"], 100 * rows["fetching"], marker=".", color=colour)
+    right.set(ylabel="requests that fetch a prefix (%)", ylim=(0, None))
+    for panel in (left, right):
+        panel.set(xscale="log", xlabel="balancing threshold (ratio of matches)")
+        panel.set_xticks(sorted(set(rows["threshold"])))
+        panel.minorticks_off()
+        panel.xaxis.set_major_formatter("{x:g}")
+    _origin(figure, rows["source"])
+    return figure
+
+
+@styled
+def load(rows: pd.DataFrame, paper: pd.DataFrame, names: Mapping[str, str]) -> BookFigure:
+    """Mean TTFT by policy over the number of prefill nodes; the paper's means at the eight we assume.
+
+    Args:
+        rows: rows of `Replay` by policy and prefill nodes.
+        paper: the curve of FAST'25 Fig. 5.
+        names: what the paper calls each policy.
+    """
+    figure, (axes,) = new_figure(width=8, height=4.4)
+    for policy in names:
+        line = rows[rows["policy"] == policy]
+        label = _LABEL[policy].replace("\n", " ")
+        axes.plot(line["prefill_nodes"], line["mean"], marker=".", color=COLOURS[_COLOUR[policy]], label=label)
+    means = paper[paper["x"] == "mean"].set_index("series")["y"]
+    paper_points(axes, [8] * len(names), [means[name] for name in names.values()], "FAST'25 Fig. 5, split assumed")
+    axes.set(xlabel="prefill nodes of 16 (nodes)", ylabel="mean TTFT (s)", yscale="log")
+    axes.set_xticks(sorted(set(rows["prefill_nodes"])))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.legend()
+    _origin(figure, rows["source"])
+    return figure
+
+
+@styled
+def capacity(rows: pd.DataFrame, assumed_tokens: float) -> BookFigure:
+    """TTFT and hit rate by the DRAM of a prefill node: rows of `Replay`, and the capacity this book assumes."""
+    figure, (left, right) = new_figure(1, 2, width=9.5, height=3.8)
+    millions = rows["cache_tokens"] / 1e6
+    left.plot(millions, rows["p90_s"], marker=".", color=COLOURS["mooncake"], label="P90")
+    left.plot(millions, rows["mean"], marker=".", color=COLOURS["mooncake_variant"], label="mean")
+    left.set(ylabel="TTFT (s)", ylim=(0, None))
+    left.legend()
+    right.plot(millions, 100 * rows["token_hit_rate"], marker=".", color=COLOURS["dram"])
+    right.set(ylabel="token hit rate (%)", ylim=(0, None))
+    for panel in (left, right):
+        panel.set(xscale="log", xlabel="KVCache of a prefill node (million tokens)")
+        panel.xaxis.set_major_formatter("{x:g}")
+        slo_line(panel, assumed_tokens / 1e6, "about 1 TB", vertical=True)
+    _origin(figure, rows["source"])
+    return figure
+
+
+def _printed(paper: pd.DataFrame, series: str) -> dict[str, float]:
+    """The parts of a box as read; a whisker that lies outside the page ends where the box does."""
+    parts = {str(row["x"]): float(row["y"]) for row in paper.to_dict(orient="records") if row["series"] == series}
+    return {part: parts.get(part, parts["q3"]) for part in _PARTS}
+
+
+def _box(axes: Axes, at: float, parts: Mapping[str, float], colour: str, *, filled: bool) -> None:
+    stats = {
+        "med": parts["median"],
+        "q1": parts["q1"],
+        "q3": parts["q3"],
+        "whislo": parts["whisker_low"],
+        "whishi": parts["whisker_high"],
+        "mean": parts["mean"],
+    }
+    line = {"color": COLOURS["optimum"] if filled else colour, "linewidth": 1.1}
+    axes.bxp(
+        [stats],
+        positions=[at],
+        widths=0.32,
+        showfliers=False,
+        showmeans=filled,
+        patch_artist=True,
+        boxprops={"facecolor": colour if filled else "none", "edgecolor": line["color"], "linewidth": 1.1},
+        medianprops=line,
+        whiskerprops=line,
+        capprops=line,
+        meanprops={
+            "marker": ".",
+            "markerfacecolor": "white",
+            "markeredgecolor": COLOURS["optimum"],
+            "markersize": 9,
+        },
+        manage_ticks=False,
+    )
+
+
+def _origins(rows: pd.DataFrame) -> str:
+    pairs = {str(row["workload"]): str(row["origin"]) for row in rows.to_dict(orient="records")}
+    return ", ".join(f"{workload}: {origin}" for workload, origin in pairs.items())
+
+
+def _origin(figure: BookFigure, sources: Iterable[Any]) -> None:
+    footer(figure, _SIMULATED + "; " + "; ".join(dict.fromkeys(map(str, sources))))
