@@ -1,6 +1,7 @@
 """Chunked prefill on paper: saturation, arithmetic intensity by operator, masks, and what chunking costs."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -134,7 +135,7 @@ def intensities(
         Rows of stage, operator, batch, intensity_flops_per_byte, ridge_flops_per_byte.
     """
     shape, ridge = model_shape(model), ridge_flops_per_byte(hardware(device))
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     for stage in ("prefill", "decode"):
         for batch in batches:
             rows += [

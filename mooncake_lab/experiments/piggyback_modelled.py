@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from typing import Any
 
 import pandas as pd
 
@@ -30,9 +31,11 @@ FIGURE_8, TABLE_4, FIGURE_9 = (
 FIGURE_10, FIGURE_11 = "sarathi_fig10_total_time", "sarathi_fig11a_gain_over_baseline"
 
 
-def gain(cost: IterationCost, work: Workload, fused_tokens: int | None = FUSED_TOKENS) -> float:
+def gain(
+    cost: IterationCost, work: Workload, fused_tokens: int | None = FUSED_TOKENS, *, filled: bool = False
+) -> float:
     """Throughput with piggybacking over throughput without; None never cuts a prompt (Orca-best)."""
-    return separate_round(cost, work).seconds / piggyback_round(cost, work, fused_tokens).seconds
+    return separate_round(cost, work).seconds / piggyback_round(cost, work, fused_tokens, filled=filled).seconds
 
 
 def predictions(*, tiles: bool = True, rereads: bool = True) -> pd.DataFrame:
@@ -51,7 +54,7 @@ def predictions(*, tiles: bool = True, rereads: bool = True) -> pd.DataFrame:
 
 def errors_by_term() -> pd.DataFrame:
     """How far the predictions miss with and without tiles and rereads: mean and largest error, in percent."""
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     for tiles in (True, False):
         for rereads in (True, False):
             missed = predictions(tiles=tiles, rereads=rereads)["error_percent"].abs()
@@ -82,14 +85,13 @@ def _table_4(*, tiles: bool, rereads: bool) -> Iterable[tuple[str, str, float, f
 
 
 def _figures(cost: IterationCost) -> Iterable[tuple[str, str, float, float]]:
-    for point in curve(FIGURE_8).itertuples():
-        batch = int(str(point.x).partition(".")[0])
-        model = _speedup(cost, batch, TOTALS[str(point.series)])
-        yield "Figure 8", f"{point.series}, batch {batch}", float(str(point.y)), model
-    for point in curve(FIGURE_9).itertuples():
-        label, _, fused = str(point.series).partition("/chunk ")
+    for series, x, y in _points(FIGURE_8):
+        model = _speedup(cost, int(x), TOTALS[series])
+        yield "Figure 8", f"{series}, batch {int(x)}", y, model
+    for series, _, y in _points(FIGURE_9):
+        label, _, fused = series.partition("/chunk ")
         work = Workload.balanced(TOTALS[label], int(fused), LARGEST[label])
-        yield "Figure 9a, peak", f"{label}, chunk {fused}", float(str(point.y)), gain(cost, work, int(fused))
+        yield "Figure 9a, peak", f"{label}, chunk {fused}", y, gain(cost, work, int(fused))
     work = Workload.balanced(TOTALS["1K"], FUSED_TOKENS, LARGEST["1K"])
     seconds = {"baseline": separate_round(cost, work), "SARATHI": piggyback_round(cost, work, FUSED_TOKENS)}
     for name, each in seconds.items():
@@ -98,6 +100,13 @@ def _figures(cost: IterationCost) -> Iterable[tuple[str, str, float, float]]:
         work = Workload.balanced(total, FUSED_TOKENS, LARGEST[label])
         yield "Figure 11a", f"SARATHI, {label}", fact(FIGURE_11, series="SARATHI", x=label).value, gain(cost, work)
     yield "Figure 11b, peak", "Orca best, 1K", fact(FIGURE_11, series="Orca best").value, orca_peak(cost)[1]
+
+
+def _points(name: str) -> list[tuple[str, float, float]]:
+    """Series, x and y of a curve's points."""
+    table = curve(name)
+    columns = (table["series"].tolist(), table["x"].tolist(), table["y"].tolist())
+    return [(str(series), float(x), float(y)) for series, x, y in zip(*columns, strict=True)]
 
 
 def _speedup(cost: IterationCost, batch: int, context_tokens: int) -> float:
@@ -125,9 +134,9 @@ def balances() -> pd.DataFrame:
             batch = int(fact(TABLE_4, series=series, x="batch_size").value)
             printed = fact(TABLE_4, series=series, x="prefill_to_decode_ratio").value
             rows.append((f"Table 4, {series}", FUSED_TOKENS, batch, printed))
-    for point in curve(FIGURE_9).itertuples():
-        label, _, fused = str(point.series).partition("/chunk ")
-        rows.append((f"Figure 9a, {point.series}", int(fused), LARGEST[label], float(str(point.x))))
+    for series, x, _ in _points(FIGURE_9):
+        label, _, fused = series.partition("/chunk ")
+        rows.append((f"Figure 9a, {series}", int(fused), LARGEST[label], x))
     table = pd.DataFrame(rows, columns=["where", "fused_tokens", "batch", "printed"])
     pairs = list(zip(table["fused_tokens"], table["batch"], strict=True))
     return table.assign(
@@ -137,18 +146,18 @@ def balances() -> pd.DataFrame:
 
 
 def ratio_sweep(labels: Sequence[str] = tuple(TOTALS), chunks: Sequence[int] = (128, 256, 512)) -> pd.DataFrame:
-    """Gain over the baseline by P:D ratio (SARATHI Figs. 9 and 11b).
+    """Gain over the baseline by P:D ratio (SARATHI Figs. 9 and 11b); chunks fill what absent decodes leave.
 
     Returns:
         Rows of label, batch, fused_tokens (0 stands for Orca-best, which never cuts), ratio, gain.
     """
     cost = llama_13b_on_a6000()
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     for label in labels:
         for fused in (*chunks, 0):
             for ratio in range(1, 201):
                 work = Workload.of_length(TOTALS[label], ratio, LARGEST[label])
-                reached = gain(cost, work, fused or None)
+                reached = gain(cost, work, fused or None, filled=True)
                 rows.append(
                     {
                         "label": label,
@@ -161,6 +170,40 @@ def ratio_sweep(labels: Sequence[str] = tuple(TOTALS), chunks: Sequence[int] = (
     return pd.DataFrame(rows)
 
 
+def peaks(labels: Sequence[str] = tuple(TOTALS), chunks: Sequence[int] = (128, 256, 512)) -> pd.DataFrame:
+    """Where chunks and decodes balance at the largest batches: rows of label, fused_tokens, batch, ratio, gain."""
+    cost = llama_13b_on_a6000()
+    rows: list[dict[str, Any]] = []
+    for label in labels:
+        batch = LARGEST[label]
+        for fused in chunks:
+            reached = gain(cost, Workload.balanced(TOTALS[label], fused, batch), fused)
+            ratio = balanced_ratio(fused, batch)
+            rows.append({"label": label, "fused_tokens": fused, "batch": batch, "ratio": ratio, "gain": reached})
+    return pd.DataFrame(rows)
+
+
+def beside_orca(fused_tokens: int = FUSED_TOKENS) -> pd.DataFrame:
+    """Baseline, Orca-best and SARATHI at the balance of the largest batch (Fig. 11a): label, scheme, gain."""
+    cost = llama_13b_on_a6000()
+    rows: list[dict[str, Any]] = []
+    for label, total in TOTALS.items():
+        work = Workload.balanced(total, fused_tokens, LARGEST[label])
+        gains = {"baseline": 1.0, "Orca best": gain(cost, work, None), "SARATHI": gain(cost, work, fused_tokens)}
+        rows += [{"label": label, "scheme": scheme, "gain": each} for scheme, each in gains.items()]
+    return pd.DataFrame(rows)
+
+
+def closed_rounds(label: str = "1K", fused_tokens: int = FUSED_TOKENS) -> dict[str, float]:
+    """Seconds of a round in the steady state, by scheme, at the balance of the largest batch."""
+    cost, work = llama_13b_on_a6000(), Workload.balanced(TOTALS[label], fused_tokens, LARGEST[label])
+    return {
+        "baseline": separate_round(cost, work).seconds,
+        "Orca best": piggyback_round(cost, work).seconds,
+        "SARATHI": piggyback_round(cost, work, fused_tokens).seconds,
+    }
+
+
 def time_per_token(batches: Sequence[int] = (1, 2, 4, 8, 12, 18), tokens: int = 1024) -> pd.DataFrame:
     """Milliseconds a token by operator, prefill and decode, over batch size (SARATHI Fig. 3).
 
@@ -170,15 +213,11 @@ def time_per_token(batches: Sequence[int] = (1, 2, 4, 8, 12, 18), tokens: int = 
         Rows of stage, batch, operator, ms.
     """
     cost, shares = llama_13b_on_a6000(), operator_shares()
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     for batch in batches:
         stages = {
-            "prefill": (
-                cost.linear.seconds(batch * tokens),
-                batch * cost.chunk_attention_s(tokens),
-                batch * tokens,
-            ),
-            "decode": (cost.linear.seconds(batch), cost.decode_attention_s(batch * tokens), batch),
+            "prefill": (batch * tokens, batch * cost.chunk_attention_s(tokens)),
+            "decode": (batch, cost.decode_attention_s(batch * tokens)),
         }
         for stage, (count, attention_s) in stages.items():
             linear_s = cost.linear.seconds(count)
@@ -204,7 +243,7 @@ def operator_shares(model: str = "llama-13b") -> dict[str, float]:
 
 def sawtooth(most_tokens: int = 1024) -> pd.DataFrame:
     """Iteration time over its tokens, with tiles and without (SARATHI Fig. 7): tokens, tiles, ms."""
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     for tiles in (True, False):
         cost = llama_13b_on_a6000(tiles=tiles)
         rows += [{"tokens": n, "tiles": tiles, "ms": 1000 * cost.step_s(n, 0)} for n in range(1, most_tokens + 1)]
@@ -218,7 +257,7 @@ def account_sweep(batches: Sequence[int] = (2, 4, 6, 8, 10, 14, 18)) -> pd.DataF
         Rows of label, batch, alone_ms, and the speed-ups marginal, by_token, by_order.
     """
     cost = llama_13b_on_a6000()
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     for label, total in TOTALS.items():
         for batch in (b for b in batches if b <= LARGEST[label]):
             found = decode_accounts(cost, fused_tokens=FUSED_TOKENS, batch=batch, context_tokens=total)
@@ -242,7 +281,7 @@ def breakdown(chunks: Sequence[int] = (256, 512)) -> pd.DataFrame:
         Rows of label, batch, fused_tokens, scheme, part, seconds.
     """
     cost = llama_13b_on_a6000()
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     for fused in chunks:
         for label, total in TOTALS.items():
             batch = LARGEST[label]

@@ -42,7 +42,8 @@ class LinearCost:
         """Tokens that the kernels compute for these."""
         if tokens < self.tile_tokens:  # a batch below one tile runs in smaller kernels: the decode anchors
             return tokens
-        return -(-tokens // self.tile_tokens) * self.tile_tokens
+        whole = round(tokens, 6)  # means over a round are no whole numbers, and their dust is no tile
+        return -(-whole // self.tile_tokens) * self.tile_tokens
 
     def seconds(self, tokens: float) -> float:
         """Seconds for so many tokens together; 0 for none."""

@@ -95,38 +95,52 @@ def separate_round(cost: IterationCost, work: Workload) -> Round:
     )
 
 
-def piggyback_round(cost: IterationCost, work: Workload, fused_tokens: int | None = None) -> Round:
+def piggyback_round(
+    cost: IterationCost, work: Workload, fused_tokens: int | None = None, *, filled: bool = False
+) -> Round:
     """SARATHI in the steady state: chunks of one prompt at a time, up to B-1 decodes beside each (§4.3).
 
     Args:
         cost: of an iteration.
         work: the requests.
         fused_tokens: chunk and full decodes together; None never cuts a prompt, the paper's Orca-best.
+        filled: whether chunks grow where decodes are fewer; else they are always C - (B-1), as the paper has it.
 
     Raises:
         ValueError: when the decodes of the batch leave no room for a chunk.
     """
-    prompt, batch = work.prompt_tokens, work.batch
+    prompt, steps, batch = work.prompt_tokens, work.decode_steps, work.batch
     riders = batch - 1
-    chunk = prompt if fused_tokens is None else fused_tokens - riders
-    if chunk < 1:
-        raise ValueError(
-            f"{fused_tokens} tokens leave no chunk beside {riders} decodes; at least {batch} are needed"
-        )
-    pieces = ceil(prompt / chunk)
-    alone = max(work.decode_steps - riders * pieces, 0)
-    beside = min(work.decode_steps / pieces, riders)  # decodes an iteration, on average over the round
+    pieces, chunk = _pieces(work, fused_tokens, filled=filled)
+    alone = max(steps - riders * pieces, 0)
+    beside = min(steps / pieces, riders)  # decodes an iteration, on average over the round
     sizes = [chunk] * (pieces - 1) + [prompt - chunk * (pieces - 1)]
     linear_s = batch * sum(cost.linear.seconds(size + beside) for size in sizes)
     attention_s = batch * sum(cost.chunk_attention_s(size, index * chunk) for index, size in enumerate(sizes))
     return Round(
         linear_s=linear_s + alone * cost.linear.seconds(batch),
         chunk_attention_s=attention_s,
-        decode_attention_s=cost.decode_attention_s(batch * work.decode_steps * work.mean_context_tokens)
+        decode_attention_s=cost.decode_attention_s(batch * steps * work.mean_context_tokens)
         + batch * pieces * (cost.beside_s if beside else 0.0),
         hybrid_iterations=batch * pieces,
         decode_iterations=alone,
     )
+
+
+def _pieces(work: Workload, fused_tokens: int | None, *, filled: bool) -> tuple[int, float]:
+    """Pieces of a prompt, and the tokens of each but the last."""
+    riders = work.batch - 1
+    if fused_tokens is None:
+        return 1, work.prompt_tokens
+    chunk = fused_tokens - riders
+    if chunk < 1:
+        raise ValueError(
+            f"{fused_tokens} tokens leave no chunk beside {riders} decodes; at least {work.batch} are needed"
+        )
+    pieces = ceil((work.prompt_tokens + work.decode_steps) / fused_tokens)
+    if filled and work.decode_steps <= riders * pieces:
+        return pieces, fused_tokens - work.decode_steps / pieces
+    return ceil(work.prompt_tokens / chunk), chunk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

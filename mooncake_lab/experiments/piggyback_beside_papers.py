@@ -1,0 +1,33 @@
+"""Chapter 05's numbers held against SARATHI's claims; Sarathi-Serve's wait for a model of its machine."""
+
+import pandas as pd
+
+from mooncake_lab.experiments.piggyback_modelled import FUSED_TOKENS, LARGEST, TABLE_4, TOTALS, orca_peak
+from mooncake_lab.experiments.sarathi_testbeds import TESTBEDS, llama_13b_on_a6000
+from mooncake_lab.paper import ComparisonTable, claim, claimed, comparison_table, fact
+from mooncake_lab.perf import balanced_ratio, decode_accounts
+
+
+def beside_papers(cells: pd.DataFrame) -> ComparisonTable:
+    """SARATHI's claims S01 to S06, S09, S12 and S16, from the model; the step at a tile needs the GPU.
+
+    Args:
+        cells: rows of `predictions`.
+    """
+    names = zip(cells["place"].tolist(), cells["cell"].tolist(), strict=True)
+    found: dict[tuple[str, str], float] = dict(zip(names, cells["model"].tolist(), strict=True))
+    cost = llama_13b_on_a6000()
+    small, large = (int(fact(TABLE_4, series=f"{name}/1K", x="batch_size").value) for name in TESTBEDS)
+    mixed = decode_accounts(cost, fused_tokens=TOTALS["1K"], batch=4, context_tokens=TOTALS["1K"])
+    ours: dict[str, float | None] = {
+        "S01": found["Table 4, end to end", f"{TESTBEDS[0]}/1K, batch {small}"],
+        "S02": found["Figure 11a", "SARATHI, 1K"],
+        "S03": found["Table 4, end to end", f"{TESTBEDS[1]}/1K, batch {large}"],
+        "S04": found["Table 4, decode", f"{TESTBEDS[0]}/1K, batch {small}"],
+        "S05": found["Figure 8", "1K, batch 2"],
+        "S06": mixed.alone_s / mixed.marginal_s,
+        "S09": None,
+        "S12": orca_peak(cost)[1],
+        "S16": balanced_ratio(FUSED_TOKENS, LARGEST["1K"]),
+    }
+    return comparison_table(claimed(claim(name), each) for name, each in ours.items())

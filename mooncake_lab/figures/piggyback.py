@@ -1,0 +1,233 @@
+"""Figures of piggybacking: where time goes, tiles, accounts of a decode, the P:D ratio, this machine."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, cast
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter
+
+from mooncake_lab.figures.style import COLOURS, HATCHES, BookFigure, footer, new_figure, paper_points, styled
+
+MODELLED: Final = "modelled: LLaMA-13B on an A6000, anchored to SARATHI Table 2 and Fig. 7"
+_OPERATORS: Final[Mapping[str, str]] = MappingProxyType(
+    {"preproj": "gpu", "postproj": "dram", "ffn1": "ssd", "ffn2": "straw_man_light", "attention": "vllm_prefix"}
+)
+_PARTS: Final[Mapping[str, str]] = MappingProxyType(
+    {"linear": "dram", "chunk attention": "vllm_prefix", "decode attention": "vllm"}
+)
+_LINES: Final[Mapping[str, str]] = MappingProxyType({"1K": "-", "2K": "--", "3K": ":"})
+_CHUNKS: Final[Mapping[int, tuple[str, str]]] = MappingProxyType(
+    {0: ("straw_man", "-"), 128: ("vllm_chunked", ":"), 256: ("vllm_chunked", "-"), 512: ("vllm_chunked", "--")}
+)
+_ACCOUNTS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {
+        "marginal": ("marginal (the paper's)", "vllm_chunked"),
+        "by_token": ("shared by tokens", "dram"),
+        "by_order": ("mean of both orders", "straw_man"),
+    }
+)
+
+
+@styled
+def time_per_token(times: pd.DataFrame, paper: pd.DataFrame) -> BookFigure:
+    """Milliseconds a token by operator over batch size (SARATHI Fig. 3): rows of `time_per_token`, the curve."""
+    figure, panels = new_figure(1, 2, width=10, height=4.2)
+    for panel, stage in zip(panels, ("prefill", "decode"), strict=True):
+        table = times[times["stage"] == stage].pivot_table(index="batch", columns="operator", values="ms")
+        bottom, places = np.zeros(len(table)), np.arange(len(table))
+        for operator, colour in _OPERATORS.items():
+            heights = table[operator].to_numpy()
+            panel.bar(
+                places, heights, bottom=bottom, label=operator, color=COLOURS[colour], edgecolor="white",
+                hatch=HATCHES[stage],
+            )  # fmt: skip
+            bottom = bottom + heights
+        points = paper[(paper["series"] == stage) & paper["x"].isin(list(table.index))]
+        paper_points(panel, [list(table.index).index(x) for x in points["x"]], points["y"], "SARATHI Fig. 3")
+        panel.set_xticks(places, [str(batch) for batch in table.index])
+        panel.set(xlabel="batch size (requests)", ylabel=f"{stage}, a token (ms)")
+    panels[1].legend(fontsize="small")
+    footer(figure, MODELLED)
+    return figure
+
+
+@styled
+def sawtooth(times: pd.DataFrame, paper: pd.DataFrame) -> BookFigure:
+    """Iteration time over tokens, with tiles and without (SARATHI Fig. 7): rows of `sawtooth`, the curve."""
+    figure, (axes,) = new_figure(width=8, height=4.0)
+    for tiles, colour in ((False, "straw_man_light"), (True, "vllm_chunked")):
+        rows = times[times["tiles"] == tiles]
+        axes.plot(rows["tokens"], rows["ms"], color=COLOURS[colour], label="tiles" if tiles else "no tiles")
+    paper_points(axes, paper["x"], paper["y"], "SARATHI Fig. 7 (anchors)")
+    axes.set(xlabel="tokens of the iteration (tokens)", ylabel="iteration time (ms)", ylim=(0, None))
+    axes.set_xticks(np.arange(0, int(max(times["tokens"])) + 1, 128))
+    axes.legend(fontsize="small")
+    footer(figure, MODELLED)
+    return figure
+
+
+@styled
+def accounts(sweep: pd.DataFrame, paper: pd.DataFrame) -> BookFigure:
+    """How much cheaper a decode gets beside a chunk (SARATHI Fig. 8), and by other accounts.
+
+    Args:
+        sweep: rows of `account_sweep`.
+        paper: the curve of SARATHI Fig. 8.
+    """
+    figure, (left, right) = new_figure(1, 2, width=10, height=4.2, sharey=True)
+    for label, table in sweep.groupby("label"):
+        left.plot(
+            table["batch"], table["marginal"], _LINES[str(label)], color=COLOURS["vllm_chunked"], label=str(label)
+        )
+    paper_points(left, paper["x"], paper["y"], "SARATHI Fig. 8")
+    short = sweep[sweep["label"] == "1K"]
+    for name, (label, colour) in _ACCOUNTS.items():
+        right.plot(short["batch"], short[name], color=COLOURS[colour], label=label)
+    for panel in (left, right):
+        panel.axhline(1, color=COLOURS["slo"], linewidth=1)
+        panel.set(xlabel="batch size (requests)", ylim=(0, None))
+        panel.legend(fontsize="small")
+    left.set_ylabel("decode alone over beside a chunk (ratio)")
+    right.set_title("1K, three accounts", fontsize="small")
+    left.set_title("the paper's account", fontsize="small")
+    footer(figure, f"{MODELLED}; chunk 256")
+    return figure
+
+
+@styled
+def ratio_sweep(sweep: pd.DataFrame, peaks: pd.DataFrame, balance: pd.DataFrame) -> BookFigure:
+    """Throughput over the baseline by P:D ratio (SARATHI Figs. 9 and 11b).
+
+    Args:
+        sweep: rows of `ratio_sweep`.
+        peaks: the curve of SARATHI Fig. 9, whose series are `1K/chunk 256` and the like.
+        balance: rows of `peaks`.
+    """
+    labels = list(dict.fromkeys(sweep["label"]))
+    figure, panels = new_figure(1, len(labels), width=11, height=3.9, sharey=True)
+    for panel, label in zip(panels, labels, strict=True):
+        table = _where(sweep, "label", label)
+        for fused, rows in table.groupby("fused_tokens"):
+            colour, line = _CHUNKS[int(str(fused))]
+            name = f"chunk {fused}" if fused else "Orca best"
+            panel.plot(rows["ratio"], rows["gain"], line, color=COLOURS[colour], label=name)
+        for ratio in balance[balance["label"] == label]["ratio"]:
+            panel.axvline(ratio, color=COLOURS["slo"], linewidth=0.8, linestyle=(0, (1, 2)))
+        points = peaks[peaks["series"].str.startswith(label)]
+        paper_points(panel, points["x"], points["y"], "SARATHI Fig. 9a" if len(points) else "_nolegend_")
+        panel.set(xscale="log", xlabel="P:D (ratio)", ylim=(0.8, 1.35))
+        panel.set_title(f"{label}, batch {table['batch'].iloc[0]}", fontsize="small")
+        panel.xaxis.set_major_formatter(FuncFormatter(_plain))
+    panels[0].set_ylabel("throughput over the baseline (ratio)")
+    panels[0].legend(fontsize="small", loc="upper left")
+    footer(figure, f"{MODELLED}; dotted: (C - (B-1)) / (B-1)")
+    return figure
+
+
+@styled
+def breakdown(parts: pd.DataFrame, paper: pd.DataFrame) -> BookFigure:
+    """Seconds of a round by what they are spent on (SARATHI Fig. 10): rows of `breakdown`, the curve."""
+    chunks = sorted(set(parts["fused_tokens"]))
+    figure, panels = new_figure(1, len(chunks), width=10, height=4.2, sharey=True)
+    for panel, fused in zip(panels, chunks, strict=True):
+        table = parts[parts["fused_tokens"] == fused].pivot_table(
+            index=["label", "scheme"], columns="part", values="seconds"
+        )
+        names = sorted(table.index, key=lambda key: (key[0], key[1] != "baseline"))
+        bottom, places = np.zeros(len(names)), np.arange(len(names))
+        for part, colour in _PARTS.items():
+            heights = table.loc[names, part].to_numpy()
+            hatch = HATCHES["decode" if part == "decode attention" else "prefill"]
+            panel.bar(
+                places, heights, bottom=bottom, label=part, color=COLOURS[colour], edgecolor="white", hatch=hatch
+            )
+            bottom = bottom + heights
+        if fused == chunks[0]:
+            where = [names.index(("1K", str(series))) for series in paper["series"]]
+            paper_points(panel, where, paper["y"], "SARATHI Fig. 10, total")
+            panel.legend(fontsize="small", loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2)
+        panel.set_xticks(places, [f"{label}\n{scheme}" for label, scheme in names], fontsize="x-small")
+        panel.set_xlabel(f"sequence length and scheme, chunk {fused} (tokens)")
+    panels[0].set_ylabel("a round of the batch (s)")
+    footer(figure, MODELLED)
+    return figure
+
+
+@styled
+def predicted(cells: pd.DataFrame) -> BookFigure:
+    """Every predicted cell beside the paper's: rows of `predictions`, with the error in percent."""
+    figure, (left, right) = new_figure(1, 2, width=11, height=6.4, sharey=True)
+    names = [f"{place}: {cell}" for place, cell in zip(cells["place"], cells["cell"], strict=True)]
+    places = np.arange(len(cells))
+    left.barh(places, cells["model"], color=COLOURS["vllm_chunked"], label="model")
+    paper_points(left, cells["paper"], places, "SARATHI")
+    left.set_yticks(places, names, fontsize="x-small")
+    left.invert_yaxis()
+    left.set(xlabel="ratio, or seconds in Figure 10 (1 or s)", ylabel="cell (name)", xlim=(0, None))
+    left.legend(fontsize="small", loc="lower right")
+    right.barh(places, cells["error_percent"], color=COLOURS["straw_man"])
+    right.axvline(0, color=COLOURS["slo"], linewidth=1)
+    right.set_xlabel("model over paper, minus one (%)")
+    footer(figure, "predicted from SARATHI Table 2 and Fig. 7; LLaMA-33B on an A100 carried over by the roofline")
+    return figure
+
+
+@styled
+def beside_orca(bars: pd.DataFrame, paper: pd.DataFrame) -> BookFigure:
+    """Baseline, Orca-best and SARATHI (SARATHI Fig. 11a): rows of `beside_orca`, and the curve."""
+    figure, (axes,) = new_figure(width=8, height=4.0)
+    labels = list(dict.fromkeys(bars["label"]))
+    looks = {"baseline": "straw_man_light", "Orca best": "straw_man", "SARATHI": "vllm_chunked"}
+    for offset, (scheme, colour) in enumerate(looks.items()):
+        rows = bars[bars["scheme"] == scheme]
+        places = np.arange(len(labels)) + 0.27 * (offset - 1)
+        axes.bar(places, rows["gain"], width=0.25, color=COLOURS[colour], label=scheme)
+        points = paper[paper["series"] == scheme]
+        where = [places[labels.index(str(label))] for label in points["x"]]
+        paper_points(axes, where, points["y"], "SARATHI Fig. 11a" if scheme == "SARATHI" else "_nolegend_")
+    axes.set_xticks(range(len(labels)), labels)
+    axes.set(xlabel="sequence length (tokens)", ylabel="throughput over the baseline (ratio)", ylim=(0, 1.5))
+    axes.legend(fontsize="small", ncols=2)
+    footer(figure, f"{MODELLED}; chunk 256, largest batch, balanced P:D")
+    return figure
+
+
+@styled
+def measured_accounts(table: pd.DataFrame, machine: str) -> BookFigure:
+    """A decode here, alone and beside a chunk: rows of `rider_accounts`; error bars are quartiles of rounds."""
+    widths = sorted(set(table["fused"]))
+    figure, panels = new_figure(1, len(widths), width=3.6 * len(widths), height=4.0, sharey=True)
+    for panel, fused in zip(panels, widths, strict=True):
+        rows = _where(table, "fused", fused)
+        _circles(panel, rows, "alone_ms", "alone", "straw_man")
+        for name, (label, colour) in _ACCOUNTS.items():
+            _circles(panel, rows, f"{name}_ms", label, colour if name != "by_order" else "vllm_prefix")
+        spread = np.stack(
+            [rows["marginal_ms"] - rows["marginal_low_ms"], rows["marginal_high_ms"] - rows["marginal_ms"]]
+        )
+        panel.errorbar(
+            rows["decodes"], rows["marginal_ms"], yerr=np.clip(spread, 0, None), fmt="none", capsize=3,
+            color=COLOURS["vllm_chunked"],
+        )  # fmt: skip
+        panel.set(xlabel="decodes in the batch (requests)", ylim=(0, None))
+        panel.set_title(f"{fused} tokens in all", fontsize="small")
+        panel.set_xticks(sorted(set(rows["decodes"])))
+    panels[0].set_ylabel("time of a decode token (ms)")
+    panels[-1].legend(fontsize="small")
+    footer(figure, f"measured: {machine}")
+    return figure
+
+
+def _circles(panel: Axes, rows: pd.DataFrame, column: str, label: str, colour: str) -> None:
+    panel.plot(rows["decodes"], rows[column], linestyle="none", marker="o", color=COLOURS[colour], label=label)
+
+
+def _where(table: pd.DataFrame, column: str, value: object) -> pd.DataFrame:
+    return cast("pd.DataFrame", table[table[column] == value])
+
+
+def _plain(value: float, _: object = None) -> str:
+    return f"{value:g}"
