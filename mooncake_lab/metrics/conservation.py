@@ -36,6 +36,7 @@ class _Life:
 
     arrived_s: float
     placed_s: float | None = None
+    prefill_start_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
     tokens: int = 0
@@ -90,6 +91,8 @@ class _Checker:
                 life.ended = "rejected"
             case Prefilled():
                 yield from _after("prefill starts", record.start_s, life.placed_s, "it is placed", request_id)
+                if life.prefill_start_s is None:  # later spans may follow the first token, after a preemption
+                    life.prefill_start_s = record.start_s
             case Moved():
                 yield from _after("a move starts", record.start_s, life.arrived_s, "it arrives", request_id)
             case FirstToken():
@@ -130,7 +133,9 @@ def _first_token(record: FirstToken, life: _Life) -> Iterator[Violation]:
     if life.first_token_s is not None:
         yield Violation("I1", record.request_id, f"receives a second first token at {record.at_s} s")
         return
-    yield from _after("the first token comes", record.at_s, life.placed_s, "it is placed", record.request_id)
+    yield from _after(
+        "first token comes", record.at_s, life.prefill_start_s, "a prefill starts", record.request_id
+    )
     life.first_token_s = life.last_token_s = record.at_s
     life.tokens += 1
 
