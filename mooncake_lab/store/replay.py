@@ -119,9 +119,10 @@ def _replay(
         raise ValueError(f"a cache of capacity {capacity}; allowed are 0 and more, and None for unlimited")
     accesses = [len(request) for request in requests]
     chosen = make_policy(policy, max(1, sum(accesses)) if capacity_blocks is None else max(1, capacity_blocks))
+    room = float("inf") if capacity is None else capacity
     if isinstance(chosen, Belady):
-        chosen.foresee(list(chain.from_iterable(requests)))
-    hits, prefix_hits = _run(requests, sizes, chosen, float("inf") if capacity is None else capacity)
+        chosen.foresee(_that_fit(requests, sizes, room))
+    hits, prefix_hits = _run(requests, sizes, chosen, room)
     return Replay(
         policy=policy if isinstance(policy, str) else type(chosen).__name__,
         capacity=capacity,
@@ -129,6 +130,14 @@ def _replay(
         hits_by_request=np.array(hits, np.int64),
         prefix_hits_by_request=np.array(prefix_hits, np.int64),
     )
+
+
+def _that_fit(
+    requests: list[Sequence[BlockKey]], sizes: Iterable[Iterable[int]], capacity: float
+) -> list[BlockKey]:
+    """The accesses a policy will hear of: a block larger than the cache is never offered to it."""
+    paired = chain.from_iterable(zip(*each, strict=False) for each in zip(requests, sizes, strict=False))
+    return [key for key, cost in paired if cost <= capacity]
 
 
 def _run(

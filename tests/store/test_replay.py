@@ -138,6 +138,14 @@ class TestReplayTokens:
         found = replay_tokens([[1], [2], [1], [2]], np.array([2, 9, 2, 9]), "lru", 4, block_size_tokens=16)
         assert found.hits_by_request.tolist() == [0, 0, 1, 0]
 
+    @pytest.mark.parametrize("policy", EVICTION_POLICIES)
+    def test_every_policy_lives_in_a_cache_below_one_block(self, policy):
+        """Full blocks never fit, partial ones do, and no policy hears of what cannot be held."""
+        requests, tokens = [[1, 2], [1, 2], [3, 4]], np.array([6, 6, 5])
+        found = replay_tokens(requests, tokens, policy, 3, block_size_tokens=4)
+        assert found.hits_by_request.tolist() == [0, 1, 0]
+        assert found.prefix_hits == 0
+
     def test_lengths_must_fit_blocks(self):
         """A prompt whose length does not fit its number of blocks is refused by its number."""
         with pytest.raises(ValueError, match="request 1 has 2 blocks for 3 tokens"):
