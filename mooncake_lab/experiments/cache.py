@@ -1,8 +1,9 @@
 """Results kept between runs, under a digest of everything they depend on.
 
-A digest covers the experiment's class and fields, the source of the whole package, the versions of
-the libraries that compute, and which traces this machine holds. Change any of them and the point is
-computed again; there is nothing to invalidate by hand.
+A digest covers the experiment's class and fields, the source of the whole package, the papers' numbers,
+the versions of the libraries that compute, and which traces this machine holds. Change any of them and
+the point is computed again; there is nothing to invalidate by hand. A class from elsewhere could change
+without the digest noticing, so nothing is kept for those.
 """
 
 import dataclasses
@@ -19,6 +20,7 @@ import msgspec
 import platformdirs
 
 import mooncake_lab
+from mooncake_lab.paper import data_dir
 from mooncake_lab.workload import WORKLOADS, find_trace
 
 CACHE_VARIABLE: Final = "MOONCAKE_LAB_CACHE"
@@ -32,8 +34,19 @@ def digest_of(experiment: Any) -> str:
     """A name for the result of `experiment` on this machine with this package."""
     kind = type(experiment)
     fields = msgspec.json.encode(dataclasses.asdict(experiment), order="sorted")
-    parts = (f"{kind.__module__}.{kind.__qualname__}".encode(), fields, _code_digest(), _trace_digest())
+    parts = (
+        f"{kind.__module__}.{kind.__qualname__}".encode(),
+        fields,
+        _code_digest(),
+        data_digest(),
+        _trace_digest(),
+    )
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+
+def is_of_package(experiment: Any) -> bool:
+    """Whether the experiment's code is part of this package, so that `digest_of` covers it."""
+    return type(experiment).__module__.partition(".")[0] == mooncake_lab.__name__
 
 
 def plain_rows(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -79,12 +92,24 @@ def _scalar(value: Any) -> Any:
 
 @cache
 def _code_digest() -> bytes:
-    digest = hashlib.sha256()
-    root = Path(mooncake_lab.__file__).parent
-    for path in sorted(root.rglob("*.py")):
-        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    digest = hashlib.sha256(_contents(Path(mooncake_lab.__file__).parent, "*.py"))
     for library in _LIBRARIES:
         digest.update(f"{library}=={importlib.metadata.version(library)}".encode())
+    return digest.digest()
+
+
+@cache
+def data_digest() -> bytes:
+    """The papers' numbers, and what was measured and is kept beside them, as one name."""
+    measured = data_dir().parent / "measured"
+    return _contents(data_dir(), "*") + (_contents(measured, "*") if measured.is_dir() else b"")
+
+
+def _contents(folder: Path, pattern: str) -> bytes:
+    """A digest of the names and contents of the files below a folder."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob(pattern) if path.is_file()):
+        digest.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\0".encode() + path.read_bytes())
     return digest.digest()
 
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import pandas as pd
 from tqdm import tqdm
 
-from mooncake_lab.experiments.cache import cached_rows, digest_of, keep_rows, plain_rows
+from mooncake_lab.experiments.cache import cached_rows, digest_of, is_of_package, keep_rows, plain_rows
 
 
 class Experiment(Protocol):
@@ -53,13 +53,14 @@ def run(experiment: E | Sequence[E], executor: Executor | None = None, *, cache:
     Args:
         experiment: one experiment, or the tuple that `vary` made.
         executor: anything with `submit`; without one the points run here, one after the other.
-        cache: whether rows kept earlier may be used and new ones kept. Measurements of time say False.
+        cache: whether rows kept earlier may be used and new ones kept. Measurements of time say False; an
+            experiment defined outside the package, in a notebook say, is computed each time anyway.
 
     Returns:
         One line a row of each point, in the order of the points: the experiment's fields, then its row.
     """
     points = [experiment] if dataclasses.is_dataclass(experiment) else list(experiment)
-    digests = [digest_of(point) if cache else None for point in points]
+    digests = [digest_of(point) if cache and is_of_package(point) else None for point in points]
     found = [cached_rows(digest) if digest else None for digest in digests]
     missing = [index for index, rows in enumerate(found) if rows is None]
     for index, rows in zip(missing, _compute([points[i] for i in missing], executor), strict=True):

@@ -17,17 +17,14 @@ def record(out_dir: str | Path, topic: str, numbers: Mapping[str, Any], *, sourc
     Args:
         out_dir: made if needed.
         topic: the chapter's stem.
-        numbers: plain values, or tables (pandas), by name.
+        numbers: plain values, or tables (pandas), by name. A table's index, where it has a name, is a column.
         sources: where the data came from, e.g. `trace.source`; a source that begins with "twin" marks the
             whole record as computed on generated data.
     """
     folder = Path(out_dir)
     folder.mkdir(parents=True, exist_ok=True)
     origins = sorted(set(sources))
-    plain = {
-        name: value.to_dict(orient="records") if isinstance(value, pd.DataFrame) else value
-        for name, value in numbers.items()
-    }
+    plain = {name: _rows(value) if isinstance(value, pd.DataFrame) else value for name, value in numbers.items()}
     content = {
         "topic": topic,
         "twin": any(origin.startswith("twin") for origin in origins),
@@ -39,3 +36,8 @@ def record(out_dir: str | Path, topic: str, numbers: Mapping[str, Any], *, sourc
     partial.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
     partial.replace(path)
     return path
+
+
+def _rows(table: pd.DataFrame) -> list[dict[Any, Any]]:
+    named = any(name is not None for name in table.index.names)
+    return (table.reset_index() if named else table).to_dict(orient="records")

@@ -1,6 +1,7 @@
 """Running experiments: sweeps, executors, kept results."""
 
 import dataclasses
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -10,8 +11,9 @@ import msgspec
 import pandas as pd
 import pytest
 
-from mooncake_lab.experiments import check_scale, record, run, vary
+from mooncake_lab.experiments import cache, check_scale, record, run, vary
 from mooncake_lab.experiments.cache import CACHE_VARIABLE, digest_of
+from mooncake_lab.paper import data_dir
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,9 @@ class Square:
             file.write("x")
         for copy in range(self.copies):
             yield {"copy": copy, "square": self.x**2}
+
+
+Square.__module__ = "mooncake_lab.experiments.square"  # results are kept for the package's own classes only
 
 
 @pytest.fixture
@@ -89,6 +94,28 @@ class TestRun:
         assert run(point)["square"].tolist() == [25]
         assert marks.read_text() == "xx"
 
+    def test_what_the_package_does_not_hold_is_never_kept(self, marks, monkeypatch):
+        """An experiment written in a notebook computes each time: its code is not in the digest."""
+        monkeypatch.setattr(Square, "__module__", "__main__")
+        for _ in range(2):
+            run(Square(str(marks)))
+        assert marks.read_text() == "xx"
+
+    def test_digest_depends_on_the_papers_numbers(self, marks, monkeypatch):
+        """A corrected number of a paper changes every digest, for experiments read them."""
+        before = digest_of(Square(str(marks)))
+        for folder in ("paper", "measured"):
+            shutil.copytree(data_dir().with_name(folder), marks.parent / "data" / folder)
+        changed = marks.parent / "data" / "paper"
+        monkeypatch.setattr(cache, "data_dir", lambda: changed)
+        cache.data_digest.cache_clear()
+        assert digest_of(Square(str(marks))) == before
+        with (changed / "assumptions.csv").open("a") as file:
+            file.write("\n")
+        cache.data_digest.cache_clear()
+        assert digest_of(Square(str(marks))) != before
+        cache.data_digest.cache_clear()
+
     def test_digest_depends_on_class_and_fields(self, marks):
         """Different fields, or another class with the same fields, never share a result."""
         other = dataclasses.make_dataclass("Cube", [("marks", str), ("x", int), ("copies", int)], frozen=True)
@@ -111,6 +138,15 @@ class TestRecord:
         assert content["numbers"] == {"table": [{"a": 1}, {"a": 2}], "n": 3}
         assert content["sources"] == ["released conversation trace"]
         assert content["twin"] is False
+
+    def test_keeps_what_names_the_rows(self, tmp_path):
+        """The index of a table is recorded where it has a name, for its rows mean nothing without it."""
+        table = pd.DataFrame({"tokens": [0, 27392]}, index=pd.Index(["70b", "8b"], name="model"))
+        content = msgspec.json.decode(record(tmp_path, "t", {"table": table}).read_bytes())
+        assert content["numbers"]["table"] == [
+            {"model": "70b", "tokens": 0},
+            {"model": "8b", "tokens": 27392},
+        ]
 
     def test_says_when_a_twin_was_used(self, tmp_path):
         """One generated source marks the whole record."""
