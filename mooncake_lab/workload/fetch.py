@@ -18,7 +18,9 @@ def fetch_trace(name: str, *, folder: Path | None = None, url: str | None = None
 
     Raises:
         ConnectionError: when the file cannot be fetched; nothing is left behind.
-        ValueError: when the workload is unknown, or the content is not the released one; it is not kept.
+        ValueError: when the workload is unknown, the address is none, or the content is not the released one;
+            it is not kept.
+        OSError: when the folder cannot be made.
     """
     release = release_of(name)
     folder = cache_folder() if folder is None else folder
@@ -26,10 +28,13 @@ def fetch_trace(name: str, *, folder: Path | None = None, url: str | None = None
     if path.exists() and not force:
         release.check(path)
         return path
+    address = url or release.url
+    if not address.startswith(("http://", "https://")):
+        raise ValueError(f"{address!r} is not an address to fetch from; allowed are http:// and https://")
+    folder.mkdir(parents=True, exist_ok=True)
     # here and not above: it imports a progress bar that complains in every notebook that has no widgets
     import pooch
 
-    address = url or release.url
     try:
         # pooch downloads beside the destination and moves the file there only when its digest is right
         pooch.retrieve(

@@ -111,6 +111,20 @@ class TestBad:
         assert (tmp_path / FILE_NAME).read_text() == "something else"
         assert server.requests == 0
 
+    @pytest.mark.parametrize("url", ["synthetic.jsonl", "ftp://host/file", "folder/file"])
+    def test_no_address(self, tmp_path, url):
+        """What is no web address is refused as such, and not blamed on a server."""
+        with pytest.raises(ValueError, match=f"'{url}' is not an address to fetch from"):
+            fetch_trace("synthetic", folder=tmp_path, url=url)
+
+    def test_the_folder_cannot_be_made(self, server, tmp_path):
+        """A folder that cannot be made is named, and not blamed on the network."""
+        (tmp_path / "file").write_text("in the way")
+        with pytest.raises(OSError, match="file") as found:
+            fetch_trace("synthetic", folder=tmp_path / "file" / "traces", url=address(server, "ok"))
+        assert not isinstance(found.value, ConnectionError)
+        assert server.requests == 0
+
     def test_unknown_workload(self):
         """A name that is no workload is refused with those that are."""
         with pytest.raises(ValueError, match=f"unknown workload 'azure'; allowed are {', '.join(WORKLOADS)}"):
