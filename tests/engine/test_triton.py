@@ -23,6 +23,9 @@ if DEVICE.type == "cpu" and tuple(map(int, np.__version__.split(".")[:2])) >= (2
 
 from mooncake_lab.engine.backends.cuda import CudaBackend, stretches  # noqa: E402  # after the guards above
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Conversion of an array:DeprecationWarning"
+)  # the interpreter's own
 SHAPES = [(4, 2, 16, 4), (8, 1, 128, 16), (2, 2, 20, 3), (6, 2, 64, 16)]
 
 
