@@ -35,7 +35,7 @@ def steps(model, size):
     rng = np.random.default_rng(0)
     tables, tokens = rng.permutation(300).astype(np.int32).reshape(3, 100), rng.integers(0, 50, (3, 300))
     done, found = [0, 0, 0], []
-    for step in ([50, 1, 7], [1, 130, 9], [1, 1, 1], [1, 1, 1]):
+    for step in ([50, 1, 7], [1, 70, 9], [1, 1, 1], [1, 1, 1]):
         pieces = [
             Piece(tokens[i, done[i] : done[i] + new], done[i], tables[i], emits=True) for i, new in enumerate(step)
         ]
@@ -81,7 +81,8 @@ def test_recorded_steps_pad_without_a_trace():
     assert graphs.fits(batch)
     assert not graphs.fits(found[0][0])
     assert (graphs.forward(batch) - logits).abs().max() < 1e-5
-    assert (cache.data - before).abs().max() < 1e-6
+    assert (cache.data - before).abs().max() < 1e-5
+    assert torch.equal(cache.data == 0, before == 0)
 
 
 def test_few_requests_still_occupy_the_gpu():
