@@ -1,0 +1,150 @@
+"""Placement experiments: laws at a small scale, agreement with the papers on the released traces."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mooncake_lab.conductor import LoadBalance
+from mooncake_lab.experiments import placement as topic
+from mooncake_lab.experiments import run, vary
+from mooncake_lab.experiments.placement_beside_papers import (
+    ARXIV_FIG_8,
+    FAST_FIG_5,
+    WORKLOADS,
+    beside_papers,
+    bracket,
+    local_and_global,
+)
+from mooncake_lab.paper import claims, curve
+from mooncake_lab.workload import find_trace
+
+SMALL = topic.Replay(first=250, prefill_nodes=3, decode_nodes=3)
+FOUR = tuple(FAST_FIG_5)
+
+
+def replayed(*replays):
+    return run(replays, cache=False)
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=60))
+def test_a_box_holds_half_and_its_whiskers_are_data(values):
+    """Quartiles are in order, whiskers are values that occur, and reach at most 1.5 boxes."""
+    data = np.array(values)
+    found = topic.box(data)
+    assert found["whisker_low"] <= found["median"] <= found["whisker_high"]
+    assert found["q1"] <= found["median"] <= found["q3"]
+    assert {found["whisker_low"], found["whisker_high"]} <= set(values)
+    assert found["whisker_high"] <= found["q3"] + 1.5 * (found["q3"] - found["q1"])
+
+
+class TestReplay:
+    def test_the_same_row_every_time(self):
+        """A replay is a function of its fields."""
+        assert replayed(SMALL).equals(replayed(SMALL))
+
+    def test_local_policies_never_fetch(self):
+        """Only KVCache-centric placement moves prefixes between nodes."""
+        rows = replayed(*vary(SMALL, policy=("kvcache_centric", "cache_aware", "load_balance", "random")))
+        fetching = rows.set_index("policy")["fetching"]
+        assert fetching["kvcache_centric"] > 0
+        assert (fetching.drop("kvcache_centric") == 0).all()
+
+    def test_reuse_saves_gpu_time(self):
+        """More hits, less computation: over cache sizes the two are ordered oppositely."""
+        rows = replayed(*vary(dataclasses.replace(SMALL, policy="cache_aware"), cache_tokens=(20_000, 10**7)))
+        assert rows["token_hit_rate"].is_monotonic_increasing
+        assert rows["prefill_gpu_s"].is_monotonic_decreasing
+
+    def test_every_knob_moves_the_result(self):
+        """No assumption that the chapter varies is without effect, on a trace long enough to show it."""
+        base = dataclasses.replace(SMALL, first=700, cache_tokens=1_500_000)
+        knobs = topic.one_knob_at_a_time(base)
+        assert knobs.pop("as assumed") == base
+        del knobs["Algorithm 1 as in arXiv"]  # differs only where two matches are exactly as threshold to one
+        before = replayed(base)["mean"][0]
+        for name, knob in knobs.items():
+            assert replayed(knob)["mean"][0] != before, name
+
+    def test_spreading_keeps_the_order_of_arrival(self):
+        """Spread arrivals come no earlier and within the tick, in the same order."""
+        spread = dataclasses.replace(SMALL, spread_s=3.0)
+        trace = topic._trace(SMALL)
+        moved = [traced.request.arrival_s for traced in topic._requests(spread, trace)]
+        assert moved == sorted(moved)
+        assert (np.array(moved) >= trace.arrival_s).all()
+        assert (np.array(moved) <= trace.arrival_s + 3.0).all()
+
+    def test_forced_to_one_token(self):
+        """With answers of one token nothing but prefill is left."""
+        trace = topic._trace(SMALL)
+        assert all(
+            t.output_tokens == 1 for t in topic._requests(dataclasses.replace(SMALL, one_token=True), trace)
+        )
+
+    def test_speed_divides_the_arrivals(self):
+        """Twice the speed is half the time."""
+        trace = topic._trace(SMALL)
+        faster = [t.request.arrival_s for t in topic._requests(dataclasses.replace(SMALL, speed=2.0), trace)]
+        np.testing.assert_allclose(faster, trace.arrival_s / 2)
+
+
+class TestReplicas:
+    def test_counts_stay_within_the_nodes_and_begin_at_none(self):
+        """No block is on more nodes than there are, and none before anything was computed."""
+        rows = run(topic.Replicas(first=300, ranks=(1, 10), every_s=10.0), cache=False)
+        assert rows["replicas"].between(0, 8).all()
+        assert (rows[rows["at_s"] == 0]["replicas"] == 0).all()
+        assert rows["replicas"].max() > 0
+
+    def test_a_more_popular_rank_has_more_replicas_over_time(self):
+        """Ranks are by the sum over all samples, so the sums are in order."""
+        rows = run(topic.Replicas(first=300, ranks=(1, 5, 50, 500), every_s=10.0), cache=False)
+        sums = rows.groupby("rank")["replicas"].sum()
+        assert sums.is_monotonic_decreasing
+
+
+def test_a_policy_of_ones_own_can_be_measured():
+    """Whatever has a `place` gives a mean TTFT."""
+    assert topic.mean_ttft_s(LoadBalance(), first=60) > 0
+
+
+class TestBesidePapers:
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def tables():
+        """All three tables at a very small scale."""
+        fast = replayed(*vary(SMALL, policy=FOUR))
+        arxiv = replayed(*vary(dataclasses.replace(SMALL, workload="arxiv"), policy=FOUR))
+        ten = dataclasses.replace(SMALL, prefill_nodes=4, one_token=True)
+        local = vary(ten, workload=tuple(WORKLOADS), policy=("longest_prefix", "load_balance", "cache_aware"))
+        shared = vary(ten, workload=tuple(WORKLOADS), shared_cache=(True,))
+        return fast, arxiv, local_and_global(replayed(*local, *shared))
+
+    def test_every_claim_of_the_chapter_is_graded(self, tables):
+        """No claim that the ledger gives to this chapter is left out."""
+        shown = " ".join(beside_papers(*tables).frame()["quantity"])
+        missing = [c.id for c in claims() if c.chapter == "09_placement" and c.sentence not in shown]
+        assert missing == []
+
+    def test_the_bracket_contains_every_local_policy(self, tables):
+        """Its ends are local policies, and the global cache is the third number."""
+        caches = tables[2]
+        low, high, shared = bracket(caches, "conversation", "token_hit_rate")
+        rows = caches[caches["workload"] == "conversation"]
+        assert low <= high
+        assert {low, high, shared} <= set(rows["token_hit_rate"])
+
+    def test_names_are_those_of_the_figures(self):
+        """Our policies point at series that the papers have."""
+        assert set(FAST_FIG_5.values()) == set(curve("fast_fig05_ttft_box_scheduling")["series"])
+        assert set(ARXIV_FIG_8.values()) < set(curve("arxiv_fig08_ttft_box_scheduling")["series"])
+
+
+@pytest.mark.skipif(find_trace("conversation") is None, reason="the released conversation trace is not here")
+def test_the_order_of_fast_figure_5_holds_on_the_first_half_of_the_hour():
+    """KVCache-centric, local cache-aware, load balancing, random: in this order, as FAST'25 Fig. 5 has it."""
+    means = replayed(*vary(topic.Replay(first=6000), policy=FOUR))["mean"]
+    assert means.is_monotonic_increasing

@@ -1,0 +1,68 @@
+"""Figures of placement: what is ours, what is the paper's, and where the numbers came from."""
+
+import dataclasses
+
+import pytest
+
+from mooncake_lab.experiments import placement as topic
+from mooncake_lab.experiments import run, vary
+from mooncake_lab.experiments.placement_beside_papers import FAST_FIG_5, WORKLOADS, local_and_global
+from mooncake_lab.figures import placement as draw
+from mooncake_lab.paper import curve
+
+SMALL = topic.Replay(first=60, prefill_nodes=3, decode_nodes=2)
+
+
+def rows(*replays):
+    return run(replays, cache=False)
+
+
+@pytest.fixture(scope="module")
+def four():
+    return rows(*vary(SMALL, policy=tuple(FAST_FIG_5)))
+
+
+def diamonds(figure):
+    """The markers that stand for the paper."""
+    return [line for axes in figure.axes for line in axes.lines if line.get_marker() == "D"]
+
+
+def test_boxes_come_in_pairs_and_the_paper_has_diamonds(four):
+    """Each policy has our box, the paper's box, and the paper's mean as a diamond."""
+    paper = curve("fast_fig05_ttft_box_scheduling")
+    figure = draw.boxes({"here": four}, {"here": paper}, {"here": FAST_FIG_5})
+    assert len(figure.axes[0].patches) == 2 * len(FAST_FIG_5)
+    means = sorted(float(line.get_ydata()[0]) for line in diamonds(figure))
+    assert means == sorted(paper[paper["x"] == "mean"]["y"])
+
+
+def test_caches_draw_the_papers_bars_as_diamonds():
+    """Four bars a workload, and every printed bar of the figure once."""
+    ten = dataclasses.replace(SMALL, one_token=True)
+    local = vary(ten, workload=tuple(WORKLOADS), policy=("longest_prefix", "load_balance", "cache_aware"))
+    table = local_and_global(rows(*local, *vary(ten, workload=tuple(WORKLOADS), shared_cache=(True,))))
+    paper = {"token_hit_rate": curve("fast_fig10_hit_rate"), "prefill_gpu_s": curve("fast_fig10_gpu_time")}
+    figure = draw.caches(table, paper, WORKLOADS)
+    assert all(len(axes.patches) == 12 for axes in figure.axes)
+    assert sum(len(line.get_ydata()) for line in diamonds(figure)) == sum(len(table) for table in paper.values())
+
+
+def test_replicas_have_a_panel_for_each_rank_and_workload():
+    """Small multiples: a workload a row, a rank a column, both evictions in each."""
+    table = run(vary(topic.Replicas(first=60, ranks=(1, 10)), eviction=("lru", "lfu")), cache=False)
+    figure = draw.replicas(table, curve("fast_fig11_replica_count"), {"conversation": "Conversation"})
+    assert len(figure.axes) == 2
+    assert all(len(axes.lines) == 3 for axes in figure.axes)
+
+
+def test_footers_say_simulated_and_name_the_trace(four):
+    """Every figure says under itself where its numbers came from."""
+    figures = [
+        draw.load(four, curve("fast_fig05_ttft_box_scheduling"), FAST_FIG_5),
+        draw.thresholds(four.head(1)),
+        draw.capacity(four.head(1), 3e6),
+    ]
+    for figure in figures:
+        said = figure.get_supxlabel()
+        assert said.startswith("simulated")
+        assert "conversation trace" in said
