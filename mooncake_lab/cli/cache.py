@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 import typer
 
+from mooncake_lab.cli.reading import read_or_fail
 from mooncake_lab.store import Replay, replay
-from mooncake_lab.workload import Trace, read_trace
+from mooncake_lab.workload import Trace
 
 PolicyName = Literal["lru", "fifo", "lfu", "length_aware", "arc", "s3fifo", "sieve", "belady"]
 
@@ -41,15 +42,7 @@ def cache(
 
     Example: mooncake-lab cache data/traces/conversation_trace.jsonl --policy lru --capacity 10000 --json
     """
-    try:
-        trace = read_trace(file, lenient=lenient)
-    except (ValueError, OSError) as error:
-        typer.echo(f"mooncake-lab cache: {error}", err=True)
-        raise typer.Exit(1) from error
-    if trace.skipped:
-        typer.echo(f"skipped {trace.skipped} bad lines, among them:", err=True)
-        for reason in trace.skipped_reasons:
-            typer.echo(f"  {reason}", err=True)
+    trace = read_or_fail("cache", file, lenient=lenient)
     block_size = trace.block_size_tokens if unit == "tokens" else 1
     blocks = None if math.isinf(capacity) else int(capacity) // block_size
     found = replay([trace.blocks_of(i) for i in range(len(trace))], policy, blocks)

@@ -9,13 +9,14 @@ from typing import Annotated, Any, Literal
 import msgspec
 import typer
 
+from mooncake_lab.cli.reading import read_or_fail
 from mooncake_lab.conductor import ADMISSION_POLICIES, PLACEMENT_POLICIES, LoadBalance, Random
 from mooncake_lab.core import SLO, write_log
 from mooncake_lab.experiments.other_nodes import device_tokens, node_latency
 from mooncake_lab.metrics import run_summary
 from mooncake_lab.perf import LatencyModel, hardware
 from mooncake_lab.simulation import COUPLED_SYSTEMS, Cluster, ClusterSpec, CoupledCluster, CoupledSpec
-from mooncake_lab.workload import Trace, read_trace
+from mooncake_lab.workload import Trace
 
 PlacementName = Literal[
     "random", "load_balance", "cache_aware", "kvcache_centric", "longest_prefix", "prefix_affinity"
@@ -76,13 +77,7 @@ def simulate(
         latency = node_latency(node, model)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    try:
-        requests = read_trace(trace, lenient=lenient)
-    except (ValueError, OSError) as error:
-        typer.echo(f"mooncake-lab simulate: {error}", err=True)
-        raise typer.Exit(1) from error
-    if requests.skipped:
-        typer.echo(f"skipped {requests.skipped} bad lines", err=True)
+    requests = read_or_fail("simulate", trace, lenient=lenient)
     policies: dict[str, Any] = {
         "placement": _placement(placement, seed, coupled=coupled is not None),
         "admission": ADMISSION_POLICIES[admission](),

@@ -9,7 +9,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from mooncake_lab.workload import Trace, TraceStatistics, fetch_trace, read_trace, statistics, write_trace
+from mooncake_lab.cli.reading import read_or_fail
+from mooncake_lab.workload import Trace, TraceStatistics, fetch_trace, statistics, write_trace
 from mooncake_lab.workload.twin import make_twin
 
 Workload: TypeAlias = Literal["conversation", "synthetic", "toolagent", "arxiv"]
@@ -32,14 +33,7 @@ def stats(
 
     Example: mooncake-lab trace stats data/traces/conversation_trace.jsonl --json
     """
-    try:
-        trace = read_trace(file, lenient=lenient, block_size_tokens=block_size)
-    except (ValueError, OSError) as error:
-        _fail("stats", error)
-    if trace.skipped:
-        typer.echo(f"bad lines skipped: {trace.skipped}; the first of them:", err=True)
-        for reason in trace.skipped_reasons:
-            typer.echo(f"  {reason}", err=True)
+    trace = read_or_fail("trace stats", file, lenient=lenient, block_size_tokens=block_size)
     numbers = statistics(trace)
     if json_:
         _print_json({"file": str(file), "skipped": trace.skipped, **asdict(numbers)})
@@ -86,6 +80,8 @@ def synth(
     """
     if output.exists() and not force:
         _fail("synth", ValueError(f"{output} exists already; name another file, or add --force to replace it"))
+    if not output.parent.is_dir():
+        _fail("synth", ValueError(f"{output} cannot be written: there is no folder {output.parent}"))
     try:
         trace = make_twin(like, seed=seed, requests=requests)
         write_trace(output, trace)

@@ -76,7 +76,7 @@ def test_bad_lines_fail_or_are_skipped(file):
     lenient = cache(file, "--capacity", 6, "--json", "--lenient")
     assert lenient.exit_code == 0
     assert json.loads(lenient.stdout)["skipped"] == 1
-    assert "skipped 1 bad lines" in lenient.stderr
+    assert "bad lines skipped: 1" in lenient.stderr
 
 
 @pytest.mark.parametrize(

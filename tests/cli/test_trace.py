@@ -93,6 +93,13 @@ class TestSynth:
         assert call(*arguments, "--force").exit_code == 0
         assert len(read_trace(file)) == 5
 
+    def test_the_folder_must_be_there(self, call, tmp_path):
+        """A folder that does not exist is named, and nothing is written."""
+        result = call("synth", "--like", "conversation", "--requests", 5, "-o", tmp_path / "new" / "x.jsonl")
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert f"there is no folder {tmp_path / 'new'}" in result.stderr
+        assert list(tmp_path.iterdir()) == []
+
     @pytest.mark.parametrize("wrong", [["--like", "azure"], ["--like", "conversation", "--requests", "0"], []])
     def test_bad_usage(self, call, tmp_path, wrong):
         """An unknown workload, no requests, or no workload at all are bad usage."""
