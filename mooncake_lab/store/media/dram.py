@@ -4,7 +4,7 @@ import mmap
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Self, final
 
 import numpy as np
@@ -197,7 +197,7 @@ class SharedArena:
 
 def layer_places(arena: npt.NDArray[np.uint8], reservation: Reservation) -> list[npt.NDArray[np.uint8]]:
     """Where each layer of a block lies in an arena."""
-    ends = np.cumsum((reservation.offset_bytes, *reservation.layer_bytes)).tolist()
+    ends = accumulate(reservation.layer_bytes, initial=reservation.offset_bytes)
     return [arena[start:end] for start, end in pairwise(ends)]
 
 

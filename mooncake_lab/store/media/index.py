@@ -18,6 +18,7 @@ from mooncake_lab.store.media.slab import BeforeOperation, no_faults
 
 _BLOCK: Final = b"b"  # before a block's key; the count has a key of its own
 _COUNT: Final = b"count"
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _FIRST_MAP_BYTES: Final = 16 * 1024**2
 _MOST_MAP_BYTES: Final = 64 * 1024**3
 _WALK_TIMEOUT_S: Final = 120
@@ -25,9 +26,11 @@ _WALK_TIMEOUT_S: Final = 120
 
 @final
 class Index:
-    """Records by block key; what one call changes is changed wholly, durably, or not at all.
+    """Records by block key; what one call changes is changed wholly or not at all, whenever the process is killed.
 
-    Only written to while it is open: whoever uses it keeps the records in memory. Mutable: it owns an open file.
+    It is synced only when it is closed: what a commit promises is on the device already, each block with its
+    own record. So an index that was open when the machine itself went down is not believed, see `read_index`.
+    Only written to while it is open: its user keeps the records in memory. Mutable: it owns an open file.
     """
 
     __slots__ = ("_before", "_blocks", "_environment", "_path", "_seed")
@@ -37,9 +40,8 @@ class Index:
         self._seed = seed
         self._blocks = blocks
         self._before = before
-        _seal_path(path).unlink(
-            missing_ok=True
-        )  # from now on the file is only known to be whole when closed again
+        _seal_path(path).unlink(missing_ok=True)  # from now on it is only known to be whole when closed again
+        _boot_path(path).write_text(_boot_id(), encoding="ascii")
         self._environment = _open(path)
 
     def change(self, put: Sequence[Record], drop: Sequence[bytes]) -> None:
@@ -61,11 +63,13 @@ class Index:
 
     def close(self) -> None:
         """Close the file, and put its checksum beside it: an index with a good one needs no examination."""
-        self._environment.close()
         beside = _seal_path(self._path)
         try:
+            self._environment.sync(True)  # noqa: FBT003  # its only parameter
+            self._environment.close()
             beside.write_text(_digest(self._path), encoding="ascii")
-        except OSError:  # without it, the next one to open the file examines it
+        except (OSError, lmdb.Error):  # without it, the next one to open the file examines it
+            self._environment.close()
             beside.unlink(missing_ok=True)
 
     def _apply(self, put: Sequence[Record], drop: Sequence[bytes]) -> int:
@@ -92,6 +96,7 @@ def write_index(path: Path, seed: int, records: Sequence[Record], before: Before
     index.change(records, [])
     index.close()
     _seal_path(fresh).unlink(missing_ok=True)
+    _boot_path(fresh).unlink(missing_ok=True)
     _seal_path(path).unlink(missing_ok=True)
     fresh.replace(path)
     sync_folder(path.parent)
@@ -101,7 +106,8 @@ def write_index(path: Path, seed: int, records: Sequence[Record], before: Before
 def read_index(path: Path, seed: int) -> tuple[list[Record], bool]:
     """The readable records, and whether they are certainly all; a file of unknown health is walked elsewhere.
 
-    The count of blocks in the file, and the seal of each record, tell whether something is missing.
+    The count of blocks in the file, and the seal of each record, tell whether something is missing; where the
+    machine went down while the file was open, nothing does.
     """
     if not path.exists():
         return [], False
@@ -110,7 +116,8 @@ def read_index(path: Path, seed: int) -> tuple[list[Record], bool]:
     records = [record for record in found if record is not None]
     body = unseal(dict(entries).get(_COUNT, b""), seed)
     counted = msgspec.msgpack.decode(body, type=int) if body else None
-    return records, counted == len(records) == len(found)
+    survived = is_sealed(path) or _was_open_in_this_boot(path)
+    return records, survived and counted == len(records) == len(found)
 
 
 def is_sealed(path: Path) -> bool:
@@ -132,13 +139,27 @@ def _open(path: Path) -> lmdb.Environment:
     """Open for writing; our own lock keeps other processes out, so LMDB needs none."""
     size = max(_FIRST_MAP_BYTES, 2 * path.stat().st_size if path.exists() else 0)
     try:
-        return lmdb.open(str(path), map_size=size, subdir=False, lock=False, mode=0o600)
+        return lmdb.open(str(path), map_size=size, subdir=False, lock=False, sync=False, mode=0o600)
     except lmdb.Error as error:
         raise OSError(f"the index {path} cannot be opened: {error}") from error
 
 
 def _seal_path(path: Path) -> Path:
     return path.with_suffix(".seal")
+
+
+def _boot_path(path: Path) -> Path:
+    return path.with_suffix(".boot")
+
+
+def _boot_id() -> str:
+    """What changes when the machine starts anew; always the same where the system does not tell."""
+    return _BOOT_ID.read_text(encoding="ascii").strip() if _BOOT_ID.exists() else "unknown"
+
+
+def _was_open_in_this_boot(path: Path) -> bool:
+    beside = _boot_path(path)
+    return beside.exists() and beside.read_text("ascii", "replace") == _boot_id() != "unknown"
 
 
 def _digest(path: Path) -> str:

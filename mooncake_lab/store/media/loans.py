@@ -95,18 +95,16 @@ class Loans:
             return self._arena.open_layers(held)[asked.first_layer : stop]
         return [np.empty(size, np.uint8) for size in held.layer_bytes[asked.first_layer : stop]]
 
-    def keep(self, asked: wire.Write, held: Reservation, places: Sequence[wire.Bytes]) -> None:
-        """Keep layers that came in.
+    def keep(
+        self, asked: wire.Write, held: Reservation, places: Sequence[wire.Bytes], came: Sequence[int]
+    ) -> None:
+        """Keep layers that came in, with the checksums of what came.
 
         Raises:
             DamagedBlockError: when they are not what was sent.
         """
-        seed = wire_seed(held.key)
-        for layer, place in enumerate(places):
-            if checksum(place, seed) != asked.checksums[layer]:
-                raise DamagedBlockError(
-                    f"layer {asked.first_layer + layer} of block {held.key.hex()} came damaged"
-                )
+        if tuple(came) != asked.checksums:
+            raise DamagedBlockError(f"layers from {asked.first_layer} on of block {held.key.hex()} came damaged")
         if self._arena is not None:
             self._arena.filled(held, first_layer=asked.first_layer, layers=len(places))
         else:

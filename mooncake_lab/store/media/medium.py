@@ -158,6 +158,10 @@ def flat(buffer: Buffer, *, writable: bool = False) -> npt.NDArray[np.uint8]:
     Raises:
         ValueError: when it is not contiguous, or read-only where bytes must be written.
     """
+    if isinstance(buffer, np.ndarray) and buffer.dtype == np.uint8 and buffer.ndim == 1:
+        flags = buffer.flags  # the usual case, sixty times a block: no view is made
+        if flags.c_contiguous and (flags.writeable or not writable):
+            return buffer
     view = memoryview(buffer)  # pyright: ignore[reportArgumentType]  # arrays are buffers; 3.11 has no name for it
     if not view.c_contiguous or (writable and view.readonly):
         need = "contiguous and writable" if writable else "contiguous"

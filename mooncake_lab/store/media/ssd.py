@@ -1,11 +1,14 @@
 """SSD: blocks in aligned extents of a preallocated slab, and an LMDB index of those that are committed."""
 
+import mmap
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import final
+from typing import Final, final
 
 import numpy as np
+import numpy.typing as npt
 
 from mooncake_lab.store.media.extents import ExtentAllocator
 from mooncake_lab.store.media.folder import FolderLock, room_of
@@ -34,6 +37,9 @@ from mooncake_lab.store.media.record import (
 )
 from mooncake_lab.store.media.recovery import find_records
 from mooncake_lab.store.media.slab import BeforeOperation, Slab, no_faults
+
+_RUN_BYTES: Final = 512 * 1024
+"""Read at once before the checksums of what was read."""
 
 
 @final
@@ -71,6 +77,7 @@ class SsdMedium:
         "_records",
         "_seed",
         "_slab",
+        "_writer",
         "index_was_whole",
     )
 
@@ -93,6 +100,7 @@ class SsdMedium:
         self._records: dict[bytes, Record] = {}
         self._freed: list[Record] = []
         self._index: Index | None = None
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="ssd-write")  # checksums are taken meanwhile
         self._folder_lock = FolderLock(folder)
         try:
             room.mkdir(exist_ok=True)
@@ -153,8 +161,9 @@ class SsdMedium:
         with self._lock:
             self._ledger.writable(reservation)
         with self._meter.writing(sum(array.nbytes for array in arrays)):
+            written = self._writer.submit(self._slab.write, layer_offset(reservation, first_layer), arrays)
             sums = {first_layer + i: checksum(array, self._seed) for i, array in enumerate(arrays)}
-            self._slab.write(layer_offset(reservation, first_layer), arrays)
+            written.result()
         with self._lock:
             self._ledger.wrote(reservation, first_layer, len(arrays))
             self._checksums.setdefault(reservation, {}).update(sums)
@@ -192,8 +201,7 @@ class SsdMedium:
             self._ledger.readable(reservation)
             sums = self._records[reservation.key].checksums
         with self._meter.reading(sum(array.nbytes for array in arrays)):
-            self._slab.read(layer_offset(reservation, first_layer), arrays)
-            for layer, array in enumerate(arrays, first_layer):
+            for layer, array in self._read_in_runs(reservation, arrays, first_layer):
                 if checksum(array, self._seed) != sums[layer]:
                     raise DamagedBlockError(
                         f"layer {layer} of block {reservation.key.hex()} in {self._slab.path}"
@@ -233,6 +241,7 @@ class SsdMedium:
         finally:
             self._index.close()
             self._index = None
+            self._writer.shutdown()
             self._slab.close()
             self._folder_lock.release()
 
@@ -247,6 +256,20 @@ class SsdMedium:
             return Index(path, self._seed, len(adopted), before)
         return write_index(path, self._seed, adopted, before)
 
+    def _read_in_runs(
+        self, reservation: Reservation, arrays: Sequence[npt.NDArray[np.uint8]], first_layer: int
+    ) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
+        """Each layer soon after it was read, while it is in the processor's cache."""
+        start = 0
+        while start < len(arrays):
+            stop, size = start + 1, arrays[start].nbytes
+            while stop < len(arrays) and size + arrays[stop].nbytes <= _RUN_BYTES:
+                size += arrays[stop].nbytes
+                stop += 1
+            self._slab.read(layer_offset(reservation, first_layer + start), arrays[start:stop])
+            yield from enumerate(arrays[start:stop], first_layer + start)
+            start = stop
+
     def _record(self, reservation: Reservation) -> Record:
         sums = self._checksums[reservation]
         return Record(
@@ -258,9 +281,10 @@ class SsdMedium:
             sequence=reservation.sequence,
         )
 
-    def _header(self, record: Record) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    def _header(self, record: Record) -> npt.NDArray[np.uint8]:
+        """The sealed record in pages of its own, aligned to be written directly."""
         sealed = np.frombuffer(seal_record(record, self._seed), np.uint8)
-        header = np.zeros(header_bytes(record.key, len(record.layer_bytes)), np.uint8)
+        header = np.frombuffer(mmap.mmap(-1, header_bytes(record.key, len(record.layer_bytes))), np.uint8)
         header[: sealed.nbytes] = sealed
         return header
 

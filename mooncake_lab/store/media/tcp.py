@@ -129,13 +129,13 @@ class TcpMedium:
         seed = self._seed(reservation)
         question = wire.Read(_name(reservation), first_layer, len(arrays))
         with self._meter.reading(sum(array.nbytes for array in arrays)):
-            answer = self._ask(question, wire.Layers, wanted=arrays)
-            for layer, array in enumerate(arrays):
-                if checksum(array, seed) != answer.checksums[layer]:
-                    raise DamagedBlockError(
-                        f"layer {first_layer + layer} of block {reservation.key.hex()} of {self._name}"
-                        " is not what was written"
-                    )
+            came: list[int] = []
+            answer = self._ask(question, wire.Layers, wanted=arrays, seed=seed, came=came)
+        if tuple(came) != answer.checksums:
+            raise DamagedBlockError(
+                f"layers from {first_layer} on of block {reservation.key.hex()} of {self._name}"
+                " are not what was written"
+            )
 
     def free(self, *reservations: Reservation) -> None:
         """Give room back; for its errors see `Medium.free`."""
@@ -169,8 +169,13 @@ class TcpMedium:
         *,
         sent: Sequence[wire.Bytes] = (),
         wanted: Sequence[wire.Bytes] = (),
+        seed: int = 0,
+        came: list[int] | None = None,
     ) -> _Answer:
-        """Ask, connecting where there is no connection; any trouble with it closes it."""
+        """Ask, connecting where there is no connection; any trouble with it closes it.
+
+        Layers that are wanted are filled, and the checksums of what came are added to `came`.
+        """
         with self._lock:
             peer = self._connected()
             try:
@@ -181,7 +186,7 @@ class TcpMedium:
                     wanted = ()
                 if payload_bytes != sum(part.nbytes for part in wanted):
                     raise wire.ProtocolError(f"{self._name} sends {payload_bytes} bytes that nobody asked for")
-                wire.receive_into(peer, wanted, self._timeout_s)
+                sums = wire.receive_layers(peer, wanted, seed, self._timeout_s)
             except msgspec.DecodeError as error:
                 self._hang_up()
                 raise wire.ProtocolError(f"{self._name} sends what is no answer: {error}") from error
@@ -190,6 +195,8 @@ class TcpMedium:
                 raise
         if isinstance(answer, wire.Failed):
             raise wire.error_of(answer)
+        if came is not None:
+            came += sums
         if not isinstance(answer, expected):
             raise wire.ProtocolError(f"{self._name} answers {type(answer).__name__} to {type(question).__name__}")
         return answer

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from mooncake_lab.store.media import wire
-from mooncake_lab.store.media.loans import Loans, name_of, told
+from mooncake_lab.store.media.loans import Loans, name_of, told, wire_seed
 from mooncake_lab.store.media.medium import MediumError
 
 Named = TypeVar("Named", wire.Write, wire.Read)
@@ -95,9 +95,9 @@ class Session:
         try:
             with self._loans.borrow(asked.name) as held:
                 places = self._loans.places(asked, held, payload_bytes)
-                wire.receive_into(self._client, places, self._timeout_s)
+                came = wire.receive_layers(self._client, places, wire_seed(held.key), self._timeout_s)
                 payload_bytes = 0
-                self._loans.keep(asked, held, places)
+                self._loans.keep(asked, held, places, came)
         except (ConnectionError, TimeoutError):
             raise  # the client, not the medium: nobody is there to be told
         except (MediumError, ValueError, OSError) as error:

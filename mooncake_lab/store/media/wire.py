@@ -25,6 +25,7 @@ from mooncake_lab.store.media.medium import (
     MediumFullError,
     NotHeldError,
 )
+from mooncake_lab.store.media.record import checksum
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
@@ -232,6 +233,20 @@ def receive_into(peer: socket.socket, parts: Sequence[Bytes], timeout_s: float) 
         if not got:
             raise ConnectionResetError("the peer closed the connection in the middle of a frame")
         _consume(left, got)
+
+
+def receive_layers(peer: socket.socket, layers: Sequence[Bytes], seed: int, timeout_s: float) -> list[int]:
+    """Fill layers with what comes next; their checksums, taken while each is still in the processor's cache.
+
+    Raises:
+        TimeoutError: when one takes longer than `timeout_s` and a slow link would.
+        ConnectionError: when the peer is gone.
+    """
+    sums: list[int] = []
+    for layer in layers:
+        receive_into(peer, [layer], timeout_s)
+        sums.append(checksum(layer, seed))
+    return sums
 
 
 def greet_as_server(peer: socket.socket, token: bytes, timeout_s: float) -> bytes:

@@ -1,0 +1,237 @@
+"""How fast media are, beside the plainest way to move the same bytes on this machine, in the same run."""
+
+import contextlib
+import secrets
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from mooncake_lab.core import MIB
+from mooncake_lab.store.floors import (
+    Blocks,
+    Pass,
+    copy,
+    forgetting,
+    plain_file,
+    reading,
+    receive,
+    send,
+    writing,
+)
+from mooncake_lab.store.media import DramMedium, Medium, Reservation, SsdMedium, TcpMedium
+
+MEDIA: Final = ("dram", "ssd", "tcp")
+_LAYERS: Final = 32
+_WORKING_SET_BYTES: Final = 128 * MIB
+"""Moved in one pass, so that caches of the processor do not flatter anybody."""
+_BATCH_BLOCKS: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One operation of one medium, and its floor; medians over rounds that took turns."""
+
+    medium: str
+    operation: str
+    floor: str
+    """The plain way it is compared with."""
+    block_bytes: int
+    bytes_per_s: float
+    floor_bytes_per_s: float
+    ratio: float
+    """Ours over the floor, paired round by round; its median."""
+
+
+def measure_media(
+    folder: Path, media: Sequence[str], *, block_bytes: Sequence[int], rounds: int = 5
+) -> list[Measured]:
+    """Measure reading and writing of each medium for each block size.
+
+    Args:
+        folder: where the SSD medium and the plain files lie; what is made there is removed.
+        media: names in `MEDIA`.
+        block_bytes: sizes of blocks, each of 32 equal layers.
+        rounds: rounds of each; ours and the floors take turns in each round.
+
+    Raises:
+        ValueError: when a medium is unknown or a size is no multiple of 32 pages.
+        OSError: when the folder has no room.
+    """
+    unknown = [name for name in media if name not in MEDIA]
+    if unknown:
+        raise ValueError(f"unknown medium {unknown[0]!r}; allowed are {', '.join(MEDIA)}")
+    odd = [size for size in block_bytes if size < 1 or size % (4096 * _LAYERS)]
+    if odd:
+        raise ValueError(f"blocks of {odd[0]} bytes; allowed are multiples of {4096 * _LAYERS}")
+    measured: list[Measured] = []
+    for size in block_bytes:
+        count = max(_BATCH_BLOCKS, _WORKING_SET_BYTES // size)
+        with _memory(size, count) as source, _memory(size, count) as target:
+            if "dram" in media:
+                measured += _dram(source, target, size, rounds)
+            if "ssd" in media:
+                measured += _ssd(folder, source, target, size, rounds)
+            if "tcp" in media:
+                measured += _tcp(source, target, size, rounds)
+    return measured
+
+
+def _dram(source: Blocks, target: Blocks, size: int, rounds: int) -> list[Measured]:
+    medium = DramMedium(size * len(source))
+    with _memory(size, len(source)) as plain:
+        rows = _compare("dram", size, rounds, _passes(medium, source, target, 1), {
+            "memcpy": (lambda: copy(source, plain), lambda: copy(plain, target)),
+        })  # fmt: skip  # a small table
+    medium.close()
+    return rows
+
+
+def _ssd(folder: Path, source: Blocks, target: Blocks, size: int, rounds: int) -> list[Measured]:
+    rows: list[Measured] = []
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        medium = SsdMedium(Path(scratch) / "store", (size + MIB) * len(source), fingerprint=b"bench")
+        slab = Path(scratch) / "store" / b"bench".hex() / "slab"
+        with plain_file(Path(scratch) / "plain", size * len(source)) as (cached, direct):
+            for batch in (1, _BATCH_BLOCKS):
+                floors: dict[str, tuple[Pass, Pass]] = {}
+                for name, file in (("pwrite and pread", cached), ("O_DIRECT", direct)):
+                    if file is not None:
+                        floors[name] = (writing(file, source, batch), reading(file, target))
+                forget = forgetting(cached, slab)
+                name = "ssd" if batch == 1 else f"ssd, {batch} a commit"
+                rows += _compare(name, size, rounds, _passes(medium, source, target, batch), floors, forget)
+        medium.close()
+    return rows
+
+
+def _tcp(source: Blocks, target: Blocks, size: int, rounds: int) -> list[Measured]:
+    token = secrets.token_bytes(32)
+    with _peer(size * (len(source) + 1), token) as (lent, bare):
+        medium = TcpMedium(("127.0.0.1", lent), token, fingerprint=b"bench")
+        with socket.create_connection(("127.0.0.1", bare)) as plain:
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            floors = {"bare socket": (lambda: send(plain, source), lambda: receive(plain, target))}
+            rows = _compare("tcp", size, rounds, _passes(medium, source, target, 1), floors)
+        medium.close()
+    return rows
+
+
+def _compare(
+    medium: str,
+    size: int,
+    rounds: int,
+    ours: tuple[Pass, Pass, Pass],
+    floors: dict[str, tuple[Pass, Pass]],
+    forget: Pass | None = None,
+) -> list[Measured]:
+    """Time our writing and reading and the floors' in turns; a first round warms everything up."""
+    write, read, clear = ours
+    runs: dict[tuple[str, str], list[float]] = {}
+    for turn in range(rounds + 1):
+        taken = {("ours", "write"): _timed(write)}
+        for name, (plain_write, plain_read) in floors.items():
+            taken[name, "write"] = _timed(plain_write)
+            taken.update(_reads(name, plain_read, forget))
+        taken.update(_reads("ours", read, forget))
+        clear()
+        for key, seconds in taken.items():
+            runs.setdefault(key, [])
+            if turn:
+                runs[key].append(seconds)
+    moved = size * max(_BATCH_BLOCKS, _WORKING_SET_BYTES // size)
+    return [
+        _row(medium, operation, name, size, moved, runs["ours", operation], seconds)
+        for (name, operation), seconds in runs.items()
+        if name != "ours"
+    ]
+
+
+def _reads(name: str, read: Pass, forget: Pass | None) -> dict[tuple[str, str], float]:
+    """One read, or two where the page cache matters: after it forgot, and again."""
+    if forget is None:
+        return {(name, "read"): _timed(read)}
+    forget()
+    return {(name, "cold read"): _timed(read), (name, "warm read"): _timed(read)}
+
+
+def _row(
+    medium: str, operation: str, floor: str, size: int, moved: int, ours: list[float], plain: list[float]
+) -> Measured:
+    return Measured(
+        medium=medium,
+        operation=operation,
+        floor=floor,
+        block_bytes=size,
+        bytes_per_s=moved / statistics.median(ours),
+        floor_bytes_per_s=moved / statistics.median(plain),
+        ratio=statistics.median(theirs / mine for mine, theirs in zip(ours, plain, strict=True)),
+    )
+
+
+def _timed(work: Pass) -> float:
+    started_s = time.perf_counter()
+    work()
+    return time.perf_counter() - started_s
+
+
+def _passes(medium: Medium, source: Blocks, target: Blocks, batch: int) -> tuple[Pass, Pass, Pass]:
+    """Store every block, read every block, free every block."""
+    held: list[Reservation] = []
+
+    def write() -> None:
+        for start in range(0, len(source), batch):
+            new: list[Reservation] = []
+            for number in range(start, min(start + batch, len(source))):
+                reservation = medium.reserve(b"block %d" % number, [layer.nbytes for layer in source[number]])
+                medium.write(reservation, source[number])
+                new.append(reservation)
+            medium.commit(*new)
+            held.extend(new)
+
+    def read() -> None:
+        for reservation, layers in zip(held, target, strict=True):
+            medium.read_into(reservation, layers)
+
+    def clear() -> None:
+        medium.free(*held)
+        held.clear()
+
+    return write, read, clear
+
+
+@contextlib.contextmanager
+def _memory(size: int, count: int) -> Generator[Blocks]:
+    """Blocks of page-aligned layers in touched memory, all different."""
+    arena = DramMedium(size * count, pinned=False)
+    blocks = [arena.open_layers(arena.reserve(b"%d" % i, [size // _LAYERS] * _LAYERS)) for i in range(count)]
+    draw = np.random.default_rng(0)
+    for layers in blocks:
+        for layer in layers:
+            layer[:] = draw.integers(0, 256, layer.nbytes, np.uint8)
+    yield blocks
+    arena.close()
+
+
+@contextlib.contextmanager
+def _peer(arena_bytes: int, token: bytes) -> Generator[tuple[int, int]]:
+    command = [sys.executable, "-m", "mooncake_lab.store.measure_peer", str(arena_bytes)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as peer:  # noqa: S603  # our own
+        assert peer.stdin is not None  # noqa: S101  # both were asked for
+        assert peer.stdout is not None  # noqa: S101  # likewise
+        peer.stdin.write(token.hex() + "\n")
+        peer.stdin.flush()
+        lent, bare = peer.stdout.readline().split()
+        try:
+            yield int(lent), int(bare)
+        finally:
+            peer.stdin.close()
