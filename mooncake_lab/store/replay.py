@@ -90,6 +90,8 @@ def replay_tokens(
         ValueError: when lengths and blocks disagree, the capacity is negative or the policy unknown.
     """
     keys = _keys(requests)
+    if len(keys) != len(input_tokens):
+        raise ValueError(f"{len(keys)} requests and {len(input_tokens)} input lengths; one each is needed")
     sizes: list[list[int]] = []
     for number, (request, tokens) in enumerate(zip(keys, input_tokens.tolist(), strict=True)):
         if len(request) != blocks_for(tokens, block_size_tokens):

@@ -3,6 +3,7 @@
 The papers' simulated dataset is of this kind: prompts of one length, half of it cached (arXiv Table 2).
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,10 +32,14 @@ class SharedPrefix:
     block_size_tokens: int = 512
 
     def __post_init__(self) -> None:
-        lows = {"requests": 1, "input_tokens": 1, "shared_tokens": 0, "output_tokens": 0, "prefixes": 1}
-        for name, low in lows.items():
+        lows = {"requests": 1, "input_tokens": 1, "shared_tokens": 0, "output_tokens": 0}
+        for name, low in (lows | {"prefixes": 1, "block_size_tokens": 1}).items():
             if getattr(self, name) < low:
                 raise ValueError(f"SharedPrefix.{name} is {getattr(self, name)}; at least {low} is needed")
+        if not 0 < self.requests_per_s < math.inf:
+            raise ValueError(
+                f"SharedPrefix.requests_per_s is {self.requests_per_s!r}; it must be a positive number"
+            )
         if self.shared_tokens > self.input_tokens or self.shared_tokens % self.block_size_tokens:
             raise ValueError(
                 f"SharedPrefix.shared_tokens is {self.shared_tokens}; allowed are multiples of"

@@ -148,6 +148,8 @@ class TestReplayTokens:
 
     def test_lengths_must_fit_blocks(self):
         """A prompt whose length does not fit its number of blocks is refused by its number."""
+        with pytest.raises(ValueError, match="2 requests and 1 input lengths"):
+            replay_tokens([[1], [2]], np.array([4]), "lru", 8, block_size_tokens=4)
         with pytest.raises(ValueError, match="request 1 has 2 blocks for 3 tokens"):
             replay_tokens([[1], [1, 2]], np.array([4, 3]), "lru", 8, block_size_tokens=4)
 

@@ -95,7 +95,16 @@ class TestSharedPrefix:
 
     @pytest.mark.parametrize(
         "wrong",
-        [{"requests": 0}, {"shared_tokens": 3}, {"shared_tokens": 56}, {"prefixes": 0}, {"output_tokens": -1}],
+        [
+            {"requests": 0},
+            {"requests_per_s": 0.0},
+            {"requests_per_s": float("inf")},
+            {"shared_tokens": 3},
+            {"shared_tokens": 56},
+            {"prefixes": 0},
+            {"output_tokens": -1},
+            {"block_size_tokens": 0},
+        ],
     )
     def test_bad_recipe(self, wrong):
         """A recipe that makes no sense is refused, naming the field."""
