@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numba
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -16,6 +17,8 @@ from mooncake_lab.engine.kvcache import LayerCache
 from mooncake_lab.engine.packing import PackedBatch, Span
 from mooncake_lab.engine.rope import Rope
 
+_ELEMENTS_ALONE = 1 << 17
+"""A kernel over fewer numbers runs in one thread: some 20 microseconds."""
 _FFN_ROWS = 256
 """Tokens of a feed-forward at a time: its widest intermediate stays in the caches and its memory is reused."""
 
@@ -34,6 +37,7 @@ class CpuBackend:
         self, hidden: torch.Tensor, update: torch.Tensor | None, weight: torch.Tensor, epsilon: float
     ) -> torch.Tensor:
         """One pass."""
+        _share_out(hidden.numel())
         normed = torch.empty_like(hidden)
         added = hidden if update is None else update
         kernels.add_norm(
@@ -45,6 +49,7 @@ class CpuBackend:
         self, qkv: torch.Tensor, rope: Rope, batch: PackedBatch, cache: LayerCache, config: LlamaConfig
     ) -> torch.Tensor:
         """One pass."""
+        _share_out(qkv.numel())
         query = qkv.new_empty(len(qkv), config.query_heads, config.head_width)
         where = (view(rope.cosines), view(rope.sines), view(batch.positions), view(batch.slots))
         kernels.rotate_and_store(view(qkv), *where, view(cache.keys), view(cache.values), view(query))
@@ -54,6 +59,7 @@ class CpuBackend:
         """Single tokens through the paged kernel, longer pieces through flash attention on a gathered copy."""
         attended = query.new_empty(len(query), query.shape[1] * query.shape[2])
         if batch.singles:
+            _share_out(batch.tables[: batch.singles].numel() * cache.keys[0].numel())
             blocks = (view(cache.keys), view(cache.values), view(batch.tables), view(batch.lengths))
             kernels.paged_decode(view(query), *blocks, view(attended[: batch.singles]))
         for span in batch.spans:
@@ -74,7 +80,17 @@ def view(tensor: torch.Tensor) -> npt.NDArray[Any]:
     return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
+def _share_out(elements: int) -> None:
+    """Let the next kernel use as many threads as torch does, or one where that is not worth waking them.
+
+    numba's threads are not torch's. On a busy machine each kernel that waits for its own costs a time slice.
+    """
+    threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS) if elements > _ELEMENTS_ALONE else 1  # pyright: ignore[reportAttributeAccessIssue]  # set at import
+    numba.set_num_threads(threads)
+
+
 def _activate(gate_up: torch.Tensor) -> torch.Tensor:
+    _share_out(gate_up.numel())
     out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
     kernels.silu_and_multiply(view(gate_up), view(out))
     return out
