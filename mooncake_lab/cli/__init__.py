@@ -6,8 +6,11 @@ Results go to stdout and talk to stderr. Exit codes: 0 done, 1 failed, 2 bad usa
 import typer
 
 from mooncake_lab.cli.batch import batch
+from mooncake_lab.cli.bench import app as bench_app
 from mooncake_lab.cli.cache import cache
 from mooncake_lab.cli.simulate import simulate
+from mooncake_lab.cli.store import app as store_app
+from mooncake_lab.cli.store import bench_store
 from mooncake_lab.cli.trace import app as trace_app
 
 app = typer.Typer(
@@ -17,6 +20,9 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(trace_app, name="trace")
+app.add_typer(store_app, name="store")
+app.add_typer(bench_app, name="bench")
+bench_app.command("store")(bench_store)
 app.command()(cache)
 app.command()(batch)
 app.command()(simulate)

@@ -8,7 +8,7 @@ from typing import final
 
 import numpy as np
 
-from mooncake_lab.store.media import wire
+from mooncake_lab.store.media import messages, wire
 from mooncake_lab.store.media.dram import DramMedium
 from mooncake_lab.store.media.medium import DamagedBlockError, Medium, NotHeldError, Reservation
 from mooncake_lab.store.media.record import checksum
@@ -25,12 +25,12 @@ class Loans:
         self._arena = medium if isinstance(medium, DramMedium) else None
         self._patience_s = patience_s
         self._held = {name_of(block): block for block in medium.blocks()}
-        self._sums: dict[wire.Name, dict[int, int]] = {}  # as their writers sent them
-        self._busy: Counter[wire.Name] = Counter()
+        self._sums: dict[messages.Name, dict[int, int]] = {}  # as their writers sent them
+        self._busy: Counter[messages.Name] = Counter()
         self._books = threading.Condition()
 
     @contextmanager
-    def borrow(self, name: wire.Name) -> Generator[Reservation]:
+    def borrow(self, name: messages.Name) -> Generator[Reservation]:
         """The reservation, which is not freed meanwhile.
 
         Raises:
@@ -57,7 +57,7 @@ class Loans:
             self._held[name_of(reservation)] = reservation
             return reservation
 
-    def free(self, names: Sequence[wire.Name]) -> None:
+    def free(self, names: Sequence[messages.Name]) -> None:
         """Free once nobody reads or writes them.
 
         Raises:
@@ -76,12 +76,12 @@ class Loans:
                 self._sums.pop(name, None)
                 del self._busy[name]
 
-    def commit(self, names: Sequence[wire.Name]) -> None:
+    def commit(self, names: Sequence[messages.Name]) -> None:
         """Commit in the medium; for its errors see `Medium.commit`."""
         with ExitStack() as stack:
             self._medium.commit(*[stack.enter_context(self.borrow(name)) for name in names])
 
-    def places(self, asked: wire.Write, held: Reservation, payload_bytes: int) -> list[wire.Bytes]:
+    def places(self, asked: messages.Write, held: Reservation, payload_bytes: int) -> list[wire.Bytes]:
         """Where layers that come in are to be put: the medium itself where it is memory.
 
         Raises:
@@ -96,7 +96,7 @@ class Loans:
         return [np.empty(size, np.uint8) for size in held.layer_bytes[asked.first_layer : stop]]
 
     def keep(
-        self, asked: wire.Write, held: Reservation, places: Sequence[wire.Bytes], came: Sequence[int]
+        self, asked: messages.Write, held: Reservation, places: Sequence[wire.Bytes], came: Sequence[int]
     ) -> None:
         """Keep layers that came in, with the checksums of what came.
 
@@ -112,7 +112,7 @@ class Loans:
         with self._books:
             self._sums.setdefault(asked.name, {}).update(enumerate(asked.checksums, asked.first_layer))
 
-    def layers(self, asked: wire.Read, held: Reservation) -> tuple[list[wire.Bytes], tuple[int, ...]]:
+    def layers(self, asked: messages.Read, held: Reservation) -> tuple[list[wire.Bytes], tuple[int, ...]]:
         """The layers that are asked for, and their checksums as their writer sent them, where that is known.
 
         Raises:
@@ -131,15 +131,15 @@ class Loans:
         sums = (known.get(layer) for layer in range(asked.first_layer, stop))
         return found, tuple(checksum(part, seed) if s is None else s for part, s in zip(found, sums, strict=True))
 
-    def page(self, fingerprint: bytes, after: int) -> wire.Page:
+    def page(self, fingerprint: bytes, after: int) -> messages.Page:
         """Some committed blocks of a model, those after a sequence number."""
         later = [b for b in self._medium.blocks() if b.key.startswith(fingerprint) and b.sequence > after]
-        shown = tuple(told(block, len(fingerprint)) for block in later[: wire.PAGE_BLOCKS])
-        return wire.Page(shown, more=len(later) > len(shown))
+        shown = tuple(told(block, len(fingerprint)) for block in later[: messages.PAGE_BLOCKS])
+        return messages.Page(shown, more=len(later) > len(shown))
 
-    def room(self) -> wire.Room:
+    def room(self) -> messages.Room:
         """How large and how full the medium is."""
-        return wire.Room(self._medium.capacity_bytes, self._medium.used_bytes)
+        return messages.Room(self._medium.capacity_bytes, self._medium.used_bytes)
 
 
 def wire_seed(key: bytes) -> int:
@@ -147,14 +147,14 @@ def wire_seed(key: bytes) -> int:
     return int.from_bytes(key[-8:], "little")
 
 
-def name_of(block: Reservation) -> wire.Name:
+def name_of(block: Reservation) -> messages.Name:
     """What both sides call a reservation."""
-    return wire.Name(block.key, block.sequence)
+    return messages.Name(block.key, block.sequence)
 
 
-def told(block: Reservation, prefix_bytes: int) -> wire.Reserved:
+def told(block: Reservation, prefix_bytes: int) -> messages.Reserved:
     """A reservation as the client sees it: without its model's fingerprint before the key."""
-    return wire.Reserved(
+    return messages.Reserved(
         key=block.key[prefix_bytes:],
         layer_bytes=block.layer_bytes,
         position=block.position,

@@ -4,11 +4,14 @@ One sealed form serves both, so that a lost index can be rebuilt from the slab. 
 model's fingerprint: a block of another model never has a valid seal, whatever happened to its folder's name.
 """
 
+import mmap
 import struct
 from collections.abc import Sequence
 from typing import Final
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from mooncake_lab.store.media.medium import Buffer, Reservation, flat
@@ -95,6 +98,14 @@ def padded(size_bytes: int) -> int:
 def header_bytes(key: bytes, layers: int) -> int:
     """Bytes before the first layer of an extent."""
     return padded(_FIXED_BYTES + len(key) + _BYTES_A_LAYER * layers)
+
+
+def header_pages(record: Record, seed: int) -> npt.NDArray[np.uint8]:
+    """The sealed record in aligned pages of its own, to be written in front of the layers."""
+    sealed = np.frombuffer(seal_record(record, seed), np.uint8)
+    pages = np.frombuffer(mmap.mmap(-1, header_bytes(record.key, len(record.layer_bytes))), np.uint8)
+    pages[: sealed.nbytes] = sealed
+    return pages
 
 
 def extent_bytes(key: bytes, layer_bytes: Sequence[int]) -> int:

@@ -1,6 +1,5 @@
 """SSD: blocks in aligned extents of a preallocated slab, and an LMDB index of those that are committed."""
 
-import mmap
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,9 +29,8 @@ from mooncake_lab.store.media.record import (
     Record,
     checksum,
     extent_bytes,
-    header_bytes,
+    header_pages,
     layer_offset,
-    seal_record,
     seed_of,
 )
 from mooncake_lab.store.media.recovery import find_records
@@ -177,7 +175,7 @@ class SsdMedium:
                 freed, self._freed = self._freed, []
             try:
                 for record in records:
-                    self._slab.write(record.offset_bytes, [self._header(record)])
+                    self._slab.write(record.offset_bytes, [header_pages(record, self._seed)])
                 if records:
                     self._slab.sync()
                 if records or freed:
@@ -280,13 +278,6 @@ class SsdMedium:
             offset_bytes=reservation.offset_bytes,
             sequence=reservation.sequence,
         )
-
-    def _header(self, record: Record) -> npt.NDArray[np.uint8]:
-        """The sealed record in pages of its own, aligned to be written directly."""
-        sealed = np.frombuffer(seal_record(record, self._seed), np.uint8)
-        header = np.frombuffer(mmap.mmap(-1, header_bytes(record.key, len(record.layer_bytes))), np.uint8)
-        header[: sealed.nbytes] = sealed
-        return header
 
     def _opened(self) -> Index:
         if self._index is None:

@@ -8,7 +8,7 @@ from typing import TypeVar, final
 
 import msgspec
 
-from mooncake_lab.store.media import wire
+from mooncake_lab.store.media import messages, wire
 from mooncake_lab.store.media.loans import wire_seed
 from mooncake_lab.store.media.medium import (
     Bandwidth,
@@ -21,7 +21,7 @@ from mooncake_lab.store.media.medium import (
 from mooncake_lab.store.media.meter import Meter
 from mooncake_lab.store.media.record import checksum
 
-_Answer = TypeVar("_Answer", wire.Done, wire.Reserved, wire.Layers, wire.Page, wire.Room)
+_Answer = TypeVar("_Answer", messages.Done, messages.Reserved, messages.Layers, messages.Page, messages.Room)
 
 
 @final
@@ -79,7 +79,7 @@ class TcpMedium:
         self._meter = Meter()
         self._peer: socket.socket | None = None
         self._closed = False
-        self._capacity_bytes = self._ask(wire.Status(), wire.Room).capacity_bytes
+        self._capacity_bytes = self._ask(messages.Status(), messages.Room).capacity_bytes
 
     @property
     def name(self) -> str:
@@ -98,7 +98,7 @@ class TcpMedium:
         Raises:
             OSError: when the server cannot be asked.
         """
-        return self._ask(wire.Status(), wire.Room).used_bytes
+        return self._ask(messages.Status(), messages.Room).used_bytes
 
     def footprint_bytes(self, key: bytes, layer_bytes: Sequence[int]) -> int:
         """The bytes of the layers; what the server's medium adds is not known here."""
@@ -108,7 +108,7 @@ class TcpMedium:
     def reserve(self, key: bytes, layer_bytes: Sequence[int], *, position: int = 0) -> Reservation:
         """Set room aside for a block; for its errors see `Medium.reserve`."""
         check_block(self._fingerprint + key if key else key, layer_bytes)
-        answer = self._ask(wire.Reserve(key, tuple(layer_bytes), position), wire.Reserved)
+        answer = self._ask(messages.Reserve(key, tuple(layer_bytes), position), messages.Reserved)
         return Reservation(**msgspec.structs.asdict(answer))
 
     def write(self, reservation: Reservation, layers: Sequence[Buffer], *, first_layer: int = 0) -> None:
@@ -117,20 +117,20 @@ class TcpMedium:
         seed = self._seed(reservation)
         with self._meter.writing(sum(array.nbytes for array in arrays)):
             sums = tuple(checksum(array, seed) for array in arrays)
-            self._ask(wire.Write(_name(reservation), first_layer, sums), wire.Done, sent=arrays)
+            self._ask(messages.Write(_name(reservation), first_layer, sums), messages.Done, sent=arrays)
 
     def commit(self, *reservations: Reservation) -> None:
         """Make blocks readable; for its errors see `Medium.commit`."""
-        self._ask(wire.Commit(tuple(map(_name, reservations))), wire.Done)
+        self._ask(messages.Commit(tuple(map(_name, reservations))), messages.Done)
 
     def read_into(self, reservation: Reservation, buffers: Sequence[Buffer], *, first_layer: int = 0) -> None:
         """Receive layers and verify their checksums; for its errors see `Medium.read_into`."""
         arrays = check_run(reservation, buffers, first_layer, writable=True)
         seed = self._seed(reservation)
-        question = wire.Read(_name(reservation), first_layer, len(arrays))
+        question = messages.Read(_name(reservation), first_layer, len(arrays))
         with self._meter.reading(sum(array.nbytes for array in arrays)):
             came: list[int] = []
-            answer = self._ask(question, wire.Layers, wanted=arrays, seed=seed, came=came)
+            answer = self._ask(question, messages.Layers, wanted=arrays, seed=seed, came=came)
         if tuple(came) != answer.checksums:
             raise DamagedBlockError(
                 f"layers from {first_layer} on of block {reservation.key.hex()} of {self._name}"
@@ -139,13 +139,13 @@ class TcpMedium:
 
     def free(self, *reservations: Reservation) -> None:
         """Give room back; for its errors see `Medium.free`."""
-        self._ask(wire.Free(tuple(map(_name, reservations))), wire.Done)
+        self._ask(messages.Free(tuple(map(_name, reservations))), messages.Done)
 
     def blocks(self) -> Iterator[Reservation]:
         """The committed blocks of this model, oldest first, whoever wrote them."""
         after = 0
         while True:
-            page = self._ask(wire.Blocks(after), wire.Page)
+            page = self._ask(messages.Blocks(after), messages.Page)
             for block in page.blocks:
                 yield Reservation(**msgspec.structs.asdict(block))
             if not page.more:
@@ -164,7 +164,7 @@ class TcpMedium:
 
     def _ask(
         self,
-        question: wire.Question,
+        question: messages.Question,
         expected: type[_Answer],
         *,
         sent: Sequence[wire.Bytes] = (),
@@ -181,8 +181,8 @@ class TcpMedium:
             try:
                 wire.send_frame(peer, question, sent, self._timeout_s)
                 body, payload_bytes = wire.receive_head(peer, self._timeout_s)
-                answer = wire.ANSWERS.decode(body)
-                if isinstance(answer, wire.Failed):
+                answer = messages.ANSWERS.decode(body)
+                if isinstance(answer, messages.Failed):
                     wanted = ()
                 if payload_bytes != sum(part.nbytes for part in wanted):
                     raise wire.ProtocolError(f"{self._name} sends {payload_bytes} bytes that nobody asked for")
@@ -193,8 +193,8 @@ class TcpMedium:
             except OSError:
                 self._hang_up()
                 raise
-        if isinstance(answer, wire.Failed):
-            raise wire.error_of(answer)
+        if isinstance(answer, messages.Failed):
+            raise messages.error_of(answer)
         if came is not None:
             came += sums
         if not isinstance(answer, expected):
@@ -225,5 +225,5 @@ class TcpMedium:
         return wire_seed(self._fingerprint + reservation.key)
 
 
-def _name(block: Reservation) -> wire.Name:
-    return wire.Name(block.key, block.sequence)
+def _name(block: Reservation) -> messages.Name:
+    return messages.Name(block.key, block.sequence)

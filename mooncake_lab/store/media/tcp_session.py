@@ -8,11 +8,11 @@ from typing import Final, TypeVar, final
 import msgspec
 import numpy as np
 
-from mooncake_lab.store.media import wire
+from mooncake_lab.store.media import messages, wire
 from mooncake_lab.store.media.loans import Loans, name_of, told, wire_seed
 from mooncake_lab.store.media.medium import MediumError
 
-Named = TypeVar("Named", wire.Write, wire.Read)
+Named = TypeVar("Named", messages.Write, messages.Read)
 _IDLE_S: Final = 3600.0
 
 
@@ -38,7 +38,7 @@ class Session:
         self._fingerprint = fingerprint
         self._timeout_s = timeout_s
         self._most_payload_bytes = most_payload_bytes
-        self._open: set[wire.Name] = set()
+        self._open: set[messages.Name] = set()
 
     def serve(self) -> None:
         """Answer until the client goes.
@@ -51,46 +51,48 @@ class Session:
         try:
             while True:
                 body, payload_bytes = wire.receive_head(self._client, self._timeout_s, idle_s=_IDLE_S)
-                self._answer(wire.QUESTIONS.decode(body), payload_bytes)
+                self._answer(messages.QUESTIONS.decode(body), payload_bytes)
         finally:
             for name in self._open:
                 with contextlib.suppress(MediumError, OSError):
                     self._loans.free([name])
 
-    def _answer(self, question: wire.Question, payload_bytes: int) -> None:
-        most = self._most_payload_bytes if isinstance(question, wire.Write) else 0
+    def _answer(self, question: messages.Question, payload_bytes: int) -> None:
+        most = self._most_payload_bytes if isinstance(question, messages.Write) else 0
         if payload_bytes > most:
             raise wire.ProtocolError(f"a payload of {payload_bytes} bytes; allowed here are {most}")
-        if isinstance(question, wire.Write):
+        if isinstance(question, messages.Write):
             self._send(self._write(self._renamed(question), payload_bytes))
-        elif isinstance(question, wire.Read):
+        elif isinstance(question, messages.Read):
             self._read(self._renamed(question))
         else:
             try:
                 answer = self._do(question)
             except (MediumError, ValueError, OSError) as error:
-                answer = wire.failed(error)
+                answer = messages.failed(error)
             self._send(answer)
 
-    def _do(self, question: wire.Reserve | wire.Commit | wire.Free | wire.Blocks | wire.Status) -> wire.Answer:
+    def _do(
+        self, question: messages.Reserve | messages.Commit | messages.Free | messages.Blocks | messages.Status
+    ) -> messages.Answer:
         match question:
-            case wire.Reserve():
+            case messages.Reserve():
                 key = self._fingerprint + question.key
                 reservation = self._loans.reserve(key, question.layer_bytes, question.position)
                 self._open.add(name_of(reservation))
                 return told(reservation, len(self._fingerprint))
-            case wire.Commit() | wire.Free():
+            case messages.Commit() | messages.Free():
                 names = [self._full(name) for name in question.names]
-                act = self._loans.commit if isinstance(question, wire.Commit) else self._loans.free
+                act = self._loans.commit if isinstance(question, messages.Commit) else self._loans.free
                 act(names)
                 self._open.difference_update(names)
-                return wire.Done()
-            case wire.Blocks():
+                return messages.Done()
+            case messages.Blocks():
                 return self._loans.page(self._fingerprint, question.after)
-            case wire.Status():
+            case messages.Status():
                 return self._loans.room()
 
-    def _write(self, asked: wire.Write, payload_bytes: int) -> wire.Answer:
+    def _write(self, asked: messages.Write, payload_bytes: int) -> messages.Answer:
         """Bytes that have no place are read and thrown away, so that the next frame can be read."""
         try:
             with self._loans.borrow(asked.name) as held:
@@ -102,20 +104,20 @@ class Session:
             raise  # the client, not the medium: nobody is there to be told
         except (MediumError, ValueError, OSError) as error:
             self._skip(payload_bytes)
-            return wire.failed(error)
-        return wire.Done()
+            return messages.failed(error)
+        return messages.Done()
 
-    def _read(self, asked: wire.Read) -> None:
+    def _read(self, asked: messages.Read) -> None:
         try:
             with self._loans.borrow(asked.name) as held:
                 layers, sums = self._loans.layers(asked, held)
-                self._send(wire.Layers(sums), layers)
+                self._send(messages.Layers(sums), layers)
         except (ConnectionError, TimeoutError):
             raise
         except (MediumError, ValueError, OSError) as error:
-            self._send(wire.failed(error))
+            self._send(messages.failed(error))
 
-    def _send(self, answer: wire.Answer, payload: Sequence[wire.Bytes] = ()) -> None:
+    def _send(self, answer: messages.Answer, payload: Sequence[wire.Bytes] = ()) -> None:
         wire.send_frame(self._client, answer, payload, self._timeout_s)
 
     def _skip(self, size_bytes: int) -> None:
@@ -127,5 +129,5 @@ class Session:
     def _renamed(self, question: Named) -> Named:
         return msgspec.structs.replace(question, name=self._full(question.name))
 
-    def _full(self, name: wire.Name) -> wire.Name:
-        return wire.Name(self._fingerprint + name.key, name.sequence)
+    def _full(self, name: messages.Name) -> messages.Name:
+        return messages.Name(self._fingerprint + name.key, name.sequence)

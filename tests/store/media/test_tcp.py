@@ -16,6 +16,7 @@ from mooncake_lab.store.media import (
     PeerRefusedError,
     ProtocolError,
     TcpMedium,
+    messages,
     wire,
 )
 
@@ -188,10 +189,10 @@ def test_a_client_that_stalls_in_the_handshake_is_left(server, sent):
 def test_a_client_that_stalls_inside_a_frame_is_left(server, arena):
     """A frame that begins has to end; meanwhile others are served, and what it held is freed."""
     peer = greeted(server)
-    wire.send_frame(peer, wire.Reserve(b"key", (100,), 0), [], 5)
+    wire.send_frame(peer, messages.Reserve(b"key", (100,), 0), [], 5)
     body, _ = wire.receive_head(peer, 5)
-    sequence = wire.ANSWERS.decode(body).sequence
-    half = wire.msgspec.msgpack.encode(wire.Write(wire.Name(b"key", sequence), 0, (0,)))
+    sequence = messages.ANSWERS.decode(body).sequence
+    half = wire.msgspec.msgpack.encode(messages.Write(messages.Name(b"key", sequence), 0, (0,)))
     peer.sendall(frame(half, payload_bytes=100) + bytes(50))
     client = client_of(server)
     store(client, b"other", b"data")
@@ -212,16 +213,16 @@ def test_bytes_that_change_on_their_way_are_not_kept(server):
 
     def ask(question, payload=()):
         wire.send_frame(peer, question, list(payload), 5)
-        return wire.ANSWERS.decode(wire.receive_head(peer, 5)[0])
+        return messages.ANSWERS.decode(wire.receive_head(peer, 5)[0])
 
-    name = wire.Name(b"key", ask(wire.Reserve(b"key", (4,), 0)).sequence)
+    name = messages.Name(b"key", ask(messages.Reserve(b"key", (4,), 0)).sequence)
     data = np.frombuffer(b"data", np.uint8)
-    assert ask(wire.Write(name, 0, (123,)), [data]).kind == "damaged"
-    assert ask(wire.Commit((name,))).kind == "value"
-    assert ask(wire.Write(wire.Name(b"none", 1), 0, (123,)), [data]).kind == "not_held"
-    assert ask(wire.Write(name, 0, (1, 2)), [data, data]).kind == "value"
-    assert ask(wire.Read(name, 0, 9)).kind in {"value", "not_held"}
-    assert isinstance(ask(wire.Status()), wire.Room)
+    assert ask(messages.Write(name, 0, (123,)), [data]).kind == "damaged"
+    assert ask(messages.Commit((name,))).kind == "value"
+    assert ask(messages.Write(messages.Name(b"none", 1), 0, (123,)), [data]).kind == "not_held"
+    assert ask(messages.Write(name, 0, (1, 2)), [data, data]).kind == "value"
+    assert ask(messages.Read(name, 0, 9)).kind in {"value", "not_held"}
+    assert isinstance(ask(messages.Status()), messages.Room)
     peer.close()
 
 

@@ -1,0 +1,135 @@
+"""`mooncake-lab store` and `bench store`: SSD folders verified, soaked under faults, and media measured."""
+
+import platform
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from mooncake_lab.core import GB, MIB
+from mooncake_lab.store.measure import MEDIA, Measured, measure_media
+from mooncake_lab.store.media import MediumError, RoomReport, verify_folder
+from mooncake_lab.store.soak import FAULTS, Soak, SoakReport
+
+app = typer.Typer(
+    help="Look after SSD folders of KVCache blocks.", no_args_is_help=True, pretty_exceptions_enable=False
+)
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@app.callback()
+def store() -> None:
+    """Look after SSD folders of KVCache blocks."""
+
+
+@app.command()
+def verify(
+    folder: Annotated[Path, typer.Argument(help="A folder that an SSD tier made; nobody may have it open.")],
+    repair: Annotated[bool, typer.Option("--repair", help="Drop damaged blocks and rebuild the index.")] = False,
+    json_: Json = False,
+) -> None:
+    """Read every block and compare it with its checksums; exit 1 when something is damaged, repaired or not.
+
+    Example: mooncake-lab store verify /var/cache/kvcache --repair
+    """
+    try:
+        reports = verify_folder(folder, repair=repair)
+    except (MediumError, ValueError, OSError) as error:
+        typer.echo(f"mooncake-lab store verify: {error}", err=True)
+        raise typer.Exit(1) from error
+    if json_:
+        models = [{**asdict(report), "is_sound": report.is_sound} for report in reports]
+        typer.echo(msgspec.json.encode({"folder": str(folder), "models": models}))
+    else:
+        for report in reports:
+            typer.echo(_told(report))
+    if not all(report.is_sound for report in reports):
+        raise typer.Exit(1)
+
+
+def _told(report: RoomReport) -> str:
+    lines = [f"model {report.fingerprint}: {report.blocks:,} blocks, {report.payload_bytes:,} bytes"]
+    lines += [f"  damaged: {key}" for key in report.damaged]
+    if not report.index_is_whole:
+        lines.append("  the index is damaged")
+    if report.repaired:
+        lines.append("  repaired: damaged blocks dropped, index rebuilt")
+    return "\n".join(lines)
+
+
+@app.command()
+def soak(
+    folder: Annotated[Path, typer.Option("--dir", help="Where the SSD tier lies; made where it is missing.")],
+    seconds: Annotated[float, typer.Option(min=0, help="How long.")] = 30,
+    faults: Annotated[str, typer.Option(help=f"Some of {','.join(FAULTS)}, or none.")] = "kill,flip,full",
+    seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
+    json_: Json = False,
+) -> None:
+    """Use a tiered store hard under injected faults; exit 1 when a byte was wrong, lost or leaked.
+
+    Example: mooncake-lab store soak --dir /tmp/soak --seconds 30 --faults kill,flip,full --json
+    """
+    try:
+        report = Soak(folder, [] if faults == "none" else faults.split(","), seed).run(seconds)
+    except (MediumError, ValueError, OSError) as error:
+        typer.echo(f"mooncake-lab store soak: {error}", err=True)
+        raise typer.Exit(1) from error
+    typer.echo(msgspec.json.encode(report.plain()) if json_ else _summary(report))
+    if not report.passed:
+        raise typer.Exit(1)
+
+
+def _summary(report: SoakReport) -> str:
+    injected = ", ".join(f"{count} {name}" for name, count in report.faults.items())
+    return (
+        f"{report.seconds:g} s, {report.lives} lives, {report.operations:,} operations; injected: {injected}\n"
+        f"{report.blocks_checked:,} blocks checked, {report.damage_detected} damaged ones detected\n"
+        f"wrong bytes {report.wrong_bytes}, lost committed blocks {report.lost_committed_blocks},"
+        f" leaked bytes {report.leaked_bytes}, crashes {report.crashes}"
+    )
+
+
+def bench_store(
+    folder: Annotated[
+        Path | None, typer.Option("--dir", help="On the SSD that counts; the temporary folder when left out.")
+    ] = None,
+    media: Annotated[str, typer.Option(help=f"Some of {','.join(MEDIA)}.")] = ",".join(MEDIA),
+    block_mib: Annotated[list[int] | None, typer.Option(min=1, help="Block size; may be repeated.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; medians are printed.")] = 5,
+    out: Annotated[Path | None, typer.Option(help="Write a JSON file, for data/measured.", dir_okay=False)] = None,
+    json_: Json = False,
+) -> None:
+    """Time media beside memcpy, plain pwrite and pread (cached and O_DIRECT) and a bare socket, in turns.
+
+    A ratio above 1 says that ours is faster. Blocks have 32 layers. SSD writes are synced, ours and theirs.
+
+    Example: mooncake-lab bench store --media dram,ssd,tcp --block-mib 2 --block-mib 16 --json
+    """
+    sizes = [size * MIB for size in block_mib or [2, 16]]
+    try:
+        place = folder or Path(tempfile.gettempdir())
+        rows = measure_media(place, media.split(","), block_bytes=sizes, rounds=rounds)
+        found = _numbers(rows, rounds)
+        if out is not None:
+            out.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+    except (MediumError, ValueError, OSError) as error:
+        typer.echo(f"mooncake-lab bench store: {error}", err=True)
+        raise typer.Exit(1) from error
+    typer.echo(msgspec.json.encode(found) if json_ else _table(rows))
+
+
+def _numbers(rows: list[Measured], rounds: int) -> dict[str, Any]:
+    return {"machine": platform.platform(), "rounds": rounds, "layers": 32, "rows": [asdict(row) for row in rows]}
+
+
+def _table(rows: list[Measured]) -> str:
+    head = f"{'medium':16} {'operation':10} {'MiB':>5} {'GB/s':>7}   {'floor':17} {'GB/s':>7} {'ratio':>6}"
+    lines = [
+        f"{row.medium:16} {row.operation:10} {row.block_bytes / MIB:5.0f} {row.bytes_per_s / GB:7.2f}   "
+        f"{row.floor:17} {row.floor_bytes_per_s / GB:7.2f} {row.ratio:6.2f}"
+        for row in rows
+    ]
+    return "\n".join([head, *lines])
