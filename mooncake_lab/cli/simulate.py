@@ -12,8 +12,6 @@ import typer
 from mooncake_lab.cli.reading import read_or_fail
 from mooncake_lab.conductor import ADMISSION_POLICIES, PLACEMENT_POLICIES, LoadBalance, Random
 from mooncake_lab.core import SLO, write_log
-from mooncake_lab.experiments.other_nodes import device_tokens, node_latency
-from mooncake_lab.metrics import run_summary
 from mooncake_lab.perf import LatencyModel, hardware
 from mooncake_lab.simulation import COUPLED_SYSTEMS, Cluster, ClusterSpec, CoupledCluster, CoupledSpec
 from mooncake_lab.workload import Trace
@@ -70,6 +68,10 @@ def simulate(
 
     Example: mooncake-lab simulate data/traces/conversation_trace.jsonl --prefill 8 --decode 8 --json
     """
+    # here and not above: both import pandas, which no other command needs and which takes a second
+    from mooncake_lab.experiments.other_nodes import device_tokens, node_latency
+    from mooncake_lab.metrics import run_summary
+
     _check_usage(prefill, decode, coupled, batching, placement)
     started = time.perf_counter(), time.process_time()
     slo = SLO(ttft_s=ttft_slo, tbt_s=tbt_slo)
