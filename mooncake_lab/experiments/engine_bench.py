@@ -1,4 +1,4 @@
-"""What measurements with the real engine share: one thread, a clock that neighbours do not disturb, who measured."""
+"""What measurements with the real engine share: one thread, an undisturbed clock, who measured."""
 
 import time
 from collections.abc import Callable, Generator
