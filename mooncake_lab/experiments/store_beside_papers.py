@@ -18,6 +18,7 @@ from mooncake_lab.paper import (
     comparison_table,
     curve,
     fact,
+    unless_twin,
     within,
 )
 from mooncake_lab.perf import model_shape
@@ -108,13 +109,6 @@ def beside_papers(capacities: pd.DataFrame, policies: pd.DataFrame) -> Compariso
     shares = {row["workload"]: row for row in shares_of_maximum(capacities).to_dict(orient="records")}
     table_1 = policies.to_dict(orient="records")
     return comparison_table([*_fast_fig_9(shares), *_memory(), *_arxiv_table_1(table_1), *_reuse()])
-
-
-def unless_twin(row: Compared, origin: str) -> Compared:
-    """The row as it is when a released trace decided it; a twin is made to match, so it gets no verdict."""
-    if origin == "released":
-        return row
-    return replace(row, quantity=f"{row.quantity} ({origin}, made to match)", reach="scope")
 
 
 def _fast_fig_9(shares: Mapping[str, _Row]) -> Iterator[Compared]:

@@ -3,13 +3,13 @@
 import math
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from mooncake_lab.figures.style import COLOURS, BookFigure, footer, new_figure, paper_points, styled
+from mooncake_lab.figures.style import COLOURS, BookFigure, footer, legend_once, new_figure, paper_points, styled
 
 _LABEL: Final[Mapping[str, str]] = MappingProxyType(
     {"conversation": "conversation", "toolagent": "tool&agent", "synthetic": "synthetic", "all": "all three"}
@@ -78,7 +78,7 @@ def table_1(rates: pd.DataFrame, paper: pd.DataFrame, policies: Mapping[str, str
         paper_points(axes[0], [sizes.index(x) for x in points["x"]], points["y"], "arXiv Table 1, its own trace")
     axes[0].set_ylabel("prefix hit rate (fraction of blocks)")
     for panel in axes:
-        _legend_once(panel, loc="lower right")
+        legend_once(panel, fontsize="small", loc="lower right")
     _origin(figure, rates)
     return figure
 
@@ -106,7 +106,7 @@ def capacity(points: pd.DataFrame, node_tokens: int) -> BookFigure:
         fontsize="small",
     )
     axes.set(xscale="log", ylim=(0, 0.7), xlabel="cache capacity (tokens)", ylabel="hit rate (fraction of tokens)")
-    _legend_once(axes, loc="upper left", bbox_to_anchor=(0, 0.92))
+    legend_once(axes, fontsize="small", loc="upper left", bbox_to_anchor=(0, 0.92))
     _origin(figure, points)
     return figure
 
@@ -176,12 +176,6 @@ def _sizes(capacities: Iterable[float]) -> list[float]:
 
 def _blocks(size: float) -> str:
     return "unlimited" if size == float("inf") else f"{size / 1000:g}k"
-
-
-def _legend_once(axes: Axes, **where: Any) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    unique = dict(zip(labels, handles, strict=True))
-    axes.legend(unique.values(), unique.keys(), fontsize="small", **where)
 
 
 def _origin(figure: BookFigure, rows: pd.DataFrame) -> None:

@@ -119,6 +119,13 @@ def slo_line(axes: Axes, value: float, text: str, *, vertical: bool = False) -> 
     axes.annotate(text, textcoords="offset points", color=colour, fontsize="small", **where)
 
 
+def legend_once(axes: Axes, **where: Any) -> None:
+    """A legend with one entry a label, however many lines carry it."""
+    handles, labels = axes.get_legend_handles_labels()
+    unique = dict(zip(labels, handles, strict=True))
+    axes.legend(unique.values(), unique.keys(), **where)
+
+
 def footer(figure: Figure, text: str) -> None:
     """Say under the figure where its numbers came from: simulated or measured, trace, seed, machine."""
     figure.supxlabel(text, fontsize=8, color=COLOURS["slo"], x=0.99, ha="right")

@@ -5,10 +5,9 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
-from mooncake_lab.figures.style import COLOURS, BookFigure, footer, new_figure, paper_points, styled
+from mooncake_lab.figures.style import COLOURS, BookFigure, footer, legend_once, new_figure, paper_points, styled
 from mooncake_lab.paper import Fact
 
 _COLOUR: Final[Mapping[str, str]] = MappingProxyType(
@@ -114,7 +113,7 @@ def block_sizes(
     axes.minorticks_off()
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.yaxis.set_major_formatter(PercentFormatter(1, symbol=""))
-    _legend_once(axes)
+    legend_once(axes)
     _origin(figure, numbers, sizes["workload"])
     return figure
 
@@ -123,12 +122,6 @@ def _identity(workload: object, numbers: pd.DataFrame) -> dict[str, Any]:
     name = str(workload)
     origin = numbers.set_index("workload").loc[name, "origin"]
     return {"color": COLOURS[_COLOUR[name]], "label": f"{_LABEL[name]} ({origin})"}
-
-
-def _legend_once(axes: Axes) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    unique = dict(zip(labels, handles, strict=True))
-    axes.legend(unique.values(), unique.keys())
 
 
 def _origin(figure: BookFigure, numbers: pd.DataFrame, workloads: Iterable[Any]) -> None:

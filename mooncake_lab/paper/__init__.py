@@ -1,7 +1,14 @@
 """What the papers say: facts and curves by edition and place, claims and their verdicts."""
 
 from mooncake_lab.paper.claims import Claim, claim, claims, grade
-from mooncake_lab.paper.comparison import Compared, ComparisonTable, claimed, compared, comparison_table
+from mooncake_lab.paper.comparison import (
+    Compared,
+    ComparisonTable,
+    claimed,
+    compared,
+    comparison_table,
+    unless_twin,
+)
 from mooncake_lab.paper.facts import Fact, Source, constant, curve, fact, index
 from mooncake_lab.paper.ledger import Assumption, ScopeItem, assumption, assumptions, scope
 from mooncake_lab.paper.tables import data_dir
@@ -34,5 +41,6 @@ __all__ = [
     "judge",
     "order",
     "scope",
+    "unless_twin",
     "within",
 ]

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from types import MappingProxyType
 from typing import Final
@@ -53,6 +53,13 @@ def claimed(claim: Claim, ours: float | None) -> Compared:
     return Compared(
         quantity=claim.sentence, paper=claim.fact, ours=ours, yardstick=claim.yardstick, reach=claim.reach
     )
+
+
+def unless_twin(row: Compared, origin: str) -> Compared:
+    """The row as it is when a released trace decided it; a twin is made to match, so it gets no verdict."""
+    if origin == "released":
+        return row
+    return replace(row, quantity=f"{row.quantity} ({origin}, made to match)", reach="scope")
 
 
 @dataclass(frozen=True, slots=True)
