@@ -99,6 +99,7 @@ def bench_store(
     media: Annotated[str, typer.Option(help=f"Some of {','.join(MEDIA)}.")] = ",".join(MEDIA),
     block_mib: Annotated[list[int] | None, typer.Option(min=1, help="Block size; may be repeated.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; medians are printed.")] = 5,
+    working_set_mib: Annotated[int, typer.Option(min=1, help="Moved in a pass; more than the caches.")] = 128,
     out: Annotated[Path | None, typer.Option(help="Write a JSON file, for data/measured.", dir_okay=False)] = None,
     json_: Json = False,
 ) -> None:
@@ -111,7 +112,13 @@ def bench_store(
     sizes = [size * MIB for size in block_mib or [2, 16]]
     try:
         place = folder or Path(tempfile.gettempdir())
-        rows = measure_media(place, media.split(","), block_bytes=sizes, rounds=rounds)
+        rows = measure_media(
+            place,
+            media.split(","),
+            block_bytes=sizes,
+            rounds=rounds,
+            working_set_bytes=working_set_mib * MIB,
+        )
         found = _numbers(rows, rounds)
         if out is not None:
             out.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")

@@ -31,8 +31,6 @@ from mooncake_lab.store.media import DramMedium, Medium, Reservation, SsdMedium,
 
 MEDIA: Final = ("dram", "ssd", "tcp")
 _LAYERS: Final = 32
-_WORKING_SET_BYTES: Final = 128 * MIB
-"""Moved in one pass, so that caches of the processor do not flatter anybody."""
 _BATCH_BLOCKS: Final = 8
 
 
@@ -52,7 +50,12 @@ class Measured:
 
 
 def measure_media(
-    folder: Path, media: Sequence[str], *, block_bytes: Sequence[int], rounds: int = 5
+    folder: Path,
+    media: Sequence[str],
+    *,
+    block_bytes: Sequence[int],
+    rounds: int = 5,
+    working_set_bytes: int = 128 * MIB,
 ) -> list[Measured]:
     """Measure reading and writing of each medium for each block size.
 
@@ -61,6 +64,7 @@ def measure_media(
         media: names in `MEDIA`.
         block_bytes: sizes of blocks, each of 32 equal layers.
         rounds: rounds of each; ours and the floors take turns in each round.
+        working_set_bytes: moved in one pass: more than the processor's caches hold, so that they flatter nobody.
 
     Raises:
         ValueError: when a medium is unknown or a size is no multiple of 32 pages.
@@ -74,7 +78,7 @@ def measure_media(
         raise ValueError(f"blocks of {odd[0]} bytes; allowed are multiples of {4096 * _LAYERS}")
     measured: list[Measured] = []
     for size in block_bytes:
-        count = max(_BATCH_BLOCKS, _WORKING_SET_BYTES // size)
+        count = max(_BATCH_BLOCKS, working_set_bytes // size)
         with _memory(size, count) as source, _memory(size, count) as target:
             if "dram" in media:
                 measured += _dram(source, target, size, rounds)
@@ -88,7 +92,7 @@ def measure_media(
 def _dram(source: Blocks, target: Blocks, size: int, rounds: int) -> list[Measured]:
     medium = DramMedium(size * len(source))
     with _memory(size, len(source)) as plain:
-        rows = _compare("dram", size, rounds, _passes(medium, source, target, 1), {
+        rows = _compare("dram", size, size * len(source), rounds, _passes(medium, source, target, 1), {
             "memcpy": (lambda: copy(source, plain), lambda: copy(plain, target)),
         })  # fmt: skip  # a small table
     medium.close()
@@ -109,7 +113,9 @@ def _ssd(folder: Path, source: Blocks, target: Blocks, size: int, rounds: int) -
                         floors[name] = (writing(file, source, batch), reading(file, target))
                 forget = forgetting(cached, slab)
                 name = "ssd" if batch == 1 else f"ssd, {batch} a commit"
-                rows += _compare(name, size, rounds, _passes(medium, source, target, batch), floors, forget)
+                rows += _compare(
+                    name, size, size * len(source), rounds, _passes(medium, source, target, batch), floors, forget
+                )
         medium.close()
     return rows
 
@@ -121,7 +127,7 @@ def _tcp(source: Blocks, target: Blocks, size: int, rounds: int) -> list[Measure
         with socket.create_connection(("127.0.0.1", bare)) as plain:
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             floors = {"bare socket": (lambda: send(plain, source), lambda: receive(plain, target))}
-            rows = _compare("tcp", size, rounds, _passes(medium, source, target, 1), floors)
+            rows = _compare("tcp", size, size * len(source), rounds, _passes(medium, source, target, 1), floors)
         medium.close()
     return rows
 
@@ -129,6 +135,7 @@ def _tcp(source: Blocks, target: Blocks, size: int, rounds: int) -> list[Measure
 def _compare(
     medium: str,
     size: int,
+    moved: int,
     rounds: int,
     ours: tuple[Pass, Pass, Pass],
     floors: dict[str, tuple[Pass, Pass]],
@@ -148,7 +155,6 @@ def _compare(
             runs.setdefault(key, [])
             if turn:
                 runs[key].append(seconds)
-    moved = size * max(_BATCH_BLOCKS, _WORKING_SET_BYTES // size)
     return [
         _row(medium, operation, name, size, moved, runs["ours", operation], seconds)
         for (name, operation), seconds in runs.items()

@@ -90,7 +90,8 @@ def test_soak_refuses_unknown_faults(tmp_path):
 @pytest.mark.parametrize("medium", ["dram", "tcp", "ssd"])
 def test_bench_compares_with_floors(tmp_path, medium):
     """Every row has ours, the floor and their ratio; nothing is left in the folder."""
-    arguments = ["--dir", tmp_path, "--media", medium, "--block-mib", 16, "--rounds", 1, "--json"]
+    arguments = ["--dir", tmp_path, "--media", medium, "--block-mib", 1, "--rounds", 1, "--json"]
+    arguments += ["--working-set-mib", 8]
     done = invoke("bench", "store", *arguments)
     assert done.exit_code == 0, done.stderr
     rows = json.loads(done.stdout)["rows"]

@@ -234,6 +234,36 @@ def test_a_missing_index_is_rebuilt(tmp_path, name):
     medium.close()
 
 
+def test_an_index_that_saw_a_power_cut_is_not_believed(tmp_path):
+    """Where the machine went down with the folder open, blocks are looked for in the slab, and all are found."""
+    medium = opened(tmp_path)
+    for number in range(5):
+        store(medium, b"%d" % number)
+    abandon(medium)
+    (tmp_path / MODEL.hex() / "index.boot").write_text("another boot")
+    medium = opened(tmp_path)
+    assert not medium.index_was_whole
+    assert [block.key for block in medium.blocks()] == [b"%d" % number for number in range(5)]
+    assert all(is_right(medium, block) for block in medium.blocks())
+    medium.close()
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_a_damaged_index_of_a_killed_process_serves_nothing_wrong(tmp_path, place, bit):
+    """Killed and then flipped: whatever is still found is right, and the folder works on."""
+    medium = opened(tmp_path)
+    for number in range(5):
+        if not any(block.key == b"%d" % number for block in medium.blocks()):
+            store(medium, b"%d" % number)
+    abandon(medium)
+    index = tmp_path / MODEL.hex() / "index.mdb"
+    flip(index, int(place * index.stat().st_size), bit)
+    medium = opened(tmp_path)
+    assert all(is_right(medium, block) for block in medium.blocks())
+    medium.close()
+
+
 def test_a_rebuilt_folder_has_no_stale_blocks(tmp_path):
     """A block whose bytes were reused is not found in the slab; a freed one is right if it reappears."""
     medium = opened(tmp_path, 12 * PAGE)
