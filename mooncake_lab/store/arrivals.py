@@ -76,7 +76,7 @@ class Arrivals:
             try:
                 return tier.medium.reserve(key, sizes, position=position)
             except MediumFullError:
-                if not self._squeeze(index):
+                if not self.squeeze(index):
                     self._refuse(tier, key)
                     return None
             except AlreadyHeldError:  # another client of a shared medium was faster
@@ -86,7 +86,8 @@ class Arrivals:
                 self.give_up(tier, key, error)
                 return None
 
-    def _squeeze(self, index: int) -> bool:
+    def squeeze(self, index: int) -> bool:
+        """Let one more block leave a tier; false when none can."""
         tier = self._tiers[index]
         with self._books:
             departures = tier.squeeze()

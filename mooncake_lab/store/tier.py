@@ -158,6 +158,11 @@ class Tier:
         self.blocks.pin(key)
         return slot, self._depart(outcome.evicted)
 
+    def largest_block_bytes(self) -> int:
+        """The size of its largest block, 0 when it holds none."""
+        blocks = (self.blocks.peek(key) for key in self.blocks)
+        return max((block.size_bytes for block in blocks if block), default=0)
+
     def squeeze(self) -> list[Departure] | None:
         """Let one more block leave, for room in one piece; `None` when none can."""
         victim = self.blocks.evict()

@@ -143,6 +143,19 @@ class TieredStore:
             unwanted = tier.unpin(key)
         free_quietly(tier, unwanted)
 
+    def sink(self) -> None:
+        """Move every block that is not pinned down to the last tier, so that what is durable survives a restart.
+
+        Raises:
+            RuntimeError: when a write-back thread died, which is a bug of ours.
+        """
+        for index, tier in enumerate(self._tiers[:-1]):
+            room_bytes = tier.settings.queue_bytes - tier.largest_block_bytes()
+            while self._arrivals.squeeze(index):
+                if tier.leaving_bytes > room_bytes:
+                    self.flush()
+            self.flush()
+
     def flush(self) -> None:
         """Return when no evicted block waits for the tier below.
 

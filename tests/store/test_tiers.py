@@ -240,6 +240,26 @@ def test_durable_tiers_are_taken_over(tmp_path):
         ssd.close()
 
 
+def test_what_sinks_survives(tmp_path):
+    """After `sink` every block that is not pinned is in the last tier, through a queue of one block at a time."""
+    keys = [b"%d" % number for number in range(6)]
+    ssd = SsdMedium(tmp_path, 64 * PAGE, fingerprint=b"m")
+    dram = DramMedium(8 * 2 * PAGE)
+    with TieredStore([TierSettings(medium=dram, queue_bytes=2 * PAGE), TierSettings(medium=ssd)]) as store:
+        put(store, *keys)
+        store.pin(b"0")
+        store.sink()
+        assert [store.tier_of(key) for key in keys] == ["dram"] + ["ssd"] * 5
+        assert store.statistics()[0].dropped == 0
+        store.unpin(b"0")
+        store.sink()
+    ssd.close()
+    ssd = SsdMedium(tmp_path, None, fingerprint=b"m")
+    with TieredStore([TierSettings(medium=ssd)]) as store:
+        assert [read(store, key) for key in keys] == ["ssd"] * 6
+    ssd.close()
+
+
 class Faults:
     """Makes a device refuse chosen operations."""
 
