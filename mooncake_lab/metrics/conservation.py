@@ -86,7 +86,8 @@ class _Checker:
     def _step(self, record: Record, request_id: int, life: _Life) -> Iterator[Violation]:
         match record:
             case Placed():
-                life.placed_s = record.at_s
+                if life.placed_s is None:  # placed again after a death, work that began before may still end
+                    life.placed_s = record.at_s
             case Rejected():
                 life.ended = "rejected"
             case Prefilled():

@@ -1,6 +1,6 @@
 """The cluster in virtual time (simpy): the same policies, stores and log as the real one."""
 
-from mooncake_lab.simulation.cluster import Cluster, ClusterSpec
+from mooncake_lab.simulation.cluster import Cluster, ClusterSpec, Failure
 from mooncake_lab.simulation.coupled import CoupledInstance
 from mooncake_lab.simulation.coupled_cluster import COUPLED_SYSTEMS, CoupledCluster, CoupledSpec
 from mooncake_lab.simulation.decode import DecodeInstance
@@ -20,6 +20,7 @@ __all__ = [
     "DecodeInstance",
     "DeviceCache",
     "DeviceMemory",
+    "Failure",
     "Job",
     "Network",
     "PrefillInstance",

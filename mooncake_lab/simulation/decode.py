@@ -26,6 +26,7 @@ class _Member:
     cached_tokens: int
     produced_tokens: int
     joined_step: int
+    resumed: bool = False
 
 
 class DecodeInstance:
@@ -38,8 +39,10 @@ class DecodeInstance:
         model: LatencyModel,
         capacity_tokens: int,
         log: Callable[[Record], None],
+        lost: Callable[[TracedRequest, int], None] | None = None,
     ) -> None:
         self.name = name
+        self.alive = True
         self.capacity_tokens = capacity_tokens
         self.promised_requests = 0
         """Requests placed here whose KVCache has not arrived."""
@@ -47,6 +50,8 @@ class DecodeInstance:
         self._env = env
         self._model = model
         self._log = log
+        self._lost = lost
+        self._dying: simpy.Event = env.event()
         self._waiting: deque[_Member] = deque()
         self._members: dict[int, _Member] = {}
         self._finishing: list[tuple[int, int]] = []
@@ -71,21 +76,37 @@ class DecodeInstance:
         self.promised_requests += 1
         self.promised_tokens += traced.request.input_tokens
 
-    def join(self, traced: TracedRequest, shown_tokens: int = 0) -> None:
+    def break_promise(self, traced: TracedRequest) -> None:
+        """A promised request goes elsewhere."""
+        self.promised_requests -= 1
+        self.promised_tokens -= traced.request.input_tokens
+
+    def die(self) -> None:
+        """Stop with the step under way; whoever is here is lost, and said to be."""
+        self.alive = False
+        self._dying.succeed()
+        if not self._awake.triggered:
+            self._awake.succeed()
+
+    def join(self, traced: TracedRequest, shown_tokens: int = 0, *, resumed: bool = False) -> None:
         """A request's KVCache is in GPU memory: it joins at the next step boundary.
 
         Args:
             traced: the request.
             shown_tokens: tokens its user has seen; with none, joining shows the one that prefill computed.
+            resumed: whether it decoded elsewhere before, and prefill computed one more token than was seen.
         """
         self.promised_requests -= 1
         self.promised_tokens -= traced.request.input_tokens
-        self._waiting.append(_Member(traced, traced.request.input_tokens, shown_tokens, 0))
+        self._waiting.append(_Member(traced, traced.request.input_tokens, shown_tokens, 0, resumed))
         if not self._awake.triggered:
             self._awake.succeed()
 
     def _live(self) -> Generator[simpy.Event, Any, None]:
         while True:
+            if not self.alive:
+                self._lose_everybody()
+                return
             self._admit()
             if not self._members:
                 self._awake = self._env.event()
@@ -94,17 +115,15 @@ class DecodeInstance:
             start_s, context = self._env.now, self._context_tokens
             steps = self._steps_until_change()
             batch = len(self._members)
-            if self._waiting:  # memory is full: joining has to wait for somebody to finish
-                yield self._env.timeout(self._model.decode.stretch_s(batch, context, steps))
-            else:
-                self._awake = self._env.event()
-                end = self._env.timeout(self._model.decode.stretch_s(batch, context, steps))
-                yield end | self._awake
-                if not end.processed:
-                    elapsed_s = self._env.now - start_s
-                    steps = min(steps, self._model.decode.steps_within(batch, context, elapsed_s) + 1)
-                    boundary_s = start_s + self._model.decode.stretch_s(batch, context, steps)
-                    yield self._env.timeout(max(boundary_s - self._env.now, 0.0))
+            self._awake = self._env.event()
+            end = self._env.timeout(self._model.decode.stretch_s(batch, context, steps))
+            # where memory is full, joining has to wait for somebody to finish
+            yield end | (self._dying if self._waiting else self._awake)
+            if not end.processed:
+                elapsed_s = self._env.now - start_s
+                steps = min(steps, self._model.decode.steps_within(batch, context, elapsed_s) + 1)
+                boundary_s = start_s + self._model.decode.stretch_s(batch, context, steps)
+                yield self._env.timeout(max(boundary_s - self._env.now, 0.0))
             self._close(start_s, context, steps)
 
     def _admit(self) -> None:
@@ -117,8 +136,30 @@ class DecodeInstance:
             self._waiting.popleft()
             self._start(member)
 
+    def _lose_everybody(self) -> None:
+        """The instance is dead: its KVCache is gone, the tokens it has shown are not."""
+        for member in (*self._members.values(), *self._waiting):
+            running = member.traced.request.id in self._members
+            shown = member.produced_tokens + (self._step - member.joined_step if running else 0)
+            if self._lost is not None:
+                self._lost(member.traced, shown)
+
     def _start(self, member: _Member) -> None:
         request = member.traced.request
+        if member.resumed:  # a token appears without a step of this batch
+            self._log(
+                DecodeStretch(
+                    at_s=self._env.now,
+                    instance=self.name,
+                    start_s=self._env.now,
+                    steps=1,
+                    first_step_s=0.0,
+                    step_growth_s=0.0,
+                    request_ids=(request.id,),
+                )
+            )
+            member.produced_tokens += 1
+            member.resumed = False
         if member.produced_tokens == 0:
             self._log(FirstToken(at_s=self._env.now, request_id=request.id))
             member.produced_tokens = 1  # prefill computed it

@@ -38,8 +38,10 @@ class PrefillInstance:
         log: Callable[[Record], None],
         started: Callable[[Job], None],
         computed: Callable[[Job], None],
+        wanted: Callable[[Job], bool],
     ) -> None:
         self.name = name
+        self.alive = True
         self.queued_requests = 0
         self.assigned_requests = 0
         self._env = env
@@ -48,6 +50,7 @@ class PrefillInstance:
         self._log = log
         self._started = started
         self._computed = computed
+        self._wanted = wanted
         self._queue: deque[Job] = deque()
         self._awake: simpy.Event = env.event()
         self._queued_s = 0.0
@@ -59,6 +62,11 @@ class PrefillInstance:
         """Seconds of computation queued or running here, as the Conductor believes."""
         return self._queued_s + max(0.0, self._running_until_s - self._env.now)
 
+    def die(self) -> None:
+        """Stop at once; what is queued or running here is never finished."""
+        self.alive = False
+        self._queue.clear()
+
     def submit(self, job: Job) -> None:
         """Queue a placed request."""
         self.queued_requests += 1
@@ -69,13 +77,20 @@ class PrefillInstance:
             self._awake.succeed()
 
     def _live(self) -> Generator[simpy.Event, Any, None]:
-        while True:
+        while self.alive:
             if not self._queue:
                 self._awake = self._env.event()
                 yield self._awake
+                continue
             job = self._queue.popleft()
             if job.fetched is not None:
                 yield job.fetched
+            if not self.alive:
+                return
+            if not self._wanted(job):
+                self._queued_s -= job.believed_s
+                self.queued_requests -= 1
+                continue
             request = job.traced.request
             self._queued_s -= job.believed_s
             self._running_until_s = self._env.now + job.believed_s
@@ -85,6 +100,8 @@ class PrefillInstance:
             )
             self._started(job)  # layers stream to the decode instance while the next ones compute
             yield self._env.timeout(self._model.prefill.seconds(request.input_tokens, reused))
+            if not self.alive:
+                return
             self._pool.keep(self.name, request)
             self._log(
                 Prefilled(

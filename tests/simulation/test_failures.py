@@ -1,0 +1,113 @@
+"""An instance that dies mid-run loses no request, and the log says what became of its requests."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mooncake_lab.conductor import CacheAware, KVCacheCentric, LoadBalance
+from mooncake_lab.core import Finished, FirstToken, Placed, Request, TracedRequest, blocks_for
+from mooncake_lab.metrics import check_log, token_times_s
+from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
+from mooncake_lab.simulation import Cluster, ClusterSpec, Failure
+
+PREFILL = PrefillLatency(constant_s=0.05, per_token_s=1e-4, per_token_squared_s=0.0)
+DECODE = DecodeLatency(0.025, 2e-4, 3e-8)
+MODEL = LatencyModel(
+    name="by hand",
+    shape=model_shape("llama3-70b"),
+    prefill=PREFILL,
+    decode=DECODE,
+    hybrid=HybridLatency.of(PREFILL, DECODE),
+    transfer=LinkLatency(5e9),
+    dram=LinkLatency(1e11),
+)
+ROWS = st.lists(
+    st.tuples(st.floats(0, 5), st.integers(1, 4000), st.integers(1, 60), st.integers(0, 2)),
+    min_size=1,
+    max_size=20,
+).map(sorted)
+DEATHS = st.lists(
+    st.tuples(st.sampled_from(["prefill-0", "prefill-1", "decode-0", "decode-1"]), st.floats(0, 8)),
+    max_size=4,
+    unique_by=lambda death: death[0],
+)
+
+
+def requests(rows) -> list[TracedRequest]:
+    """Requests of three families; within a family a shorter prompt is a prefix of a longer one."""
+    return [
+        TracedRequest(
+            Request(
+                id=i,
+                arrival_s=at_s,
+                input_tokens=tokens,
+                block_keys=tuple(family * 100 + k for k in range(blocks_for(tokens, 512))),
+            ),
+            outputs,
+        )
+        for i, (at_s, tokens, outputs, family) in enumerate(rows)
+    ]
+
+
+def run(rows, deaths, **knobs):
+    spec = ClusterSpec(
+        prefill_nodes=3, decode_nodes=3, cache_tokens=3000, failures=tuple(Failure(*d) for d in deaths), **knobs
+    )
+    cluster = Cluster(spec, MODEL)
+    return cluster, cluster.run(requests(rows))
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    ROWS,
+    DEATHS,
+    st.sampled_from([KVCacheCentric(1.0), CacheAware(), LoadBalance()]),
+    st.sampled_from([5000, 10**6]),
+    st.sampled_from(["decode", "prefill"]),
+)
+def test_no_request_is_lost_and_no_token_shown_twice(rows, deaths, policy, memory, first):
+    """Whoever dies when, every request finishes with all its tokens and one first token (I1, I2)."""
+    cluster, log = run(rows, deaths, placement=policy, decode_tokens=memory, first_shown_by=first)
+    assert check_log(log) == ()
+    produced = {i: len(times) for i, times in token_times_s(log)}
+    assert produced == {i: outputs for i, (_, _, outputs, _) in enumerate(rows)}
+    assert sorted(r.request_id for r in log if isinstance(r, FirstToken)) == list(range(len(rows)))
+    assert sorted(r.request_id for r in log if isinstance(r, Finished)) == list(range(len(rows)))
+    cluster.pool.check()
+
+
+@settings(max_examples=40, deadline=None)
+@given(ROWS, DEATHS)
+def test_nobody_is_placed_on_the_dead(rows, deaths):
+    """After an instance died, no placement names it."""
+    _, log = run(rows, deaths)
+    died_s = dict(deaths)
+    for record in log:
+        if isinstance(record, Placed):
+            for name in (record.prefill_instance, record.decode_instance):
+                assert record.at_s <= died_s.get(name, float("inf"))
+
+
+class TestTheLogSaysSo:
+    def test_when_a_prefill_instance_dies(self):
+        """A prompt that was being computed is placed again, with the reason."""
+        _, log = run([(0.0, 4000, 5, 0)], [("prefill-0", 0.2)])
+        placed = [r for r in log if isinstance(r, Placed)]
+        assert [r.prefill_instance for r in placed] == ["prefill-0", "prefill-1"]
+        assert placed[1].reason.startswith("placed again after prefill-0 died")
+
+    def test_when_a_decode_instance_dies(self):
+        """An answer goes on where it was, after its prompt and what was shown are prefilled elsewhere."""
+        _, log = run([(0.0, 4000, 50, 0)], [("decode-0", 1.5)])
+        placed = [r for r in log if isinstance(r, Placed)]
+        assert [r.decode_instance for r in placed] == ["decode-0", "decode-1"]
+        assert "decode instance died" in placed[1].reason
+        (times,) = [times for _, times in token_times_s(log)]
+        assert len(times) == 50
+        assert (times[1:] > times[:-1]).all()
+
+
+def test_an_unknown_instance_cannot_die():
+    """A failure of nobody is a mistake, said clearly."""
+    with pytest.raises(ValueError, match="no instance 'prefill-9' to die"):
+        run([(0.0, 10, 1, 0)], [("prefill-9", 1.0)])
