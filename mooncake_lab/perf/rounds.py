@@ -137,10 +137,11 @@ def _pieces(work: Workload, fused_tokens: int | None, *, filled: bool) -> tuple[
         raise ValueError(
             f"{fused_tokens} tokens leave no chunk beside {riders} decodes; at least {work.batch} are needed"
         )
-    pieces = ceil((work.prompt_tokens + work.decode_steps) / fused_tokens)
-    if filled and work.decode_steps <= riders * pieces:
+    fixed = ceil(work.prompt_tokens / chunk)
+    pieces = ceil((work.prompt_tokens + work.decode_steps) / fused_tokens) if filled else fixed
+    if filled and work.decode_steps <= riders * min(pieces, fixed):  # seats stay empty, so chunks can grow
         return pieces, fused_tokens - work.decode_steps / pieces
-    return ceil(work.prompt_tokens / chunk), chunk
+    return fixed, chunk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
