@@ -55,7 +55,7 @@ serve-book: book ## Serve the built book on this machine, with search [PORT]
 	@exec $(BIN)/python -m http.server $(PORT) --bind 127.0.0.1 --directory book/_build/html
 
 traces: $(ENV) ## Fetch the released traces, checked by fingerprint
-	@for name in conversation synthetic toolagent; do $(BIN)/mooncake-lab trace fetch $$name; done
+	@for name in conversation synthetic toolagent arxiv; do $(BIN)/mooncake-lab trace fetch $$name; done
 
 check: $(ENV) ## Style, types, floors, and notebooks without outputs
 	@$(BIN)/ruff check .
