@@ -7,6 +7,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 import torch
+from numba.core import config
 
 from mooncake_lab.engine.backends import cpu_kernels as kernels
 from mooncake_lab.engine.backends.dense import gather
@@ -85,8 +86,8 @@ def _share_out(elements: int) -> None:
 
     numba's threads are not torch's. On a busy machine each kernel that waits for its own costs a time slice.
     """
-    threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS) if elements > _ELEMENTS_ALONE else 1  # pyright: ignore[reportAttributeAccessIssue]  # set at import
-    numba.set_num_threads(threads)
+    most: int = config.NUMBA_NUM_THREADS  # pyright: ignore[reportAttributeAccessIssue]  # numba sets it at import
+    numba.set_num_threads(min(torch.get_num_threads(), most) if elements > _ELEMENTS_ALONE else 1)
 
 
 def _activate(gate_up: torch.Tensor) -> torch.Tensor:

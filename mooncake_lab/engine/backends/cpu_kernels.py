@@ -149,12 +149,11 @@ def paged_decode(query: Stored, keys: Stored, values: Stored, tables: Ints, leng
 
 
 @njit(fastmath=True, nogil=True, cache=True)
-def _decode_head(  # noqa: C901  # loops, one in the other
+def _decode_head(
     row: int, head: int, query: Stored, keys: Stored, values: Stored, tables: Ints, lengths: Ints, out: Stored
 ) -> None:
     """The queries of one KV head of one row: an online softmax over tiles of the context."""
-    width, size, length = query.shape[2], keys.shape[2], lengths[row]
-    group = query.shape[1] // keys.shape[1]
+    width, length, group = query.shape[2], lengths[row], query.shape[1] // keys.shape[1]
     scaled = np.empty((group, width), np.float32)
     for g in range(group):
         for x in range(width):
@@ -164,23 +163,73 @@ def _decode_head(  # noqa: C901  # loops, one in the other
     scores = np.empty((group, _TOKENS_A_TILE), np.float32)
     for start in range(0, length, _TOKENS_A_TILE):
         tile = min(_TOKENS_A_TILE, length - start)
-        for t in range(tile):
-            block, offset = tables[row, (start + t) // size], (start + t) % size
-            for g in range(group):
-                score = np.float32(0)
-                for x in range(width):
-                    score += widen(keys[block, head, offset, x]) * scaled[g, x]
-                scores[g, t] = score
+        _score_tile(keys, tables[row], head, start, tile, scaled, scores)
         _soften(scores, tile, peak, total, mixed)
-        for t in range(tile):
-            block, offset = tables[row, (start + t) // size], (start + t) % size
-            for g in range(group):
-                share = scores[g, t]
-                for x in range(width):
-                    mixed[g, x] += share * widen(values[block, head, offset, x])
+        _mix_tile(values, tables[row], head, start, tile, scores, mixed)
     for g in range(group):
         for x in range(width):
             out[row, (head * group + g) * width + x] = narrow(mixed[g, x] / total[g], out[row, x])
+
+
+@register_jitable
+def _score_tile(
+    keys: Stored, table: Ints, head: int, start: int, tile: int, scaled: Floats, scores: Floats
+) -> None:
+    """Scores of a tile, four tokens at a time where they are neighbours in a block."""
+    size, t = keys.shape[2], 0
+    while t < tile:
+        block, offset = keys[table[(start + t) // size], head], (start + t) % size
+        together = 4 if t + 4 <= tile and offset + 4 <= size else 1
+        for g in range(len(scaled)):
+            if together == 4:
+                _score_four(block, offset, scaled[g], scores[g], t)
+            else:
+                score = np.float32(0)
+                for x in range(scaled.shape[1]):
+                    score += widen(block[offset, x]) * scaled[g, x]
+                scores[g, t] = score
+        t += together
+
+
+@register_jitable
+def _mix_tile(
+    values: Stored, table: Ints, head: int, start: int, tile: int, scores: Floats, mixed: Floats
+) -> None:
+    """Add a tile's weighted values, likewise."""
+    size, t = values.shape[2], 0
+    while t < tile:
+        block, offset = values[table[(start + t) // size], head], (start + t) % size
+        together = 4 if t + 4 <= tile and offset + 4 <= size else 1
+        for g in range(len(mixed)):
+            if together == 4:
+                _mix_four(block, offset, mixed[g], scores[g], t)
+            else:
+                for x in range(mixed.shape[1]):
+                    mixed[g, x] += scores[g, t] * widen(block[offset, x])
+        t += together
+
+
+@register_jitable
+def _score_four(keys: Stored, offset: int, query: Floats, scores: Floats, t: int) -> None:
+    """Scores of four neighbours in a block at once: four sums that do not wait for each other."""
+    a, b, c, d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+    for x in range(len(query)):
+        number = query[x]
+        a += widen(keys[offset, x]) * number
+        b += widen(keys[offset + 1, x]) * number
+        c += widen(keys[offset + 2, x]) * number
+        d += widen(keys[offset + 3, x]) * number
+    scores[t], scores[t + 1], scores[t + 2], scores[t + 3] = a, b, c, d
+
+
+@register_jitable
+def _mix_four(values: Stored, offset: int, mixed: Floats, scores: Floats, t: int) -> None:
+    """Values of four neighbours in a block at once: the sum is loaded and stored once."""
+    a, b, c, d = scores[t], scores[t + 1], scores[t + 2], scores[t + 3]
+    for x in range(len(mixed)):
+        low = a * widen(values[offset, x]) + b * widen(values[offset + 1, x])
+        high = c * widen(values[offset + 2, x]) + d * widen(values[offset + 3, x])
+        mixed[x] += low + high
 
 
 @njit(fastmath=True, nogil=True, cache=True)

@@ -14,6 +14,9 @@ from mooncake_lab.engine.backends.protocol import Linear
 _TOKENS_HINT = 16
 """Batch size the reordering is tuned for; measured: as good at 1 and 2048 tokens as a hint of their own."""
 
+_FEWEST_ROWS = 4
+"""float32 inputs are padded to so many rows: oneDNN was seen to read weights 1.5 times as fast for 4 as for 1."""
+
 
 def plain_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     """The weight as it is."""
@@ -24,7 +27,16 @@ def prepacked_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     """The weight in oneDNN's own order; the caller may drop the original."""
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, _TOKENS_HINT)  # noqa: SLF001  # no public name in torch
     run = torch.ops.mkldnn._linear_pointwise.default  # noqa: SLF001  # likewise
-    return lambda inputs: run(inputs, packed, bias, "none", [], "")
+    if weight.dtype != torch.float32:
+        return lambda inputs: run(inputs, packed, bias, "none", [], "")
+
+    def padded(inputs: torch.Tensor) -> torch.Tensor:
+        tokens = len(inputs)
+        if tokens >= _FEWEST_ROWS:
+            return run(inputs, packed, bias, "none", [], "")
+        return run(F.pad(inputs, (0, 0, 0, _FEWEST_ROWS - tokens)), packed, bias, "none", [], "")[:tokens]
+
+    return padded
 
 
 def cpu_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
