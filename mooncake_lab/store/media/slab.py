@@ -1,7 +1,7 @@
 """A slab: one preallocated file, written around the page cache where memory is aligned, read through it."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, final
 
@@ -16,6 +16,22 @@ BeforeOperation: TypeAlias = Callable[[Operation], None]
 """Called before each device operation; it may raise `OSError`, which is how faults are injected."""
 
 _MOST_VECTORS = 512  # a call takes at most 1024, and every layer may need its padding
+
+_RUN_BYTES = 512 * 1024
+"""Read at once before the checksums of what was read."""
+
+
+def slab_capacity(path: Path, capacity_bytes: int | None) -> int:
+    """The size a slab is to have: what is asked for in whole pages, or what it has.
+
+    Raises:
+        ValueError: when it has none and none is asked for.
+    """
+    if capacity_bytes is not None:
+        return capacity_bytes - capacity_bytes % ALIGNMENT_BYTES
+    if not path.exists() or path.stat().st_size == 0:
+        raise ValueError(f"{path} is not there yet, so a capacity is needed")
+    return path.stat().st_size
 
 
 def no_faults(_operation: Operation) -> None:
@@ -78,6 +94,21 @@ class Slab:
         """
         self._before("read")
         _transfer(os.preadv, self._file, self._with_padding(layers, self._padding), offset_bytes)
+
+    def read_in_runs(
+        self, offset_bytes: int, layers: Sequence[npt.NDArray[np.uint8]], first_layer: int
+    ) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
+        """Each layer and its number soon after it was read, while it is in the processor's cache; see `read`."""
+        start = 0
+        while start < len(layers):
+            stop, size = start + 1, layers[start].nbytes
+            while stop < len(layers) and size + layers[stop].nbytes <= _RUN_BYTES:
+                size += layers[stop].nbytes
+                stop += 1
+            self.read(offset_bytes, layers[start:stop])
+            offset_bytes += sum(padded(layer.nbytes) for layer in layers[start:stop])
+            yield from enumerate(layers[start:stop], first_layer + start)
+            start = stop
 
     def sync(self) -> None:
         """Return when everything written is on the device."""

@@ -34,10 +34,10 @@ from mooncake_lab.store.media.record import (
     seed_of,
 )
 from mooncake_lab.store.media.recovery import find_records
-from mooncake_lab.store.media.slab import BeforeOperation, Slab, no_faults
+from mooncake_lab.store.media.slab import BeforeOperation, Slab, no_faults, slab_capacity
 
-_RUN_BYTES: Final = 512 * 1024
-"""Read at once before the checksums of what was read."""
+_SMALL_BYTES: Final = 4 * 1024**2
+"""Up to here, a write of its own for the header costs more than checksums that are not taken beside the write."""
 
 
 @final
@@ -67,6 +67,7 @@ class SsdMedium:
         "_committing",
         "_folder_lock",
         "_freed",
+        "_headed",
         "_index",
         "_ledger",
         "_lock",
@@ -95,6 +96,7 @@ class SsdMedium:
         self._committing = threading.Lock()  # one commit at a time, while readers go on
         self._meter = Meter()
         self._checksums: dict[Reservation, dict[int, int]] = {}
+        self._headed: set[int] = set()  # sequences of open reservations whose header is written
         self._records: dict[bytes, Record] = {}
         self._freed: list[Record] = []
         self._index: Index | None = None
@@ -102,7 +104,7 @@ class SsdMedium:
         self._folder_lock = FolderLock(folder)
         try:
             room.mkdir(exist_ok=True)
-            capacity = _capacity(room, capacity_bytes)
+            capacity = slab_capacity(room / "slab", capacity_bytes)
             self._ledger = Ledger(name, ExtentAllocator(capacity, ALIGNMENT_BYTES))
             self._slab = Slab(room / "slab", capacity, before)
             try:
@@ -159,9 +161,7 @@ class SsdMedium:
         with self._lock:
             self._ledger.writable(reservation)
         with self._meter.writing(sum(array.nbytes for array in arrays)):
-            written = self._writer.submit(self._slab.write, layer_offset(reservation, first_layer), arrays)
-            sums = {first_layer + i: checksum(array, self._seed) for i, array in enumerate(arrays)}
-            written.result()
+            sums = self._write(reservation, arrays, first_layer)
         with self._lock:
             self._ledger.wrote(reservation, first_layer, len(arrays))
             self._checksums.setdefault(reservation, {}).update(sums)
@@ -171,11 +171,12 @@ class SsdMedium:
         with self._committing:
             with self._lock:
                 self._ledger.complete(reservations)
-                records = [self._record(reservation) for reservation in reservations]
+                records = [self._record(reservation, self._checksums[reservation]) for reservation in reservations]
                 freed, self._freed = self._freed, []
             try:
                 for record in records:
-                    self._slab.write(record.offset_bytes, [header_pages(record, self._seed)])
+                    if record.sequence not in self._headed:
+                        self._slab.write(record.offset_bytes, [header_pages(record, self._seed)])
                 if records:
                     self._slab.sync()
                 if records or freed:
@@ -189,6 +190,7 @@ class SsdMedium:
                 self._records.update((record.key, record) for record in records)
                 for reservation in reservations:
                     del self._checksums[reservation]
+                    self._headed.discard(reservation.sequence)
                 for record in freed:
                     self._ledger.extents.give(record.offset_bytes, _size(record))
 
@@ -199,7 +201,9 @@ class SsdMedium:
             self._ledger.readable(reservation)
             sums = self._records[reservation.key].checksums
         with self._meter.reading(sum(array.nbytes for array in arrays)):
-            for layer, array in self._read_in_runs(reservation, arrays, first_layer):
+            for layer, array in self._slab.read_in_runs(
+                layer_offset(reservation, first_layer), arrays, first_layer
+            ):
                 if checksum(array, self._seed) != sums[layer]:
                     raise DamagedBlockError(
                         f"layer {layer} of block {reservation.key.hex()} in {self._slab.path}"
@@ -216,6 +220,7 @@ class SsdMedium:
                     self._freed.append(self._records.pop(reservation.key))
                 else:
                     self._checksums.pop(reservation, None)
+                    self._headed.discard(reservation.sequence)
                     size = extent_bytes(reservation.key, reservation.layer_bytes)
                     self._ledger.extents.give(reservation.offset_bytes, size)
 
@@ -254,22 +259,24 @@ class SsdMedium:
             return Index(path, self._seed, len(adopted), before)
         return write_index(path, self._seed, adopted, before)
 
-    def _read_in_runs(
+    def _write(
         self, reservation: Reservation, arrays: Sequence[npt.NDArray[np.uint8]], first_layer: int
-    ) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
-        """Each layer soon after it was read, while it is in the processor's cache."""
-        start = 0
-        while start < len(arrays):
-            stop, size = start + 1, arrays[start].nbytes
-            while stop < len(arrays) and size + arrays[stop].nbytes <= _RUN_BYTES:
-                size += arrays[stop].nbytes
-                stop += 1
-            self._slab.read(layer_offset(reservation, first_layer + start), arrays[start:stop])
-            yield from enumerate(arrays[start:stop], first_layer + start)
-            start = stop
+    ) -> dict[int, int]:
+        """Write layers, and take their checksums: of a small whole block first, so that its header goes along."""
+        layers = range(first_layer, first_layer + len(arrays))
+        if len(arrays) == len(reservation.layer_bytes) and reservation.size_bytes <= _SMALL_BYTES:
+            sums = {layer: checksum(array, self._seed) for layer, array in zip(layers, arrays, strict=True)}
+            header = header_pages(self._record(reservation, sums), self._seed)
+            self._slab.write(reservation.offset_bytes, [header, *arrays])
+            with self._lock:
+                self._headed.add(reservation.sequence)
+            return sums
+        written = self._writer.submit(self._slab.write, layer_offset(reservation, first_layer), arrays)
+        sums = {layer: checksum(array, self._seed) for layer, array in zip(layers, arrays, strict=True)}
+        written.result()
+        return sums
 
-    def _record(self, reservation: Reservation) -> Record:
-        sums = self._checksums[reservation]
+    def _record(self, reservation: Reservation, sums: dict[int, int]) -> Record:
         return Record(
             key=reservation.key,
             layer_bytes=reservation.layer_bytes,
@@ -287,13 +294,3 @@ class SsdMedium:
 
 def _size(record: Record) -> int:
     return extent_bytes(record.key, record.layer_bytes)
-
-
-def _capacity(room: Path, capacity_bytes: int | None) -> int:
-    """The slab's size to be: what is asked for, or what it has."""
-    if capacity_bytes is not None:
-        return capacity_bytes - capacity_bytes % ALIGNMENT_BYTES
-    slab = room / "slab"
-    if not slab.exists() or slab.stat().st_size == 0:
-        raise ValueError(f"{room} has no slab yet, so a capacity is needed")
-    return slab.stat().st_size
