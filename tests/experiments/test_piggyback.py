@@ -6,31 +6,25 @@ from mooncake_lab.batching import Orca, RequestLevel, Sarathi
 from mooncake_lab.core import SCALES
 from mooncake_lab.experiments import run, vary
 from mooncake_lab.experiments.piggyback import (
-    POLICIES,
     MeasuredGain,
     MeasuredRiders,
-    ModelledRun,
-    beside_closed_form,
     gain_medians,
     measured_gain,
     measured_riders,
-    policy_of,
     rider_accounts,
 )
 from mooncake_lab.experiments.piggyback_beside_papers import beside_papers
 from mooncake_lab.experiments.piggyback_modelled import (
     account_sweep,
     beside_orca,
-    breakdown,
     closed_rounds,
     errors_by_term,
-    operator_shares,
     peaks,
     predictions,
     ratio_sweep,
-    sawtooth,
-    time_per_token,
 )
+from mooncake_lab.experiments.piggyback_operators import breakdown, operator_shares, sawtooth, time_per_token
+from mooncake_lab.experiments.piggyback_policies import POLICIES, ModelledRun, beside_closed_form, policy_of
 from mooncake_lab.paper import Verdict, claim
 
 RIDERS = MeasuredRiders(model="lab-tiny", fused_tokens=(8, 16), riders=(1, 3), context_tokens=8, rounds=2)

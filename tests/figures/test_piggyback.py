@@ -3,6 +3,7 @@
 import pytest
 
 from mooncake_lab.experiments import piggyback_modelled as model
+from mooncake_lab.experiments import piggyback_operators as operators
 from mooncake_lab.experiments import run
 from mooncake_lab.experiments.piggyback import MeasuredRiders, rider_accounts
 from mooncake_lab.figures import piggyback as draw
@@ -18,11 +19,11 @@ def figures():
     tiny = MeasuredRiders(model="lab-tiny", fused_tokens=(8, 16), riders=(1, 2), context_tokens=8, rounds=2)
     riders = run(tiny, cache=False)
     return {
-        "time": draw.time_per_token(model.time_per_token(), curve("sarathi_fig03_time_per_token")),
-        "tiles": draw.sawtooth(model.sawtooth(300), curve("sarathi_fig07_tile_quantisation")),
+        "time": draw.time_per_token(operators.time_per_token(), curve("sarathi_fig03_time_per_token")),
+        "tiles": draw.sawtooth(operators.sawtooth(300), curve("sarathi_fig07_tile_quantisation")),
         "accounts": draw.accounts(model.account_sweep(), curve(model.FIGURE_8)),
         "ratio": draw.ratio_sweep(model.ratio_sweep(("1K",)), curve(model.FIGURE_9), model.peaks(("1K",))),
-        "breakdown": draw.breakdown(model.breakdown(), curve(model.FIGURE_10)),
+        "breakdown": draw.breakdown(operators.breakdown(), curve(model.FIGURE_10)),
         "orca": draw.beside_orca(model.beside_orca(), curve(model.FIGURE_11)),
         "predicted": draw.predicted(model.predictions()),
         "measured": draw.measured_accounts(rider_accounts(riders), riders["machine"].iloc[0]),
