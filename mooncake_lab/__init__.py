@@ -6,7 +6,9 @@ The package by floors, each importing only from the floors below it:
     batch                                  notebooks executed with papermill
     figures · experiments · exercises      one topic, one stem, everywhere
     metrics · paper                        log -> numbers; what the papers say
+    simulation                             the cluster in virtual time (simpy)
     engine                                 the real model: prefill and decode (torch)
+    conductor · batching                   who serves which request; what an instance runs next
     store · workload                       what is kept; what arrives
     perf                                   how long things take
     core                                   the nouns
