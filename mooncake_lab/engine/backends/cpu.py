@@ -30,6 +30,12 @@ class CpuBackend:
 
     name: str = "cpu"
 
+    def __post_init__(self) -> None:
+        # numba and torch share one pool of threads, and numba sets its size when it first runs: set it back
+        threads = torch.get_num_threads()
+        numba.set_num_threads(1)
+        torch.set_num_threads(threads)
+
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """Prepacked where this torch can."""
         return cpu_linear(weight, bias)
@@ -82,9 +88,9 @@ def view(tensor: torch.Tensor) -> npt.NDArray[Any]:
 
 
 def _share_out(elements: int) -> None:
-    """Let the next kernel use as many threads as torch does, or one where that is not worth waking them.
+    """Let the next kernel use as many threads as torch does, or one where waiting for the others costs more.
 
-    numba's threads are not torch's. On a busy machine each kernel that waits for its own costs a time slice.
+    On a busy machine each kernel that waits for a thread may wait for a time slice.
     """
     most: int = config.NUMBA_NUM_THREADS  # pyright: ignore[reportAttributeAccessIssue]  # numba sets it at import
     numba.set_num_threads(min(torch.get_num_threads(), most) if elements > _ELEMENTS_ALONE else 1)
