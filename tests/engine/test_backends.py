@@ -111,11 +111,14 @@ class TestCpuBackend:
 
     def test_threads_of_torch_stay_as_they_were(self):
         """Compiled kernels leave the number of threads as it was set."""
-        script = (
-            "import torch; torch.set_num_threads(1); "
-            "from mooncake_lab.engine import CoupledEngine, EngineSettings, load_model; engine = CoupledEngine(load_model('random:lab-tiny', device='cpu'),"
-            " settings=EngineSettings(cache_blocks=4)); engine.generate([[1, 2]]); print(torch.get_num_threads())"
-        )
+        script = """
+import torch
+torch.set_num_threads(1)
+from mooncake_lab.engine import CoupledEngine, EngineSettings, load_model
+model = load_model('random:lab-tiny', device='cpu')
+CoupledEngine(model, settings=EngineSettings(cache_blocks=4)).generate([[1, 2]])
+print(torch.get_num_threads())
+"""
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
         assert done.stdout == "1\n"
 
