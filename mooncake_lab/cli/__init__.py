@@ -8,13 +8,14 @@ import typer
 from mooncake_lab.cli.batch import batch
 from mooncake_lab.cli.bench import app as bench_app
 from mooncake_lab.cli.cache import cache
+from mooncake_lab.cli.generate import generate
 from mooncake_lab.cli.simulate import simulate
 from mooncake_lab.cli.store import app as store_app
 from mooncake_lab.cli.store import bench_store
 from mooncake_lab.cli.trace import app as trace_app
 
 app = typer.Typer(
-    help="Run the Mooncake paper: traces, caches, and the chapters of the book.",
+    help="Run the Mooncake paper: traces, caches, engines, a simulated cluster, and the chapters of the book.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -25,6 +26,7 @@ app.add_typer(bench_app, name="bench")
 bench_app.command("store")(bench_store)
 app.command()(cache)
 app.command()(batch)
+app.command()(generate)
 app.command()(simulate)
 
 

@@ -3,10 +3,9 @@
 import json
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from mooncake_lab.cli.generate import generate
+from mooncake_lab.cli import app
 
 PROMPTS = [[1, 2, 3, 4, 5, 6, 7], [9], [1, 2, 3, 4, 5, 6, 7, 8]]
 
@@ -14,13 +13,13 @@ PROMPTS = [[1, 2, 3, 4, 5, 6, 7], [9], [1, 2, 3, 4, 5, 6, 7, 8]]
 @pytest.fixture
 def run(tmp_path):
     """Runs the command on a file of prompts."""
-    app = typer.Typer(pretty_exceptions_enable=False)
-    app.command()(generate)
 
     def invoke(*arguments, content=None, model="random:lab-tiny"):
         file = tmp_path / "prompts.json"
         file.write_text(json.dumps(PROMPTS) if content is None else content)
-        return CliRunner().invoke(app, ["--model", model, "--prompt-ids", str(file), *map(str, arguments)])
+        return CliRunner().invoke(
+            app, ["generate", "--model", model, "--prompt-ids", str(file), *map(str, arguments)]
+        )
 
     return invoke
 
