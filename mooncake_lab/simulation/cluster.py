@@ -182,6 +182,8 @@ class Cluster:
         start_s = self._env.now
 
         def arrived(_: simpy.Event) -> None:
+            if not (self._prefill[source].alive and self._prefill[placement.prefill].alive):
+                return  # the bytes died with their sender, or with who was to keep them
             blocks = -(-placement.reused_tokens // request.block_size_tokens)
             self.pool.keep(placement.prefill, request, blocks)
             self._moved(request, source, placement.prefill, start_s, size)
@@ -259,6 +261,8 @@ class Cluster:
 
     def _die(self, name: str) -> None:
         """An instance is gone: whoever was on the way through it is placed again, in order of id."""
+        if not (self._prefill.get(name) or self._decode[name]).alive:
+            return  # dead already
         if name in self._prefill:
             self._prefill[name].die()
             self.pool.drop(name)

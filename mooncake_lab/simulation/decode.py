@@ -112,9 +112,9 @@ class DecodeInstance:
                 self._awake = self._env.event()
                 yield self._awake
                 continue
-            start_s, context = self._env.now, self._context_tokens
+            self._preempt_if_full()  # before anything is counted: the stretch is that of those who stay
+            start_s, context, batch = self._env.now, self._context_tokens, len(self._members)
             steps = self._steps_until_change()
-            batch = len(self._members)
             self._awake = self._env.event()
             end = self._env.timeout(self._model.decode.stretch_s(batch, context, steps))
             # where memory is full, joining has to wait for somebody to finish
@@ -174,7 +174,6 @@ class DecodeInstance:
 
     def _steps_until_change(self) -> int:
         """Steps until the first member finishes or memory is full; at least one."""
-        self._preempt_if_full()
         finish = self._finishing[0][0] - self._step
         room = (self.capacity_tokens - self._context_tokens) // len(self._members)
         return max(1, min(finish, room))

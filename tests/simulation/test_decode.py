@@ -8,7 +8,7 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooncake_lab.core import Finished, FirstToken, Request, TracedRequest
+from mooncake_lab.core import DecodeStretch, Finished, FirstToken, Request, TracedRequest
 from mooncake_lab.metrics import token_times_s
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
 from mooncake_lab.simulation import DecodeInstance
@@ -121,6 +121,18 @@ class TestMemory:
         """Going back to host memory does not make a request start anew."""
         log, _ = simulate([(0.3, 90, 20), (1.3, 90, 20)], capacity=200)
         assert [record.request_id for record in log if isinstance(record, FirstToken)] == [0, 1]
+
+    def test_a_stretch_has_the_pace_of_those_who_stay(self):
+        """Once somebody went back to host memory, a step reads the KVCache of the others alone."""
+        log, _ = simulate([(0.0, 90, 20), (0.0001, 90, 20)], capacity=200)
+        stretches = [record for record in log if isinstance(record, DecodeStretch)]
+        context = {0: 90, 1: 90}
+        assert {len(stretch.request_ids) for stretch in stretches} == {1, 2}
+        for stretch in stretches:
+            here = sum(context[i] for i in stretch.request_ids)
+            assert stretch.first_step_s == MODEL.decode.step_s(len(stretch.request_ids), here)
+            for i in stretch.request_ids:
+                context[i] += stretch.steps
 
 
 def test_promises_are_counted_until_the_kvcache_arrives():

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mooncake_lab.conductor import CacheAware, KVCacheCentric, LoadBalance
-from mooncake_lab.core import Finished, FirstToken, Placed, Request, TracedRequest, blocks_for
+from mooncake_lab.core import Finished, FirstToken, Moved, Placed, Request, TracedRequest, blocks_for
 from mooncake_lab.metrics import check_log, token_times_s
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
 from mooncake_lab.simulation import Cluster, ClusterSpec, Failure
@@ -105,6 +105,35 @@ class TestTheLogSaysSo:
         (times,) = [times for _, times in token_times_s(log)]
         assert len(times) == 50
         assert (times[1:] > times[:-1]).all()
+
+
+FETCHING = [(0.0, 2000, 5, 0), (0.3, 2500, 5, 1), (0.301, 2000, 5, 0)]
+"""The third waits less on the second instance, and fetches the first one's prefix from prefill-0."""
+
+
+def fetches(log):
+    """Moves of prefix blocks between prefill instances."""
+    return [r for r in log if isinstance(r, Moved) and r.destination.startswith("prefill")]
+
+
+@pytest.mark.parametrize("dead", ["prefill-0", "prefill-1"])
+def test_what_the_dead_send_or_are_sent_is_not_kept(dead):
+    """A fetch whose sender or receiver died puts no block anywhere and is not in the log."""
+    _, whole = run(FETCHING, [], placement=KVCacheCentric(1.0))
+    (fetch,) = fetches(whole)
+    assert (fetch.source, fetch.destination) == ("prefill-0", "prefill-1")
+    died_s = (fetch.start_s + fetch.at_s) / 2
+    cluster, log = run(FETCHING, [(dead, died_s)], placement=KVCacheCentric(1.0))
+    assert all(dead not in {record.source, record.destination} for record in fetches(log))
+    held = cluster.pool.matches(requests(FETCHING)[2].request)
+    assert held[int(dead[-1])] == 0
+
+
+def test_one_can_die_only_once():
+    """A second death of the same instance changes nothing."""
+    rows = [(0.0, 4000, 50, 0), (0.1, 300, 20, 1)]
+    for name in ("prefill-0", "decode-0"):
+        assert run(rows, [(name, 0.3), (name, 0.6)])[1] == run(rows, [(name, 0.3)])[1]
 
 
 def test_an_unknown_instance_cannot_die():
