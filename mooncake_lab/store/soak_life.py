@@ -143,9 +143,9 @@ def live(folder: Path, seed: int, faults: Sequence[str], seconds: float) -> None
         TierSettings(medium=DramMedium(_DRAM_BYTES), queue_bytes=_QUEUE_BYTES),
         TierSettings(medium=Witness(ssd), eviction="sieve"),
     ]
-    ends_s = time.monotonic() + seconds
     draw = random.Random(seed)  # noqa: S311  # protects nothing
     with TieredStore(tiers) as store:
+        ends_s = time.monotonic() + seconds
         while time.monotonic() < ends_s:
             for _ in range(20):
                 _operate(store, draw)

@@ -61,12 +61,12 @@ class Loans:
         """Free once nobody reads or writes them.
 
         Raises:
-            NotHeldError: when there is none of one of these names; nothing is freed then.
+            NotHeldError: when there is none of one of these names, or it comes twice; nothing is freed then.
             TimeoutError: when one stays in use.
         """
         with self._books:
             idle = self._books.wait_for(lambda: not any(self._busy[name] for name in names), self._patience_s)
-            missing = [name for name in names if name not in self._held]
+            missing = [name for i, name in enumerate(names) if name not in self._held or name in names[:i]]
             if missing:
                 raise NotHeldError(f"{self._medium.name} has no block {missing[0].key.hex()}")
             if not idle:

@@ -244,6 +244,17 @@ def test_a_client_reconnects(arena):
         client.reserve(b"more", [1])
 
 
+def test_a_block_is_not_freed_twice_at_once(server, arena):
+    """Naming a block twice in one question frees nothing, and the connection goes on."""
+    client = client_of(server)
+    block = store(client, b"key", b"data")
+    with pytest.raises(NotHeldError):
+        client.free(block, block)
+    client.free(block)
+    assert arena.used_bytes == 0
+    client.close()
+
+
 def test_the_medium_behind_it_speaks_for_itself(server):
     """A full medium is a full medium on this side too."""
     client = client_of(server)
