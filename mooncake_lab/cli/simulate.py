@@ -88,13 +88,20 @@ def simulate(
     }
     on_device = device_tokens(hardware(node), latency.shape)
     cluster: Cluster | CoupledCluster
-    if coupled is None:
-        cluster = _disaggregated(latency, prefill or 0, decode or 0, on_device, cache_tokens, policies)
-    else:
-        cluster = _coupled(latency, coupled, batching or "vllm", cache_tokens or on_device, policies)
+    try:
+        if coupled is None:
+            cluster = _disaggregated(latency, prefill or 0, decode or 0, on_device, cache_tokens, policies)
+        else:
+            cluster = _coupled(latency, coupled, batching or "vllm", cache_tokens or on_device, policies)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
     records = cluster.run(_faster(requests, speed).requests())
     if log is not None:
-        write_log(log, records)
+        try:
+            write_log(log, records)
+        except OSError as error:
+            typer.echo(f"mooncake-lab simulate: the log cannot be written: {error}", err=True)
+            raise typer.Exit(1) from error
     numbers = {"file": str(trace), "latency_model": latency.name, **run_summary(records, slo)}
     numbers |= {
         "wall_s": time.perf_counter() - started[0],

@@ -116,6 +116,7 @@ def test_every_option_has_an_effect(file, base, option):
         ((*DISAGGREGATED, "--node", "a100"), "bytes of weights"),
         ((*DISAGGREGATED, "--model", "gpt9"), "unknown model 'gpt9'"),
         ((*DISAGGREGATED, "--speed", 0), "speed"),
+        ((*COUPLED, "--cache-tokens", 1), "capacity_blocks is 0"),
     ],
 )
 def test_bad_usage_is_exit_code_2(file, arguments, said):
@@ -132,6 +133,13 @@ def test_a_bad_trace_is_exit_code_1(tmp_path):
     result = simulate(path, *DISAGGREGATED, "--json")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "bad.jsonl:1" in result.stderr
+
+
+def test_a_log_that_cannot_be_written_is_exit_code_1(file, tmp_path):
+    """The reason is one sentence, and no number comes on stdout."""
+    result = simulate(file, *DISAGGREGATED, "--json", "--log", tmp_path / "missing" / "log.jsonl")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "the log cannot be written" in result.stderr
 
 
 def test_without_json_a_reader_gets_lines(file):
