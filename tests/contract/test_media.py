@@ -99,6 +99,19 @@ def test_what_is_written_is_read(medium, layer_bytes, first):
     assert medium.used_bytes == 0
 
 
+def test_one_commit_takes_a_block_once(medium):
+    """A block named twice is refused before anything changes; named once, it commits and its room comes back."""
+    block = medium.reserve(b"key", [100])
+    medium.write(block, content(b"key", [100]))
+    with pytest.raises(ValueError, match="twice"):
+        medium.commit(block, block)
+    assert list(medium.blocks()) == []
+    medium.commit(block)
+    assert load(medium, block) == expected(block)
+    medium.free(block)
+    assert medium.used_bytes == 0
+
+
 def test_layers_may_come_in_any_order(medium):
     """Layers written one by one, the last one first, make the same block."""
     block = medium.reserve(b"key", [100, 4096, 5000])

@@ -81,10 +81,12 @@ class Ledger:
 
         Raises:
             NotHeldError: when one is not reserved.
-            ValueError: when a layer is missing.
+            ValueError: when a layer is missing, or one reservation comes twice.
         """
-        for reservation in reservations:
+        for index, reservation in enumerate(reservations):
             self.writable(reservation)
+            if reservation in reservations[:index]:
+                raise ValueError(f"block {reservation.key.hex()} comes twice in one commit; once is allowed")
             missing = self._missing[reservation.key][1]
             if missing:
                 raise ValueError(

@@ -117,7 +117,7 @@ class Medium(Protocol):
         """Make blocks readable, and durable where the medium is; together they cost about as much as one.
 
         Raises:
-            ValueError: when a layer of one of them was not written.
+            ValueError: when a layer of one of them was not written, or one comes twice; none is readable then.
         """
         ...
 
