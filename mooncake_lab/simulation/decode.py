@@ -30,7 +30,11 @@ class _Member:
 
 
 class DecodeInstance:
-    """Decodes whatever KVCache it is given, up to the tokens that fit into its memory."""
+    """Decodes whatever KVCache it is given, up to the tokens that fit into its memory.
+
+    A request that exceeds the memory all by itself is served alone, over capacity, instead of being rejected:
+    the papers' decode nodes hold ten times their longest request. Going back to host memory costs no time.
+    """
 
     def __init__(
         self,
