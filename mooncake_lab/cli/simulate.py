@@ -11,7 +11,7 @@ import typer
 
 from mooncake_lab.cli.reading import read_or_fail
 from mooncake_lab.conductor import ADMISSION_POLICIES, PLACEMENT_POLICIES, LoadBalance, Random
-from mooncake_lab.core import SLO, write_log
+from mooncake_lab.core import SLO, Record, write_log
 from mooncake_lab.perf import LatencyModel, hardware
 from mooncake_lab.simulation import COUPLED_SYSTEMS, Cluster, ClusterSpec, CoupledCluster, CoupledSpec
 from mooncake_lab.workload import Trace
@@ -97,22 +97,30 @@ def simulate(
         raise typer.BadParameter(str(error)) from error
     records = cluster.run(_faster(requests, speed).requests())
     if log is not None:
-        try:
-            write_log(log, records)
-        except OSError as error:
-            typer.echo(f"mooncake-lab simulate: the log cannot be written: {error}", err=True)
-            raise typer.Exit(1) from error
+        _write_or_fail(log, records)
     numbers = {"file": str(trace), "latency_model": latency.name, **run_summary(records, slo)}
     numbers |= {
         "wall_s": time.perf_counter() - started[0],
         "cpu_s": time.process_time() - started[1],
         "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
+    _print(numbers, json_=json_)
+
+
+def _print(numbers: dict[str, Any], *, json_: bool) -> None:
     if json_:
         typer.echo(msgspec.json.encode(numbers))
-    else:
-        for name, value in numbers.items():
-            typer.echo(f"{name:28} {value:,.4f}" if isinstance(value, float) else f"{name:28} {value}")
+        return
+    for name, value in numbers.items():
+        typer.echo(f"{name:28} {value:,.4f}" if isinstance(value, float) else f"{name:28} {value}")
+
+
+def _write_or_fail(log: Path, records: list[Record]) -> None:
+    try:
+        write_log(log, records)
+    except OSError as error:
+        typer.echo(f"mooncake-lab simulate: the log cannot be written: {error}", err=True)
+        raise typer.Exit(1) from error
 
 
 def _check_usage(
