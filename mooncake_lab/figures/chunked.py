@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter
 
-from mooncake_lab.figures.style import COLOURS, BookFigure, footer, new_figure, paper_points, styled
+from mooncake_lab.figures.style import COLOURS, BookFigure, footer, new_figure, paper_points, plain_number, styled
 from mooncake_lab.paper import Fact
 
 LINES: Final = ("-", "--", ":", "-.")
@@ -137,7 +137,7 @@ def measured(medians: pd.DataFrame, machine: str) -> BookFigure:
     right.set(xlabel="chunk size (tokens)", ylabel="time over a whole prefill (ratio)", ylim=(0, None))
     left.set_xticks(sorted(set(medians["chunk_tokens"])))
     left.minorticks_off()
-    left.xaxis.set_major_formatter(FuncFormatter(_plain))
+    left.xaxis.set_major_formatter(FuncFormatter(plain_number))
     left.legend(fontsize="small")
     footer(figure, f"measured: {machine}")
     return figure
@@ -145,8 +145,4 @@ def measured(medians: pd.DataFrame, machine: str) -> BookFigure:
 
 def _plain_ticks(panel: Axes) -> None:
     for axis in (panel.xaxis, panel.yaxis):
-        axis.set_major_formatter(FuncFormatter(_plain))
-
-
-def _plain(value: float, _: object = None) -> str:
-    return f"{value:g}"
+        axis.set_major_formatter(FuncFormatter(plain_number))

@@ -9,7 +9,16 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
-from mooncake_lab.figures.style import COLOURS, HATCHES, BookFigure, footer, new_figure, paper_points, styled
+from mooncake_lab.figures.style import (
+    COLOURS,
+    HATCHES,
+    BookFigure,
+    footer,
+    new_figure,
+    paper_points,
+    plain_number,
+    styled,
+)
 
 MODELLED: Final = "modelled: LLaMA-13B on an A6000, anchored to SARATHI Table 2 and Fig. 7"
 _OPERATORS: Final[Mapping[str, str]] = MappingProxyType(
@@ -120,7 +129,7 @@ def ratio_sweep(sweep: pd.DataFrame, peaks: pd.DataFrame, balance: pd.DataFrame)
         paper_points(panel, points["x"], points["y"], "SARATHI Fig. 9a" if len(points) else "_nolegend_")
         panel.set(xscale="log", xlabel="P:D (ratio)", ylim=(0.8, 1.35))
         panel.set_title(f"{label}, batch {table['batch'].iloc[0]}", fontsize="small")
-        panel.xaxis.set_major_formatter(FuncFormatter(_plain))
+        panel.xaxis.set_major_formatter(FuncFormatter(plain_number))
     panels[0].set_ylabel("throughput over the baseline (ratio)")
     panels[0].legend(fontsize="small", loc="upper left")
     footer(figure, f"{MODELLED}; dotted: (C - (B-1)) / (B-1)")
@@ -227,7 +236,3 @@ def _circles(panel: Axes, rows: pd.DataFrame, column: str, label: str, colour: s
 
 def _where(table: pd.DataFrame, column: str, value: object) -> pd.DataFrame:
     return cast("pd.DataFrame", table[table[column] == value])
-
-
-def _plain(value: float, _: object = None) -> str:
-    return f"{value:g}"

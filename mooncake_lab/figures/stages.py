@@ -11,7 +11,16 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from mooncake_lab.core import GB, TERA
-from mooncake_lab.figures.style import COLOURS, HATCHES, BookFigure, footer, new_figure, paper_points, styled
+from mooncake_lab.figures.style import (
+    COLOURS,
+    HATCHES,
+    BookFigure,
+    footer,
+    new_figure,
+    paper_points,
+    plain_number,
+    styled,
+)
 from mooncake_lab.paper import Fact
 from mooncake_lab.perf import Hardware
 
@@ -108,7 +117,7 @@ def reuse_bandwidth(
     axes.set(yscale="log", ylim=(0.6, 300))
     axes.set(xlabel="reused prefix (tokens)", ylabel="least useful bandwidth (GB/s)")
     axes.xaxis.set_major_formatter(FuncFormatter(_thousands))
-    axes.yaxis.set_major_formatter(FuncFormatter(_plain))
+    axes.yaxis.set_major_formatter(FuncFormatter(plain_number))
     axes.legend(fontsize="small", ncols=2, loc="lower left")
     footer(figure, "computed from FAST'25 Eqs. 1 and 2 with Table 1; H800: 989 TFLOP/s a device, assumed")
     return figure
@@ -204,10 +213,6 @@ def _bars(panel: Axes, table: pd.DataFrame, times: int, stage: str) -> None:
 
 def _where(table: pd.DataFrame, column: str, value: object) -> pd.DataFrame:
     return cast("pd.DataFrame", table[table[column] == value])
-
-
-def _plain(value: float, _: object = None) -> str:
-    return f"{value:g}"
 
 
 def _thousands(tokens: float, _: object = None) -> str:

@@ -129,3 +129,8 @@ def legend_once(axes: Axes, **where: Any) -> None:
 def footer(figure: Figure, text: str) -> None:
     """Say under the figure where its numbers came from: simulated or measured, trace, seed, machine."""
     figure.supxlabel(text, fontsize=8, color=COLOURS["slo"], x=0.99, ha="right")
+
+
+def plain_number(value: float, _: object = None) -> str:
+    """A tick as it is spoken, 0.5 or 16, where a logarithmic axis would write powers."""
+    return f"{value:g}"
