@@ -27,12 +27,12 @@ _TOKENS_A_TILE = 64
 
 
 def widen(number: Any) -> Any:
-    """A stored number as float32."""
+    """A stored number as float32; exists in compiled code only, as `_widen`."""
     raise NotImplementedError(number)
 
 
 def narrow(number: Any, like: Any) -> Any:
-    """A float32 as it is stored in an array whose elements are `like`."""
+    """A float32 as it is stored in an array whose elements are `like`; compiled code only, as `_narrow`."""
     raise NotImplementedError(number, like)
 
 
@@ -46,7 +46,7 @@ def _widen(number):  # noqa: ANN001, ANN202  # numba wants this signature and th
 @overload(narrow, inline="always")
 def _narrow(number, like):  # noqa: ANN001, ANN202, ARG001  # likewise
     if isinstance(like, types.Float):
-        return lambda number, like: number  # noqa: ARG005  # likewise  # noqa: ARG005  # numba needs the same names
+        return lambda number, like: number  # noqa: ARG005  # numba needs the same names
 
     def rounded(number, like):  # noqa: ANN001, ANN202, ARG001  # likewise
         bits = np.float32(number).view(np.uint32)  # to the nearest, ties to even
