@@ -1,5 +1,6 @@
 """The nouns: requests, service levels, block keys, the run log, units."""
 
+from mooncake_lab.core.carried import carried_folder
 from mooncake_lab.core.draws import keyed_uniform
 from mooncake_lab.core.keys import KEY_HASHES, block_keys
 from mooncake_lab.core.log import (
@@ -43,6 +44,7 @@ __all__ = [
     "TracedRequest",
     "block_keys",
     "blocks_for",
+    "carried_folder",
     "check_scale",
     "gbps",
     "keyed_uniform",

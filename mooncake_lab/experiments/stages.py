@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 import torch
 
-from mooncake_lab.core import check_scale
+from mooncake_lab.core import carried_folder, check_scale
 from mooncake_lab.engine.measure import ClockName, StageMeasurement, StagePlan, measure_stages, read_measurement
 from mooncake_lab.perf import (
     Calibration,
@@ -25,7 +25,7 @@ from mooncake_lab.perf import (
 
 Array = npt.NDArray[np.float64]
 
-_COMMITTED: Final = Path(__file__).resolve().parents[2] / "data" / "measured" / "cpu_stages.json"
+_COMMITTED: Final = carried_folder("measured") / "cpu_stages.json"
 
 REPORTED: Final = [
     "stage", "batch", "tokens", "seconds", "least_s", "most_s", "share_of_peak_flops", "share_of_peak_bandwidth",

@@ -1,12 +1,9 @@
-"""Where the papers' numbers lie, and how their tables are read.
-
-The search order is: the data that a built package carries beside this module, then `data/paper` of the
-checkout that this module belongs to. Nothing is downloaded and nothing is guessed.
-"""
+"""Where the papers' numbers lie, and how their tables are read."""
 
 import csv
-from importlib import resources
 from pathlib import Path
+
+from mooncake_lab.core import carried_folder
 
 
 def data_dir() -> Path:
@@ -15,14 +12,7 @@ def data_dir() -> Path:
     Raises:
         FileNotFoundError: naming the places searched, when none of them holds the data.
     """
-    packaged = Path(str(resources.files("mooncake_lab.paper"))) / "data"
-    checkout = Path(__file__).resolve().parents[2] / "data" / "paper"
-    for place in (packaged, checkout):
-        if (place / "index.csv").is_file():
-            return place
-    raise FileNotFoundError(
-        f"the papers' numbers are neither in {packaged} nor in {checkout}; index.csv must be there"
-    )
+    return carried_folder("paper")
 
 
 def read_rows(name: str) -> list[dict[str, str]]:
