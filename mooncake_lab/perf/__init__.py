@@ -8,6 +8,14 @@ from mooncake_lab.perf.calibration import (
     nonnegative_fit,
     per_request_cost_s,
 )
+from mooncake_lab.perf.cpp import (
+    CppGroup,
+    chunk_seconds,
+    chunk_sizes,
+    cpp_finish_s,
+    cpp_network_bytes,
+    cpp_prefill_s,
+)
 from mooncake_lab.perf.floor import Probe, check_floor, probe_floor
 from mooncake_lab.perf.flops import (
     PRINTED_A,
@@ -47,6 +55,7 @@ __all__ = [
     "PRINTED_A",
     "PRINTED_B",
     "Calibration",
+    "CppGroup",
     "DecodeAccounts",
     "DecodeLatency",
     "Hardware",
@@ -64,6 +73,11 @@ __all__ = [
     "attainable_flops_per_s",
     "balanced_ratio",
     "check_floor",
+    "chunk_seconds",
+    "chunk_sizes",
+    "cpp_finish_s",
+    "cpp_network_bytes",
+    "cpp_prefill_s",
     "decode_accounts",
     "decode_flops",
     "decode_work",
