@@ -1,6 +1,6 @@
 """The cluster in virtual time (simpy): the same policies, stores and log as the real one."""
 
-from mooncake_lab.simulation.cluster import Cluster, ClusterSpec, Failure
+from mooncake_lab.simulation.cluster import Cluster
 from mooncake_lab.simulation.coupled import CoupledInstance
 from mooncake_lab.simulation.coupled_cluster import COUPLED_SYSTEMS, CoupledCluster, CoupledSpec
 from mooncake_lab.simulation.decode import DecodeInstance
@@ -9,6 +9,7 @@ from mooncake_lab.simulation.device_memory import DeviceMemory
 from mooncake_lab.simulation.network import Network
 from mooncake_lab.simulation.pool import PrefixPool
 from mooncake_lab.simulation.prefill import Job, PrefillInstance
+from mooncake_lab.simulation.spec import ClusterSpec, Failure
 
 __all__ = [
     "COUPLED_SYSTEMS",

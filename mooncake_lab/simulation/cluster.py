@@ -1,70 +1,21 @@
 """The cluster in virtual time: requests arrive, the Conductor decides, instances act, the log remembers."""
 
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import simpy
 
-from mooncake_lab.conductor import (
-    AdmissionPolicy,
-    AdmitAll,
-    ClusterView,
-    DecodeView,
-    Estimator,
-    KVCacheCentric,
-    LatencyEstimator,
-    Placement,
-    PlacementPolicy,
-    PrefillView,
-)
-from mooncake_lab.core import SLO, FirstToken, Moved, Record, Request, TracedRequest, blocks_for
+from mooncake_lab.conductor import ClusterView, DecodeView, Estimator, LatencyEstimator, Placement, PrefillView
+from mooncake_lab.core import Moved, Record, Request, TracedRequest
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.simulation.decode import DecodeInstance
 from mooncake_lab.simulation.frontdoor import FrontDoor
+from mooncake_lab.simulation.handover import Handover
+from mooncake_lab.simulation.journeys import Journeys
 from mooncake_lab.simulation.network import Network
 from mooncake_lab.simulation.pool import PrefixPool
 from mooncake_lab.simulation.prefill import Job, PrefillInstance
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """An instance dies, with all KVCache it holds. Nobody's request is lost: they are placed again."""
-
-    instance: str
-    at_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterSpec:
-    """A disaggregated cluster and its policies.
-
-    Raises:
-        ValueError: when a count or a capacity is not positive.
-    """
-
-    prefill_nodes: int = 8
-    decode_nodes: int = 8
-    cache_tokens: int = 3_000_000
-    """KVCache each prefill node holds in DRAM (FAST'25 §2.2: about 1 TB)."""
-    decode_tokens: int = 1_330_000
-    """KVCache that fits into a decode node's GPU memory."""
-    shared_cache: bool = False
-    """One Mooncake Store over all prefill nodes instead of a cache a node (FAST'25 §5.3)."""
-    eviction: str = "lru"
-    block_size_tokens: int = 512
-    first_shown_by: Literal["decode", "prefill"] = "decode"
-    """Who shows the first token to the user: the decode instance when the KVCache is there, so that TTFT includes
-    transfer and load as in FAST'25 Fig. 14, or the prefill instance when it is computed."""
-    placement: PlacementPolicy = field(default_factory=KVCacheCentric)
-    failures: tuple[Failure, ...] = ()
-    admission: AdmissionPolicy = field(default_factory=AdmitAll)
-    slo: SLO = field(default_factory=SLO)
-
-    def __post_init__(self) -> None:
-        for name in ("prefill_nodes", "decode_nodes", "cache_tokens", "decode_tokens", "block_size_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"ClusterSpec.{name} is {getattr(self, name)!r}; at least 1 is needed")
+from mooncake_lab.simulation.spec import ClusterSpec, Failure
 
 
 class Cluster:
@@ -82,6 +33,7 @@ class Cluster:
         self._model = model
         self._estimate = estimate or LatencyEstimator(model)
         self._env = simpy.Environment()
+        self._journeys = Journeys()
         self._network = Network(self._env, model.transfer.bytes_per_s, model.transfer.latency_s)
         names = [f"prefill-{i}" for i in range(spec.prefill_nodes)]
         self.pool = PrefixPool(
@@ -92,16 +44,20 @@ class Cluster:
             eviction=spec.eviction,
             shared=spec.shared_cache,
         )
-        self._prefill = {name: self._prefill_instance(name) for name in names}
         self._decode = {
             name: DecodeInstance(self._env, name, model, spec.decode_tokens, self.log.append, self._resume)
             for name in (f"decode-{i}" for i in range(spec.decode_nodes))
         }
-        self._streams: dict[Job, simpy.Event] = {}
-        self._under_way: dict[int, tuple[TracedRequest, Placement]] = {}  # placed, and not yet decoding
-        self._shown: dict[int, int] = {}  # tokens that users saw before decoding, or before their instance died
-        self._in_prompt: dict[int, int] = {}  # those of them that a death made part of the prompt
-        self._resumed: set[int] = set()  # whose next token prefill computes
+        self._handover = Handover(
+            self._env,
+            model,
+            self._network,
+            self._journeys,
+            self._decode,
+            first_shown_by=spec.first_shown_by,
+            log=self.log.append,
+        )
+        self._prefill = {name: self._prefill_instance(name) for name in names}
         for failure in spec.failures:
             self._plan_death(failure)
         self._door = FrontDoor(
@@ -161,14 +117,14 @@ class Cluster:
             self._model,
             self.pool,
             log=self.log.append,
-            started=self._stream,
-            computed=self._hand_over,
-            wanted=lambda job: self._is_under_way(job.traced, job.placement),
+            started=self._handover.stream,
+            computed=self._handover.hand_over,
+            wanted=lambda job: self._journeys.is_current(job.traced, job.placement),
         )
 
     def _place(self, traced: TracedRequest, placement: Placement) -> None:
         request = traced.request
-        self._under_way[request.id] = (traced, placement)
+        self._journeys.begin(traced, placement)
         self._decode[placement.decode].promise(traced)
         believed_s = self._estimate.prefill_s(request.id, request.input_tokens, placement.reused_tokens)
         fetched = self._fetch(request, placement) if placement.fetch_from else None
@@ -191,42 +147,6 @@ class Cluster:
         done.callbacks.append(arrived)
         return done
 
-    def _stream(self, job: Job) -> None:
-        """Each layer's KVCache leaves for the decode instance while the next layer is computed (arXiv §5.2)."""
-        request, placement = job.traced.request, job.placement
-        size = request.input_tokens * self._model.shape.kv_bytes_per_token
-        self._streams[job] = self._network.transfer(placement.prefill, placement.decode, size)
-
-    def _hand_over(self, job: Job) -> None:
-        stream = self._streams.pop(job)
-        if not self._is_under_way(job.traced, job.placement):
-            return
-        if self._spec.first_shown_by == "prefill" and not self._shown.get(job.traced.request.id):
-            self._shown[job.traced.request.id] = 1
-            self.log.append(FirstToken(at_s=self._env.now, request_id=job.traced.request.id))
-        self._env.process(self._deliver(job, stream))
-
-    def _deliver(self, job: Job, stream: simpy.Event) -> Generator[simpy.Event, Any, None]:
-        """The last layer, the rest of the stream if the network is busy, then host memory to GPU memory."""
-        request, placement = job.traced.request, job.placement
-        size = request.input_tokens * self._model.shape.kv_bytes_per_token
-        start_s = self._env.now
-        last_layer_s = self._model.transfer.seconds(size / self._model.shape.layers)
-        yield self._env.timeout(last_layer_s)
-        if not stream.processed:
-            yield stream
-        if not self._is_under_way(job.traced, placement):
-            return
-        self._moved(request, placement.prefill, placement.decode, start_s, size)
-        yield self._env.timeout(self._model.dram_load_s(request.input_tokens))
-        if not self._is_under_way(job.traced, placement):
-            return
-        del self._under_way[request.id]
-        shown = self._shown.get(request.id, 0)
-        resumed = request.id in self._resumed
-        self._resumed.discard(request.id)
-        self._decode[placement.decode].join(job.traced, shown, resumed=resumed)
-
     def _moved(self, request: Request, source: str, destination: str, start_s: float, size: int) -> None:
         self.log.append(
             Moved(
@@ -238,11 +158,6 @@ class Cluster:
                 bytes=size,
             )
         )
-
-    def _is_under_way(self, traced: TracedRequest, placement: Placement) -> bool:
-        """Whether this is still where the request is going; after a death it may be placed elsewhere."""
-        current = self._under_way.get(traced.request.id)
-        return current is not None and current[1] is placement
 
     def _plan_death(self, failure: Failure) -> None:
         """Let an instance die.
@@ -268,28 +183,12 @@ class Cluster:
             self.pool.drop(name)
         else:
             self._decode[name].die()
-        for request_id in sorted(self._under_way):
-            traced, placement = self._under_way[request_id]
-            if name in {placement.prefill, placement.decode, placement.fetch_from}:
-                del self._under_way[request_id]
-                if self._decode[placement.decode].alive:
-                    self._decode[placement.decode].break_promise(traced)
-                self._door.decide(traced, f"placed again after {name} died: ")
+        for traced, placement in self._journeys.interrupt(name):
+            if self._decode[placement.decode].alive:
+                self._decode[placement.decode].break_promise(traced)
+            self._door.decide(traced, f"placed again after {name} died: ")
 
     def _resume(self, traced: TracedRequest, shown_tokens: int) -> None:
         """A request whose decode instance died: its prompt and the tokens it has shown are prefilled anew."""
-        if not shown_tokens:
-            self._door.decide(traced, "placed again after its decode instance died: ")
-            return
-        request = traced.request
-        tokens = request.input_tokens + shown_tokens - self._shown_in_prompt(request.id)
-        blocks = blocks_for(tokens, request.block_size_tokens)
-        own = tuple(f"{request.id}/{k}".encode() for k in range(len(request.block_keys), blocks))
-        longer = replace(request, input_tokens=tokens, block_keys=(*request.block_keys, *own))
-        self._shown[request.id] = self._in_prompt[request.id] = shown_tokens
-        self._resumed.add(request.id)
-        self._door.decide(replace(traced, request=longer), "placed again after its decode instance died: ")
-
-    def _shown_in_prompt(self, request_id: int) -> int:
-        """Tokens that an earlier death has made part of the prompt."""
-        return self._in_prompt.get(request_id, 0)
+        longer = self._journeys.longer(traced, shown_tokens)
+        self._door.decide(longer, "placed again after its decode instance died: ")

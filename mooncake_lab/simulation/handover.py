@@ -1,0 +1,80 @@
+"""From prefill to decode in virtual time: KVCache streams layer by layer, and is loaded where it is decoded."""
+
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, Literal
+
+import simpy
+
+from mooncake_lab.core import FirstToken, Moved, Record
+from mooncake_lab.perf import LatencyModel
+from mooncake_lab.simulation.decode import DecodeInstance
+from mooncake_lab.simulation.journeys import Journeys
+from mooncake_lab.simulation.network import Network
+from mooncake_lab.simulation.prefill import Job
+
+
+class Handover:
+    """The Messenger between the stages (arXiv §5.2, FAST'25 Fig. 14); it changes as streams come and go."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        model: LatencyModel,
+        network: Network,
+        journeys: Journeys,
+        decode: Mapping[str, DecodeInstance],
+        *,
+        first_shown_by: Literal["decode", "prefill"],
+        log: Callable[[Record], None],
+    ) -> None:
+        self._env = env
+        self._model = model
+        self._network = network
+        self._journeys = journeys
+        self._decode = decode
+        self._first_shown_by = first_shown_by
+        self._log = log
+        self._streams: dict[Job, simpy.Event] = {}
+
+    def stream(self, job: Job) -> None:
+        """Each layer's KVCache leaves for the decode instance while the next layer is computed (arXiv §5.2)."""
+        request, placement = job.traced.request, job.placement
+        size = request.input_tokens * self._model.shape.kv_bytes_per_token
+        self._streams[job] = self._network.transfer(placement.prefill, placement.decode, size)
+
+    def hand_over(self, job: Job) -> None:
+        """A prompt is computed: the rest of its stream, and then decoding."""
+        stream = self._streams.pop(job)
+        if not self._journeys.is_current(job.traced, job.placement):
+            return
+        request_id = job.traced.request.id
+        if self._first_shown_by == "prefill" and not self._journeys.shown.get(request_id):
+            self._journeys.shown[request_id] = 1
+            self._log(FirstToken(at_s=self._env.now, request_id=request_id))
+        self._env.process(self._deliver(job, stream))
+
+    def _deliver(self, job: Job, stream: simpy.Event) -> Generator[simpy.Event, Any, None]:
+        """The last layer, the rest of the stream if the network is busy, then host memory to GPU memory."""
+        request, placement = job.traced.request, job.placement
+        size = request.input_tokens * self._model.shape.kv_bytes_per_token
+        start_s = self._env.now
+        yield self._env.timeout(self._model.transfer.seconds(size / self._model.shape.layers))
+        if not stream.processed:
+            yield stream
+        if not self._journeys.is_current(job.traced, placement):
+            return
+        self._log(
+            Moved(
+                at_s=self._env.now,
+                request_id=request.id,
+                source=placement.prefill,
+                destination=placement.decode,
+                start_s=start_s,
+                bytes=size,
+            )
+        )
+        yield self._env.timeout(self._model.dram_load_s(request.input_tokens))
+        if not self._journeys.is_current(job.traced, placement):
+            return
+        shown, resumed = self._journeys.end(request.id)
+        self._decode[placement.decode].join(job.traced, shown, resumed=resumed)

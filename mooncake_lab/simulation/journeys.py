@@ -1,0 +1,58 @@
+"""Who is on the way to a decode instance, and what users have seen: what a death must not lose."""
+
+from dataclasses import dataclass, field, replace
+
+from mooncake_lab.conductor import Placement
+from mooncake_lab.core import TracedRequest, blocks_for
+
+
+@dataclass(slots=True, eq=False)
+class Journeys:
+    """Requests that are placed and do not decode yet. Mutable: it is the state of a cluster."""
+
+    under_way: dict[int, tuple[TracedRequest, Placement]] = field(default_factory=dict)
+    shown: dict[int, int] = field(default_factory=dict)
+    """Tokens that users saw before decoding, or before their instance died."""
+    _in_prompt: dict[int, int] = field(default_factory=dict)  # those of them that a death made part of the prompt
+    _resumed: set[int] = field(default_factory=set)  # whose next token prefill computes
+
+    def begin(self, traced: TracedRequest, placement: Placement) -> None:
+        """A request was placed."""
+        self.under_way[traced.request.id] = (traced, placement)
+
+    def is_current(self, traced: TracedRequest, placement: Placement) -> bool:
+        """Whether this is still where the request is going; after a death it may be placed elsewhere."""
+        current = self.under_way.get(traced.request.id)
+        return current is not None and current[1] is placement
+
+    def end(self, request_id: int) -> tuple[int, bool]:
+        """A request's KVCache is where it decodes: the tokens its user saw, and whether it decoded before."""
+        del self.under_way[request_id]
+        resumed = request_id in self._resumed
+        self._resumed.discard(request_id)
+        return self.shown.get(request_id, 0), resumed
+
+    def interrupt(self, instance: str) -> list[tuple[TracedRequest, Placement]]:
+        """Take out whoever is on the way through an instance, in order of id."""
+        found = [
+            (traced, placement)
+            for _, (traced, placement) in sorted(self.under_way.items())
+            if instance in {placement.prefill, placement.decode, placement.fetch_from}
+        ]
+        for traced, _ in found:
+            del self.under_way[traced.request.id]
+        return found
+
+    def longer(self, traced: TracedRequest, shown_tokens: int) -> TracedRequest:
+        """The request whose decode instance died: the tokens it has shown are part of its prompt now."""
+        if not shown_tokens:
+            return traced
+        request = traced.request
+        tokens = request.input_tokens + shown_tokens - self._in_prompt.get(request.id, 0)
+        blocks = blocks_for(tokens, request.block_size_tokens)
+        own = tuple(f"{request.id}/{k}".encode() for k in range(len(request.block_keys), blocks))
+        self.shown[request.id] = self._in_prompt[request.id] = shown_tokens
+        self._resumed.add(request.id)
+        return replace(
+            traced, request=replace(request, input_tokens=tokens, block_keys=(*request.block_keys, *own))
+        )

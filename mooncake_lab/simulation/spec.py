@@ -1,0 +1,47 @@
+"""What a disaggregated cluster is made of, as plain values: nodes, memory, policies, and who dies when."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mooncake_lab.conductor import AdmissionPolicy, AdmitAll, KVCacheCentric, PlacementPolicy
+from mooncake_lab.core import SLO
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An instance dies, with all KVCache it holds. Nobody's request is lost: they are placed again."""
+
+    instance: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSpec:
+    """A disaggregated cluster and its policies.
+
+    Raises:
+        ValueError: when a count or a capacity is not positive.
+    """
+
+    prefill_nodes: int = 8
+    decode_nodes: int = 8
+    cache_tokens: int = 3_000_000
+    """KVCache each prefill node holds in DRAM (FAST'25 §2.2: about 1 TB)."""
+    decode_tokens: int = 1_330_000
+    """KVCache that fits into a decode node's GPU memory."""
+    shared_cache: bool = False
+    """One Mooncake Store over all prefill nodes instead of a cache a node (FAST'25 §5.3)."""
+    eviction: str = "lru"
+    block_size_tokens: int = 512
+    first_shown_by: Literal["decode", "prefill"] = "decode"
+    """Who shows the first token to the user: the decode instance when the KVCache is there, so that TTFT includes
+    transfer and load as in FAST'25 Fig. 14, or the prefill instance when it is computed."""
+    placement: PlacementPolicy = field(default_factory=KVCacheCentric)
+    failures: tuple[Failure, ...] = ()
+    admission: AdmissionPolicy = field(default_factory=AdmitAll)
+    slo: SLO = field(default_factory=SLO)
+
+    def __post_init__(self) -> None:
+        for name in ("prefill_nodes", "decode_nodes", "cache_tokens", "decode_tokens", "block_size_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"ClusterSpec.{name} is {getattr(self, name)!r}; at least 1 is needed")
