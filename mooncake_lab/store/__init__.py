@@ -3,6 +3,7 @@
 from mooncake_lab.store.blockstore import Block, BlockStore, Refused, Stored
 from mooncake_lab.store.eviction import EVICTION_POLICIES, EvictionPolicy, NothingToEvictError, PolicyFactory
 from mooncake_lab.store.fine_grained import fine_grained_reuse
+from mooncake_lab.store.index import Membership, PrefixIndex
 from mooncake_lab.store.live_set import LiveSet, live_set, reuse_distances
 from mooncake_lab.store.replay import Replay, Requests, replay, replay_tokens
 
@@ -12,8 +13,10 @@ __all__ = [
     "BlockStore",
     "EvictionPolicy",
     "LiveSet",
+    "Membership",
     "NothingToEvictError",
     "PolicyFactory",
+    "PrefixIndex",
     "Refused",
     "Replay",
     "Requests",
