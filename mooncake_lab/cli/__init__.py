@@ -8,6 +8,7 @@ import typer
 from mooncake_lab.cli.batch import batch
 from mooncake_lab.cli.bench import app as bench_app
 from mooncake_lab.cli.cache import cache
+from mooncake_lab.cli.doctor import doctor
 from mooncake_lab.cli.generate import generate
 from mooncake_lab.cli.simulate import simulate
 from mooncake_lab.cli.store import app as store_app
@@ -26,6 +27,7 @@ app.add_typer(bench_app, name="bench")
 bench_app.command("store")(bench_store)
 app.command()(cache)
 app.command()(batch)
+app.command()(doctor)
 app.command()(generate)
 app.command()(simulate)
 

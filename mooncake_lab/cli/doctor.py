@@ -1,0 +1,159 @@
+"""`mooncake-lab doctor`: what this machine can run, and how to get the rest."""
+
+import ctypes.util
+import importlib.metadata
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Annotated, Final, Literal
+
+import msgspec
+import typer
+
+from mooncake_lab.core import GIB, carried_folder
+from mooncake_lab.workload import RELEASES, find_trace
+
+Standing = Literal["ready", "missing", "optional"]
+
+BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome")
+"""The commands, first found first, that the tests of the rendered book can drive."""
+
+EXTRAS: Final = {
+    "book": ("jupyter-book", "papermill"),
+    "serve": ("starlette", "uvicorn", "prometheus-client"),
+    "cluster": ("dask", "distributed"),
+    "classroom": ("nbgrader",),
+    "mooncake": ("mooncake-transfer-engine-non-cuda",),
+}
+"""The extras of the package, and the distributions that tell whether one is installed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing looked at.
+
+    `standing` is `ready`, `missing` (everybody needs it, and it is not there) or `optional` (part of the book or of
+    the package does without).
+    """
+
+    what: str
+    standing: Standing
+    found: str
+    remedy: str = ""
+    """How to get it; empty when it is there."""
+
+
+def _needed(what: str, found: str, *, ready: bool, remedy: str) -> Finding:
+    return Finding(
+        what=what, standing="ready" if ready else "missing", found=found, remedy="" if ready else remedy
+    )
+
+
+def _useful(what: str, found: str, *, ready: bool, remedy: str) -> Finding:
+    return Finding(
+        what=what, standing="ready" if ready else "optional", found=found, remedy="" if ready else remedy
+    )
+
+
+def _python() -> Iterator[Finding]:
+    allowed = (3, 11) <= sys.version_info < (3, 14)
+    yield _needed("Python", platform.python_version(), ready=allowed, remedy="use Python 3.11, 3.12 or 3.13")
+
+
+def _machine() -> Iterator[Finding]:
+    cores = os.cpu_count() or 1
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
+    yield _useful("CPU cores", str(cores), ready=cores >= 2, remedy="the chapters' times are for two cores")
+    found = f"{memory_gib:.1f} GiB"
+    yield _useful(
+        "memory", found, ready=memory_gib >= 8, remedy="run `make book` one chapter at a time below 8 GiB"
+    )
+    compiler = shutil.which("cc")
+    yield _useful("C compiler", compiler or "none", ready=bool(compiler), remedy="apt-get install gcc")
+
+
+def _gpu() -> Iterator[Finding]:
+    import torch
+
+    if torch.cuda.is_available():
+        yield _useful("GPU", torch.cuda.get_device_name(), ready=True, remedy="")
+        return
+    build = "PyTorch's CPU build" if torch.version.cuda is None else f"PyTorch for CUDA {torch.version.cuda}"
+    remedy = "every chapter runs without; after installing an NVIDIA driver, remove .venv and run `make env`"
+    yield _useful("GPU", f"none ({build} {torch.__version__})", ready=False, remedy=remedy)
+
+
+def _data() -> Iterator[Finding]:
+    for name in ("paper", "measured"):
+        folder = carried_folder(name)
+        yield _needed(f"data: {name}", str(folder), ready=True, remedy="")
+
+
+def _traces() -> Iterator[Finding]:
+    for name in RELEASES:
+        path = find_trace(name)
+        remedy = (
+            f"mooncake-lab trace fetch {name} (or name a folder in MOONCAKE_LAB_DATA); until then a twin stands in"
+        )
+        yield _useful(f"trace: {name}", str(path or "none"), ready=path is not None, remedy=remedy)
+
+
+def _extras() -> Iterator[Finding]:
+    for extra, distributions in EXTRAS.items():
+        versions = {name: _version(name) for name in distributions}
+        ready = all(versions.values())
+        found = ", ".join(f"{name} {version}" for name, version in versions.items() if version) or "none"
+        yield _useful(f"extra: {extra}", found, ready=ready, remedy=f"pip install 'mooncake-lab[{extra}]'")
+
+
+def _system_libraries() -> Iterator[Finding]:
+    found = ctypes.util.find_library("ibverbs")
+    remedy = "apt-get install libibverbs1; Mooncake's own store needs it even over TCP"
+    yield _useful("libibverbs", found or "none", ready=found is not None, remedy=remedy)
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _browser() -> Iterator[Finding]:
+    path = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    remedy = "apt-get install chromium; without it the tests of the rendered book are skipped"
+    yield _useful("browser", path or "none", ready=path is not None, remedy=remedy)
+
+
+CHECKS: Final[tuple[Callable[[], Iterator[Finding]], ...]] = (
+    _python, _machine, _gpu, _data, _traces, _extras, _system_libraries, _browser,
+)  # fmt: skip
+
+
+def examine() -> list[Finding]:
+    """Look at everything, in the order a newcomer meets it."""
+    return [finding for check in CHECKS for finding in check()]
+
+
+def doctor(json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+    """Say what this machine can run, and how to get the rest.
+
+    Ends with status 1 when something is missing that everybody needs; what is only optional does not count.
+
+    Example: mooncake-lab doctor
+    """
+    findings = examine()
+    ready = all(finding.standing != "missing" for finding in findings)
+    if json_:
+        typer.echo(msgspec.json.encode({"ready": ready, "findings": [asdict(finding) for finding in findings]}))
+    else:
+        width = max(len(finding.what) for finding in findings)
+        for finding in findings:
+            typer.echo(f"{finding.standing:8}  {finding.what:{width}}  {finding.found}")
+            if finding.remedy:
+                typer.echo(f"{'':8}  {'':{width}}  -> {finding.remedy}")
+    if not ready:
+        raise typer.Exit(1)

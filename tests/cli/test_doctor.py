@@ -1,0 +1,50 @@
+"""`mooncake-lab doctor`: what it looks at, and what it says."""
+
+import importlib
+import json
+
+from typer.testing import CliRunner
+
+from mooncake_lab.cli import app
+from mooncake_lab.workload import RELEASES
+
+module = importlib.import_module("mooncake_lab.cli.doctor")  # the package has a command of that name
+PYPROJECT_EXTRAS = {"book", "serve", "cluster", "classroom", "mooncake"}
+
+
+def doctor(*arguments):
+    """Run the command."""
+    return CliRunner().invoke(app, ["doctor", *arguments])
+
+
+def test_a_machine_that_runs_the_tests_is_ready():
+    """The environment these tests run in lacks nothing that everybody needs."""
+    result = doctor("--json")
+    assert result.exit_code == 0, result.stdout
+    assert json.loads(result.stdout)["ready"] is True
+
+
+def test_it_looks_at_every_trace_and_every_extra():
+    """No released trace and no extra of the package is forgotten."""
+    looked_at = {finding["what"] for finding in json.loads(doctor("--json").stdout)["findings"]}
+    assert {f"trace: {name}" for name in RELEASES} <= looked_at
+    assert {f"extra: {name}" for name in PYPROJECT_EXTRAS} <= looked_at
+
+
+def test_what_is_not_there_comes_with_a_way_to_get_it(monkeypatch):
+    """Everything that is not ready has a remedy, and everything that is has none."""
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("MOONCAKE_LAB_DATA", "/nonexistent")
+    findings = json.loads(doctor("--json").stdout)["findings"]
+    assert all((finding["standing"] == "ready") == (finding["remedy"] == "") for finding in findings)
+    assert {"browser", "C compiler"} <= {finding["what"] for finding in findings if finding["remedy"]}
+
+
+def test_what_everybody_needs_decides_the_exit_code(monkeypatch):
+    """One missing thing ends the command with status 1, and a person reads the remedy."""
+    lacking = module.Finding(what="Python", standing="missing", found="2.7", remedy="use Python 3.11")
+    monkeypatch.setattr(module, "CHECKS", (lambda: iter([lacking]),))
+    result = doctor()
+    assert result.exit_code == 1
+    assert "missing   Python  2.7" in result.stdout
+    assert "-> use Python 3.11" in result.stdout
