@@ -35,8 +35,8 @@ EXTRAS: Final = {
 class Finding:
     """One thing looked at.
 
-    `standing` is `ready`, `missing` (everybody needs it, and it is not there) or `optional` (part of the book or of
-    the package does without).
+    `standing` is `ready`, `missing` (everybody needs it, and it is not there) or `optional` (part of the book or
+    of the package does without).
     """
 
     what: str
