@@ -7,6 +7,7 @@ from mooncake_lab.simulation.decode import DecodeInstance
 from mooncake_lab.simulation.device_cache import DeviceCache
 from mooncake_lab.simulation.device_memory import DeviceMemory
 from mooncake_lab.simulation.network import Network
+from mooncake_lab.simulation.notice_board import NoticeBoard
 from mooncake_lab.simulation.pool import PrefixPool
 from mooncake_lab.simulation.prefill import Job, PrefillInstance
 from mooncake_lab.simulation.spec import ClusterSpec, Failure
@@ -24,6 +25,7 @@ __all__ = [
     "Failure",
     "Job",
     "Network",
+    "NoticeBoard",
     "PrefillInstance",
     "PrefixPool",
 ]

@@ -1,11 +1,18 @@
 """The cluster in virtual time: requests arrive, the Conductor decides, instances act, the log remembers."""
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any
 
 import simpy
 
-from mooncake_lab.conductor import ClusterView, DecodeView, Estimator, LatencyEstimator, Placement, PrefillView
+from mooncake_lab.conductor import (
+    ClusterView,
+    Estimator,
+    Experience,
+    LatencyEstimator,
+    Placement,
+    PrefillView,
+)
 from mooncake_lab.core import Moved, Record, Request, TracedRequest
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.simulation.decode import DecodeInstance
@@ -13,6 +20,7 @@ from mooncake_lab.simulation.frontdoor import FrontDoor
 from mooncake_lab.simulation.handover import Handover
 from mooncake_lab.simulation.journeys import Journeys
 from mooncake_lab.simulation.network import Network
+from mooncake_lab.simulation.notice_board import NoticeBoard
 from mooncake_lab.simulation.pool import PrefixPool
 from mooncake_lab.simulation.prefill import Job, PrefillInstance
 from mooncake_lab.simulation.spec import ClusterSpec, Failure
@@ -34,6 +42,7 @@ class Cluster:
         self._estimate = estimate or LatencyEstimator(model)
         self._env = simpy.Environment()
         self._journeys = Journeys()
+        self._experience = Experience()
         self._network = Network(self._env, model.transfer.bytes_per_s, model.transfer.latency_s)
         names = [f"prefill-{i}" for i in range(spec.prefill_nodes)]
         self.pool = PrefixPool(
@@ -45,7 +54,7 @@ class Cluster:
             shared=spec.shared_cache,
         )
         self._decode = {
-            name: DecodeInstance(self._env, name, model, spec.decode_tokens, self.log.append, self._resume)
+            name: DecodeInstance(self._env, name, model, spec.decode_tokens, self._write, self._resume)
             for name in (f"decode-{i}" for i in range(spec.decode_nodes))
         }
         self._handover = Handover(
@@ -55,11 +64,13 @@ class Cluster:
             self._journeys,
             self._decode,
             first_shown_by=spec.first_shown_by,
-            log=self.log.append,
+            double_check=lambda request, decode: self._door.double_check(request, decode),
+            log=self._write,
         )
         self._prefill = {name: self._prefill_instance(name) for name in names}
         for failure in spec.failures:
             self._plan_death(failure)
+        self._board = NoticeBoard(self._env, spec.view_age_s, self._look)
         self._door = FrontDoor(
             env=self._env,
             placement=spec.placement,
@@ -69,7 +80,7 @@ class Cluster:
             schedule_s=model.schedule_s,
             view=self.view,
             place=self._place,
-            log=self.log.append,
+            log=self._write,
         )
 
     def run(self, requests: Iterable[TracedRequest], until_s: float | None = None) -> list[Record]:
@@ -88,8 +99,10 @@ class Cluster:
             yield self._env.timeout(every_s)
 
     def view(self, request: Request) -> ClusterView:
-        """What the Conductor may know about this request now; looking changes nothing."""
-        matches = self.pool.matches(request)
+        """What the Conductor may know about this request; looking changes nothing in the cluster."""
+        return self._board.view(dict(zip(self._prefill, self.pool.matches(request), strict=True)))
+
+    def _look(self, matched_blocks: Mapping[str, int]) -> ClusterView:
         flows_from = self._network.flows_from
         prefill = [
             PrefillView(
@@ -97,18 +110,21 @@ class Cluster:
                 instance.backlog_s,
                 instance.queued_requests,
                 instance.assigned_requests,
-                matched,
+                matched_blocks[name],
                 flows_from(name),
             )
-            for (name, instance), matched in zip(self._prefill.items(), matches, strict=True)
+            for name, instance in self._prefill.items()
             if instance.alive
         ]
-        decode = [
-            DecodeView(name, instance.requests, instance.context_tokens, instance.capacity_tokens)
-            for name, instance in self._decode.items()
-            if instance.alive
-        ]
-        return ClusterView(self._env.now, tuple(prefill), tuple(decode))
+        decode = [instance.view() for instance in self._decode.values() if instance.alive]
+        learned = self._experience
+        return ClusterView(
+            self._env.now, tuple(prefill), tuple(decode), learned.lengths, learned.recent(self._env.now)
+        )
+
+    def _write(self, record: Record) -> None:
+        self.log.append(record)
+        self._experience.note(record)
 
     def _prefill_instance(self, name: str) -> PrefillInstance:
         return PrefillInstance(
@@ -125,7 +141,7 @@ class Cluster:
     def _place(self, traced: TracedRequest, placement: Placement) -> None:
         request = traced.request
         self._journeys.begin(traced, placement)
-        self._decode[placement.decode].promise(traced)
+        self._decode[placement.decode].promise(traced, self._env.now + placement.expected_ttft_s)
         believed_s = self._estimate.prefill_s(request.id, request.input_tokens, placement.reused_tokens)
         fetched = self._fetch(request, placement) if placement.fetch_from else None
         self._prefill[placement.prefill].submit(Job(traced, placement, believed_s, fetched))
@@ -178,6 +194,7 @@ class Cluster:
         """An instance is gone: whoever was on the way through it is placed again, in order of id."""
         if not (self._prefill.get(name) or self._decode[name]).alive:
             return  # dead already
+        self._board.clear()
         if name in self._prefill:
             self._prefill[name].die()
             self.pool.drop(name)

@@ -37,6 +37,8 @@ from mooncake_lab.simulation.coupled import CoupledInstance
 from mooncake_lab.simulation.device_cache import DeviceCache
 from mooncake_lab.simulation.device_memory import DeviceMemory
 from mooncake_lab.simulation.frontdoor import FrontDoor
+from mooncake_lab.simulation.notice_board import NoticeBoard
+from mooncake_lab.simulation.spec import refuse_age
 
 COUPLED_SYSTEMS: Final[Mapping[str, tuple[BatchingPolicy, bool]]] = MappingProxyType(
     {
@@ -63,7 +65,8 @@ class CoupledSpec:
     """A cluster whose every instance prefills and decodes, one instance a node (FAST'25 §5.1).
 
     Raises:
-        ValueError: when a count is not positive, or a trace's block is not a whole number of memory blocks.
+        ValueError: when a count is not positive, views would be of the future, or a trace's block is not a whole
+            number of memory blocks.
     """
 
     nodes: int = 16
@@ -81,6 +84,8 @@ class CoupledSpec:
     memory_block_tokens: int = 16
     block_size_tokens: int = 512
     """Of the trace: what can be shared."""
+    view_age_s: float = 0.0
+    """How old the loads may be on which the Conductor decides (`NoticeBoard`); 0 is always the present."""
     placement: PlacementPolicy = field(default_factory=LoadBalance)
     admission: AdmissionPolicy = field(default_factory=AdmitAll)
     slo: SLO = field(default_factory=SLO)
@@ -89,6 +94,7 @@ class CoupledSpec:
         for name in ("nodes", "device_tokens", "memory_block_tokens", "block_size_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"CoupledSpec.{name} is {getattr(self, name)!r}; at least 1 is needed")
+        refuse_age(self.view_age_s, "CoupledSpec")
         if self.block_size_tokens % self.memory_block_tokens:
             raise ValueError(
                 f"CoupledSpec.block_size_tokens is {self.block_size_tokens}, no multiple of memory blocks"
@@ -113,6 +119,7 @@ class CoupledCluster:
             name: CoupledInstance(self._env, name, model, spec.batching, _memory(spec), self.log.append)
             for name in (f"coupled-{i}" for i in range(spec.nodes))
         }
+        self._board = NoticeBoard(self._env, spec.view_age_s, self._look)
         self._door = FrontDoor(
             env=self._env,
             placement=spec.placement,
@@ -132,14 +139,22 @@ class CoupledCluster:
         return self.log
 
     def view(self, request: Request) -> ClusterView:
-        """What the Conductor may know about this request now; every instance is in both pools."""
+        """What the Conductor may know about this request; every instance is in both pools."""
+        return self._board.view(
+            {
+                name: 0 if instance.memory.cache is None else instance.memory.cache.matched(request)
+                for name, instance in self.instances.items()
+            }
+        )
+
+    def _look(self, matched_blocks: Mapping[str, int]) -> ClusterView:
         prefill = tuple(
             PrefillView(
                 name,
                 instance.backlog_s,
                 instance.queued_requests,
                 instance.assigned_requests,
-                0 if instance.memory.cache is None else instance.memory.cache.matched(request),
+                matched_blocks[name],
             )
             for name, instance in self.instances.items()
         )

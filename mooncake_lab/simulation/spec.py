@@ -1,6 +1,7 @@
 """What a disaggregated cluster is made of, as plain values: nodes, memory, policies, and who dies when."""
 
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Literal
 
 from mooncake_lab.conductor import AdmissionPolicy, AdmitAll, KVCacheCentric, PlacementPolicy
@@ -20,7 +21,7 @@ class ClusterSpec:
     """A disaggregated cluster and its policies.
 
     Raises:
-        ValueError: when a count or a capacity is not positive.
+        ValueError: when a count or a capacity is not positive, or views would be of the future.
     """
 
     prefill_nodes: int = 8
@@ -38,6 +39,8 @@ class ClusterSpec:
     transfer and load as in FAST'25 Fig. 14, or the prefill instance when it is computed."""
     placement: PlacementPolicy = field(default_factory=KVCacheCentric)
     failures: tuple[Failure, ...] = ()
+    view_age_s: float = 0.0
+    """How old the loads may be on which the Conductor decides (`NoticeBoard`); 0 is always the present."""
     admission: AdmissionPolicy = field(default_factory=AdmitAll)
     slo: SLO = field(default_factory=SLO)
 
@@ -45,3 +48,14 @@ class ClusterSpec:
         for name in ("prefill_nodes", "decode_nodes", "cache_tokens", "decode_tokens", "block_size_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"ClusterSpec.{name} is {getattr(self, name)!r}; at least 1 is needed")
+        refuse_age(self.view_age_s, "ClusterSpec")
+
+
+def refuse_age(view_age_s: float, owner: str) -> None:
+    """Refuse an age of views that is none.
+
+    Raises:
+        ValueError: when it is negative or not finite.
+    """
+    if not (isfinite(view_age_s) and view_age_s >= 0):
+        raise ValueError(f"{owner}.view_age_s is {view_age_s!r}; allowed are finite times from 0")
