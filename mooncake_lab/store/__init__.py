@@ -1,6 +1,6 @@
 """What is kept: block stores, eviction policies, replay of requests through a cache."""
 
-from mooncake_lab.store.blockstore import Block, BlockStore, Refused, Stored
+from mooncake_lab.store.blockstore import Block, BlockStore, Refused, Run, Stored
 from mooncake_lab.store.eviction import EVICTION_POLICIES, EvictionPolicy, NothingToEvictError, PolicyFactory
 from mooncake_lab.store.fine_grained import fine_grained_reuse
 from mooncake_lab.store.index import Membership, PrefixIndex
@@ -20,6 +20,7 @@ __all__ = [
     "Refused",
     "Replay",
     "Requests",
+    "Run",
     "Stored",
     "fine_grained_reuse",
     "live_set",

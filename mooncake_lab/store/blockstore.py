@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -40,6 +40,16 @@ class Refused:
     """The block cannot be held, for this reason; nothing changed."""
 
     reason: str
+
+
+class Run(NamedTuple, Generic[Payload]):
+    """What a `put_run` changed, in this order; a block that the run both brought and pushed out is in both."""
+
+    stored: list[BlockKey]
+    """Those that were not held."""
+    evicted: list[tuple[BlockKey, Block[Payload]]]
+    refused: int
+    """How many could not be held."""
 
 
 class BlockStore(Generic[Payload]):
@@ -158,6 +168,54 @@ class BlockStore(Generic[Payload]):
         self._blocks[key] = Block(payload, size_bytes, position)
         self._used_bytes += size_bytes
         return Stored(tuple(evicted)) if evicted else _STORED
+
+    def touch_prefix(self, keys: Iterable[BlockKey]) -> int:
+        """`match_prefix`, and each of these blocks is now used once more, front to back."""
+        blocks, touch, held = self._blocks, self._policy.touch, 0
+        for key in keys:
+            if key not in blocks:
+                break
+            touch(key)
+            held += 1
+        return held
+
+    def put_run(self, keys: Iterable[BlockKey], blocks: Iterable[Block[Payload]]) -> Run[Payload]:
+        """Hold one block after the other, exactly as one `put` each would; the shorter argument ends it.
+
+        Blocks are given as they will be held: they cannot change, so where they carry nothing one stands for many.
+
+        Raises:
+            ValueError: as `put` does; the blocks before are held then.
+        """
+        stored: list[BlockKey] = []
+        evicted: list[tuple[BlockKey, Block[Payload]]] = []
+        refused, used, capacity = 0, self._used_bytes, self._capacity_bytes
+        held, pinned, policy = self._blocks, self._pins.keys(), self._policy
+        room = capacity - self._pinned_bytes
+        try:
+            for key, block in zip(keys, blocks, strict=False):
+                size = block.size_bytes
+                there = held.get(key)
+                if there is not None and there.size_bytes == size:
+                    policy.touch(key)
+                    continue
+                if there is not None or size < 1:
+                    self.put(key, block.payload, size_bytes=size)  # says what is wrong with it
+                if size > room:
+                    refused += 1
+                    continue
+                while used + size > capacity:
+                    victim = policy.victim(key, pinned)
+                    gone = held.pop(victim)
+                    used -= gone.size_bytes
+                    evicted.append((victim, gone))
+                policy.insert(key, block.position)
+                held[key] = block
+                used += size
+                stored.append(key)
+        finally:
+            self._used_bytes = used
+        return Run(stored, evicted, refused)
 
     def evict(self) -> tuple[BlockKey, Block[Payload]] | None:
         """Let the policy's choice leave; `None` when everything is pinned or the store is empty."""

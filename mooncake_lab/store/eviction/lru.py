@@ -27,6 +27,8 @@ class LRU:
         self, _incoming: BlockKey | None = None, spared: AbstractSet[BlockKey] = NOTHING_SPARED, /
     ) -> BlockKey:
         """Forget and return the least recently used key that is not spared."""
+        if self._order and not spared:
+            return self._order.popitem(last=False)[0]
         for key in self._order:
             if key not in spared:
                 del self._order[key]
