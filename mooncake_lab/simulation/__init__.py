@@ -8,11 +8,16 @@ from mooncake_lab.simulation.device_cache import DeviceCache
 from mooncake_lab.simulation.device_memory import DeviceMemory
 from mooncake_lab.simulation.network import Network
 from mooncake_lab.simulation.notice_board import NoticeBoard
+from mooncake_lab.simulation.pipeline import PipelineRun, PipelineSpec, run_pipeline
+from mooncake_lab.simulation.pipeline_bubbles import CAUSES, account, gap_causes, gaps_s, idle_share
+from mooncake_lab.simulation.pipeline_clock import StageClock, plan_s
+from mooncake_lab.simulation.pipeline_prefill import simulate_cpp
 from mooncake_lab.simulation.pool import PrefixPool
 from mooncake_lab.simulation.prefill import Job, PrefillInstance
 from mooncake_lab.simulation.spec import ClusterSpec, Failure
 
 __all__ = [
+    "CAUSES",
     "COUPLED_SYSTEMS",
     "Cluster",
     "ClusterSpec",
@@ -26,6 +31,16 @@ __all__ = [
     "Job",
     "Network",
     "NoticeBoard",
+    "PipelineRun",
+    "PipelineSpec",
     "PrefillInstance",
     "PrefixPool",
+    "StageClock",
+    "account",
+    "gap_causes",
+    "gaps_s",
+    "idle_share",
+    "plan_s",
+    "run_pipeline",
+    "simulate_cpp",
 ]

@@ -1,0 +1,264 @@
+"""Pipelines in virtual time: conservation, the event-by-event oracle, and bubbles told apart."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import simpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mooncake_lab.batching import BATCHING_POLICIES, VLLM, Limits, Orca, Sarathi, SarathiServe
+from mooncake_lab.core import Request, TracedRequest
+from mooncake_lab.perf import (
+    CppGroup,
+    IterationCost,
+    LinearCost,
+    LinkLatency,
+    PrefillLatency,
+    chunk_seconds,
+    cpp_finish_s,
+    model_shape,
+)
+from mooncake_lab.simulation import (
+    PipelineSpec,
+    StageClock,
+    account,
+    gap_causes,
+    gaps_s,
+    idle_share,
+    run_pipeline,
+    simulate_cpp,
+)
+from mooncake_lab.simulation.pipeline_bubbles import CAUSES
+
+COST = IterationCost(
+    name="a test",
+    linear=LinearCost(((4.0, 0.040), (128.0, 0.050), (256.0, 0.070), (1024.0, 0.22))),
+    per_pair_s=2e-8,
+    per_context_token_s=1.4e-6,
+)
+CLOCK = StageClock(cost=COST, stages=4, link=LinkLatency(1e9, 1e-5), hop_bytes_per_token=8192)
+LIMITS = Limits(
+    max_batch_tokens=4096, max_requests=3, block_size_tokens=16, capacity_blocks=600, free_blocks=600,
+    max_request_tokens=2000,
+)  # fmt: skip
+SPEC = PipelineSpec(clock=CLOCK, policy=Orca(max_prefills=1), limits=LIMITS, micro_batches=4)
+
+lengths = st.lists(st.tuples(st.integers(1, 900), st.integers(1, 12), st.floats(0, 3)), min_size=1, max_size=25)
+policies = st.sampled_from(
+    [Orca(max_prefills=1), Orca(), Sarathi(chunk_tokens=64), SarathiServe(chunk_tokens=96), VLLM()]
+)
+
+
+def requests_of(rows: Sequence[tuple[int, int, float]]) -> list[TracedRequest]:
+    return [
+        TracedRequest(
+            Request(id=i, arrival_s=at, input_tokens=prompt, block_keys=(i,), block_size_tokens=prompt), output
+        )
+        for i, (prompt, output, at) in enumerate(rows)
+    ]
+
+
+@settings(max_examples=25)
+@given(lengths, policies, st.integers(1, 5), st.integers(1, 6))
+def test_every_second_of_every_stage_is_accounted_for(rows, policy, stages, batches):
+    """Busy and the six causes of idleness add up to stages x makespan, and none is negative."""
+    spec = replace(SPEC, clock=replace(CLOCK, stages=stages), policy=policy, micro_batches=batches)
+    run = run_pipeline(spec, requests_of(rows))
+    spent = account(run)
+    assert sum(spent.values()) == pytest.approx(stages * run.makespan_s)
+    assert min(spent.values()) >= -1e-9
+    assert 0 <= idle_share(run) < 1
+
+
+@settings(max_examples=25)
+@given(lengths, policies, st.integers(1, 6))
+def test_all_work_is_done_once(rows, policy, batches):
+    """Every request gets its tokens in order, after it came; the iterations carry each prompt token once."""
+    run = run_pipeline(replace(SPEC, policy=policy, micro_batches=batches), requests_of(rows))
+    assert not run.rejected
+    for seat, (prompt, output, arrival) in zip(run.seats, rows, strict=True):
+        assert len(seat.token_s) == output
+        assert seat.scheduled_s is not None
+        assert arrival <= seat.scheduled_s < seat.token_s[0]
+        assert seat.token_s == sorted(seat.token_s)
+        assert seat.cached_tokens == prompt + output - 1
+    assert run.prompt_tokens.sum() == sum(prompt for prompt, _, _ in rows)
+    assert run.decodes.sum() == sum(output - 1 for _, output, _ in rows)
+
+
+def replayed_by_events(run, clock: StageClock, hops: Sequence[float]) -> np.ndarray:
+    """The same iterations, every stage a resource of its own: when each ends on each stage."""
+    env = simpy.Environment()
+    stages = [simpy.Resource(env) for _ in range(clock.stages)]
+    ends = np.zeros(run.end_s.shape)
+    seconds = run.end_s - run.start_s
+
+    def passing(index: int):
+        yield env.timeout(run.start_s[index, 0])
+        for stage, resource in enumerate(stages):
+            with resource.request() as turn:
+                yield turn
+                yield env.timeout(seconds[index, stage])
+            ends[index, stage] = env.now
+            yield env.timeout(hops[index])
+
+    for index in range(len(seconds)):
+        env.process(passing(index))
+    env.run()
+    return ends
+
+
+@settings(max_examples=25)
+@given(lengths, policies)
+def test_the_recurrence_is_what_events_say(rows, policy):
+    """Played again with every stage as a queue of its own, every iteration ends at the same moment."""
+    run = run_pipeline(replace(SPEC, policy=policy), requests_of(rows))
+    tokens = run.prompt_tokens + run.decodes
+    hops = [CLOCK.link.seconds(CLOCK.hop_bytes_per_token * int(count)) for count in tokens]
+    np.testing.assert_allclose(replayed_by_events(run, CLOCK, hops), run.end_s, rtol=1e-9)
+
+
+@settings(max_examples=25)
+@given(lengths, policies)
+def test_one_stage_has_no_bubbles_between_iterations(rows, policy):
+    """With one stage and everybody there from the start, nothing is ever idle."""
+    spec = replace(SPEC, clock=replace(CLOCK, stages=1), policy=policy)
+    run = run_pipeline(spec, requests_of([(prompt, output, 0.0) for prompt, output, _ in rows]))
+    assert gaps_s(run) == pytest.approx(0.0, abs=1e-9)
+    assert all(seat.bubble_s == pytest.approx(0.0, abs=1e-9) for seat in run.seats)
+
+
+@given(st.integers(2, 6), st.integers(2, 9))
+def test_equal_work_leaves_no_bubble_after_the_fill(stages, output):
+    """Iterations of equal duration, as many in flight as stages: every gap is zero once the pipeline is full."""
+    flat = IterationCost(
+        name="flat", linear=LinearCost(((1.0, 0.01), (1e6, 0.010001))), per_pair_s=0.0, per_context_token_s=0.0
+    )
+    clock = StageClock(cost=flat, stages=stages, link=LinkLatency(1e30), hop_bytes_per_token=0)
+    spec = replace(SPEC, clock=clock, micro_batches=stages, limits=replace_places(1))
+    run = run_pipeline(spec, requests_of([(1, output, 0.0)] * stages))
+    assert len(run.start_s) == stages * output
+    assert gaps_s(run)[1:] == pytest.approx(0.0, abs=1e-9)
+    spent = account(run)
+    assert spent["fill"] == pytest.approx(sum(range(stages)) * 0.01 / stages)
+    assert spent["drain"] == pytest.approx(spent["fill"])
+
+
+def replace_places(places: int) -> Limits:
+    return Limits(
+        max_batch_tokens=4096, max_requests=places, block_size_tokens=16, capacity_blocks=600, free_blocks=600,
+        max_request_tokens=2000,
+    )  # fmt: skip
+
+
+@settings(max_examples=25)
+@given(lengths, policies)
+def test_a_request_is_charged_the_gaps_before_its_iterations(rows, policy):
+    """The bubbles of requests are sums of gaps: nobody is charged more than all, and one alone is charged all."""
+    run = run_pipeline(replace(SPEC, policy=policy), requests_of(rows))
+    total = gaps_s(run)[1:].sum()
+    assert all(-1e-9 <= seat.bubble_s <= total + 1e-9 for seat in run.seats)
+    alone = run_pipeline(replace(SPEC, policy=policy), requests_of(rows[:1]))
+    assert alone.seats[0].bubble_s == pytest.approx(gaps_s(alone)[1:].sum())
+
+
+def causes_of(rows: Sequence[tuple[int, int, float]]) -> dict[str, float]:
+    """Bubbles between iterations of whole prompts on two stages with two micro-batches of one request each."""
+    clock = replace(CLOCK, stages=2, link=LinkLatency(1e30), hop_bytes_per_token=0)
+    spec = PipelineSpec(clock=clock, policy=Orca(), limits=replace_places(1), micro_batches=2)
+    spent = account(run_pipeline(spec, requests_of(rows)))
+    return {cause: spent[cause] for cause in ("PB1", "PB2", "PB3") if spent[cause] > 1e-9}
+
+
+def test_the_three_causes_are_told_apart():
+    """Unequal prompts alone make PB1, equal ones nothing; where they decode, the second prompt holds up: PB2."""
+    assert set(causes_of([(200, 1, 0.0), (800, 1, 0.0)])) == {"PB1"}
+    assert causes_of([(400, 1, 0.0), (400, 1, 0.0)]) == {}
+    beside_decodes = causes_of([(400, 5, 0.0), (400, 5, 0.0)])
+    assert beside_decodes["PB2"] > 1000 * beside_decodes["PB3"] > 0
+    assert "PB1" not in beside_decodes
+
+
+def test_decodes_of_different_contexts_make_the_third_kind():
+    """Two micro-batches that only decode, one with twenty times the context, wait for each other: PB3."""
+    run = run_pipeline(
+        PipelineSpec(
+            clock=replace(CLOCK, stages=2, link=LinkLatency(1e30), hop_bytes_per_token=0),
+            policy=Orca(),
+            limits=replace_places(1),
+            micro_batches=2,
+        ),
+        requests_of([(900, 8, 0.0), (40, 8, 0.0)]),
+    )
+    late = gap_causes(run)[6:]
+    assert set(np.unique(late)) == {CAUSES.index("PB3")}
+    assert gaps_s(run)[6:].sum() > 0
+
+
+def test_a_wait_for_arrivals_is_nobodys_bubble():
+    """Between two requests that come an hour apart, stages are idle for lack of work."""
+    spent = account(run_pipeline(SPEC, requests_of([(100, 2, 0.0), (100, 2, 3600.0)])))
+    assert spent["no work"] == pytest.approx(4 * 3600, rel=0.01)
+
+
+@pytest.mark.parametrize("name", list(BATCHING_POLICIES))
+def test_any_policy_drives_the_pipeline(name):
+    """Every policy of the registry that serves whole requests does so here."""
+    if name in {"prefill_only", "decode_only"}:
+        with pytest.raises(ValueError, match=r"plans nothing|takes none"):
+            run_pipeline(replace(SPEC, policy=BATCHING_POLICIES[name]()), requests_of([(40, 3, 0.0)] * 2))
+        return
+    run = run_pipeline(replace(SPEC, policy=BATCHING_POLICIES[name]()), requests_of([(40, 3, 0.0)] * 9))
+    assert all(len(seat.token_s) == 3 for seat in run.seats)
+
+
+def test_shortage_preempts_and_nothing_is_lost():
+    """With too few blocks for all to grow, some are pushed out and computed again, and all get their tokens."""
+    limits = Limits(max_batch_tokens=512, max_requests=4, block_size_tokens=16, capacity_blocks=9, free_blocks=9)
+    spec = replace(SPEC, policy=VLLM(), limits=limits, micro_batches=1)
+    run = run_pipeline(spec, requests_of([(30, 60, 0.0)] * 4))
+    assert all(len(seat.token_s) == 60 for seat in run.seats)
+    assert run.prompt_tokens.sum() > 120
+
+
+def test_an_unservable_request_is_refused_and_the_rest_served():
+    """A prompt larger than the cache is refused; nobody behind it waits for ever."""
+    run = run_pipeline(SPEC, requests_of([(1900, 3, 0.0), (5000, 3, 0.0), (100, 3, 0.0)]))
+    assert run.rejected == (1,)
+    assert [len(seat.token_s) for seat in run.seats] == [3, 0, 3]
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(st.integers(1, 20_000), min_size=1, max_size=10),
+    st.integers(1, 6),
+    st.integers(0, 30_000),
+    st.floats(1e6, 1e12),
+)
+def test_chunked_pipelines_end_when_the_recurrence_says(sizes, nodes, reused, bandwidth):
+    """Simulated event by event, with links as queues, every chunk leaves every node as `cpp_finish_s` says."""
+    group = CppGroup(
+        prefill=PrefillLatency(
+            constant_s=0.07, per_token_s=1.1e-4, per_token_squared_s=7.4e-10, load_s_per_token=2.6e-6
+        ),
+        shape=model_shape("llama3-70b"),
+        nodes=nodes,
+        chunk_tokens=4096,
+        link=LinkLatency(bandwidth, 1e-4),
+        chunk_constant_s=0.003,
+    )
+    expected = cpp_finish_s(group, reused + sum(sizes), reused, sizes=sizes)
+    np.testing.assert_allclose(simulate_cpp(group, sizes, reused), expected, rtol=1e-9)
+    assert len(chunk_seconds(group, sizes, reused)) == len(sizes)
+
+
+@pytest.mark.parametrize("change", [{"stages": 0}, {"overhead_s": -1.0}, {"hop_bytes_per_token": -1.0}])
+def test_an_impossible_pipeline_is_refused(change):
+    """No stage, and costs below zero, are refused."""
+    with pytest.raises(ValueError, match="at least 1 stage"):
+        replace(CLOCK, **change)
+    with pytest.raises(ValueError, match="0 micro-batches"):
+        replace(SPEC, micro_batches=0)
