@@ -3,7 +3,7 @@
 import ast
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -16,6 +16,9 @@ Value: TypeAlias = str | int | float | bool
 
 MARK: Final = "mooncake_lab"
 """The key under which an executed notebook's metadata says what it was computed from."""
+
+GATHERS: Final = "gathers"
+"""The cell tag of a notebook that reads what the other chapters put on record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +37,8 @@ class Job:
     """A name for everything the result depends on."""
     root: Path
     """The folder in which the kernel works; the paths above are relative to it."""
+    gathers: bool = False
+    """Whether it reads what the other chapters put on record, and so runs after them."""
 
     def is_done(self) -> bool:
         """Whether the executed copy, and the numbers it wrote, are there and were made from the same."""
@@ -47,6 +52,14 @@ class Job:
         if not mark or mark.get("digest") != self.digest:
             return False
         return (self.root / self.record).is_file() or not mark.get("recorded")
+
+
+def after_the_others(job: Job) -> Job:
+    """A gathering job, once the others are done: its result depends on what they put on record, too."""
+    records = sorted((job.root / job.record).parent.glob("*.json"))
+    others = [path for path in records if path != job.root / job.record]
+    parts = (job.digest.encode(), *(path.name.encode() + b"\0" + path.read_bytes() for path in others))
+    return replace(job, digest=hashlib.sha256(b"\0".join(parts)).hexdigest())
 
 
 def plan(
@@ -82,7 +95,8 @@ def plan(
     for topic, source in by_topic.items():
         if topics and topic not in topics:
             continue
-        _refuse_unknown(told, source)
+        notebook = read_notebook(source)
+        _refuse_unknown(told, source.name, notebook)
         parts = (source.read_bytes(), msgspec.json.encode(told, order="sorted"), surroundings.encode())
         jobs.append(
             Job(
@@ -93,6 +107,7 @@ def plan(
                 parameters=told,
                 digest=hashlib.sha256(b"\0".join(parts)).hexdigest(),
                 root=root,
+                gathers=bool(notebook.tagged(GATHERS)),
             )
         )
     return jobs
@@ -126,11 +141,11 @@ def _literal(value: ast.expr) -> Any:
         return None
 
 
-def _refuse_unknown(told: Mapping[str, Value], source: Path) -> None:
-    known = parameter_defaults(read_notebook(source))
-    unknown = [name for name in told if name not in known]
+def _refuse_unknown(told: Mapping[str, Value], name: str, notebook: Notebook) -> None:
+    known = parameter_defaults(notebook)
+    unknown = [key for key in told if key not in known]
     if unknown:
         raise ValueError(
-            f"{source.name} has no parameter {', '.join(map(repr, unknown))};"
+            f"{name} has no parameter {', '.join(map(repr, unknown))};"
             f" its parameters are {', '.join(known) or 'none: no cell is tagged `parameters`'}"
         )

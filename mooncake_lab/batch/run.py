@@ -7,7 +7,7 @@ from typing import Final
 
 from mooncake_lab.batch.display import Display
 from mooncake_lab.batch.execute import Outcome, execute, prepare_worker
-from mooncake_lab.batch.plan import Job
+from mooncake_lab.batch.plan import Job, after_the_others
 
 __all__ = ["Outcome", "run"]
 
@@ -19,7 +19,8 @@ def run(
 ) -> list[Outcome]:
     """Execute what is not up to date; the outcomes come in the order of the jobs.
 
-    All of them run, also after one failed: the next build then finds the good ones done.
+    All of them run, also after one failed: the next build then finds the good ones done. Those that gather the
+    numbers of others run last.
 
     Args:
         jobs: what `plan` returned.
@@ -28,13 +29,15 @@ def run(
         display: shows what happens.
         force: execute also what is up to date.
     """
-    done = {job.topic: _cached(job) for job in jobs if not force and job.is_done()}
-    todo = [job for job in jobs if job.topic not in done]
+    done: dict[str, Outcome] = {}
     with display:
-        for outcome in done.values():
-            display.finished(outcome)
-        if todo:
-            done |= _execute_all(todo, workers, threads, display)
+        for gathers in (False, True):
+            turn = [after_the_others(job) if gathers else job for job in jobs if job.gathers == gathers]
+            kept = {job.topic: _cached(job) for job in turn if not force and job.is_done()}
+            for outcome in kept.values():
+                display.finished(outcome)
+            todo = [job for job in turn if job.topic not in kept]
+            done |= kept | (_execute_all(todo, workers, threads, display) if todo else {})
     return [done[job.topic] for job in jobs]
 
 

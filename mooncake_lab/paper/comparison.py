@@ -34,6 +34,8 @@ class Compared:
     ours: float | None
     yardstick: Yardstick
     reach: Reach = "here"
+    claim: str = ""
+    """The id of the claim that it judges, where it is one."""
 
     @property
     def verdict(self) -> Verdict:
@@ -51,7 +53,12 @@ def compared(
 def claimed(claim: Claim, ours: float | None) -> Compared:
     """A row of a comparison table that holds our number against a claim, by the claim's own yardstick."""
     return Compared(
-        quantity=claim.sentence, paper=claim.fact, ours=ours, yardstick=claim.yardstick, reach=claim.reach
+        quantity=claim.sentence,
+        paper=claim.fact,
+        ours=ours,
+        yardstick=claim.yardstick,
+        reach=claim.reach,
+        claim=claim.id,
     )
 
 
@@ -69,7 +76,7 @@ class ComparisonTable:
     rows: tuple[Compared, ...]
 
     def frame(self) -> pd.DataFrame:
-        """The table as data: quantity, unit, paper, ours, verdict, place, source (one row a quantity)."""
+        """The table as data: quantity, unit, paper, ours, verdict, place, source, claim (one row a quantity)."""
         return pd.DataFrame(
             {
                 "quantity": [row.quantity for row in self.rows],
@@ -79,6 +86,7 @@ class ComparisonTable:
                 "verdict": [row.verdict.value for row in self.rows],
                 "place": [row.paper.cited for row in self.rows],
                 "source": [row.paper.source for row in self.rows],
+                "claim": [row.claim for row in self.rows],
             }
         )
 

@@ -1,6 +1,7 @@
 """Notebooks really executed, in processes of their own."""
 
 import io
+import json
 import os
 from pathlib import Path
 
@@ -53,6 +54,27 @@ def test_force_executes_what_is_done(repository):
     for force in (False, True):
         outcomes, _ = execute_all(repository, topics=["beta"], force=force, watched=True)
         assert outcomes["beta"].status == "executed"
+
+
+def test_a_gathering_notebook_runs_last_and_follows_what_it_gathers(repository, write_notebook):
+    """It finds the numbers of its own run, is kept while they stay, and runs again when they change."""
+    read = "from pathlib import Path\n\nprint(Path(out_dir, 'alpha.json').read_text())"
+    path = repository / "notebooks" / "00_sum.ipynb"
+    write_notebook(path, read)
+    notebook = json.loads(path.read_text())
+    notebook["cells"][0]["metadata"]["tags"].append("gathers")
+    path.write_text(json.dumps(notebook))
+    first, _ = execute_all(repository)
+    assert first["sum"].status == "executed", first["sum"].error
+    second, _ = execute_all(repository)
+    assert second["sum"].status == "cached"
+    (repository / "numbers" / "gamma.json").write_text("{}")
+    third, _ = execute_all(repository)
+    assert {topic: each.status for topic, each in third.items()} == {
+        "sum": "executed",
+        "alpha": "cached",
+        "beta": "cached",
+    }
 
 
 def test_injected_parameters_show_only_when_they_differ(repository):
