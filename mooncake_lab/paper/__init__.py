@@ -11,6 +11,7 @@ from mooncake_lab.paper.comparison import (
 )
 from mooncake_lab.paper.facts import Fact, Source, constant, curve, fact, index
 from mooncake_lab.paper.ledger import Assumption, ScopeItem, assumption, assumptions, scope
+from mooncake_lab.paper.scorecard import Scorecard, scorecard
 from mooncake_lab.paper.tables import data_dir
 from mooncake_lab.paper.verdicts import Verdict, Yardstick, factor, judge, order, within
 
@@ -21,6 +22,7 @@ __all__ = [
     "ComparisonTable",
     "Fact",
     "ScopeItem",
+    "Scorecard",
     "Source",
     "Verdict",
     "Yardstick",
@@ -41,6 +43,7 @@ __all__ = [
     "judge",
     "order",
     "scope",
+    "scorecard",
     "unless_twin",
     "within",
 ]

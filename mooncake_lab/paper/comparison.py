@@ -116,15 +116,15 @@ def comparison_table(rows: Iterable[Compared]) -> ComparisonTable:
 def _html_row(row: Compared) -> str:
     verdict = row.verdict
     place = f'<small class="place">{escape(row.paper.cited)}, {row.paper.source}</small>'
-    ours = "–" if row.ours is None else _shown(row.ours, row.paper.unit)
+    ours = "–" if row.ours is None else shown(row.ours, row.paper.unit)
     return (
-        f"<tr><td>{escape(row.quantity)}</td><td>{_shown(row.paper.value, row.paper.unit)}<br>{place}</td>"
+        f"<tr><td>{escape(row.quantity)}</td><td>{shown(row.paper.value, row.paper.unit)}<br>{place}</td>"
         f'<td>{ours}</td><td class="{VERDICT_CLASSES[verdict]}">{verdict.value}</td></tr>'
     )
 
 
-def _shown(value: float, unit: str) -> str:
-    """A number as a reader wants it: whole counts in full, the rest to four digits, with its unit."""
+def shown(value: float, unit: str) -> str:
+    """A number as a reader wants it, in HTML: whole counts in full, the rest to four digits, with its unit."""
     whole = float(value).is_integer() and abs(value) < 1e7
     number = f"{value:,.0f}" if whole else f"{value:,.4g}"
     if not whole and 1000 <= abs(value) < 1e7:

@@ -1,0 +1,73 @@
+"""The scorecard joins claims with verdicts on record, and forgets neither."""
+
+import json
+import math
+
+import pytest
+
+from mooncake_lab.paper import claim, claimed, claims, comparison_table
+from mooncake_lab.paper.scorecard import NOT_EXECUTED, scorecard
+
+
+def write(folder, topic, *rows):
+    """A chapter's record, as the experiments write it: missing numbers are null."""
+    table = comparison_table(rows).frame()
+    rows = [
+        dict(row, ours=None if math.isnan(row["ours"]) else row["ours"]) for row in table.to_dict(orient="records")
+    ]
+    (folder / f"{topic}.json").write_text(json.dumps({"topic": topic, "numbers": {"beside_papers": rows}}))
+
+
+def test_every_claim_is_accounted_for_without_any_record(tmp_path):
+    """An empty folder gives every claim once; what can be measured here was not executed."""
+    card = scorecard(tmp_path)
+    assert [row.claim.id for row in card.rows] == [each.id for each in claims()]
+    assert {row.verdict for row in card.rows if row.claim.reach == "here"} == {NOT_EXECUTED}
+    assert NOT_EXECUTED not in {row.verdict for row in card.rows if row.claim.reach != "here"}
+
+
+def test_a_verdict_is_the_chapters(tmp_path):
+    """What a chapter judged appears with its number, and nothing else changes."""
+    write(tmp_path, "stages", claimed(claim("F28"), 320.0), claimed(claim("A25"), 30.0))
+    rows = {row.claim.id: row for row in scorecard(tmp_path).rows}
+    assert (rows["F28"].ours, rows["A25"].ours) == (320.0, 30.0)
+    assert rows["F28"].verdict == claimed(claim("F28"), 320.0).verdict.value
+    assert rows["F01"].verdict == NOT_EXECUTED
+
+
+def test_a_claim_judged_on_two_workloads_shows_both(tmp_path):
+    """Two rows with one claim's id are two judgements."""
+    write(tmp_path, "stages", claimed(claim("F28"), 320.0), claimed(claim("F28"), 160.0))
+    assert [row.ours for row in scorecard(tmp_path).rows if row.claim.id == "F28"] == [320.0, 160.0]
+
+
+def test_totals_add_up(tmp_path):
+    """Rows and columns of the totals sum to the number of judgements."""
+    write(tmp_path, "stages", claimed(claim("F28"), 320.0))
+    card = scorecard(tmp_path)
+    totals = card.totals()
+    assert totals.loc["all", "judgements"] == len(card.rows)
+    assert totals.drop(index="all")["judgements"].sum() == len(card.rows)
+    assert (totals.drop(columns="judgements").sum(axis=1) == totals["judgements"]).all()
+
+
+def test_rows_without_a_claim_and_files_that_are_no_record_are_passed_over(tmp_path):
+    """A chapter's other rows, and the build's provenance, are not claims."""
+    rows = [{"verdict": "reproduced", "ours": 1.0, "claim": ""}]
+    (tmp_path / "x.json").write_text(json.dumps({"topic": "x", "numbers": {"beside_papers": rows}}))
+    (tmp_path / "provenance.json").write_text(json.dumps({"scale": "smoke"}))
+    assert len(scorecard(tmp_path).rows) == len(claims())
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ({"topic": "x", "numbers": {"beside_papers": [{"verdict": "reproduced", "claim": "Z99"}]}}, "'Z99'"),
+        ({"topic": "x", "numbers": {"beside_papers": [{"ours": 1.0}]}}, "not a chapter's record"),
+    ],
+)
+def test_a_bad_record_is_named(tmp_path, content, complaint):
+    """An unknown claim, or a row without a verdict, is said with the file."""
+    (tmp_path / "x.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=rf"x\.json .*{complaint}"):
+        scorecard(tmp_path)
