@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from mooncake_lab.core import BlockKey, Request
-from mooncake_lab.store import Block, BlockStore, PrefixIndex, Stored
+from mooncake_lab.store import Block, BlockStore, PrefixIndex
 from mooncake_lab.store.eviction import make_policy
 
 
@@ -34,6 +34,7 @@ class PrefixPool:
         if not nodes:
             raise ValueError("a pool of 0 nodes; at least one is needed")
         self._block_bytes = bytes_per_token * block_size_tokens
+        self._blocks: list[Block[None]] = []  # one a position, for every prompt: it carries nothing
         self._sharers = len(nodes) if shared else 1
         tokens = capacity_tokens * self._sharers
         blocks = max(1, tokens // block_size_tokens)
@@ -53,30 +54,18 @@ class PrefixPool:
 
     def reuse(self, node: str, request: Request) -> int:
         """How many leading blocks the node holds now; each of them counts as used."""
-        store = self._stores[node]
-        blocks = store.match_prefix(request.block_keys)
-        touch = store.touch
-        for key in request.block_keys[:blocks]:
-            touch(key)
-        return blocks
+        return self._stores[node].touch_prefix(request.block_keys)
 
     def keep(self, node: str, request: Request, blocks: int | None = None) -> None:
         """Store a prompt's blocks (the first `blocks` of them) on a node, front to back."""
-        store, block_bytes = self._stores[node], self._block_bytes
-        come: list[BlockKey] = []
-        gone: list[tuple[BlockKey, Block[None]]] = []
-        for position, key in enumerate(request.block_keys[:blocks]):
-            if key in store:
-                store.touch(key)
-                continue
-            outcome = store.put(key, None, size_bytes=block_bytes, position=position)
-            if isinstance(outcome, Stored):
-                come.append(key)
-                gone += outcome.evicted
-        if come:
-            member = self._members[node]
-            self.index.announce(member, come)
-            self.index.retract(member, [key for key, _ in gone if key not in store])  # some came back at once
+        keys = request.block_keys[:blocks]
+        while len(self._blocks) < len(keys):
+            self._blocks.append(Block(None, self._block_bytes, len(self._blocks)))
+        store, member = self._stores[node], self._members[node]
+        run = store.put_run(keys, self._blocks)
+        if run.stored:
+            self.index.announce(member, run.stored)
+            self.index.retract(member, [key for key, _ in run.evicted if key not in store])  # some came back
 
     def drop(self, node: str) -> None:
         """Forget everything a node held, because it died."""
