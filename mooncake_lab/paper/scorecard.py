@@ -1,8 +1,8 @@
 """The scorecard: every claim, beside the verdict that its chapter computed.
 
 A chapter puts its table of verdicts on record (`beside_papers` in `out_dir/topic.json`), each row that judges a
-claim with the claim's id. The scorecard joins those rows with the list of claims; it judges nothing itself, so that
-page, README and chapter cannot disagree.
+claim with the claim's id. The scorecard joins those rows with the list of claims; it judges nothing itself, so
+that page, README and chapter cannot disagree.
 """
 
 import math
