@@ -19,6 +19,17 @@ from mooncake_lab.workload import Trace
 PlacementName = Literal[
     "random", "load_balance", "cache_aware", "kvcache_centric", "longest_prefix", "prefix_affinity"
 ]
+AdmissionName = Literal[
+    "none",
+    "slo",
+    "after_prefill",
+    "early",
+    "committed",
+    "predictive",
+    "length_predicting",
+    "adaptive",
+    "priority",
+]
 BatchingName = Literal[
     "vllm",
     "vllm_prefix",
@@ -43,7 +54,7 @@ def simulate(
         typer.Option(help="Who serves which request; kvcache_centric, or load_balance when coupled."),
     ] = None,
     admission: Annotated[
-        Literal["none", "slo"], typer.Option(help="Whether a request is served at all.")
+        AdmissionName, typer.Option(help="Whether a request is served at all; coupled: none, slo or early.")
     ] = "none",
     speed: Annotated[float, typer.Option(min=1e-6, help="Replay so many times as fast as recorded.")] = 1.0,
     node: Annotated[str, typer.Option(help="Hardware of every node.")] = "a800-node",
@@ -72,7 +83,7 @@ def simulate(
     from mooncake_lab.experiments.other_nodes import device_tokens, node_latency
     from mooncake_lab.metrics import run_summary
 
-    _check_usage(prefill, decode, coupled, batching, placement)
+    _check_usage(prefill, decode, coupled, batching, placement, admission)
     started = time.perf_counter(), time.process_time()
     slo = SLO(ttft_s=ttft_slo, tbt_s=tbt_slo)
     try:
@@ -124,7 +135,12 @@ def _write_or_fail(log: Path, records: list[Record]) -> None:
 
 
 def _check_usage(
-    prefill: int | None, decode: int | None, coupled: int | None, batching: str | None, placement: str | None
+    prefill: int | None,
+    decode: int | None,
+    coupled: int | None,
+    batching: str | None,
+    placement: str | None,
+    admission: str,
 ) -> None:
     """Refuse combinations in which an option would be without effect."""
     if coupled is None and (prefill is None or decode is None):
@@ -135,6 +151,10 @@ def _check_usage(
         raise typer.BadParameter("--batching is for --coupled nodes; prefill and decode nodes have their own")
     if coupled is not None and placement == "kvcache_centric":
         raise typer.BadParameter("--coupled nodes share no store to fetch from; cache_aware is the nearest")
+    if coupled is not None and admission not in {"none", "slo", "early"}:
+        raise typer.BadParameter(
+            f"--admission {admission} is about what lies between two pools; with --coupled give none, slo or early"
+        )
 
 
 def _placement(name: str | None, seed: int, *, coupled: bool) -> Any:

@@ -1,9 +1,22 @@
 """Who serves which request: views in, decisions out, nothing remembered in between (FAST'25 §4, arXiv §6-7)."""
 
-from mooncake_lab.conductor.admission import ADMISSION_POLICIES, AdmissionPolicy, AdmitAll, WithinSLO
+from mooncake_lab.conductor.admission import (
+    ADMISSION_POLICIES,
+    AdaptiveThreshold,
+    AdmissionPolicy,
+    AdmitAll,
+    AfterPrefill,
+    EarlyRejection,
+    LengthPredicting,
+    PredictiveRejection,
+    PriorityClasses,
+    WithinSLO,
+)
 from mooncake_lab.conductor.decide import decide
 from mooncake_lab.conductor.decision import Decision, Placement, Rejection
 from mooncake_lab.conductor.estimator import Estimator, LatencyEstimator, NoisyEstimator
+from mooncake_lab.conductor.experience import Experience
+from mooncake_lab.conductor.lengths import LengthBook, share_longer
 from mooncake_lab.conductor.placement import (
     PLACEMENT_POLICIES,
     CacheAware,
@@ -14,29 +27,40 @@ from mooncake_lab.conductor.placement import (
     PrefixAffinity,
     Random,
 )
-from mooncake_lab.conductor.view import ClusterView, DecodeView, PrefillView
+from mooncake_lab.conductor.view import ClusterView, DecodeView, PrefillView, RecentView, ServedView
 
 __all__ = [
     "ADMISSION_POLICIES",
     "PLACEMENT_POLICIES",
+    "AdaptiveThreshold",
     "AdmissionPolicy",
     "AdmitAll",
+    "AfterPrefill",
     "CacheAware",
     "ClusterView",
     "Decision",
     "DecodeView",
+    "EarlyRejection",
     "Estimator",
+    "Experience",
     "KVCacheCentric",
     "LatencyEstimator",
+    "LengthBook",
+    "LengthPredicting",
     "LoadBalance",
     "LongestPrefix",
     "NoisyEstimator",
     "Placement",
     "PlacementPolicy",
+    "PredictiveRejection",
     "PrefillView",
     "PrefixAffinity",
+    "PriorityClasses",
     "Random",
+    "RecentView",
     "Rejection",
+    "ServedView",
     "WithinSLO",
     "decide",
+    "share_longer",
 ]

@@ -29,4 +29,5 @@ def decide(
             f"request {request.id} cannot be placed: the view has {len(view.prefill)} prefill and"
             f" {len(view.decode)} decode instances; at least one of each is needed"
         )
-    return admission.admit(placement.place(request, view, estimate), view, slo)
+    proposed = placement.place(request, view, estimate)
+    return admission.admit(request, proposed, view, estimate=estimate, slo=slo)

@@ -7,6 +7,8 @@ replay of an hour of traffic makes a quarter of a million of them.
 
 from typing import NamedTuple
 
+from mooncake_lab.conductor.lengths import LengthBook
+
 
 class PrefillView(NamedTuple):
     """One prefill instance."""
@@ -24,6 +26,15 @@ class PrefillView(NamedTuple):
     """Transfers it is sending now; they share its network card."""
 
 
+class ServedView(NamedTuple):
+    """One request that decodes, or will when its prefill is done. How long is unknown, by type."""
+
+    request_id: int
+    input_tokens: int
+    starts_s: float
+    """When it began to decode; for one on its way, when the Conductor expected it to, as it was placed."""
+
+
 class DecodeView(NamedTuple):
     """One decode instance."""
 
@@ -34,6 +45,30 @@ class DecodeView(NamedTuple):
     """KVCache tokens of those requests."""
     capacity_tokens: int
     """KVCache tokens that fit into its GPU memory."""
+    decoding: tuple[ServedView, ...] = ()
+    """Those of its requests that are there."""
+    coming: tuple[ServedView, ...] = ()
+    """Those that are on their way."""
+
+    @property
+    def present_requests(self) -> int:
+        """Requests that are there."""
+        return self.requests - len(self.coming)
+
+    @property
+    def present_tokens(self) -> int:
+        """KVCache tokens that are there."""
+        return self.context_tokens - sum(served.input_tokens for served in self.coming)
+
+
+class RecentView(NamedTuple):
+    """What became of the requests that reached a decode instance lately."""
+
+    window_s: float = 60.0
+    received: int = 0
+    """Requests whose KVCache arrived in the last `window_s` seconds."""
+    refused: int = 0
+    """Those of them that failed the double check: their prefill was wasted."""
 
 
 class ClusterView(NamedTuple):
@@ -42,3 +77,6 @@ class ClusterView(NamedTuple):
     taken_at_s: float
     prefill: tuple[PrefillView, ...]
     decode: tuple[DecodeView, ...]
+    lengths: LengthBook = LengthBook()
+    """Answers that have finished so far."""
+    recent: RecentView = RecentView()

@@ -27,12 +27,16 @@ class Request:
     block_size_tokens: int = 512
     session: str | None = None
     """The conversation it belongs to, where the trace says so."""
+    priority: int = 0
+    """How urgent it is: from 0, higher is served longer when the cluster is full."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.arrival_s) and self.arrival_s >= 0):
             raise ValueError(f"request {self.id} arrives at {self.arrival_s!r} s; allowed are finite times from 0")
         if self.input_tokens < 1:
             raise ValueError(f"request {self.id} has {self.input_tokens} input tokens; at least 1 is needed")
+        if self.priority < 0:
+            raise ValueError(f"request {self.id} has priority {self.priority!r}; allowed are 0 and above")
         expected = blocks_for(self.input_tokens, self.block_size_tokens)
         if len(self.block_keys) != expected:
             raise ValueError(

@@ -14,6 +14,7 @@ from typing import Any
 
 import simpy
 
+from mooncake_lab.conductor import DecodeView, ServedView
 from mooncake_lab.core import DecodeStretch, Finished, FirstToken, Record, TracedRequest
 from mooncake_lab.perf import LatencyModel
 
@@ -62,7 +63,23 @@ class DecodeInstance:
         self._context_tokens = 0
         self._step = 0
         self._awake: simpy.Event = env.event()
+        self._coming: dict[int, ServedView] = {}
+        self._present: dict[int, ServedView] = {}
+        self._present_view: tuple[ServedView, ...] | None = ()
         env.process(self._live())
+
+    def view(self) -> DecodeView:
+        """What the Conductor may know of this instance now."""
+        if self._present_view is None:
+            self._present_view = tuple(self._present.values())
+        return DecodeView(
+            self.name,
+            self.requests,
+            self.context_tokens,
+            self.capacity_tokens,
+            self._present_view,
+            tuple(self._coming.values()),
+        )
 
     @property
     def requests(self) -> int:
@@ -75,15 +92,18 @@ class DecodeInstance:
         here = self._context_tokens + self.promised_tokens
         return here + sum(member.cached_tokens for member in self._waiting) if self._waiting else here
 
-    def promise(self, traced: TracedRequest) -> None:
-        """Count a request that was placed here and is still being prefilled."""
+    def promise(self, traced: TracedRequest, starts_s: float) -> None:
+        """Count a request that was placed here and is still being prefilled; it is expected at `starts_s`."""
+        request = traced.request
         self.promised_requests += 1
-        self.promised_tokens += traced.request.input_tokens
+        self.promised_tokens += request.input_tokens
+        self._coming[request.id] = ServedView(request.id, request.input_tokens, starts_s)
 
     def break_promise(self, traced: TracedRequest) -> None:
-        """A promised request goes elsewhere."""
+        """A promised request goes elsewhere, or is refused."""
         self.promised_requests -= 1
         self.promised_tokens -= traced.request.input_tokens
+        del self._coming[traced.request.id]
 
     def die(self) -> None:
         """Stop with the step under way; whoever is here is lost, and said to be."""
@@ -100,9 +120,11 @@ class DecodeInstance:
             shown_tokens: tokens its user has seen; with none, joining shows the one that prefill computed.
             resumed: whether it decoded elsewhere before, and prefill computed one more token than was seen.
         """
-        self.promised_requests -= 1
-        self.promised_tokens -= traced.request.input_tokens
-        self._waiting.append(_Member(traced, traced.request.input_tokens, shown_tokens, 0, resumed))
+        self.break_promise(traced)
+        request = traced.request
+        self._present[request.id] = ServedView(request.id, request.input_tokens, self._env.now)
+        self._present_view = None
+        self._waiting.append(_Member(traced, request.input_tokens, shown_tokens, 0, resumed))
         if not self._awake.triggered:
             self._awake.succeed()
 
@@ -169,7 +191,7 @@ class DecodeInstance:
             member.produced_tokens = 1  # prefill computed it
         remaining = member.traced.output_tokens - member.produced_tokens
         if remaining <= 0:
-            self._log(Finished(at_s=self._env.now, request_id=request.id, output_tokens=member.produced_tokens))
+            self._finish(request.id, member.produced_tokens)
             return
         member.joined_step = self._step
         self._members[request.id] = member
@@ -214,5 +236,9 @@ class DecodeInstance:
             _, request_id = heapq.heappop(self._finishing)
             member = self._members.pop(request_id)
             self._context_tokens -= member.cached_tokens + self._step - member.joined_step
-            output_tokens = member.traced.output_tokens
-            self._log(Finished(at_s=self._env.now, request_id=request_id, output_tokens=output_tokens))
+            self._finish(request_id, member.traced.output_tokens)
+
+    def _finish(self, request_id: int, output_tokens: int) -> None:
+        del self._present[request_id]
+        self._present_view = None
+        self._log(Finished(at_s=self._env.now, request_id=request_id, output_tokens=output_tokens))

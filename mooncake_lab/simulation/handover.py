@@ -5,7 +5,8 @@ from typing import Any, Literal
 
 import simpy
 
-from mooncake_lab.core import FirstToken, Moved, Record
+from mooncake_lab.conductor import DecodeView, Rejection
+from mooncake_lab.core import FirstToken, Moved, Record, Rejected, Request
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.simulation.decode import DecodeInstance
 from mooncake_lab.simulation.journeys import Journeys
@@ -25,6 +26,7 @@ class Handover:
         decode: Mapping[str, DecodeInstance],
         *,
         first_shown_by: Literal["decode", "prefill"],
+        double_check: Callable[[Request, DecodeView], Rejection | None],
         log: Callable[[Record], None],
     ) -> None:
         self._env = env
@@ -33,6 +35,7 @@ class Handover:
         self._journeys = journeys
         self._decode = decode
         self._first_shown_by = first_shown_by
+        self._double_check = double_check
         self._log = log
         self._streams: dict[Job, simpy.Event] = {}
 
@@ -73,8 +76,28 @@ class Handover:
                 bytes=size,
             )
         )
+        if self._refused(job):
+            return
         yield self._env.timeout(self._model.dram_load_s(request.input_tokens))
         if not self._journeys.is_current(job.traced, placement):
             return
         shown, resumed = self._journeys.end(request.id)
         self._decode[placement.decode].join(job.traced, shown, resumed=resumed)
+
+    def _refused(self, job: Job) -> bool:
+        """Whether the decode instance turns the request away now that it is here (arXiv §3, step 4).
+
+        Who has decoded before an instance died is not asked again.
+        """
+        request, decode = job.traced.request, self._decode[job.placement.decode]
+        if self._journeys.is_resumed(request.id):
+            return False
+        rejection = self._double_check(request, decode.view())
+        if rejection is None:
+            return False
+        self._journeys.end(request.id)
+        decode.break_promise(job.traced)
+        self._log(
+            Rejected(at_s=self._env.now, request_id=request.id, stage=rejection.stage, reason=rejection.reason)
+        )
+        return True

@@ -25,6 +25,10 @@ class Journeys:
         current = self.under_way.get(traced.request.id)
         return current is not None and current[1] is placement
 
+    def is_resumed(self, request_id: int) -> bool:
+        """Whether it decoded on an instance that died."""
+        return request_id in self._resumed
+
     def end(self, request_id: int) -> tuple[int, bool]:
         """A request's KVCache is where it decodes: the tokens its user saw, and whether it decoded before."""
         del self.under_way[request_id]

@@ -36,7 +36,7 @@ def simulate(joins, capacity=10**9):
                 Request(id=i, arrival_s=0.0, input_tokens=context, block_keys=(i,), block_size_tokens=10**6),
                 outputs,
             )
-            instance.promise(traced)
+            instance.promise(traced, env.now)
             instance.join(traced)
 
     env.process(feed())
@@ -140,7 +140,7 @@ def test_promises_are_counted_until_the_kvcache_arrives():
     env = simpy.Environment()
     instance = DecodeInstance(env, "d", MODEL, 1000, lambda _: None)
     traced = TracedRequest(Request(id=0, arrival_s=0.0, input_tokens=100, block_keys=(0,)), 5)
-    instance.promise(traced)
+    instance.promise(traced, env.now)
     assert (instance.requests, instance.context_tokens) == (1, 100)
     instance.join(traced)
     assert (instance.requests, instance.context_tokens) == (1, 100)

@@ -1,0 +1,63 @@
+"""Load as arXiv §7.1 defines it: a predicted latency over its limit. One is full."""
+
+from mooncake_lab.conductor.decision import Placement, Rejection
+from mooncake_lab.conductor.estimator import Estimator
+from mooncake_lab.conductor.view import ClusterView, DecodeView
+from mooncake_lab.core import SLO, Request
+
+
+def prefill_load(proposed: Placement, slo: SLO) -> float:
+    """Load of the prefill pool for this request: its predicted TTFT on the best instance over the limit."""
+    return proposed.expected_ttft_s / slo.ttft_s
+
+
+def decode_load(decode: DecodeView, estimate: Estimator, slo: SLO, *, joining: Request | None = None) -> float:
+    """Load of one decode instance: the predicted TBT of the requests that are there over the limit.
+
+    Args:
+        decode: the instance; requests that are still on their way to it do not count.
+        estimate: what the Conductor believes about time.
+        slo: the limits.
+        joining: a request to count as if it were there.
+    """
+    requests, tokens = decode.present_requests, decode.present_tokens
+    if joining is not None:
+        requests, tokens = requests + 1, tokens + joining.input_tokens
+    return estimate.decode_step_s(requests, tokens) / slo.tbt_s
+
+
+def decode_pool_load(view: ClusterView, estimate: Estimator, slo: SLO, *, with_coming: bool = False) -> float:
+    """Load of the decode pool now: the mean over its instances (assumption B24).
+
+    Args:
+        view: the cluster.
+        estimate: what the Conductor believes about time.
+        slo: the limits.
+        with_coming: whether requests that are placed and not yet prefilled count as if they were there.
+    """
+    loads = [
+        estimate.decode_step_s(each.requests, each.context_tokens) / slo.tbt_s
+        if with_coming
+        else decode_load(each, estimate, slo)
+        for each in view.decode
+    ]
+    return sum(loads) / len(loads)
+
+
+def refuse(request: Request, what: str, load: float, threshold: float) -> Rejection:
+    """A rejection on arrival that names the load."""
+    return Rejection(
+        request_id=request.id, stage="admission", reason=f"{what} load {load:.3g} reaches {threshold:.3g}"
+    )
+
+
+def refuse_at_decode(
+    request: Request, decode: DecodeView, estimate: Estimator, slo: SLO, threshold: float
+) -> Rejection | None:
+    """The decode instance's double check: a rejection if this request would fill it (arXiv §3, step 4)."""
+    load = decode_load(decode, estimate, slo, joining=request)
+    if load < threshold:
+        return None
+    return Rejection(
+        request_id=request.id, stage="decode", reason=f"load of {decode.name} {load:.3g} reaches {threshold:.3g}"
+    )

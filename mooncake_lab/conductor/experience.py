@@ -1,0 +1,48 @@
+"""What a cluster remembers of its past, for views to show: policies themselves remember nothing.
+
+It is learned from the log, so the simulated and the real cluster learn alike, and nothing of the future.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from mooncake_lab.conductor.lengths import LengthBook
+from mooncake_lab.conductor.view import RecentView
+from mooncake_lab.core import Arrived, Finished, FirstToken, Record, Rejected
+
+
+@dataclass(slots=True, eq=False)
+class Experience:
+    """Lengths of finished answers, and how the last double checks went. Mutable: it grows with the log."""
+
+    window_s: float = 60.0
+    """How far back the view of double checks reaches."""
+    lengths: LengthBook = field(default_factory=LengthBook)
+    _input_tokens: dict[int, int] = field(default_factory=dict)
+    _checks: deque[tuple[float, bool]] = field(default_factory=deque)
+    _refused: int = 0
+
+    def note(self, record: Record) -> None:
+        """Learn from one record of the log."""
+        match record:
+            case Arrived():
+                self._input_tokens[record.request_id] = record.input_tokens
+            case Finished():
+                prompt_tokens = self._input_tokens.pop(record.request_id)
+                self.lengths = self.lengths.with_answer(prompt_tokens, record.output_tokens)
+            case FirstToken():
+                self._checks.append((record.at_s, False))
+            case Rejected():
+                del self._input_tokens[record.request_id]
+                if record.stage == "decode":
+                    self._checks.append((record.at_s, True))
+                    self._refused += 1
+            case _:
+                pass
+
+    def recent(self, now_s: float) -> RecentView:
+        """How the double checks of the last window went."""
+        checks = self._checks
+        while checks and checks[0][0] <= now_s - self.window_s:
+            self._refused -= checks.popleft()[1]
+        return RecentView(self.window_s, len(checks), self._refused)
