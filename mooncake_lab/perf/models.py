@@ -1,7 +1,8 @@
 """Model shapes by name: what a transformer costs to hold, to run and to remember.
 
 Sizes are those of the published configurations. Only the paper's two 70B models matter to Mooncake;
-the 13B, 33B and 175B shapes are SARATHI's, and the `lab-*` shapes are small Llamas that a laptop runs.
+the 13B, 33B and 175B shapes are SARATHI's, 34B is Sarathi-Serve's, 7B KV-Runahead's, and the `lab-*` shapes are
+small Llamas that a laptop runs.
 """
 
 from collections.abc import Mapping
@@ -108,6 +109,10 @@ MODELS: Final[Mapping[str, ModelShape]] = MappingProxyType(
             name="llama3-8b", layers=32, width=4096, query_heads=32, kv_heads=8, head_width=128,
             ffn_width=14336, vocabulary=128256,
         ),
+        "llama-7b": ModelShape(
+            name="llama-7b", layers=32, width=4096, query_heads=32, kv_heads=32, head_width=128,
+            ffn_width=11008, vocabulary=32000,
+        ),
         "llama-13b": ModelShape(
             name="llama-13b", layers=40, width=5120, query_heads=40, kv_heads=40, head_width=128,
             ffn_width=13824, vocabulary=32000,
@@ -116,6 +121,10 @@ MODELS: Final[Mapping[str, ModelShape]] = MappingProxyType(
             name="llama-33b", layers=60, width=6656, query_heads=52, kv_heads=52, head_width=128,
             ffn_width=17920, vocabulary=32000,
         ),
+        "yi-34b": ModelShape(
+            name="yi-34b", layers=60, width=7168, query_heads=56, kv_heads=8, head_width=128,
+            ffn_width=20480, vocabulary=64000,
+        ),
         "gpt3-175b": ModelShape(
             name="gpt3-175b", layers=96, width=12288, query_heads=96, kv_heads=96, head_width=128,
             ffn_width=49152, ffn_matrices=2, vocabulary=50257, tied_embeddings=True,
@@ -123,6 +132,10 @@ MODELS: Final[Mapping[str, ModelShape]] = MappingProxyType(
         "lab-tiny": ModelShape(
             name="lab-tiny", layers=2, width=64, query_heads=4, kv_heads=2, head_width=16,
             ffn_width=192, vocabulary=256, tied_embeddings=True, bytes_per_element=4,
+        ),
+        "lab-recall": ModelShape(
+            name="lab-recall", layers=6, width=128, query_heads=4, kv_heads=2, head_width=32,
+            ffn_width=256, vocabulary=480, tied_embeddings=True, bytes_per_element=4,
         ),
         "lab-8m": ModelShape(
             name="lab-8m", layers=8, width=256, query_heads=8, kv_heads=4, head_width=32,

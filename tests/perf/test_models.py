@@ -44,6 +44,7 @@ def test_the_70b_shapes_are_table_1(name):
         ("llama3-8b", 8),
         ("llama-13b", 13),
         ("llama-33b", 33),
+        ("yi-34b", 34),
         ("gpt3-175b", 175),
     ],
 )

@@ -1,0 +1,174 @@
+"""KV-Runahead: one prompt over processes that each prefill a run of its tokens (Cho et al., arXiv 2405.05329).
+
+Process `i` computes tokens `b[i-1]` to `b[i]` through all layers. In every layer it needs the keys and values of
+all tokens before its own, which come down a chain: it waits for those of process `i-1`, adds its own, sends them
+on, and only then attends. Communication runs beside attention; the last process ends up with the whole KVCache.
+
+All layers cost the same, so the wavefront through layers and processes is a longest path with a closed form, and
+the work of tokens `s` to `e` is a difference of one convex function, `g(e) - g(s)`. Where the network is free,
+equal work is therefore best (`equal_work_bounds`); where it is not, `runahead_search` finds the exact best.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import sqrt
+
+from mooncake_lab.perf.latency import LinkLatency
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runahead:
+    """What one layer costs each of the processes, and the link from each to the next.
+
+    Raises:
+        ValueError: when a cost is negative, or there is no layer.
+    """
+
+    layers: int
+    project_s_per_token: float
+    """Queries, keys and values: what comes before the KVCache of the layer can be sent."""
+    rest_s_per_token: float
+    """Output projection and feed-forward: what comes after its attention."""
+    pair_s: float
+    """Attention, for each pair of a token and one it attends to."""
+    kv_bytes_per_token: float
+    """Keys and values of a token in one layer."""
+    link: LinkLatency
+
+    def __post_init__(self) -> None:
+        costs = (self.project_s_per_token, self.rest_s_per_token, self.pair_s, self.kv_bytes_per_token)
+        if self.layers < 1 or min(costs) < 0:
+            raise ValueError(f"{self} has no layer or a negative cost; at least 1 layer and 0 s are needed")
+
+    @property
+    def linear_s_per_token(self) -> float:
+        """All matrices of a layer, for one token."""
+        return self.project_s_per_token + self.rest_s_per_token
+
+    def work_s(self, tokens: float) -> float:
+        """`g`: seconds of one layer over a whole prompt on one process; convex in its tokens."""
+        return self.linear_s_per_token * tokens + self.pair_s * tokens * (tokens + 1) / 2
+
+    def slice_s(self, start: float, stop: float) -> float:
+        """Seconds of one layer over tokens `start` to `stop`."""
+        return self.work_s(stop) - self.work_s(start)
+
+    def send_s(self, tokens: float) -> float:
+        """Seconds for which the keys and values of so many tokens of a layer occupy a link."""
+        return self.kv_bytes_per_token * tokens / self.link.bytes_per_s
+
+
+def wavefront_s(cost: Runahead, bounds: Sequence[int]) -> float:
+    """Seconds to the first token: layer by layer, process by process.
+
+    Args:
+        cost: of a layer.
+        bounds: where slices end, rising; the last one is the length of the prompt.
+
+    Raises:
+        ValueError: when a slice is empty.
+    """
+    slices = _slices(bounds)
+    done = [0.0] * len(slices)
+    link_free = [0.0] * len(slices)
+    for _ in range(cost.layers):
+        arrived_s = 0.0
+        for process, (start, stop) in enumerate(slices):
+            ready_s = max(done[process] + cost.project_s_per_token * (stop - start), arrived_s)
+            link_free[process] = max(ready_s, link_free[process]) + cost.send_s(stop)
+            arrived_s = link_free[process] + cost.link.latency_s
+            after_s = cost.slice_s(start, stop) - cost.project_s_per_token * (stop - start)
+            done[process] = ready_s + after_s
+    return done[-1]
+
+
+def runahead_s(cost: Runahead, bounds: Sequence[int]) -> float:
+    """The same in closed form: the longest path through the wavefront.
+
+    A path enters at some process `j`, goes once down the chain from there, and takes each step to a deeper layer
+    where it costs most, at a process or at a link of the chain it is on:
+    `max_j [project_j + sum_{k>=j} send_k + (L-1) max_{k>=j} (slice_k, send_k) + after_last]`.
+    """
+    slices = _slices(bounds)
+    start, stop = slices[-1]
+    after_s = cost.slice_s(start, stop) - cost.project_s_per_token * (stop - start)
+    longest = chain_s = slowest = 0.0
+    for process in reversed(range(len(slices))):
+        start, stop = slices[process]
+        if process + 1 < len(slices):
+            chain_s += cost.send_s(stop) + cost.link.latency_s
+            slowest = max(slowest, cost.send_s(stop))
+        slowest = max(slowest, cost.slice_s(start, stop))
+        path_s = cost.project_s_per_token * (stop - start) + chain_s + (cost.layers - 1) * slowest
+        longest = max(longest, path_s)
+    return longest + after_s
+
+
+def even_bounds(tokens: int, processes: int) -> list[int]:
+    """Slices of equally many tokens (the paper's KVR-E).
+
+    Raises:
+        ValueError: when there are more processes than tokens.
+    """
+    require_pieces(tokens, processes)
+    return [tokens * (process + 1) // processes for process in range(processes)]
+
+
+def equal_work_bounds(cost: Runahead, tokens: int, processes: int) -> list[int]:
+    """Slices of equal work, `g(b_i) = i/p g(C)`: the best ones when sending is free, and earlier ones are longer.
+
+    Raises:
+        ValueError: when there are more processes than tokens.
+    """
+    require_pieces(tokens, processes)
+    half, linear = cost.pair_s / 2, cost.linear_s_per_token + cost.pair_s / 2
+    whole_s, bounds = cost.work_s(tokens), list[int]()
+    for process in range(1, processes):
+        target_s = whole_s * process / processes
+        root = 2 * target_s / (linear + sqrt(linear * linear + 4 * half * target_s)) if target_s else 0.0
+        low = bounds[-1] + 1 if bounds else 1
+        bounds.append(min(max(round(root), low), tokens - processes + process))
+    return [*bounds, tokens]
+
+
+def traffic_tokens(bounds: Sequence[int]) -> int:
+    """Tokens whose keys and values cross a link, in each layer: every end but the last, `sum of b_i`."""
+    return sum(bounds[:-1])
+
+
+def gathered_tokens(tokens: int, processes: int) -> int:
+    """The same for tensor or sequence parallel prefill, where every process gathers the slices of all others."""
+    return (processes - 1) * tokens
+
+
+def gathered_s(cost: Runahead, tokens: int, processes: int, *, causal: bool = False) -> float:
+    """Seconds to the first token of the paper's baseline (TSP): even slices, and all gather all keys and values.
+
+    Args:
+        cost: of a layer.
+        tokens: of the prompt.
+        processes: how many share it.
+        causal: whether the last slice attends only to what precedes each token; the baseline attends to all.
+    """
+    each = tokens / processes
+    pairs = each * (tokens - (each - 1) / 2) if causal else each * tokens
+    gather_s = cost.send_s((processes - 1) * each) + cost.link.latency_s * (processes > 1)
+    return cost.layers * (cost.linear_s_per_token * each + gather_s + cost.pair_s * pairs)
+
+
+def _slices(bounds: Sequence[int]) -> list[tuple[int, int]]:
+    slices = list(pairwise([0, *bounds]))
+    if not slices or any(start >= stop for start, stop in slices):
+        raise ValueError(f"slices that end at {list(bounds)}; every slice needs a token")
+    return slices
+
+
+def require_pieces(tokens: int, processes: int) -> None:
+    """Refuse to share fewer pieces than there are processes.
+
+    Raises:
+        ValueError: naming both.
+    """
+    if not 1 <= processes <= tokens:
+        raise ValueError(f"{tokens} pieces for {processes} processes; each needs one, and there must be a process")

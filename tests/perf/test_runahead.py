@@ -1,0 +1,164 @@
+"""KV-Runahead: the closed form against the wavefront, the exact search against all partitions, traffic, bounds."""
+
+from dataclasses import replace
+from itertools import combinations, pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mooncake_lab.perf import LinkLatency
+from mooncake_lab.perf.runahead import (
+    Runahead,
+    equal_work_bounds,
+    even_bounds,
+    gathered_s,
+    gathered_tokens,
+    runahead_s,
+    traffic_tokens,
+    wavefront_s,
+)
+from mooncake_lab.perf.runahead_search import best_bounds
+
+COST = Runahead(
+    layers=32,
+    project_s_per_token=1e-7,
+    rest_s_per_token=3e-7,
+    pair_s=1e-10,
+    kv_bytes_per_token=16384,
+    link=LinkLatency(3e11, 1e-6),
+)
+FREE = replace(COST, link=LinkLatency(1e30))
+
+costs = st.builds(
+    lambda layers, project, rest, pair, bandwidth, latency: Runahead(
+        layers=layers,
+        project_s_per_token=project,
+        rest_s_per_token=rest,
+        pair_s=pair,
+        kv_bytes_per_token=16384,
+        link=LinkLatency(bandwidth, latency),
+    ),
+    st.integers(1, 12),
+    st.floats(0, 1e-5),
+    st.floats(0, 1e-5),
+    st.floats(0, 1e-7),
+    st.floats(1e8, 1e12),
+    st.floats(0, 1e-4),
+)
+partitions = st.lists(st.integers(1, 300), min_size=1, max_size=6).map(
+    lambda sizes: [sum(sizes[: i + 1]) for i in range(len(sizes))]
+)
+
+
+@given(costs, partitions)
+def test_the_longest_path_is_the_wavefront(cost, bounds):
+    """The closed form gives what stepping through all layers and processes gives."""
+    assert runahead_s(cost, bounds) == pytest.approx(wavefront_s(cost, bounds), rel=1e-9, abs=1e-15)
+
+
+@settings(max_examples=60)
+@given(costs, st.integers(2, 13), st.integers(1, 4), st.sampled_from([1, 16, 100]))
+def test_the_search_is_exact(cost, grains, processes, grain):
+    """No partition into whole grains is faster than the one found: all of them are tried."""
+    processes, tokens = min(processes, grains), grains * grain
+    found = best_bounds(cost, tokens, processes, grain_tokens=grain)
+    cuts = combinations(range(grain, tokens, grain), processes - 1)
+    best_s = min(runahead_s(cost, [*cut, tokens]) for cut in cuts)
+    assert runahead_s(cost, found) == pytest.approx(best_s, rel=1e-12)
+    assert found[-1] == tokens
+    assert all(bound % grain == 0 for bound in found)
+
+
+@given(st.integers(20, 50_000), st.integers(1, 8))
+def test_with_a_free_network_all_finish_together(tokens, processes):
+    """Equal work: slices get shorter to the back, and no two differ by more than a token's work."""
+    bounds = equal_work_bounds(FREE, tokens, processes)
+    sizes = [b - a for a, b in pairwise([0, *bounds])]
+    work = [FREE.slice_s(a, b) for a, b in pairwise([0, *bounds])]
+    assert all(later <= earlier + 1 for earlier, later in pairwise(sizes))
+    assert max(work) - min(work) <= 2 * FREE.slice_s(tokens - 1, tokens)
+
+
+@given(st.integers(2, 4), st.integers(6, 14))
+def test_equal_work_is_where_the_search_ends(processes, grains):
+    """Without a network, the exact search finds slices whose slowest is within a grain of equal work."""
+    deep, tokens = replace(FREE, layers=1000), grains * 1000
+    found = best_bounds(deep, tokens, processes, grain_tokens=1000)
+    slowest = max(deep.slice_s(a, b) for a, b in pairwise([0, *found]))
+    assert deep.work_s(tokens) / processes <= slowest * (1 + 1e-12)
+    assert slowest <= deep.work_s(tokens) / processes + deep.slice_s(tokens - 1000, tokens)
+
+
+@given(costs, partitions)
+def test_nobody_beats_the_work(cost, bounds):
+    """All layers but one take at least an equal share of the work each; one process does exactly all of it."""
+    layer_s = cost.work_s(bounds[-1])
+    assert runahead_s(cost, bounds) >= (cost.layers - 1) * layer_s / len(bounds) * (1 - 1e-9)
+    assert runahead_s(cost, bounds[-1:]) == pytest.approx(cost.layers * layer_s, abs=1e-15)
+
+
+@given(costs, partitions, st.floats(1, 100))
+def test_a_faster_link_never_hurts(cost, bounds, factor):
+    """Time to the first token does not rise with bandwidth."""
+    faster = replace(cost, link=LinkLatency(cost.link.bytes_per_s * factor, cost.link.latency_s))
+    assert runahead_s(faster, bounds) <= runahead_s(cost, bounds) * (1 + 1e-12)
+
+
+@given(partitions)
+def test_slices_cover_all_pairs(bounds):
+    """The slices attend to C (C+1) / 2 pairs between them, whatever the partition."""
+    attend = replace(FREE, project_s_per_token=0.0, rest_s_per_token=0.0, pair_s=1.0)
+    pairs = sum(attend.slice_s(a, b) for a, b in pairwise([0, *bounds]))
+    assert pairs == bounds[-1] * (bounds[-1] + 1) / 2
+
+
+def test_front_loaded_slices_send_more():
+    """[260, 110, 70, 60] sends 1070 tokens a layer, even slices of 500 tokens 750, gathering everywhere 1500."""
+    assert traffic_tokens([260, 370, 440, 500]) == 1070
+    assert traffic_tokens(even_bounds(500, 4)) == 750
+    assert gathered_tokens(500, 4) == 1500
+
+
+def test_the_paper_example_of_nine_tokens():
+    """Slices 4/3/2: at most 21 products of a rectangle a process beside 27, and 22 keys and values beside 36."""
+    bounds = [4, 7, 9]
+    assert [(b - a) * b for a, b in pairwise([0, *bounds])] == [16, 21, 18]
+    assert 9 * 9 // 3 == 27
+    assert 2 * traffic_tokens(bounds) == 22
+    assert 2 * gathered_tokens(9, 3) == 36
+
+
+@pytest.mark.parametrize(("processes", "dense", "causal"), [(4, 6.4, 3.2), (8, 14.2, 7.1)])
+def test_super_linear_only_beside_a_dense_kernel(processes, dense, causal):
+    """The bound `(1/p + 1/p^2) / 2` is 2p^2/(p+1) below a dense kernel on one device, half below a causal."""
+    share = (1 / processes + 1 / processes**2) / 2
+    assert 1 / share == pytest.approx(dense, abs=0.05)
+    assert 0.5 / share == pytest.approx(causal, abs=0.05)
+    assert 0.5 / share < processes
+    even = even_bounds(9600, processes)
+    rectangles = sum((b - a) * b for a, b in pairwise([0, *even])) / processes
+    assert rectangles / 9600**2 == pytest.approx(share)
+
+
+def test_gathering_costs_more_than_the_chain():
+    """On one network the baseline takes longer than the best chain, and longer still with a dense kernel."""
+    ours = runahead_s(COST, best_bounds(COST, 12_288, 4, grain_tokens=256))
+    causal, dense = (gathered_s(COST, 12_288, 4, causal=kind) for kind in (True, False))
+    assert ours < causal < dense
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: runahead_s(COST, [5, 5]), "every slice needs a token"),
+        (lambda: runahead_s(COST, []), "every slice needs a token"),
+        (lambda: even_bounds(3, 4), "3 pieces for 4 processes"),
+        (lambda: best_bounds(COST, 100, 3, grain_tokens=64), "2 pieces for 3 processes"),
+        (lambda: replace(COST, pair_s=-1.0), "negative cost"),
+    ],
+)
+def test_impossible_partitions_are_refused(call, said):
+    """Empty slices, more processes than pieces and negative costs are refused in a sentence."""
+    with pytest.raises(ValueError, match=said):
+        call()
