@@ -8,9 +8,8 @@ is one `DecodeStretch` record from which every token's time follows.
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import simpy
 
@@ -56,17 +55,18 @@ class DecodeInstance:
         self._model = model
         self._log = log
         self._lost = lost
-        self._dying: simpy.Event = env.event()
         self._waiting: deque[_Member] = deque()
         self._members: dict[int, _Member] = {}
         self._finishing: list[tuple[int, int]] = []
         self._context_tokens = 0
         self._step = 0
-        self._awake: simpy.Event = env.event()
+        self._stretch: tuple[float, int, int] | None = None  # that runs: its start, context and steps
+        self._shortened = False  # whether that stretch was cut short already
+        self._may_join = False  # whether joining would cut it short
+        self._timer: simpy.Event | None = None  # when to look again
         self._coming: dict[int, ServedView] = {}
         self._present: dict[int, ServedView] = {}
         self._present_view: tuple[ServedView, ...] | None = ()
-        env.process(self._live())
 
     def view(self) -> DecodeView:
         """What the Conductor may know of this instance now."""
@@ -108,9 +108,7 @@ class DecodeInstance:
     def die(self) -> None:
         """Stop with the step under way; whoever is here is lost, and said to be."""
         self.alive = False
-        self._dying.succeed()
-        if not self._awake.triggered:
-            self._awake.succeed()
+        self._wake()
 
     def join(self, traced: TracedRequest, shown_tokens: int = 0, *, resumed: bool = False) -> None:
         """A request's KVCache is in GPU memory: it joins at the next step boundary.
@@ -125,32 +123,50 @@ class DecodeInstance:
         self._present[request.id] = ServedView(request.id, request.input_tokens, self._env.now)
         self._present_view = None
         self._waiting.append(_Member(traced, request.input_tokens, shown_tokens, 0, resumed))
-        if not self._awake.triggered:
-            self._awake.succeed()
+        self._wake()
 
-    def _live(self) -> Generator[simpy.Event, Any, None]:
-        while True:
-            if not self.alive:
-                self._lose_everybody()
-                return
-            self._admit()
-            if not self._members:
-                self._awake = self._env.event()
-                yield self._awake
-                continue
-            self._preempt_if_full()  # before anything is counted: the stretch is that of those who stay
-            start_s, context, batch = self._env.now, self._context_tokens, len(self._members)
-            steps = self._steps_until_change()
-            self._awake = self._env.event()
-            end = self._env.timeout(self._model.decode.stretch_s(batch, context, steps))
-            # where memory is full, joining has to wait for somebody to finish
-            yield end | (self._dying if self._waiting else self._awake)
-            if not end.processed:
-                elapsed_s = self._env.now - start_s
-                steps = min(steps, self._model.decode.steps_within(batch, context, elapsed_s) + 1)
-                boundary_s = start_s + self._model.decode.stretch_s(batch, context, steps)
-                yield self._env.timeout(max(boundary_s - self._env.now, 0.0))
-            self._close(start_s, context, steps)
+    def _wake(self) -> None:
+        """Something changed: an idle instance looks at once, a stretch that runs ends with the step under way.
+
+        Where memory is full, joining has to wait for somebody to finish.
+        """
+        if self._stretch is None:
+            if self._timer is None:
+                self._wait(0.0)
+        elif not self._shortened and (self._may_join or not self.alive):
+            self._shortened = True
+            start_s, context, steps = self._stretch
+            batch, elapsed_s = len(self._members), self._env.now - start_s
+            begun = self._model.decode.steps_within(batch, context, elapsed_s) + 1
+            if begun < steps:
+                self._stretch = (start_s, context, begun)
+                boundary_s = start_s + self._model.decode.stretch_s(batch, context, begun)
+                self._wait(max(boundary_s - self._env.now, 0.0))
+
+    def _wait(self, seconds: float) -> None:
+        self._timer = self._env.timeout(seconds)
+        self._timer.callbacks.append(self._on_time)
+
+    def _on_time(self, timer: simpy.Event) -> None:
+        """The stretch is over, or somebody came to an idle instance: on to the next stretch."""
+        if timer is not self._timer:
+            return  # a stretch that was cut short
+        if self._stretch is not None:
+            self._close(*self._stretch)
+        self._stretch = self._timer = None
+        if not self.alive:
+            self._lose_everybody()
+            return
+        self._admit()
+        self._preempt_if_full()  # before anything is counted: the stretch is that of those who stay
+        if self._members:
+            context, steps = self._context_tokens, self._steps_until_change()
+            self._stretch, self._shortened, self._may_join = (
+                (self._env.now, context, steps),
+                False,
+                not self._waiting,
+            )
+            self._wait(self._model.decode.stretch_s(len(self._members), context, steps))
 
     def _admit(self) -> None:
         """Let waiting requests join, first come first served, as far as their KVCache fits."""
