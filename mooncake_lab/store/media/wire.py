@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 
 from mooncake_lab.store.media.medium import MediumError
-from mooncake_lab.store.media.messages import Answer, Question
 from mooncake_lab.store.media.record import checksum
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -44,7 +43,7 @@ class PeerRefusedError(MediumError, ConnectionError):
     """One side does not know the other's token."""
 
 
-def send_frame(peer: socket.socket, body: Question | Answer, payload: Sequence[Bytes], timeout_s: float) -> None:
+def send_frame(peer: socket.socket, body: msgspec.Struct, payload: Sequence[Bytes], timeout_s: float) -> None:
     """Send one frame.
 
     Raises:

@@ -1,0 +1,22 @@
+"""The cluster in real time: workers that really compute, a Messenger between them, the same Conductor and log."""
+
+from mooncake_lab.serving.cluster import LiveCluster
+from mooncake_lab.serving.dispatcher import Decided
+from mooncake_lab.serving.hall import Hall
+from mooncake_lab.serving.prompts import prompt_of, scaled_down
+from mooncake_lab.serving.spec import LiveSpec
+from mooncake_lab.serving.supervisor import WorkerError
+from mooncake_lab.serving.ticket import FailedError, RejectedError, Ticket
+
+__all__ = [
+    "Decided",
+    "FailedError",
+    "Hall",
+    "LiveCluster",
+    "LiveSpec",
+    "RejectedError",
+    "Ticket",
+    "WorkerError",
+    "prompt_of",
+    "scaled_down",
+]

@@ -1,0 +1,214 @@
+"""The cluster in real time: the same face as `simulation.cluster`, over processes that really compute."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, Self, TypeVar, final
+
+import numpy as np
+import numpy.typing as npt
+
+from mooncake_lab.conductor import ClusterView, Estimator
+from mooncake_lab.core import Record, Request, TracedRequest
+from mooncake_lab.perf import LatencyModel
+from mooncake_lab.serving.dispatcher import Decided
+from mooncake_lab.serving.hall import Hall
+from mooncake_lab.serving.journal import in_order
+from mooncake_lab.serving.messages import Generation, Sever
+from mooncake_lab.serving.prompts import prompt_of
+from mooncake_lab.serving.spec import LiveSpec
+from mooncake_lab.serving.ticket import RejectedError, Ticket
+
+_Result = TypeVar("_Result")
+
+
+@final
+class LiveCluster:
+    """Prefill and decode workers, or coupled ones, under one Conductor, each a process that really computes.
+
+    It lives in a `with` block and may run several traces, one after the other. Mutable: it owns processes.
+
+    Args:
+        spec: workers and policies.
+        model: how long everything takes, as the Conductor believes; None measures it at the start.
+        estimate: what the Conductor believes instead.
+    """
+
+    def __init__(
+        self, spec: LiveSpec, model: LatencyModel | None = None, estimate: Estimator | None = None
+    ) -> None:
+        self.spec = spec
+        self.log: list[Record] = []
+        self.decisions: list[Decided] = []
+        """What the Conductor decided in the latest run, and on what view."""
+        self.outputs: dict[int, tuple[int, ...]] = {}
+        """Tokens of each request of the latest run, by its id."""
+        self._heard: list[Record] = []
+        self._given = model, estimate
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="cluster", daemon=True)
+        self._hall: Hall | None = None
+
+    def __enter__(self) -> Self:
+        """Bring the workers to life.
+
+        Raises:
+            ValueError: when the model cannot be loaded.
+            WorkerError: when the workers do not start.
+        """
+        self._thread.start()
+        try:
+            self._hall = self._do(self._open())
+        except BaseException:
+            self._stop_loop()
+            raise
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self._hall is not None:
+            self._do(self._hall.close())
+        self._stop_loop()
+
+    @property
+    def model(self) -> LatencyModel:
+        """How long everything takes, as given or as measured at the start.
+
+        Raises:
+            RuntimeError: outside of a `with` block.
+        """
+        model = self._open_hall.model
+        assert model is not None  # noqa: S101  # an open hall has one
+        return model
+
+    def run(self, requests: Iterable[TracedRequest], until_s: float | None = None) -> list[Record]:
+        """Serve requests at their times of arrival until all are done, or until the horizon; the run's log.
+
+        Raises:
+            ValueError: when a request does not fit the cluster.
+        """
+        return self._do(self._run(list(requests), until_s))
+
+    def generate(
+        self, prompts: Sequence[Sequence[int] | npt.NDArray[np.int32]], *, max_new_tokens: int = 16
+    ) -> list[tuple[int, ...]]:
+        """Greedy tokens for several prompts at once, in their order.
+
+        Raises:
+            ValueError: when one can never be served.
+            RejectedError: when one is refused.
+        """
+        return self._do(self._generate([np.asarray(p, dtype=np.int32) for p in prompts], max_new_tokens))
+
+    def view(self, request: Request) -> ClusterView:
+        """What the Conductor may know about this request now; looking changes nothing."""
+        return self._do(self._call(lambda: self._open_hall.dispatcher.view(request)))
+
+    def watch(self, every_s: float, look: Callable[[float], None]) -> None:
+        """Call `look` with the time of the run every so many seconds, on the cluster's thread, until it closes."""
+
+        async def watching() -> None:
+            while True:
+                look(time.monotonic() - self._open_hall.journal.zero_s)
+                await asyncio.sleep(every_s)
+
+        asyncio.run_coroutine_threadsafe(watching(), self._loop)
+
+    def forget(self) -> None:
+        """Empty every cache, so that the next run starts cold."""
+        self._do(self._open_hall.forget())
+
+    def kill(self, name: str) -> None:
+        """Kill a worker with SIGKILL: a fault, injected.
+
+        Raises:
+            KeyError: when no such worker lives.
+        """
+        self._do(self._call(lambda: self._open_hall.supervisor.kill(name)))
+
+    def sever(self, name: str) -> None:
+        """Break all of a worker's connections to other workers: a fault, injected.
+
+        Raises:
+            KeyError: when no such worker lives.
+        """
+        self._do(self._call(lambda: self._open_hall.supervisor.links[name].send(Sever())))
+
+    def pids(self) -> dict[str, int]:
+        """The process of each living worker."""
+        links = self._open_hall.supervisor.links
+        return {name: link.ready.pid for name, link in list(links.items())}
+
+    async def _open(self) -> Hall:
+        model, estimate = self._given
+        hall = Hall(self.spec, model, estimate, write=self._write, decided=self._decide)
+        await hall.__aenter__()
+        return hall
+
+    def _write(self, record: Record) -> None:
+        self._heard.append(record)
+
+    def _decide(self, decided: Decided) -> None:
+        self.decisions.append(decided)
+
+    async def _run(self, requests: list[TracedRequest], until_s: float | None) -> list[Record]:
+        hall = self._open_hall
+        self._heard, self.decisions, self.outputs = [], [], {}
+        hall.journal.zero_s = time.monotonic()
+        running = [asyncio.create_task(self._serve(traced)) for traced in requests]
+        done, late = await asyncio.wait(running, timeout=until_s) if running else (set(), set())
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+        await hall.settle()
+        self.log = in_order(self._heard)
+        for task in done:
+            task.result()
+        return self.log
+
+    async def _serve(self, traced: TracedRequest) -> None:
+        hall, request = self._open_hall, traced.request
+        wait_s = request.arrival_s - (time.monotonic() - hall.journal.zero_s)
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
+        ready = hall.dispatcher.ready
+        assert ready is not None  # noqa: S101  # the cluster is open
+        asked = Generation(prompt=b"", max_new_tokens=max(1, traced.output_tokens), end_tokens=())
+        ticket: Ticket | None = None
+        try:
+            ticket = hall.dispatcher.submit(
+                prompt_of(request, ready.shape.vocabulary),
+                asked,
+                request_id=request.id,
+                arrival_s=request.arrival_s,
+            )
+            self.outputs[request.id] = tuple([token async for token in ticket])
+        except RejectedError:
+            pass  # the log says so
+        except asyncio.CancelledError:
+            if ticket is not None:
+                self.outputs[request.id] = tuple(ticket.tokens)
+                hall.dispatcher.abandon(ticket)
+            raise
+
+    async def _generate(self, prompts: list[npt.NDArray[np.int32]], most: int) -> list[tuple[int, ...]]:
+        asked = Generation(prompt=b"", max_new_tokens=most, end_tokens=())
+        tickets = [self._open_hall.submit(prompt, asked) for prompt in prompts]
+        return [tuple([token async for token in ticket]) for ticket in tickets]
+
+    @property
+    def _open_hall(self) -> Hall:
+        if self._hall is None:
+            raise RuntimeError("this cluster is not open; use it in a `with` block")
+        return self._hall
+
+    async def _call(self, act: Callable[[], _Result]) -> _Result:
+        return act()
+
+    def _do(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _stop_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()

@@ -1,0 +1,135 @@
+"""The live cluster for programs that run an event loop of their own, such as the HTTP front door."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Self, final
+
+import numpy as np
+import numpy.typing as npt
+
+from mooncake_lab.conductor import Estimator, LatencyEstimator
+from mooncake_lab.core import Record
+from mooncake_lab.perf import LatencyModel
+from mooncake_lab.serving import messages
+from mooncake_lab.serving.calibration import latency_model
+from mooncake_lab.serving.dispatcher import Decided, Dispatcher
+from mooncake_lab.serving.journal import Journal
+from mooncake_lab.serving.messages import Event, Generation, Measure, Measured, Pong
+from mooncake_lab.serving.spec import LiveSpec
+from mooncake_lab.serving.supervisor import Callbacks, Link, Supervisor
+from mooncake_lab.serving.ticket import Ticket
+
+
+@final
+class Hall:
+    """Workers, the Conductor and every request under way. Mutable; it belongs to one event loop.
+
+    Args:
+        spec: workers and policies.
+        model: how long everything takes, as the Conductor believes; None measures it when the workers live.
+        estimate: what the Conductor believes instead.
+        write: gets each record as the cluster hears of it.
+        decided: told of each decision.
+    """
+
+    def __init__(
+        self,
+        spec: LiveSpec,
+        model: LatencyModel | None = None,
+        estimate: Estimator | None = None,
+        *,
+        write: Callable[[Record], None],
+        decided: Callable[[Decided], None],
+    ) -> None:
+        self.spec = spec
+        self.model = model
+        self._estimate = estimate
+        self.journal = Journal(time.monotonic(), write)
+        self.dispatcher = Dispatcher(spec, self.journal, decided)
+        self.supervisor = Supervisor(spec, Callbacks(born=self._born, heard=self._heard, died=self._died))
+        self._measured: dict[str, asyncio.Future[Measured]] = {}
+        self._pongs: dict[int, tuple[set[str], asyncio.Event]] = {}
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.supervisor.start()
+            if self.model is None:
+                self.model = await self.calibrate()
+        except BaseException:
+            await self.close()
+            raise
+        self.dispatcher.estimate = self._estimate or LatencyEstimator(self.model)
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End every request under way, and every worker."""
+        for ticket in list(self.dispatcher.tickets.values()):
+            self.dispatcher.cancel(ticket, "the cluster is shut down")
+        await self.supervisor.close()
+
+    def submit(self, prompt: npt.NDArray[np.int32], asked: Generation) -> Ticket:
+        """Accept a request and place it; for its errors see `Dispatcher.submit`."""
+        return self.dispatcher.submit(prompt, asked)
+
+    async def calibrate(self) -> LatencyModel:
+        """Let one worker of each role time itself, one after the other while nothing else runs.
+
+        Raises:
+            ValueError: when what was timed fits no latency model.
+        """
+        links, found = self.supervisor.links, list[Measured]()
+        names = {role: name for name, role in reversed(self.spec.roles.items())}
+        for role, name in names.items():
+            port = links[names["decode"]].ready.port if role == "prefill" else None
+            self._measured[name] = asyncio.get_running_loop().create_future()
+            links[name].send(Measure(port))
+            found.append(await asyncio.wait_for(self._measured[name], 120))
+        ready = next(iter(links.values())).ready
+        return latency_model(ready.shape, found, f"{ready.shape.name} on {ready.device}, measured at start")
+
+    async def settle(self) -> None:
+        """Return when everything that living workers have said so far is heard."""
+        waiting = set(self.supervisor.links)
+        if waiting:
+            everybody = asyncio.Event()
+            number = self.supervisor.ping()
+            self._pongs[number] = waiting, everybody
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(everybody.wait(), self.spec.silence_s)
+            self._pongs.pop(number, None)
+
+    async def forget(self) -> None:
+        """Empty every cache."""
+        for link in self.supervisor.links.values():
+            link.send(messages.Forget())
+        await asyncio.sleep(0)
+        await self.settle()
+
+    def _born(self, name: str, link: Link) -> None:
+        self.dispatcher.born(name, link)
+
+    def _heard(self, name: str, event: Event) -> None:
+        if isinstance(event, Measured):
+            self._measured.pop(name).set_result(event)
+        elif isinstance(event, Pong):
+            if event.number in self._pongs:
+                waiting, everybody = self._pongs[event.number]
+                waiting.discard(name)
+                if not waiting:
+                    everybody.set()
+        else:
+            self.dispatcher.heard(name, event)
+
+    def _died(self, name: str, reason: str) -> None:
+        for waiting, everybody in self._pongs.values():
+            waiting.discard(name)
+            if not waiting:
+                everybody.set()
+        if name in self._measured:
+            self._measured.pop(name).set_exception(RuntimeError(f"{name} died while it was measured: {reason}"))
+        self.dispatcher.died(name, reason)

@@ -1,0 +1,131 @@
+"""A short measurement of a worker's own engine and of its network, from which the Conductor's estimates are fitted."""
+
+import time
+from typing import Final
+
+import numpy as np
+
+from mooncake_lab.engine import CoupledEngine, DecodeEngine, GenerationRequest, KVSpan, LlamaModel, PrefillEngine
+from mooncake_lab.serving.kv import KVShape
+from mooncake_lab.serving.messages import Measured, Probe, Taken
+from mooncake_lab.serving.messenger import Identity, dial, expect
+from mooncake_lab.serving.spec import WorkerSpec
+from mooncake_lab.store.media import wire
+
+_PROMPTS: Final = ((16, 0), (64, 0), (128, 0), (256, 0), (512, 0), (1024, 0), (512, 256), (1024, 768))
+"""Tokens and how many of them are reused."""
+_BATCHES: Final = ((1, 32), (1, 512), (4, 128), (8, 64), (16, 32), (16, 128))
+"""Requests of a batch and the context of each."""
+_STEPS: Final = 6
+_REPEATS: Final = 3
+_PROBES_BYTES: Final = (2**10, 2**16, 2**20, 2**22)
+
+
+def measure_prefill(
+    engine: PrefillEngine, model: LlamaModel, shape: KVShape, spec: WorkerSpec
+) -> tuple[tuple[int, int, float], ...]:
+    """Rows of prompt tokens, reused tokens and the fastest of a few times (s)."""
+    rows: list[tuple[int, int, float]] = []
+    for tokens, reused in _PROMPTS:
+        if tokens < spec.max_request_tokens:
+            prefix = (_filled(shape, reused),) if reused else ()
+            best_s = min(_prefill_s(engine, _prompt(model, tokens), prefix) for _ in range(_REPEATS))
+            rows.append((tokens, reused, best_s))
+    return tuple(rows)
+
+
+def measure_decode(engine: DecodeEngine, model: LlamaModel, shape: KVShape, spec: WorkerSpec) -> Measured:
+    """Steps of batches (median), and what loading their KVCache added to the first step."""
+    rows: list[tuple[int, int, float]] = []
+    loads: list[tuple[int, float]] = []
+    for batch, context in _BATCHES:
+        fits = context + _STEPS + 1 < spec.max_request_tokens
+        if not fits or batch > spec.max_requests or batch * (context + _STEPS + 16) > spec.decode_tokens:
+            continue
+        for _ in range(batch):
+            request = GenerationRequest(prompt=_prompt(model, context), max_new_tokens=_STEPS + 2, end_tokens=())
+            engine.submit(request, first_token=0, kv=(_filled(shape, context),))
+        first_s = _seconds(engine.step)  # loads the KVCache
+        times_s = [_seconds(engine.step) for _ in range(_STEPS)]
+        engine.run()
+        step_s = float(np.median(times_s))
+        rows.append((batch, batch * (context + _STEPS // 2 + 2), step_s))
+        loads.append((batch * context * shape.bytes_per_token, max(first_s - step_s, 0.0)))
+    return Measured(decode=tuple(rows), load=tuple(loads))
+
+
+def measure_coupled(engine: CoupledEngine, model: LlamaModel, spec: WorkerSpec) -> Measured:
+    """Both stages of a coupled engine; nothing is reused, since every prompt differs."""
+    prefill: list[tuple[int, int, float]] = []
+    decode: list[tuple[int, int, float]] = []
+    seed = 0
+    for tokens, reused in _PROMPTS:
+        if reused or tokens >= spec.max_request_tokens:
+            continue
+        times_s: list[float] = []
+        for _ in range(_REPEATS):
+            seed += 1
+            engine.submit(GenerationRequest(prompt=_prompt(model, tokens, seed), max_new_tokens=1, end_tokens=()))
+            times_s.append(_seconds(engine.run))
+        prefill.append((tokens, 0, min(times_s)))
+    for batch, context in _BATCHES:
+        if batch > spec.max_requests or batch * (context + _STEPS + 16) > spec.decode_tokens:
+            continue
+        for _ in range(batch):
+            seed += 1
+            engine.submit(
+                GenerationRequest(prompt=_prompt(model, context, seed), max_new_tokens=64, end_tokens=())
+            )
+        while any(request.generated < 1 for request in _all(engine)):
+            engine.step()
+        engine.step()
+        context_tokens = sum(request.known for request in _all(engine))
+        times_s = [_seconds(engine.step) for _ in range(_STEPS)]
+        for request in _all(engine):
+            engine.cancel(request.id)
+        engine.step()
+        decode.append((batch, context_tokens + batch * _STEPS // 2, float(np.median(times_s))))
+    return Measured(prefill=tuple(prefill), decode=tuple(decode))
+
+
+def measure_transfer(port: int, who: Identity) -> tuple[tuple[int, float], ...]:
+    """Rows of bytes and the fastest of a few times until they were acknowledged (s).
+
+    Raises:
+        OSError: when the other worker is gone.
+        MediumError: when it refuses.
+    """
+    rows: list[tuple[int, float]] = []
+    with dial(port, who) as peer:
+        for size in _PROBES_BYTES:
+            payload = np.zeros(size, np.uint8)
+            best_s = float("inf")
+            for _ in range(_REPEATS):
+                start_s = time.perf_counter()
+                wire.send_frame(peer, Probe(), (payload,), who.timeout_s)
+                expect(peer, Taken, who.timeout_s)
+                best_s = min(best_s, time.perf_counter() - start_s)
+            rows.append((size, best_s))
+    return tuple(rows)
+
+
+def _all(engine: CoupledEngine) -> list:  # type: ignore[type-arg]
+    return [*engine.engine.scheduler.waiting, *engine.engine.scheduler.running]
+
+
+def _prompt(model: LlamaModel, tokens: int, seed: int = 0) -> np.ndarray:  # type: ignore[type-arg]
+    return np.random.default_rng(seed).integers(0, model.config.vocabulary, tokens).astype(np.int32)
+
+
+def _filled(shape: KVShape, tokens: int) -> KVSpan:
+    return shape.span([layer.zero_() for layer in shape.empty(tokens)])
+
+
+def _prefill_s(engine: PrefillEngine, prompt: np.ndarray, prefix: tuple[KVSpan, ...]) -> float:  # type: ignore[type-arg]
+    return _seconds(lambda: engine.prefill(prompt, prefix=prefix))
+
+
+def _seconds(act: object) -> float:
+    start_s = time.perf_counter()
+    act()  # type: ignore[operator]
+    return time.perf_counter() - start_s

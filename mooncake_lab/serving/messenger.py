@@ -1,0 +1,206 @@
+"""The Messenger: KVCache from worker to worker over authenticated TCP (arXiv §3; FAST'25: Transfer Engine).
+
+A sender has one courier a destination, a thread with a queue, so that no engine waits for a network. Every request's
+KVCache is acknowledged as a whole; an attempt whose connection breaks, stalls or is refused is reported as trouble,
+and the cluster places the request again. A receiver believes no length that it has not compared with its bound.
+"""
+
+import contextlib
+import queue
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+import msgspec
+
+from mooncake_lab.serving import messages
+from mooncake_lab.serving.kv import Bytes
+from mooncake_lab.serving.messages import PARCELS, VERSION, Begin, Cancel, End, Hello, Job, Parcel, Refused, Taken
+from mooncake_lab.store.media import MediumError, ProtocolError, wire
+
+HOST: Final = "127.0.0.1"
+"""Workers of one machine talk over loopback."""
+_Addressed = Begin | messages.Piece | End | Cancel
+
+
+class RefusedParcelError(MediumError, ConnectionError):
+    """The other worker refused, with its reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Who speaks: what a worker shows to its peers."""
+
+    name: str
+    token: bytes
+    fingerprint: bytes
+    timeout_s: float
+
+
+def dial(port: int, who: Identity) -> socket.socket:
+    """A connection to another worker, after both sides proved that they belong to this cluster.
+
+    Raises:
+        OSError: when there is no such worker, or it stalls.
+        MediumError: when one side refuses the other.
+    """
+    peer = socket.create_connection((HOST, port), who.timeout_s)
+    try:
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        wire.greet_as_client(peer, who.token, who.fingerprint, who.timeout_s)
+        hello = Hello(version=VERSION, name=who.name, fingerprint=who.fingerprint)
+        wire.send_frame(peer, hello, (), who.timeout_s)
+        expect(peer, Taken, who.timeout_s)
+    except BaseException:
+        peer.close()
+        raise
+    return peer
+
+
+def receive(peer: socket.socket, timeout_s: float, *, idle_s: float | None = None) -> tuple[Parcel, int]:
+    """The next parcel, and the bytes that follow it.
+
+    Raises:
+        OSError: when the peer is gone or stalls.
+        ProtocolError: when what comes is no parcel.
+    """
+    body, size = wire.receive_head(peer, timeout_s, idle_s=idle_s)
+    try:
+        return PARCELS.decode(body), size
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"a frame that is no parcel: {error}") from error
+
+
+def expect(peer: socket.socket, kind: type[Parcel], timeout_s: float) -> tuple[Parcel, int]:
+    """The next parcel, when it is of this kind.
+
+    Raises:
+        RefusedParcelError: when the peer refuses.
+        ProtocolError: when it is of another kind.
+        OSError: when the peer is gone or stalls.
+    """
+    parcel, size = receive(peer, timeout_s)
+    if isinstance(parcel, Refused):
+        raise RefusedParcelError(parcel.reason)
+    if not isinstance(parcel, kind):
+        raise ProtocolError(f"a {type(parcel).__name__} where a {kind.__name__} was expected")
+    return parcel, size
+
+
+@final
+class Courier:
+    """Carries parcels to one destination, in order, on a thread of its own. Mutable: it owns a connection.
+
+    Args:
+        port: of the destination.
+        who: we are.
+        failed: told of each job that could not be delivered, and why.
+    """
+
+    __slots__ = ("_failed", "_lost", "_open", "_peer", "_port", "_queue", "_thread", "_who")
+
+    def __init__(self, port: int, who: Identity, failed: Callable[[Job, str], None]) -> None:
+        self._port = port
+        self._who = who
+        self._failed = failed
+        self._queue: queue.SimpleQueue[tuple[_Addressed, Sequence[Bytes]] | None] = queue.SimpleQueue()
+        self._peer: socket.socket | None = None
+        self._open: set[Job] = set()
+        self._lost: set[Job] = set()
+        self._thread = threading.Thread(target=self._run, name=f"courier-{port}", daemon=True)
+        self._thread.start()
+
+    def send(self, parcel: _Addressed, payload: Sequence[Bytes] = ()) -> None:
+        """Let a parcel wait for its turn; its bytes must stay as they are."""
+        self._queue.put((parcel, payload))
+
+    def sever(self) -> None:
+        """Break the connection, as a network would."""
+        peer = self._peer
+        if peer is not None:
+            with contextlib.suppress(OSError):
+                peer.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Deliver what waits, then end."""
+        self._queue.put(None)
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            parcel, payload = item
+            if parcel.job not in self._lost:
+                try:
+                    self._deliver(parcel, payload)
+                except (OSError, MediumError) as error:
+                    self._give_up(parcel.job, self._refusal() or str(error) or type(error).__name__)
+            if isinstance(parcel, (End, Cancel)):
+                self._lost.discard(parcel.job)
+        self._hang_up()
+
+    def _deliver(self, parcel: _Addressed, payload: Sequence[Bytes]) -> None:
+        if isinstance(parcel, Begin):
+            if self._peer is None:
+                self._peer = dial(self._port, self._who)
+            self._open.add(parcel.job)
+        elif parcel.job not in self._open or self._peer is None:
+            return  # cancelled before it began
+        wire.send_frame(self._peer, parcel, payload, self._who.timeout_s)
+        if isinstance(parcel, (End, Cancel)):
+            self._open.discard(parcel.job)
+        if isinstance(parcel, End):
+            try:
+                expect(self._peer, Taken, self._who.timeout_s)
+            except BaseException:
+                self._open.add(parcel.job)
+                raise
+
+    def _give_up(self, job: Job, reason: str) -> None:
+        """The connection is of no use: neither are the jobs that were under way on it."""
+        self._hang_up()
+        jobs = self._open | {job}
+        self._lost |= jobs
+        self._open = set()
+        for each in sorted(jobs, key=lambda job: (job.ticket, job.attempt)):
+            self._failed(each, f"KVCache could not be delivered: {reason}")
+
+    def _refusal(self) -> str | None:
+        """What the peer said before it hung up, if it did."""
+        if self._peer is None:
+            return None
+        try:
+            expect(self._peer, Taken, 0.2)
+        except RefusedParcelError as error:
+            return str(error)
+        except (OSError, MediumError):
+            return None
+        return None
+
+    def _hang_up(self) -> None:
+        if self._peer is not None:
+            self._peer.close()
+            self._peer = None
+
+
+@final
+class Couriers:
+    """One courier for every destination that was ever written to. Mutable: it owns them."""
+
+    __slots__ = ("_by_port", "_failed", "_who")
+
+    def __init__(self, who: Identity, failed: Callable[[Job, str], None]) -> None:
+        self._who = who
+        self._failed = failed
+        self._by_port: dict[int, Courier] = {}
+
+    def to(self, port: int) -> Courier:
+        """The courier for a destination."""
+        if port not in self._by_port:
+            self._by_port[port] = Courier(port, self._who, self._failed)
+        return self._by_port[port]
+
+    def sever(self) -> None:
+        """Break every connection."""
+        for courier in list(self._by_port.values()):
+            courier.sever()

@@ -1,0 +1,214 @@
+"""A prefill worker's duty: reuse a prefix, compute the rest, and send every layer on its way as it is computed."""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from mooncake_lab.engine import KVSpan, PrefillEngine, PrefillResult
+from mooncake_lab.serving import messages
+from mooncake_lab.serving.desk import Desk, sampling_of, tokens_of
+from mooncake_lab.serving.fetching import fetch
+from mooncake_lab.serving.kv import keep_blocks, raw, read_prefix
+from mooncake_lab.serving.measure import measure_prefill, measure_transfer
+from mooncake_lab.serving.messages import Begin, Compute, End, Job, Piece, Span
+from mooncake_lab.store.media import DramMedium
+from mooncake_lab.store.tier import TierSettings
+from mooncake_lab.store.tiers import TieredStore
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Prompt:
+    """A request on its way through here. Mutable: it waits, and then it runs."""
+
+    order: Compute
+    keys: list[bytes]
+    is_ready: bool
+    """Whether the prefix that comes from elsewhere is here, or given up."""
+    start_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _FetchEnded:
+    prompt: _Prompt
+
+
+@final
+class PrefillDuty:
+    """Prompts one after the other, in order of arrival. Mutable: it owns an engine and a store."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        tokens = desk.spec.max_request_tokens + desk.spec.block_size_tokens
+        self.capacity_tokens = tokens
+        self._engine = PrefillEngine(
+            desk.model, desk.settings(tokens), chunk_tokens=desk.spec.chunk_tokens, clock=time.monotonic
+        )
+        self._waiting: deque[_Prompt] = deque()
+        self._running: dict[int, _Prompt] = {}
+        self._fetcher = ThreadPoolExecutor(2, thread_name_prefix="fetch")
+        self._announced: set[bytes] = set()
+        self._evicted = 0
+        self._medium = DramMedium(desk.spec.cache_tokens * desk.shape.bytes_per_token)
+        self._store = TieredStore([TierSettings(medium=self._medium)])
+
+    @property
+    def busy(self) -> bool:
+        """Whether a prompt runs or could begin."""
+        return bool(self._running or (self._waiting and self._waiting[0].is_ready))
+
+    def take(self, item: object) -> None:
+        """Take an order, or the end of a fetch."""
+        match item:
+            case Compute():
+                self._accept(item)
+            case _FetchEnded():
+                item.prompt.is_ready = True
+                self._announce(item.prompt.keys)
+            case messages.Cancel():
+                self._cancel(item.job)
+            case messages.Forget():
+                self._forget()
+            case messages.Measure():
+                self._measure(item.port)
+            case _:
+                raise TypeError(f"a prefill worker cannot take {type(item).__name__}")
+
+    def step(self) -> None:
+        """Begin the next prompt if none runs, and compute one chunk."""
+        if not self._running:
+            self._begin(self._waiting.popleft())
+        for result in self._engine.step():
+            self._finish(self._running.pop(result.request_id), result)
+
+    def lookup(self, keys: Sequence[bytes]) -> list[tuple[torch.Tensor, ...]]:
+        """The leading blocks of these keys that are here, for another worker; called on its connection's thread."""
+        size = self._desk.spec.block_size_tokens
+        span = read_prefix(self._store, keys, self._desk.shape, size)
+        if span is None:
+            return []
+        return [
+            tuple(layer[:, start : start + size].contiguous() for layer in span.layers)
+            for start in range(0, span.tokens, size)
+        ]
+
+    def _accept(self, order: Compute) -> None:
+        keys = self._desk.keys(tokens_of(order.asked))
+        prompt = _Prompt(order=order, keys=keys, is_ready=order.fetch_from is None)
+        self._waiting.append(prompt)
+        if order.fetch_from is not None:
+            self._fetcher.submit(self._fetch, prompt, order.fetch_from)
+
+    def _fetch(self, prompt: _Prompt, port: int) -> None:
+        """Copy missing blocks from their holder; they stay, which is how hot blocks spread (FAST'25 §4.2)."""
+        desk, wanted = self._desk, prompt.keys[: prompt.order.fetch_blocks]
+        have = self._store.match_prefix(wanted)
+        start_s = time.monotonic()
+        blocks = fetch(port, desk.who, desk.shape, wanted[have:], desk.spec.block_size_tokens)
+        for offset, block in enumerate(blocks):
+            self._store.put(wanted[have + offset], [raw(layer) for layer in block], position=have + offset)
+        if blocks:
+            size = len(blocks) * desk.spec.block_size_tokens * desk.shape.bytes_per_token
+            desk.say(messages.Fetched(job=prompt.order.job, start_s=start_s, end_s=time.monotonic(), bytes=size))
+        desk.note(_FetchEnded(prompt))
+
+    def _begin(self, prompt: _Prompt) -> None:
+        prompt.start_s = time.monotonic()
+        desk, order, asked = self._desk, prompt.order, prompt.order.asked
+        tokens = tokens_of(asked)
+        prefix = None
+        if desk.spec.prefix_reuse:
+            prefix = read_prefix(self._store, prompt.keys, desk.shape, desk.spec.block_size_tokens)
+        assert order.deliver_to is not None  # noqa: S101  # the cluster names a decode worker with each prompt
+        courier = desk.couriers.to(order.deliver_to)
+        courier.send(Begin(job=order.job, tokens=len(tokens)))
+
+        def stream(layer: int, start: int, span: torch.Tensor) -> None:
+            host = span.cpu().contiguous()
+            courier.send(Piece(job=order.job, layer=layer, start=start, tokens=host.shape[1]), [raw(host)])
+
+        if prefix is not None:
+            for layer, tensor in enumerate(prefix.layers):
+                stream(layer, 0, tensor)
+        try:
+            request_id = self._engine.submit(
+                tokens,
+                prefix=() if prefix is None else (prefix,),
+                sampling=sampling_of(asked),
+                on_kv=stream if desk.spec.layerwise else None,
+            )
+        except ValueError as error:
+            courier.send(messages.Cancel(order.job))
+            desk.say(messages.Trouble(job=order.job, reason=str(error), is_hopeless=True))
+            return
+        self._running[request_id] = prompt
+
+    def _finish(self, prompt: _Prompt, result: PrefillResult) -> None:
+        order = prompt.order
+        span = Span(
+            order.job,
+            prompt.start_s,
+            time.monotonic(),
+            len(order.asked.prompt) // 4 - result.reused_tokens,
+            result.reused_tokens,
+        )
+        self._desk.say(messages.Prefilled(span, result.first_token))
+        assert order.deliver_to is not None  # noqa: S101  # as above
+        courier = self._desk.couriers.to(order.deliver_to)
+        if not self._desk.spec.layerwise:
+            self._send_all(order, result.kv)
+        courier.send(End(job=order.job, first_token=result.first_token, span=span))
+        if self._desk.spec.prefix_reuse:
+            keep_blocks(self._store, prompt.keys, result.kv, self._desk.spec.block_size_tokens)
+            self._announce(prompt.keys)
+
+    def _send_all(self, order: Compute, kv: KVSpan) -> None:
+        assert order.deliver_to is not None  # noqa: S101  # as above
+        courier = self._desk.couriers.to(order.deliver_to)
+        for layer, tensor in enumerate(kv.layers):
+            if not kv.tokens:
+                continue
+            host = tensor.cpu().contiguous()
+            courier.send(Piece(job=order.job, layer=layer, start=kv.start, tokens=kv.tokens), [raw(host)])
+
+    def _announce(self, keys: Sequence[bytes]) -> None:
+        """Tell the cluster what came into the store and what left it."""
+        added = tuple(key for key in keys if key not in self._announced and key in self._store)
+        self._announced.update(added)
+        removed: tuple[bytes, ...] = ()
+        evicted = sum(tier.evicted + tier.damaged + tier.refused for tier in self._store.statistics())
+        if evicted != self._evicted:
+            self._evicted = evicted
+            removed = tuple(key for key in self._announced if key not in self._store)
+            self._announced.difference_update(removed)
+        if added or removed:
+            self._desk.say(messages.Holds(added=added, removed=removed))
+
+    def _cancel(self, job: Job) -> None:
+        self._waiting = deque(prompt for prompt in self._waiting if prompt.order.job != job)
+        for request_id, prompt in list(self._running.items()):
+            if prompt.order.job == job:
+                del self._running[request_id]
+                self._engine.engine.cancel(request_id)
+                self._engine.step()
+                if prompt.order.deliver_to is not None:
+                    self._desk.couriers.to(prompt.order.deliver_to).send(messages.Cancel(job))
+
+    def _forget(self) -> None:
+        self._store.close()
+        self._store = TieredStore([TierSettings(medium=DramMedium(self._medium.capacity_bytes))])
+        self._desk.say(messages.Holds(removed=tuple(self._announced)))
+        self._announced, self._evicted = set(), 0
+
+    def _measure(self, port: int | None) -> None:
+        desk = self._desk
+        self._desk.say(
+            messages.Measured(
+                prefill=measure_prefill(self._engine, desk.model, desk.shape, desk.spec),
+                transfer=() if port is None else measure_transfer(port, desk.who),
+            )
+        )

@@ -1,0 +1,250 @@
+"""Where a worker receives: KVCache of requests it will decode, and questions for blocks it holds."""
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, final
+
+import numpy as np
+import torch
+
+from mooncake_lab.engine import KVSpan
+from mooncake_lab.serving import messages
+from mooncake_lab.serving.kv import Bytes, KVShape, raw
+from mooncake_lab.serving.messages import VERSION, Hello, Job, Move, Refused, Taken
+from mooncake_lab.serving.messenger import HOST, Identity, receive
+from mooncake_lab.store.media import MediumError, ProtocolError, wire
+
+_LOG: Final = logging.getLogger(__name__)
+_IDLE_S: Final = 3600.0
+_MOST_PEERS: Final = 64
+_MOST_PROBE_BYTES: Final = 2**26
+_MOST_KEYS: Final = 8192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """A request's KVCache, complete."""
+
+    job: Job
+    kv: KVSpan
+    first_token: int
+    moves: tuple[Move, ...]
+    span: messages.Span
+
+
+@dataclass(slots=True, kw_only=True)
+class _Incoming:
+    """A request whose KVCache is arriving. Mutable: it fills up."""
+
+    tokens: int
+    layers: tuple[torch.Tensor, ...]
+    covered: list[int]
+    """Tokens of each layer that are here, from the front."""
+    moves: list[Move] = field(default_factory=list[Move])
+
+
+Answer = Callable[[Sequence[bytes]], list[tuple[torch.Tensor, ...]]]
+"""Gives the leading blocks of these keys that a worker holds, each as its layers."""
+
+
+@final
+class Reception:
+    """Listens for other workers of the cluster until the process ends. Mutable: it owns a port and threads.
+
+    Args:
+        who: we are; peers must know the same token and model.
+        shape: of the KVCache.
+        most_tokens: of one request.
+        delivered: told of each complete request, on the thread of its connection.
+        give: looks for blocks that others ask for.
+        each_layer: whether each piece's move is told, or one for all of them.
+    """
+
+    __slots__ = (
+        "_delivered", "_each_layer", "_give", "_listener", "_most_tokens", "_peers", "_peers_lock", "_shape", "_who",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        who: Identity,
+        shape: KVShape,
+        *,
+        most_tokens: int,
+        delivered: Callable[[Delivery], None],
+        give: Answer,
+        each_layer: bool = False,
+    ) -> None:
+        self._who = who
+        self._shape = shape
+        self._most_tokens = most_tokens
+        self._delivered = delivered
+        self._give = give
+        self._each_layer = each_layer
+        self._peers: set[socket.socket] = set()
+        self._peers_lock = threading.Lock()
+        self._listener = socket.create_server((HOST, 0))
+        threading.Thread(target=self._accept, name="reception", daemon=True).start()
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self._listener.getsockname()[1])
+
+    def sever(self) -> None:
+        """Break every connection, as a network would."""
+        with self._peers_lock:
+            peers = list(self._peers)
+        for peer in peers:
+            with contextlib.suppress(OSError):
+                peer.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Stop listening, and hang up."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.sever()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                peer, _ = self._listener.accept()
+            except OSError:
+                return
+            with self._peers_lock:
+                welcome = len(self._peers) < _MOST_PEERS
+                if welcome:
+                    self._peers.add(peer)
+            if not welcome:
+                peer.close()
+                continue
+            threading.Thread(target=self._serve, args=(peer,), name="receiver", daemon=True).start()
+
+    def _serve(self, peer: socket.socket) -> None:
+        try:
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            wire.greet_as_server(peer, self._who.token, self._who.timeout_s)
+            self._welcome(peer)
+            self._take_parcels(peer)
+        except (ConnectionResetError, BrokenPipeError):
+            pass  # the sender knows, and says so to the cluster
+        except (MediumError, TimeoutError, ValueError) as error:
+            _LOG.warning("%s refuses a peer: %s", self._who.name, error)
+            self._refuse(peer, str(error))
+        except OSError as error:
+            _LOG.info("%s lost a peer: %s", self._who.name, error)
+        finally:
+            peer.close()
+            with self._peers_lock:
+                self._peers.discard(peer)
+
+    def _welcome(self, peer: socket.socket) -> None:
+        parcel, _ = receive(peer, self._who.timeout_s)
+        if not isinstance(parcel, Hello):
+            raise ProtocolError(f"a peer begins with {type(parcel).__name__}; it must begin with Hello")
+        if parcel.version != VERSION:
+            raise ProtocolError(
+                f"{parcel.name} speaks version {parcel.version}; {self._who.name} speaks {VERSION}"
+            )
+        if parcel.fingerprint != self._shape.fingerprint:
+            raise ProtocolError(f"{parcel.name} runs another model than {self._who.name}")
+        wire.send_frame(peer, Taken(), (), self._who.timeout_s)
+
+    def _take_parcels(self, peer: socket.socket) -> None:
+        coming: dict[Job, _Incoming] = {}
+        while True:
+            parcel, size = receive(peer, self._who.timeout_s, idle_s=_IDLE_S)
+            if size and not isinstance(parcel, (messages.Piece, messages.Probe)):
+                raise ProtocolError(f"a {type(parcel).__name__} with {size} bytes behind it; allowed are 0")
+            match parcel:
+                case messages.Begin():
+                    coming[parcel.job] = self._begin(parcel)
+                case messages.Piece():
+                    self._piece(peer, parcel, coming, size)
+                case messages.End():
+                    self._end(parcel, coming)
+                    wire.send_frame(peer, Taken(), (), self._who.timeout_s)
+                case messages.Cancel():
+                    coming.pop(parcel.job, None)
+                case messages.Ask():
+                    self._answer(peer, parcel)
+                case messages.Probe():
+                    self._skip(peer, size)
+                    wire.send_frame(peer, Taken(), (), self._who.timeout_s)
+                case _:
+                    raise ProtocolError(f"a {type(parcel).__name__} is no question")
+
+    def _begin(self, parcel: messages.Begin) -> _Incoming:
+        if not 0 < parcel.tokens <= self._most_tokens:
+            raise ProtocolError(f"a request of {parcel.tokens} tokens; allowed are 1 to {self._most_tokens}")
+        layers = self._shape.empty(parcel.tokens)
+        return _Incoming(tokens=parcel.tokens, layers=layers, covered=[0] * len(layers))
+
+    def _piece(self, peer: socket.socket, parcel: messages.Piece, coming: dict[Job, _Incoming], size: int) -> None:
+        into = coming.get(parcel.job)
+        if into is None:
+            raise ProtocolError(f"a piece of {parcel.job}, which never began here")
+        stop = parcel.start + parcel.tokens
+        fits = 0 <= parcel.layer < len(into.layers) and 0 <= parcel.start < stop <= into.tokens
+        if (
+            not fits
+            or parcel.start > into.covered[parcel.layer]
+            or size != parcel.tokens * self._shape.layer_bytes
+        ):
+            raise ProtocolError(
+                f"{size} bytes for tokens {parcel.start} to {stop} of layer {parcel.layer}; it has {into.tokens}"
+                f" tokens in {len(into.layers)} layers, {self._shape.layer_bytes} bytes a token and layer"
+            )
+        start_s = time.monotonic()
+        place = into.layers[parcel.layer]
+        parts = [raw(half[parcel.start : stop]) for half in place]  # keys, then values
+        wire.receive_into(peer, parts, self._who.timeout_s)
+        into.covered[parcel.layer] = max(into.covered[parcel.layer], stop)
+        into.moves.append(Move(start_s, time.monotonic(), size))
+
+    def _end(self, parcel: messages.End, coming: dict[Job, _Incoming]) -> None:
+        done = coming.pop(parcel.job, None)
+        if done is None or min(done.covered) < done.tokens:
+            raise ProtocolError(f"{parcel.job} ends before all of its KVCache came")
+        moves = done.moves
+        if not self._each_layer:
+            moves = [Move(moves[0].start_s, moves[-1].end_s, sum(move.bytes for move in moves))]
+        self._delivered(
+            Delivery(
+                job=parcel.job,
+                kv=self._shape.span(done.layers),
+                first_token=parcel.first_token,
+                moves=tuple(moves),
+                span=parcel.span,
+            )
+        )
+
+    def _answer(self, peer: socket.socket, parcel: messages.Ask) -> None:
+        if len(parcel.keys) > _MOST_KEYS:
+            raise ProtocolError(f"a question for {len(parcel.keys)} blocks; allowed are {_MOST_KEYS}")
+        blocks = self._give(parcel.keys)
+        payload = [raw(layer) for block in blocks for layer in block]
+        wire.send_frame(peer, messages.Give(len(blocks)), payload, self._who.timeout_s)
+
+    def _skip(self, peer: socket.socket, size: int) -> None:
+        if size > _MOST_PROBE_BYTES:
+            raise ProtocolError(f"a probe of {size} bytes; allowed are {_MOST_PROBE_BYTES}")
+        scratch: Bytes = np.empty(min(size, 2**20) or 1, np.uint8)
+        while size:
+            wire.receive_into(peer, [scratch[:size]], self._who.timeout_s)
+            size -= min(size, scratch.nbytes)
+
+    def _refuse(self, peer: socket.socket, reason: str) -> None:
+        """Say why, and read on for a moment: closing with unread bytes would destroy what was said."""
+        with contextlib.suppress(OSError, MediumError):
+            wire.send_frame(peer, Refused(reason[:1000]), (), 1.0)
+            peer.shutdown(socket.SHUT_WR)
+            peer.settimeout(0.5)
+            for _ in range(256):
+                if not peer.recv(2**16):
+                    return

@@ -1,0 +1,133 @@
+"""What a live cluster is made of, and what each worker of it is told when it is born."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from mooncake_lab.conductor import AdmissionPolicy, AdmitAll, KVCacheCentric, LoadBalance, PlacementPolicy
+from mooncake_lab.core import SLO
+
+Role = Literal["prefill", "decode", "coupled"]
+"""What a worker does: one stage, the other, or both."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveSpec:
+    """A cluster of real engines and its policies: `simulation.ClusterSpec`, for processes.
+
+    Raises:
+        ValueError: when a number is out of range, or the roles cannot serve a request.
+    """
+
+    model: str = "random:lab-tiny"
+    """A Hugging Face directory, or `random:SHAPE`."""
+    seed: int = 0
+    """Of random weights."""
+    device: str = "auto"
+    """auto takes GPUs in turn where there are any, several workers to one if need be; or cpu, cuda, cuda:1."""
+    dtype: str | None = None
+    prefill_nodes: int = 1
+    decode_nodes: int = 1
+    coupled_nodes: int = 0
+    """Workers that do both stages, instead of the two."""
+    cache_tokens: int = 65_536
+    """KVCache that each prefill worker keeps in DRAM."""
+    decode_tokens: int = 65_536
+    """KVCache that fits into the engine of a decode or coupled worker."""
+    block_size_tokens: int = 16
+    chunk_tokens: int = 512
+    """Most prompt tokens of an iteration."""
+    max_request_tokens: int = 8192
+    """Longest context; fewer where the model's window is shorter."""
+    max_requests: int = 256
+    """Most requests that decode at once on a worker."""
+    batching: str = "sarathi_serve"
+    """What coupled workers run."""
+    prefix_reuse: bool = True
+    layerwise: bool = True
+    """Whether KVCache leaves layer by layer while prefill runs (arXiv §5.2), or all of it afterwards."""
+    first_shown_by: Literal["decode", "prefill"] = "decode"
+    """Who shows the first token: the decode worker when the KVCache is there, or the prefill worker."""
+    placement: PlacementPolicy | None = None
+    """None takes Algorithm 1, or for coupled workers, which share no store, the least loaded one."""
+    admission: AdmissionPolicy = field(default_factory=AdmitAll)
+    slo: SLO = field(default_factory=SLO)
+    most_under_way: int = 1024
+    """Requests in the cluster at once; one more is refused."""
+    most_attempts: int = 5
+    """How often a request is placed before it is given up: it may be what kills workers."""
+    threads: int = 1
+    """Threads of each worker's engine."""
+    peer_timeout_s: float = 10.0
+    """How long a worker may keep another waiting inside a frame."""
+    silence_s: float = 20.0
+    """A worker that says nothing for so long is killed and born again."""
+    log_layers: bool = False
+    """Whether each layer's move is a record of its own."""
+
+    def __post_init__(self) -> None:
+        positive = (
+            "cache_tokens", "decode_tokens", "block_size_tokens", "chunk_tokens", "max_request_tokens",
+            "max_requests", "most_under_way", "most_attempts", "threads", "peer_timeout_s", "silence_s",
+        )  # fmt: skip
+        for name in positive:
+            if getattr(self, name) <= 0:
+                raise ValueError(f"LiveSpec.{name} is {getattr(self, name)!r}; a positive number is needed")
+        counts = (self.prefill_nodes, self.decode_nodes, self.coupled_nodes)
+        pair, alone = min(counts[:2]) >= 1, max(counts[:2]) == 0
+        if min(counts) < 0 or not ((pair and self.coupled_nodes == 0) or (alone and self.coupled_nodes >= 1)):
+            raise ValueError(
+                f"a cluster of {counts[0]} prefill, {counts[1]} decode and {counts[2]} coupled workers;"
+                " it needs prefill and decode workers, or coupled ones instead"
+            )
+        if self.coupled_nodes and isinstance(self.placement, KVCacheCentric):
+            raise ValueError("coupled workers share no store to fetch from; cache_aware is the nearest placement")
+
+    @property
+    def places(self) -> PlacementPolicy:
+        """The placement policy that is in force."""
+        if self.placement is not None:
+            return self.placement
+        return LoadBalance() if self.coupled_nodes else KVCacheCentric()
+
+    @property
+    def roles(self) -> dict[str, Role]:
+        """The role of each worker by its name, prefill first."""
+        counted: tuple[tuple[Role, int], ...] = (
+            ("prefill", self.prefill_nodes), ("decode", self.decode_nodes), ("coupled", self.coupled_nodes),
+        )  # fmt: skip
+        return {f"{role}-{i}": role for role, count in counted for i in range(count)}
+
+
+class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What one worker is told when it is born."""
+
+    name: str
+    role: Role
+    index: int
+    """Its place among all workers, from which its GPU follows."""
+    token: bytes
+    """The secret that all workers of a cluster share."""
+    model: str
+    seed: int
+    device: str
+    dtype: str | None
+    cache_tokens: int
+    decode_tokens: int
+    block_size_tokens: int
+    chunk_tokens: int
+    max_request_tokens: int
+    max_requests: int
+    batching: str
+    prefix_reuse: bool
+    layerwise: bool
+    threads: int
+    peer_timeout_s: float
+    log_layers: bool
+
+
+def worker_spec(spec: LiveSpec, name: str, token: bytes) -> WorkerSpec:
+    """What the worker of this name is told."""
+    shared = {key: getattr(spec, key) for key in WorkerSpec.__struct_fields__ if hasattr(spec, key)}
+    return WorkerSpec(name=name, role=spec.roles[name], index=list(spec.roles).index(name), token=token, **shared)

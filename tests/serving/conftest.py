@@ -1,0 +1,68 @@
+"""One small live cluster a module, and the tokens that it must give."""
+
+import numpy as np
+import pytest
+
+from mooncake_lab.core import Request, TracedRequest, blocks_for
+from mooncake_lab.engine import CoupledEngine, EngineSettings, load_model
+from mooncake_lab.serving import LiveCluster, LiveSpec, prompt_of
+
+MODEL = "random:lab-tiny"
+BLOCK = 16
+
+
+@pytest.fixture(scope="session")
+def reference():
+    """What one engine in this process generates: `reference(prompts, new_tokens)`, nothing reused."""
+    model = load_model(MODEL, device="cpu", positions=8192)
+
+    def generate(prompts, new_tokens):
+        settings = EngineSettings(cache_blocks=2000, prefix_reuse=False, keep_log=False)
+        outputs = CoupledEngine(model, None, settings).generate(prompts, max_new_tokens=new_tokens)
+        return [output.tokens for output in outputs]
+
+    return generate
+
+
+@pytest.fixture(scope="session")
+def traced():
+    """Makes a trace: `traced(requests, every_s=..)`, every third beginning alike."""
+
+    def make(requests, *, every_s=0.01, tokens=70, output_tokens=12, shared_blocks=3, first_id=0):
+        made = []
+        for i in range(first_id, first_id + requests):
+            count = blocks_for(tokens + i % 5, BLOCK)
+            shared = [10_000 + i % 3 * 100 + k for k in range(shared_blocks)]
+            keys = (shared + [1_000_000 + i * 100 + k for k in range(count)])[:count]
+            request = Request(
+                id=i, arrival_s=(i - first_id) * every_s, input_tokens=tokens + i % 5, block_keys=tuple(keys),
+                block_size_tokens=BLOCK,
+            )  # fmt: skip
+            made.append(TracedRequest(request, output_tokens + i % 4))
+        return made
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def expected(reference):
+    """The tokens that requests of a trace must get, by id."""
+
+    def tokens(requests):
+        longest = max(one.output_tokens for one in requests)
+        found = reference([prompt_of(one.request, 256) for one in requests], longest)
+        return {one.request.id: full[: one.output_tokens] for one, full in zip(requests, found, strict=True)}
+
+    return tokens
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """One prefill and one decode worker."""
+    with LiveCluster(LiveSpec(model=MODEL, device="cpu")) as live:
+        yield live
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
