@@ -1,6 +1,7 @@
 """The scorecard: what the chapters found, gathered, counted, and put in the order of disagreement."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -47,6 +48,6 @@ def spread(card: Scorecard) -> pd.Series:
     return pd.Series({"numbers": float(len(ratio)), **shares, "median": float(distance.median())})
 
 
-def _distance(ratio: pd.Series) -> pd.Series:
+def _distance(ratio: Any) -> pd.Series:
     """The factor between two numbers, from 1."""
-    return pd.Series(np.maximum(ratio, 1 / ratio), index=ratio.index)
+    return pd.Series(np.maximum(ratio, 1 / ratio))
