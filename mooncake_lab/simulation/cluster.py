@@ -1,6 +1,6 @@
 """The cluster in virtual time: requests arrive, the Conductor decides, instances act, the log remembers."""
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 import simpy
@@ -11,7 +11,6 @@ from mooncake_lab.conductor import (
     Experience,
     LatencyEstimator,
     Placement,
-    PrefillView,
 )
 from mooncake_lab.core import Moved, Record, Request, TracedRequest
 from mooncake_lab.perf import LatencyModel
@@ -57,20 +56,6 @@ class Cluster:
             name: DecodeInstance(self._env, name, model, spec.decode_tokens, self._write, self._resume)
             for name in (f"decode-{i}" for i in range(spec.decode_nodes))
         }
-        self._handover = Handover(
-            self._env,
-            model,
-            self._network,
-            self._journeys,
-            self._decode,
-            first_shown_by=spec.first_shown_by,
-            double_check=lambda request, decode: self._door.double_check(request, decode),
-            log=self._write,
-        )
-        self._prefill = {name: self._prefill_instance(name) for name in names}
-        for failure in spec.failures:
-            self._plan_death(failure)
-        self._board = NoticeBoard(self._env, spec.view_age_s, self._look)
         self._door = FrontDoor(
             env=self._env,
             placement=spec.placement,
@@ -82,6 +67,20 @@ class Cluster:
             place=self._place,
             log=self._write,
         )
+        self._handover = Handover(
+            self._env,
+            model,
+            self._network,
+            self._journeys,
+            self._decode,
+            first_shown_by=spec.first_shown_by,
+            double_check=self._door.double_check,
+            log=self._write,
+        )
+        self._prefill = {name: self._prefill_instance(name) for name in names}
+        for failure in spec.failures:
+            self._plan_death(failure)
+        self._board = NoticeBoard(self._env, spec.view_age_s, self._look, names)
 
     def run(self, requests: Iterable[TracedRequest], until_s: float | None = None) -> list[Record]:
         """Serve requests in order of arrival until all are done, or until the horizon; the run's log."""
@@ -100,20 +99,13 @@ class Cluster:
 
     def view(self, request: Request) -> ClusterView:
         """What the Conductor may know about this request; looking changes nothing in the cluster."""
-        return self._board.view(dict(zip(self._prefill, self.pool.matches(request), strict=True)))
+        return self._board.view(self.pool.matches(request))
 
-    def _look(self, matched_blocks: Mapping[str, int]) -> ClusterView:
+    def _look(self, matched_blocks: Sequence[int]) -> ClusterView:
         flows_from = self._network.flows_from
         prefill = [
-            PrefillView(
-                name,
-                instance.backlog_s,
-                instance.queued_requests,
-                instance.assigned_requests,
-                matched_blocks[name],
-                flows_from(name),
-            )
-            for name, instance in self._prefill.items()
+            instance.view(matched, flows_from(name))
+            for (name, instance), matched in zip(self._prefill.items(), matched_blocks, strict=True)
             if instance.alive
         ]
         decode = [instance.view() for instance in self._decode.values() if instance.alive]

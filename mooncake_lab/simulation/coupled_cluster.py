@@ -1,6 +1,6 @@
 """A cluster of coupled instances in virtual time: what Mooncake is compared with."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
@@ -119,7 +119,7 @@ class CoupledCluster:
             name: CoupledInstance(self._env, name, model, spec.batching, _memory(spec), self.log.append)
             for name in (f"coupled-{i}" for i in range(spec.nodes))
         }
-        self._board = NoticeBoard(self._env, spec.view_age_s, self._look)
+        self._board = NoticeBoard(self._env, spec.view_age_s, self._look, list(self.instances))
         self._door = FrontDoor(
             env=self._env,
             placement=spec.placement,
@@ -141,22 +141,22 @@ class CoupledCluster:
     def view(self, request: Request) -> ClusterView:
         """What the Conductor may know about this request; every instance is in both pools."""
         return self._board.view(
-            {
-                name: 0 if instance.memory.cache is None else instance.memory.cache.matched(request)
-                for name, instance in self.instances.items()
-            }
+            [
+                0 if instance.memory.cache is None else instance.memory.cache.matched(request)
+                for instance in self.instances.values()
+            ]
         )
 
-    def _look(self, matched_blocks: Mapping[str, int]) -> ClusterView:
+    def _look(self, matched_blocks: Sequence[int]) -> ClusterView:
         prefill = tuple(
             PrefillView(
                 name,
                 instance.backlog_s,
                 instance.queued_requests,
                 instance.assigned_requests,
-                matched_blocks[name],
+                matched,
             )
-            for name, instance in self.instances.items()
+            for (name, instance), matched in zip(self.instances.items(), matched_blocks, strict=True)
         )
         decode = tuple(
             DecodeView(name, len(instance.residents), instance.context_tokens, instance.memory.capacity_tokens)

@@ -1,7 +1,8 @@
 """From prefill to decode in virtual time: KVCache streams layer by layer, and is loaded where it is decoded."""
 
-from collections.abc import Callable, Generator, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Literal
 
 import simpy
 
@@ -41,9 +42,8 @@ class Handover:
 
     def stream(self, job: Job) -> None:
         """Each layer's KVCache leaves for the decode instance while the next layer is computed (arXiv §5.2)."""
-        request, placement = job.traced.request, job.placement
-        size = request.input_tokens * self._model.shape.kv_bytes_per_token
-        self._streams[job] = self._network.transfer(placement.prefill, placement.decode, size)
+        placement = job.placement
+        self._streams[job] = self._network.transfer(placement.prefill, placement.decode, self._size(job))
 
     def hand_over(self, job: Job) -> None:
         """A prompt is computed: the rest of its stream, and then decoding."""
@@ -54,16 +54,29 @@ class Handover:
         if self._first_shown_by == "prefill" and not self._journeys.shown.get(request_id):
             self._journeys.shown[request_id] = 1
             self._log(FirstToken(at_s=self._env.now, request_id=request_id))
-        self._env.process(self._deliver(job, stream))
+        self._after(self._last_layer_s(job), partial(self._last_layer_sent, job, stream, self._env.now))
 
-    def _deliver(self, job: Job, stream: simpy.Event) -> Generator[simpy.Event, Any, None]:
-        """The last layer, the rest of the stream if the network is busy, then host memory to GPU memory."""
+    # callbacks rather than a process: a process is two events more, and every request passes here
+
+    def _after(self, seconds: float, act: Callable[[simpy.Event], None]) -> None:
+        self._env.timeout(seconds).callbacks.append(act)
+
+    def _last_layer_s(self, job: Job) -> float:
+        return self._model.transfer.seconds(self._size(job) / self._model.shape.layers)
+
+    def _size(self, job: Job) -> int:
+        return job.traced.request.input_tokens * self._model.shape.kv_bytes_per_token
+
+    def _last_layer_sent(self, job: Job, stream: simpy.Event, start_s: float, _event: simpy.Event) -> None:
+        """What remains is the rest of the stream, if the network is busy."""
+        if stream.processed:
+            self._arrived(job, start_s, stream)
+        else:
+            stream.callbacks.append(partial(self._arrived, job, start_s))
+
+    def _arrived(self, job: Job, start_s: float, _event: simpy.Event) -> None:
+        """All layers are in host memory; now into GPU memory."""
         request, placement = job.traced.request, job.placement
-        size = request.input_tokens * self._model.shape.kv_bytes_per_token
-        start_s = self._env.now
-        yield self._env.timeout(self._model.transfer.seconds(size / self._model.shape.layers))
-        if not stream.processed:
-            yield stream
         if not self._journeys.is_current(job.traced, placement):
             return
         self._log(
@@ -73,16 +86,17 @@ class Handover:
                 source=placement.prefill,
                 destination=placement.decode,
                 start_s=start_s,
-                bytes=size,
+                bytes=self._size(job),
             )
         )
-        if self._refused(job):
+        if not self._refused(job):
+            self._after(self._model.dram_load_s(request.input_tokens), partial(self._loaded, job))
+
+    def _loaded(self, job: Job, _event: simpy.Event) -> None:
+        if not self._journeys.is_current(job.traced, job.placement):
             return
-        yield self._env.timeout(self._model.dram_load_s(request.input_tokens))
-        if not self._journeys.is_current(job.traced, placement):
-            return
-        shown, resumed = self._journeys.end(request.id)
-        self._decode[placement.decode].join(job.traced, shown, resumed=resumed)
+        shown, resumed = self._journeys.end(job.traced.request.id)
+        self._decode[job.placement.decode].join(job.traced, shown, resumed=resumed)
 
     def _refused(self, job: Job) -> bool:
         """Whether the decode instance turns the request away now that it is here (arXiv §3, step 4).

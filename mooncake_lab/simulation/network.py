@@ -14,6 +14,15 @@ _INSTANT_S: Final = 1e-9
 """What is shorter than this is over: at hours of simulated time a float cannot tell such moments apart."""
 
 
+class _Arrival(simpy.Event):
+    """Happens a latency after its last byte was sent: a `Timeout` whose time is known later than itself."""
+
+    def sent(self, latency_s: float) -> None:
+        """The last byte is on its way."""
+        self._ok, self._value = True, None
+        self.env.schedule(self, delay=latency_s)
+
+
 @dataclass(slots=True, eq=False)
 class _Flow:
     """A transfer under way; it changes as time passes."""
@@ -21,7 +30,7 @@ class _Flow:
     source: str
     destination: str
     remaining_bytes: float
-    done: simpy.Event
+    done: _Arrival
     rate_bytes_per_s: float = field(default=0.0)
 
 
@@ -56,7 +65,7 @@ class Network:
         """
         if source == destination:
             raise ValueError(f"a transfer from {source} to itself needs no network")
-        done = self._env.event()
+        done = _Arrival(self._env)
         self._advance()
         self._flows.append(_Flow(source, destination, float(size_bytes), done))
         self._sending[source] = self._sending.get(source, 0) + 1
@@ -95,12 +104,8 @@ class Network:
         for flow in through:
             self._sending[flow.source] -= 1
             self._receiving[flow.destination] -= 1
-            self._arrive(flow.done)
+            flow.done.sent(self._latency_s)
         self._share()
-
-    def _arrive(self, done: simpy.Event) -> None:
-        timer = self._env.timeout(self._latency_s)
-        _then(timer, done.succeed)
 
 
 def _then(event: simpy.Event, act: Callable[[], object]) -> None:

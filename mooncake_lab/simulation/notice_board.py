@@ -1,6 +1,6 @@
 """How old a view may be: loads are pinned to a board and read there until they are too old."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import simpy
@@ -21,18 +21,21 @@ class NoticeBoard:
 
     env: simpy.Environment
     max_age_s: float
-    look: Callable[[Mapping[str, int]], ClusterView]
-    """The cluster as it is now, with this request's matched blocks a prefill instance."""
+    look: Callable[[Sequence[int]], ClusterView]
+    """The cluster now, given a request's matched blocks at each prefill instance, dead ones included."""
+    names: Sequence[str]
+    """Of the prefill instances, in that order."""
     _notice: ClusterView | None = None
 
-    def view(self, matched_blocks: Mapping[str, int]) -> ClusterView:
+    def view(self, matched_blocks: Sequence[int]) -> ClusterView:
         """What the Conductor sees for a request with these matches."""
         if not self.max_age_s:
             return self.look(matched_blocks)
         notice = self._notice
         if notice is None or self.env.now - notice.taken_at_s > self.max_age_s:
             notice = self._notice = self.look(matched_blocks)
-        prefill = tuple(seen._replace(matched_blocks=matched_blocks[seen.name]) for seen in notice.prefill)
+        matched = dict(zip(self.names, matched_blocks, strict=True))
+        prefill = tuple(seen._replace(matched_blocks=matched[seen.name]) for seen in notice.prefill)
         return notice._replace(prefill=prefill)
 
     def clear(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import simpy
 
-from mooncake_lab.conductor import Placement
+from mooncake_lab.conductor import Placement, PrefillView
 from mooncake_lab.core import Prefilled, Record, TracedRequest
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.simulation.pool import PrefixPool
@@ -57,10 +57,22 @@ class PrefillInstance:
         self._running_until_s = 0.0
         env.process(self._live())
 
+    def view(self, matched_blocks: int, outgoing_flows: int) -> PrefillView:
+        """What the Conductor may know of this instance now."""
+        return PrefillView(
+            self.name,
+            self.backlog_s,
+            self.queued_requests,
+            self.assigned_requests,
+            matched_blocks,
+            outgoing_flows,
+        )
+
     @property
     def backlog_s(self) -> float:
         """Seconds of computation queued or running here, as the Conductor believes."""
-        return self._queued_s + max(0.0, self._running_until_s - self._env.now)
+        running_s = self._running_until_s - self._env.now
+        return self._queued_s + running_s if running_s > 0 else self._queued_s
 
     def die(self) -> None:
         """Stop at once; what is queued or running here is never finished."""
