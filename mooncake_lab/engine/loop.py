@@ -11,6 +11,7 @@ from mooncake_lab.core import blocks_for
 from mooncake_lab.engine.allocator import BlockAllocator
 from mooncake_lab.engine.graphs import DecodeGraphs, capture_cuda
 from mooncake_lab.engine.kvcache import KVCache, KVSpan, fingerprint
+from mooncake_lab.engine.layerwise.arriving import ArrivingPrefix, PrefixLostError
 from mooncake_lab.engine.model import LlamaModel
 from mooncake_lab.engine.runner import ModelRunner
 from mooncake_lab.engine.scheduler import Schedule, Scheduler
@@ -89,7 +90,7 @@ class Engine:
         self,
         request: GenerationRequest,
         *,
-        kv: Sequence[KVSpan] = (),
+        kv: Sequence[KVSpan] | ArrivingPrefix = (),
         generated: Sequence[int] = (),
         before_release: Callable[[RunningRequest], None] | None = None,
     ) -> int:
@@ -97,7 +98,7 @@ class Engine:
 
         Args:
             request: what is asked for.
-            kv: KVCache of its first tokens, computed elsewhere.
+            kv: KVCache of its first tokens, computed elsewhere: as it is, or arriving layer by layer.
             generated: tokens it has generated elsewhere.
             before_release: called when it is done, while it still holds its blocks.
 
@@ -108,11 +109,15 @@ class Engine:
         entered = enter(self._next_id, request, self._clock(), self.settings.block_size_tokens)
         for token in generated:
             entered.append(token)
-        given = self.runner.accept(kv)
+        given = self.runner.accept([kv] if isinstance(kv, ArrivingPrefix) else kv)
         if given > entered.known:
             raise ValueError(f"KVCache of {given} tokens is given for a request of {entered.known}")
         entered.cached = min(given, entered.known - 1)  # the last token is computed: its logits are what is wanted
-        entered.parked = tuple(kv) if entered.cached else ()
+        if isinstance(kv, ArrivingPrefix):
+            kv.limit(entered.cached)
+            entered.arriving = kv if entered.cached else None
+        else:
+            entered.parked = tuple(kv) if entered.cached else ()
         if before_release is not None:
             self._before_release[entered.id] = before_release
         self.scheduler.add(entered)
@@ -130,7 +135,11 @@ class Engine:
             return done
         start_s = self._clock()
         schedule = self.scheduler.schedule()
-        tokens = self._run(schedule)
+        try:
+            tokens = self._run(schedule)
+        except PrefixLostError:  # nothing was counted as computed: the next iteration is planned with what is left
+            self.scheduler.shorten(schedule)
+            return done + self._reject(schedule)
         return done + self._postprocess(schedule, tokens, start_s)
 
     def run(self) -> list[Output]:
@@ -158,12 +167,14 @@ class Engine:
         for request, _ in schedule.work:
             if request.parked:
                 self.runner.restore(request)
+            if request.arriving is not None:
+                request.arriving.begin(self.runner.cache, request.blocks.tolist())
         return self.runner.run(schedule.work) if schedule.work else []
 
     def _postprocess(self, schedule: Schedule, tokens: list[int], start_s: float) -> list[Output]:
         """Append the new tokens, end who is done, and write the iteration down."""
+        done = self._reject(schedule)
         now_s, emitted = self._clock(), iter(tokens)
-        done = [self._end(request, "rejected", now_s, reason) for request, reason in schedule.rejected]
         finished: list[int] = []
         for request, segment in schedule.work:
             self.scheduler.computed(request, segment.new_tokens)
@@ -176,6 +187,10 @@ class Engine:
         self._steps += 1
         _tell(schedule)  # last, so that a client's callback finds the engine in order
         return done
+
+    def _reject(self, schedule: Schedule) -> list[Output]:
+        now_s = self._clock()
+        return [self._end(request, "rejected", now_s, reason) for request, reason in schedule.rejected]
 
     def _append(self, request: RunningRequest, token: int, now_s: float) -> FinishReason | None:
         """One token more; why the request ends with it, or None."""

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from mooncake_lab.batching import BatchingPolicy, DecodeOnly, PrefillOnly, SarathiServe
 from mooncake_lab.engine.kvcache import KVSpan
+from mooncake_lab.engine.layerwise.arriving import ArrivingPrefix
 from mooncake_lab.engine.loop import Engine
 from mooncake_lab.engine.model import LlamaModel
 from mooncake_lab.engine.sampling import GREEDY, Sampling
@@ -58,7 +59,7 @@ class PrefillEngine:
         self,
         prompt: Prompt,
         *,
-        prefix: Sequence[KVSpan] = (),
+        prefix: Sequence[KVSpan] | ArrivingPrefix = (),
         sampling: Sampling = GREEDY,
         on_kv: KVCallback | None = None,
     ) -> int:
@@ -66,7 +67,7 @@ class PrefillEngine:
 
         Args:
             prompt: token ids.
-            prefix: KVCache of its first tokens, from the store.
+            prefix: KVCache of its first tokens, from the store: as it is, or arriving layer by layer.
             sampling: of the first token.
             on_kv: gets new keys and values layer by layer, while later layers still compute.
 
@@ -74,9 +75,9 @@ class PrefillEngine:
             ValueError: when the prompt does not fit or the prefix is not its own.
         """
         request = GenerationRequest(prompt=prompt, max_new_tokens=1, sampling=sampling, on_kv=on_kv)
-        given = sum(span.tokens for span in prefix)
 
         def keep(done: RunningRequest) -> None:
+            given = sum(span.tokens for span in ((prefix,) if isinstance(prefix, ArrivingPrefix) else prefix))
             self._kv[done.id] = self.engine.runner.export(done, given, done.cached)
 
         return self.engine.submit(request, kv=prefix, before_release=keep)

@@ -8,6 +8,7 @@ import numpy as np
 from mooncake_lab.batching import Segment
 from mooncake_lab.engine.graphs import DecodeGraphs
 from mooncake_lab.engine.kvcache import KVCache, KVSpan
+from mooncake_lab.engine.layerwise.arriving import ArrivingPrefix
 from mooncake_lab.engine.model import LayerHook, LlamaModel
 from mooncake_lab.engine.packing import Piece, pack
 from mooncake_lab.engine.sampling import sample
@@ -36,6 +37,8 @@ class ModelRunner:
             logits = self.graphs.forward(batch)
         else:
             logits = self.model.forward(batch, self.cache, stream)
+        for request, _ in work:
+            request.arriving = None  # the last layer has waited for its last layer
         emitting = [request for request, segment in work if segment.emits]
         how = [request.request.sampling for request in emitting]
         return sample(logits, how, [request.known for request in emitting]) if emitting else []
@@ -54,7 +57,7 @@ class ModelRunner:
                 self.cache.write(layer, blocks, span.start, tensor)
         request.parked = ()
 
-    def accept(self, spans: Sequence[KVSpan]) -> int:
+    def accept(self, spans: Sequence[KVSpan | ArrivingPrefix]) -> int:
         """Check that spans are this model's and follow each other from position 0; how many tokens they hold.
 
         Raises:
@@ -74,9 +77,10 @@ class ModelRunner:
         return tokens
 
     def _stream(self, work: Work) -> LayerHook | None:
-        """A hook that hands new keys and values to those who asked for them, or None where nobody did."""
+        """A hook that hands out new keys and values and waits for given ones, or None where nobody needs it."""
         listening = [(request, segment) for request, segment in work if request.request.on_kv is not None]
-        if not listening:
+        arriving = [(request.arriving, segment.cached_tokens) for request, segment in work if request.arriving]
+        if not listening and not arriving:
             return None
 
         def on_layer(layer: int) -> None:
@@ -85,6 +89,8 @@ class ModelRunner:
                 span = self.cache.read(layer, request.blocks.tolist(), start, start + segment.new_tokens)
                 if request.request.on_kv is not None:
                     request.request.on_kv(layer, start, span)
+            for prefix, tokens in arriving:
+                prefix.wait(layer, tokens)
 
         return on_layer
 

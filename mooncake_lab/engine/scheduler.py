@@ -91,6 +91,14 @@ class Scheduler:
             self.allocator.publish(int(request.table[index]), request.keys[index])
         request.published = max(request.published, whole)
 
+    def shorten(self, schedule: Schedule) -> None:
+        """Part of an arriving prefix was lost before its iteration ended: what is left of it counts."""
+        for request, _ in schedule.work:
+            if request.arriving is not None:
+                request.cached = request.reused = request.arriving.tokens
+                if not request.cached:
+                    request.arriving = None
+
     def remove(self, request: RunningRequest) -> None:
         """A request leaves the engine; its whole blocks stay findable."""
         (self.running if request in self.running else self.waiting).remove(request)
@@ -156,7 +164,7 @@ class Scheduler:
             request.table[: len(found)] = found
             request.held = request.published = len(found)
             request.cached = len(found) * self.limits.block_size_tokens
-            request.parked = ()
+            request.parked, request.arriving = (), None
         if request.reused is None:
             request.reused = request.cached
 
@@ -165,6 +173,9 @@ class Scheduler:
         if request.held and request.cached // self.limits.block_size_tokens > len(request.keys):
             self._name_blocks(request)
             self.computed(request, 0)
+        if request.arriving is not None:  # its blocks go to others: nothing may be written into them any more
+            request.arriving.stop()
+            request.arriving = None
         self.allocator.release(request.blocks.tolist())
         request.held = request.published = 0
 

@@ -10,6 +10,7 @@ import torch
 
 from mooncake_lab.core import BlockKey, blocks_for
 from mooncake_lab.engine.kvcache import KVSpan
+from mooncake_lab.engine.layerwise.arriving import ArrivingPrefix
 from mooncake_lab.engine.sampling import GREEDY, Sampling
 
 FinishReason = Literal["length", "end_token", "cancelled", "rejected"]
@@ -92,6 +93,8 @@ class RunningRequest:
     """Of its whole blocks, as far as they were known when it began to wait."""
     parked: tuple[KVSpan, ...] = ()
     """Its KVCache while it is outside the engine: given from elsewhere, or swapped out."""
+    arriving: ArrivingPrefix | None = None
+    """KVCache of its first tokens that is brought layer by layer, until its first iteration is over."""
     reused: int | None = None
     preemptions: int = 0
     token_s: list[float] = field(default_factory=list[float])

@@ -101,6 +101,11 @@ class Arrivals:
             tier.arrived(key, slot)
             tier.writes.worked()
 
+    def withdraw(self, tier: Tier, key: bytes) -> Reservation | None:
+        """Take a placed block out of the books, whoever's fault it is; what is returned is to be freed."""
+        with self._books:
+            return tier.withdraw(key)
+
     def _refuse(self, tier: Tier, key: bytes) -> None:
         with self._books:
             tier.tally.refused += 1

@@ -13,6 +13,7 @@ from mooncake_lab.store.media import (
     Reservation,
     TcpMedium,
 )
+from mooncake_lab.store.open_block import OpenBlock
 from mooncake_lab.store.tier import Tier, TierSettings, TierStatistics
 from mooncake_lab.store.write_back import WriteBack
 
@@ -93,6 +94,25 @@ class TieredStore:
         """
         sizes = [memoryview(layer).nbytes for layer in layers]  # pyright: ignore[reportArgumentType]  # arrays are
         return any(self._arrivals.store(index, key, sizes, layers, position) for index in range(len(self._tiers)))
+
+    def open(self, key: bytes, layer_bytes: Sequence[int], *, position: int = 0) -> OpenBlock | None:
+        """Room for a block whose layers are still to come, in the first tier that has it; `None` where none has.
+
+        A block that is held already, or that somebody else is writing, gets no second room.
+
+        Raises:
+            ValueError: when the key or the layers are out of bounds.
+        """
+        if key in self:
+            return None
+        for index, tier in enumerate(self._tiers):
+            slot = self._arrivals.place(index, key, layer_bytes, position)
+            if slot is None:
+                continue
+            slot.reservation = self._arrivals.reserve(index, key, layer_bytes, position)
+            if slot.reservation is not None:
+                return OpenBlock(self._arrivals, tier, slot, slot.reservation)
+        return None
 
     def read_into(self, key: bytes, buffers: Sequence[Buffer], *, first_layer: int = 0) -> str | None:
         """Fill buffers with layers of a block; the tier that had it, or `None` where no tier could deliver it.

@@ -1,0 +1,5 @@
+"""Layer-wise prefill: KVCache is loaded and stored while other layers compute (arXiv §5.2, FAST'25 §3).
+
+`prefill.LayerwisePrefill` joins a `PrefillEngine` and a `TieredStore`; `measure.measure_layerwise` says how much
+of loading and storing it hides.
+"""

@@ -1,0 +1,169 @@
+"""Loading while computing: a thread brings a prefix layer by layer, and attention waits for its own layer only."""
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Protocol, final
+
+import torch
+
+from mooncake_lab.engine.kvcache import KVCache
+from mooncake_lab.engine.layerwise.layout import StoreLayout
+
+
+class PrefixLostError(Exception):
+    """Part of a prefix cannot be had after all; the iteration is to be planned anew with what is left of it."""
+
+
+class LayerSource(Protocol):
+    """Where the blocks of a prefix come from."""
+
+    @property
+    def blocks(self) -> int:
+        """How many there are."""
+        ...
+
+    def read(self, layer: int, block: int, into: torch.Tensor) -> bool:
+        """Fill a CPU tensor of `StoreLayout.layer_shape`; false where the block is lost, and `into` of no use."""
+        ...
+
+
+@final
+class ArrivingPrefix:
+    """KVCache of a prompt's first tokens on its way into an engine (arXiv §5.2, layer-wise prefill).
+
+    Its thread starts with the request's first iteration and runs ahead of the computation as far as it can: layers
+    go straight into the request's blocks. Where a block is lost, the prefix ends before it from then on: layers
+    that are still to come are loaded up to there, and `wait` raises, so that the engine plans what is behind it as
+    tokens to be computed. On CUDA, copies go over a stream of their own, and attention waits for a layer's event.
+
+    Mutable: it shrinks, and it owns a thread.
+
+    Args:
+        source: of the blocks.
+        layout: of the blocks.
+        whole: whether every layer waits for the last one, as without overlap; for comparison.
+    """
+
+    __slots__ = (
+        "_arrived", "_copies", "_crash", "_events", "_good_blocks", "_layers", "_layout", "_limit", "_source",
+        "_stopping", "_thread", "_turn", "_whole", "lost_blocks", "waited_s",
+    )  # fmt: skip
+
+    def __init__(self, source: LayerSource, layout: StoreLayout, *, whole: bool = False) -> None:
+        self._source = source
+        self._layout = layout
+        self._whole = whole
+        self._layers = layout.layers
+        self._good_blocks = source.blocks
+        self._limit = source.blocks * layout.block_tokens
+        self._arrived = 0  # layers
+        self._turn = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        self._crash: Exception | None = None
+        self._copies: torch.cuda.Stream | None = None
+        self._events: list[torch.cuda.Event] = []
+        self.lost_blocks = 0
+        """Blocks that were promised and could not be had, those behind a lost one included."""
+        self.waited_s = 0.0
+        """How long computation stood still for it."""
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Of the model that made it."""
+        return self._layout.fingerprint
+
+    @property
+    def start(self) -> int:
+        """Position of its first token."""
+        return 0
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens it holds, as far as is known now; it only shrinks."""
+        return min(self._good_blocks * self._layout.block_tokens, self._limit)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every layer arrived."""
+        return self._arrived == self._layers
+
+    def limit(self, tokens: int) -> None:
+        """Use no more than so many tokens of it; before its first iteration."""
+        self._limit = min(self._limit, tokens)
+
+    def begin(self, cache: KVCache, blocks: Sequence[int]) -> None:
+        """Begin to fill a request's blocks; they must stay its own until `wait` for the last layer, or `stop`."""
+        if self._thread is None:
+            device = cache.data.device
+            if device.type == "cuda":
+                self._copies = torch.cuda.Stream(device)
+                self._copies.wait_stream(torch.cuda.current_stream(device))  # others may still write these blocks
+            self._thread = threading.Thread(
+                target=self._run, args=(cache, list(blocks)), name="kv-load", daemon=True
+            )
+            self._thread.start()
+
+    def wait(self, layer: int, tokens: int) -> None:
+        """Return when a layer of the first `tokens` tokens is in its blocks.
+
+        Raises:
+            PrefixLostError: when so many tokens cannot be had any more.
+        """
+        last = self._layers if self._whole else layer + 1
+        started_s = time.perf_counter()
+        with self._turn:
+            self._turn.wait_for(lambda: self._arrived >= last or self.tokens < tokens or self._crash)
+        self.waited_s += time.perf_counter() - started_s
+        if self._crash is not None:
+            raise RuntimeError("loading a prefix failed") from self._crash
+        if self.tokens < tokens:
+            raise PrefixLostError(f"{self.tokens} of {tokens} tokens of a prefix can be had")
+        if self._copies is not None:
+            torch.cuda.current_stream(self._copies.device).wait_event(self._events[last - 1])
+
+    def stop(self) -> None:
+        """Return when nothing is written into the request's blocks any more."""
+        self._stopping = True
+        if self._thread is not None:
+            self._thread.join()
+        if self._copies is not None:
+            self._copies.synchronize()
+
+    def _run(self, cache: KVCache, blocks: list[int]) -> None:
+        try:
+            pinned = self._copies is not None
+            staged = torch.empty(self._layout.layer_shape, dtype=self._layout.dtype, pin_memory=pinned)
+            for layer in range(self._layers):
+                with torch.inference_mode(), torch.cuda.stream(self._copies):
+                    self._load(layer, cache, blocks, staged)
+                with self._turn:
+                    self._arrived = layer + 1
+                    self._turn.notify_all()
+                if self._stopping or not self._good_blocks:
+                    return
+        except Exception as error:  # noqa: BLE001  # handed to whoever waits
+            with self._turn:
+                self._crash = error
+                self._turn.notify_all()
+
+    def _load(self, layer: int, cache: KVCache, blocks: list[int], staged: torch.Tensor) -> None:
+        """Bring one layer of every block that is still good."""
+        size = self._layout.block_tokens
+        for block in range(self._good_blocks):
+            if self._stopping:
+                return
+            if not self._source.read(layer, block, staged):
+                with self._turn:
+                    self.lost_blocks += self._good_blocks - block
+                    self._good_blocks = block
+                    self._turn.notify_all()
+                break
+            used = min(size, self._limit - block * size)
+            if used > 0:
+                cache.write(layer, blocks, block * size, staged[:, :used])
+        if self._copies is not None:
+            event = torch.cuda.Event()
+            event.record(self._copies)
+            self._events.append(event)

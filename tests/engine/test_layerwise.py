@@ -1,0 +1,318 @@
+"""Layer-wise prefill: the same tokens with and without a store, whatever the store does, and real overlap."""
+
+import contextlib
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mooncake_lab.engine import EngineSettings, PrefillEngine
+from mooncake_lab.engine.layerwise.arriving import ArrivingPrefix
+from mooncake_lab.engine.layerwise.layout import bytes_of, layout_of
+from mooncake_lab.engine.layerwise.leaving import KVWriter, LeavingKV
+from mooncake_lab.engine.layerwise.prefill import LayerwisePrefill, StoredBlocks
+from mooncake_lab.store.media import BlockServer, DramMedium, SsdMedium, TcpMedium
+from mooncake_lab.store.media.folder import room_of
+from mooncake_lab.store.tier import TierSettings
+from mooncake_lab.store.tiers import TieredStore
+
+ROOM = EngineSettings(
+    block_size_tokens=8, cache_blocks=60, max_batch_tokens=64, max_requests=8, prefix_reuse=False
+)
+TOKEN = b"a token of the tests"
+MIB = 2**20
+
+
+def prompt_of(tokens, seed=0):
+    """A prompt of random tokens."""
+    return np.random.default_rng(seed).integers(0, 61, tokens).astype(np.int32)
+
+
+def alone(model, prompt, **changes):
+    """The first token and the whole KVCache of a prompt that nothing was reused for."""
+    return PrefillEngine(model, replace(ROOM, **changes)).prefill(prompt)
+
+
+@contextlib.contextmanager
+def tiers(*media):
+    """A store over media, which are closed at the end; nothing may be left behind in it."""
+    with TieredStore([TierSettings(medium=medium) for medium in media]) as store:
+        yield store
+        store.flush()
+        store.check()
+        assert store.leaked_bytes() == 0
+    for medium in media:
+        medium.close()
+
+
+def same(result, expected, given_tokens):
+    """Whether a prefill gave the first token and the KVCache that one without a store gives."""
+    for found, right in zip(result.prefill.kv.layers, expected.kv.layers, strict=True):
+        torch.testing.assert_close(found, right[:, given_tokens:], rtol=1e-4, atol=1e-5)
+    return result.prefill.first_token == expected.first_token
+
+
+@pytest.mark.parametrize("block_tokens", [8, 12, 16])
+@pytest.mark.parametrize("chunk_tokens", [None, 13])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_tokens_are_those_of_a_prefill_without_a_store(model, block_tokens, chunk_tokens, overlap):
+    """Stored and loaded, in any block and chunk size, overlapped or not: first token and KVCache stay the same."""
+    prompts = [prompt_of(50), np.concatenate([prompt_of(50)[:40], prompt_of(20, seed=1)])]
+    engine = PrefillEngine(model, ROOM, chunk_tokens=chunk_tokens)
+    with (
+        tiers(DramMedium(MIB)) as store,
+        LayerwisePrefill(engine, store, block_tokens=block_tokens, overlap=overlap) as layerwise,
+    ):
+        for turn, prompt in enumerate([*prompts, prompts[0]]):
+            result = layerwise.prefill(prompt)
+            layerwise.flush()
+            held = (0, 40, 50)[turn] // block_tokens * block_tokens
+            assert result.loaded_tokens == result.prefill.reused_tokens == min(held, len(prompt) - 1)
+            assert same(result, alone(model, prompt), result.loaded_tokens)
+            assert result.lost_blocks == 0
+            engine.engine.check()
+        counts = layerwise.writer.counts
+        assert (counts.dropped, counts.failed, counts.incomplete) == (0, 0, 0)
+        assert store.match_prefix(layerwise.layout.keys(prompts[1])) == 60 // block_tokens
+
+
+def test_what_is_stored_is_what_was_computed(model):
+    """Each block in the store holds, bit by bit, the KVCache of its tokens."""
+    prompt, engine = prompt_of(50), PrefillEngine(model, ROOM, chunk_tokens=21)
+    with tiers(DramMedium(MIB)) as store, LayerwisePrefill(engine, store, block_tokens=16) as layerwise:
+        computed = layerwise.prefill(prompt).prefill.kv
+        layerwise.flush()
+        for block, key in enumerate(layerwise.layout.keys(prompt)):
+            for layer in range(layerwise.layout.layers):
+                found = torch.empty(layerwise.layout.layer_shape)
+                assert store.read_into(key, [bytes_of(found)], first_layer=layer) == "dram"
+                assert torch.equal(found, computed.layers[layer][:, block * 16 : (block + 1) * 16])
+
+
+class Faulty:
+    """A source that loses one block from one layer on."""
+
+    def __init__(self, source, layer, block):
+        self.source, self.layer, self.block = source, layer, block
+        self.blocks = source.blocks
+
+    def read(self, layer, block, into):
+        """Fail where it is told to, and leave rubbish."""
+        if layer >= self.layer and block == self.block:
+            into.fill_(float("nan"))
+            return False
+        return self.source.read(layer, block, into)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(layer=st.integers(0, 1), block=st.integers(0, 3), second=st.integers(0, 3), overlap=st.booleans())
+def test_a_lost_block_is_computed_again(model, layer, block, second, overlap):
+    """Lost at any layer, even twice, next to others in the batch: the same tokens, what came before it reused."""
+    prompt, other = prompt_of(40), prompt_of(11, seed=3)
+    engine = PrefillEngine(model, ROOM)
+    with tiers(DramMedium(MIB)) as store, LayerwisePrefill(engine, store, block_tokens=8) as layerwise:
+        layerwise.prefill(prompt)
+        layerwise.flush()
+        source = StoredBlocks(store, layerwise.layout.keys(prompt)[:4])
+        faulty = Faulty(Faulty(source, layer, block), 1, second)
+        arriving = ArrivingPrefix(faulty, layerwise.layout, whole=not overlap)
+        ids = [engine.submit(other), engine.submit(prompt, prefix=arriving)]
+        results = {}
+        while len(results) < 2:
+            results |= {result.request_id: result for result in engine.step()}
+        left = min(block, second)
+        assert results[ids[1]].reused_tokens == arriving.tokens == left * 8
+        assert arriving.lost_blocks == 4 - left
+        for asked, found in zip((other, prompt), (results[i] for i in ids), strict=True):
+            expected = alone(model, asked)
+            assert found.first_token == expected.first_token
+            for mine, right in zip(found.kv.layers, expected.kv.layers, strict=True):
+                torch.testing.assert_close(mine, right[:, found.kv.start :], rtol=1e-4, atol=1e-5)
+        engine.engine.check()
+        assert engine.engine.allocator.available == ROOM.cache_blocks
+
+
+def test_a_flipped_byte_on_disk_is_computed_again(model, tmp_path):
+    """Its checksum says so: the prefix ends before the block, the tier counts it, the tokens are right."""
+    prompt, engine = prompt_of(50), PrefillEngine(model, ROOM)
+    ssd = SsdMedium(tmp_path, MIB, fingerprint=b"model")
+    with tiers(ssd) as store, LayerwisePrefill(engine, store, block_tokens=16) as layerwise:
+        layerwise.prefill(prompt)
+        layerwise.flush()
+        keys = layerwise.layout.keys(prompt)
+        block = next(block for block in ssd.blocks() if block.key == keys[1])
+        with (room_of(tmp_path, b"model") / "slab").open("r+b") as slab:
+            slab.seek(block.offset_bytes + 4096 * 2)  # behind header and first layer
+            slab.write(b"\xff\x00\xff")
+        result = layerwise.prefill(prompt)
+        assert (result.loaded_tokens, result.lost_blocks) == (16, 2)
+        assert same(result, alone(model, prompt), 16)
+        assert store.statistics()[0].damaged == 1
+
+
+def test_a_dead_peer_is_computed_without(model):
+    """The peer answers what it holds and dies: every token is computed, and is right."""
+    prompt, engine = prompt_of(50), PrefillEngine(model, ROOM)
+    arena = DramMedium(MIB)
+    server = BlockServer(arena, TOKEN, timeout_s=5)
+    remote = TcpMedium(server.address, TOKEN, fingerprint=b"model", timeout_s=1)
+    with TieredStore([TierSettings(medium=remote)]) as store:
+        layerwise = LayerwisePrefill(engine, store, block_tokens=16)
+        layerwise.prefill(prompt)
+        layerwise.flush()
+        assert layerwise.prefill(prompt).loaded_tokens == 48
+        layerwise.flush()
+        server.close()
+        result = layerwise.prefill(prompt)
+        assert (result.loaded_tokens, result.lost_blocks) == (0, 3)
+        assert same(result, alone(model, prompt), 0)
+        assert store.statistics()[0].read_errors == 1
+        layerwise.close()
+    remote.close()
+    arena.close()
+
+
+class Meeting:
+    """A source whose layer k comes only after the engine computed the keys and values of layer k - 1."""
+
+    def __init__(self, source):
+        self.source, self.blocks = source, source.blocks
+        self.computed = [threading.Event() for _ in range(8)]
+
+    def read(self, layer, block, into):
+        """Wait for the layer before."""
+        return (layer == 0 or self.computed[layer - 1].wait(20)) and self.source.read(layer, block, into)
+
+    def on_kv(self, layer, _start, _span):
+        """The engine computed a layer."""
+        self.computed[layer].set()
+
+
+def test_computation_waits_only_for_its_own_layer(model):
+    """Layer 1 is loaded after layer 0 computed: an engine that waited for all of the prefix would never begin."""
+    prompt, engine = prompt_of(40), PrefillEngine(model, ROOM)
+    with tiers(DramMedium(MIB)) as store, LayerwisePrefill(engine, store, block_tokens=8) as layerwise:
+        layerwise.prefill(prompt)
+        layerwise.flush()
+        source = Meeting(StoredBlocks(store, layerwise.layout.keys(prompt)[:4]))
+        arriving = ArrivingPrefix(source, layerwise.layout)
+        engine.submit(prompt, prefix=arriving, on_kv=source.on_kv)
+        (result,) = engine.step()
+        assert (result.reused_tokens, arriving.lost_blocks, arriving.is_complete) == (32, 0, True)
+        assert result.first_token == alone(model, prompt).first_token
+
+
+def test_layers_are_stored_while_later_ones_compute(model):
+    """Layer 0 is in the medium before layer 1 computes: storing does not wait for the end."""
+    prompt, engine = prompt_of(40), PrefillEngine(model, ROOM)
+    arena = DramMedium(MIB)
+    written = threading.Event()
+    real = arena.bandwidth
+    with tiers(arena) as store:
+        layout = layout_of(model.config, engine.engine.runner.fingerprint, torch.float32, 8)
+        writer = KVWriter(store, layout)
+        leaving = LeavingKV(writer, layout.keys(prompt))
+
+        def on_kv(layer, start, span):
+            if layer == 1:
+                writer.flush()
+                written.set() if real().write_bytes_per_s else None
+            leaving.on_layer(layer, start, span)
+
+        engine.submit(prompt, on_kv=on_kv)
+        engine.step()
+        leaving.end()
+        writer.close()
+        assert written.is_set()
+        assert writer.counts.stored == 5
+
+
+def test_a_full_queue_drops_blocks_and_nothing_else(model):
+    """What does not fit is not stored and counted; the prefill is as ever, and no room leaks."""
+    prompt, engine = prompt_of(50), PrefillEngine(model, ROOM)
+    with (
+        tiers(DramMedium(MIB)) as store,
+        LayerwisePrefill(engine, store, block_tokens=16, queue_bytes=100) as layerwise,
+    ):
+        result = layerwise.prefill(prompt)
+        layerwise.flush()
+        assert same(result, alone(model, prompt), 0)
+        assert layerwise.writer.counts.dropped == 3
+        assert store.match_prefix(layerwise.layout.keys(prompt)) == 0
+
+
+def test_a_medium_that_cannot_write_stores_nothing(model, tmp_path):
+    """Its blocks are counted as failed, the tier says so, the prefill is as ever."""
+    prompt, engine = prompt_of(50), PrefillEngine(model, ROOM)
+
+    def refuse(operation):
+        if operation == "write":
+            raise OSError(28, "injected: no space left")
+
+    ssd = SsdMedium(tmp_path, MIB, fingerprint=b"model", before=refuse)
+    with tiers(ssd) as store, LayerwisePrefill(engine, store, block_tokens=16) as layerwise:
+        result = layerwise.prefill(prompt)
+        layerwise.flush()
+        assert same(result, alone(model, prompt), 0)
+        counts = layerwise.writer.counts
+        assert counts.failed + counts.held == 3
+        assert counts.failed >= 1
+        assert "no space left" in store.statistics()[0].degraded
+
+
+def test_a_block_that_began_elsewhere_is_not_stored(model):
+    """Where the engine found half a block in its own cache, that block is left out, and the next are stored."""
+    prompt, engine = prompt_of(50), PrefillEngine(model, replace(ROOM, prefix_reuse=True))
+    engine.prefill(prompt[:9])  # 8 tokens stay in the engine
+    with tiers(DramMedium(MIB)) as store, LayerwisePrefill(engine, store, block_tokens=16) as layerwise:
+        result = layerwise.prefill(prompt)
+        layerwise.flush()
+        assert result.prefill.reused_tokens == 8
+        assert layerwise.writer.counts.incomplete == 1
+        assert [key in store for key in layerwise.layout.keys(prompt)] == [False, True, True]
+
+
+def test_a_cancelled_request_is_written_into_no_more(model):
+    """Cancelled after a loss, while its loader still reads: its blocks are free once the loader has stopped."""
+    prompt, engine = prompt_of(40), PrefillEngine(model, ROOM)
+    with tiers(DramMedium(MIB)) as store, LayerwisePrefill(engine, store, block_tokens=8) as layerwise:
+        layerwise.prefill(prompt)
+        layerwise.flush()
+        source = StoredBlocks(store, layerwise.layout.keys(prompt)[:4])
+        arriving = ArrivingPrefix(Faulty(source, 0, 2), layerwise.layout)
+        asked = engine.submit(prompt, prefix=arriving)
+        assert engine.step() == []
+        engine.engine.cancel(asked)
+        assert engine.step() == []
+        engine.engine.check()
+        assert engine.engine.allocator.available == ROOM.cache_blocks
+
+
+def test_a_prefix_of_another_model_is_refused(model):
+    """Its fingerprint is not this model's."""
+    engine = PrefillEngine(model, ROOM)
+    layout = layout_of(model.config, b"another model", torch.float32, 8)
+    with tiers(DramMedium(MIB)) as store, pytest.raises(ValueError, match="another model"):
+        engine.submit(prompt_of(40), prefix=ArrivingPrefix(StoredBlocks(store, [b"k"] * 4), layout))
+
+
+@pytest.mark.gpu
+def test_on_a_device_the_tokens_are_the_same():
+    """With CUDA streams and events: stored from, and loaded into, the device, the tokens do not change."""
+    from mooncake_lab.engine import load_model
+
+    model, prompt = load_model("random:lab-8m", device="cuda", positions=4096), prompt_of(3000)
+    room = EngineSettings(block_size_tokens=16, cache_blocks=600, max_batch_tokens=4096, prefix_reuse=False)
+    expected = PrefillEngine(model, room).prefill(prompt)
+    with (
+        tiers(DramMedium(512 * MIB)) as store,
+        LayerwisePrefill(PrefillEngine(model, room), store, block_tokens=256) as layerwise,
+    ):
+        for loaded in (0, 2816):
+            result = layerwise.prefill(prompt)
+            layerwise.flush()
+            assert (result.loaded_tokens, result.prefill.first_token) == (loaded, expected.first_token)
