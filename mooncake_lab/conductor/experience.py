@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from mooncake_lab.conductor.lengths import LengthBook
 from mooncake_lab.conductor.view import RecentView
-from mooncake_lab.core import Arrived, Finished, FirstToken, Record, Rejected
+from mooncake_lab.core import Arrived, DecodeStretch, Finished, FirstToken, Record, Rejected
 
 
 @dataclass(slots=True, eq=False)
@@ -24,6 +24,8 @@ class Experience:
 
     def note(self, record: Record) -> None:
         """Learn from one record of the log."""
+        if type(record) is DecodeStretch:
+            return  # every other record is one, and teaches nothing
         match record:
             case Arrived():
                 self._input_tokens[record.request_id] = record.input_tokens

@@ -66,20 +66,20 @@ class DecodeInstance:
         self._timer: simpy.Event | None = None  # when to look again
         self._coming: dict[int, ServedView] = {}
         self._present: dict[int, ServedView] = {}
-        self._present_view: tuple[ServedView, ...] | None = ()
+        self._view: DecodeView | None = None  # until something changes
 
     def view(self) -> DecodeView:
         """What the Conductor may know of this instance now."""
-        if self._present_view is None:
-            self._present_view = tuple(self._present.values())
-        return DecodeView(
-            self.name,
-            self.requests,
-            self.context_tokens,
-            self.capacity_tokens,
-            self._present_view,
-            tuple(self._coming.values()),
-        )
+        if self._view is None:
+            self._view = DecodeView(
+                self.name,
+                self.requests,
+                self.context_tokens,
+                self.capacity_tokens,
+                tuple(self._present.values()),
+                tuple(self._coming.values()),
+            )
+        return self._view
 
     @property
     def requests(self) -> int:
@@ -98,12 +98,14 @@ class DecodeInstance:
         self.promised_requests += 1
         self.promised_tokens += request.input_tokens
         self._coming[request.id] = ServedView(request.id, request.input_tokens, starts_s)
+        self._view = None
 
     def break_promise(self, traced: TracedRequest) -> None:
         """A promised request goes elsewhere, or is refused."""
         self.promised_requests -= 1
         self.promised_tokens -= traced.request.input_tokens
         del self._coming[traced.request.id]
+        self._view = None
 
     def die(self) -> None:
         """Stop with the step under way; whoever is here is lost, and said to be."""
@@ -121,7 +123,6 @@ class DecodeInstance:
         self.break_promise(traced)
         request = traced.request
         self._present[request.id] = ServedView(request.id, request.input_tokens, self._env.now)
-        self._present_view = None
         self._waiting.append(_Member(traced, request.input_tokens, shown_tokens, 0, resumed))
         self._wake()
 
@@ -151,6 +152,7 @@ class DecodeInstance:
         """The stretch is over, or somebody came to an idle instance: on to the next stretch."""
         if timer is not self._timer:
             return  # a stretch that was cut short
+        self._view = None
         if self._stretch is not None:
             self._close(*self._stretch)
         self._stretch = self._timer = None
@@ -256,5 +258,4 @@ class DecodeInstance:
 
     def _finish(self, request_id: int, output_tokens: int) -> None:
         del self._present[request_id]
-        self._present_view = None
         self._log(Finished(at_s=self._env.now, request_id=request_id, output_tokens=output_tokens))
