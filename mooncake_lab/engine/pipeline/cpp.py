@@ -1,0 +1,86 @@
+"""One process of chunked pipeline parallelism: a run of layers, one chunk after the other."""
+
+import time
+from dataclasses import replace
+from itertools import accumulate, pairwise
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812  # torch's own spelling
+
+from mooncake_lab.core import blocks_for
+from mooncake_lab.engine.config import LlamaConfig
+from mooncake_lab.engine.kvcache import KVCache
+from mooncake_lab.engine.model import LlamaModel
+from mooncake_lab.engine.packing import PackedBatch, Piece, pack
+from mooncake_lab.engine.pipeline.jobs import CppJob
+from mooncake_lab.engine.pipeline.wire import Wire
+
+BLOCK_TOKENS = 16
+
+
+def layers_of(config: LlamaConfig, rank: int, processes: int) -> range:
+    """The layers of one process: as even as they divide, the first ones holding one more.
+
+    Raises:
+        ValueError: when there are more processes than layers.
+    """
+    if not 1 <= processes <= config.layers:
+        raise ValueError(f"{processes} processes for {config.layers} layers; each needs one at least")
+    each, more = divmod(config.layers, processes)
+    first = rank * each + min(rank, more)
+    return range(first, first + each + (rank < more))
+
+
+@torch.inference_mode()
+def run_cpp(model: LlamaModel, job: CppJob, wire: Wire) -> tuple[int | None, range, list[torch.Tensor]]:
+    """This process's part: the first token (on the last process), its layers, and their KVCache."""
+    layers, last = layers_of(model.config, wire.rank, job.processes), wire.rank + 1 == job.processes
+    blocks = np.arange(blocks_for(len(job.tokens), BLOCK_TOKENS), dtype=np.int32)
+    cache = _cache(model, len(layers), len(blocks))
+    chunks = list(pairwise(accumulate(job.sizes, initial=0)))
+    width, token = model.config.width, None
+    coming = wire.expect((job.sizes[0], width)) if wire.rank else None
+    for index, (start, stop) in enumerate(chunks):
+        piece = Piece(job.tokens[start:stop], start, blocks, last and stop == len(job.tokens))
+        batch = pack([piece], BLOCK_TOKENS, model.embedding.device)
+        if coming is None:
+            hidden = F.embedding(batch.tokens, model.embedding)
+        else:
+            hidden = wire.receive(coming, index)
+            if index + 1 < len(chunks):  # the next one may come while this one is computed
+                coming = wire.expect((job.sizes[index + 1], width))
+        start_s = time.perf_counter()
+        hidden = through_layers(model, layers, hidden, batch, cache)
+        if piece.emits:
+            token = int(_logits(model, hidden, batch)[0].argmax())
+        wire.note("compute", index, start_s)
+        if not last:
+            wire.send(hidden)
+    wire.flush()
+    return token, layers, [cache.read(place, blocks.tolist(), 0, len(job.tokens)) for place in range(len(layers))]
+
+
+def through_layers(
+    model: LlamaModel, layers: range, hidden: torch.Tensor, batch: PackedBatch, cache: KVCache
+) -> torch.Tensor:
+    """Hidden states, (tokens, width), after some layers of the model, whose keys and values go into `cache`."""
+    ops, epsilon, update = model.backend, model.config.norm_epsilon, None
+    for index, stored in zip(layers, cache.layers, strict=True):
+        layer = model.layers[index]
+        normed = ops.add_norm(hidden, update, layer.attention_norm, epsilon)
+        query = ops.rotate_and_store(layer.qkv(normed), model.rope, batch, stored, model.config)
+        normed = ops.add_norm(hidden, layer.output(ops.attend(query, batch, stored)), layer.ffn_norm, epsilon)
+        update = ops.feed_forward(normed, layer.gate_up, layer.down)
+    return hidden if update is None else hidden.add_(update)
+
+
+def _logits(model: LlamaModel, hidden: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
+    rows = hidden[batch.logit_rows]
+    return model.head(model.backend.add_norm(rows, None, model.norm, model.config.norm_epsilon))
+
+
+def _cache(model: LlamaModel, layers: int, blocks: int) -> KVCache:
+    config = replace(model.config, layers=layers)
+    place = model.embedding
+    return KVCache(config, blocks=blocks, block_size_tokens=BLOCK_TOKENS, device=place.device, dtype=place.dtype)
