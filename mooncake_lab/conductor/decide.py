@@ -1,7 +1,7 @@
 """The Conductor's one verb, called by the simulated and by the real cluster alike."""
 
 from mooncake_lab.conductor.admission import AdmissionPolicy
-from mooncake_lab.conductor.decision import Decision
+from mooncake_lab.conductor.decision import Decision, Rejection
 from mooncake_lab.conductor.estimator import Estimator
 from mooncake_lab.conductor.placement import PlacementPolicy
 from mooncake_lab.conductor.view import ClusterView
@@ -19,7 +19,8 @@ def decide(
 ) -> Decision:
     """Place a request, then ask whether to admit it there (FAST'25 Algorithm 1).
 
-    The same request, view and knobs give the same decision, now or when a log is replayed.
+    The same request, view and knobs give the same decision, now or when a log is replayed. A prompt whose KVCache
+    fits on no decode instance is rejected first, whatever the policies: it could never be decoded.
 
     Raises:
         ValueError: when the view has no prefill or no decode instance.
@@ -28,6 +29,13 @@ def decide(
         raise ValueError(
             f"request {request.id} cannot be placed: the view has {len(view.prefill)} prefill and"
             f" {len(view.decode)} decode instances; at least one of each is needed"
+        )
+    most = max(instance.capacity_tokens for instance in view.decode)
+    if request.input_tokens > most:
+        return Rejection(
+            request_id=request.id,
+            stage="capacity",
+            reason=f"a prompt of {request.input_tokens} tokens; no decode instance holds more than {most}",
         )
     proposed = placement.place(request, view, estimate)
     return admission.admit(request, proposed, view, estimate=estimate, slo=slo)

@@ -32,7 +32,7 @@ class Rejection:
 
     request_id: int
     stage: str
-    """Who refused: `admission` on arrival, `decode` after prefill."""
+    """Who refused: `capacity` what cannot fit, `admission` on arrival, `decode` after prefill."""
     reason: str
 
 

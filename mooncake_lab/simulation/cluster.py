@@ -38,7 +38,7 @@ class Cluster:
         self.log: list[Record] = []
         self._spec = spec
         self._model = model
-        self._estimate = estimate or LatencyEstimator(model)
+        self.estimate = estimate or LatencyEstimator(model)
         self._env = simpy.Environment()
         self._journeys = Journeys()
         self._experience = Experience()
@@ -60,7 +60,7 @@ class Cluster:
             env=self._env,
             placement=spec.placement,
             admission=spec.admission,
-            estimate=self._estimate,
+            estimate=self.estimate,
             slo=spec.slo,
             schedule_s=model.schedule_s,
             view=self.view,
@@ -134,7 +134,7 @@ class Cluster:
         request = traced.request
         self._journeys.begin(traced, placement)
         self._decode[placement.decode].promise(traced, self._env.now + placement.expected_ttft_s)
-        believed_s = self._estimate.prefill_s(request.id, request.input_tokens, placement.reused_tokens)
+        believed_s = self.estimate.prefill_s(request.id, request.input_tokens, placement.reused_tokens)
         fetched = self._fetch(request, placement) if placement.fetch_from else None
         self._prefill[placement.prefill].submit(Job(traced, placement, believed_s, fetched))
 

@@ -218,10 +218,10 @@ class CoupledInstance:
         for resident in [r for r in self.residents if r.traced.request.id in reasons]:
             (self._waiting if resident in self._waiting else self._running).remove(resident)
             self.memory.leave(resident)
-            request_id = resident.traced.request.id
-            self._log(
-                Rejected(at_s=self._env.now, request_id=request_id, stage="batching", reason=reasons[request_id])
-            )
+            request = resident.traced.request
+            known_tokens = request.input_tokens + resident.generated_tokens
+            stage = "capacity" if known_tokens > self.memory.capacity_tokens else "batching"
+            self._log(Rejected(at_s=self._env.now, request_id=request.id, stage=stage, reason=reasons[request.id]))
         for resident in [r for r in self._running if r.traced.request.id in {*plan.preempted, *plan.swapped}]:
             self._running.remove(resident)
             self.memory.leave(resident)

@@ -113,7 +113,7 @@ class CoupledCluster:
 
     def __init__(self, spec: CoupledSpec, model: LatencyModel, estimate: Estimator | None = None) -> None:
         self.log: list[Record] = []
-        self._estimate = estimate or LatencyEstimator(model)
+        self.estimate = estimate or LatencyEstimator(model)
         self._env = simpy.Environment()
         self.instances = {
             name: CoupledInstance(self._env, name, model, spec.batching, _memory(spec), self.log.append)
@@ -124,7 +124,7 @@ class CoupledCluster:
             env=self._env,
             placement=spec.placement,
             admission=spec.admission,
-            estimate=self._estimate,
+            estimate=self.estimate,
             slo=spec.slo,
             schedule_s=model.schedule_s,
             view=self.view,
@@ -176,7 +176,7 @@ class CoupledCluster:
                 " do not share their caches, use a placement policy that does not fetch"
             )
         request = traced.request
-        believed_s = self._estimate.prefill_s(request.id, request.input_tokens, placement.reused_tokens)
+        believed_s = self.estimate.prefill_s(request.id, request.input_tokens, placement.reused_tokens)
         self.instances[placement.prefill].submit(traced, believed_s)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import simpy
 
 from mooncake_lab.conductor import DecodeView, ServedView
-from mooncake_lab.core import DecodeStretch, Finished, FirstToken, Record, TracedRequest
+from mooncake_lab.core import DecodeStretch, Finished, FirstToken, Record, Rejected, TracedRequest
 from mooncake_lab.perf import LatencyModel
 
 
@@ -32,8 +32,8 @@ class _Member:
 class DecodeInstance:
     """Decodes whatever KVCache it is given, up to the tokens that fit into its memory.
 
-    A request that exceeds the memory all by itself is served alone, over capacity, instead of being rejected:
-    the papers' decode nodes hold ten times their longest request. Going back to host memory costs no time.
+    A request that outgrows the memory all by itself is rejected then, as a coupled instance does; a prompt that
+    cannot fit is not even placed (`conductor.decide`). Going back to host memory costs no time.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class DecodeInstance:
             self._lose_everybody()
             return
         self._admit()
-        self._preempt_if_full()  # before anything is counted: the stretch is that of those who stay
+        self._make_room()  # before anything is counted: the stretch is that of those who stay
         if self._members:
             context, steps = self._context_tokens, self._steps_until_change()
             self._stretch, self._shortened, self._may_join = (
@@ -222,17 +222,36 @@ class DecodeInstance:
         room = (self.capacity_tokens - self._context_tokens) // len(self._members)
         return max(1, min(finish, room))
 
-    def _preempt_if_full(self) -> None:
-        """When not even one more token a request fits, the newest member goes back to host memory."""
-        while len(self._members) > 1 and self._context_tokens + len(self._members) > self.capacity_tokens:
-            request_id, member = self._members.popitem()
-            done = self._step - member.joined_step
-            self._context_tokens -= member.cached_tokens + done
-            member.cached_tokens += done
-            member.produced_tokens += done
-            self._finishing = [entry for entry in self._finishing if entry[1] != request_id]
-            heapq.heapify(self._finishing)
-            self._waiting.appendleft(member)
+    def _make_room(self) -> None:
+        """When not even one more token a request fits, the newest member goes back to host memory.
+
+        Who is alone then has outgrown the instance, and is rejected.
+        """
+        while self._members and self._context_tokens + len(self._members) > self.capacity_tokens:
+            member = self._push_out()
+            if self._members:
+                self._waiting.appendleft(member)
+            else:
+                self._reject(member)
+                self._admit()
+
+    def _push_out(self) -> _Member:
+        request_id, member = self._members.popitem()
+        done = self._step - member.joined_step
+        self._context_tokens -= member.cached_tokens + done
+        member.cached_tokens += done
+        member.produced_tokens += done
+        self._finishing = [entry for entry in self._finishing if entry[1] != request_id]
+        heapq.heapify(self._finishing)
+        return member
+
+    def _reject(self, member: _Member) -> None:
+        request_id = member.traced.request.id
+        del self._present[request_id]
+        reason = (
+            f"its KVCache of {member.cached_tokens} tokens cannot grow: {self.name} holds {self.capacity_tokens}"
+        )
+        self._log(Rejected(at_s=self._env.now, request_id=request_id, stage="capacity", reason=reason))
 
     def _close(self, start_s: float, context: int, steps: int) -> None:
         """Write the stretch down and let finished members go."""

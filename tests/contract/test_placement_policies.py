@@ -13,9 +13,12 @@ from mooncake_lab.conductor import (
     ClusterView,
     DecodeView,
     KVCacheCentric,
+    LengthBook,
     LoadBalance,
     Placement,
     PrefillView,
+    RecentView,
+    ServedView,
     decide,
 )
 from mooncake_lab.core import SLO, Request, blocks_for
@@ -46,6 +49,10 @@ REQUESTS = st.builds(
 )
 
 
+SERVED = st.builds(ServedView, st.integers(0, 99), st.integers(1, 9000), st.floats(0, 1e4))
+BOOKS = st.sampled_from([LengthBook(), LengthBook().with_answer(900, 40).with_answer(2000, 7)])
+
+
 @st.composite
 def cases(draw):
     """A request and a view of it in which no instance holds more blocks than there are."""
@@ -66,15 +73,29 @@ def cases(draw):
         requests=st.integers(0, 40),
         context_tokens=st.integers(0, 50_000),
         capacity_tokens=st.integers(1, 60_000),
+        decoding=st.lists(SERVED, max_size=4).map(tuple),
+        coming=st.lists(SERVED, max_size=3).map(tuple),
     )
     prefills = draw(st.lists(prefill, min_size=1, max_size=5))
     decodes = draw(st.lists(decode, min_size=1, max_size=4))
     view = ClusterView(
         draw(st.floats(0, 1e4)),
         tuple(p._replace(name=f"prefill-{i}") for i, p in enumerate(prefills)),
-        tuple(d._replace(name=f"decode-{i}") for i, d in enumerate(decodes)),
+        tuple(_consistent(d, f"decode-{i}") for i, d in enumerate(decodes)),
+        draw(BOOKS),
+        RecentView(60.0, 4, draw(st.integers(0, 4))),
     )
     return request, view
+
+
+def _consistent(decode, name):
+    """An instance whose counts cover those who are on their way."""
+    coming_tokens = sum(served.input_tokens for served in decode.coming)
+    return decode._replace(
+        name=name,
+        requests=decode.requests + len(decode.coming),
+        context_tokens=decode.context_tokens + coming_tokens,
+    )
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
@@ -126,6 +147,10 @@ class TestDecide:
         arguments = {"placement": KVCacheCentric(), "estimate": Estimate(), "slo": slo}
         proposed = decide(request, view, admission=ADMISSION_POLICIES["none"](), **arguments)
         decision = decide(request, view, admission=ADMISSION_POLICIES["slo"](), **arguments)
+        if isinstance(proposed, Rejection):  # what fits nowhere is nobody's to admit
+            assert proposed.stage == "capacity"
+            assert decision == proposed
+            return
         within = slo.met_by(ttft_s=proposed.expected_ttft_s, tbt_s=proposed.expected_tbt_s)
         assert isinstance(decision, Placement) == within
         if not within:
