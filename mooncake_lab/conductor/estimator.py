@@ -22,7 +22,7 @@ class Estimator(Protocol):
         """Copying KVCache from a sender that already has `flows` transfers under way (T_transfer)."""
         ...
 
-    def decode_step_s(self, requests: int, context_tokens: int) -> float:
+    def decode_step_s(self, requests: float, context_tokens: float) -> float:
         """One decode step of a batch (the TBT it will show)."""
         ...
 
@@ -42,7 +42,7 @@ class LatencyEstimator:
         """Copying KVCache when the sender's bandwidth is shared fairly with the transfers under way."""
         return self.model.transfer_s(tokens * (flows + 1))
 
-    def decode_step_s(self, requests: int, context_tokens: int) -> float:
+    def decode_step_s(self, requests: float, context_tokens: float) -> float:
         """One decode step of a batch."""
         return self.model.decode.step_s(requests, context_tokens)
 
@@ -69,6 +69,6 @@ class NoisyEstimator:
         """The inner estimate."""
         return self.inner.transfer_s(tokens, flows)
 
-    def decode_step_s(self, requests: int, context_tokens: int) -> float:
+    def decode_step_s(self, requests: float, context_tokens: float) -> float:
         """The inner estimate."""
         return self.inner.decode_step_s(requests, context_tokens)

@@ -11,6 +11,7 @@ PROMPT_CLASSES = 18
 """Prompts up to 1, 2, 4, ... tokens; the last class is open."""
 ANSWER_CLASSES = 32
 """Answers up to 1, 1.4, 2, 2.8, ... tokens; the last class is open."""
+_LONGEST_TOLD_APART = 2 ** ((ANSWER_CLASSES - 1) / 2)
 LEAST_SEEN = 16
 """Answers that a class of prompts must have seen before it speaks for itself; until then all prompts do."""
 
@@ -61,8 +62,8 @@ def _longer(row: tuple[int, ...], tokens: float) -> float:
     """Answers of more than so many tokens, interpolated."""
     if tokens <= 1:
         return row[0] + (row[1] - row[0]) * max(0.0, tokens)
+    if tokens >= _LONGEST_TOLD_APART:
+        return float(row[ANSWER_CLASSES])
     place = 2 * log2(tokens) + 1
     k = int(place)
-    if k >= ANSWER_CLASSES:
-        return float(row[ANSWER_CLASSES])
     return row[k] + (row[k + 1] - row[k]) * (place - k)

@@ -17,6 +17,7 @@ from mooncake_lab.conductor import (
     LoadBalance,
     Placement,
     PrefillView,
+    Rejection,
     RecentView,
     ServedView,
     decide,

@@ -29,7 +29,7 @@ class EarlyRejection:
         load = prefill_load(proposed, slo)
         if load >= self.threshold:
             return refuse(request, "prefill", load, self.threshold)
-        load = decode_pool_load(view, estimate, slo, with_coming=self.with_coming)
+        load = decode_pool_load(request, view, estimate, slo, with_coming=self.with_coming)
         return proposed if load < self.threshold else refuse(request, "decode", load, self.threshold)
 
     def double_check(

@@ -22,7 +22,14 @@ class StillThere(Protocol):
 
 
 def predicted_decode_load(
-    request: Request, view: ClusterView, then_s: float, still_there: StillThere, estimate: Estimator, slo: SLO
+    request: Request,
+    view: ClusterView,
+    then_s: float,
+    still_there: StillThere,
+    estimate: Estimator,
+    slo: SLO,
+    *,
+    reserving: bool = False,
 ) -> float:
     """Mean load over decode instances when this request will join them.
 
@@ -37,6 +44,7 @@ def predicted_decode_load(
         still_there: says how likely each other request is still decoding.
         estimate: what the Conductor believes about time.
         slo: the limits.
+        reserving: whether those who were placed before and will join after this request count as well.
     """
     now_s = view.taken_at_s
     requests, tokens = 1.0, float(request.input_tokens)
@@ -46,8 +54,8 @@ def predicted_decode_load(
             requests += share
             tokens += share * served.input_tokens
         for served in instance.coming:
-            if served.starts_s <= then_s:
-                share = still_there(served, now_s, then_s)
+            if served.starts_s <= then_s or reserving:
+                share = still_there(served, now_s, max(then_s, served.starts_s))
                 requests += share
                 tokens += share * served.input_tokens
     instances = len(view.decode)

@@ -21,6 +21,9 @@ class LengthPredicting:
 
     threshold: float = 1.0
     """Load at which a pool is full (assumption B21)."""
+    reserving: bool = False
+    """Keep room for everybody placed before, also for who will join later. Not in the paper: there, a short prompt
+    takes the place that was counted on for a long one, which is refused when its prefill is done."""
 
     def admit(
         self, request: Request, proposed: Placement, view: ClusterView, *, estimate: Estimator, slo: SLO
@@ -38,7 +41,7 @@ class LengthPredicting:
             )
 
         then_s = max(view.taken_at_s, request.arrival_s) + proposed.expected_ttft_s
-        load = predicted_decode_load(request, view, then_s, still_there, estimate, slo)
+        load = predicted_decode_load(request, view, then_s, still_there, estimate, slo, reserving=self.reserving)
         return proposed if load < self.threshold else refuse(request, "expected decode", load, self.threshold)
 
     def double_check(

@@ -26,22 +26,26 @@ def decode_load(decode: DecodeView, estimate: Estimator, slo: SLO, *, joining: R
     return estimate.decode_step_s(requests, tokens) / slo.tbt_s
 
 
-def decode_pool_load(view: ClusterView, estimate: Estimator, slo: SLO, *, with_coming: bool = False) -> float:
-    """Load of the decode pool now: the mean over its instances (assumption B24).
+def decode_pool_load(
+    request: Request, view: ClusterView, estimate: Estimator, slo: SLO, *, with_coming: bool = False
+) -> float:
+    """Load of the decode pool if this request decoded now: the mean over its instances (assumption B24).
+
+    A step's time is linear in requests and context, so the mean over instances is that of the mean instance.
 
     Args:
+        request: counted as there.
         view: the cluster.
         estimate: what the Conductor believes about time.
         slo: the limits.
         with_coming: whether requests that are placed and not yet prefilled count as if they were there.
     """
-    loads = [
-        estimate.decode_step_s(each.requests, each.context_tokens) / slo.tbt_s
-        if with_coming
-        else decode_load(each, estimate, slo)
-        for each in view.decode
-    ]
-    return sum(loads) / len(loads)
+    requests, tokens = 1, request.input_tokens
+    for each in view.decode:
+        requests += each.requests if with_coming else each.present_requests
+        tokens += each.context_tokens if with_coming else each.present_tokens
+    instances = len(view.decode)
+    return estimate.decode_step_s(requests / instances, tokens / instances) / slo.tbt_s
 
 
 def refuse(request: Request, what: str, load: float, threshold: float) -> Rejection:

@@ -18,6 +18,9 @@ class PredictiveRejection:
     """Load at which a pool is full (assumption B21)."""
     decode_s: float = 8.5
     """t_d: how long every request decodes (assumption B22)."""
+    reserving: bool = False
+    """Keep room for everybody placed before, also for who will join later. Not in the paper: there, a short prompt
+    takes the place that was counted on for a long one, which is refused when its prefill is done."""
 
     def admit(
         self, request: Request, proposed: Placement, view: ClusterView, *, estimate: Estimator, slo: SLO
@@ -27,7 +30,9 @@ class PredictiveRejection:
         if load >= self.threshold:
             return refuse(request, "prefill", load, self.threshold)
         then_s = max(view.taken_at_s, request.arrival_s) + proposed.expected_ttft_s
-        load = predicted_decode_load(request, view, then_s, self._still_there, estimate, slo)
+        load = predicted_decode_load(
+            request, view, then_s, self._still_there, estimate, slo, reserving=self.reserving
+        )
         return proposed if load < self.threshold else refuse(request, "predicted decode", load, self.threshold)
 
     def double_check(
