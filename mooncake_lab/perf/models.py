@@ -134,7 +134,7 @@ MODELS: Final[Mapping[str, ModelShape]] = MappingProxyType(
             ffn_width=192, vocabulary=256, tied_embeddings=True, bytes_per_element=4,
         ),
         "lab-recall": ModelShape(
-            name="lab-recall", layers=6, width=128, query_heads=4, kv_heads=2, head_width=32,
+            name="lab-recall", layers=4, width=128, query_heads=4, kv_heads=2, head_width=32,
             ffn_width=256, vocabulary=480, tied_embeddings=True, bytes_per_element=4,
         ),
         "lab-8m": ModelShape(

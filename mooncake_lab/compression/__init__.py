@@ -1,0 +1,26 @@
+"""Smaller KVCaches: the methods of four papers and their controls, on the engine's own model and kernels."""
+
+from mooncake_lab.compression.combined import Combined
+from mooncake_lab.compression.controls import FullCache, Oracle, RandomTokens, RecentTokens
+from mooncake_lab.compression.held import Held, Prefilled
+from mooncake_lab.compression.kcache import KCache
+from mooncake_lab.compression.minicache import MiniCache
+from mooncake_lab.compression.pyramidinfer import PyramidInfer
+from mooncake_lab.compression.session import Method, Session
+from mooncake_lab.compression.snapkv import SnapKV
+
+__all__ = [
+    "Combined",
+    "FullCache",
+    "Held",
+    "KCache",
+    "Method",
+    "MiniCache",
+    "Oracle",
+    "Prefilled",
+    "PyramidInfer",
+    "RandomTokens",
+    "RecentTokens",
+    "Session",
+    "SnapKV",
+]

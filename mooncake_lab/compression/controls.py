@@ -1,0 +1,98 @@
+"""Controls: what a method must beat to have earned its name, and the oracle that nothing beats."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from mooncake_lab.compression.eviction import hold_kept
+from mooncake_lab.compression.held import LayerPool, Prefilled
+from mooncake_lab.compression.paged import PagedLayer, hold_all
+
+
+@dataclass(frozen=True, slots=True)
+class FullCache:
+    """Nothing is dropped."""
+
+    window: ClassVar[int] = 0
+
+    def hold(self, prefilled: Prefilled, pool: LayerPool) -> tuple[PagedLayer, ...]:
+        """All of it."""
+        return hold_all(prefilled, pool)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomTokens:
+    """Any tokens, other ones in every layer and head, and the last few."""
+
+    capacity: int
+    recent: int = 16
+    seed: int = 0
+    window: ClassVar[int] = 0
+
+    def hold(self, prefilled: Prefilled, pool: LayerPool) -> tuple[PagedLayer, ...]:
+        """The kept tokens, in blocks."""
+        return hold_kept(prefilled, pool, self.keep)
+
+    def keep(self, prefilled: Prefilled, layer: int) -> torch.Tensor | None:
+        """Places each KV head keeps; they depend on the seed, the layer and the prompt's length alone."""
+        heads, context, _ = prefilled.keys[layer].shape
+        if context < self.capacity:
+            return None
+        rng = np.random.default_rng([self.seed, layer, context])
+        older = context - self.recent
+        rows = [np.sort(rng.permutation(older)[: self.capacity - self.recent]) for _ in range(heads)]
+        recent = np.arange(older, context)
+        return torch.from_numpy(np.stack([np.concatenate((row, recent)) for row in rows]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecentTokens:
+    """The last tokens, and the first few if `sinks` (StreamingLLM: Xiao et al., ICLR 2024, arXiv 2309.17453).
+
+    StreamingLLM also renumbers positions inside the cache, since its text never ends; here prompts fit the model's
+    window and tokens keep their true positions.
+    """
+
+    capacity: int
+    sinks: int = 0
+    window: ClassVar[int] = 0
+
+    def hold(self, prefilled: Prefilled, pool: LayerPool) -> tuple[PagedLayer, ...]:
+        """The kept tokens, in blocks."""
+        return hold_kept(prefilled, pool, self.keep)
+
+    def keep(self, prefilled: Prefilled, layer: int) -> torch.Tensor | None:
+        """Places each KV head keeps, the same for all."""
+        heads, context, _ = prefilled.keys[layer].shape
+        if context < self.capacity:
+            return None
+        places = torch.cat((torch.arange(self.sinks), torch.arange(context - self.capacity + self.sinks, context)))
+        return places.expand(heads, -1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Oracle:
+    """What the answer rests on, told by whoever wrote the question; then sinks, then the last tokens.
+
+    Not a method, since nobody knows this; it says how small a cache could be if one did.
+    """
+
+    capacity: int
+    evidence: tuple[int, ...]
+    sinks: int = 4
+    window: ClassVar[int] = 0
+
+    def hold(self, prefilled: Prefilled, pool: LayerPool) -> tuple[PagedLayer, ...]:
+        """The kept tokens, in blocks."""
+        return hold_kept(prefilled, pool, self.keep)
+
+    def keep(self, prefilled: Prefilled, layer: int) -> torch.Tensor | None:
+        """Places each KV head keeps, the same for all."""
+        heads, context, _ = prefilled.keys[layer].shape
+        if context < self.capacity:
+            return None
+        wanted = dict.fromkeys((*self.evidence, *range(self.sinks), *reversed(range(context))))
+        places = sorted(list(wanted)[: self.capacity])
+        return torch.tensor(places).expand(heads, -1)

@@ -1,0 +1,53 @@
+"""Token eviction: what every method that drops whole tokens of a head shares, and what dropping can cost.
+
+A method of this kind only says which tokens each KV head of each layer keeps; they move into the front of new
+blocks, all others are gone, and the position counter keeps the true length.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from mooncake_lab.compression.held import LayerPool, Prefilled
+from mooncake_lab.compression.paged import PagedLayer, take
+
+Keep = Callable[[Prefilled, int], torch.Tensor | None]
+"""From a prefill and a layer: int64 (kv_heads, kept), ascending places of what stays; None keeps everything."""
+
+
+def hold_kept(prefilled: Prefilled, pool: LayerPool, keep: Keep) -> tuple[PagedLayer, ...]:
+    """The kept tokens of every layer, in blocks."""
+    layers: list[PagedLayer] = []
+    for layer, (keys, values) in enumerate(zip(prefilled.keys, prefilled.values, strict=True)):
+        kept = keep(prefilled, layer)
+        sides = (keys, values) if kept is None else (take(keys, kept), take(values, kept))
+        layers.append(PagedLayer.of(pool, *sides))
+    return tuple(layers)
+
+
+def with_window(chosen: torch.Tensor, context: int, window: int) -> torch.Tensor:
+    """Chosen places (kv_heads, k) in order, then the last `window` of `context` places."""
+    recent = torch.arange(context - window, context, device=chosen.device).expand(len(chosen), -1)
+    return torch.cat((chosen.sort(dim=-1).values, recent), dim=-1)
+
+
+def eviction_error_bound(
+    weights: torch.Tensor, kept: torch.Tensor, values: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """How far an attention output can move when only some tokens stay and their weights are renormalised.
+
+    With m the attention mass on what is dropped, `|o_kept - o_full| <= 2 m max|v|`, for any kept subset.
+
+    Args:
+        weights: (..., n), sums to one.
+        kept: bool (..., n) or (n,).
+        values: (n, head_width).
+
+    Returns:
+        The error that is made and its bound, both (...,).
+    """
+    inside = weights * kept
+    mass = inside.sum(dim=-1, keepdim=True)
+    error = (inside / mass) @ values - weights @ values
+    largest = values.norm(dim=-1).max()
+    return error.norm(dim=-1), 2 * (1 - mass.squeeze(-1)) * largest

@@ -1,0 +1,109 @@
+"""What the model sees and when: copying until induction appears, then pairs without text, then ever longer text.
+
+Without the first stage the model stays at chance for as long as anybody waited.
+"""
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+
+from mooncake_lab.compression.lab import vocabulary as v
+from mooncake_lab.compression.lab.tasks import (
+    Context,
+    Sample,
+    Tokens,
+    copy,
+    needle,
+    question_first,
+    recall,
+    topic_text,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One stage: contexts of one length."""
+
+    name: str
+    length: int
+    """Tokens of a context."""
+    rows: int
+    """Contexts of a step."""
+    until: float
+    """It ends when the running share of right answers passes this..."""
+    at_least: int
+    """...but not before so many steps..."""
+    at_most: int
+    """...and after so many in any case."""
+
+
+STAGES: Final = (
+    Stage(name="copy-24", length=24, rows=24, until=0.9, at_least=50, at_most=4000),
+    Stage(name="copy-48", length=48, rows=16, until=0.9, at_least=50, at_most=1000),
+    Stage(name="pairs", length=64, rows=16, until=0.9, at_least=50, at_most=1500),
+    Stage(name="text-128", length=128, rows=8, until=0.85, at_least=100, at_most=1000),
+    Stage(name="text-256", length=256, rows=5, until=0.85, at_least=100, at_most=1000),
+    Stage(name="text-512", length=512, rows=3, until=0.85, at_least=100, at_most=800),
+    Stage(name="text-1024", length=1056, rows=2, until=1.0, at_least=600, at_most=600),
+)
+"""The last one has a fixed number of steps, over which the learning rate falls to zero."""
+
+
+_SHARES: Final = MappingProxyType(
+    {"recall": 0.6, "needle": 0.16, "copy": 0.06, "question_first": 0.12, "topic_text": 0.06}
+)
+"""How often each task is drawn in the stages with text."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """One step's contexts."""
+
+    tokens: Tokens
+    """Shape (rows, length)."""
+    answers: np.ndarray[tuple[int, int], np.dtype[np.bool_]]
+    """Same shape: which tokens are answers that the context determines."""
+    recalls: np.ndarray[tuple[int, int], np.dtype[np.bool_]]
+    """Same shape: the answers to key-value questions and needles among them, which the stages go by."""
+
+
+def draw_batch(stage: Stage, context: Context) -> Batch:
+    """One step's contexts of a stage; in three of ten steps with text, twice as many of half the length."""
+    halves = stage.name.startswith("text") and context.rng.random() < 0.3
+    rows, length = (2 * stage.rows, stage.length // 2) if halves else (stage.rows, stage.length)
+    samples = [_draw(stage, length, context) for _ in range(rows)]
+    tokens = np.stack([sample.tokens for sample in samples])
+    answers, recalls = np.zeros(tokens.shape, dtype=bool), np.zeros(tokens.shape, dtype=bool)
+    for row, sample in enumerate(samples):
+        for asked in sample.questions:
+            where = slice(asked.answer_at, asked.answer_at + asked.answer_tokens)
+            answers[row, where] = sample.task != "topic_text"
+            recalls[row, where] = sample.task in {"recall", "needle"} or stage.name.startswith("copy")
+    return Batch(tokens, answers, recalls)
+
+
+def _draw(stage: Stage, length: int, context: Context) -> Sample:
+    if stage.name.startswith("copy"):
+        # spans of all lengths at all distances: with one length a fixed look-back would do
+        return copy(context, length, span=int(context.rng.integers(4, (length - 3) // 2 + 1)))
+    if stage.name == "pairs":
+        pairs = int(context.rng.integers(2, (length - 2) // 8 + 1))
+        return recall(context, length, pairs=pairs, questions=pairs)
+    most = min(32, (length - 16) // 12)
+    task = str(context.rng.choice(list(_SHARES), p=list(_SHARES.values())))
+    if task == "recall":
+        pairs = min(most, int(2 ** context.rng.integers(0, 6)))
+        asked = min(pairs, int(context.rng.integers(1, 13)), (length - 16 - 4 * pairs) // 12)
+        gap = int(context.rng.integers(0, 9)) if context.rng.random() < 0.5 else 0
+        return recall(context, length, pairs=pairs, questions=asked, gap=gap)
+    others = {"needle": needle, "copy": copy, "topic_text": topic_text}
+    if task in others:
+        return others[task](context, length)
+    return question_first(context, length, pairs=min(most, 8))
+
+
+def rng_of(seed: int, step: int) -> np.random.Generator:
+    """What a step's contexts are drawn with: the same after an interruption as without."""
+    return np.random.default_rng([seed, step, v.VOCABULARY])

@@ -1,0 +1,136 @@
+"""The network as it is trained: a plain Llama in torch, whose parameters bear their Hugging Face names.
+
+The engine computes the same function from the saved weights, over a paged cache and without gradients.
+"""
+
+from typing import Final
+
+import torch
+import torch.nn.functional as F  # noqa: N812  # torch's own spelling
+from torch import nn
+
+from mooncake_lab.engine.config import LlamaConfig
+from mooncake_lab.engine.rope import make_rope
+from mooncake_lab.perf.models import model_shape
+
+POSITIONS: Final = 2048
+"""Longest context the model is made for (tokens); it is trained on half of that."""
+
+
+def lab_config() -> LlamaConfig:
+    """The configuration of `lab-recall`."""
+    from mooncake_lab.engine.config import config_from_shape
+
+    return config_from_shape(model_shape("lab-recall"), max_positions=POSITIONS)
+
+
+class Norm(nn.Module):
+    """RMS normalisation."""
+
+    def __init__(self, width: int, epsilon: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.epsilon = epsilon
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Same shape as `hidden`."""
+        return F.rms_norm(hidden, self.weight.shape, self.weight, self.epsilon)
+
+
+class Attention(nn.Module):
+    """Causal attention of grouped query heads."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.q_proj = nn.Linear(config.width, config.query_width, bias=False)
+        self.k_proj = nn.Linear(config.width, config.kv_width, bias=False)
+        self.v_proj = nn.Linear(config.width, config.kv_width, bias=False)
+        self.o_proj = nn.Linear(config.query_width, config.width, bias=False)
+
+    def forward(self, hidden: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+        """(rows, tokens, width), same shape back."""
+        rows, tokens, _ = hidden.shape
+
+        def heads(projected: torch.Tensor) -> torch.Tensor:
+            return projected.view(rows, tokens, -1, self.config.head_width).transpose(1, 2)
+
+        query, key = (_turn(heads(part(hidden)), cosines, sines) for part in (self.q_proj, self.k_proj))
+        group = self.config.query_heads // self.config.kv_heads
+        key, value = (part.repeat_interleave(group, dim=1) for part in (key, heads(self.v_proj(hidden))))
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.o_proj(attended.transpose(1, 2).reshape(rows, tokens, -1))
+
+
+class FeedForward(nn.Module):
+    """`down(silu(gate) * up)`."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.width, config.ffn_width, bias=False)
+        self.up_proj = nn.Linear(config.width, config.ffn_width, bias=False)
+        self.down_proj = nn.Linear(config.ffn_width, config.width, bias=False)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """(rows, tokens, width), same shape back."""
+        return self.down_proj(F.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
+
+
+class Layer(nn.Module):
+    """Attention and feed-forward, each around a residual."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.input_layernorm = Norm(config.width, config.norm_epsilon)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = Norm(config.width, config.norm_epsilon)
+        self.mlp = FeedForward(config)
+
+    def forward(self, hidden: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+        """(rows, tokens, width), same shape back."""
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), cosines, sines)
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+
+
+class Stack(nn.Module):
+    """The input table, the layers and the last normalisation."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocabulary, config.width)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.norm = Norm(config.width, config.norm_epsilon)
+
+
+class Network(nn.Module):
+    """A trainable Llama with tied embeddings, seeded by torch's global generator."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.model = Stack(config)
+        rope = make_rope(config, config.max_positions, torch.device("cpu"))
+        self.register_buffer("cosines", rope.cosines, persistent=False)
+        self.register_buffer("sines", rope.sines, persistent=False)
+        for name, parameter in self.named_parameters():
+            if parameter.ndim == 2:
+                small = (
+                    (2 * config.layers) ** -0.5 if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
+                )
+                nn.init.normal_(
+                    parameter, std=0.02 * small if "embed" in name else small * parameter.shape[1] ** -0.5
+                )
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits (rows, tokens, vocabulary) of int64 tokens (rows, tokens)."""
+        hidden = self.model.embed_tokens(tokens)
+        cosines, sines = self.cosines[: tokens.shape[1]], self.sines[: tokens.shape[1]]
+        for layer in self.model.layers:
+            hidden = layer(hidden, cosines, sines)
+        return F.linear(self.model.norm(hidden), self.model.embed_tokens.weight)
+
+
+def _turn(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+    """`engine.rope.rotate`, for heads of shape (rows, heads, tokens, head_width)."""
+    first, second = heads.float().chunk(2, dim=-1)
+    turned = torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)
+    return turned.to(heads.dtype)

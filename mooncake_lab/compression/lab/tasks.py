@@ -1,0 +1,197 @@
+"""Questions about a context: what is asked, what the answer is, and where in the context it lies.
+
+A context is filler text with records scattered in it. Every maker below draws one `Sample`: tokens, the first
+place of every answer and its length, and the places of what the answer rests on (which only an oracle knows).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from mooncake_lab.compression.lab import vocabulary as v
+
+Tokens = npt.NDArray[np.int64]
+"""Token ids, shape (n,)."""
+
+NEEDLE_TOKENS: Final = 4
+VALUE_TOKENS: Final = 2
+"""A value and its ending: the first token of an answer comes out of prefill, the second out of the cache."""
+COPY_TOKENS: Final = 16
+TOPIC_MEDIANS: Final = (4, 6, 9, 13, 19, 27, 39, 56)
+"""Median length of a topic's text (bytes); lengths are log-normal around it."""
+TOPIC_SIGMA: Final = 0.35
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One question of a sample."""
+
+    asked_at: int
+    """Where its first token is; tokens before it are what an earlier turn has seen."""
+    answer_at: int
+    """Where its answer begins: the tokens before it are the prompt."""
+    answer_tokens: int
+    evidence: tuple[int, ...]
+    """Places of the context that the answer rests on."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """A context and its questions, answers included."""
+
+    task: str
+    tokens: Tokens
+    questions: tuple[Question, ...]
+
+    def prompt(self, question: int = 0) -> Tokens:
+        """What a model sees before the answer to a question."""
+        return self.tokens[: self.questions[question].answer_at]
+
+    def answer(self, question: int = 0) -> Tokens:
+        """What it should say then."""
+        asked = self.questions[question]
+        return self.tokens[asked.answer_at : asked.answer_at + asked.answer_tokens]
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Where everything of a sample comes from: a source of randomness and a pool of filler."""
+
+    rng: np.random.Generator
+    pool: Tokens
+
+    def text(self, length: int) -> Tokens:
+        """A stretch of filler."""
+        start = int(self.rng.integers(len(self.pool) - length))
+        return self.pool[start : start + length]
+
+    def scatter(self, length: int, records: Sequence[Tokens]) -> tuple[Tokens, list[int]]:
+        """Exactly `length` tokens: filler with the records in it, in order, at random places; where each begins.
+
+        Raises:
+            ValueError: when the records alone are longer.
+        """
+        room = length - 1 - sum(len(record) for record in records)
+        if room < 0:
+            raise ValueError(f"{len(records)} records of {length - 1 - room} tokens do not fit into {length}")
+        cuts = np.sort(self.rng.integers(0, room + 1, size=len(records)))
+        text = self.text(room)
+        parts: list[Tokens] = [np.array([v.BEGIN])]
+        places: list[int] = []
+        done, size = 0, 1
+        for cut, record in zip(cuts.tolist(), records, strict=True):
+            parts += [text[done:cut], record]
+            places.append(size + cut - done)
+            size += cut - done + len(record)
+            done = cut
+        return np.concatenate([*parts, text[done:]]), places
+
+    def distinct(self, first: int, among: int, count: int) -> Tokens:
+        """So many different tokens of one kind."""
+        return first + self.rng.choice(among, size=count, replace=False)
+
+
+def recall(context: Context, length: int, *, pairs: int, questions: int, gap: int = 0) -> Sample:
+    """`[SET] key value ending` records in filler, then `[GET] key value ending`, each about another pair.
+
+    Args:
+        context: randomness and filler.
+        length: tokens of all, answers included.
+        pairs: records.
+        questions: at the end; at most `pairs`.
+        gap: filler between one answer and the next question.
+    """
+    records = _records(context, pairs)
+    asked = context.rng.permutation(pairs)[:questions]
+    start = length - (2 + VALUE_TOKENS) * questions - gap * (questions - 1)
+    body, places = context.scatter(start, records)
+    parts, found = [body], []
+    for turn, pair in enumerate(asked.tolist()):
+        if turn and gap:
+            parts.append(context.text(gap))
+            start += gap
+        parts.append(np.concatenate([[v.GET], records[pair][1:]]))
+        evidence = tuple(range(places[pair], places[pair] + len(records[pair])))
+        found.append(Question(start, start + 2, VALUE_TOKENS, evidence))
+        start += 2 + VALUE_TOKENS
+    return Sample("recall", np.concatenate(parts), tuple(found))
+
+
+def needle(context: Context, length: int, *, depth: float | None = None) -> Sample:
+    """One `[NEEDLE]` and four values in filler; `[ASK]` at the end wants the four back.
+
+    Args:
+        context: randomness and filler.
+        length: tokens of all, the answer included.
+        depth: how far down the context it lies (0 to 1); None draws it.
+    """
+    secret = context.distinct(v.FIRST_VALUE, v.VALUES, NEEDLE_TOKENS)
+    size = 1 + NEEDLE_TOKENS
+    room = length - 1 - 2 * size
+    at = int(context.rng.integers(room + 1)) if depth is None else round(depth * room)
+    text = context.text(room)
+    record = np.concatenate([[v.NEEDLE], secret])
+    tokens = np.concatenate([[v.BEGIN], text[:at], record, text[at:], [v.ASK], secret])
+    asked = Question(length - size, length - NEEDLE_TOKENS, NEEDLE_TOKENS, tuple(range(1 + at, 1 + at + size)))
+    return Sample("needle", tokens, (asked,))
+
+
+def copy(context: Context, length: int, *, span: int = COPY_TOKENS) -> Sample:
+    """`[COPY]` and random bytes, keys and values in filler; `[PASTE]` wants them all back, in order."""
+    what = context.rng.integers(v.FIRST_TOPIC, size=span)
+    record = np.concatenate([[v.COPY], what])
+    body, (at,) = context.scatter(length - 1 - span, [record])
+    asked = Question(length - 1 - span, length - span, span, tuple(range(at, at + span + 1)))
+    return Sample("copy", np.concatenate([body, [v.PASTE], what]), (asked,))
+
+
+def question_first(context: Context, length: int, *, pairs: int) -> Sample:
+    """`[WANT] key` before everything, the records after it, and only `[ANSWER]` at the end."""
+    records = _records(context, pairs)
+    wanted = int(context.rng.integers(pairs))
+    start = length - 1 - VALUE_TOKENS
+    body, places = context.scatter(start - 2, records)
+    record = records[wanted]
+    tokens = np.concatenate([body[:1], [v.WANT], record[1:2], body[1:], [v.ANSWER], record[2:]])
+    at = places[wanted] + 2
+    asked = Question(start, start + 1, VALUE_TOKENS, (1, 2, *range(at, at + len(record))))
+    return Sample("question_first", tokens, (asked,))
+
+
+def topic_text(context: Context, length: int) -> Sample:
+    """Filler, then `[GEN] topic` and a text whose length the topic suggests and chance decides, then `[END]`."""
+    topic = int(context.rng.integers(v.TOPICS))
+    drawn = TOPIC_MEDIANS[topic] * np.exp(TOPIC_SIGMA * context.rng.standard_normal())
+    size = int(np.clip(round(drawn), 1, length // 2))
+    body, _ = context.scatter(length - size - 3, [])
+    ask = np.array([v.GEN, v.FIRST_TOPIC + topic])
+    asked = Question(length - size - 3, length - size - 1, size + 1, ())
+    return Sample("topic_text", np.concatenate([body, ask, context.text(size), [v.END]]), (asked,))
+
+
+def _records(context: Context, pairs: int) -> list[Tokens]:
+    """`[SET] key value ending`: keys differ, and so do values."""
+    keys = context.distinct(v.FIRST_KEY, v.KEYS, pairs)
+    values = context.distinct(v.FIRST_VALUE, v.VALUES, pairs)
+    endings = v.FIRST_ENDING + context.rng.integers(v.ENDINGS, size=pairs)
+    return [np.array([v.SET, *record]) for record in zip(keys, values, endings, strict=True)]
+
+
+Maker = Callable[[Context, int], Sample]
+"""Draws a sample of a length."""
+
+EXAMINED: Final[Mapping[str, Maker]] = MappingProxyType(
+    {
+        "recall": lambda context, length: recall(context, length, pairs=16, questions=1),
+        "needle": needle,
+        "two_questions": lambda context, length: recall(context, length, pairs=16, questions=2, gap=24),
+        "one_pair": lambda context, length: recall(context, length, pairs=1, questions=1),
+        "copy": copy,
+        "question_first": lambda context, length: question_first(context, length, pairs=8),
+    }
+)
+"""The examination: what the trained model is asked, and what compression may break."""

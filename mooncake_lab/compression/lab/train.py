@@ -1,0 +1,217 @@
+"""Train `lab-recall` from scratch: `python -m mooncake_lab.compression.lab.train --output data/models/lab-recall`.
+
+Interrupted, it goes on from its last checkpoint; every step draws its own contexts, so nothing is seen twice.
+"""
+
+import argparse
+import csv
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TextIO
+
+import torch
+import torch.nn.functional as F  # noqa: N812  # torch's own spelling
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from mooncake_lab.compression.lab.curriculum import STAGES, Batch, Stage, draw_batch, rng_of
+from mooncake_lab.compression.lab.muon import Muon
+from mooncake_lab.compression.lab.network import Network, lab_config
+from mooncake_lab.compression.lab.tasks import Context
+from mooncake_lab.compression.lab.text import filler
+
+_POOL_BYTES = 1 << 17
+_TEXT_WEIGHT = 0.1
+"""Of the loss on filler, beside that on answers: text alone would drown them."""
+_MEMORY = 0.95
+"""Of the running share of right answers, from step to step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """How the model is trained."""
+
+    seed: int = 0
+    matrix_rate: float = 0.02
+    """Of Muon, which moves all matrices but the table of tokens."""
+    learning_rate: float = 3e-3
+    """Of AdamW, which moves the rest."""
+    warmup_steps: int = 50
+    weight_decay: float = 0.01
+    clip_norm: float = 1.0
+    checkpoint_steps: int = 100
+    stages: tuple[Stage, ...] = STAGES
+
+
+@dataclass(slots=True)
+class State:
+    """Where training is. Mutable: it moves on."""
+
+    step: int = 0
+    stage: int = 0
+    stage_step: int = 0
+    right: float = 0.0
+    """Running share of right answers."""
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+class Trainer:
+    """A network, its optimiser and where it is; mutable."""
+
+    def __init__(self, training: Training, directory: Path) -> None:
+        self.training = training
+        self.state = State()
+        self._checkpoint = directory / "checkpoint.pt"
+        self._curve = directory / "curve.csv"
+        directory.mkdir(parents=True, exist_ok=True)
+        torch.manual_seed(training.seed)
+        self.network = Network(lab_config())
+        self.optimisers = _optimisers(self.network, training)
+        self.pool = filler(rng_of(training.seed, -1 & 0xFFFF), _POOL_BYTES)
+        if self._checkpoint.exists():
+            self._resume()
+
+    @property
+    def stage(self) -> Stage:
+        """The one it is in."""
+        return self.training.stages[self.state.stage]
+
+    @property
+    def done(self) -> bool:
+        """Whether all stages are behind it."""
+        return self.state.stage == len(self.training.stages)
+
+    def step(self) -> float:
+        """One step of the optimiser; the loss."""
+        start_s = time.perf_counter()
+        training = self.training
+        batch = draw_batch(self.stage, Context(rng_of(self.training.seed, self.state.step), self.pool))
+        for optimiser, rate in zip(self.optimisers, (training.matrix_rate, training.learning_rate), strict=True):
+            for group in optimiser.param_groups:
+                group["lr"] = rate * self._rate()
+        loss = self._learn(batch)
+        state = self.state
+        state.tokens += batch.tokens.size
+        state.step += 1
+        state.stage_step += 1
+        state.seconds += time.perf_counter() - start_s
+        if state.step % 20 == 0:
+            self._note(loss)
+        self._move_on()
+        if state.step % self.training.checkpoint_steps == 0 or self.done:
+            self._save()
+        return loss
+
+    def _learn(self, batch: Batch) -> float:
+        tokens = torch.from_numpy(batch.tokens)
+        logits = self.network(tokens)[:, :-1]
+        target = tokens[:, 1:]
+        answers, recalls = (torch.from_numpy(part[:, 1:]) for part in (batch.answers, batch.recalls))
+        losses = F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none").view(target.shape)
+        text = ~answers
+        loss = (losses * answers).sum() / answers.sum().clamp(min=1) + _TEXT_WEIGHT * (
+            losses * text
+        ).sum() / text.sum()
+        for optimiser in self.optimisers:
+            optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.training.clip_norm)
+        for optimiser in self.optimisers:
+            optimiser.step()
+        if recalls.any():
+            right = float((logits.argmax(dim=-1) == target)[recalls].float().mean())
+            self.state.right = _MEMORY * self.state.right + (1 - _MEMORY) * right
+        return float(loss.detach())
+
+    def _rate(self) -> float:
+        """Rises over the first steps, stays, and falls to zero over the last stage."""
+        training, state = self.training, self.state
+        rate = min(1.0, (state.step + 1) / training.warmup_steps)
+        if state.stage == len(training.stages) - 1:
+            rate *= max(0.02, 1 - state.stage_step / self.stage.at_most)
+        return rate
+
+    def _move_on(self) -> None:
+        state, stage = self.state, self.stage
+        passed = state.right > stage.until and state.stage_step >= stage.at_least
+        if passed or state.stage_step >= stage.at_most:
+            state.stage, state.stage_step, state.right = state.stage + 1, 0, 0.0
+
+    def _note(self, loss: float) -> None:
+        fresh = not self._curve.exists()
+        with self._curve.open("a", newline="") as file:
+            writer = csv.writer(file)
+            if fresh:
+                writer.writerow(("step", "stage", "tokens", "loss", "running_accuracy", "seconds"))
+            state = self.state
+            writer.writerow(
+                (
+                    state.step,
+                    self.stage.name,
+                    state.tokens,
+                    f"{loss:.4f}",
+                    f"{state.right:.4f}",
+                    f"{state.seconds:.1f}",
+                )
+            )
+
+    def _save(self) -> None:
+        part = self._checkpoint.with_suffix(".part")
+        whole = {
+            "network": self.network.state_dict(),
+            "optimisers": [each.state_dict() for each in self.optimisers],
+        }
+        torch.save(whole | {"state": asdict(self.state)}, part)
+        part.replace(self._checkpoint)
+
+    def _resume(self) -> None:
+        saved = torch.load(self._checkpoint, weights_only=True)
+        self.network.load_state_dict(saved["network"])
+        for optimiser, state in zip(self.optimisers, saved["optimisers"], strict=True):
+            optimiser.load_state_dict(state)
+        self.state = State(**saved["state"])
+
+
+def _optimisers(network: Network, training: Training) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
+    named = dict(network.named_parameters())
+    matrices = [p for name, p in named.items() if p.ndim == 2 and "embed" not in name]
+    rest = [p for name, p in named.items() if p.ndim != 2 or "embed" in name]
+    muon = Muon(matrices, lr=training.matrix_rate, weight_decay=training.weight_decay)
+    return muon, torch.optim.AdamW(
+        rest, lr=training.learning_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True
+    )
+
+
+def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> None:
+    """Train, and print where the weights are."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=None)
+    given = parser.parse_args(arguments)
+    trainer = Trainer(Training(seed=given.seed), given.output)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[right]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns) as progress:
+        bar = progress.add_task("", total=None, right="")
+        while not trainer.done and trainer.state.step != given.steps:
+            stage = trainer.stage
+            loss = trainer.step()
+            progress.update(
+                bar,
+                description=f"{stage.name} step {trainer.state.step}",
+                right=f"loss {loss:.3f} right {trainer.state.right:.3f}",
+            )
+    out.write(json.dumps(asdict(trainer.state)) + "\n")
+
+
+if __name__ == "__main__":
+    main()

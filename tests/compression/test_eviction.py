@@ -1,0 +1,154 @@
+"""SnapKV and the controls: who stays, and what dropping the others can cost at most."""
+
+from dataclasses import replace
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+
+from mooncake_lab.compression import FullCache, Oracle, RandomTokens, RecentTokens, SnapKV
+from mooncake_lab.compression.eviction import eviction_error_bound
+from mooncake_lab.compression.snapkv import pooled
+from mooncake_lab.compression.votes import group_mean, window_attention
+
+N = 150
+EVICTIONS = (
+    SnapKV(capacity=40, window=8),
+    RandomTokens(capacity=40, recent=8),
+    RecentTokens(capacity=40),
+    RecentTokens(capacity=40, sinks=4),
+    Oracle(capacity=40, evidence=(60, 61, 62)),
+)
+
+
+@pytest.mark.parametrize("method", EVICTIONS, ids=str)
+def test_kept_tokens_are_a_set_of_the_prompts(whole, method):
+    """Each head keeps exactly its capacity, in order, each place once and within the prompt."""
+    for layer in range(4):
+        kept = method.keep(whole, layer)
+        assert kept.shape == (2, 40)
+        assert (kept.diff(dim=-1) > 0).all()
+        assert kept.min() >= 0
+        assert kept.max() < N
+
+
+@pytest.mark.parametrize("method", EVICTIONS, ids=str)
+def test_short_prompts_stay_as_they_are(step, method):
+    """A capacity above the prompt changes nothing at all, to the bit."""
+    assert torch.equal(step(replace(method, capacity=N + 1)), step(FullCache()))
+
+
+def test_capacity_of_exactly_the_prompt_keeps_all(step):
+    """At capacity n SnapKV goes through its vote and keeps everybody; at n - 1 somebody is missing."""
+    full = step(FullCache())
+    torch.testing.assert_close(step(SnapKV(capacity=N, window=8)), full, atol=1e-4, rtol=1e-4)
+    assert (step(SnapKV(capacity=N - 1, window=8)) - full).abs().max() > 1e-4
+
+
+def test_window_always_stays(whole):
+    """The voters themselves are kept, whatever the votes."""
+    kept = SnapKV(capacity=24, window=16).keep(whole, 0)
+    assert (kept[:, -16:] == torch.arange(N - 16, N)).all()
+
+
+def test_votes_add_up(whole):
+    """Votes for the context are what each voter did not spend on the window."""
+    method = SnapKV(capacity=40, window=8)
+    weights = window_attention(whole.queries[1][-8:], whole.keys[1])
+    spent = weights[..., -8:].sum(dim=(1, 2))
+    torch.testing.assert_close(method.votes(whole, 1).sum(dim=-1), 8 - spent, atol=1e-5, rtol=1e-5)
+
+
+def test_voters_see_the_past_only(whole):
+    """Attention of the window is causal, and sums to one."""
+    weights = window_attention(whole.queries[0][-8:], whole.keys[0])
+    assert (weights[:, 0, -7:] == 0).all()
+    assert (weights[:, -1] > 0).all()
+    torch.testing.assert_close(weights.sum(dim=-1), torch.ones(4, 8))
+
+
+def test_an_attended_needle_is_kept(whole):
+    """A key that all voters point at stays, and with pooling its neighbours do."""
+    needle, keys = 77, whole.keys[2].clone()
+    keys[:, needle] *= 4 / keys[:, needle].norm(dim=-1, keepdim=True) * keys.norm(dim=-1).max()
+    queries = keys[:, needle].repeat_interleave(2, dim=0)
+    pointed = replace(whole, keys=(keys,) * 4, queries=tuple(queries.expand(32, -1, -1) for _ in range(4)))
+    alone = SnapKV(capacity=24, window=16, kernel=1).keep(pointed, 2)
+    assert (alone == needle).any(dim=-1).all()
+    with_neighbours = SnapKV(capacity=24, window=16, kernel=5).keep(pointed, 2)
+    for place in range(needle - 2, needle + 3):
+        assert (with_neighbours == place).any(dim=-1).all()
+
+
+def test_no_pooling_is_a_kernel_of_one():
+    """A kernel of width one leaves votes as they are, under both poolings."""
+    votes = torch.rand(4, 50)
+    assert torch.equal(pooled(votes, 1, "max"), votes)
+    torch.testing.assert_close(
+        pooled(votes, 3, "avg")[:, 1:-1], (votes[:, :-2] + votes[:, 1:-1] + votes[:, 2:]) / 3
+    )
+
+
+def test_permuting_heads_permutes_the_choice(whole):
+    """KV heads decide independently of each other."""
+    method = SnapKV(capacity=40, window=8)
+    swapped = replace(
+        whole,
+        keys=tuple(keys.flip(0) for keys in whole.keys),
+        queries=tuple(query.view(32, 2, 2, 8).flip(1).reshape(32, 4, 8) for query in whole.queries),
+    )
+    assert torch.equal(method.keep(swapped, 3), method.keep(whole, 3).flip(0))
+
+
+def test_group_mean_of_single_heads_is_the_official_vote():
+    """Where every query head has a KV head of its own, voting together is voting alone."""
+    votes = torch.rand(4, 30)
+    assert torch.equal(group_mean(votes, 4), votes)
+    torch.testing.assert_close(group_mean(votes, 2)[0], votes[:2].mean(dim=0))
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    tokens=st.integers(2, 60),
+    kept=st.floats(0.05, 1.0),
+    sharpness=st.floats(0.1, 8.0),
+)
+@settings(max_examples=60, deadline=None)
+def test_error_of_any_eviction_is_bounded(seed, tokens, kept, sharpness):
+    """Renormalised attention over any subset errs by at most twice the dropped mass times the longest value."""
+    rng = torch.Generator().manual_seed(seed)
+    weights = (torch.randn(5, tokens, generator=rng, dtype=torch.float64) * sharpness).softmax(dim=-1)
+    subset = torch.rand(5, tokens, generator=rng, dtype=torch.float64) < kept
+    subset[:, -1] = True
+    values = torch.randn(tokens, 8, generator=rng, dtype=torch.float64)
+    error, bound = eviction_error_bound(weights, subset, values)
+    assert (error <= bound + 1e-9).all()
+
+
+def test_sinks_and_oracle_keep_what_they_name(whole):
+    """The first tokens stay with sinks; an oracle keeps its evidence before anything else."""
+    assert RecentTokens(capacity=40, sinks=4).keep(whole, 0)[0, :4].tolist() == [0, 1, 2, 3]
+    assert Oracle(capacity=3, evidence=(60, 61, 62)).keep(whole, 0)[0].tolist() == [60, 61, 62]
+
+
+def test_random_tokens_depend_on_the_seed_alone(whole):
+    """The same seed keeps the same tokens, another layer and another seed keep others."""
+    keep = RandomTokens(capacity=40, recent=8).keep
+    assert torch.equal(keep(whole, 0), keep(whole, 0))
+    assert not torch.equal(keep(whole, 0), keep(whole, 1))
+    assert not torch.equal(keep(whole, 0), RandomTokens(capacity=40, recent=8, seed=1).keep(whole, 0))
+
+
+@pytest.mark.parametrize("change", [{"window": 40}, {"window": 0}, {"kernel": 4}, {"kernel": 0}])
+def test_bad_knobs_are_refused(change):
+    """A window that leaves nothing to vote for and an even kernel are errors of the caller."""
+    with pytest.raises(ValueError, match="window"):
+        SnapKV(**({"capacity": 40} | change))
+
+
+def test_whole_is_a_fixture_of_150_tokens(whole):
+    """The numbers above rest on it."""
+    assert whole.tokens == N
+    assert whole.bytes == 4 * 2 * 2 * N * 8 * np.dtype(np.float32).itemsize

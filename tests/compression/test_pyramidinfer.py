@@ -1,0 +1,99 @@
+"""PyramidInfer: which layers see which tokens, and that dropping none is the engine's prefill."""
+
+import numpy as np
+import pytest
+import torch
+
+from mooncake_lab.compression import PyramidInfer
+
+STEEP = PyramidInfer(decay=0.5, min_context=8)
+
+
+def lengths(prefilled):
+    return [keys.shape[1] for keys in prefilled.keys]
+
+
+def farthest(rows, among):
+    """Distance of that row which is farthest from its nearest neighbour among others."""
+    return (rows[:, None] - among).norm(dim=-1).amin(dim=1).max()
+
+
+def test_without_decay_it_is_the_full_prefill(session, prompt, whole):
+    """At a decay of one nothing is dropped, and logits are those of the engine."""
+    found = PyramidInfer(decay=1.0).prefill(session.plain, prompt)
+    assert lengths(found) == [150] * 4
+    torch.testing.assert_close(found.logits, whole.logits, atol=1e-5, rtol=1e-5)
+
+
+def test_deeper_layers_hold_no_more(session, prompt):
+    """Lengths do not grow with depth, the first layer is whole, and bytes are the sum of what layers hold."""
+    found = STEEP.prefill(session.plain, prompt)
+    held = lengths(found)
+    assert held[0] == 150
+    assert held == sorted(held, reverse=True)
+    assert held[-1] < 150
+    assert found.bytes == sum(2 * 2 * tokens * 8 * 4 for tokens in held)
+
+
+def test_layers_are_exact_up_to_the_first_shortened_one(session, prompt, whole):
+    """The first shorter layer still has exact keys, for its tokens had seen everything; the next one has not."""
+    method = STEEP
+    found = method.prefill(session.plain, prompt)
+    first_short = next(i for i, tokens in enumerate(lengths(found)) if tokens < 150)
+    assert first_short < 3
+    for layer in range(first_short + 1):
+        assert farthest(found.keys[layer][0], whole.keys[layer][0]) < 1e-4
+    deeper = first_short + 1
+    assert farthest(found.keys[deeper][0], whole.keys[deeper][0]) > 1e-3
+
+
+def test_sinks_and_recent_tokens_stay():
+    """The first four tokens and the voters are among what every layer keeps, in order."""
+    voters, keys = torch.randn(31, 4, 8), torch.randn(2, 150, 8)
+    kept = STEEP.keep(voters, keys, 0.3)
+    assert kept[:4].tolist() == [0, 1, 2, 3]
+    assert kept[-31:].tolist() == list(range(119, 150))
+    assert (kept.diff() > 0).all()
+    assert len(kept) == 31 + int(119 * 0.3)
+
+
+def test_small_contexts_are_left_alone():
+    """A context that would fall to `min_context` or below is not cut at all."""
+    voters, keys = torch.randn(10, 4, 8), torch.randn(2, 100, 8)
+    assert PyramidInfer(min_context=64).keep(voters, keys, 0.7) is None
+    assert PyramidInfer(min_context=61).keep(voters, keys, 0.7) is not None
+
+
+def test_shipped_schedule_keeps_three_quarters():
+    """The shipped 7B configuration keeps 0.757 of a 512-token prompt over 32 layers, not the paper's 45 %."""
+    method, kept, total = PyramidInfer(), 512, 0
+    recent = 1 + int(method.recent_ratio * 512)
+    for layer in range(32):
+        total += kept
+        context = int((kept - recent) * method.ratio(layer, 32))
+        kept = recent + context if context > method.min_context else kept
+    assert total / (32 * 512) == pytest.approx(0.757, abs=0.001)
+
+
+def test_decode_goes_on_from_layers_of_different_lengths(session, prompt):
+    """Layers of different lengths grow together, and positions stay true."""
+    held, logits = session.start(prompt, STEEP)
+    before = [layer.tokens for layer in held.layers]
+    session.generate(held, int(logits.argmax()), 4)
+    assert [layer.tokens for layer in held.layers] == [tokens + 3 for tokens in before]
+    assert held.position == 153
+    held.release()
+
+
+@pytest.mark.parametrize("change", [{"decay": 0.0}, {"decay": 1.1}, {"recent_ratio": 0.0}])
+def test_bad_knobs_are_refused(change):
+    """Shares lie above zero and up to one."""
+    with pytest.raises(ValueError, match="above 0"):
+        PyramidInfer(**change)
+
+
+def test_prompt_is_not_changed(session, prompt):
+    """A method reads a prompt; it does not write to it."""
+    before = np.array(prompt)
+    STEEP.prefill(session.plain, prompt)
+    assert (prompt == before).all()
