@@ -76,11 +76,13 @@ class IterationCost:
     """Attention of a decode, for each token of its context."""
     beside_s: float = 0.0
     """Paid once where a chunk and decodes share an iteration: their attention runs in kernels of its own."""
+    per_decode_s: float = 0.0
+    """Paid for each decode beside that: what an engine does for every running request."""
     rereads: bool = True
     """Whether a chunk pays for reading the KVCache before it, at the rate of a decode (SARATHI §4.2)."""
 
     def __post_init__(self) -> None:
-        if min(self.per_pair_s, self.per_context_token_s, self.beside_s) < 0:
+        if min(self.per_pair_s, self.per_context_token_s, self.beside_s, self.per_decode_s) < 0:
             raise ValueError(f"{self} has a negative coefficient; all must be at least 0")
 
     def chunk_attention_s(self, chunk_tokens: float, start_tokens: float = 0) -> float:
@@ -99,7 +101,7 @@ class IterationCost:
         """Seconds of one iteration; the arguments are those of `HybridLatency.step_s`."""
         both = self.beside_s if chunk_tokens and decodes else 0.0
         attention = self.chunk_attention_s(chunk_tokens, start_tokens) + self.decode_attention_s(context_tokens)
-        return self.linear.seconds(chunk_tokens + decodes) + attention + both
+        return self.linear.seconds(chunk_tokens + decodes) + attention + both + self.per_decode_s * decodes
 
 
 def transferred(

@@ -18,7 +18,8 @@ def plan_s(cost: IterationCost, plan: Plan) -> float:
         else:
             attention_s += cost.chunk_attention_s(segment.new_tokens, segment.cached_tokens)
     beside_s = cost.beside_s if 0 < decodes < len(plan.segments) else 0.0
-    return cost.linear.seconds(tokens) + attention_s + cost.decode_attention_s(context) + beside_s
+    decode_s = cost.decode_attention_s(context) + cost.per_decode_s * decodes
+    return cost.linear.seconds(tokens) + attention_s + decode_s + beside_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,6 @@
 """What the processes of a crew are told to do, and what each of them answers: plain data that can be pickled."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
@@ -9,6 +10,8 @@ import numpy.typing as npt
 
 Tokens: TypeAlias = npt.NDArray[np.int64]
 """Token ids of a prompt."""
+Prompt: TypeAlias = Sequence[int] | npt.NDArray[np.int32] | Tokens
+"""Token ids as a caller may give them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

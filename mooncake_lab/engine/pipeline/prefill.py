@@ -9,7 +9,7 @@ import torch
 from mooncake_lab.engine.kvcache import KVSpan
 from mooncake_lab.engine.loading import DTYPES
 from mooncake_lab.engine.pipeline.crew import Crew
-from mooncake_lab.engine.pipeline.jobs import CppJob, Job, RunaheadJob, Share, Tokens
+from mooncake_lab.engine.pipeline.jobs import CppJob, Job, Prompt, RunaheadJob, Share
 from mooncake_lab.perf import chunk_sizes
 
 
@@ -39,9 +39,7 @@ class Together:
         return KVSpan(fingerprint=fingerprint, start=0, tokens=self.kv[0].shape[1], layers=self.kv)
 
 
-def cpp_prefill(
-    crew: Crew, tokens: Sequence[int] | Tokens, *, chunk_tokens: int, processes: int | None = None
-) -> Together:
+def cpp_prefill(crew: Crew, tokens: Prompt, *, chunk_tokens: int, processes: int | None = None) -> Together:
     """Prefill a prompt in chunks, each process holding a run of layers.
 
     Args:
@@ -59,7 +57,7 @@ def cpp_prefill(
     return _together(crew, CppJob(tokens=prompt, sizes=sizes, processes=processes or crew.spec.processes))
 
 
-def runahead_prefill(crew: Crew, tokens: Sequence[int] | Tokens, *, bounds: Sequence[int]) -> Together:
+def runahead_prefill(crew: Crew, tokens: Prompt, *, bounds: Sequence[int]) -> Together:
     """Prefill a prompt in runs of tokens that end at `bounds`, a process each.
 
     Raises:
