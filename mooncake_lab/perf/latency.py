@@ -5,7 +5,7 @@ random number or looks at a clock. Counts are numbers or numpy arrays, which bro
 calls these methods with plain numbers some hundred thousand times a run, hence no conversions.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite, sqrt
 
 from mooncake_lab.perf.flops import Count
@@ -60,7 +60,10 @@ class PrefillLatency:
 
 @dataclass(frozen=True, slots=True)
 class DecodeLatency:
-    """One decode step of a batch: `constant + per_request batch + per_context_token context`.
+    """One decode step of a batch: `constant + per_request batch + per_context_token context + host`.
+
+    The host's share is `host max(0, batch - host_free)`: what scheduling, sampling and answering cost that the
+    devices do not hide. An engine measured alone has none of it.
 
     The context is the sum over the batch of cached tokens. A request's context grows by one a step, so
     steps of an unchanged batch last longer by a constant each: a stretch of them has a closed form.
@@ -73,6 +76,10 @@ class DecodeLatency:
     """Reading the weights, launching kernels: what one request pays alone and a batch shares."""
     per_request_s: float
     per_context_token_s: float
+    host_s: float = 0.0
+    """What the host needs for each request of a step beyond those whose work the devices hide."""
+    host_free: float = 0.0
+    """How many requests' work the devices hide."""
 
     def __post_init__(self) -> None:
         _refuse_below_zero(
@@ -80,11 +87,14 @@ class DecodeLatency:
             constant_s=self.constant_s,
             per_request_s=self.per_request_s,
             per_context_token_s=self.per_context_token_s,
+            host_s=self.host_s,
+            host_free=self.host_free,
         )
 
     def step_s(self, batch: Count, context_tokens: Count | float) -> Count:
         """Seconds of one step."""
-        return self.constant_s + self.per_request_s * batch + self.per_context_token_s * context_tokens
+        alone = self.constant_s + self.per_request_s * batch + self.per_context_token_s * context_tokens
+        return alone + self.host_s * (batch - self.host_free) * (batch > self.host_free) if self.host_s else alone
 
     def step_growth_s(self, batch: Count) -> Count:
         """Seconds by which each step of an unchanged batch outlasts the one before."""
@@ -136,6 +146,9 @@ class HybridLatency:
     per_request_s: float = 0.0
     per_context_token_s: float
     constant_s: float = 0.0
+    host_s: float = 0.0
+    """As in `DecodeLatency`: it is paid for the decodes of an iteration."""
+    host_free: float = 0.0
     tile_tokens: int = 1
     """Matrix kernels work in tiles: tokens are rounded up to a multiple of this (SARATHI §4.4)."""
 
@@ -148,6 +161,8 @@ class HybridLatency:
             per_request_s=self.per_request_s,
             per_context_token_s=self.per_context_token_s,
             constant_s=self.constant_s,
+            host_s=self.host_s,
+            host_free=self.host_free,
         )
         if self.tile_tokens < 1:
             raise ValueError(f"HybridLatency.tile_tokens is {self.tile_tokens!r}; at least 1 is needed")
@@ -164,6 +179,8 @@ class HybridLatency:
             per_token_squared_s=prefill.per_token_squared_s,
             per_request_s=decode.per_request_s,
             per_context_token_s=decode.per_context_token_s,
+            host_s=decode.host_s,
+            host_free=decode.host_free,
             tile_tokens=tile_tokens,
         )
 
@@ -185,7 +202,8 @@ class HybridLatency:
         linear = max(self.floor_s, self.per_token_s * tiles * self.tile_tokens)
         pairs = chunk_tokens * (2 * start_tokens + chunk_tokens)
         attention = self.per_token_squared_s * pairs + self.per_context_token_s * context_tokens
-        return self.constant_s + linear + self.per_request_s * decodes + attention
+        host = self.host_s * max(0.0, decodes - self.host_free)
+        return self.constant_s + linear + self.per_request_s * decodes + attention + host
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +245,21 @@ class LatencyModel:
     """Loading it from disk into host memory; None where a node has none."""
     schedule_s: float = 0.0
     """From arrival to placement."""
+
+    def with_host(self, host_s: float, host_free: float = 0.0) -> "LatencyModel":
+        """The same node with a host that needs `host_s` for each request of a step beyond `host_free` of them.
+
+        Raises:
+            ValueError: when either is negative or not finite.
+        """
+        if not host_s:
+            return self
+        return replace(
+            self,
+            name=f"{self.name}, host {host_s * 1e3:g} ms a request beyond {host_free:g}",
+            decode=replace(self.decode, host_s=host_s, host_free=host_free),
+            hybrid=replace(self.hybrid, host_s=host_s, host_free=host_free),
+        )
 
     def transfer_s(self, tokens: Count) -> Count:
         """Seconds to move the KVCache of these tokens to another node, alone on the link."""

@@ -1,0 +1,167 @@
+"""End-to-end results held against FAST'25 Figs. 1, 6, 7, 8 and 15 and arXiv Figs. 11, 12 and 13."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, Final
+
+import pandas as pd
+
+from mooncake_lab.experiments.endtoend_rates import PUBLIC, SIMULATED, highest_rate
+from mooncake_lab.paper import (
+    Compared,
+    ComparisonTable,
+    claim,
+    claimed,
+    claims,
+    compared,
+    comparison_table,
+    fact,
+    factor,
+)
+
+SYSTEMS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "mooncake": "Mooncake",
+        "vllm": "vLLM",
+        "vllm_prefix": "vLLM Prefix Caching",
+        "vllm_chunked": "vLLM Chunked Prefill",
+    }
+)
+"""Our systems and the series of FAST'25 Figs. 1 and 6 to 8."""
+WORKLOADS: Final[Mapping[str, str]] = MappingProxyType(
+    {"conversation": "Conversation", "toolagent": "Tool&Agent", "synthetic": "Synthetic"}
+)
+"""Our workloads and the groups of FAST'25 Fig. 8."""
+CURVES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "conversation": "fast_fig01_tbt_cdf_conversation",
+        "toolagent": "fast_fig06_tbt_cdf_toolagent",
+        "synthetic": "fast_fig07_tbt_cdf_synthetic",
+    }
+)
+"""The capacity curves by workload."""
+REAL: Final[Mapping[str, str]] = MappingProxyType({"mooncake": "Mooncake-[10P+10D]", "vllm": "vLLM-[20M]"})
+"""Our systems and the series of arXiv Fig. 13."""
+
+_GAINS = MappingProxyType(
+    {
+        "conversation": ("vllm", ("F01", "F02", "F03")),
+        "toolagent": ("vllm_prefix", ("F04", "F05", "F06")),
+        "synthetic": ("vllm", ("F07", "F08", "F09")),
+    }
+)
+_SAVINGS = MappingProxyType({"conversation": "F17", "toolagent": "F18", "synthetic": "F19"})
+
+
+def beside_papers(
+    traces: pd.DataFrame, splits: pd.DataFrame, real: pd.DataFrame, rates: pd.DataFrame
+) -> ComparisonTable:
+    """Every claim of this topic with our number.
+
+    Args:
+        traces: rows of `EndToEnd`, four systems on three workloads, chunked prefill with its documented chunk.
+        splits: rows of `EndToEnd` of Mooncake on the synthetic workload, one a number of prefill nodes.
+        real: rows of `EndToEnd` of Mooncake and vLLM, as `REAL` names them.
+        rates: what `endtoend_rates.normalised` made of all datasets.
+    """
+    fast = [*_gains(traces), *_gpu_time(traces), *_split(splits)]
+    return comparison_table([*fast, *_real(real), *_throughput(rates), *_production()])
+
+
+def gain_percent(traces: pd.DataFrame, workload: str, over: str, limit_ms: int) -> float:
+    """By how much Mooncake's effective request capacity exceeds a baseline's, in percent of the baseline's."""
+    column = f"capacity_{limit_ms}_ms"
+    return 100 * (_cell(traces, workload, "mooncake", column) / _cell(traces, workload, over, column) - 1)
+
+
+def best_split(splits: pd.DataFrame) -> float:
+    """Prefill over decode nodes where most requests are effective; on a plateau, the middle of it.
+
+    The plateau is whatever lies within half a point of the best, about what seven numbers of FAST'25 Fig. 15
+    differ by on theirs.
+    """
+    rows = splits.to_dict(orient="records")
+    most = max(float(row["effective"]) for row in rows)
+    plateau = [float(row["prefill_nodes"]) for row in rows if row["effective"] > most - 0.005]
+    prefill = sum(plateau) / len(plateau)
+    return prefill / (rows[0]["prefill_nodes"] + rows[0]["decode_nodes"] - prefill)
+
+
+def _gains(traces: pd.DataFrame) -> Iterator[Compared]:
+    for workload, (over, identifiers) in _GAINS.items():
+        twin = _is_twin(traces, workload)
+        for identifier, limit_ms in zip(identifiers, (100, 200, 300), strict=True):
+            yield _named(claimed(claim(identifier), gain_percent(traces, workload, over, limit_ms)), twin)
+    over_300 = 100 * (1 - _cell(traces, "synthetic", "vllm", "capacity_300_ms"))
+    yield _named(claimed(claim("F10"), over_300), _is_twin(traces, "synthetic"))
+    vllm, chunked = (_cell(traces, "synthetic", name, "capacity_100_ms") for name in ("vllm", "vllm_chunked"))
+    yield _named(claimed(claim("F49"), vllm / chunked), _is_twin(traces, "synthetic"))
+
+
+def _gpu_time(traces: pd.DataFrame) -> Iterator[Compared]:
+    for workload, identifier in _SAVINGS.items():
+        twin = _is_twin(traces, workload)
+        ours = {name: _cell(traces, workload, name, "prefill_gpu_s") for name in SYSTEMS}
+        yield _named(claimed(claim(identifier), 100 * (1 - ours["mooncake"] / ours["vllm"])), twin)
+        for name in ("vllm_prefix", "vllm_chunked"):
+            printed = fact("fast_fig08_ratio_to_mooncake", series=SYSTEMS[name], x=WORKLOADS[workload])
+            quantity = f"{WORKLOADS[workload]}: prefill GPU time of {SYSTEMS[name]} over Mooncake's"
+            band = factor(1.25, sense="above", threshold=1.0)
+            yield _named(compared(quantity, printed, ours[name] / ours["mooncake"], band), twin)
+
+
+def _split(splits: pd.DataFrame) -> Iterator[Compared]:
+    yield _named(claimed(claim("F45"), best_split(splits)), splits["origin"].iloc[0] != "released")
+
+
+def _real(real: pd.DataFrame) -> Iterator[Compared]:
+    twin = real["origin"].iloc[0] != "released"
+    rows = {str(row["system"]): row for row in real.to_dict(orient="records")}
+    mooncake, vllm = (float(rows[name]["within_tbt_arxiv"]) for name in REAL)
+    least_ttft = min(float(rows[name]["within_ttft"]) for name in REAL)
+    ours = {
+        "A03": 100 * (mooncake / vllm - 1),
+        "A04": 100 * mooncake,
+        "A05": 100 * vllm,
+        "A06": 100 * least_ttft,
+    }
+    for identifier, number in ours.items():
+        yield _named(claimed(claim(identifier), number), twin)
+
+
+def _throughput(rates: pd.DataFrame) -> Iterator[Compared]:
+    best = {name: (highest_rate(rates, name, "3P+1D"), highest_rate(rates, name, "4M")) for name in SIMULATED}
+    gains = {name: 100 * (ours / theirs - 1) for name, (ours, theirs) in best.items() if theirs}
+    yield claimed(claim("A01"), gains.get("16k", -100.0))
+    yield claimed(claim("A02"), gains.get("64k", -100.0))
+    for identifier, dataset in zip(("A07", "A08"), PUBLIC, strict=True):
+        ours, theirs = (highest_rate(rates, dataset, name, both=True) for name in ("3P+1D", "4M"))
+        yield claimed(claim(identifier), 100 * (ours / theirs - 1) if theirs else -100.0)
+    mine = [r for r in rates.to_dict(orient="records") if r["system"] != "4M" and r["dataset"] in SIMULATED]
+    yield claimed(claim("A23"), max(float(row["tbt"]) for row in mine))
+
+
+def _production() -> Iterator[Compared]:
+    """What only production could show: listed, so that nothing is left out in silence."""
+    for each in claims():
+        if each.chapter == "10_endtoend" and each.reach == "scope":
+            yield claimed(each, None)
+
+
+def _cell(rows: pd.DataFrame, workload: str, system: str, column: str) -> float:
+    (value,) = (
+        float(row[column])
+        for row in rows.to_dict(orient="records")
+        if row["workload"] == workload and row["system"] == system
+    )
+    return value
+
+
+def _is_twin(rows: pd.DataFrame, workload: str) -> bool:
+    return any(r["origin"] != "released" for r in rows.to_dict(orient="records") if r["workload"] == workload)
+
+
+def _named(row: Compared, twin: Any) -> Compared:
+    """A twin stands in for a trace; it was made to match lengths and sharing, not latencies."""
+    return replace(row, quantity=f"{row.quantity} (on the twin)") if twin else row

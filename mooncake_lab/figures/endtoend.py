@@ -1,0 +1,289 @@
+"""Figures of the end-to-end chapter: capacity over TBT, GPU time, P:D splits, rates, distributions, what-ifs."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from matplotlib.axes import Axes
+
+from mooncake_lab.figures.style import (
+    COLOURS,
+    BookFigure,
+    footer,
+    legend_once,
+    new_figure,
+    paper_points,
+    plain_number,
+    slo_line,
+    styled,
+)
+
+_COLOUR: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "mooncake": "mooncake",
+        "vllm": "vllm",
+        "vllm_prefix": "vllm_prefix",
+        "vllm_chunked": "vllm_chunked",
+        "3P+1D": "mooncake",
+        "2P+2D": "mooncake_variant",
+        "4M": "vllm",
+    }
+)
+_SIMULATED: Final = "simulated, 8xA800 nodes fitted to FAST'25 Fig. 14 and arXiv Fig. 2"
+_DASHES: Final = (0, (1.2, 1.6))
+
+
+@styled
+def capacity(
+    rows: pd.DataFrame,
+    grid_ms: Sequence[float],
+    paper: Mapping[str, pd.DataFrame],
+    names: Mapping[str, str],
+    limits_ms: Sequence[int],
+) -> BookFigure:
+    """Effective request capacity over the TBT limit: a workload a row, a system a column.
+
+    Args:
+        rows: rows of `EndToEnd`; a system that was run with two chunk sizes has two lines.
+        grid_ms: where `capacity` was recorded.
+        paper: by workload, the curve of FAST'25 Fig. 1, 6 or 7.
+        names: what the paper calls each system.
+        limits_ms: the TBT limits of the paper.
+    """
+    size: dict[str, Any] = {"width": 11, "height": 2.4 * len(paper) + 0.5, "sharex": True, "sharey": True}
+    figure, axes = new_figure(len(paper), len(names), **size)
+    panels = [(workload, system) for workload in paper for system in names]
+    for panel, (workload, system) in zip(axes, panels, strict=True):
+        mine = _records(rows, workload=workload, system=system)
+        for i, row in enumerate(mine):
+            label = f"{row['chunk_tokens']} tokens" if len(mine) > 1 else None
+            style: Any = "-" if i == 0 else _DASHES
+            shares = 100 * np.asarray(row["capacity"])
+            panel.plot(grid_ms, shares, color=COLOURS[_COLOUR[system]], linestyle=style, label=label)
+        theirs = _thinned(paper[workload], names[system], np.geomspace(30, 1000, 18))
+        paper_points(panel, theirs["x"], theirs["y"], "_")
+        for limit in limits_ms:
+            panel.axvline(limit, color=COLOURS["slo"], linewidth=0.8, linestyle=(0, (4, 3)))
+        panel.set(xscale="log", xlim=(grid_ms[0], grid_ms[-1]), ylim=(-3, 103))
+        panel.set_title(f"{names[system]}\n{workload}", fontsize=9)
+        if len(mine) > 1:
+            panel.legend(fontsize=8, loc="upper left")
+    for panel in axes[-len(names) :]:
+        _ticks(panel, [30, 100, 300, 1000])
+        panel.set_xlabel("TBT limit (ms)")
+    for panel in axes[:: len(names)]:
+        panel.set_ylabel("effective requests (%)")
+    footer(figure, f"{_SIMULATED}; {_origins(rows)}; diamonds: FAST'25 Figs. 1, 6, 7")
+    return figure
+
+
+@styled
+def gpu_time(
+    rows: pd.DataFrame, paper: pd.DataFrame, names: Mapping[str, str], groups: Mapping[str, str]
+) -> BookFigure:
+    """Prefill GPU time a request: bars of `EndToEnd` rows, FAST'25 Fig. 8 as diamonds.
+
+    Args:
+        rows: one a workload and system.
+        paper: the curve of Fig. 8.
+        names: what the paper calls each system.
+        groups: what it calls each workload.
+    """
+    figure, (axes,) = new_figure(width=9, height=4.0)
+    records = rows.to_dict(orient="records")
+    for i, (system, series) in enumerate(names.items()):
+        heights = {str(r["workload"]): float(r["prefill_gpu_s"]) for r in records if r["system"] == system}
+        at = [k + 0.2 * (i - 1.5) for k in range(len(groups))]
+        axes.bar(at, [heights[w] for w in groups], width=0.19, color=COLOURS[_COLOUR[system]], label=series)
+        printed = paper[paper["series"] == series].set_index("x")["y"]
+        paper_points(axes, at, [printed[name] for name in groups.values()], "FAST'25 Fig. 8" if i == 0 else "_")
+    axes.set_xticks(range(len(groups)), list(groups.values()))
+    axes.set(ylabel="prefill GPU time (s/request)", ylim=(0, None))
+    legend_once(axes, fontsize=8.5, ncols=2)
+    axes.set_ylim(0, 1.35 * axes.get_ylim()[1])
+    footer(figure, f"{_SIMULATED}; {_origins(rows)}")
+    return figure
+
+
+@styled
+def splits(rows: pd.DataFrame, paper: Mapping[str, pd.DataFrame]) -> BookFigure:
+    """Effective requests, mean TTFT and mean TBT over the number of prefill nodes, one line a host overhead.
+
+    Args:
+        rows: rows of `EndToEnd` by prefill nodes and host overhead.
+        paper: the three curves of FAST'25 Fig. 15 by our column.
+    """
+    figure, axes = new_figure(1, 3, width=11, height=3.8)
+    panels = (
+        ("effective", 100.0, "effective requests (%)"),
+        ("ttft_mean_s", 1.0, "mean TTFT (s)"),
+        ("tbt_fast_mean_s", 1e3, "mean TBT (ms)"),
+    )
+    overheads = sorted(set(rows["host_s"]))
+    for panel, (column, unit, label) in zip(axes, panels, strict=True):
+        for overhead, colour in zip(overheads, _blues(len(overheads)), strict=True):
+            line = _records(rows, "prefill_nodes", host_s=overhead)
+            name = f"{1e3 * overhead:g} ms a request"
+            y = [unit * float(row[column]) for row in line]
+            panel.plot([row["prefill_nodes"] for row in line], y, marker=".", color=colour, label=name)
+        paper_points(panel, paper[column]["x"], paper[column]["y"], "FAST'25 Fig. 15")
+        panel.set(xlabel="prefill nodes of 16 (nodes)", ylabel=label, ylim=(0, None))
+        panel.set_xticks(sorted(set(rows["prefill_nodes"])))
+    axes[2].legend(fontsize=8.5, loc="upper left")
+    footer(figure, f"{_SIMULATED}; {_origins(rows)}")
+    return figure
+
+
+@styled
+def rates(
+    rows: pd.DataFrame, paper: pd.DataFrame, datasets: Sequence[str], systems: Mapping[str, str]
+) -> BookFigure:
+    """P90 TTFT and TBT over their SLOs by request rate: a dataset a column.
+
+    Args:
+        rows: what `normalised` made.
+        paper: the curve of arXiv Fig. 11 or 12; values that it cuts at 1.2 are drawn there.
+        datasets: which, in order.
+        systems: what the paper calls each system.
+    """
+    figure, axes = new_figure(2, len(datasets), width=2.7 * len(datasets) + 1, height=5.2, sharey="row")
+    for k, dataset in enumerate(datasets):
+        for panel, metric in zip((axes[k], axes[k + len(datasets)]), ("ttft", "tbt"), strict=True):
+            for system, series in systems.items():
+                mine = _records(rows, "requests_per_s", dataset=dataset, system=system)
+                x = [row["requests_per_s"] for row in mine]
+                colour = COLOURS[_COLOUR[system]]
+                panel.plot(x, [min(float(row[metric]), 1.3) for row in mine], color=colour, label=series)
+                theirs = _records(paper, "x", series=f"{dataset}/{metric.upper()}/{series}")
+                x, y = [float(row["x"]) for row in theirs], [min(float(row["y"]), 1.2) for row in theirs]
+                panel.plot(x, y, color=colour, linestyle=_DASHES, linewidth=1.2)
+                paper_points(panel, x, y, "arXiv v3" if system == "4M" else "_")
+            panel.axhline(1.0, color=COLOURS["slo"], linestyle=(0, (4, 3)), linewidth=1.2)
+            panel.set_ylim(0, 1.35)
+        axes[k].set_title(dataset, fontsize=10)
+        axes[k + len(datasets)].set_xlabel("request rate (req/s)")
+    axes[0].set_ylabel("P90 TTFT (of its SLO)")
+    axes[len(datasets)].set_ylabel("P90 TBT (of its SLO)")
+    legend_once(axes[-1], fontsize=8, loc="center left")
+    footer(figure, f"{_SIMULATED}; datasets generated like arXiv Table 2")
+    return figure
+
+
+@styled
+def distributions(
+    rows: pd.DataFrame,
+    grids: Mapping[str, Sequence[float]],
+    paper: Mapping[str, pd.DataFrame],
+    names: Mapping[str, str],
+    limits: Mapping[str, float],
+) -> BookFigure:
+    """Distributions of TTFT (s) and TBT (ms), ours as lines, arXiv Fig. 13 as diamonds on dots of the colour.
+
+    Args:
+        rows: one a system.
+        grids: by column of `rows`, where it was recorded.
+        paper: by the same columns, the curve with x in the grid's unit.
+        names: what the paper calls each system.
+        limits: by the same columns, the SLO.
+    """
+    figure, axes = new_figure(1, 2, width=10, height=4.0, sharey=True)
+    labels = {"ttft_cdf": "TTFT (s)", "tbt_arxiv_cdf": "TBT, mean of a request (ms)"}
+    for panel, (column, grid) in zip(axes, grids.items(), strict=True):
+        for row in rows.to_dict(orient="records"):
+            system = str(row["system"])
+            colour = COLOURS[_COLOUR[system]]
+            panel.plot(grid, 100 * np.asarray(row[column]), color=colour, label=names[system])
+            theirs = _thinned(paper[column], names[system], np.geomspace(grid[0], grid[-1], 26))
+            panel.plot(theirs["x"], 100 * theirs["y"], color=colour, linestyle=_DASHES, linewidth=1.2)
+            paper_points(panel, theirs["x"], 100 * theirs["y"], "arXiv Fig. 13" if system == "vllm" else "_")
+        slo_line(panel, limits[column], f"{limits[column]:g}", vertical=True)
+        panel.set(xscale="log", xlabel=labels[column], xlim=(grid[0], grid[-1]), ylim=(-3, 103))
+        panel.xaxis.set_major_formatter(plain_number)
+    axes[0].set_ylabel("requests (%)")
+    axes[0].legend(fontsize=8.5, loc="lower right")
+    footer(figure, f"{_SIMULATED}; {_origins(rows)}")
+    return figure
+
+
+@styled
+def overhead(
+    rows: pd.DataFrame, paper: pd.DataFrame, names: Mapping[str, str], limits_ms: Sequence[int], assumed_s: float
+) -> BookFigure:
+    """Capacity at each TBT limit over the cost of a request in a decode step, one panel a limit.
+
+    Args:
+        rows: rows of `EndToEnd` by system and host overhead.
+        paper: capacities at the limits; each is a dotted line with a diamond.
+        names: what the paper calls each system.
+        limits_ms: which limits.
+        assumed_s: the overhead that the chapter uses.
+    """
+    figure, axes = new_figure(1, len(limits_ms), width=11, height=3.9, sharey=True)
+    for panel, limit in zip(axes, limits_ms, strict=True):
+        for system, series in names.items():
+            line = _records(rows, "host_s", system=system)
+            colour = COLOURS[_COLOUR[system]]
+            x = [1e3 * float(row["host_s"]) for row in line]
+            y = [100 * float(row[f"capacity_{limit}_ms"]) for row in line]
+            panel.plot(x, y, color=colour, marker=".", label=series)
+            (printed,) = (float(row["y"]) for row in _records(paper, series=series, x=float(limit)))
+            panel.axhline(printed, color=colour, linestyle=_DASHES, linewidth=1.2)
+            paper_points(panel, [x[-1]], [printed], "FAST'25 Fig. 1" if system == "vllm" else "_")
+        slo_line(panel, 1e3 * assumed_s, "assumed", vertical=True)
+        panel.set_title(f"TBT limit {limit} ms", fontsize=10)
+        panel.set(xlabel="host overhead (ms/request)", ylim=(0, 104))
+    axes[0].set_ylabel("effective requests (%)")
+    legend_once(axes[-1], fontsize=8, loc="center right")
+    footer(figure, f"{_SIMULATED}; {_origins(rows)}")
+    return figure
+
+
+@styled
+def goodput(rows: pd.DataFrame, names: Mapping[str, str], attained: float) -> BookFigure:
+    """The highest request rate at which the attained share of requests is effective: bars of `Goodput` rows."""
+    figure, (axes,) = new_figure(width=8, height=3.8)
+    limits = sorted(set(rows["tbt_limit_ms"]))
+    for i, (system, label) in enumerate(names.items()):
+        heights = [float(row["requests_per_s"]) for row in _records(rows, "tbt_limit_ms", system=system)]
+        at = [k + 0.27 * (i - (len(names) - 1) / 2) for k in range(len(limits))]
+        axes.bar(at, heights, width=0.25, color=COLOURS[_COLOUR[system]], label=label)
+    axes.set_xticks(range(len(limits)), [f"{limit} ms" for limit in limits])
+    axes.set(xlabel="TBT limit", ylabel=f"rate with {attained:.0%} effective (req/s)", ylim=(0, None))
+    axes.legend(fontsize=8.5)
+    footer(figure, _SIMULATED + "; " + "; ".join(dict.fromkeys(map(str, rows["source"]))))
+    return figure
+
+
+def _thinned(paper: pd.DataFrame, series: str, near: Iterable[float]) -> dict[str, npt.NDArray[np.float64]]:
+    """The points of a series that lie nearest to the places given, each once."""
+    points = np.array([(float(row["x"]), float(row["y"])) for row in _records(paper, series=series)])
+    inside = [place for place in near if points[:, 0].min() <= place <= points[:, 0].max()]
+    kept = points[sorted({int(np.abs(points[:, 0] - place).argmin()) for place in inside})]
+    return {"x": kept[:, 0], "y": kept[:, 1]}
+
+
+def _records(rows: pd.DataFrame, by: str | None = None, **where: Any) -> list[dict[Any, Any]]:
+    """The rows with these values, in the order of a column where one is named."""
+    found = [
+        row for row in rows.to_dict(orient="records") if all(row[key] == value for key, value in where.items())
+    ]
+    return found if by is None else sorted(found, key=lambda row: float(row[by]))
+
+
+def _ticks(panel: Axes, values: Sequence[float]) -> None:
+    panel.set_xticks(values)
+    panel.minorticks_off()
+    panel.xaxis.set_major_formatter(plain_number)
+
+
+def _blues(count: int) -> list[str]:
+    """Grey for the engine alone, then the colours of Mooncake."""
+    return [COLOURS[name] for name in ("straw_man", "mooncake", "mooncake_variant", "straw_man_light")][:count]
+
+
+def _origins(rows: pd.DataFrame) -> str:
+    pairs = {str(row["workload"]): str(row["origin"]) for row in rows.to_dict(orient="records")}
+    return ", ".join(f"{workload}: {origin}" for workload, origin in pairs.items())
