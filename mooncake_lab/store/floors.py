@@ -53,11 +53,16 @@ def forgetting(plain: int, slab: Path) -> Pass:
     """Ask the page cache to drop both files."""
 
     def forget() -> None:
-        with slab.open("rb") as ours:
-            for file in (plain, ours.fileno()):
-                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(plain, 0, 0, os.POSIX_FADV_DONTNEED)
+        forget_pages(slab)
 
     return forget
+
+
+def forget_pages(path: Path) -> None:
+    """Ask the page cache to drop a file; what is not yet on the device stays."""
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def send(peer: socket.socket, source: Blocks) -> None:

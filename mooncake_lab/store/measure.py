@@ -122,7 +122,7 @@ def _ssd(folder: Path, source: Blocks, target: Blocks, size: int, rounds: int) -
 
 def _tcp(source: Blocks, target: Blocks, size: int, rounds: int) -> list[Measured]:
     token = secrets.token_bytes(32)
-    with _peer(size * (len(source) + 1), token) as (lent, bare):
+    with arena_peer(size * (len(source) + 1), token) as (lent, bare):
         medium = TcpMedium(("127.0.0.1", lent), token, fingerprint=b"bench")
         with socket.create_connection(("127.0.0.1", bare)) as plain:
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -229,7 +229,8 @@ def _memory(size: int, count: int) -> Generator[Blocks]:
 
 
 @contextlib.contextmanager
-def _peer(arena_bytes: int, token: bytes) -> Generator[tuple[int, int]]:
+def arena_peer(arena_bytes: int, token: bytes) -> Generator[tuple[int, int]]:
+    """A process that lends an arena and runs a bare socket; the ports of both."""
     command = [sys.executable, "-m", "mooncake_lab.store.measure_peer", str(arena_bytes)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as peer:  # noqa: S603  # our own
         assert peer.stdin is not None  # noqa: S101  # both were asked for

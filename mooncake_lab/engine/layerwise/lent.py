@@ -1,0 +1,54 @@
+"""Where a measurement of layer-wise transfer stores its KVCache: a medium, made for it and removed after it."""
+
+import contextlib
+import secrets
+import tempfile
+from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from mooncake_lab.store.floors import forget_pages
+from mooncake_lab.store.measure import arena_peer
+from mooncake_lab.store.media import DramMedium, Medium, SsdMedium, TcpMedium
+
+Lent = tuple[Medium, Callable[[], None]]
+"""A medium, and what makes its next read as slow as a first one."""
+
+
+@contextlib.contextmanager
+def _dram(_folder: Path, room_bytes: int) -> Generator[Lent]:
+    medium = DramMedium(room_bytes)
+    try:
+        yield medium, lambda: None
+    finally:
+        medium.close()
+
+
+@contextlib.contextmanager
+def _ssd(folder: Path, room_bytes: int) -> Generator[Lent]:
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        medium = SsdMedium(Path(scratch), room_bytes, fingerprint=b"layerwise")
+        try:
+            yield medium, lambda: forget_pages(Path(scratch) / b"layerwise".hex() / "slab")
+        finally:
+            medium.close()
+
+
+@contextlib.contextmanager
+def _tcp(_folder: Path, room_bytes: int) -> Generator[Lent]:
+    """Another process of this machine lends its memory."""
+    token = secrets.token_bytes(32)
+    with arena_peer(room_bytes, token) as (port, _):
+        medium = TcpMedium(("127.0.0.1", port), token, fingerprint=b"layerwise", name="tcp")
+        try:
+            yield medium, lambda: None
+        finally:
+            medium.close()
+
+
+LAYERWISE_MEDIA: Final[Mapping[str, Callable[[Path, int], contextlib.AbstractContextManager[Lent]]]] = (
+    MappingProxyType({"dram": _dram, "ssd": _ssd, "tcp": _tcp})
+)
+"""Media by name: made in a folder with so much room. SSD is read cold: the page cache forgets it before."""
