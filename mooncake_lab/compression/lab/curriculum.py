@@ -1,4 +1,4 @@
-"""What the model sees and when: copying until induction appears, then pairs without text, then ever longer text.
+"""What the model sees and when: loops until induction appears, then pairs without text, then ever longer text.
 
 Without the first stage the model stays at chance for as long as anybody waited.
 """
@@ -15,6 +15,7 @@ from mooncake_lab.compression.lab.tasks import (
     Sample,
     Tokens,
     copy,
+    loop,
     needle,
     question_first,
     recall,
@@ -40,8 +41,7 @@ class Stage:
 
 
 STAGES: Final = (
-    Stage(name="copy-24", length=24, rows=24, until=0.9, at_least=50, at_most=4000),
-    Stage(name="copy-48", length=48, rows=16, until=0.9, at_least=50, at_most=1000),
+    Stage(name="loops", length=48, rows=16, until=0.9, at_least=50, at_most=4000),
     Stage(name="pairs", length=64, rows=16, until=0.9, at_least=50, at_most=1500),
     Stage(name="text-128", length=128, rows=8, until=0.85, at_least=100, at_most=1000),
     Stage(name="text-256", length=256, rows=5, until=0.85, at_least=100, at_most=1000),
@@ -80,14 +80,13 @@ def draw_batch(stage: Stage, context: Context) -> Batch:
         for asked in sample.questions:
             where = slice(asked.answer_at, asked.answer_at + asked.answer_tokens)
             answers[row, where] = sample.task != "topic_text"
-            recalls[row, where] = sample.task in {"recall", "needle"} or stage.name.startswith("copy")
+            recalls[row, where] = sample.task in {"recall", "needle"} or stage.name == "loops"
     return Batch(tokens, answers, recalls)
 
 
 def _draw(stage: Stage, length: int, context: Context) -> Sample:
-    if stage.name.startswith("copy"):
-        # spans of all lengths at all distances: with one length a fixed look-back would do
-        return copy(context, length, span=int(context.rng.integers(4, (length - 3) // 2 + 1)))
+    if stage.name == "loops":
+        return loop(context, length, period=int(context.rng.integers(3, 17)))
     if stage.name == "pairs":
         pairs = int(context.rng.integers(2, (length - 2) // 8 + 1))
         return recall(context, length, pairs=pairs, questions=pairs)

@@ -149,6 +149,17 @@ def copy(context: Context, length: int, *, span: int = COPY_TOKENS) -> Sample:
     return Sample("copy", np.concatenate([body, [v.PASTE], what]), (asked,))
 
 
+def loop(context: Context, length: int, *, period: int) -> Sample:
+    """Random tokens, over and over: from the second round on each one is known by what followed it before.
+
+    No single look-back fits all periods, so that a model must find the place by its content.
+    """
+    what = context.rng.integers(v.FIRST_TOPIC, size=period)
+    tokens = np.concatenate([[v.BEGIN], np.resize(what, length - 1)])
+    asked = Question(1, 1 + period, length - 1 - period, tuple(range(1, 1 + period)))
+    return Sample("loop", tokens, (asked,))
+
+
 def question_first(context: Context, length: int, *, pairs: int) -> Sample:
     """`[WANT] key` before everything, the records after it, and only `[ANSWER]` at the end."""
     records = _records(context, pairs)

@@ -1,0 +1,216 @@
+"""Figures of compression: accuracy against bytes, where methods break, layers alike, steps, the store."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import pandas as pd
+from matplotlib.axes import Axes
+
+from mooncake_lab.figures.style import COLOURS, BookFigure, footer, new_figure, plain_number, styled
+
+_LOOK: Final[Mapping[str, tuple[str, str, str]]] = MappingProxyType(
+    {
+        "full": ("optimum", "o", "full cache"),
+        "oracle": ("optimum", "*", "oracle"),
+        "snapkv": ("mooncake", "o", "SnapKV"),
+        "snapkv_unpooled": ("mooncake_variant", "o", "SnapKV, no pooling"),
+        "pyramidinfer": ("toolagent", "s", "PyramidInfer"),
+        "minicache": ("vllm_chunked", "^", "MiniCache, 32 to 2 bits"),
+        "rounding": ("vllm_prefix", "v", "rounding alone, 8 to 2 bits"),
+        "kcache": ("vllm", "P", "KCache, 128 to 2 values"),
+        "snapkv_kcache": ("vllm", "X", "SnapKV, then KCache"),
+        "sinks_recent": ("straw_man", "s", "sinks and recent"),
+        "recent": ("straw_man", "o", "recent"),
+        "random": ("straw_man_light", "o", "random"),
+    }
+)
+"""Colour, marker and label of a method; everything here is measured, so everything has a marker."""
+_TASKS: Final = MappingProxyType({"recall": "key-value recall, 16 pairs", "needle": "needle of four tokens"})
+
+
+@styled
+def accuracy(table: pd.DataFrame, source: str) -> BookFigure:
+    """Right answers over the bytes that are left on the device, a panel a task, with 95 % intervals.
+
+    Args:
+        table: what `experiments.compression.accuracy` made, of exams after the question.
+        source: said under the figure.
+    """
+    tasks = [task for task in _TASKS if (table["task"] == task).any()]
+    figure, axes = new_figure(1, len(tasks), width=10.5, height=5.4, sharey=True)
+    for panel, task in zip(axes, tasks, strict=True):
+        rows = table[(table["task"] == task) & (table["when"] == "asked")]
+        for method, (colour, marker, label) in _LOOK.items():
+            _points(panel, rows[rows["method"] == method], COLOURS[colour], marker, label)
+        panel.set_xscale("log")
+        panel.xaxis.set_major_formatter(plain_number)
+        panel.set(title=_TASKS[task], xlabel="KVCache on the device (share of the full cache)")
+    axes[0].set(ylabel="answers entirely right (share)", ylim=(-0.03, 1.03))
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", fontsize=8.5)
+    footer(figure, source)
+    return figure
+
+
+def _points(axes: Axes, rows: pd.DataFrame, colour: str, marker: str, label: str) -> None:
+    rows = rows.sort_values("device_share")
+    x, y = rows["device_share"].to_numpy(), rows["accuracy"].to_numpy()
+    errors = [(y - rows["low"]).clip(lower=0), (rows["high"] - y).clip(lower=0)]
+    axes.errorbar(
+        x, y, yerr=errors, color=colour, marker=marker, linewidth=1.2, elinewidth=0.8, capsize=2, label=label
+    )
+
+
+@styled
+def breaking(table: pd.DataFrame, names: Mapping[str, tuple[str, str]], share: float, source: str) -> BookFigure:
+    """Bars of right answers, a panel a situation, each method at about the same bytes.
+
+    Args:
+        table: what `accuracy` made.
+        names: situations by name: task, and when the cache is made smaller.
+        share: of the full cache that methods may keep.
+        source: said under the figure.
+    """
+    figure, axes = new_figure(1, len(names), width=11.5, height=4.0, sharey=True)
+    for panel, (name, (task, when)) in zip(axes, names.items(), strict=True):
+        rows = table[(table["task"] == task) & (table["when"] == when)]
+        chosen = [(method, _at(rows, method, share)) for method in _LOOK]
+        bars = [(method, row) for method, row in chosen if row is not None]
+        for at, (method, row) in enumerate(bars):
+            colour = COLOURS[_LOOK[method][0]]
+            spread = [[max(0.0, row["accuracy"] - row["low"])], [max(0.0, row["high"] - row["accuracy"])]]
+            panel.bar(at, row["accuracy"], color=colour, width=0.75, yerr=spread, ecolor="#333333", capsize=2)
+        labels = [_LOOK[method][2].split(",")[0] for method, _ in bars]
+        panel.set_xticks(range(len(bars)), labels, rotation=90, fontsize=8)
+        panel.set_title(name, fontsize=9)
+    axes[0].set(ylabel="answers entirely right (share)", ylim=(0, 1.05))
+    footer(figure, source)
+    return figure
+
+
+def _at(rows: pd.DataFrame, method: str, share: float) -> Any:
+    """The row of a method whose device bytes are nearest to a share; the full cache and KCache as they are."""
+    own = rows[rows["method"] == method]
+    return None if own.empty else own.loc[(own["device_share"] - share).abs().idxmin()]
+
+
+@styled
+def similarity(table: pd.DataFrame, names: Mapping[str, str], source: str) -> BookFigure:
+    """Cosine of neighbouring layers' keys and values over depth, for several models.
+
+    Args:
+        table: rows of `LayerSimilarity`.
+        names: models and what to call them.
+        source: said under the figure.
+    """
+    figure, axes = new_figure(1, 2, width=9, height=3.8, sharey=True)
+    colours = (COLOURS["mooncake"], COLOURS["straw_man"])
+    for panel, side in zip(axes, ("keys", "values"), strict=True):
+        for colour, (model, label) in zip(colours, names.items(), strict=False):
+            rows = table[(table["model"] == model) & (table["side"] == side)]
+            panel.plot(rows["shallow"] + 1, rows["cosine"], marker="o", color=colour, label=label)
+        panel.set(title=side, xlabel="shallower layer of the pair", ylim=(-0.25, 1.0))
+        panel.set_xticks(sorted({int(each) + 1 for each in table["shallow"]}))
+    axes[0].set_ylabel("mean cosine, token by token")
+    axes[0].legend(loc="upper left")
+    footer(figure, source)
+    return figure
+
+
+@styled
+def decode(table: pd.DataFrame, source: str) -> BookFigure:
+    """A decode step's processor time and the bytes behind it, by method.
+
+    Args:
+        table: rows of `DecodeSteps`.
+        source: said under the figure.
+    """
+    figure, axes = new_figure(1, 2, width=9, height=3.6)
+    rows = table.to_dict(orient="records")
+    labels = [_short(str(row["method"])) for row in rows]
+    colours = [COLOURS[_LOOK[str(row["method"]).removesuffix("_4bit")][0]] for row in rows]
+    axes[0].barh(labels, [1e3 * float(row["step_s"]) for row in rows], color=colours)
+    axes[0].set(xlabel="processor time of a decode step (ms)")
+    device = [float(row["device_bytes"]) / 1e6 for row in rows]
+    axes[1].barh(labels, device, color=colours)
+    axes[1].barh(
+        labels,
+        [float(row["host_bytes"]) / 1e6 for row in rows],
+        left=device,
+        color=colours,
+        alpha=0.35,
+        hatch="//",
+    )
+    axes[1].set(xlabel="KVCache (MB; hatched: host memory)")
+    for panel in axes:
+        panel.invert_yaxis()
+    footer(figure, source)
+    return figure
+
+
+def _short(method: str) -> str:
+    return "MiniCache, 4 bits" if method == "minicache_4bit" else _LOOK[method][2].split(",")[0]
+
+
+@styled
+def value_reads(table: pd.DataFrame, source: str) -> BookFigure:
+    """Processor time of mixing all values, and of choosing and mixing a few, over the context.
+
+    Args:
+        table: rows of `ValueReads`.
+        source: said under the figure.
+    """
+    figure, (axes,) = new_figure(width=7, height=3.8)
+    every = table[table["top"] == table["top"].iloc[0]]
+    axes.plot(
+        every["context_tokens"], 1e6 * every["all_values_s"], "o-", color=COLOURS["optimum"], label="all values"
+    )
+    for top, alpha in zip(sorted(table["top"].unique()), (0.45, 0.7, 1.0), strict=False):
+        rows = table[table["top"] == top]
+        axes.plot(
+            rows["context_tokens"], 1e6 * rows["few_values_s"], "P-", alpha=alpha, color=COLOURS["vllm"],
+            label=f"the {top} of the largest weights",
+        )  # fmt: skip
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.xaxis.set_major_formatter(plain_number)
+    axes.yaxis.set_major_formatter(plain_number)
+    axes.set(xlabel="context (tokens)", ylabel="processor time, one layer (µs)")
+    axes.legend()
+    footer(figure, source)
+    return figure
+
+
+@styled
+def store(table: pd.DataFrame, names: Mapping[float, str], source: str) -> BookFigure:
+    """What a share of the bytes buys in the store: hit rate at fixed room, load time, and the bandwidth that pays.
+
+    Args:
+        table: rows of `StoredPrefixes` on one node.
+        names: stored shares to mark, and which method they stand for.
+        source: said under the figure.
+    """
+    figure, axes = new_figure(1, 3, width=11.5, height=3.8)
+    capacities = sorted(table["capacity_bytes"].unique())
+    for shade, capacity in zip((0.35, 0.6, 1.0), capacities, strict=False):
+        rows = table[table["capacity_bytes"] == capacity].sort_values("stored_share")
+        label = f"{capacity / 1e12:g} TB of store"
+        axes[0].plot(
+            rows["stored_share"], 100 * rows["hit_rate"], color=COLOURS["mooncake"], alpha=shade, label=label
+        )
+    one = table.drop_duplicates("stored_share").sort_values("stored_share")
+    axes[1].plot(one["stored_share"], 1e3 * one["load_s"], color=COLOURS["dram"])
+    axes[2].plot(one["stored_share"], one["least_bytes_per_s"] / 1e9, color=COLOURS["dram"])
+    labels = ("token hit rate (%)", "time to load a prefix (ms)", "least bandwidth by Eq. 2 (GB/s)")
+    for panel, label in zip(axes, labels, strict=True):
+        panel.set_xscale("log", base=2)
+        panel.xaxis.set_major_formatter(plain_number)
+        panel.set(xlabel="stored bytes (share of full)", ylabel=label, ylim=(0, None))
+        for share, name in names.items():
+            panel.axvline(share, color=COLOURS["slo"], linewidth=0.8, linestyle=":")
+            if panel is axes[0]:
+                panel.annotate(name, (share, 0.02), xycoords=("data", "axes fraction"), rotation=90, fontsize=7.5)
+    axes[0].legend(loc="upper right")
+    footer(figure, source)
+    return figure
