@@ -14,7 +14,12 @@ from mooncake_lab.conductor.admission import (
 )
 from mooncake_lab.conductor.decide import decide
 from mooncake_lab.conductor.decision import Decision, Placement, Rejection
-from mooncake_lab.conductor.estimator import Estimator, LatencyEstimator, NoisyEstimator
+from mooncake_lab.conductor.estimator import (
+    Estimator,
+    GroupEstimator,
+    LatencyEstimator,
+    NoisyEstimator,
+)
 from mooncake_lab.conductor.experience import Experience
 from mooncake_lab.conductor.lengths import LengthBook, share_longer
 from mooncake_lab.conductor.placement import (
@@ -43,6 +48,7 @@ __all__ = [
     "EarlyRejection",
     "Estimator",
     "Experience",
+    "GroupEstimator",
     "KVCacheCentric",
     "LatencyEstimator",
     "LengthBook",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mooncake_lab.core import keyed_uniform
-from mooncake_lab.perf import LatencyModel
+from mooncake_lab.perf import CppGroup, LatencyModel, cpp_prefill_s
 
 
 class Estimator(Protocol):
@@ -41,6 +41,27 @@ class LatencyEstimator:
     def transfer_s(self, tokens: int, flows: int) -> float:
         """Copying KVCache when the sender's bandwidth is shared fairly with the transfers under way."""
         return self.model.transfer_s(tokens * (flows + 1))
+
+    def decode_step_s(self, requests: float, context_tokens: float) -> float:
+        """One decode step of a batch."""
+        return self.model.decode.step_s(requests, context_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupEstimator:
+    """`LatencyEstimator` where groups of nodes prefill by chunked pipeline parallelism (arXiv §5.1)."""
+
+    model: LatencyModel
+    group: CppGroup
+
+    def prefill_s(self, request_id: int, input_tokens: int, reused_tokens: int) -> float:
+        """Computing a prompt on an idle group."""
+        del request_id
+        return cpp_prefill_s(self.group, input_tokens, reused_tokens)
+
+    def transfer_s(self, tokens: int, flows: int) -> float:
+        """As between single nodes: who receives may have one card only."""
+        return LatencyEstimator(self.model).transfer_s(tokens, flows)
 
     def decode_step_s(self, requests: float, context_tokens: float) -> float:
         """One decode step of a batch."""

@@ -24,6 +24,8 @@ class PrefillView(NamedTuple):
     """How many leading blocks of *this* request's prompt it holds."""
     outgoing_flows: int = 0
     """Transfers it is sending now; they share its network card."""
+    matched_on_ssd: int = 0
+    """Those of the matched blocks that it would have to read from SSD."""
 
 
 class ServedView(NamedTuple):

@@ -13,6 +13,7 @@ from mooncake_lab.core.log import (
     Prefilled,
     Record,
     Rejected,
+    log_writer,
     read_log,
     write_log,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "check_scale",
     "gbps",
     "keyed_uniform",
+    "log_writer",
     "read_log",
     "write_log",
 ]

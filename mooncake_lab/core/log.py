@@ -5,7 +5,8 @@ means: latencies, goodput and hit rates are computed from them by `metrics`. A s
 between two changes of a batch is one record with a closed form, so logs stay small and exact.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
@@ -95,15 +96,29 @@ Record: TypeAlias = Arrived | Placed | Rejected | Prefilled | Moved | FirstToken
 """Anything a run log holds."""
 
 
+@contextmanager
+def log_writer(path: Path) -> Generator[Callable[[Record], None]]:
+    """A function that writes one record after the other as JSON lines, and keeps none.
+
+    The file has its name once all is written; where the writing fails, what was there before stays.
+    """
+    encode = msgspec.json.Encoder().encode
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb", buffering=1 << 20) as file:
+
+        def write(record: Record) -> None:
+            file.write(encode(record))
+            file.write(b"\n")
+
+        yield write
+    partial.replace(path)
+
+
 def write_log(path: Path, records: Iterable[Record]) -> None:
     """Write records as JSON lines; the file appears complete or not at all."""
-    encoder = msgspec.json.Encoder()
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
+    with log_writer(path) as write:
         for record in records:
-            file.write(encoder.encode(record))
-            file.write(b"\n")
-    partial.replace(path)
+            write(record)
 
 
 def read_log(path: Path) -> Iterator[Record]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from mooncake_lab.experiments.paper_node import paper_node_latency
 from mooncake_lab.perf import (
+    HARDWARE,
     DecodeLatency,
     Hardware,
     HybridLatency,
@@ -29,15 +30,16 @@ def node_latency(node: str = "a800-node", model: str = "llama3-70b") -> LatencyM
     """The latency model of a node running a model: the paper's own, or that one scaled.
 
     Raises:
-        ValueError: when node or model is unknown, the model does not fit, or the node has no network card.
+        ValueError: naming the nodes there are, when this is none; when the model is unknown or does not fit.
     """
+    nodes = [name for name in HARDWARE if _is_node(hardware(name))]
+    if node not in nodes:
+        raise ValueError(f"no node {node!r}; allowed is hardware with a network card: {', '.join(nodes)}")
     fitted = paper_node_latency()
     machine, shape = hardware(node), model_shape(model)
     device_tokens(machine, shape)
     if (node, model) == ("a800-node", fitted.shape.name):
         return fitted
-    if machine.nic_bytes_per_s is None or machine.host_to_device_bytes_per_s is None:
-        raise ValueError(f"hardware {node!r} has no network card; nodes of a cluster need one")
     scaled = _scaled(fitted, machine, shape)
     check_floor(scaled, machine)
     return scaled
@@ -56,6 +58,10 @@ def device_tokens(node: Hardware, shape: ModelShape) -> int:
             f" {MEMORY_SHARE:.0%} of the memory of {node.name!r} is {MEMORY_SHARE * node.memory_bytes:,.0f}"
         )
     return int(left // shape.kv_bytes_per_token)
+
+
+def _is_node(machine: Hardware) -> bool:
+    return machine.nic_bytes_per_s is not None and machine.host_to_device_bytes_per_s is not None
 
 
 def _scaled(fitted: LatencyModel, node: Hardware, shape: ModelShape) -> LatencyModel:

@@ -2,8 +2,24 @@
 
 from mooncake_lab.metrics.conservation import Violation, check_log
 from mooncake_lab.metrics.distributions import Histogram, ecdf, equal_bins, histogram, percentile_table
-from mooncake_lab.metrics.hits import block_hit_rate, covered_tokens, request_hit_rate, token_hit_rate
+from mooncake_lab.metrics.goodput import highest_passing
+from mooncake_lab.metrics.hits import (
+    block_hit_rate,
+    covered_tokens,
+    request_hit_rate,
+    tier_hit_rates,
+    token_hit_rate,
+)
 from mooncake_lab.metrics.latency import request_table, tbt_longest_gaps_s, tbt_mean_gap_s, ttft_s
+from mooncake_lab.metrics.load import (
+    decode_load_series,
+    lagged_correlation,
+    period_s,
+    prefill_load_series,
+    swing,
+    wasted_prefill_gpu_s,
+)
+from mooncake_lab.metrics.proportions import wilson
 from mooncake_lab.metrics.service import effective, effective_request_capacity, goodput_per_s
 from mooncake_lab.metrics.summary import prefill_gpu_s, reused_share, run_summary
 from mooncake_lab.metrics.tokens import step_ends_s, token_times_s
@@ -14,22 +30,31 @@ __all__ = [
     "block_hit_rate",
     "check_log",
     "covered_tokens",
+    "decode_load_series",
     "ecdf",
     "effective",
     "effective_request_capacity",
     "equal_bins",
     "goodput_per_s",
+    "highest_passing",
     "histogram",
+    "lagged_correlation",
     "percentile_table",
+    "period_s",
     "prefill_gpu_s",
+    "prefill_load_series",
     "request_hit_rate",
     "request_table",
     "reused_share",
     "run_summary",
     "step_ends_s",
+    "swing",
     "tbt_longest_gaps_s",
     "tbt_mean_gap_s",
+    "tier_hit_rates",
     "token_hit_rate",
     "token_times_s",
     "ttft_s",
+    "wasted_prefill_gpu_s",
+    "wilson",
 ]

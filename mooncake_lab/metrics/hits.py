@@ -1,7 +1,11 @@
 """Hit rates: one word, three weightings, and they differ by points on the same run."""
 
+from collections.abc import Iterable
+
 import numpy as np
 import numpy.typing as npt
+
+from mooncake_lab.core import Moved, Prefilled, Record
 
 
 def block_hit_rate(hit_blocks: npt.ArrayLike, blocks: npt.ArrayLike) -> float:
@@ -46,6 +50,30 @@ def request_hit_rate(reused: npt.ArrayLike, asked: npt.ArrayLike) -> float:
     if (total <= 0).any():
         raise ValueError(f"{int((total <= 0).sum())} requests asked for nothing; each must ask for something")
     return float((found / total).mean())
+
+
+def tier_hit_rates(records: Iterable[Record], kv_bytes_per_token: int) -> dict[str, float]:
+    """Of all prompt tokens, the shares reused from DRAM and from SSD; together they are the token hit rate.
+
+    Args:
+        records: a run's log; blocks that rise from SSD are its moves from `<instance>/ssd`.
+        kv_bytes_per_token: KVCache bytes of a token.
+
+    Raises:
+        ValueError: when nothing was prefilled.
+    """
+    reused = computed = 0
+    ssd_bytes = 0
+    for record in records:
+        if isinstance(record, Prefilled):
+            reused += record.reused_tokens
+            computed += record.computed_tokens
+        elif isinstance(record, Moved) and record.source.endswith("/ssd"):
+            ssd_bytes += record.bytes
+    if not reused + computed:
+        raise ValueError("a log without any prefill has no hit rate; at least 1 is needed")
+    ssd_tokens = ssd_bytes / kv_bytes_per_token
+    return {"dram": (reused - ssd_tokens) / (reused + computed), "ssd": ssd_tokens / (reused + computed)}
 
 
 def covered_tokens(

@@ -7,6 +7,7 @@ from mooncake_lab.simulation.decode import DecodeInstance
 from mooncake_lab.simulation.device_cache import DeviceCache
 from mooncake_lab.simulation.device_memory import DeviceMemory
 from mooncake_lab.simulation.network import Network
+from mooncake_lab.simulation.node_cache import NodeCache
 from mooncake_lab.simulation.notice_board import NoticeBoard
 from mooncake_lab.simulation.pipeline import PipelineRun, PipelineSpec, run_pipeline
 from mooncake_lab.simulation.pipeline_bubbles import CAUSES, account, gap_causes, gaps_s, idle_share
@@ -14,6 +15,7 @@ from mooncake_lab.simulation.pipeline_clock import StageClock, plan_s
 from mooncake_lab.simulation.pipeline_prefill import simulate_cpp
 from mooncake_lab.simulation.pool import PrefixPool
 from mooncake_lab.simulation.prefill import Job, PrefillInstance
+from mooncake_lab.simulation.service import PrefillService
 from mooncake_lab.simulation.spec import ClusterSpec, Failure
 
 __all__ = [
@@ -30,10 +32,12 @@ __all__ = [
     "Failure",
     "Job",
     "Network",
+    "NodeCache",
     "NoticeBoard",
     "PipelineRun",
     "PipelineSpec",
     "PrefillInstance",
+    "PrefillService",
     "PrefixPool",
     "StageClock",
     "account",

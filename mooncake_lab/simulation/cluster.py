@@ -9,11 +9,12 @@ from mooncake_lab.conductor import (
     ClusterView,
     Estimator,
     Experience,
+    GroupEstimator,
     LatencyEstimator,
     Placement,
 )
 from mooncake_lab.core import Moved, Record, Request, TracedRequest
-from mooncake_lab.perf import LatencyModel
+from mooncake_lab.perf import CppGroup, LatencyModel
 from mooncake_lab.simulation.decode import DecodeInstance
 from mooncake_lab.simulation.frontdoor import FrontDoor
 from mooncake_lab.simulation.handover import Handover
@@ -22,6 +23,7 @@ from mooncake_lab.simulation.network import Network
 from mooncake_lab.simulation.notice_board import NoticeBoard
 from mooncake_lab.simulation.pool import PrefixPool
 from mooncake_lab.simulation.prefill import Job, PrefillInstance
+from mooncake_lab.simulation.service import PrefillService
 from mooncake_lab.simulation.spec import ClusterSpec, Failure
 
 
@@ -32,21 +34,46 @@ class Cluster:
         spec: nodes and policies.
         model: how long everything really takes.
         estimate: what the Conductor believes; the truth unless an experiment says otherwise.
+        log: where records go instead of into a list, so that a run of any length needs no memory for them.
+        seen: told each view that a decision is made on, so that decisions can be replayed.
+
+    Raises:
+        ValueError: when nodes have SSDs that the model does not know, or somebody unknown is to die.
     """
 
-    def __init__(self, spec: ClusterSpec, model: LatencyModel, estimate: Estimator | None = None) -> None:
+    def __init__(
+        self,
+        spec: ClusterSpec,
+        model: LatencyModel,
+        estimate: Estimator | None = None,
+        *,
+        log: Callable[[Record], None] | None = None,
+        seen: Callable[[Request, ClusterView], None] | None = None,
+    ) -> None:
+        if spec.ssd_tokens and model.ssd is None:
+            raise ValueError(
+                f"nodes hold {spec.ssd_tokens} tokens on SSD; latency model {model.name!r} has no ssd"
+            )
         self.log: list[Record] = []
+        self._keep = log or self.log.append
+        self._seen = seen
         self._spec = spec
         self._model = model
-        self.estimate = estimate or LatencyEstimator(model)
+        group = None
+        if spec.prefill_group > 1:
+            group = CppGroup.of(model, nodes=spec.prefill_group, chunk_tokens=spec.prefill_chunk_tokens)
+        self._service = PrefillService(model, group)
+        self.estimate = estimate or (GroupEstimator(model, group) if group else LatencyEstimator(model))
         self._env = simpy.Environment()
         self._journeys = Journeys()
         self._experience = Experience()
-        self._network = Network(self._env, model.transfer.bytes_per_s, model.transfer.latency_s)
-        names = [f"prefill-{i}" for i in range(spec.prefill_nodes)]
+        names = [f"prefill-{i}" for i in range(spec.prefill_nodes // spec.prefill_group)]
+        cards = dict.fromkeys(names, spec.prefill_group)
+        self._network = Network(self._env, model.transfer.bytes_per_s, model.transfer.latency_s, cards=cards)
         self.pool = PrefixPool(
             names,
-            capacity_tokens=spec.cache_tokens,
+            capacity_tokens=spec.cache_tokens * spec.prefill_group,
+            ssd_tokens=spec.ssd_tokens * spec.prefill_group,
             bytes_per_token=model.shape.kv_bytes_per_token,
             block_size_tokens=spec.block_size_tokens,
             eviction=spec.eviction,
@@ -63,7 +90,7 @@ class Cluster:
             estimate=self.estimate,
             slo=spec.slo,
             schedule_s=model.schedule_s,
-            view=self.view,
+            view=self._view_to_decide,
             place=self._place,
             log=self._write,
         )
@@ -83,7 +110,11 @@ class Cluster:
         self._board = NoticeBoard(self._env, spec.view_age_s, self._look, names)
 
     def run(self, requests: Iterable[TracedRequest], until_s: float | None = None) -> list[Record]:
-        """Serve requests in order of arrival until all are done, or until the horizon; the run's log."""
+        """Serve requests in order of arrival until all are done, or until the horizon.
+
+        Returns:
+            The run's log; empty where it went elsewhere.
+        """
         self._door.serve(requests)
         self._env.run(until=until_s)
         return self.log
@@ -99,7 +130,21 @@ class Cluster:
 
     def view(self, request: Request) -> ClusterView:
         """What the Conductor may know about this request; looking changes nothing in the cluster."""
-        return self._board.view(self.pool.matches(request))
+        view = self._board.view(self.pool.matches(request))
+        if not self._spec.ssd_tokens:
+            return view
+        below = self.pool.on_ssd
+        return view._replace(
+            prefill=tuple(
+                p._replace(matched_on_ssd=below(p.name, request, p.matched_blocks)) for p in view.prefill
+            )
+        )
+
+    def _view_to_decide(self, request: Request) -> ClusterView:
+        view = self.view(request)
+        if self._seen is not None:
+            self._seen(request, view)
+        return view
 
     def _look(self, matched_blocks: Sequence[int]) -> ClusterView:
         flows_from = self._network.flows_from
@@ -115,17 +160,18 @@ class Cluster:
         )
 
     def _write(self, record: Record) -> None:
-        self.log.append(record)
+        self._keep(record)
         self._experience.note(record)
 
     def _prefill_instance(self, name: str) -> PrefillInstance:
         return PrefillInstance(
             self._env,
             name,
-            self._model,
+            self._service,
             self.pool,
-            log=self.log.append,
+            log=self._keep,
             started=self._handover.stream,
+            read=self._read_from_ssd,
             computed=self._handover.hand_over,
             wanted=lambda job: self._journeys.is_current(job.traced, job.placement),
         )
@@ -155,8 +201,12 @@ class Cluster:
         done.callbacks.append(arrived)
         return done
 
+    def _read_from_ssd(self, job: Job, tokens: int, start_s: float) -> None:
+        node, size = job.placement.prefill, tokens * self._model.shape.kv_bytes_per_token
+        self._moved(job.traced.request, f"{node}/ssd", f"{node}/dram", start_s, size)
+
     def _moved(self, request: Request, source: str, destination: str, start_s: float, size: int) -> None:
-        self.log.append(
+        self._keep(
             Moved(
                 at_s=self._env.now,
                 request_id=request.id,

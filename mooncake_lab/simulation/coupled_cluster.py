@@ -1,6 +1,6 @@
 """A cluster of coupled instances in virtual time: what Mooncake is compared with."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
@@ -109,14 +109,26 @@ class CoupledCluster:
         spec: nodes and policies.
         model: how long everything really takes.
         estimate: what the Conductor believes; the truth unless an experiment says otherwise.
+        log: where records go instead of into a list.
+        seen: told each view that a decision is made on.
     """
 
-    def __init__(self, spec: CoupledSpec, model: LatencyModel, estimate: Estimator | None = None) -> None:
+    def __init__(
+        self,
+        spec: CoupledSpec,
+        model: LatencyModel,
+        estimate: Estimator | None = None,
+        *,
+        log: Callable[[Record], None] | None = None,
+        seen: Callable[[Request, ClusterView], None] | None = None,
+    ) -> None:
         self.log: list[Record] = []
+        self._keep = log or self.log.append
+        self._seen = seen
         self.estimate = estimate or LatencyEstimator(model)
         self._env = simpy.Environment()
         self.instances = {
-            name: CoupledInstance(self._env, name, model, spec.batching, _memory(spec), self.log.append)
+            name: CoupledInstance(self._env, name, model, spec.batching, _memory(spec), self._keep)
             for name in (f"coupled-{i}" for i in range(spec.nodes))
         }
         self._board = NoticeBoard(self._env, spec.view_age_s, self._look, list(self.instances))
@@ -127,13 +139,17 @@ class CoupledCluster:
             estimate=self.estimate,
             slo=spec.slo,
             schedule_s=model.schedule_s,
-            view=self.view,
+            view=self._view_to_decide,
             place=self._place,
-            log=self.log.append,
+            log=self._keep,
         )
 
     def run(self, requests: Iterable[TracedRequest], until_s: float | None = None) -> list[Record]:
-        """Serve requests in order of arrival until all are done, or until the horizon; the run's log."""
+        """Serve requests in order of arrival until all are done, or until the horizon.
+
+        Returns:
+            The run's log; empty where it went elsewhere.
+        """
         self._door.serve(requests)
         self._env.run(until=until_s)
         return self.log
@@ -146,6 +162,12 @@ class CoupledCluster:
                 for instance in self.instances.values()
             ]
         )
+
+    def _view_to_decide(self, request: Request) -> ClusterView:
+        view = self.view(request)
+        if self._seen is not None:
+            self._seen(request, view)
+        return view
 
     def _look(self, matched_blocks: Sequence[int]) -> ClusterView:
         prefill = tuple(

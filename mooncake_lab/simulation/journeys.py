@@ -34,7 +34,7 @@ class Journeys:
         del self.under_way[request_id]
         resumed = request_id in self._resumed
         self._resumed.discard(request_id)
-        return self.shown.get(request_id, 0), resumed
+        return self.shown.pop(request_id, 0), resumed
 
     def interrupt(self, instance: str) -> list[tuple[TracedRequest, Placement]]:
         """Take out whoever is on the way through an instance, in order of id."""

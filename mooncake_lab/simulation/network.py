@@ -4,7 +4,7 @@ A flow's rate is the smaller of its fair shares at the sender's and the receiver
 whenever a flow starts or ends, so the time a transfer takes depends on what else is under way.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -31,22 +31,32 @@ class _Flow:
     destination: str
     remaining_bytes: float
     done: _Arrival
+    source_cards: int
+    destination_cards: int
     rate_bytes_per_s: float = field(default=0.0)
 
 
 class Network:
-    """Links between named nodes, each with one full-duplex card of the same rate.
+    """Links between named nodes, each with one full-duplex card of the same rate, or a group with several.
 
     Raises:
         ValueError: when the rate is not positive.
     """
 
-    def __init__(self, env: simpy.Environment, bytes_per_s: float, latency_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        env: simpy.Environment,
+        bytes_per_s: float,
+        latency_s: float = 0.0,
+        *,
+        cards: Mapping[str, int] | None = None,
+    ) -> None:
         if not bytes_per_s > 0:
             raise ValueError(f"a network of {bytes_per_s!r} bytes/s; the rate must be positive")
         self._env = env
         self._bytes_per_s = bytes_per_s
         self._latency_s = latency_s
+        self._cards = cards or {}
         self._flows: list[_Flow] = []
         self._sending: dict[str, int] = {}
         self._receiving: dict[str, int] = {}
@@ -67,7 +77,8 @@ class Network:
             raise ValueError(f"a transfer from {source} to itself needs no network")
         done = _Arrival(self._env)
         self._advance()
-        self._flows.append(_Flow(source, destination, float(size_bytes), done))
+        cards = self._cards.get(source, 1), self._cards.get(destination, 1)
+        self._flows.append(_Flow(source, destination, float(size_bytes), done, *cards))
         self._sending[source] = self._sending.get(source, 0) + 1
         self._receiving[destination] = self._receiving.get(destination, 0) + 1
         self._share()
@@ -88,7 +99,9 @@ class Network:
         sending, receiving = self._sending, self._receiving
         next_s = float("inf")
         for flow in self._flows:
-            flow.rate_bytes_per_s = self._bytes_per_s / max(sending[flow.source], receiving[flow.destination])
+            flow.rate_bytes_per_s = self._bytes_per_s / max(
+                sending[flow.source] / flow.source_cards, receiving[flow.destination] / flow.destination_cards
+            )
             next_s = min(next_s, flow.remaining_bytes / flow.rate_bytes_per_s)
         generation = self._generation
         timer = self._env.timeout(max(next_s, 0.0))

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from mooncake_lab.core import BlockKey, Request
+from mooncake_lab.simulation.node_cache import NodeCache, Reused
 from mooncake_lab.store import Block, BlockStore, PrefixIndex
 from mooncake_lab.store.eviction import make_policy
 
@@ -16,6 +17,7 @@ class PrefixPool:
         bytes_per_token: KVCache bytes of a token.
         eviction: a name in `EVICTION_POLICIES`.
         shared: one Mooncake Store instead of a cache a node (FAST'25 §5.3, global cache).
+        ssd_tokens: what each node holds on SSD besides; 0 where it has none.
 
     Raises:
         ValueError: when there is no node, the capacity is negative or the policy unknown.
@@ -30,6 +32,7 @@ class PrefixPool:
         block_size_tokens: int = 512,
         eviction: str = "lru",
         shared: bool = False,
+        ssd_tokens: int = 0,
     ) -> None:
         if not nodes:
             raise ValueError("a pool of 0 nodes; at least one is needed")
@@ -37,11 +40,16 @@ class PrefixPool:
         self._blocks: list[Block[None]] = []  # one a position, for every prompt: it carries nothing
         self._sharers = len(nodes) if shared else 1
         tokens = capacity_tokens * self._sharers
-        blocks = max(1, tokens // block_size_tokens)
         owners = {name: nodes[0] if shared else name for name in nodes}
+        below = ssd_tokens * self._sharers
+
+        def store(held_tokens: int) -> BlockStore[None]:
+            blocks = max(1, held_tokens // block_size_tokens)
+            return BlockStore[None](held_tokens * bytes_per_token, make_policy(eviction, blocks))
+
         stores = {
-            owner: BlockStore[None](tokens * bytes_per_token, make_policy(eviction, blocks))
-            for owner in owners.values()
+            owner: NodeCache(store(tokens), store(below) if below else None)
+            for owner in dict.fromkeys(owners.values())
         }
         self.index = PrefixIndex()
         members = {owner: self.index.join(owner) for owner in stores}
@@ -52,26 +60,35 @@ class PrefixPool:
         """How many leading blocks of a prompt each node holds, in the order of the nodes."""
         return self.index.matches(request.block_keys) * self._sharers
 
-    def reuse(self, node: str, request: Request) -> int:
-        """How many leading blocks the node holds now; each of them counts as used."""
-        return self._stores[node].touch_prefix(request.block_keys)
+    def on_ssd(self, node: str, request: Request, blocks: int) -> int:
+        """How many of the first `blocks` blocks of a prompt the node would read from SSD; changes nothing."""
+        return self._stores[node].ssd_only(request.block_keys[:blocks])
+
+    def reuse(self, node: str, request: Request) -> Reused:
+        """The leading blocks the node holds now; each of them counts as used."""
+        keys = request.block_keys
+        reused = self._stores[node].reuse(keys, self._positions(len(keys)))
+        if reused.lost:
+            self.index.retract(self._members[node], reused.lost)
+        return reused
 
     def keep(self, node: str, request: Request, blocks: int | None = None) -> None:
         """Store a prompt's blocks (the first `blocks` of them) on a node, front to back."""
         keys = request.block_keys[:blocks]
-        while len(self._blocks) < len(keys):
+        came, left = self._stores[node].keep(keys, self._positions(len(keys)))
+        if came:
+            self.index.announce(self._members[node], came)
+            self.index.retract(self._members[node], left)
+
+    def _positions(self, count: int) -> list[Block[None]]:
+        """A block for each position of a prompt of so many, or more."""
+        while len(self._blocks) < count:
             self._blocks.append(Block(None, self._block_bytes, len(self._blocks)))
-        store, member = self._stores[node], self._members[node]
-        run = store.put_run(keys, self._blocks)
-        if run.stored:
-            self.index.announce(member, run.stored)
-            self.index.retract(member, [key for key, _ in run.evicted if key not in store])  # some came back
+        return self._blocks
 
     def drop(self, node: str) -> None:
         """Forget everything a node held, because it died."""
-        store = self._stores[node]
-        for key in list(store):
-            store.remove(key)
+        self._stores[node].clear()
         self.index.replace(self._members[node], ())
 
     def replicas(self) -> dict[BlockKey, int]:
@@ -87,7 +104,6 @@ class PrefixPool:
         for name, store in self._stores.items():
             store.check()
             owner = self._members[name].instance
-            if self.index.held_by(owner) != set(store):
-                raise AssertionError(
-                    f"the index names {len(self.index.held_by(owner))} blocks of {name}, it has {len(store)}"
-                )
+            told, held = self.index.held_by(owner), store.keys()
+            if told != held:
+                raise AssertionError(f"the index names {len(told)} blocks of {name}, it has {len(held)}")

@@ -9,8 +9,8 @@ import simpy
 
 from mooncake_lab.conductor import Placement, PrefillView
 from mooncake_lab.core import Prefilled, Record, TracedRequest
-from mooncake_lab.perf import LatencyModel
 from mooncake_lab.simulation.pool import PrefixPool
+from mooncake_lab.simulation.service import PrefillService
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,11 +32,12 @@ class PrefillInstance:
         self,
         env: simpy.Environment,
         name: str,
-        model: LatencyModel,
+        service: PrefillService,
         pool: PrefixPool,
         *,
         log: Callable[[Record], None],
         started: Callable[[Job], None],
+        read: Callable[[Job, int, float], None],
         computed: Callable[[Job], None],
         wanted: Callable[[Job], bool],
     ) -> None:
@@ -45,10 +46,11 @@ class PrefillInstance:
         self.queued_requests = 0
         self.assigned_requests = 0
         self._env = env
-        self._model = model
+        self._service = service
         self._pool = pool
         self._log = log
         self._started = started
+        self._read = read
         self._computed = computed
         self._wanted = wanted
         self._queue: deque[Job] = deque()
@@ -57,7 +59,7 @@ class PrefillInstance:
         self._running_until_s = 0.0
         env.process(self._live())
 
-    def view(self, matched_blocks: int, outgoing_flows: int) -> PrefillView:
+    def view(self, matched_blocks: int, outgoing_flows: int, matched_on_ssd: int = 0) -> PrefillView:
         """What the Conductor may know of this instance now."""
         return PrefillView(
             self.name,
@@ -66,6 +68,7 @@ class PrefillInstance:
             self.assigned_requests,
             matched_blocks,
             outgoing_flows,
+            matched_on_ssd,
         )
 
     @property
@@ -107,13 +110,15 @@ class PrefillInstance:
             self._queued_s -= job.believed_s
             self._running_until_s = self._env.now + job.believed_s
             start_s = self._env.now
-            reused = min(
-                self._pool.reuse(self.name, request) * request.block_size_tokens, request.input_tokens - 1
-            )
+            found = self._pool.reuse(self.name, request)
+            reused = min(found.blocks * request.block_size_tokens, request.input_tokens - 1)
+            from_ssd = min(found.from_ssd * request.block_size_tokens, reused)
             self._started(job)  # layers stream to the decode instance while the next ones compute
-            yield self._env.timeout(self._model.prefill.seconds(request.input_tokens, reused))
+            yield self._env.timeout(self._service.seconds(request.input_tokens, reused, from_ssd))
             if not self.alive:
                 return
+            if from_ssd:
+                self._read(job, from_ssd, start_s)
             self._pool.keep(self.name, request)
             self._log(
                 Prefilled(

@@ -2,10 +2,20 @@
 
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Literal
+from typing import Final, Literal
 
 from mooncake_lab.conductor import AdmissionPolicy, AdmitAll, KVCacheCentric, PlacementPolicy
 from mooncake_lab.core import SLO
+
+_POSITIVE: Final = (
+    "prefill_nodes",
+    "decode_nodes",
+    "prefill_group",
+    "prefill_chunk_tokens",
+    "cache_tokens",
+    "decode_tokens",
+    "block_size_tokens",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +31,20 @@ class ClusterSpec:
     """A disaggregated cluster and its policies.
 
     Raises:
-        ValueError: when a count or a capacity is not positive, or views would be of the future.
+        ValueError: when a count or a capacity is not positive, groups are not whole, or views are of the future.
     """
 
     prefill_nodes: int = 8
     decode_nodes: int = 8
     cache_tokens: int = 3_000_000
     """KVCache each prefill node holds in DRAM (FAST'25 §2.2: about 1 TB)."""
+    ssd_tokens: int = 0
+    """KVCache each prefill node holds on SSD besides; 0 where it has none."""
+    prefill_group: int = 1
+    """Prefill nodes that compute each prompt together by chunked pipeline parallelism (arXiv §5.1). A group is one
+    instance: it computes one prompt at a time, and has the memory and the network cards of all its nodes."""
+    prefill_chunk_tokens: int = 4096
+    """What a group cuts prompts to (assumption B14)."""
     decode_tokens: int = 1_330_000
     """KVCache that fits into a decode node's GPU memory."""
     shared_cache: bool = False
@@ -45,9 +62,15 @@ class ClusterSpec:
     slo: SLO = field(default_factory=SLO)
 
     def __post_init__(self) -> None:
-        for name in ("prefill_nodes", "decode_nodes", "cache_tokens", "decode_tokens", "block_size_tokens"):
+        for name in _POSITIVE:
             if getattr(self, name) < 1:
                 raise ValueError(f"ClusterSpec.{name} is {getattr(self, name)!r}; at least 1 is needed")
+        if self.ssd_tokens < 0:
+            raise ValueError(f"ClusterSpec.ssd_tokens is {self.ssd_tokens!r}; at least 0 is needed")
+        if self.prefill_nodes % self.prefill_group:
+            raise ValueError(
+                f"{self.prefill_nodes} prefill nodes are no whole number of groups of {self.prefill_group}"
+            )
         refuse_age(self.view_age_s, "ClusterSpec")
 
 

@@ -17,8 +17,8 @@ from mooncake_lab.conductor import (
     LoadBalance,
     Placement,
     PrefillView,
-    Rejection,
     RecentView,
+    Rejection,
     ServedView,
     decide,
 )

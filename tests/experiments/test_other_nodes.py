@@ -25,8 +25,8 @@ def test_faster_hardware_is_faster_and_says_that_it_is_scaled():
 def test_what_does_not_fit_is_refused():
     """70B weights in one 80 GB card, or a cluster of cards without a network, cannot be simulated."""
     with pytest.raises(ValueError, match="bytes of weights"):
-        node_latency("a100", "llama3-70b")
-    with pytest.raises(ValueError, match="no network card"):
+        device_tokens(hardware("a100"), model_shape("llama3-70b"))
+    with pytest.raises(ValueError, match="allowed is hardware with a network card: a800-node, h800-node"):
         node_latency("a100", "llama3-8b")
 
 

@@ -12,8 +12,14 @@ def request(i, family, blocks) -> Request:
     return Request(id=i, arrival_s=0.0, input_tokens=blocks * 512, block_keys=keys)
 
 
-def pool(capacity_blocks=8, *, shared=False) -> PrefixPool:
-    return PrefixPool(["a", "b"], capacity_tokens=capacity_blocks * 512, bytes_per_token=1, shared=shared)
+def pool(capacity_blocks=8, *, shared=False, ssd_blocks=0) -> PrefixPool:
+    return PrefixPool(
+        ["a", "b"],
+        capacity_tokens=capacity_blocks * 512,
+        bytes_per_token=1,
+        shared=shared,
+        ssd_tokens=ssd_blocks * 512,
+    )
 
 
 class TestPerNode:
@@ -40,7 +46,7 @@ class TestShared:
         caches = pool(4, shared=True)
         caches.keep("a", request(0, 1, 8))
         assert caches.matches(request(1, 1, 9)) == [8, 8]
-        assert caches.reuse("b", request(1, 1, 9)) == 8
+        assert caches.reuse("b", request(1, 1, 9)).blocks == 8
 
     def test_what_one_node_evicts_is_gone_for_all(self):
         """The store is one: there is no second copy to fall back on."""
@@ -52,14 +58,16 @@ class TestShared:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 3), st.integers(1, 9)), max_size=30), st.booleans()
+    st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 3), st.integers(1, 9)), max_size=30),
+    st.booleans(),
+    st.integers(0, 9),
 )
-def test_index_says_what_the_stores_hold(steps, shared):
+def test_index_says_what_the_stores_hold(steps, shared, ssd_blocks):
     """Whatever is kept where, the index agrees with the stores, and matches with a walk through them (I3)."""
-    caches = pool(6, shared=shared)
+    caches = pool(6, shared=shared, ssd_blocks=ssd_blocks)
     for i, (node, family, blocks) in enumerate(steps):
         wanted = request(i, family, blocks)
         before = caches.matches(wanted)
-        assert caches.reuse(node, wanted) == before["ab".index(node)]
+        assert caches.reuse(node, wanted).blocks == before["ab".index(node)]
         caches.keep(node, wanted)
         caches.check()

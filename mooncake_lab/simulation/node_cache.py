@@ -1,0 +1,102 @@
+"""The KVCache of one node: DRAM, and an SSD below it where the node has one; blocks sink and rise."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from mooncake_lab.core import BlockKey
+from mooncake_lab.store import Block, BlockStore
+
+
+class Reused(NamedTuple):
+    """What of a prompt a node had."""
+
+    blocks: int
+    """Leading blocks that were there."""
+    from_ssd: int = 0
+    """Those of them that had to be read from SSD."""
+    lost: tuple[BlockKey, ...] = ()
+    """What left the node while they rose into DRAM."""
+
+
+class NodeCache:
+    """Two stacked block stores under the rules of the real `TieredStore`. Mutable: the state of a cache.
+
+    A new block goes into DRAM; what DRAM evicts sinks to SSD; a block read from SSD rises into DRAM and stays on
+    SSD as well. Sinking costs no time: it is done behind the requests' backs.
+
+    Args:
+        dram: the store of the upper tier.
+        ssd: that of the lower one; None where the node has none.
+    """
+
+    __slots__ = ("dram", "ssd")
+
+    def __init__(self, dram: BlockStore[None], ssd: BlockStore[None] | None = None) -> None:
+        self.dram = dram
+        self.ssd = ssd
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.dram or (self.ssd is not None and key in self.ssd)
+
+    def keys(self) -> set[BlockKey]:
+        """Everything the node holds."""
+        return {*self.dram, *(self.ssd or ())}
+
+    def ssd_only(self, keys: Iterable[BlockKey]) -> int:
+        """How many of these keys would have to be read from SSD; changes nothing."""
+        return 0 if self.ssd is None else sum(key not in self.dram for key in keys)
+
+    def reuse(self, keys: Sequence[BlockKey], blocks: Sequence[Block[None]]) -> Reused:
+        """Use the leading keys that are here; those on SSD rise into DRAM.
+
+        Args:
+            keys: of a prompt, front to back.
+            blocks: one for each position.
+        """
+        held = self.dram.touch_prefix(keys)
+        if self.ssd is None or held == len(keys):
+            return Reused(held)
+        rising: list[int] = []
+        for position in range(held, len(keys)):
+            key = keys[position]
+            if key in self.dram:
+                self.dram.touch(key)
+            elif key in self.ssd:
+                self.ssd.touch(key)
+                rising.append(position)
+            else:
+                break
+            held += 1
+        _, lost = self._put([keys[i] for i in rising], [blocks[i] for i in rising])
+        return Reused(held, len(rising), tuple(lost))
+
+    def keep(
+        self, keys: Sequence[BlockKey], blocks: Iterable[Block[None]]
+    ) -> tuple[list[BlockKey], list[BlockKey]]:
+        """Hold a prompt's blocks, front to back: what came to the node, and what left it."""
+        return self._put(keys, blocks)
+
+    def clear(self) -> None:
+        """The node is gone, and all it held."""
+        for store in filter(None, (self.dram, self.ssd)):
+            for key in list(store):
+                store.remove(key)
+
+    def check(self) -> None:
+        """Verify the stores.
+
+        Raises:
+            AssertionError: naming what is broken.
+        """
+        for store in filter(None, (self.dram, self.ssd)):
+            store.check()
+
+    def _put(
+        self, keys: Sequence[BlockKey], blocks: Iterable[Block[None]]
+    ) -> tuple[list[BlockKey], list[BlockKey]]:
+        run = self.dram.put_run(keys, blocks)
+        leaving = run.evicted
+        if self.ssd is None:
+            return run.stored, [key for key, _ in leaving if key not in self.dram]  # some came back at once
+        sunk = self.ssd.put_run([key for key, _ in leaving], [block for _, block in leaving])
+        return run.stored, [key for key, _ in (*leaving, *sunk.evicted) if key not in self]

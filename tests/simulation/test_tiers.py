@@ -1,0 +1,96 @@
+"""Prefill nodes with an SSD under their DRAM."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mooncake_lab.core import Moved, Prefilled, Request, TracedRequest
+from mooncake_lab.metrics import check_log, tier_hit_rates
+from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
+from mooncake_lab.simulation import Cluster, ClusterSpec, PrefillService, PrefixPool
+
+SHAPE = model_shape("llama3-70b")
+MODEL = LatencyModel(
+    name="by hand",
+    shape=SHAPE,
+    prefill=PrefillLatency(constant_s=0.0, per_token_s=1e-3, per_token_squared_s=0.0),
+    decode=DecodeLatency(0.02, 0.0, 0.0),
+    hybrid=HybridLatency(floor_s=0.02, per_token_s=0.0, per_token_squared_s=0.0, per_context_token_s=0.0),
+    transfer=LinkLatency(1e15),
+    dram=LinkLatency(1e15),
+    ssd=LinkLatency(SHAPE.kv_bytes_per_token * 2000.0),  # 2000 tokens a second, twice as fast as computing
+)
+
+
+def family(i, at_s, number, blocks) -> TracedRequest:
+    keys = tuple(number * 100 + k for k in range(blocks))
+    return TracedRequest(Request(id=i, arrival_s=at_s, input_tokens=blocks * 512, block_keys=keys), 1)
+
+
+def spec(**knobs):
+    return ClusterSpec(prefill_nodes=1, decode_nodes=1, cache_tokens=4 * 512, **knobs)
+
+
+THREE = [family(0, 0.0, 1, 4), family(1, 10.0, 2, 4), family(2, 20.0, 1, 4)]
+
+
+class TestSinkingAndRising:
+    def test_what_dram_evicts_is_found_on_ssd(self):
+        """Without an SSD the third prompt is computed anew; with one all but its last token is read."""
+        computed = {}
+        for tokens in (0, 4 * 512):
+            log = Cluster(spec(ssd_tokens=tokens), MODEL).run(THREE)
+            assert check_log(log) == ()
+            computed[tokens] = [r.computed_tokens for r in log if isinstance(r, Prefilled)][2]
+        assert computed == {0: 2048, 2048: 1}
+
+    def test_reading_takes_its_time_and_is_in_the_log(self):
+        """The read overlaps with computing layer by layer, and its bytes are logged as moved between the tiers."""
+        log = Cluster(spec(ssd_tokens=4 * 512), MODEL).run(THREE)
+        (read,) = [r for r in log if isinstance(r, Moved) and r.source == "prefill-0/ssd"]
+        assert (read.destination, read.bytes) == ("prefill-0/dram", 2047 * SHAPE.kv_bytes_per_token)
+        assert read.at_s - read.start_s == pytest.approx(2047 / 2000 + 1e-3 / SHAPE.layers)
+
+    def test_hits_by_tier_add_up(self):
+        """What of all prompt tokens came from SSD, and what from DRAM."""
+        log = Cluster(spec(ssd_tokens=4 * 512), MODEL).run([*THREE, family(3, 30.0, 1, 4)])
+        rates = tier_hit_rates(log, SHAPE.kv_bytes_per_token)
+        assert rates == {"dram": 2047 / 8192, "ssd": 2047 / 8192}
+
+    def test_the_conductor_sees_what_would_be_read(self):
+        """A match says how much of it is on SSD."""
+        cluster = Cluster(spec(ssd_tokens=4 * 512), MODEL)
+        cluster.run(THREE[:2])
+        (seen,) = cluster.view(THREE[2].request).prefill
+        assert (seen.matched_blocks, seen.matched_on_ssd) == (4, 4)
+
+    def test_a_read_block_rises(self):
+        """After it was read a block is in DRAM, what it displaced is on SSD, and nothing is lost."""
+        pool = PrefixPool(["a"], capacity_tokens=4 * 512, bytes_per_token=1, ssd_tokens=8 * 512)
+        first, second = THREE[0].request, THREE[1].request
+        pool.keep("a", first)
+        pool.keep("a", second)
+        assert pool.reuse("a", first) == (4, 4, ())
+        assert (pool.on_ssd("a", first, 4), pool.on_ssd("a", second, 4)) == (0, 4)
+        pool.check()
+
+    def test_an_ssd_that_the_model_does_not_know_is_refused(self):
+        """How fast an SSD is cannot be guessed."""
+        with pytest.raises(ValueError, match="has no ssd"):
+            Cluster(spec(ssd_tokens=512), replace(MODEL, ssd=None))
+
+
+@given(st.integers(1, 5000), st.floats(0, 1), st.floats(0, 1))
+def test_overlap_hides_all_but_one_layer(tokens, share, of_those):
+    """With reading overlapped a prefill takes what a pipeline over layers takes, layer by layer."""
+    reused = int(share * (tokens - 1))
+    from_ssd = int(of_those * reused)
+    service = PrefillService(MODEL)
+    compute_s, read_s = MODEL.prefill.seconds(tokens, reused), from_ssd / 2000
+    ready = done = 0.0
+    for _ in range(SHAPE.layers):  # the reference: one layer after the other
+        ready += read_s / SHAPE.layers
+        done = max(done, ready) + compute_s / SHAPE.layers
+    assert service.seconds(tokens, reused, from_ssd) == pytest.approx(done)
