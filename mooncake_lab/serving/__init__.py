@@ -1,8 +1,9 @@
 """The cluster in real time: workers that really compute, a Messenger between them, the same Conductor and log."""
 
+from mooncake_lab.serving.birth import Nursery
 from mooncake_lab.serving.cluster import LiveCluster
-from mooncake_lab.serving.dispatcher import Decided
 from mooncake_lab.serving.hall import Hall
+from mooncake_lab.serving.placing import Decided
 from mooncake_lab.serving.prompts import prompt_of, scaled_down
 from mooncake_lab.serving.spec import LiveSpec
 from mooncake_lab.serving.supervisor import WorkerError
@@ -14,6 +15,7 @@ __all__ = [
     "Hall",
     "LiveCluster",
     "LiveSpec",
+    "Nursery",
     "RejectedError",
     "Ticket",
     "WorkerError",

@@ -12,10 +12,11 @@ import numpy.typing as npt
 from mooncake_lab.conductor import ClusterView, Estimator
 from mooncake_lab.core import Record, Request, TracedRequest
 from mooncake_lab.perf import LatencyModel
-from mooncake_lab.serving.dispatcher import Decided
+from mooncake_lab.serving.birth import Nursery
 from mooncake_lab.serving.hall import Hall
 from mooncake_lab.serving.journal import in_order
 from mooncake_lab.serving.messages import Generation, Sever
+from mooncake_lab.serving.placing import Decided
 from mooncake_lab.serving.prompts import prompt_of
 from mooncake_lab.serving.spec import LiveSpec
 from mooncake_lab.serving.ticket import RejectedError, Ticket
@@ -33,10 +34,16 @@ class LiveCluster:
         spec: workers and policies.
         model: how long everything takes, as the Conductor believes; None measures it at the start.
         estimate: what the Conductor believes instead.
+        nursery: where workers are born; None makes one for this cluster alone.
     """
 
     def __init__(
-        self, spec: LiveSpec, model: LatencyModel | None = None, estimate: Estimator | None = None
+        self,
+        spec: LiveSpec,
+        model: LatencyModel | None = None,
+        estimate: Estimator | None = None,
+        *,
+        nursery: Nursery | None = None,
     ) -> None:
         self.spec = spec
         self.log: list[Record] = []
@@ -45,7 +52,7 @@ class LiveCluster:
         self.outputs: dict[int, tuple[int, ...]] = {}
         """Tokens of each request of the latest run, by its id."""
         self._heard: list[Record] = []
-        self._given = model, estimate
+        self._given = model, estimate, nursery
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="cluster", daemon=True)
         self._hall: Hall | None = None
@@ -140,8 +147,8 @@ class LiveCluster:
         return {name: link.ready.pid for name, link in list(links.items())}
 
     async def _open(self) -> Hall:
-        model, estimate = self._given
-        hall = Hall(self.spec, model, estimate, write=self._write, decided=self._decide)
+        model, estimate, nursery = self._given
+        hall = Hall(self.spec, model, estimate, nursery=nursery, write=self._write, decided=self._decide)
         await hall.__aenter__()
         return hall
 
@@ -171,7 +178,7 @@ class LiveCluster:
         wait_s = request.arrival_s - (time.monotonic() - hall.journal.zero_s)
         if wait_s > 0:
             await asyncio.sleep(wait_s)
-        ready = hall.dispatcher.ready
+        ready = hall.dispatcher.placer.ready
         assert ready is not None  # noqa: S101  # the cluster is open
         asked = Generation(prompt=b"", max_new_tokens=max(1, traced.output_tokens), end_tokens=())
         ticket: Ticket | None = None

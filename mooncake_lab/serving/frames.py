@@ -1,4 +1,4 @@
-"""Frames between the cluster and its workers: a magic word, a length that is checked before it is believed, a body."""
+"""Frames between the cluster and its workers: a magic word, a length checked before it is believed, a body."""
 
 import asyncio
 import socket

@@ -13,10 +13,12 @@ from mooncake_lab.conductor import Estimator, LatencyEstimator
 from mooncake_lab.core import Record
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.serving import messages
+from mooncake_lab.serving.birth import Nursery
 from mooncake_lab.serving.calibration import latency_model
-from mooncake_lab.serving.dispatcher import Decided, Dispatcher
+from mooncake_lab.serving.dispatcher import Dispatcher
 from mooncake_lab.serving.journal import Journal
 from mooncake_lab.serving.messages import Event, Generation, Measure, Measured, Pong
+from mooncake_lab.serving.placing import Decided
 from mooncake_lab.serving.spec import LiveSpec
 from mooncake_lab.serving.supervisor import Callbacks, Link, Supervisor
 from mooncake_lab.serving.ticket import Ticket
@@ -30,6 +32,7 @@ class Hall:
         spec: workers and policies.
         model: how long everything takes, as the Conductor believes; None measures it when the workers live.
         estimate: what the Conductor believes instead.
+        nursery: where workers are born; None makes one for this cluster alone.
         write: gets each record as the cluster hears of it.
         decided: told of each decision.
     """
@@ -40,6 +43,7 @@ class Hall:
         model: LatencyModel | None = None,
         estimate: Estimator | None = None,
         *,
+        nursery: Nursery | None = None,
         write: Callable[[Record], None],
         decided: Callable[[Decided], None],
     ) -> None:
@@ -48,7 +52,7 @@ class Hall:
         self._estimate = estimate
         self.journal = Journal(time.monotonic(), write)
         self.dispatcher = Dispatcher(spec, self.journal, decided)
-        self.supervisor = Supervisor(spec, Callbacks(born=self._born, heard=self._heard, died=self._died))
+        self.supervisor = Supervisor(spec, Callbacks(born=self._born, heard=self._heard, died=self._died), nursery)
         self._measured: dict[str, asyncio.Future[Measured]] = {}
         self._pongs: dict[int, tuple[set[str], asyncio.Event]] = {}
 
@@ -60,7 +64,7 @@ class Hall:
         except BaseException:
             await self.close()
             raise
-        self.dispatcher.estimate = self._estimate or LatencyEstimator(self.model)
+        self.dispatcher.placer.estimate = self._estimate or LatencyEstimator(self.model)
         return self
 
     async def __aexit__(self, *_error: object) -> None:
@@ -68,13 +72,21 @@ class Hall:
 
     async def close(self) -> None:
         """End every request under way, and every worker."""
-        for ticket in list(self.dispatcher.tickets.values()):
+        for ticket in list(self.dispatcher.placer.tickets.values()):
             self.dispatcher.cancel(ticket, "the cluster is shut down")
         await self.supervisor.close()
 
     def submit(self, prompt: npt.NDArray[np.int32], asked: Generation) -> Ticket:
         """Accept a request and place it; for its errors see `Dispatcher.submit`."""
         return self.dispatcher.submit(prompt, asked)
+
+    def cancel(self, ticket: Ticket, reason: str = "the client went away") -> None:
+        """End a request, unless it has ended."""
+        self.dispatcher.cancel(ticket, reason)
+
+    def longest(self) -> int:
+        """The most tokens that a prompt and its answer may have together."""
+        return self.dispatcher.longest()
 
     async def calibrate(self) -> LatencyModel:
         """Let one worker of each role time itself, one after the other while nothing else runs.

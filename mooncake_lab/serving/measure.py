@@ -1,4 +1,4 @@
-"""A short measurement of a worker's own engine and of its network, from which the Conductor's estimates are fitted."""
+"""A short measurement of a worker's own engine and network, to which the Conductor's estimates are fitted."""
 
 import time
 from typing import Final

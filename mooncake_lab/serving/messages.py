@@ -1,8 +1,8 @@
 """What the parts of a live cluster say to each other; every message has a declared type, and nothing is unpickled.
 
-Three conversations: the cluster tells workers what to do (`Order`), workers say what happened (`Event`), and workers
-move KVCache between them (`Parcel`, each possibly with bytes behind it). All times are readings of the machine's
-monotonic clock, which its processes share.
+Three conversations: the cluster tells workers what to do (`Order`), workers say what happened (`Event`), and
+workers move KVCache between them (`Parcel`, each possibly with bytes behind it). All times are readings of the
+machine's monotonic clock, which its processes share.
 """
 
 from typing import Final, TypeAlias

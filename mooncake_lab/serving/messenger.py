@@ -1,8 +1,9 @@
 """The Messenger: KVCache from worker to worker over authenticated TCP (arXiv §3; FAST'25: Transfer Engine).
 
-A sender has one courier a destination, a thread with a queue, so that no engine waits for a network. Every request's
-KVCache is acknowledged as a whole; an attempt whose connection breaks, stalls or is refused is reported as trouble,
-and the cluster places the request again. A receiver believes no length that it has not compared with its bound.
+A sender has one courier a destination, a thread with a queue, so that no engine waits for a network. Every
+request's KVCache is acknowledged as a whole; an attempt whose connection breaks, stalls or is refused is reported
+as trouble, and the cluster places the request again. A receiver believes no length that it has not compared with
+its bound.
 """
 
 import contextlib

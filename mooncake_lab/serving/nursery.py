@@ -1,7 +1,7 @@
 """Where workers are born: a process that has loaded torch and the model once, and forks.
 
 A worker is then there in milliseconds instead of the seconds that torch takes to load, also when it replaces one
-that was killed, and CPU workers share the memory of the weights. Run by `supervisor`, never by hand.
+that was killed, and CPU workers share the memory of the weights. Run by `birth.Nursery`, never by hand.
 """
 
 import gc
@@ -10,38 +10,22 @@ import os
 import signal
 import socket
 import sys
-from typing import Final
 
 import msgspec
-import numba
 import torch
 
 from mooncake_lab.engine import LlamaModel, load_model, warm_up
+from mooncake_lab.serving.birth import MOST_BYTES, Cradle
 from mooncake_lab.serving.spec import WorkerSpec
 from mooncake_lab.serving.worker import die_with_parent, live_and_die
-
-MOST_BYTES: Final = 2**16
-
-
-class Cradle(msgspec.Struct, frozen=True, kw_only=True):
-    """What the nursery prepares."""
-
-    model: str
-    seed: int
-    device: str
-    dtype: str | None
-    positions: int
-    threads: int
 
 
 def main() -> None:
     """Prepare, say so, and fork a worker for each message until the cluster is gone."""
     logging.basicConfig(format="%(message)s")
-    die_with_parent()
     home = socket.socket(fileno=int(sys.argv[1]))
     cradle = msgspec.json.decode(home.recv(MOST_BYTES), type=Cradle)
     torch.set_num_threads(cradle.threads)
-    numba.set_num_threads(min(cradle.threads, numba.config.NUMBA_NUM_THREADS))
     try:
         model = _load(cradle)
     except (OSError, ValueError) as error:
@@ -64,6 +48,7 @@ def main() -> None:
                 spec.model,
                 device=_place(spec),
                 dtype=spec.dtype,
+                backend=spec.backend,
                 seed=spec.seed,
                 positions=spec.max_request_tokens,
             )
@@ -73,12 +58,17 @@ def main() -> None:
 
 
 def _load(cradle: Cradle) -> LlamaModel | None:
-    """The model, warm, where it is to run on the CPU; CUDA does not survive a fork, so each worker loads its own."""
+    """The model, warm, if it runs on the CPU; CUDA does not survive a fork, so each worker loads its own."""
     wants_cuda = cradle.device.startswith("cuda") or (cradle.device == "auto" and torch.cuda.is_available())
     if wants_cuda:
         return None
     model = load_model(
-        cradle.model, device=cradle.device, dtype=cradle.dtype, seed=cradle.seed, positions=cradle.positions
+        cradle.model,
+        device=cradle.device,
+        dtype=cradle.dtype,
+        backend=cradle.backend,
+        seed=cradle.seed,
+        positions=cradle.positions,
     )
     warm_up(model)
     return model

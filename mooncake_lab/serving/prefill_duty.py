@@ -86,7 +86,7 @@ class PrefillDuty:
             self._finish(self._running.pop(result.request_id), result)
 
     def lookup(self, keys: Sequence[bytes]) -> list[tuple[torch.Tensor, ...]]:
-        """The leading blocks of these keys that are here, for another worker; called on its connection's thread."""
+        """The leading blocks of these keys that are here, for another worker; runs on its connection's thread."""
         size = self._desk.spec.block_size_tokens
         span = read_prefix(self._store, keys, self._desk.shape, size)
         if span is None:
@@ -105,6 +105,12 @@ class PrefillDuty:
 
     def _fetch(self, prompt: _Prompt, port: int) -> None:
         """Copy missing blocks from their holder; they stay, which is how hot blocks spread (FAST'25 §4.2)."""
+        try:
+            self._copy_blocks(prompt, port)
+        finally:  # whatever happened: a prompt that waits for ever would hold up all behind it
+            self._desk.note(_FetchEnded(prompt))
+
+    def _copy_blocks(self, prompt: _Prompt, port: int) -> None:
         desk, wanted = self._desk, prompt.keys[: prompt.order.fetch_blocks]
         have = self._store.match_prefix(wanted)
         start_s = time.monotonic()
@@ -114,7 +120,6 @@ class PrefillDuty:
         if blocks:
             size = len(blocks) * desk.spec.block_size_tokens * desk.shape.bytes_per_token
             desk.say(messages.Fetched(job=prompt.order.job, start_s=start_s, end_s=time.monotonic(), bytes=size))
-        desk.note(_FetchEnded(prompt))
 
     def _begin(self, prompt: _Prompt) -> None:
         prompt.start_s = time.monotonic()

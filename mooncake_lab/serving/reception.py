@@ -66,8 +66,16 @@ class Reception:
     """
 
     __slots__ = (
-        "_delivered", "_each_layer", "_give", "_listener", "_most_tokens", "_peers", "_peers_lock", "_shape", "_who",
-    )  # fmt: skip
+        "_delivered",
+        "_each_layer",
+        "_give",
+        "_listener",
+        "_most_tokens",
+        "_peers",
+        "_peers_lock",
+        "_shape",
+        "_who",
+    )
 
     def __init__(
         self,

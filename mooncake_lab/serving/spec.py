@@ -27,6 +27,8 @@ class LiveSpec:
     device: str = "auto"
     """auto takes GPUs in turn where there are any, several workers to one if need be; or cpu, cuda, cuda:1."""
     dtype: str | None = None
+    backend: str = "auto"
+    """Who computes: auto, dense, cpu or cuda."""
     prefill_nodes: int = 1
     decode_nodes: int = 1
     coupled_nodes: int = 0
@@ -113,6 +115,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     device: str
     dtype: str | None
+    backend: str
     cache_tokens: int
     decode_tokens: int
     block_size_tokens: int

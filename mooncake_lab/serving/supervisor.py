@@ -1,7 +1,8 @@
-"""Keeps the workers of a cluster alive: gives birth to them, listens, notices silence, and buries and replaces them.
+"""Keeps the workers of a cluster alive: gives birth to them, listens, notices silence, and replaces them.
 
-Each worker hangs on one socket pair that only the two of them hold. It carries orders and events, it ends when either
-side dies, and nobody else can connect to it; no port, file or shared memory is left behind, however a process ends.
+Each worker hangs on one socket pair that only the two of them hold. It carries orders and events, it ends when
+either side dies, and nobody else can connect to it; no port, file or shared memory is left behind, however a
+process ends.
 """
 
 import asyncio
@@ -11,8 +12,6 @@ import os
 import secrets
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import Final, final
 
 import msgspec
 
+from mooncake_lab.serving.birth import Nursery
 from mooncake_lab.serving.frames import pack, receive_frame
 from mooncake_lab.serving.messages import EVENTS, VERSION, Event, Order, Ping, Pong, Ready, Stop
 from mooncake_lab.serving.spec import LiveSpec, WorkerSpec, worker_spec
@@ -67,16 +67,20 @@ class Supervisor:
     Args:
         spec: of the cluster.
         callbacks: told of births, events and deaths, in the order in which they come.
+        nursery: where workers are born; None makes one for this cluster alone.
+
+    Raises:
+        ValueError: when the nursery is for another model.
     """
 
-    def __init__(self, spec: LiveSpec, callbacks: Callbacks) -> None:
+    def __init__(self, spec: LiveSpec, callbacks: Callbacks, nursery: Nursery | None = None) -> None:
         self._spec = spec
         self._callbacks = callbacks
         self._token = secrets.token_bytes(32)
         self.links: dict[str, Link] = {}
-        self._nursery: subprocess.Popen[bytes] | None = None
-        self._home: socket.socket | None = None
-        self._nursing = asyncio.Lock()
+        self._owns_nursery = nursery is None
+        self._nursery = nursery or Nursery(spec)
+        self._nursery.check(spec)
         self._tasks: list[asyncio.Task[None]] = []
         self._all_live = asyncio.Event()
         self._failed: asyncio.Future[None] | None = None
@@ -91,7 +95,7 @@ class Supervisor:
             WorkerError: when the workers do not start.
         """
         self._failed = asyncio.get_running_loop().create_future()
-        await self._open_nursery()
+        await asyncio.to_thread(self._nursery.open)
         self._tasks = [asyncio.create_task(self._tend(name), name=name) for name in self._spec.roles]
         self._tasks.append(asyncio.create_task(self._check_pulses(), name="pulses"))
         waiting = asyncio.create_task(self._all_live.wait())
@@ -119,14 +123,8 @@ class Supervisor:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._home is not None:
-            self._home.close()
-        if self._nursery is not None:
-            try:
-                await asyncio.to_thread(self._nursery.wait, _FAREWELL_S)
-            except subprocess.TimeoutExpired:
-                self._nursery.kill()
-                await asyncio.to_thread(self._nursery.wait)
+        if self._owns_nursery:
+            await asyncio.to_thread(self._nursery.close)
         for pid in pids:
             await _gone(pid)
 
@@ -144,44 +142,6 @@ class Supervisor:
         for link in self.links.values():
             link.send(Ping(self._pings))
         return self._pings
-
-    async def _open_nursery(self) -> None:
-        async with self._nursing:
-            if self._nursery is not None and self._nursery.poll() is None:
-                return
-            if self._home is not None:
-                self._home.close()
-            home, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            threads = str(self._spec.threads)
-            environment = os.environ | {
-                "OMP_NUM_THREADS": threads,
-                "NUMBA_NUM_THREADS": threads,
-                "NUMBA_THREADING_LAYER": "workqueue",  # the one that survives a fork
-                "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # looking for GPUs must not open them before a fork
-            }
-            with theirs:
-                self._nursery = subprocess.Popen(  # noqa: ASYNC220  # it returns at once
-                    [sys.executable, "-m", "mooncake_lab.serving.nursery", str(theirs.fileno())],
-                    pass_fds=[theirs.fileno()],
-                    start_new_session=True,
-                    stdin=subprocess.DEVNULL,
-                    env=environment,
-                )
-            spec = self._spec
-            told = {
-                "model": spec.model,
-                "seed": spec.seed,
-                "device": spec.device,
-                "dtype": spec.dtype,
-                "positions": spec.max_request_tokens,
-                "threads": spec.threads,
-            }
-            home.send(msgspec.json.encode(told))
-            home.setblocking(False)
-            self._home = home
-            answer = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(home, 2**16), _BIRTH_S)
-        if answer != b"ready":
-            raise ValueError(answer.decode() or "the process that bears workers ended before it was ready")
 
     async def _tend(self, name: str) -> None:
         """One worker after the other under the same name, until the cluster closes."""
@@ -205,12 +165,11 @@ class Supervisor:
 
     async def _one_life(self, name: str) -> str:
         """From birth to death; the cause of death."""
-        await self._open_nursery()
+        await asyncio.to_thread(self._nursery.open)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
             spec: WorkerSpec = worker_spec(self._spec, name, self._token)
-            assert self._home is not None  # noqa: S101  # the nursery is open
-            socket.send_fds(self._home, [msgspec.msgpack.encode(spec)], [theirs.fileno()])
+            await asyncio.to_thread(self._nursery.bear, spec, theirs)
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         try:
             ready = await asyncio.wait_for(receive_frame(reader), _BIRTH_S)
@@ -270,5 +229,5 @@ def _is_alive(pid: int) -> bool:
 async def _gone(pid: int) -> None:
     """Return when a process is no more, or after a moment in which it should have been."""
     deadline_s = time.monotonic() + _FAREWELL_S
-    while _is_alive(pid) and time.monotonic() < deadline_s:
+    while _is_alive(pid) and time.monotonic() < deadline_s:  # noqa: ASYNC110  # the system sends no event
         await asyncio.sleep(0.005)

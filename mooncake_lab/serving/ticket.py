@@ -1,7 +1,7 @@
 """One request as the cluster follows it, from arrival to its last token."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -79,7 +79,7 @@ class Ticket:
     def __aiter__(self) -> AsyncIterator[int]:
         return self.stream()
 
-    async def stream(self) -> AsyncIterator[int]:
+    async def stream(self) -> AsyncGenerator[int, None]:
         """Its tokens as they come.
 
         Raises:

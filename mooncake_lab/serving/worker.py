@@ -34,7 +34,7 @@ from mooncake_lab.serving.spec import WorkerSpec
 
 _PR_SET_PDEATHSIG: Final = 1
 _SWITCH_S: Final = 0.0005
-"""How long the engine's thread may keep a courier from the interpreter; Python's own 5 ms are a whole decode step."""
+"""How long the engine's thread may keep a courier from the interpreter; Python's own 5 ms are a decode step."""
 
 
 def die_with_parent() -> None:

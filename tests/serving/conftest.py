@@ -5,7 +5,15 @@ import pytest
 
 from mooncake_lab.core import Request, TracedRequest, blocks_for
 from mooncake_lab.engine import CoupledEngine, EngineSettings, load_model
-from mooncake_lab.serving import LiveCluster, LiveSpec, prompt_of
+from mooncake_lab.perf import (
+    DecodeLatency,
+    HybridLatency,
+    LatencyModel,
+    LinkLatency,
+    PrefillLatency,
+    model_shape,
+)
+from mooncake_lab.serving import LiveCluster, LiveSpec, Nursery, prompt_of
 
 MODEL = "random:lab-tiny"
 BLOCK = 16
@@ -14,7 +22,7 @@ BLOCK = 16
 @pytest.fixture(scope="session")
 def reference():
     """What one engine in this process generates: `reference(prompts, new_tokens)`, nothing reused."""
-    model = load_model(MODEL, device="cpu", positions=8192)
+    model = load_model(MODEL, device="cpu", positions=8192, backend="dense")
 
     def generate(prompts, new_tokens):
         settings = EngineSettings(cache_blocks=2000, prefix_reuse=False, keep_log=False)
@@ -56,10 +64,43 @@ def expected(reference):
     return tokens
 
 
+@pytest.fixture(scope="session")
+def nursery():
+    """Torch is loaded once for all clusters of these tests."""
+    with Nursery(LiveSpec(model=MODEL, device="cpu", backend="dense")) as one:
+        yield one
+
+
+@pytest.fixture(scope="session")
+def believed():
+    """A latency model to place by, so that not every cluster measures its own."""
+    return LatencyModel(
+        name="for tests",
+        shape=model_shape("lab-tiny"),
+        prefill=PrefillLatency(constant_s=2e-3, per_token_s=4e-6, per_token_squared_s=1e-8),
+        decode=DecodeLatency(2e-3, 1e-5, 1e-7),
+        hybrid=HybridLatency(floor_s=2e-3, per_token_s=4e-6, per_token_squared_s=1e-8, per_context_token_s=1e-7),
+        transfer=LinkLatency(1e9, 1e-4),
+        dram=LinkLatency(1e9),
+    )
+
+
+@pytest.fixture(scope="session")
+def open_cluster(nursery, believed):
+    """Makes a cluster: `open_cluster(prefill_nodes=2)`, to be used in a `with` block."""
+
+    def make(**changes):
+        return LiveCluster(
+            LiveSpec(model=MODEL, device="cpu", backend="dense", **changes), believed, nursery=nursery
+        )
+
+    return make
+
+
 @pytest.fixture(scope="module")
-def cluster():
+def cluster(open_cluster):
     """One prefill and one decode worker."""
-    with LiveCluster(LiveSpec(model=MODEL, device="cpu")) as live:
+    with open_cluster() as live:
         yield live
 
 

@@ -1,0 +1,177 @@
+"""Answers in OpenAI's JSON: whole, or as a stream of server-sent events."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from mooncake_lab.serving.door.tokenizer import Tokenizer
+from mooncake_lab.serving.door.wanted import BadRequestError, Wanted
+from mooncake_lab.serving.door.writing import Writer
+from mooncake_lab.serving.hall import Hall
+from mooncake_lab.serving.ticket import Ticket
+
+_REASONS: Final = {"length": "length", "end_token": "stop"}
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Choice:
+    """One prompt's answer as it grows. Mutable for that reason."""
+
+    index: int
+    ticket: Ticket
+    writer: Writer
+    tokens: list[int] = field(default_factory=list[int])
+    finish_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What is new of a choice: text, the tokens it came from, and at last why it ended."""
+
+    choice: Choice
+    text: str
+    tokens: tuple[int, ...]
+
+
+def begin(hall: Hall, wanted: Wanted, tokenizer: Tokenizer) -> list[Choice]:
+    """Place every prompt of a request; all of them, or none.
+
+    Raises:
+        RejectedError: when the cluster refuses one.
+        BadRequestError: when one can never be served.
+    """
+    choices: list[Choice] = []
+    try:
+        for index, prompt in enumerate(wanted.prompts):
+            asked = wanted.asked
+            if not asked.max_new_tokens:
+                asked = msgspec.structs.replace(asked, max_new_tokens=max(1, hall.longest() - len(prompt) + 1))
+            ticket = hall.submit(np.asarray(prompt, dtype=np.int32), asked)
+            writer = Writer(tokenizer.stream(), wanted.stops)
+            choices.append(Choice(index=index, ticket=ticket, writer=writer))
+    except BaseException as error:
+        stop(hall, choices)
+        if isinstance(error, ValueError) and not isinstance(error, BadRequestError):
+            raise BadRequestError(str(error), "messages" if wanted.is_chat else "prompt") from error
+        raise
+    return choices
+
+
+def stop(hall: Hall, choices: Sequence[Choice]) -> None:
+    """Let go of whatever of a request still runs."""
+    for choice in choices:
+        hall.cancel(choice.ticket)
+
+
+async def pieces(hall: Hall, choices: Sequence[Choice]) -> AsyncGenerator[Piece, None]:
+    """What is new, of all choices as it comes.
+
+    Raises:
+        RejectedError: when one is refused after all.
+        FailedError: when one cannot be served.
+    """
+    if len(choices) == 1:
+        async for piece in _pieces_of(hall, choices[0]):
+            yield piece
+        return
+    news: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
+
+    async def follow(choice: Choice) -> None:
+        try:
+            async for piece in _pieces_of(hall, choice):
+                news.put_nowait(piece)
+            news.put_nowait(None)
+        except Exception as error:  # noqa: BLE001  # raised again below
+            news.put_nowait(error)
+
+    tasks = [asyncio.create_task(follow(choice)) for choice in choices]
+    try:
+        left = len(tasks)
+        while left:
+            item = await news.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                left -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _pieces_of(hall: Hall, choice: Choice) -> AsyncGenerator[Piece, None]:
+    async with contextlib.aclosing(choice.ticket.stream()) as tokens:
+        async for token in tokens:
+            choice.tokens.append(token)
+            text = choice.writer.push(token)
+            if choice.writer.is_stopped:
+                hall.cancel(choice.ticket, "a stop sequence came")
+                choice.finish_reason = "stop"
+                yield Piece(choice, text, (token,))
+                return
+            yield Piece(choice, text, (token,))
+    text = choice.writer.finish()
+    end = choice.ticket.end
+    assert end is not None  # noqa: S101  # its stream is over
+    choice.finish_reason = "stop" if choice.writer.is_stopped else _REASONS.get(end.reason, end.reason)
+    yield Piece(choice, text, ())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """What every part of one answer repeats."""
+
+    id: str
+    model: str
+    wanted: Wanted
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def whole(self, choices: Sequence[Choice], texts: Sequence[str]) -> dict[str, Any]:
+        """The answer in one piece."""
+        found: list[dict[str, Any]] = []
+        for choice, text in zip(choices, texts, strict=True):
+            content: dict[str, Any] = {"text": text}
+            if self.wanted.is_chat:
+                content = {"message": {"role": "assistant", "content": text, "refusal": None}}
+            found.append(self._choice(choice, content, tuple(choice.tokens), choice.finish_reason))
+        kind = "chat.completion" if self.wanted.is_chat else "text_completion"
+        return self._body(kind, found) | {"usage": usage(choices)}
+
+    def part(self, piece: Piece, *, is_first: bool) -> dict[str, Any]:
+        """One event of a stream."""
+        content: dict[str, Any] = {"text": piece.text}
+        if self.wanted.is_chat:
+            content = {"delta": ({"role": "assistant"} if is_first else {}) | {"content": piece.text}}
+        ends = piece.choice.finish_reason
+        return self._body(self._kind, [self._choice(piece.choice, content, piece.tokens, ends)])
+
+    def closing(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """The last event of a stream whose client wants to know the usage."""
+        return self._body(self._kind, []) | {"usage": usage(choices)}
+
+    @property
+    def _kind(self) -> str:
+        return "chat.completion.chunk" if self.wanted.is_chat else "text_completion"
+
+    def _body(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
+
+    def _choice(
+        self, choice: Choice, content: dict[str, Any], tokens: tuple[int, ...], ends: str | None
+    ) -> dict[str, Any]:
+        also = {"token_ids": list(tokens)} if self.wanted.return_token_ids else {}
+        return {"index": choice.index, **content, "logprobs": None, "finish_reason": ends, **also}
+
+
+def usage(choices: Sequence[Choice]) -> dict[str, int]:
+    """Tokens that a request took and made."""
+    prompt = sum(len(choice.ticket.prompt) for choice in choices)
+    made = sum(len(choice.tokens) for choice in choices)
+    return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}

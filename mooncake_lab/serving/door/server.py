@@ -1,0 +1,91 @@
+"""Opens the front door: a cluster, and uvicorn before it, until a signal says that it is enough."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import uvicorn
+
+from mooncake_lab.core import Record
+from mooncake_lab.serving.door.app import Door
+from mooncake_lab.serving.door.telemetry import Telemetry
+from mooncake_lab.serving.door.tokenizer import tokenizer_of
+from mooncake_lab.serving.hall import Hall
+from mooncake_lab.serving.spec import LiveSpec
+
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_MOST_CONNECTIONS: Final = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where the door is, and who may come in."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0 lets the system choose."""
+    token: str | None = None
+    """None lets everybody in."""
+    drain_s: float = 30.0
+    """How long requests under way may go on after a signal."""
+
+
+async def serve(
+    spec: LiveSpec,
+    address: Address,
+    *,
+    opened: Callable[[str], None],
+    write: Callable[[Record], None] | None = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT; requests under way are then finished, as far as they do in time.
+
+    Args:
+        spec: of the cluster.
+        address: where to listen.
+        opened: told the URL when the door is open.
+        write: gets each record as the cluster hears of it.
+
+    Raises:
+        ValueError: when the model cannot be loaded.
+        WorkerError: when the workers do not start.
+        OSError: when it cannot listen there.
+    """
+    telemetry = Telemetry()
+
+    def note(record: Record) -> None:
+        telemetry.note(record)
+        if write is not None:
+            write(record)
+
+    with contextlib.closing(socket.create_server((address.host, address.port), backlog=1024)) as listener:
+        loop, this = asyncio.get_running_loop(), asyncio.current_task()
+        assert this is not None  # noqa: S101  # a coroutine runs in a task
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, this.cancel)
+        async with Hall(spec, write=note, decided=lambda _: None) as hall:
+            for number in _SIGNALS:  # from here on they are uvicorn's, which gives them back and raises them again
+                loop.remove_signal_handler(number)
+                signal.signal(number, _ignore)
+            door = Door(hall, tokenizer_of(spec.model), telemetry, address.token)
+            config = uvicorn.Config(
+                door.app(),
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                limit_concurrency=_MOST_CONNECTIONS,
+                timeout_graceful_shutdown=int(address.drain_s),
+                server_header=False,
+            )
+            host, port = listener.getsockname()[:2]
+            opened(f"http://{host}:{port}")
+            await uvicorn.Server(config).serve(sockets=[listener])
+            logging.getLogger(__name__).info("the door is closed")
+
+
+def _ignore(_number: int, _frame: object) -> None:
+    """A signal that uvicorn has acted on already."""

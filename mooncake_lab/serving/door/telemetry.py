@@ -1,0 +1,91 @@
+"""What Prometheus scrapes: counters and latencies from the records of the run log, gauges from the books."""
+
+from typing import Final, final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from mooncake_lab.core import (
+    Arrived,
+    DecodeStretch,
+    Finished,
+    FirstToken,
+    Moved,
+    Placed,
+    Prefilled,
+    Record,
+    Rejected,
+)
+from mooncake_lab.serving.books import Books
+
+_PREFIX: Final = "mooncake_"
+_TTFT_BUCKETS_S: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
+_STEP_BUCKETS_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
+
+
+@final
+class Telemetry:
+    """Turns records into metrics. Mutable: it counts."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._arrived = self._counter("requests", "Requests that arrived.")
+        self._ended = self._counter("requests_ended", "Requests that ended, by how.", "how")
+        self._placed = self._counter("placements", "Placements, repeated ones included.")
+        self._tokens = self._counter("prompt_tokens", "Prompt tokens, by what they cost.", "how")
+        self._generated = self._counter("generated_tokens", "Tokens shown to clients.")
+        self._moved = self._counter("moved_bytes", "KVCache bytes that arrived on another worker.")
+        self._ttft = self._histogram("ttft_seconds", "Time to first token.", _TTFT_BUCKETS_S)
+        self._step = self._histogram("decode_step_seconds", "Decode steps.", _STEP_BUCKETS_S)
+        self._under_way = self._gauge("requests_under_way", "Requests in the cluster.")
+        self._workers = self._gauge("workers", "Living workers.", "role")
+        self._queued = self._gauge("queued_prompts", "Prompts queued or running.", "worker")
+        self._context = self._gauge("context_tokens", "KVCache tokens decoding there.", "worker")
+        self._arrivals_s: dict[int, float] = {}
+
+    def note(self, record: Record) -> None:
+        """Count one record."""
+        match record:
+            case Arrived():
+                self._arrived.inc()
+                self._arrivals_s[record.request_id] = record.at_s
+            case Placed():
+                self._placed.inc()
+            case Prefilled():
+                self._tokens.labels("computed").inc(record.computed_tokens)
+                self._tokens.labels("reused").inc(record.reused_tokens)
+            case Moved():
+                self._moved.inc(record.bytes)
+            case FirstToken():
+                self._generated.inc()
+                self._ttft.observe(record.at_s - self._arrivals_s[record.request_id])
+            case DecodeStretch():
+                self._generated.inc(len(record.request_ids))
+                if record.first_step_s:
+                    self._step.observe(record.first_step_s)
+            case Finished() | Rejected():
+                how = "finished" if isinstance(record, Finished) else record.stage
+                self._ended.labels(how).inc()
+                self._arrivals_s.pop(record.request_id, None)
+
+    def page(self, books: Books, under_way: int) -> bytes:
+        """The metrics now, in Prometheus' text format."""
+        self._under_way.set(under_way)
+        self._workers.clear()
+        self._queued.clear()
+        self._context.clear()
+        for account in books.accounts.values():
+            self._workers.labels(account.role).inc()
+            if account.role != "decode":
+                self._queued.labels(account.name).set(len(account.prompts))
+            if account.role != "prefill":
+                self._context.labels(account.name).set(account.context_tokens)
+        return generate_latest(self._registry)
+
+    def _counter(self, name: str, says: str, *labels: str) -> Counter:
+        return Counter(_PREFIX + name, says, labels, registry=self._registry)
+
+    def _gauge(self, name: str, says: str, *labels: str) -> Gauge:
+        return Gauge(_PREFIX + name, says, labels, registry=self._registry)
+
+    def _histogram(self, name: str, says: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(_PREFIX + name, says, buckets=buckets, registry=self._registry)

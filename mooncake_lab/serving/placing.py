@@ -1,0 +1,212 @@
+"""Placing: ask the Conductor where a request goes, tell the workers, and ask again when an attempt fails."""
+
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from mooncake_lab.conductor import AdmitAll, ClusterView, Decision, Estimator, Placement, Rejection, decide
+from mooncake_lab.core import Request, block_keys
+from mooncake_lab.serving.books import Books
+from mooncake_lab.serving.journal import Journal
+from mooncake_lab.serving.messages import Cancel, Compute, Expect, Job, Ready
+from mooncake_lab.serving.spec import LiveSpec
+from mooncake_lab.serving.ticket import End, FailedError, RejectedError, Ticket
+
+if TYPE_CHECKING:
+    from mooncake_lab.serving.supervisor import Link
+
+_REMEMBERED: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A decision and what it rests on: `conductor.decide` gives it again."""
+
+    request: Request
+    view: ClusterView
+    decision: Decision
+    is_first: bool
+    """Whether admission was asked: a request that was accepted once is accepted."""
+
+
+@final
+class Placer:
+    """The requests under way, and where they are. Mutable; all methods belong to one event loop.
+
+    Args:
+        spec: of the cluster.
+        journal: where it writes down what happens.
+        decided: told of each decision.
+    """
+
+    def __init__(self, spec: LiveSpec, journal: Journal, decided: Callable[[Decided], None]) -> None:
+        self.journal = journal
+        self.books = Books()
+        self.links: dict[str, Link] = {}
+        self.estimate: Estimator | None = None
+        self.ready: Ready | None = None
+        self.tickets: dict[int, Ticket] = {}
+        self._spec = spec
+        self._decided = decided
+        self._stranded: list[Ticket] = []
+        self._ended: OrderedDict[int, Ticket] = OrderedDict()
+
+    def current(self, job: Job) -> Ticket | None:
+        """The request of an attempt, unless it has ended or is tried anew."""
+        ticket = self.tickets.get(job.ticket)
+        return ticket if ticket is not None and ticket.attempt == job.attempt else None
+
+    def ended(self, job: Job) -> Ticket | None:
+        """The request that ended with this attempt lately: late news of it still belong into the log."""
+        ticket = self._ended.get(job.ticket)
+        return ticket if ticket is not None and ticket.attempt == job.attempt else None
+
+    def place_stranded(self, why: str) -> None:
+        """Place whoever waited for a worker, if now there is one."""
+        if self.books.can_serve and self.estimate is not None:
+            stranded, self._stranded = self._stranded, []
+            for ticket in stranded:
+                if ticket.end is None:
+                    self.place(ticket, why)
+
+    def place(self, ticket: Ticket, why: str = "") -> None:
+        """Ask the Conductor about a request now, and act."""
+        if not self.books.can_serve or self.estimate is None:
+            self._stranded.append(ticket)
+            return
+        now_s, is_first = time.monotonic(), ticket.attempt == 0
+        view = self.books.view(ticket.request, now_s, self.journal.zero_s)
+        try:
+            decision = decide(
+                ticket.request,
+                view,
+                placement=self._spec.places,
+                admission=self._spec.admission if is_first else AdmitAll(),
+                estimate=self.estimate,
+                slo=self._spec.slo,
+            )
+        except Exception as error:  # noqa: BLE001  # a policy of the user's own fails its request, not the cluster
+            self.give_up(ticket, f"the placement or admission policy failed: {error!r}")
+            return
+        self._decided(Decided(ticket.request, view, decision, is_first))
+        if isinstance(decision, Rejection):
+            self.reject(ticket, decision, why)
+            return
+        self.journal.decided(ticket, decision, now_s, why)
+        ticket.attempt += 1
+        ticket.placement = decision
+        ticket.shown_in_attempt = 0
+        ticket.has_joined = ticket.is_prefill_logged = False
+        self._send(ticket, decision, self.estimate)
+
+    def _send(self, ticket: Ticket, placement: Placement, estimate: Estimator) -> None:
+        job, request = ticket.job, ticket.request
+        known = ticket.known_tokens()
+        asked = msgspec.structs.replace(
+            ticket.asked,
+            prompt=known.astype("<i4").tobytes(),
+            max_new_tokens=ticket.asked.max_new_tokens - len(ticket.tokens),
+        )
+        believed_s = estimate.prefill_s(request.id, request.input_tokens, placement.reused_tokens)
+        prefill, decode = self.books.accounts[placement.prefill], self.books.accounts[placement.decode]
+        prefill.add_prompt(job, believed_s)
+        decode.add_context(job, len(known))
+        if prefill is decode:
+            self.links[placement.prefill].send(Compute(job=job, asked=asked))
+            return
+        source = placement.fetch_from
+        if source is not None:
+            self.books.accounts[source].sending.add(job)
+        size = self._spec.block_size_tokens
+        self.links[placement.decode].send(Expect(job=job, asked=asked))
+        self.links[placement.prefill].send(
+            Compute(
+                job=job,
+                asked=asked,
+                deliver_to=self.links[placement.decode].ready.port,
+                fetch_from=None if source is None else self.links[source].ready.port,
+                fetch_blocks=-(-placement.reused_tokens // size) if source is not None else 0,
+            )
+        )
+
+    def place_again(self, ticket: Ticket, why: str, reason: str) -> None:
+        """An attempt came to nothing: its prompt and the tokens shown are prefilled anew, elsewhere or later."""
+        self.withdraw(ticket)
+        assert self.ready is not None  # noqa: S101  # whoever was placed was placed on a worker
+        if ticket.is_complete(self.ready.end_tokens):
+            self.complete(ticket, time.monotonic(), "length")
+            return
+        if ticket.attempt >= self._spec.most_attempts:
+            self.give_up(ticket, f"{ticket.attempt} attempts came to nothing, the last because {reason}")
+            return
+        if len(ticket.tokens) > ticket.in_prompt:
+            known = ticket.known_tokens()
+            ticket.in_prompt = len(ticket.tokens)
+            ticket.request = replace(ticket.request, input_tokens=len(known), block_keys=self.keys(known))
+        self.place(ticket, why)
+
+    def complete(self, ticket: Ticket, at_s: float, reason: str) -> None:
+        """A request has all its tokens."""
+        self._leave_books(ticket)
+        self.journal.finished(ticket, at_s)
+        self.close(ticket, End(reason))
+
+    def give_up(self, ticket: Ticket, reason: str) -> None:
+        """An accepted request cannot be served."""
+        self.withdraw(ticket)
+        self.journal.rejected(ticket, "failed", reason, time.monotonic())
+        self.close(ticket, End("failed", FailedError(reason)))
+
+    def reject(self, ticket: Ticket, rejection: Rejection, why: str = "") -> None:
+        """Refuse a request."""
+        self.journal.decided(ticket, rejection, time.monotonic(), why)
+        error = RejectedError(rejection.stage, rejection.reason, self.retry_after_s())
+        self.close(ticket, End("rejected", error))
+
+    def withdraw(self, ticket: Ticket) -> None:
+        """Let the workers of an attempt drop it."""
+        placement = ticket.placement
+        if placement is not None:
+            for name in {placement.prefill, placement.decode} & self.links.keys():
+                self.links[name].send(Cancel(ticket.job))
+        self._leave_books(ticket)
+
+    def close(self, ticket: Ticket, end: End) -> None:
+        """Tell the client that a request has ended, and let go of it."""
+        ticket.end = end
+        ticket.news.put_nowait(end)
+        self.tickets.pop(ticket.id, None)
+        self._ended[ticket.id] = ticket
+        if len(self._ended) > _REMEMBERED:
+            self._ended.popitem(last=False)
+
+    def _leave_books(self, ticket: Ticket) -> None:
+        placement = ticket.placement
+        if placement is None:
+            return
+        for name in {placement.prefill, placement.decode, placement.fetch_from}:
+            account = self.books.accounts.get(name) if name is not None else None
+            if account is not None:
+                account.drop_prompt(ticket.job)
+                account.drop_context(ticket.job)
+                account.sending.discard(ticket.job)
+        ticket.placement = None
+
+    def retry_after_s(self) -> float:
+        """When a refused client may find less of a queue: the shortest backlog, at least a second."""
+        now_s = time.monotonic()
+        backlogs = [a.backlog_s(now_s) for a in self.books.accounts.values() if a.role != "decode"]
+        return max(1.0, float(math.ceil(min(backlogs, default=1.0))))
+
+    def keys(self, prompt: npt.NDArray[np.int32]) -> tuple[bytes, ...]:
+        """The names that this cluster gives to a prompt's blocks."""
+        assert self.ready is not None  # noqa: S101  # a cluster takes requests when its workers live
+        size, name = self._spec.block_size_tokens, self.ready.fingerprint
+        return tuple(block_keys(np.asarray(prompt, dtype=np.int32), size, namespace=name))
