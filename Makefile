@@ -24,7 +24,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 export HF_HUB_OFFLINE ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-.PHONY: help book notebooks test test-slow test-site screenshots serve-book traces check format clean env
+.PHONY: help book notebooks test test-slow test-site screenshots serve-book traces model check format clean env
 
 help: ## List the targets
 	@printf 'Targets (variables in brackets):\n\n'
@@ -56,6 +56,9 @@ serve-book: book ## Serve the built book on this machine, with search [PORT]
 
 traces: $(ENV) ## Fetch the released traces, checked by fingerprint
 	@for name in conversation synthetic toolagent arxiv; do $(BIN)/mooncake-lab trace fetch $$name; done
+
+model: $(ENV) ## Train the small model of the compression chapter from scratch; interrupted, it goes on
+	@$(BIN)/python -m mooncake_lab.compression.lab.train --output data/models/lab-recall
 
 check: $(ENV) ## Style, types, floors, and notebooks without outputs
 	@$(BIN)/ruff check .

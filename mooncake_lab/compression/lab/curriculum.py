@@ -41,7 +41,7 @@ class Stage:
 
 
 STAGES: Final = (
-    Stage(name="loops", length=48, rows=16, until=0.9, at_least=50, at_most=4000),
+    Stage(name="loops", length=32, rows=24, until=0.9, at_least=50, at_most=4000),
     Stage(name="pairs", length=64, rows=16, until=0.9, at_least=50, at_most=1500),
     Stage(name="text-128", length=128, rows=8, until=0.85, at_least=100, at_most=1000),
     Stage(name="text-256", length=256, rows=5, until=0.85, at_least=100, at_most=1000),
@@ -86,7 +86,7 @@ def draw_batch(stage: Stage, context: Context) -> Batch:
 
 def _draw(stage: Stage, length: int, context: Context) -> Sample:
     if stage.name == "loops":
-        return loop(context, length, period=int(context.rng.integers(3, 17)))
+        return loop(context, length, period=int(context.rng.integers(3, 13)))
     if stage.name == "pairs":
         pairs = int(context.rng.integers(2, (length - 2) // 8 + 1))
         return recall(context, length, pairs=pairs, questions=pairs)

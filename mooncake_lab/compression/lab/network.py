@@ -113,12 +113,8 @@ class Network(nn.Module):
         self.register_buffer("sines", rope.sines, persistent=False)
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2:
-                small = (
-                    (2 * config.layers) ** -0.5 if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
-                )
-                nn.init.normal_(
-                    parameter, std=0.02 * small if "embed" in name else small * parameter.shape[1] ** -0.5
-                )
+                last = name.endswith(("o_proj.weight", "down_proj.weight"))
+                nn.init.normal_(parameter, std=((2 * config.layers if last else 1) * parameter.shape[1]) ** -0.5)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Logits (rows, tokens, vocabulary) of int64 tokens (rows, tokens)."""

@@ -150,11 +150,11 @@ def copy(context: Context, length: int, *, span: int = COPY_TOKENS) -> Sample:
 
 
 def loop(context: Context, length: int, *, period: int) -> Sample:
-    """Random tokens, over and over: from the second round on each one is known by what followed it before.
+    """Random keys, values and endings, over and over: from the second round on each one can be known.
 
     No single look-back fits all periods, so that a model must find the place by its content.
     """
-    what = context.rng.integers(v.FIRST_TOPIC, size=period)
+    what = context.rng.integers(v.FIRST_KEY, v.FIRST_TOPIC, size=period)
     tokens = np.concatenate([[v.BEGIN], np.resize(what, length - 1)])
     asked = Question(1, 1 + period, length - 1 - period, tuple(range(1, 1 + period)))
     return Sample("loop", tokens, (asked,))

@@ -5,28 +5,33 @@ Interrupted, it goes on from its last checkpoint; every step draws its own conte
 
 import argparse
 import csv
-import json
+import shutil
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own spelling
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from mooncake_lab.compression.controls import FullCache
 from mooncake_lab.compression.lab.curriculum import STAGES, Batch, Stage, draw_batch, rng_of
+from mooncake_lab.compression.lab.examine import exam, marks
 from mooncake_lab.compression.lab.muon import Muon
 from mooncake_lab.compression.lab.network import Network, lab_config
-from mooncake_lab.compression.lab.tasks import Context
+from mooncake_lab.compression.lab.save import save_model
+from mooncake_lab.compression.lab.tasks import EXAMINED, Context
 from mooncake_lab.compression.lab.text import filler
+from mooncake_lab.compression.session import Session
+from mooncake_lab.engine import load_model
 
-_POOL_BYTES = 1 << 17
-_TEXT_WEIGHT = 0.1
+_POOL_BYTES: Final = 1 << 17
+_TEXT_WEIGHT: Final = 0.1
 """Of the loss on filler, beside that on answers: text alone would drown them."""
-_MEMORY = 0.95
+_MEMORY: Final = 0.95
 """Of the running share of right answers, from step to step."""
 
 
@@ -60,7 +65,7 @@ class State:
 
 
 class Trainer:
-    """A network, its optimiser and where it is; mutable."""
+    """A network, its optimisers and where it is; mutable."""
 
     def __init__(self, training: Training, directory: Path) -> None:
         self.training = training
@@ -186,31 +191,62 @@ def _optimisers(network: Network, training: Training) -> tuple[torch.optim.Optim
     )
 
 
-def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> None:
-    """Train, and print where the weights are."""
+def evaluate(directory: Path, *, prompts: int, length: int = 1024) -> list[dict[str, str | int | float]]:
+    """How often a saved model answers right with its full cache: one row a task."""
+    model = load_model(str(directory), device="cpu", dtype="float32")
+    session = Session(model, room_tokens=4 * length)
+    rows: list[dict[str, str | int | float]] = []
+    for task in EXAMINED:
+        samples = exam(task, prompts, length=length)
+        right = sum(marks(session, sample, {"full": lambda _: FullCache()})["full"].right for sample in samples)
+        rows.append({"task": task, "length": length, "prompts": prompts, "right": right, "share": right / prompts})
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train, save, examine."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--output", type=Path, required=True, help="where the model goes")
+    parser.add_argument("--work", type=Path, default=None, help="checkpoints; default: beside the output")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=None)
+    parser.add_argument("--prompts", type=int, default=500, help="of each task in the examination")
     given = parser.parse_args(arguments)
-    trainer = Trainer(Training(seed=given.seed), given.output)
+    output: Path = given.output
+    work: Path = given.work or output.with_name(f".training-{output.name}")
+    trainer = Trainer(Training(seed=given.seed), work)
+    _train(trainer)
+    save_model(trainer.network.state_dict(), output)
+    shutil.copy(work / "curve.csv", output / "curve.csv")
+    with (output / "evaluation.csv").open("w", newline="") as file:
+        rows = evaluate(output, prompts=given.prompts)
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    sys.stdout.write(
+        f"{output}: {trainer.state.tokens / 1e6:.1f} M tokens, {trainer.state.seconds / 60:.0f} min\n"
+    )
+
+
+def _train(trainer: Trainer) -> None:
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description:<22}"),
         BarColumn(),
         TextColumn("{task.fields[right]}"),
         TimeElapsedColumn(),
     )
     with Progress(*columns) as progress:
-        bar = progress.add_task("", total=None, right="")
-        while not trainer.done and trainer.state.step != given.steps:
+        bar = progress.add_task("", total=len(trainer.training.stages), right="")
+        while not trainer.done:
             stage = trainer.stage
             loss = trainer.step()
+            state = trainer.state
+            inside = 0.0 if trainer.done else state.stage_step / trainer.stage.at_most
             progress.update(
                 bar,
-                description=f"{stage.name} step {trainer.state.step}",
-                right=f"loss {loss:.3f} right {trainer.state.right:.3f}",
+                completed=state.stage + inside,
+                description=f"{stage.name}, step {state.step}",
+                right=f"loss {loss:.2f}, right {100 * state.right:.0f} %",
             )
-    out.write(json.dumps(asdict(trainer.state)) + "\n")
 
 
 if __name__ == "__main__":
