@@ -12,7 +12,10 @@ from mooncake_lab.store.media import (
     AlreadyHeldError,
     BlockServer,
     DramMedium,
+    MediumError,
     MediumFullError,
+    MooncakeMaster,
+    MooncakeMedium,
     NotHeldError,
     SsdMedium,
     TcpMedium,
@@ -49,14 +52,27 @@ MEDIA = {
     "dram_shared": lambda _folder: owned(DramMedium(CAPACITY, shared=True)),
     "ssd": lambda folder: owned(SsdMedium(folder, CAPACITY, fingerprint=MODEL)),
     "tcp_dram": lambda _folder: lent(DramMedium(CAPACITY)),
+    "mooncake": lambda client: owned(MooncakeMedium(client, CAPACITY, fingerprint=MODEL)),
     "tcp_ssd": lambda folder: lent(SsdMedium(folder, CAPACITY, fingerprint=b"server")),
 }
+
+
+@pytest.fixture(scope="session")
+def mooncake():
+    """A client of a Mooncake Store, where its wheel can be loaded: a process has one."""
+    try:
+        master = MooncakeMaster()
+    except MediumError as error:
+        pytest.skip(str(error))
+    with master:
+        yield master.client(32 * 2**20)
 
 
 @pytest.fixture(params=MEDIA)
 def medium(request, tmp_path):
     """Each medium, empty, of 64 pages."""
-    with MEDIA[request.param](tmp_path / "store") as made:
+    place = request.getfixturevalue("mooncake") if request.param == "mooncake" else tmp_path / "store"
+    with MEDIA[request.param](place) as made:
         yield made
 
 

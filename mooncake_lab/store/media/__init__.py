@@ -14,6 +14,8 @@ from mooncake_lab.store.media.medium import (
     Reservation,
     check_block,
 )
+from mooncake_lab.store.media.mooncake import MooncakeMedium
+from mooncake_lab.store.media.mooncake_master import MooncakeClient, MooncakeMaster
 from mooncake_lab.store.media.ssd import SsdMedium
 from mooncake_lab.store.media.tcp import TcpMedium
 from mooncake_lab.store.media.tcp_server import BlockServer
@@ -31,6 +33,9 @@ __all__ = [
     "Medium",
     "MediumError",
     "MediumFullError",
+    "MooncakeClient",
+    "MooncakeMaster",
+    "MooncakeMedium",
     "NotHeldError",
     "PeerRefusedError",
     "ProtocolError",
