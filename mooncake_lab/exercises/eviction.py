@@ -44,6 +44,20 @@ def shared_prefix_requests(seed: int = 0, *, requests: int = 1500, sessions: int
     return found
 
 
+def chats_and_documents(seed: int = 0, *, requests: int = 900) -> list[list[int]]:
+    """Conversations, and between them long documents that nobody asks about twice: hard on recency."""
+    draw = random.Random(seed)  # noqa: S311  # a workload, not a secret
+    next_id = 1_000_000
+    found: list[list[int]] = []
+    for chat in shared_prefix_requests(seed, requests=requests):
+        found.append(chat)
+        if draw.random() < 0.5:
+            document = range(next_id, next_id + draw.randint(8, 40))
+            next_id = document.stop
+            found.append([0, *document])
+    return found
+
+
 def starts_empty(factory: PolicyFactory) -> None:
     """A fresh policy holds nothing, and has no victim."""
     policy = factory(_CAPACITY_BLOCKS)

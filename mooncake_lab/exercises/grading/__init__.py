@@ -1,0 +1,1 @@
+"""Grading: a submission runs confined and answers questions; the grader checks the answers."""

@@ -1,0 +1,117 @@
+"""Assignment: chunked prefill beside decodes, correct on the real engine."""
+
+import random
+from functools import cache
+from typing import Final
+
+from mooncake_lab.batching import Limits, Progress, named_policy, trace_plans
+from mooncake_lab.batching.replay import Iteration
+from mooncake_lab.exercises.grading.proxies import RemoteBatching
+from mooncake_lab.exercises.grading.remote import Submission, SubmissionError
+from mooncake_lab.exercises.grading.task import Assignment, Task, require
+
+_CHUNK_TOKENS: Final = 16
+_LIMITS: Final = Limits(
+    max_batch_tokens=256, max_requests=32, block_size_tokens=16, capacity_blocks=4096, free_blocks=4096
+)
+_NEW_TOKENS: Final = 8
+
+
+def _policy(submission: Submission) -> RemoteBatching:
+    return RemoteBatching(submission, submission.make("MyChunking", _CHUNK_TOKENS))
+
+
+def _iterations(submission: Submission, seed: int) -> list[Iteration]:
+    draw = random.Random(seed)  # noqa: S311  # a workload, not a secret
+    requests = [
+        Progress(request_id=i, arrival=i, prompt_tokens=draw.randrange(1, 120), max_new_tokens=64)
+        for i in range(12)
+    ]
+    outputs = {request.request_id: draw.randrange(1, 30) for request in requests}
+    enters = {request.request_id: draw.randrange(20) for request in requests}
+    try:
+        return trace_plans(_policy(submission), requests, _LIMITS, outputs, enters_at=enters, max_iterations=2000)
+    except ValueError as error:
+        raise SubmissionError(f"an instance could not act on it: {error}") from error
+
+
+def _legal(submission: Submission, seed: int) -> str:
+    count = len(_iterations(submission, seed))
+    return f"{count} plans, all of which an instance can act on; every request came to its end"
+
+
+def _within_chunk(submission: Submission, seed: int) -> str:
+    for iteration in _iterations(submission, seed):
+        tokens = sum(segment.new_tokens for segment in iteration.plan.prefills)
+        require(
+            tokens <= _CHUNK_TOKENS,
+            f"iteration {iteration.index} computes {tokens} tokens of prompts; a chunk has {_CHUNK_TOKENS}",
+        )
+    return f"no iteration computes more than {_CHUNK_TOKENS} tokens of prompts"
+
+
+def _no_stall(submission: Submission, seed: int) -> str:
+    for iteration in _iterations(submission, seed):
+        decoding = {request.request_id for request in iteration.running if request.decoding}
+        waits = decoding - {segment.request_id for segment in iteration.plan.decodes}
+        require(
+            not waits, f"in iteration {iteration.index} request {min(waits, default=0)} could decode and did not"
+        )
+    return "no decode ever waited for a prompt"
+
+
+def _no_idling(submission: Submission, seed: int) -> str:
+    for iteration in _iterations(submission, seed):
+        present = (*iteration.running, *iteration.waiting)
+        pending = sum(request.pending_tokens for request in present if not request.decoding)
+        done = sum(segment.new_tokens for segment in iteration.plan.prefills)
+        require(
+            done >= min(pending, _CHUNK_TOKENS),
+            f"iteration {iteration.index} computes {done} tokens of prompts; {pending} are waiting",
+        )
+    return "no chunk is left half empty while prompts wait"
+
+
+def _same_tokens(submission: Submission, seed: int) -> str:
+    prompts, expected = _reference(seed)
+    found = _generate(_policy(submission), prompts)
+    for number, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+        require(ours == theirs, f"prompt {number} continues with {ours}; prefilled at once it is {theirs}")
+    return f"{len(prompts)} prompts continue exactly as when they are prefilled at once"
+
+
+@cache
+def _reference(seed: int) -> tuple[list[list[int]], list[list[int]]]:
+    draw = random.Random(seed)  # noqa: S311  # a workload, not a secret
+    prompts = [[draw.randrange(100) for _ in range(draw.randrange(1, 90))] for _ in range(6)]
+    return prompts, _generate(named_policy("vllm"), prompts)
+
+
+def _generate(policy: object, prompts: list[list[int]]) -> list[list[int]]:
+    """Greedy tokens of the real engine under a policy; float32, a small random model."""
+    from typing import cast
+
+    from mooncake_lab.batching import BatchingPolicy
+    from mooncake_lab.engine import CoupledEngine, EngineSettings, load_model
+
+    model = load_model("random:lab-tiny", device="cpu", positions=256)
+    engine = CoupledEngine(model, cast("BatchingPolicy", policy), EngineSettings(cache_blocks=256))
+    try:
+        return [list(output.tokens) for output in engine.generate(prompts, max_new_tokens=_NEW_TOKENS)]
+    except ValueError as error:
+        raise SubmissionError(f"the engine could not act on it: {error}") from error
+
+
+CHUNKED: Final = Assignment(
+    topic="chunked",
+    title="Chunked prefill on the real engine",
+    chapter="04_chunked",
+    tasks=(
+        Task(name="Every plan can be acted on", points=2, check=_legal),
+        Task(name="A chunk is a chunk", points=2, check=_within_chunk),
+        Task(name="No decode waits", points=2, check=_no_stall),
+        Task(name="No chunk is wasted", points=1, check=_no_idling),
+        Task(name="The real engine generates the same tokens", points=3, check=_same_tokens),
+    ),
+)
+"""Ten points."""

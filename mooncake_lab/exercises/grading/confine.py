@@ -1,0 +1,203 @@
+"""A process that runs somebody else's code gives up what that code must not have.
+
+After `confine()`, enforced by the Linux kernel and not by Python, a process and all its threads can read what
+Python needs and their own folder, write only their own folder, and start no process, open no socket, signal
+nobody, and use no more memory, processor time and disk than they were given. There is no way back.
+
+Landlock (Linux 5.13, here used from its third version on) rules over files, seccomp over system calls.
+"""
+
+import ctypes
+import os
+import platform
+import resource
+import struct
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from mooncake_lab.core import GIB, MIB
+
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_LEAST_ABI: Final = 3  # earlier ones do not govern truncation
+_NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER_MODE = 38, 22, 2
+
+_READ: Final = (1 << 2) | (1 << 3)
+_READ_FILE: Final = 1 << 2
+_WRITE_FILE: Final = (1 << 1) | (1 << 14)
+_ALL_BY_ABI: Final = MappingProxyType({3: (1 << 15) - 1, 5: (1 << 16) - 1})
+_ALL_TCP: Final = 0b11
+_ALL_SCOPES: Final = 0b11
+
+
+class _Calls(NamedTuple):
+    """An architecture's name in the kernel's audit interface, and the numbers of the calls that are refused."""
+
+    audit: int
+    refused: tuple[int, ...]
+    clone: int
+    clone3: int
+
+
+# fork, vfork, execve, execveat, socket, socketpair, ptrace, kill, tkill, process_vm_writev, pidfd_send_signal,
+# io_uring_setup
+_ARCHITECTURES: Final = MappingProxyType(
+    {
+        "x86_64": _Calls(0xC000003E, (57, 58, 59, 322, 41, 53, 101, 62, 200, 311, 424, 425), clone=56, clone3=435),
+        "aarch64": _Calls(0xC00000B7, (221, 281, 198, 199, 117, 129, 130, 271, 424, 425), clone=220, clone3=435),
+    }
+)
+_CLONE_THREAD: Final = 0x00010000
+
+
+class UnconfinableError(RuntimeError):
+    """This machine cannot confine a process; it says what is missing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allowance:
+    """What a submission may use.
+
+    Raises:
+        ValueError: when an allowance is not positive.
+    """
+
+    memory_bytes: int = 2 * GIB
+    """Address space, Python and its libraries included."""
+    cpu_s: int = 60
+    """Processor time of the whole submission."""
+    file_bytes: int = 64 * MIB
+    """The largest file it may write."""
+    reply_s: float = 20.0
+    """The longest wait for one answer."""
+
+    def __post_init__(self) -> None:
+        for name in ("memory_bytes", "cpu_s", "file_bytes", "reply_s"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"Allowance.{name} is {getattr(self, name)!r}; allowed are positive numbers")
+
+
+def check_confinable() -> None:
+    """Find out whether `confine` can work here.
+
+    Raises:
+        UnconfinableError: when the kernel or the processor is not one that it knows.
+    """
+    machine = platform.machine()
+    if sys.platform != "linux" or machine not in _ARCHITECTURES:
+        raise UnconfinableError(
+            f"submissions can be confined on Linux on {' or '.join(_ARCHITECTURES)};"
+            f" this is {sys.platform} on {machine}"
+        )
+    abi = _syscall(_CREATE_RULESET, None, 0, 1)
+    if abi < _LEAST_ABI:
+        raise UnconfinableError(
+            f"the kernel offers Landlock {max(abi, 0)}; version {_LEAST_ABI} is needed"
+            " (Linux 6.2, with `landlock` in the list of /sys/kernel/security/lsm)"
+        )
+
+
+def confine(folder: Path, allowance: Allowance) -> None:
+    """Give up everything but reading Python and working in a folder; for this process, for good.
+
+    Raises:
+        UnconfinableError: when this machine cannot do it; then nothing was given up.
+        OSError: when the kernel refuses a step.
+    """
+    check_confinable()
+    for what, limit in (
+        (resource.RLIMIT_AS, allowance.memory_bytes),
+        (resource.RLIMIT_CPU, allowance.cpu_s),
+        (resource.RLIMIT_FSIZE, allowance.file_bytes),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        resource.setrlimit(what, (limit, limit))
+    _must(_libc().prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0), "give up new privileges")
+    _restrict_files(folder)
+    _restrict_calls(_ARCHITECTURES[platform.machine()])
+
+
+def readable_folders() -> list[Path]:
+    """What Python and this package need to read while they run."""
+    package = Path(__file__).resolve().parents[2]
+    system = ("/usr", "/lib", "/lib64", "/etc", "/sys/devices/system", "/dev/urandom", "/dev/null")
+    return [
+        path
+        for path in map(Path, (sys.prefix, sys.base_prefix, package, package.parent / "data", *system))
+        if path.exists()
+    ]
+
+
+def _restrict_files(folder: Path) -> None:
+    abi = _syscall(_CREATE_RULESET, None, 0, 1)
+    everything = _ALL_BY_ABI[5 if abi >= 5 else 3]
+    attributes = struct.pack("QQQ", everything, _ALL_TCP, _ALL_SCOPES)
+    size = 24 if abi >= 6 else 16 if abi >= 4 else 8
+    ruleset = _must(_syscall(_CREATE_RULESET, attributes, size, 0), "make a ruleset")
+    try:
+        for path in readable_folders():
+            _allow(ruleset, path, _READ if path.is_dir() else _READ_FILE)
+        _allow(ruleset, Path("/dev/null"), _READ_FILE | _WRITE_FILE)
+        _allow(ruleset, folder, everything)
+        _must(_syscall(_RESTRICT_SELF, ruleset, 0, 0), "restrict itself")
+    finally:
+        os.close(ruleset)
+
+
+def _allow(ruleset: int, path: Path, access: int) -> None:
+    descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        rule = struct.pack("=Qi", access, descriptor)
+        _must(_syscall(_ADD_RULE, ruleset, 1, rule, 0), f"allow {path}")
+    finally:
+        os.close(descriptor)
+
+
+def _restrict_calls(calls: _Calls) -> None:
+    """A filter of the kernel's own small language: one instruction is code, jump if true, jump if false, value."""
+    load, equal, at_least, bits_set, give = 0x20, 0x15, 0x35, 0x45, 0x06
+    allowed, refused, unknown, killed = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
+    program = [
+        (load, 0, 0, 4),  # the architecture
+        (equal, 1, 0, calls.audit),
+        (give, 0, 0, killed),
+        (load, 0, 0, 0),  # the number of the call
+        (at_least, 0, 1, 1 << 30),  # a second set of numbers for the same calls (x32)
+        (give, 0, 0, killed),
+    ]
+    for number in calls.refused:
+        program += [(equal, 0, 1, number), (give, 0, 0, refused)]
+    program += [
+        (equal, 0, 1, calls.clone3),
+        (give, 0, 0, unknown),  # the C library then falls back to clone, whose flags can be read here
+        (equal, 0, 3, calls.clone),
+        (load, 0, 0, 16),
+        (bits_set, 1, 0, _CLONE_THREAD),
+        (give, 0, 0, refused),
+        (give, 0, 0, allowed),
+    ]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
+    head = struct.pack("HxxxxxxP", len(program), ctypes.addressof(code))
+    _must(_libc().prctl(_SET_SECCOMP, _FILTER_MODE, head, 0, 0), "filter system calls")
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _syscall(number: int, *arguments: int | bytes | None) -> int:
+    return int(_libc().syscall(number, *_as_c(arguments)))
+
+
+def _as_c(arguments: Iterable[int | bytes | None]) -> list[object]:
+    return [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
+
+
+def _must(result: int, step: str) -> int:
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"cannot {step}: {os.strerror(code)}")
+    return result

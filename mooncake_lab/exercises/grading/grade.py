@@ -1,0 +1,156 @@
+"""Grading one submission: its own cells between the teacher's, task by task, and a sentence for each."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import msgspec
+
+from mooncake_lab.exercises.grading.chunked import CHUNKED
+from mooncake_lab.exercises.grading.confine import Allowance, UnconfinableError
+from mooncake_lab.exercises.grading.eviction import EVICTION
+from mooncake_lab.exercises.grading.keys import KEYS
+from mooncake_lab.exercises.grading.placement import PLACEMENT
+from mooncake_lab.exercises.grading.remote import Submission, SubmissionError
+from mooncake_lab.exercises.grading.task import Assignment, Task
+from mooncake_lab.store import NothingToEvictError
+
+ASSIGNMENTS: Final[Mapping[str, Assignment]] = MappingProxyType(
+    {each.topic: each for each in (KEYS, EVICTION, CHUNKED, PLACEMENT)}
+)
+"""Every assignment by its topic."""
+
+
+class _Cell(msgspec.Struct, frozen=True):
+    cell_type: str
+    source: str | list[str] = ""
+    metadata: dict[str, Any] = {}
+
+    @property
+    def text(self) -> str:
+        return self.source if isinstance(self.source, str) else "".join(self.source)
+
+    @property
+    def role(self) -> dict[str, Any]:
+        """What nbgrader was told of it."""
+        return self.metadata.get("nbgrader", {})
+
+
+class _Notebook(msgspec.Struct, frozen=True):
+    cells: list[_Cell]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """What became of one task."""
+
+    task: str
+    points: int
+    earned: int
+    said: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grade:
+    """One student's assignment."""
+
+    student: str
+    topic: str
+    marks: tuple[Mark, ...]
+    cells: tuple[str, ...]
+    """The code of the student, for the feedback."""
+
+    @property
+    def earned(self) -> int:
+        """Points."""
+        return sum(mark.earned for mark in self.marks)
+
+    @property
+    def points(self) -> int:
+        """The most there was."""
+        return sum(mark.points for mark in self.marks)
+
+
+def cells_of(path: Path, teacher: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What will be executed: the teacher's cells without tests, with the student's solutions in their places.
+
+    A student's other cells are not executed, so that nothing of the assignment can be replaced.
+
+    Returns:
+        The code to execute in order, and the student's part of it.
+
+    Raises:
+        ValueError: when a file is not a notebook, or a solution cell is missing; it says which.
+    """
+    theirs = {cell.role["grade_id"]: cell.text for cell in _read(path).cells if cell.role.get("grade_id")}
+    code: list[str] = []
+    own: list[str] = []
+    for cell in _read(teacher).cells:
+        role = cell.role
+        if cell.cell_type != "code" or role.get("grade"):
+            continue
+        if role.get("solution"):
+            name = role["grade_id"]
+            if name not in theirs:
+                raise ValueError(f"{path} has lost the cell {name!r}, in which the solution belongs")
+            own.append(theirs[name])
+            code.append(theirs[name])
+        else:
+            code.append(cell.text)
+    return tuple(code), tuple(own)
+
+
+def grade(path: Path, teacher: Path, *, student: str, seed: int, allowance: Allowance | None = None) -> Grade:
+    """Grade one notebook; a bad one is a grade, not an exception.
+
+    Args:
+        path: what was handed in.
+        teacher: the source of the assignment, named after its topic.
+        student: whose it is.
+        seed: of hidden workloads; the same for a class.
+        allowance: what the submission may use.
+
+    Raises:
+        ValueError: when the topic has no assignment.
+        UnconfinableError: when this machine cannot confine a submission.
+    """
+    topic = teacher.stem
+    if topic not in ASSIGNMENTS:
+        raise ValueError(f"there is no assignment {topic!r}; there are {', '.join(ASSIGNMENTS)}")
+    assignment = ASSIGNMENTS[topic]
+    try:
+        code, own = cells_of(path, teacher)
+    except ValueError as error:
+        marks = tuple(_lost(task, str(error)) for task in assignment.tasks)
+        return Grade(student=student, topic=topic, marks=marks, cells=())
+    marks = tuple(_mark(task, code, seed, allowance) for task in assignment.tasks)
+    return Grade(student=student, topic=topic, marks=marks, cells=own)
+
+
+def _mark(task: Task, code: tuple[str, ...], seed: int, allowance: Allowance | None) -> Mark:
+    """One task in a process of its own, so that what one breaks another does not suffer from."""
+    try:
+        with Submission(code, allowance) as submission:
+            said = task.check(submission, seed)
+    except SubmissionError as error:
+        return _lost(task, str(error))
+    except NothingToEvictError:
+        return _lost(task, "it raised NothingToEvictError while blocks could go")
+    except UnconfinableError:
+        raise
+    except Exception as error:  # noqa: BLE001  # answers may be wrong in ways that no check foresees
+        return _lost(task, f"its answers could not be used: {type(error).__name__}: {error}")
+    return Mark(task=task.name, points=task.points, earned=task.points, said=said)
+
+
+def _lost(task: Task, said: str) -> Mark:
+    return Mark(task=task.name, points=task.points, earned=0, said=said)
+
+
+def _read(path: Path) -> _Notebook:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Notebook)
+    except (msgspec.MsgspecError, OSError) as error:
+        raise ValueError(f"{path} is not a Jupyter notebook: {error}") from error

@@ -1,0 +1,99 @@
+"""Assignment: prefix keys and hit rates."""
+
+import random
+from typing import Any, Final
+
+from mooncake_lab.core import blocks_for
+from mooncake_lab.exercises.eviction import shared_prefix_requests
+from mooncake_lab.exercises.grading.remote import Submission
+from mooncake_lab.exercises.grading.task import Assignment, Task, require
+from mooncake_lab.store import replay
+
+_BLOCK_TOKENS: Final = 4
+_TRIALS: Final = 50
+
+
+def _keys(submission: Submission, tokens: list[int]) -> list[int | bytes | str]:
+    keys = submission.call("chain_keys", tokens, _BLOCK_TOKENS, gives=list[Any])
+    strange = [key for key in keys if not isinstance(key, int | bytes | str)]
+    require(not strange, f"a key is an int, a str or bytes; one of yours is {strange[:1]}")
+    return keys
+
+
+def _one_a_block(submission: Submission, seed: int) -> str:
+    draw = random.Random(seed)  # noqa: S311  # a workload, not a secret
+    for _ in range(_TRIALS):
+        tokens = [draw.randrange(100) for _ in range(draw.randrange(1, 40))]
+        found, expected = len(_keys(submission, tokens)), blocks_for(len(tokens), _BLOCK_TOKENS)
+        require(
+            found == expected,
+            f"{len(tokens)} tokens in blocks of {_BLOCK_TOKENS} have {expected} keys, not {found}",
+        )
+    return "every block has a key, the partial one too"
+
+
+def _shared_exactly(submission: Submission, seed: int) -> str:
+    draw = random.Random(seed + 1)  # noqa: S311  # a workload, not a secret
+    for _ in range(_TRIALS):
+        first = [draw.randrange(3) for _ in range(24)]
+        second = list(first)
+        place = draw.randrange(24)
+        second[place] = 3 + draw.randrange(3)
+        shared = place // _BLOCK_TOKENS
+        ours, theirs = _keys(submission, first), _keys(submission, second)
+        require(
+            ours[:shared] == theirs[:shared], "two prompts with equal first blocks got different keys for them"
+        )
+        equal = [i for i in range(shared, len(ours)) if ours[i] == theirs[i]]
+        require(not equal, f"prompts that differ in block {shared} share the key of block {(equal or [0])[0]}")
+    return "keys are equal up to the first difference, and never after it"
+
+
+def _depends_on_all(submission: Submission, seed: int) -> str:
+    draw = random.Random(seed + 2)  # noqa: S311  # a workload, not a secret
+    block = [draw.randrange(100) for _ in range(_BLOCK_TOKENS)]
+    keys = _keys(submission, block * 5)
+    require(
+        len(set(keys)) == 5, "five equal blocks in a row must have five keys: a key names all that came before"
+    )
+    return "equal blocks at different places have different keys"
+
+
+def _prefix_only(submission: Submission, seed: int) -> str:
+    draw = random.Random(seed + 3)  # noqa: S311  # a workload, not a secret
+    for _ in range(_TRIALS):
+        keys = list(range(draw.randrange(1, 12)))
+        held = [key for key in keys if draw.random() < 0.7] + [99]
+        expected = next((i for i, key in enumerate(keys) if key not in held), len(keys))
+        found = submission.call("matched_blocks", keys, held, gives=int)
+        require(
+            found == expected, f"of the keys {keys}, the cache {held} can serve {expected} blocks, not {found}"
+        )
+    return "only blocks before the first missing one count"
+
+
+def _hit_rates(submission: Submission, seed: int) -> str:
+    requests = shared_prefix_requests(seed, requests=400)
+    for capacity in (50, 200, 1000):
+        expected = replay(requests, "lru", capacity).hit_rate
+        found = submission.call("lru_hit_rate", requests, capacity, gives=float)
+        require(
+            abs(found - expected) < 1e-9,
+            f"with {capacity} blocks the hidden trace has an LRU hit rate of {expected:.4f}, not {found:.4f}",
+        )
+    return "three hit rates of a trace you have not seen are right"
+
+
+KEYS: Final = Assignment(
+    topic="keys",
+    title="Prefix keys and hit rates",
+    chapter="07_store",
+    tasks=(
+        Task(name="One key a block", points=2, check=_one_a_block),
+        Task(name="Keys are shared exactly as long as prompts are equal", points=3, check=_shared_exactly),
+        Task(name="A key names everything before it", points=1, check=_depends_on_all),
+        Task(name="A match ends at the first missing block", points=2, check=_prefix_only),
+        Task(name="LRU hit rates of a hidden trace", points=2, check=_hit_rates),
+    ),
+)
+"""Ten points."""

@@ -1,0 +1,95 @@
+"""Assignment: Algorithm 1 from its pseudo-code."""
+
+import random
+from collections.abc import Iterator
+from functools import partial
+from typing import Final
+
+from mooncake_lab.conductor import ClusterView, DecodeView, KVCacheCentric, LatencyEstimator, PrefillView
+from mooncake_lab.core import Request
+from mooncake_lab.exercises.grading.proxies import RemotePlacement
+from mooncake_lab.exercises.grading.remote import Submission
+from mooncake_lab.exercises.grading.task import Assignment, Task, require
+
+_TRIALS: Final = 150
+_BLOCK_TOKENS: Final = 512
+
+
+def _policy(submission: Submission) -> RemotePlacement:
+    return RemotePlacement(submission, submission.make("MyPlacement"))
+
+
+def _seen(seed: int, *, sharing: bool) -> Iterator[tuple[Request, ClusterView]]:
+    """Random requests and clusters; without `sharing` no node's match is worth fetching for another."""
+    draw = random.Random(f"{seed}/{sharing}")  # noqa: S311  # a workload, not a secret
+    for number in range(_TRIALS):
+        blocks = draw.randrange(4, 120)
+        matches = [draw.randrange(blocks) if sharing else blocks // 2 for _ in range(draw.randrange(2, 9))]
+        prefill = tuple(
+            PrefillView(f"prefill-{i}", draw.choice((0.0, draw.expovariate(0.5))), 0, 0, matched)
+            for i, matched in enumerate(matches)
+        )
+        decode = tuple(
+            DecodeView(f"decode-{i}", draw.randrange(1, 40), draw.randrange(1, 900_000), 1_330_000)
+            for i in range(4)
+        )
+        keys = tuple(range(1000 * number, 1000 * number + blocks))
+        request = Request(id=number, arrival_s=0.0, input_tokens=blocks * _BLOCK_TOKENS, block_keys=keys)
+        yield request, ClusterView(0.0, prefill, decode)
+
+
+def _agrees(fields: tuple[str, ...], said: str, submission: Submission, seed: int, *, sharing: bool) -> str:
+    from mooncake_lab.experiments.paper_node import paper_node_latency
+
+    policy, estimate = _policy(submission), LatencyEstimator(paper_node_latency())
+    for request, view in _seen(seed, sharing=sharing):
+        expected = KVCacheCentric().place(request, view, estimate)
+        found = policy.place(request, view, estimate)
+        for field in fields:
+            ours, theirs = getattr(expected, field), getattr(found, field)
+            equal = abs(ours - theirs) <= 1e-9 * abs(ours) if isinstance(ours, float) else ours == theirs
+            require(equal, f"for {_told(request, view)} {field} is {ours!r}, not {theirs!r}")
+    return said
+
+
+def _told(request: Request, view: ClusterView) -> str:
+    nodes = ", ".join(f"{node.name} {node.backlog_s:.2f} s {node.matched_blocks} blocks" for node in view.prefill)
+    return f"a prompt of {len(request.block_keys)} blocks and [{nodes}]"
+
+
+def _serves(submission: Submission, seed: int) -> str:
+    from mooncake_lab.experiments.placement import mean_ttft_s
+
+    first = 300 + seed % 50
+    ours, theirs = mean_ttft_s(KVCacheCentric(), first=first), mean_ttft_s(_policy(submission), first=first)
+    require(theirs <= 1.02 * ours, f"mean TTFT is {theirs:.3f} s with yours and {ours:.3f} s with Algorithm 1")
+    return f"mean TTFT {theirs:.3f} s over {first} requests; Algorithm 1 has {ours:.3f} s"
+
+
+_WHERE: Final = ("prefill",)
+_WHAT: Final = ("prefill", "fetch_from", "fetched_tokens", "reused_tokens")
+
+PLACEMENT: Final = Assignment(
+    topic="placement",
+    title="Algorithm 1 from its pseudo-code",
+    chapter="09_placement",
+    tasks=(
+        Task(
+            name="Queue and computation, where nothing is worth fetching",
+            points=3,
+            check=partial(_agrees, _WHERE, "the right node every time", sharing=False),
+        ),
+        Task(
+            name="The balancing branch: who is chosen, and what is fetched from whom",
+            points=3,
+            check=partial(_agrees, _WHAT, "every fetch is as Algorithm 1 makes it", sharing=True),
+        ),
+        Task(
+            name="The expected TTFT that admission will judge",
+            points=2,
+            check=partial(_agrees, ("expected_ttft_s",), "estimates agree", sharing=True),
+        ),
+        Task(name="It serves a cluster as well as ours", points=2, check=_serves),
+    ),
+)
+"""Ten points."""

@@ -1,0 +1,55 @@
+"""What is graded: tasks with points, each a question to a submission and a check of its answers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from mooncake_lab.exercises.grading.remote import Submission, SubmissionError
+
+Check: TypeAlias = Callable[[Submission, int], str]
+"""Given a submission and the hidden seed: a sentence on what it did well; raises `SubmissionError` where it did not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One thing to get right, all or nothing.
+
+    Raises:
+        ValueError: when it is worth nothing.
+    """
+
+    name: str
+    """What is asked, as a statement."""
+    points: int
+    check: Check
+
+    def __post_init__(self) -> None:
+        if self.points < 1:
+            raise ValueError(f"task {self.name!r} is worth {self.points} points; at least 1 is needed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """An evening's work: a notebook, and the tasks it is graded by."""
+
+    topic: str
+    """Stem of its notebook in `notebooks/assignments`."""
+    title: str
+    chapter: str
+    """Stem of the chapter it belongs to."""
+    tasks: tuple[Task, ...]
+
+    @property
+    def points(self) -> int:
+        """The most that can be earned."""
+        return sum(task.points for task in self.tasks)
+
+
+def require(holds: bool, message: str) -> None:
+    """Fail a task with a sentence for the student.
+
+    Raises:
+        SubmissionError: unless it holds.
+    """
+    if not holds:
+        raise SubmissionError(message)
