@@ -19,6 +19,7 @@ from mooncake_lab.metrics.load import (
     swing,
     wasted_prefill_gpu_s,
 )
+from mooncake_lab.metrics.perfetto import trace_events, write_perfetto
 from mooncake_lab.metrics.proportions import wilson
 from mooncake_lab.metrics.service import effective, effective_request_capacity, goodput_per_s
 from mooncake_lab.metrics.summary import prefill_gpu_s, reused_share, run_summary
@@ -54,7 +55,9 @@ __all__ = [
     "tier_hit_rates",
     "token_hit_rate",
     "token_times_s",
+    "trace_events",
     "ttft_s",
     "wasted_prefill_gpu_s",
     "wilson",
+    "write_perfetto",
 ]

@@ -6,6 +6,7 @@ from mooncake_lab.simulation.coupled_cluster import COUPLED_SYSTEMS, CoupledClus
 from mooncake_lab.simulation.decode import DecodeInstance
 from mooncake_lab.simulation.device_cache import DeviceCache
 from mooncake_lab.simulation.device_memory import DeviceMemory
+from mooncake_lab.simulation.example import four_requests
 from mooncake_lab.simulation.network import Network
 from mooncake_lab.simulation.node_cache import NodeCache
 from mooncake_lab.simulation.notice_board import NoticeBoard
@@ -41,6 +42,7 @@ __all__ = [
     "PrefixPool",
     "StageClock",
     "account",
+    "four_requests",
     "gap_causes",
     "gaps_s",
     "idle_share",

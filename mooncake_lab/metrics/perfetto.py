@@ -1,0 +1,104 @@
+"""A run as a timeline: the log in Chrome's trace event format, which ui.perfetto.dev and chrome://tracing open."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mooncake_lab.core import (
+    Arrived,
+    DecodeStretch,
+    Finished,
+    FirstToken,
+    Moved,
+    Placed,
+    Prefilled,
+    Record,
+    Rejected,
+)
+
+_INSTANCES, _TRANSFERS, _REQUESTS = 1, 2, 3
+"""The three groups of tracks; the format calls them processes."""
+
+
+def trace_events(records: Iterable[Record]) -> Iterator[dict[str, Any]]:
+    """The events of a log, times in microseconds as the format wants them.
+
+    One track an instance shows prefills and decode stretches; one track a pair of nodes (or tiers) shows moves;
+    requests are asynchronous spans from arrival to end, with their decisions as instants.
+    """
+    tracks: dict[tuple[int, str], int] = {}
+
+    def track(group: int, name: str) -> Iterator[dict[str, Any]]:
+        if (group, name) not in tracks:
+            tracks[group, name] = len(tracks) + 1
+            yield _named("thread_name", group, tracks[group, name], name)
+
+    for group, name in ((_INSTANCES, "instances"), (_TRANSFERS, "transfers"), (_REQUESTS, "requests")):
+        yield _named("process_name", group, 0, name)
+    for record in records:
+        match record:
+            case Prefilled(instance=instance):
+                yield from track(_INSTANCES, instance)
+                yield _span(record, _INSTANCES, tracks[_INSTANCES, instance], f"prefill {record.request_id}")
+            case DecodeStretch(instance=instance):
+                yield from track(_INSTANCES, instance)
+                name = f"decode of {len(record.request_ids)}"
+                yield _span(record, _INSTANCES, tracks[_INSTANCES, instance], name)
+            case Moved(source=source, destination=destination):
+                pair = f"{source} to {destination}"
+                yield from track(_TRANSFERS, pair)
+                yield _span(record, _TRANSFERS, tracks[_TRANSFERS, pair], f"KVCache of {record.request_id}")
+            case Arrived() | Placed() | FirstToken() | Finished() | Rejected():
+                yield _of_request(record)
+
+
+def write_perfetto(path: Path, records: Iterable[Record]) -> None:
+    """Write a log as a file that ui.perfetto.dev opens; it appears complete or not at all."""
+    encoder = msgspec.json.Encoder()
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb", buffering=1 << 20) as file:
+        file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
+        for number, event in enumerate(trace_events(records)):
+            file.write(b",\n" if number else b"")
+            file.write(encoder.encode(event))
+        file.write(b"\n]}\n")
+    partial.replace(path)
+
+
+def _named(kind: str, group: int, thread: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": group, "tid": thread, "args": {"name": name}}
+
+
+def _span(record: Prefilled | DecodeStretch | Moved, group: int, thread: int, name: str) -> dict[str, Any]:
+    """A complete event; what the record says besides is shown when it is clicked."""
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": type(record).__name__.lower(),
+        "pid": group,
+        "tid": thread,
+        "ts": record.start_s * 1e6,
+        "dur": (record.at_s - record.start_s) * 1e6,
+        "args": _rest(record),
+    }
+
+
+def _of_request(record: Arrived | Placed | FirstToken | Finished | Rejected) -> dict[str, Any]:
+    """The begin, an instant or the end of a request's own span."""
+    phase = "b" if isinstance(record, Arrived) else "e" if isinstance(record, (Finished, Rejected)) else "n"
+    return {
+        "ph": phase,
+        "name": f"request {record.request_id}",
+        "cat": "request",
+        "id": record.request_id,
+        "pid": _REQUESTS,
+        "tid": 0,
+        "ts": record.at_s * 1e6,
+        "args": {"event": type(record).__name__.lower(), **_rest(record)},
+    }
+
+
+def _rest(record: Record) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in record.__struct_fields__ if name not in {"at_s", "start_s"}}

@@ -1,0 +1,104 @@
+"""Logs as timelines: the trace event format, held against its own rules."""
+
+import json
+from typing import Annotated, Any, Literal
+
+import msgspec
+import pytest
+
+from mooncake_lab.core import Moved, Prefilled
+from mooncake_lab.metrics import trace_events, write_perfetto
+from mooncake_lab.simulation import Cluster, Failure, four_requests
+
+Micros = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class Metadata(msgspec.Struct, tag="M", tag_field="ph", forbid_unknown_fields=True):
+    name: Literal["process_name", "thread_name"]
+    pid: int
+    tid: int
+    args: dict[Literal["name"], str]
+
+
+class Complete(msgspec.Struct, tag="X", tag_field="ph", forbid_unknown_fields=True):
+    name: str
+    cat: str
+    pid: int
+    tid: int
+    ts: Micros
+    dur: Micros
+    args: dict[str, Any]
+
+
+class _Asynchronous(msgspec.Struct, tag_field="ph", forbid_unknown_fields=True):
+    name: str
+    cat: str
+    id: int
+    pid: int
+    tid: int
+    ts: Micros
+    args: dict[str, Any]
+
+
+class Begin(_Asynchronous, tag="b"):
+    pass
+
+
+class Instant(_Asynchronous, tag="n"):
+    pass
+
+
+class End(_Asynchronous, tag="e"):
+    pass
+
+
+class TraceFile(msgspec.Struct, forbid_unknown_fields=True):
+    displayTimeUnit: Literal["ms"]  # noqa: N815  # the format's own word
+    traceEvents: list[Metadata | Complete | Begin | Instant | End]  # noqa: N815
+
+
+@pytest.fixture(scope="module")
+def log():
+    spec, model, requests = four_requests()
+    return Cluster(spec, model).run(requests)
+
+
+def test_the_file_is_of_the_format(log, tmp_path):
+    """Every event is one that the format knows, with its fields and no others; times are microseconds from 0."""
+    path = tmp_path / "run.json"
+    write_perfetto(path, log)
+    file = msgspec.json.decode(path.read_bytes(), type=TraceFile)
+    assert len(file.traceEvents) > len(log)
+    assert json.loads(path.read_text())["displayTimeUnit"] == "ms"
+    assert [p.name for p in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_every_record_is_an_event_and_every_track_has_a_name(log):
+    """Nothing of a log is dropped, and tracks are named before they are used."""
+    named, events = set(), 0
+    for event in trace_events(log):
+        if event["ph"] == "M":
+            named.add((event["pid"], event["tid"]))
+        else:
+            assert (event["pid"], event["tid"]) in named
+            events += 1
+    assert events == len(log)
+
+
+def test_spans_lie_where_the_log_says(log):
+    """A prefill is a span of its instance, as long as it took; a move is one of its own pair of nodes."""
+    spans = [event for event in trace_events(log) if event["ph"] == "X"]
+    for kind, record_type in (("prefilled", Prefilled), ("moved", Moved)):
+        drawn = [(e["ts"], e["ts"] + e["dur"]) for e in spans if e["cat"] == kind]
+        assert drawn == [pytest.approx((r.start_s * 1e6, r.at_s * 1e6)) for r in log if isinstance(r, record_type)]
+
+
+def test_every_request_begins_and_ends_once():
+    """Also where one dies on the way and is placed again."""
+    spec, model, requests = four_requests()
+    dying = type(spec)(
+        prefill_nodes=2, decode_nodes=2, block_size_tokens=500, failures=(Failure("decode-0", 1.1),)
+    )
+    phases = [(e["ph"], e["id"]) for e in trace_events(Cluster(dying, model).run(requests)) if "id" in e]
+    for phase in "be":
+        assert sorted(i for p, i in phases if p == phase) == [0, 1, 2, 3]

@@ -1,0 +1,115 @@
+"""No knob of a cluster is without effect, and every decision replays from the view it was made on."""
+
+import dataclasses
+
+import pytest
+
+from mooncake_lab.conductor import LoadBalance, NoisyEstimator, Placement, WithinSLO, decide
+from mooncake_lab.core import SLO, Placed, Rejected, Request, TracedRequest, blocks_for, keyed_uniform
+from mooncake_lab.experiments.paper_node import paper_node_latency
+from mooncake_lab.metrics import check_log
+from mooncake_lab.perf import LinkLatency
+from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledCluster, CoupledSpec, Failure
+
+MODEL = dataclasses.replace(paper_node_latency(), ssd=LinkLatency(6e9))
+BASE = ClusterSpec(
+    prefill_nodes=4,
+    decode_nodes=3,
+    cache_tokens=60_000,
+    decode_tokens=120_000,
+    ssd_tokens=40_000,
+    prefill_group=2,
+    admission=WithinSLO(),
+    slo=SLO(ttft_s=8.0, tbt_s=0.06),
+)
+OTHER = {
+    "prefill_nodes": 6,
+    "decode_nodes": 2,
+    "cache_tokens": 100_000,
+    "ssd_tokens": 80_000,
+    "prefill_group": 1,
+    "prefill_chunk_tokens": 1024,
+    "decode_tokens": 60_000,
+    "shared_cache": True,
+    "eviction": "lfu",
+    "block_size_tokens": 256,
+    "first_shown_by": "prefill",
+    "placement": LoadBalance(),
+    "failures": (Failure("decode-1", 20.0),),
+    "view_age_s": 4.0,
+    "admission": ClusterSpec().admission,
+    "slo": SLO(ttft_s=4.0, tbt_s=0.06),
+}
+
+
+def traffic(n=150):
+    """Prompts of five families, up to 50,000 tokens, about four a second."""
+    requests, at_s = [], 0.0
+    for i in range(n):
+        at_s += 0.5 * keyed_uniform(1, "gap", i)
+        tokens = int(2000 + 48_000 * keyed_uniform(1, "length", i) ** 3)
+        family = int(5 * keyed_uniform(1, "family", i))
+        keys = tuple(family * 1000 + k for k in range(blocks_for(tokens, 512)))
+        request = Request(id=i, arrival_s=at_s, input_tokens=tokens, block_keys=keys)
+        requests.append(TracedRequest(request, 1 + int(200 * keyed_uniform(1, "answer", i))))
+    return requests
+
+
+@pytest.fixture(scope="module")
+def base_log():
+    return Cluster(BASE, MODEL).run(traffic())
+
+
+@pytest.mark.parametrize("knob", [field.name for field in dataclasses.fields(ClusterSpec)])
+def test_turning_a_knob_moves_the_result(base_log, knob):
+    """Each field of the specification changes what happens, and breaks nothing."""
+    log = Cluster(dataclasses.replace(BASE, **{knob: OTHER[knob]}), MODEL).run(traffic())
+    assert check_log(log) == ()
+    assert log != base_log
+
+
+def test_the_base_of_this_test_has_something_of_everything(base_log):
+    """Requests are served and rejected, so that every knob has something to move."""
+    kinds = {type(record).__name__ for record in base_log}
+    assert {"Placed", "Rejected", "Moved", "Finished"} <= kinds
+
+
+@pytest.mark.parametrize("age_s", [0.0, 4.0])
+@pytest.mark.parametrize("coupled", [False, True])
+def test_recorded_views_give_the_recorded_decisions(age_s, coupled):
+    """I7: `decide` on the recorded view answers what the log says, old views and wrong beliefs included."""
+    seen = []
+    if coupled:
+        spec = CoupledSpec(nodes=4, device_tokens=150_000, view_age_s=age_s)
+        cluster = CoupledCluster(spec, MODEL, seen=lambda request, view: seen.append((request, view)))
+    else:
+        spec = dataclasses.replace(BASE, view_age_s=age_s, failures=OTHER["failures"])
+        belief = NoisyEstimator(Cluster(spec, MODEL).estimate, 0.3)
+        cluster = Cluster(spec, MODEL, belief, seen=lambda request, view: seen.append((request, view)))
+    log = cluster.run(traffic(80))
+    decided = [r for r in log if isinstance(r, Placed) or (isinstance(r, Rejected) and r.stage == "admission")]
+    assert len(decided) == len(seen) >= 80
+    for record, (request, view) in zip(decided, seen, strict=True):
+        again = decide(
+            request,
+            view,
+            placement=spec.placement,
+            admission=spec.admission,
+            estimate=cluster.estimate,
+            slo=spec.slo,
+        )
+        assert record.request_id == request.id
+        if isinstance(again, Placement):
+            assert isinstance(record, Placed)
+            assert (record.prefill_instance, record.decode_instance) == (again.prefill, again.decode)
+            assert (record.reused_tokens, record.fetched_tokens) == (again.reused_tokens, again.fetched_tokens)
+        else:
+            assert record.reason.endswith(again.reason)
+
+
+def test_a_log_that_streams_is_the_log():
+    """Written record by record it is the same, and the cluster keeps none of it."""
+    records = []
+    cluster = Cluster(BASE, MODEL, log=records.append)
+    assert cluster.run(iter(traffic())) == []
+    assert records == Cluster(BASE, MODEL).run(traffic())
