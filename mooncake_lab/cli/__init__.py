@@ -10,6 +10,8 @@ from mooncake_lab.cli.bench import app as bench_app
 from mooncake_lab.cli.cache import cache
 from mooncake_lab.cli.doctor import doctor
 from mooncake_lab.cli.generate import generate
+from mooncake_lab.cli.replay import replay
+from mooncake_lab.cli.serve import serve
 from mooncake_lab.cli.simulate import simulate
 from mooncake_lab.cli.store import app as store_app
 from mooncake_lab.cli.store import bench_store
@@ -30,6 +32,8 @@ app.command()(batch)
 app.command()(doctor)
 app.command()(generate)
 app.command()(simulate)
+app.command()(serve)
+app.command()(replay)
 
 
 def main() -> None:

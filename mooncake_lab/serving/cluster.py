@@ -52,6 +52,7 @@ class LiveCluster:
         self.outputs: dict[int, tuple[int, ...]] = {}
         """Tokens of each request of the latest run, by its id."""
         self._heard: list[Record] = []
+        self._ear: Callable[[Record], None] | None = None
         self._given = model, estimate, nursery
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="cluster", daemon=True)
@@ -121,6 +122,10 @@ class LiveCluster:
 
         asyncio.run_coroutine_threadsafe(watching(), self._loop)
 
+    def listen(self, ear: Callable[[Record], None] | None) -> None:
+        """Tell each record from now on to `ear` too, as it is heard, on the cluster's thread; None ends that."""
+        self._ear = ear
+
     def forget(self) -> None:
         """Empty every cache, so that the next run starts cold."""
         self._do(self._open_hall.forget())
@@ -154,6 +159,8 @@ class LiveCluster:
 
     def _write(self, record: Record) -> None:
         self._heard.append(record)
+        if self._ear is not None:
+            self._ear(record)
 
     def _decide(self, decided: Decided) -> None:
         self.decisions.append(decided)
@@ -169,8 +176,9 @@ class LiveCluster:
         await asyncio.gather(*late, return_exceptions=True)
         await hall.settle()
         self.log = in_order(self._heard)
-        for task in done:
-            task.result()
+        errors = [error for task in done if (error := task.exception()) is not None]
+        if errors:
+            raise errors[0]
         return self.log
 
     async def _serve(self, traced: TracedRequest) -> None:

@@ -242,7 +242,7 @@ class Dispatcher:
         if ready is None:
             raise RuntimeError("the cluster has no worker yet")
         rooms = (a.capacity_tokens for a in self.placer.books.accounts.values() if a.role != "prefill")
-        return min(ready.window, *rooms)
+        return min((ready.window, *rooms))
 
     def _check(self, prompt: npt.NDArray[np.int32], asked: Generation) -> None:
         if len(prompt) < 1 or asked.max_new_tokens < 1:

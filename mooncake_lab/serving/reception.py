@@ -141,7 +141,9 @@ class Reception:
             self._take_parcels(peer)
         except (ConnectionResetError, BrokenPipeError):
             pass  # the sender knows, and says so to the cluster
-        except (MediumError, TimeoutError, ValueError) as error:
+        except TimeoutError:
+            self._refuse(peer, f"the peer took too long to send a frame; allowed are {self._who.timeout_s:g} s")
+        except (MediumError, ValueError) as error:
             _LOG.warning("%s refuses a peer: %s", self._who.name, error)
             self._refuse(peer, str(error))
         except OSError as error:

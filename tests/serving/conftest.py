@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from mooncake_lab.core import Request, TracedRequest, blocks_for
 from mooncake_lab.engine import CoupledEngine, EngineSettings, load_model
@@ -17,6 +18,15 @@ from mooncake_lab.serving import LiveCluster, LiveSpec, Nursery, prompt_of
 
 MODEL = "random:lab-tiny"
 BLOCK = 16
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread():
+    """Tiny models gain nothing from threads, and lose much where other tests run beside them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

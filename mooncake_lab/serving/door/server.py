@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import logging
 import signal
 import socket
 from collections.abc import Callable
@@ -71,20 +70,24 @@ async def serve(
             for number in _SIGNALS:  # from here on they are uvicorn's, which gives them back and raises them again
                 loop.remove_signal_handler(number)
                 signal.signal(number, _ignore)
-            door = Door(hall, tokenizer_of(spec.model), telemetry, address.token)
-            config = uvicorn.Config(
-                door.app(),
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                limit_concurrency=_MOST_CONNECTIONS,
-                timeout_graceful_shutdown=int(address.drain_s),
-                server_header=False,
-            )
             host, port = listener.getsockname()[:2]
             opened(f"http://{host}:{port}")
-            await uvicorn.Server(config).serve(sockets=[listener])
-            logging.getLogger(__name__).info("the door is closed")
+            await web_server(hall, telemetry, address).serve(sockets=[listener])
+
+
+def web_server(hall: Hall, telemetry: Telemetry, address: Address) -> uvicorn.Server:
+    """Uvicorn before an open cluster."""
+    door = Door(hall, tokenizer_of(hall.spec.model), telemetry, address.token)
+    config = uvicorn.Config(
+        door.app(),
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        limit_concurrency=_MOST_CONNECTIONS,
+        timeout_graceful_shutdown=int(address.drain_s),
+        server_header=False,
+    )
+    return uvicorn.Server(config)
 
 
 def _ignore(_number: int, _frame: object) -> None:

@@ -1,0 +1,57 @@
+"""What `serve` and `replay` share: from options to the cluster they describe."""
+
+from typing import Any, Literal
+
+import typer
+
+from mooncake_lab.conductor import ADMISSION_POLICIES, PLACEMENT_POLICIES, PlacementPolicy, Random
+from mooncake_lab.core import SLO
+from mooncake_lab.serving.spec import LiveSpec
+
+PlacementName = Literal[
+    "random", "load_balance", "cache_aware", "kvcache_centric", "longest_prefix", "prefix_affinity"
+]
+BatchingName = Literal[
+    "request_level", "orca", "vllm", "vllm_chunked", "splitfuse", "tensorrt_llm", "sarathi", "sarathi_serve"
+]
+AdmissionName = Literal["none", "slo"]
+
+
+def live_spec(
+    *,
+    prefill: int | None,
+    decode: int | None,
+    coupled: int | None,
+    placement: str | None,
+    admission: str,
+    ttft_slo: float,
+    tbt_slo: float,
+    seed: int,
+    **others: Any,
+) -> LiveSpec:
+    """The cluster that options describe; one prefill and one decode worker where they say nothing.
+
+    Raises:
+        typer.BadParameter: when they contradict each other.
+    """
+    if coupled is not None and (prefill is not None or decode is not None):
+        raise typer.BadParameter("--coupled workers do both stages; leave out --prefill and --decode")
+    try:
+        return LiveSpec(
+            prefill_nodes=0 if coupled else prefill or 1,
+            decode_nodes=0 if coupled else decode or 1,
+            coupled_nodes=coupled or 0,
+            placement=_placement(placement, seed),
+            admission=ADMISSION_POLICIES[admission](),
+            slo=SLO(ttft_s=ttft_slo, tbt_s=tbt_slo),
+            seed=seed,
+            **others,
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _placement(name: str | None, seed: int) -> PlacementPolicy | None:
+    if name is None:
+        return None
+    return Random(seed) if name == "random" else PLACEMENT_POLICIES[name]()

@@ -1,0 +1,116 @@
+"""`mooncake-lab replay`: a scaled-down trace through a live cluster."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from mooncake_lab.cli.live import AdmissionName, BatchingName, PlacementName, live_spec
+from mooncake_lab.cli.reading import read_or_fail
+from mooncake_lab.core import SLO, write_log
+from mooncake_lab.workload import Trace
+
+
+def replay(
+    trace: Annotated[Path, typer.Argument(help="A trace, plain or gzipped.", exists=True, dir_okay=False)],
+    requests: Annotated[int, typer.Option(min=1, help="Replay so many of its requests, from the first.")] = 100,
+    speed: Annotated[float, typer.Option(min=1e-6, help="Replay so many times as fast as recorded.")] = 1.0,
+    divide: Annotated[int, typer.Option(min=1, help="Divide lengths by this, and the block size with them.")] = 32,
+    url: Annotated[
+        str | None, typer.Option(help="Replay against this server (http://host:port), not a cluster of its own.")
+    ] = None,
+    token: Annotated[
+        str | None, typer.Option(envvar="MOONCAKE_LAB_TOKEN", help="Bearer token of that server.")
+    ] = None,
+    model: Annotated[str, typer.Option(metavar="DIR|random:SHAPE", help="What is served.")] = "random:lab-tiny",
+    prefill: Annotated[int | None, typer.Option(min=1, help="Prefill workers; 1 by default.")] = None,
+    decode: Annotated[int | None, typer.Option(min=1, help="Decode workers; 1 by default.")] = None,
+    coupled: Annotated[int | None, typer.Option(min=1, help="Workers that do both, instead of the two.")] = None,
+    batching: Annotated[BatchingName, typer.Option(help="What coupled workers run.")] = "sarathi_serve",
+    placement: Annotated[
+        PlacementName | None, typer.Option(help="Who serves a request; Algorithm 1 by default.")
+    ] = None,
+    admission: Annotated[AdmissionName, typer.Option(help="Whether a request is served at all.")] = "none",
+    ttft_slo: Annotated[float, typer.Option(min=1e-9, help="Limit of the time to first token (s).")] = 30.0,
+    tbt_slo: Annotated[float, typer.Option(min=1e-9, help="Limit of the time between tokens (s).")] = 0.1,
+    max_request_tokens: Annotated[
+        int, typer.Option(min=2, help="Longest context; longer requests are left out.")
+    ] = 8192,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1.")] = "auto",
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each worker.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Of random weights, and of random placement.")] = 0,
+    log: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Write the run log here, as JSON lines.")
+    ] = None,
+    lenient: Annotated[bool, typer.Option("--lenient", help="Skip bad lines and say how many.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Replay the beginning of a trace in real time, lengths divided and sharing kept, and print how it was served.
+
+    Equal blocks become equal tokens, so what could be reused in the trace can be reused here. With `--url` the
+    numbers are those of a client; otherwise those of the cluster's run log, as `simulate` prints them.
+
+    Example: mooncake-lab replay data/traces/conversation_trace.jsonl --requests 50 --speed 10 --prefill 2 --json
+    """
+    if url is not None and (prefill or decode or coupled or log):
+        raise typer.BadParameter(
+            "--url replays against that server; leave out --prefill, --decode, --coupled, --log"
+        )
+    scaled = _scaled(read_or_fail("replay", trace, lenient=lenient), divide, max_request_tokens, requests, speed)
+    slo = SLO(ttft_s=ttft_slo, tbt_s=tbt_slo)
+    try:
+        if url is not None:
+            from mooncake_lab.serving.client import replay_over_http
+
+            numbers = replay_over_http(scaled, url, token, model)
+        else:
+            spec = live_spec(
+                prefill=prefill, decode=decode, coupled=coupled, placement=placement, admission=admission,
+                ttft_slo=ttft_slo, tbt_slo=tbt_slo, seed=seed, model=model, batching=batching, device=device,
+                max_request_tokens=max_request_tokens, threads=threads, block_size_tokens=scaled.block_size_tokens,
+            )  # fmt: skip
+            numbers = _on_own_cluster(scaled, spec, slo, log)
+    except (ValueError, OSError, RuntimeError) as error:
+        typer.echo(f"mooncake-lab replay: {error}", err=True)
+        raise typer.Exit(1) from error
+    numbers = {"file": str(trace), "divided_by": divide, "speed": speed, **numbers}
+    if json_:
+        typer.echo(msgspec.json.encode(numbers))
+        return
+    for name, value in numbers.items():
+        typer.echo(f"{name:28} {value:,.4f}" if isinstance(value, float) else f"{name:28} {value}")
+
+
+def _scaled(trace: Trace, divide: int, most_tokens: int, requests: int, speed: float) -> Trace:
+    from mooncake_lab.serving.prompts import scaled_down
+
+    try:
+        scaled = scaled_down(trace, divide, most_tokens=most_tokens).head(requests)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    return replace(scaled, arrival_s=(scaled.arrival_s - scaled.arrival_s[0]) / speed)
+
+
+def _on_own_cluster(trace: Trace, spec: Any, slo: SLO, log: Path | None) -> dict[str, Any]:
+    """Bring a cluster to life, replay, and let it go."""
+    from mooncake_lab.cli.progress import watched
+    from mooncake_lab.metrics import check_log, run_summary
+    from mooncake_lab.serving import LiveCluster
+
+    started_s = time.perf_counter()
+    with LiveCluster(spec) as cluster:
+        opened_s = time.perf_counter() - started_s
+        with watched(len(trace)) as note:
+            cluster.listen(note)
+            records = cluster.run(trace.requests())
+    if log is not None:
+        write_log(log, records)
+    violations = check_log(records)
+    if violations:
+        raise RuntimeError(f"the run log breaks {violations[0].invariant}: {violations[0].sentence}")
+    summary = run_summary(records, slo)
+    summary["run_s"] = summary.pop("simulated_s")
+    return {"workers": list(spec.roles), "start_s": opened_s, **summary}

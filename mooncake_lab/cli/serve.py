@@ -1,0 +1,107 @@
+"""`mooncake-lab serve`: a live cluster behind an HTTP API that existing clients speak."""
+
+import contextlib
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import typer
+
+from mooncake_lab.cli.live import AdmissionName, BatchingName, PlacementName, live_spec
+from mooncake_lab.core import Record
+
+
+def serve(
+    model: Annotated[str, typer.Option(metavar="DIR|random:SHAPE", help="A Hugging Face Llama, or a random one.")],
+    prefill: Annotated[int | None, typer.Option(min=1, help="Prefill workers; 1 by default.")] = None,
+    decode: Annotated[int | None, typer.Option(min=1, help="Decode workers; 1 by default.")] = None,
+    coupled: Annotated[int | None, typer.Option(min=1, help="Workers that do both, instead of the two.")] = None,
+    batching: Annotated[BatchingName, typer.Option(help="What coupled workers run.")] = "sarathi_serve",
+    placement: Annotated[
+        PlacementName | None, typer.Option(help="Who serves a request; Algorithm 1 by default.")
+    ] = None,
+    admission: Annotated[AdmissionName, typer.Option(help="Whether a request is served at all.")] = "none",
+    ttft_slo: Annotated[float, typer.Option(min=1e-9, help="Limit of the time to first token (s).")] = 30.0,
+    tbt_slo: Annotated[float, typer.Option(min=1e-9, help="Limit of the time between tokens (s).")] = 0.1,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1.")] = "auto",
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None, typer.Option(help="float32 on CPU, bfloat16 on GPU.")
+    ] = None,
+    backend: Annotated[Literal["auto", "dense", "cpu", "cuda"], typer.Option(help="Who computes.")] = "auto",
+    cache_tokens: Annotated[int, typer.Option(min=1, help="KVCache of a prefill worker, in DRAM.")] = 65_536,
+    decode_tokens: Annotated[int, typer.Option(min=1, help="KVCache of a decode worker's engine.")] = 65_536,
+    chunk: Annotated[int, typer.Option(min=1, help="Most prompt tokens of an iteration.")] = 512,
+    max_request_tokens: Annotated[int, typer.Option(min=1, help="Longest context.")] = 8192,
+    most_under_way: Annotated[int, typer.Option(min=1, help="Requests at once; more are refused.")] = 1024,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each worker.")] = 1,
+    host: Annotated[str, typer.Option(help="Where to listen; loopback unless told otherwise.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 lets the system choose.")] = 8000,
+    token_file: Annotated[
+        Path | None, typer.Option(help="Holds the bearer token.", exists=True, dir_okay=False)
+    ] = None,
+    no_token: Annotated[bool, typer.Option("--no-token", help="Let everybody in who can connect.")] = False,
+    drain: Annotated[float, typer.Option(min=0, help="Seconds that requests may go on after a signal.")] = 30.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of random weights, and of random placement.")] = 0,
+    log: Annotated[Path | None, typer.Option(dir_okay=False, help="Append the run log here.")] = None,
+) -> None:
+    """Serve a model with prefill and decode workers, each a process, behind OpenAI's completions and chat API.
+
+    Clients need a bearer token, which is made up and printed unless a file gives it. SIGTERM and SIGINT let
+    requests under way finish. A rejected request is answered with 429 and Retry-After.
+
+    Example: mooncake-lab serve --model random:lab-tiny --prefill 2 --decode 2 --port 8000
+    """
+    import asyncio
+    import logging
+
+    from mooncake_lab.serving.door.server import Address
+    from mooncake_lab.serving.door.server import serve as serve_until_told
+    from mooncake_lab.serving.supervisor import WorkerError
+
+    if no_token and token_file is not None:
+        raise typer.BadParameter("--no-token lets everybody in; leave out --token-file")
+    spec = live_spec(
+        prefill=prefill, decode=decode, coupled=coupled, placement=placement, admission=admission,
+        ttft_slo=ttft_slo, tbt_slo=tbt_slo, seed=seed, model=model, batching=batching, device=device, dtype=dtype,
+        backend=backend, cache_tokens=cache_tokens, decode_tokens=decode_tokens, chunk_tokens=chunk,
+        max_request_tokens=max_request_tokens, most_under_way=most_under_way, threads=threads,
+    )  # fmt: skip
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    token = None if no_token else _token(token_file)
+    address = Address(host=host, port=port, token=token, drain_s=drain)
+
+    def opened(url: str) -> None:
+        typer.echo(f"serving {model} at {url}/v1 with {', '.join(spec.roles)}", err=True)
+        if token is not None and token_file is None:
+            typer.echo(f"bearer token: {token}", err=True)
+
+    try:
+        with _log(log) as write:
+            asyncio.run(serve_until_told(spec, address, opened=opened, write=write))
+    except asyncio.CancelledError:
+        raise typer.Exit(1) from None  # told to stop before it was open
+    except (ValueError, OSError, WorkerError) as error:
+        typer.echo(f"mooncake-lab serve: {error}", err=True)
+        raise typer.Exit(1) from error
+
+
+def _token(file: Path | None) -> str:
+    if file is None:
+        return secrets.token_urlsafe(24)
+    token = file.read_text(encoding="utf-8").strip()
+    if not token.isascii() or len(token) < 16 or any(character.isspace() for character in token):
+        raise typer.BadParameter(f"{file} holds no token: at least 16 ASCII characters without spaces are needed")
+    return token
+
+
+@contextlib.contextmanager
+def _log(path: Path | None) -> Iterator[Callable[[Record], None] | None]:
+    """Appends records to a file, as they are heard."""
+    if path is None:
+        yield None
+        return
+    encoder = msgspec.json.Encoder()
+    with path.open("ab") as file:
+        yield lambda record: file.write(encoder.encode(record) + b"\n") and None

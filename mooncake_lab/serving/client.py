@@ -1,0 +1,83 @@
+"""A client that replays a trace over HTTP, against any server that speaks OpenAI's completions with token ids."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import msgspec
+import numpy as np
+
+from mooncake_lab.core import TracedRequest
+from mooncake_lab.serving.prompts import prompt_of
+from mooncake_lab.workload import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What a client saw of one request."""
+
+    status: int
+    tokens: tuple[int, ...] = ()
+    ttft_s: float | None = None
+    gaps_s: tuple[float, ...] = ()
+
+
+def replay_over_http(trace: Trace, url: str, token: str | None, model: str) -> dict[str, Any]:
+    """Send a trace's requests at their times; how many were served, and their latencies as a client sees them.
+
+    Raises:
+        ValueError: when no request was served, with what the server said to the first.
+    """
+    seen = asyncio.run(_replay(list(trace.requests()), url.rstrip("/").removesuffix("/v1"), token, model))
+    served = [one for one in seen if one.ttft_s is not None]
+    if not served:
+        raise ValueError(f"none of {len(seen)} requests was served; the first was answered with {seen[0].status}")
+    ttft = np.array([one.ttft_s for one in served], dtype=np.float64)
+    gaps = np.array([gap for one in served for gap in one.gaps_s] or [0.0])
+    return {
+        "url": url,
+        "requests": len(seen),
+        "finished": sum(one.status == 200 for one in seen),
+        "rejected": sum(one.status == 429 for one in seen),
+        "failed": sum(one.status not in {200, 429} for one in seen),
+        "output_tokens": sum(len(one.tokens) for one in seen),
+        "ttft_mean_s": float(ttft.mean()),
+        **{f"ttft_p{p}_s": float(np.percentile(ttft, p)) for p in (50, 90, 99)},
+        "gap_mean_s": float(gaps.mean()),
+        "gap_p99_s": float(np.percentile(gaps, 99)),
+    }
+
+
+async def _replay(requests: list[TracedRequest], url: str, token: str | None, model: str) -> list[Seen]:
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    limits = httpx.Limits(max_connections=1024)
+    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=300, limits=limits) as client:
+        zero_s = time.monotonic()
+        return await asyncio.gather(*(_one(client, traced, model, zero_s) for traced in requests))
+
+
+async def _one(client: httpx.AsyncClient, traced: TracedRequest, model: str, zero_s: float) -> Seen:
+    """One streamed completion."""
+    prompt = prompt_of(traced.request, 256).tolist()  # bytes: every vocabulary has these ids
+    body = {
+        "model": model, "prompt": prompt, "max_tokens": max(1, traced.output_tokens), "temperature": 0,
+        "stream": True, "ignore_eos": True, "return_token_ids": True,
+    }  # fmt: skip
+    await asyncio.sleep(max(0.0, traced.request.arrival_s - (time.monotonic() - zero_s)))
+    start_s, tokens, times_s = time.monotonic(), list[int](), list[float]()
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        if response.status_code != 200:
+            return Seen(status=response.status_code)
+        async for line in response.aiter_lines():
+            if not line.startswith("data: ") or line == "data: [DONE]":
+                continue
+            event = msgspec.json.decode(line[6:])
+            if "error" in event:
+                return Seen(status=503, tokens=tuple(tokens))
+            for choice in event["choices"]:
+                tokens += choice["token_ids"]
+                times_s += [time.monotonic()] * bool(choice["token_ids"])
+    first_s = times_s[0] - start_s if times_s else None
+    return Seen(status=200, tokens=tuple(tokens), ttft_s=first_s, gaps_s=tuple(np.diff(times_s).tolist()))

@@ -1,0 +1,207 @@
+"""The front door, as the official client sees it."""
+
+import asyncio
+import socket
+import threading
+import time
+
+import httpx
+import openai
+import pytest
+
+from mooncake_lab.conductor import WithinSLO
+from mooncake_lab.core import SLO
+from mooncake_lab.serving import Hall, LiveSpec
+from mooncake_lab.serving.door.server import Address, web_server
+from mooncake_lab.serving.door.telemetry import Telemetry
+from mooncake_lab.serving.door.tokenizer import ByteTokenizer
+from mooncake_lab.serving.door.wanted import BadRequestError, read_chat, read_completion
+from mooncake_lab.serving.door.writing import Writer
+
+TOKEN = "a-token-for-tests"  # noqa: S105  # of no other use
+MODEL = "random:lab-tiny"
+
+
+class OpenDoor:
+    """A cluster and its web server on a thread."""
+
+    def __init__(self, spec, believed, nursery):
+        self.spec, self.believed, self.nursery = spec, believed, nursery
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        self.ready = threading.Event()
+        self.thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+
+    async def _serve(self):
+        telemetry = Telemetry()
+        nothing = lambda _: None  # noqa: E731
+        async with Hall(
+            self.spec, self.believed, nursery=self.nursery, write=telemetry.note, decided=nothing
+        ) as self.hall:
+            self.server = web_server(self.hall, telemetry, Address(token=TOKEN, drain_s=5))
+            self.ready.set()
+            await self.server.serve(sockets=[self.listener])
+
+    def __enter__(self):
+        self.thread.start()
+        assert self.ready.wait(120)
+        return self
+
+    def __exit__(self, *_):
+        self.server.should_exit = True
+        self.thread.join()
+        self.listener.close()
+
+    def client(self, token=TOKEN):
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=token, max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def door(believed, nursery):
+    with OpenDoor(LiveSpec(model=MODEL, device="cpu", backend="dense"), believed, nursery) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def client(door):
+    with door.client() as one:
+        yield one
+
+
+EXTRA = {"return_token_ids": True, "ignore_eos": True}
+
+
+def test_completion(client, reference):
+    """A completion has the reference engine's tokens, for text, for token ids, and for several prompts."""
+    one, two = reference([list(b"hello"), [1, 2, 3]], 8)
+    made = client.completions.create(model=MODEL, prompt="hello", max_tokens=8, temperature=0, extra_body=EXTRA)
+    assert made.choices[0].token_ids == list(one)
+    assert made.choices[0].finish_reason == "length"
+    assert (made.usage.prompt_tokens, made.usage.completion_tokens) == (5, 8)
+    both = client.completions.create(
+        model=MODEL, prompt=[list(b"hello"), [1, 2, 3]], max_tokens=8, temperature=0, extra_body=EXTRA
+    )
+    assert [choice.token_ids for choice in both.choices] == [list(one), list(two)]
+
+
+def test_streaming(client, reference):
+    """A stream has the same text and tokens as the whole answer, and says its usage if asked."""
+    whole = client.completions.create(model=MODEL, prompt="hello", max_tokens=20, temperature=0)
+    parts = list(
+        client.completions.create(
+            model=MODEL, prompt="hello", max_tokens=20, temperature=0, stream=True,
+            stream_options={"include_usage": True}, extra_body=EXTRA,
+        )
+    )  # fmt: skip
+    choices = [choice for part in parts for choice in part.choices]
+    assert "".join(choice.text for choice in choices) == whole.choices[0].text
+    assert [t for choice in choices for t in choice.token_ids] == list(reference([list(b"hello")], 20)[0])
+    assert parts[-1].usage.completion_tokens == 20
+
+
+def test_chat(client):
+    """A conversation is answered, whole and streamed, with a seed equally each time."""
+    ask = {
+        "model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 12, "seed": 7,
+    }  # fmt: skip
+    whole = client.chat.completions.create(**ask)
+    parts = list(client.chat.completions.create(**ask, stream=True))
+    assert parts[0].choices[0].delta.role == "assistant"
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == whole.choices[0].message.content
+    assert parts[-1].choices[0].finish_reason == "length"
+
+
+def test_stop_sequence(client):
+    """Nothing is shown from a stop sequence on, and the reason says so."""
+    text = client.completions.create(model=MODEL, prompt="hello", max_tokens=20, temperature=0).choices[0].text
+    stop = text[3:5]
+    made = client.completions.create(model=MODEL, prompt="hello", max_tokens=20, temperature=0, stop=stop)
+    assert made.choices[0].text == text[: text.find(stop)]
+    assert made.choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"prompt": []}, "prompts"),
+        ({"prompt": [1, 999]}, "999"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"max_tokens": 10**6}, "too many"),
+        ({"temperature": 3.0}, "temperature is 3.0"),
+        ({"n": 2}, "n is 2"),
+        ({"logprobs": 3}, "logprobs is 3"),
+        ({"extra_body": {"nonsense": 1}}, "nonsense"),
+    ],
+)
+def test_bad_requests(client, changes, says):
+    """What cannot be served is refused with 400 and the offending value."""
+    with pytest.raises(openai.BadRequestError, match=says):
+        client.completions.create(**({"model": MODEL, "prompt": "x", "max_tokens": 2} | changes))
+
+
+def test_strangers(door):
+    """Without the token nobody gets in, but health is everybody's; an unknown model is not found."""
+    with door.client("wrong") as stranger, pytest.raises(openai.AuthenticationError, match="token"):
+        stranger.models.list()
+    assert httpx.get(f"{door.url}/health").json()["status"] == "ok"
+    with door.client() as friend, pytest.raises(openai.NotFoundError, match="serves"):
+        friend.completions.create(model="gpt-4", prompt="x")
+
+
+def test_models_and_metrics(door, client):
+    """The model is listed, and Prometheus finds what was served."""
+    assert [model.id for model in client.models.list()] == [MODEL]
+    client.completions.create(model=MODEL, prompt="x", max_tokens=3)
+    page = httpx.get(f"{door.url}/metrics", headers={"Authorization": f"Bearer {TOKEN}"}).text
+    assert 'mooncake_requests_ended_total{how="finished"}' in page
+    assert "mooncake_ttft_seconds_count" in page
+    assert 'mooncake_workers{role="decode"} 1.0' in page
+
+
+def test_disconnect_cancels(door):
+    """When a client goes away in the middle of a stream, its request is withdrawn from the cluster."""
+    with door.client() as one:
+        stream = one.completions.create(model=MODEL, prompt="hello", max_tokens=4000, stream=True, temperature=0)
+        next(iter(stream))
+        assert len(door.hall.dispatcher.placer.tickets) == 1
+        stream.close()
+    deadline_s = time.monotonic() + 20
+    while door.hall.dispatcher.placer.tickets and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert not door.hall.dispatcher.placer.tickets
+    assert all(not account.contexts for account in door.hall.dispatcher.placer.books.accounts.values())
+
+
+def test_rejection(believed, nursery):
+    """What would miss its SLO is refused with 429 and Retry-After."""
+    spec = LiveSpec(model=MODEL, device="cpu", backend="dense", admission=WithinSLO(), slo=SLO(ttft_s=1e-6))
+    with OpenDoor(spec, believed, nursery) as door, door.client() as one:
+        with pytest.raises(openai.RateLimitError, match="expected TTFT") as raised:
+            one.completions.create(model=MODEL, prompt="x")
+        assert int(raised.value.response.headers["retry-after"]) >= 1
+
+
+def test_options_are_refused_by_name():
+    """Every option that is not offered is named, never ignored."""
+    for option in ('"tools":[{}]', '"logprobs":true', '"presence_penalty":1', '"response_format":{"type":"json"}'):
+        body = f'{{"model":"m","messages":[{{"role":"user","content":"x"}}],{option}}}'
+        with pytest.raises(BadRequestError) as raised:
+            read_chat(body.encode(), ByteTokenizer(), "m")
+        assert raised.value.param == option.split('"')[1]
+    with pytest.raises(LookupError, match="serves 'm'"):
+        read_completion(b'{"model":"other","prompt":"x"}', ByteTokenizer(), "m")
+
+
+def test_writer_never_shows_part_of_a_stop():
+    """Whatever the cuts, the shown text ends where the first stop sequence begins."""
+    text = "abcabdé stop here"
+    for stops in (("abd",), ("é", "zz"), ("stop", "here"), ("never",)):
+        writer = Writer(ByteTokenizer().stream(), stops)
+        shown = ""
+        for byte in text.encode():
+            shown += writer.push(byte)
+            if writer.is_stopped:
+                break
+        shown += writer.finish()
+        ends = [at for stop in stops if (at := text.find(stop)) >= 0]
+        assert shown == text[: min(ends, default=len(text))]
