@@ -15,9 +15,11 @@ from mooncake_lab.conductor import (
     AdmitAll,
     AfterPrefill,
     EarlyRejection,
+    KVCacheCentric,
     LengthPredicting,
     PredictiveRejection,
     PriorityClasses,
+    Random,
 )
 from mooncake_lab.core import SLO, Record, Rejected, TracedRequest, blocks_for, keyed_uniform
 from mooncake_lab.experiments.overload_bounds import Oracle
@@ -56,7 +58,7 @@ TABLE_3: Final[Mapping[str, str]] = MappingProxyType(
 )
 """Our policies and the rows of arXiv Table 3."""
 REQUESTS: Final[Mapping[str, int]] = MappingProxyType(
-    {"smoke": 300, "classroom": 5000, "full": 23_000, "gpu": 23_000}
+    {"smoke": 400, "classroom": 2400, "full": 23_000, "gpu": 23_000}
 )
 """How many requests of a trace a scale replays at most."""
 SEEDS: Final[Mapping[str, int]] = MappingProxyType({"smoke": 2, "classroom": 10, "full": 20, "gpu": 20})
@@ -82,6 +84,8 @@ class Overload:
     """Load at which a pool is full (assumption B21)."""
     decode_s: float | None = None
     """t_d of the predictive policy; None takes the mean answer times the TBT limit (assumption B22)."""
+    placement: Literal["kvcache_centric", "random"] = "kvcache_centric"
+    """Random where only admission shall see the load, not placement."""
     view_age_s: float = 0.0
     """How old the loads may be on which the Conductor decides."""
     prompt_factor: int = 1
@@ -129,6 +133,7 @@ class Overload:
         spec = ClusterSpec(
             prefill_nodes=self.prefill_nodes,
             decode_nodes=self.decode_nodes,
+            placement=KVCacheCentric() if self.placement == "kvcache_centric" else Random(self.seed),
             admission=self.admission(requests),
             view_age_s=self.view_age_s,
             slo=self.slo,
@@ -172,9 +177,9 @@ class Overload:
             "prefill_swing": swing(prefill),
             "decode_swing": swing(decode),
         }
-        lags = int(_MOST_LAG_S / self.every_s)
-        if len(times_s) < lags + 8 or not (np.ptp(prefill) and np.ptp(decode)):
-            return found
+        lags = min(int(_MOST_LAG_S / self.every_s), len(times_s) // 3)
+        if len(times_s) < 8 or not (np.ptp(prefill) and np.ptp(decode)):
+            return found  # too short, or nothing moves
         together = lagged_correlation(prefill, decode, lags)
         return found | {
             "correlation": float(together[0]),

@@ -1,0 +1,245 @@
+"""Figures of overload: who was rejected and when, how load swings, and what makes it swing more."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
+
+import pandas as pd
+from matplotlib.axes import Axes
+
+from mooncake_lab.figures.style import (
+    COLOURS,
+    HATCHES,
+    BookFigure,
+    footer,
+    legend_once,
+    new_figure,
+    paper_points,
+    plain_number,
+    slo_line,
+    styled,
+)
+
+LABELS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "none": "no rejection",
+        "after_prefill": "baseline:\nafter prefill",
+        "early": "early\nrejection",
+        "predictive": "predicted\nload (t_d)",
+        "committed": "counting\nthe coming",
+        "reserving": "predicted,\nreserving",
+        "length_predicting": "learned\nlengths",
+        "length_reserving": "learned,\nreserving",
+        "adaptive": "adaptive\nthreshold",
+        "priority": "priority\nclasses",
+        "oracle": "oracle",
+    }
+)
+"""Policies as the figures call them."""
+_COLOUR: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "after_prefill": COLOURS["straw_man"],
+        "early": COLOURS["mooncake_variant"],
+        "predictive": COLOURS["mooncake"],
+        "committed": COLOURS["vllm_prefix"],
+        "length_predicting": COLOURS["vllm_chunked"],
+        "oracle": COLOURS["optimum"],
+    }
+)
+_SIMULATED: Final = "simulated, 8xA800 nodes fitted to FAST'25 Fig. 14 and arXiv Fig. 2"
+
+
+@styled
+def rejections(panels: Mapping[str, pd.DataFrame], paper_percent: Mapping[str, float]) -> BookFigure:
+    """Rejected requests by policy, those refused after prefill hatched; the paper's Table 3 as diamonds.
+
+    Args:
+        panels: rows of `Overload`, one a policy, by the name of the panel.
+        paper_percent: what Table 3 prints by policy (%).
+    """
+    figure, axes = new_figure(1, len(panels), width=11, height=3.8, sharey=True)
+    for axis, (title, rows) in zip(axes, panels.items(), strict=True):
+        for at, row in enumerate(_records(rows)):
+            late = 100 * row["rejected_late"] / row["requests"]
+            early = 100 * row["rejected_share"] - late
+            colour = _COLOUR.get(row["policy"], COLOURS["straw_man_light"])
+            axis.bar(at, early, color=colour, label="refused on arrival", width=0.7)
+            axis.bar(
+                at, late, bottom=early, color=colour, hatch=HATCHES["decode"], edgecolor="white",
+                label="refused after prefill", width=0.7,
+            )  # fmt: skip
+            if row["policy"] in paper_percent:
+                paper_points(axis, [at], [paper_percent[row["policy"]]], "arXiv Table 3")
+        axis.set_xticks(range(len(rows)), [LABELS[policy] for policy in rows["policy"]], fontsize=7.5)
+        axis.set(title=title)
+        axis.grid(visible=False, axis="x")
+    axes[0].set_ylabel("rejected requests (%)")
+    legend_once(axes[0], fontsize=8)
+    _origin(figure, (source for rows in panels.values() for source in rows["source"]))
+    return figure
+
+
+@styled
+def with_intervals(rows: pd.DataFrame, quantities: Mapping[str, str], policies: Sequence[str]) -> BookFigure:
+    """Several quantities by policy: a dot a seed, a bar at the mean with its 95 % interval.
+
+    Args:
+        rows: rows of `Overload`, a policy and seed each.
+        quantities: column by its label with unit.
+        policies: in the order to draw.
+    """
+    figure, axes = new_figure(1, len(quantities), width=11, height=3.8)
+    for axis, (label, column) in zip(axes, quantities.items(), strict=True):
+        for at, policy in enumerate(policies):
+            values = rows[rows["policy"] == policy][column].astype(float)
+            half = 1.96 * float(values.std(ddof=1)) / len(values) ** 0.5
+            colour = _COLOUR.get(policy, COLOURS["straw_man_light"])
+            axis.bar(at, values.mean(), color=colour, width=0.7, alpha=0.85)
+            axis.errorbar(at, values.mean(), yerr=half, color=COLOURS["optimum"], capsize=4)
+            spread = [at - 0.25 + 0.5 * i / max(1, len(values) - 1) for i in range(len(values))]
+            axis.plot(spread, values, ".", color=COLOURS["optimum"], markersize=4, alpha=0.6)
+        axis.set_xticks(range(len(policies)), [LABELS[policy] for policy in policies], fontsize=7.5)
+        axis.set(ylabel=label, ylim=(0, None))
+        axis.grid(visible=False, axis="x")
+    _origin(figure, rows["source"])
+    return figure
+
+
+@styled
+def series(panels: Mapping[str, pd.DataFrame], paper: pd.DataFrame) -> BookFigure:
+    """Load of both pools over time, one panel a policy; the paper's samples in a panel of their own.
+
+    Args:
+        panels: rows of `LoadSeries` by the name of the panel.
+        paper: the loads of arXiv Fig. 9, columns at_s, prefill, decode.
+    """
+    figure, axes = new_figure(len(panels) + 1, 1, width=10, height=2.1 * (len(panels) + 1) + 0.4, sharex=True)
+    for stage, style in (("prefill", "-"), ("decode", "--")):
+        paper_points(axes[0], paper["at_s"] / 60, paper[stage], "_")
+        axes[0].plot(
+            paper["at_s"] / 60, paper[stage], style, color=COLOURS["paper"], linewidth=1.0, label=f"{stage}, paper"
+        )
+    axes[0].set_title("arXiv Fig. 9: production, 20 machines, early rejection")
+    for axis, (title, rows) in zip(axes[1:], panels.items(), strict=True):
+        minutes = rows["at_s"] / 60
+        axis.plot(minutes, rows["prefill"], "-", color=COLOURS["mooncake"], linewidth=1.4, label="prefill")
+        axis.plot(minutes, rows["decode"], "--", color=COLOURS["vllm"], linewidth=1.4, label="decode")
+        axis.set_title(title)
+    for axis in axes:
+        axis.set(ylabel="load", ylim=(0, 1.15))
+        slo_line(axis, 1.0, "full")
+        axis.legend(loc="lower right", fontsize=8, ncols=2)
+    axes[-1].set_xlabel("time (min)")
+    _origin(figure, (source for rows in panels.values() for source in rows["source"]))
+    return figure
+
+
+@styled
+def four_stages(ours: Mapping[str, pd.DataFrame], paper: Mapping[str, pd.DataFrame]) -> BookFigure:
+    """The sketch of arXiv Fig. 10: load of both pools stage by stage, ours as lines, the paper's as diamonds.
+
+    Args:
+        ours: columns number, decode, prefill, by the name of the panel.
+        paper: columns stage, decode, prefill, by the same names.
+    """
+    figure, axes = new_figure(1, len(ours), width=10, height=3.4, sharey=True)
+    for axis, (title, rows) in zip(axes, ours.items(), strict=True):
+        for stage, colour, style in (
+            ("prefill", COLOURS["mooncake"], "-"),
+            ("decode", COLOURS["vllm"], "--"),
+        ):
+            axis.step(rows["number"], rows[stage], style, where="mid", color=colour, label=f"{stage}, by hand")
+            (points,) = axis.plot(
+                paper[title]["stage"], paper[title][stage], "D", markerfacecolor="none", markersize=5.5,
+                markeredgecolor=COLOURS["paper"], label="arXiv Fig. 10", zorder=5,
+            )  # fmt: skip
+            axis.annotate(
+                stage[0], (paper[title]["stage"].iloc[-1], paper[title][stage].iloc[-1]), xytext=(6, -3),
+                textcoords="offset points", fontsize=8, color=points.get_markeredgecolor(),
+            )  # fmt: skip
+        axis.set(title=title, xlabel="stage", ylim=(0, 1.1))
+    axes[0].set_ylabel("load (share of full)")
+    legend_once(axes[0], fontsize=8, loc="lower right")
+    footer(figure, "by hand, no simulation; p and d mark the paper's prefill and decode")
+    return figure
+
+
+@styled
+def sweep(
+    rows: pd.DataFrame,
+    knob: str,
+    label: str,
+    quantities: Mapping[str, str],
+    *,
+    marks: Mapping[float, str] | None = None,
+) -> BookFigure:
+    """Quantities over one knob, a line a policy.
+
+    Args:
+        rows: rows of `Overload`, a policy and value of the knob each.
+        knob: its column.
+        label: of the horizontal axis, with its unit.
+        quantities: column by its label with unit.
+        marks: values of the knob to point out, with what they are.
+    """
+    figure, axes = new_figure(1, len(quantities), width=11, height=3.5)
+    for axis, (title, column) in zip(axes, quantities.items(), strict=True):
+        _lines(axis, rows, knob, column)
+        for value, text in (marks or {}).items():
+            slo_line(axis, value, text, vertical=True)
+        axis.set(xlabel=label, ylabel=title, ylim=(0, None))
+        axis.xaxis.set_major_formatter(plain_number)
+    axes[0].legend(fontsize=8)
+    _origin(figure, rows["source"])
+    return figure
+
+
+@styled
+def burst(rows: pd.DataFrame) -> BookFigure:
+    """A burst on two real engines: what became of the requests, and the seconds of prefill.
+
+    Args:
+        rows: rows of `Burst`, one a policy.
+    """
+    figure, (left, right) = new_figure(1, 2, width=10, height=3.4)
+    at = range(len(rows))
+    bottom = [0.0] * len(rows)
+    for column, label, hatch in (
+        ("finished", "finished", ""),
+        ("refused_after_prefill", "refused after prefill", "///"),
+        ("refused_on_arrival", "refused on arrival", "..."),
+    ):
+        heights = [float(value) for value in rows[column]]
+        colours = [_COLOUR[policy] for policy in rows["policy"]]
+        left.bar(at, heights, bottom=bottom, color=colours, hatch=hatch, edgecolor="white", label=label)
+        bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
+    left.set_ylabel("requests")
+    legend_once(left, fontsize=8)
+    for i, row in enumerate(_records(rows)):
+        colour = _COLOUR[row["policy"]]
+        right.plot(i, row["prefill_s"] * 1e3, "o", color=colour, label="all prefills" if i == 0 else "_")
+        right.plot(
+            i, row["wasted_prefill_s"] * 1e3, "o", markerfacecolor="none", color=colour,
+            label="wasted" if i == 0 else "_",
+        )  # fmt: skip
+    right.set(ylabel="prefill (ms)", ylim=(0, None))
+    right.legend(fontsize=8)
+    for axis in (left, right):
+        axis.set_xticks(at, [LABELS[policy] for policy in rows["policy"]], fontsize=8)
+    footer(figure, f"measured: {rows['machine'].iloc[0]}")
+    return figure
+
+
+def _lines(axis: Axes, rows: pd.DataFrame, knob: str, column: str) -> None:
+    for policy in dict.fromkeys(rows["policy"]):
+        chosen = rows[rows["policy"] == policy].groupby(knob, sort=True)[column].mean()
+        colour = _COLOUR.get(policy, COLOURS["straw_man_light"])
+        axis.plot(chosen.index, chosen, ".-", color=colour, label=LABELS[policy].replace("\n", " "))
+
+
+def _records(rows: pd.DataFrame) -> list[dict[Any, Any]]:
+    return rows.to_dict(orient="records")
+
+
+def _origin(figure: BookFigure, sources: Iterable[str]) -> None:
+    footer(figure, f"{_SIMULATED}; {'; '.join(dict.fromkeys(sources))}")

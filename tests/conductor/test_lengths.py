@@ -1,0 +1,59 @@
+"""What finished answers teach: shares that a count by hand gives, and an experience that only a log feeds."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mooncake_lab.conductor import Experience, LengthBook, share_longer
+from mooncake_lab.core import Arrived, Finished, FirstToken, Rejected
+
+ANSWERS = st.lists(st.integers(1, 5000), min_size=16, max_size=60)
+
+
+def book_of(answers, prompt=1000):
+    book = LengthBook()
+    for answer in answers:
+        book = book.with_answer(prompt, answer)
+    return book
+
+
+@given(ANSWERS, st.integers(0, 24))
+def test_at_class_boundaries_the_share_is_a_count(answers, half_power):
+    """The share of answers above a boundary is what counting them gives."""
+    boundary = 2 ** (half_power / 2)
+    expected = sum(answer > boundary * (1 + 1e-9) for answer in answers) / len(answers)
+    assert abs(share_longer(book_of(answers), 1000, beyond=boundary) - expected) < 1e-6
+
+
+@given(ANSWERS, st.floats(0, 6000), st.floats(0, 6000), st.floats(0, 6000))
+def test_shares_are_chances_and_fall(answers, given_tokens, one, other):
+    """From 0 to 1, and the further one looks the fewer are left."""
+    book = book_of(answers)
+    near, far = sorted((one, other))
+    shares = [share_longer(book, 1000, beyond=beyond, given=given_tokens) for beyond in (near, far)]
+    assert 1 >= shares[0] >= shares[1] - 1e-12 >= -1e-12
+
+
+def test_prompts_of_another_length_speak_for_themselves_only_when_seen():
+    """A class with too few answers is spoken for by all."""
+    book = book_of([10] * 40, prompt=100)
+    assert share_longer(book, 60_000, beyond=100.0) == 0.0
+    for _ in range(16):
+        book = book.with_answer(60_000, 400)
+    assert share_longer(book, 60_000, beyond=100.0) == 1.0
+    assert share_longer(book, 100, beyond=100.0) == 0.0
+
+
+def test_experience_learns_from_ends_only():
+    """An answer counts when it has finished, never before; double checks are forgotten after the window."""
+    experience = Experience(window_s=10.0)
+    for number in range(3):
+        experience.note(Arrived(at_s=0.0, request_id=number, input_tokens=100))
+    experience.note(FirstToken(at_s=1.0, request_id=0))
+    assert experience.lengths == LengthBook()
+    experience.note(Rejected(at_s=2.0, request_id=1, stage="decode", reason="full"))
+    experience.note(Rejected(at_s=3.0, request_id=2, stage="admission", reason="full"))
+    experience.note(Finished(at_s=5.0, request_id=0, output_tokens=7))
+    assert experience.lengths == LengthBook().with_answer(100, 7)
+    assert experience.recent(5.0)[1:] == (2, 1)
+    assert experience.recent(11.5)[1:] == (1, 1)
+    assert experience.recent(12.0)[1:] == (0, 0)

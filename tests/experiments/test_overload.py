@@ -1,0 +1,159 @@
+"""Overload experiments: laws at a small scale, what the oracle may know, and the real burst."""
+
+import dataclasses
+import inspect
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mooncake_lab.conductor import ADMISSION_POLICIES
+from mooncake_lab.core import Prefilled, Rejected
+from mooncake_lab.experiments import overload as topic
+from mooncake_lab.experiments import overload_bounds, run, vary
+from mooncake_lab.experiments import overload_beside_papers as beside
+from mooncake_lab.experiments.overload_real import Burst
+from mooncake_lab.experiments.overload_stages import stages
+from mooncake_lab.metrics import check_log
+from mooncake_lab.paper import claims
+
+FULL = topic.Overload(
+    workload="uniform", first=260, prefill_nodes=8, decode_nodes=1, tbt_limit_s=0.04, every_s=2.0
+)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """Six policies on the same crowd of requests that are alike."""
+    names = ("after_prefill", "early", "committed", "predictive", "oracle", "none")
+    return run(vary(FULL, policy=names), cache=False).set_index("policy")
+
+
+class TestOverload:
+    def test_the_baseline_wastes_all_that_decode_refuses(self, rows):
+        """It refuses on arrival only for prefill, so that nearly all its rejections come after prefill."""
+        assert rows["rejected_late"]["after_prefill"] > 0.9 * rows["rejected"]["after_prefill"] > 0
+
+    def test_waste_falls_in_the_order_of_table_3(self, rows):
+        """Baseline, early rejection, prediction: the seconds of prefill for nothing fall in this order."""
+        waste = rows["wasted_prefill_s"]
+        assert waste["after_prefill"] > waste["early"] > waste["predictive"] > waste["committed"]
+
+    def test_nobody_is_rejected_who_is_not_counted(self, rows):
+        """Serving everybody rejects nobody and wastes nothing, and misses its limits."""
+        assert rows["rejected"]["none"] == rows["wasted_prefill_s"]["none"] == 0
+        assert rows["goodput"]["none"] < rows["goodput"]["committed"]
+
+    @pytest.mark.parametrize("policy", ["after_prefill", "early", "length_reserving", "priority", "adaptive"])
+    def test_logs_keep_the_invariants(self, policy):
+        """Nothing is lost and causes precede effects, also for those who are refused after prefill."""
+        replay = dataclasses.replace(FULL, policy=policy, first=150)
+        requests, trace = replay.requests()
+        log, _ = replay.replay(requests, trace.block_size_tokens)
+        assert check_log(log) == ()
+        late = {r.request_id for r in log if isinstance(r, Rejected) and r.stage == "decode"}
+        assert late <= {r.request_id for r in log if isinstance(r, Prefilled)}
+
+    def test_the_same_row_every_time(self):
+        """An experiment is a function of its fields."""
+        small = dataclasses.replace(FULL, first=80, policy="length_predicting")
+        assert run(small, cache=False).equals(run(small, cache=False))
+
+    def test_seeds_are_stretches_of_the_trace(self):
+        """Another seed is another window, from second 0 on and in order."""
+        one, two = (dataclasses.replace(FULL, seed=seed).requests()[0] for seed in (1, 2))
+        assert one[0].request.id != two[0].request.id
+        times = [traced.request.arrival_s for traced in one]
+        assert times == sorted(times)
+        assert times[0] == 0.0
+
+    def test_longer_prompts_bring_the_same_tokens(self):
+        """Twice as long and half as often: the rate of prompt tokens stays, and shared blocks stay shared."""
+        plain = topic.Overload(first=60).requests()[0]
+        longer = topic.Overload(first=60, prompt_factor=2).requests()[0]
+        assert [t.request.input_tokens for t in longer] == [2 * t.request.input_tokens for t in plain]
+        assert longer[-1].request.arrival_s == pytest.approx(2 * plain[-1].request.arrival_s)
+        first = {t.request.block_keys[0] for t in plain}
+        assert len({t.request.block_keys[0] for t in longer}) == len(first)
+
+    def test_priority_serves_the_urgent_first(self):
+        """A larger share of urgent requests is kept than under a policy that does not tell them apart."""
+        kept = run(vary(FULL, policy=("predictive", "priority")), cache=False).set_index("policy")["kept_urgent"]
+        assert kept["priority"] > kept["predictive"]
+
+
+def test_only_an_experiment_can_build_the_oracle():
+    """No name on the command line leads to it, and no module of the Conductor mentions it."""
+    assert overload_bounds.Oracle not in {type(make()) for make in ADMISSION_POLICIES.values()}
+    assert all("racle" not in inspect.getsource(type(make())) for make in ADMISSION_POLICIES.values())
+
+
+class TestStages:
+    def test_early_rejection_alternates(self):
+        """All or nothing, and each stage decodes what the one before prefilled."""
+        found = list(stages(0.8, 0.5, predicted=False, count=6))
+        assert [stage.prefill for stage in found] == [0.8, 0.0] * 3
+        assert [stage.decode for stage in found[1:]] == [stage.prefill for stage in found[:-1]]
+
+    def test_prediction_is_steady(self):
+        """From the second stage on nothing changes."""
+        found = list(stages(0.8, 0.5, predicted=True, count=6))
+        assert {(stage.decode, stage.prefill) for stage in found[1:]} == {(0.5, 0.5)}
+
+
+class TestBesidePapers:
+    def test_every_claim_of_the_chapter_is_graded_once(self):
+        """No claim that the ledger gives to this chapter is left out or decided twice."""
+        crowd = topic.Overload(first=300, decode_nodes=3, tbt_limit_s=0.04)
+        rows = run(vary(crowd, policy=tuple(topic.TABLE_3)), cache=False)
+        graded = [row.claim for row in beside.beside_papers(rows, rows).rows if row.claim]
+        assert sorted(graded) == sorted(c.id for c in claims() if c.chapter == "11_overload")
+
+    def test_figure_9_moves_as_the_notes_say(self):
+        """The samples give the correlation that the ledger of claims has, and a peak after half a minute."""
+        moves = beside.paper_movement()
+        assert moves["correlation"] == pytest.approx(-0.5236, abs=1e-3)
+        assert 30 <= moves["peak_lag_s"] <= 45
+        assert len(beside.paper_series()) == 81
+
+    def test_the_interval_of_a_ratio_contains_it(self):
+        """For two policies whose ratio is two in every stretch, it is two with no width."""
+        table = pd.DataFrame(
+            {"seed": np.repeat(range(5), 2), "policy": ["a", "b"] * 5, "q": [2, 1, 4, 2, 6, 3, 8, 4, 10, 5]}
+        )
+        assert beside.ratio_with_interval(table, "q", "a", "b") == pytest.approx((2.0, 2.0, 2.0))
+
+
+class TestBurst:
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def bursts():
+        """A small burst on two real engines."""
+        small = Burst(requests=12, prompt_tokens=32, answer_tokens=6, slots=2)
+        return run(vary(small, policy=("after_prefill", "early", "committed")), cache=False).set_index("policy")
+
+    def test_everybody_ends(self, bursts):
+        """Finished, refused on arrival and refused after prefill add up, and the finished have whole answers."""
+        ends = bursts[["finished", "refused_on_arrival", "refused_after_prefill"]].sum(axis=1)
+        assert (ends == 12).all()
+        assert (bursts["tokens"] == 6 * bursts["finished"]).all()
+
+    def test_who_is_refused_does_not_depend_on_the_clock(self, bursts):
+        """The baseline refuses only after prefill, counting the coming only on arrival; only waste costs seconds."""
+        assert (
+            bursts["refused_on_arrival"]["after_prefill"] == 0 < bursts["refused_after_prefill"]["after_prefill"]
+        )
+        assert bursts["refused_after_prefill"]["committed"] == bursts["wasted_prefill_s"]["committed"] == 0
+        assert 0 < bursts["wasted_prefill_s"]["after_prefill"] < bursts["prefill_s"]["after_prefill"]
+
+
+@pytest.mark.slow
+def test_old_views_make_early_rejection_swing_and_prediction_damps_it():
+    """With views up to 20 s old the decode load of early rejection swings more than with fresh ones, and more
+    than that of prediction.
+    """
+    alike = dataclasses.replace(FULL, placement="random", speed=1.0, first=600)
+    swing = run(vary(alike, view_age_s=(0.0, 20.0), policy=("early", "predictive")), cache=False)
+    swing = swing.set_index(["view_age_s", "policy"])["decode_swing"]
+    assert swing[20.0, "early"] > 2 * swing[0.0, "early"]
+    assert swing[20.0, "early"] > 2 * swing[20.0, "predictive"]

@@ -1,0 +1,87 @@
+"""Figures of overload: what is ours, what is the paper's, and a slider that needs no server."""
+
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mooncake_lab.experiments import overload_beside_papers as beside
+from mooncake_lab.experiments.overload import TABLE_3
+from mooncake_lab.experiments.overload_stages import stages
+from mooncake_lab.figures import overload as draw
+from mooncake_lab.figures.overload_whatif import what_if
+
+
+@pytest.fixture
+def rows():
+    """Three policies at two speeds, invented."""
+    return pd.DataFrame(
+        [
+            {
+                "policy": policy, "speed": speed, "seed": seed, "requests": 100, "rejected_late": 5 + seed,
+                "rejected_share": 0.1 * speed, "wasted_prefill_s": 3.0, "source": "a test",
+            }
+            for policy in TABLE_3 for speed in (1.0, 2.0) for seed in (1, 2)
+        ]
+    )  # fmt: skip
+
+
+def diamonds(figure):
+    """The markers that stand for the paper."""
+    return [line for axes in figure.axes for line in axes.lines if line.get_marker() == "D"]
+
+
+def test_table_3_is_drawn_as_diamonds(rows):
+    """Each policy has a bar in two parts and the paper's share as a diamond."""
+    one = rows[(rows["speed"] == 1.0) & (rows["seed"] == 1)]
+    printed = {policy: beside.rejected_percent(policy) for policy in TABLE_3}
+    figure = draw.rejections({"here": one}, printed)
+    assert sorted(float(line.get_ydata()[0]) for line in diamonds(figure)) == sorted(printed.values())
+    heights = [patch.get_height() + patch.get_y() for patch in figure.axes[0].patches[1::2]]
+    assert heights == pytest.approx([10.0, 10.0, 10.0])
+
+
+def test_intervals_show_every_seed(rows):
+    """A dot a seed and a bar a policy."""
+    figure = draw.with_intervals(rows[rows["speed"] == 1.0], {"waste (s)": "wasted_prefill_s"}, tuple(TABLE_3))
+    dots = [line for line in figure.axes[0].lines if line.get_marker() == "."]
+    assert [len(line.get_xdata()) for line in dots] == [2, 2, 2]
+
+
+def test_series_have_the_papers_samples():
+    """All 81 samples of both of the paper's loads are diamonds."""
+    at_s = np.arange(0, 60, 5.0)
+    ours = pd.DataFrame({"at_s": at_s, "prefill": at_s / 100, "decode": 0.5, "source": "a test"})
+    figure = draw.series({"ours": ours}, beside.paper_series())
+    assert [len(line.get_xdata()) for line in diamonds(figure)] == [81, 81]
+
+
+def test_stages_stand_beside_the_sketch():
+    """Four stages by hand, and the paper's levels of both panels."""
+    ours = {panel: pd.DataFrame(stages(0.8, 0.5, predicted=panel == "b", count=4)) for panel in "ab"}
+    figure = draw.four_stages(ours, {panel: beside.paper_stages(panel) for panel in "ab"})
+    assert len(diamonds(figure)) == 4
+
+
+def test_a_sweep_has_a_line_a_policy(rows):
+    """Lines are means over seeds."""
+    figure = draw.sweep(rows, "speed", "speed", {"rejected": "rejected_share"})
+    assert [list(line.get_ydata()) for line in figure.axes[0].lines] == [pytest.approx([0.1, 0.2])] * 3
+
+
+class TestWhatIf:
+    def test_it_is_self_contained_and_can_be_used_by_ear(self, rows):
+        """No address, a labelled slider, a table with headings that holds the start without a script."""
+        page = what_if(rows, "speed", "speed", {"rejected": ("rejected_share", ".0%")}, start=1)._repr_html_()
+        assert not re.search(r"https?:|src=|href=|@import", page)
+        assert re.search(r'<label for="([^"]+)".*<input id="\1" type="range" min="0" max="1"', page, re.DOTALL)
+        assert page.count('scope="row"') == 3
+        assert "<td>20%</td>" in page
+
+    def test_text_cannot_leave_its_place(self, rows):
+        """Names are escaped in the page and in the data."""
+        nasty = rows.assign(policy="early")
+        page = what_if(nasty, "speed", "<b>&", {"</script>": ("rejected_share", ".0%")})._repr_html_()
+        assert "<b>" not in page
+        assert page.count("</script>") == 2
