@@ -22,7 +22,7 @@ def engine(
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where both run.")] = "cpu",
     batch: Annotated[list[int] | None, typer.Option(min=1, help="Decode batches; may be repeated.")] = None,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Of prefill and decode cases.")] = 256,
-    steps: Annotated[int, typer.Option(min=1, help="Decode steps of a case.")] = 32,
+    steps: Annotated[int, typer.Option(min=1, help="Decode steps of a round.")] = 16,
     mixed: Annotated[int, typer.Option(min=0, help="Requests of the mixed burst; 0 leaves it out.")] = 0,
     rounds: Annotated[int, typer.Option(min=1, help="Paired runs; medians are printed.")] = 5,
     out: Annotated[Path | None, typer.Option(help="Write a JSON file, for data/measured.", dir_okay=False)] = None,
@@ -67,7 +67,10 @@ def _measure(
     cases = [measure.prefill_case(prompt_tokens)]
     cases += [measure.decode_case(batch, prompt_tokens, steps) for batch in batches]
     cases += [measure.mixed_case(mixed)] if mixed else []
-    room = max(sum(case.prompt_tokens) + sum(case.new_tokens) + 16 * len(case.new_tokens) for case in cases)
+    turns = rounds + 2
+    room = max(
+        sum(case.prompt_tokens) + turns * (sum(case.new_tokens) + 16 * len(case.new_tokens)) for case in cases
+    )
     bench = measure.Bench(model, dtype, device, cache_tokens=room)
     rows = [bench.compare(case, peer, rounds) for case in cases]
     about = {"model": model, "dtype": dtype, "peer": peer}

@@ -5,9 +5,11 @@ alternating order, so that a busy machine slows both; a ratio is taken within a 
 """
 
 import os
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -27,6 +29,7 @@ from mooncake_lab.engine.peers import (
     hugging_face,
     our_engine,
 )
+from mooncake_lab.engine.turns import Decoding, HuggingFaceDecoding, OurDecoding
 from mooncake_lab.engine.weights import random_weights
 from mooncake_lab.perf import Hardware, model_shape
 
@@ -39,7 +42,7 @@ class Case:
     kind: Literal["prefill", "decode", "mixed"]
     prompt_tokens: tuple[int, ...]
     new_tokens: tuple[int, ...]
-    """A request; decode cases are timed from the second token on."""
+    """A request; of decode cases, the steps of a round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +79,7 @@ def prefill_case(tokens: int, batch: int = 1) -> Case:
 
 
 def decode_case(batch: int, prompt_tokens: int, steps: int = 32) -> Case:
-    """Steps of a batch whose prompts are done."""
+    """Steps of a batch of equal requests whose prompts are done."""
     return Case(
         name=f"decode {batch} at {prompt_tokens}",
         kind="decode",
@@ -122,8 +125,8 @@ class Bench:
         self.config: LlamaConfig = config_from_shape(model_shape(shape), max_positions=16384)
         weights = random_weights(self.config, device=place, dtype=kind)
         model = make_model(weights, choose_backend(place, kind))
-        self.ours: Subject = our_engine(model, cache_tokens=cache_tokens)
-        peer = hugging_face(weights)
+        self.ours = our_engine(model, cache_tokens=cache_tokens)
+        self._model = peer = hugging_face(weights)
         self._peers: Mapping[str, Subject] = MappingProxyType(
             {
                 "hf": HuggingFaceGenerate(peer),
@@ -135,10 +138,12 @@ class Bench:
         self._clock = clock
         self._dtype = kind
         self._device = device
-        self.peaks: Hardware = _peaks(device, dry=self.config.width < 256)
+        self.peaks: Hardware = _peaks(device, clock, dry=self.config.width < 256)
 
-    def compare(self, case: Case, peer: str, rounds: int = 5, *, seed: int = 0) -> Comparison:
-        """Time a case, ours and the peer's, after one round that does not count.
+    def compare(
+        self, case: Case, peer: str, rounds: int = 5, *, seed: int = 0, warm_up: bool = True
+    ) -> Comparison:
+        """Time a case, ours and the peer's, after one round that does not count unless `warm_up` says no.
 
         Raises:
             ValueError: when there is no such peer.
@@ -147,14 +152,30 @@ class Bench:
             raise ValueError(f"unknown peer {peer!r}; allowed are {', '.join(self._peers)}, none")
         rng = np.random.default_rng(seed)
         prompts: Tokens = [rng.integers(0, self.config.vocabulary, count).tolist() for count in case.prompt_tokens]
-        subjects = [self.ours] if peer == "none" else [self.ours, self._peers[peer]]
+        if case.kind == "decode" and peer in {"hf", "none"}:
+            return self._comparison(case, self._turns(case, prompts[0], peer, rounds))
+        subjects: list[Subject] = [self.ours] if peer == "none" else [self.ours, self._peers[peer]]
         times: list[list[float]] = [[] for _ in subjects]
-        for turn in range(-1, rounds):
+        for turn in range(-1 if warm_up else 0, rounds):
             for index in range(len(subjects)) if turn % 2 else reversed(range(len(subjects))):
                 seconds = self._time(subjects[index], case, prompts)
                 if turn >= 0:
                     times[index].append(seconds)
         return self._comparison(case, times)
+
+    def _turns(self, case: Case, prompt: list[int], peer: str, rounds: int) -> list[list[float]]:
+        """Seconds of every round, ours and perhaps theirs; one more goes before, to warm up."""
+        batch, steps = len(case.new_tokens), case.new_tokens[0] - 1
+        ours = OurDecoding(self.ours.engine, prompt, batch, (steps + 1) * (rounds + 1) + 2, self._clock)
+        both: list[Decoding] = [ours]
+        if peer == "hf":
+            both.append(HuggingFaceDecoding(self._model, prompt, batch, self._clock))
+        times: list[list[float]] = [[] for _ in both]
+        for turn in range(rounds + 1):
+            for index in range(len(both)) if turn % 2 else reversed(range(len(both))):
+                times[index].append(both[index].turn(steps))
+        ours.close()
+        return [seconds[1:] for seconds in times]
 
     def _time(self, subject: Subject, case: Case, prompts: Tokens) -> float:
         whole = self._seconds(subject, prompts, case.new_tokens)
@@ -194,9 +215,11 @@ class Bench:
         )
 
 
-def _peaks(device: str, *, dry: bool) -> Hardware:
+def _peaks(device: str, clock: Callable[[], float], *, dry: bool) -> Hardware:
     """The machine's peaks; those of a dry run are quick, and not to be quoted."""
-    return measure_peaks(device, side=256, copy_bytes=1 << 22, repeats=2) if dry else measure_peaks(device)
+    if dry:
+        return measure_peaks(device, side=256, copy_bytes=1 << 22, repeats=2, clock=clock)
+    return measure_peaks(device, clock=clock)
 
 
 def floor_seconds(
@@ -239,9 +262,12 @@ def table(rows: Sequence[Comparison]) -> str:
 
 
 def report(rows: Sequence[Comparison], peaks: Hardware, device: str) -> dict[str, Any]:
-    """Comparisons as plain values, with the machine, its peaks and how busy it was."""
+    """Comparisons as plain values, with the machine, its peaks, how busy it was, and what was measured when."""
     return {
         "machine": str(describe_machine(device)),
+        "device": device,
+        "date": describe_machine(device).date,
+        "commit": commit(),
         "load_average": list(os.getloadavg()),
         "peaks": {
             "float32_flops_per_s": peaks.float32_flops_per_s,
@@ -250,3 +276,10 @@ def report(rows: Sequence[Comparison], peaks: Hardware, device: str) -> dict[str
         },
         "cases": [asdict(row) for row in rows],
     }
+
+
+def commit() -> str | None:
+    """The commit of the source that runs, with a + where files differ from it; None outside a repository."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+", "--exclude=*"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # plain words
+    return done.stdout.strip() or None

@@ -1,15 +1,13 @@
 """CPU: prepacked linears, compiled kernels between them, torch's flash attention for prefill."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numba
 import numpy as np
-import numpy.typing as npt
 import torch
-from numba.core import config
 
 from mooncake_lab.engine.backends import cpu_kernels as kernels
+from mooncake_lab.engine.backends.cpu_step import CpuStep, kernel_threads, make_cpu_step, reserve_threads, view
 from mooncake_lab.engine.backends.dense import gather
 from mooncake_lab.engine.backends.linear import cpu_linear
 from mooncake_lab.engine.backends.protocol import Linear
@@ -17,6 +15,7 @@ from mooncake_lab.engine.config import LlamaConfig
 from mooncake_lab.engine.kvcache import LayerCache
 from mooncake_lab.engine.packing import PackedBatch, Span
 from mooncake_lab.engine.rope import Rope
+from mooncake_lab.engine.weights import LlamaWeights
 
 _ELEMENTS_ALONE = 1 << 17
 """A kernel over fewer numbers runs in one thread: some 20 microseconds."""
@@ -31,10 +30,7 @@ class CpuBackend:
     name: str = "cpu"
 
     def __post_init__(self) -> None:
-        # numba and torch share one pool of threads, and numba sets its size when it first runs: set it back
-        threads = torch.get_num_threads()
-        numba.set_num_threads(1)
-        torch.set_num_threads(threads)
+        reserve_threads()
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """Prepacked where this torch can."""
@@ -81,10 +77,9 @@ class CpuBackend:
             return down(_activate(gate_up(normed)))
         return torch.cat([down(_activate(gate_up(rows))) for rows in normed.split(_FFN_ROWS)])
 
-
-def view(tensor: torch.Tensor) -> npt.NDArray[Any]:
-    """The same memory for numba, which knows bfloat16 only by its bits."""
-    return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    def whole_step(self, weights: LlamaWeights, rope: Rope) -> CpuStep:
+        """A compiled call a layer, for steps of few tokens."""
+        return make_cpu_step(weights, rope)
 
 
 def _share_out(elements: int) -> None:
@@ -92,8 +87,7 @@ def _share_out(elements: int) -> None:
 
     On a busy machine each kernel that waits for a thread may wait for a time slice.
     """
-    most: int = config.NUMBA_NUM_THREADS  # pyright: ignore[reportAttributeAccessIssue]  # numba sets it at import
-    numba.set_num_threads(min(torch.get_num_threads(), most) if elements > _ELEMENTS_ALONE else 1)
+    numba.set_num_threads(kernel_threads() if elements > _ELEMENTS_ALONE else 1)
 
 
 def _activate(gate_up: torch.Tensor) -> torch.Tensor:

@@ -103,27 +103,50 @@ def rotate_and_store(
     query: Stored,
 ) -> None:
     """Rotated queries to `query` (tokens, heads, width); keys and values to their slots in the cache."""
-    tokens, query_heads, width = query.shape
+    for row in prange(len(query)):
+        rotate_row(row, qkv, cosines, sines, positions, slots, keys, values, query)
+
+
+@register_jitable
+def rotate_row(
+    row: int,
+    qkv: Stored,
+    cosines: Floats,
+    sines: Floats,
+    positions: Ints,
+    slots: Ints,
+    keys: Stored,
+    values: Stored,
+    query: Stored,
+) -> None:
+    """One token of `rotate_and_store`; `qkv` and `query` may be of another type than the cache."""
+    query_heads, width = query.shape[1:]
     kv_heads, size = keys.shape[1], keys.shape[2]
     half = width // 2
-    for row in prange(tokens):
-        position, block, offset = positions[row], slots[row] // size, slots[row] % size
-        for head in range(query_heads + kv_heads):
-            column = head * width
-            for x in range(half):
-                cosine, sine = cosines[position, x], sines[position, x]
-                first, second = widen(qkv[row, column + x]), widen(qkv[row, column + half + x])
-                turned = narrow(first * cosine - second * sine, qkv[row, 0])
-                turned_half = narrow(second * cosine + first * sine, qkv[row, 0])
-                if head < query_heads:
-                    query[row, head, x], query[row, head, half + x] = turned, turned_half
-                else:
-                    keys[block, head - query_heads, offset, x] = turned
-                    keys[block, head - query_heads, offset, half + x] = turned_half
-        for head in range(kv_heads):
-            column = (query_heads + kv_heads + head) * width
-            for x in range(width):
-                values[block, head, offset, x] = qkv[row, column + x]
+    position, block, offset = positions[row], slots[row] // size, slots[row] % size
+    for head in range(query_heads + kv_heads):
+        column = head * width
+        for x in range(half):
+            cosine, sine = cosines[position, x], sines[position, x]
+            first, second = widen(qkv[row, column + x]), widen(qkv[row, column + half + x])
+            turned, turned_half = first * cosine - second * sine, second * cosine + first * sine
+            if head < query_heads:
+                query[row, head, x] = narrow(turned, query[row, head, x])
+                query[row, head, half + x] = narrow(turned_half, query[row, head, x])
+            else:
+                stored = keys[block, head - query_heads, offset]
+                stored[x], stored[half + x] = narrow(turned, stored[x]), narrow(turned_half, stored[x])
+    for head in range(kv_heads):
+        column, stored = (query_heads + kv_heads + head) * width, values[block, head, offset]
+        for x in range(width):
+            stored[x] = narrow(widen(qkv[row, column + x]), stored[x])
+
+
+@register_jitable
+def gated(gate: Any) -> Any:
+    """`silu(gate)` of a float32."""
+    small = _exp(-abs(gate))  # never overflows
+    return gate * ((np.float32(1) if gate >= 0 else small) / (np.float32(1) + small))
 
 
 @njit(parallel=True, fastmath=True, nogil=True, cache=True)
@@ -132,10 +155,7 @@ def silu_and_multiply(gate_up: Stored, out: Stored) -> None:
     tokens, width = out.shape
     for row in prange(tokens):
         for x in range(width):
-            gate = widen(gate_up[row, x])
-            small = _exp(-abs(gate))  # never overflows
-            sigmoid = (np.float32(1) if gate >= 0 else small) / (np.float32(1) + small)
-            activated = narrow(gate * sigmoid, out[row, x])
+            activated = narrow(gated(widen(gate_up[row, x])), out[row, x])
             out[row, x] = narrow(widen(activated) * widen(gate_up[row, width + x]), out[row, x])
 
 

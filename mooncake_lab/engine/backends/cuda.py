@@ -12,6 +12,7 @@ from mooncake_lab.engine.config import LlamaConfig
 from mooncake_lab.engine.kvcache import LayerCache
 from mooncake_lab.engine.packing import PackedBatch, SpanContext
 from mooncake_lab.engine.rope import Rope
+from mooncake_lab.engine.weights import LlamaWeights
 
 _PROGRAMS = 264
 """Programs that keep a large GPU busy: two for each of an H200's 132 processors."""
@@ -65,6 +66,9 @@ class CudaBackend:
         out = wide.new_empty(len(wide), wide.shape[1] // 2)
         kernels.silu_and_multiply(wide, out)
         return down(out)
+
+    def whole_step(self, weights: LlamaWeights, rope: Rope) -> None:
+        """None: recorded graphs do that here."""
 
 
 def stretches(rows: int, kv_heads: int) -> int:

@@ -10,6 +10,7 @@ from mooncake_lab.engine.config import LlamaConfig
 from mooncake_lab.engine.kvcache import LayerCache
 from mooncake_lab.engine.packing import PackedBatch
 from mooncake_lab.engine.rope import Rope, rotate
+from mooncake_lab.engine.weights import LlamaWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,9 @@ class DenseBackend:
         """All tokens at once."""
         gate, up = gate_up(normed).chunk(2, dim=-1)
         return down(F.silu(gate) * up)
+
+    def whole_step(self, weights: LlamaWeights, rope: Rope) -> None:
+        """None."""
 
 
 def gather(cache: LayerCache, table: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:

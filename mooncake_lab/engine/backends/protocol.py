@@ -6,12 +6,25 @@ from typing import Protocol
 import torch
 
 from mooncake_lab.engine.config import LlamaConfig
-from mooncake_lab.engine.kvcache import LayerCache
+from mooncake_lab.engine.kvcache import KVCache, LayerCache
 from mooncake_lab.engine.packing import PackedBatch
 from mooncake_lab.engine.rope import Rope
+from mooncake_lab.engine.weights import LlamaWeights
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
 """(tokens, inputs) -> (tokens, outputs)."""
+
+
+class WholeStep(Protocol):
+    """All layers of some batches at once, where calls between operators would cost more than their work."""
+
+    def fits(self, batch: PackedBatch) -> bool:
+        """Whether it can run a batch."""
+        ...
+
+    def forward(self, batch: PackedBatch, cache: KVCache) -> torch.Tensor:
+        """Logits of the wanted rows, (rows, vocabulary)."""
+        ...
 
 
 class Backend(Protocol):
@@ -44,4 +57,8 @@ class Backend(Protocol):
 
     def feed_forward(self, normed: torch.Tensor, gate_up: Linear, down: Linear) -> torch.Tensor:
         """`down(silu(gate) * up)`."""
+        ...
+
+    def whole_step(self, weights: LlamaWeights, rope: Rope) -> WholeStep | None:
+        """A model's own whole step; None where there is none."""
         ...
