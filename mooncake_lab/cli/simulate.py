@@ -2,6 +2,7 @@
 
 import resource
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,13 +12,24 @@ import typer
 
 from mooncake_lab.cli.reading import read_or_fail
 from mooncake_lab.conductor import ADMISSION_POLICIES, PLACEMENT_POLICIES, LoadBalance, Random
-from mooncake_lab.core import SLO, Record, write_log
-from mooncake_lab.perf import LatencyModel, hardware
+from mooncake_lab.core import SLO, Record, log_writer
+from mooncake_lab.perf import hardware
 from mooncake_lab.simulation import COUPLED_SYSTEMS, Cluster, ClusterSpec, CoupledCluster, CoupledSpec
 from mooncake_lab.workload import Trace
 
 PlacementName = Literal[
     "random", "load_balance", "cache_aware", "kvcache_centric", "longest_prefix", "prefix_affinity"
+]
+AdmissionName = Literal[
+    "none",
+    "slo",
+    "after_prefill",
+    "early",
+    "committed",
+    "predictive",
+    "length_predicting",
+    "adaptive",
+    "priority",
 ]
 AdmissionName = Literal[
     "none",
@@ -67,7 +79,10 @@ def simulate(
     tbt_slo: Annotated[float, typer.Option(min=1e-9, help="Limit of the time between tokens (s).")] = 0.1,
     seed: Annotated[int, typer.Option(min=0, help="Of everything random (random placement).")] = 0,
     log: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Write the run log here, as JSON lines.")
+        Path | None, typer.Option(dir_okay=False, help="Write the run log here, as JSON lines, while it runs.")
+    ] = None,
+    perfetto: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Write a timeline here, for ui.perfetto.dev.")
     ] = None,
     lenient: Annotated[bool, typer.Option("--lenient", help="Skip bad lines and say how many.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -81,7 +96,7 @@ def simulate(
     """
     # here and not above: both import pandas, which no other command needs and which takes a second
     from mooncake_lab.experiments.other_nodes import device_tokens, node_latency
-    from mooncake_lab.metrics import run_summary
+    from mooncake_lab.metrics import RunningSummary, write_perfetto
 
     _check_usage(prefill, decode, coupled, batching, placement, admission)
     started = time.perf_counter(), time.process_time()
@@ -97,19 +112,36 @@ def simulate(
         "slo": slo,
         "block_size_tokens": requests.block_size_tokens,
     }
+    summary, kept = RunningSummary(slo), list[Record]()
+    sinks = [summary.read, *([kept.append] if perfetto else [])]
+
+    def keep(record: Record) -> None:
+        for sink in sinks:
+            sink(record)
+
     on_device = device_tokens(hardware(node), latency.shape)
     cluster: Cluster | CoupledCluster
     try:
         if coupled is None:
-            cluster = _disaggregated(latency, prefill or 0, decode or 0, on_device, cache_tokens, policies)
+            cluster = Cluster(
+                _disaggregated(prefill or 0, decode or 0, on_device, cache_tokens, policies), latency, log=keep
+            )
         else:
-            cluster = _coupled(latency, coupled, batching or "vllm", cache_tokens or on_device, policies)
+            spec = _coupled(coupled, batching or "vllm", cache_tokens or on_device, policies)
+            cluster = CoupledCluster(spec, latency, log=keep)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    records = cluster.run(_faster(requests, speed).requests())
-    if log is not None:
-        _write_or_fail(log, records)
-    numbers = {"file": str(trace), "latency_model": latency.name, **run_summary(records, slo)}
+    arriving = _faster(requests, speed).requests()
+    try:
+        with log_writer(log) if log else nullcontext() as write:
+            sinks.extend([write] if write else [])
+            cluster.run(arriving)
+        if perfetto:
+            write_perfetto(perfetto, kept)
+    except OSError as error:
+        typer.echo(f"mooncake-lab simulate: the log cannot be written: {error}", err=True)
+        raise typer.Exit(1) from error
+    numbers: dict[str, Any] = {"file": str(trace), "latency_model": latency.name, **summary.numbers()}
     numbers |= {
         "wall_s": time.perf_counter() - started[0],
         "cpu_s": time.process_time() - started[1],
@@ -124,14 +156,6 @@ def _print(numbers: dict[str, Any], *, json_: bool) -> None:
         return
     for name, value in numbers.items():
         typer.echo(f"{name:28} {value:,.4f}" if isinstance(value, float) else f"{name:28} {value}")
-
-
-def _write_or_fail(log: Path, records: list[Record]) -> None:
-    try:
-        write_log(log, records)
-    except OSError as error:
-        typer.echo(f"mooncake-lab simulate: the log cannot be written: {error}", err=True)
-        raise typer.Exit(1) from error
 
 
 def _check_usage(
@@ -166,26 +190,17 @@ def _placement(name: str | None, seed: int, *, coupled: bool) -> Any:
 
 
 def _disaggregated(
-    latency: LatencyModel,
-    prefill: int,
-    decode: int,
-    on_device: int,
-    cache_tokens: int | None,
-    policies: dict[str, Any],
-) -> Cluster:
+    prefill: int, decode: int, on_device: int, cache_tokens: int | None, policies: dict[str, Any]
+) -> ClusterSpec:
     sized: dict[str, Any] = {} if cache_tokens is None else {"cache_tokens": cache_tokens}
-    spec = ClusterSpec(prefill_nodes=prefill, decode_nodes=decode, decode_tokens=on_device, **sized, **policies)
-    return Cluster(spec, latency)
+    return ClusterSpec(prefill_nodes=prefill, decode_nodes=decode, decode_tokens=on_device, **sized, **policies)
 
 
-def _coupled(
-    latency: LatencyModel, nodes: int, batching: str, on_device: int, policies: dict[str, Any]
-) -> CoupledCluster:
+def _coupled(nodes: int, batching: str, on_device: int, policies: dict[str, Any]) -> CoupledSpec:
     policy, prefix_caching = COUPLED_SYSTEMS[batching]
-    spec = CoupledSpec(
+    return CoupledSpec(
         nodes=nodes, batching=policy, prefix_caching=prefix_caching, device_tokens=on_device, **policies
     )
-    return CoupledCluster(spec, latency)
 
 
 def _faster(trace: Trace, speed: float) -> Trace:

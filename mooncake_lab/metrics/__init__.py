@@ -21,12 +21,14 @@ from mooncake_lab.metrics.load import (
 )
 from mooncake_lab.metrics.perfetto import trace_events, write_perfetto
 from mooncake_lab.metrics.proportions import wilson
+from mooncake_lab.metrics.running import RunningSummary
 from mooncake_lab.metrics.service import effective, effective_request_capacity, goodput_per_s
 from mooncake_lab.metrics.summary import prefill_gpu_s, reused_share, run_summary
 from mooncake_lab.metrics.tokens import step_ends_s, token_times_s
 
 __all__ = [
     "Histogram",
+    "RunningSummary",
     "Violation",
     "block_hit_rate",
     "check_log",

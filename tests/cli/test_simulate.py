@@ -1,13 +1,17 @@
 """`mooncake-lab simulate`: what it prints, how it fails, and that every option does something."""
 
 import json
+from typing import get_args
 
 import pytest
 from typer.testing import CliRunner
 
 from mooncake_lab.cli import app
+from mooncake_lab.cli.simulate import AdmissionName, BatchingName, PlacementName
+from mooncake_lab.conductor import ADMISSION_POLICIES, PLACEMENT_POLICIES
 from mooncake_lab.core import SLO, read_log
 from mooncake_lab.metrics import check_log, run_summary
+from mooncake_lab.simulation import COUPLED_SYSTEMS
 
 PROMISED = {
     "requests", "finished", "rejected", "ttft_mean_s", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "tbt_p90_s",
@@ -61,7 +65,8 @@ def test_log_holds_the_run(file, cluster, tmp_path):
     found = numbers(file, *cluster, "--log", path)
     log = list(read_log(path))
     assert check_log(log) == ()
-    assert run_summary(log, SLO()).items() <= found.items()
+    expected = run_summary(log, SLO())
+    assert {name: found[name] for name in expected} == {n: pytest.approx(value) for n, value in expected.items()}
 
 
 @pytest.mark.parametrize(
@@ -147,3 +152,18 @@ def test_without_json_a_reader_gets_lines(file):
     result = simulate(file, *DISAGGREGATED)
     assert result.exit_code == 0
     assert sum(line.startswith(("ttft", "tbt")) for line in result.stdout.splitlines()) >= 5
+
+
+def test_a_timeline_is_written_too(file, tmp_path):
+    """`--perfetto` writes a file of trace events, with a span for each prefill."""
+    path = tmp_path / "run.json"
+    found = numbers(file, *DISAGGREGATED, "--perfetto", path)
+    events = json.loads(path.read_text())["traceEvents"]
+    assert sum(event.get("cat") == "prefilled" for event in events) == found["finished"]
+
+
+def test_every_policy_can_be_asked_for():
+    """The names of the command line are those of the registries, in their order."""
+    assert get_args(AdmissionName) == tuple(ADMISSION_POLICIES)
+    assert set(get_args(PlacementName)) == set(PLACEMENT_POLICIES)
+    assert get_args(BatchingName) == tuple(COUPLED_SYSTEMS)

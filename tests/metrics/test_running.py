@@ -1,0 +1,36 @@
+"""The summary of a log that is not kept is the summary of the log."""
+
+import dataclasses
+
+import pytest
+
+from mooncake_lab.core import SLO
+from mooncake_lab.experiments.paper_node import paper_node_latency
+from mooncake_lab.metrics import RunningSummary, run_summary
+from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledCluster, CoupledSpec
+from mooncake_lab.workload import load
+
+MODEL, STRICT = paper_node_latency(), SLO(ttft_s=3.0, tbt_s=0.05)
+
+
+@pytest.mark.parametrize("tbt", ["fast", "arxiv"])
+@pytest.mark.parametrize("until_s", [None, 60.0])
+@pytest.mark.parametrize("coupled", [False, True])
+def test_read_one_by_one_the_numbers_are_the_same(tbt, until_s, coupled):
+    """Served, rejected and still running requests count as in `run_summary`, for both papers' definitions."""
+    trace = load("conversation").head(250)
+    spec = CoupledSpec(nodes=3) if coupled else ClusterSpec(prefill_nodes=2, decode_nodes=2, decode_tokens=60_000)
+    kept = (CoupledCluster if coupled else Cluster)(spec, MODEL).run(trace.requests(), until_s)
+    running = RunningSummary(STRICT, tbt)
+    streamed = (CoupledCluster if coupled else Cluster)(spec, MODEL, log=running.read)
+    assert streamed.run(trace.requests(), until_s) == []
+    expected = run_summary(kept, STRICT, tbt=tbt)
+    assert running.numbers() == {name: pytest.approx(value) for name, value in expected.items()}
+    if until_s is None:
+        assert 0 < expected["effective_request_capacity"] < 1
+
+
+def test_nothing_has_no_summary():
+    """Without a request there is nothing to summarise."""
+    with pytest.raises(ValueError, match="0 requests"):
+        RunningSummary(dataclasses.replace(STRICT)).numbers()
