@@ -5,6 +5,7 @@ fitted to bars of FAST'25 Fig. 14 (one request alone) and points of arXiv Fig. 2
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -103,8 +104,9 @@ def calibrate_paper_node() -> NodeCalibration:
     )
 
 
+@cache
 def paper_node_latency() -> LatencyModel:
-    """The latency model of the paper's node: the clock of the simulated clusters."""
+    """The latency model of the paper's node, fitted once: the clock of the simulated clusters."""
     return calibrate_paper_node().latency
 
 

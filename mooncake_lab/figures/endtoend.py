@@ -190,7 +190,7 @@ def distributions(
         limits: by the same columns, the SLO.
     """
     figure, axes = new_figure(1, 2, width=10, height=4.0, sharey=True)
-    labels = {"ttft_cdf": "TTFT (s)", "tbt_arxiv_cdf": "TBT, mean of a request (ms)"}
+    labels = {"ttft_cdf": "TTFT (s)", "tbt_cdf": "TBT, longest tenth of gaps (ms)"}
     for panel, (column, grid) in zip(axes, grids.items(), strict=True):
         for row in rows.to_dict(orient="records"):
             system = str(row["system"])

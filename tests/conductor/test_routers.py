@@ -1,0 +1,34 @@
+"""Routers in front of instances that do not cooperate."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mooncake_lab.conductor import ClusterView, DecodeView, LatencyEstimator, PrefillView
+from mooncake_lab.conductor.routers import FewestRequests, RoundRobin
+from mooncake_lab.core import Request
+from mooncake_lab.experiments.paper_node import paper_node_latency
+
+REQUEST = Request(id=0, arrival_s=0.0, input_tokens=600, block_keys=(1, 2))
+BELIEF = LatencyEstimator(paper_node_latency())
+COUNTS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 99), st.floats(0, 9)), min_size=1, max_size=8)
+
+
+def seen(counts):
+    """A view of coupled instances: requests in each, requests ever sent there, seconds of backlog."""
+    prefill = tuple(PrefillView(f"i{k}", backlog, 0, sent, 0) for k, (_, sent, backlog) in enumerate(counts))
+    decode = tuple(DecodeView(f"i{k}", here, 0, 10**6) for k, (here, _, _) in enumerate(counts))
+    return ClusterView(0.0, prefill, decode)
+
+
+@given(COUNTS)
+def test_fewest_requests_wins_and_ties_take_turns(counts):
+    """The chosen instance has the fewest requests, and among those the fewest ever."""
+    placed = FewestRequests().place(REQUEST, seen(counts), BELIEF)
+    assert counts[int(placed.prefill[1:])][:2] == min((here, sent) for here, sent, _ in counts)
+
+
+@given(COUNTS)
+def test_round_robin_looks_at_turns_alone(counts):
+    """The chosen instance was given the fewest requests, however many it still has."""
+    placed = RoundRobin().place(REQUEST, seen(counts), BELIEF)
+    assert counts[int(placed.prefill[1:])][1] == min(sent for _, sent, _ in counts)
