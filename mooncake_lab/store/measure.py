@@ -27,9 +27,19 @@ from mooncake_lab.store.floors import (
     send,
     writing,
 )
-from mooncake_lab.store.media import DramMedium, Medium, Reservation, SsdMedium, TcpMedium
+from mooncake_lab.store.measure_mooncake import BareObjects, provider, segment_bytes
+from mooncake_lab.store.media import (
+    DramMedium,
+    Medium,
+    MooncakeClient,
+    MooncakeMaster,
+    MooncakeMedium,
+    Reservation,
+    SsdMedium,
+    TcpMedium,
+)
 
-MEDIA: Final = ("dram", "ssd", "tcp")
+MEDIA: Final = ("dram", "ssd", "tcp", "mooncake")
 _LAYERS: Final = 32
 _BATCH_BLOCKS: Final = 8
 
@@ -68,6 +78,7 @@ def measure_media(
 
     Raises:
         ValueError: when a medium is unknown or a size is no multiple of 32 pages.
+        MediumError: when Mooncake's wheel cannot be loaded.
         OSError: when the folder has no room.
     """
     unknown = [name for name in media if name not in MEDIA]
@@ -86,6 +97,8 @@ def measure_media(
                 measured += _ssd(folder, source, target, size, rounds)
             if "tcp" in media:
                 measured += _tcp(source, target, size, rounds)
+            if "mooncake" in media:
+                measured += _mooncake(source, target, size, rounds)
     return measured
 
 
@@ -129,6 +142,34 @@ def _tcp(source: Blocks, target: Blocks, size: int, rounds: int) -> list[Measure
             floors = {"bare socket": (lambda: send(plain, source), lambda: receive(plain, target))}
             rows = _compare("tcp", size, size * len(source), rounds, _passes(medium, source, target, 1), floors)
         medium.close()
+    return rows
+
+
+def _mooncake(source: Blocks, target: Blocks, size: int, rounds: int) -> list[Measured]:
+    """Blocks in this process's own segment, where Mooncake copies memory, and in another process's, over TCP."""
+    room, rows = segment_bytes(size * len(source)), list[Measured]()
+    with MooncakeMaster() as master:
+        with master.client(room) as client:
+            rows += _beside_bare("mooncake", client, source, target, size, rounds)
+        with provider(master.address, room), master.client(0) as client:
+            rows += _beside_bare("mooncake, remote", client, source, target, size, rounds)
+    return rows
+
+
+def _beside_bare(
+    name: str, client: MooncakeClient, source: Blocks, target: Blocks, size: int, rounds: int
+) -> list[Measured]:
+    moved = size * len(source)
+    medium, bare = MooncakeMedium(client, moved, fingerprint=b"bench"), BareObjects(client)
+    write, read, clear = _passes(medium, source, target, 1)
+
+    def clear_both() -> None:
+        clear()
+        bare.clear()
+
+    floors = {"its bare API": bare.passes(source, target)}
+    rows = _compare(name, size, moved, rounds, (write, read, clear_both), floors)
+    medium.close()
     return rows
 
 

@@ -3,6 +3,7 @@
 import errno
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final, final
 
 import numpy as np
@@ -36,10 +37,13 @@ _EXISTS: Final = -705
 class MooncakeMedium:
     """Blocks of one model as objects of a Mooncake Store (FAST'25 §3).
 
-    A reservation opens a put session, layers are written into it, a commit ends it. Objects are pinned in the
-    store, so its master evicts none of them, whatever their lease; what a dead provider held cannot be read, and
-    that is said. Mooncake has no checksums: each layer's is kept here, and verified on every read. Whole blocks
-    are read in one call, single layers in a get session. Mutable: it holds the books of its blocks.
+    A block that is written whole is put in one call, while its checksums are taken; layers that come one by one go
+    into a put session, which the commit ends. Whole blocks are read in one call, single layers in a get session.
+    Objects are pinned in the store, so its master evicts none of them, whatever their lease; what a dead provider
+    held cannot be read, and that is said. Mooncake has no checksums: each layer's is kept here, and verified on
+    every read. Mutable: it holds the books of its blocks.
+
+    That the store is full may only be found when a block is written, since others use it too.
 
     Args:
         client: this process in the store; it stays its maker's to close.
@@ -51,7 +55,10 @@ class MooncakeMedium:
         ValueError: when the capacity is not positive, or the fingerprint empty or too long.
     """
 
-    __slots__ = ("_books", "_client", "_closed", "_getting", "_ledger", "_meter", "_name", "_prefix", "_sums")
+    __slots__ = (
+        "_books", "_client", "_closed", "_getting", "_ledger", "_meter", "_name", "_prefix", "_putter",
+        "_sessions", "_sums",
+    )  # fmt: skip
 
     def __init__(
         self, client: MooncakeClient, capacity_bytes: int, *, fingerprint: bytes, name: str = "mooncake"
@@ -63,6 +70,8 @@ class MooncakeMedium:
         self._prefix = fingerprint.hex()
         self._ledger = Ledger(name, ExtentAllocator(capacity_bytes, 1))
         self._sums: dict[Reservation, dict[int, int]] = {}
+        self._sessions: set[Reservation] = set()  # open ones
+        self._putter = ThreadPoolExecutor(1, thread_name_prefix="mooncake-put")  # checksums are taken meanwhile
         self._books = threading.Lock()
         self._getting = threading.Lock()  # a get session belongs to a name, not to a thread
         self._meter = Meter()
@@ -89,45 +98,46 @@ class MooncakeMedium:
         return sum(layer_bytes)
 
     def reserve(self, key: bytes, layer_bytes: Sequence[int], *, position: int = 0) -> Reservation:
-        """Set room aside for a block, in the books and in the store; for its errors see `Medium.reserve`."""
-        self._check_open()
+        """Set room aside for a block in the books; for its errors see `Medium.reserve`."""
+        if self._closed:
+            raise MediumError(f"{self._name} is closed")
         with self._books:
-            reservation = self._ledger.reserve(key, layer_bytes, position, sum(layer_bytes))
-        api = self._client.api
-        code = api.batch_put_session_start(
-            [self._object(reservation)], [reservation.size_bytes], self._client.pinned
-        )[0]
-        if code:
-            self._forget(reservation)
-            raise self._error(code, reservation)
-        return reservation
+            return self._ledger.reserve(key, layer_bytes, position, sum(layer_bytes))
 
     def write(self, reservation: Reservation, layers: Sequence[Buffer], *, first_layer: int = 0) -> None:
-        """Write layers into the put session; for its errors see `Medium.write`."""
+        """Put a whole block, or layers into its put session; for its errors see `Medium.write`.
+
+        Raises:
+            MediumFullError: when the store has no room.
+            AlreadyHeldError: when another client holds a block of this name.
+        """
         arrays = check_run(reservation, layers, first_layer)
         with self._books:
             self._ledger.writable(reservation)
-        places = [_pointers(arrays)], [_sizes(arrays)], [_offsets(reservation, first_layer, len(arrays))]
-        with self._meter.writing(sum(places[1][0])):
-            moved = self._client.api.batch_put_from_multi_buffer_ranges([self._object(reservation)], *places)[0]
-        if moved < 0:
-            raise self._error(moved, reservation)
-        sums = self._checksums(reservation, arrays, first_layer)
+            is_whole = len(arrays) == len(reservation.layer_bytes) and reservation not in self._sums
+        with self._meter.writing(sum(array.nbytes for array in arrays)):
+            if is_whole:
+                putting = self._putter.submit(self._put_whole, reservation, arrays)
+            else:
+                putting = self._putter.submit(self._put_layers, reservation, arrays, first_layer)
+            sums = self._checksums(reservation, arrays, first_layer)
+            putting.result()
         with self._books:
             self._ledger.wrote(reservation, first_layer, len(arrays))
             self._sums.setdefault(reservation, {}).update(sums)
 
     def commit(self, *reservations: Reservation) -> None:
-        """End put sessions, so that the objects can be read; for its errors see `Medium.commit`."""
+        """End put sessions and let the blocks be read; for its errors see `Medium.commit`."""
         with self._books:
             self._ledger.complete(reservations)
-        codes = self._client.api.batch_put_session_end([self._object(r) for r in reservations])
-        good = [r for r, code in zip(reservations, codes, strict=True) if code == 0]
+            open_ = [reservation for reservation in reservations if reservation in self._sessions]
+        codes = self._client.api.batch_put_session_end([self._object(r) for r in open_]) if open_ else []
+        failed = [(r, code) for r, code in zip(open_, codes, strict=True) if code]
         with self._books:
-            self._ledger.commit(good)
-        for reservation, code in zip(reservations, codes, strict=True):
-            if code:
-                raise self._error(code, reservation)
+            self._sessions.difference_update(open_)
+            self._ledger.commit([r for r in reservations if r not in dict(failed)])
+        for reservation, code in failed:
+            raise self._error(code, reservation)
 
     def read_into(self, reservation: Reservation, buffers: Sequence[Buffer], *, first_layer: int = 0) -> None:
         """Read layers and verify their checksums; for its errors see `Medium.read_into`."""
@@ -135,7 +145,7 @@ class MooncakeMedium:
         with self._books:
             self._ledger.readable(reservation)
             sums = self._sums[reservation]
-        with self._meter.reading(sum(_sizes(arrays))):
+        with self._meter.reading(sum(array.nbytes for array in arrays)):
             if len(arrays) == len(reservation.layer_bytes):
                 self._read_whole(reservation, arrays)
             else:
@@ -150,11 +160,13 @@ class MooncakeMedium:
         """Remove objects, and give up open sessions; for its errors see `Medium.free`."""
         for reservation in reservations:
             with self._books:
-                was_committed = self._ledger.is_committed(reservation)
-                if not was_committed:
+                if not self._ledger.is_committed(reservation):
                     self._ledger.writable(reservation)
-            self._remove(reservation, was_committed=was_committed)  # before its name may be reserved again
-            self._forget(reservation)
+            self._remove(reservation)  # before its name may be reserved again
+            with self._books:
+                self._ledger.forget(reservation)
+                self._ledger.extents.give(reservation.offset_bytes, reservation.size_bytes)
+                self._sums.pop(reservation, None)
 
     def blocks(self) -> Iterator[Reservation]:
         """The committed blocks, oldest first."""
@@ -171,13 +183,14 @@ class MooncakeMedium:
             return
         self._closed = True
         with self._books:
-            held = [(r, True) for r in self._ledger.committed()] + [(r, False) for r in self._ledger.open()]
-        for reservation, was_committed in held:
-            self._remove(reservation, was_committed=was_committed)
+            held = [*self._ledger.committed(), *self._ledger.open()]
+        self._putter.shutdown()
+        for reservation in held:
+            self._remove(reservation)
 
     def _read_whole(self, reservation: Reservation, arrays: Sequence[npt.NDArray[np.uint8]]) -> None:
         found = self._client.api.batch_get_into_multi_buffers(
-            [self._object(reservation)], [_pointers(arrays)], [_sizes(arrays)]
+            [self._object(reservation)], *([part] for part in _runs(arrays))
         )[0]
         if found < 0:
             raise self._error(found, reservation)
@@ -186,7 +199,7 @@ class MooncakeMedium:
         self, reservation: Reservation, arrays: Sequence[npt.NDArray[np.uint8]], first_layer: int
     ) -> None:
         names = [self._object(reservation)]
-        places = [_pointers(arrays)], [_sizes(arrays)], [_offsets(reservation, first_layer, len(arrays))]
+        places = _ranges(reservation, arrays, first_layer)
         with self._getting:
             code = self._client.api.batch_get_session_start(names)[0]
             if code < 0:
@@ -196,18 +209,39 @@ class MooncakeMedium:
         if found < 0:
             raise self._error(found, reservation)
 
-    def _remove(self, reservation: Reservation, *, was_committed: bool) -> None:
-        """What the store does not have any more needs no removing; without a master it goes with its provider."""
-        if was_committed:
-            self._client.api.remove(self._object(reservation), True)  # by force, although it is pinned
-        else:
-            self._client.api.batch_put_session_revoke([self._object(reservation)])
+    def _put_whole(self, reservation: Reservation, arrays: Sequence[npt.NDArray[np.uint8]]) -> None:
+        name = self._object(reservation)
+        if self._client.api.is_exist(name):  # Mooncake would say that it was put, and keep the other one's bytes
+            raise self._error(_EXISTS, reservation)
+        code = self._client.api.batch_put_from_multi_buffers(
+            [name], *([part] for part in _runs(arrays)), self._client.pinned
+        )[0]
+        if code:
+            raise self._error(code, reservation)
 
-    def _forget(self, reservation: Reservation) -> None:
-        with self._books:
-            self._ledger.forget(reservation)
-            self._ledger.extents.give(reservation.offset_bytes, reservation.size_bytes)
-            self._sums.pop(reservation, None)
+    def _put_layers(
+        self, reservation: Reservation, arrays: Sequence[npt.NDArray[np.uint8]], first_layer: int
+    ) -> None:
+        names = [self._object(reservation)]
+        places = _ranges(reservation, arrays, first_layer)
+        if reservation not in self._sessions:
+            code = self._client.api.batch_put_session_start(names, [reservation.size_bytes], self._client.pinned)[
+                0
+            ]
+            if code:
+                raise self._error(code, reservation)
+            self._sessions.add(reservation)
+        moved = self._client.api.batch_put_from_multi_buffer_ranges(names, *places)[0]
+        if moved < 0:
+            raise self._error(moved, reservation)
+
+    def _remove(self, reservation: Reservation) -> None:
+        """What the store does not have any more needs no removing; without a master it goes with its provider."""
+        if reservation in self._sessions:
+            self._client.api.batch_put_session_revoke([self._object(reservation)])
+            self._sessions.discard(reservation)
+        elif reservation in self._sums:
+            self._client.api.remove(self._object(reservation), True)  # by force, although it is pinned
 
     def _checksums(
         self, reservation: Reservation, arrays: Sequence[npt.NDArray[np.uint8]], first_layer: int
@@ -217,10 +251,6 @@ class MooncakeMedium:
 
     def _object(self, reservation: Reservation) -> str:
         return f"{self._prefix}/{reservation.key.hex()}"
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise MediumError(f"{self._name} is closed")
 
     def _error(self, code: int, reservation: Reservation) -> MediumError | OSError:
         """Mooncake's code as what a medium raises."""
@@ -234,15 +264,24 @@ class MooncakeMedium:
         return OSError(errno.EIO, f"{self._name} cannot move {block}: Mooncake's code {code}")
 
 
-def _pointers(arrays: Sequence[npt.NDArray[np.uint8]]) -> list[int]:
-    return [array.__array_interface__["data"][0] for array in arrays]
+def _runs(arrays: Sequence[npt.NDArray[np.uint8]]) -> tuple[list[int], list[int]]:
+    """Where layers lie in memory and their bytes; those that lie behind each other are one run, one transfer."""
+    pointers: list[int] = []
+    sizes: list[int] = []
+    for array in arrays:
+        pointer: int = array.__array_interface__["data"][0]
+        if pointers and pointers[-1] + sizes[-1] == pointer:
+            sizes[-1] += array.nbytes
+        else:
+            pointers.append(pointer)
+            sizes.append(array.nbytes)
+    return pointers, sizes
 
 
-def _sizes(arrays: Sequence[npt.NDArray[np.uint8]]) -> list[int]:
-    return [array.nbytes for array in arrays]
-
-
-def _offsets(reservation: Reservation, first_layer: int, layers: int) -> list[int]:
-    """Where layers begin in the object."""
-    sizes = reservation.layer_bytes
-    return [sum(sizes[:layer]) for layer in range(first_layer, first_layer + layers)]
+def _ranges(
+    reservation: Reservation, arrays: Sequence[npt.NDArray[np.uint8]], first_layer: int
+) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
+    """The runs of consecutive layers, and where in the object each begins; for one object."""
+    pointers, sizes = _runs(arrays)
+    start = sum(reservation.layer_bytes[:first_layer])
+    return [pointers], [sizes], [[start + sum(sizes[:run]) for run in range(len(sizes))]]

@@ -25,13 +25,13 @@ class MooncakeMaster:
     seconds to close. Mutable: it owns a process.
 
     Args:
-        lease_ms: how long an object that was read cannot be evicted.
+        lease_ms: how long an object that is read cannot be evicted; a read that takes longer fails. 10 s is theirs.
 
     Raises:
         MediumError: when the wheel is missing, or the master does not answer in time.
     """
 
-    def __init__(self, *, lease_ms: int = 200) -> None:
+    def __init__(self, *, lease_ms: int = 10_000) -> None:
         load_wheel()  # says what is missing
         self.port = _free_port()
         self._clients: list[MooncakeClient] = []

@@ -112,10 +112,13 @@ def test_a_full_store_evicts_nothing_of_ours(medium):
 
     def fill():
         while True:
-            held.append(store(medium, len(held)))
+            held.append(medium.reserve(b"%d" % len(held), SIZES))
+            medium.write(held[-1], content(len(held) - 1))
+            medium.commit(held[-1])
 
     with pytest.raises(MediumFullError, match="no room"):
         fill()
+    medium.free(held.pop())  # the one that found no room
     time.sleep(0.2)
     assert len(held) > 10
     assert all(read(medium, block) == expected(number) for number, block in enumerate(held))
@@ -156,9 +159,14 @@ def test_a_name_that_another_client_holds_is_refused(medium, client):
     """One key names one content, across clients too; the books stay empty."""
     name = f"{b'model'.hex()}/{b'8'.hex()}"
     assert client.api.put(name, b"theirs") == 0
+    block = medium.reserve(b"8", SIZES)
     with pytest.raises(AlreadyHeldError, match="another client"):
-        medium.reserve(b"8", SIZES)
+        medium.write(block, content(8))
+    with pytest.raises(AlreadyHeldError, match="another client"):
+        medium.write(block, content(8)[1:], first_layer=1)
+    medium.free(block)
     assert medium.used_bytes == 0
+    assert client.api.get(name) == b"theirs"
     client.api.remove(name, True)
 
 
