@@ -25,7 +25,7 @@ class MooncakeMaster:
     seconds to close. Mutable: it owns a process.
 
     Args:
-        lease_ms: how long an object that is read cannot be evicted; a read that takes longer fails. 10 s is theirs.
+        lease_ms: how long an object that is read stays; a read that takes longer fails. 10 s is their default.
 
     Raises:
         MediumError: when the wheel is missing, or the master does not answer in time.
