@@ -32,6 +32,7 @@ from mooncake_lab.conductor.placement import (
     PrefixAffinity,
     Random,
 )
+from mooncake_lab.conductor.regression import PolynomialEstimator
 from mooncake_lab.conductor.view import ClusterView, DecodeView, PrefillView, RecentView, ServedView
 
 __all__ = [
@@ -58,6 +59,7 @@ __all__ = [
     "NoisyEstimator",
     "Placement",
     "PlacementPolicy",
+    "PolynomialEstimator",
     "PredictiveRejection",
     "PrefillView",
     "PrefixAffinity",

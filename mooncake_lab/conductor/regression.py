@@ -1,0 +1,94 @@
+"""A Conductor that learned prefill times from offline measurements, as the paper's did (FAST'25 §4.1)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mooncake_lab.conductor.estimator import Estimator
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolynomialEstimator:
+    """Prefill times by polynomial regression on prompt and prefix length; the rest as another estimator says.
+
+    The paper says no more than "polynomial regression model fitted with offline test data"; the degree is ours
+    (assumption B03). Unlike `LatencyModel` nothing keeps it physical: beyond its data it may say anything, so an
+    estimate below zero is zero, and its errors are kept with it.
+    """
+
+    inner: Estimator
+    degree: int
+    scale_tokens: float
+    """Lengths are divided by this before they are raised to powers."""
+    coefficients: tuple[float, ...]
+    """One for each `n^i p^j` with `i + j <= degree`, in the order of `powers`."""
+    relative_errors: tuple[float, ...]
+    """`(predicted - measured) / measured` of each point it was fitted to."""
+
+    @classmethod
+    def fit(
+        cls, inner: Estimator, tokens: Array, reused_tokens: Array, measured_s: Array, *, degree: int = 2
+    ) -> "PolynomialEstimator":
+        """The polynomial with the least sum of squared relative errors.
+
+        Args:
+            inner: for transfers and decode steps.
+            tokens: shape (points,), prompt lengths.
+            reused_tokens: shape (points,), how many of them were reused.
+            measured_s: shape (points,), all positive.
+            degree: of the polynomial, at least 1.
+
+        Raises:
+            ValueError: when shapes differ, a time is not positive, or the points do not determine the polynomial.
+        """
+        if degree < 1 or not tokens.shape == reused_tokens.shape == measured_s.shape or not (measured_s > 0).all():
+            raise ValueError(
+                f"a polynomial of degree {degree} over {tokens.shape} lengths, {reused_tokens.shape} prefixes and"
+                f" {measured_s.shape} times; allowed are degrees from 1, equal shapes and positive times"
+            )
+        scale = float(tokens.max())
+        columns = np.stack(
+            [(tokens / scale) ** i * (reused_tokens / scale) ** j for i, j in powers(degree)], axis=1
+        )
+        found, _, rank, _ = np.linalg.lstsq(columns / measured_s[:, None], np.ones_like(measured_s), rcond=None)
+        if rank < columns.shape[1]:
+            raise ValueError(
+                f"{len(tokens)} points of rank {rank} for the {columns.shape[1]} coefficients of degree {degree};"
+                " measure more lengths and prefixes, or lower the degree"
+            )
+        return cls(
+            inner=inner,
+            degree=degree,
+            scale_tokens=scale,
+            coefficients=tuple(found.tolist()),
+            relative_errors=tuple((columns @ found / measured_s - 1).tolist()),
+        )
+
+    @property
+    def max_relative_error(self) -> float:
+        """Its largest miss of a point it was fitted to."""
+        return max(map(abs, self.relative_errors))
+
+    def prefill_s(self, request_id: int, input_tokens: int, reused_tokens: int) -> float:
+        """The polynomial's answer."""
+        del request_id
+        n, p = input_tokens / self.scale_tokens, reused_tokens / self.scale_tokens
+        terms = zip(self.coefficients, powers(self.degree), strict=True)
+        return max(0.0, sum(c * n**i * p**j for c, (i, j) in terms))
+
+    def transfer_s(self, tokens: int, flows: int) -> float:
+        """The inner estimate."""
+        return self.inner.transfer_s(tokens, flows)
+
+    def decode_step_s(self, requests: float, context_tokens: float) -> float:
+        """The inner estimate."""
+        return self.inner.decode_step_s(requests, context_tokens)
+
+
+def powers(degree: int) -> Iterator[tuple[int, int]]:
+    """The exponents of prompt and prefix length of all terms up to a degree."""
+    return ((i, j) for i in range(degree + 1) for j in range(degree + 1 - i))
