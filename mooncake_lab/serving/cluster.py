@@ -146,6 +146,11 @@ class LiveCluster:
         """
         self._do(self._call(lambda: self._open_hall.supervisor.links[name].send(Sever())))
 
+    @property
+    def under_way(self) -> int:
+        """Requests that arrived and have not ended."""
+        return len(self._open_hall.dispatcher.placer.tickets)
+
     def pids(self) -> dict[str, int]:
         """The process of each living worker."""
         links = self._open_hall.supervisor.links

@@ -1,6 +1,11 @@
 """One small live cluster a module, and the tokens that it must give."""
 
+import asyncio
+import socket
+import threading
+
 import numpy as np
+import openai
 import pytest
 import torch
 
@@ -14,7 +19,9 @@ from mooncake_lab.perf import (
     PrefillLatency,
     model_shape,
 )
-from mooncake_lab.serving import LiveCluster, LiveSpec, Nursery, prompt_of
+from mooncake_lab.serving import Hall, LiveCluster, LiveSpec, Nursery, prompt_of
+from mooncake_lab.serving.door.server import Address, web_server
+from mooncake_lab.serving.door.telemetry import Telemetry
 
 MODEL = "random:lab-tiny"
 BLOCK = 16
@@ -103,6 +110,53 @@ def open_cluster(nursery, believed):
         return LiveCluster(
             LiveSpec(model=MODEL, device="cpu", backend="dense", **changes), believed, nursery=nursery
         )
+
+    return make
+
+
+class OpenDoor:
+    """A cluster and its web server on a thread."""
+
+    token = "a-token-for-tests"  # noqa: S105  # of no other use
+
+    def __init__(self, spec, believed, nursery):
+        self.spec, self.believed, self.nursery = spec, believed, nursery
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        self.ready = threading.Event()
+        self.thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+
+    async def _serve(self):
+        telemetry = Telemetry()
+        nothing = lambda _: None  # noqa: E731
+        async with Hall(
+            self.spec, self.believed, nursery=self.nursery, write=telemetry.note, decided=nothing
+        ) as self.hall:
+            self.server = web_server(self.hall, telemetry, Address(token=self.token, drain_s=5))
+            self.ready.set()
+            await self.server.serve(sockets=[self.listener])
+
+    def __enter__(self):
+        self.thread.start()
+        assert self.ready.wait(120)
+        return self
+
+    def __exit__(self, *_):
+        self.server.should_exit = True
+        self.thread.join()
+        self.listener.close()
+
+    def client(self, token=token):
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=token, max_retries=0)
+
+
+@pytest.fixture(scope="session")
+def open_door(nursery, believed):
+    """Makes a cluster behind HTTP: `open_door(prefill_nodes=2)`, to be used in a `with` block."""
+
+    def make(**changes):
+        spec = LiveSpec(model=MODEL, device="cpu", backend="dense", **changes)
+        return OpenDoor(spec, believed, nursery)
 
     return make
 

@@ -1,8 +1,5 @@
 """The front door, as the official client sees it."""
 
-import asyncio
-import socket
-import threading
 import time
 
 import httpx
@@ -11,54 +8,16 @@ import pytest
 
 from mooncake_lab.conductor import WithinSLO
 from mooncake_lab.core import SLO
-from mooncake_lab.serving import Hall, LiveSpec
-from mooncake_lab.serving.door.server import Address, web_server
-from mooncake_lab.serving.door.telemetry import Telemetry
 from mooncake_lab.serving.door.tokenizer import ByteTokenizer
 from mooncake_lab.serving.door.wanted import BadRequestError, read_chat, read_completion
 from mooncake_lab.serving.door.writing import Writer
 
-TOKEN = "a-token-for-tests"  # noqa: S105  # of no other use
 MODEL = "random:lab-tiny"
 
 
-class OpenDoor:
-    """A cluster and its web server on a thread."""
-
-    def __init__(self, spec, believed, nursery):
-        self.spec, self.believed, self.nursery = spec, believed, nursery
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
-        self.ready = threading.Event()
-        self.thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
-
-    async def _serve(self):
-        telemetry = Telemetry()
-        nothing = lambda _: None  # noqa: E731
-        async with Hall(
-            self.spec, self.believed, nursery=self.nursery, write=telemetry.note, decided=nothing
-        ) as self.hall:
-            self.server = web_server(self.hall, telemetry, Address(token=TOKEN, drain_s=5))
-            self.ready.set()
-            await self.server.serve(sockets=[self.listener])
-
-    def __enter__(self):
-        self.thread.start()
-        assert self.ready.wait(120)
-        return self
-
-    def __exit__(self, *_):
-        self.server.should_exit = True
-        self.thread.join()
-        self.listener.close()
-
-    def client(self, token=TOKEN):
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=token, max_retries=0)
-
-
 @pytest.fixture(scope="module")
-def door(believed, nursery):
-    with OpenDoor(LiveSpec(model=MODEL, device="cpu", backend="dense"), believed, nursery) as opened:
+def door(open_door):
+    with open_door() as opened:
         yield opened
 
 
@@ -152,7 +111,7 @@ def test_models_and_metrics(door, client):
     """The model is listed, and Prometheus finds what was served."""
     assert [model.id for model in client.models.list()] == [MODEL]
     client.completions.create(model=MODEL, prompt="x", max_tokens=3)
-    page = httpx.get(f"{door.url}/metrics", headers={"Authorization": f"Bearer {TOKEN}"}).text
+    page = httpx.get(f"{door.url}/metrics", headers={"Authorization": f"Bearer {door.token}"}).text
     assert 'mooncake_requests_ended_total{how="finished"}' in page
     assert "mooncake_ttft_seconds_count" in page
     assert 'mooncake_workers{role="decode"} 1.0' in page
@@ -172,10 +131,9 @@ def test_disconnect_cancels(door):
     assert all(not account.contexts for account in door.hall.dispatcher.placer.books.accounts.values())
 
 
-def test_rejection(believed, nursery):
+def test_rejection(open_door):
     """What would miss its SLO is refused with 429 and Retry-After."""
-    spec = LiveSpec(model=MODEL, device="cpu", backend="dense", admission=WithinSLO(), slo=SLO(ttft_s=1e-6))
-    with OpenDoor(spec, believed, nursery) as door, door.client() as one:
+    with open_door(admission=WithinSLO(), slo=SLO(ttft_s=1e-6)) as door, door.client() as one:
         with pytest.raises(openai.RateLimitError, match="expected TTFT") as raised:
             one.completions.create(model=MODEL, prompt="x")
         assert int(raised.value.response.headers["retry-after"]) >= 1

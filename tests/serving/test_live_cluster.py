@@ -2,8 +2,14 @@
 
 import os
 
-from mooncake_lab.core import SLO
+import pytest
+
+from mooncake_lab.conductor import LatencyEstimator, decide
+from mooncake_lab.core import SLO, Finished, Moved, Prefilled
 from mooncake_lab.metrics import check_log, run_summary
+from mooncake_lab.perf import model_shape
+from mooncake_lab.serving import LiveCluster, LiveSpec, prompt_of, scaled_down
+from mooncake_lab.workload import SharedPrefix
 
 
 def test_tokens_equal_one_engine(cluster, reference, rng):
@@ -31,3 +37,127 @@ def test_workers_are_other_processes(cluster):
     pids = cluster.pids()
     assert set(pids) == {"prefill-0", "decode-0"}
     assert len({os.getpid(), *pids.values()}) == 3
+
+
+def test_decisions_replay(cluster, traced):
+    """A recorded live decision follows from its recorded view (I7)."""
+    cluster.run(traced(8))
+    assert len(cluster.decisions) == 8
+    for one in cluster.decisions:
+        again = decide(
+            one.request,
+            one.view,
+            placement=cluster.spec.places,
+            admission=cluster.spec.admission,
+            estimate=LatencyEstimator(cluster.model),
+            slo=cluster.spec.slo,
+        )
+        assert again == one.decision
+
+
+def test_horizon(cluster, traced):
+    """At the horizon a request that still runs is left running, and later runs are not disturbed."""
+    log = cluster.run(traced(3, every_s=0.0, output_tokens=4000), until_s=0.4)
+    assert not any(isinstance(record, Finished) for record in log)
+    assert check_log(log) == ()
+    assert all(len(tokens) < 4000 for tokens in cluster.outputs.values())
+    assert cluster.generate([[1, 2, 3]], max_new_tokens=2)
+
+
+def test_first_shown_by_prefill_and_moves_by_layer(open_cluster, traced, expected):
+    """The first token may come from the prefill worker, and each layer's move may be a record of its own."""
+    requests = traced(6, tokens=200)
+    with open_cluster(first_shown_by="prefill", log_layers=True, chunk_tokens=64) as live:
+        log = live.run(requests)
+        assert live.outputs == expected(requests)
+    assert check_log(log) == ()
+    moves = [record for record in log if isinstance(record, Moved) and record.request_id == 0]
+    prefilled = next(record for record in log if isinstance(record, Prefilled) and record.request_id == 0)
+    assert len(moves) >= 2 * 4  # layers times chunks
+    assert sum(move.bytes for move in moves) == 200 * live_bytes_per_token()
+    assert min(move.at_s for move in moves) < prefilled.at_s  # KVCache moves while prefill still runs
+
+
+def live_bytes_per_token():
+    return model_shape("lab-tiny").kv_bytes_per_token
+
+
+def test_whole_kvcache_after_prefill(open_cluster, traced, expected):
+    """Without layer-wise streaming the tokens are the same, and nothing moves before prefill has ended."""
+    requests = traced(4)
+    with open_cluster(layerwise=False, prefix_reuse=False) as live:
+        log = live.run(requests)
+        assert live.outputs == expected(requests)
+    assert check_log(log) == ()
+    ends = {record.request_id: record.at_s for record in log if isinstance(record, Prefilled)}
+    assert all(record.start_s >= ends[record.request_id] for record in log if isinstance(record, Moved))
+    assert all(record.reused_tokens == 0 for record in log if isinstance(record, Prefilled))
+
+
+def test_prefix_is_fetched(open_cluster, traced, expected):
+    """Where another worker holds much more of a prompt, its blocks are fetched, and are there afterwards."""
+    requests = traced(12, every_s=0.0, tokens=400, shared_blocks=24, output_tokens=3)
+    with open_cluster(prefill_nodes=2) as live:
+        live.run(requests[:3])
+        log = live.run(requests[3:])
+        assert live.outputs == expected(requests[3:])
+    assert check_log(log) == ()
+    fetched = [record for record in log if isinstance(record, Moved) and record.destination.startswith("prefill")]
+    assert fetched
+    assert all(record.bytes % (16 * live_bytes_per_token()) == 0 for record in fetched)
+
+
+@pytest.mark.parametrize("batching", ["sarathi_serve", "vllm"])
+def test_coupled(open_cluster, traced, expected, batching):
+    """Coupled workers give the same tokens and a log that the metrics read; prefixes are found again."""
+    requests = traced(12)
+    with open_cluster(prefill_nodes=0, decode_nodes=0, coupled_nodes=2, batching=batching) as live:
+        log = live.run(requests)
+        assert live.outputs == expected(requests)
+        live.kill("coupled-0")
+        live.run(requests)
+        assert live.outputs == expected(requests)
+    assert check_log(log) == ()
+    assert run_summary(log, SLO())["finished"] == len(requests)
+
+
+def test_refusals(cluster, nursery):
+    """What cannot be is refused with the offending value: specs, requests, a nursery of another model."""
+    with pytest.raises(ValueError, match="0 prefill, 1 decode"):
+        LiveSpec(prefill_nodes=0)
+    with pytest.raises(ValueError, match="chunk_tokens is 0"):
+        LiveSpec(chunk_tokens=0)
+    with pytest.raises(ValueError, match="too many"):
+        cluster.generate([[1] * 9000])
+    with pytest.raises(ValueError, match="tokens 7 to 256"):
+        cluster.generate([[7, 256]])
+    with pytest.raises(ValueError, match="cannot bear"):
+        LiveCluster(LiveSpec(seed=1), nursery=nursery).__enter__()
+
+
+def test_measures_itself(nursery):
+    """Without a latency model the cluster times its workers and fits one."""
+    spec = LiveSpec(device="cpu", backend="dense")
+    with LiveCluster(spec, nursery=nursery) as live:
+        model = live.model
+    assert model.prefill.seconds(1000.0) > model.prefill.seconds(10.0) > 0
+    assert model.decode.step_s(1, 100) > 0
+    assert model.transfer.bytes_per_s > 1e6
+
+
+def test_scaled_down_keeps_sharing():
+    """Lengths divided, blocks as much smaller: the same blocks of the same requests, one key each."""
+    trace = SharedPrefix(
+        requests=4, requests_per_s=1.0, input_tokens=2100, shared_tokens=1024, output_tokens=40
+    ).make()
+    small = scaled_down(trace, 32)
+    assert small.block_size_tokens == 16
+    assert [one.request.block_keys for one in small.requests()] == [
+        one.request.block_keys for one in trace.requests()
+    ]
+    first, second = (prompt_of(one.request, 256) for one in list(small.requests())[:2])
+    assert (first[:32] == second[:32]).all()
+    assert (first[32:] != second[32:]).any()
+    assert len(first) == 66
+    with pytest.raises(ValueError, match="cannot be divided by 7"):
+        scaled_down(trace, 7)

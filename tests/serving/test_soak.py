@@ -1,0 +1,107 @@
+"""Long runs: many streams at once, many faults, and no process left behind."""
+
+import asyncio
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import openai
+import pytest
+
+from mooncake_lab.metrics import check_log
+from mooncake_lab.serving.faults import FAULTS, strike
+
+SHARED_MEMORY = "/dev/shm"  # noqa: S108  # looked at, not used
+MODEL = "random:lab-tiny"
+EXTRA = {"return_token_ids": True, "ignore_eos": True}
+
+pytestmark = pytest.mark.slow
+
+
+def test_200_streams(open_door, reference):
+    """Of 200 concurrent streams none is lost and none mixed up: each has the reference engine's tokens."""
+    rng = np.random.default_rng(1)
+    prompts = [rng.integers(0, 256, rng.integers(4, 120)).tolist() for _ in range(200)]
+    expected = reference(prompts, 24)
+    with open_door(prefill_nodes=2, decode_nodes=2) as door:
+
+        async def stream(client, prompt):
+            made = await client.completions.create(
+                model=MODEL, prompt=prompt, max_tokens=24, temperature=0, stream=True, extra_body=EXTRA
+            )
+            return tuple([token async for part in made for choice in part.choices for token in choice.token_ids])
+
+        async def everybody():
+            async with openai.AsyncOpenAI(base_url=f"{door.url}/v1", api_key=door.token, max_retries=0) as client:
+                return await asyncio.gather(*(stream(client, prompt) for prompt in prompts))
+
+        assert asyncio.run(everybody()) == expected
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_soak(open_cluster, traced, expected, fault):
+    """Struck again and again under load, the cluster loses nothing and answers nothing wrongly."""
+    requests = traced(80, every_s=0.02, output_tokens=40)
+    undisturbed = expected(requests)
+    with open_cluster(prefill_nodes=2, decode_nodes=2) as live:
+        for at_s in (0.4, 0.9):
+            live.forget()
+            report = strike(live, requests, fault, at_s=at_s, expected=undisturbed)
+            sys.stdout.write(f"{report}\n")
+            assert (report.lost, report.wrong) == (0, 0)
+            assert report.in_flight > 0
+            assert check_log(live.log) == ()
+
+
+def family(pid):
+    """A process and all below it."""
+    found = [pid]
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(status.read_text().rsplit(")", 1)[1].split()[1])
+        except OSError:
+            continue
+        if parent == pid:
+            found += family(int(status.parent.name))
+    return found
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_no_orphans(end):
+    """However `serve` ends, in the middle of a stream, no process and no shared memory of it is left."""
+    shared = set(Path(SHARED_MEMORY).iterdir())
+    command = [
+        sys.executable,
+        "-m",
+        "mooncake_lab",
+        "serve",
+        "--model",
+        MODEL,
+        "--port",
+        "0",
+        "--backend",
+        "dense",
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        url = re.search(r"http\S+", server.stderr.readline()).group()
+        token = server.stderr.readline().split()[-1]
+        pids = family(server.pid)
+        assert len(pids) == 4  # serve, its nursery, two workers
+        with openai.OpenAI(base_url=url, api_key=token, max_retries=0) as client:
+            stream = client.completions.create(
+                model=MODEL, prompt="x", max_tokens=300, temperature=0, stream=True, extra_body=EXTRA
+            )
+            next(iter(stream))
+            server.send_signal(end)
+            if end != signal.SIGKILL:  # what is under way is finished first
+                assert sum(len(choice.token_ids) for part in stream for choice in part.choices) == 299
+        assert server.wait(60) == (0 if end != signal.SIGKILL else -signal.SIGKILL)
+    deadline_s = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
+    assert set(Path(SHARED_MEMORY).iterdir()) <= shared
