@@ -24,7 +24,7 @@ from mooncake_lab.workload import Trace, load
 SystemName = Literal["mooncake", "vllm", "vllm_prefix", "vllm_chunked"]
 
 FIRST_REQUESTS: Final[Mapping[str, int | None]] = MappingProxyType(
-    {"smoke": 200, "classroom": 3000, "full": None, "gpu": None}
+    {"smoke": 200, "classroom": 4000, "full": None, "gpu": None}
 )
 """How many requests of each trace a scale replays; None is all of them."""
 LIMITS_MS: Final = (100, 200, 300)

@@ -16,7 +16,7 @@ from mooncake_lab.paper import constant, curve, fact
 from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledCluster, CoupledSpec
 from mooncake_lab.workload import SharedPrefix, Trace, poisson_arrivals_s
 
-REQUESTS: Final[Mapping[str, int]] = MappingProxyType({"smoke": 24, "classroom": 150, "full": 1000, "gpu": 1000})
+REQUESTS: Final[Mapping[str, int]] = MappingProxyType({"smoke": 24, "classroom": 120, "full": 1000, "gpu": 1000})
 """Requests at each rate, by scale."""
 PUBLIC: Final = ("ArXiv Summarization", "L-Eval")
 SIMULATED: Final = ("16k", "32k", "64k", "128k")
@@ -37,7 +37,7 @@ class AtRate:
     """A name in `PUBLIC` or `SIMULATED`."""
     system: str = "3P+1D"
     requests_per_s: float = 1.0
-    requests: int = 150
+    requests: int = 120
     cached: bool = True
     """Whether prompts share what arXiv Table 2 says; otherwise no two have anything in common."""
     spread: float = 0.5

@@ -201,7 +201,7 @@ def distributions(
             paper_points(panel, theirs["x"], 100 * theirs["y"], "arXiv Fig. 13" if system == "vllm" else "_")
         slo_line(panel, limits[column], f"{limits[column]:g}", vertical=True)
         panel.set(xscale="log", xlabel=labels[column], xlim=(grid[0], grid[-1]), ylim=(-3, 103))
-        panel.xaxis.set_major_formatter(plain_number)
+        _ticks(panel, [x for x in (0.1, 1, 10, 30, 100, 300, 1000) if grid[0] <= x <= grid[-1]])
     axes[0].set_ylabel("requests (%)")
     axes[0].legend(fontsize=8.5, loc="lower right")
     footer(figure, f"{_SIMULATED}; {_origins(rows)}")
