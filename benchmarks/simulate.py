@@ -2,23 +2,29 @@
 
 One run is reading the trace's requests, the simulation with every token accounted for, and the numbers of the run.
 Medians of several rounds are shown; all rounds must give the same bytes, or the benchmark fails. The bare loop is
-simpy with as many timeouts as the run has log records, and nothing else.
+simpy with as many timeouts as the run had events, and nothing else.
+
+With `--stream` the trace is replayed over and over, an hour later and with other blocks each time: requests come
+out of a generator, records go into running numbers, and memory must not grow with either.
 """  # noqa: INP001  # scripts, not a package
 
 import hashlib
+import itertools
 import resource
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Annotated
 
 import msgspec
 import simpy
 import typer
 
-from mooncake_lab.core import SLO
+from mooncake_lab.core import SLO, TracedRequest
 from mooncake_lab.experiments.paper_node import paper_node_latency
-from mooncake_lab.metrics import run_summary
+from mooncake_lab.metrics import RunningSummary, run_summary
+from mooncake_lab.perf import LatencyModel
 from mooncake_lab.simulation import COUPLED_SYSTEMS, Cluster, ClusterSpec, CoupledCluster, CoupledSpec
 from mooncake_lab.workload import Trace, load
 
@@ -28,9 +34,14 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds.")] = 3,
     sizes: Annotated[str, typer.Option(help="Requests, with commas.")] = "1000,4000,12031",
     nodes: Annotated[int, typer.Option(min=2, help="Half of them prefill; coupled systems take all.")] = 16,
+    stream: Annotated[str, typer.Option(help="Stream so many requests instead, with commas.")] = "",
 ) -> None:
     """Print medians of CPU seconds for the disaggregated cluster and the coupled systems of FAST'25."""
     trace, model, half = load(workload), paper_node_latency(), nodes // 2
+    if stream:
+        for size in sorted(map(int, stream.split(","))):
+            typer.echo(streamed(ClusterSpec(prefill_nodes=half, decode_nodes=half), model, trace, size))
+        return
     systems: dict[str, Callable[[], Cluster | CoupledCluster]] = {
         "kvcache_centric": lambda: Cluster(ClusterSpec(prefill_nodes=half, decode_nodes=half), model)
     }
@@ -56,23 +67,63 @@ def measured(make: Callable[[], Cluster | CoupledCluster], trace: Trace, rounds:
     counting: list[float] = []
     bare: list[float] = []
     digests: set[str] = set()
-    tokens, records = 0, 0
+    tokens = 0
     for _ in range(rounds):
         start_s = time.process_time()
-        log = make().run(trace.requests())
+        cluster = make()
+        log = cluster.run(trace.requests())
         middle_s = time.process_time()
-        tokens, records = int(run_summary(log, SLO())["output_tokens"] or 0), len(log)
+        tokens, events = int(run_summary(log, SLO())["output_tokens"] or 0), events_of(cluster)
         simulating.append(middle_s - start_s)
         counting.append(time.process_time() - middle_s)
         digests.add(hashlib.sha256(msgspec.json.encode(log)).hexdigest())
         del log
-        bare.append(bare_loop_s(records))
+        bare.append(bare_loop_s(events))
     if len(digests) > 1:
         raise SystemExit(f"{len(digests)} different logs in {rounds} rounds of the same run")
     run_s, numbers_s = statistics.median(simulating), statistics.median(counting)
     per_s = len(trace) / (run_s + numbers_s)
     ratio = run_s / statistics.median(bare)
     return f"{len(trace):9,} {tokens:10,} {run_s:9.2f} {numbers_s:8.2f} {per_s:11,.0f} {ratio:6.1f}"
+
+
+def streamed(spec: ClusterSpec, model: LatencyModel, trace: Trace, size: int) -> str:
+    """One line: what so many requests cost when nothing of them is kept."""
+    numbers = RunningSummary(SLO())
+    cluster = Cluster(spec, model, log=numbers.read)
+    start_s = time.process_time()
+    cluster.run(itertools.islice(over_and_over(trace), size))
+    run_s = time.process_time() - start_s
+    events, found = events_of(cluster), numbers.numbers()
+    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return (
+        f"{size:,} requests, {found['output_tokens']:,} tokens, {events:,} events: {run_s:.1f} CPU s"
+        f" ({size / run_s:,.0f} requests/s, {run_s / bare_loop_s(events):.1f} times a bare loop),"
+        f" {found['finished']:,} finished, peak memory {peak_mib:.0f} MiB"
+    )
+
+
+def over_and_over(trace: Trace) -> Iterator[TracedRequest]:
+    """A trace without end: each repetition starts when the last one ended, with blocks of its own."""
+    requests, blocks = len(trace), int(trace.block_ids.max()) + 1
+    lasts_s = float(trace.arrival_s[-1]) + 3.0
+    for again in itertools.count():
+        for traced in trace.requests():
+            request = traced.request
+            yield replace(
+                traced,
+                request=replace(
+                    request,
+                    id=request.id + again * requests,
+                    arrival_s=request.arrival_s + again * lasts_s,
+                    block_keys=tuple(key + again * blocks for key in request.block_keys),
+                ),
+            )
+
+
+def events_of(cluster: Cluster | CoupledCluster) -> int:
+    """How many events a run had; simpy counts them in private."""
+    return next(cluster._env._eid)  # noqa: SLF001
 
 
 def bare_loop_s(events: int) -> float:
