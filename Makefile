@@ -13,6 +13,9 @@ SEED ?= 0
 PORT ?= 8000
 TEST_WORKERS ?= auto
 PYTEST_FLAGS ?=
+SUBMISSIONS ?= submissions
+GRADES ?= build/grades
+HIDDEN_SEED ?= 0
 
 VENV := .venv
 BIN ?= $(VENV)/bin
@@ -54,6 +57,12 @@ serve-book: book ## Serve the built book on this machine, with search [PORT]
 	@echo "http://127.0.0.1:$(PORT)  (Ctrl-C ends it)"
 	@exec $(BIN)/python -m http.server $(PORT) --bind 127.0.0.1 --directory book/_build/html
 
+classroom: $(ENV) ## The students' versions of the assignments, into build/classroom
+	@$(BIN)/mooncake-lab classroom build --out build/classroom
+
+grade: $(ENV) ## Grade a folder of submissions [SUBMISSIONS=dir GRADES=dir HIDDEN_SEED]
+	@$(BIN)/mooncake-lab classroom grade "$(SUBMISSIONS)" --out "$(GRADES)" --seed $(HIDDEN_SEED)
+
 traces: $(ENV) ## Fetch the released traces, checked by fingerprint
 	@for name in conversation synthetic toolagent arxiv; do $(BIN)/mooncake-lab trace fetch $$name; done
 
@@ -65,12 +74,12 @@ check: $(ENV) ## Style, types, floors, and notebooks without outputs
 	@$(BIN)/ruff format --check .
 	@$(BIN)/basedpyright
 	@$(BIN)/lint-imports
-	@$(BIN)/nbstripout --verify $(NBSTRIPOUT) notebooks/*.ipynb
+	@$(BIN)/nbstripout --verify $(NBSTRIPOUT) notebooks/*.ipynb notebooks/assignments/*.ipynb
 
 format: $(ENV) ## Put code and notebooks into shape
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format --quiet .
-	@$(BIN)/nbstripout $(NBSTRIPOUT) notebooks/*.ipynb
+	@$(BIN)/nbstripout $(NBSTRIPOUT) notebooks/*.ipynb notebooks/assignments/*.ipynb
 
 clean: ## Remove what can be made again, except the environment
 	@rm -rf book/_build book/chapters book/_generated tests/site/screenshots

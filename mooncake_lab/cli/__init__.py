@@ -8,6 +8,7 @@ import typer
 from mooncake_lab.cli.batch import batch
 from mooncake_lab.cli.bench import app as bench_app
 from mooncake_lab.cli.cache import cache
+from mooncake_lab.cli.classroom import app as classroom_app
 from mooncake_lab.cli.doctor import doctor
 from mooncake_lab.cli.generate import generate
 from mooncake_lab.cli.replay import replay
@@ -26,6 +27,7 @@ app = typer.Typer(
 app.add_typer(trace_app, name="trace")
 app.add_typer(store_app, name="store")
 app.add_typer(bench_app, name="bench")
+app.add_typer(classroom_app, name="classroom")
 bench_app.command("store")(bench_store)
 app.command()(cache)
 app.command()(batch)

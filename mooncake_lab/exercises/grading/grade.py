@@ -1,6 +1,6 @@
 """Grading one submission: its own cells between the teacher's, task by task, and a sentence for each."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -8,8 +8,9 @@ from typing import Any, Final
 
 import msgspec
 
+from mooncake_lab.exercises.grading.admission import ADMISSION
 from mooncake_lab.exercises.grading.chunked import CHUNKED
-from mooncake_lab.exercises.grading.confine import Allowance, UnconfinableError
+from mooncake_lab.exercises.grading.confine import Allowance
 from mooncake_lab.exercises.grading.eviction import EVICTION
 from mooncake_lab.exercises.grading.keys import KEYS
 from mooncake_lab.exercises.grading.placement import PLACEMENT
@@ -18,7 +19,7 @@ from mooncake_lab.exercises.grading.task import Assignment, Task
 from mooncake_lab.store import NothingToEvictError
 
 ASSIGNMENTS: Final[Mapping[str, Assignment]] = MappingProxyType(
-    {each.topic: each for each in (KEYS, EVICTION, CHUNKED, PLACEMENT)}
+    {each.topic: each for each in (KEYS, EVICTION, CHUNKED, PLACEMENT, ADMISSION)}
 )
 """Every assignment by its topic."""
 
@@ -125,24 +126,43 @@ def grade(path: Path, teacher: Path, *, student: str, seed: int, allowance: Allo
     except ValueError as error:
         marks = tuple(_lost(task, str(error)) for task in assignment.tasks)
         return Grade(student=student, topic=topic, marks=marks, cells=())
-    marks = tuple(_mark(task, code, seed, allowance) for task in assignment.tasks)
+    marks = tuple(_marks(assignment, code, seed, allowance))
     return Grade(student=student, topic=topic, marks=marks, cells=own)
 
 
-def _mark(task: Task, code: tuple[str, ...], seed: int, allowance: Allowance | None) -> Mark:
-    """One task in a process of its own, so that what one breaks another does not suffer from."""
+def _marks(
+    assignment: Assignment, code: tuple[str, ...], seed: int, allowance: Allowance | None
+) -> Iterator[Mark]:
+    """Task by task; after a failed one the submission starts afresh, so that no other task suffers from it."""
+    submission: Submission | None = None
     try:
-        with Submission(code, allowance) as submission:
-            said = task.check(submission, seed)
-    except SubmissionError as error:
-        return _lost(task, str(error))
-    except NothingToEvictError:
-        return _lost(task, "it raised NothingToEvictError while blocks could go")
-    except UnconfinableError:
-        raise
-    except Exception as error:  # noqa: BLE001  # answers may be wrong in ways that no check foresees
-        return _lost(task, f"its answers could not be used: {type(error).__name__}: {error}")
-    return Mark(task=task.name, points=task.points, earned=task.points, said=said)
+        for number, task in enumerate(assignment.tasks):
+            if submission is None:
+                try:
+                    submission = Submission(code, allowance)
+                except SubmissionError as error:  # it does not even load, and will not the next time
+                    yield from (_lost(each, _told(error)) for each in assignment.tasks[number:])
+                    return
+            try:
+                said = task.check(submission, seed)
+            except Exception as error:  # noqa: BLE001  # answers may be wrong in ways that no check foresees
+                yield _lost(task, _told(error))
+                submission.close()
+                submission = None
+            else:
+                yield Mark(task=task.name, points=task.points, earned=task.points, said=said)
+    finally:
+        if submission is not None:
+            submission.close()
+
+
+def _told(error: Exception) -> str:
+    """What a student reads of it."""
+    if isinstance(error, SubmissionError):
+        return str(error)
+    if isinstance(error, NothingToEvictError):
+        return "it raised NothingToEvictError while blocks could go"
+    return f"its answers could not be used: {type(error).__name__}: {error}"
 
 
 def _lost(task: Task, said: str) -> Mark:

@@ -7,7 +7,7 @@ from typing import TypeAlias
 from mooncake_lab.exercises.grading.remote import Submission, SubmissionError
 
 Check: TypeAlias = Callable[[Submission, int], str]
-"""Given a submission and the hidden seed: a sentence on what it did well; raises `SubmissionError` where it did not."""
+"""A submission and the hidden seed: a sentence on what it did well; `SubmissionError` where it did not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,102 @@
+"""`mooncake-lab classroom`: hand assignments out, and grade what comes back."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import track
+
+app = typer.Typer(help="Assignments: build what students get, grade what they hand in.", no_args_is_help=True)
+
+_SOURCES: Final = Path("notebooks/assignments")
+
+Sources = Annotated[Path, typer.Option(help="The instructor's notebooks.", exists=True, file_okay=False)]
+
+
+@app.command()
+def build(
+    out: Annotated[Path, typer.Option(help="Where the students' notebooks go.")] = Path("build/classroom"),
+    sources: Sources = _SOURCES,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Make the students' versions: without solutions and hidden tests, with nbgrader.
+
+    Example: mooncake-lab classroom build --out build/classroom
+    """
+    notebooks = sorted(sources.glob("*.ipynb"))
+    if not notebooks:
+        typer.echo(f"mooncake-lab classroom build: {sources} holds no notebooks", err=True)
+        raise typer.Exit(1)
+    from mooncake_lab.exercises.grading.release import release
+
+    written = [str(release(notebook, out)) for notebook in notebooks]
+    typer.echo(msgspec.json.encode({"notebooks": written}) if json_ else "\n".join(written))
+
+
+@app.command()
+def grade(
+    submissions: Annotated[
+        Path,
+        typer.Argument(help="A folder with one folder a student, notebooks inside.", exists=True, file_okay=False),
+    ],
+    out: Annotated[Path, typer.Option(help="Where grades and feedback go.")] = Path("build/grades"),
+    sources: Sources = _SOURCES,
+    seed: Annotated[int, typer.Option(help="Of the hidden workloads; choose your own, the same for a class.")] = 0,
+    memory_gib: Annotated[float, typer.Option(min=0.5, help="Memory a submission may use.")] = 2.0,
+    cpu_s: Annotated[int, typer.Option(min=1, help="Processor seconds a submission may use.")] = 60,
+    reply_s: Annotated[float, typer.Option(min=0.1, help="Longest wait for one answer.")] = 20.0,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Grade a folder of submissions, each confined by the kernel and asked, never believed.
+
+    Leaves grades.csv and one page of feedback a student and assignment. A bad submission is a grade; the exit code
+    is 1 only when something could not be graded at all.
+
+    Example: mooncake-lab classroom grade handed_in --seed 42 --out build/grades
+    """
+    from mooncake_lab.core import GIB
+    from mooncake_lab.exercises.grading.confine import Allowance, UnconfinableError
+    from mooncake_lab.exercises.grading.grade import grade as grade_one
+    from mooncake_lab.exercises.grading.report import write_reports
+
+    handed_in = list(_handed_in(submissions, sources))
+    if not handed_in:
+        typer.echo(
+            f"mooncake-lab classroom grade: {submissions} holds no STUDENT/TOPIC.ipynb;"
+            f" topics are {', '.join(path.stem for path in sorted(sources.glob('*.ipynb')))}",
+            err=True,
+        )
+        raise typer.Exit(1)
+    allowance = Allowance(memory_bytes=int(memory_gib * GIB), cpu_s=cpu_s, reply_s=reply_s)
+    try:
+        grades = [
+            grade_one(path, teacher, student=student, seed=seed, allowance=allowance)
+            for student, path, teacher in track(handed_in, "grading", console=Console(stderr=True), transient=True)
+        ]
+    except UnconfinableError as error:
+        typer.echo(f"mooncake-lab classroom grade: {error}", err=True)
+        raise typer.Exit(1) from error
+    table = write_reports(grades, out)
+    if json_:
+        typer.echo(msgspec.json.encode({"grades": [_plain(each) for each in grades], "table": str(table)}))
+        return
+    width = max(len(f"{each.student} {each.topic}") for each in grades)
+    for each in grades:
+        typer.echo(f"{f'{each.student} {each.topic}':{width}}  {each.earned:3} / {each.points}")
+    typer.echo(f"{table}, and a page of feedback each beside it", err=True)
+
+
+def _handed_in(submissions: Path, sources: Path) -> Iterator[tuple[str, Path, Path]]:
+    """Every student's notebooks that belong to an assignment, in order."""
+    for folder in sorted(path for path in submissions.iterdir() if path.is_dir()):
+        for teacher in sorted(sources.glob("*.ipynb")):
+            path = folder / teacher.name
+            if path.is_file():
+                yield folder.name, path, teacher
+
+
+def _plain(grade: Any) -> dict[str, Any]:
+    return {**msgspec.to_builtins(grade), "earned": grade.earned, "points": grade.points}

@@ -1,0 +1,184 @@
+"""Grading gives a submission what it earned, and believes it nothing."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mooncake_lab.cli import app
+from mooncake_lab.exercises.grading.confine import Allowance, UnconfinableError, check_confinable
+from mooncake_lab.exercises.grading.grade import ASSIGNMENTS, grade
+from mooncake_lab.exercises.grading.remote import Submission, SubmissionError
+
+SOURCES = Path(__file__).parents[2] / "notebooks" / "assignments"
+QUICK = Allowance(reply_s=15.0, cpu_s=30)
+FORGETFUL = (
+    "def chain_keys(tokens, n):\n    return [hash(tuple(tokens[i : i + n])) for i in range(0, len(tokens), n)]"
+)
+
+try:
+    check_confinable()
+except UnconfinableError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+
+def hand_in(folder: Path, student: str, topic: str, **solutions: str) -> Path:
+    """A notebook of a student: the teacher's, with some solution cells replaced."""
+    notebook = json.loads((SOURCES / f"{topic}.ipynb").read_text(encoding="utf-8"))
+    for cell in notebook["cells"]:
+        name = cell["metadata"].get("nbgrader", {}).get("grade_id", "").replace("-", "_")
+        cell["source"] = solutions.get(name, cell["source"])
+    path = folder / student / f"{topic}.ipynb"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(notebook), encoding="utf-8")
+    return path
+
+
+def grade_keys(folder: Path, **solutions: str):
+    """The grade of a submission to the assignment on keys."""
+    path = hand_in(folder, "somebody", "keys", **solutions)
+    return grade(path, SOURCES / "keys.ipynb", student="somebody", seed=3, allowance=QUICK)
+
+
+def test_every_assignment_has_a_notebook_and_ten_points():
+    """Notebooks and graders name the same topics, and an evening is worth the same in each."""
+    assert sorted(ASSIGNMENTS) == sorted(path.stem for path in SOURCES.glob("*.ipynb"))
+    assert {assignment.points for assignment in ASSIGNMENTS.values()} == {10}
+
+
+def test_the_teachers_solution_gets_all_points():
+    """What the instructor wrote passes its own hidden tasks."""
+    path = SOURCES / "keys.ipynb"
+    found = grade(path, path, student="teacher", seed=1)
+    assert found.earned == found.points, [mark for mark in found.marks if not mark.earned]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topic", sorted(ASSIGNMENTS))
+def test_every_solution_gets_all_points_on_other_seeds(topic):
+    """The hidden workload may be another one, and the solution still holds."""
+    path = SOURCES / f"{topic}.ipynb"
+    found = grade(path, path, student="teacher", seed=17)
+    assert found.earned == found.points, [mark for mark in found.marks if not mark.earned]
+
+
+def test_partly_right_is_partly_paid(tmp_path):
+    """Keys that forget what came before lose the tasks about that, and no other."""
+    found = grade_keys(tmp_path, chain_keys=FORGETFUL)
+    assert [mark.earned > 0 for mark in found.marks] == [True, False, False, True, True]
+    assert "share the key" in found.marks[1].said
+
+
+def test_what_does_not_load_earns_nothing_and_says_why(tmp_path):
+    """A cell that raises costs every task, with the reason."""
+    found = grade_keys(tmp_path, chain_keys="raise RuntimeError('half done')")
+    assert found.earned == 0
+    assert {mark.said for mark in found.marks} == {"it raised RuntimeError: half done"}
+
+
+def test_a_lost_cell_is_named(tmp_path):
+    """Without the cell that a solution belongs in, the remark says which is missing."""
+    path = hand_in(tmp_path, "somebody", "keys")
+    notebook = json.loads(path.read_text())
+    notebook["cells"] = [c for c in notebook["cells"] if "chain-keys" not in str(c["metadata"])]
+    path.write_text(json.dumps(notebook))
+    found = grade(path, SOURCES / "keys.ipynb", student="somebody", seed=0)
+    assert found.earned == 0
+    assert "lost the cell 'chain-keys'" in found.marks[0].said
+
+
+def test_tampering_with_the_tests_earns_nothing(tmp_path):
+    """Test cells of the student are not run, and patching the grader's code happens in the wrong process."""
+    patch = (
+        "import mooncake_lab.exercises.grading.keys as g, mooncake_lab.exercises.grading.task as t\n"
+        "t.require = g.require = lambda *_: None\n"
+        "def chain_keys(tokens, n):\n    return []"
+    )
+    found = grade_keys(tmp_path, chain_keys=patch, test_chain_keys="assert True")
+    assert [mark.earned > 0 for mark in found.marks] == [False, False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("x = bytearray(8 * 2**30)", "MemoryError"),
+        ("import os\nos._exit(0)", "its process ended with status 0"),
+        ("raise SystemExit", "SystemExit"),
+        ("import os\nos.fork()", "PermissionError"),
+        ("import socket\nsocket.create_connection(('127.0.0.1', 9))", "PermissionError"),
+        ("import subprocess\nsubprocess.run(['true'])", "PermissionError"),
+        ("import os\nos.kill(os.getppid(), 9)", "PermissionError"),
+        ("open({outside!r}, 'w')", "PermissionError"),
+        ("open({secret!r}).read()", "PermissionError"),
+        ("import os\nos.truncate({secret!r}, 0)", "PermissionError"),
+    ],
+)
+def test_what_a_submission_may_not_do(tmp_path, code, said):
+    """It cannot flood, leave, multiply, call out, kill, or touch what is not its own."""
+    secret = tmp_path / "secret"
+    secret.write_text("the hidden tests")
+    outside = tmp_path / "written"
+    with pytest.raises(SubmissionError, match=said):
+        Submission([code.format(outside=str(outside), secret=str(secret))], QUICK)
+    assert not outside.exists()
+    assert secret.read_text() == "the hidden tests"
+
+
+def test_an_endless_loop_ends():
+    """No answer in time is an answer, and the process is gone afterwards."""
+    with Submission(["def spin():\n    while True: pass"], Allowance(reply_s=2.0)) as submission:
+        process = submission._process
+        with pytest.raises(SubmissionError, match=r"no answer within 2 s"):
+            submission.call("spin")
+    assert process.poll() is not None
+
+
+def test_its_own_folder_is_its_to_use():
+    """A submission may write where it is, and the folder goes with it."""
+    with Submission(
+        ["import os\nopen('note', 'w').write('x')\ndef where():\n    return os.getcwd()"], QUICK
+    ) as one:
+        folder = one.call("where", gives=str)
+        assert (Path(folder) / "note").read_text() == "x"
+    assert not Path(folder).exists()
+
+
+def test_nonsense_is_a_remark():
+    """An answer of another type than asked for is refused."""
+    with (
+        Submission(["def f():\n    return 'one'"], QUICK) as submission,
+        pytest.raises(SubmissionError, match=r"f answered what it should not"),
+    ):
+        submission.call("f", gives=int)
+
+
+def test_secrets_of_the_environment_stay_outside(monkeypatch):
+    """A submission inherits no variable but those it needs."""
+    monkeypatch.setenv("TEACHER_TOKEN", "secret")
+    with Submission(["import os\ndef names():\n    return sorted(os.environ)"], QUICK) as submission:
+        assert "TEACHER_TOKEN" not in submission.call("names", gives=list[str])
+    assert "TEACHER_TOKEN" in os.environ
+
+
+def test_a_class_is_graded(tmp_path):
+    """The command grades every folder, writes a table and pages, and a bad submission is no failure."""
+    hand_in(tmp_path / "in", "ada", "keys")
+    hand_in(tmp_path / "in", "bob", "keys", chain_keys="raise ValueError('<b>no</b>')")
+    arguments = ["classroom", "grade", str(tmp_path / "in"), "--out", str(tmp_path / "out"), "--json"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.stderr
+    found = {each["student"]: each["earned"] for each in json.loads(result.stdout)["grades"]}
+    assert found == {"ada": 10, "bob": 0}
+    assert (tmp_path / "out" / "grades.csv").read_text().count("\n") == 1 + 2 * 5
+    page = (tmp_path / "out" / "bob" / "keys.html").read_text()
+    assert "&lt;b&gt;no&lt;/b&gt;" in page
+    assert "<b>no" not in page
+
+
+def test_an_empty_folder_is_said(tmp_path):
+    """Nothing to grade is an error that says what is expected."""
+    result = CliRunner().invoke(app, ["classroom", "grade", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "STUDENT/TOPIC.ipynb" in result.stderr
