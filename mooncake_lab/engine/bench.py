@@ -130,6 +130,7 @@ class Bench:
         self._peers: Mapping[str, Subject] = MappingProxyType(
             {
                 "hf": HuggingFaceGenerate(peer),
+                "whole": our_engine(model, cache_tokens=8192, chunk_tokens=8192),
                 "hf-continuous": HuggingFaceContinuous(
                     peer, {"num_blocks": -(-cache_tokens // 256), "max_batch_tokens": 512}
                 ),

@@ -38,25 +38,19 @@ def settings(threads: int) -> tuple[Setting, ...]:
         return tuple((decode_case(batch, 256, 12), "hf", 7) for batch in batches)
 
     prompts = tuple((prefill_case(tokens), "hf", 3) for tokens in (512, 2048))
+    pieces = ((prefill_case(2048), "whole", 3),)
     bursts = tuple((mixed_case(64), peer, 1) for peer in ("hf", "hf-continuous"))
-    long_context = ((decode_case(8, 1024, 8), "hf", 5),)
-    found = (
-        Setting(
-            model="lab-30m", dtype="float32", threads=threads, cases=(*decodes(1, 2, 4, 8, 32), *long_context)
-        ),
+    everything = (*decodes(1, 2, 4, 8, 32), (decode_case(8, 1024, 8), "hf", 5), *prompts, *pieces, *bursts)
+    alone = (Setting(model="lab-30m", dtype="float32", threads=1, cases=decodes(1, 8)),) if threads > 1 else ()
+    return (
+        Setting(model="lab-30m", dtype="float32", threads=threads, cases=everything),
         Setting(model="lab-100m", dtype="float32", threads=threads, cases=decodes(1, 4, 8, 32)),
         Setting(model="lab-30m", dtype="bfloat16", threads=threads, cases=decodes(1, 4, 8, 32)),
+        *alone,
         Setting(model="lab-100m", dtype="bfloat16", threads=threads, cases=decodes(1, 4, 8)),
-        Setting(model="lab-30m", dtype="float32", threads=1, cases=decodes(1, 8)),
-        Setting(model="lab-30m", dtype="float32", threads=threads, cases=(*prompts, *bursts)),
         Setting(model="lab-100m", dtype="float32", threads=threads, cases=prompts),
         Setting(model="lab-30m", dtype="bfloat16", threads=threads, cases=prompts[:1]),
     )
-    return tuple(each for index, each in enumerate(found) if threads > 1 or index != _ALONE)
-
-
-_ALONE: Final = 4
-"""Place of the setting that repeats the first on one thread."""
 
 
 SMOKE: Final = (
@@ -128,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(prog="python -m mooncake_lab.engine.bench_suite", description=__doc__)
     parser.add_argument("out", type=Path, help="JSON file to write")
-    parser.add_argument("--minutes", type=float, default=7.0, help="after so many, what is left is skipped")
+    parser.add_argument("--minutes", type=float, default=6.0, help="after so many, what is left is skipped")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument(
         "--clock", choices=("wall", "processor"), default="wall", help="processor needs --threads 1"

@@ -8,10 +8,17 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 _MARKED = re.compile(r"(?P<begin><!-- speed: begin -->\n).*?(?P<end><!-- speed: end -->)", re.DOTALL)
-PEERS: Final[Mapping[str, str]] = {"hf": "`generate`", "hf-continuous": "continuous batching"}
+PEERS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "hf": "`generate`",
+        "hf-continuous": "transformers' continuous batching",
+        "whole": "ours, prompt not cut at 512",
+    }
+)
 """What the peers are called."""
 _HEAD = ("model", "threads", "case", "tokens/s", "peer", "times the peer", "rounds", "times the floor", "bound by")
 

@@ -253,22 +253,25 @@ def letters(charts: pd.DataFrame) -> pd.DataFrame:
 
 
 def waits(charts: pd.DataFrame) -> pd.DataFrame:
-    """What each policy lets whom wait for, in milliseconds and iterations.
+    """What each policy lets whom wait for, in milliseconds, and in tokens and iterations, which no clock changes.
 
     Returns:
-        By policy: gap_ms, the longest time between two tokens of A; first_c_ms, from C's arrival to its first
-        token; end_ms, when the last request is done; stalls, the letters `.` of A and B.
+        By policy: gap_ms and gap_tokens, the most between two tokens of A; first_c_ms and first_c_iterations, from
+        C's arrival to its first token; end_ms, when the last request is done; stalls, letters `.` of A and B.
     """
     lines: list[dict[str, Any]] = []
     for policy, table in charts.groupby("policy", sort=False):
         told = table[table["letter"].isin(["P", "d"])]
         of_a, of_c = told[told["request"] == "A"], told[told["request"] == "C"]
+        computed = table.drop_duplicates("iteration").set_index("iteration")["batch_tokens"].cumsum()
         arrival_ms = table[table["iteration"] == table["late_after"]]["start_ms"].tolist()[0]
         lines.append(
             {
                 "policy": policy,
                 "gap_ms": max(np.diff(of_a["end_ms"].tolist()).tolist()),
+                "gap_tokens": max(np.diff(of_a["iteration"].map(computed)).tolist()),
                 "first_c_ms": min(of_c["end_ms"].tolist()) - arrival_ms,
+                "first_c_iterations": min(of_c["iteration"].tolist()) - table["late_after"].iloc[0] + 1,
                 "end_ms": max(table["end_ms"].tolist()),
                 "stalls": table["letter"].tolist().count("."),
             }
