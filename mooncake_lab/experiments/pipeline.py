@@ -33,8 +33,10 @@ GPUS: Final = 8
 LINK: Final = LinkLatency(8 * gbps(200), 10e-6)
 """Between nodes: eight InfiniBand cards of 200 Gbps (assumption B40)."""
 PERCENTS: Final = tuple(range(0, 101, 5))
-REQUESTS: Final = {"smoke": 150, "classroom": 1000, "full": 10_000}
-"""Of each run by scale; the paper has 10,000."""
+REQUESTS: Final = {"smoke": 250, "classroom": 2000, "full": 10_000}
+"""Of the three schemes, by scale; the paper has 10,000, and 216 are in flight."""
+SWEPT: Final = {"smoke": 80, "classroom": 500, "full": 10_000}
+"""Of each run of a sweep: ramps weigh more, and ratios are smaller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +50,13 @@ class Gpt3:
     """Seconds of decode attention over those that the roofline carries over from the A6000."""
     overhead_ms_a_layer: float = 0.0
     """Of every iteration, beside the roofline: kernels that wait to be launched, collectives, Python."""
+    spread: float = 1.0
+    """Of the lengths about their mean; 0 makes all requests alike."""
     seed: int = 0
 
     def rows(self) -> Iterable[Mapping[str, Any]]:
         """One row: completion, idle share, stage-seconds by cause, quantiles of bubbles and of completion."""
-        work = zipf_requests(self.requests, seed=self.seed)
+        work = zipf_requests(self.requests, seed=self.seed, spread=self.spread)
         runs = [run_pipeline(spec, share) for spec, share in self.pipelines(work)]
         finished = [seat.token_s[-1] for run in runs for seat in run.seats]
         bubbles = [seat.bubble_s for run in runs for seat in run.seats]
@@ -137,11 +141,12 @@ def gpt3_on_a_node() -> IterationCost:
     )
 
 
-def zipf_requests(count: int, *, seed: int = 0) -> list[TracedRequest]:
+def zipf_requests(count: int, *, seed: int = 0, spread: float = 1.0) -> list[TracedRequest]:
     """Requests of 1K to 4K tokens, short ones more often (`rank**-0.4`), ten prompt tokens for every decode."""
     lengths = np.arange(SHORTEST, LONGEST + 1)
     weights = np.arange(1, len(lengths) + 1, dtype=np.float64) ** -ZIPF
     drawn = np.random.default_rng(seed).choice(lengths, count, p=weights / weights.sum())
+    drawn = np.rint(drawn.mean() + spread * (drawn - drawn.mean())).astype(np.int64)
     return [
         traced(index, 0.0, int(n) - int(n) // (RATIO + 1), int(n) // (RATIO + 1)) for index, n in enumerate(drawn)
     ]
@@ -163,3 +168,10 @@ def simulated(point: Gpt3) -> PipelineRun:
     """The run behind a point that has one pipeline, for charts of its stages."""
     (spec, work), *_ = point.pipelines(zipf_requests(point.requests, seed=point.seed))
     return run_pipeline(spec, work)
+
+
+def with_policy(policy: BatchingPolicy, *, requests: int = 150, seed: int = 0) -> tuple[float, float]:
+    """Seconds until all requests are done in the pipeline under any batching policy, and its idle share."""
+    (spec, work), *_ = Gpt3(requests=requests, seed=seed).pipelines(zipf_requests(requests, seed=seed))
+    run = run_pipeline(replace(spec, policy=policy), work)
+    return run.makespan_s, idle_share(run)

@@ -58,7 +58,7 @@ def runahead_sweep(
     """Time to first token by slicing, over prompt length, GPUs, network and efficiency of attention.
 
     Returns:
-        Rows of tokens, processes, gb_per_s, attention_efficiency; milliseconds of even, equal-work and best slices,
+        Rows of tokens, processes, gb_per_s, attention_efficiency; milliseconds of even, equal-work, best slices
         and of gathering (dense and causal); tokens sent a layer by both; the bounds of the best slices.
     """
     rows: list[dict[str, Any]] = []

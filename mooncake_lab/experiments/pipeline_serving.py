@@ -28,10 +28,10 @@ BLOCK_TOKENS, MOST_REQUESTS, DELAY_S = 16, 128, 2.0
 POLICIES: Final[tuple[str, ...]] = ("vLLM", "Orca", "Sarathi-Serve 512", "Sarathi-Serve 2048")
 RATES: Final = {
     "smoke": (0.2, 0.6, 1.2),
-    "classroom": tuple(round(0.16 * 1.2**step, 3) for step in range(12)),
+    "classroom": tuple(round(0.16 * 1.25**step, 3) for step in range(11)),
     "full": tuple(round(0.1 * 1.1**step, 3) for step in range(30)),
 }
-REQUESTS: Final = {"smoke": 60, "classroom": 150, "full": 2048}
+REQUESTS: Final = {"smoke": 60, "classroom": 120, "full": 2048}
 """Of each run; the paper has 2048."""
 
 

@@ -104,6 +104,19 @@ def run_pipeline(spec: PipelineSpec, requests: Sequence[TracedRequest]) -> Pipel
     return pipeline.result()
 
 
+def passage(
+    free_s: Sequence[float], ready_s: float, stage_s: float, hop_s: float
+) -> tuple[list[float], list[float]]:
+    """When one iteration starts and ends on each stage, each stage being free from some time on."""
+    starts, ends = list[float](), list[float]()
+    for free in free_s:
+        start_s = max(ready_s, free)
+        starts.append(start_s)
+        ends.append(start_s + stage_s)
+        ready_s = ends[-1] + hop_s
+    return starts, ends
+
+
 class _Pipeline:
     """The moving parts."""
 
@@ -162,14 +175,9 @@ class _Pipeline:
     def _enter(self, index: int, plan: Plan, *, starved: bool) -> tuple[float, float, float]:
         """Pass the stages; when the first is left, when the last, and how long stages stood idle before."""
         stage_s, hop_s = self._spec.clock.stage_s(plan), self._spec.clock.hop_s(plan)
-        ready_s, gap_s, starts, ends = self._env.now, 0.0, list[float](), list[float]()
-        for stage, free_s in enumerate(self._free_s):
-            start_s = max(ready_s, free_s)
-            gap_s += start_s - free_s
-            starts.append(start_s)
-            ends.append(start_s + stage_s)
-            self._free_s[stage] = ends[-1]
-            ready_s = ends[-1] + hop_s
+        starts, ends = passage(self._free_s, self._env.now, stage_s, hop_s)
+        gap_s = sum(starts) - sum(self._free_s)
+        self._free_s = ends
         first = not self._log.starved
         self._log.add(starts, ends, index, plan, starved=starved)
         return ends[0], ends[-1], 0.0 if first else gap_s

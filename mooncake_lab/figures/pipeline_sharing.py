@@ -1,0 +1,175 @@
+"""Figures of prompts shared by several nodes or processes, and of capacity under a limit on TBT."""
+
+from collections.abc import Mapping
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Final, cast
+
+import numpy as np
+import pandas as pd
+
+from mooncake_lab.figures.style import (
+    COLOURS,
+    BookFigure,
+    footer,
+    legend_once,
+    new_figure,
+    plain_number,
+    slo_line,
+    styled,
+)
+
+NODE: Final = "modelled: LLaMA3-70B on nodes of 8 A800, fitted to FAST'25 Fig. 14; over 128k tokens extrapolated"
+_WAYS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {
+        "CPP": ("mooncake", "-"),
+        "sequence parallel": ("toolagent", "--"),
+        "tensor parallel": ("straw_man", ":"),
+    }
+)
+_POLICIES: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {
+        "vLLM": ("vllm", "-"),
+        "Orca": ("straw_man", "-"),
+        "Sarathi-Serve 512": ("vllm_chunked", "-"),
+        "Sarathi-Serve 2048": ("vllm_chunked", "--"),
+    }
+)
+
+
+@styled
+def long_prompts(table: pd.DataFrame) -> BookFigure:
+    """Speed-up, model FLOPs utilisation and bytes by prompt length on the most nodes: rows of `three_ways`."""
+    figure, panels = new_figure(1, 3, width=11, height=3.8)
+    nodes = int(max(table["nodes"]))
+    rows = _where(table, "nodes", nodes)
+    for way, (colour, line) in _WAYS.items():
+        each = _where(rows, "way", way).sort_values("tokens")
+        thousands = each["tokens"] / 1024
+        panels[0].plot(thousands, each["speed_up"], line, marker="o", color=COLOURS[colour], label=way)
+        panels[1].plot(thousands, 100 * each["mfu"], line, marker="o", color=COLOURS[colour], label=way)
+        panels[2].plot(thousands, each["network_gb"], line, marker="o", color=COLOURS[colour], label=way)
+    panels[0].set(ylabel=f"speed-up by {nodes} nodes (ratio)", ylim=(0, nodes * 1.03))
+    panels[1].set(ylabel="model FLOPs utilisation (%)", ylim=(0, 100))
+    panels[2].set(ylabel="between nodes, a prompt (GB)", yscale="log")
+    panels[2].yaxis.set_major_formatter(plain_number)
+    for panel in panels:
+        panel.set_xscale("log", base=2)
+        panel.set_xticks((rows["tokens"] / 1024).unique().tolist())
+        panel.xaxis.set_major_formatter(plain_number)
+        panel.set_xlabel("prompt (thousand tokens of 1024)")
+    panels[0].legend(fontsize="small", loc="lower right")
+    footer(figure, NODE)
+    return figure
+
+
+@styled
+def busy_network(table: pd.DataFrame) -> BookFigure:
+    """Time to first token over what is left of the network: rows of `three_ways` over bandwidth shares."""
+    figure, (axes,) = new_figure(width=8, height=3.8)
+    for way, (colour, line) in _WAYS.items():
+        each = _where(table, "way", way).sort_values("bandwidth_share")
+        axes.plot(
+            100 * each["bandwidth_share"], each["ttft_s"], line, marker="o", color=COLOURS[colour], label=way
+        )
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.xaxis.set_major_formatter(plain_number)
+    axes.yaxis.set_major_formatter(plain_number)
+    axes.set_xticks([100 * share for share in sorted(set(table["bandwidth_share"].tolist()))])
+    axes.minorticks_off()
+    axes.set_yticks([5, 10, 20, 50, 100])
+    axes.set(xlabel="network left for the prefill (%)", ylabel="TTFT of 128k tokens (s)")
+    axes.legend(fontsize="small")
+    footer(figure, NODE)
+    return figure
+
+
+@styled
+def chunks(table: pd.DataFrame) -> BookFigure:
+    """Speed-up by four nodes over the length of a chunk: rows of `chunk_sweep`."""
+    figure, (axes,) = new_figure(width=8, height=3.8)
+    colours = ("mooncake_variant", "mooncake", "optimum")
+    shades = dict(zip(sorted(set(table["tokens"].tolist())), colours, strict=False))
+    for tokens, constant_ms in sorted({*zip(table["tokens"], table["chunk_constant_ms"], strict=True)}):
+        each = _where(_where(table, "tokens", tokens), "chunk_constant_ms", constant_ms)
+        axes.plot(
+            each["chunk_tokens"], each["speed_up"], "-" if not constant_ms else "--", marker="o",
+            color=COLOURS[shades[tokens]],
+            label=f"{int(tokens) // 1024}k tokens" + (f", {constant_ms:g} ms a chunk" if constant_ms else ""),
+        )  # fmt: skip
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(plain_number)
+    axes.set(xlabel="chunk (tokens)", ylabel="speed-up by 4 nodes (ratio)", ylim=(0, 4.1))
+    axes.legend(fontsize="small")
+    footer(figure, NODE)
+    return figure
+
+
+@styled
+def runahead(table: pd.DataFrame) -> BookFigure:
+    """Gain of KV-Runahead over gathering by prompt length, a panel a network: rows of `runahead_sweep`."""
+    networks = sorted(set(table["gb_per_s"].tolist()), reverse=True)
+    figure, panels = new_figure(1, len(networks), width=10, height=3.8, sharey=True)
+    shades = {2: "mooncake_variant", 4: "mooncake", 8: "optimum"}
+    for panel, network in zip(panels, networks, strict=True):
+        for processes, each in _where(table, "gb_per_s", network).groupby("processes"):
+            colour, thousands = COLOURS[shades[int(str(processes))]], each["tokens"] / 1024
+            panel.plot(thousands, each["gain"], marker="o", color=colour, label=f"{processes} GPUs, best slices")
+            even = each["gathered_ms"] / each["even_ms"]
+            panel.plot(thousands, even, ":", color=colour, label=f"{processes} GPUs, even slices")
+        panel.axhline(1.0, color=COLOURS["straw_man"], linewidth=1)
+        panel.set_xlabel(f"prompt at {network:g} GB/s (thousand tokens)")
+    panels[0].set(ylabel="TTFT gathering / KV-Runahead (ratio)", ylim=(0, None))
+    panels[0].legend(fontsize="x-small", loc="lower right", ncols=2)
+    footer(figure, "modelled: LLaMA-7B on A100s at half their peak, matrices and attention alike")
+    return figure
+
+
+@styled
+def slices(table: pd.DataFrame) -> BookFigure:
+    """Which tokens each process takes, by setting: rows of `runahead_sweep` with few settings."""
+    figure, (axes,) = new_figure(width=9, height=0.55 * len(table) + 1.4)
+    shades = np.linspace(0.25, 0.9, int(max(table["processes"])))
+    names: list[str] = []
+    for place, row in enumerate(table.to_dict("records")):
+        ends = [0, *(int(bound) for bound in str(row["bounds"]).split())]
+        for rank, (start, stop) in enumerate(pairwise(ends)):
+            shade = shades[rank]
+            axes.barh(place, stop - start, left=start, color=COLOURS["mooncake"], alpha=shade, edgecolor="w")
+        names.append(f"{row['gb_per_s']:g}")
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    axes.set(xlabel="prompt (tokens)", ylabel="network (GB/s)")
+    footer(figure, "modelled: LLaMA-7B on A100s; darker is further down the chain")
+    return figure
+
+
+@styled
+def capacity(served: pd.DataFrame, table: pd.DataFrame, strict_s: float, relaxed_s: float) -> BookFigure:
+    """P99 TBT over load, and capacity over the limit on it (Sarathi-Serve Figs. 10, 12): rows of both tables."""
+    figure, (left, right) = new_figure(1, 2, width=10, height=4.0)
+    for policy, (colour, line) in _POLICIES.items():
+        each = _where(served, "policy", policy).sort_values("rate")
+        if len(each):
+            left.plot(
+                each["rate"], 1000 * each["p99_tbt_s"], line, marker="o", color=COLOURS[colour], label=policy
+            )
+        each = _where(table, "policy", policy).sort_values("slo_s")
+        if len(each):
+            right.plot(
+                1000 * each["slo_s"], each["requests_per_s"], line, marker="o", color=COLOURS[colour], label=policy
+            )
+    for value_s, name in ((strict_s, "strict"), (relaxed_s, "relaxed")):
+        slo_line(left, 1000 * value_s, f"{name}, {1000 * value_s:g} ms")
+    left.set(xlabel="arrivals (requests/s)", ylabel="P99 TBT (ms)", ylim=(0, None))
+    right.set(xlabel="limit on P99 TBT (ms)", ylabel="capacity (requests/s)", ylim=(0, None))
+    legend_once(left, fontsize="small", loc="upper left")
+    footer(figure, "simulated: Yi-34B on two A100s, anchored to the Sarathi-Serve artifact; one seed of arrivals")
+    return figure
+
+
+def _where(table: pd.DataFrame, column: str, value: object) -> pd.DataFrame:
+    """The rows that have this value in a column."""
+    return cast("pd.DataFrame", table[table[column] == value])
