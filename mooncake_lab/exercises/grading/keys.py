@@ -41,6 +41,7 @@ def _shared_exactly(submission: Submission, seed: int) -> str:
         second[place] = 3 + draw.randrange(3)
         shared = place // _BLOCK_TOKENS
         ours, theirs = _keys(submission, first), _keys(submission, second)
+        require(len(ours) == len(theirs) == 6, f"24 tokens have 6 keys, not {len(ours)}")
         require(
             ours[:shared] == theirs[:shared], "two prompts with equal first blocks got different keys for them"
         )
