@@ -31,17 +31,6 @@ AdmissionName = Literal[
     "adaptive",
     "priority",
 ]
-AdmissionName = Literal[
-    "none",
-    "slo",
-    "after_prefill",
-    "early",
-    "committed",
-    "predictive",
-    "length_predicting",
-    "adaptive",
-    "priority",
-]
 BatchingName = Literal[
     "vllm",
     "vllm_prefix",

@@ -158,7 +158,9 @@ class Overload:
             "length_predicting": LengthPredicting(self.threshold),
             "length_reserving": LengthPredicting(self.threshold, reserving=True),
             "adaptive": AdaptiveThreshold(inner=EarlyRejection(self.threshold)),
-            "priority": PriorityClasses(PredictiveRejection(self.threshold, decode_s), (0.9, self.threshold)),
+            "priority": PriorityClasses(
+                PredictiveRejection(self.threshold, decode_s), (0.9 * self.threshold, self.threshold)
+            ),
             "oracle": Oracle({t.request.id: t.output_tokens for t in requests}, self.threshold),
         }
         return policies[self.policy]
@@ -237,7 +239,8 @@ def _longer(traced: TracedRequest, factor: int) -> TracedRequest:
     request = traced.request
     whole = request.input_tokens * factor
     blocks = -(-whole // request.block_size_tokens)
-    keys = tuple(key * factor + i for key in request.block_keys for i in range(factor))[:blocks]
+    ids = (int(key) for key in request.block_keys)  # of a trace, they are numbers
+    keys = tuple(key * factor + i for key in ids for i in range(factor))[:blocks]
     return replace(traced, request=replace(request, input_tokens=whole, block_keys=keys))
 
 

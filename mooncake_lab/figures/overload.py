@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
@@ -92,7 +93,7 @@ def with_intervals(rows: pd.DataFrame, quantities: Mapping[str, str], policies: 
     for axis, (label, column) in zip(axes, quantities.items(), strict=True):
         for at, policy in enumerate(policies):
             values = rows[rows["policy"] == policy][column].astype(float)
-            half = 1.96 * float(values.std(ddof=1)) / len(values) ** 0.5
+            half = 1.96 * float(np.std(values.to_numpy(), ddof=1)) / len(values) ** 0.5
             colour = _COLOUR.get(policy, COLOURS["straw_man_light"])
             axis.bar(at, values.mean(), color=colour, width=0.7, alpha=0.85)
             axis.errorbar(at, values.mean(), yerr=half, color=COLOURS["optimum"], capsize=4)
@@ -158,8 +159,9 @@ def four_stages(ours: Mapping[str, pd.DataFrame], paper: Mapping[str, pd.DataFra
                 textcoords="offset points", fontsize=8, color=points.get_markeredgecolor(),
             )  # fmt: skip
         axis.set(title=title, xlabel="stage", ylim=(0, 1.1))
+        axis.set_xticks(list(rows["number"]))
     axes[0].set_ylabel("load (share of full)")
-    legend_once(axes[0], fontsize=8, loc="lower right")
+    legend_once(axes[-1], fontsize=8, loc="lower right")
     footer(figure, "by hand, no simulation; p and d mark the paper's prefill and decode")
     return figure
 
@@ -231,10 +233,14 @@ def burst(rows: pd.DataFrame) -> BookFigure:
 
 
 def _lines(axis: Axes, rows: pd.DataFrame, knob: str, column: str) -> None:
-    for policy in dict.fromkeys(rows["policy"]):
-        chosen = rows[rows["policy"] == policy].groupby(knob, sort=True)[column].mean()
+    for policy in dict.fromkeys(map(str, rows["policy"])):
+        found: dict[float, list[float]] = {}
+        for row in (each for each in _records(rows) if each["policy"] == policy):
+            found.setdefault(float(row[knob]), []).append(float(row[column]))
+        at = sorted(found)
+        means = [sum(found[value]) / len(found[value]) for value in at]
         colour = _COLOUR.get(policy, COLOURS["straw_man_light"])
-        axis.plot(chosen.index, chosen, ".-", color=colour, label=LABELS[policy].replace("\n", " "))
+        axis.plot(at, means, ".-", color=colour, label=LABELS[policy].replace("\n", " "))
 
 
 def _records(rows: pd.DataFrame) -> list[dict[Any, Any]]:
