@@ -25,6 +25,7 @@ from mooncake_lab.compression.lab.examine import Make, When, exam, marks
 from mooncake_lab.compression.lab.tasks import Sample
 from mooncake_lab.core import carried_folder
 from mooncake_lab.engine import LlamaModel, load_model
+from mooncake_lab.engine.machine import describe_machine
 from mooncake_lab.metrics import wilson
 
 SHARES: Final = (0.5, 0.25, 0.125, 0.0625, 0.03125)
@@ -38,7 +39,7 @@ KNOBS: Final[Mapping[str, tuple[float, ...]]] = MappingProxyType(
         "sinks_recent": SHARES,
         "recent": SHARES,
         "random": SHARES,
-        "pyramidinfer": (0.9, 0.7, 0.5, 0.3),
+        "pyramidinfer": (0.9, 0.6, 0.3),
         "minicache": (32, 8, 4, 2),
         "rounding": (8, 4, 2),
         "kcache": (128, 32, 8, 2),
@@ -47,7 +48,7 @@ KNOBS: Final[Mapping[str, tuple[float, ...]]] = MappingProxyType(
 )
 """Methods and what is varied: the share kept, the deepest layer's share, bits an element, or values fetched."""
 WINDOW: Final = 16
-PROMPTS: Final[Mapping[str, int]] = MappingProxyType({"smoke": 2, "classroom": 16, "full": 500, "gpu": 500})
+PROMPTS: Final[Mapping[str, int]] = MappingProxyType({"smoke": 2, "classroom": 12, "full": 500, "gpu": 500})
 """Prompts a task and seed, by scale."""
 _FEW = ("full", "oracle", "snapkv", "sinks_recent", "random", "pyramidinfer", "minicache", "kcache")
 
@@ -193,7 +194,26 @@ def _compressed_at(sample: Sample, when: When) -> int:
     return {"asked": last.answer_at, "later": last.asked_at, "turn": first.answer_at}[when]
 
 
-def best_below(table: pd.DataFrame, methods: Sequence[str], share: float) -> pd.DataFrame:
-    """Of each method, the row of its largest cache that is no larger than a share of the full one."""
-    fits = table[table["method"].isin(methods) & (table["stored_share"] <= share)]
-    return fits.sort_values("stored_share").groupby("method", sort=False).tail(1)
+def provenance(asked: Sequence[Exam]) -> str:
+    """What to say under a figure of exams that were just answered."""
+    seeds = len({each.seed for each in asked})
+    plural = "" if seeds == 1 else "s"
+    return f"measured: {asked[0].prompts} prompts a task and seed, {seeds} seed{plural}; {describe_machine()}"
+
+
+def kept_provenance(rows: pd.DataFrame) -> str:
+    """What to say under a figure of the committed table."""
+    seeds = rows["seed"].nunique()
+    least, most = rows["prompts"].min(), rows["prompts"].max()
+    prompts = f"{least}" if least == most else f"{least} to {most}"
+    return f"measured: {prompts} prompts a task and seed, up to {seeds} seeds; {rows['machine'].iloc[0]}"
+
+
+def compare(
+    methods: Mapping[str, Method], *, prompts: int, when: When = "asked", task: str = "recall"
+) -> pd.Series:
+    """Share of right answers by method, for those who write their own."""
+    session = _session("lab-recall")
+    makers = {name: (lambda _, method=method: method) for name, method in methods.items()}
+    found = [marks(session, sample, makers, when=when) for sample in exam(task, prompts)]
+    return {name: sum(mark[name].right for mark in found) / prompts for name in methods}

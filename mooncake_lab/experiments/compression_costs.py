@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, Final, Literal
 
@@ -13,6 +14,7 @@ import torch
 from mooncake_lab.compression import FullCache, KCache, Method, MiniCache, PyramidInfer, Session, SnapKV
 from mooncake_lab.compression.lab.examine import exam
 from mooncake_lab.compression.minicache import angle
+from mooncake_lab.compression.session import PrefillMethod
 from mooncake_lab.compression.votes import window_attention
 from mooncake_lab.experiments.compression import lab_model
 from mooncake_lab.experiments.store import CapacityHitRates
@@ -67,7 +69,7 @@ DECODE_METHODS: Final[dict[str, Method]] = {
 class DecodeSteps:
     """Decode steps of a batch over compressed caches of one prompt, on the processor this runs on."""
 
-    method: str = "full"
+    methods: tuple[str, ...] = tuple(DECODE_METHODS)
     model: str = "random:lab-8m"
     context_tokens: int = 2048
     batch: int = 4
@@ -75,18 +77,24 @@ class DecodeSteps:
     seed: int = 0
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """One row: median seconds of a step (of processor time: others wait too), and bytes."""
-        session = Session(lab_model(self.model, positions=2 * self.context_tokens + 64), room_tokens=1 << 15)
+        """One row a method: median seconds of a step (of processor time: others wait too), and bytes."""
+        room = (self.batch + 1) * (self.context_tokens + 64)
+        session = Session(lab_model(self.model, positions=self.context_tokens + 64), room_tokens=room)
+        vocabulary = session.plain.config.vocabulary
         rng = np.random.default_rng(self.seed)
-        prompt = rng.integers(session.plain.config.vocabulary, size=self.context_tokens)
-        method = DECODE_METHODS[self.method]
-        helds = [session.start(prompt, method)[0] for _ in range(self.batch)]
-        device, host = (sum(getattr(held, f"{side}_bytes") for held in helds) for side in ("device", "host"))
-        tokens = rng.integers(session.plain.config.vocabulary, size=(self.batch, 1))
-        seconds = [_timed(lambda: session.extend(helds, tokens)) for _ in range(self.steps)]
-        for held in helds:
-            held.release()
-        yield {"step_s": float(np.median(seconds[2:])), "device_bytes": device, "host_bytes": host}
+        prompt, tokens = rng.integers(vocabulary, size=self.context_tokens), rng.integers(vocabulary, size=1)
+        whole = session.prefill(prompt, window=64)
+        for name in self.methods:
+            method = DECODE_METHODS[name]
+            own = method.prefill(session.plain, prompt) if isinstance(method, PrefillMethod) else whole
+            helds = [session.hold(own, method) for _ in range(self.batch)]
+            device, host = (sum(getattr(held, f"{side}_bytes") for held in helds) for side in ("device", "host"))
+            step = partial(session.extend, helds, np.tile(tokens, (self.batch, 1)))
+            seconds = [_timed(step) for _ in range(self.steps)]
+            for held in helds:
+                held.release()
+            step_s = float(np.median(seconds[2:]))
+            yield {"method": name, "step_s": step_s, "device_bytes": device, "host_bytes": host}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -179,6 +179,10 @@ class Trainer:
         for optimiser, state in zip(self.optimisers, saved["optimisers"], strict=True):
             optimiser.load_state_dict(state)
         self.state = State(**saved["state"])
+        if self._curve.exists():  # what was noted after the checkpoint will be noted again
+            head, *lines = self._curve.read_text().splitlines(keepends=True)
+            kept = [line for line in lines if int(line.split(",")[0]) <= self.state.step]
+            self._curve.write_text("".join([head, *kept]))
 
 
 def _optimisers(network: Network, training: Training) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:

@@ -1,0 +1,58 @@
+"""Compression held against the four papers it comes from."""
+
+from collections.abc import Iterator
+
+import pandas as pd
+
+from mooncake_lab.compression import PyramidInfer
+from mooncake_lab.paper import Compared, ComparisonTable, claim, claimed, comparison_table
+
+
+def beside_papers(table: pd.DataFrame, similar: pd.DataFrame, element_bytes: int = 4) -> ComparisonTable:
+    """Every claim of this topic with our number, where this book can have one.
+
+    Args:
+        table: what `compression.accuracy` made.
+        similar: rows of `LayerSimilarity` of the trained model.
+        element_bytes: of an element of our full cache; the papers' have two.
+    """
+    return comparison_table(_rows(table, similar, element_bytes))
+
+
+def shipped_share(decay: float, layers: int, tokens: int, every: int = 1) -> float:
+    """Share of a prompt's KVCache that a shipped schedule of PyramidInfer keeps, by arithmetic alone.
+
+    Args:
+        decay: of the deepest layer.
+        layers: of the model.
+        tokens: of the prompt.
+        every: layers from one selection to the next (1 for 7B, 2 for 13B).
+    """
+    method = PyramidInfer(decay=decay)
+    kept, total, recent = tokens, 0, 1 + int(method.recent_ratio * tokens)
+    for layer in range(layers):
+        total += kept
+        context = int((kept - recent) * method.ratio(layer, layers))
+        if layer % every == 0 and context > method.min_context:
+            kept = recent + context
+    return total / (layers * tokens)
+
+
+def _rows(table: pd.DataFrame, similar: pd.DataFrame, element_bytes: int) -> Iterator[Compared]:
+    snap = _one(table, "recall", "snapkv", 0.0625)
+    yield claimed(claim("C01"), 100 * (1 - snap["device_share"]))
+    needle, full = _one(table, "needle", "snapkv", 0.03125), _one(table, "needle", "full", 1)
+    yield claimed(claim("C02"), needle["accuracy"] / full["accuracy"] if full["accuracy"] else 0.0)
+    yield claimed(claim("C03"), None)
+    yield claimed(claim("C04"), 100 * shipped_share(0.8, 40, 512, every=2))
+    yield claimed(claim("C05"), None)
+    mini = _one(table, "recall", "minicache", 4)
+    yield claimed(claim("C06"), 2 / element_bytes / mini["device_share"])
+    deep = similar[similar["shallow"] >= (similar["shallow"].max() + 1) // 2]
+    yield claimed(claim("C07"), float(deep["cosine"].mean()))
+    yield claimed(claim("C08"), None)
+
+
+def _one(table: pd.DataFrame, task: str, method: str, knob: float) -> "pd.Series[float]":
+    rows = table[(table["task"] == task) & (table["when"] == "asked") & (table["method"] == method)]
+    return rows[rows["knob"] == knob].iloc[0]
