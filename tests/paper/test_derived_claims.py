@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mooncake_lab.paper import claim, claims, curve
+from mooncake_lab.paper import claim, claims, constant, curve
 
 
 def points(name, series):
@@ -59,6 +59,7 @@ COMPUTED = {
     ),
     "S09": lambda: np.divide(*points("sarathi_fig07_tile_quantisation", "iteration time")[[257, 256]]),
     "S17": lambda: ratio(ABLATION, "chunked prefill only", "both", "openchat_tbt_p99"),
+    "C02": lambda: constant("snapkv_needle_compressed").value / constant("snapkv_needle_full").value,
 }
 
 
