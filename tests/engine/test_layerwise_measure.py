@@ -3,6 +3,7 @@
 import pytest
 
 from mooncake_lab.engine.layerwise.measure import main, measure_layerwise
+from mooncake_lab.engine.layerwise.reuse import measure_reuse
 from mooncake_lab.perf import model_shape
 
 SMALL = {"model": "lab-tiny", "prompt_tokens": (32, 64), "new_tokens": 16, "block_tokens": 32, "rounds": 2}
@@ -38,3 +39,18 @@ def test_the_command_shows_and_writes_it(tmp_path, capsys):
     main(["--model", "lab-tiny", "--media", "dram", "--tokens", "256", "--rounds", "1", "--output", str(path)])
     assert "dram" in capsys.readouterr().out
     assert '"moved_tokens": 256' in path.read_text()
+
+
+def test_reuse_is_measured_beside_its_prediction():
+    """Both ratios are positive, are those of their seconds, and the fit did not see the prompt."""
+    found = measure_reuse(model="lab-tiny", prefix_tokens=256, new_tokens=16, block_tokens=32, rounds=1)
+    assert found.ratio == pytest.approx(found.recompute_s / found.reuse_s)
+    assert found.predicted_ratio == pytest.approx(found.predicted_recompute_s / found.predicted_reuse_s)
+    assert found.miss == pytest.approx(found.ratio / found.predicted_ratio - 1)
+    assert min(found.ratio, found.predicted_ratio, found.read_bytes_per_s) > 0
+
+
+def test_a_prefix_too_short_to_predict_is_refused():
+    """A model is fitted below the prefix, so there must be room below it."""
+    with pytest.raises(ValueError, match="multiples of 256"):
+        measure_reuse(prefix_tokens=100)

@@ -154,8 +154,7 @@ class _Bench:
         self._grow_cold = grow_cold
         self._block_tokens = block_tokens
         self._draw = np.random.default_rng(seed)
-        room = EngineSettings(cache_blocks=4 * -(-longest // 16), max_batch_tokens=longest, keep_log=False)
-        self._engine = PrefillEngine(model, room)
+        self._engine = prefill_engine(model, longest)
         self._token_bytes = model.config.kv_bytes_per_token(model.embedding.dtype.itemsize)
 
     def compare(self, operation: Operation, moved: int, tokens: int, rounds: int) -> LayerwiseTime:
@@ -189,26 +188,26 @@ class _Bench:
         with TieredStore([TierSettings(medium=self._medium)]) as store:
             with self._over(store, overlap=True) as filling:
                 filling.prefill(prompt[:moved])
-            seconds = {"compute": _timed(lambda: self._engine.prefill(prompt))}  # the engine kept the prefix
+            seconds = {"compute": timed(lambda: self._engine.prefill(prompt))}  # the engine kept the prefix
             for way, overlap in (("serialized", False), ("layerwise", True)):
                 self._forget()
                 self._grow_cold()
                 with self._over(store, overlap=overlap) as prefill:
-                    seconds[way] = _timed(lambda prefill=prefill: prefill.prefill(prompt, keep=False))
+                    seconds[way] = timed(lambda prefill=prefill: prefill.prefill(prompt, keep=False))
         self._empty()
         return seconds
 
     def _store(self, prompt: _Tokens, _moved: int) -> dict[str, float]:
         """A prompt of which the store holds nothing; every way begins with an empty one."""
         self._forget()
-        seconds = {"compute": _timed(lambda: self._engine.prefill(prompt))}
+        seconds = {"compute": timed(lambda: self._engine.prefill(prompt))}
         for way, overlap in (("serialized", False), ("layerwise", True)):
             self._forget()
             with (
                 TieredStore([TierSettings(medium=self._medium)]) as store,
                 self._over(store, overlap=overlap) as prefill,
             ):
-                seconds[way] = _timed(lambda prefill=prefill: (prefill.prefill(prompt), prefill.flush()))
+                seconds[way] = timed(lambda prefill=prefill: (prefill.prefill(prompt), prefill.flush()))
             self._empty()
         return seconds
 
@@ -226,11 +225,18 @@ class _Bench:
         self._medium.free(*self._medium.blocks())
 
 
+def prefill_engine(model: LlamaModel, longest: int) -> PrefillEngine:
+    """An engine that takes prompts of so many tokens whole, and has room to keep some."""
+    room = EngineSettings(cache_blocks=4 * -(-longest // 16), max_batch_tokens=longest, keep_log=False)
+    return PrefillEngine(model, room)
+
+
 def _extra(ours: Sequence[float], compute: Sequence[float]) -> float:
     return statistics.median(mine - alone for mine, alone in zip(ours, compute, strict=True))
 
 
-def _timed(work: Callable[[], object]) -> float:
+def timed(work: Callable[[], object]) -> float:
+    """Seconds that some work took."""
     started_s = time.perf_counter()
     work()
     return time.perf_counter() - started_s
