@@ -9,7 +9,8 @@ import pandas as pd
 
 from mooncake_lab.batching import BatchingPolicy, Limits, Orca, Plan, Progress, RequestLevel, Sarathi, trace_plans
 from mooncake_lab.experiments.sarathi_testbeds import machine
-from mooncake_lab.perf import IterationCost, Workload
+from mooncake_lab.perf import Workload
+from mooncake_lab.simulation import plan_s
 
 BLOCK_TOKENS: Final = 16
 POLICIES: Final = ("baseline", "Orca best", "SARATHI")
@@ -61,14 +62,6 @@ class ModelledRun:
                 for kind in ("prefill", "hybrid", "decode")
             },
         }
-
-
-def plan_s(cost: IterationCost, plan: Plan) -> float:
-    """Seconds of one planned iteration: all tokens through the matrices together, attention one by one."""
-    chunks = [(piece.new_tokens, piece.cached_tokens) for piece in plan.prefills]
-    context = sum(step.cached_tokens + 1 for step in plan.decodes)
-    attention = sum(cost.chunk_attention_s(*chunk) for chunk in chunks) + cost.decode_attention_s(context)
-    return cost.linear.seconds(plan.new_tokens) + attention + (cost.beside_s if chunks and plan.decodes else 0.0)
 
 
 def _kind(plan: Plan) -> str:
