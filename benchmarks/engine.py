@@ -2,8 +2,8 @@
 
 Run: python benchmarks/engine.py [--minutes 6] [--threads N] [--clock wall]
 
-Paired, interleaved, medians; see `mooncake_lab.engine.bench` for what is timed. Takes below eight minutes on two
-idle cores. On a busy machine `--threads 1 --clock processor` counts what was computed, not what was waited.
+Paired, interleaved, medians; see `mooncake_lab.engine.bench` for what is timed. No case begins after the minutes
+given. On a busy machine `--threads 1 --clock processor` counts what was computed, not what was waited.
 """  # noqa: INP001  # scripts, not a package
 
 import sys

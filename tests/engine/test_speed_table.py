@@ -1,0 +1,56 @@
+"""The README says of the engine's speed what was measured, and nothing else."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mooncake_lab.engine.bench_suite import SMOKE, main, measure, settings
+from mooncake_lab.engine.speed_table import refreshed, speed_table
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def found():
+    """A run whose numbers mean nothing."""
+    return measure(SMOKE, budget_s=1e9)
+
+
+def test_the_readme_shows_the_kept_measurement():
+    """The table between the marks is the one that the kept JSON gives."""
+    kept = json.loads((ROOT / "data" / "measured" / "cpu_engine.json").read_text())
+    page = (ROOT / "README.md").read_text()
+    assert refreshed(page, kept) == page
+    assert kept["date"] in page
+
+
+def test_every_row_is_in_the_table(found):
+    """A line a case, with its ratio and how far it is from the floor; where and when above."""
+    table = speed_table(found)
+    assert found["machine"]["processor"] in table
+    lines = [line for line in table.splitlines() if line.startswith("| lab-")]
+    assert len(lines) == len(found["rows"]) == 3
+    for line, row in zip(lines, found["rows"], strict=True):
+        assert f"**{row['ratio']:.2f}**" in line
+        assert f"{row['seconds'] / row['floor_seconds']:.1f}" in line
+
+
+def test_a_page_without_marks_is_refused(found):
+    """No mark, no table: an error that says so."""
+    with pytest.raises(ValueError, match="0 pairs of marks"):
+        refreshed("no marks here", found)
+
+
+def test_what_comes_after_the_budget_is_named(tmp_path):
+    """With no time at all every case is skipped, and the file says which."""
+    main([str(tmp_path / "out.json"), "--smoke", "--minutes", "-1"])
+    left = json.loads((tmp_path / "out.json").read_text())
+    assert left["rows"] == []
+    assert left["skipped"] == [f"lab-tiny float32: {case.name}" for case, _, _ in SMOKE[0].cases]
+
+
+def test_the_processors_clock_is_for_one_thread():
+    """It adds up all threads, so two are refused."""
+    with pytest.raises(ValueError, match="allowed is 1 thread"):
+        measure(settings(2), 0.0, "processor")
