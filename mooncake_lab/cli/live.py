@@ -4,17 +4,15 @@ from typing import Any, Literal
 
 import typer
 
+from mooncake_lab.cli.simulate import AdmissionName, PlacementName
 from mooncake_lab.conductor import ADMISSION_POLICIES, PLACEMENT_POLICIES, PlacementPolicy, Random
 from mooncake_lab.core import SLO
 from mooncake_lab.serving.spec import LiveSpec
 
-PlacementName = Literal[
-    "random", "load_balance", "cache_aware", "kvcache_centric", "longest_prefix", "prefix_affinity"
-]
 BatchingName = Literal[
     "request_level", "orca", "vllm", "vllm_chunked", "splitfuse", "tensorrt_llm", "sarathi", "sarathi_serve"
 ]
-AdmissionName = Literal["none", "slo"]
+__all__ = ["AdmissionName", "BatchingName", "PlacementName", "live_spec"]
 
 
 def live_spec(

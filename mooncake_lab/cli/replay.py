@@ -63,7 +63,10 @@ def replay(
     slo = SLO(ttft_s=ttft_slo, tbt_s=tbt_slo)
     try:
         if url is not None:
-            from mooncake_lab.serving.client import replay_over_http
+            try:
+                from mooncake_lab.serving.client import replay_over_http
+            except ModuleNotFoundError as error:
+                raise RuntimeError(f"--url needs {error.name}: install mooncake-lab[serve]") from error
 
             numbers = replay_over_http(scaled, url, token, model)
         else:

@@ -56,8 +56,12 @@ def serve(
     import asyncio
     import logging
 
-    from mooncake_lab.serving.door.server import Address
-    from mooncake_lab.serving.door.server import serve as serve_until_told
+    try:
+        from mooncake_lab.serving.door.server import Address
+        from mooncake_lab.serving.door.server import serve as serve_until_told
+    except ModuleNotFoundError as error:
+        typer.echo(f"mooncake-lab serve needs {error.name}: install mooncake-lab[serve]", err=True)
+        raise typer.Exit(1) from error
     from mooncake_lab.serving.supervisor import WorkerError
 
     if no_token and token_file is not None:

@@ -8,7 +8,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import final
 
-from mooncake_lab.conductor import ClusterView, DecodeView, PrefillView
+from mooncake_lab.conductor import ClusterView, DecodeView, PrefillView, ServedView
+from mooncake_lab.conductor.experience import Experience
 from mooncake_lab.core import Request
 from mooncake_lab.serving.messages import Holds, Job
 from mooncake_lab.serving.spec import Role
@@ -31,6 +32,8 @@ class Account:
     contexts: dict[Job, int] = field(default_factory=dict[Job, int])
     """KVCache tokens of each request that decodes there or is on its way."""
     context_tokens: int = 0
+    coming: dict[Job, ServedView] = field(default_factory=dict[Job, ServedView])
+    decoding: dict[Job, ServedView] = field(default_factory=dict[Job, ServedView])
     sending: set[Job] = field(default_factory=set[Job])
     """Attempts for which it sends prefix blocks to another worker."""
 
@@ -55,14 +58,37 @@ class Account:
         if was_first:
             self.first_since_s = time.monotonic()
 
+    def expect(self, job: Job, tokens: int, served: ServedView) -> None:
+        """A request will decode there."""
+        self.coming[job] = served
+        self.add_context(job, tokens)
+
+    def arrive(self, job: Job, at_s: float) -> None:
+        """A request's KVCache is there, and decodes from now on."""
+        if job in self.coming:
+            self.decoding[job] = self.coming.pop(job)._replace(starts_s=at_s)
+
     def add_context(self, job: Job, tokens: int) -> None:
-        """A request decodes there, or has so many tokens more."""
+        """A request has so many tokens more."""
         self.contexts[job] = self.contexts.get(job, 0) + tokens
         self.context_tokens += tokens
 
     def drop_context(self, job: Job) -> None:
         """A request decodes there no longer."""
         self.context_tokens -= self.contexts.pop(job, 0)
+        self.coming.pop(job, None)
+        self.decoding.pop(job, None)
+
+    def decode_view(self, *, without: Job | None = None) -> DecodeView:
+        """What the Conductor may know of it as a place to decode, one request left out if need be."""
+        return DecodeView(
+            self.name,
+            len(self.contexts) - (without in self.contexts),
+            self.context_tokens - (0 if without is None else self.contexts.get(without, 0)),
+            self.capacity_tokens,
+            tuple(self.decoding.values()),
+            tuple(served for job, served in self.coming.items() if job != without),
+        )
 
 
 @final
@@ -97,7 +123,7 @@ class Books:
         roles = {account.role for account in self.accounts.values()}
         return "coupled" in roles or {"prefill", "decode"} <= roles
 
-    def view(self, request: Request, now_s: float, zero_s: float) -> ClusterView:
+    def view(self, request: Request, now_s: float, zero_s: float, learned: Experience) -> ClusterView:
         """What the Conductor may know about a request now, in the order of the workers' names."""
         held = dict(zip(self._index.instances, self._index.matches(request.block_keys), strict=True))
         ordered = [self.accounts[name] for name in sorted(self.accounts, key=_rank)]
@@ -113,12 +139,8 @@ class Books:
             for account in ordered
             if account.role != "decode"
         )
-        decode = tuple(
-            DecodeView(account.name, len(account.contexts), account.context_tokens, account.capacity_tokens)
-            for account in ordered
-            if account.role != "prefill"
-        )
-        return ClusterView(now_s - zero_s, prefill, decode)
+        decode = tuple(account.decode_view() for account in ordered if account.role != "prefill")
+        return ClusterView(now_s - zero_s, prefill, decode, learned.lengths, learned.recent(now_s - zero_s))
 
 
 def _rank(name: str) -> tuple[str, int]:

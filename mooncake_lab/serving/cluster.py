@@ -173,7 +173,7 @@ class LiveCluster:
     async def _run(self, requests: list[TracedRequest], until_s: float | None) -> list[Record]:
         hall = self._open_hall
         self._heard, self.decisions, self.outputs = [], [], {}
-        hall.journal.zero_s = time.monotonic()
+        hall.journal.restart(time.monotonic())
         running = [asyncio.create_task(self._serve(traced)) for traced in requests]
         done, late = await asyncio.wait(running, timeout=until_s) if running else (set(), set())
         for task in late:

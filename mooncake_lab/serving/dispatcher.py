@@ -94,7 +94,8 @@ class Dispatcher:
 
     def view(self, request: Request) -> ClusterView:
         """What the Conductor may know about a request now; looking changes nothing."""
-        return self.placer.books.view(request, time.monotonic(), self.journal.zero_s)
+        journal = self.journal
+        return self.placer.books.view(request, time.monotonic(), journal.zero_s, journal.experience)
 
     # what workers do
 
@@ -150,6 +151,7 @@ class Dispatcher:
             if account.role == "coupled" and not ticket.has_joined:
                 ticket.has_joined = True
                 account.drop_prompt(job)
+                account.arrive(job, event.end_s - self.journal.zero_s)
             if ticket.has_first:
                 decoded.append(ticket)
             else:
@@ -169,7 +171,10 @@ class Dispatcher:
                 ticket, ticket.placement.prefill, name,
                 start_s=move.start_s, end_s=move.end_s, size_bytes=move.bytes,
             )  # fmt: skip
+        if not self.placer.double_check(ticket, name):
+            return
         ticket.has_joined = True
+        self.placer.books.accounts[name].arrive(event.job, event.at_s - self.journal.zero_s)
         self._show_computed(ticket, name, event.first_token, event.at_s)
 
     def _prefilled(self, name: str, event: messages.Prefilled) -> None:

@@ -11,7 +11,16 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from mooncake_lab.conductor import AdmitAll, ClusterView, Decision, Estimator, Placement, Rejection, decide
+from mooncake_lab.conductor import (
+    AdmitAll,
+    ClusterView,
+    Decision,
+    Estimator,
+    Placement,
+    Rejection,
+    ServedView,
+    decide,
+)
 from mooncake_lab.core import Request, block_keys
 from mooncake_lab.serving.books import Books
 from mooncake_lab.serving.journal import Journal
@@ -82,7 +91,7 @@ class Placer:
             self._stranded.append(ticket)
             return
         now_s, is_first = time.monotonic(), ticket.attempt == 0
-        view = self.books.view(ticket.request, now_s, self.journal.zero_s)
+        view = self.books.view(ticket.request, now_s, self.journal.zero_s, self.journal.experience)
         try:
             decision = decide(
                 ticket.request,
@@ -117,7 +126,8 @@ class Placer:
         believed_s = estimate.prefill_s(request.id, request.input_tokens, placement.reused_tokens)
         prefill, decode = self.books.accounts[placement.prefill], self.books.accounts[placement.decode]
         prefill.add_prompt(job, believed_s)
-        decode.add_context(job, len(known))
+        starts_s = time.monotonic() - self.journal.zero_s + placement.expected_ttft_s
+        decode.expect(job, len(known), ServedView(request.id, request.input_tokens, starts_s))
         if prefill is decode:
             self.links[placement.prefill].send(Compute(job=job, asked=asked))
             return
@@ -169,6 +179,19 @@ class Placer:
         self.journal.decided(ticket, rejection, time.monotonic(), why)
         error = RejectedError(rejection.stage, rejection.reason, self.retry_after_s())
         self.close(ticket, End("rejected", error))
+
+    def double_check(self, ticket: Ticket, instance: str) -> bool:
+        """Whether a decode worker still takes a request whose KVCache has just arrived (arXiv §3, step 4)."""
+        if ticket.has_first or ticket.attempt > 1 or self.estimate is None:
+            return True  # its client was told that it is served
+        view = self.books.accounts[instance].decode_view(without=ticket.job)
+        refusal = self._spec.admission.double_check(
+            ticket.request, view, estimate=self.estimate, slo=self._spec.slo
+        )
+        if refusal is not None:
+            self.withdraw(ticket)
+            self.reject(ticket, refusal)
+        return refusal is None
 
     def withdraw(self, ticket: Ticket) -> None:
         """Let the workers of an attempt drop it."""

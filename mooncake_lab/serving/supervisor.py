@@ -153,6 +153,9 @@ class Supervisor:
                 reason = await self._one_life(name)
             except (OSError, ValueError, WorkerError, TimeoutError) as error:
                 reason = str(error) or type(error).__name__
+            except Exception as error:  # noqa: BLE001  # our own mistake must not cost the worker
+                _LOG.exception("what %s said could not be dealt with", name)
+                reason = repr(error)
             if self._closing:
                 return
             if not self._all_live.is_set():

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from mooncake_lab.conductor import LatencyEstimator, decide
-from mooncake_lab.core import SLO, Finished, Moved, Prefilled
+from mooncake_lab.conductor import ADMISSION_POLICIES, LatencyEstimator, decide
+from mooncake_lab.core import SLO, Finished, Moved, Prefilled, Rejected
 from mooncake_lab.metrics import check_log, run_summary
 from mooncake_lab.perf import model_shape
 from mooncake_lab.serving import LiveCluster, LiveSpec, prompt_of, scaled_down
@@ -161,3 +161,15 @@ def test_scaled_down_keeps_sharing():
     assert len(first) == 66
     with pytest.raises(ValueError, match="cannot be divided by 7"):
         scaled_down(trace, 7)
+
+
+@pytest.mark.parametrize("name", sorted(ADMISSION_POLICIES))
+def test_every_admission_policy(open_cluster, traced, name):
+    """Each admission policy of the Conductor runs live, on views that name who decodes and who is coming."""
+    with open_cluster(admission=ADMISSION_POLICIES[name](), slo=SLO(ttft_s=60, tbt_s=1e-4)) as live:
+        log = live.run(traced(6, every_s=0.0))
+    assert check_log(log) == ()
+    refused = {record.stage for record in log if isinstance(record, Rejected)}
+    finished = [record for record in log if isinstance(record, Finished)]
+    assert len(finished) + sum(isinstance(record, Rejected) for record in log) == 6
+    assert bool(refused) == (name != "none")

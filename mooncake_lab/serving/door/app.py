@@ -118,7 +118,7 @@ class Door:
                 return Response(status_code=_CLIENT_CLOSED)
             return _json(envelope.whole(choices, await collecting))
         except (FailedError, RejectedError) as failed:
-            return error(503, str(failed), code="failed")
+            return _refusal(failed)
         finally:
             for task in (collecting, leaving):
                 task.cancel()
