@@ -1,0 +1,78 @@
+"""`mooncake-lab serve` and `replay`: what they refuse before anything starts, and a trace through a cluster."""
+
+import json
+from typing import get_args
+
+import pytest
+from typer.testing import CliRunner
+
+from mooncake_lab.batching.policies import BATCHING_POLICIES
+from mooncake_lab.cli import app
+from mooncake_lab.cli.live import AdmissionName, BatchingName, PlacementName
+from mooncake_lab.conductor import ADMISSION_POLICIES, PLACEMENT_POLICIES
+from mooncake_lab.core import SLO, read_log
+from mooncake_lab.metrics import check_log, run_summary
+
+
+@pytest.fixture
+def file(tmp_path):
+    """A trace of 12 requests, each beginning with the same block."""
+    path = tmp_path / "trace.jsonl"
+    lines = [
+        {"timestamp": i * 100, "input_length": 1100, "output_length": 96, "hash_ids": [0, 2 * i + 1, 2 * i + 2]}
+        for i in range(12)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, [str(one) for one in arguments])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--coupled", 1, "--prefill", 1), "do both stages"),
+        (("--coupled", 1, "--placement", "kvcache_centric"), "share no store"),
+        (("--no-token", "--token-file", __file__), "everybody"),
+        (("--token-file", "/dev/null"), "no token"),
+    ],
+)
+def test_serve_refuses(arguments, says):
+    """Options that contradict each other are bad usage, said before a worker is born."""
+    done = invoke("serve", "--model", "random:lab-tiny", *arguments)
+    assert done.exit_code == 2
+    assert says in " ".join(done.output.split())
+
+
+def test_replay_refuses(file):
+    """So are a divisor that cuts blocks, and a cluster beside a server."""
+    done = invoke("replay", file, "--divide", 7)
+    assert done.exit_code == 2
+    assert "block size of 512" in " ".join(done.output.replace("│", " ").split())
+    assert invoke("replay", file, "--url", "http://127.0.0.1:1", "--prefill", 1).exit_code == 2
+    assert invoke("replay", file, "--max-request-tokens", 3).exit_code == 2
+
+
+def test_names_are_those_of_the_registries():
+    """Every policy there is has its name on the command line."""
+    assert set(get_args(PlacementName)) <= set(PLACEMENT_POLICIES)
+    assert set(get_args(AdmissionName)) == set(ADMISSION_POLICIES)
+    assert set(get_args(BatchingName)) <= set(BATCHING_POLICIES)
+
+
+@pytest.mark.slow
+def test_replay(file, tmp_path):
+    """A trace goes through a cluster of its own; what is printed follows from the log that is written."""
+    log = tmp_path / "log.jsonl"
+    done = invoke("replay", file, "--speed", 10, "--json", "--log", log, "--placement", "cache_aware")
+    assert done.exit_code == 0, done.output
+    printed = json.loads(done.stdout)
+    records = list(read_log(log))
+    assert check_log(records) == ()
+    assert printed["finished"] == 12
+    assert printed["output_tokens"] == 12 * 3
+    summary = run_summary(records, SLO())
+    assert printed["ttft_p50_s"] == summary["ttft_p50_s"]
+    assert printed["token_hit_rate"] > 0.2
