@@ -106,7 +106,7 @@ class TestBesidePapers:
         """No claim that the ledger gives to this chapter is left out or decided twice."""
         crowd = topic.Overload(first=300, decode_nodes=3, tbt_limit_s=0.04)
         rows = run(vary(crowd, policy=tuple(topic.TABLE_3)), cache=False)
-        graded = [row.claim for row in beside.beside_papers(rows, rows).rows if row.claim]
+        graded = [row.claim for row in beside.beside_papers(rows, rows, rows).rows if row.claim]
         assert sorted(graded) == sorted(c.id for c in claims() if c.chapter == "11_overload")
 
     def test_figure_9_moves_as_the_notes_say(self):
