@@ -152,7 +152,7 @@ def sensitivity(table: pd.DataFrame, paper: pd.DataFrame) -> BookFigure:
             f"paper {printed:g}", (0.98, float(printed)), xycoords=("axes fraction", "data"), ha="right",
             xytext=(0, 3), textcoords="offset points", fontsize="small",
         )  # fmt: skip
-        panel.set(xlabel="prompt of 2K / decode of 27, a stage (ratio)", ylabel=label)
+        panel.set(xlabel="prompt of 2K / decode of 27 (ratio)", ylabel=label)
         panel.set_ylim(0, None)
     legend_once(panels[0], fontsize="x-small", loc="lower right")
     footer(figure, MODELLED)
@@ -200,6 +200,6 @@ def measured(rows: Mapping[str, pd.DataFrame], machine: str) -> BookFigure:
         panel.invert_yaxis()
         panel.grid(visible=False, axis="y")
         panel.set(xlabel="time (ms)", ylabel=f"{way}\n(process)")
-    legend_once(panels[0], fontsize="small", loc="lower right")
-    footer(figure, f"measured: {machine}")
+    legend_once(panels[0], fontsize="small", loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2)
+    footer(figure, f"measured: {machine}; each process computes with one thread")
     return figure
