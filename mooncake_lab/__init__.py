@@ -4,9 +4,11 @@ The package by floors, each importing only from the floors below it:
 
     cli                                    the same things from a shell
     batch                                  notebooks executed with papermill
-    figures · experiments · exercises      one topic, one stem, everywhere
+    exercises                              the classroom: contracts, assignments, confined grading
+    figures · experiments                  one topic, one stem, everywhere
     metrics · paper                        log -> numbers; what the papers say
-    simulation                             the cluster in virtual time (simpy)
+    simulation · serving                   the cluster in virtual time (simpy); the same cluster, live
+    compression                            smaller KVCaches (torch)
     engine                                 the real model: prefill and decode (torch)
     conductor · batching                   who serves which request; what an instance runs next
     store · workload                       what is kept; what arrives
