@@ -1,7 +1,7 @@
 """A live view of a run, for people who watch; silent where nobody does."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -10,7 +10,7 @@ from mooncake_lab.core import Arrived, Finished, FirstToken, Record, Rejected
 
 
 @contextlib.contextmanager
-def watched(requests: int) -> Iterator[Callable[[Record], None]]:
+def watched(requests: int) -> Generator[Callable[[Record], None], None, None]:
     """A bar on stderr over the requests of a run; what it yields is to be told of each record."""
     columns = (
         TextColumn("{task.description}"),

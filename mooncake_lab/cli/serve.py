@@ -2,7 +2,7 @@
 
 import contextlib
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -44,7 +44,7 @@ def serve(
     no_token: Annotated[bool, typer.Option("--no-token", help="Let everybody in who can connect.")] = False,
     drain: Annotated[float, typer.Option(min=0, help="Seconds that requests may go on after a signal.")] = 30.0,
     seed: Annotated[int, typer.Option(min=0, help="Of random weights, and of random placement.")] = 0,
-    log: Annotated[Path | None, typer.Option(dir_okay=False, help="Append the run log here.")] = None,
+    log: Annotated[Path | None, typer.Option(dir_okay=False, help="Append records as heard.")] = None,
 ) -> None:
     """Serve a model with prefill and decode workers, each a process, behind OpenAI's completions and chat API.
 
@@ -101,11 +101,15 @@ def _token(file: Path | None) -> str:
 
 
 @contextlib.contextmanager
-def _log(path: Path | None) -> Iterator[Callable[[Record], None] | None]:
+def _log(path: Path | None) -> Generator[Callable[[Record], None] | None, None, None]:
     """Appends records to a file, as they are heard."""
     if path is None:
         yield None
         return
     encoder = msgspec.json.Encoder()
     with path.open("ab") as file:
-        yield lambda record: file.write(encoder.encode(record) + b"\n") and None
+
+        def write(record: Record) -> None:
+            file.write(encoder.encode(record) + b"\n")
+
+        yield write
