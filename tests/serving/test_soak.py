@@ -1,10 +1,12 @@
 """Long runs: many streams at once, many faults, and no process left behind."""
 
 import asyncio
+import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -105,3 +107,21 @@ def test_no_orphans(end):
     while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline_s:
         time.sleep(0.02)
     assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
+
+
+def test_silent_worker(open_cluster, traced, expected):
+    """A worker that stops without dying is noticed by its silence and replaced; nothing is lost or wrong."""
+    requests = traced(30, every_s=0.02, output_tokens=40)
+    undisturbed = expected(requests)
+    with open_cluster(prefill_nodes=1, decode_nodes=2, silence_s=3.0) as live:
+        deaf = live.pids()["decode-0"]
+        timer = threading.Timer(0.3, os.kill, (deaf, signal.SIGSTOP))
+        timer.start()
+        log = live.run(requests)
+        assert live.outputs == undisturbed
+        assert check_log(log) == ()
+        deadline_s = time.monotonic() + 60
+        while live.pids().get("decode-0") in {None, deaf} and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+        assert live.pids()["decode-0"] != deaf
+        assert live.generate([[1, 2, 3]], max_new_tokens=4)
