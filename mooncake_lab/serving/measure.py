@@ -1,11 +1,14 @@
 """A short measurement of a worker's own engine and network, to which the Conductor's estimates are fitted."""
 
 import time
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 
 from mooncake_lab.engine import CoupledEngine, DecodeEngine, GenerationRequest, KVSpan, LlamaModel, PrefillEngine
+from mooncake_lab.engine.roles import Prompt
+from mooncake_lab.engine.sequence import RunningRequest
 from mooncake_lab.serving.kv import KVShape
 from mooncake_lab.serving.messages import Measured, Probe, Taken
 from mooncake_lab.serving.messenger import Identity, dial, expect
@@ -109,11 +112,11 @@ def measure_transfer(port: int, who: Identity) -> tuple[tuple[int, float], ...]:
     return tuple(rows)
 
 
-def _all(engine: CoupledEngine) -> list:  # type: ignore[type-arg]
+def _all(engine: CoupledEngine) -> list[RunningRequest]:
     return [*engine.engine.scheduler.waiting, *engine.engine.scheduler.running]
 
 
-def _prompt(model: LlamaModel, tokens: int, seed: int = 0) -> np.ndarray:  # type: ignore[type-arg]
+def _prompt(model: LlamaModel, tokens: int, seed: int = 0) -> Prompt:
     return np.random.default_rng(seed).integers(0, model.config.vocabulary, tokens).astype(np.int32)
 
 
@@ -121,11 +124,11 @@ def _filled(shape: KVShape, tokens: int) -> KVSpan:
     return shape.span([layer.zero_() for layer in shape.empty(tokens)])
 
 
-def _prefill_s(engine: PrefillEngine, prompt: np.ndarray, prefix: tuple[KVSpan, ...]) -> float:  # type: ignore[type-arg]
+def _prefill_s(engine: PrefillEngine, prompt: Prompt, prefix: tuple[KVSpan, ...]) -> float:
     return _seconds(lambda: engine.prefill(prompt, prefix=prefix))
 
 
-def _seconds(act: object) -> float:
+def _seconds(act: Callable[[], object]) -> float:
     start_s = time.perf_counter()
-    act()  # type: ignore[operator]
+    act()
     return time.perf_counter() - start_s
