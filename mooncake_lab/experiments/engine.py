@@ -263,13 +263,14 @@ def waits(charts: pd.DataFrame) -> pd.DataFrame:
     for policy, table in charts.groupby("policy", sort=False):
         told = table[table["letter"].isin(["P", "d"])]
         of_a, of_c = told[told["request"] == "A"], told[told["request"] == "C"]
-        computed = table.drop_duplicates("iteration").set_index("iteration")["batch_tokens"].cumsum()
+        iterations = table.drop_duplicates("iteration")
+        computed = dict(zip(iterations["iteration"], np.cumsum(iterations["batch_tokens"]), strict=True))
         arrival_ms = table[table["iteration"] == table["late_after"]]["start_ms"].tolist()[0]
         lines.append(
             {
                 "policy": policy,
                 "gap_ms": max(np.diff(of_a["end_ms"].tolist()).tolist()),
-                "gap_tokens": max(np.diff(of_a["iteration"].map(computed)).tolist()),
+                "gap_tokens": max(np.diff([computed[each] for each in of_a["iteration"]]).tolist()),
                 "first_c_ms": min(of_c["end_ms"].tolist()) - arrival_ms,
                 "first_c_iterations": min(of_c["iteration"].tolist()) - table["late_after"].iloc[0] + 1,
                 "end_ms": max(table["end_ms"].tolist()),

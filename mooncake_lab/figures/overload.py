@@ -92,8 +92,8 @@ def with_intervals(rows: pd.DataFrame, quantities: Mapping[str, str], policies: 
     figure, axes = new_figure(1, len(quantities), width=11, height=3.8)
     for axis, (label, column) in zip(axes, quantities.items(), strict=True):
         for at, policy in enumerate(policies):
-            values = rows[rows["policy"] == policy][column].astype(float)
-            half = 1.96 * float(np.std(values.to_numpy(), ddof=1)) / len(values) ** 0.5
+            values = np.asarray(rows.loc[rows["policy"] == policy, column], dtype=float)
+            half = 1.96 * float(np.std(values, ddof=1)) / len(values) ** 0.5
             colour = _COLOUR.get(policy, COLOURS["straw_man_light"])
             axis.bar(at, values.mean(), color=colour, width=0.7, alpha=0.85)
             axis.errorbar(at, values.mean(), yerr=half, color=COLOURS["optimum"], capsize=4)
