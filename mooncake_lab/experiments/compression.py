@@ -39,7 +39,7 @@ KNOBS: Final[Mapping[str, tuple[float, ...]]] = MappingProxyType(
         "sinks_recent": SHARES,
         "recent": SHARES,
         "random": SHARES,
-        "pyramidinfer": (0.9, 0.6, 0.3),
+        "pyramidinfer": (0.9, 0.5, 0.1),
         "minicache": (32, 8, 4, 2),
         "rounding": (8, 4, 2),
         "kcache": (128, 32, 8, 2),
@@ -126,10 +126,9 @@ def exams(scale: str, seed: int = 0) -> tuple[Exam, ...]:
 
 BREAKING: Final[Mapping[str, tuple[str, When]]] = MappingProxyType(
     {
-        "compressed before the question": ("recall", "later"),
-        "second turn, other question": ("two_questions", "turn"),
-        "question first": ("question_first", "asked"),
-        "copy 16 tokens": ("copy", "asked"),
+        "recall, compressed before the question": ("recall", "later"),
+        "recall, a second question afterwards": ("two_questions", "turn"),
+        "needle, compressed before the question": ("needle", "later"),
     }
 )
 """Where methods break: a name, the task, and when the cache is made smaller."""
@@ -206,7 +205,8 @@ def kept_provenance(rows: pd.DataFrame) -> str:
     seeds = rows["seed"].nunique()
     least, most = rows["prompts"].min(), rows["prompts"].max()
     prompts = f"{least}" if least == most else f"{least} to {most}"
-    return f"measured: {prompts} prompts a task and seed, up to {seeds} seeds; {rows['machine'].iloc[0]}"
+    plural = "" if seeds == 1 else "s"
+    return f"measured: {prompts} prompts a task and seed, {seeds} seed{plural}; {rows['machine'].iloc[0]}"
 
 
 def compare(

@@ -43,8 +43,8 @@ def accuracy(table: pd.DataFrame, source: str) -> BookFigure:
         rows = table[(table["task"] == task) & (table["when"] == "asked")]
         for method, (colour, marker, label) in _LOOK.items():
             _points(panel, rows[rows["method"] == method], COLOURS[colour], marker, label)
-        panel.set_xscale("log")
-        panel.xaxis.set_major_formatter(plain_number)
+        panel.set_xscale("log", base=2)
+        panel.set_xticks([1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1], ["1/32", "1/16", "1/8", "1/4", "1/2", "1"])
         panel.set(title=_TASKS[task], xlabel="KVCache on the device (share of the full cache)")
     axes[0].set(ylabel="answers entirely right (share)", ylim=(-0.03, 1.03))
     handles, labels = axes[0].get_legend_handles_labels()
