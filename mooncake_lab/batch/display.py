@@ -54,7 +54,7 @@ class Display:
     def waiting(self, job: Job) -> None:
         """Show a notebook that will run."""
         cells = len(read_notebook(job.root / job.source).cells) + 1  # papermill puts one in
-        self._bars[job.topic] = self._progress.add_task(job.topic, total=cells, start=False)
+        self._bars[job.name] = self._progress.add_task(job.name, total=cells, start=False)
 
     def look(self, jobs: Iterable[Job]) -> None:
         """See how far the running notebooks are; does nothing where nobody watches."""
@@ -65,12 +65,12 @@ class Display:
                 cells = read_notebook(job.root / job.output).cells
             except (OSError, ValueError):  # not begun, or being written right now
                 continue
-            self._progress.start_task(self._bars[job.topic])
-            self._progress.update(self._bars[job.topic], completed=sum(cell.is_finished for cell in cells))
+            self._progress.start_task(self._bars[job.name])
+            self._progress.update(self._bars[job.name], completed=sum(cell.is_finished for cell in cells))
 
     def finished(self, outcome: Outcome) -> None:
         """Say how a notebook ended."""
-        if (bar := self._bars.pop(outcome.topic, None)) is not None:
+        if (bar := self._bars.pop(outcome.name, None)) is not None:
             self._progress.remove_task(bar)
         match outcome.status:
             case "cached":
@@ -79,4 +79,4 @@ class Display:
                 how = f"executed in {outcome.seconds:.1f} s"
             case "failed":
                 how = f"FAILED: {outcome.error}\n{'':17}read {outcome.notebook.as_posix()} up to there"
-        self._console.print(f"{outcome.topic:<16} {how}", markup=False, highlight=False, soft_wrap=True)
+        self._console.print(f"{outcome.name:<16} {how}", markup=False, highlight=False, soft_wrap=True)

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ _STARTS: Final = 3
 
 _THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
+
 _log = logging.getLogger(__name__)
 
 
@@ -29,8 +32,26 @@ class Outcome:
     seconds: float
     notebook: Path
     """The executed copy; up to the failing cell where it failed."""
+    point: str = ""
+    """As in the job: which point of a sweep."""
     error: str | None = None
     """One line: the cell, its first line, and what it raised."""
+    cell: int | None = None
+    """The number of the cell that failed, as the author counts them."""
+    traceback: str | None = None
+    """What a reader of the notebook sees below that cell, without colours."""
+
+    @property
+    def name(self) -> str:
+        """As the job's: the topic, and the point of a sweep."""
+        return f"{self.topic} {self.point}".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    error: str
+    cell: int | None = None
+    traceback: str | None = None
 
 
 def prepare_worker(threads: int) -> None:
@@ -44,6 +65,12 @@ def prepare_worker(threads: int) -> None:
     os.environ.setdefault("PYTHONWARNINGS", "ignore:IProgress not found")  # tqdm misses widgets; pages have none
 
 
+def execute_in_worker(job: Job, threads: int) -> Outcome:
+    """`execute`, in a process that belongs to a batch; what another process is asked to do."""
+    prepare_worker(threads)
+    return execute(job)
+
+
 def execute(job: Job) -> Outcome:
     """Execute one notebook and write its copy, marked with the digest of what it was made from.
 
@@ -53,17 +80,20 @@ def execute(job: Job) -> Outcome:
     output = job.root / job.output
     output.parent.mkdir(parents=True, exist_ok=True)
     (job.root / job.record).unlink(missing_ok=True)
-    error = _run_cells(job, output)
+    failure = _run_cells(job, output)
     return Outcome(
         topic=job.topic,
-        status="failed" if error else "executed",
+        point=job.point,
+        status="failed" if failure else "executed",
         seconds=time.monotonic() - started,
         notebook=job.output,
-        error=error,
+        error=failure and failure.error,
+        cell=failure and failure.cell,
+        traceback=failure and failure.traceback,
     )
 
 
-def _run_cells(job: Job, output: Path) -> str | None:
+def _run_cells(job: Job, output: Path) -> _Failure | None:
     import nbformat  # both take seconds to import, which a build with nothing to do does not spend
     import papermill
     from papermill.exceptions import PapermillExecutionError
@@ -81,11 +111,11 @@ def _run_cells(job: Job, output: Path) -> str | None:
                 extra_arguments=["--log-level=ERROR"],  # the kernel's greetings
             )
         except PapermillExecutionError as failure:
-            return _sentence(failure, output)
+            return _failure(failure, output)
         except RuntimeError as failure:  # the kernel died, or never came up
             done = _finished_cells(output)
             if done or attempt == _STARTS:
-                return f"the kernel died after {done} cells: {failure}"
+                return _Failure(f"the kernel died after {done} cells: {failure}")
             _log.warning("%s: the kernel did not start (%s); trying again", job.topic, failure)
         else:
             _mark(executed, job)
@@ -94,14 +124,15 @@ def _run_cells(job: Job, output: Path) -> str | None:
     raise AssertionError("the loop above returns")
 
 
-def _sentence(failure: Any, partial: Path) -> str:
+def _failure(failure: Any, partial: Path) -> _Failure:
     """Name the cell as the author counts them: without the cells that papermill put in."""
     own = {"injected-parameters", "papermill-error-cell-tag"}
     cells = read_notebook(partial).cells
     failed = next(i for i, cell in enumerate(cells) if cell.metadata.get("papermill", {}).get("exception"))
     number = sum(own.isdisjoint(cell.tags) for cell in cells[: failed + 1])
     line = next((line for line in failure.source.splitlines() if line.strip()), "")
-    return f"cell {number} ({line.strip()[:70]!r}) raised {failure.ename}: {failure.evalue}"
+    error = f"cell {number} ({line.strip()[:70]!r}) raised {failure.ename}: {failure.evalue}"
+    return _Failure(error, number, _COLOUR.sub("", "\n".join(failure.traceback)))
 
 
 def _finished_cells(output: Path) -> int:

@@ -39,6 +39,13 @@ class Job:
     """The folder in which the kernel works; the paths above are relative to it."""
     gathers: bool = False
     """Whether it reads what the other chapters put on record, and so runs after them."""
+    point: str = ""
+    """Which point of a sweep, such as `seed=3`; empty where there is only one."""
+
+    @property
+    def name(self) -> str:
+        """The topic, and the point of a sweep: what a person and the batch call this job by."""
+        return f"{self.topic} {self.point}".strip()
 
     def is_done(self) -> bool:
         """Whether the executed copy, and the numbers it wrote, are there and were made from the same."""

@@ -1,12 +1,12 @@
-"""Many notebooks at once, in processes, with a display for whoever watches."""
+"""Many notebooks at once, in processes or on a cluster, with a display for whoever watches."""
 
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from multiprocessing import get_context
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Final
 
 from mooncake_lab.batch.display import Display
-from mooncake_lab.batch.execute import Outcome, execute, prepare_worker
+from mooncake_lab.batch.execute import Outcome, execute_in_worker
+from mooncake_lab.batch.executors import PROCESSES, opened
 from mooncake_lab.batch.plan import Job, after_the_others
 
 __all__ = ["Outcome", "run"]
@@ -15,7 +15,13 @@ _LOOK_EVERY_S: Final = 0.5
 
 
 def run(
-    jobs: Sequence[Job], *, workers: int, threads: int, display: Display, force: bool = False
+    jobs: Sequence[Job],
+    *,
+    workers: int,
+    threads: int,
+    display: Display,
+    force: bool = False,
+    executor: str = PROCESSES,
 ) -> list[Outcome]:
     """Execute what is not up to date; the outcomes come in the order of the jobs.
 
@@ -24,42 +30,51 @@ def run(
 
     Args:
         jobs: what `plan` returned.
-        workers: notebooks at a time.
+        workers: notebooks at a time on this machine.
         threads: of the numeric libraries, in each notebook.
         display: shows what happens.
         force: execute also what is up to date.
+        executor: `processes` or `dask://HOST:PORT`.
     """
     done: dict[str, Outcome] = {}
     with display:
         for gathers in (False, True):
             turn = [after_the_others(job) if gathers else job for job in jobs if job.gathers == gathers]
-            kept = {job.topic: _cached(job) for job in turn if not force and job.is_done()}
+            kept = {job.name: _cached(job) for job in turn if not force and job.is_done()}
             for outcome in kept.values():
                 display.finished(outcome)
-            todo = [job for job in turn if job.topic not in kept]
-            done |= kept | (_execute_all(todo, workers, threads, display) if todo else {})
-    return [done[job.topic] for job in jobs]
+            todo = [job for job in turn if job.name not in kept]
+            done |= kept | (_execute_all(todo, workers, threads, display, executor) if todo else {})
+    return [done[job.name] for job in jobs]
 
 
 def _cached(job: Job) -> Outcome:
-    return Outcome(topic=job.topic, status="cached", seconds=0.0, notebook=job.output)
+    return Outcome(topic=job.topic, point=job.point, status="cached", seconds=0.0, notebook=job.output)
 
 
-def _execute_all(todo: Sequence[Job], workers: int, threads: int, display: Display) -> dict[str, Outcome]:
+def _execute_all(
+    todo: Sequence[Job], workers: int, threads: int, display: Display, executor: str
+) -> dict[str, Outcome]:
     done: dict[str, Outcome] = {}
-    context = get_context("spawn")  # a fresh interpreter: papermill's event loops do not survive a fork
-    with ProcessPoolExecutor(
-        max_workers=min(workers, len(todo)), mp_context=context, initializer=prepare_worker, initargs=(threads,)
-    ) as pool:
+    with opened(executor, workers=min(workers, len(todo))) as pool:
         running: dict[Future[Outcome], Job] = {}
         for job in todo:
-            running[pool.submit(execute, job)] = job
+            running[pool.submit(execute_in_worker, job, threads)] = job
             display.waiting(job)
         while running:
             finished, _ = wait(running, timeout=_LOOK_EVERY_S, return_when=FIRST_COMPLETED)
             for future in finished:
                 job = running.pop(future)
-                done[job.topic] = future.result()
-                display.finished(done[job.topic])
+                done[job.name] = _outcome(future, job)
+                display.finished(done[job.name])
             display.look(running.values())
     return done
+
+
+def _outcome(future: Future[Outcome], job: Job) -> Outcome:
+    """What the worker said; that it died, or could not even begin, is the failure of one notebook, not of all."""
+    error = future.exception()
+    if error is None:
+        return future.result()
+    said = f"the worker failed with {type(error).__name__}: {error}"
+    return Outcome(topic=job.topic, point=job.point, status="failed", seconds=0.0, notebook=job.output, error=said)

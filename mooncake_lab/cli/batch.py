@@ -1,6 +1,7 @@
-"""`mooncake-lab batch`: execute the chapters, all or some, at any scale."""
+"""`mooncake-lab batch`: execute the chapters, all or some, at any scale, over any grid of parameters."""
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,55 +9,118 @@ import msgspec
 import typer
 from rich.console import Console
 
-from mooncake_lab.batch import Job, Outcome, plan, run, write_provenance
+from mooncake_lab.batch import Job, plan, run, write_provenance
 from mooncake_lab.batch.digest import found_traces, surroundings_digest
 from mooncake_lab.batch.display import Display
+from mooncake_lab.batch.executors import PROCESSES, check_executor
+from mooncake_lab.batch.gallery import write_gallery
 from mooncake_lab.batch.plan import Value
+from mooncake_lab.batch.report import rows, shown, verdicts, write_tables
+from mooncake_lab.batch.sweep import Point, plan_sweep, points, values
 from mooncake_lab.core import check_scale
+
+_TRACEBACK_LINES = 40
 
 
 def batch(
     topics: Annotated[str, typer.Option(help="Chapters by topic, with commas; all when left out.")] = "",
-    scale: Annotated[str, typer.Option(help="smoke, classroom, full or gpu.")] = "classroom",
-    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    scale: Annotated[str, typer.Option(help="smoke, classroom, full or gpu; several with commas.")] = "classroom",
+    seed: Annotated[str, typer.Option(help="Seed of everything random; several as 0,1,2 or 0..9.")] = "0",
     set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Another parameter of the notebooks.")
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUES", help="Another parameter of the notebooks; several with commas."
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for executed notebooks and numbers; the book's own when left out.")
+        Path | None,
+        typer.Option(help="Folder for executed notebooks, numbers and an index; the book's own when left out."),
     ] = None,
     jobs: Annotated[int, typer.Option(min=0, help="Notebooks at a time; 0: one a core.")] = 0,
+    executor: Annotated[str, typer.Option(help="processes, or dask://HOST:PORT of a scheduler.")] = PROCESSES,
     force: Annotated[bool, typer.Option("--force", help="Execute also what is up to date.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print the outcomes as one JSON object.")] = False,
 ) -> None:
     """Execute notebooks with papermill, in parallel, each only when something it depends on changed.
 
-    Example: mooncake-lab batch --topics traces,store --scale smoke --out results
+    Parameters with several values span a sweep: every chapter at every point, each point in a folder of its own.
+
+    Example: mooncake-lab batch --topics traces,store --scale smoke --seed 0..9 --out results
     """
     root = Path.cwd()
     traces = found_traces()
     try:
-        parameters: dict[str, Value] = {"scale": check_scale(scale), "seed": seed, **_settings(set_ or [])}
-        planned = plan(
-            _notebooks(root),
-            root=root,
-            out=out or Path("book/chapters"),
-            records=out or Path("book/_generated"),
-            parameters=parameters,
-            surroundings=surroundings_digest(root, traces),
-            topics=[topic for topic in topics.split(",") if topic],
-        )
+        check_executor(executor)
+        grid = {"scale": _scales(scale), "seed": _seeds(seed), **_settings(set_ or [])}
+        sweep = points(grid)
+        planned = _planned(root, out, sweep, surroundings_digest(root, traces), topics)
     except ValueError as error:
         typer.echo(f"mooncake-lab batch: {error}", err=True)
         raise typer.Exit(2) from error
     workers = jobs or _cores()
     threads = max(1, _cores() // min(workers, len(planned)))
-    outcomes = run(planned, workers=workers, threads=threads, display=Display(Console(stderr=True)), force=force)
-    write_provenance(root / (out or Path("book/_generated")), scale=scale, seed=seed, traces=traces)
+    try:
+        outcomes = run(
+            planned,
+            workers=workers,
+            threads=threads,
+            display=Display(Console(stderr=True)),
+            force=force,
+            executor=executor,
+        )
+    except OSError as error:
+        typer.echo(f"mooncake-lab batch: {executor} could not be used: {error}", err=True)
+        raise typer.Exit(1) from error
+    for point in sweep:
+        write_provenance(
+            root / (out / point.name if out else "book/_generated"),
+            scale=str(point.parameters["scale"]),
+            seed=int(point.parameters["seed"]),
+            traces=traces,
+        )
+    summary = rows(planned, outcomes)
     if json_:
-        typer.echo(_as_json(planned, outcomes, traces))
+        typer.echo(_as_json(grid, out, summary, traces))
+    _report(root, out, planned, summary, quiet=json_)
     if any(outcome.status == "failed" for outcome in outcomes):
         raise typer.Exit(1)
+
+
+def _planned(root: Path, out: Path | None, sweep: Sequence[Point], surroundings: str, topics: str) -> list[Job]:
+    wanted = [topic for topic in topics.split(",") if topic]
+    notebooks = _notebooks(root)
+    if out is not None:
+        return plan_sweep(notebooks, root=root, out=out, sweep=sweep, surroundings=surroundings, topics=wanted)
+    if len(sweep) > 1:
+        raise ValueError(
+            f"a sweep of {len(sweep)} points needs a folder of its own, --out; the book has one point"
+        )
+    return plan(
+        notebooks,
+        root=root,
+        out=Path("book/chapters"),
+        records=Path("book/_generated"),
+        parameters=sweep[0].parameters,
+        surroundings=surroundings,
+        topics=wanted,
+    )
+
+
+def _report(
+    root: Path, out: Path | None, planned: Sequence[Job], summary: Sequence[Mapping[str, Any]], *, quiet: bool
+) -> None:
+    """Tables and an index where the batch has a folder of its own; on stderr, where and how it failed."""
+    if out is not None:
+        judged = verdicts(planned)
+        write_tables(root / out, summary, judged)
+        index = write_gallery(root / out, planned, summary, judged)
+        if not quiet:
+            Console().print(shown(summary))
+            typer.echo(f"Open {index.resolve()}")
+    for row in summary:
+        if row["traceback"]:
+            lines = row["traceback"].splitlines()[-_TRACEBACK_LINES:]
+            typer.echo(f"\n{row['notebook']}, cell {row['cell']}:\n" + "\n".join(lines), err=True)
 
 
 def _cores() -> int:
@@ -71,35 +135,38 @@ def _notebooks(root: Path) -> list[Path]:
     return notebooks
 
 
-def _settings(pairs: list[str]) -> dict[str, Value]:
-    settings: dict[str, Value] = {}
+def _scales(text: str) -> tuple[Value, ...]:
+    return tuple(check_scale(str(value)) for value in values(text))
+
+
+def _seeds(text: str) -> tuple[Value, ...]:
+    found = values(text)
+    if any(type(value) is not int for value in found):
+        raise ValueError(f"--seed {text!r} is not a whole number, nor several as 0,1,2 or 0..9")
+    return found
+
+
+def _settings(pairs: list[str]) -> dict[str, Sequence[Value]]:
+    settings: dict[str, Sequence[Value]] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals or not name.isidentifier():
             raise ValueError(f"--set {pair!r} is not of the form KEY=VALUE")
-        settings[name] = _value(text)
+        settings[name] = values(text)
     return settings
 
 
-def _value(text: str) -> Value:
-    """A number or a truth value where the text is one, as JSON spells them; else the text."""
-    try:
-        return msgspec.json.decode(text, type=bool | int | float)
-    except msgspec.MsgspecError:
-        return text
-
-
-def _as_json(planned: list[Job], outcomes: list[Outcome], traces: dict[str, str | None]) -> str:
-    notebooks: list[dict[str, Any]] = [
-        {
-            "topic": outcome.topic,
-            "status": outcome.status,
-            "seconds": round(outcome.seconds, 3),
-            "notebook": outcome.notebook.as_posix(),
-            "record": job.record.as_posix() if (job.root / job.record).is_file() else None,
-            "error": outcome.error,
-        }
-        for job, outcome in zip(planned, outcomes, strict=True)
-    ]
-    content = {"parameters": planned[0].parameters, "traces": traces, "notebooks": notebooks}
+def _as_json(
+    grid: Mapping[str, Sequence[Value]],
+    out: Path | None,
+    summary: Sequence[Mapping[str, Any]],
+    traces: Mapping[str, str | None],
+) -> str:
+    swept = any(len(choices) > 1 for choices in grid.values())
+    told = {name: list(choices) if swept else choices[0] for name, choices in grid.items()}
+    content = {
+        "parameters": {**told, "out_dir": (out or Path("book/_generated")).as_posix()},
+        "traces": traces,
+        "notebooks": summary,
+    }
     return msgspec.json.format(msgspec.json.encode(content), indent=1).decode()

@@ -1,0 +1,51 @@
+"""Where notebooks are executed: processes of this machine, or the workers of a Dask cluster.
+
+A worker of a cluster works in the same folder as here, under the same path (a shared file system), with the same
+environment; results come back through that folder.
+"""
+
+from collections.abc import Generator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+from typing import Final
+from urllib.parse import urlsplit
+
+PROCESSES: Final = "processes"
+"""The executor of this machine."""
+
+_DASK: Final = "dask"
+
+
+def check_executor(name: str) -> str:
+    """The name as it is.
+
+    Raises:
+        ValueError: when it is neither `processes` nor `dask://HOST:PORT`.
+    """
+    parts = urlsplit(name)
+    if name == PROCESSES or (parts.scheme == _DASK and parts.hostname and parts.port):
+        return name
+    raise ValueError(f"there is no executor {name!r}; allowed are {PROCESSES} and {_DASK}://HOST:PORT")
+
+
+@contextmanager
+def opened(name: str, *, workers: int) -> Generator[Executor]:
+    """An executor, closed afterwards.
+
+    Args:
+        name: what `check_executor` lets through.
+        workers: processes at a time on this machine; a cluster has as many as it has.
+
+    Raises:
+        OSError: when the scheduler of a cluster does not answer.
+    """
+    if name == PROCESSES:
+        context = get_context("spawn")  # a fresh interpreter: papermill's event loops do not survive a fork
+        with ProcessPoolExecutor(max_workers=workers, mp_context=context) as pool:
+            yield pool
+        return
+    from distributed import Client
+
+    with Client(f"tcp://{urlsplit(name).netloc}", set_as_default=False) as client:
+        yield client.get_executor(retries=1, pure=False)

@@ -1,0 +1,211 @@
+"""Chapters x parameters: which points there are, where they go, and what is left for a reader."""
+
+import csv
+import json
+import re
+import subprocess
+import sys
+import time
+from html.parser import HTMLParser
+
+import pytest
+from typer import Typer
+from typer.testing import CliRunner
+
+from mooncake_lab.batch.executors import check_executor
+from mooncake_lab.batch.pages import notebook_page
+from mooncake_lab.batch.sweep import points, values
+from mooncake_lab.cli.batch import batch
+
+VERDICT = """
+import json
+from pathlib import Path
+if seed == 2:
+    raise ValueError("no second seed")
+row = {"quantity": "answer", "paper": 40.0, "ours": 40.0 + seed, "verdict": "reproduced"}
+Path(out_dir).mkdir(exist_ok=True, parents=True)
+Path(out_dir, "beta.json").write_text(json.dumps({"topic": "beta", "numbers": {"beside_papers": [row]}}))
+"""
+
+
+@pytest.fixture
+def shell(repository, write_notebook, monkeypatch):
+    """A function that runs the command in a repository whose second notebook judges, and fails for one seed."""
+    write_notebook(repository / "notebooks" / "02_beta.ipynb", VERDICT.strip())
+    monkeypatch.chdir(repository)
+    app = Typer()
+    app.command()(batch)
+    return lambda *arguments: CliRunner().invoke(app, arguments)
+
+
+class _Links(HTMLParser):
+    """The links and sources of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.found = []
+        self.feed(text)
+
+    def handle_starttag(self, _tag, attrs):
+        self.found += [value for name, value in attrs if name in {"href", "src"}]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("3", (3,)),
+        ("0..3", (0, 1, 2, 3)),
+        ("-1..1,5", (-1, 0, 1, 5)),
+        ("0.5,1", (0.5, 1)),
+        ("smoke,full", ("smoke", "full")),
+        ("true", (True,)),
+    ],
+)
+def test_values_are_numbers_ranges_truths_or_words(text, expected):
+    """One option spells one value or several; a range includes both ends."""
+    assert values(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "1,,2", "1,1", "0..2,1", "3..1"])
+def test_no_value_or_the_same_twice_is_refused(text):
+    """A list with a hole, a repetition, or nothing in it is a mistake of whoever typed it."""
+    with pytest.raises(ValueError, match="list of different values"):
+        values(text)
+
+
+def test_points_are_the_product_and_named_by_what_varies():
+    """Every combination once; what stays the same is not part of the name."""
+    found = points({"scale": ("smoke",), "seed": (0, 1), "rate": (0.5, 2)})
+    assert [point.name for point in found] == [
+        "seed=0,rate=0.5",
+        "seed=0,rate=2",
+        "seed=1,rate=0.5",
+        "seed=1,rate=2",
+    ]
+    assert found[3].parameters == {"scale": "smoke", "seed": 1, "rate": 2}
+    assert [point.name for point in points({"scale": ("smoke",), "seed": (7,)})] == [""]
+
+
+def test_points_that_would_share_a_folder_are_refused():
+    """Names are made fit for a folder, and two that then look alike must not overwrite each other."""
+    with pytest.raises(ValueError, match="'path=a_b'"):
+        points({"path": ("a/b", "a:b")})
+
+
+def test_executors_are_known_by_name():
+    """Processes, or a scheduler with host and port."""
+    assert check_executor("dask://node7:8786") == "dask://node7:8786"
+    for wrong in ("threads", "dask://node7", "dask://:8786", "http://node7:80"):
+        with pytest.raises(ValueError, match="allowed are processes and dask"):
+            check_executor(wrong)
+
+
+def test_a_sweep_is_isolated_reported_indexed_and_resumed(shell, repository):
+    """One point fails; the others are done, the failure is told with notebook, cell and traceback, and again."""
+    arguments = ("--topics", "beta", "--scale", "smoke", "--seed", "0,2,4", "--out", "results")
+    result = shell(*arguments)
+    assert result.exit_code == 1
+    assert "results/seed=2/02_beta.ipynb, cell 2:" in result.stderr
+    assert 'raise ValueError("no second seed")' in result.stderr
+    with (repository / "results/summary/notebooks.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert [(row["seed"], row["status"], row["cell"]) for row in table] == [
+        ("0", "executed", ""),
+        ("2", "failed", "2"),
+        ("4", "executed", ""),
+    ]
+    with (repository / "results/summary/verdicts.csv").open() as file:
+        assert [(row["seed"], row["ours"]) for row in csv.DictReader(file)] == [("0", "40.0"), ("4", "44.0")]
+    index = (repository / "results/index.html").read_text()
+    assert "no second seed" in index
+    assert re.search(r"<td>40</td>\s*<td>2</td>\s*<td>40</td>\s*<td>42</td>\s*<td>44</td>", index)
+    for name in ("index.html", *(f"seed={seed}/02_beta.html" for seed in (0, 2, 4))):
+        page = repository / "results" / name
+        links = [link for link in _Links(page.read_text()).found if not link.startswith(("data:", "#"))]
+        assert links
+        assert all((page.parent / link).is_file() for link in links), links
+    again = json.loads(shell(*arguments, "--json").stdout)
+    assert [row["status"] for row in again["notebooks"]] == ["cached", "failed", "cached"]
+    assert again["parameters"]["seed"] == [0, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--seed", "0,1"), "needs a folder of its own"),
+        (("--seed", "one"), "not a whole number"),
+        (("--scale", "smoke,huge"), "allowed are smoke, classroom, full, gpu"),
+        (("--executor", "threads"), "no executor 'threads'"),
+    ],
+)
+def test_a_sweep_that_cannot_be_is_refused_before_it_begins(shell, arguments, complaint):
+    """Bad usage is status 2 and one sentence."""
+    result = shell(*arguments)
+    assert result.exit_code == 2
+    assert complaint in result.stderr
+
+
+def test_a_page_shows_prose_as_text_and_asks_nobody(tmp_path):
+    """Roles become words, solutions fold, formulas reach the typesetter, code and text are escaped."""
+    cells = [
+        {
+            "cell_type": "markdown",
+            "source": "A {term}`SLO <SLOs>` of $a<b$.\n\n```{solution} ex\n:class: dropdown\n\nForty-two.\n```",
+        },
+        {
+            "cell_type": "code",
+            "source": "1 < 2",
+            "metadata": {"mystnb": {"figure": {"name": "fig-a", "caption": "A *curve*."}}},
+            "outputs": [
+                {"output_type": "display_data", "data": {"image/png": "AAAA"}, "metadata": {"alt": "rising"}},
+                {"output_type": "stream", "name": "stdout", "text": ["<b>"]},
+            ],
+        },
+    ]
+    path = tmp_path / "01_a.ipynb"
+    path.write_text(json.dumps({"cells": cells, "metadata": {}}))
+    text = notebook_page(path, title="<A>", formulas="mathjax.js", back="index.html")
+    for expected in (
+        "<title>&lt;A&gt;</title>",
+        "A SLO of",
+        r"\(a&lt;b\)",
+        "<summary>Solution</summary><p>Forty-two.</p>",
+        "<figcaption>A <em>curve</em>.</figcaption>",
+        'alt="rising" src="data:image/png;base64,AAAA"',
+        "1 &lt; 2",
+        "&lt;b&gt;",
+    ):
+        assert expected in text
+    assert "http" not in text
+
+
+@pytest.mark.slow
+def test_a_cluster_executes_a_sweep(shell, repository):
+    """Workers of a Dask scheduler execute the notebooks, and what fails there is told as if it had failed here."""
+    pytest.importorskip("distributed")
+    told = repository / "scheduler.json"
+    scheduler = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--port", "0", "--no-dashboard"]
+    worker = [sys.executable, "-m", "distributed.cli.dask_worker", "--nthreads", "1", "--no-dashboard"]
+    shared = ["--scheduler-file", str(told)]
+    with subprocess.Popen([*scheduler, *shared], stderr=subprocess.DEVNULL) as first:
+        while not told.is_file():
+            time.sleep(0.1)
+        with subprocess.Popen([*worker, *shared], stderr=subprocess.DEVNULL, cwd=repository) as second:
+            try:
+                address = json.loads(told.read_text())["address"].removeprefix("tcp://")
+                arguments = (
+                    "--topics",
+                    "beta",
+                    "--seed",
+                    "1,2",
+                    "--out",
+                    "far",
+                    "--executor",
+                    f"dask://{address}",
+                )
+                result = shell(*arguments, "--json")
+            finally:
+                second.terminate()
+                first.terminate()
+    assert [row["status"] for row in json.loads(result.stdout)["notebooks"]] == ["executed", "failed"]
+    assert (repository / "far/seed=1/02_beta.html").is_file()
