@@ -1,0 +1,148 @@
+"""Figures of the front chapter: the parts, one request's timeline, and a burst, a lane a request."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.patches import FancyBboxPatch, Patch
+
+from mooncake_lab.figures.style import COLOURS, HATCHES, BookFigure, footer, new_figure, styled
+
+_LOOKS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {
+        "wait": ("straw_man_light", ""),
+        "prefill": ("mooncake", HATCHES["prefill"]),
+        "hand over": ("dram", ""),
+        "decode": ("mooncake_variant", HATCHES["decode"]),
+    }
+)
+_PARTS: Final = (
+    # left, bottom, width, height, colour, what it is called, what it is here
+    (0.2, 4.3, 1.9, 1.2, "straw_man_light", "client", "serving.door"),
+    (3.0, 4.3, 6.8, 1.2, "vllm_prefix", "Conductor", "conductor: places and admits;\nknows who holds what"),
+    (3.0, 2.6, 2.8, 1.1, "mooncake", "prefill instance", "engine.PrefillEngine, own process"),
+    (7.0, 2.6, 2.8, 1.1, "mooncake_variant", "decode instance", "engine.DecodeEngine, own process"),
+    (3.0, 1.2, 2.8, 1.0, "dram", "DRAM, SSD: KVCache blocks", "store.TieredStore; here its DRAM tier"),
+    (7.0, 1.2, 2.8, 1.0, "dram", "DRAM: KVCache that arrives", "serving.reception"),
+    (3.0, 0.0, 6.8, 0.8, "straw_man", "Messenger (Transfer Engine)", "serving.messenger: layer by layer"),
+)  # fmt: skip  # a drawing: its measures are its own
+_WAYS: Final = (
+    # corners, what goes there, where that is written
+    (((2.1, 4.9), (2.1, 4.9), (3.0, 4.9)), "prompt", (2.5, 5.05)),
+    (((9.8, 3.15), (10.2, 3.15), (10.2, 5.95), (1.15, 5.95), (1.15, 5.5)), "tokens", (5.6, 6.05)),
+)
+_ARROWS: Final = (
+    # from, to, what goes there
+    ((4.4, 4.3), (4.4, 3.7), "placement"),
+    ((8.4, 4.3), (8.4, 3.7), "placement"),
+    ((4.4, 2.2), (4.4, 2.6), "reuse"),
+    ((4.4, 1.2), (4.4, 0.8), "stream"),
+    ((8.4, 0.8), (8.4, 1.2), ""),
+    ((8.4, 2.2), (8.4, 2.6), "load"),
+)
+
+
+@styled
+def parts(processes: Mapping[str, int]) -> BookFigure:
+    """The parts of Mooncake (FAST'25 Fig. 2), each with the piece of this package that it became.
+
+    Args:
+        processes: of the live cluster, by what runs in them.
+    """
+    figure, (axes,) = new_figure(width=9.5, height=5.4)
+    for left, bottom, width, height, colour, name, here in _PARTS:
+        box = FancyBboxPatch(
+            (left, bottom), width, height, boxstyle="round,pad=0,rounding_size=0.12",
+            facecolor=COLOURS[colour], alpha=0.28, edgecolor=COLOURS[colour],
+        )  # fmt: skip
+        axes.add_patch(box)
+        middle = left + width / 2
+        axes.text(middle, bottom + 0.7 * height, name, ha="center", va="center", fontweight="bold", fontsize=10)
+        axes.text(middle, bottom + 0.3 * height, here, ha="center", va="center", fontsize=7.5)
+    for start, end, word in _ARROWS:
+        axes.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": COLOURS["optimum"], "lw": 1.3})
+        axes.text((start[0] + end[0]) / 2 + 0.08, (start[1] + end[1]) / 2, word, fontsize=8.5, va="center")
+    for corners, word, at in _WAYS:
+        *way, last = corners
+        axes.plot(*zip(*way, strict=True), color=COLOURS["optimum"], linewidth=1.3)
+        axes.annotate("", last, way[-1], arrowprops={"arrowstyle": "-|>", "color": COLOURS["optimum"], "lw": 1.3})
+        axes.text(*at, word, fontsize=8.5, ha="center")
+    axes.set(xlim=(0, 10.5), ylim=(-0.15, 6.4))
+    axes.set_axis_off()
+    footer(figure, "drawn after FAST'25 Fig. 2; processes here: " + _listed(processes))
+    return figure
+
+
+@styled
+def timeline(rows: pd.DataFrame, machine: str) -> BookFigure:
+    """One request through the cluster: who did what when, and each layer's KVCache on its way.
+
+    Args:
+        rows: what `start_life.timeline` made.
+        machine: which measured it.
+    """
+    layers = int(rows["layer"].max()) + 1
+    prefill, decode = (str(rows[rows["what"] == what]["where"].iloc[0]) for what in ("prefill", "decode"))
+    names = ["Conductor", prefill, *(f"move of layer {k}" for k in range(layers)), decode]
+    figure, (axes,) = new_figure(width=10, height=0.27 * len(names) + 1.9)
+    for row in rows.to_dict(orient="records"):
+        if row["what"] == "decide":
+            axes.plot(
+                row["end_ms"], names.index("Conductor"), marker="o", color=COLOURS["vllm_prefix"], clip_on=False
+            )
+            continue
+        if row["what"] in ("FirstToken", "Finished"):
+            _moment(axes, row["start_ms"], "first token" if row["what"] == "FirstToken" else "last token")
+            continue
+        name = f"move of layer {row['layer']}" if row["what"] == "move" else row["where"]
+        colour, hatch = _LOOKS["hand over" if row["what"] == "move" else str(row["what"])]
+        axes.barh(
+            names.index(name), row["end_ms"] - row["start_ms"], left=row["start_ms"], height=0.72,
+            color=COLOURS[colour], hatch=hatch, edgecolor="white" if hatch else COLOURS[colour], linewidth=0.8,
+        )  # fmt: skip
+    axes.set_yticks(range(len(names)), names, fontsize=8.5)
+    axes.invert_yaxis()
+    axes.set(xlabel="time since arrival (ms)", ylim=(len(names) - 0.4, -1.6))
+    axes.grid(visible=False, axis="y")
+    footer(figure, f"measured: log of a live cluster; {machine}")
+    return figure
+
+
+@styled
+def burst(rows: pd.DataFrame, machine: str) -> BookFigure:
+    """Several requests at once, a lane each: waiting, prefill, the hand-over, and every decode step.
+
+    Args:
+        rows: what `start_life.lanes` made.
+        machine: which measured it.
+    """
+    requests = sorted(set(rows["request"]))
+    figure, (axes,) = new_figure(width=10, height=0.42 * len(requests) + 1.7)
+    for row in rows.to_dict(orient="records"):
+        colour, hatch = _LOOKS[str(row["what"])]
+        axes.barh(
+            requests.index(row["request"]), row["end_ms"] - row["start_ms"], left=row["start_ms"], height=0.7,
+            color=COLOURS[colour], hatch=hatch, edgecolor="white", linewidth=0.4,
+        )  # fmt: skip
+    axes.set_yticks(range(len(requests)), [f"request {key}" for key in requests])
+    axes.invert_yaxis()
+    axes.set(xlabel="time since the first arrival (ms)")
+    axes.grid(visible=False, axis="y")
+    keys = [
+        Patch(facecolor=COLOURS[colour], hatch=hatch, edgecolor="white", label=what)
+        for what, (colour, hatch) in _LOOKS.items()
+    ]
+    figure.legend(handles=keys, loc="outside upper center", ncols=len(keys), fontsize="small")
+    footer(figure, f"measured: log of a live cluster; {machine}")
+    return figure
+
+
+def _moment(axes: Axes, at_ms: float, word: str) -> None:
+    axes.axvline(at_ms, color=COLOURS["slo"], linestyle=(0, (4, 3)), linewidth=1.1)
+    axes.annotate(word, (at_ms, -0.9), xytext=(-4, 0), textcoords="offset points", ha="right", fontsize=8.5)
+
+
+def _listed(processes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {pid}" for name, pid in processes.items())
