@@ -33,8 +33,7 @@ POLICIES: Final = (
 )  # fmt: skip  # two kinds: those that compute prompts whole, in the order of their years, and those that cut them
 WHOLE_PROMPTS: Final = frozenset(POLICIES[:4])
 """Of these, the ones that are run without cutting prompts."""
-NAMES: Final = "ABCD"
-"""Of the four requests."""
+NAMES: Final = "ABCD"  # of the four requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,8 +262,8 @@ def waits(charts: pd.DataFrame) -> pd.DataFrame:
     for policy, table in charts.groupby("policy", sort=False):
         told = table[table["letter"].isin(["P", "d"])]
         of_a, of_c = told[told["request"] == "A"], told[told["request"] == "C"]
-        iterations = table.drop_duplicates("iteration")
-        computed = dict(zip(iterations["iteration"], np.cumsum(iterations["batch_tokens"]), strict=True))
+        once = table.drop_duplicates("iteration")
+        computed = dict(zip(once["iteration"], np.cumsum(once["batch_tokens"]), strict=True))
         arrival_ms = table[table["iteration"] == table["late_after"]]["start_ms"].tolist()[0]
         lines.append(
             {

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from mooncake_lab.core import MIB
 from mooncake_lab.engine.layerwise.measure import prefill_engine, timed
@@ -20,6 +21,7 @@ from mooncake_lab.engine.layerwise.prefill import LayerwisePrefill
 from mooncake_lab.engine.loading import load_model
 from mooncake_lab.engine.machine import Machine, describe_machine
 from mooncake_lab.engine.measure import computing_threads
+from mooncake_lab.engine.roles import PrefillEngine
 from mooncake_lab.perf.calibration import fit_prefill
 from mooncake_lab.store.media import DramMedium
 from mooncake_lab.store.tier import TierSettings
@@ -78,24 +80,8 @@ def measure_reuse(
         prefix_bytes = prefix_tokens * ready.config.kv_bytes_per_token(ready.embedding.dtype.itemsize)
         engine, draw = prefill_engine(ready, tokens), np.random.default_rng(seed)
         medium = DramMedium(prefix_bytes + 16 * MIB)
-        taken: dict[int | str, list[float]] = {}
-        with (
-            TieredStore([TierSettings(medium=medium)]) as store,
-            LayerwisePrefill(engine, store, block_tokens=block_tokens) as layerwise,
-        ):
-            prompt = draw.integers(0, ready.config.vocabulary, tokens).astype(np.int32)
-            layerwise.prefill(prompt[:prefix_tokens])
-            layerwise.flush()
-            for turn in range(rounds + 1):
-                ways: dict[int | str, float] = {}
-                for length in (*lengths, tokens):
-                    engine.engine.allocator.forget()
-                    ways[length] = timed(lambda length=length: engine.prefill(prompt[:length]))
-                engine.engine.allocator.forget()
-                ways["reuse"] = timed(lambda: layerwise.prefill(prompt, keep=False))
-                if turn:
-                    for way, seconds in ways.items():
-                        taken.setdefault(way, []).append(seconds)
+        prompt = draw.integers(0, ready.config.vocabulary, tokens).astype(np.int32)
+        taken = _in_turns(engine, medium, prompt, (*lengths, tokens), prefix_tokens, block_tokens, rounds)
         read_bytes_per_s = medium.bandwidth().read_bytes_per_s or 0.0
         medium.close()
         machine = describe_machine("cpu")
@@ -104,12 +90,11 @@ def measure_reuse(
         np.zeros(len(lengths)),
         np.array([statistics.median(taken[length]) for length in lengths]),
     ).model
+    computed_s = float(fitted.compute_s(tokens, prefix_tokens))
     predicted = (
         float(fitted.compute_s(tokens)),
-        float(
-            max(fitted.compute_s(tokens, prefix_tokens), prefix_bytes / read_bytes_per_s)
-        ),  # one hides the other
-    )
+        max(computed_s, prefix_bytes / read_bytes_per_s),
+    )  # the longer hides
     return PrefixReuse(
         model=model,
         prefix_tokens=prefix_tokens,
@@ -123,6 +108,36 @@ def measure_reuse(
         read_bytes_per_s=read_bytes_per_s,
         machine=machine,
     )
+
+
+def _in_turns(
+    engine: PrefillEngine,
+    medium: DramMedium,
+    prompt: npt.NDArray[np.int32],
+    lengths: Sequence[int],
+    prefix_tokens: int,
+    block_tokens: int,
+    rounds: int,
+) -> dict[int | str, list[float]]:
+    """Seconds of prefills from nothing, by length, and of the whole prompt on a stored prefix; all in each round."""
+    taken: dict[int | str, list[float]] = {}
+    with (
+        TieredStore([TierSettings(medium=medium)]) as store,
+        LayerwisePrefill(engine, store, block_tokens=block_tokens) as layerwise,
+    ):
+        layerwise.prefill(prompt[:prefix_tokens])
+        layerwise.flush()
+        for turn in range(rounds + 1):
+            ways: dict[int | str, float] = {}
+            for length in lengths:
+                engine.engine.allocator.forget()
+                ways[length] = timed(lambda length=length: engine.prefill(prompt[:length]))
+            engine.engine.allocator.forget()
+            ways["reuse"] = timed(lambda: layerwise.prefill(prompt, keep=False))
+            if turn:  # the first round warms up
+                for way, seconds in ways.items():
+                    taken.setdefault(way, []).append(seconds)
+    return taken
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
