@@ -119,7 +119,7 @@ def _in_turns(
     block_tokens: int,
     rounds: int,
 ) -> dict[int | str, list[float]]:
-    """Seconds of prefills from nothing, by length, and of the whole prompt on a stored prefix; all in each round."""
+    """Seconds of prefills from nothing, by length, and of the prompt on a stored prefix; all in each round."""
     taken: dict[int | str, list[float]] = {}
     with (
         TieredStore([TierSettings(medium=medium)]) as store,
