@@ -13,7 +13,7 @@ import typer
 from mooncake_lab.cli.reading import read_or_fail
 from mooncake_lab.conductor import ADMISSION_POLICIES, PLACEMENT_POLICIES, LoadBalance, Random
 from mooncake_lab.core import SLO, Record, log_writer
-from mooncake_lab.perf import hardware
+from mooncake_lab.perf import LinkLatency, hardware
 from mooncake_lab.simulation import COUPLED_SYSTEMS, Cluster, ClusterSpec, CoupledCluster, CoupledSpec
 from mooncake_lab.workload import Trace
 
@@ -64,6 +64,18 @@ def simulate(
         int | None,
         typer.Option(min=1, help="KVCache of a node: DRAM of a prefill node, GPU memory of a coupled one."),
     ] = None,
+    ssd_tokens: Annotated[
+        int, typer.Option(min=0, help="KVCache on SSD below the DRAM of a prefill node; needs --ssd-gb-per-s.")
+    ] = 0,
+    ssd_gb_per_s: Annotated[
+        float | None, typer.Option(min=1e-3, help="Reading KVCache from a node's SSDs (GB/s); no paper states it.")
+    ] = None,
+    prefill_group: Annotated[
+        int, typer.Option(min=1, help="Prefill nodes that compute each prompt together, as a pipeline of chunks.")
+    ] = 1,
+    view_age: Annotated[
+        float, typer.Option(min=0, help="How old the loads may be on which requests are placed (s).")
+    ] = 0.0,
     ttft_slo: Annotated[float, typer.Option(min=1e-9, help="Limit of the time to first token (s).")] = 30.0,
     tbt_slo: Annotated[float, typer.Option(min=1e-9, help="Limit of the time between tokens (s).")] = 0.1,
     seed: Annotated[int, typer.Option(min=0, help="Of everything random (random placement).")] = 0,
@@ -88,10 +100,11 @@ def simulate(
     from mooncake_lab.metrics import RunningSummary, write_perfetto
 
     _check_usage(prefill, decode, coupled, batching, placement, admission)
+    _check_memory(coupled, ssd_tokens, ssd_gb_per_s, prefill_group)
     started = time.perf_counter(), time.process_time()
     slo = SLO(ttft_s=ttft_slo, tbt_s=tbt_slo)
     try:
-        latency = node_latency(node, model)
+        latency = replace(node_latency(node, model), ssd=LinkLatency(ssd_gb_per_s * 1e9) if ssd_gb_per_s else None)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     requests = read_or_fail("simulate", trace, lenient=lenient)
@@ -100,6 +113,7 @@ def simulate(
         "admission": ADMISSION_POLICIES[admission](),
         "slo": slo,
         "block_size_tokens": requests.block_size_tokens,
+        "view_age_s": view_age,
     }
     summary, kept = RunningSummary(slo), list[Record]()
     sinks = [summary.read, *([kept.append] if perfetto else [])]
@@ -112,9 +126,9 @@ def simulate(
     cluster: Cluster | CoupledCluster
     try:
         if coupled is None:
-            cluster = Cluster(
-                _disaggregated(prefill or 0, decode or 0, on_device, cache_tokens, policies), latency, log=keep
-            )
+            policies |= {"ssd_tokens": ssd_tokens, "prefill_group": prefill_group}
+            apart = _disaggregated(prefill or 0, decode or 0, on_device, cache_tokens, policies)
+            cluster = Cluster(apart, latency, log=keep)
         else:
             spec = _coupled(coupled, batching or "vllm", cache_tokens or on_device, policies)
             cluster = CoupledCluster(spec, latency, log=keep)
@@ -168,6 +182,16 @@ def _check_usage(
         raise typer.BadParameter(
             f"--admission {admission} is about what lies between two pools; with --coupled give none, slo or early"
         )
+
+
+def _check_memory(coupled: int | None, ssd_tokens: int, ssd_gb_per_s: float | None, prefill_group: int) -> None:
+    """Refuse an SSD of unknown speed, a speed of no SSD, and both and groups where there are no prefill nodes."""
+    if coupled is not None and (ssd_tokens or ssd_gb_per_s or prefill_group > 1):
+        raise typer.BadParameter(
+            "--ssd-tokens, --ssd-gb-per-s and --prefill-group are for prefill nodes; --coupled has none"
+        )
+    if bool(ssd_tokens) != (ssd_gb_per_s is not None):
+        raise typer.BadParameter("give --ssd-tokens and --ssd-gb-per-s together, or neither")
 
 
 def _placement(name: str | None, seed: int, *, coupled: bool) -> Any:

@@ -5,13 +5,16 @@ by powers of two and of the square root of two; a book of counts is a value, and
 """
 
 from math import log2
-from typing import NamedTuple
+from operator import add
+from typing import Final, NamedTuple
 
 PROMPT_CLASSES = 18
 """Prompts up to 1, 2, 4, ... tokens; the last class is open."""
 ANSWER_CLASSES = 32
 """Answers up to 1, 1.4, 2, 2.8, ... tokens; the last class is open."""
 _LONGEST_TOLD_APART = 2 ** ((ANSWER_CLASSES - 1) / 2)
+_ONE_ANSWER: Final = tuple((1,) * (k + 1) + (0,) * (ANSWER_CLASSES - k) for k in range(ANSWER_CLASSES + 1))
+"""What one answer of class `k` adds to a row."""
 LEAST_SEEN = 16
 """Answers that a class of prompts must have seen before it speaks for itself; until then all prompts do."""
 
@@ -30,8 +33,7 @@ class LengthBook(NamedTuple):
         k = 0 if output_tokens <= 1 else min(ANSWER_CLASSES, int(2 * log2(output_tokens) - 1e-9) + 1)
         rows = list(self.longer)
         for i in (_prompt_class(input_tokens), PROMPT_CLASSES):
-            row = rows[i]
-            rows[i] = (*(count + 1 for count in row[: k + 1]), *row[k + 1 :])
+            rows[i] = tuple(map(add, rows[i], _ONE_ANSWER[k]))  # once an answer in every simulation
         return LengthBook(tuple(rows))
 
 

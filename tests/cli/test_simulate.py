@@ -22,6 +22,7 @@ COST = {"wall_s", "cpu_s", "peak_memory_mib"}
 DISAGGREGATED = ("--prefill", 2, "--decode", 2)
 WIDE = ("--prefill", 4, "--decode", 2)
 COUPLED = ("--coupled", 4)
+SMALL = (*DISAGGREGATED, "--cache-tokens", 6000)
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +85,14 @@ def test_log_holds_the_run(file, cluster, tmp_path):
         (DISAGGREGATED, ("--node", "h800-node")),
         (DISAGGREGATED, ("--model", "llama3-8b")),
         (DISAGGREGATED, ("--cache-tokens", 6000)),
+        (SMALL, ("--ssd-tokens", 60_000, "--ssd-gb-per-s", 6)),
+        (
+            (*DISAGGREGATED, "--cache-tokens", 6000, "--ssd-tokens", 60_000, "--ssd-gb-per-s", 6),
+            ("--ssd-gb-per-s", 1),
+        ),
+        (WIDE, ("--prefill-group", 2)),
+        ((*WIDE, "--placement", "load_balance"), ("--view-age", 5)),
+        (COUPLED, ("--view-age", 5)),
         (DISAGGREGATED, ("--ttft-slo", 0.6)),
         (DISAGGREGATED, ("--tbt-slo", 0.0265)),
         ((*DISAGGREGATED, "--placement", "random"), ("--seed", 1)),
@@ -122,6 +131,10 @@ def test_every_option_has_an_effect(file, base, option):
         ((*DISAGGREGATED, "--model", "gpt9"), "unknown model 'gpt9'"),
         ((*DISAGGREGATED, "--speed", 0), "speed"),
         ((*COUPLED, "--cache-tokens", 1), "capacity_blocks is 0"),
+        ((*COUPLED, "--prefill-group", 2), "are for prefill nodes"),
+        ((*WIDE, "--prefill-group", 3), "no whole number of groups"),
+        ((*WIDE, "--ssd-tokens", 6000), "give --ssd-tokens and --ssd-gb-per-s together"),
+        ((*WIDE, "--view-age", "inf"), "view_age_s is inf"),
     ],
 )
 def test_bad_usage_is_exit_code_2(file, arguments, said):

@@ -19,7 +19,7 @@ MODEL, STRICT = paper_node_latency(), SLO(ttft_s=3.0, tbt_s=0.05)
 def test_read_one_by_one_the_numbers_are_the_same(tbt, until_s, coupled):
     """Served, rejected and still running requests count as in `run_summary`, for both papers' definitions."""
     trace = load("conversation").head(250)
-    spec = CoupledSpec(nodes=3) if coupled else ClusterSpec(prefill_nodes=2, decode_nodes=2, decode_tokens=60_000)
+    spec = CoupledSpec(nodes=10) if coupled else ClusterSpec(prefill_nodes=2, decode_nodes=2, decode_tokens=60_000)
     kept = (CoupledCluster if coupled else Cluster)(spec, MODEL).run(trace.requests(), until_s)
     running = RunningSummary(STRICT, tbt)
     streamed = (CoupledCluster if coupled else Cluster)(spec, MODEL, log=running.read)
