@@ -1,10 +1,11 @@
 # ruff: noqa: INP001 - Sphinx finds an extension by its file, not in a package
-"""What this book needs of Sphinx besides configuration: a banner, launch links to the sources, coloured listings.
+"""What this book needs of Sphinx besides configuration: banner, launch links, coloured listings, names for folds.
 
 The banner says on every page that generated twins stood in for the released traces, when they did.
 Launch links would name `book/chapters/`, which is generated; the notebooks that Binder and Colab can
 open are in `notebooks/`. Chapters print functions of the package; what a cell prints is plain text to Sphinx,
-so a print that is Python from its first word is coloured like code.
+so a print that is Python from its first word is coloured like code. The theme's side bar folds its sections
+behind an arrow that says nothing to a reader who does not see it.
 """
 
 import html
@@ -25,10 +26,11 @@ LISTING = re.compile(r"(@|def |class |from \w+ import )")
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Register all three."""
+    """Register all of it."""
     app.connect("doctree-read", colour_listings)
     app.connect("config-inited", add_banner)
     app.connect("html-page-context", point_at_sources, priority=502)  # after the theme made its buttons
+    app.connect("build-finished", name_the_folds)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
@@ -54,3 +56,13 @@ def point_at_sources(_app: Sphinx, _page: str, _template: str, context: dict[str
         for button in group.get("buttons", []):
             if "url" in button and not button["url"].startswith("_sources"):
                 button["url"] = button["url"].replace(GENERATED, SOURCES)
+
+
+def name_the_folds(app: Sphinx, error: Exception | None) -> None:
+    """Give the arrows of the side bar a name."""
+    if error is None and app.builder.format == "html":
+        for page in Path(app.outdir).rglob("*.html"):
+            text = page.read_text(encoding="utf-8")
+            named = text.replace("<summary><span", '<summary aria-label="Show or hide the pages below"><span')
+            if named != text:
+                page.write_text(named, encoding="utf-8")

@@ -18,6 +18,7 @@ from typing import Final
 
 from mooncake_lab.batch.digest import tree_digest
 from mooncake_lab.batch.provenance import read_provenance
+from mooncake_lab.batch.reference import write_reference
 
 _STAMP: Final = "inputs.sha256"
 _GENERATED: Final = ("_build", "__pycache__")
@@ -81,7 +82,9 @@ def main(arguments: Sequence[str]) -> int:
     if len(arguments) != 1:
         sys.stderr.write("usage: python -m mooncake_lab.batch.render BOOK_FOLDER\n")
         return 2
-    return render(Path(arguments[0]))
+    book = Path(arguments[0])
+    write_reference(book / "reference")
+    return render(book)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,124 @@
+# ruff: noqa: INP001 - Sphinx finds an extension by its file, not in a package
+"""What the book says about its own chapters, all of it read from the executed copies when the book is built.
+
+`{chapter-table}` lists the chapters with reading time, run time and verdicts. `{chapter-figure}` shows a figure of
+a chapter on another page. Under each chapter stand the numbers that it recorded, to be downloaded.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+from mooncake_lab.batch.chapters import Chapter, chapter, figure, tables, verdict_counts
+from mooncake_lab.batch.plan import topic_of
+from mooncake_lab.paper.comparison import VERDICT_CLASSES
+
+CHAPTERS = "chapters"
+RECORDS = "_generated"
+PICTURES = "_build/pictures"
+DATA = "data"
+BEFORE_THE_COLLECTORS = 300  # so that the section on data is in the list of the page's sections
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register the directives and the downloads."""
+    app.add_directive("chapter-table", ChapterTable)
+    app.add_directive("chapter-figure", ChapterFigure)
+    app.connect("doctree-read", link_data, priority=BEFORE_THE_COLLECTORS)
+    app.connect("build-finished", write_data)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+class ChapterTable(SphinxDirective):
+    """Every chapter: what it is called, how long it takes to read and to run, and how its claims ended."""
+
+    def run(self) -> list[nodes.Node]:
+        """Build the table as Markdown, which knows how to link."""
+        folder = Path(self.env.srcdir)
+        rows = [row(chapter(path), folder) for path in sorted((folder / CHAPTERS).glob("*.ipynb"))]
+        head = ["| chapter | to read | to run | its claims |", "| --- | --- | --- | --- |"]
+        self.env.note_reread()
+        return self.parse_text_to_nodes("\n".join([*head, *rows]))
+
+
+def row(told: Chapter, folder: Path) -> str:
+    """A chapter's row."""
+    link = f"{told.stem[:2]} [{told.title}]({CHAPTERS}/{told.stem}.ipynb)"
+    run = "" if told.run_s is None else f"{told.run_s:.0f} s" if told.run_s < 90 else f"{told.run_s / 60:.0f} min"
+    record = folder / RECORDS / f"{topic_of(Path(told.stem))}.json"
+    counts = verdict_counts(record) if record.is_file() else {}
+    marks = " ".join(
+        f"[{counts[verdict.value]} {verdict.value}]{{.{css}}}"
+        for verdict, css in VERDICT_CLASSES.items()
+        if counts.get(verdict.value)
+    )
+    return f"| {link} | {told.reading_min} min | {run} | {marks} |"
+
+
+class ChapterFigure(SphinxDirective):
+    """A figure that a chapter has drawn, with its own alternative text; the content is the caption here."""
+
+    required_arguments = 2
+    has_content = True
+    option_spec: ClassVar[dict[str, Any]] = {}
+
+    def run(self) -> list[nodes.Node]:
+        """Take the picture out of the executed chapter."""
+        stem, name = self.arguments
+        folder = Path(self.env.srcdir)
+        source = folder / CHAPTERS / f"{stem}.ipynb"
+        svg, described = figure(source, name)
+        picture = folder / PICTURES / f"{name}.svg"
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        picture.write_bytes(svg)
+        self.env.note_dependency(str(source))
+        image = nodes.image(uri=f"/{PICTURES}/{name}.svg", alt=described["alt"])
+        caption = nodes.caption("", "", *self.parse_inline("\n".join(self.content))[0])
+        return [nodes.figure("", image, caption)]
+
+
+def link_data(app: Sphinx, doctree: nodes.document) -> None:
+    """Add a section with links to a chapter's numbers."""
+    name = app.env.docname
+    record = Path(app.srcdir) / RECORDS / f"{topic_of(Path(name))}.json"
+    if not name.startswith(f"{CHAPTERS}/") or not record.is_file():
+        return
+    section = nodes.section("", nodes.title("", "Data of this chapter"), ids=["data-of-this-chapter"])
+    section += nodes.paragraph("", "The numbers behind the figures and tables of this page, from this build:")
+    links = nodes.bullet_list("", *data_links(record))
+    section += links
+    parent = next(doctree.findall(nodes.section), doctree)
+    parent += section
+
+
+def data_links(record: Path) -> Iterator[nodes.list_item]:
+    """One item a file: the whole record, then each table with its columns."""
+    yield item(record.stem, f"{record.stem}.json", "everything, with the sources")
+    for name, table in tables(record).items():
+        columns = ", ".join(map(str, table.columns[:6])) + (", …" if table.shape[1] > 6 else "")
+        yield item(record.stem, f"{name}.csv", f"{len(table)} rows: {columns}")
+
+
+def item(topic: str, name: str, said: str) -> nodes.list_item:
+    """A link to a file of a topic and what is in it."""
+    link = nodes.reference("", name, refuri=f"../{DATA}/{topic}/{name}", internal=False)
+    return nodes.list_item("", nodes.paragraph("", "", link, nodes.Text(f" ({said})")))
+
+
+def write_data(app: Sphinx, error: Exception | None) -> None:
+    """Put the files beside the pages."""
+    if error is not None or app.builder.format != "html":
+        return
+    for page in sorted(app.env.found_docs):
+        record = Path(app.srcdir) / RECORDS / f"{topic_of(Path(page))}.json"
+        if not page.startswith(f"{CHAPTERS}/") or not record.is_file():
+            continue
+        folder = Path(app.outdir) / DATA / record.stem
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / record.name).write_bytes(record.read_bytes())
+        for name, table in tables(record).items():
+            table.to_csv(folder / f"{name}.csv", index=False)

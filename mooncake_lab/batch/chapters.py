@@ -1,0 +1,105 @@
+"""What a page says about chapters without executing them: how long to read, how long to run, what was recorded.
+
+Reading time is counted from the prose, run time is what papermill measured when the copy was executed, and tables
+are the numbers that the chapter put on record.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pandas as pd
+
+from mooncake_lab.batch.notebook import Cell, Notebook, read_notebook
+from mooncake_lab.paper.scorecard import TABLE
+
+WORDS_PER_MINUTE: Final = 220
+"""An adult's silent reading of English non-fiction: 238 a minute (Brysbaert 2019), less for formulas."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chapter:
+    """One executed chapter, as a table of contents shows it."""
+
+    stem: str
+    title: str
+    words: int
+    """Of prose; code and outputs are not counted."""
+    run_s: float | None
+    """Seconds of its execution; None where the copy was not executed."""
+
+    @property
+    def reading_min(self) -> int:
+        """Minutes to read it, at least one."""
+        return max(1, round(self.words / WORDS_PER_MINUTE))
+
+
+def chapter(path: Path) -> Chapter:
+    """Look at a chapter's notebook.
+
+    Raises:
+        ValueError: when it has no heading.
+    """
+    notebook = read_notebook(path)
+    prose = [cell.text for cell in notebook.cells if cell.cell_type == "markdown"]
+    title = next((match[1] for text in prose if (match := re.search(r"^# (.+)$", text, re.MULTILINE))), None)
+    if title is None:
+        raise ValueError(f"{path} has no heading; its first line should be '# Title'")
+    words = sum(len(re.findall(r"[^\W_][\w'’-]*", text)) for text in prose)
+    return Chapter(stem=path.stem, title=title, words=words, run_s=_duration(notebook))
+
+
+def figure(path: Path, name: str) -> tuple[bytes, Mapping[str, str]]:
+    """A figure of an executed chapter: its SVG, and its name, caption and alternative text.
+
+    Raises:
+        ValueError: when the chapter has no such figure, or was not executed.
+    """
+    for cell in read_notebook(path).cells:
+        described = _described(cell)
+        if described.get("name") != name:
+            continue
+        for output in cell.outputs:
+            if svg := output.get("data", {}).get("image/svg+xml"):
+                return (svg if isinstance(svg, str) else "".join(svg)).encode(), described
+    raise ValueError(f"{path} holds no drawn figure {name!r}; execute the chapter first")
+
+
+def tables(record: Path) -> dict[str, pd.DataFrame]:
+    """What a chapter put on record as tables by name; plain values together are the table `values`."""
+    numbers: Mapping[str, Any] = msgspec.json.decode(record.read_bytes())["numbers"]
+    found: dict[str, pd.DataFrame] = {}
+    single: dict[str, Any] = {}
+    for name, value in numbers.items():
+        match value:
+            case [dict(), *_]:
+                found[name] = pd.DataFrame(value)
+            case dict() if value and all(isinstance(row, dict) for row in value.values()):
+                found[name] = pd.DataFrame.from_dict(value, orient="index").rename_axis("name").reset_index()
+            case dict():
+                found[name] = pd.DataFrame(value.items(), columns=["name", "value"])
+            case list():
+                found[name] = pd.DataFrame({name: value})
+            case _:
+                single[name] = value
+    return found | ({"values": pd.DataFrame(single.items(), columns=["name", "value"])} if single else {})
+
+
+def verdict_counts(record: Path) -> Counter[str]:
+    """How many claims got which verdict in a chapter; empty where it judges none."""
+    rows: list[dict[str, Any]] = msgspec.json.decode(record.read_bytes())["numbers"].get(TABLE, [])
+    return Counter(row["verdict"] for row in rows if row.get("claim"))
+
+
+def _duration(notebook: Notebook) -> float | None:
+    return notebook.metadata.get("papermill", {}).get("duration")
+
+
+def _described(cell: Cell) -> Mapping[str, str]:
+    mystnb = cell.metadata.get("mystnb", {})
+    described: Mapping[str, str] = {**mystnb.get("figure", {}), "alt": mystnb.get("image", {}).get("alt", "")}
+    return described

@@ -1,0 +1,97 @@
+"""What the book says about its chapters: times, figures, and the numbers to download."""
+
+import json
+
+import pytest
+
+from mooncake_lab.batch.chapters import WORDS_PER_MINUTE, chapter, figure, tables, verdict_counts
+from mooncake_lab.batch.reference import FLOORS, PACKAGE, package_page, write_reference
+
+
+@pytest.fixture
+def executed(tmp_path):
+    """An executed chapter with a heading, 440 words of prose and one drawn figure."""
+    described = {"figure": {"name": "fig-a", "caption": "A curve."}, "image": {"alt": "It rises."}}
+    drawn = {"output_type": "display_data", "data": {"image/svg+xml": ["<svg>", "</svg>"]}, "metadata": {}}
+    prose = "# What is kept\n\n" + "word " * (2 * WORDS_PER_MINUTE)
+    cells = [
+        {"cell_type": "markdown", "source": prose},
+        {"cell_type": "code", "source": "more_words = 1 # that are code", "metadata": {"mystnb": described}},
+        {"cell_type": "code", "source": "draw()", "metadata": {"mystnb": described}, "outputs": [drawn]},
+    ]
+    path = tmp_path / "07_store.ipynb"
+    path.write_text(json.dumps({"cells": cells, "metadata": {"papermill": {"duration": 12.5}}}))
+    return path
+
+
+def test_reading_time_counts_prose_and_run_time_is_measured(executed):
+    """Words of Markdown at 220 a minute; seconds as papermill noted them."""
+    found = chapter(executed)
+    assert (found.title, found.reading_min, found.run_s) == ("What is kept", 2, 12.5)
+
+
+def test_a_chapter_that_was_not_executed_has_no_run_time(executed):
+    """Nothing is guessed where nothing was measured."""
+    executed.write_text(json.dumps({"cells": [{"cell_type": "markdown", "source": "# A"}], "metadata": {}}))
+    assert chapter(executed).run_s is None
+
+
+def test_a_chapter_without_a_heading_is_refused(executed):
+    """A table of chapters needs a name for each."""
+    executed.write_text(json.dumps({"cells": [], "metadata": {}}))
+    with pytest.raises(ValueError, match="has no heading"):
+        chapter(executed)
+
+
+def test_a_figure_is_what_the_chapter_drew(executed):
+    """The drawing comes from the executed copy, with its own alternative text, and is never made up."""
+    svg, described = figure(executed, "fig-a")
+    assert svg == b"<svg></svg>"
+    assert described["alt"] == "It rises."
+    with pytest.raises(ValueError, match="no drawn figure 'fig-b'"):
+        figure(executed, "fig-b")
+
+
+def test_a_record_becomes_tables(tmp_path):
+    """Rows, mappings and lists are tables by their names; plain values share one."""
+    numbers = {
+        "rows": [{"a": 1, "b": 2}, {"a": 3, "b": None}],
+        "by_name": {"x": {"n": 1}, "y": {"n": 2}},
+        "pairs": {"p": 0.5},
+        "series": [1, 2, 3],
+        "one": 4.0,
+        "beside_papers": [
+            {"verdict": "reproduced", "claim": "F1"},
+            {"verdict": "reproduced", "claim": "F2"},
+            {"verdict": "direction only", "claim": ""},
+        ],
+    }
+    path = tmp_path / "store.json"
+    path.write_text(json.dumps({"topic": "store", "numbers": numbers}))
+    found = tables(path)
+    shapes = {name: table.shape for name, table in found.items()}
+    assert shapes.pop("values") == (1, 2)
+    assert shapes.pop("pairs") == (1, 2)
+    assert shapes == {"rows": (2, 2), "by_name": (2, 2), "series": (3, 1), "beside_papers": (3, 2)}
+    assert list(found["by_name"]["name"]) == ["x", "y"]
+    assert verdict_counts(path) == {"reproduced": 2}
+
+
+def test_the_reference_has_every_public_name():
+    """Each package has a page, and each name of its `__all__` an entry that was found in the source."""
+    folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")} - {"cli"}
+    assert set(FLOORS) == folders
+    for package in FLOORS:
+        entries = package_page(package).split("\n## ")[1:]
+        assert entries, package
+        unexplained = [entry.splitlines()[0] for entry in entries if "```python" not in entry]
+        assert package == "exercises" or unexplained == [], package
+
+
+def test_the_reference_is_written_once(tmp_path):
+    """Pages that say the same already are not touched, so that a build with nothing to do does nothing."""
+    write_reference(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    write_reference(tmp_path)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+    assert len(before) == len(FLOORS) + 1

@@ -1,0 +1,55 @@
+"""The built book for readers who do not see it, do not use a mouse, print it, or read it on a phone."""
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+
+pytestmark = pytest.mark.site
+
+GRAVE = {"serious", "critical"}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(visit, scheme):
+    """No serious or critical violation of any of axe's rules, in both colour schemes."""
+    page = visit.page
+    page.emulate_media(color_scheme=scheme)
+    page.wait_for_function(f"() => ['{scheme}', null].includes(document.documentElement.dataset.theme ?? null)")
+    found = Axe().run(page).response["violations"]
+    page.emulate_media(color_scheme="light")
+    grave = [
+        f"{each['id']} ({each['impact']}): {node['html'][:160]} | {node['failureSummary'][:240]}"
+        for each in found
+        if each["impact"] in GRAVE
+        for node in each["nodes"][:3]
+    ]
+    assert grave == []
+
+
+def test_the_first_key_skips_to_the_text(open_page):
+    """Tab, Enter: past the side bar, and the next Tab is inside the main part."""
+    page = open_page("index.html").page
+    page.keyboard.press("Tab")
+    assert "skip" in page.evaluate("document.activeElement.textContent").lower()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    assert page.evaluate("!!document.activeElement.closest('main, #main-content')")
+
+
+def test_every_page_says_its_language_and_title(visit):
+    """A screen reader learns which language to speak, and tabs have different names."""
+    assert visit.page.evaluate(
+        "document.documentElement.lang || document.querySelector('meta[http-equiv]') && 'en'"
+    )
+    assert visit.page.title()
+
+
+def test_print_hides_what_paper_cannot_do(open_page, site):
+    """On paper there is no side bar and no button, and solutions are unfolded."""
+    chapter = min(site.glob("chapters/*.html"))
+    page = open_page(f"chapters/{chapter.name}").page
+    page.emulate_media(media="print")
+    for gone in (".bd-sidebar-primary", ".bd-sidebar-secondary", ".article-header-buttons", ".prev-next-footer"):
+        assert page.locator(f"{gone}:visible").count() == 0, gone
+    solution = page.locator(".solution.admonition").first
+    if solution.count():
+        assert solution.locator("p:not(.admonition-title)").first.is_visible()
