@@ -101,6 +101,7 @@ class Cluster:
             self._journeys,
             self._decode,
             first_shown_by=spec.first_shown_by,
+            streams_layers=spec.streams_layers,
             double_check=self._door.double_check,
             log=self._write,
         )

@@ -27,6 +27,7 @@ class Handover:
         decode: Mapping[str, DecodeInstance],
         *,
         first_shown_by: Literal["decode", "prefill"],
+        streams_layers: bool,
         double_check: Callable[[Request, DecodeView], Rejection | None],
         log: Callable[[Record], None],
     ) -> None:
@@ -36,30 +37,37 @@ class Handover:
         self._journeys = journeys
         self._decode = decode
         self._first_shown_by = first_shown_by
+        self._streams_layers = streams_layers
         self._double_check = double_check
         self._log = log
         self._streams: dict[Job, simpy.Event] = {}
 
     def stream(self, job: Job) -> None:
         """Each layer's KVCache leaves for the decode instance while the next layer is computed (arXiv §5.2)."""
-        placement = job.placement
-        self._streams[job] = self._network.transfer(placement.prefill, placement.decode, self._size(job))
+        if self._streams_layers:
+            self._streams[job] = self._send(job)
 
     def hand_over(self, job: Job) -> None:
         """A prompt is computed: the rest of its stream, and then decoding."""
-        stream = self._streams.pop(job)
+        stream = self._streams.pop(job, None)
         if not self._journeys.is_current(job.traced, job.placement):
             return
         request_id = job.traced.request.id
         if self._first_shown_by == "prefill" and not self._journeys.shown.get(request_id):
             self._journeys.shown[request_id] = 1
             self._log(FirstToken(at_s=self._env.now, request_id=request_id))
-        self._after(self._last_layer_s(job), partial(self._last_layer_sent, job, stream, self._env.now))
+        if stream is None:
+            self._send(job).callbacks.append(partial(self._arrived, job, self._env.now))
+        else:
+            self._after(self._last_layer_s(job), partial(self._last_layer_sent, job, stream, self._env.now))
 
     # callbacks rather than a process: a process is two events more, and every request passes here
 
     def _after(self, seconds: float, act: Callable[[simpy.Event], None]) -> None:
         self._env.timeout(seconds).callbacks.append(act)
+
+    def _send(self, job: Job) -> simpy.Event:
+        return self._network.transfer(job.placement.prefill, job.placement.decode, self._size(job))
 
     def _last_layer_s(self, job: Job) -> float:
         return self._model.transfer.seconds(self._size(job) / self._model.shape.layers)

@@ -6,7 +6,7 @@ from mooncake_lab.engine.layerwise.measure import main, measure_layerwise
 from mooncake_lab.engine.layerwise.reuse import measure_reuse
 from mooncake_lab.perf import model_shape
 
-SMALL = {"model": "lab-tiny", "prompt_tokens": (32, 64), "new_tokens": 16, "block_tokens": 32, "rounds": 2}
+SMALL = {"model": "lab-tiny", "prompt_tokens": (32, 64), "new_tokens": 16, "block_tokens": 32, "rounds": 1}
 
 
 def test_every_row_is_measured(tmp_path):

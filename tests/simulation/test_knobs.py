@@ -34,6 +34,7 @@ OTHER = {
     "eviction": "lfu",
     "block_size_tokens": 256,
     "first_shown_by": "prefill",
+    "streams_layers": False,
     "placement": LoadBalance(),
     "failures": (Failure("decode-1", 20.0),),
     "view_age_s": 4.0,
