@@ -27,7 +27,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 export HF_HUB_OFFLINE ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-.PHONY: help book notebooks test test-slow test-site screenshots serve-book traces model check format clean env
+.PHONY: help book notebooks test test-slow test-site screenshots readme serve-book traces model check format clean env
 
 help: ## List the targets
 	@printf 'Targets (variables in brackets):\n\n'
@@ -52,6 +52,9 @@ test-site: $(ENV) ## Read the built book in a headless browser
 screenshots: book ## Picture every page, light, dark and on a phone, into tests/site/screenshots
 	@$(BIN)/pytest -q tests/site/test_screenshots.py
 	@echo "Look at tests/site/screenshots"
+
+readme: book ## Write the verdict table of the README from the book's numbers
+	@$(BIN)/python -m mooncake_lab.paper.readme README.md book/_generated
 
 serve-book: book ## Serve the built book on this machine, with search [PORT]
 	@echo "http://127.0.0.1:$(PORT)  (Ctrl-C ends it)"

@@ -26,7 +26,7 @@ def test_front_door(name):
     assert (ROOT / name).stat().st_size > 0
 
 
-@pytest.mark.parametrize("page", ["README.md", "book/intro.md", "book/run.md"])
+@pytest.mark.parametrize("page", ["README.md", "book/intro.md", "book/run.md", "book/gpu.md", "book/teach.md"])
 def test_commands_in_prose_exist(page):
     """Every `make x` that a page promises is a target."""
     text = (ROOT / page).read_text(encoding="utf-8")
