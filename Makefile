@@ -27,7 +27,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 export HF_HUB_OFFLINE ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-.PHONY: help book notebooks test test-slow test-site screenshots readme serve-book traces model check format clean env
+.PHONY: help book notebooks test test-slow test-site screenshots readme serve-book classroom grade traces model check format clean env
 
 help: ## List the targets
 	@printf 'Targets (variables in brackets):\n\n'

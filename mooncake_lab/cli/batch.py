@@ -13,9 +13,7 @@ from mooncake_lab.batch import Job, plan, run, write_provenance
 from mooncake_lab.batch.digest import found_traces, surroundings_digest
 from mooncake_lab.batch.display import Display
 from mooncake_lab.batch.executors import PROCESSES, check_executor
-from mooncake_lab.batch.gallery import write_gallery
 from mooncake_lab.batch.plan import Value
-from mooncake_lab.batch.report import rows, shown, verdicts, write_tables
 from mooncake_lab.batch.sweep import Point, plan_sweep, points, values
 from mooncake_lab.core import check_scale
 
@@ -78,6 +76,8 @@ def batch(
             seed=int(point.parameters["seed"]),
             traces=traces,
         )
+    from mooncake_lab.batch.report import rows  # brings pandas, which no other command should wait for
+
     summary = rows(planned, outcomes)
     if json_:
         typer.echo(_as_json(grid, out, summary, traces))
@@ -111,6 +111,9 @@ def _report(
 ) -> None:
     """Tables and an index where the batch has a folder of its own; on stderr, where and how it failed."""
     if out is not None:
+        from mooncake_lab.batch.gallery import write_gallery
+        from mooncake_lab.batch.report import shown, verdicts, write_tables
+
         judged = verdicts(planned)
         write_tables(root / out, summary, judged)
         index = write_gallery(root / out, planned, summary, judged)
