@@ -39,7 +39,8 @@ class ChapterTable(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         """Build the table as Markdown, which knows how to link."""
         folder = Path(self.env.srcdir)
-        rows = [row(chapter(path), folder) for path in sorted((folder / CHAPTERS).glob("*.ipynb"))]
+        names = sorted(name for name in self.env.found_docs if name.startswith(f"{CHAPTERS}/"))
+        rows = [row(chapter(folder / f"{name}.ipynb"), folder) for name in names]
         head = ["| chapter | to read | to run | its claims |", "| --- | --- | --- | --- |"]
         self.env.note_reread()
         return self.parse_text_to_nodes("\n".join([*head, *rows]))
