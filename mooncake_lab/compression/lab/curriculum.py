@@ -46,7 +46,7 @@ STAGES: Final = (
     Stage(name="text-128", length=128, rows=8, until=0.85, at_least=100, at_most=1000),
     Stage(name="text-256", length=256, rows=5, until=0.85, at_least=100, at_most=1000),
     Stage(name="text-512", length=512, rows=3, until=0.85, at_least=100, at_most=800),
-    Stage(name="text-1024", length=1056, rows=2, until=1.0, at_least=600, at_most=600),
+    Stage(name="text-1024", length=1056, rows=2, until=1.0, at_least=1500, at_most=1500),
 )
 """The last one has a fixed number of steps, over which the learning rate falls to zero."""
 
