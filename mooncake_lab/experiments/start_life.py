@@ -120,8 +120,9 @@ def _life(log: Sequence[Record]) -> Iterable[tuple[str, str, float, float, str]]
     early = sum(r.at_s < prefilled.at_s for r in moves)
     chosen = f"{placed.prefill_instance}, then {placed.decode_instance}"
     yield "choose", "Arrived, Placed", _arrival_s(log), placed.at_s, chosen
-    # the reused layers are the first to be sent on: by then they have been read
-    read_s = min(r.start_s for r in moves) if prefilled.reused_tokens else prefilled.start_s
+    # the reused layers are the first to be sent on: by then they have been read, but sending is another thread's
+    sent_s = min(r.start_s for r in moves) if prefilled.reused_tokens else prefilled.start_s
+    read_s = min(sent_s, prefilled.at_s)
     reused = f"{prefilled.reused_tokens} prompt tokens found in the store"
     yield "1 KVCache reuse", "Prefilled", prefilled.start_s, read_s, reused
     computed = f"{prefilled.computed_tokens} prompt tokens computed"

@@ -1,14 +1,17 @@
 """From the log of a run to the latency model under which the simulator would give it: calibration by doing."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import TypeVar
 
 import numpy as np
 
 from mooncake_lab.core import Arrived, DecodeStretch, Finished, FirstToken, Placed, Prefilled, Record
-from mooncake_lab.perf import HybridLatency, LatencyModel
+from mooncake_lab.perf import HybridLatency, LatencyModel, LinkLatency
 from mooncake_lab.perf.calibration import Calibration, fit_decode, fit_prefill
 from mooncake_lab.perf.latency import DecodeLatency, PrefillLatency
+
+_Latency = TypeVar("_Latency", PrefillLatency, DecodeLatency)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -20,6 +23,8 @@ class LogCalibration:
     decode: Calibration[DecodeLatency]
     start_s: tuple[float, ...]
     """From placement to the start of prefill, of requests that found their prefill worker idle."""
+    between_s: tuple[float, ...]
+    """From the end of a prompt to the start of one that waited for it: storing blocks, announcing them."""
     handover_s: tuple[float, ...]
     """From the end of prefill to the first token, of requests that found their decode worker idle."""
 
@@ -38,6 +43,8 @@ class _Reading:
     prefills: list[tuple[float, float, float]] = field(default_factory=list[tuple[float, float, float]])
     steps: list[tuple[float, float, float]] = field(default_factory=list[tuple[float, float, float]])
     start_s: list[float] = field(default_factory=list[float])
+    between_s: list[float] = field(default_factory=list[float])
+    latest_s: dict[str, float] = field(default_factory=dict[str, float])
     handover_s: list[float] = field(default_factory=list[float])
 
     def read(self, record: Record) -> None:
@@ -64,8 +71,12 @@ class _Reading:
     def _prefilled(self, record: Prefilled) -> None:
         tokens = record.computed_tokens + record.reused_tokens
         self.prefills.append((float(tokens), float(record.reused_tokens), record.at_s - record.start_s))
+        placed, latest_s = self.placed[record.request_id], self.latest_s.get(record.instance)
+        if latest_s is not None and placed.at_s < latest_s and not placed.fetched_tokens:
+            self.between_s.append(max(0.0, record.start_s - latest_s))
+        self.latest_s[record.instance] = record.at_s
         if record.request_id in self.found_idle:
-            self.start_s.append(record.start_s - self.placed[record.request_id].at_s)
+            self.start_s.append(record.start_s - placed.at_s)
         self.prefilling[record.instance].discard(record.request_id)
         self.ended_s[record.request_id] = record.at_s
 
@@ -90,9 +101,12 @@ class _Reading:
 def model_from_log(records: Iterable[Record], base: LatencyModel) -> LogCalibration:
     """Fit a latency model to what the prefill and decode instances of a run did.
 
-    Prefill and decode are fitted to their spans and steps. What a request waits beside them is the median over
-    those that met idle instances: until prefill starts (`schedule_s`), and until the first token is shown (the
-    latency of a transfer; its bandwidth is the base's, since bytes that move while prefill runs show none).
+    Prefill and decode are fitted to their spans and steps, and then scaled so that the fitted seconds add up to
+    the measured ones: the fit follows the typical request, but queues grow with the sum. What a request waits
+    beside them is the median over those that met idle instances: until prefill starts (`schedule_s`), and until
+    the first token is shown (the latency of a transfer; its bandwidth is the base's, since bytes that move while
+    prefill runs show none). The mean time between two prompts, while nobody computes, is added to each prefill, as
+    it holds up whoever is next, and taken off the hand-over, so that a request that meets no queue takes as long.
 
     Args:
         records: a run without faults on prefill and decode instances.
@@ -104,17 +118,22 @@ def model_from_log(records: Iterable[Record], base: LatencyModel) -> LogCalibrat
     reading = _Reading()
     for record in records:
         reading.read(record)
-    prefill = fit_prefill(*_columns(reading.prefills, "prefills"))
-    decode = fit_decode(*_columns(reading.steps, "decode steps"))
+    prompts, steps = _columns(reading.prefills, "prefills"), _columns(reading.steps, "decode steps")
+    prefill, decode = fit_prefill(*prompts), fit_decode(*steps)
     if not reading.start_s or not reading.handover_s:
         raise ValueError("no request of this run met idle instances; calibrate with a lighter one")
+    between_s = float(np.mean(reading.between_s)) if reading.between_s else 0.0
+    first = _adding_up(prefill.model, prefill.model.seconds(*prompts[:2]), prompts[2])
+    first = replace(first, constant_s=first.constant_s + between_s)
+    second = _adding_up(decode.model, decode.model.step_s(*steps[:2]), steps[2])
     model = replace(
         base,
         name=f"{base.shape.name}, fitted to the log of a run",
-        prefill=prefill.model,
-        decode=decode.model,
-        hybrid=HybridLatency.of(prefill.model, decode.model),
-        transfer=replace(base.transfer, latency_s=max(0.0, float(np.median(reading.handover_s)))),
+        prefill=first,
+        decode=second,
+        hybrid=HybridLatency.of(first, second),
+        transfer=replace(base.transfer, latency_s=max(0.0, float(np.median(reading.handover_s)) - between_s)),
+        dram=LinkLatency(float("inf")),  # loading is a part of the hand-over that was measured
         schedule_s=max(0.0, float(np.median(reading.start_s))),
     )
     return LogCalibration(
@@ -122,8 +141,16 @@ def model_from_log(records: Iterable[Record], base: LatencyModel) -> LogCalibrat
         prefill=prefill,
         decode=decode,
         start_s=tuple(reading.start_s),
+        between_s=tuple(reading.between_s),
         handover_s=tuple(reading.handover_s),
     )
+
+
+def _adding_up(model: _Latency, fitted_s: np.ndarray, measured_s: np.ndarray) -> _Latency:
+    """The same model, all its seconds times one factor; without it a few slow spans would be forgotten."""
+    factor = float(measured_s.sum() / fitted_s.sum())
+    seconds = {field.name: factor * getattr(model, field.name) for field in fields(model) if "_s" in field.name}
+    return replace(model, **seconds)
 
 
 def _columns(rows: Sequence[tuple[float, float, float]], what: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

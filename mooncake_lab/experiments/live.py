@@ -1,0 +1,315 @@
+"""The simulator held against the live cluster: calibrate on one set of runs, predict others."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from types import MappingProxyType
+from typing import Any, Final
+
+import pandas as pd
+
+from mooncake_lab.batching import SarathiServe
+from mooncake_lab.conductor import (
+    PLACEMENT_POLICIES,
+    LatencyEstimator,
+    PlacementPolicy,
+    Random,
+    decide,
+)
+from mooncake_lab.core import Record, TracedRequest, check_scale
+from mooncake_lab.experiments.live_requests import side_by_side
+from mooncake_lab.metrics import check_log, ttft_s
+from mooncake_lab.perf import HybridLatency, LatencyModel
+from mooncake_lab.serving import LiveCluster, LiveSpec, Nursery, scaled_down
+from mooncake_lab.serving.from_log import LogCalibration, model_from_log
+from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledCluster, CoupledSpec
+from mooncake_lab.workload import Trace, load, with_poisson_arrivals
+
+CLUSTERS: Final[Mapping[str, tuple[int, int, int]]] = MappingProxyType(
+    {"1P+1D": (1, 1, 0), "2P+1D": (2, 1, 0), "1P+2D": (1, 2, 0), "2 coupled": (0, 0, 2), "1 coupled": (0, 0, 1)}
+)
+"""Prefill, decode and coupled workers by the name of the cluster."""
+_TOKENS: Final = 65_536
+"""KVCache of each worker: more than a slice of a trace has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """Slices of a scaled-down trace, and the clusters that serve them, live and simulated."""
+
+    workload: str = "toolagent"
+    divide: int = 16
+    """Lengths, and the block size with them."""
+    most_tokens: int = 1024
+    """Longer requests are left out."""
+    requests: int = 24
+    """Of a run; calibration has its own, which come before."""
+    model: str = "random:lab-tiny"
+    chunk_tokens: int = 256
+    light: float = 0.3
+    """Work that arrives, as a share of what one prefill worker can do."""
+    overloaded: float = 6.0
+    clusters: tuple[str, ...] = ("1P+1D", "2P+1D", "1P+2D", "2 coupled")
+    placements: tuple[str, ...] = ("load_balance", "random")
+    """Tried on 2P+1D besides the default, overloaded."""
+    seed: int = 0
+
+    def spec(self, cluster: str = "1P+1D", placement: str | None = None, **changes: Any) -> LiveSpec:
+        """A live cluster of this study."""
+        prefill, decode, coupled = CLUSTERS[cluster]
+        asked: dict[str, Any] = {
+            "model": self.model,
+            "seed": self.seed,
+            "device": "cpu",
+            "backend": "dense",
+            "prefill_nodes": prefill,
+            "decode_nodes": decode,
+            "coupled_nodes": coupled,
+            "cache_tokens": _TOKENS,
+            "decode_tokens": _TOKENS,
+            "block_size_tokens": self.trace().block_size_tokens,
+            "chunk_tokens": self.chunk_tokens,
+            "max_request_tokens": 2 * self.most_tokens,
+            "placement": None if placement is None else self._policy(placement),
+        }
+        return LiveSpec(**(asked | changes))
+
+    def trace(self) -> Trace:
+        """The scaled-down trace, lengths divided and sharing kept."""
+        return _scaled(self.workload, self.divide, self.most_tokens, self.seed)
+
+    def slice(self, number: int, requests_per_s: float) -> list[TracedRequest]:
+        """So many requests of the trace, number 0 for calibration, as a Poisson process from time 0."""
+        chosen = list(self.trace().head((number + 1) * self.requests).requests())[number * self.requests :]
+        timed = with_poisson_arrivals(self.trace().head(len(chosen)), requests_per_s, seed=self.seed + number)
+        return [
+            TracedRequest(replace(one.request, arrival_s=float(at_s)), one.output_tokens)
+            for one, at_s in zip(chosen, timed.arrival_s, strict=True)
+        ]
+
+    def runs(self) -> Iterator[tuple[str, str | None, str]]:
+        """Cluster, placement and load of each run that is predicted."""
+        for cluster in self.clusters:
+            for load_name in ("light", "overloaded"):
+                yield cluster, None, load_name
+        for placement in self.placements:
+            yield "2P+1D", placement, "overloaded"
+
+    def _policy(self, name: str) -> PlacementPolicy:
+        return Random(self.seed) if name == "random" else PLACEMENT_POLICIES[name]()
+
+
+STUDIES: Final[Mapping[str, Study]] = MappingProxyType(
+    {
+        "smoke": Study(requests=6, clusters=("1P+1D", "2 coupled"), placements=()),
+        "classroom": Study(),
+        "full": Study(requests=60),
+        "gpu": Study(requests=60),
+    }
+)
+"""What each scale measures."""
+
+
+def study(scale: str, *, seed: int = 0) -> Study:
+    """The study of a scale.
+
+    Raises:
+        ValueError: for an unknown scale.
+    """
+    return replace(STUDIES[check_scale(scale)], seed=seed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Held:
+    """What a study found."""
+
+    calibration: LogCalibration
+    rates_per_s: Mapping[str, float]
+    """Requests a second of each load."""
+    requests: pd.DataFrame
+    """Rows of run, cluster, placement, load, request and what `live_requests.side_by_side` says of it."""
+    again: pd.DataFrame
+    """The same for the first run, predicted by a second run of the very same: no model can do better."""
+    decisions: pd.DataFrame
+    """Rows by run: decisions, and how many of them the Conductor gives again on the recorded view."""
+
+
+def hold_against(plan: Study, nursery: Nursery) -> Held:
+    """Calibrate on the first slice on 1P+1D, then serve the second slice live and simulated, run by run.
+
+    Raises:
+        ValueError: when a log breaks an invariant.
+    """
+    calibration, rates = calibrate(plan, nursery)
+    tables, decided, logs = list[pd.DataFrame](), list[dict[str, Any]](), list[list[Record]]()
+    for cluster, placement, load_name in plan.runs():
+        requests = plan.slice(1, rates[load_name])
+        spec = plan.spec(cluster, placement)
+        log, found = serve(spec, calibration.model, requests, nursery)
+        run = f"{cluster}, {load_name}" + ("" if placement is None else f", {placement}")
+        about = {"run": run, "cluster": cluster, "placement": placement or "default", "load": load_name}
+        predicted = side_by_side(log, simulate(spec, calibration.model, requests))
+        tables.append(_apart(predicted, calibration, coupled=spec.coupled_nodes > 0).assign(**about))
+        decided.append({"run": run, **found})
+        logs.append(log)
+    first_cluster, first_placement, first_load = next(iter(plan.runs()))
+    spec, requests = plan.spec(first_cluster, first_placement), plan.slice(1, rates[first_load])
+    repeated, _ = serve(spec, calibration.model, requests, nursery)
+    return Held(
+        calibration=calibration,
+        rates_per_s=rates,
+        requests=pd.concat(tables, ignore_index=True),
+        again=side_by_side(logs[0], repeated).assign(run=f"{first_cluster}, {first_load}, by a repetition"),
+        decisions=pd.DataFrame(decided).set_index("run"),
+    )
+
+
+def serve(
+    spec: LiveSpec, model: LatencyModel, requests: Sequence[TracedRequest], nursery: Nursery
+) -> tuple[list[Record], dict[str, int]]:
+    """The log of a live run; how many decisions it took, and how many the Conductor gives again."""
+    with LiveCluster(spec, model, nursery=nursery) as live:
+        warm_up(live)
+        log = checked(live.run(requests))
+        return log, {"decisions": len(live.decisions), "given again": replayed(live)}
+
+
+def calibrate(plan: Study, nursery: Nursery) -> tuple[LogCalibration, dict[str, float]]:
+    """A latency model from a run on 1P+1D: half of it light, so that idle workers are met, half of it overloaded.
+
+    Returns:
+        The calibration, and the requests a second of each load: shares of what one prefill worker computes.
+    """
+    spec = plan.spec()
+    with LiveCluster(spec, nursery=nursery) as live:
+        warm_up(live)
+        rates = _rates(plan, live.model)
+        light = plan.slice(0, rates["light"])
+        half = len(light) // 2
+        ratio = rates["light"] / rates["overloaded"]
+        turn_s = light[half].request.arrival_s
+        mixed = [
+            replace(one, request=replace(one.request, arrival_s=turn_s + ratio * (one.request.arrival_s - turn_s)))
+            if i > half
+            else one
+            for i, one in enumerate(light)
+        ]
+        found = model_from_log(checked(live.run(mixed)), live.model)
+    return found, _rates(plan, found.model)
+
+
+def simulate(spec: LiveSpec, model: LatencyModel, requests: Sequence[TracedRequest]) -> list[Record]:
+    """The log of the same cluster in virtual time."""
+    if spec.coupled_nodes:
+        coupled = CoupledSpec(
+            nodes=spec.coupled_nodes,
+            batching=SarathiServe(chunk_tokens=spec.chunk_tokens),
+            prefix_caching=spec.prefix_reuse,
+            device_tokens=spec.decode_tokens,
+            max_batch_tokens=max(spec.chunk_tokens, spec.max_requests),
+            max_requests=spec.max_requests,
+            max_request_tokens=spec.max_request_tokens,
+            memory_block_tokens=spec.block_size_tokens,
+            block_size_tokens=spec.block_size_tokens,
+            placement=spec.places,
+        )
+        return CoupledCluster(coupled, model).run(requests)
+    pair = ClusterSpec(
+        prefill_nodes=spec.prefill_nodes,
+        decode_nodes=spec.decode_nodes,
+        cache_tokens=spec.cache_tokens,
+        decode_tokens=spec.decode_tokens,
+        block_size_tokens=spec.block_size_tokens,
+        first_shown_by=spec.first_shown_by,
+        streams_layers=spec.layerwise,
+        placement=spec.places,
+    )
+    return Cluster(pair, model).run(requests)
+
+
+def informed(plan: Study, held: Held) -> pd.DataFrame:
+    """The predictions again, told how long prefill really took on average in each run.
+
+    Returns:
+        Rows by run: slower, the real mean prefill over the predicted one; and the error of mean TTFT before
+        and after.
+    """
+    rows = list[dict[str, Any]]()
+    for (cluster, placement, load_name), (run, table) in zip(
+        plan.runs(), held.requests.groupby("run", sort=False), strict=True
+    ):
+        slower = float(table["real_prefill_s"].mean() / table["simulated_prefill_s"].mean())
+        spec, requests = plan.spec(cluster, placement), plan.slice(1, held.rates_per_s[load_name])
+        again = ttft_s(simulate(spec, slowed(held.calibration.model, slower), requests))
+        real_s = table["real_ttft_s"].mean()
+        before = table["simulated_ttft_s"].mean() / real_s - 1
+        after = sum(again.values()) / len(again) / real_s - 1
+        rows.append({"run": run, "slower": slower, "error before": before, "error after": after})
+    return pd.DataFrame(rows).set_index("run")
+
+
+def slowed(model: LatencyModel, factor: float) -> LatencyModel:
+    """The model with every prefill so many times as long."""
+    names = ("constant_s", "per_token_s", "per_token_squared_s", "load_s_per_token")
+    prefill = replace(model.prefill, **{name: factor * getattr(model.prefill, name) for name in names})
+    return replace(model, prefill=prefill, hybrid=HybridLatency.of(prefill, model.decode))
+
+
+def predicted_ttft_s(policy: PlacementPolicy, plan: Study, held: Held, load_name: str = "overloaded") -> float:
+    """Mean TTFT of the second slice on a simulated 2P+1D under any placement policy, such as one's own."""
+    spec = replace(plan.spec("2P+1D"), placement=policy)
+    log = simulate(spec, held.calibration.model, plan.slice(1, held.rates_per_s[load_name]))
+    found = ttft_s(log)
+    return sum(found.values()) / len(found)
+
+
+def warm_up(live: LiveCluster) -> None:
+    """Let every worker touch its memory once; the tokens are none that a trace is likely to begin with."""
+    for number in range(2 * len(live.spec.roles)):
+        live.generate([[number, 1, 2, 3] * 20], max_new_tokens=3)
+
+
+def replayed(live: LiveCluster) -> int:
+    """How many decisions of the latest run the Conductor gives again on the view that was recorded (I7)."""
+    spec, estimate = live.spec, LatencyEstimator(live.model)
+    return sum(
+        decide(
+            one.request, one.view, placement=spec.places, admission=spec.admission, estimate=estimate, slo=spec.slo
+        )
+        == one.decision
+        for one in live.decisions
+    )
+
+
+def checked(log: list[Record]) -> list[Record]:
+    """The log itself.
+
+    Raises:
+        ValueError: when it breaks an invariant.
+    """
+    violations = check_log(log)
+    if violations:
+        raise ValueError(f"the run log breaks {violations[0].invariant}: {violations[0].sentence}")
+    return log
+
+
+def _apart(table: pd.DataFrame, calibration: LogCalibration, *, coupled: bool) -> pd.DataFrame:
+    """What the fit added to prefill for the time between prompts, back where the log of a live run has it."""
+    if coupled or not calibration.between_s:
+        return table
+    between_s = sum(calibration.between_s) / len(calibration.between_s)
+    return table.assign(
+        simulated_prefill_s=table["simulated_prefill_s"] - between_s,
+        simulated_handover_s=table["simulated_handover_s"] + between_s,
+    )
+
+
+def _rates(plan: Study, model: LatencyModel) -> dict[str, float]:
+    prompts = [float(one.request.input_tokens) for one in plan.slice(1, 1.0)]
+    capacity_per_s = len(prompts) / sum(float(model.prefill.seconds(tokens)) for tokens in prompts)
+    return {"light": plan.light * capacity_per_s, "overloaded": plan.overloaded * capacity_per_s}
+
+
+@cache
+def _scaled(workload: str, divide: int, most_tokens: int, seed: int) -> Trace:
+    return scaled_down(load(workload, seed=seed), divide, most_tokens=most_tokens)

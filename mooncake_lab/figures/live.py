@@ -1,0 +1,131 @@
+"""Figures of the live cluster: real against simulated distributions, errors with intervals, and their causes."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+import pandas as pd
+from matplotlib.lines import Line2D
+
+from mooncake_lab.figures.style import COLOURS, BookFigure, footer, new_figure, slo_line, styled
+
+_SHADE: Final[Mapping[str, str]] = MappingProxyType({"light": "mooncake_variant", "overloaded": "mooncake"})
+_STATISTIC: Final[Mapping[str, str]] = MappingProxyType({"mean": "s", "median": "o", "P90": "^"})
+_STAGE: Final[Mapping[str, str]] = MappingProxyType(
+    {"wait": "straw_man_light", "prefill": "mooncake", "handover": "dram"}
+)
+_QUANTITY: Final[Mapping[str, tuple[str, str, float]]] = MappingProxyType(
+    {"ttft_s": ("TTFT", "s", 1.0), "tbt_s": ("TBT", "ms", 1e3)}
+)
+
+
+@styled
+def distributions(requests: pd.DataFrame, machine: str) -> BookFigure:
+    """TTFT and TBT of every request as CDFs, a column a cluster: measured as points, simulated as lines.
+
+    Args:
+        requests: rows of `live_requests.side_by_side` with run, cluster, placement and load.
+        machine: which measured.
+    """
+    rows = requests[requests["placement"] == "default"]
+    clusters = list(dict.fromkeys(rows["cluster"]))
+    figure, axes = new_figure(2, len(clusters), width=2.9 * len(clusters) + 1, height=5.4, sharey=True)
+    places = [(quantity, cluster) for quantity in _QUANTITY for cluster in clusters]
+    for panel, (quantity, cluster) in zip(axes, places, strict=True):
+        name, unit, scale = _QUANTITY[quantity]
+        for load, colour in _SHADE.items():
+            table = rows[(rows["cluster"] == cluster) & (rows["load"] == load)]
+            for side, style in (("simulated", {"drawstyle": "steps-post"}), ("real", {"linestyle": "none"})):
+                values = np.sort(table[f"{side}_{quantity}"].dropna().to_numpy(dtype=float)) * scale
+                share = np.arange(1, len(values) + 1) / max(1, len(values))
+                marker = "o" if side == "real" else None
+                panel.plot(values, share, color=COLOURS[colour], marker=marker, markersize=4, **style)
+        panel.set(xscale="log", xlabel=f"{name} ({unit})", ylim=(0, 1.03))
+        panel.xaxis.set_major_formatter("{x:g}")
+        panel.tick_params(axis="x", which="minor", labelbottom=False)
+        if quantity == "ttft_s":
+            panel.set_title(cluster, fontsize=10)
+    for panel in axes[:: len(clusters)]:
+        panel.set_ylabel("requests (share)")
+    figure.legend(handles=_keys(), loc="outside upper center", ncols=4, fontsize="small")
+    footer(figure, f"points measured: logs of live clusters; lines simulated, calibrated on 1P+1D; {machine}")
+    return figure
+
+
+@styled
+def errors(rows: pd.DataFrame, machine: str, kept: pd.DataFrame | None = None) -> BookFigure:
+    """Error of each prediction with its interval, a row a run: TTFT on the left, TBT on the right.
+
+    Args:
+        rows: what `live_requests.errors` made.
+        machine: which measured.
+        kept: the same from the measurement that is kept in the repository, drawn hollow.
+    """
+    runs = list(dict.fromkeys(rows["run"]))
+    figure, axes = new_figure(1, 2, width=10, height=0.42 * len(runs) + 1.9, sharey=True)
+    for panel, quantity in zip(axes, ("TTFT", "TBT"), strict=True):
+        for k, (statistic, marker) in enumerate(_STATISTIC.items()):
+            for table, is_kept in ((rows, False), (kept, True)):
+                if table is None:
+                    continue
+                chosen = table[(table["quantity"] == quantity) & (table["statistic"] == statistic)]
+                chosen = chosen[chosen["run"].isin(runs)]
+                at = [runs.index(run) + 0.24 * (k - 1) for run in chosen["run"]]
+                colour = COLOURS["straw_man"] if is_kept else COLOURS["mooncake"]
+                if not is_kept:
+                    panel.hlines(at, 100 * chosen["low"], 100 * chosen["high"], color=colour, linewidth=1.2)
+                face = "none" if is_kept else colour
+                panel.plot(
+                    100 * chosen["error"], at, linestyle="none", marker=marker, color=colour,
+                    markerfacecolor=face, markersize=5, label="_" if is_kept else statistic,
+                )  # fmt: skip
+        slo_line(panel, 0.0, "", vertical=True)
+        panel.set(xlabel=f"error of {quantity}, simulated over real less one (%)")
+        panel.grid(visible=False, axis="y")
+    axes[0].set_yticks(range(len(runs)), runs, fontsize=8.5)
+    axes[0].invert_yaxis()
+    axes[1].legend(fontsize=8.5)
+    footer(figure, f"measured against simulated, 95 % intervals over requests; {machine}")
+    return figure
+
+
+@styled
+def causes(rows: pd.DataFrame, machine: str) -> BookFigure:
+    """Mean TTFT by stage, a pair of bars a run: measured above, simulated below (pale).
+
+    Args:
+        rows: what `live_requests.causes` made.
+        machine: which measured.
+    """
+    runs = list(dict.fromkeys(rows["run"]))
+    figure, (axes,) = new_figure(width=9.5, height=0.5 * len(runs) + 1.7)
+    left = {(run, side): 0.0 for run in runs for side in ("real", "simulated")}
+    for stage, colour in _STAGE.items():
+        for row in rows[rows["stage"] == stage].to_dict(orient="records"):
+            for side, shift in (("real", -0.2), ("simulated", 0.2)):
+                key, seconds = (row["run"], side), row[f"{side}_s"]
+                axes.barh(
+                    runs.index(row["run"]) + shift, seconds, left=left[key], height=0.36, color=COLOURS[colour],
+                    alpha=1.0 if side == "real" else 0.5, edgecolor="white", linewidth=0.6,
+                    label=stage if side == "real" and row["run"] == runs[0] else "_",
+                )  # fmt: skip
+                left[key] += seconds
+    axes.set_yticks(range(len(runs)), runs, fontsize=8.5)
+    axes.invert_yaxis()
+    axes.set(xlabel="mean time from arrival to first token (s)")
+    axes.grid(visible=False, axis="y")
+    axes.legend(fontsize=8.5)
+    footer(figure, f"upper bars measured, lower and pale ones simulated; {machine}")
+    return figure
+
+
+def _keys() -> list[Line2D]:
+    return [
+        Line2D(
+            [], [], color=COLOURS[colour], label=f"{load}, {side}", markersize=4,
+            marker="o" if side == "measured" else "", linestyle="none" if side == "measured" else "-",
+        )
+        for load, colour in _SHADE.items()
+        for side in ("measured", "simulated")
+    ]  # fmt: skip
