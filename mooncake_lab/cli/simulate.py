@@ -12,7 +12,7 @@ import typer
 
 from mooncake_lab.cli.reading import read_or_fail
 from mooncake_lab.conductor import ADMISSION_POLICIES, PLACEMENT_POLICIES, LoadBalance, Random
-from mooncake_lab.core import SLO, Record, log_writer
+from mooncake_lab.core import SLO, Record, log_writer, rare_collections
 from mooncake_lab.perf import LinkLatency, hardware
 from mooncake_lab.simulation import COUPLED_SYSTEMS, Cluster, ClusterSpec, CoupledCluster, CoupledSpec
 from mooncake_lab.workload import Trace
@@ -136,7 +136,7 @@ def simulate(
         raise typer.BadParameter(str(error)) from error
     arriving = _faster(requests, speed).requests()
     try:
-        with log_writer(log) if log else nullcontext() as write:
+        with rare_collections(), log_writer(log) if log else nullcontext() as write:
             sinks.extend([write] if write else [])
             cluster.run(arriving)
         if perfetto:

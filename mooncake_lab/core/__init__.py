@@ -1,6 +1,7 @@
 """The nouns: requests, service levels, block keys, the run log, units."""
 
 from mooncake_lab.core.carried import carried_folder
+from mooncake_lab.core.collection import rare_collections
 from mooncake_lab.core.draws import keyed_uniform
 from mooncake_lab.core.keys import KEY_HASHES, block_keys
 from mooncake_lab.core.log import (
@@ -50,6 +51,7 @@ __all__ = [
     "gbps",
     "keyed_uniform",
     "log_writer",
+    "rare_collections",
     "read_log",
     "write_log",
 ]

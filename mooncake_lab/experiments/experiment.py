@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import pandas as pd
 from tqdm import tqdm
 
+from mooncake_lab.core import rare_collections
 from mooncake_lab.experiments.cache import cached_rows, digest_of, is_of_package, keep_rows, plain_rows
 
 
@@ -92,4 +93,5 @@ def _compute(points: Sequence[Experiment], executor: Executor | None) -> Iterabl
 
 
 def _rows_of(point: Experiment) -> list[dict[str, Any]]:
-    return plain_rows(point.rows())
+    with rare_collections():
+        return plain_rows(point.rows())

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
@@ -33,6 +33,14 @@ FIRST_REQUESTS: Final[Mapping[str, int | None]] = MappingProxyType(
     {"smoke": 400, "classroom": None, "full": None, "gpu": None}
 )
 """How many requests of each trace a scale replays; None is all of them."""
+SWEPT_REQUESTS: Final[Mapping[str, int | None]] = MappingProxyType(
+    {"smoke": 400, "classroom": 6000, "full": None, "gpu": None}
+)
+"""The same where one knob after the other is turned."""
+
+
+_ARRIVE: Final = ("workload", "speed", "spread_s", "one_token", "first", "seed")
+"""What of a `Replay` decides what arrives, and when."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +75,7 @@ class Replay:
     def rows(self) -> Iterator[dict[str, Any]]:
         """One row: TTFT as a box plot draws it, hit rate, prefill GPU time, what was fetched."""
         trace = _trace(self)
-        requests = list(_requests(self, trace))
+        requests = _requests(self)
         log = _cluster(self, trace.block_size_tokens).run(requests)
         latencies = np.fromiter(ttft_s(log).values(), dtype=np.float64)
         placed = [record for record in log if isinstance(record, Placed)]
@@ -180,15 +188,22 @@ def _whole(workload: str, seed: int) -> Trace:
     return load(workload, seed=seed)
 
 
-def _requests(replay: Replay, trace: Trace) -> Iterator[TracedRequest]:
+def _requests(replay: Replay) -> tuple[TracedRequest, ...]:
     """The trace as the experiment wants it to arrive; those that share a tick keep their order."""
+    alike = Replay(**{name: getattr(replay, name) for name in _ARRIVE})
+    return _arriving(alike)
+
+
+@lru_cache(maxsize=2)
+def _arriving(replay: Replay) -> tuple[TracedRequest, ...]:
+    """Made once for all clusters that serve it."""
+    trace = _trace(replay)
     arrival_s = trace.arrival_s / replay.speed
     if replay.spread_s:
         shifts_s = np.random.default_rng(replay.seed).uniform(0, replay.spread_s, len(trace))
         arrival_s = np.sort(arrival_s + shifts_s)
-    arriving = replace(trace, arrival_s=arrival_s)
-    for traced in arriving.requests():
-        yield replace(traced, output_tokens=1) if replay.one_token else traced
+    arriving = replace(trace, arrival_s=arrival_s).requests()
+    return tuple(replace(traced, output_tokens=1) if replay.one_token else traced for traced in arriving)
 
 
 def _cluster(replay: Replay, block_size_tokens: int) -> Cluster:

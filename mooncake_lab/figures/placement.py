@@ -182,19 +182,34 @@ def load(rows: pd.DataFrame, paper: pd.DataFrame, names: Mapping[str, str]) -> B
 
 @styled
 def capacity(rows: pd.DataFrame, assumed_tokens: float) -> BookFigure:
-    """TTFT and hit rate by the DRAM of a prefill node: rows of `Replay`, and the capacity this book assumes."""
-    figure, (left, right) = new_figure(1, 2, width=9.5, height=3.8)
-    millions = rows["cache_tokens"] / 1e6
-    left.plot(millions, rows["p90_s"], marker=".", color=COLOURS["mooncake"], label="P90")
-    left.plot(millions, rows["mean"], marker=".", color=COLOURS["mooncake_variant"], label="mean")
-    left.set(ylabel="TTFT (s)", ylim=(0, None))
-    left.legend()
-    right.plot(millions, 100 * rows["token_hit_rate"], marker=".", color=COLOURS["dram"])
-    right.set(ylabel="token hit rate (%)", ylim=(0, None))
-    for panel in (left, right):
-        panel.set(xscale="log", xlabel="KVCache of a prefill node (million tokens)")
+    """TTFT and hit rate by what a prefill node holds, in DRAM or in little DRAM and on SSD.
+
+    Args:
+        rows: rows of `Capacity`; the first SSD's speed is drawn as a line, others as points beside it.
+        assumed_tokens: the DRAM that this book assumes elsewhere.
+    """
+    figure, panels = new_figure(1, 2, width=9.5, height=4.0)
+    held = rows.assign(millions=(rows["dram_tokens"] + rows["ssd_tokens"]) / 1e6)
+    dram, ssd = held.query("ssd_tokens == 0"), held.query("ssd_tokens > 0")
+    usual = float(ssd["ssd_bytes_per_s"].iloc[0])
+    line = pd.concat([dram.head(1), ssd.query(f"ssd_bytes_per_s == {usual!r}")])
+    others = ssd.query(f"ssd_bytes_per_s != {usual!r}")
+    below = f"{dram['dram_tokens'].iloc[0] / 1e6:g}M in DRAM, rest on SSD"
+    for panel, column, factor in zip(panels, ("ttft_mean_s", "token_hit_rate"), (1, 100), strict=True):
+        panel.plot(dram["millions"], factor * dram[column], marker=".", color=COLOURS["dram"], label="all in DRAM")
+        label = f"{below}, {usual / 1e9:g} GB/s"
+        panel.plot(line["millions"], factor * line[column], marker=".", color=COLOURS["ssd"], label=label)
+        panel.set(xscale="log", xlabel="KVCache of a prefill node (million tokens)", ylim=(0, None))
+        panel.set_xticks(sorted(set(held["millions"])))
+        panel.minorticks_off()
         panel.xaxis.set_major_formatter("{x:g}")
         slo_line(panel, assumed_tokens / 1e6, "about 1 TB", vertical=True)
+    for row, mark in zip(others.to_dict(orient="records"), "v^", strict=True):
+        at = f"the same at {row['ssd_bytes_per_s'] / 1e9:g} GB/s"
+        panels[0].plot(row["millions"], row["ttft_mean_s"], mark, color=COLOURS["ssd"], label=at)
+    panels[0].set(ylabel="mean TTFT (s)")
+    panels[1].set(ylabel="token hit rate (%)")
+    panels[0].legend(loc="lower right")
     _origin(figure, rows["source"])
     return figure
 

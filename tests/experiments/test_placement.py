@@ -72,22 +72,19 @@ class TestReplay:
         """Spread arrivals come no earlier and within the tick, in the same order."""
         spread = dataclasses.replace(SMALL, spread_s=3.0)
         trace = topic._trace(SMALL)
-        moved = [traced.request.arrival_s for traced in topic._requests(spread, trace)]
+        moved = [traced.request.arrival_s for traced in topic._requests(spread)]
         assert moved == sorted(moved)
         assert (np.array(moved) >= trace.arrival_s).all()
         assert (np.array(moved) <= trace.arrival_s + 3.0).all()
 
     def test_forced_to_one_token(self):
         """With answers of one token nothing but prefill is left."""
-        trace = topic._trace(SMALL)
-        assert all(
-            t.output_tokens == 1 for t in topic._requests(dataclasses.replace(SMALL, one_token=True), trace)
-        )
+        assert all(t.output_tokens == 1 for t in topic._requests(dataclasses.replace(SMALL, one_token=True)))
 
     def test_speed_divides_the_arrivals(self):
         """Twice the speed is half the time."""
         trace = topic._trace(SMALL)
-        faster = [t.request.arrival_s for t in topic._requests(dataclasses.replace(SMALL, speed=2.0), trace)]
+        faster = [t.request.arrival_s for t in topic._requests(dataclasses.replace(SMALL, speed=2.0))]
         np.testing.assert_allclose(faster, trace.arrival_s / 2)
 
 

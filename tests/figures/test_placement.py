@@ -1,11 +1,12 @@
 """Figures of placement: what is ours, what is the paper's, and where the numbers came from."""
 
 import dataclasses
+import functools
 
 import pytest
 
+from mooncake_lab.experiments import capacity, run, vary
 from mooncake_lab.experiments import placement as topic
-from mooncake_lab.experiments import run, vary
 from mooncake_lab.experiments.placement_beside_papers import FAST_FIG_5, WORKLOADS, local_and_global
 from mooncake_lab.figures import placement as draw
 from mooncake_lab.paper import curve
@@ -20,6 +21,22 @@ def rows(*replays):
 @pytest.fixture(scope="module")
 def four():
     return rows(*vary(SMALL, policy=tuple(FAST_FIG_5)))
+
+
+@functools.cache
+def planned():
+    return rows(*capacity.plan(capacity.Capacity(ssd_bytes_per_s=6e9, first=60, prefill_nodes=3, decode_nodes=2)))
+
+
+def test_capacity_draws_both_ways_to_hold_more():
+    """All DRAM and little DRAM with an SSD begin at one point; other speeds of the SSD move TTFT, not hits."""
+    left, right = draw.capacity(planned(), 3e6).axes
+    dram, ssd = left.lines[0].get_xydata(), left.lines[1].get_xydata()
+    assert (len(dram), len(ssd)) == (len(capacity.DRAM_TOKENS), 1 + len(capacity.SSD_TOKENS))
+    assert tuple(dram[0]) == tuple(ssd[0])
+    labels = [text.get_text() for text in left.get_legend().get_texts()]
+    assert labels[1:] == ["1M in DRAM, rest on SSD, 6 GB/s", "the same at 2 GB/s", "the same at 24 GB/s"]
+    assert right.get_ylabel() == "token hit rate (%)"
 
 
 def diamonds(figure):
@@ -60,7 +77,7 @@ def test_footers_say_simulated_and_name_the_trace(four):
     figures = [
         draw.load(four, curve("fast_fig05_ttft_box_scheduling"), FAST_FIG_5),
         draw.thresholds(four.head(1)),
-        draw.capacity(four.head(1), 3e6),
+        draw.capacity(planned(), 3e6),
     ]
     for figure in figures:
         said = figure.get_supxlabel()
