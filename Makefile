@@ -27,7 +27,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 export HF_HUB_OFFLINE ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-.PHONY: help book notebooks test test-slow test-site screenshots readme serve-book classroom grade traces model check format clean env
+.PHONY: help book notebooks test test-slow test-site screenshots readme pdf serve-book classroom grade traces model check format clean env
 
 help: ## List the targets
 	@printf 'Targets (variables in brackets):\n\n'
@@ -55,6 +55,9 @@ screenshots: book ## Picture every page, light, dark and on a phone, into tests/
 
 readme: book ## Write the verdict table of the README from the book's numbers
 	@$(BIN)/python -m mooncake_lab.paper.readme README.md book/_generated
+
+pdf: book ## Print the book with the browser into book/_build/mooncake.pdf
+	@$(BIN)/python -m mooncake_lab.batch.single book/_build
 
 serve-book: book ## Serve the built book on this machine, with search [PORT]
 	@echo "http://127.0.0.1:$(PORT)  (Ctrl-C ends it)"

@@ -33,7 +33,7 @@ def shell(repository, write_notebook, monkeypatch):
     """A function that runs the command in a repository whose second notebook judges, and fails for one seed."""
     write_notebook(repository / "notebooks" / "02_beta.ipynb", VERDICT.strip())
     monkeypatch.chdir(repository)
-    monkeypatch.setattr("mooncake_lab.cli.batch.surroundings_digest", lambda *_: "the same")
+    monkeypatch.setattr(sys.modules[batch.__module__], "surroundings_digest", lambda *_: "the same")
     app = Typer()
     app.command()(batch)
     return lambda *arguments: CliRunner().invoke(app, arguments)
