@@ -198,8 +198,9 @@ def capacity(rows: pd.DataFrame, assumed_tokens: float) -> BookFigure:
     for panel, column, factor in zip(panels, ("ttft_mean_s", "token_hit_rate"), (1, 100), strict=True):
         panel.plot(dram["millions"], factor * dram[column], marker=".", color=COLOURS["dram"], label="all in DRAM")
         label = f"{below}, {usual / 1e9:g} GB/s"
-        panel.plot(line["millions"], factor * line[column], marker=".", color=COLOURS["ssd"], label=label)
-        panel.set(xscale="log", xlabel="KVCache of a prefill node (million tokens)", ylim=(0, None))
+        panel.plot(line["millions"], factor * line[column], ".--", color=COLOURS["ssd"], label=label)
+        room = (0, 1.15 * factor * held[column].max())
+        panel.set(xscale="log", xlabel="KVCache of a prefill node (million tokens)", ylim=room)
         panel.set_xticks(sorted(set(held["millions"])))
         panel.minorticks_off()
         panel.xaxis.set_major_formatter("{x:g}")
