@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from mooncake_lab.store.media.medium import MediumError
 
-_INSTALL: Final = "apt-get install -y libibverbs1 libnl-3-200 libnl-route-3-200"
+_INSTALL: Final = "apt-get install -y libibverbs1 libnl-3-200 libnl-route-3-200 libnuma1 libcurl4"
 _NOTHING: Final = 4
 """Above glog's gravest level, FATAL = 3."""
 
