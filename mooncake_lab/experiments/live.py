@@ -238,14 +238,18 @@ def informed(plan: Study, held: Held) -> pd.DataFrame:
     for (cluster, placement, load_name), (run, table) in zip(
         plan.runs(), held.requests.groupby("run", sort=False), strict=True
     ):
-        slower = float(table["real_prefill_s"].mean() / table["simulated_prefill_s"].mean())
+        slower = _mean(table, "real_prefill_s") / _mean(table, "simulated_prefill_s")
         spec, requests = plan.spec(cluster, placement), plan.slice(1, held.rates_per_s[load_name])
         again = ttft_s(simulate(spec, slowed(held.calibration.model, slower), requests))
-        real_s = table["real_ttft_s"].mean()
-        before = table["simulated_ttft_s"].mean() / real_s - 1
+        real_s = _mean(table, "real_ttft_s")
+        before = _mean(table, "simulated_ttft_s") / real_s - 1
         after = sum(again.values()) / len(again) / real_s - 1
         rows.append({"run": run, "slower": slower, "error before": before, "error after": after})
     return pd.DataFrame(rows).set_index("run")
+
+
+def _mean(table: pd.DataFrame, column: str) -> float:
+    return float(table[column].to_numpy(dtype=float).mean())
 
 
 def slowed(model: LatencyModel, factor: float) -> LatencyModel:

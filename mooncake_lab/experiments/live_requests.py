@@ -103,7 +103,9 @@ def causes(requests: pd.DataFrame) -> pd.DataFrame:
     rows = list[dict[str, Any]]()
     for run, table in requests.groupby("run", sort=False):
         for stage in STAGES:
-            real_s, simulated_s = (float(table[f"{side}_{stage}"].mean()) for side in ("real", "simulated"))
+            real_s, simulated_s = (
+                float(table[f"{side}_{stage}"].to_numpy(dtype=np.float64).mean()) for side in ("real", "simulated")
+            )
             rows.append(
                 {"run": run, "stage": stage.removesuffix("_s"), "real_s": real_s, "simulated_s": simulated_s}
                 | {"missing_s": real_s - simulated_s}

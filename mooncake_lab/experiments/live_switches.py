@@ -70,7 +70,7 @@ def counted(log: Sequence[Record]) -> dict[str, float]:
 
 
 def kill_one(plan: Study, nursery: Nursery, model: LatencyModel, requests_per_s: float) -> pd.DataFrame:
-    """One row: the decode worker killed in the middle of a run with longer answers, held against an undisturbed run.
+    """One row: the decode worker killed in a run with longer answers, held against an undisturbed run.
 
     Columns are those of `serving.faults.FaultReport`, and `said`: what the cluster logged meanwhile.
     """

@@ -35,12 +35,14 @@ def distributions(requests: pd.DataFrame, machine: str) -> BookFigure:
     for panel, (quantity, cluster) in zip(axes, places, strict=True):
         name, unit, scale = _QUANTITY[quantity]
         for load, colour in _SHADE.items():
-            table = rows[(rows["cluster"] == cluster) & (rows["load"] == load)]
-            for side, style in (("simulated", {"drawstyle": "steps-post"}), ("real", {"linestyle": "none"})):
+            table = rows.query(f"cluster == {cluster!r} and load == {load!r}")
+            for side, marker, line in (("simulated", "", "-"), ("real", "o", "none")):
                 values = np.sort(table[f"{side}_{quantity}"].dropna().to_numpy(dtype=float)) * scale
                 share = np.arange(1, len(values) + 1) / max(1, len(values))
-                marker = "o" if side == "real" else None
-                panel.plot(values, share, color=COLOURS[colour], marker=marker, markersize=4, **style)
+                panel.plot(
+                    values, share, color=COLOURS[colour], marker=marker, markersize=4, linestyle=line,
+                    drawstyle="default" if side == "real" else "steps-post",
+                )  # fmt: skip
         panel.set(xscale="log", xlabel=f"{name} ({unit})", ylim=(0, 1.03))
         panel.xaxis.set_major_formatter("{x:g}")
         panel.tick_params(axis="x", which="minor", labelbottom=False)
@@ -69,8 +71,7 @@ def errors(rows: pd.DataFrame, machine: str, kept: pd.DataFrame | None = None) -
             for table, is_kept in ((rows, False), (kept, True)):
                 if table is None:
                     continue
-                chosen = table[(table["quantity"] == quantity) & (table["statistic"] == statistic)]
-                chosen = chosen[chosen["run"].isin(runs)]
+                chosen = table.query(f"quantity == {quantity!r} and statistic == {statistic!r} and run in @runs")
                 at = [runs.index(run) + 0.24 * (k - 1) for run in chosen["run"]]
                 colour = COLOURS["straw_man"] if is_kept else COLOURS["mooncake"]
                 if not is_kept:
@@ -102,7 +103,7 @@ def causes(rows: pd.DataFrame, machine: str) -> BookFigure:
     figure, (axes,) = new_figure(width=9.5, height=0.5 * len(runs) + 1.7)
     left = {(run, side): 0.0 for run in runs for side in ("real", "simulated")}
     for stage, colour in _STAGE.items():
-        for row in rows[rows["stage"] == stage].to_dict(orient="records"):
+        for row in rows.query(f"stage == {stage!r}").to_dict(orient="records"):
             for side, shift in (("real", -0.2), ("simulated", 0.2)):
                 key, seconds = (row["run"], side), row[f"{side}_s"]
                 axes.barh(

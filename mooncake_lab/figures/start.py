@@ -83,8 +83,8 @@ def timeline(rows: pd.DataFrame, machine: str) -> BookFigure:
         rows: what `start_life.timeline` made.
         machine: which measured it.
     """
-    layers = int(rows["layer"].max()) + 1
-    prefill, decode = (str(rows[rows["what"] == what]["where"].iloc[0]) for what in ("prefill", "decode"))
+    layers = int(rows["layer"].to_numpy(dtype=int).max()) + 1
+    prefill, decode = (rows.query(f"what == {what!r}")["where"].tolist()[0] for what in ("prefill", "decode"))
     names = ["Conductor", prefill, *(f"move of layer {k}" for k in range(layers)), decode]
     figure, (axes,) = new_figure(width=10, height=0.27 * len(names) + 1.9)
     for row in rows.to_dict(orient="records"):

@@ -33,7 +33,7 @@ def test_measured_points_and_simulated_lines(requests):
     figure = draw.distributions(requests, "a machine")
     assert len(figure.axes) == 2
     for axes in figure.axes:
-        assert [line.get_marker() for line in axes.lines] == ["None", "o"] * 2
+        assert [line.get_marker() for line in axes.lines] == ["", "o"] * 2
     assert "points measured" in figure.get_supxlabel()
     assert "a machine" in figure.get_supxlabel()
 
