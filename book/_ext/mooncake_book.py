@@ -1,5 +1,5 @@
 # ruff: noqa: INP001 - Sphinx finds an extension by its file, not in a package
-"""What this book needs of Sphinx besides configuration: banner, launch links, coloured listings, names for folds.
+"""What this book needs of Sphinx besides configuration: banner, launch links, coloured listings, a few corrections.
 
 The banner says on every page that generated twins stood in for the released traces, when they did.
 Launch links would name `book/chapters/`, which is generated; the notebooks that Binder and Colab can
@@ -30,7 +30,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("doctree-read", colour_listings)
     app.connect("config-inited", add_banner)
     app.connect("html-page-context", point_at_sources, priority=502)  # after the theme made its buttons
-    app.connect("build-finished", name_the_folds)
+    app.connect("build-finished", mend_pages)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
@@ -58,11 +58,18 @@ def point_at_sources(_app: Sphinx, _page: str, _template: str, context: dict[str
                 button["url"] = button["url"].replace(GENERATED, SOURCES)
 
 
-def name_the_folds(app: Sphinx, error: Exception | None) -> None:
-    """Give the arrows of the side bar a name."""
+MENDED = {
+    "<summary><span": '<summary aria-label="Show or hide the pages below"><span',  # an arrow has no name
+    '<div role="list" class="citation-list">': '<div class="citation-list">',  # its children are no list items
+}
+
+
+def mend_pages(app: Sphinx, error: Exception | None) -> None:
+    """Correct what the theme and docutils tell a screen reader."""
     if error is None and app.builder.format == "html":
         for page in Path(app.outdir).rglob("*.html"):
-            text = page.read_text(encoding="utf-8")
-            named = text.replace("<summary><span", '<summary aria-label="Show or hide the pages below"><span')
-            if named != text:
-                page.write_text(named, encoding="utf-8")
+            text = mended = page.read_text(encoding="utf-8")
+            for wrong, right in MENDED.items():
+                mended = mended.replace(wrong, right)
+            if mended != text:
+                page.write_text(mended, encoding="utf-8")
