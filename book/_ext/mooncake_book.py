@@ -1,5 +1,5 @@
 # ruff: noqa: INP001 - Sphinx finds an extension by its file, not in a package
-"""What this book needs of Sphinx besides configuration: banner, launch links, coloured listings, a few corrections.
+"""What this book needs of Sphinx besides configuration: banner, launch links, coloured listings, corrections.
 
 The banner says on every page that generated twins stood in for the released traces, when they did.
 Launch links would name `book/chapters/`, which is generated; the notebooks that Binder and Colab can
