@@ -1,7 +1,6 @@
 """Controls: what a method must beat to have earned its name, and the oracle that nothing beats."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -15,7 +14,10 @@ from mooncake_lab.compression.paged import PagedLayer, hold_all
 class FullCache:
     """Nothing is dropped."""
 
-    window: ClassVar[int] = 0
+    @property
+    def window(self) -> int:
+        """It asks no queries."""
+        return 0
 
     def hold(self, prefilled: Prefilled, pool: LayerPool) -> tuple[PagedLayer, ...]:
         """All of it."""
@@ -29,7 +31,11 @@ class RandomTokens:
     capacity: int
     recent: int = 16
     seed: int = 0
-    window: ClassVar[int] = 0
+
+    @property
+    def window(self) -> int:
+        """It asks no queries."""
+        return 0
 
     def hold(self, prefilled: Prefilled, pool: LayerPool) -> tuple[PagedLayer, ...]:
         """The kept tokens, in blocks."""
@@ -57,7 +63,11 @@ class RecentTokens:
 
     capacity: int
     sinks: int = 0
-    window: ClassVar[int] = 0
+
+    @property
+    def window(self) -> int:
+        """It asks no queries."""
+        return 0
 
     def hold(self, prefilled: Prefilled, pool: LayerPool) -> tuple[PagedLayer, ...]:
         """The kept tokens, in blocks."""
@@ -82,7 +92,11 @@ class Oracle:
     capacity: int
     evidence: tuple[int, ...]
     sinks: int = 4
-    window: ClassVar[int] = 0
+
+    @property
+    def window(self) -> int:
+        """It asks no queries."""
+        return 0
 
     def hold(self, prefilled: Prefilled, pool: LayerPool) -> tuple[PagedLayer, ...]:
         """The kept tokens, in blocks."""

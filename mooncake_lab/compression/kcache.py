@@ -6,7 +6,7 @@ together; both are knobs here. Prefill is exact, and so are the scores: nothing 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, cast
+from typing import cast
 
 import torch
 
@@ -31,11 +31,15 @@ class KCache:
     shared: bool = True
     """Whether the query heads of a KV head fetch one set, chosen by their mean weight, or each its own."""
     renormalise: bool = True
-    window: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         if self.top < 1:
             raise ValueError(f"{self}: at least one value must be fetched")
+
+    @property
+    def window(self) -> int:
+        """It asks no queries."""
+        return 0
 
     def hold(self, prefilled: Prefilled, pool: LayerPool) -> tuple["OffloadedLayer", ...]:
         """Keys where the model computes, values in host memory (pinned, where there is a GPU)."""

@@ -6,7 +6,6 @@ of the authors' shipped configuration for 7B models; generated tokens are not th
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -36,11 +35,15 @@ class PyramidInfer:
     sinks: int = 4
     distance_weight: float = 1.2
     """Weight of the last voter; the first has 1."""
-    window: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         if not (0 < self.decay <= 1 and 0 < self.recent_ratio <= 1):
             raise ValueError(f"{self}: decay and recent ratio must be above 0 and at most 1")
+
+    @property
+    def window(self) -> int:
+        """It asks no queries."""
+        return 0
 
     def ratio(self, layer: int, layers: int) -> float:
         """Share of the context that a layer passes on: a cosine from 1 to the decay."""

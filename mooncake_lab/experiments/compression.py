@@ -102,7 +102,8 @@ def accuracy(rows: pd.DataFrame) -> pd.DataFrame:
     summed = table.agg(
         {"right": "sum", "prompts": "sum", "device_bytes": "mean", "host_bytes": "mean", "full_bytes": "mean"}
     ).reset_index()
-    bounds = [wilson(int(row.right), int(row.prompts)) for row in summed.itertuples()]
+    counted = zip(summed["right"].to_numpy(), summed["prompts"].to_numpy(), strict=True)
+    bounds = [wilson(int(right), int(prompts)) for right, prompts in counted]
     return summed.assign(
         accuracy=summed["right"] / summed["prompts"],
         low=[low for low, _ in bounds],
@@ -159,22 +160,20 @@ def _merged(bits: float, start: float = 0.5) -> MiniCache:
 
 _Maker = Callable[[Sample, float, int], Method]
 """From a sample, a knob, and the knob as a share of the sample's tokens."""
-_MAKERS: Final[Mapping[str, _Maker]] = MappingProxyType(
-    {
-        "full": lambda _, __, ___: FullCache(),
-        "oracle": lambda sample, _, tokens: Oracle(capacity=tokens, evidence=sample.questions[-1].evidence),
-        "snapkv": lambda _, __, tokens: _snapkv(tokens),
-        "snapkv_unpooled": lambda _, __, tokens: replace(_snapkv(tokens), kernel=1),
-        "sinks_recent": lambda _, __, tokens: RecentTokens(capacity=tokens, sinks=4),
-        "recent": lambda _, __, tokens: RecentTokens(capacity=tokens),
-        "random": lambda sample, _, tokens: _random(tokens, sample),
-        "pyramidinfer": lambda _, knob, __: PyramidInfer(decay=knob, min_context=16),
-        "minicache": lambda _, knob, __: _merged(knob),
-        "rounding": lambda _, knob, __: _merged(knob, start=1.0),
-        "kcache": lambda _, knob, __: KCache(top=int(knob)),
-        "snapkv_kcache": lambda _, __, tokens: Combined(_snapkv(tokens), KCache(top=8)),
-    }
-)
+_MAKERS: Final[Mapping[str, _Maker]] = {
+    "full": lambda _, __, ___: FullCache(),
+    "oracle": lambda sample, _, tokens: Oracle(capacity=tokens, evidence=sample.questions[-1].evidence),
+    "snapkv": lambda _, __, tokens: _snapkv(tokens),
+    "snapkv_unpooled": lambda _, __, tokens: replace(_snapkv(tokens), kernel=1),
+    "sinks_recent": lambda _, __, tokens: RecentTokens(capacity=tokens, sinks=4),
+    "recent": lambda _, __, tokens: RecentTokens(capacity=tokens),
+    "random": lambda sample, _, tokens: _random(tokens, sample),
+    "pyramidinfer": lambda _, knob, __: PyramidInfer(decay=knob, min_context=16),
+    "minicache": lambda _, knob, __: _merged(knob),
+    "rounding": lambda _, knob, __: _merged(knob, start=1.0),
+    "kcache": lambda _, knob, __: KCache(top=int(knob)),
+    "snapkv_kcache": lambda _, __, tokens: Combined(_snapkv(tokens), KCache(top=8)),
+}
 
 
 def _maker(name: str, knob: float) -> Make:
@@ -202,8 +201,9 @@ def provenance(asked: Sequence[Exam]) -> str:
 
 def kept_provenance(rows: pd.DataFrame) -> str:
     """What to say under a figure of the committed table."""
-    seeds = rows["seed"].nunique()
-    least, most = rows["prompts"].min(), rows["prompts"].max()
+    seeds = len(set(rows["seed"]))
+    prompts_of = rows["prompts"].to_numpy()
+    least, most = int(prompts_of.min()), int(prompts_of.max())
     prompts = f"{least}" if least == most else f"{least} to {most}"
     plural = "" if seeds == 1 else "s"
     return f"measured: {prompts} prompts a task and seed, {seeds} seed{plural}; {rows['machine'].iloc[0]}"
@@ -211,9 +211,13 @@ def kept_provenance(rows: pd.DataFrame) -> str:
 
 def compare(
     methods: Mapping[str, Method], *, prompts: int, when: When = "asked", task: str = "recall"
-) -> pd.Series:
+) -> dict[str, float]:
     """Share of right answers by method, for those who write their own."""
     session = _session("lab-recall")
-    makers = {name: (lambda _, method=method: method) for name, method in methods.items()}
+    makers = {name: _always(method) for name, method in methods.items()}
     found = [marks(session, sample, makers, when=when) for sample in exam(task, prompts)]
     return {name: sum(mark[name].right for mark in found) / prompts for name in methods}
+
+
+def _always(method: Method) -> Make:
+    return lambda _: method

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import numpy as np
 import pandas as pd
 
 from mooncake_lab.compression import PyramidInfer
@@ -48,11 +49,12 @@ def _rows(table: pd.DataFrame, similar: pd.DataFrame, element_bytes: int) -> Ite
     yield claimed(claim("C05"), None)
     mini = _one(table, "recall", "minicache", 4)
     yield claimed(claim("C06"), 2 / element_bytes / mini["device_share"])
-    deep = similar[similar["shallow"] >= (similar["shallow"].max() + 1) // 2]
-    yield claimed(claim("C07"), float(deep["cosine"].mean()))
+    shallow, cosines = (similar[name].to_numpy() for name in ("shallow", "cosine"))
+    yield claimed(claim("C07"), float(cosines[shallow >= (shallow.max() + 1) // 2].mean()))
     yield claimed(claim("C08"), None)
 
 
-def _one(table: pd.DataFrame, task: str, method: str, knob: float) -> "pd.Series[float]":
-    rows = table[(table["task"] == task) & (table["when"] == "asked") & (table["method"] == method)]
-    return rows[rows["knob"] == knob].iloc[0]
+def _one(table: pd.DataFrame, task: str, method: str, knob: float) -> dict[str, float]:
+    here = (table["task"] == task) & (table["when"] == "asked") & (table["method"] == method)
+    (at,) = np.flatnonzero(here & (table["knob"] == knob))
+    return {name: float(table[name].to_numpy()[at]) for name in ("accuracy", "device_share")}

@@ -1,7 +1,7 @@
 """What smaller KVCaches cost and save besides answers: steps, bytes in the store, hit rates, break-evens."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -118,10 +118,10 @@ class ValueReads:
         query = torch.randn(1, 2 * self.kv_heads, self.head_width, generator=rng)
         weights = window_attention(query, keys)
         method = KCache(top=self.top)
-        timed = {
-            "scores_s": lambda: window_attention(query, keys),
-            "all_values_s": lambda: weights.unflatten(0, (self.kv_heads, -1))[:, :, 0] @ values,
-            "few_values_s": lambda: method.mix(weights, values, self.kv_heads),
+        timed: dict[str, Callable[[], object]] = {
+            "scores_s": partial(window_attention, query, keys),
+            "all_values_s": partial(torch.matmul, weights.unflatten(0, (self.kv_heads, -1))[:, :, 0], values),
+            "few_values_s": partial(method.mix, weights, values, self.kv_heads),
         }
         yield {
             name: float(np.median([_timed(run) for _ in range(self.repeats)][2:])) for name, run in timed.items()
@@ -186,7 +186,7 @@ def break_evens() -> pd.DataFrame:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def _one_thread() -> Generator[None]:
     """Threads that wait for each other on a busy machine would count as processor time."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from tqdm import tqdm
 
@@ -42,11 +44,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         done.to_csv(output, index=False)
 
 
-def _same(done: pd.DataFrame, point: Exam) -> "pd.Series[bool]":
+def _same(done: pd.DataFrame, point: Exam) -> npt.NDArray[np.bool_]:
     fields = ("task", "when", "prompts", "length", "model", "seed")
-    same = pd.Series(data=True, index=done.index)
+    same = np.ones(len(done), dtype=bool)
     for field in fields:
-        same &= done[field] == getattr(point, field)
+        same &= done[field].to_numpy() == getattr(point, field)
     return same
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
@@ -37,12 +38,12 @@ def accuracy(table: pd.DataFrame, source: str) -> BookFigure:
         table: what `experiments.compression.accuracy` made, of exams after the question.
         source: said under the figure.
     """
-    tasks = [task for task in _TASKS if (table["task"] == task).any()]
+    tasks = [task for task in _TASKS if task in set(table["task"])]
     figure, axes = new_figure(1, len(tasks), width=10.5, height=5.4, sharey=True)
     for panel, task in zip(axes, tasks, strict=True):
-        rows = table[(table["task"] == task) & (table["when"] == "asked")]
+        rows = _where(table, task=task, when="asked")
         for method, (colour, marker, label) in _LOOK.items():
-            _points(panel, rows[rows["method"] == method], COLOURS[colour], marker, label)
+            _points(panel, _where(rows, method=method), COLOURS[colour], marker, label)
         panel.set_xscale("log", base=2)
         panel.set_xticks([1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1], ["1/32", "1/16", "1/8", "1/4", "1/2", "1"])
         panel.set(title=_TASKS[task], xlabel="KVCache on the device (share of the full cache)")
@@ -54,9 +55,9 @@ def accuracy(table: pd.DataFrame, source: str) -> BookFigure:
 
 
 def _points(axes: Axes, rows: pd.DataFrame, colour: str, marker: str, label: str) -> None:
-    rows = rows.sort_values("device_share")
-    x, y = rows["device_share"].to_numpy(), rows["accuracy"].to_numpy()
-    errors = [(y - rows["low"]).clip(lower=0), (rows["high"] - y).clip(lower=0)]
+    rows = rows.sort_values(by="device_share")
+    x, y, low, high = (rows[name].to_numpy() for name in ("device_share", "accuracy", "low", "high"))
+    errors = [np.maximum(y - low, 0), np.maximum(high - y, 0)]
     axes.errorbar(
         x, y, yerr=errors, color=colour, marker=marker, linewidth=1.2, elinewidth=0.8, capsize=2, label=label
     )
@@ -74,7 +75,7 @@ def breaking(table: pd.DataFrame, names: Mapping[str, tuple[str, str]], share: f
     """
     figure, axes = new_figure(1, len(names), width=11.5, height=4.0, sharey=True)
     for panel, (name, (task, when)) in zip(axes, names.items(), strict=True):
-        rows = table[(table["task"] == task) & (table["when"] == when)]
+        rows = _where(table, task=task, when=when)
         chosen = [(method, _at(rows, method, share)) for method in _LOOK]
         bars = [(method, row) for method, row in chosen if row is not None]
         for at, (method, row) in enumerate(bars):
@@ -89,10 +90,19 @@ def breaking(table: pd.DataFrame, names: Mapping[str, tuple[str, str]], share: f
     return figure
 
 
-def _at(rows: pd.DataFrame, method: str, share: float) -> Any:
+def _at(rows: pd.DataFrame, method: str, share: float) -> dict[Any, Any] | None:
     """The row of a method whose device bytes are nearest to a share; the full cache and KCache as they are."""
-    own = rows[rows["method"] == method]
-    return None if own.empty else own.loc[(own["device_share"] - share).abs().idxmin()]
+    own = _where(rows, method=method)
+    away = np.abs(own["device_share"].to_numpy() - share)
+    return own.to_dict(orient="records")[int(away.argmin())] if len(own) else None
+
+
+def _where(table: pd.DataFrame, **fields: object) -> pd.DataFrame:
+    """The rows whose columns have these values."""
+    chosen = np.ones(len(table), dtype=bool)
+    for name, value in fields.items():
+        chosen &= table[name].to_numpy() == value
+    return table.iloc[np.flatnonzero(chosen)]
 
 
 @styled
@@ -194,12 +204,12 @@ def store(table: pd.DataFrame, names: Mapping[float, str], source: str) -> BookF
     figure, axes = new_figure(1, 3, width=11.5, height=3.8)
     capacities = sorted(table["capacity_bytes"].unique())
     for shade, capacity in zip((0.35, 0.6, 1.0), capacities, strict=False):
-        rows = table[table["capacity_bytes"] == capacity].sort_values("stored_share")
+        rows = _where(table, capacity_bytes=capacity).sort_values(by="stored_share")
         label = f"{capacity / 1e12:g} TB of store"
         axes[0].plot(
             rows["stored_share"], 100 * rows["hit_rate"], color=COLOURS["mooncake"], alpha=shade, label=label
         )
-    one = table.drop_duplicates("stored_share").sort_values("stored_share")
+    one = table.drop_duplicates("stored_share").sort_values(by="stored_share")
     axes[1].plot(one["stored_share"], 1e3 * one["load_s"], color=COLOURS["dram"])
     axes[2].plot(one["stored_share"], one["least_bytes_per_s"] / 1e9, color=COLOURS["dram"])
     labels = ("token hit rate (%)", "time to load a prefix (ms)", "least bandwidth by Eq. 2 (GB/s)")

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from mooncake_lab.compression.lab import vocabulary as v
 from mooncake_lab.compression.lab.tasks import (
@@ -63,9 +64,9 @@ class Batch:
 
     tokens: Tokens
     """Shape (rows, length)."""
-    answers: np.ndarray[tuple[int, int], np.dtype[np.bool_]]
+    answers: npt.NDArray[np.bool_]
     """Same shape: which tokens are answers that the context determines."""
-    recalls: np.ndarray[tuple[int, int], np.dtype[np.bool_]]
+    recalls: npt.NDArray[np.bool_]
     """Same shape: the answers to key-value questions and needles among them, which the stages go by."""
 
 
@@ -75,7 +76,8 @@ def draw_batch(stage: Stage, context: Context) -> Batch:
     rows, length = (2 * stage.rows, stage.length // 2) if halves else (stage.rows, stage.length)
     samples = [_draw(stage, length, context) for _ in range(rows)]
     tokens = np.stack([sample.tokens for sample in samples])
-    answers, recalls = np.zeros(tokens.shape, dtype=bool), np.zeros(tokens.shape, dtype=bool)
+    answers: npt.NDArray[np.bool_] = np.zeros_like(tokens, dtype=np.bool_)
+    recalls: npt.NDArray[np.bool_] = np.zeros_like(answers)
     for row, sample in enumerate(samples):
         for asked in sample.questions:
             where = slice(asked.answer_at, asked.answer_at + asked.answer_tokens)

@@ -5,8 +5,8 @@ of one shape, since a CPU without bfloat16 runs `torch.optim.Muon` slowly.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import overload
 
 import torch
 
@@ -34,27 +34,41 @@ class Muon(torch.optim.Optimizer):
     ) -> None:
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # noqa: ARG002  # torch's own signature
-        """One step; gradients must be there."""
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One step, after `closure` if there is one, whose loss it returns; gradients must be there then."""
+        loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             shapes: dict[torch.Size, list[torch.nn.Parameter]] = defaultdict(list)
             for parameter in group["params"]:
                 shapes[parameter.shape].append(parameter)
             for (rows, columns), parameters in shapes.items():
-                grads = torch.stack([parameter.grad for parameter in parameters])
+                grads = torch.stack([_gradient(parameter) for parameter in parameters])
                 momenta = torch.stack([self._momentum(parameter) for parameter in parameters])
                 momenta.lerp_(grads, 1 - group["momentum"])
                 updates = orthogonal(grads.lerp(momenta, group["momentum"])) * max(1.0, rows / columns) ** 0.5
                 for parameter, momentum, update in zip(parameters, momenta, updates, strict=True):
                     self.state[parameter]["momentum"].copy_(momentum)
                     parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-group["lr"])
+        return loss
 
     def _momentum(self, parameter: torch.nn.Parameter) -> torch.Tensor:
         state = self.state[parameter]
         if "momentum" not in state:
             state["momentum"] = torch.zeros_like(parameter)
         return state["momentum"]
+
+
+def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
+    if parameter.grad is None:
+        raise ValueError(f"a parameter of shape {tuple(parameter.shape)} has no gradient; run backward() first")
+    return parameter.grad
 
 
 def orthogonal(matrices: torch.Tensor, steps: int = 5) -> torch.Tensor:

@@ -4,7 +4,7 @@ The engine computes the same function from the saved weights, over a paged cache
 """
 
 from dataclasses import replace
-from typing import Final
+from typing import Final, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own spelling
@@ -117,6 +117,8 @@ class Network(nn.Module):
         super().__init__()
         self.model = Stack(config)
         rope = make_rope(config, config.max_positions, torch.device("cpu"))
+        self.cosines: torch.Tensor
+        self.sines: torch.Tensor
         self.register_buffer("cosines", rope.cosines, persistent=False)
         self.register_buffer("sines", rope.sines, persistent=False)
         for name, parameter in self.named_parameters():
@@ -147,7 +149,7 @@ def _look_back(model: Stack, config: LlamaConfig) -> None:
     seen = _ALIKE / length * config.width**0.5
     fast = inverse_frequencies(config)[:4]
     half, group = config.head_width // 2, config.query_heads // config.kv_heads
-    attention = model.layers[0].self_attn
+    attention = cast("Layer", model.layers[0]).self_attn
     for head in range(group):
         first = head * config.head_width
         attention.q_proj.weight[first : first + len(fast), 0] += _SHARPNESS / seen
