@@ -106,7 +106,7 @@ def model_from_log(records: Iterable[Record], base: LatencyModel) -> LogCalibrat
     beside them is the median over those that met idle instances: until prefill starts (`schedule_s`), and until
     the first token is shown (the latency of a transfer; its bandwidth is the base's, since bytes that move while
     prefill runs show none). The mean time between two prompts, while nobody computes, is added to each prefill, as
-    it holds up whoever is next, and taken off the hand-over, so that a request that meets no queue takes as long.
+    it holds up whoever is next, and taken off the hand-over as far as that goes.
 
     Args:
         records: a run without faults on prefill and decode instances.
