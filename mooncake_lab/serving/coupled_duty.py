@@ -45,6 +45,7 @@ class CoupledDuty:
             case messages.Forget():
                 self._engine.engine.allocator.forget()
                 self._announce()
+                self._desk.say(messages.Pong(item.number, 0.0))
             case messages.Measure():
                 self._desk.say(measure_coupled(self._engine, self._desk.model, self._desk.spec))
                 self._engine.engine.allocator.forget()

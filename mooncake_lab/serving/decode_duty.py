@@ -46,7 +46,7 @@ class DecodeDuty:
             case messages.Cancel():
                 self._cancel(item.job)
             case messages.Forget():
-                pass  # nothing is kept here
+                self._desk.say(messages.Pong(item.number, 0.0))  # nothing is kept here
             case messages.Measure():
                 desk = self._desk
                 desk.say(measure_decode(self._engine, desk.model, desk.shape, desk.spec))

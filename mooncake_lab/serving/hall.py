@@ -104,12 +104,12 @@ class Hall:
         ready = next(iter(links.values())).ready
         return latency_model(ready.shape, found, f"{ready.shape.name} on {ready.device}, measured at start")
 
-    async def settle(self) -> None:
-        """Return when everything that living workers have said so far is heard."""
+    async def settle(self, order: type[messages.Ping | messages.Forget] = messages.Ping) -> None:
+        """Return when everything that living workers have said so far is heard, and the order is done."""
         waiting = set(self.supervisor.links)
         if waiting:
             everybody = asyncio.Event()
-            number = self.supervisor.ping()
+            number = self.supervisor.ask_everybody(order)
             self._pongs[number] = waiting, everybody
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(everybody.wait(), self.spec.silence_s)
@@ -117,9 +117,7 @@ class Hall:
 
     async def forget(self) -> None:
         """Empty every cache."""
-        for link in self.supervisor.links.values():
-            link.send(messages.Forget())
-        await asyncio.sleep(0)
+        await self.settle(messages.Forget)
         await self.settle()
 
     def _born(self, name: str, link: Link) -> None:

@@ -73,7 +73,9 @@ class Sever(msgspec.Struct, frozen=True, tag=5):
 
 
 class Forget(msgspec.Struct, frozen=True, tag=6):
-    """Empty the caches, so that the next run starts cold."""
+    """Empty the caches, so that the next run starts cold; answered by a `Pong` when they are empty."""
+
+    number: int
 
 
 class Measure(msgspec.Struct, frozen=True, tag=7):

@@ -73,6 +73,7 @@ class PrefillDuty:
                 self._cancel(item.job)
             case messages.Forget():
                 self._forget()
+                self._desk.say(messages.Pong(item.number, 0.0))
             case messages.Measure():
                 self._measure(item.port)
             case _:
@@ -205,7 +206,8 @@ class PrefillDuty:
 
     def _forget(self) -> None:
         self._store.close()
-        self._store = TieredStore([TierSettings(medium=DramMedium(self._medium.capacity_bytes))])
+        self._medium = DramMedium(self._medium.capacity_bytes)
+        self._store = TieredStore([TierSettings(medium=self._medium)])
         self._desk.say(messages.Holds(removed=tuple(self._announced)))
         self._announced, self._evicted = set(), 0
 

@@ -21,7 +21,7 @@ import msgspec
 
 from mooncake_lab.serving.birth import Nursery
 from mooncake_lab.serving.frames import pack, receive_frame
-from mooncake_lab.serving.messages import EVENTS, VERSION, Event, Order, Ping, Pong, Ready, Stop
+from mooncake_lab.serving.messages import EVENTS, VERSION, Event, Forget, Order, Ping, Pong, Ready, Stop
 from mooncake_lab.serving.spec import LiveSpec, WorkerSpec, worker_spec
 from mooncake_lab.store.media import ProtocolError
 
@@ -136,11 +136,11 @@ class Supervisor:
         """
         _kill(self.links[name].ready.pid)
 
-    def ping(self) -> int:
-        """Ping every worker; the number that their pongs will carry."""
+    def ask_everybody(self, order: type[Ping | Forget] = Ping) -> int:
+        """Send every worker an order that it answers with a pong; the number that the pongs will carry."""
         self._pings += 1
         for link in self.links.values():
-            link.send(Ping(self._pings))
+            link.send(order(self._pings))
         return self._pings
 
     async def _tend(self, name: str) -> None:
@@ -213,7 +213,7 @@ class Supervisor:
                 if now_s - link.heard_s > self._spec.silence_s:
                     _LOG.warning("%s has said nothing for %.0f s", name, now_s - link.heard_s)
                     _kill(link.ready.pid)
-            self.ping()
+            self.ask_everybody()
 
 
 def _kill(pid: int) -> None:

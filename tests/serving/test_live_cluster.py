@@ -5,7 +5,7 @@ import os
 import pytest
 
 from mooncake_lab.conductor import ADMISSION_POLICIES, LatencyEstimator, decide
-from mooncake_lab.core import SLO, Finished, Moved, Prefilled, Rejected
+from mooncake_lab.core import SLO, Finished, Moved, Placed, Prefilled, Rejected
 from mooncake_lab.metrics import check_log, run_summary
 from mooncake_lab.perf import model_shape
 from mooncake_lab.serving import LiveCluster, LiveSpec, prompt_of, scaled_down
@@ -30,6 +30,16 @@ def test_run_keeps_the_simulators_log(cluster, traced, expected):
     assert summary["finished"] == len(requests)
     assert summary["output_tokens"] == sum(one.output_tokens for one in requests)
     assert summary["token_hit_rate"] > 0.2
+
+
+def test_forgetting_is_done_when_it_returns(cluster, traced):
+    """After `forget`, the Conductor and the worker agree that nothing of an earlier run is there."""
+    requests = traced(1)
+    for _ in range(3):
+        cluster.run(requests)
+        cluster.forget()
+        log = cluster.run(requests)
+        assert [record.reused_tokens for record in log if isinstance(record, Placed | Prefilled)] == [0, 0]
 
 
 def test_workers_are_other_processes(cluster):
