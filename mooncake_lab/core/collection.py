@@ -1,7 +1,7 @@
 """How often Python looks for garbage in cycles while a cluster is simulated."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Final
 
@@ -9,7 +9,7 @@ _EVERY_OBJECTS: Final = 50_000
 
 
 @contextmanager
-def rare_collections() -> Iterator[None]:
+def rare_collections() -> Generator[None]:
     """Look for garbage seldom in this block: a run makes records and requests that stay until its end.
 
     Looking through them again and again takes a quarter of a replay of 12,000 requests. What is garbage is still
