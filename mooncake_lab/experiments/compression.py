@@ -1,12 +1,14 @@
 """Smaller KVCaches: how often the answer is still right, and how many bytes are left (SnapKV and others)."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final
 
 import pandas as pd
+import torch
 
 from mooncake_lab.compression import (
     Combined,
@@ -22,7 +24,7 @@ from mooncake_lab.compression import (
     SnapKV,
 )
 from mooncake_lab.compression.lab.examine import Make, When, exam, marks
-from mooncake_lab.compression.lab.tasks import Sample
+from mooncake_lab.compression.lab.tasks import NEEDLE_TOKENS, Sample
 from mooncake_lab.core import carried_folder
 from mooncake_lab.engine import LlamaModel, load_model
 from mooncake_lab.engine.machine import describe_machine
@@ -35,6 +37,7 @@ KNOBS: Final[Mapping[str, tuple[float, ...]]] = MappingProxyType(
         "full": (1,),
         "oracle": SHARES,
         "snapkv": SHARES,
+        "snapkv_wide": SHARES,
         "snapkv_unpooled": SHARES,
         "sinks_recent": SHARES,
         "recent": SHARES,
@@ -74,7 +77,8 @@ class Exam:
         labels = {f"{name} {knob:g}": (name, knob) for name, knob in made}
         makers = {label: made[key] for label, key in labels.items()}
         samples = exam(self.task, self.prompts, seed=self.seed, length=self.length)
-        found = [marks(session, sample, makers, when=self.when) for sample in samples]
+        with one_thread():
+            found = [marks(session, sample, makers, when=self.when) for sample in samples]
         per_token = session.plain.config.kv_bytes_per_token(session.plain.embedding.element_size())
         for label, (name, knob) in labels.items():
             each = [mark[label] for mark in found]
@@ -110,6 +114,28 @@ def accuracy(rows: pd.DataFrame) -> pd.DataFrame:
         high=[high for _, high in bounds],
         device_share=summed["device_bytes"] / summed["full_bytes"],
         stored_share=(summed["device_bytes"] + summed["host_bytes"]) / summed["full_bytes"],
+    )
+
+
+def right_answers(table: pd.DataFrame, methods: Mapping[str, tuple[str, float]]) -> pd.DataFrame:
+    """Right answers out of prompts, to be read: a row a task and time, a column a method.
+
+    Args:
+        table: what `accuracy` made.
+        methods: method and knob by the name of a column.
+    """
+    keys = list(zip(table["method"], table["knob"], strict=True))
+    counted = table.assign(
+        said=[f"{right} of {asked}" for right, asked in zip(table["right"], table["prompts"], strict=True)]
+    )
+    columns = {
+        name: counted[[key == chosen for key in keys]].set_index(["task", "when"])["said"]
+        for name, chosen in methods.items()
+    }
+    return (
+        pd.DataFrame(columns)
+        .reindex(list(dict.fromkeys(zip(table["task"], table["when"], strict=True))))
+        .fillna("")
     )
 
 
@@ -164,6 +190,7 @@ _MAKERS: Final[Mapping[str, _Maker]] = {
     "full": lambda _, __, ___: FullCache(),
     "oracle": lambda sample, _, tokens: Oracle(capacity=tokens, evidence=sample.questions[-1].evidence),
     "snapkv": lambda _, __, tokens: _snapkv(tokens),
+    "snapkv_wide": lambda _, __, tokens: replace(_snapkv(tokens), kernel=2 * NEEDLE_TOKENS - 1),
     "snapkv_unpooled": lambda _, __, tokens: replace(_snapkv(tokens), kernel=1),
     "sinks_recent": lambda _, __, tokens: RecentTokens(capacity=tokens, sinks=4),
     "recent": lambda _, __, tokens: RecentTokens(capacity=tokens),
@@ -192,11 +219,24 @@ def _compressed_at(sample: Sample, when: When) -> int:
     return {"asked": last.answer_at, "later": last.asked_at, "turn": first.answer_at}[when]
 
 
+@contextmanager
+def one_thread() -> Generator[None]:
+    """Let torch use one: the model is small, and threads that wait for each other count as processor time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def provenance(asked: Sequence[Exam]) -> str:
     """What to say under a figure of exams that were just answered."""
     seeds = len({each.seed for each in asked})
     plural = "" if seeds == 1 else "s"
-    return f"measured: {asked[0].prompts} prompts a task and seed, {seeds} seed{plural}; {describe_machine()}"
+    with one_thread():
+        machine = describe_machine()
+    return f"measured: {asked[0].prompts} prompts a task and seed, {seeds} seed{plural}; {machine}"
 
 
 def kept_provenance(rows: pd.DataFrame) -> str:
@@ -215,7 +255,8 @@ def compare(
     """Share of right answers by method, for those who write their own."""
     session = _session("lab-recall")
     makers = {name: _always(method) for name, method in methods.items()}
-    found = [marks(session, sample, makers, when=when) for sample in exam(task, prompts)]
+    with one_thread():
+        found = [marks(session, sample, makers, when=when) for sample in exam(task, prompts)]
     return {name: sum(mark[name].right for mark in found) / prompts for name in methods}
 
 

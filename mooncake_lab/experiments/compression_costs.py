@@ -1,8 +1,7 @@
 """What smaller KVCaches cost and save besides answers: steps, bytes in the store, hit rates, break-evens."""
 
 import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -17,7 +16,7 @@ from mooncake_lab.compression.lab.examine import exam
 from mooncake_lab.compression.minicache import angle
 from mooncake_lab.compression.session import PrefillMethod
 from mooncake_lab.compression.votes import window_attention
-from mooncake_lab.experiments.compression import lab_model
+from mooncake_lab.experiments.compression import lab_model, one_thread
 from mooncake_lab.experiments.store import CapacityHitRates
 from mooncake_lab.perf import HARDWARE, model_shape, reuse_bandwidth_bytes_per_s
 
@@ -38,7 +37,8 @@ class LayerSimilarity:
         """One row a pair of layers and side: cosine and angle, means over tokens and heads."""
         session = Session(lab_model(self.model), room_tokens=self.length + 16)
         samples = exam("recall", self.prompts, seed=self.seed, length=self.length)
-        prefilled = [session.prefill(sample.prompt()) for sample in samples]
+        with one_thread():
+            prefilled = [session.prefill(sample.prompt()) for sample in samples]
         for side in ("keys", "values"):
             for shallow, _ in pairwise(range(session.plain.config.layers)):
                 found = torch.cat([_angles(getattr(each, side), shallow).flatten() for each in prefilled])
@@ -91,7 +91,7 @@ class DecodeSteps:
             helds = [session.hold(own, method) for _ in range(self.batch)]
             device, host = (sum(getattr(held, f"{side}_bytes") for held in helds) for side in ("device", "host"))
             step = partial(session.extend, helds, np.tile(tokens, (self.batch, 1)))
-            with _one_thread():
+            with one_thread():
                 seconds = [_timed(step) for _ in range(self.steps)]
             for held in helds:
                 held.release()
@@ -183,17 +183,6 @@ def break_evens() -> pd.DataFrame:
         for top in (32, 64, 128)
     ]
     return pd.DataFrame(rows)
-
-
-@contextmanager
-def _one_thread() -> Generator[None]:
-    """Threads that wait for each other on a busy machine would count as processor time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _timed(run: Callable[[], object], clock: Clock = time.process_time) -> float:

@@ -6,6 +6,7 @@ python -m mooncake_lab.experiments.compression_table --prompts 500 --seeds 3
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +23,16 @@ NAME = "compression_accuracy.csv"
 
 
 def measured() -> pd.DataFrame:
-    """The committed rows of `Exam`, with the machine and the date of each."""
+    """The committed rows of `Exam`, with the weights that answered, the machine and the date of each."""
     return pd.read_csv(carried_folder("measured") / NAME)
+
+
+def weights_digest(model: str) -> str:
+    """First characters of the SHA-256 of a model's weights: which ones answered; random ones have their name."""
+    if model.startswith("random:"):
+        return model
+    whole = (carried_folder("models") / model / "model.safetensors").read_bytes()
+    return sha256(whole).hexdigest()[:12]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -35,11 +44,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     output: Path = given.output or carried_folder("measured") / NAME
     points = [replace(each, prompts=given.prompts) for each in exams("full") if each.seed < given.seeds]
+    points.sort(key=lambda each: each.seed)  # so that an interrupted table has whole seeds
     done = pd.read_csv(output) if output.exists() else pd.DataFrame()
     for point in tqdm(points, unit="exam"):
         if len(done) and len(done[_same(done, point)]):
             continue
-        rows = run(point, cache=False).drop(columns="methods").assign(machine=str(describe_machine()))
+        rows = run(point, cache=False).drop(columns="methods")
+        rows = rows.assign(weights=weights_digest(point.model), machine=str(describe_machine()))
         done = pd.concat([done, rows])
         done.to_csv(output, index=False)
 
@@ -49,7 +60,7 @@ def _same(done: pd.DataFrame, point: Exam) -> npt.NDArray[np.bool_]:
     same = np.ones(len(done), dtype=bool)
     for field in fields:
         same &= done[field].to_numpy() == getattr(point, field)
-    return same
+    return same & (done["weights"].to_numpy() == weights_digest(point.model))
 
 
 if __name__ == "__main__":

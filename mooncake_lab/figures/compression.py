@@ -15,6 +15,7 @@ _LOOK: Final[Mapping[str, tuple[str, str, str]]] = MappingProxyType(
         "full": ("optimum", "o", "full cache"),
         "oracle": ("optimum", "*", "oracle"),
         "snapkv": ("mooncake", "o", "SnapKV"),
+        "snapkv_wide": ("mooncake_variant", "D", "SnapKV, pooling over 7"),
         "snapkv_unpooled": ("mooncake_variant", "o", "SnapKV, no pooling"),
         "pyramidinfer": ("toolagent", "s", "PyramidInfer"),
         "minicache": ("vllm_chunked", "^", "MiniCache, 32 to 2 bits"),

@@ -9,7 +9,7 @@ from mooncake_lab.experiments import compression as topic
 from mooncake_lab.experiments import compression_costs as costs
 from mooncake_lab.experiments import run, vary
 from mooncake_lab.experiments.compression_beside_papers import shipped_share
-from mooncake_lab.experiments.compression_table import main, measured
+from mooncake_lab.experiments.compression_table import main, measured, weights_digest
 from mooncake_lab.paper import claims
 from mooncake_lab.perf import HARDWARE
 
@@ -77,12 +77,13 @@ def test_table_may_be_interrupted(tmp_path, monkeypatch):
 
 
 def test_committed_table_has_machine_and_every_situation():
-    """The committed table answers what the chapter draws from it."""
+    """The committed table answers what the chapter draws from it, and the committed weights did the answering."""
     table = measured()
     assert set(zip(table["task"], table["when"], strict=True)) == {
         ("recall", "asked"), ("needle", "asked"), *topic.BREAKING.values(),
     }  # fmt: skip
     assert table["machine"].notna().all()
+    assert set(table["weights"]) == {weights_digest("lab-recall")}, "other weights answered; ask them again"
 
 
 def test_random_layers_are_at_right_angles():
