@@ -51,7 +51,7 @@ KNOBS: Final[Mapping[str, tuple[float, ...]]] = MappingProxyType(
 )
 """Methods and what is varied: the share kept, the deepest layer's share, bits an element, or values fetched."""
 WINDOW: Final = 16
-PROMPTS: Final[Mapping[str, int]] = MappingProxyType({"smoke": 2, "classroom": 12, "full": 500, "gpu": 500})
+PROMPTS: Final[Mapping[str, int]] = MappingProxyType({"smoke": 2, "classroom": 8, "full": 500, "gpu": 500})
 """Prompts a task and seed, by scale."""
 _FEW = ("full", "oracle", "snapkv", "sinks_recent", "random", "pyramidinfer", "minicache", "kcache")
 
