@@ -16,6 +16,7 @@ from mooncake_lab.compression.lab.examine import exam
 from mooncake_lab.compression.minicache import angle
 from mooncake_lab.compression.session import PrefillMethod
 from mooncake_lab.compression.votes import window_attention
+from mooncake_lab.engine.machine import describe_machine
 from mooncake_lab.experiments.compression import lab_model, one_thread
 from mooncake_lab.experiments.store import CapacityHitRates
 from mooncake_lab.perf import HARDWARE, model_shape, reuse_bandwidth_bytes_per_s
@@ -123,9 +124,9 @@ class ValueReads:
             "all_values_s": partial(torch.matmul, weights.unflatten(0, (self.kv_heads, -1))[:, :, 0], values),
             "few_values_s": partial(method.mix, weights, values, self.kv_heads),
         }
-        yield {
-            name: float(np.median([_timed(run) for _ in range(self.repeats)][2:])) for name, run in timed.items()
-        }
+        with one_thread():
+            seconds = {name: [_timed(run) for _ in range(self.repeats)] for name, run in timed.items()}
+        yield {name: float(np.median(each[2:])) for name, each in seconds.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +184,12 @@ def break_evens() -> pd.DataFrame:
         for top in (32, 64, 128)
     ]
     return pd.DataFrame(rows)
+
+
+def provenance() -> str:
+    """What to say under a figure of seconds or of layers that were just measured."""
+    with one_thread():
+        return f"measured: {describe_machine()}"
 
 
 def _timed(run: Callable[[], object], clock: Clock = time.process_time) -> float:
