@@ -1,20 +1,37 @@
-"""Every chapter runs at the smallest scale, the way the book runs it."""
+"""Every chapter runs at the smallest scale, the way the book runs it.
+
+Those that take more than a few seconds of it are slow tests; `make book` executes all of them, and tests/site looks
+at what came out.
+"""
 
 import io
 import json
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from mooncake_lab.batch import plan, run
 from mooncake_lab.batch.display import Display
 from mooncake_lab.batch.notebook import read_notebook
 
+ROOT = Path(__file__).parents[2]
 
-def test_chapter_runs_at_smoke_scale(chapter, root, tmp_path):
+
+QUICK = {"01_traces", "04_chunked", "07_store", "14_scorecard"}
+
+
+def pytest_generate_tests(metafunc):
+    """One test a chapter, the long ones marked."""
+    chapters = sorted((ROOT / "notebooks").glob("*.ipynb"))
+    marked = [pytest.param(c, id=c.stem, marks=() if c.stem in QUICK else pytest.mark.slow) for c in chapters]
+    metafunc.parametrize("any_chapter", marked)
+
+
+def test_chapter_runs_at_smoke_scale(any_chapter, root, tmp_path):
     """It finishes, records its numbers, and writes nothing on stderr."""
     (job,) = plan(
-        [chapter],
+        [any_chapter],
         root=root,
         out=tmp_path / "chapters",
         records=tmp_path / "numbers",
