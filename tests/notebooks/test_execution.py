@@ -1,7 +1,7 @@
 """Every chapter runs at the smallest scale, the way the book runs it.
 
-Those that take more than a few seconds of it are slow tests; `make book` executes all of them, and tests/site looks
-at what came out.
+Those that take more than a few seconds of it are slow tests; `make book` executes all of them, and tests/site
+looks at what came out.
 """
 
 import io
