@@ -55,7 +55,7 @@ class ClusterSpec:
     """Who shows the first token to the user: the decode instance when the KVCache is there, so that TTFT includes
     transfer and load as in FAST'25 Fig. 14, or the prefill instance when it is computed."""
     streams_layers: bool = True
-    """Whether each layer's KVCache leaves for the decode instance while the next layer is computed (arXiv §5.2); else
+    """Whether each layer's KVCache leaves for the decode instance while the next is computed (arXiv §5.2); else
     all of it leaves when the prompt is computed."""
     placement: PlacementPolicy = field(default_factory=KVCacheCentric)
     failures: tuple[Failure, ...] = ()
