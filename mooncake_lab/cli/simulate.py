@@ -2,6 +2,7 @@
 
 import resource
 import time
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import typer
 
 from mooncake_lab.cli.reading import read_or_fail
 from mooncake_lab.conductor import ADMISSION_POLICIES, PLACEMENT_POLICIES, LoadBalance, Random
-from mooncake_lab.core import SLO, Record, log_writer, rare_collections
+from mooncake_lab.core import SLO, Record, TracedRequest, log_writer, rare_collections
 from mooncake_lab.perf import LinkLatency, hardware
 from mooncake_lab.simulation import COUPLED_SYSTEMS, Cluster, ClusterSpec, CoupledCluster, CoupledSpec
 from mooncake_lab.workload import Trace
@@ -134,16 +135,9 @@ def simulate(
             cluster = CoupledCluster(spec, latency, log=keep)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    arriving = _faster(requests, speed).requests()
-    try:
-        with rare_collections(), log_writer(log) if log else nullcontext() as write:
-            sinks.extend([write] if write else [])
-            cluster.run(arriving)
-        if perfetto:
-            write_perfetto(perfetto, kept)
-    except OSError as error:
-        typer.echo(f"mooncake-lab simulate: the log cannot be written: {error}", err=True)
-        raise typer.Exit(1) from error
+    _run(cluster, _faster(requests, speed).requests(), log, sinks)
+    if perfetto:
+        _written(lambda: write_perfetto(perfetto, kept))
     numbers: dict[str, Any] = {"file": str(trace), "latency_model": latency.name, **summary.numbers()}
     numbers |= {
         "wall_s": time.perf_counter() - started[0],
@@ -151,6 +145,31 @@ def simulate(
         "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
     _print(numbers, json_=json_)
+
+
+def _run(
+    cluster: Cluster | CoupledCluster,
+    arriving: Iterable[TracedRequest],
+    log: Path | None,
+    sinks: list[Callable[[Record], None]],
+) -> None:
+    """Let the requests arrive; the log, where one is asked for, is written while the run goes on."""
+
+    def run() -> None:
+        with rare_collections(), log_writer(log) if log else nullcontext() as write:
+            sinks.extend([write] if write else [])
+            cluster.run(arriving)
+
+    _written(run)
+
+
+def _written(write: Callable[[], object]) -> None:
+    """Do what writes a file; where the file cannot be written, end with the reason."""
+    try:
+        write()
+    except OSError as error:
+        typer.echo(f"mooncake-lab simulate: the log cannot be written: {error}", err=True)
+        raise typer.Exit(1) from error
 
 
 def _print(numbers: dict[str, Any], *, json_: bool) -> None:

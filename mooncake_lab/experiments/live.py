@@ -17,9 +17,9 @@ from mooncake_lab.conductor import (
     decide,
 )
 from mooncake_lab.core import Record, TracedRequest, check_scale
-from mooncake_lab.experiments.live_requests import side_by_side
-from mooncake_lab.metrics import check_log, ttft_s
-from mooncake_lab.perf import HybridLatency, LatencyModel
+from mooncake_lab.experiments.live_requests import checked, side_by_side, slowed
+from mooncake_lab.metrics import ttft_s
+from mooncake_lab.perf import LatencyModel
 from mooncake_lab.serving import LiveCluster, LiveSpec, Nursery, scaled_down
 from mooncake_lab.serving.from_log import LogCalibration, model_from_log
 from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledCluster, CoupledSpec
@@ -252,13 +252,6 @@ def _mean(table: pd.DataFrame, column: str) -> float:
     return float(table[column].to_numpy(dtype=float).mean())
 
 
-def slowed(model: LatencyModel, factor: float) -> LatencyModel:
-    """The model with every prefill so many times as long."""
-    names = ("constant_s", "per_token_s", "per_token_squared_s", "load_s_per_token")
-    prefill = replace(model.prefill, **{name: factor * getattr(model.prefill, name) for name in names})
-    return replace(model, prefill=prefill, hybrid=HybridLatency.of(prefill, model.decode))
-
-
 def predicted_ttft_s(policy: PlacementPolicy, plan: Study, held: Held, load_name: str = "overloaded") -> float:
     """Mean TTFT of the second slice on a simulated 2P+1D under any placement policy, such as one's own."""
     spec = replace(plan.spec("2P+1D"), placement=policy)
@@ -283,18 +276,6 @@ def replayed(live: LiveCluster) -> int:
         == one.decision
         for one in live.decisions
     )
-
-
-def checked(log: list[Record]) -> list[Record]:
-    """The log itself.
-
-    Raises:
-        ValueError: when it breaks an invariant.
-    """
-    violations = check_log(log)
-    if violations:
-        raise ValueError(f"the run log breaks {violations[0].invariant}: {violations[0].sentence}")
-    return log
 
 
 def _apart(table: pd.DataFrame, calibration: LogCalibration, *, coupled: bool) -> pd.DataFrame:

@@ -1,6 +1,7 @@
 """Two logs of the same requests side by side: what differs, by how much, how surely, and in which stage."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
@@ -9,7 +10,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from mooncake_lab.core import Arrived, FirstToken, Prefilled, Record
-from mooncake_lab.metrics import request_table
+from mooncake_lab.metrics import check_log, request_table
+from mooncake_lab.perf import HybridLatency, LatencyModel
 
 _Numbers: TypeAlias = npt.NDArray[np.float64]
 STATISTICS: Final[Mapping[str, Callable[[_Numbers], _Numbers]]] = MappingProxyType(
@@ -111,3 +113,22 @@ def causes(requests: pd.DataFrame) -> pd.DataFrame:
                 | {"missing_s": real_s - simulated_s}
             )
     return pd.DataFrame(rows)
+
+
+def checked(log: list[Record]) -> list[Record]:
+    """The log itself.
+
+    Raises:
+        ValueError: when it breaks an invariant.
+    """
+    violations = check_log(log)
+    if violations:
+        raise ValueError(f"the run log breaks {violations[0].invariant}: {violations[0].sentence}")
+    return log
+
+
+def slowed(model: LatencyModel, factor: float) -> LatencyModel:
+    """The model with every prefill so many times as long."""
+    names = ("constant_s", "per_token_s", "per_token_squared_s", "load_s_per_token")
+    prefill = replace(model.prefill, **{name: factor * getattr(model.prefill, name) for name in names})
+    return replace(model, prefill=prefill, hybrid=HybridLatency.of(prefill, model.decode))

@@ -83,17 +83,7 @@ class Cluster:
             name: DecodeInstance(self._env, name, model, spec.decode_tokens, self._write, self._resume)
             for name in (f"decode-{i}" for i in range(spec.decode_nodes))
         }
-        self._door = FrontDoor(
-            env=self._env,
-            placement=spec.placement,
-            admission=spec.admission,
-            estimate=self.estimate,
-            slo=spec.slo,
-            schedule_s=model.schedule_s,
-            view=self._view_to_decide,
-            place=self._place,
-            log=self._write,
-        )
+        self._door = self._front_door()
         self._handover = Handover(
             self._env,
             model,
@@ -109,6 +99,19 @@ class Cluster:
         for failure in spec.failures:
             self._plan_death(failure)
         self._board = NoticeBoard(self._env, spec.view_age_s, self._look, names)
+
+    def _front_door(self) -> FrontDoor:
+        return FrontDoor(
+            env=self._env,
+            placement=self._spec.placement,
+            admission=self._spec.admission,
+            estimate=self.estimate,
+            slo=self._spec.slo,
+            schedule_s=self._model.schedule_s,
+            view=self._view_to_decide,
+            place=self._place,
+            log=self._write,
+        )
 
     def run(self, requests: Iterable[TracedRequest], until_s: float | None = None) -> list[Record]:
         """Serve requests in order of arrival until all are done, or until the horizon.

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mooncake_lab.conductor import LoadBalance
 from mooncake_lab.experiments import live
 from mooncake_lab.experiments import live_measure as measurement
-from mooncake_lab.experiments.live_requests import STAGES, causes, errors, per_request, side_by_side
+from mooncake_lab.experiments.live_requests import STAGES, causes, errors, per_request, side_by_side, slowed
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
 
 SMALL = live.Study(requests=4, clusters=("1P+1D",), placements=())
@@ -96,7 +96,7 @@ class TestComparison:
 
 def test_slowed_prefill_is_slower_by_the_factor():
     """Twice the factor, twice the seconds, and decode as before."""
-    slower = live.slowed(model(), 2.0)
+    slower = slowed(model(), 2.0)
     assert slower.prefill.seconds(300.0, 100.0) == pytest.approx(2 * model().prefill.seconds(300.0, 100.0))
     assert slower.decode == model().decode
 
