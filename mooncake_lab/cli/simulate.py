@@ -118,11 +118,7 @@ def simulate(
     }
     summary, kept = RunningSummary(slo), list[Record]()
     sinks = [summary.read, *([kept.append] if perfetto else [])]
-
-    def keep(record: Record) -> None:
-        for sink in sinks:
-            sink(record)
-
+    keep = _to_all(sinks)
     on_device = device_tokens(hardware(node), latency.shape)
     cluster: Cluster | CoupledCluster
     try:
@@ -139,12 +135,24 @@ def simulate(
     if perfetto:
         _written(lambda: write_perfetto(perfetto, kept))
     numbers: dict[str, Any] = {"file": str(trace), "latency_model": latency.name, **summary.numbers()}
-    numbers |= {
-        "wall_s": time.perf_counter() - started[0],
-        "cpu_s": time.process_time() - started[1],
+    _print(numbers | _spent(*started), json_=json_)
+
+
+def _to_all(sinks: list[Callable[[Record], None]]) -> Callable[[Record], None]:
+    def keep(record: Record) -> None:
+        for sink in sinks:
+            sink(record)
+
+    return keep
+
+
+def _spent(wall_s: float, cpu_s: float) -> dict[str, float]:
+    """What it cost since those readings of the clocks."""
+    return {
+        "wall_s": time.perf_counter() - wall_s,
+        "cpu_s": time.process_time() - cpu_s,
         "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
-    _print(numbers, json_=json_)
 
 
 def _run(
