@@ -3,8 +3,8 @@
 The package by floors, each importing only from the floors below it:
 
     cli                                    the same things from a shell
-    batch                                  notebooks executed with papermill
     exercises                              the classroom: contracts, assignments, confined grading
+    batch                                  notebooks executed with papermill
     figures · experiments                  one topic, one stem, everywhere
     metrics · paper                        log -> numbers; what the papers say
     simulation · serving                   the cluster in virtual time (simpy); the same cluster, live

@@ -8,7 +8,6 @@ stays on the site.
 
 import posixpath
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome")
+from mooncake_lab.batch.browser import BROWSERS, find_browser
 
 _FRONT: Final = "intro.html"
 _LEFT_OUT: Final = ("reference/",)
@@ -102,7 +101,7 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write("usage: python -m mooncake_lab.batch.single BUILD_FOLDER\n")
         return 2
     build = Path(arguments[0])
-    browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    browser = find_browser()
     if browser is None:
         sys.stderr.write(f"There is no browser to print with; install one of {', '.join(BROWSERS)}.\n")
         return 1

@@ -13,13 +13,11 @@ from typing import Annotated, Final, Literal
 import msgspec
 import typer
 
+from mooncake_lab.batch.browser import find_browser
 from mooncake_lab.core import GIB, carried_folder
 from mooncake_lab.workload import RELEASES, find_trace
 
 Standing = Literal["ready", "missing", "optional"]
-
-BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome")
-"""The commands, first found first, that the tests of the rendered book can drive."""
 
 EXTRAS: Final = {
     "book": ("jupyter-book", "papermill"),
@@ -123,7 +121,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _browser() -> Iterator[Finding]:
-    path = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    path = find_browser()
     remedy = "apt-get install chromium; without it the tests of the rendered book are skipped"
     yield _useful("browser", path or "none", ready=path is not None, remedy=remedy)
 

@@ -21,6 +21,7 @@ from mooncake_lab.conductor import (
     decide,
 )
 from mooncake_lab.core import SLO, Request, TracedRequest, keyed_uniform
+from mooncake_lab.exercises.laws import broken_laws, law_lines, require, said
 from mooncake_lab.metrics import effective, request_table
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.simulation import Cluster, ClusterSpec
@@ -85,34 +86,34 @@ def answers_about_this_request(policy: AdmissionPolicy) -> None:
     for request, view in _cases():
         decision = _decide(policy, request, view)
         if isinstance(decision, Rejection):
-            _require(
+            require(
                 decision.request_id == request.id, f"request {request.id} came, {decision.request_id} was refused"
             )
-            _require(bool(decision.reason), f"request {request.id} was refused without a reason")
+            require(bool(decision.reason), f"request {request.id} was refused without a reason")
         else:
             proposed = CacheAware().place(request, view, _Round())
-            _require(decision == proposed, f"the placement of request {request.id} was changed")
+            require(decision == proposed, f"the placement of request {request.id} was changed")
 
 
 def decisions_replay(policy: AdmissionPolicy) -> None:
     """The same request and view get the same decision, also after others were asked about."""
     first = [_decide(policy, request, view) for request, view in _cases()]
     second = [_decide(policy, request, view) for request, view in reversed(_cases())]
-    _require(first == second[::-1], "the same requests and views got other decisions the second time")
+    require(first == second[::-1], "the same requests and views got other decisions the second time")
 
 
 def holds_no_state(policy: AdmissionPolicy) -> None:
     """It is a frozen dataclass of knobs."""
-    _require(dataclasses.is_dataclass(policy), f"{type(policy).__name__} is not a dataclass")
+    require(dataclasses.is_dataclass(policy), f"{type(policy).__name__} is not a dataclass")
     parameters = getattr(type(policy), "__dataclass_params__", None)
-    _require(bool(parameters and parameters.frozen), f"{type(policy).__name__} is not frozen")
+    require(bool(parameters and parameters.frozen), f"{type(policy).__name__} is not frozen")
 
 
 def serves_an_idle_cluster(policy: AdmissionPolicy) -> None:
     """Nobody is refused when there is nothing to do."""
     request, view = _cases()[0]
     decision = _decide(policy, request, view)
-    _require(isinstance(decision, Placement), f"an idle cluster refused: {decision}")
+    require(isinstance(decision, Placement), f"an idle cluster refused: {decision}")
 
 
 def checks_twice(policy: AdmissionPolicy) -> None:
@@ -120,7 +121,7 @@ def checks_twice(policy: AdmissionPolicy) -> None:
     for request, view in _cases():
         answer = policy.double_check(request, view.decode[0], estimate=_Round(), slo=_LIMITS)
         fine = answer is None or (answer.request_id == request.id and answer.stage == "decode")
-        _require(fine, f"the double check of request {request.id} answered {answer!r}")
+        require(fine, f"the double check of request {request.id} answered {answer!r}")
 
 
 ADMISSION_LAWS: Final[Mapping[str, Law]] = MappingProxyType(
@@ -152,11 +153,7 @@ class AdmissionReport:
         return not self.broken
 
     def __str__(self) -> str:
-        lines = [
-            f"{'FAILED' if name in self.broken else 'ok    '}  {name}"
-            + (f": {self.broken[name]}" if name in self.broken else "")
-            for name in ADMISSION_LAWS
-        ]
+        lines = law_lines(ADMISSION_LAWS, self.broken)
         ours = "none" if self.goodput is None else f"{self.goodput:.3f}"
         lines.append(
             f"goodput {ours}; rejecting after prefill has {self.baseline_goodput:.3f},"
@@ -175,17 +172,12 @@ def check_admission(policy: AdmissionPolicy, model: LatencyModel, *, seed: int =
         model: the clock of the cluster it is graded on.
         seed: of the crowd.
     """
-    broken: dict[str, str] = {}
-    for name, law in ADMISSION_LAWS.items():
-        try:
-            law(policy)
-        except Exception as error:  # noqa: BLE001  # whatever a student's code raises is a finding, not our failure
-            broken[name] = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
+    broken = broken_laws(ADMISSION_LAWS, policy)
     served = None
     try:
         served = goodput(policy, model, seed=seed)
     except Exception as error:  # noqa: BLE001  # likewise; a policy that cannot run has also broken a law
-        broken.setdefault("answers about this request", f"{type(error).__name__}: {error}")
+        broken.setdefault("answers about this request", said(error))
     return AdmissionReport(
         broken=MappingProxyType(broken),
         goodput=served,
@@ -210,8 +202,3 @@ def _cases() -> list[tuple[Request, ClusterView]]:
 def _decide(policy: AdmissionPolicy, request: Request, view: ClusterView) -> Placement | Rejection:
     estimate: Estimator = _Round()
     return decide(request, view, placement=CacheAware(), admission=policy, estimate=estimate, slo=_LIMITS)
-
-
-def _require(holds: bool, message: str) -> None:
-    if not holds:
-        raise AssertionError(message)

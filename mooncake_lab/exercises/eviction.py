@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from mooncake_lab.core import BlockKey
+from mooncake_lab.exercises.laws import broken_laws, law_lines, require, said
 from mooncake_lab.store import (
     BlockStore,
     EvictionPolicy,
@@ -61,8 +62,8 @@ def chats_and_documents(seed: int = 0, *, requests: int = 900) -> list[list[int]
 def starts_empty(factory: PolicyFactory) -> None:
     """A fresh policy holds nothing, and has no victim."""
     policy = factory(_CAPACITY_BLOCKS)
-    _require(len(policy) == 0, f"a fresh policy says it holds {len(policy)} keys")
-    _require(0 not in policy, "a fresh policy says it holds key 0")
+    require(len(policy) == 0, f"a fresh policy says it holds {len(policy)} keys")
+    require(0 not in policy, "a fresh policy says it holds key 0")
     _refuses(policy, frozenset())
 
 
@@ -85,13 +86,13 @@ def spares_the_pinned(factory: PolicyFactory) -> None:
             policy.insert(key, key)
         _refuses(policy, frozenset(accesses))
         victim = policy.victim(None, frozenset(accesses) - {kept})
-        _require(victim == kept, f"only key {kept} was not spared, but the victim was {victim!r}")
+        require(victim == kept, f"only key {kept} was not spared, but the victim was {victim!r}")
 
 
 def is_deterministic(factory: PolicyFactory) -> None:
     """The same calls give the same victims."""
     first, second = (_drive(factory, _accesses(3), removals=True) for _ in range(2))
-    _require(first == second, "two fresh policies were called alike and chose different victims")
+    require(first == second, "two fresh policies were called alike and chose different victims")
 
 
 def serves_a_store(factory: PolicyFactory) -> None:
@@ -102,7 +103,7 @@ def serves_a_store(factory: PolicyFactory) -> None:
     pinned: list[BlockKey] = []
     for key in accesses:
         outcome = store.put(key, None, size_bytes=1 + key % 4, position=key % 5)
-        _require(not isinstance(outcome, Refused), f"the store had room, but refused: {outcome}")
+        require(not isinstance(outcome, Refused), f"the store had room, but refused: {outcome}")
         store.check()
         if draw.random() < 0.3:
             store.pin(key)
@@ -158,11 +159,7 @@ class PolicyReport:
         return not self.broken
 
     def __str__(self) -> str:
-        lines = [
-            f"{'FAILED' if name in self.broken else 'ok    '}  {name}"
-            + (f": {self.broken[name]}" if name in self.broken else "")
-            for name in EVICTION_LAWS
-        ]
+        lines = law_lines(EVICTION_LAWS, self.broken)
         ours = "none" if self.hit_rate is None else f"{self.hit_rate:.3f}"
         lines.append(
             f"block hit rate {ours}; LRU has {self.lru_hit_rate:.3f}, the optimum {self.belady_hit_rate:.3f}"
@@ -185,32 +182,18 @@ def check_policy(
         capacity_blocks: the size of the cache on that workload.
     """
     workload = shared_prefix_requests() if requests is None else requests
-    broken: dict[str, str] = {}
-    for name, law in EVICTION_LAWS.items():
-        try:
-            law(factory)
-        except Exception as error:  # noqa: BLE001  # whatever a student's code raises is a finding, not our failure
-            broken[name] = _said(error)
+    broken = broken_laws(EVICTION_LAWS, factory)
     hit_rate = None
     try:
         hit_rate = replay(workload, factory, capacity_blocks).hit_rate
     except Exception as error:  # noqa: BLE001  # likewise; a policy that cannot run has also broken a law
-        broken.setdefault("serves a store", _said(error))
+        broken.setdefault("serves a store", said(error))
     return PolicyReport(
         broken=MappingProxyType(broken),
         hit_rate=hit_rate,
         lru_hit_rate=replay(workload, "lru", capacity_blocks).hit_rate,
         belady_hit_rate=replay(workload, "belady", capacity_blocks).hit_rate,
     )
-
-
-def _require(holds: bool, message: str) -> None:
-    if not holds:
-        raise AssertionError(message)
-
-
-def _said(error: Exception) -> str:
-    return str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
 
 
 def _accesses(seed: int) -> list[int]:
@@ -246,7 +229,7 @@ def _drive(factory: PolicyFactory, accesses: Sequence[BlockKey], *, removals: bo
         else:
             if len(held) == _CAPACITY_BLOCKS:
                 victim = policy.victim(key)
-                _require(victim in held, f"the victim {victim!r} was not held")
+                require(victim in held, f"the victim {victim!r} was not held")
                 held.remove(victim)
                 victims.append(victim)
             policy.insert(key, step % 5)
@@ -254,7 +237,7 @@ def _drive(factory: PolicyFactory, accesses: Sequence[BlockKey], *, removals: bo
         if removals and step % 11 == 0:
             policy.remove(key)
             held.remove(key)
-        _require(len(policy) == len(held), f"it says it holds {len(policy)} keys; it was given {len(held)}")
+        require(len(policy) == len(held), f"it says it holds {len(policy)} keys; it was given {len(held)}")
         wrong = [known for known in set(accesses) if (known in policy) != (known in held)]
-        _require(not wrong, f"`in` is wrong for {wrong[:3]}")
+        require(not wrong, f"`in` is wrong for {wrong[:3]}")
     return victims

@@ -3,7 +3,6 @@
 import functools
 import http.server
 import os
-import shutil
 import threading
 from collections.abc import Iterator
 from http import HTTPStatus
@@ -11,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Request, Response, sync_playwright
+
+from mooncake_lab.batch.browser import find_browser
 
 ROOT = Path(__file__).parents[2]
 SITE = Path(os.environ.get("MOONCAKE_LAB_SITE", ROOT / "book" / "_build" / "html"))
@@ -52,7 +53,7 @@ def address(site) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def browser():
     """Debian's Chromium, driven by playwright."""
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    chromium = find_browser()
     if chromium is None:
         pytest.skip("no Chromium on PATH; on Debian: apt-get install chromium")
     flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]

@@ -6,8 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-import msgspec
-
+from mooncake_lab.batch.notebook import Cell, read_notebook
 from mooncake_lab.exercises.grading.admission import ADMISSION
 from mooncake_lab.exercises.grading.chunked import CHUNKED
 from mooncake_lab.exercises.grading.confine import Allowance
@@ -22,25 +21,6 @@ ASSIGNMENTS: Final[Mapping[str, Assignment]] = MappingProxyType(
     {each.topic: each for each in (KEYS, EVICTION, CHUNKED, PLACEMENT, ADMISSION)}
 )
 """Every assignment by its topic."""
-
-
-class _Cell(msgspec.Struct, frozen=True):
-    cell_type: str
-    source: str | list[str] = ""
-    metadata: dict[str, Any] = {}
-
-    @property
-    def text(self) -> str:
-        return self.source if isinstance(self.source, str) else "".join(self.source)
-
-    @property
-    def role(self) -> dict[str, Any]:
-        """What nbgrader was told of it."""
-        return self.metadata.get("nbgrader", {})
-
-
-class _Notebook(msgspec.Struct, frozen=True):
-    cells: list[_Cell]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +65,13 @@ def cells_of(path: Path, teacher: Path) -> tuple[tuple[str, ...], tuple[str, ...
     Raises:
         ValueError: when a file is not a notebook, or a solution cell is missing; it says which.
     """
-    theirs = {cell.role["grade_id"]: cell.text for cell in _read(path).cells if cell.role.get("grade_id")}
+    theirs = {
+        _role(cell)["grade_id"]: cell.text for cell in read_notebook(path).cells if _role(cell).get("grade_id")
+    }
     code: list[str] = []
     own: list[str] = []
-    for cell in _read(teacher).cells:
-        role = cell.role
+    for cell in read_notebook(teacher).cells:
+        role = _role(cell)
         if cell.cell_type != "code" or role.get("grade"):
             continue
         if role.get("solution"):
@@ -123,7 +105,7 @@ def grade(path: Path, teacher: Path, *, student: str, seed: int, allowance: Allo
     assignment = ASSIGNMENTS[topic]
     try:
         code, own = cells_of(path, teacher)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         marks = tuple(_lost(task, str(error)) for task in assignment.tasks)
         return Grade(student=student, topic=topic, marks=marks, cells=())
     marks = tuple(_marks(assignment, code, seed, allowance))
@@ -169,8 +151,6 @@ def _lost(task: Task, said: str) -> Mark:
     return Mark(task=task.name, points=task.points, earned=0, said=said)
 
 
-def _read(path: Path) -> _Notebook:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=_Notebook)
-    except (msgspec.MsgspecError, OSError) as error:
-        raise ValueError(f"{path} is not a Jupyter notebook: {error}") from error
+def _role(cell: Cell) -> dict[str, Any]:
+    """What nbgrader was told of a cell."""
+    return cell.metadata.get("nbgrader", {})
