@@ -116,6 +116,7 @@ class Dispatcher:
                 placement.decode == name or (placement.prefill == name and not ticket.has_joined)
             ):
                 self.placer.place_again(ticket, f"placed again after {name} died: ", reason)
+        self.placer.lost(name)
 
     def heard(self, name: str, event: Event) -> None:
         """A worker said something."""
@@ -134,8 +135,10 @@ class Dispatcher:
                 self.placer.books.note(name, event)
             case messages.Trouble():
                 self._trouble(name, event)
+            case messages.Pong():
+                self.placer.answered(name, event.number)
             case _:
-                pass  # pongs and measurements are others' to hear
+                pass  # measurements are others' to hear
 
     def _stepped(self, name: str, event: messages.Stepped) -> None:
         for span in event.spans:
@@ -222,9 +225,10 @@ class Dispatcher:
         if event.is_hopeless:
             self.placer.give_up(ticket, f"{name}: {event.reason}")
         else:
-            self.placer.place_again(
-                ticket, f"placed again after trouble on {name} ({event.reason}): ", event.reason
-            )
+            placement = ticket.placement
+            both = () if placement is None else (placement.prefill, placement.decode)
+            why = f"placed again after trouble on {name} ({event.reason}): "
+            self.placer.place_again(ticket, why, event.reason, suspects=both)
 
     def _show(self, ticket: Ticket, token: int) -> None:
         ticket.has_first = True

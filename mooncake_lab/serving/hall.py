@@ -126,14 +126,13 @@ class Hall:
     def _heard(self, name: str, event: Event) -> None:
         if isinstance(event, Measured):
             self._measured.pop(name).set_result(event)
-        elif isinstance(event, Pong):
-            if event.number in self._pongs:
-                waiting, everybody = self._pongs[event.number]
-                waiting.discard(name)
-                if not waiting:
-                    everybody.set()
-        else:
-            self.dispatcher.heard(name, event)
+            return
+        if isinstance(event, Pong) and event.number in self._pongs:
+            waiting, everybody = self._pongs[event.number]
+            waiting.discard(name)
+            if not waiting:
+                everybody.set()
+        self.dispatcher.heard(name, event)
 
     def _died(self, name: str, reason: str) -> None:
         for waiting, everybody in self._pongs.values():

@@ -1,9 +1,10 @@
 """Placing: ask the Conductor where a request goes, tell the workers, and ask again when an attempt fails."""
 
+import itertools
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, final
 
@@ -24,7 +25,7 @@ from mooncake_lab.conductor import (
 from mooncake_lab.core import Request, block_keys
 from mooncake_lab.serving.books import Books
 from mooncake_lab.serving.journal import Journal
-from mooncake_lab.serving.messages import Cancel, Compute, Expect, Job, Ready
+from mooncake_lab.serving.messages import Cancel, Compute, Expect, Job, Ping, Ready
 from mooncake_lab.serving.spec import LiveSpec
 from mooncake_lab.serving.ticket import End, FailedError, RejectedError, Ticket
 
@@ -43,6 +44,15 @@ class Decided:
     decision: Decision
     is_first: bool
     """Whether admission was asked: a request that was accepted once is accepted."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Doubt:
+    """A request that waits to know who lives."""
+
+    ticket: Ticket
+    why: str
+    suspects: set[str]
 
 
 @final
@@ -65,12 +75,15 @@ class Placer:
         self._spec = spec
         self._decided = decided
         self._stranded: list[Ticket] = []
+        self._doubts: dict[int, _Doubt] = {}
+        self._pings = itertools.count(-1, -1)  # the supervisor's own count up
         self._ended: OrderedDict[int, Ticket] = OrderedDict()
 
     def current(self, job: Job) -> Ticket | None:
         """The request of an attempt, unless it has ended or is tried anew."""
         ticket = self.tickets.get(job.ticket)
-        return ticket if ticket is not None and ticket.attempt == job.attempt else None
+        is_current = ticket is not None and ticket.placement is not None and ticket.attempt == job.attempt
+        return ticket if is_current else None
 
     def ended(self, job: Job) -> Ticket | None:
         """The request that ended with this attempt lately: late news of it still belong into the log."""
@@ -146,8 +159,16 @@ class Placer:
             )
         )
 
-    def place_again(self, ticket: Ticket, why: str, reason: str) -> None:
-        """An attempt came to nothing: its prompt and the tokens shown are prefilled anew, elsewhere or later."""
+    def place_again(self, ticket: Ticket, why: str, reason: str, *, suspects: Collection[str] = ()) -> None:
+        """An attempt came to nothing: its prompt and the tokens shown are prefilled anew, elsewhere or later.
+
+        Args:
+            ticket: whose attempt it was.
+            why: for the log.
+            reason: what went wrong.
+            suspects: workers that may be dying. Nothing is placed until each has answered a ping or is known to be
+                dead: a dead worker's peers notice before its parent does, and would fail every attempt till then.
+        """
         self.withdraw(ticket)
         assert self.ready is not None  # noqa: S101  # whoever was placed was placed on a worker
         if ticket.is_complete(self.ready.end_tokens):
@@ -160,7 +181,32 @@ class Placer:
             known = ticket.known_tokens()
             ticket.in_prompt = len(ticket.tokens)
             ticket.request = replace(ticket.request, input_tokens=len(known), block_keys=self.keys(known))
-        self.place(ticket, why)
+        doubt = _Doubt(ticket, why, {name for name in suspects if name in self.links})
+        if doubt.suspects:
+            number = next(self._pings)
+            self._doubts[number] = doubt
+            for name in doubt.suspects:
+                self.links[name].send(Ping(number))
+        else:
+            self.place(ticket, why)
+
+    def answered(self, name: str, number: int) -> None:
+        """A worker answered a ping: it lives."""
+        if number in self._doubts:
+            self._clear(number, name)
+
+    def lost(self, name: str) -> None:
+        """A worker is dead: nobody waits for its answer."""
+        for number in list(self._doubts):
+            self._clear(number, name)
+
+    def _clear(self, number: int, name: str) -> None:
+        doubt = self._doubts[number]
+        doubt.suspects.discard(name)
+        if not doubt.suspects:
+            del self._doubts[number]
+            if doubt.ticket.end is None:
+                self.place(doubt.ticket, doubt.why)
 
     def complete(self, ticket: Ticket, at_s: float, reason: str) -> None:
         """A request has all its tokens."""
