@@ -1,13 +1,15 @@
 """What `serve` and `replay` share: from options to the cluster they describe."""
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from mooncake_lab.cli.simulate import AdmissionName, PlacementName
 from mooncake_lab.conductor import ADMISSION_POLICIES, PLACEMENT_POLICIES, PlacementPolicy, Random
 from mooncake_lab.core import SLO
-from mooncake_lab.serving.spec import LiveSpec
+
+if TYPE_CHECKING:
+    from mooncake_lab.serving.spec import LiveSpec
 
 BatchingName = Literal[
     "request_level", "orca", "vllm", "vllm_chunked", "splitfuse", "tensorrt_llm", "sarathi", "sarathi_serve"
@@ -26,12 +28,14 @@ def live_spec(
     tbt_slo: float,
     seed: int,
     **others: Any,
-) -> LiveSpec:
+) -> "LiveSpec":
     """The cluster that options describe; one prefill and one decode worker where they say nothing.
 
     Raises:
         typer.BadParameter: when they contradict each other.
     """
+    from mooncake_lab.serving.spec import LiveSpec  # not above: other commands do without the live cluster
+
     if coupled is not None and (prefill is not None or decode is not None):
         raise typer.BadParameter("--coupled workers do both stages; leave out --prefill and --decode")
     try:

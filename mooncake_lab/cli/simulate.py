@@ -96,7 +96,7 @@ def simulate(
 
     Example: mooncake-lab simulate data/traces/conversation_trace.jsonl --prefill 8 --decode 8 --json
     """
-    # here and not above: both import pandas, which no other command needs and which takes a second
+    # here and not above: no other command reads what the papers say
     from mooncake_lab.experiments.other_nodes import device_tokens, node_latency
     from mooncake_lab.metrics import RunningSummary, write_perfetto
 

@@ -10,13 +10,15 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
-import pandas as pd
 from tqdm import tqdm
 
 from mooncake_lab.core import rare_collections
 from mooncake_lab.experiments.cache import cached_rows, digest_of, is_of_package, keep_rows, plain_rows
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Experiment(Protocol):
@@ -48,7 +50,7 @@ def vary(base: E, **axes: Sequence[Any]) -> tuple[E, ...]:
     return tuple(dataclasses.replace(base, **dict(zip(axes, point, strict=True))) for point in product)
 
 
-def run(experiment: E | Sequence[E], executor: Executor | None = None, *, cache: bool = True) -> pd.DataFrame:
+def run(experiment: E | Sequence[E], executor: Executor | None = None, *, cache: bool = True) -> "pd.DataFrame":
     """Compute an experiment, or each point of a sweep, and return one table.
 
     Args:
@@ -60,6 +62,8 @@ def run(experiment: E | Sequence[E], executor: Executor | None = None, *, cache:
     Returns:
         One line a row of each point, in the order of the points: the experiment's fields, then its row.
     """
+    import pandas as pd  # not above: it takes a second, and `mooncake-lab simulate` does without
+
     points = [experiment] if dataclasses.is_dataclass(experiment) else list(experiment)
     digests = [digest_of(point) if cache and is_of_package(point) else None for point in points]
     found = [cached_rows(digest) if digest else None for digest in digests]

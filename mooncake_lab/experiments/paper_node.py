@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from mooncake_lab.paper import curve
+from mooncake_lab.paper import points
 from mooncake_lab.perf import (
     Calibration,
     DecodeLatency,
@@ -120,6 +120,5 @@ def _bars(series: str) -> tuple[Array, Array]:
 
 
 def _series(name: str, series: str) -> tuple[Array, Array]:
-    table = curve(name)
-    chosen = np.asarray(table["series"]) == series
-    return np.asarray(table["x"], dtype=float)[chosen], np.asarray(table["y"], dtype=float)[chosen]
+    x, y = points(name, series)
+    return np.array(x), np.array(y)

@@ -3,12 +3,14 @@
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import pandas as pd
 
 from mooncake_lab.experiments.cache import plain_rows
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def record(out_dir: str | Path, topic: str, numbers: Mapping[str, Any], *, sources: Iterable[str] = ()) -> Path:
@@ -21,6 +23,8 @@ def record(out_dir: str | Path, topic: str, numbers: Mapping[str, Any], *, sourc
         sources: where the data came from, e.g. `trace.source`; a source that begins with "twin" marks the
             whole record as computed on generated data.
     """
+    import pandas as pd  # not above: it takes a second, and `mooncake-lab simulate` does without
+
     folder = Path(out_dir)
     folder.mkdir(parents=True, exist_ok=True)
     origins = sorted(set(sources))
@@ -38,6 +42,6 @@ def record(out_dir: str | Path, topic: str, numbers: Mapping[str, Any], *, sourc
     return path
 
 
-def _rows(table: pd.DataFrame) -> list[dict[Any, Any]]:
+def _rows(table: "pd.DataFrame") -> list[dict[Any, Any]]:
     named = any(name is not None for name in table.index.names)
     return (table.reset_index() if named else table).to_dict(orient="records")

@@ -2,25 +2,30 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
-def ecdf(values: npt.ArrayLike) -> pd.DataFrame:
+def ecdf(values: npt.ArrayLike) -> "pd.DataFrame":
     """The empirical distribution: columns `x`, the distinct values in order, and `share`, of values <= x.
 
     Raises:
         ValueError: when there is no value, or one is not a number.
     """
+    import pandas as pd  # not above: it takes a second, and `mooncake-lab simulate` does without
+
     x, counts = np.unique(_numbers(values), return_counts=True)
     return pd.DataFrame({"x": x, "share": np.cumsum(counts) / counts.sum()})
 
 
 def percentile_table(
     groups: Mapping[str, npt.ArrayLike], percents: Sequence[float] = (50, 90, 99)
-) -> pd.DataFrame:
+) -> "pd.DataFrame":
     """Mean, percentiles and maximum of each group of values, one row a group.
 
     Percentiles interpolate linearly between order statistics. Columns are `mean`, `p50`, ..., `max`.
@@ -28,6 +33,8 @@ def percentile_table(
     Raises:
         ValueError: when a group has no value or one that is not a number, or a percent is outside 0 to 100.
     """
+    import pandas as pd  # not above: it takes a second, and `mooncake-lab simulate` does without
+
     rows: dict[str, dict[str, float]] = {}
     for name, values in groups.items():
         numbers = _numbers(values)

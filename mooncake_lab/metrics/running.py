@@ -1,6 +1,7 @@
 """A run in one row while it runs: `run_summary` for a log that nobody keeps."""
 
 from array import array
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -36,7 +37,9 @@ class RunningSummary:
     slo: SLO
     tbt: Literal["fast", "arxiv"] = "fast"
     _arrivals_s: dict[int, float] = field(init=False, default_factory=dict)
-    _tokens: dict[int, list[npt.NDArray[np.float64]]] = field(init=False, default_factory=dict)
+    _tokens: defaultdict[int, list[npt.NDArray[np.float64]]] = field(
+        init=False, default_factory=lambda: defaultdict(list)
+    )
     _first_s: dict[int, float] = field(init=False, default_factory=dict)
     _ttfts_s: "array[float]" = field(init=False, default_factory=lambda: array("d"))
     _tbts_s: "array[float]" = field(init=False, default_factory=lambda: array("d"))
@@ -54,9 +57,9 @@ class RunningSummary:
         self._now_s = record.at_s
         match record:
             case DecodeStretch():
-                ends = step_ends_s(record)
+                ends, tokens = step_ends_s(record), self._tokens
                 for request_id in record.request_ids:
-                    self._tokens.setdefault(request_id, []).append(ends)
+                    tokens[request_id].append(ends)
             case Arrived():
                 self._counts["requests"] += 1
                 self._arrivals_s[record.request_id] = record.at_s
@@ -64,7 +67,7 @@ class RunningSummary:
                 self._prefilled(record)
             case FirstToken():
                 self._first_s[record.request_id] = record.at_s - self._arrivals_s[record.request_id]
-                self._tokens.setdefault(record.request_id, []).append(np.array([record.at_s]))
+                self._tokens[record.request_id].append(np.array([record.at_s]))
             case Finished() | Rejected():
                 self._ended(record.request_id, "finished" if isinstance(record, Finished) else "rejected")
             case _:

@@ -1,17 +1,19 @@
 """Which requests were served well: effective request capacity and goodput."""
 
 import math
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from mooncake_lab.core import SLO
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 def effective(
-    requests: pd.DataFrame, slo: SLO, *, tbt: Literal["fast", "arxiv"] = "fast"
+    requests: "pd.DataFrame", slo: SLO, *, tbt: Literal["fast", "arxiv"] = "fast"
 ) -> npt.NDArray[np.bool_]:
     """Which requests of a `request_table` finished within both limits, shape (requests,).
 
@@ -29,7 +31,7 @@ def effective(
 
 
 def effective_request_capacity(
-    requests: pd.DataFrame, slo: SLO, *, tbt: Literal["fast", "arxiv"] = "fast"
+    requests: "pd.DataFrame", slo: SLO, *, tbt: Literal["fast", "arxiv"] = "fast"
 ) -> float:
     """The share of all requests that finished within both limits (FAST'25 §5.1).
 
@@ -42,7 +44,7 @@ def effective_request_capacity(
 
 
 def goodput_per_s(
-    requests: pd.DataFrame, slo: SLO, duration_s: float, *, tbt: Literal["fast", "arxiv"] = "fast"
+    requests: "pd.DataFrame", slo: SLO, duration_s: float, *, tbt: Literal["fast", "arxiv"] = "fast"
 ) -> float:
     """Requests finished within both limits, a second of the run (arXiv v3 §7: only completed requests count).
 

@@ -1,5 +1,6 @@
 """When every token came: run logs keep stretches of decoding, this expands them."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -14,8 +15,8 @@ def step_ends_s(stretch: DecodeStretch) -> npt.NDArray[np.float64]:
     Step k from 0 lasts `first_step_s + k * step_growth_s`, so step k ends at
     `start_s + (k + 1) * first_step_s + k * (k + 1) / 2 * step_growth_s`.
     """
-    k = np.arange(stretch.steps, dtype=np.float64)
-    return stretch.start_s + (k + 1) * stretch.first_step_s + k * (k + 1) / 2 * stretch.step_growth_s
+    done = np.arange(1.0, stretch.steps + 1)  # k + 1
+    return stretch.start_s + done * stretch.first_step_s + (done - 1) * done / 2 * stretch.step_growth_s
 
 
 def token_times_s(records: Iterable[Record]) -> Iterator[tuple[int, npt.NDArray[np.float64]]]:
@@ -25,15 +26,15 @@ def token_times_s(records: Iterable[Record]) -> Iterator[tuple[int, npt.NDArray[
     A request comes out when it finishes, so that a long log never lies expanded in memory as a whole;
     those still running at the end of the log come last, in order of their ids.
     """
-    pending: dict[int, list[npt.NDArray[np.float64]]] = {}
+    pending: defaultdict[int, list[npt.NDArray[np.float64]]] = defaultdict(list)
     for record in records:
         match record:
             case FirstToken():
-                pending.setdefault(record.request_id, []).append(np.array([record.at_s]))
+                pending[record.request_id].append(np.array([record.at_s]))
             case DecodeStretch():
                 ends = step_ends_s(record)
                 for request_id in record.request_ids:
-                    pending.setdefault(request_id, []).append(ends)
+                    pending[request_id].append(ends)
             case Finished() if record.request_id in pending:
                 yield record.request_id, np.concatenate(pending.pop(record.request_id))
             case _:

@@ -9,7 +9,7 @@ from mooncake_lab.paper.comparison import (
     comparison_table,
     unless_twin,
 )
-from mooncake_lab.paper.facts import Fact, Source, constant, curve, fact, index
+from mooncake_lab.paper.facts import Fact, Source, constant, curve, fact, index, points
 from mooncake_lab.paper.ledger import Assumption, ScopeItem, assumption, assumptions, scope
 from mooncake_lab.paper.scorecard import Scorecard, scorecard
 from mooncake_lab.paper.tables import data_dir
@@ -42,6 +42,7 @@ __all__ = [
     "index",
     "judge",
     "order",
+    "points",
     "scope",
     "scorecard",
     "unless_twin",

@@ -5,13 +5,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from html import escape
 from types import MappingProxyType
-from typing import Final
-
-import pandas as pd
+from typing import TYPE_CHECKING, Final
 
 from mooncake_lab.paper.claims import Claim
 from mooncake_lab.paper.facts import Fact
 from mooncake_lab.paper.verdicts import Reach, Verdict, Yardstick, judge
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 VERDICT_CLASSES: Final = MappingProxyType(
     {
@@ -75,8 +76,10 @@ class ComparisonTable:
 
     rows: tuple[Compared, ...]
 
-    def frame(self) -> pd.DataFrame:
+    def frame(self) -> "pd.DataFrame":
         """The table as data: quantity, unit, paper, ours, verdict, place, source, claim (one row a quantity)."""
+        import pandas as pd  # not above: it takes a second, and `mooncake-lab simulate` does without
+
         return pd.DataFrame(
             {
                 "quantity": [row.quantity for row in self.rows],

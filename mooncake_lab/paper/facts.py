@@ -1,11 +1,12 @@
 """Facts and curves: numbers of the papers, each with its unit, its place and how it was read."""
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, cast, get_args
-
-import pandas as pd
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast, get_args
 
 from mooncake_lab.paper.tables import read_rows
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Source: TypeAlias = Literal["printed", "read", "derived", "assumed"]
 """How a number was got: printed in the paper, read off a figure, derived from such numbers, or assumed."""
@@ -33,7 +34,7 @@ class Fact:
         return f"{self.edition} {self.place}"
 
 
-def curve(name: str) -> pd.DataFrame:
+def curve(name: str) -> "pd.DataFrame":
     """A figure or table as data: columns series, x, y, source, and unit where every row has its own.
 
     `x` is numeric where every x is a number (an unlimited capacity is `inf`), and text otherwise. What
@@ -42,6 +43,8 @@ def curve(name: str) -> pd.DataFrame:
     Raises:
         ValueError: listing the curves there are, when there is none of that name.
     """
+    import pandas as pd  # not above: it takes a second, and `mooncake-lab simulate` does without
+
     _entry(name)
     rows = read_rows(f"curves/{name}.csv")
     table = pd.DataFrame(rows).astype({"y": float})
@@ -51,8 +54,21 @@ def curve(name: str) -> pd.DataFrame:
         return table
 
 
-def index() -> pd.DataFrame:
+def points(name: str, series: str) -> tuple[list[float], list[float]]:
+    """The x and y of one series of a curve whose x are numbers.
+
+    Raises:
+        ValueError: listing the curves or series there are, when the one asked for does not exist.
+    """
+    _entry(name)
+    rows = _of_series(read_rows(f"curves/{name}.csv"), name, series)
+    return [float(row["x"]) for row in rows], [float(row["y"]) for row in rows]
+
+
+def index() -> "pd.DataFrame":
     """One row a curve: name, edition, place, title, axes with units, workload, cluster and notes."""
+    import pandas as pd  # not above: it takes a second, and `mooncake-lab simulate` does without
+
     return pd.DataFrame(read_rows("index.csv")).set_index("name")
 
 

@@ -10,14 +10,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-import pandas as pd
 
 from mooncake_lab.paper.claims import Claim, claims
 from mooncake_lab.paper.comparison import VERDICT_CLASSES, shown
 from mooncake_lab.paper.verdicts import Verdict
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 NOT_EXECUTED: Final = "not executed"
 """What the scorecard says of a claim whose chapter has not been run."""
@@ -63,8 +65,10 @@ class Scorecard:
 
     rows: tuple[Scored, ...]
 
-    def frame(self) -> pd.DataFrame:
+    def frame(self) -> "pd.DataFrame":
         """One row a judgement: claim, chapter, edition, place, sentence, grade, unit, paper, ours, verdict."""
+        import pandas as pd  # not above: it takes a second, and `mooncake-lab simulate` does without
+
         return pd.DataFrame(
             {
                 "claim": [row.claim.id for row in self.rows],
@@ -80,8 +84,10 @@ class Scorecard:
             }
         )
 
-    def totals(self) -> pd.DataFrame:
+    def totals(self) -> "pd.DataFrame":
         """Judgements by edition (rows) and verdict (columns), with sums."""
+        import pandas as pd
+
         names = [*(verdict.value for verdict in Verdict), NOT_EXECUTED]
         frame = self.frame()
         counts = pd.crosstab(frame["edition"], frame["verdict"]).reindex(columns=names, fill_value=0)

@@ -1,5 +1,6 @@
 """The command starts light: what one command needs, the others do not wait for."""
 
+import json
 import subprocess
 import sys
 
@@ -11,3 +12,20 @@ def test_the_command_line_starts_without(heavy):
     """Importing the command line imports none of the libraries that take a second and more."""
     code = f"import sys, mooncake_lab.cli; raise SystemExit({heavy!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_simulation_runs_without_any_of_them(tmp_path):
+    """From the command line to its numbers, `simulate` imports no tables, figures, tensors or live cluster."""
+    trace = tmp_path / "trace.jsonl"
+    request = {"timestamp": 0, "input_length": 600, "output_length": 3, "hash_ids": [0, 1]}
+    trace.write_text(json.dumps(request) + "\n")
+    heavy = {"pandas", "torch", "matplotlib", "seaborn", "papermill", "transformers", "mooncake_lab.serving"}
+    code = (
+        "import sys; from mooncake_lab.cli import app;"
+        f" app(['simulate', {str(trace)!r}, '--prefill', '1', '--decode', '1', '--json'], standalone_mode=False);"
+        f" print(*sorted({heavy!r} & sys.modules.keys()))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    numbers, imported = found.stdout.splitlines()
+    assert json.loads(numbers)["finished"] == 1
+    assert not imported
