@@ -5,7 +5,8 @@ Medians of several rounds are shown; all rounds must give the same bytes, or the
 simpy with as many timeouts as the run had events, and nothing else.
 
 With `--stream` the trace is replayed over and over, an hour later and with other blocks each time: requests come
-out of a generator, records go into running numbers, and memory must not grow with either.
+out of a generator, records go into running numbers, and memory must not grow with either but for the 16 bytes of a
+request's two latencies. Each size runs in a process of its own, so that its peak of memory is its own.
 """  # noqa: INP001  # scripts, not a package
 
 import hashlib
@@ -14,17 +15,18 @@ import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from typing import Annotated
 
 import msgspec
 import simpy
 import typer
 
-from mooncake_lab.core import SLO, TracedRequest
+from mooncake_lab.core import SLO, TracedRequest, rare_collections
 from mooncake_lab.experiments.paper_node import paper_node_latency
 from mooncake_lab.metrics import RunningSummary, run_summary
-from mooncake_lab.perf import LatencyModel
 from mooncake_lab.simulation import COUPLED_SYSTEMS, Cluster, ClusterSpec, CoupledCluster, CoupledSpec
 from mooncake_lab.workload import Trace, load
 
@@ -37,11 +39,10 @@ def main(
     stream: Annotated[str, typer.Option(help="Stream so many requests instead, with commas.")] = "",
 ) -> None:
     """Print medians of CPU seconds for the disaggregated cluster and the coupled systems of FAST'25."""
-    trace, model, half = load(workload), paper_node_latency(), nodes // 2
     if stream:
-        for size in sorted(map(int, stream.split(","))):
-            typer.echo(streamed(ClusterSpec(prefill_nodes=half, decode_nodes=half), model, trace, size))
+        stream_all(workload, nodes // 2, [int(size) for size in stream.split(",")])
         return
+    trace, model, half = load(workload), paper_node_latency(), nodes // 2
     systems: dict[str, Callable[[], Cluster | CoupledCluster]] = {
         "kvcache_centric": lambda: Cluster(ClusterSpec(prefill_nodes=half, decode_nodes=half), model)
     }
@@ -70,8 +71,9 @@ def measured(make: Callable[[], Cluster | CoupledCluster], trace: Trace, rounds:
     tokens = 0
     for _ in range(rounds):
         start_s = time.process_time()
-        cluster = make()
-        log = cluster.run(trace.requests())
+        with rare_collections():
+            cluster = make()
+            log = cluster.run(trace.requests())
         middle_s = time.process_time()
         tokens, events = int(run_summary(log, SLO())["output_tokens"] or 0), events_of(cluster)
         simulating.append(middle_s - start_s)
@@ -87,19 +89,33 @@ def measured(make: Callable[[], Cluster | CoupledCluster], trace: Trace, rounds:
     return f"{len(trace):9,} {tokens:10,} {run_s:9.2f} {numbers_s:8.2f} {per_s:11,.0f} {ratio:6.1f}"
 
 
-def streamed(spec: ClusterSpec, model: LatencyModel, trace: Trace, size: int) -> str:
+def stream_all(workload: str, half: int, sizes: list[int]) -> None:
+    """Print a line for each size, as soon as it is known."""
+    typer.echo(f"{workload} over and over, {half} + {half} nodes, nothing kept, CPU seconds of a process a line")
+    typer.echo(
+        f"{'requests':>10} {'tokens':>13} {'events':>11} {'CPU s':>8} {'requests/s':>11} {'/bare':>6}"
+        f" {'peak MiB':>9}"
+    )
+    alone = ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn"), max_tasks_per_child=1)
+    with alone as pool:
+        for size in sizes:
+            typer.echo(pool.submit(streamed, workload, half, size).result())
+
+
+def streamed(workload: str, half: int, size: int) -> str:
     """One line: what so many requests cost when nothing of them is kept."""
-    numbers = RunningSummary(SLO())
-    cluster = Cluster(spec, model, log=numbers.read)
+    trace, numbers = load(workload), RunningSummary(SLO())
+    spec = ClusterSpec(prefill_nodes=half, decode_nodes=half)
     start_s = time.process_time()
-    cluster.run(itertools.islice(over_and_over(trace), size))
+    with rare_collections():
+        cluster = Cluster(spec, paper_node_latency(), log=numbers.read)
+        cluster.run(itertools.islice(over_and_over(trace), size))
     run_s = time.process_time() - start_s
     events, found = events_of(cluster), numbers.numbers()
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return (
-        f"{size:,} requests, {found['output_tokens']:,} tokens, {events:,} events: {run_s:.1f} CPU s"
-        f" ({size / run_s:,.0f} requests/s, {run_s / bare_loop_s(events):.1f} times a bare loop),"
-        f" {found['finished']:,} finished, peak memory {peak_mib:.0f} MiB"
+        f"{size:10,} {found['output_tokens']:13,} {events:11,} {run_s:8.2f} {size / run_s:11,.0f}"
+        f" {run_s / bare_loop_s(events):6.1f} {peak_mib:9.0f}"
     )
 
 
