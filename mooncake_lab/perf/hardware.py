@@ -116,6 +116,16 @@ HARDWARE: Final[Mapping[str, Hardware]] = MappingProxyType(
             host_to_device_bytes_per_s=32 * GB,  # PCIe 4.0 x16, one direction
             source="NVIDIA RTX A6000 data sheet (GA102 white paper)",
         ),
+        "a40": Hardware(
+            name="a40",
+            devices=1,
+            bfloat16_flops_per_s=149.7 * TERA,
+            float32_flops_per_s=37.4 * TERA,
+            device_memory_bytes=48 * GB,
+            device_memory_bytes_per_s=696 * GB,
+            host_to_device_bytes_per_s=32 * GB,  # PCIe 4.0 x16, one direction
+            source="NVIDIA A40 data sheet",
+        ),
         "h200": Hardware(
             name="h200",
             devices=1,

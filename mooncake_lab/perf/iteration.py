@@ -115,7 +115,8 @@ def transferred(
 
     Linear operators keep their multiple of the time to read the weights, at the same distance from the ridge
     (tokens over FLOPs per byte); decode attention keeps its share of the bandwidth, chunk attention its share of
-    the peak; what is paid per kernel grows with the layers. Tiles stay: they belong to the kernels.
+    the peak; what is paid per kernel grows with the layers. Tiles stay: they belong to the kernels. What a decode
+    costs beside its matrices and its attention stays too: it is the engine's, not the model's.
     """
     (shape, device), (new_shape, new_device) = source, target
     read_s = new_shape.streamed_weight_bytes / new_device.memory_bytes_per_s
@@ -131,5 +132,6 @@ def transferred(
         per_pair_s=cost.per_pair_s * width * device.flops_per_s() / new_device.flops_per_s(),
         per_context_token_s=cost.per_context_token_s * kv * bandwidths,
         beside_s=cost.beside_s * new_shape.layers / shape.layers,
+        per_decode_s=cost.per_decode_s,
         rereads=cost.rereads,
     )

@@ -1,8 +1,8 @@
 """Model shapes by name: what a transformer costs to hold, to run and to remember.
 
 Sizes are those of the published configurations. Only the paper's two 70B models matter to Mooncake;
-the 13B, 33B and 175B shapes are SARATHI's, 34B is Sarathi-Serve's, 7B KV-Runahead's, and the `lab-*` shapes are
-small Llamas that a laptop runs.
+the 13B, 33B and 175B shapes are SARATHI's, Mistral, Yi and Falcon Sarathi-Serve's, Llama's 7B is KV-Runahead's,
+and the `lab-*` shapes are small Llamas that a laptop runs.
 """
 
 from collections.abc import Mapping
@@ -124,6 +124,14 @@ MODELS: Final[Mapping[str, ModelShape]] = MappingProxyType(
         "yi-34b": ModelShape(
             name="yi-34b", layers=60, width=7168, query_heads=56, kv_heads=8, head_width=128,
             ffn_width=20480, vocabulary=64000,
+        ),
+        "mistral-7b": ModelShape(
+            name="mistral-7b", layers=32, width=4096, query_heads=32, kv_heads=8, head_width=128,
+            ffn_width=14336, vocabulary=32000,
+        ),
+        "falcon-180b": ModelShape(
+            name="falcon-180b", layers=80, width=14848, query_heads=232, kv_heads=8, head_width=64,
+            ffn_width=59392, ffn_matrices=2, vocabulary=65024,
         ),
         "gpt3-175b": ModelShape(
             name="gpt3-175b", layers=96, width=12288, query_heads=96, kv_heads=96, head_width=128,

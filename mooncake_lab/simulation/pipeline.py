@@ -2,17 +2,19 @@
 
 A micro-batch keeps its requests until they are done. When it is back from the last stage and the first one is
 free, its policy plans the next iteration, which passes the stages in order: on stage `s`, the `k`-th iteration
-starts at `max(end[s-1,k] + hop, end[s,k-1])`. Nothing overtakes, so only entering and leaving are events.
+starts at `max(end[s-1,k] + hop, end[s,k-1])`. Nothing overtakes, so entering is the only event, and a heap of
+micro-batches by the time at which they are back is all the calendar there is. While nobody waits and all of a
+micro-batch decode, its plan stays until somebody is done, and is not asked for again.
 """
 
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from heapq import heappop, heappush
+from itertools import count
 
 import numpy as np
 import numpy.typing as npt
-import simpy
 
 from mooncake_lab.batching import BatchingPolicy, Limits, Plan
 from mooncake_lab.core import TracedRequest
@@ -98,9 +100,8 @@ def run_pipeline(spec: PipelineSpec, requests: Sequence[TracedRequest]) -> Pipel
     Raises:
         ValueError: when a policy plans nothing while its requests run, or requests wait that nobody takes.
     """
-    env = simpy.Environment()
-    pipeline = _Pipeline(env, spec, requests)
-    env.run()
+    pipeline = _Pipeline(spec, requests)
+    pipeline.play()
     return pipeline.result()
 
 
@@ -117,70 +118,89 @@ def passage(
     return starts, ends
 
 
+@dataclass(slots=True)
+class _Flight:
+    """A micro-batch and what it has in the pipeline. Mutable: it comes back and enters again."""
+
+    index: int
+    batch: MicroBatch
+    plan: Plan = field(default_factory=Plan)
+    again: int = 0
+    """How often the plan may enter again as it is."""
+    stage_s: float = 0.0
+    hop_s: float = 0.0
+    done_s: list[float] = field(default_factory=list[float])
+    """When the iterations of the plan were back that its requests do not yet know of."""
+    gap_s: float = 0.0
+    starved: bool = False
+
+    def settle(self) -> None:
+        """Tell the requests of the iterations that are back."""
+        if self.done_s:
+            self.batch.finish(self.plan, self.done_s, self.gap_s)
+        self.done_s, self.gap_s = [], 0.0
+
+
 class _Pipeline:
     """The moving parts."""
 
-    def __init__(self, env: simpy.Environment, spec: PipelineSpec, requests: Sequence[TracedRequest]) -> None:
-        self._env, self._spec = env, spec
+    def __init__(self, spec: PipelineSpec, requests: Sequence[TracedRequest]) -> None:
+        self._spec = spec
         ordered = sorted(requests, key=lambda traced: (traced.request.arrival_s, traced.request.id))
         self._seats = [Seat.of(rank, traced) for rank, traced in enumerate(ordered)]
         self._coming = deque(self._seats)
         self._queue: list[Seat] = []
-        self._entry = simpy.Resource(env)
-        self._awake = env.event()
         self._free_s = [0.0] * spec.clock.stages
         self._log = _Log()
         self._rejected: list[int] = []
-        env.process(self._arrive())
-        for index in range(spec.micro_batches):
-            env.process(self._live(index, MicroBatch(spec.policy, spec.limits)))
+        self._flights = [_Flight(i, MicroBatch(spec.policy, spec.limits)) for i in range(spec.micro_batches)]
 
-    def _arrive(self) -> Generator[simpy.Event, Any, None]:
-        while self._coming:
-            arrival_s = self._coming[0].arrival_s
-            if arrival_s > self._env.now:
-                yield self._env.timeout(arrival_s - self._env.now)
-            while self._coming and self._coming[0].arrival_s <= self._env.now:
-                self._queue.append(self._coming.popleft())
-            awake, self._awake = self._awake, self._env.event()
-            awake.succeed()
+    def play(self) -> None:
+        """Let micro-batches enter in the order in which they are back, until none comes again."""
+        back = [(0.0, flight.index, flight.index) for flight in self._flights]
+        for turn in count(len(back)):
+            if not back:
+                return
+            at_s, _, index = heappop(back)
+            again_s = self._turn(self._flights[index], max(at_s, self._free_s[0]))
+            if again_s is not None:
+                heappush(back, (again_s, turn, index))
 
-    def _live(self, index: int, batch: MicroBatch) -> Generator[simpy.Event, Any, None]:
-        starved = False
-        while True:
-            with self._entry.request() as turn:
-                yield turn
-                plan = batch.plan(self._queue, self._env.now)
-                self._rejected += [refusal.request_id for refusal in plan.rejected]
-                passage = self._enter(index, plan, starved=starved) if plan.segments else None
-                if passage is not None:
-                    yield self._env.timeout(passage[0] - self._env.now)
-            starved = passage is None
-            if passage is not None:
-                _, done_s, gap_s = passage
-                yield self._env.timeout(max(done_s - self._env.now, 0.0))
-                batch.finish(plan, done_s, gap_s)
-            elif not (plan.rejected or plan.preempted or plan.swapped):
-                if not self._coming:
-                    self._require_none_left(batch)
-                    return
-                yield self._awake
-
-    def _require_none_left(self, batch: MicroBatch) -> None:
+    def _turn(self, flight: _Flight, now_s: float) -> float | None:
+        """A micro-batch has the first stage; when it is back, or None where nothing is left for it to do."""
+        while self._coming and self._coming[0].arrival_s <= now_s:
+            self._queue.append(self._coming.popleft())
+        if flight.again and not self._queue:
+            flight.again -= 1
+            flight.stage_s += self._spec.clock.growth_s(flight.plan)
+            return self._enter(flight, now_s)
+        flight.settle()
+        plan = flight.plan = flight.batch.plan(self._queue, now_s)
+        self._rejected += [refusal.request_id for refusal in plan.rejected]
+        flight.again = flight.batch.steady_steps(plan) - 1 if not self._queue and plan.segments else 0
+        if plan.segments:
+            flight.stage_s, flight.hop_s = self._spec.clock.stage_s(plan), self._spec.clock.hop_s(plan)
+            return self._enter(flight, now_s)
+        flight.starved = True
+        if plan.rejected or plan.preempted or plan.swapped:
+            return now_s
+        if self._coming:
+            return self._coming[0].arrival_s
         if self._queue:
-            raise ValueError(
-                f"{batch.policy} takes none of {len(self._queue)} waiting requests into an empty micro-batch"
-            )
+            left = f"{len(self._queue)} waiting requests"
+            raise ValueError(f"{flight.batch.policy} takes none of {left} into an empty micro-batch")
+        return None
 
-    def _enter(self, index: int, plan: Plan, *, starved: bool) -> tuple[float, float, float]:
-        """Pass the stages; when the first is left, when the last, and how long stages stood idle before."""
-        stage_s, hop_s = self._spec.clock.stage_s(plan), self._spec.clock.hop_s(plan)
-        starts, ends = passage(self._free_s, self._env.now, stage_s, hop_s)
-        gap_s = sum(starts) - sum(self._free_s)
+    def _enter(self, flight: _Flight, now_s: float) -> float:
+        """Pass the stages; when the last one is left."""
+        starts, ends = passage(self._free_s, now_s, flight.stage_s, flight.hop_s)
+        if self._log.starved:  # nothing stood idle for want of work before the first
+            flight.gap_s += sum(starts) - sum(self._free_s)
         self._free_s = ends
-        first = not self._log.starved
-        self._log.add(starts, ends, index, plan, starved=starved)
-        return ends[0], ends[-1], 0.0 if first else gap_s
+        self._log.add(starts, ends, flight.index, flight.plan, starved=flight.starved)
+        flight.starved = False
+        flight.done_s.append(ends[-1])
+        return ends[-1]
 
     def result(self) -> PipelineRun:
         """All of it, once nothing happens any more."""

@@ -4,7 +4,7 @@ from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mooncake_lab.batching import BatchingPolicy, Limits, Plan, Progress
+from mooncake_lab.batching import BatchingPolicy, Limits, Plan, Progress, decode_stretch_steps
 from mooncake_lab.core import TracedRequest
 
 
@@ -92,16 +92,30 @@ class MicroBatch:
             seat.scheduled_s = now_s if seat.scheduled_s is None else seat.scheduled_s
         return plan
 
-    def finish(self, plan: Plan, now_s: float, gap_s: float) -> None:
-        """An iteration is back from the last stage: its tokens are known, and who is done leaves."""
-        seats = {seat.request_id: seat for seat in self.running}
+    def steady_steps(self, plan: Plan) -> int:
+        """For how many iterations a plan of all its requests, each decoding, is the plan while nobody comes."""
+        if any(segment.kind != "decode" for segment in plan.segments) or len(plan.segments) < len(self.running):
+            return 1
+        running = [seat.progress(self.limits.block_size_tokens) for seat in self.running]
+        left = min(seat.output_tokens - seat.generated_tokens for seat in self.running)
+        return max(1, min(left, decode_stretch_steps(running, self._limits_now(running))))
+
+    def finish(self, plan: Plan, done_s: Sequence[float], gap_s: float) -> None:
+        """Iterations are back from the last stage: their tokens are known, and who is done leaves.
+
+        Args:
+            plan: of each of them.
+            done_s: when each was back.
+            gap_s: how long stages stood idle before the first.
+        """
+        seats, steps = {seat.request_id: seat for seat in self.running}, len(done_s)
         for segment in plan.segments:
             seat = seats[segment.request_id]
-            seat.cached_tokens += segment.new_tokens
+            seat.cached_tokens += segment.new_tokens * steps
             seat.bubble_s += gap_s
             if segment.emits:
-                seat.generated_tokens += 1
-                seat.token_s.append(now_s)
+                seat.generated_tokens += steps
+                seat.token_s += done_s
         self.running = [seat for seat in self.running if not seat.done]
 
     def _limits_now(self, running: Sequence[Progress]) -> Limits:

@@ -52,6 +52,10 @@ class StageClock:
         whole_s = plan_s(self.cost, plan) + self.overhead_s + self.collective_s_per_token * plan.new_tokens
         return whole_s / self.stages
 
+    def growth_s(self, plan: Plan) -> float:
+        """Seconds by which a plan of decodes takes longer each time: every context has grown by a token."""
+        return self.cost.per_context_token_s * len(plan.segments) / self.stages
+
     def hop_s(self, plan: Plan) -> float:
         """Seconds until the activations of a plan are on the next stage."""
         return self.link.seconds(self.hop_bytes_per_token * plan.new_tokens)

@@ -131,6 +131,13 @@ class TestTransfer:
                 expected = shares
             assert shares == pytest.approx(expected)
 
+    def test_what_the_engine_costs_stays(self):
+        """A cost for each running request belongs to the engine, and comes along."""
+        there = (model_shape("llama-33b"), hardware("a100"))
+        host = dataclasses.replace(COST, per_decode_s=1e-3)
+        here = (model_shape("llama-13b"), hardware("a6000"))
+        assert transferred(host, source=here, target=there, name="moved").per_decode_s == host.per_decode_s
+
     def test_tiles_stay(self):
         """A tile belongs to the kernels, not to the device's ridge."""
         assert self.moved().linear.tile_tokens == COST.linear.tile_tokens

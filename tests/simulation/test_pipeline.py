@@ -31,6 +31,7 @@ from mooncake_lab.simulation import (
     run_pipeline,
     simulate_cpp,
 )
+from mooncake_lab.simulation.pipeline_batch import MicroBatch
 from mooncake_lab.simulation.pipeline_bubbles import CAUSES
 
 COST = IterationCost(
@@ -270,3 +271,21 @@ def test_an_impossible_pipeline_is_refused(change):
         replace(CLOCK, **change)
     with pytest.raises(ValueError, match="0 micro-batches"):
         replace(SPEC, micro_batches=0)
+
+
+@settings(max_examples=25)
+@given(lengths, policies, st.sampled_from([1, 3]))
+def test_a_plan_that_stays_need_not_be_asked_for(rows, policy, stages):
+    """Asked for every plan or only for those that can differ, a pipeline runs the same iterations."""
+    spec = replace(SPEC, clock=replace(CLOCK, stages=stages), micro_batches=stages, policy=policy)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MicroBatch, "steady_steps", lambda *_: 1)
+        asked = run_pipeline(spec, requests_of(rows))
+    found = run_pipeline(spec, requests_of(rows))
+    np.testing.assert_allclose(found.end_s, asked.end_s, rtol=1e-12)
+    for name in ("micro_batch", "prompt_tokens", "decodes", "starved"):
+        assert getattr(found, name).tolist() == getattr(asked, name).tolist()
+    for ours, theirs in zip(found.seats, asked.seats, strict=True):
+        assert ours.token_s == pytest.approx(theirs.token_s, rel=1e-12)
+        assert (ours.cached_tokens, ours.generated_tokens) == (theirs.cached_tokens, theirs.generated_tokens)
+        assert ours.bubble_s == pytest.approx(theirs.bubble_s, abs=1e-9)
