@@ -1,7 +1,8 @@
 """Where a request goes: the paper's Algorithm 1 and what it is compared with.
 
 A policy is a frozen dataclass of its knobs. It may read the request and the view, ask the estimator,
-and nothing else. Ties break on the order of the view, which is the order of the instances' names.
+and nothing else. Where nothing else is said, ties break on the order of the view, which is the order of the
+instances' names.
 """
 
 import math
@@ -40,14 +41,16 @@ class Random:
 class LoadBalance:
     """The least loaded prefill instance. The papers do not say what load is, so it is a knob.
 
-    The three answers differ by a factor of two and a half in mean TTFT, which is why it matters.
+    The three answers differ by a factor of two and a half in mean TTFT, which is why it matters. Of instances
+    equally loaded, idle ones above all, it is the turn of the one that was given the fewest requests so far: the
+    first of them would get everything while traffic is light, and where instances are coupled decode it all.
     """
 
     metric: Literal["backlog_s", "queued_requests", "assigned_requests"] = "backlog_s"
 
     def place(self, request: Request, view: ClusterView, estimate: Estimator) -> Placement:
         """The instance with the smallest load, wherever the prefix is."""
-        loads = [getattr(instance, self.metric) for instance in view.prefill]
+        loads = [(getattr(instance, self.metric), instance.assigned_requests) for instance in view.prefill]
         return _local(request, view, estimate, loads.index(min(loads)), f"least {self.metric}")
 
 

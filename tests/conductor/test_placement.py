@@ -106,6 +106,17 @@ class TestComparedWith:
         metrics = ("backlog_s", "queued_requests", "assigned_requests")
         assert [LoadBalance(m).place(request(), seen, Estimate()).prefill for m in metrics] == ["p0", "p1", "p2"]
 
+    def test_load_balance_takes_turns_among_equals(self):
+        """Of equals the one with fewest requests so far is next, then the first; a smaller load beats both."""
+        pool = [
+            PrefillView(f"p{i}", load, 0, assigned, 0)
+            for i, (load, assigned) in enumerate([(0, 3), (0, 2), (0, 2)])
+        ]
+        seen = ClusterView(0.0, tuple(pool), view((0, 0)).decode)
+        assert LoadBalance().place(request(), seen, Estimate()).prefill == "p1"
+        pool = [*(each._replace(backlog_s=1.0) for each in pool[:2]), PrefillView("p2", 0.5, 0, 9, 0)]
+        assert LoadBalance().place(request(), seen._replace(prefill=tuple(pool)), Estimate()).prefill == "p2"
+
     def test_longest_prefix_ignores_the_queue(self):
         """One block more outweighs any backlog."""
         assert LongestPrefix().place(request(), view((0.0, 1), (999.0, 2)), Estimate()).prefill == "p1"
