@@ -1,122 +1,21 @@
 """The simulator held against the live cluster: calibrate on one set of runs, predict others."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 import pandas as pd
 
 from mooncake_lab.batching import SarathiServe
-from mooncake_lab.conductor import (
-    PLACEMENT_POLICIES,
-    LatencyEstimator,
-    PlacementPolicy,
-    Random,
-    decide,
-)
-from mooncake_lab.core import Record, TracedRequest, check_scale
+from mooncake_lab.conductor import LatencyEstimator, PlacementPolicy, decide
+from mooncake_lab.core import Record, TracedRequest
 from mooncake_lab.experiments.live_requests import checked, side_by_side, slowed
+from mooncake_lab.experiments.live_study import Study
 from mooncake_lab.metrics import ttft_s
 from mooncake_lab.perf import LatencyModel
-from mooncake_lab.serving import LiveCluster, LiveSpec, Nursery, scaled_down
+from mooncake_lab.serving import LiveCluster, LiveSpec, Metronome, Nursery
 from mooncake_lab.serving.from_log import LogCalibration, model_from_log
 from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledCluster, CoupledSpec
-from mooncake_lab.workload import Trace, load, with_poisson_arrivals
-
-CLUSTERS: Final[Mapping[str, tuple[int, int, int]]] = MappingProxyType(
-    {"1P+1D": (1, 1, 0), "2P+1D": (2, 1, 0), "1P+2D": (1, 2, 0), "2 coupled": (0, 0, 2), "1 coupled": (0, 0, 1)}
-)
-"""Prefill, decode and coupled workers by the name of the cluster."""
-_TOKENS: Final = 65_536
-"""KVCache of each worker: more than a slice of a trace has."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Study:
-    """Slices of a scaled-down trace, and the clusters that serve them, live and simulated."""
-
-    workload: str = "toolagent"
-    divide: int = 16
-    """Lengths, and the block size with them."""
-    most_tokens: int = 1024
-    """Longer requests are left out."""
-    requests: int = 24
-    """Of a run; calibration has its own, which come before."""
-    model: str = "random:lab-tiny"
-    chunk_tokens: int = 256
-    light: float = 0.3
-    """Work that arrives, as a share of what one prefill worker can do."""
-    overloaded: float = 6.0
-    clusters: tuple[str, ...] = ("1P+1D", "2P+1D", "1P+2D", "2 coupled")
-    placements: tuple[str, ...] = ("load_balance", "random")
-    """Tried on 2P+1D besides the default, overloaded."""
-    seed: int = 0
-
-    def spec(self, cluster: str = "1P+1D", placement: str | None = None, **changes: Any) -> LiveSpec:
-        """A live cluster of this study."""
-        prefill, decode, coupled = CLUSTERS[cluster]
-        asked: dict[str, Any] = {
-            "model": self.model,
-            "seed": self.seed,
-            "device": "cpu",
-            "backend": "dense",
-            "prefill_nodes": prefill,
-            "decode_nodes": decode,
-            "coupled_nodes": coupled,
-            "cache_tokens": _TOKENS,
-            "decode_tokens": _TOKENS,
-            "block_size_tokens": self.trace().block_size_tokens,
-            "chunk_tokens": self.chunk_tokens,
-            "max_request_tokens": 2 * self.most_tokens,
-            "placement": None if placement is None else self._policy(placement),
-        }
-        return LiveSpec(**(asked | changes))
-
-    def trace(self) -> Trace:
-        """The scaled-down trace, lengths divided and sharing kept."""
-        return _scaled(self.workload, self.divide, self.most_tokens, self.seed)
-
-    def slice(self, number: int, requests_per_s: float) -> list[TracedRequest]:
-        """So many requests of the trace, number 0 for calibration, as a Poisson process from time 0."""
-        chosen = list(self.trace().head((number + 1) * self.requests).requests())[number * self.requests :]
-        timed = with_poisson_arrivals(self.trace().head(len(chosen)), requests_per_s, seed=self.seed + number)
-        return [
-            TracedRequest(replace(one.request, arrival_s=float(at_s)), one.output_tokens)
-            for one, at_s in zip(chosen, timed.arrival_s, strict=True)
-        ]
-
-    def runs(self) -> Iterator[tuple[str, str | None, str]]:
-        """Cluster, placement and load of each run that is predicted."""
-        for cluster in self.clusters:
-            for load_name in ("light", "overloaded"):
-                yield cluster, None, load_name
-        for placement in self.placements:
-            yield "2P+1D", placement, "overloaded"
-
-    def _policy(self, name: str) -> PlacementPolicy:
-        return Random(self.seed) if name == "random" else PLACEMENT_POLICIES[name]()
-
-
-STUDIES: Final[Mapping[str, Study]] = MappingProxyType(
-    {
-        "smoke": Study(requests=6, clusters=("1P+1D", "2 coupled"), placements=()),
-        "classroom": Study(),
-        "full": Study(requests=60),
-        "gpu": Study(requests=60),
-    }
-)
-"""What each scale measures."""
-
-
-def study(scale: str, *, seed: int = 0) -> Study:
-    """The study of a scale.
-
-    Raises:
-        ValueError: for an unknown scale.
-    """
-    return replace(STUDIES[check_scale(scale)], seed=seed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -134,17 +33,22 @@ class Held:
     """Rows by run: decisions, and how many of them the Conductor gives again on the recorded view."""
 
 
-def hold_against(plan: Study, nursery: Nursery) -> Held:
+def hold_against(plan: Study, nursery: Nursery, pace: Metronome | None = None) -> Held:
     """Calibrate on the first slice on 1P+1D, then serve the second slice live and simulated, run by run.
+
+    Args:
+        plan: what is served where.
+        nursery: where workers are born.
+        pace: at which they compute; None lets them compute as fast as this machine can.
 
     Raises:
         ValueError: when a log breaks an invariant.
     """
-    calibration, rates = calibrate(plan, nursery)
+    calibration, rates = calibrate(plan, nursery, pace)
     tables, decided, logs = list[pd.DataFrame](), list[dict[str, Any]](), list[list[Record]]()
     for cluster, placement, load_name in plan.runs():
         requests = plan.slice(1, rates[load_name])
-        spec = plan.spec(cluster, placement)
+        spec = plan.spec(cluster, placement, metronome=pace)
         log, found = serve(spec, calibration.model, requests, nursery)
         run = f"{cluster}, {load_name}" + ("" if placement is None else f", {placement}")
         about = {"run": run, "cluster": cluster, "placement": placement or "default", "load": load_name}
@@ -153,7 +57,8 @@ def hold_against(plan: Study, nursery: Nursery) -> Held:
         decided.append({"run": run, **found})
         logs.append(log)
     first_cluster, first_placement, first_load = next(iter(plan.runs()))
-    spec, requests = plan.spec(first_cluster, first_placement), plan.slice(1, rates[first_load])
+    requests = plan.slice(1, rates[first_load])
+    spec = plan.spec(first_cluster, first_placement, metronome=pace)
     repeated, _ = serve(spec, calibration.model, requests, nursery)
     return Held(
         calibration=calibration,
@@ -174,14 +79,15 @@ def serve(
         return log, {"decisions": len(live.decisions), "given again": replayed(live)}
 
 
-def calibrate(plan: Study, nursery: Nursery) -> tuple[LogCalibration, dict[str, float]]:
+def calibrate(
+    plan: Study, nursery: Nursery, pace: Metronome | None = None
+) -> tuple[LogCalibration, dict[str, float]]:
     """A latency model from a run on 1P+1D: half of it light, so that idle workers are met, half of it overloaded.
 
     Returns:
         The calibration, and the requests a second of each load: shares of what one prefill worker computes.
     """
-    spec = plan.spec()
-    with LiveCluster(spec, nursery=nursery) as live:
+    with LiveCluster(plan.spec(metronome=pace), nursery=nursery) as live:
         warm_up(live)
         rates = _rates(plan, live.model)
         light = plan.slice(0, rates["light"])
@@ -293,8 +199,3 @@ def _rates(plan: Study, model: LatencyModel) -> dict[str, float]:
     prompts = [float(one.request.input_tokens) for one in plan.slice(1, 1.0)]
     capacity_per_s = len(prompts) / sum(float(model.prefill.seconds(tokens)) for tokens in prompts)
     return {"light": plan.light * capacity_per_s, "overloaded": plan.overloaded * capacity_per_s}
-
-
-@cache
-def _scaled(workload: str, divide: int, most_tokens: int, seed: int) -> Trace:
-    return scaled_down(load(workload, seed=seed), divide, most_tokens=most_tokens)

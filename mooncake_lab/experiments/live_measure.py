@@ -19,10 +19,11 @@ from mooncake_lab.core import SCALES, carried_folder
 from mooncake_lab.engine.bench import commit
 from mooncake_lab.engine.machine import describe_machine
 from mooncake_lab.experiments.cache import plain_rows
-from mooncake_lab.experiments.live import Held, Study, hold_against, study
-from mooncake_lab.experiments.live_requests import causes, errors
+from mooncake_lab.experiments.live import Held, hold_against
+from mooncake_lab.experiments.live_requests import causes, errors, slowed
+from mooncake_lab.experiments.live_study import Study, study
 from mooncake_lab.experiments.live_switches import kill_one, switches
-from mooncake_lab.serving import Nursery
+from mooncake_lab.serving import Metronome, Nursery
 
 _KEPT: Final = "cpu_live.json"
 
@@ -33,8 +34,12 @@ class Measured:
 
     plan: Study
     held: Held
+    """At the machine's own pace."""
     errors: pd.DataFrame
     causes: pd.DataFrame
+    paced: Held
+    """The same study to the beat of a metronome."""
+    paced_errors: pd.DataFrame
     switches: pd.DataFrame
     fault: pd.DataFrame
     machine: str
@@ -45,12 +50,15 @@ def measure(plan: Study) -> Measured:
     with Nursery(plan.spec()) as nursery:
         held = hold_against(plan, nursery)
         model, rates = held.calibration.model, dict(held.rates_per_s)
+        paced = hold_against(plan, nursery, Metronome.of(slowed(model, plan.beat, decode=True)))
         switched = switches(plan, nursery, model, rates)
         fault = kill_one(plan, nursery, model, rates["overloaded"])
     return Measured(
         plan=plan,
         held=held,
         errors=errors(pd.concat([held.requests, held.again]), seed=plan.seed),
+        paced=paced,
+        paced_errors=errors(pd.concat([paced.requests, paced.again]), seed=plan.seed),
         causes=causes(held.requests),
         switches=switched,
         fault=fault,
@@ -71,7 +79,8 @@ def as_plain(found: Measured, load_average: Sequence[float]) -> dict[str, Any]:
     """A measurement as plain values, with who made it when, and how busy the machine was before."""
     machine = describe_machine()
     calibration = found.held.calibration
-    tables = {name: getattr(found, name) for name in ("errors", "causes", "switches", "fault")}
+    kept_tables = ("errors", "paced_errors", "causes", "switches", "fault")
+    tables = {name: getattr(found, name) for name in kept_tables}
     tables["decisions"] = found.held.decisions.reset_index()
     return {
         "machine": asdict(machine),

@@ -1,9 +1,9 @@
 """Two logs of the same requests side by side: what differs, by how much, how surely, and in which stage."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import MappingProxyType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +11,9 @@ import pandas as pd
 
 from mooncake_lab.core import Arrived, FirstToken, Prefilled, Record
 from mooncake_lab.metrics import check_log, request_table
-from mooncake_lab.perf import HybridLatency, LatencyModel
+from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, PrefillLatency
 
+_Latency = TypeVar("_Latency", PrefillLatency, DecodeLatency)
 _Numbers: TypeAlias = npt.NDArray[np.float64]
 STATISTICS: Final[Mapping[str, Callable[[_Numbers], _Numbers]]] = MappingProxyType(
     {
@@ -127,8 +128,13 @@ def checked(log: list[Record]) -> list[Record]:
     return log
 
 
-def slowed(model: LatencyModel, factor: float) -> LatencyModel:
-    """The model with every prefill so many times as long."""
-    names = ("constant_s", "per_token_s", "per_token_squared_s", "load_s_per_token")
-    prefill = replace(model.prefill, **{name: factor * getattr(model.prefill, name) for name in names})
-    return replace(model, prefill=prefill, hybrid=HybridLatency.of(prefill, model.decode))
+def slowed(model: LatencyModel, factor: float, *, decode: bool = False) -> LatencyModel:
+    """The model with every prefill so many times as long, and with `decode` every decode step, too."""
+    prefill = _times(model.prefill, factor)
+    second = _times(model.decode, factor) if decode else model.decode
+    return replace(model, prefill=prefill, decode=second, hybrid=HybridLatency.of(prefill, second))
+
+
+def _times(latency: _Latency, factor: float) -> _Latency:
+    seconds = {each.name: factor * getattr(latency, each.name) for each in fields(latency) if "_s" in each.name}
+    return replace(latency, **seconds)

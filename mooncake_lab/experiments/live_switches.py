@@ -10,8 +10,9 @@ import numpy as np
 import pandas as pd
 
 from mooncake_lab.core import DecodeStretch, Moved, Prefilled, Record, TracedRequest
-from mooncake_lab.experiments.live import Study, warm_up
+from mooncake_lab.experiments.live import warm_up
 from mooncake_lab.experiments.live_requests import checked, per_request
+from mooncake_lab.experiments.live_study import Study
 from mooncake_lab.metrics import request_table
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.serving import LiveCluster, LiveSpec, Nursery

@@ -5,6 +5,7 @@ random number or looks at a clock. Counts are numbers or numpy arrays, which bro
 calls these methods with plain numbers some hundred thousand times a run, hence no conversions.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isfinite, sqrt
 
@@ -204,6 +205,19 @@ class HybridLatency:
         attention = self.per_token_squared_s * pairs + self.per_context_token_s * context_tokens
         host = self.host_s * max(0.0, decodes - self.host_free)
         return self.constant_s + linear + self.per_request_s * decodes + attention + host
+
+    def batch_s(self, pieces: Sequence[tuple[int, int]], decodes: int = 0, context_tokens: int = 0) -> float:
+        """Seconds of one iteration with pieces of any number of prompts.
+
+        Args:
+            pieces: new tokens of each, and how many of its prompt were computed before.
+            decodes: requests that decode one token each.
+            context_tokens: cached tokens of those requests together.
+        """
+        chunk = sum(new for new, _ in pieces)
+        pairs = sum(new * (2 * before + new) for new, before in pieces)
+        apart = self.per_token_squared_s * (pairs - chunk * chunk)  # a prompt does not attend to another
+        return self.step_s(chunk, 0, decodes, context_tokens) + apart
 
 
 @dataclass(frozen=True, slots=True)

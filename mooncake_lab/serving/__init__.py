@@ -4,6 +4,7 @@ from mooncake_lab.serving.birth import Nursery
 from mooncake_lab.serving.cluster import LiveCluster
 from mooncake_lab.serving.hall import Hall
 from mooncake_lab.serving.journal import in_order
+from mooncake_lab.serving.metronome import Metronome
 from mooncake_lab.serving.placing import Decided
 from mooncake_lab.serving.prompts import prompt_of, scaled_down
 from mooncake_lab.serving.spec import LiveSpec
@@ -16,6 +17,7 @@ __all__ = [
     "Hall",
     "LiveCluster",
     "LiveSpec",
+    "Metronome",
     "Nursery",
     "RejectedError",
     "Ticket",

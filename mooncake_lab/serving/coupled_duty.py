@@ -57,6 +57,7 @@ class CoupledDuty:
         """One iteration: pieces of prompts, and decodes."""
         start_s = time.monotonic()
         done = self._engine.step()
+        self._keep_pace(start_s)
         end_s = time.monotonic()
         spans = self._spans(start_s, end_s)
         if self._made or spans:
@@ -93,6 +94,13 @@ class CoupledDuty:
         self._running[request_id] = job
         if self._desk.spec.prefix_reuse:
             self._keys[request_id] = self._desk.keys(prompt)
+
+    def _keep_pace(self, start_s: float) -> None:
+        metronome, log = self._desk.spec.metronome, self._engine.engine.log
+        if metronome is not None and log:
+            segments = log[-1].iteration.plan.segments
+            fresh = sum(s.kind == "prefill" and s.request_id not in self._begun for s in segments)
+            metronome.hold_iteration(start_s, segments, fresh)
 
     def _spans(self, start_s: float, end_s: float) -> list[Span]:
         """What of prompts the last iteration computed."""

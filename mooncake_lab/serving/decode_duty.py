@@ -57,6 +57,10 @@ class DecodeDuty:
         """One token for every request in the batch."""
         start_s = time.monotonic()
         done = self._engine.step()
+        log = self._engine.engine.log
+        if self._desk.spec.metronome is not None and log:
+            self._desk.spec.metronome.hold_decode(start_s, log[-1].iteration.plan.segments)
+            log.clear()
         end_s = time.monotonic()
         if self._made:
             self._desk.say(messages.Stepped(start_s=start_s, end_s=end_s, tokens=tuple(self._made)))

@@ -43,7 +43,7 @@ class Desk:
             max_requests=spec.max_requests,
             max_request_tokens=spec.max_request_tokens,
             prefix_reuse=prefix_reuse,
-            keep_log=spec.role == "coupled",
+            keep_log=spec.role == "coupled" or (spec.role == "decode" and spec.metronome is not None),
         )
 
     def keys(self, prompt: npt.NDArray[np.int32]) -> list[bytes]:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Self, final
 
 import numpy as np
@@ -61,6 +62,9 @@ class Hall:
             await self.supervisor.start()
             if self.model is None:
                 self.model = await self.calibrate()
+                if (metronome := self.spec.metronome) is not None:
+                    pace = {name: getattr(metronome, name) for name in metronome.__struct_fields__}
+                    self.model = replace(self.model, **pace)
         except BaseException:
             await self.close()
             raise

@@ -154,14 +154,10 @@ class PrefillDuty:
         self._running[request_id] = prompt
 
     def _finish(self, prompt: _Prompt, result: PrefillResult) -> None:
-        order = prompt.order
-        span = Span(
-            order.job,
-            prompt.start_s,
-            time.monotonic(),
-            len(order.asked.prompt) // 4 - result.reused_tokens,
-            result.reused_tokens,
-        )
+        order, tokens, reused = prompt.order, len(prompt.order.asked.prompt) // 4, result.reused_tokens
+        if self._desk.spec.metronome is not None:
+            self._desk.spec.metronome.hold_prefill(prompt.start_s, tokens, reused)
+        span = Span(order.job, prompt.start_s, time.monotonic(), tokens - reused, reused)
         self._desk.say(messages.Prefilled(span, result.first_token))
         assert order.deliver_to is not None  # noqa: S101  # as above
         courier = self._desk.couriers.to(order.deliver_to)

@@ -7,6 +7,7 @@ import msgspec
 
 from mooncake_lab.conductor import AdmissionPolicy, AdmitAll, KVCacheCentric, LoadBalance, PlacementPolicy
 from mooncake_lab.core import SLO
+from mooncake_lab.serving.metronome import Metronome
 
 Role = Literal["prefill", "decode", "coupled"]
 """What a worker does: one stage, the other, or both."""
@@ -67,6 +68,8 @@ class LiveSpec:
     """A worker that says nothing for so long is killed and born again."""
     log_layers: bool = False
     """Whether each layer's move is a record of its own."""
+    metronome: Metronome | None = None
+    """Beats the pace of computing; None computes as fast as the machine can."""
 
     def __post_init__(self) -> None:
         positive = (
@@ -128,6 +131,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     peer_timeout_s: float
     log_layers: bool
+    metronome: Metronome | None
 
 
 def worker_spec(spec: LiveSpec, name: str, token: bytes) -> WorkerSpec:

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooncake_lab.conductor import LoadBalance
-from mooncake_lab.experiments import live
+from mooncake_lab.experiments import live, live_study
 from mooncake_lab.experiments import live_measure as measurement
 from mooncake_lab.experiments.live_requests import STAGES, causes, errors, per_request, side_by_side, slowed
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
 
-SMALL = live.Study(requests=4, clusters=("1P+1D",), placements=())
+SMALL = live_study.Study(requests=4, clusters=("1P+1D",), placements=())
 
 
 def model(prefill_s=1e-4):
@@ -28,8 +28,8 @@ def model(prefill_s=1e-4):
 
 
 def compared(real, simulated, cluster="1P+1D"):
-    requests = live.Study(requests=12).slice(1, 30.0)
-    spec = live.Study().spec(cluster)
+    requests = live_study.Study(requests=12).slice(1, 30.0)
+    spec = live_study.Study().spec(cluster)
     logs = [live.simulate(spec, one, requests) for one in (real, simulated)]
     return side_by_side(*logs).assign(run=cluster, cluster=cluster, placement="default", load="light")
 
@@ -37,7 +37,7 @@ def compared(real, simulated, cluster="1P+1D"):
 class TestStudy:
     def test_slices_are_of_the_trace_one_after_the_other(self):
         """Slice 1 begins where slice 0 ends; lengths and blocks are the scaled trace's, arrivals in order."""
-        plan, trace = live.Study(requests=5), list(live.Study().trace().head(10).requests())
+        plan, trace = live_study.Study(requests=5), list(live_study.Study().trace().head(10).requests())
         served = [*plan.slice(0, 10.0), *plan.slice(1, 10.0)]
         assert [one.request.block_keys for one in served] == [one.request.block_keys for one in trace]
         arrivals = [one.request.arrival_s for one in plan.slice(1, 10.0)]
@@ -52,11 +52,11 @@ class TestStudy:
     def test_unknown_scale_is_refused(self):
         """A scale that is none is named."""
         with pytest.raises(ValueError, match="huge"):
-            live.study("huge")
+            live_study.study("huge")
 
 
 class TestComparison:
-    @pytest.mark.parametrize("cluster", live.CLUSTERS)
+    @pytest.mark.parametrize("cluster", live_study.CLUSTERS)
     def test_a_perfect_prediction_has_no_error(self, cluster):
         """Two equal logs: every error and every interval is 0, on every cluster."""
         found = errors(compared(model(), model(), cluster))

@@ -1,0 +1,58 @@
+"""A metronome: engines compute real tokens, but each iteration lasts as long as a latency model says.
+
+What is real stays real: processes, sockets, KVCache, schedulers, tokens. Only the pace of computing is given, so
+that workers which share a few cores still are nodes of their own, and a measurement says what the *system* does
+with that pace. It works while the machine computes faster than the metronome beats; a late iteration is not made
+up for, and shows in the log.
+"""
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from mooncake_lab.batching import Segment
+from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, PrefillLatency
+
+
+class Metronome(msgspec.Struct, frozen=True, kw_only=True):
+    """How long computing takes, whatever the machine."""
+
+    prefill: PrefillLatency
+    decode: DecodeLatency
+    hybrid: HybridLatency
+
+    @classmethod
+    def of(cls, model: LatencyModel) -> "Metronome":
+        """The pace of a latency model."""
+        return cls(prefill=model.prefill, decode=model.decode, hybrid=model.hybrid)
+
+    def hold_prefill(self, start_s: float, tokens: int, reused_tokens: int) -> None:
+        """Return when a prompt that began then would be computed."""
+        _hold(start_s + float(self.prefill.seconds(float(tokens), float(reused_tokens))))
+
+    def hold_iteration(self, start_s: float, segments: Sequence[Segment], begun: int = 0) -> None:
+        """Return when an iteration of prompts and decodes that began then would be over.
+
+        Args:
+            start_s: when it began (monotonic clock).
+            segments: what it computed.
+            begun: prompts of which it was the first piece.
+        """
+        pieces = [(s.new_tokens, s.cached_tokens) for s in segments if s.kind == "prefill"]
+        contexts = [s.cached_tokens for s in segments if s.kind == "decode"]
+        if pieces or contexts:
+            seconds = self.hybrid.batch_s(pieces, len(contexts), sum(contexts))
+            _hold(start_s + seconds + begun * self.prefill.constant_s)
+
+    def hold_decode(self, start_s: float, segments: Sequence[Segment]) -> None:
+        """Return when a decode step that began then would be over; with a prompt to recompute, an iteration."""
+        if any(segment.kind == "prefill" for segment in segments):
+            self.hold_iteration(start_s, segments)
+        elif segments:
+            context = float(sum(segment.cached_tokens for segment in segments))
+            _hold(start_s + float(self.decode.step_s(float(len(segments)), context)))
+
+
+def _hold(until_s: float) -> None:
+    time.sleep(max(0.0, until_s - time.monotonic()))
