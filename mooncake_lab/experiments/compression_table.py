@@ -1,12 +1,14 @@
 """The full accuracy table, which takes too long for a chapter: `data/measured/compression_accuracy.csv`.
 
-python -m mooncake_lab.experiments.compression_table --prompts 500 --seeds 3
+python -m mooncake_lab.experiments.compression_table --prompts 170 --seeds 3 --jobs 2
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from hashlib import sha256
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -40,19 +42,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--prompts", type=int, default=500, help="of each task and seed")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=1, help="exams at once, each in a process of its own")
     parser.add_argument("--output", type=Path, default=None, help=f"default: data/measured/{NAME}")
     given = parser.parse_args(arguments)
     output: Path = given.output or carried_folder("measured") / NAME
     points = [replace(each, prompts=given.prompts) for each in exams("full") if each.seed < given.seeds]
     points.sort(key=lambda each: each.seed)  # so that an interrupted table has whole seeds
     done = pd.read_csv(output) if output.exists() else pd.DataFrame()
-    for point in tqdm(points, unit="exam"):
-        if len(done) and len(done[_same(done, point)]):
-            continue
-        rows = run(point, cache=False).drop(columns="methods")
-        rows = rows.assign(weights=weights_digest(point.model), machine=str(describe_machine()))
+    missing = [point for point in points if not (len(done) and len(done[_same(done, point)]))]
+    for rows in tqdm(_all_examined(missing, given.jobs), total=len(missing), unit="exam"):
         done = pd.concat([done, rows])
         done.to_csv(output, index=False)
+
+
+def _all_examined(points: Sequence[Exam], jobs: int) -> Iterator[pd.DataFrame]:
+    if jobs == 1:
+        yield from map(_examined, points)
+        return
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        for one in as_completed([pool.submit(_examined, point) for point in points]):
+            yield one.result()
+
+
+def _examined(point: Exam) -> pd.DataFrame:
+    rows = run(point, cache=False).drop(columns="methods")
+    return rows.assign(weights=weights_digest(point.model), machine=str(describe_machine()))
 
 
 def _same(done: pd.DataFrame, point: Exam) -> npt.NDArray[np.bool_]:

@@ -5,6 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
 from mooncake_lab.compression import FullCache, Oracle, Session, SnapKV
@@ -14,7 +16,7 @@ from mooncake_lab.compression.lab.examine import exam, marks
 from mooncake_lab.compression.lab.muon import orthogonal
 from mooncake_lab.compression.lab.network import Network, lab_config
 from mooncake_lab.compression.lab.save import save_model
-from mooncake_lab.compression.lab.tasks import EXAMINED, Context, needle
+from mooncake_lab.compression.lab.tasks import EXAMINED, Context, medley, needle
 from mooncake_lab.compression.lab.text import filler
 from mooncake_lab.compression.lab.train import Trainer, Training
 from mooncake_lab.engine import load_model
@@ -48,6 +50,18 @@ def test_answers_stand_in_their_contexts(task):
             written = sample.tokens[list(asked.evidence)][-asked.answer_tokens :]
             assert (written == sample.answer(index)).all()
             assert max(asked.evidence) < asked.answer_at
+
+
+@given(st.integers(0, 10_000), st.sampled_from([128, 256, 512]), st.integers(1, 8), st.integers(0, 8))
+def test_medleys_ask_for_what_stands_in_them(seed, length, pairs, gap):
+    """Records of every kind, each question's answer at its evidence, and exactly the length, whatever is drawn."""
+    questions = 1 + seed % pairs
+    sample = medley(Context(np.random.default_rng(seed), POOL), length, pairs=pairs, questions=questions, gap=gap)
+    assert len(sample.tokens) == length
+    assert len(sample.questions) == questions + 2 + (length >= 256)
+    for index, asked in enumerate(sample.questions):
+        assert (sample.tokens[list(asked.evidence)][-asked.answer_tokens :] == sample.answer(index)).all()
+        assert max(asked.evidence) < asked.asked_at
 
 
 def test_exams_are_the_same_everywhere_and_differ_by_seed():

@@ -17,6 +17,7 @@ from mooncake_lab.compression.lab.tasks import (
     Tokens,
     copy,
     loop,
+    medley,
     needle,
     question_first,
     recall,
@@ -44,16 +45,16 @@ class Stage:
 STAGES: Final = (
     Stage(name="loops", length=32, rows=24, until=0.9, at_least=50, at_most=4000),
     Stage(name="pairs", length=64, rows=16, until=0.9, at_least=50, at_most=1500),
-    Stage(name="text-128", length=128, rows=8, until=0.85, at_least=100, at_most=1000),
-    Stage(name="text-256", length=256, rows=5, until=0.85, at_least=100, at_most=1000),
-    Stage(name="text-512", length=512, rows=3, until=0.85, at_least=100, at_most=800),
-    Stage(name="text-1024", length=1056, rows=2, until=1.0, at_least=1500, at_most=1500),
+    Stage(name="text-128", length=128, rows=12, until=0.85, at_least=150, at_most=600),
+    Stage(name="text-256", length=256, rows=8, until=0.85, at_least=200, at_most=700),
+    Stage(name="text-512", length=512, rows=4, until=0.9, at_least=300, at_most=900),
+    Stage(name="text-1024", length=1056, rows=2, until=1.0, at_least=2200, at_most=2200),
 )
 """The last one has a fixed number of steps, over which the learning rate falls to zero."""
 
 
 _SHARES: Final = MappingProxyType(
-    {"recall": 0.6, "needle": 0.16, "copy": 0.06, "question_first": 0.12, "topic_text": 0.06}
+    {"medley": 0.5, "recall": 0.22, "needle": 0.08, "copy": 0.06, "question_first": 0.08, "topic_text": 0.06}
 )
 """How often each task is drawn in the stages with text."""
 
@@ -82,7 +83,7 @@ def draw_batch(stage: Stage, context: Context) -> Batch:
         for asked in sample.questions:
             where = slice(asked.answer_at, asked.answer_at + asked.answer_tokens)
             answers[row, where] = sample.task != "topic_text"
-            recalls[row, where] = sample.task in {"recall", "needle"} or stage.name == "loops"
+            recalls[row, where] = sample.task in {"recall", "needle", "medley"} or stage.name == "loops"
     return Batch(tokens, answers, recalls)
 
 
@@ -94,11 +95,12 @@ def _draw(stage: Stage, length: int, context: Context) -> Sample:
         return recall(context, length, pairs=pairs, questions=pairs)
     most = min(32, (length - 16) // 12)
     task = str(context.rng.choice(list(_SHARES), p=list(_SHARES.values())))
-    if task == "recall":
+    if task in {"recall", "medley"}:
         pairs = min(most, int(2 ** context.rng.integers(0, 6)))
         asked = min(pairs, int(context.rng.integers(1, 13)), (length - 16 - 4 * pairs) // 12)
         gap = int(context.rng.integers(0, 9)) if context.rng.random() < 0.5 else 0
-        return recall(context, length, pairs=pairs, questions=asked, gap=gap)
+        draw = recall if task == "recall" else medley
+        return draw(context, length, pairs=pairs, questions=asked, gap=gap)
     others = {"needle": needle, "copy": copy, "topic_text": topic_text}
     if task in others:
         return others[task](context, length)

@@ -173,6 +173,50 @@ def question_first(context: Context, length: int, *, pairs: int) -> Sample:
     return Sample("question_first", tokens, (asked,))
 
 
+def medley(context: Context, length: int, *, pairs: int, questions: int, gap: int = 0) -> Sample:
+    """Records of every kind in one filler and their questions after it, in any order: most to learn from a context.
+
+    Args:
+        context: randomness and filler.
+        length: tokens of all, answers included; a span to copy is there from 256 on.
+        pairs: key-value records; the key of one of them is wanted before everything.
+        questions: about key-value records at the end; at most `pairs`.
+        gap: filler between questions, at most; less where the length leaves less.
+
+    Raises:
+        ValueError: when the records and questions do not fit.
+    """
+    records = _records(context, pairs)
+    wanted = records[int(context.rng.integers(pairs))]
+    secret = context.distinct(v.FIRST_VALUE, v.VALUES, NEEDLE_TOKENS)
+    asks = [(record, np.array([v.GET, record[1]]), record[2:]) for record in records[:questions]]
+    asks.append((wanted, np.array([v.ANSWER]), wanted[2:]))
+    asks.append((np.array([v.NEEDLE, *secret]), np.array([v.ASK]), secret))
+    if length >= 256:
+        what = context.rng.integers(v.FIRST_TOPIC, size=COPY_TOKENS)
+        asks.append((np.array([v.COPY, *what]), np.array([v.PASTE]), what))
+    scattered = [*records, *(record for record, _, _ in asks[questions + 1 :])]
+    scattered = [scattered[i] for i in context.rng.permutation(len(scattered))]
+    tail = sum(len(ask) + len(answer) for _, ask, answer in asks)
+    room = length - 3 - tail - sum(len(record) for record in scattered)
+    gap = max(0, min(gap, room // len(asks)))
+    body, places = context.scatter(length - 2 - tail - gap * (len(asks) - 1), scattered)
+    parts = [body[:1], np.array([v.WANT, wanted[1]]), body[1:]]
+    at = {record.tobytes(): place + 2 for record, place in zip(scattered, places, strict=True)}
+    start, found = len(body) + 2, list[Question]()
+    for turn, index in enumerate(context.rng.permutation(len(asks)).tolist()):
+        record, ask, answer = asks[index]
+        if turn and gap:
+            parts.append(context.text(gap))
+            start += gap
+        first = at[record.tobytes()]
+        evidence = tuple(range(first, first + len(record)))
+        found.append(Question(start, start + len(ask), len(answer), evidence))
+        parts += [ask, answer]
+        start += len(ask) + len(answer)
+    return Sample("medley", np.concatenate(parts), tuple(found))
+
+
 def topic_text(context: Context, length: int) -> Sample:
     """Filler, then `[GEN] topic` and a text whose length the topic suggests and chance decides, then `[END]`."""
     topic = int(context.rng.integers(v.TOPICS))
