@@ -168,6 +168,34 @@ def ratio_sweep(labels: Sequence[str] = tuple(TOTALS), chunks: Sequence[int] = (
     return pd.DataFrame(rows)
 
 
+def seats(ratios: Sequence[int], label: str = "1K", chunks: Sequence[int] = (128, 256, 512)) -> pd.DataFrame:
+    """What a P:D ratio does to chunks and riders at the largest batch; chunks fill what absent decodes leave.
+
+    Returns:
+        One row a ratio and scheme: ratio, scheme, gain, prompt_tokens, decode_steps, seats_filled (share of the
+        decodes that could ride along which do), decodes_alone (share of the decode steps without a chunk).
+    """
+    cost, batch = llama_13b_on_a6000(), LARGEST[label]
+    rows: list[dict[str, Any]] = []
+    for ratio in ratios:
+        work = Workload.of_length(TOTALS[label], ratio, batch)
+        asked = {"prompt_tokens": work.prompt_tokens, "decode_steps": work.decode_steps}
+        for fused in (*chunks, None):
+            found = piggyback_round(cost, work, fused, filled=True)
+            seated = work.decode_steps - found.decode_iterations
+            rows.append(
+                {
+                    "ratio": ratio,
+                    "scheme": f"chunks of {fused}" if fused else "whole prompts (Orca-best)",
+                    "gain": separate_round(cost, work).seconds / found.seconds,
+                    **asked,
+                    "seats_filled": seated * batch / ((batch - 1) * found.hybrid_iterations),
+                    "decodes_alone": found.decode_iterations / work.decode_steps,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
 def peaks(labels: Sequence[str] = tuple(TOTALS), chunks: Sequence[int] = (128, 256, 512)) -> pd.DataFrame:
     """Where chunks and decodes balance at the largest batches: rows of label, fused_tokens, batch, ratio, gain."""
     cost = llama_13b_on_a6000()

@@ -86,6 +86,30 @@ def shortest_useful_prefix(
     )
 
 
+def reuse_or_compute(
+    latency: LatencyModel, prefixes: Sequence[int], gb_per_s: Sequence[float], node: str = "a800-node"
+) -> pd.DataFrame:
+    """Loading a prefix beside computing it, at the hardware's peak (Eq. 2) and as fast as a fitted node does.
+
+    The constant of the fitted prefill is left out: a request pays it either way.
+
+    Returns:
+        One row a bandwidth and prefix: gb_per_s, prefix_tokens, load_s, peak_s, node_s and pays: "yes" where
+        loading is the shortest, "on this node" where only the peak is quicker, "no" elsewhere.
+    """
+    shape, peak = latency.shape, hardware(node).flops_per_s()
+    rows: list[dict[str, Any]] = []
+    for rate in gb_per_s:
+        for tokens in prefixes:
+            load_s = float(kv_bytes(shape, tokens)) / (rate * GB)
+            peak_s = float(printed_prefill_flops(shape, tokens)) / peak
+            node_s = float(latency.prefill.compute_s(tokens)) - latency.prefill.constant_s
+            pays = "yes" if load_s < min(peak_s, node_s) else "on this node" if load_s < node_s else "no"
+            times = {"load_s": load_s, "peak_s": peak_s, "node_s": node_s}
+            rows.append({"gb_per_s": rate, "prefix_tokens": tokens, **times, "pays": pays})
+    return pd.DataFrame(rows)
+
+
 def calibration_misses(node: NodeCalibration) -> pd.DataFrame:
     """Every point the node was fitted to.
 

@@ -22,6 +22,7 @@ from mooncake_lab.experiments.piggyback_modelled import (
     peaks,
     predictions,
     ratio_sweep,
+    seats,
 )
 from mooncake_lab.experiments.piggyback_operators import breakdown, operator_shares, sawtooth, time_per_token
 from mooncake_lab.experiments.piggyback_policies import POLICIES, ModelledRun, beside_closed_form, policy_of
@@ -81,6 +82,14 @@ class TestModelled:
         table = errors_by_term()
         assert len(table) == 4
         assert table["mean_%"].max() < 6
+
+    def test_seats_are_full_or_nobody_is_alone(self):
+        """Decodes run alone only where every seat is taken, and the gains are those of the sweep."""
+        table = seats((2, 14, 60))
+        assert table["seats_filled"].between(0, 1 + 1e-12).all()
+        assert table.loc[table["decodes_alone"] > 0, "seats_filled"].to_numpy() == pytest.approx(1.0)
+        sweep = ratio_sweep(["1K"])
+        assert set(table["gain"].round(9)) <= set(sweep["gain"].round(9))
 
     def test_beside_papers(self):
         """The claims on throughput are reproduced, the step at a tile needs its GPU."""

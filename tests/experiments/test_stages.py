@@ -28,6 +28,7 @@ from mooncake_lab.experiments.stages_modelled import (
     machine_misses,
     normalised_machine,
     normalised_node,
+    reuse_or_compute,
     roofline_of_paper,
     shortest_useful_prefix,
 )
@@ -106,6 +107,13 @@ class TestEquations:
         prefix = table.loc["llama3-8b", "12.5 GB/s"]
         found = reuse_bandwidth_bytes_per_s(model_shape("llama3-8b"), float(prefix), peak)
         assert found == pytest.approx(12.5 * GB, rel=1e-4)
+
+    def test_reuse_pays_above_the_bandwidth_of_eq2(self, node):
+        """Just below Eq. 2 only the node is slow enough to gain, just above it everybody, far below nobody."""
+        least = constant("B_min_a800_p8192").value
+        table = reuse_or_compute(node.latency, [8192], [0.3 * least, 0.99 * least, 1.01 * least])
+        assert table["pays"].tolist() == ["no", "on this node", "yes"]
+        assert (table["load_s"] * table["gb_per_s"]).std() == pytest.approx(0, abs=1e-9)
 
 
 class TestCurves:

@@ -1,6 +1,4 @@
-"""Figures of overload: what is ours, what is the paper's, and a slider that needs no server."""
-
-import re
+"""Figures of overload: what is ours, and what is the paper's."""
 
 import numpy as np
 import pandas as pd
@@ -10,7 +8,6 @@ from mooncake_lab.experiments import overload_beside_papers as beside
 from mooncake_lab.experiments.overload import TABLE_3
 from mooncake_lab.experiments.overload_stages import stages
 from mooncake_lab.figures import overload as draw
-from mooncake_lab.figures.overload_whatif import what_if
 
 
 @pytest.fixture
@@ -68,20 +65,3 @@ def test_a_sweep_has_a_line_a_policy(rows):
     """Lines are means over seeds."""
     figure = draw.sweep(rows, "speed", "speed", {"rejected": "rejected_share"})
     assert [list(line.get_ydata()) for line in figure.axes[0].lines] == [pytest.approx([0.1, 0.2])] * 3
-
-
-class TestWhatIf:
-    def test_it_is_self_contained_and_can_be_used_by_ear(self, rows):
-        """No address, a labelled slider, a table with headings that holds the start without a script."""
-        page = what_if(rows, "speed", "speed", {"rejected": ("rejected_share", ".0%")}, start=1)._repr_html_()
-        assert not re.search(r"https?:|src=|href=|@import", page)
-        assert re.search(r'<label for="([^"]+)".*<input id="\1" type="range" min="0" max="1"', page, re.DOTALL)
-        assert page.count('scope="row"') == 3
-        assert "<td>20%</td>" in page
-
-    def test_text_cannot_leave_its_place(self, rows):
-        """Names are escaped in the page and in the data."""
-        nasty = rows.assign(policy="early")
-        page = what_if(nasty, "speed", "<b>&", {"</script>": ("rejected_share", ".0%")})._repr_html_()
-        assert "<b>" not in page
-        assert page.count("</script>") == 2
