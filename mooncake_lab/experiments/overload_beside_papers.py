@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
@@ -12,6 +12,8 @@ from mooncake_lab.metrics import lagged_correlation
 from mooncake_lab.paper import Compared, ComparisonTable, claim, claimed, comparison_table, curve, fact
 
 _COUNTS: Mapping[str, str] = {"after_prefill": "A16", "early": "A17", "predictive": "A18"}
+_DECIDES: Final = "conversation"
+"""The workload that claims are judged on."""
 _CHANGES: Mapping[str, str] = {"early": "A31", "predictive": "A32"}
 
 
@@ -31,7 +33,8 @@ def beside_papers(published: pd.DataFrame, tight: pd.DataFrame, windows: pd.Data
         where = f"{workload}, both pools full"
         rows += [replace(row, claim="") for row in _counts(of_workload, where)]
         rows += [replace(row, claim="") for row in _changes(of_workload, f"{where}, one replay")]
-        rows += _judged(_correlation(of_workload, where), str(workload))
+        if workload == _DECIDES or bool(of_workload["correlation"].notna().all()):  # a short one may have none
+            rows += _judged(_correlation(of_workload, where), str(workload))
     many = f"conversation, both pools full, mean of {windows['seed'].nunique()} stretches"
     return comparison_table([*rows, *_changes(windows, many)])
 
@@ -120,7 +123,7 @@ def _correlation(rows: pd.DataFrame, where: str) -> Iterator[Compared]:
 
 def _judged(rows: Iterator[Compared], workload: str) -> Iterator[Compared]:
     """Only the conversation trace decides a claim; other workloads are shown."""
-    return (row if workload == "conversation" else replace(row, claim="") for row in rows)
+    return (row if workload == _DECIDES else replace(row, claim="") for row in rows)
 
 
 def _by_policy(rows: pd.DataFrame, quantity: str) -> dict[str, float]:

@@ -109,6 +109,19 @@ class TestBesidePapers:
         graded = [row.claim for row in beside.beside_papers(rows, rows, rows).rows if row.claim]
         assert sorted(graded) == sorted(c.id for c in claims() if c.chapter == "11_overload")
 
+    def test_a_replay_too_short_to_correlate_costs_another_workload_its_row(self):
+        """Without samples enough the tool&agent row is left out; the trace that decides must have one."""
+        policies = list(topic.TABLE_3)
+        shares = {"rejected_share": 0.1, "seed": 0}
+        chat = pd.DataFrame({"policy": policies, "workload": "conversation", "correlation": -0.2, **shares})
+        agents = chat.assign(workload="toolagent", correlation=np.nan)
+        both = pd.concat([chat, agents])
+        named = [row.quantity for row in beside.beside_papers(both, both, chat).rows if "orrelat" in row.quantity]
+        assert len(named) == 1
+        assert "conversation" in named[0]
+        with pytest.raises(ValueError, match="finite"):
+            beside.beside_papers(both, both.assign(correlation=np.nan), chat)
+
     def test_figure_9_moves_as_the_notes_say(self):
         """The samples give the correlation that the ledger of claims has, and a peak after half a minute."""
         moves = beside.paper_movement()
