@@ -186,7 +186,7 @@ def seats(ratios: Sequence[int], label: str = "1K", chunks: Sequence[int] = (128
             rows.append(
                 {
                     "ratio": ratio,
-                    "scheme": f"chunks of {fused}" if fused else "whole prompts (Orca-best)",
+                    "scheme": f"chunks of {fused}" if fused else "whole prompts",
                     "gain": separate_round(cost, work).seconds / found.seconds,
                     **asked,
                     "seats_filled": seated * batch / ((batch - 1) * found.hybrid_iterations),

@@ -89,8 +89,8 @@ class WhatIf:
     def _row(self, point: Point, i: int) -> str:
         bar = _BAR.format(width=point.bars[i]) if point.bars else ""
         cells = [f"<span>{escape(cell)}</span>" for cell in point.cells[i]]
-        inner = "</td><td>".join([bar + cells[0], *cells[1:]])
-        return f'<tr><th scope="row">{escape(self.rows[i])}</th><td>{inner}</td></tr>'
+        inner = "".join(f'<td style="white-space:nowrap">{cell}</td>' for cell in [bar + cells[0], *cells[1:]])
+        return f'<tr><th scope="row">{escape(self.rows[i])}</th>{inner}</tr>'
 
 
 def what_if(
