@@ -90,20 +90,19 @@ def best_split(splits: pd.DataFrame) -> float:
 
 def _gains(traces: pd.DataFrame) -> Iterator[Compared]:
     for workload, (over, identifiers) in _GAINS.items():
-        twin = _is_twin(traces, workload)
         for identifier, limit_ms in zip(identifiers, (100, 200, 300), strict=True):
-            yield _named(claimed(claim(identifier), gain_percent(traces, workload, over, limit_ms)), twin)
+            yield _on(traces, workload, identifier, gain_percent(traces, workload, over, limit_ms))
     over_300 = 100 * (1 - _cell(traces, "synthetic", "vllm", "capacity_300_ms"))
-    yield _named(claimed(claim("F10"), over_300), _is_twin(traces, "synthetic"))
+    yield _on(traces, "synthetic", "F10", over_300)
     vllm, chunked = (_cell(traces, "synthetic", name, "capacity_100_ms") for name in ("vllm", "vllm_chunked"))
-    yield _named(claimed(claim("F49"), vllm / chunked), _is_twin(traces, "synthetic"))
+    yield _on(traces, "synthetic", "F49", vllm / chunked)
 
 
 def _gpu_time(traces: pd.DataFrame) -> Iterator[Compared]:
     for workload, identifier in _SAVINGS.items():
         twin = _is_twin(traces, workload)
         ours = {name: _cell(traces, workload, name, "prefill_gpu_s") for name in SYSTEMS}
-        yield _named(claimed(claim(identifier), 100 * (1 - ours["mooncake"] / ours["vllm"])), twin)
+        yield _on(traces, workload, identifier, 100 * (1 - ours["mooncake"] / ours["vllm"]))
         for name in ("vllm_prefix", "vllm_chunked"):
             printed = fact("fast_fig08_ratio_to_mooncake", series=SYSTEMS[name], x=WORKLOADS[workload])
             quantity = f"{WORKLOADS[workload]}: prefill GPU time of {SYSTEMS[name]} over Mooncake's"
@@ -127,19 +126,20 @@ def _real(real: pd.DataFrame) -> Iterator[Compared]:
         "A06": 100 * least_ttft,
     }
     for identifier, number in ours.items():
-        yield _named(claimed(claim(identifier), number), twin)
+        yield _named(claimed(claim(identifier), number, requests=min(real["requests"].tolist())), twin)
 
 
 def _throughput(rates: pd.DataFrame) -> Iterator[Compared]:
     best = {name: (highest_rate(rates, name, "3P+1D"), highest_rate(rates, name, "4M")) for name in SIMULATED}
     gains = {name: 100 * (ours / theirs - 1) for name, (ours, theirs) in best.items() if theirs}
-    yield claimed(claim("A01"), gains.get("16k", -100.0))
-    yield claimed(claim("A02"), gains.get("64k", -100.0))
+    length = min(rates["requests"].tolist())
+    yield claimed(claim("A01"), gains.get("16k", -100.0), requests=length)
+    yield claimed(claim("A02"), gains.get("64k", -100.0), requests=length)
     for identifier, dataset in zip(("A07", "A08"), PUBLIC, strict=True):
         ours, theirs = (highest_rate(rates, dataset, name, both=True) for name in ("3P+1D", "4M"))
-        yield claimed(claim(identifier), 100 * (ours / theirs - 1) if theirs else -100.0)
+        yield claimed(claim(identifier), 100 * (ours / theirs - 1) if theirs else -100.0, requests=length)
     mine = [r for r in rates.to_dict(orient="records") if r["system"] != "4M" and r["dataset"] in SIMULATED]
-    yield claimed(claim("A23"), max(float(row["tbt"]) for row in mine))
+    yield claimed(claim("A23"), max(float(row["tbt"]) for row in mine), requests=length)
 
 
 def _production() -> Iterator[Compared]:
@@ -147,6 +147,12 @@ def _production() -> Iterator[Compared]:
     for each in claims():
         if each.chapter == "10_endtoend" and each.reach == "scope":
             yield claimed(each, None)
+
+
+def _on(traces: pd.DataFrame, workload: str, identifier: str, ours: float) -> Compared:
+    """A claim judged on one workload's replays."""
+    requests = int(_cell(traces, workload, "mooncake", "requests"))
+    return _named(claimed(claim(identifier), ours, requests=requests), _is_twin(traces, workload))
 
 
 def _cell(rows: pd.DataFrame, workload: str, system: str, column: str) -> float:

@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
+from mooncake_lab.conductor.routers import FewestRequests
 from mooncake_lab.core import Record, blocks_for
 from mooncake_lab.experiments.endtoend import latencies
 from mooncake_lab.experiments.paper_node import paper_node_latency
@@ -111,7 +112,8 @@ class AtRate:
             spec = ClusterSpec(prefill_nodes=prefill, decode_nodes=decode)
             return Cluster(spec, model).run(trace.requests())
         alone = self.dataset in SIMULATED  # vLLM served these one at a time (arXiv v3 §8.1.2)
-        coupled = CoupledSpec(nodes=prefill, max_requests=1 if alone else 256)
+        # who spreads requests over vLLM instances: assumption B39
+        coupled = CoupledSpec(nodes=prefill, max_requests=1 if alone else 256, placement=FewestRequests())
         return CoupledCluster(coupled, model).run(trace.requests())
 
 

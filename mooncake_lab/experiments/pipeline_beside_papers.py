@@ -1,40 +1,72 @@
 """Chapter 06's numbers held against SARATHI, Sarathi-Serve and KV-Runahead."""
 
+from collections.abc import Mapping
+
 import pandas as pd
 
 from mooncake_lab.experiments.pipeline_serving import chunked_alone_over_both
+from mooncake_lab.experiments.pipeline_stalls import chunk_overhead, layouts
+from mooncake_lab.experiments.sarathi_serve_testbeds import TESTBEDS
 from mooncake_lab.paper import ComparisonTable, claim, claimed, comparison_table, fact
 
 
-def beside_papers(ratios: pd.DataFrame, capacities: pd.DataFrame, ahead: pd.DataFrame) -> ComparisonTable:
-    """Claims S13 to S15, S17, S18 and K01.
+def beside_papers(
+    ratios: pd.DataFrame, capacities: pd.DataFrame, ahead: pd.DataFrame, apart: pd.DataFrame, gained: pd.DataFrame
+) -> ComparisonTable:
+    """Claims S13 to S15, S17, S18, S20 to S27 and K01.
 
     Args:
         ratios: rows of `sensitivity` of the three schemes; the one without any change to the roofline is judged.
         capacities: rows of `capacity`.
         ahead: rows of `runahead_sweep` for LLaMA-7B; the best gain on the fast network is judged.
+        apart: rows of `ablation`.
+        gained: rows of `over_vllm`; the strict limit on openchat_sharegpt4 is judged.
     """
     plain = (ratios["decode_attention"] == 1.0) & (ratios["overhead_ms_a_layer"] == 0.0)
     ours = ratios[plain].iloc[0]
     fast = ahead["gb_per_s"] == max(ahead["gb_per_s"])
+    strict = gained[(gained["limit"] == "strict") & (gained["workload"] == "openchat_sharegpt4")]
+    over: dict[str, float] = strict.set_index("testbed")["over_vllm"].to_dict()
+    schemes, swept = int(ours["requests"]), int(min(capacities["requests"]))
+    searched, ablated = int(min(strict["requests"])), int(min(apart["requests"]))
+    lengths = dict.fromkeys(("S13", "S14", "S15"), schemes) | dict.fromkeys(("S18", "S20"), swept)
+    lengths |= dict.fromkeys(("S21", "S22", "S23"), searched) | dict.fromkeys(("S26", "S27"), ablated)
     found = {
         "S13": ours["bubbles_orca_over_sarathi"],
         "S14": ours["orca_over_sarathi"],
         "S15": ours["replicas_over_sarathi"],
         "S17": chunked_alone_over_both(),
-        "S18": strict_gain(capacities),
+        "S18": gain_at(capacities, "strict", "Sarathi-Serve 512"),
+        "S20": gain_at(capacities, "relaxed", "Sarathi-Serve 2048"),
+        "S21": over["Mistral-7B"],
+        "S22": over["LLaMA2-70B"],
+        "S23": over["Falcon-180B"],
+        "S24": layouts((TESTBEDS["Falcon-180B, TP8"].sum_ms,))["over"].iloc[0],
+        "S25": chunk_overhead().set_index(["chunk_tokens", "prompt_tokens"])["model"].to_dict()[512, 2048],
+        **_ablated(apart),
         "K01": max(ahead[fast]["gain"].tolist()),
     }
-    return comparison_table(claimed(claim(name), float(value)) for name, value in found.items())
+    return comparison_table(
+        claimed(claim(name), float(value), requests=lengths.get(name)) for name, value in found.items()
+    )
 
 
-def strict_gain(capacities: pd.DataFrame, budget: str = "Sarathi-Serve 512") -> float:
-    """Capacity of Sarathi-Serve over vLLM at the strict limit for Yi-34B.
+def _ablated(apart: pd.DataFrame, budget_tokens: int = 1024) -> Mapping[str, float]:
+    """S26 and S27: what both ideas do to the tail of TBT and to TTFT, over whole prompts beside decodes."""
+    here = apart[(apart["workload"] == "openchat_sharegpt4") & apart["budget_tokens"].isin([0, budget_tokens])]
+    tbt: dict[str, float] = here.set_index("variant")["tbt_s"].to_dict()
+    ttft: dict[str, float] = here.set_index("variant")["ttft_s"].to_dict()
+    whole = "hybrid batching only"
+    return {"S26": tbt[whole] / tbt["both"], "S27": ttft["both"] / ttft[whole]}
+
+
+def gain_at(capacities: pd.DataFrame, limit: str, budget: str) -> float:
+    """Capacity of Sarathi-Serve over vLLM at a limit for Yi-34B.
 
     Raises:
         ValueError: when vLLM meets the limit at none of the rates.
     """
-    slo_s = fact("sarathi_serve_slo", series="Yi-34B", x="strict").value
+    slo_s = fact("sarathi_serve_slo", series="Yi-34B", x=limit).value
     at = capacities[capacities["slo_s"] == slo_s].set_index("policy")["requests_per_s"].to_dict()
     if not at["vLLM"]:
         raise ValueError(f"vLLM meets {slo_s} s at none of the rates tried; begin with a lower one")

@@ -77,8 +77,9 @@ def sensitivity(runs: pd.DataFrame) -> pd.DataFrame:
     """The paper's four ratios for every setting of the decode cost.
 
     Returns:
-        Rows of decode_attention, overhead_ms_a_layer, decode_ms, prompt_ms, fused_ms, prompt_over_decode,
-        orca_over_sarathi, replicas_over_sarathi, orca_over_replicas, bubbles_orca_over_sarathi.
+        Rows of decode_attention, overhead_ms_a_layer, requests, decode_ms, prompt_ms, fused_ms,
+        prompt_over_decode, orca_over_sarathi, replicas_over_sarathi, orca_over_replicas,
+        bubbles_orca_over_sarathi.
     """
     rows: list[dict[str, float]] = []
     for attention, overhead in sorted({*zip(runs["decode_attention"], runs["overhead_ms_a_layer"], strict=True)}):
@@ -89,6 +90,7 @@ def sensitivity(runs: pd.DataFrame) -> pd.DataFrame:
         stage: dict[str, float] = by_scheme.loc["SARATHI", ["decode_ms", "prompt_ms", "fused_ms"]].to_dict()
         rows.append(
             {"decode_attention": attention, "overhead_ms_a_layer": overhead}
+            | {"requests": min(by_scheme["requests"].tolist())}
             | stage
             | {
                 "prompt_over_decode": stage["prompt_ms"] / stage["decode_ms"],

@@ -17,6 +17,7 @@ VERDICT_COLOURS: Final[Mapping[str, str]] = MappingProxyType(
         "not reproduced": COLOURS["vllm"],
         "needs hardware": COLOURS["straw_man"],
         "out of scope": COLOURS["straw_man_light"],
+        "too short to judge": COLOURS["straw_man_light"],
         "not executed": "#FFFFFF",
     }
 )

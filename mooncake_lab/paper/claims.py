@@ -21,6 +21,24 @@ class Claim:
     reach: Reach
     chapter: str
     """Stem of the chapter that measures it, e.g. `07_store`."""
+    least_requests: int | None = None
+    """Requests that a run needs before its number may be judged: caches warm, queues grow, pipelines fill. None
+    where the number does not hang on the length of a run."""
+
+    def is_too_short(self, requests: int | None) -> bool:
+        """Whether a run of so many requests says too little about this claim.
+
+        Raises:
+            ValueError: when the claim hangs on the length of the run, and that is not given.
+        """
+        if self.least_requests is None:
+            return False
+        if requests is None:
+            raise ValueError(
+                f"claim {self.id!r} is judged on runs of at least {self.least_requests} requests;"
+                " say how many yours has"
+            )
+        return requests < self.least_requests
 
 
 def claims() -> tuple[Claim, ...]:
@@ -44,12 +62,20 @@ def claim(identifier: str) -> Claim:
     return found[identifier]
 
 
-def grade(claim: Claim, ours: float | None) -> Verdict:
+def grade(claim: Claim, ours: float | None, *, requests: int | None = None) -> Verdict:
     """The verdict on a claim, given our number in the claim's unit (None where it was not measured).
 
+    Args:
+        claim: the claim.
+        ours: our number.
+        requests: of the run that it comes from, where the claim hangs on them.
+
     Raises:
-        ValueError: when a number that can be measured here is missing, or is not finite.
+        ValueError: when a number that can be measured here is missing, or is not finite, or the length of the run
+            is missing.
     """
+    if claim.is_too_short(requests):
+        return Verdict.TOO_SHORT
     return judge(claim.fact.value, ours, claim.yardstick, reach=claim.reach)
 
 
@@ -75,6 +101,7 @@ def _claim(row: dict[str, str]) -> Claim:
             ),
             reach=cast("Reach", _one_of(row["reach"], get_args(Reach))),
             chapter=row["chapter"],
+            least_requests=int(row["least_requests"]) if row["least_requests"] else None,
         )
     except ValueError as error:
         raise ValueError(f"claim {row['id']!r} of claims.csv: {error}") from error

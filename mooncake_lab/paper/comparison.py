@@ -21,6 +21,7 @@ VERDICT_CLASSES: Final = MappingProxyType(
         Verdict.NOT_REPRODUCED: "verdict-not",
         Verdict.OUT_OF_SCOPE: "verdict-out",
         Verdict.NEEDS_HARDWARE: "verdict-out",
+        Verdict.TOO_SHORT: "verdict-out",
     }
 )
 """The CSS class of a verdict; the book's style sheet gives each a colour, the word stays readable without."""
@@ -37,10 +38,14 @@ class Compared:
     reach: Reach = "here"
     claim: str = ""
     """The id of the claim that it judges, where it is one."""
+    too_short: bool = False
+    """Whether it comes from a run of fewer requests than the claim needs."""
 
     @property
     def verdict(self) -> Verdict:
         """What became of it."""
+        if self.too_short and self.reach == "here":
+            return Verdict.TOO_SHORT
         return judge(self.paper.value, self.ours, self.yardstick, reach=self.reach)
 
 
@@ -51,8 +56,17 @@ def compared(
     return Compared(quantity=quantity, paper=paper, ours=ours, yardstick=yardstick, reach=reach)
 
 
-def claimed(claim: Claim, ours: float | None) -> Compared:
-    """A row of a comparison table that holds our number against a claim, by the claim's own yardstick."""
+def claimed(claim: Claim, ours: float | None, *, requests: int | None = None) -> Compared:
+    """A row of a comparison table that holds our number against a claim, by the claim's own yardstick.
+
+    Args:
+        claim: the claim.
+        ours: our number in its unit; None where it was not measured.
+        requests: of the run that it comes from, where the claim hangs on them.
+
+    Raises:
+        ValueError: when the claim hangs on the length of the run, and that is not given.
+    """
     return Compared(
         quantity=claim.sentence,
         paper=claim.fact,
@@ -60,6 +74,7 @@ def claimed(claim: Claim, ours: float | None) -> Compared:
         yardstick=claim.yardstick,
         reach=claim.reach,
         claim=claim.id,
+        too_short=ours is not None and claim.is_too_short(requests),
     )
 
 

@@ -23,6 +23,7 @@ class Verdict(StrEnum):
     NOT_REPRODUCED = "not reproduced"
     OUT_OF_SCOPE = "out of scope"
     NEEDS_HARDWARE = "needs hardware"
+    TOO_SHORT = "too short to judge"
 
 
 SENSES: Final[Mapping[str, Callable[[float, float], bool]]] = MappingProxyType(

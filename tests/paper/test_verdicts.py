@@ -113,7 +113,29 @@ def test_the_papers_own_number_satisfies_its_claim(each):
     elif each.fact.value == each.yardstick.threshold:
         assert each.yardstick.grade == "order"
     else:
-        assert grade(each, each.fact.value) is Verdict.REPRODUCED
+        assert grade(each, each.fact.value, requests=each.least_requests) is Verdict.REPRODUCED
+
+
+@pytest.mark.parametrize("each", [c for c in claims() if c.least_requests], ids=lambda each: each.id)
+def test_a_run_below_its_least_length_judges_nothing(each):
+    """One request fewer than a claim needs, and even the paper's own number gets no verdict."""
+    least = each.least_requests
+    assert grade(each, each.fact.value, requests=least - 1) is Verdict.TOO_SHORT
+    assert claimed(each, each.fact.value, requests=least - 1).verdict is Verdict.TOO_SHORT
+    assert claimed(each, each.fact.value, requests=least).verdict is not Verdict.TOO_SHORT
+
+
+def test_the_length_of_a_run_cannot_be_forgotten():
+    """A claim that hangs on it asks for it; others do not care."""
+    with pytest.raises(ValueError, match="'F01' is judged on runs of at least"):
+        claimed(claim("F01"), 498.0)
+    assert claimed(claim("F28"), 320.0).verdict is claimed(claim("F28"), 320.0, requests=1).verdict
+
+
+def test_lengths_are_asked_of_claims_that_can_be_judged_here():
+    """What is out of scope or waits for hardware needs no least length, and a length is a positive count."""
+    assert {each.reach for each in claims() if each.least_requests} == {"here"}
+    assert min(each.least_requests for each in claims() if each.least_requests) > 0
 
 
 def test_the_table_shows_number_place_and_verdict():
