@@ -151,17 +151,15 @@ class Cluster:
         return view
 
     def _look(self, matched_blocks: Sequence[int]) -> ClusterView:
-        flows_from = self._network.flows_from
+        flows_from, now_s = self._network.flows_from, self._env.now
         prefill = [
-            instance.view(matched, flows_from(name))
+            instance.view(matched, flows_from(name), now_s)
             for (name, instance), matched in zip(self._prefill.items(), matched_blocks, strict=True)
             if instance.alive
         ]
         decode = [instance.view() for instance in self._decode.values() if instance.alive]
         learned = self._experience
-        return ClusterView(
-            self._env.now, tuple(prefill), tuple(decode), learned.lengths, learned.recent(self._env.now)
-        )
+        return ClusterView(now_s, tuple(prefill), tuple(decode), learned.lengths, learned.recent(now_s))
 
     def _write(self, record: Record) -> None:
         self._keep(record)

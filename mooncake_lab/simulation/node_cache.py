@@ -97,6 +97,9 @@ class NodeCache:
         run = self.dram.put_run(keys, blocks)
         leaving = run.evicted
         if self.ssd is None:
-            return run.stored, [key for key, _ in leaving if key not in self.dram]  # some came back at once
+            left = [key for key, _ in leaving]
+            if not set(run.stored).isdisjoint(left):  # some came back at once, or did not stay
+                left = [key for key in left if key not in self.dram]
+            return run.stored, left
         sunk = self.ssd.put_run([key for key, _ in leaving], [block for _, block in leaving])
         return run.stored, [key for key, _ in (*leaving, *sunk.evicted) if key not in self]

@@ -59,23 +59,17 @@ class PrefillInstance:
         self._running_until_s = 0.0
         env.process(self._live())
 
-    def view(self, matched_blocks: int, outgoing_flows: int, matched_on_ssd: int = 0) -> PrefillView:
-        """What the Conductor may know of this instance now."""
+    def view(self, matched_blocks: int, outgoing_flows: int, now_s: float) -> PrefillView:
+        """What the Conductor may know of this instance now; the backlog is what it believes to be left."""
+        running_s = self._running_until_s - now_s
         return PrefillView(
             self.name,
-            self.backlog_s,
+            self._queued_s + running_s if running_s > 0 else self._queued_s,
             self.queued_requests,
             self.assigned_requests,
             matched_blocks,
             outgoing_flows,
-            matched_on_ssd,
         )
-
-    @property
-    def backlog_s(self) -> float:
-        """Seconds of computation queued or running here, as the Conductor believes."""
-        running_s = self._running_until_s - self._env.now
-        return self._queued_s + running_s if running_s > 0 else self._queued_s
 
     def die(self) -> None:
         """Stop at once; what is queued or running here is never finished."""
