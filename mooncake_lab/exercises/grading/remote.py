@@ -148,7 +148,7 @@ class Submission:
         if isinstance(reply, Raised):
             if reply.kind == NothingToEvictError.__name__:
                 raise NothingToEvictError(0)
-            raise SubmissionError(f"it raised {reply.kind}: {reply.message}")
+            raise SubmissionError(f"it raised {reply.kind}: {reply.message}".removesuffix(": "))
         return reply
 
     def _send(self, question: Question, deadline_s: float) -> None:
