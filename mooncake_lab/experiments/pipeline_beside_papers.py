@@ -29,8 +29,8 @@ def beside_papers(
     over: dict[str, float] = strict.set_index("testbed")["over_vllm"].to_dict()
     schemes, swept = int(ours["requests"]), int(min(capacities["requests"]))
     searched, ablated = int(min(strict["requests"])), int(min(apart["requests"]))
-    lengths = dict.fromkeys(("S13", "S14", "S15"), schemes) | dict.fromkeys(("S18", "S20"), swept)
-    lengths |= dict.fromkeys(("S21", "S22", "S23"), searched) | dict.fromkeys(("S26", "S27"), ablated)
+    lengths: dict[str, int] = {"S13": schemes, "S14": schemes, "S15": schemes, "S18": swept, "S20": swept}
+    lengths |= {"S21": searched, "S22": searched, "S23": searched, "S26": ablated, "S27": ablated}
     found = {
         "S13": ours["bubbles_orca_over_sarathi"],
         "S14": ours["orca_over_sarathi"],

@@ -1,31 +1,38 @@
-"""Sarathi-Serve: Yi-34B on two A100s under Poisson traffic, stall-free against prefill-first (OSDI'24 §5)."""
+"""Sarathi-Serve's machines under Poisson traffic, stall-free against prefill-first (OSDI'24 §5)."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from mooncake_lab.batching import VLLM, BatchingPolicy, Limits, Orca, SarathiServe
 from mooncake_lab.core import TracedRequest
 from mooncake_lab.experiments.pipeline import traced
-from mooncake_lab.paper import curve, fact
-from mooncake_lab.perf import IterationCost, LinearCost, LinkLatency, hardware, model_shape
-from mooncake_lab.simulation import PipelineSpec, StageClock, run_pipeline
+from mooncake_lab.experiments.sarathi_serve_testbeds import BLOCK_TOKENS, testbed, yi_34b_on_two_a100s
+from mooncake_lab.paper import fact
+from mooncake_lab.perf import IterationCost
+from mooncake_lab.simulation import PipelineSpec, run_pipeline
 from mooncake_lab.workload.arrivals import poisson_arrivals_s
 
-DECODES, PREFILLS = "sarathi_serve_artifact_yi34b_decode", "sarathi_serve_artifact_yi34b_prefill"
-WORKLOADS, LIMITS = "sarathi_serve_table2_workloads", "sarathi_serve_slo"
-CONTEXT_TOKENS: Final = 1024
-"""Of the decodes that the artifact timed, which does not say (assumption B41)."""
-ATTENTION_SHARE: Final = 0.77
-"""Of the memory's bandwidth that decode attention reaches: that of SARATHI's A6000 (Table 2)."""
-BLOCK_TOKENS, MOST_REQUESTS, DELAY_S = 16, 128, 2.0
-"""vLLM's block and batch in the paper's runs; the median scheduling delay above which a rate is too high."""
-POLICIES: Final[tuple[str, ...]] = ("vLLM", "Orca", "Sarathi-Serve 512", "Sarathi-Serve 2048")
+WORKLOADS: Final = "sarathi_serve_table2_workloads"
+MOST_REQUESTS, MOST_OF_ORCA, DELAY_S = 128, 16, 2.0
+"""Batches of vLLM and Orca in the paper's runs; the median scheduling delay above which a rate is too high."""
+POLICIES: Final[Mapping[str, BatchingPolicy]] = MappingProxyType(
+    {
+        "vLLM": VLLM(),
+        "Orca": Orca(),
+        "whole prompts beside decodes": SarathiServe(),
+        "Sarathi-Serve 512": SarathiServe(chunk_tokens=512),
+        "Sarathi-Serve 1024": SarathiServe(chunk_tokens=1024),
+        "Sarathi-Serve 1536": SarathiServe(chunk_tokens=1536),
+        "Sarathi-Serve 2048": SarathiServe(chunk_tokens=2048),
+    }
+)
+"""The policies of the figures; a number is a token budget."""
 RATES: Final = {
     "smoke": (0.2, 0.6, 1.2),
     "classroom": tuple(round(0.16 * 1.25**step, 3) for step in range(11)),
@@ -33,51 +40,6 @@ RATES: Final = {
 }
 REQUESTS: Final = {"smoke": 60, "classroom": 120, "full": 2048}
 """Of each run; the paper has 2048."""
-
-
-def yi_34b_on_two_a100s() -> IterationCost:
-    """The machine of the artifact: linear operators through its prefills, decodes through its largest batch.
-
-    What a decode costs beside its matrices is mostly not attention: at most 8 % of it would be, at SARATHI's share
-    of the bandwidth. So most of it is charged to the request, whatever its context.
-    """
-    lengths, seconds = _points(PREFILLS)
-    per_token = seconds / lengths
-    slope = np.polyfit(lengths[-3:], per_token[-3:], 1)[0]  # attention is what makes long prompts dear
-    per_pair_s = 2 * float(slope)
-    batches, steps = _points(DECODES)
-    memory = 2 * hardware("a100").memory_bytes_per_s
-    per_context_s = model_shape("yi-34b").kv_bytes_per_token / (ATTENTION_SHARE * memory)
-    linear = seconds - per_pair_s * lengths * (lengths + 1) / 2
-    per_decode_s = (steps[-1] - linear[0]) / batches[-1] - per_context_s * CONTEXT_TOKENS
-    alone_s = steps[0] - per_decode_s - per_context_s * CONTEXT_TOKENS
-    anchors = ((1.0, float(min(alone_s, linear[0]))), *zip(lengths.tolist(), linear.tolist(), strict=True))
-    return IterationCost(
-        name="Yi-34B on two A100s, anchored to the Sarathi-Serve artifact",
-        linear=LinearCost(tuple(anchors)),
-        per_pair_s=per_pair_s,
-        per_context_token_s=float(per_context_s),
-        per_decode_s=float(per_decode_s),
-        rereads=False,
-    )
-
-
-def calibration() -> pd.DataFrame:
-    """Every row of the artifact beside the model: what, size, paper_ms, model_ms, miss_percent."""
-    cost = yi_34b_on_two_a100s()
-    rows = [("prefill", n, 1000 * s, 1000 * cost.step_s(n, 0)) for n, s in zip(*_points(PREFILLS), strict=True)]
-    rows += [
-        ("decode", b, 1000 * s, 1000 * cost.step_s(0, 0, b, b * CONTEXT_TOKENS))
-        for b, s in zip(*_points(DECODES), strict=True)
-    ]
-    mixed = fact(
-        "sarathi_serve_artifact_mixed_batch", series="1021 prefill tokens + 3 decodes", x="total_ms"
-    ).value
-    rows.append(
-        ("1021 prefill tokens + 3 decodes", 1024, mixed, 1000 * cost.step_s(1021, 0, 3, 3 * CONTEXT_TOKENS))
-    )
-    table = pd.DataFrame(rows, columns=["what", "size", "paper_ms", "model_ms"])
-    return table.assign(miss_percent=100 * (table["model_ms"] / table["paper_ms"] - 1))
 
 
 def budgets(slos_s: Sequence[float], decodes: int = 32, context_tokens: int = 4096) -> pd.DataFrame:
@@ -116,11 +78,16 @@ def chunked_alone_over_both(budget_tokens: int = 1024, decodes: int = 32, contex
 class Serving:
     """One engine under one policy and one rate of arrivals."""
 
+    testbed: str = "Yi-34B"
     policy: str = "vLLM"
     rate: float = 0.5
     """Requests a second."""
     workload: str = "openchat_sharegpt4"
     requests: int = 200
+    sum_ms: float = 0.0
+    """Latency of an all-reduce between nodes, where the testbed needs one."""
+    apart: bool = False
+    """Whether chunks and decodes of a plan take turns in place of sharing an iteration."""
     seed: int = 0
 
     def rows(self) -> Iterable[Mapping[str, Any]]:
@@ -131,6 +98,7 @@ class Serving:
         delays = [seat.scheduled_s - seat.arrival_s for seat in run.seats if seat.scheduled_s is not None]
         yield {
             "p50_ttft_s": float(np.median(ttft)),
+            "p50_tbt_s": float(np.median(gaps)),
             "p99_tbt_s": float(np.percentile(gaps, 99)),
             "largest_tbt_s": max(gaps),
             "median_delay_s": float(np.median(delays)),
@@ -138,13 +106,13 @@ class Serving:
         }
 
     def spec(self) -> PipelineSpec:
-        """One stage, one batch."""
-        shape, memory = model_shape("yi-34b"), 2 * hardware("a100").memory_bytes
-        capacity = int((0.9 * memory - shape.weight_bytes) / shape.kv_bytes_per_token) // BLOCK_TOKENS
-        most = 16 if self.policy == "Orca" else MOST_REQUESTS
+        """As many micro-batches as stages, each with its share of places and of the KVCache."""
+        bed = testbed(self.testbed)
+        most = (MOST_OF_ORCA if self.policy == "Orca" else MOST_REQUESTS) // bed.stages
+        capacity = bed.capacity_tokens() // BLOCK_TOKENS // bed.stages
         window = int(fact(WORKLOADS, series=self.workload, x="total_at_most").value)
         return PipelineSpec(
-            clock=StageClock(cost=yi_34b_on_two_a100s(), stages=1, link=LinkLatency(1e30), hop_bytes_per_token=0),
+            clock=replace(bed.clock(self.sum_ms / 1000), apart=self.apart),
             policy=policy_of(self.policy),
             limits=Limits(
                 max_batch_tokens=window + most,
@@ -154,7 +122,7 @@ class Serving:
                 free_blocks=capacity,
                 max_request_tokens=window,
             ),
-            micro_batches=1,
+            micro_batches=bed.stages,
         )
 
     def work(self) -> list[TracedRequest]:
@@ -173,15 +141,9 @@ def policy_of(name: str) -> BatchingPolicy:
     Raises:
         ValueError: naming those there are.
     """
-    made: dict[str, BatchingPolicy] = {
-        "vLLM": VLLM(),
-        "Orca": Orca(),
-        "Sarathi-Serve 512": SarathiServe(chunk_tokens=512),
-        "Sarathi-Serve 2048": SarathiServe(chunk_tokens=2048),
-    }
-    if name not in made:
-        raise ValueError(f"no policy {name!r}; allowed are {', '.join(made)}")
-    return made[name]
+    if name not in POLICIES:
+        raise ValueError(f"no policy {name!r}; allowed are {', '.join(POLICIES)}")
+    return POLICIES[name]
 
 
 def draw_lengths(workload: str, count: int, *, seed: int = 0) -> list[tuple[int, int]]:
@@ -207,7 +169,7 @@ def capacity(served: pd.DataFrame, slos_s: Sequence[float]) -> pd.DataFrame:
         slos_s: limits on P99 TBT.
 
     Returns:
-        Rows of policy, slo_s, requests_per_s (0 where not even the lowest rate does).
+        Rows of policy, slo_s, requests_per_s (0 where not even the lowest rate does), requests (of a run).
     """
     rows: list[dict[str, Any]] = []
     for policy, each in served.groupby("policy", sort=False):
@@ -215,15 +177,11 @@ def capacity(served: pd.DataFrame, slos_s: Sequence[float]) -> pd.DataFrame:
         for slo_s in slos_s:
             meets = (ordered["p99_tbt_s"] <= slo_s) & (ordered["median_delay_s"] <= DELAY_S)
             passed = ordered["rate"][meets.cumprod().astype(bool)]
-            rows.append({"policy": policy, "slo_s": slo_s, "requests_per_s": max(passed.tolist(), default=0.0)})
+            best, requests = max(passed.tolist(), default=0.0), min(ordered["requests"].tolist())
+            rows.append({"policy": policy, "slo_s": slo_s, "requests_per_s": best, "requests": requests})
     return pd.DataFrame(rows)
 
 
 def _lognormal(workload: str, part: str) -> tuple[float, float]:
     median, high = (fact(WORKLOADS, series=workload, x=f"{part}_{which}").value for which in ("median", "p90"))
     return float(np.log(median)), float(np.log(high / median) / 1.2815515655446004)
-
-
-def _points(name: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    table = curve(name)
-    return np.asarray(table["x"], dtype=float), np.asarray(table["y"], dtype=float) / 1000

@@ -34,6 +34,7 @@ TABLES: Final[Mapping[str, Callable[[str], str]]] = MappingProxyType(
         "FAST'25": scope_table,
         "arXiv v3": scope_table,
         "SARATHI": scope_table,
+        "Sarathi-Serve": scope_table,
         "Companions": scope_table,
         "assumptions": assumptions_table,
     }

@@ -40,7 +40,9 @@ class StageClock:
     overhead_s: float = 0.0
     """Of every iteration, over all layers, beside what `cost` says."""
     collective_s_per_token: float = 0.0
-    """What the devices of a stage exchange for a token, over all layers (tensor parallelism within a node)."""
+    """What the devices of a stage exchange for a token, over all layers (tensor parallelism)."""
+    apart: bool = False
+    """Whether the prompts and the decodes of a plan run one after the other and share nothing."""
 
     def __post_init__(self) -> None:
         costs = (self.hop_bytes_per_token, self.overhead_s, self.collective_s_per_token)
@@ -49,8 +51,11 @@ class StageClock:
 
     def stage_s(self, plan: Plan) -> float:
         """Seconds of a plan on one stage."""
-        whole_s = plan_s(self.cost, plan) + self.overhead_s + self.collective_s_per_token * plan.new_tokens
-        return whole_s / self.stages
+        parts = [plan]
+        if self.apart and plan.prefills and plan.decodes:
+            parts = [Plan(segments=plan.prefills), Plan(segments=plan.decodes)]
+        whole_s = sum(plan_s(self.cost, part) + self.overhead_s for part in parts)
+        return (whole_s + self.collective_s_per_token * plan.new_tokens) / self.stages
 
     def growth_s(self, plan: Plan) -> float:
         """Seconds by which a plan of decodes takes longer each time: every context has grown by a token."""

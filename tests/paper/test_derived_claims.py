@@ -59,6 +59,8 @@ COMPUTED = {
     ),
     "S09": lambda: np.divide(*points("sarathi_fig07_tile_quantisation", "iteration time")[[257, 256]]),
     "S17": lambda: ratio(ABLATION, "chunked prefill only", "both", "openchat_tbt_p99"),
+    "S26": lambda: ratio(ABLATION, "hybrid batching only", "both", "openchat_tbt_p99"),
+    "S27": lambda: ratio(ABLATION, "both", "hybrid batching only", "openchat_ttft_p50"),
     "C02": lambda: constant("snapkv_needle_compressed").value / constant("snapkv_needle_full").value,
 }
 
