@@ -63,6 +63,13 @@ MENDED = {
     '<div role="list" class="citation-list">': '<div class="citation-list">',  # its children are no list items
 }
 
+SCROLLS = re.compile(
+    r'(<div class="cell [^"]*tag_(?:scroll-output|output_scroll)[^"]*">(?:(?!<div class="cell ).)*?'
+    r'<div class="cell_output docutils container")>',
+    re.DOTALL,
+)
+"""The output of a cell that scrolls in a frame: who has no mouse must be able to reach it."""
+
 
 def mend_pages(app: Sphinx, error: Exception | None) -> None:
     """Correct what the theme and docutils tell a screen reader."""
@@ -71,5 +78,6 @@ def mend_pages(app: Sphinx, error: Exception | None) -> None:
             text = mended = page.read_text(encoding="utf-8")
             for wrong, right in MENDED.items():
                 mended = mended.replace(wrong, right)
+            mended = SCROLLS.sub(r'\1 tabindex="0" role="region" aria-label="Output, scrolls">', mended)
             if mended != text:
                 page.write_text(mended, encoding="utf-8")
