@@ -227,6 +227,14 @@ def test_impossible_jobs_are_refused(make, said):
         make()
 
 
+def test_nccl_is_taken_where_every_process_has_a_gpu(monkeypatch):
+    """A spec talks over NCCL with a GPU for each process, and over gloo where they share one or have none."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert CrewSpec(processes=2, device="cuda").nccl
+    assert not CrewSpec(processes=3, device="cuda").nccl
+    assert not CrewSpec(processes=2, device="cpu").nccl
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("way", ["cpp", "runahead"])

@@ -115,3 +115,23 @@ class TestErrata:
         gains = {fused: gain(cost, Workload.balanced(1024, fused, 18), fused) for fused in (64, 256, 320)}
         assert gains[64] == pytest.approx(1, abs=0.05)
         assert gains[256] > gains[320]
+
+    def test_the_batch_formula_promises_more_than_was_run(self):
+        """Memory less weights over the KVCache of 1K tokens gives 26 requests on the A6000; the paper runs 18."""
+        shape, device = model_shape("llama-13b"), hardware("a6000")
+        fits = int((device.memory_bytes - shape.weight_bytes) // (1024 * shape.kv_bytes_per_token))
+        assert fits == 26
+        assert fact("sarathi_text_constants", series=TESTBEDS[0], x="largest_batch_1k").value == 18
+
+    def test_attention_of_a_decode_is_linear_in_its_context(self):
+        """The text calls the growth quadratic for decodes; a whole prompt's is, a decode's is not."""
+        cost = llama_13b_on_a6000()
+        assert cost.decode_attention_s(4096) == pytest.approx(2 * cost.decode_attention_s(2048))
+        assert cost.chunk_attention_s(4096) == pytest.approx(4 * cost.chunk_attention_s(2048), rel=1e-3)
+
+    def test_the_printed_knee_is_that_of_the_smaller_card(self):
+        """200 tokens need a memory of 1.56 TB/s, that of 40 GB cards; the 80 GB cards of the paper turn at 153."""
+        knee = fact("sarathi_serve_text_constants", series="A100", x="knee_tokens").value
+        device = hardware("a100")
+        assert round(ridge_flops_per_byte(device)) == 153
+        assert device.flops_per_s() / knee < 0.8 * device.memory_bytes_per_s
