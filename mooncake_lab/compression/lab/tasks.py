@@ -174,7 +174,7 @@ def question_first(context: Context, length: int, *, pairs: int) -> Sample:
 
 
 def medley(context: Context, length: int, *, pairs: int, questions: int, gap: int = 0) -> Sample:
-    """Records of every kind in one filler and their questions after it, in any order: most to learn from a context.
+    """Records of every kind in one filler, and after it their questions in any order: most to learn from.
 
     Args:
         context: randomness and filler.
