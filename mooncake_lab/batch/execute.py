@@ -108,7 +108,7 @@ def _run_cells(job: Job, output: Path) -> _Failure | None:
                 parameters=dict(job.parameters),
                 progress_bar=False,
                 cwd=job.root,
-                extra_arguments=["--log-level=ERROR"],  # the kernel's greetings
+                extra_arguments=["--log-level=CRITICAL"],  # neither greetings nor the interrupt that ends it
             )
         except PapermillExecutionError as failure:
             return _failure(failure, output)
