@@ -47,7 +47,7 @@ test-slow: $(ENV) ## The tests that take minutes [PYTEST_FLAGS]
 	@$(BIN)/pytest -m 'slow and not gpu' $(PYTEST_FLAGS)
 
 test-site: $(ENV) ## Read the built book in a headless browser
-	@$(BIN)/pytest -n $(TEST_WORKERS) -m site tests/site $(PYTEST_FLAGS)
+	@$(BIN)/pytest -n $(TEST_WORKERS) -m site tests/site --ignore=tests/site/test_screenshots.py $(PYTEST_FLAGS)
 
 screenshots: book ## Picture every page, light, dark and on a phone, into tests/site/screenshots
 	@$(BIN)/pytest -q tests/site/test_screenshots.py

@@ -57,7 +57,7 @@ class MeasuredChunks:
     model: str = "lab-30m"
     prompt_tokens: tuple[int, ...] = (512, 1024)
     chunks: tuple[int, ...] = (32, 64, 128, 256, 512)
-    rounds: int = 4
+    rounds: int = 3
     seed: int = 0
     device: str = "cpu"
 
