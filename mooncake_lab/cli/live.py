@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from mooncake_lab.cli.simulate import AdmissionName, PlacementName
-from mooncake_lab.conductor import ADMISSION_POLICIES, PLACEMENT_POLICIES, PlacementPolicy, Random
+from mooncake_lab.conductor import ADMISSION_POLICIES, PlacementPolicy, named_placement
 from mooncake_lab.core import SLO
 
 if TYPE_CHECKING:
@@ -54,6 +54,4 @@ def live_spec(
 
 
 def _placement(name: str | None, seed: int) -> PlacementPolicy | None:
-    if name is None:
-        return None
-    return Random(seed) if name == "random" else PLACEMENT_POLICIES[name]()
+    return None if name is None else named_placement(name, seed)

@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from mooncake_lab.cli.reading import read_or_fail
-from mooncake_lab.conductor import ADMISSION_POLICIES, PLACEMENT_POLICIES, LoadBalance, Random
+from mooncake_lab.conductor import ADMISSION_POLICIES, KVCacheCentric, LoadBalance, named_placement
 from mooncake_lab.core import SLO, Record, TracedRequest, log_writer, rare_collections
 from mooncake_lab.perf import LinkLatency, hardware
 from mooncake_lab.simulation import COUPLED_SYSTEMS, Cluster, ClusterSpec, CoupledCluster, CoupledSpec
@@ -223,10 +223,8 @@ def _check_memory(coupled: int | None, ssd_tokens: int, ssd_gb_per_s: float | No
 
 def _placement(name: str | None, seed: int, *, coupled: bool) -> Any:
     if name is None:
-        return LoadBalance() if coupled else PLACEMENT_POLICIES["kvcache_centric"]()
-    if name == "random":
-        return Random(seed)
-    return PLACEMENT_POLICIES[name]()
+        return LoadBalance() if coupled else KVCacheCentric()
+    return named_placement(name, seed)
 
 
 def _disaggregated(

@@ -31,6 +31,7 @@ from mooncake_lab.conductor.placement import (
     PlacementPolicy,
     PrefixAffinity,
     Random,
+    named_placement,
 )
 from mooncake_lab.conductor.regression import PolynomialEstimator
 from mooncake_lab.conductor.view import ClusterView, DecodeView, PrefillView, RecentView, ServedView
@@ -70,5 +71,6 @@ __all__ = [
     "ServedView",
     "WithinSLO",
     "decide",
+    "named_placement",
     "share_longer",
 ]

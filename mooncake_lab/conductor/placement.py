@@ -156,6 +156,15 @@ PLACEMENT_POLICIES: Final[Mapping[str, Callable[[], PlacementPolicy]]] = Mapping
 """Every placement policy by the name the command line uses."""
 
 
+def named_placement(name: str, seed: int = 0) -> PlacementPolicy:
+    """The placement policy of a name, with its own defaults; chance, where it plays a part, by the seed.
+
+    Raises:
+        KeyError: when there is no policy of that name.
+    """
+    return Random(seed) if name == "random" else PLACEMENT_POLICIES[name]()
+
+
 def select_decode(
     request: Request, decode: tuple[DecodeView, ...], estimate: Estimator
 ) -> tuple[DecodeView, float]:

@@ -1,9 +1,9 @@
 """Two logs of the same requests side by side: what differs, by how much, how surely, and in which stage."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +11,9 @@ import pandas as pd
 
 from mooncake_lab.core import Arrived, FirstToken, Prefilled, Record
 from mooncake_lab.metrics import check_log, request_table
-from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, PrefillLatency
+from mooncake_lab.perf import HybridLatency, LatencyModel
+from mooncake_lab.perf.calibration import times_as_long
 
-_Latency = TypeVar("_Latency", PrefillLatency, DecodeLatency)
 _Numbers: TypeAlias = npt.NDArray[np.float64]
 STATISTICS: Final[Mapping[str, Callable[[_Numbers], _Numbers]]] = MappingProxyType(
     {
@@ -130,11 +130,6 @@ def checked(log: list[Record]) -> list[Record]:
 
 def slowed(model: LatencyModel, factor: float, *, decode: bool = False) -> LatencyModel:
     """The model with every prefill so many times as long, and with `decode` every decode step, too."""
-    prefill = _times(model.prefill, factor)
-    second = _times(model.decode, factor) if decode else model.decode
+    prefill = times_as_long(model.prefill, factor)
+    second = times_as_long(model.decode, factor) if decode else model.decode
     return replace(model, prefill=prefill, decode=second, hybrid=HybridLatency.of(prefill, second))
-
-
-def _times(latency: _Latency, factor: float) -> _Latency:
-    seconds = {each.name: factor * getattr(latency, each.name) for each in fields(latency) if "_s" in each.name}
-    return replace(latency, **seconds)

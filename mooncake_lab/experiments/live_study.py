@@ -6,7 +6,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, Final
 
-from mooncake_lab.conductor import PLACEMENT_POLICIES, PlacementPolicy, Random
+from mooncake_lab.conductor import named_placement
 from mooncake_lab.core import TracedRequest, check_scale
 from mooncake_lab.serving import LiveSpec, scaled_down
 from mooncake_lab.workload import Trace, load, with_poisson_arrivals
@@ -58,7 +58,7 @@ class Study:
             "block_size_tokens": self.trace().block_size_tokens,
             "chunk_tokens": self.chunk_tokens,
             "max_request_tokens": 2 * self.most_tokens,
-            "placement": None if placement is None else self._policy(placement),
+            "placement": None if placement is None else named_placement(placement, self.seed),
         }
         return LiveSpec(**(asked | changes))
 
@@ -82,9 +82,6 @@ class Study:
                 yield cluster, None, load_name
         for placement in self.placements:
             yield "2P+1D", placement, "overloaded"
-
-    def _policy(self, name: str) -> PlacementPolicy:
-        return Random(self.seed) if name == "random" else PLACEMENT_POLICIES[name]()
 
 
 STUDIES: Final[Mapping[str, Study]] = MappingProxyType(

@@ -10,14 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from mooncake_lab.conductor import (
-    PLACEMENT_POLICIES,
     Estimator,
     KVCacheCentric,
     LatencyEstimator,
     LoadBalance,
     NoisyEstimator,
     PlacementPolicy,
-    Random,
+    named_placement,
 )
 from mooncake_lab.core import Placed, TracedRequest
 from mooncake_lab.experiments.paper_node import paper_node_latency
@@ -228,4 +227,4 @@ def _policy(replay: Replay) -> PlacementPolicy:
         return KVCacheCentric(replay.threshold, replay.edition)
     if replay.policy == "load_balance":
         return LoadBalance(replay.load)
-    return Random(replay.seed) if replay.policy == "random" else PLACEMENT_POLICIES[replay.policy]()
+    return named_placement(replay.policy, replay.seed)

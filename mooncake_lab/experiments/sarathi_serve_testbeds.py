@@ -58,10 +58,8 @@ class Testbed:
         Args:
             sum_s: latency of one all-reduce between nodes, where layers are cut over several.
         """
-        shape, network = (
-            model_shape(self.model),
-            LinkLatency(gbps(fact(TEXT, series="network", x="ethernet_gbps").value)),
-        )
+        shape = model_shape(self.model)
+        network = LinkLatency(gbps(fact(TEXT, series="network", x="ethernet_gbps").value))
         activations = shape.width * shape.bytes_per_element
         sums = LAYER_SUMS * shape.layers if self.split > 1 else 0
         crossing = 2 * (self.split - 1) / self.split * activations / network.bytes_per_s

@@ -56,31 +56,24 @@ def distributions(requests: pd.DataFrame, machine: str) -> BookFigure:
 
 
 @styled
-def errors(rows: pd.DataFrame, machine: str, kept: pd.DataFrame | None = None) -> BookFigure:
+def errors(rows: pd.DataFrame, machine: str) -> BookFigure:
     """Error of each prediction with its interval, a row a run: TTFT on the left, TBT on the right.
 
     Args:
         rows: what `live_requests.errors` made.
         machine: which measured.
-        kept: the same from the measurement that is kept in the repository, drawn hollow.
     """
     runs = list(dict.fromkeys(rows["run"]))
     figure, axes = new_figure(1, 2, width=10, height=0.42 * len(runs) + 1.9, sharey=True)
     for panel, quantity in zip(axes, ("TTFT", "TBT"), strict=True):
         for k, (statistic, marker) in enumerate(_STATISTIC.items()):
-            for table, is_kept in ((rows, False), (kept, True)):
-                if table is None:
-                    continue
-                chosen = table.query(f"quantity == {quantity!r} and statistic == {statistic!r} and run in @runs")
-                at = [runs.index(run) + 0.24 * (k - 1) for run in chosen["run"]]
-                colour = COLOURS["straw_man"] if is_kept else COLOURS["mooncake"]
-                if not is_kept:
-                    panel.hlines(at, 100 * chosen["low"], 100 * chosen["high"], color=colour, linewidth=1.2)
-                face = "none" if is_kept else colour
-                panel.plot(
-                    100 * chosen["error"], at, linestyle="none", marker=marker, color=colour,
-                    markerfacecolor=face, markersize=5, label="_" if is_kept else statistic,
-                )  # fmt: skip
+            chosen = rows.query(f"quantity == {quantity!r} and statistic == {statistic!r}")
+            at = [runs.index(run) + 0.24 * (k - 1) for run in chosen["run"]]
+            panel.hlines(at, 100 * chosen["low"], 100 * chosen["high"], color=COLOURS["mooncake"], linewidth=1.2)
+            panel.plot(
+                100 * chosen["error"], at, linestyle="none", marker=marker, color=COLOURS["mooncake"],
+                markersize=5, label=statistic,
+            )  # fmt: skip
         slo_line(panel, 0.0, "", vertical=True)
         panel.set(xlabel=f"error of {quantity}, simulated over real less one (%)")
         panel.grid(visible=False, axis="y")

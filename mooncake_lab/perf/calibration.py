@@ -4,7 +4,7 @@ Errors are weighed relative to the measured time, so that a 1 s point counts as 
 Coefficients that physics forbids to be negative are not allowed to be.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from itertools import combinations
 from typing import Generic, TypeVar
 
@@ -15,6 +15,7 @@ from mooncake_lab.perf.latency import DecodeLatency, LinkLatency, PrefillLatency
 
 Array = npt.NDArray[np.float64]
 Model = TypeVar("Model")
+Latency = TypeVar("Latency", PrefillLatency, DecodeLatency)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -152,3 +153,11 @@ def per_request_cost_s(
     model = DecodeLatency(float(constant_s), float(per_request_s), alone.per_context_token_s)
     predicted_s = model.step_s(batch, context_tokens_each * batch)
     return Calibration(model=model, measured_s=measured_s, predicted_s=predicted_s)
+
+
+def times_as_long(latency: Latency, factor: float) -> Latency:
+    """The same latency with each of its seconds multiplied."""
+    seconds = {
+        field.name: factor * getattr(latency, field.name) for field in fields(latency) if "_s" in field.name
+    }
+    return replace(latency, **seconds)

@@ -1,17 +1,14 @@
 """From the log of a run to the latency model under which the simulator would give it: calibration by doing."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import TypeVar
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from mooncake_lab.core import Arrived, DecodeStretch, Finished, FirstToken, Placed, Prefilled, Record
 from mooncake_lab.perf import HybridLatency, LatencyModel, LinkLatency
-from mooncake_lab.perf.calibration import Calibration, fit_decode, fit_prefill
+from mooncake_lab.perf.calibration import Calibration, Latency, fit_decode, fit_prefill, times_as_long
 from mooncake_lab.perf.latency import DecodeLatency, PrefillLatency
-
-_Latency = TypeVar("_Latency", PrefillLatency, DecodeLatency)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -146,11 +143,9 @@ def model_from_log(records: Iterable[Record], base: LatencyModel) -> LogCalibrat
     )
 
 
-def _adding_up(model: _Latency, fitted_s: np.ndarray, measured_s: np.ndarray) -> _Latency:
+def _adding_up(model: Latency, fitted_s: np.ndarray, measured_s: np.ndarray) -> Latency:
     """The same model, all its seconds times one factor; without it a few slow spans would be forgotten."""
-    factor = float(measured_s.sum() / fitted_s.sum())
-    seconds = {field.name: factor * getattr(model, field.name) for field in fields(model) if "_s" in field.name}
-    return replace(model, **seconds)
+    return times_as_long(model, float(measured_s.sum() / fitted_s.sum()))
 
 
 def _columns(rows: Sequence[tuple[float, float, float]], what: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -126,16 +126,17 @@ class CoupledInstance:
     def _pace(self, parts: _Parts) -> Steady:
         """How long the iteration takes, and by how much the next one like it takes longer."""
         hybrid = self._model.hybrid
-        chunk = pairs = decodes = context = begins = 0
+        pieces = list[tuple[int, int]]()
+        decodes = context = begins = 0
         for resident, segment in parts:
             if segment.kind == "decode":
                 decodes += 1
                 context += resident.cached_tokens
             else:
-                chunk += segment.new_tokens
-                pairs += segment.new_tokens * (2 * resident.cached_tokens + segment.new_tokens)
+                pieces.append((segment.new_tokens, resident.cached_tokens))
                 begins += not resident.begun
-        step_s = hybrid.step_s(chunk, 0, decodes, context) + hybrid.per_token_squared_s * (pairs - chunk * chunk)
+        step_s = hybrid.batch_s(pieces, decodes, context)
+        chunk = sum(new for new, _ in pieces)
         growth_s = hybrid.per_context_token_s * decodes + hybrid.per_token_squared_s * 2 * chunk * chunk
         return Steady(step_s + begins * self._model.prefill.constant_s, growth_s)
 
