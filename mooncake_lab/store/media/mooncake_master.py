@@ -45,7 +45,11 @@ class MooncakeMaster:
         }
         flags = [f"--{name}={value}" for name, value in options.items()]
         command = ["/bin/sh", "-c", _WATCHED, "sh", str(master_binary()), *flags]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE)  # noqa: S603  # the wheel's own
+        self._process = subprocess.Popen(  # noqa: S603  # the wheel's own
+            command,
+            stdin=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # where the shell would mourn a killed master
+        )
         try:
             _await_port(self.port)
         except BaseException:
