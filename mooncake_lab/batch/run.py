@@ -58,7 +58,7 @@ def _execute_all(
     done: dict[str, Outcome] = {}
     with opened(executor, workers=min(workers, len(todo))) as pool:
         running: dict[Future[Outcome], Job] = {}
-        for job in todo:
+        for job in reversed(todo):  # the later chapters take longest, and the longest should not begin last
             running[pool.submit(execute_in_worker, job, threads)] = job
             display.waiting(job)
         while running:

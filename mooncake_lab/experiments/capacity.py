@@ -17,7 +17,7 @@ from mooncake_lab.workload import Trace, load
 
 DRAM_TOKENS: Final = (1_000_000, 3_000_000, 6_000_000, 12_000_000)
 """Of a node without SSD; the smallest is that of a node with one."""
-SSD_TOKENS: Final = (2_000_000, 5_000_000, 11_000_000)
+SSD_TOKENS: Final = (2_000_000, 11_000_000)
 """Below the smallest DRAM: the node holds then what nodes with more DRAM hold."""
 
 

@@ -113,7 +113,7 @@ def replicas(rows: pd.DataFrame, paper: pd.DataFrame, names: Mapping[str, str]) 
     """Replicas of popular blocks over time, one panel a rank and workload.
 
     Args:
-        rows: rows of `Replicas` with eviction `lru` and `lfu`.
+        rows: rows of `Replicas` with eviction `lru`, and `lfu` where that is of interest.
         paper: the curve of FAST'25 Fig. 11.
         names: what the paper calls our workloads.
     """
