@@ -51,6 +51,15 @@ class PagedLayer:
             self.blocks += self.pool.allocator.allocate(wanted - len(self.blocks))
         self.tokens += tokens
 
+    def keep(self, kept: torch.Tensor) -> None:
+        """Only these places, int64 (count,) ascending, the same of all heads; blocks left over are free."""
+        keys, values = (side[:, kept] for side in self.read())
+        self.tokens = len(kept)
+        needed = blocks_for(self.tokens, self.pool.cache.block_size_tokens)
+        self.pool.allocator.release(self.blocks[needed:])
+        del self.blocks[needed:]
+        self.pool.cache.write(0, self.blocks, 0, torch.stack((keys, values)).transpose(1, 2))
+
     def read(self) -> tuple[torch.Tensor, torch.Tensor]:
         """A copy of its keys and values, each (kv_heads, tokens, head_width)."""
         both = self.pool.cache.read(0, self.blocks, 0, self.tokens).transpose(1, 2)
@@ -63,12 +72,18 @@ class PagedLayer:
 
     def attend(self, others: Sequence[LayerHold], qkv: torch.Tensor, new: NewTokens, ops: Backend) -> torch.Tensor:
         """Through the engine's own paged kernels, all requests at once."""
-        store = self.pool.cache.layers[0]
-        batch = append(cast("Sequence[PagedLayer]", (self, *others)), new)
+        store, holds = self.pool.cache.layers[0], cast("Sequence[PagedLayer]", (self, *others))
+        batch = append(holds, new)
         query = ops.rotate_and_store(qkv, new.rope, batch, store, new.config)
         if new.queries is not None:
             new.queries.append(query)
-        return ops.attend(query, batch, store)
+        attended = ops.attend(query, batch, store)
+        for hold, asked in zip(holds, query.split(new.counts), strict=True):
+            hold.asked(asked)
+        return attended
+
+    def asked(self, queries: torch.Tensor) -> None:
+        """Told its new tokens' rotated queries (tokens, query_heads, head_width), once they have attended."""
 
 
 def append(holds: Sequence[PagedLayer], new: NewTokens) -> PackedBatch:

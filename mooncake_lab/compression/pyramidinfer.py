@@ -1,11 +1,12 @@
 """PyramidInfer: deeper layers compute fewer tokens (Yang et al., Findings of ACL 2024, arXiv 2405.12532).
 
 Not PyramidKV (Cai et al., arXiv 2406.02069), which divides a budget over layers after a full prefill. Here the
-*hidden states* of dropped tokens are gone: deeper layers neither compute nor cache them. The constants are those
-of the authors' shipped configuration for 7B models; generated tokens are not thinned, since answers are short.
+*hidden states* of dropped tokens are gone: deeper layers neither compute nor cache them. Generated tokens are
+thinned once they are no longer recent. Constants are those of the authors' shipped configuration for 7B models.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import final
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ import torch.nn.functional as F  # noqa: N812  # torch's own spelling
 
 from mooncake_lab.compression.dense import attend_dense, rotate_new
 from mooncake_lab.compression.held import LayerPool, NewTokens, Prefilled
-from mooncake_lab.compression.paged import PagedLayer, hold_all
+from mooncake_lab.compression.paged import PagedLayer
 from mooncake_lab.compression.votes import window_attention
 from mooncake_lab.engine.model import LlamaModel
 
@@ -35,10 +36,19 @@ class PyramidInfer:
     sinks: int = 4
     distance_weight: float = 1.2
     """Weight of the last voter; the first has 1."""
+    exceed: int = 16
+    """So many generated tokens are thinned at a time, once all of them are older than the recent ones."""
+    generated_ratio: float = 0.9
+    """Share of them that the first layer keeps."""
+    generated_decay: float = 0.1
+    """Share of that share which the deepest layer would keep, along the same cosine."""
 
     def __post_init__(self) -> None:
-        if not (0 < self.decay <= 1 and 0 < self.recent_ratio <= 1):
-            raise ValueError(f"{self}: decay and recent ratio must be above 0 and at most 1")
+        shares = (self.decay, self.recent_ratio, self.generated_ratio, self.generated_decay)
+        if not all(0 < share <= 1 for share in shares):
+            raise ValueError(f"{self}: decays and ratios must be above 0 and at most 1")
+        if self.exceed < 1:
+            raise ValueError(f"{self}: generated tokens are thinned {self.exceed} at a time; at least 1 is needed")
 
     @property
     def window(self) -> int:
@@ -47,14 +57,22 @@ class PyramidInfer:
 
     def ratio(self, layer: int, layers: int) -> float:
         """Share of the context that a layer passes on: a cosine from 1 to the decay."""
-        return (1 - self.decay) * (np.cos(np.pi * layer / layers) + 1) / 2 + self.decay
+        return _cosine(self.decay, layer / layers)
+
+    def generated(self, layer: int, layers: int) -> int:
+        """How many of `exceed` old generated tokens a layer keeps."""
+        return int(self.exceed * self.generated_ratio * _cosine(self.generated_decay, layer / layers))
+
+    def recent(self, prompt_tokens: int) -> int:
+        """How many of the latest tokens vote and always stay; fixed by the prompt."""
+        return 1 + int(self.recent_ratio * prompt_tokens)
 
     @torch.inference_mode()
     def prefill(self, model: LlamaModel, tokens: np.ndarray) -> Prefilled:
         """Compute a prompt, shape (n,), with fewer tokens from layer to layer."""
         ops, config, device = model.backend, model.config, model.embedding.device
         positions = torch.arange(len(tokens), device=device)
-        recent = 1 + int(self.recent_ratio * len(tokens))
+        recent = self.recent(len(tokens))
         hidden, update = F.embedding(torch.from_numpy(tokens).to(device), model.embedding), None
         sides: list[tuple[torch.Tensor, torch.Tensor]] = []
         for index, layer in enumerate(model.layers):
@@ -80,8 +98,14 @@ class PyramidInfer:
         )
 
     def hold(self, prefilled: Prefilled, pool: LayerPool) -> tuple[PagedLayer, ...]:
-        """What each layer computed, in blocks."""
-        return hold_all(prefilled, pool)
+        """What each layer computed, in blocks; what is generated will be thinned there."""
+        recent, layers = self.recent(prefilled.tokens), len(prefilled.keys)
+        held: list[PagedLayer] = []
+        for index, sides in enumerate(zip(prefilled.keys, prefilled.values, strict=True)):
+            layer = ThinnedLayer.of(pool, *sides)
+            layer.begin(self, recent, self.generated(index, layers))
+            held.append(layer)
+        return tuple(held)
 
     def keep(self, voters: torch.Tensor, keys: torch.Tensor, ratio: float) -> torch.Tensor | None:
         """Which rows the next layer computes, ascending; None for all.
@@ -100,3 +124,57 @@ class PyramidInfer:
         scores[: self.sinks] = torch.inf
         chosen = scores.topk(count).indices.sort().values
         return torch.cat((chosen, torch.arange(context, keys.shape[1], device=keys.device)))
+
+
+@final
+@dataclass(slots=True, eq=False)
+class ThinnedLayer(PagedLayer):
+    """A layer whose generated tokens are thinned, `exceed` at a time, once they are older than the recent ones.
+
+    The paper lets the recent tokens vote, as in prefill. Their queries would take as much memory as the method
+    saves, so only the last `exceed` of them do here. Mutable: it grows, and shrinks.
+    """
+
+    _method: PyramidInfer = field(default_factory=PyramidInfer)
+    _recent: int = 0
+    _kept: int = 0
+    """Of every `exceed` tokens."""
+    _settled: int = 0
+    """Tokens that are never looked at again: the prompt's, and what thinning left."""
+    _voters: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+    """Rotated queries of the latest tokens, (query_heads, head_width) each."""
+
+    def begin(self, method: PyramidInfer, recent: int, kept: int) -> None:
+        """What it holds now is the prompt."""
+        self._method, self._recent, self._kept, self._settled = method, recent, kept, self.tokens
+
+    @property
+    def device_bytes(self) -> int:
+        """Whole blocks, and the voters' queries."""
+        return len(self.blocks) * self.pool.cache.block_bytes + sum(query.nbytes for query in self._voters)
+
+    def release(self) -> None:
+        """Its blocks are free, and the voters gone."""
+        PagedLayer.release(self)
+        self._voters.clear()
+
+    def asked(self, queries: torch.Tensor) -> None:
+        """Thin what has become old."""
+        exceed = self._method.exceed
+        self._voters = [*self._voters, *queries.unbind()][-exceed:]
+        while self.tokens - self._settled >= self._recent + exceed:
+            self._thin(exceed)
+
+    def _thin(self, exceed: int) -> None:
+        voters, first, end = torch.stack(self._voters), self._settled, self._settled + exceed
+        weights = torch.linspace(1, self._method.distance_weight, len(voters), device=voters.device)
+        votes = window_attention(voters, self.read()[0])[..., first:end].mean(dim=0)
+        chosen = first + (votes * weights[:, None]).sum(dim=0).topk(self._kept).indices.sort().values
+        places = torch.arange(self.tokens, device=chosen.device)
+        self.keep(torch.cat((places[:first], chosen, places[end:])))
+        self._settled = first + self._kept
+
+
+def _cosine(least: float, depth: float) -> float:
+    """From 1 at depth 0 to `least` at depth 1."""
+    return float((1 - least) * (np.cos(np.pi * depth) + 1) / 2 + least)

@@ -118,6 +118,8 @@ def simulate(spec: LiveSpec, model: LatencyModel, requests: Sequence[TracedReque
             memory_block_tokens=spec.block_size_tokens,
             block_size_tokens=spec.block_size_tokens,
             placement=spec.places,
+            admission=spec.admission,
+            slo=spec.slo,
         )
         return CoupledCluster(coupled, model).run(requests)
     pair = ClusterSpec(
@@ -129,6 +131,8 @@ def simulate(spec: LiveSpec, model: LatencyModel, requests: Sequence[TracedReque
         first_shown_by=spec.first_shown_by,
         streams_layers=spec.layerwise,
         placement=spec.places,
+        admission=spec.admission,
+        slo=spec.slo,
     )
     return Cluster(pair, model).run(requests)
 

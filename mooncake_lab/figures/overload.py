@@ -5,6 +5,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from matplotlib.axes import Axes
 
@@ -204,17 +205,8 @@ def burst(rows: pd.DataFrame) -> BookFigure:
         rows: rows of `Burst`, one a policy.
     """
     figure, (left, right) = new_figure(1, 2, width=10, height=3.4)
-    at = range(len(rows))
-    bottom = [0.0] * len(rows)
-    for column, label, hatch in (
-        ("finished", "finished", ""),
-        ("refused_after_prefill", "refused after prefill", "///"),
-        ("refused_on_arrival", "refused on arrival", "..."),
-    ):
-        heights = [float(value) for value in rows[column]]
-        colours = [_COLOUR[policy] for policy in rows["policy"]]
-        left.bar(at, heights, bottom=bottom, color=colours, hatch=hatch, edgecolor="white", label=label)
-        bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
+    at = np.arange(len(rows))
+    _ends(left, at, rows)
     left.set_ylabel("requests")
     legend_once(left, fontsize=8)
     for i, row in enumerate(_records(rows)):
@@ -230,6 +222,45 @@ def burst(rows: pd.DataFrame) -> BookFigure:
         axis.set_xticks(at, [LABELS[policy] for policy in rows["policy"]], fontsize=8)
     footer(figure, f"measured: {rows['machine'].iloc[0]}")
     return figure
+
+
+@styled
+def crowd(rows: pd.DataFrame) -> BookFigure:
+    """A crowd on the live cluster beside its simulation: what became of the requests, and prefill in vain.
+
+    Args:
+        rows: rows of `LiveCrowd`, two a policy.
+    """
+    figure, (left, right) = new_figure(1, 2, width=10, height=3.6)
+    policies = list(dict.fromkeys(map(str, rows["policy"])))
+    at = np.arange(len(policies))
+    for world, shift, alpha in (("live", -0.21, 1.0), ("simulated", 0.21, 0.45)):
+        look: dict[str, Any] = {"width": 0.38, "alpha": alpha}
+        table = rows[rows["world"] == world].set_index("policy").loc[policies].reset_index()
+        _ends(left, at + shift, table, **look)
+        colours = [_COLOUR[policy] for policy in policies]
+        right.bar(at + shift, table["wasted_prefill_s"].to_numpy(dtype=float), color=colours, **look)
+    left.set(ylabel="requests", ylim=(0, 1.25 * float(left.dataLim.y1)))
+    legend_once(left, fontsize=8, ncols=3, loc="upper center")
+    right.set(ylabel="prefill in vain (s)", ylim=(0, None))
+    for axis in (left, right):
+        axis.set_xticks(at, [LABELS[policy] for policy in policies], fontsize=8)
+    footer(figure, "full colour: live processes, paced by a metronome; pale: simulated at the same pace")
+    return figure
+
+
+def _ends(axis: Axes, at: npt.ArrayLike, rows: pd.DataFrame, **look: Any) -> None:
+    """What became of the requests of each policy, stacked."""
+    bottom = np.zeros(len(rows))
+    for column, label, hatch in (
+        ("finished", "finished", ""),
+        ("refused_after_prefill", "refused after prefill", "///"),
+        ("refused_on_arrival", "refused on arrival", "..."),
+    ):
+        heights = rows[column].to_numpy(dtype=float)
+        colours = [_COLOUR[policy] for policy in rows["policy"]]
+        axis.bar(at, heights, bottom=bottom, color=colours, hatch=hatch, edgecolor="white", label=label, **look)
+        bottom += heights
 
 
 def _lines(axis: Axes, rows: pd.DataFrame, knob: str, column: str) -> None:

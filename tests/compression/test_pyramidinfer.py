@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from mooncake_lab.compression import PyramidInfer
+from mooncake_lab.compression.pyramidinfer import ThinnedLayer
 
 STEEP = PyramidInfer(decay=0.5, min_context=8)
 
@@ -85,10 +86,57 @@ def test_decode_goes_on_from_layers_of_different_lengths(session, prompt):
     held.release()
 
 
-@pytest.mark.parametrize("change", [{"decay": 0.0}, {"decay": 1.1}, {"recent_ratio": 0.0}])
-def test_bad_knobs_are_refused(change):
-    """Shares lie above zero and up to one."""
-    with pytest.raises(ValueError, match="above 0"):
+def long_answer(session, prompt, exceed=8, **change):
+    """Tokens of each layer behind the prompt after 60 tokens of an answer to a prompt of 20, and the answer."""
+    held, logits = session.start(prompt[:20], PyramidInfer(min_context=8, exceed=exceed, **change))
+    before = [layer.tokens for layer in held.layers]
+    answer = session.generate(held, int(logits.argmax()), 61)
+    grown = [layer.tokens - tokens for layer, tokens in zip(held.layers, before, strict=True)]
+    assert held.position == 80
+    held.release()
+    return grown, answer
+
+
+def test_old_generated_tokens_are_thinned(session, prompt):
+    """Eight at a time once they are older than five: of 60, six eights, of which each layer keeps its share."""
+    grown, _ = long_answer(session, prompt)
+    kept = [PyramidInfer(exceed=8).generated(layer, 4) for layer in range(4)]
+    assert kept == [7, 6, 3, 1]
+    assert grown == [6 * each + 12 for each in kept]
+
+
+def test_thinning_that_keeps_all_changes_nothing(session, prompt):
+    """Where all of each eight stay, the answer is that of a cache which never thins."""
+    keeps_all = long_answer(session, prompt, generated_ratio=1.0, generated_decay=1.0)
+    assert keeps_all == ([60] * 4, long_answer(session, prompt, exceed=1000)[1])
+
+
+def test_thinning_keeps_what_the_voters_look_at(session):
+    """One of eight old tokens stays, the one that the last queries point at; recent ones stay as they are."""
+    keys = torch.randn(2, 13, 8, generator=torch.Generator().manual_seed(1))
+    layer = ThinnedLayer.of(session.pool, keys[:, :0], keys[:, :0])
+    layer.begin(PyramidInfer(exceed=8), recent=5, kept=1)
+    layer.grow(13)
+    session.pool.cache.write(0, layer.blocks, 0, torch.stack((keys, keys)).transpose(1, 2))
+    layer.asked(50 * keys[:, 3].repeat_interleave(2, dim=0).expand(13, -1, -1))
+    torch.testing.assert_close(layer.read()[0], keys[:, [3, *range(8, 13)]])
+    assert layer.device_bytes == session.pool.used_bytes + 8 * 4 * 8 * 4
+    layer.release()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"decay": 0.0}, "above 0"),
+        ({"decay": 1.1}, "above 0"),
+        ({"recent_ratio": 0.0}, "above 0"),
+        ({"generated_decay": 0.0}, "above 0"),
+        ({"exceed": 0}, "at least 1"),
+    ],
+)
+def test_bad_knobs_are_refused(change, said):
+    """Shares lie above zero and up to one, and thinning takes tokens."""
+    with pytest.raises(ValueError, match=said):
         PyramidInfer(**change)
 
 

@@ -12,6 +12,7 @@ from mooncake_lab.core import Prefilled, Rejected
 from mooncake_lab.experiments import overload as topic
 from mooncake_lab.experiments import overload_beside_papers as beside
 from mooncake_lab.experiments import overload_bounds, run, vary
+from mooncake_lab.experiments.overload_live import LiveCrowd
 from mooncake_lab.experiments.overload_real import Burst
 from mooncake_lab.experiments.overload_stages import stages
 from mooncake_lab.metrics import check_log
@@ -168,3 +169,35 @@ def test_old_views_make_early_rejection_swing_and_prediction_damps_it():
     swing = swing.set_index(["view_age_s", "policy"])["decode_swing"]
     assert swing[20.0, "early"] > 2 * swing[0.0, "early"]
     assert swing[20.0, "early"] > 2 * swing[20.0, "predictive"]
+
+
+class TestLiveCrowd:
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def crowd():
+        """Ten requests for two places, under two policies, live and simulated."""
+        small = LiveCrowd(
+            policies=("after_prefill", "committed"), requests=10, slots=2, prompt_tokens=64, answer_tokens=40
+        )
+        return run(small, cache=False).set_index(["policy", "world"])
+
+    def test_everybody_ends(self, crowd):
+        """Requests are answered or refused, on arrival or after prefill, in both worlds."""
+        ends = crowd[["finished", "refused_on_arrival", "refused_after_prefill"]].sum(axis=1)
+        assert (ends == 10).all()
+        assert (crowd["finished"] > 0).all()
+
+    def test_only_the_baseline_prefills_in_vain(self, crowd):
+        """It refuses nobody on arrival and somebody later; who counts the coming does the reverse."""
+        baseline, counting = crowd.loc["after_prefill"], crowd.loc["committed"]
+        assert (baseline["refused_on_arrival"] == 0).all()
+        assert (baseline["wasted_prefill_s"] > 0).all()
+        assert (counting["refused_on_arrival"] > 0).all()
+        assert (counting[["refused_after_prefill", "wasted_prefill_s"]] == 0).all(axis=None)
+
+    def test_prefill_takes_what_the_metronome_says(self, crowd):
+        """Ten prompts under the baseline take ten beats, and in processes that share a machine a little more."""
+        beats = 10 * LiveCrowd().prefill_s
+        live, simulated = (crowd.loc["after_prefill", world]["prefill_s"] for world in ("live", "simulated"))
+        assert simulated == pytest.approx(beats)
+        assert live >= beats * (1 - 1e-6)

@@ -65,3 +65,14 @@ def test_a_sweep_has_a_line_a_policy(rows):
     """Lines are means over seeds."""
     figure = draw.sweep(rows, "speed", "speed", {"rejected": "rejected_share"})
     assert [list(line.get_ydata()) for line in figure.axes[0].lines] == [pytest.approx([0.1, 0.2])] * 3
+
+
+def test_a_crowd_is_drawn_in_both_worlds():
+    """Each policy has a stack of three parts live and one simulated, as high as there were requests."""
+    ends = {"finished": 3, "refused_on_arrival": 1, "refused_after_prefill": 4, "wasted_prefill_s": 0.5}
+    table = pd.DataFrame(
+        [{"policy": p, "world": w, **ends} for p in ("after_prefill", "early") for w in ("simulated", "live")]
+    )
+    stacks, wasted = draw.crowd(table).axes
+    assert sum(bar.get_height() for bar in stacks.patches) == 4 * 8
+    assert [bar.get_height() for bar in wasted.patches] == [0.5] * 4

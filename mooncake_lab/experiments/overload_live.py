@@ -1,0 +1,122 @@
+"""Admission on the live cluster: a crowd that processes really prefill and decode, beside the same in simulation.
+
+To the beat of a metronome, so that the pools fill as they would on nodes of their own: tokens, KVCache, sockets
+and decisions are real, the pace of computing is given. The simulator is told that pace, and nothing else.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from mooncake_lab.conductor import ADMISSION_POLICIES, AdmissionPolicy, PredictiveRejection
+from mooncake_lab.core import SLO, Finished, Record, Rejected, Request, TracedRequest, blocks_for
+from mooncake_lab.experiments.live import simulate, warm_up
+from mooncake_lab.experiments.live_requests import checked
+from mooncake_lab.metrics import prefill_gpu_s, wasted_prefill_gpu_s
+from mooncake_lab.perf import (
+    DecodeLatency,
+    HybridLatency,
+    LatencyModel,
+    LinkLatency,
+    PrefillLatency,
+    model_shape,
+)
+from mooncake_lab.serving import LiveCluster, LiveSpec, Metronome, Nursery
+
+_BLOCK_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveCrowd:
+    """More requests than one decode worker has places for, one after the other, under several policies."""
+
+    policies: tuple[str, ...] = ("after_prefill", "early", "predictive", "committed")
+    requests: int = 24
+    every_s: float = 0.06
+    """Between arrivals."""
+    prefill_s: float = 0.18
+    """Of a prompt, by the metronome."""
+    step_s: float = 0.012
+    """Of a decode step of nobody, by the metronome."""
+    step_s_per_request: float = 0.006
+    slots: int = 4
+    """Requests that may decode at a time: one more would break the limit of TBT."""
+    prompt_tokens: int = 256
+    answer_tokens: int = 40
+    model: str = "random:lab-tiny"
+    seed: int = 0
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Two rows a policy, one for each world: what was served, what was refused when, and prefill in vain."""
+        requests = self.arrivals()
+        with Nursery(self.spec(self.policies[0])) as nursery:
+            for policy in self.policies:
+                spec = self.spec(policy)
+                with LiveCluster(spec, self.pace(), nursery=nursery) as live:
+                    warm_up(live)
+                    log = checked(live.run(requests))
+                yield {"policy": policy, "world": "live", **_counted(log)}
+                yield {"policy": policy, "world": "simulated", **_counted(simulate(spec, self.pace(), requests))}
+
+    def arrivals(self) -> list[TracedRequest]:
+        """The crowd: all alike, no block in common."""
+        blocks = blocks_for(self.prompt_tokens, _BLOCK_TOKENS)
+        return [
+            TracedRequest(
+                Request(
+                    id=i,
+                    arrival_s=i * self.every_s,
+                    input_tokens=self.prompt_tokens,
+                    block_keys=tuple(range(i * blocks, (i + 1) * blocks)),
+                    block_size_tokens=_BLOCK_TOKENS,
+                ),
+                self.answer_tokens,
+            )
+            for i in range(self.requests)
+        ]
+
+    def pace(self) -> LatencyModel:
+        """What the metronome beats, the Conductor believes and the simulator is told."""
+        prefill = PrefillLatency(constant_s=self.prefill_s, per_token_s=0.0, per_token_squared_s=0.0)
+        decode = DecodeLatency(self.step_s, self.step_s_per_request, 0.0)
+        return LatencyModel(
+            name=f"a metronome: {self.prefill_s:g} s a prompt, {self.step_s:g} s a step",
+            shape=model_shape(self.model.removeprefix("random:")),
+            prefill=prefill,
+            decode=decode,
+            hybrid=HybridLatency.of(prefill, decode),
+            transfer=LinkLatency(1e9),
+            dram=LinkLatency(1e9),
+        )
+
+    def spec(self, policy: str) -> LiveSpec:
+        """One prefill and one decode worker under an admission policy."""
+        pace = self.pace()
+        return LiveSpec(
+            model=self.model,
+            seed=self.seed,
+            device="cpu",
+            backend="dense",
+            block_size_tokens=_BLOCK_TOKENS,
+            admission=self._admission(policy),
+            slo=SLO(ttft_s=self.requests * self.prefill_s, tbt_s=float(pace.decode.step_s(self.slots + 1, 0))),
+            metronome=Metronome.of(pace),
+        )
+
+    def _admission(self, policy: str) -> AdmissionPolicy:
+        """The policy by name; t_d is what an answer takes when all places are taken."""
+        if policy != "predictive":
+            return ADMISSION_POLICIES[policy]()
+        full_s = float(self.pace().decode.step_s(self.slots, 0))
+        return PredictiveRejection(decode_s=(self.answer_tokens - 1) * full_s)
+
+
+def _counted(log: list[Record]) -> dict[str, Any]:
+    stages = [record.stage for record in log if isinstance(record, Rejected)]
+    return {
+        "finished": sum(isinstance(record, Finished) for record in log),
+        "refused_on_arrival": sum(stage != "decode" for stage in stages),
+        "refused_after_prefill": stages.count("decode"),
+        "prefill_s": prefill_gpu_s(log),
+        "wasted_prefill_s": wasted_prefill_gpu_s(log),
+    }
