@@ -48,7 +48,7 @@ STAGES: Final = (
     Stage(name="text-128", length=128, rows=12, until=0.85, at_least=150, at_most=600),
     Stage(name="text-256", length=256, rows=8, until=0.85, at_least=200, at_most=700),
     Stage(name="text-512", length=512, rows=4, until=0.9, at_least=300, at_most=900),
-    Stage(name="text-1024", length=1056, rows=2, until=1.0, at_least=2200, at_most=2200),
+    Stage(name="text-1024", length=1056, rows=2, until=1.0, at_least=4600, at_most=4600),
 )
 """The last one has a fixed number of steps, over which the learning rate falls to zero."""
 
@@ -97,7 +97,8 @@ def _draw(stage: Stage, length: int, context: Context) -> Sample:
     task = str(context.rng.choice(list(_SHARES), p=list(_SHARES.values())))
     if task in {"recall", "medley"}:
         pairs = min(most, int(2 ** context.rng.integers(0, 6)))
-        asked = min(pairs, int(context.rng.integers(1, 13)), (length - 16 - 4 * pairs) // 12)
+        several = int(context.rng.integers(1, 13)) if context.rng.random() < 0.5 else pairs
+        asked = min(several, pairs, (length - 16 - 4 * pairs) // 12)
         gap = int(context.rng.integers(0, 9)) if context.rng.random() < 0.5 else 0
         draw = recall if task == "recall" else medley
         return draw(context, length, pairs=pairs, questions=asked, gap=gap)

@@ -161,15 +161,18 @@ def loop(context: Context, length: int, *, period: int) -> Sample:
 
 
 def question_first(context: Context, length: int, *, pairs: int) -> Sample:
-    """`[WANT] key` before everything, the records after it, and only `[ANSWER]` at the end."""
+    """`[WANT] key` before everything, the records after it, and only `[ANSWER]` at the end.
+
+    The answer repeats the key before value and ending: nothing behind the records says which one is wanted.
+    """
     records = _records(context, pairs)
     wanted = int(context.rng.integers(pairs))
-    start = length - 1 - VALUE_TOKENS
+    start = length - 2 - VALUE_TOKENS
     body, places = context.scatter(start - 2, records)
     record = records[wanted]
-    tokens = np.concatenate([body[:1], [v.WANT], record[1:2], body[1:], [v.ANSWER], record[2:]])
+    tokens = np.concatenate([body[:1], [v.WANT], record[1:2], body[1:], [v.ANSWER], record[1:]])
     at = places[wanted] + 2
-    asked = Question(start, start + 1, VALUE_TOKENS, (1, 2, *range(at, at + len(record))))
+    asked = Question(start, start + 1, 1 + VALUE_TOKENS, (1, 2, *range(at, at + len(record))))
     return Sample("question_first", tokens, (asked,))
 
 
@@ -190,7 +193,7 @@ def medley(context: Context, length: int, *, pairs: int, questions: int, gap: in
     wanted = records[int(context.rng.integers(pairs))]
     secret = context.distinct(v.FIRST_VALUE, v.VALUES, NEEDLE_TOKENS)
     asks = [(record, np.array([v.GET, record[1]]), record[2:]) for record in records[:questions]]
-    asks.append((wanted, np.array([v.ANSWER]), wanted[2:]))
+    asks.append((wanted, np.array([v.ANSWER]), wanted[1:]))
     asks.append((np.array([v.NEEDLE, *secret]), np.array([v.ASK]), secret))
     if length >= 256:
         what = context.rng.integers(v.FIRST_TOPIC, size=COPY_TOKENS)
