@@ -3,8 +3,11 @@
 Results go to stdout and talk to stderr. Exit codes: 0 done, 1 failed, 2 bad usage.
 """
 
+from typing import Annotated
+
 import typer
 
+from mooncake_lab import __version__
 from mooncake_lab.cli.batch import batch
 from mooncake_lab.cli.bench import app as bench_app
 from mooncake_lab.cli.cache import cache
@@ -36,6 +39,22 @@ app.command()(generate)
 app.command()(simulate)
 app.command()(serve)
 app.command()(replay)
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"mooncake-lab {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say which version this is.")
+    ] = False,
+) -> None:
+    del version
 
 
 def main() -> None:

@@ -5,6 +5,10 @@ import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
+
+from mooncake_lab import __version__
+from mooncake_lab.cli import app
 
 
 @pytest.mark.parametrize("heavy", ["pandas", "torch", "matplotlib", "papermill", "transformers"])
@@ -29,3 +33,9 @@ def test_a_simulation_runs_without_any_of_them(tmp_path):
     numbers, imported = found.stdout.splitlines()
     assert json.loads(numbers)["finished"] == 1
     assert not imported
+
+
+def test_it_says_its_version():
+    """`--version` names the program and the version of the package, on stdout."""
+    found = CliRunner().invoke(app, ["--version"])
+    assert (found.exit_code, found.stdout) == (0, f"mooncake-lab {__version__}\n")
