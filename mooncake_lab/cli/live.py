@@ -1,5 +1,6 @@
 """What `serve` and `replay` share: from options to the cluster they describe."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
@@ -27,6 +28,7 @@ def live_spec(
     ttft_slo: float,
     tbt_slo: float,
     seed: int,
+    ssd_dir: Path | None = None,
     **others: Any,
 ) -> "LiveSpec":
     """The cluster that options describe; one prefill and one decode worker where they say nothing.
@@ -47,6 +49,7 @@ def live_spec(
             admission=ADMISSION_POLICIES[admission](),
             slo=SLO(ttft_s=ttft_slo, tbt_s=tbt_slo),
             seed=seed,
+            ssd_dir=None if ssd_dir is None else str(ssd_dir),
             **others,
         )
     except ValueError as error:

@@ -31,6 +31,11 @@ def serve(
     ] = None,
     backend: Annotated[Literal["auto", "dense", "cpu", "cuda"], typer.Option(help="Who computes.")] = "auto",
     cache_tokens: Annotated[int, typer.Option(min=1, help="KVCache of a prefill worker, in DRAM.")] = 65_536,
+    ssd_dir: Annotated[
+        Path | None,
+        typer.Option(file_okay=False, help="Folder for KVCache that DRAM evicts, one a prefill worker."),
+    ] = None,
+    ssd_tokens: Annotated[int, typer.Option(min=0, help="KVCache of a prefill worker on SSD.")] = 0,
     decode_tokens: Annotated[int, typer.Option(min=1, help="KVCache of a decode worker's engine.")] = 65_536,
     chunk: Annotated[int, typer.Option(min=1, help="Most prompt tokens of an iteration.")] = 512,
     max_request_tokens: Annotated[int, typer.Option(min=1, help="Longest context.")] = 8192,
@@ -69,8 +74,9 @@ def serve(
     spec = live_spec(
         prefill=prefill, decode=decode, coupled=coupled, placement=placement, admission=admission,
         ttft_slo=ttft_slo, tbt_slo=tbt_slo, seed=seed, model=model, batching=batching, device=device, dtype=dtype,
-        backend=backend, cache_tokens=cache_tokens, decode_tokens=decode_tokens, chunk_tokens=chunk,
-        max_request_tokens=max_request_tokens, most_under_way=most_under_way, threads=threads,
+        backend=backend, cache_tokens=cache_tokens, ssd_dir=ssd_dir, ssd_tokens=ssd_tokens,
+        decode_tokens=decode_tokens, chunk_tokens=chunk, max_request_tokens=max_request_tokens,
+        most_under_way=most_under_way, threads=threads,
     )  # fmt: skip
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     token = None if no_token else _token(token_file)

@@ -126,6 +126,7 @@ def simulate(spec: LiveSpec, model: LatencyModel, requests: Sequence[TracedReque
         prefill_nodes=spec.prefill_nodes,
         decode_nodes=spec.decode_nodes,
         cache_tokens=spec.cache_tokens,
+        ssd_tokens=spec.ssd_tokens,
         decode_tokens=spec.decode_tokens,
         block_size_tokens=spec.block_size_tokens,
         first_shown_by=spec.first_shown_by,

@@ -131,6 +131,8 @@ class Dispatcher:
                 self._finished(event)
             case messages.Fetched():
                 self._fetched(name, event)
+            case messages.Loaded():
+                self._loaded(name, event)
             case messages.Holds():
                 self.placer.books.note(name, event)
             case messages.Trouble():
@@ -217,6 +219,14 @@ class Dispatcher:
         if source in self.placer.books.accounts:
             self.placer.books.accounts[source].sending.discard(event.job)
         self.journal.moved(ticket, source, name, start_s=event.start_s, end_s=event.end_s, size_bytes=event.bytes)
+
+    def _loaded(self, name: str, event: messages.Loaded) -> None:
+        ticket = self.placer.current(event.job)
+        if ticket is not None:
+            self.journal.moved(
+                ticket, f"{name}/ssd", f"{name}/dram",
+                start_s=event.start_s, end_s=event.end_s, size_bytes=event.bytes,
+            )  # fmt: skip
 
     def _trouble(self, name: str, event: messages.Trouble) -> None:
         ticket = self.placer.current(event.job)

@@ -8,7 +8,6 @@ import numpy.typing as npt
 import torch
 
 from mooncake_lab.engine import KVSpan, LlamaModel
-from mooncake_lab.store.tiers import TieredStore
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -59,26 +58,3 @@ class KVShape:
 def raw(tensor: torch.Tensor) -> Bytes:
     """The memory of a contiguous host tensor as bytes, without a copy."""
     return tensor.view(torch.uint8).numpy().reshape(-1)
-
-
-def read_prefix(store: TieredStore, keys: Sequence[bytes], shape: KVShape, block_tokens: int) -> KVSpan | None:
-    """The KVCache of the leading blocks that a store can deliver now; `None` where it has not even the first."""
-    found: list[tuple[torch.Tensor, ...]] = []
-    for key in keys[: store.match_prefix(keys)]:
-        block = shape.empty(block_tokens)
-        if store.read_into(key, [raw(layer) for layer in block]) is None:
-            break
-        found.append(block)
-    if not found:
-        return None
-    return shape.span([torch.cat(parts, dim=1) for parts in zip(*found, strict=True)])
-
-
-def keep_blocks(store: TieredStore, keys: Sequence[bytes], kv: KVSpan, block_tokens: int) -> None:
-    """Store the whole blocks that a span covers; `keys` are those of the whole prompt, front to back."""
-    first = -(-kv.start // block_tokens)
-    last = (kv.start + kv.tokens) // block_tokens
-    for index in range(first, min(last, len(keys))):
-        begin = index * block_tokens - kv.start
-        block = [layer[:, begin : begin + block_tokens].cpu().contiguous() for layer in kv.layers]
-        store.put(keys[index], [raw(layer) for layer in block], position=index)

@@ -135,6 +135,15 @@ class Fetched(msgspec.Struct, frozen=True, kw_only=True, tag=32):
     bytes: int
 
 
+class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=40):
+    """Prefix blocks came from the worker's own SSD."""
+
+    job: Job
+    start_s: float
+    end_s: float
+    bytes: int
+
+
 class Move(msgspec.Struct, frozen=True, array_like=True):
     """Bytes that arrived, from the first of them to the last."""
 
@@ -204,7 +213,9 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, tag=39):
     """Bytes that a decode engine took in, and the seconds by which its iteration was longer."""
 
 
-Event: TypeAlias = Ready | Prefilled | Fetched | Joined | Stepped | Ended | Trouble | Holds | Pong | Measured
+Event: TypeAlias = (
+    Ready | Prefilled | Fetched | Loaded | Joined | Stepped | Ended | Trouble | Holds | Pong | Measured
+)
 """What a worker says."""
 
 

@@ -13,12 +13,10 @@ from mooncake_lab.engine import KVSpan, PrefillEngine, PrefillResult
 from mooncake_lab.serving import messages
 from mooncake_lab.serving.desk import Desk, sampling_of, tokens_of
 from mooncake_lab.serving.fetching import fetch
-from mooncake_lab.serving.kv import keep_blocks, raw, read_prefix
+from mooncake_lab.serving.kv import raw
 from mooncake_lab.serving.measure import measure_prefill, measure_transfer
-from mooncake_lab.serving.messages import Begin, Compute, End, Job, Piece, Span
-from mooncake_lab.store.media import DramMedium
-from mooncake_lab.store.tier import TierSettings
-from mooncake_lab.store.tiers import TieredStore
+from mooncake_lab.serving.messages import Begin, Compute, End, Holds, Job, Piece, Span
+from mooncake_lab.serving.prefix_cache import PrefixCache
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -37,6 +35,11 @@ class _FetchEnded:
     prompt: _Prompt
 
 
+@dataclass(frozen=True, slots=True)
+class _Born:
+    """A note to itself: the cluster knows this worker now."""
+
+
 @final
 class PrefillDuty:
     """Prompts one after the other, in order of arrival. Mutable: it owns an engine and a store."""
@@ -51,10 +54,8 @@ class PrefillDuty:
         self._waiting: deque[_Prompt] = deque()
         self._running: dict[int, _Prompt] = {}
         self._fetcher = ThreadPoolExecutor(2, thread_name_prefix="fetch")
-        self._announced: set[bytes] = set()
-        self._evicted = 0
-        self._medium = DramMedium(desk.spec.cache_tokens * desk.shape.bytes_per_token)
-        self._store = TieredStore([TierSettings(medium=self._medium)])
+        self._cache = PrefixCache(desk.spec, desk.shape)
+        desk.note(_Born())
 
     @property
     def busy(self) -> bool:
@@ -68,11 +69,13 @@ class PrefillDuty:
                 self._accept(item)
             case _FetchEnded():
                 item.prompt.is_ready = True
-                self._announce(item.prompt.keys)
+                self._tell(self._cache.news(item.prompt.keys))
+            case _Born():
+                self._tell(self._cache.found_at_birth())
             case messages.Cancel():
                 self._cancel(item.job)
             case messages.Forget():
-                self._forget()
+                self._tell(self._cache.forget())
                 self._desk.say(messages.Pong(item.number, 0.0))
             case messages.Measure():
                 self._measure(item.port)
@@ -88,13 +91,12 @@ class PrefillDuty:
 
     def lookup(self, keys: Sequence[bytes]) -> list[tuple[torch.Tensor, ...]]:
         """The leading blocks of these keys that are here, for another worker; runs on its connection's thread."""
-        size = self._desk.spec.block_size_tokens
-        span = read_prefix(self._store, keys, self._desk.shape, size)
-        if span is None:
+        size, found = self._desk.spec.block_size_tokens, self._cache.read(keys)
+        if found is None:
             return []
         return [
-            tuple(layer[:, start : start + size].contiguous() for layer in span.layers)
-            for start in range(0, span.tokens, size)
+            tuple(layer[:, start : start + size].contiguous() for layer in found.span.layers)
+            for start in range(0, found.span.tokens, size)
         ]
 
     def _accept(self, order: Compute) -> None:
@@ -113,11 +115,10 @@ class PrefillDuty:
 
     def _copy_blocks(self, prompt: _Prompt, port: int) -> None:
         desk, wanted = self._desk, prompt.keys[: prompt.order.fetch_blocks]
-        have = self._store.match_prefix(wanted)
+        have = self._cache.match(wanted)
         start_s = time.monotonic()
         blocks = fetch(port, desk.who, desk.shape, wanted[have:], desk.spec.block_size_tokens)
-        for offset, block in enumerate(blocks):
-            self._store.put(wanted[have + offset], [raw(layer) for layer in block], position=have + offset)
+        self._cache.adopt(wanted[have : have + len(blocks)], blocks, first=have)
         if blocks:
             size = len(blocks) * desk.spec.block_size_tokens * desk.shape.bytes_per_token
             desk.say(messages.Fetched(job=prompt.order.job, start_s=start_s, end_s=time.monotonic(), bytes=size))
@@ -126,9 +127,7 @@ class PrefillDuty:
         prompt.start_s = time.monotonic()
         desk, order, asked = self._desk, prompt.order, prompt.order.asked
         tokens = tokens_of(asked)
-        prefix = None
-        if desk.spec.prefix_reuse:
-            prefix = read_prefix(self._store, prompt.keys, desk.shape, desk.spec.block_size_tokens)
+        prefix = self._reuse(prompt) if desk.spec.prefix_reuse else None
         assert order.deliver_to is not None  # noqa: S101  # the cluster names a decode worker with each prompt
         courier = desk.couriers.to(order.deliver_to)
         courier.send(Begin(job=order.job, tokens=len(tokens)))
@@ -165,8 +164,8 @@ class PrefillDuty:
             self._send_all(order, result.kv)
         courier.send(End(job=order.job, first_token=result.first_token, span=span))
         if self._desk.spec.prefix_reuse:
-            keep_blocks(self._store, prompt.keys, result.kv, self._desk.spec.block_size_tokens)
-            self._announce(prompt.keys)
+            self._cache.keep(prompt.keys, result.kv)
+            self._tell(self._cache.news(prompt.keys))
 
     def _send_all(self, order: Compute, kv: KVSpan) -> None:
         assert order.deliver_to is not None  # noqa: S101  # as above
@@ -177,18 +176,23 @@ class PrefillDuty:
             host = tensor.cpu().contiguous()
             courier.send(Piece(job=order.job, layer=layer, start=kv.start, tokens=kv.tokens), [raw(host)])
 
-    def _announce(self, keys: Sequence[bytes]) -> None:
-        """Tell the cluster what came into the store and what left it."""
-        added = tuple(key for key in keys if key not in self._announced and key in self._store)
-        self._announced.update(added)
-        removed: tuple[bytes, ...] = ()
-        evicted = sum(tier.evicted + tier.damaged + tier.refused for tier in self._store.statistics())
-        if evicted != self._evicted:
-            self._evicted = evicted
-            removed = tuple(key for key in self._announced if key not in self._store)
-            self._announced.difference_update(removed)
-        if added or removed:
-            self._desk.say(messages.Holds(added=added, removed=removed))
+    def _reuse(self, prompt: _Prompt) -> KVSpan | None:
+        """The prefix that is here now."""
+        found = self._cache.read(prompt.keys)
+        if found is None:
+            return None
+        if found.ssd_bytes:
+            self._desk.say(
+                messages.Loaded(
+                    job=prompt.order.job, start_s=found.start_s, end_s=found.end_s, bytes=found.ssd_bytes
+                )
+            )
+        return found.span
+
+    def _tell(self, news: Holds | None) -> None:
+        """Tell the cluster what came into the cache and what left it."""
+        if news is not None:
+            self._desk.say(news)
 
     def _cancel(self, job: Job) -> None:
         self._waiting = deque(prompt for prompt in self._waiting if prompt.order.job != job)
@@ -199,13 +203,6 @@ class PrefillDuty:
                 self._engine.step()
                 if prompt.order.deliver_to is not None:
                     self._desk.couriers.to(prompt.order.deliver_to).send(messages.Cancel(job))
-
-    def _forget(self) -> None:
-        self._store.close()
-        self._medium = DramMedium(self._medium.capacity_bytes)
-        self._store = TieredStore([TierSettings(medium=self._medium)])
-        self._desk.say(messages.Holds(removed=tuple(self._announced)))
-        self._announced, self._evicted = set(), 0
 
     def _measure(self, port: int | None) -> None:
         desk = self._desk

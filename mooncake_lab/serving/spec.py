@@ -36,6 +36,10 @@ class LiveSpec:
     """Workers that do both stages, instead of the two."""
     cache_tokens: int = 65_536
     """KVCache that each prefill worker keeps in DRAM."""
+    ssd_dir: str | None = None
+    """Where each prefill worker keeps a folder of its own for what DRAM evicts; None has no SSD."""
+    ssd_tokens: int = 0
+    """KVCache that each prefill worker keeps there."""
     decode_tokens: int = 65_536
     """KVCache that fits into the engine of a decode or coupled worker."""
     block_size_tokens: int = 16
@@ -86,8 +90,22 @@ class LiveSpec:
                 f"a cluster of {counts[0]} prefill, {counts[1]} decode and {counts[2]} coupled workers;"
                 " it needs prefill and decode workers, or coupled ones instead"
             )
+        self._check_ssd()
         if self.coupled_nodes and isinstance(self.placement, KVCacheCentric):
             raise ValueError("coupled workers share no store to fetch from; cache_aware is the nearest placement")
+
+    def _check_ssd(self) -> None:
+        if (self.ssd_dir is None) != (self.ssd_tokens == 0) or self.ssd_tokens < 0:
+            raise ValueError(
+                f"ssd_dir is {self.ssd_dir!r} and ssd_tokens {self.ssd_tokens};"
+                " give a folder and a size, or neither"
+            )
+        least = 8 * self.block_size_tokens
+        if self.ssd_tokens and (self.coupled_nodes or self.cache_tokens < least):
+            raise ValueError(
+                f"{self.coupled_nodes} coupled workers and {self.cache_tokens} tokens of DRAM have no use for"
+                f" an SSD; it is for prefill workers with at least {least}"
+            )
 
     @property
     def places(self) -> PlacementPolicy:
@@ -120,6 +138,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str | None
     backend: str
     cache_tokens: int
+    ssd_dir: str | None
+    ssd_tokens: int
     decode_tokens: int
     block_size_tokens: int
     chunk_tokens: int

@@ -183,3 +183,37 @@ def test_every_admission_policy(open_cluster, traced, name):
     finished = [record for record in log if isinstance(record, Finished)]
     assert len(finished) + sum(isinstance(record, Rejected) for record in log) == 6
     assert bool(refused) == (name != "none")
+
+
+def test_evicted_blocks_sink_and_come_back(open_cluster, traced, expected, tmp_path):
+    """What DRAM cannot hold is read from SSD, also by the worker that follows a killed one; tokens are equal."""
+    requests = traced(6, tokens=200, every_s=0.05)
+    with open_cluster(cache_tokens=256, ssd_dir=str(tmp_path), ssd_tokens=8192) as live:
+        live.run(requests)
+        log = live.run(requests)
+        assert live.outputs == expected(requests)
+        assert read_from_ssd(log) > 0
+        live.kill("prefill-0")
+        log = live.run(requests)
+        assert live.outputs == expected(requests)
+        assert read_from_ssd(log) > 0
+        live.forget()
+        log = live.run(requests[:1])
+        assert read_from_ssd(log) == 0
+    assert check_log(log) == ()
+    assert [folder.name for folder in tmp_path.iterdir()] == ["prefill-0"]
+
+
+def read_from_ssd(log):
+    """Bytes that prefill workers read from their own SSDs."""
+    return sum(record.bytes for record in log if isinstance(record, Moved) and record.source.endswith("/ssd"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"ssd_tokens": 64}, {"ssd_dir": "x"}, {"ssd_dir": "x", "ssd_tokens": 64, "cache_tokens": 64}],
+)
+def test_half_an_ssd_is_refused(change):
+    """A folder without a size, a size without a folder, and DRAM too small to evict from."""
+    with pytest.raises(ValueError, match=r"ssd_dir|no use for an SSD"):
+        LiveSpec(**change)

@@ -1,0 +1,137 @@
+"""A prefill worker's own store of prefix blocks: DRAM, and an SSD below it where it has one."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, final
+
+import torch
+
+from mooncake_lab.engine import KVSpan
+from mooncake_lab.serving.kv import KVShape, raw
+from mooncake_lab.serving.messages import Holds
+from mooncake_lab.serving.spec import WorkerSpec
+from mooncake_lab.store.media import DramMedium, SsdMedium
+from mooncake_lab.store.media.record import extent_bytes
+from mooncake_lab.store.tier import TierSettings
+from mooncake_lab.store.tiers import TieredStore
+
+_QUEUED_SHARE: Final = 4
+"""One part in so many of DRAM is for blocks on their way to the SSD."""
+_KEY_BYTES: Final = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A prefix that was read, and what of it came from the SSD."""
+
+    span: KVSpan
+    start_s: float
+    """When reading began (monotonic clock)."""
+    end_s: float
+    ssd_bytes: int
+
+
+@final
+class PrefixCache:
+    """Blocks by key in a `TieredStore`, and what the cluster was told of them.
+
+    Blocks on the SSD outlive the worker: one that is born with the folder of a dead one finds them. Methods may be
+    called from several threads, but `news` and `forget` only from one. Mutable: it is a cache, and owns its media.
+
+    Args:
+        spec: how much it holds, and where.
+        shape: of the model's KVCache.
+
+    Raises:
+        OSError: when the SSD's folder cannot be used.
+    """
+
+    def __init__(self, spec: WorkerSpec, shape: KVShape) -> None:
+        self._shape = shape
+        self._block_tokens = spec.block_size_tokens
+        self._dram_bytes = spec.cache_tokens * shape.bytes_per_token
+        self._ssd = None if spec.ssd_dir is None else self._open_ssd(spec, spec.ssd_dir)
+        self._store = self._open_store()
+        self._announced = set[bytes]()
+        self._left = 0
+        """Blocks that had left some tier when the cluster was last told."""
+
+    def match(self, keys: Sequence[bytes]) -> int:
+        """How many of the leading keys are here; changes nothing."""
+        return self._store.match_prefix(keys)
+
+    def read(self, keys: Sequence[bytes]) -> Found | None:
+        """The KVCache of the leading blocks that can be delivered now; `None` where not even the first can."""
+        start_s, ssd_bytes = time.monotonic(), 0
+        blocks: list[tuple[torch.Tensor, ...]] = []
+        for key in keys[: self._store.match_prefix(keys)]:
+            block = self._shape.empty(self._block_tokens)
+            tier = self._store.read_into(key, [raw(layer) for layer in block])
+            if tier is None:
+                break
+            if self._ssd is not None and tier == self._ssd.name:
+                ssd_bytes += self._block_tokens * self._shape.bytes_per_token
+            blocks.append(block)
+        if not blocks:
+            return None
+        span = self._shape.span([torch.cat(parts, dim=1) for parts in zip(*blocks, strict=True)])
+        return Found(span=span, start_s=start_s, end_s=time.monotonic(), ssd_bytes=ssd_bytes)
+
+    def keep(self, keys: Sequence[bytes], kv: KVSpan) -> None:
+        """Store the whole blocks that a span covers; `keys` are those of the whole prompt, front to back."""
+        size = self._block_tokens
+        first = -(-kv.start // size)
+        last = (kv.start + kv.tokens) // size
+        for index in range(first, min(last, len(keys))):
+            begin = index * size - kv.start
+            block = [layer[:, begin : begin + size].cpu().contiguous() for layer in kv.layers]
+            self._store.put(keys[index], [raw(layer) for layer in block], position=index)
+
+    def adopt(self, keys: Sequence[bytes], blocks: Sequence[tuple[torch.Tensor, ...]], *, first: int) -> None:
+        """Store blocks that came from another worker; `first` is the position of the first of them."""
+        for position, (key, block) in enumerate(zip(keys, blocks, strict=True), first):
+            self._store.put(key, [raw(layer) for layer in block], position=position)
+
+    def news(self, keys: Sequence[bytes] = ()) -> Holds | None:
+        """What came and what left since the cluster was last told; `None` where nothing did.
+
+        Args:
+            keys: all that may have come.
+        """
+        added = tuple(key for key in keys if key not in self._announced and key in self._store)
+        self._announced.update(added)
+        removed: tuple[bytes, ...] = ()
+        left = sum(tier.evicted + tier.damaged + tier.refused for tier in self._store.statistics())
+        if left != self._left:
+            self._left = left
+            removed = tuple(key for key in self._announced if key not in self._store)
+            self._announced.difference_update(removed)
+        return Holds(added=added, removed=removed) if added or removed else None
+
+    def found_at_birth(self) -> Holds | None:
+        """What a dead worker left on the SSD."""
+        return None if self._ssd is None else self.news([block.key for block in self._ssd.blocks()])
+
+    def forget(self) -> Holds:
+        """Empty every tier."""
+        self._store.close()
+        if self._ssd is not None:
+            self._ssd.free(*list(self._ssd.blocks()))
+        self._store = self._open_store()
+        gone, self._announced, self._left = tuple(self._announced), set[bytes](), 0
+        return Holds(removed=gone)
+
+    def _open_ssd(self, spec: WorkerSpec, folder: str) -> SsdMedium:
+        layers = [self._block_tokens * self._shape.layer_bytes] * self._shape.layers
+        blocks = max(1, spec.ssd_tokens // self._block_tokens)
+        capacity = blocks * extent_bytes(bytes(_KEY_BYTES), layers)
+        return SsdMedium(Path(folder) / spec.name, capacity, fingerprint=self._shape.fingerprint)
+
+    def _open_store(self) -> TieredStore:
+        dram = DramMedium(self._dram_bytes)
+        if self._ssd is None:
+            return TieredStore([TierSettings(medium=dram)])
+        upper = TierSettings(medium=dram, queue_bytes=self._dram_bytes // _QUEUED_SHARE)
+        return TieredStore([upper, TierSettings(medium=self._ssd)])
