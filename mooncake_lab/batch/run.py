@@ -26,7 +26,8 @@ def run(
     """Execute what is not up to date; the outcomes come in the order of the jobs.
 
     All of them run, also after one failed: the next build then finds the good ones done. Those that gather the
-    numbers of others run last.
+    numbers of others run last. Of the rest the last one begins first: the longest chapters are in the second half
+    of the book, and what begins last should be short.
 
     Args:
         jobs: what `plan` returned.
@@ -58,7 +59,7 @@ def _execute_all(
     done: dict[str, Outcome] = {}
     with opened(executor, workers=min(workers, len(todo))) as pool:
         running: dict[Future[Outcome], Job] = {}
-        for job in reversed(todo):  # the later chapters take longest, and the longest should not begin last
+        for job in reversed(todo):
             running[pool.submit(execute_in_worker, job, threads)] = job
             display.waiting(job)
         while running:

@@ -2,9 +2,10 @@
 
 Not PyramidKV (Cai et al., arXiv 2406.02069), which divides a budget over layers after a full prefill. Here the
 *hidden states* of dropped tokens are gone: deeper layers neither compute nor cache them. Generated tokens are
-thinned once they are no longer recent. Constants are those of the authors' shipped configuration for 7B models.
+thinned once they are no longer recent. Constants are those of the authors' code and its 7B configuration.
 """
 
+import sys
 from dataclasses import dataclass, field
 from typing import final
 
@@ -24,7 +25,7 @@ class PyramidInfer:
     """Keep a falling share of the context from layer to layer.
 
     Raises:
-        ValueError: when a share is not above 0 and up to 1.
+        ValueError: when a share is not above 0 and up to 1, or `exceed` is below 1.
     """
 
     decay: float = 0.9
@@ -60,8 +61,8 @@ class PyramidInfer:
         return _cosine(self.decay, layer / layers)
 
     def generated(self, layer: int, layers: int) -> int:
-        """How many of `exceed` old generated tokens a layer keeps."""
-        return int(self.exceed * self.generated_ratio * _cosine(self.generated_decay, layer / layers))
+        """How many of `exceed` old generated tokens a layer keeps, at least one."""
+        return max(1, int(self.exceed * self.generated_ratio * _cosine(self.generated_decay, layer / layers)))
 
     def recent(self, prompt_tokens: int) -> int:
         """How many of the latest tokens vote and always stay; fixed by the prompt."""
@@ -131,18 +132,19 @@ class PyramidInfer:
 class ThinnedLayer(PagedLayer):
     """A layer whose generated tokens are thinned, `exceed` at a time, once they are older than the recent ones.
 
-    The paper lets the recent tokens vote, as in prefill. Their queries would take as much memory as the method
-    saves, so only the last `exceed` of them do here. Mutable: it grows, and shrinks.
+    The number of recent tokens is fixed by the prompt here. They vote as in prefill, but only the last `exceed` of
+    them: a query takes memory, too. Mutable: it grows, and shrinks.
     """
 
     _method: PyramidInfer = field(default_factory=PyramidInfer)
-    _recent: int = 0
-    _kept: int = 0
+    _recent: int = sys.maxsize
+    """Thins nothing until it is told otherwise."""
+    _kept: int = 1
     """Of every `exceed` tokens."""
     _settled: int = 0
     """Tokens that are never looked at again: the prompt's, and what thinning left."""
-    _voters: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
-    """Rotated queries of the latest tokens, (query_heads, head_width) each."""
+    _voters: torch.Tensor | None = None
+    """Rotated queries of the latest tokens, (tokens, query_heads, head_width)."""
 
     def begin(self, method: PyramidInfer, recent: int, kept: int) -> None:
         """What it holds now is the prompt."""
@@ -151,22 +153,24 @@ class ThinnedLayer(PagedLayer):
     @property
     def device_bytes(self) -> int:
         """Whole blocks, and the voters' queries."""
-        return len(self.blocks) * self.pool.cache.block_bytes + sum(query.nbytes for query in self._voters)
+        voters = 0 if self._voters is None else self._voters.nbytes
+        return len(self.blocks) * self.pool.cache.block_bytes + voters
 
     def release(self) -> None:
         """Its blocks are free, and the voters gone."""
         PagedLayer.release(self)
-        self._voters.clear()
+        self._voters = None
 
     def asked(self, queries: torch.Tensor) -> None:
         """Thin what has become old."""
         exceed = self._method.exceed
-        self._voters = [*self._voters, *queries.unbind()][-exceed:]
+        latest = queries if self._voters is None else torch.cat((self._voters, queries))
+        self._voters = latest[-min(exceed, self._recent) :].clone()
         while self.tokens - self._settled >= self._recent + exceed:
-            self._thin(exceed)
+            self._thin(exceed, self._voters)
 
-    def _thin(self, exceed: int) -> None:
-        voters, first, end = torch.stack(self._voters), self._settled, self._settled + exceed
+    def _thin(self, exceed: int, voters: torch.Tensor) -> None:
+        first, end = self._settled, self._settled + exceed
         weights = torch.linspace(1, self._method.distance_weight, len(voters), device=voters.device)
         votes = window_attention(voters, self.read()[0])[..., first:end].mean(dim=0)
         chosen = first + (votes * weights[:, None]).sum(dim=0).topk(self._kept).indices.sort().values

@@ -57,7 +57,7 @@ class Engine:
         device, dtype = model.embedding.device, model.embedding.dtype
         self.blocks = cache_blocks(self.settings, config, device, dtype)
         cache = KVCache(config, blocks=self.blocks, block_size_tokens=size, device=device, dtype=dtype)
-        name = fingerprint(config, model.embedding, dtype)
+        name = fingerprint(config, model.weights_digest, dtype)
         window = min(self.settings.max_request_tokens or config.max_positions, len(model.rope.cosines))
         graphs = None
         if device.type == "cuda" and model.backend.name == "cuda":

@@ -40,6 +40,8 @@ class LlamaModel:
     norm: torch.Tensor
     head: Linear
     rope: Rope
+    weights_digest: bytes
+    """Which weights these are; see `LlamaWeights.digest`."""
     step: WholeStep | None = None
     """A faster way for the batches that fit it."""
 
@@ -86,5 +88,6 @@ def make_model(weights: LlamaWeights, backend: Backend, *, positions: int | None
         norm=weights.norm,
         head=backend.linear(weights.head, None),
         rope=rope,
+        weights_digest=weights.digest(),
         step=backend.whole_step(weights, rope),
     )

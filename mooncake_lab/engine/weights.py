@@ -1,9 +1,11 @@
 """Weights: from a local Hugging Face directory or seeded random; QKV and gate/up fused on the way in."""
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Final
 
 import torch
 from safetensors import safe_open
@@ -12,6 +14,8 @@ from mooncake_lab.engine.config import LlamaConfig, read_config
 
 ReadTensor = Callable[[str], torch.Tensor]
 """Gives the tensor of a Hugging Face parameter name."""
+_SAMPLED: Final = 1024
+"""Numbers of each tensor that name the weights, at least, where it has so many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +47,17 @@ class LlamaWeights:
     norm: torch.Tensor
     head: torch.Tensor
     """Shape (vocabulary, width): the embedding itself where they are tied."""
+
+    def digest(self) -> bytes:
+        """A name for the weights, of a sample of every tensor: a fine-tune that moves any of them has another."""
+        sampled = hashlib.sha256()
+        for source in (self, *self.layers):
+            for field in fields(source):
+                tensor = getattr(source, field.name)
+                if isinstance(tensor, torch.Tensor):
+                    part = tensor.reshape(-1)[:: max(1, tensor.numel() // _SAMPLED)]
+                    sampled.update(field.name.encode() + part.float().cpu().numpy().tobytes())
+        return sampled.digest()
 
 
 def load_weights(directory: Path, *, device: torch.device, dtype: torch.dtype) -> LlamaWeights:

@@ -10,6 +10,7 @@ from typing import Any
 
 from mooncake_lab.conductor import ADMISSION_POLICIES, AdmissionPolicy, PredictiveRejection
 from mooncake_lab.core import SLO, Finished, Record, Rejected, Request, TracedRequest, blocks_for
+from mooncake_lab.engine.machine import describe_machine
 from mooncake_lab.experiments.live import simulate, warm_up
 from mooncake_lab.experiments.live_requests import checked
 from mooncake_lab.metrics import prefill_gpu_s, wasted_prefill_gpu_s
@@ -28,11 +29,15 @@ _BLOCK_TOKENS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveCrowd:
-    """More requests than one decode worker has places for, one after the other, under several policies."""
+    """More requests than one decode worker has places for, one after the other, under several policies.
+
+    Raises:
+        ValueError: when there are no requests, no places or no policies, or a policy is unknown.
+    """
 
     policies: tuple[str, ...] = ("after_prefill", "early", "predictive", "committed")
     requests: int = 24
-    every_s: float = 0.06
+    every_s: float = 0.15
     """Between arrivals."""
     prefill_s: float = 0.18
     """Of a prompt, by the metronome."""
@@ -46,17 +51,28 @@ class LiveCrowd:
     model: str = "random:lab-tiny"
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if min(self.requests, self.slots, len(self.policies)) < 1:
+            raise ValueError(
+                f"{self.requests} requests, {self.slots} slots and {len(self.policies)} policies;"
+                " at least one of each is needed"
+            )
+        for name in self.policies:
+            if name not in ADMISSION_POLICIES:
+                raise ValueError(f"{name!r} is no admission policy; there are {', '.join(ADMISSION_POLICIES)}")
+
     def rows(self) -> Iterator[dict[str, Any]]:
         """Two rows a policy, one for each world: what was served, what was refused when, and prefill in vain."""
-        requests = self.arrivals()
+        requests, machine = self.arrivals(), str(describe_machine())
         with Nursery(self.spec(self.policies[0])) as nursery:
             for policy in self.policies:
                 spec = self.spec(policy)
                 with LiveCluster(spec, self.pace(), nursery=nursery) as live:
                     warm_up(live)
                     log = checked(live.run(requests))
-                yield {"policy": policy, "world": "live", **_counted(log)}
-                yield {"policy": policy, "world": "simulated", **_counted(simulate(spec, self.pace(), requests))}
+                yield {"policy": policy, "world": "live", **_counted(log), "machine": machine}
+                log = simulate(spec, self.pace(), requests)
+                yield {"policy": policy, "world": "simulated", **_counted(log), "machine": machine}
 
     def arrivals(self) -> list[TracedRequest]:
         """The crowd: all alike, no block in common."""

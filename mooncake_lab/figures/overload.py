@@ -238,14 +238,15 @@ def crowd(rows: pd.DataFrame) -> BookFigure:
         look: dict[str, Any] = {"width": 0.38, "alpha": alpha}
         table = rows[rows["world"] == world].set_index("policy").loc[policies].reset_index()
         _ends(left, at + shift, table, **look)
-        colours = [_COLOUR[policy] for policy in policies]
+        colours = [_COLOUR.get(policy, COLOURS["straw_man_light"]) for policy in policies]
         right.bar(at + shift, table["wasted_prefill_s"].to_numpy(dtype=float), color=colours, **look)
     left.set(ylabel="requests", ylim=(0, 1.25 * float(left.dataLim.y1)))
     legend_once(left, fontsize=8, ncols=3, loc="upper center")
     right.set(ylabel="prefill in vain (s)", ylim=(0, None))
     for axis in (left, right):
         axis.set_xticks(at, [LABELS[policy] for policy in policies], fontsize=8)
-    footer(figure, "full colour: live processes, paced by a metronome; pale: simulated at the same pace")
+    measured = f"full colour measured, to the beat of a metronome: {rows['machine'].iloc[0]}"
+    footer(figure, f"{measured}; pale simulated at that pace")
     return figure
 
 
@@ -258,7 +259,7 @@ def _ends(axis: Axes, at: npt.ArrayLike, rows: pd.DataFrame, **look: Any) -> Non
         ("refused_on_arrival", "refused on arrival", "..."),
     ):
         heights = rows[column].to_numpy(dtype=float)
-        colours = [_COLOUR[policy] for policy in rows["policy"]]
+        colours = [_COLOUR.get(policy, COLOURS["straw_man_light"]) for policy in rows["policy"]]
         axis.bar(at, heights, bottom=bottom, color=colours, hatch=hatch, edgecolor="white", label=label, **look)
         bottom += heights
 

@@ -46,6 +46,8 @@ class PrefixCache:
 
     Raises:
         OSError: when the SSD's folder cannot be used.
+        FolderInUseError: when another process has it open.
+        ValueError: when the folder's slab is larger than what it shall hold.
     """
 
     def __init__(self, spec: WorkerSpec, shape: KVShape) -> None:

@@ -100,6 +100,8 @@ class LiveSpec:
                 f"ssd_dir is {self.ssd_dir!r} and ssd_tokens {self.ssd_tokens};"
                 " give a folder and a size, or neither"
             )
+        if 0 < self.ssd_tokens < self.block_size_tokens:
+            raise ValueError(f"ssd_tokens is {self.ssd_tokens}; a block of {self.block_size_tokens} has to fit")
         least = 8 * self.block_size_tokens
         if self.ssd_tokens and (self.coupled_nodes or self.cache_tokens < least):
             raise ValueError(

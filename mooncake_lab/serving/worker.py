@@ -58,7 +58,7 @@ class Worker:
         self._inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._step_began_s: float | None = None
-        name = fingerprint(model.config, model.embedding, model.embedding.dtype)
+        name = fingerprint(model.config, model.weights_digest, model.embedding.dtype)
         self._who = Identity(name=spec.name, token=spec.token, fingerprint=name, timeout_s=spec.peer_timeout_s)
         self._desk = Desk(
             spec=spec,

@@ -34,34 +34,40 @@ def test_error_has_a_closed_form(seed, towards, near):
 @given(seed=st.integers(0, 1000), near=st.floats(0.01, 2.0), retained=st.sampled_from([0.0, 0.1, 0.5]))
 @settings(max_examples=60, deadline=None)
 def test_attention_errs_within_its_bound(seed, near, retained):
-    """Logits move by at most |q| |dK| / sqrt(d), so outputs by at most max|dV| + (e^(2 delta) - 1) max|V|."""
+    """By the closed form, logits move by at most |q| |dK| / sqrt(d), outputs by |dV| + (e^(2 delta) - 1) |V|."""
     (keys, values), query = (sides(seed + i, near=near) for i in (0, 7000)), sides(seed + 1)[0][:, 0]
     method = MiniCache(retained=retained)
-    for which in (0, 1):
-        near_keys, near_values = (method.merge(*side).restore(which) for side in (keys, values))
+    for which, share in ((0, method.towards), (1, 1 - method.towards)):
+        near_keys, near_values = (method.merge(*pair).restore(which) for pair in (keys, values))
         logits, moved = (torch.einsum("hd,hnd->hn", query, k) / 8**0.5 for k in (keys[which], near_keys))
-        most = query.norm(dim=-1) * (near_keys - keys[which]).norm(dim=-1).amax(dim=-1) / 8**0.5
-        delta = (moved - logits).abs().amax(dim=-1)
-        assert (delta <= most + 1e-5).all()
+        delta = query.norm(dim=-1) * errors(method, keys, which, share).amax(dim=-1) / 8**0.5
+        assert ((moved - logits).abs().amax(dim=-1) <= delta + 1e-4).all()
         exact, found = (
             torch.einsum("hn,hnd->hd", scores.softmax(dim=-1), v)
             for scores, v in ((logits, values[which]), (moved, near_values))
         )
-        values_moved = (near_values - values[which]).norm(dim=-1).amax(dim=-1)
-        bound = values_moved + ((2 * delta).exp() - 1) * values[which].norm(dim=-1).amax(dim=-1)
-        assert ((found - exact).norm(dim=-1) <= bound + 1e-5).all()
+        longest = values[which].norm(dim=-1).amax(dim=-1)
+        bound = errors(method, values, which, share).amax(dim=-1) + ((2 * delta).exp() - 1) * longest
+        assert ((found - exact).norm(dim=-1) <= bound + 1e-4).all()
 
 
-def test_the_rule_as_printed_keeps_the_most_similar():
-    """Angles below `least + 0.05 (most - least)`, as printed, are the smallest; the sign turned, most stay."""
-    first, second = sides(3, tokens=500, near=10.0)
-    unit = [side / side.norm(dim=-1, keepdim=True) for side in (first, second)]
-    angles = angle(*unit)[0]
-    edge = angles.min() + 0.05 * (angles.max() - angles.min())
-    printed, turned = angles < edge, angles > edge
-    assert angles[printed].max() < angles[~printed].min()
-    assert printed.float().mean() < 0.05
-    assert turned.float().mean() > 0.95
+def errors(method, pair, which, share):
+    """How far each vector moves by the closed form; nothing where it is retained."""
+    angles = angle(*(side / side.norm(dim=-1, keepdim=True) for side in pair))
+    moved = 2 * pair[which].norm(dim=-1) * (share * angles / 2).sin()
+    return moved.index_fill(1, method.merge(*pair).kept, 0.0)
+
+
+def test_retention_is_not_the_rule_as_printed():
+    """Printed, tokens below `least + 0.05 (most - least)` of the angles stay, the most similar: not ours."""
+    pair = sides(3, tokens=500, near=10.0)
+    angles = angle(*(side / side.norm(dim=-1, keepdim=True) for side in pair)).mean(dim=0)
+    printed = (angles < angles.min() + 0.05 * (angles.max() - angles.min())).nonzero()[:, 0]
+    kept = MiniCache(retained=0.05).merge(*pair).kept
+    assert len(kept) == 25
+    assert angles[kept].min() >= angles.sort(descending=True).values[25]
+    assert len(printed) > 0
+    assert not set(printed.tolist()) & set(kept.tolist())
 
 
 @given(seed=st.integers(0, 1000), towards=st.floats(0, 1))

@@ -1,8 +1,11 @@
 """Engines from outside: streaming, cancelling, refusing, logging."""
 
+from dataclasses import replace
+
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 from mooncake_lab.batching import Orca, Plan, gantt
 from mooncake_lab.engine import (
@@ -13,7 +16,9 @@ from mooncake_lab.engine import (
     GenerationRequest,
     KVSpan,
     PrefillEngine,
+    random_weights,
 )
+from mooncake_lab.engine.kvcache import fingerprint
 
 ROOM = EngineSettings(block_size_tokens=8, cache_blocks=40, max_batch_tokens=64, max_requests=8)
 
@@ -145,6 +150,16 @@ class TestRefusing:
             decode.submit(request, first_token=1, kv=[gap])
         with pytest.raises(ValueError, match="decode needs all of it"):
             decode.submit(GenerationRequest(prompt=[1, 2, 3, 4]), first_token=1, kv=[own])
+
+    def test_a_fine_tune_is_another_model(self, model):
+        """Weights that differ in one tensor of one layer alone have KVCache of their own."""
+        weights = random_weights(model.config, seed=0, device=torch.device("cpu"), dtype=torch.float32)
+        last = weights.layers[-1]
+        tuned = replace(weights, layers=(*weights.layers[:-1], replace(last, down=last.down * 1.01)))
+        names = {
+            fingerprint(one.config, one.digest(), torch.float32) for one in (weights, replace(weights), tuned)
+        }
+        assert len(names) == 2
 
 
 class TestLog:

@@ -177,7 +177,12 @@ class TestLiveCrowd:
     def crowd():
         """Ten requests for two places, under two policies, live and simulated."""
         small = LiveCrowd(
-            policies=("after_prefill", "committed"), requests=10, slots=2, prompt_tokens=64, answer_tokens=40
+            policies=("after_prefill", "committed"),
+            requests=10,
+            every_s=0.06,
+            slots=2,
+            prompt_tokens=64,
+            answer_tokens=40,
         )
         return run(small, cache=False).set_index(["policy", "world"])
 
@@ -201,3 +206,16 @@ class TestLiveCrowd:
         live, simulated = (crowd.loc["after_prefill", world]["prefill_s"] for world in ("live", "simulated"))
         assert simulated == pytest.approx(beats)
         assert live >= beats * (1 - 1e-6)
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            ({"policies": ("nobody",)}, "no admission policy"),
+            ({"policies": ()}, "0 policies"),
+            ({"slots": 0}, "0 slots"),
+        ],
+    )
+    def test_bad_crowds_are_refused(self, change, said):
+        """An unknown policy, no policy at all, no place to decode."""
+        with pytest.raises(ValueError, match=said):
+            LiveCrowd(**change)

@@ -69,7 +69,13 @@ def test_a_sweep_has_a_line_a_policy(rows):
 
 def test_a_crowd_is_drawn_in_both_worlds():
     """Each policy has a stack of three parts live and one simulated, as high as there were requests."""
-    ends = {"finished": 3, "refused_on_arrival": 1, "refused_after_prefill": 4, "wasted_prefill_s": 0.5}
+    ends = {
+        "finished": 3,
+        "refused_on_arrival": 1,
+        "refused_after_prefill": 4,
+        "wasted_prefill_s": 0.5,
+        "machine": "a machine",
+    }
     table = pd.DataFrame(
         [{"policy": p, "world": w, **ends} for p in ("after_prefill", "early") for w in ("simulated", "live")]
     )

@@ -47,6 +47,15 @@ def has_figure(cell: Cell) -> bool:
     return "figure" in cell.metadata.get("mystnb", {}) or bool(re.match(r"fig(ure)?\w*$", last))
 
 
+def draws(cell: Cell, modules: set[str]) -> bool:
+    """Whether the last thing a cell does is to call a function of a module of figures, by that module's name."""
+    statements = ast.parse(cell.text).body
+    match statements[-1] if statements else None:
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name)))):
+            return name in modules
+    return False
+
+
 def test_name_is_number_and_topic(chapter):
     """A chapter is called NN_topic, and the package has an experiment and a figure module of that topic."""
     assert re.fullmatch(r"\d\d_[a-z]+", chapter.stem)
@@ -110,6 +119,10 @@ def test_figures_have_name_caption_and_alternative_text(notebook, chapter):
     """Every figure can be referred to, says what it claims, and can be read by ear."""
     figures = [cell for cell in code_cells(notebook) if has_figure(cell)]
     assert figures, "a chapter draws"
+    code = "\n".join(cell.text for cell in code_cells(notebook))
+    modules = set(re.findall(r"^from mooncake_lab\.figures import \w+ as (\w+)$", code, re.MULTILINE))
+    forgotten = [cell.text for cell in code_cells(notebook) if draws(cell, modules) and not has_figure(cell)]
+    assert forgotten == []
     names = []
     for cell in figures:
         about = cell.metadata.get("mystnb", {})

@@ -211,9 +211,14 @@ def read_from_ssd(log):
 
 @pytest.mark.parametrize(
     "change",
-    [{"ssd_tokens": 64}, {"ssd_dir": "x"}, {"ssd_dir": "x", "ssd_tokens": 64, "cache_tokens": 64}],
+    [
+        {"ssd_tokens": 64},
+        {"ssd_dir": "x"},
+        {"ssd_dir": "x", "ssd_tokens": 8},
+        {"ssd_dir": "x", "ssd_tokens": 64, "cache_tokens": 64},
+    ],
 )
 def test_half_an_ssd_is_refused(change):
     """A folder without a size, a size without a folder, and DRAM too small to evict from."""
-    with pytest.raises(ValueError, match=r"ssd_dir|no use for an SSD"):
+    with pytest.raises(ValueError, match=r"ssd_dir|has to fit|no use for"):
         LiveSpec(**change)
