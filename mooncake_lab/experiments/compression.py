@@ -156,6 +156,7 @@ BREAKING: Final[Mapping[str, tuple[str, When]]] = MappingProxyType(
         "recall, compressed before the question": ("recall", "later"),
         "recall, a second question afterwards": ("two_questions", "turn"),
         "needle, compressed before the question": ("needle", "later"),
+        "recall, the question ahead of its records": ("question_first", "asked"),
     }
 )
 """Where methods break: a name, the task, and when the cache is made smaller."""
