@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -145,3 +146,20 @@ def test_the_order_of_fast_figure_5_holds_on_the_first_half_of_the_hour():
     """KVCache-centric, local cache-aware, load balancing, random: in this order, as FAST'25 Fig. 5 has it."""
     means = replayed(*vary(topic.Replay(first=6000), policy=FOUR))["mean"]
     assert means.is_monotonic_increasing
+
+
+def test_local_caches_that_hit_nothing_can_be_set_beside_the_paper():
+    """A few requests may find nothing in local caches: the gain has no bound then, and is too short to judge."""
+    policies = ("kvcache_centric", "cache_aware", "load_balance", "random")
+    means = pd.DataFrame({"policy": policies, "mean": (1.0, 2.0, 3.0, 4.0), "origin": "made", "requests": 400})
+    ways = (("longest_prefix", False, 0.0), ("load_balance", False, 0.0), ("kvcache_centric", True, 0.2))
+    caches = pd.DataFrame(
+        [
+            {"workload": workload, "policy": policy, "shared_cache": shared, "token_hit_rate": rate}
+            for workload in WORKLOADS
+            for policy, shared, rate in ways
+        ]
+    ).assign(prefill_gpu_s=1.0, origin="made", requests=400)
+    table = beside_papers(means, means, caches).frame().set_index("quantity")
+    gains = table[table.index.str.startswith("hit rate of the global over the local cache")]
+    assert list(gains["verdict"]) == ["too short to judge"] * 2
