@@ -11,6 +11,7 @@ from mooncake_lab.conductor.admission import (
     PredictiveRejection,
     PriorityClasses,
     WithinSLO,
+    named_admission,
 )
 from mooncake_lab.conductor.decide import decide
 from mooncake_lab.conductor.decision import Decision, Placement, Rejection
@@ -71,6 +72,7 @@ __all__ = [
     "ServedView",
     "WithinSLO",
     "decide",
+    "named_admission",
     "named_placement",
     "share_longer",
 ]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from mooncake_lab.conductor import ADMISSION_POLICIES, AdmissionPolicy, PredictiveRejection
+from mooncake_lab.conductor import ADMISSION_POLICIES, named_admission
 from mooncake_lab.core import SLO, Finished, Record, Rejected, Request, TracedRequest, blocks_for
 from mooncake_lab.engine.machine import describe_machine
 from mooncake_lab.experiments.live import simulate, warm_up
@@ -106,25 +106,19 @@ class LiveCrowd:
         )
 
     def spec(self, policy: str) -> LiveSpec:
-        """One prefill and one decode worker under an admission policy."""
+        """One prefill and one decode worker under an admission policy; t_d is an answer in a full pool."""
         pace = self.pace()
+        full_s, beyond_s = (float(pace.decode.step_s(self.slots + more, 0)) for more in (0, 1))
         return LiveSpec(
             model=self.model,
             seed=self.seed,
             device="cpu",
             backend="dense",
             block_size_tokens=_BLOCK_TOKENS,
-            admission=self._admission(policy),
-            slo=SLO(ttft_s=self.requests * self.prefill_s, tbt_s=float(pace.decode.step_s(self.slots + 1, 0))),
+            admission=named_admission(policy, decode_s=(self.answer_tokens - 1) * full_s),
+            slo=SLO(ttft_s=self.requests * self.prefill_s, tbt_s=beyond_s),
             metronome=Metronome.of(pace),
         )
-
-    def _admission(self, policy: str) -> AdmissionPolicy:
-        """The policy by name; t_d is what an answer takes when all places are taken."""
-        if policy != "predictive":
-            return ADMISSION_POLICIES[policy]()
-        full_s = float(self.pace().decode.step_s(self.slots, 0))
-        return PredictiveRejection(decode_s=(self.answer_tokens - 1) * full_s)
 
 
 def _counted(log: list[Record]) -> dict[str, Any]:

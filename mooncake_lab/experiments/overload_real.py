@@ -12,16 +12,14 @@ from typing import Any
 import torch
 
 from mooncake_lab.conductor import (
-    ADMISSION_POLICIES,
-    AdmissionPolicy,
     CacheAware,
     ClusterView,
     DecodeView,
-    PredictiveRejection,
     PrefillView,
     Rejection,
     ServedView,
     decide,
+    named_admission,
 )
 from mooncake_lab.core import SLO, Request
 from mooncake_lab.engine import (
@@ -93,7 +91,7 @@ class _Run:
         self._vocabulary = weights.config.vocabulary
         self._prefill, self._decode = PrefillEngine(model, settings), DecodeEngine(model, settings)
         self._prefill.prefill(self._prompt(-1))  # the first prompt pays for everything that is done once
-        self._admission = _admission(burst)
+        self._admission = named_admission(burst.policy, decode_s=burst.answer_tokens - 1.0)  # t_d in ticks
         self._slo = SLO(ttft_s=float(burst.requests), tbt_s=burst.slots + 1.0)
         self._queue: deque[Request] = deque()
         self._coming: dict[int, ServedView] = {}
@@ -174,10 +172,3 @@ class _Run:
 
     def _prompt(self, number: int) -> Any:
         return random_prompt(self._burst.prompt_tokens, self._vocabulary, seed=self._burst.seed, number=number + 1)
-
-
-def _admission(burst: Burst) -> AdmissionPolicy:
-    """The policy by name; t_d is the number of decode steps of an answer."""
-    if burst.policy == "predictive":
-        return PredictiveRejection(decode_s=burst.answer_tokens - 1.0)
-    return ADMISSION_POLICIES[burst.policy]()

@@ -64,7 +64,7 @@ def rejections(panels: Mapping[str, pd.DataFrame], paper_percent: Mapping[str, f
         for at, row in enumerate(_records(rows)):
             late = 100 * row["rejected_late"] / row["requests"]
             early = 100 * row["rejected_share"] - late
-            colour = _COLOUR.get(row["policy"], COLOURS["straw_man_light"])
+            colour = _colour(row["policy"])
             axis.bar(at, early, color=colour, label="refused on arrival", width=0.7)
             axis.bar(
                 at, late, bottom=early, color=colour, hatch=HATCHES["decode"], edgecolor="white",
@@ -95,7 +95,7 @@ def with_intervals(rows: pd.DataFrame, quantities: Mapping[str, str], policies: 
         for at, policy in enumerate(policies):
             values = np.asarray(rows.loc[rows["policy"] == policy, column], dtype=float)
             half = 1.96 * float(np.std(values, ddof=1)) / len(values) ** 0.5
-            colour = _COLOUR.get(policy, COLOURS["straw_man_light"])
+            colour = _colour(policy)
             axis.bar(at, values.mean(), color=colour, width=0.7, alpha=0.85)
             axis.errorbar(at, values.mean(), yerr=half, color=COLOURS["optimum"], capsize=4)
             spread = [at - 0.25 + 0.5 * i / max(1, len(values) - 1) for i in range(len(values))]
@@ -210,7 +210,7 @@ def burst(rows: pd.DataFrame) -> BookFigure:
     left.set_ylabel("requests")
     legend_once(left, fontsize=8)
     for i, row in enumerate(_records(rows)):
-        colour = _COLOUR[row["policy"]]
+        colour = _colour(row["policy"])
         right.plot(i, row["prefill_s"] * 1e3, "o", color=colour, label="all prefills" if i == 0 else "_")
         right.plot(
             i, row["wasted_prefill_s"] * 1e3, "o", markerfacecolor="none", color=colour,
@@ -238,7 +238,7 @@ def crowd(rows: pd.DataFrame) -> BookFigure:
         look: dict[str, Any] = {"width": 0.38, "alpha": alpha}
         table = rows[rows["world"] == world].set_index("policy").loc[policies].reset_index()
         _ends(left, at + shift, table, **look)
-        colours = [_COLOUR.get(policy, COLOURS["straw_man_light"]) for policy in policies]
+        colours = [_colour(policy) for policy in policies]
         right.bar(at + shift, table["wasted_prefill_s"].to_numpy(dtype=float), color=colours, **look)
     left.set(ylabel="requests", ylim=(0, 1.25 * float(left.dataLim.y1)))
     legend_once(left, fontsize=8, ncols=3, loc="upper center")
@@ -250,6 +250,11 @@ def crowd(rows: pd.DataFrame) -> BookFigure:
     return figure
 
 
+def _colour(policy: str) -> str:
+    """That of a policy, also of one that has none of its own."""
+    return _COLOUR.get(policy, COLOURS["straw_man_light"])
+
+
 def _ends(axis: Axes, at: npt.ArrayLike, rows: pd.DataFrame, **look: Any) -> None:
     """What became of the requests of each policy, stacked."""
     bottom = np.zeros(len(rows))
@@ -259,7 +264,7 @@ def _ends(axis: Axes, at: npt.ArrayLike, rows: pd.DataFrame, **look: Any) -> Non
         ("refused_on_arrival", "refused on arrival", "..."),
     ):
         heights = rows[column].to_numpy(dtype=float)
-        colours = [_COLOUR.get(policy, COLOURS["straw_man_light"]) for policy in rows["policy"]]
+        colours = [_colour(policy) for policy in rows["policy"]]
         axis.bar(at, heights, bottom=bottom, color=colours, hatch=hatch, edgecolor="white", label=label, **look)
         bottom += heights
 
@@ -271,7 +276,7 @@ def _lines(axis: Axes, rows: pd.DataFrame, knob: str, column: str) -> None:
             found.setdefault(float(row[knob]), []).append(float(row[column]))
         at = sorted(found)
         means = [sum(found[value]) / len(found[value]) for value in at]
-        colour = _COLOUR.get(policy, COLOURS["straw_man_light"])
+        colour = _colour(policy)
         axis.plot(at, means, ".-", color=colour, label=LABELS[policy].replace("\n", " "))
 
 

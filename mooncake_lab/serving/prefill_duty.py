@@ -91,13 +91,7 @@ class PrefillDuty:
 
     def lookup(self, keys: Sequence[bytes]) -> list[tuple[torch.Tensor, ...]]:
         """The leading blocks of these keys that are here, for another worker; runs on its connection's thread."""
-        size, found = self._desk.spec.block_size_tokens, self._cache.read(keys)
-        if found is None:
-            return []
-        return [
-            tuple(layer[:, start : start + size].contiguous() for layer in found.span.layers)
-            for start in range(0, found.span.tokens, size)
-        ]
+        return self._cache.blocks(keys)
 
     def _accept(self, order: Compute) -> None:
         keys = self._desk.keys(tokens_of(order.asked))

@@ -64,10 +64,22 @@ class PrefixCache:
         """How many of the leading keys are here; changes nothing."""
         return self._store.match_prefix(keys)
 
+    def blocks(self, keys: Sequence[bytes]) -> list[tuple[torch.Tensor, ...]]:
+        """The leading blocks that can be delivered now, each with a tensor a layer."""
+        return self._read(keys)[0]
+
     def read(self, keys: Sequence[bytes]) -> Found | None:
-        """The KVCache of the leading blocks that can be delivered now; `None` where not even the first can."""
-        start_s, ssd_bytes = time.monotonic(), 0
-        blocks: list[tuple[torch.Tensor, ...]] = []
+        """The same blocks as one prefix; `None` where not even the first can be delivered."""
+        start_s = time.monotonic()
+        blocks, ssd_bytes = self._read(keys)
+        if not blocks:
+            return None
+        span = self._shape.span([torch.cat(parts, dim=1) for parts in zip(*blocks, strict=True)])
+        return Found(span=span, start_s=start_s, end_s=time.monotonic(), ssd_bytes=ssd_bytes)
+
+    def _read(self, keys: Sequence[bytes]) -> tuple[list[tuple[torch.Tensor, ...]], int]:
+        """The leading blocks, and how many of their bytes came from the SSD."""
+        blocks, ssd_bytes = list[tuple[torch.Tensor, ...]](), 0
         for key in keys[: self._store.match_prefix(keys)]:
             block = self._shape.empty(self._block_tokens)
             tier = self._store.read_into(key, [raw(layer) for layer in block])
@@ -76,10 +88,7 @@ class PrefixCache:
             if self._ssd is not None and tier == self._ssd.name:
                 ssd_bytes += self._block_tokens * self._shape.bytes_per_token
             blocks.append(block)
-        if not blocks:
-            return None
-        span = self._shape.span([torch.cat(parts, dim=1) for parts in zip(*blocks, strict=True)])
-        return Found(span=span, start_s=start_s, end_s=time.monotonic(), ssd_bytes=ssd_bytes)
+        return blocks, ssd_bytes
 
     def keep(self, keys: Sequence[bytes], kv: KVSpan) -> None:
         """Store the whole blocks that a span covers; `keys` are those of the whole prompt, front to back."""

@@ -36,6 +36,7 @@ __all__ = [
     "WithinSLO",
     "decode_load",
     "decode_pool_load",
+    "named_admission",
     "predicted_decode_load",
     "prefill_load",
     "refuse",
@@ -56,3 +57,12 @@ ADMISSION_POLICIES: Final[Mapping[str, Callable[[], AdmissionPolicy]]] = Mapping
     }
 )
 """Every admission policy by the name the command line uses."""
+
+
+def named_admission(name: str, *, decode_s: float) -> AdmissionPolicy:
+    """The admission policy of a name, with its own defaults; t_d, where it plays a part, as given (s).
+
+    Raises:
+        KeyError: when there is no policy of that name.
+    """
+    return PredictiveRejection(decode_s=decode_s) if name == "predictive" else ADMISSION_POLICIES[name]()
