@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 BatchingName = Literal[
     "request_level", "orca", "vllm", "vllm_chunked", "splitfuse", "tensorrt_llm", "sarathi", "sarathi_serve"
 ]
-__all__ = ["AdmissionName", "BatchingName", "PlacementName", "live_spec"]
+TransferName = Literal["tcp", "mooncake"]
+__all__ = ["AdmissionName", "BatchingName", "PlacementName", "TransferName", "live_spec"]
 
 
 def live_spec(

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 import typer
 
-from mooncake_lab.cli.live import AdmissionName, BatchingName, PlacementName, live_spec
+from mooncake_lab.cli.live import AdmissionName, BatchingName, PlacementName, TransferName, live_spec
 from mooncake_lab.core import Record
 
 
@@ -37,6 +37,7 @@ def serve(
     ] = None,
     ssd_tokens: Annotated[int, typer.Option(min=0, help="KVCache of a prefill worker on SSD.")] = 0,
     decode_tokens: Annotated[int, typer.Option(min=1, help="KVCache of a decode worker's engine.")] = 65_536,
+    transfer: Annotated[TransferName, typer.Option(help="How KVCache travels; mooncake needs its wheel.")] = "tcp",
     chunk: Annotated[int, typer.Option(min=1, help="Most prompt tokens of an iteration.")] = 512,
     max_request_tokens: Annotated[int, typer.Option(min=1, help="Longest context.")] = 8192,
     most_under_way: Annotated[int, typer.Option(min=1, help="Requests at once; more are refused.")] = 1024,
@@ -75,7 +76,7 @@ def serve(
         prefill=prefill, decode=decode, coupled=coupled, placement=placement, admission=admission,
         ttft_slo=ttft_slo, tbt_slo=tbt_slo, seed=seed, model=model, batching=batching, device=device, dtype=dtype,
         backend=backend, cache_tokens=cache_tokens, ssd_dir=ssd_dir, ssd_tokens=ssd_tokens,
-        decode_tokens=decode_tokens, chunk_tokens=chunk, max_request_tokens=max_request_tokens,
+        decode_tokens=decode_tokens, transfer=transfer, chunk_tokens=chunk, max_request_tokens=max_request_tokens,
         most_under_way=most_under_way, threads=threads,
     )  # fmt: skip
     logging.basicConfig(level=logging.WARNING, format="%(message)s")

@@ -1,4 +1,4 @@
-"""What prefix reuse, layer-wise streaming and piggybacking do in the live cluster, each on and off; and a kill."""
+"""What ideas do in the live cluster, on and off: reuse, streaming, piggybacking, another road; and a kill."""
 
 import logging
 from collections.abc import Generator, Sequence
@@ -17,6 +17,8 @@ from mooncake_lab.metrics import request_table
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.serving import LiveCluster, LiveSpec, Nursery
 from mooncake_lab.serving.faults import strike
+from mooncake_lab.store.media import MediumError
+from mooncake_lab.store.media.mooncake_wheel import load_wheel
 
 _ANSWER_TOKENS: Final = 48
 """Of requests during which a worker is killed, so that the kill meets some of them."""
@@ -25,7 +27,8 @@ _ANSWER_TOKENS: Final = 48
 def switches(plan: Study, nursery: Nursery, model: LatencyModel, rates_per_s: dict[str, float]) -> pd.DataFrame:
     """The same slice with a feature on and off: rows of feature, is_on, what is counted, and latencies.
 
-    Whether tokens are the same either way is in the column `same_tokens`.
+    Whether tokens are the same either way is in the column `same_tokens`. Mooncake's Transfer Engine is among the
+    features where its wheel can be loaded.
     """
     light, crowd = plan.slice(1, rates_per_s["light"]), plan.slice(1, rates_per_s["overloaded"])
     pairs: tuple[tuple[str, str, Sequence[TracedRequest], dict[bool, dict[str, Any]]], ...] = (
@@ -39,6 +42,9 @@ def switches(plan: Study, nursery: Nursery, model: LatencyModel, rates_per_s: di
             {True: {"batching": "sarathi_serve"}, False: {"batching": "vllm"}},
         ),
     )  # fmt: skip
+    if has_transfer_engine():
+        ways = {is_on: {"transfer": "mooncake" if is_on else "tcp"} for is_on in (True, False)}
+        pairs = (*pairs, ("Transfer Engine", "1P+1D", light, ways))
     rows = list[dict[str, Any]]()
     for feature, cluster, requests, ways in pairs:
         outputs = list[dict[int, tuple[int, ...]]]()
@@ -49,6 +55,15 @@ def switches(plan: Study, nursery: Nursery, model: LatencyModel, rates_per_s: di
         for row in rows[-2:]:
             row["same_tokens"] = outputs[0] == outputs[1]
     return pd.DataFrame(rows)
+
+
+def has_transfer_engine() -> bool:
+    """Whether Mooncake's own can be loaded here (extra `mooncake`)."""
+    try:
+        load_wheel()
+    except MediumError:
+        return False
+    return True
 
 
 def counted(log: Sequence[Record]) -> dict[str, float]:

@@ -11,6 +11,7 @@ from mooncake_lab.batching.policies import CHUNKED_POLICIES
 from mooncake_lab.core import block_keys
 from mooncake_lab.engine import EngineSettings, LlamaModel, Sampling
 from mooncake_lab.serving.kv import KVShape
+from mooncake_lab.serving.lane import Lane
 from mooncake_lab.serving.messages import Event, Generation, Order
 from mooncake_lab.serving.messenger import Couriers, Identity
 from mooncake_lab.serving.reception import Delivery
@@ -26,6 +27,8 @@ class Desk:
     shape: KVShape
     who: Identity
     couriers: Couriers
+    lane: Lane | None
+    """What KVCache travels by; None is the Messenger's own connections."""
     say: Callable[[Event], None]
     """Tells the cluster."""
     note: Callable[[object], None]

@@ -1,5 +1,6 @@
 """Fetching prefix blocks from another worker's store (FAST'25 Algorithm 1, TransferKVCache)."""
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from typing import Final
@@ -7,15 +8,17 @@ from typing import Final
 import torch
 
 from mooncake_lab.serving.kv import KVShape, raw
+from mooncake_lab.serving.lane import Lane, Region
 from mooncake_lab.serving.messages import Ask, Give
 from mooncake_lab.serving.messenger import Identity, dial, expect
-from mooncake_lab.store.media import MediumError, ProtocolError, wire
+from mooncake_lab.store.media import MediumError, MediumFullError, ProtocolError, wire
+from mooncake_lab.store.media.wire import SLOWEST_BYTES_PER_S
 
 _LOG: Final = logging.getLogger(__name__)
 
 
 def fetch(
-    port: int, who: Identity, shape: KVShape, keys: Sequence[bytes], block_tokens: int
+    port: int, who: Identity, shape: KVShape, keys: Sequence[bytes], block_tokens: int, lane: Lane | None = None
 ) -> list[tuple[torch.Tensor, ...]]:
     """The leading blocks of these keys that another worker still holds, each as its layers.
 
@@ -23,16 +26,34 @@ def fetch(
     """
     if not keys:
         return []
+    block_bytes = block_tokens * shape.bytes_per_token
+    with contextlib.ExitStack() as stack:
+        region = None if lane is None else _borrowed(lane, len(keys) * block_bytes, stack)
+        try:
+            peer = stack.enter_context(dial(port, who))
+            wire.send_frame(peer, Ask(tuple(keys), None if region is None else region.where), (), who.timeout_s)
+            give, size = expect(peer, Give, who.timeout_s + len(keys) * block_bytes / SLOWEST_BYTES_PER_S)
+            assert isinstance(give, Give)  # noqa: S101  # `expect` has checked
+            follow = give.blocks * block_bytes if give.pushed is None else 0
+            if not 0 <= give.blocks <= len(keys) or size != follow or (give.pushed and region is None):
+                raise ProtocolError(f"{give.blocks} blocks in {size} bytes; {len(keys)} were asked for")
+            blocks = [shape.empty(block_tokens) for _ in range(give.blocks)]
+            parts = [raw(layer) for block in blocks for layer in block]
+            if give.pushed is None or region is None:
+                wire.receive_into(peer, parts, who.timeout_s)
+            else:
+                region.copy_to(parts, give.pushed)
+        except (OSError, MediumError) as error:
+            _LOG.warning("%s computes %d blocks that it could not fetch: %s", who.name, len(keys), error)
+            return []
+        return blocks
+
+
+def _borrowed(lane: Lane, size_bytes: int, stack: contextlib.ExitStack) -> Region | None:
+    """Memory of our own that the holder may write, until the stack ends; None where there is none left."""
     try:
-        with dial(port, who) as peer:
-            wire.send_frame(peer, Ask(tuple(keys)), (), who.timeout_s)
-            parcel, size = expect(peer, Give, who.timeout_s)
-            assert isinstance(parcel, Give)  # noqa: S101  # `expect` has checked
-            if not 0 <= parcel.blocks <= len(keys) or size != parcel.blocks * block_tokens * shape.bytes_per_token:
-                raise ProtocolError(f"{parcel.blocks} blocks in {size} bytes; {len(keys)} were asked for")
-            blocks = [shape.empty(block_tokens) for _ in range(parcel.blocks)]
-            wire.receive_into(peer, [raw(layer) for block in blocks for layer in block], who.timeout_s)
-            return blocks
-    except (OSError, MediumError) as error:
-        _LOG.warning("%s computes %d blocks that it could not fetch: %s", who.name, len(keys), error)
-        return []
+        region = lane.take(size_bytes)
+    except MediumFullError:
+        return None
+    stack.callback(lane.give, region)
+    return region

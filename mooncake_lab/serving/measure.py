@@ -10,8 +10,9 @@ from mooncake_lab.engine import CoupledEngine, DecodeEngine, GenerationRequest, 
 from mooncake_lab.engine.roles import Prompt
 from mooncake_lab.engine.sequence import RunningRequest
 from mooncake_lab.serving.kv import KVShape
+from mooncake_lab.serving.lane import Lane
 from mooncake_lab.serving.messages import Measured, Probe, Taken
-from mooncake_lab.serving.messenger import Identity, dial, expect
+from mooncake_lab.serving.messenger import Identity, borrow, dial, expect
 from mooncake_lab.serving.spec import WorkerSpec
 from mooncake_lab.store.media import wire
 
@@ -91,8 +92,8 @@ def measure_coupled(engine: CoupledEngine, model: LlamaModel, spec: WorkerSpec) 
     return Measured(prefill=tuple(prefill), decode=tuple(decode))
 
 
-def measure_transfer(port: int, who: Identity) -> tuple[tuple[int, float], ...]:
-    """Rows of bytes and the fastest of a few times until they were acknowledged (s).
+def measure_transfer(port: int, who: Identity, lane: Lane | None = None) -> tuple[tuple[int, float], ...]:
+    """Rows of bytes and the fastest of a few times until they were acknowledged (s), by the way KVCache takes.
 
     Raises:
         OSError: when the other worker is gone.
@@ -100,12 +101,17 @@ def measure_transfer(port: int, who: Identity) -> tuple[tuple[int, float], ...]:
     """
     rows: list[tuple[int, float]] = []
     with dial(port, who) as peer:
+        window = None if lane is None else borrow(peer, who, max(_PROBES_BYTES))
         for size in _PROBES_BYTES:
             payload = np.zeros(size, np.uint8)
             best_s = float("inf")
             for _ in range(_REPEATS):
                 start_s = time.perf_counter()
-                wire.send_frame(peer, Probe(), (payload,), who.timeout_s)
+                if lane is None or window is None:
+                    wire.send_frame(peer, Probe(), (payload,), who.timeout_s)
+                else:
+                    pushed = lane.write(window, [payload])
+                    wire.send_frame(peer, Probe(pushed, size), (), who.timeout_s)
                 expect(peer, Taken, who.timeout_s)
                 best_s = min(best_s, time.perf_counter() - start_s)
             rows.append((size, best_s))

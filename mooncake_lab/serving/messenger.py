@@ -1,5 +1,7 @@
 """The Messenger: KVCache from worker to worker over authenticated TCP (arXiv §3; FAST'25: Transfer Engine).
 
+Where workers have a `Lane`, Mooncake's own Transfer Engine moves the bytes, and the connection only words.
+
 A sender has one courier a destination, a thread with a queue, so that no engine waits for a network. Every
 request's KVCache is acknowledged as a whole; an attempt whose connection breaks, stalls or is refused is reported
 as trouble, and the cluster places the request again. A receiver believes no length that it has not compared with
@@ -10,20 +12,36 @@ import contextlib
 import queue
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
 import msgspec
+import numpy as np
 
-from mooncake_lab.serving import messages
 from mooncake_lab.serving.kv import Bytes
-from mooncake_lab.serving.messages import PARCELS, VERSION, Begin, Cancel, End, Hello, Job, Parcel, Refused, Taken
-from mooncake_lab.store.media import MediumError, ProtocolError, wire
+from mooncake_lab.serving.lane import WINDOW_BYTES, Lane
+from mooncake_lab.serving.messages import (
+    PARCELS,
+    VERSION,
+    Begin,
+    Borrow,
+    Cancel,
+    End,
+    Granted,
+    Hello,
+    Job,
+    Parcel,
+    Piece,
+    Refused,
+    Taken,
+    Where,
+)
+from mooncake_lab.store.media import MediumError, MediumFullError, ProtocolError, wire
 
 HOST: Final = "127.0.0.1"
 """Workers of one machine talk over loopback."""
-_Addressed = Begin | messages.Piece | End | Cancel
+_Addressed = Begin | Piece | End | Cancel
 
 
 class RefusedParcelError(MediumError, ConnectionError):
@@ -90,6 +108,14 @@ def expect(peer: socket.socket, kind: type[Parcel], timeout_s: float) -> tuple[P
     return parcel, size
 
 
+def borrow(peer: socket.socket, who: Identity, size_bytes: int) -> Where | None:
+    """Memory of a peer for the rest of this connection; None where it lends none. For its errors see `expect`."""
+    wire.send_frame(peer, Borrow(size_bytes), (), who.timeout_s)
+    granted, _ = expect(peer, Granted, who.timeout_s)
+    assert isinstance(granted, Granted)  # noqa: S101  # `expect` has checked
+    return granted.where
+
+
 @final
 class Courier:
     """Carries parcels to one destination, in order, on a thread of its own. Mutable: it owns a connection.
@@ -98,14 +124,19 @@ class Courier:
         port: of the destination.
         who: we are.
         failed: told of each job that could not be delivered, and why.
+        lane: takes the bytes of KVCache where the destination has one too; None sends them over the connection.
     """
 
-    __slots__ = ("_failed", "_lost", "_open", "_peer", "_port", "_queue", "_thread", "_who")
+    __slots__ = ("_failed", "_lane", "_lost", "_open", "_peer", "_port", "_queue", "_thread", "_who", "_window")
 
-    def __init__(self, port: int, who: Identity, failed: Callable[[Job, str], None]) -> None:
+    def __init__(
+        self, port: int, who: Identity, failed: Callable[[Job, str], None], lane: Lane | None = None
+    ) -> None:
         self._port = port
         self._who = who
         self._failed = failed
+        self._lane = lane
+        self._window: Where | None = None
         self._queue: queue.SimpleQueue[tuple[_Addressed, Sequence[Bytes]] | None] = queue.SimpleQueue()
         self._peer: socket.socket | None = None
         self._open: set[Job] = set()
@@ -144,9 +175,15 @@ class Courier:
         if isinstance(parcel, Begin):
             if self._peer is None:
                 self._peer = dial(self._port, self._who)
+                if self._lane is not None:
+                    self._window = borrow(self._peer, self._who, WINDOW_BYTES)
             self._open.add(parcel.job)
         elif parcel.job not in self._open or self._peer is None:
             return  # cancelled before it began
+        if isinstance(parcel, Piece) and self._lane is not None and self._window is not None:
+            for cut, part in cuts(parcel, payload[0], WINDOW_BYTES):
+                self._push(self._peer, self._lane, self._window, cut, part)
+            return
         wire.send_frame(self._peer, parcel, payload, self._who.timeout_s)
         if isinstance(parcel, (End, Cancel)):
             self._open.discard(parcel.job)
@@ -156,6 +193,16 @@ class Courier:
             except BaseException:
                 self._open.add(parcel.job)
                 raise
+
+    def _push(self, peer: socket.socket, lane: Lane, window: Where, piece: Piece, parts: Sequence[Bytes]) -> None:
+        """Write into the window, and wait until it is free again; over the connection where memory is short."""
+        try:
+            piece, parts = msgspec.structs.replace(piece, pushed=lane.write(window, parts)), ()
+        except MediumFullError:
+            wire.send_frame(peer, piece, parts, self._who.timeout_s)
+            return
+        wire.send_frame(peer, piece, parts, self._who.timeout_s)
+        expect(peer, Taken, self._who.timeout_s)
 
     def _give_up(self, job: Job, reason: str) -> None:
         """The connection is of no use: neither are the jobs that were under way on it."""
@@ -181,27 +228,40 @@ class Courier:
     def _hang_up(self) -> None:
         if self._peer is not None:
             self._peer.close()
-            self._peer = None
+            self._peer, self._window = None, None
 
 
 @final
 class Couriers:
     """One courier for every destination that was ever written to. Mutable: it owns them."""
 
-    __slots__ = ("_by_port", "_failed", "_who")
+    __slots__ = ("_by_port", "_failed", "_lane", "_who")
 
-    def __init__(self, who: Identity, failed: Callable[[Job, str], None]) -> None:
+    def __init__(self, who: Identity, failed: Callable[[Job, str], None], lane: Lane | None = None) -> None:
         self._who = who
         self._failed = failed
+        self._lane = lane
         self._by_port: dict[int, Courier] = {}
 
     def to(self, port: int) -> Courier:
         """The courier for a destination."""
         if port not in self._by_port:
-            self._by_port[port] = Courier(port, self._who, self._failed)
+            self._by_port[port] = Courier(port, self._who, self._failed, self._lane)
         return self._by_port[port]
 
     def sever(self) -> None:
         """Break every connection."""
         for courier in list(self._by_port.values()):
             courier.sever()
+
+
+def cuts(piece: Piece, payload: Bytes, most_bytes: int) -> Iterator[tuple[Piece, tuple[Bytes, Bytes]]]:
+    """A piece in parts of at most so many bytes, or of one token; keys and values of each."""
+    keys, values = np.split(payload, 2)
+    half = keys.nbytes // piece.tokens
+    step = max(1, most_bytes // (2 * half))
+    for first in range(0, piece.tokens, step):
+        tokens = min(step, piece.tokens - first)
+        where = slice(first * half, (first + tokens) * half)
+        part = Piece(job=piece.job, layer=piece.layer, start=piece.start + first, tokens=tokens)
+        yield part, (keys[where], values[where])

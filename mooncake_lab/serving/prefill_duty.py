@@ -111,7 +111,7 @@ class PrefillDuty:
         desk, wanted = self._desk, prompt.keys[: prompt.order.fetch_blocks]
         have = self._cache.match(wanted)
         start_s = time.monotonic()
-        blocks = fetch(port, desk.who, desk.shape, wanted[have:], desk.spec.block_size_tokens)
+        blocks = fetch(port, desk.who, desk.shape, wanted[have:], desk.spec.block_size_tokens, desk.lane)
         self._cache.adopt(wanted[have : have + len(blocks)], blocks, first=have)
         if blocks:
             size = len(blocks) * desk.spec.block_size_tokens * desk.shape.bytes_per_token
@@ -203,6 +203,6 @@ class PrefillDuty:
         self._desk.say(
             messages.Measured(
                 prefill=measure_prefill(self._engine, desk.model, desk.shape, desk.spec),
-                transfer=() if port is None else measure_transfer(port, desk.who),
+                transfer=() if port is None else measure_transfer(port, desk.who, desk.lane),
             )
         )

@@ -15,9 +15,10 @@ import torch
 from mooncake_lab.engine import KVSpan
 from mooncake_lab.serving import messages
 from mooncake_lab.serving.kv import Bytes, KVShape, raw
-from mooncake_lab.serving.messages import VERSION, Hello, Job, Move, Refused, Taken
+from mooncake_lab.serving.lane import Lane, Region
+from mooncake_lab.serving.messages import VERSION, Granted, Hello, Job, Move, Pushed, Refused, Taken, Where
 from mooncake_lab.serving.messenger import HOST, Identity, receive
-from mooncake_lab.store.media import MediumError, ProtocolError, wire
+from mooncake_lab.store.media import MediumError, MediumFullError, ProtocolError, wire
 
 _LOG: Final = logging.getLogger(__name__)
 _IDLE_S: Final = 3600.0
@@ -48,6 +49,25 @@ class _Incoming:
     moves: list[Move] = field(default_factory=list[Move])
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Talk:
+    """One connection. Mutable: requests come in over it."""
+
+    peer: socket.socket
+    lent: contextlib.ExitStack
+    """Gives memory back when the connection ends."""
+    coming: dict[Job, _Incoming] = field(default_factory=dict[Job, _Incoming])
+    window: Region | None = None
+    """Where a Transfer Engine may write."""
+
+    def take_pushed(self, parts: Sequence[Bytes], pushed: Pushed) -> float:
+        """Copy what such an engine has written; when it began to (s)."""
+        if self.window is None or not 0 <= pushed.start_s <= time.monotonic():
+            raise ProtocolError("bytes are said to be pushed, but no window is lent, or before they were")
+        self.window.copy_to(parts, pushed)
+        return pushed.start_s
+
+
 Answer = Callable[[Sequence[bytes]], list[tuple[torch.Tensor, ...]]]
 """Gives the leading blocks of these keys that a worker holds, each as its layers."""
 
@@ -63,12 +83,14 @@ class Reception:
         delivered: told of each complete request, on the thread of its connection.
         give: looks for blocks that others ask for.
         each_layer: whether each piece's move is told, or one for all of them.
+        lane: lends memory that peers may write; None lends none.
     """
 
     __slots__ = (
         "_delivered",
         "_each_layer",
         "_give",
+        "_lane",
         "_listener",
         "_most_tokens",
         "_peers",
@@ -86,6 +108,7 @@ class Reception:
         delivered: Callable[[Delivery], None],
         give: Answer,
         each_layer: bool = False,
+        lane: Lane | None = None,
     ) -> None:
         self._who = who
         self._shape = shape
@@ -93,6 +116,7 @@ class Reception:
         self._delivered = delivered
         self._give = give
         self._each_layer = each_layer
+        self._lane = lane
         self._peers: set[socket.socket] = set()
         self._peers_lock = threading.Lock()
         self._listener = socket.create_server((HOST, 0))
@@ -166,28 +190,34 @@ class Reception:
         wire.send_frame(peer, Taken(), (), self._who.timeout_s)
 
     def _take_parcels(self, peer: socket.socket) -> None:
-        coming: dict[Job, _Incoming] = {}
-        while True:
-            parcel, size = receive(peer, self._who.timeout_s, idle_s=_IDLE_S)
-            if size and not isinstance(parcel, (messages.Piece, messages.Probe)):
-                raise ProtocolError(f"a {type(parcel).__name__} with {size} bytes behind it; allowed are 0")
-            match parcel:
-                case messages.Begin():
-                    coming[parcel.job] = self._begin(parcel)
-                case messages.Piece():
-                    self._piece(peer, parcel, coming, size)
-                case messages.End():
-                    self._end(parcel, coming)
-                    wire.send_frame(peer, Taken(), (), self._who.timeout_s)
-                case messages.Cancel():
-                    coming.pop(parcel.job, None)
-                case messages.Ask():
-                    self._answer(peer, parcel)
-                case messages.Probe():
-                    self._skip(peer, size)
-                    wire.send_frame(peer, Taken(), (), self._who.timeout_s)
-                case _:
-                    raise ProtocolError(f"a {type(parcel).__name__} is no question")
+        with contextlib.ExitStack() as lent:
+            talk = _Talk(peer=peer, lent=lent)
+            while True:
+                parcel, size = receive(peer, self._who.timeout_s, idle_s=_IDLE_S)
+                if size and not isinstance(parcel, (messages.Piece, messages.Probe)):
+                    raise ProtocolError(f"a {type(parcel).__name__} with {size} bytes behind it; allowed are 0")
+                self._take(talk, parcel, size)
+
+    def _take(self, talk: _Talk, parcel: messages.Parcel, size: int) -> None:
+        match parcel:
+            case messages.Borrow():
+                wire.send_frame(talk.peer, Granted(self._lend(talk, parcel.bytes)), (), self._who.timeout_s)
+            case messages.Begin():
+                talk.coming[parcel.job] = self._begin(parcel)
+            case messages.Piece():
+                self._piece(talk, parcel, size)
+            case messages.End():
+                self._end(parcel, talk.coming)
+                wire.send_frame(talk.peer, Taken(), (), self._who.timeout_s)
+            case messages.Cancel():
+                talk.coming.pop(parcel.job, None)
+            case messages.Ask():
+                self._answer(talk.peer, parcel)
+            case messages.Probe():
+                self._probe(talk, parcel, size)
+                wire.send_frame(talk.peer, Taken(), (), self._who.timeout_s)
+            case _:
+                raise ProtocolError(f"a {type(parcel).__name__} is no question")
 
     def _begin(self, parcel: messages.Begin) -> _Incoming:
         if not 0 < parcel.tokens <= self._most_tokens:
@@ -195,17 +225,28 @@ class Reception:
         layers = self._shape.empty(parcel.tokens)
         return _Incoming(tokens=parcel.tokens, layers=layers, covered=[0] * len(layers))
 
-    def _piece(self, peer: socket.socket, parcel: messages.Piece, coming: dict[Job, _Incoming], size: int) -> None:
-        into = coming.get(parcel.job)
+    def _lend(self, talk: _Talk, size_bytes: int) -> Where | None:
+        if talk.window is not None:
+            raise ProtocolError("a second window for one connection; allowed is 1")
+        if self._lane is None:
+            return None
+        try:
+            region = talk.window = self._lane.take(size_bytes)
+        except MediumFullError as error:
+            _LOG.info("%s lets a connection carry KVCache: %s", self._who.name, error)
+            return None
+        talk.lent.callback(self._lane.give, region)
+        return region.where
+
+    def _piece(self, talk: _Talk, parcel: messages.Piece, size: int) -> None:
+        into = talk.coming.get(parcel.job)
         if into is None:
             raise ProtocolError(f"a piece of {parcel.job}, which never began here")
         stop = parcel.start + parcel.tokens
         fits = 0 <= parcel.layer < len(into.layers) and 0 <= parcel.start < stop <= into.tokens
-        if (
-            not fits
-            or parcel.start > into.covered[parcel.layer]
-            or size != parcel.tokens * self._shape.layer_bytes
-        ):
+        moved = parcel.tokens * self._shape.layer_bytes
+        follow = moved if parcel.pushed is None else 0
+        if not fits or parcel.start > into.covered[parcel.layer] or size != follow:
             raise ProtocolError(
                 f"{size} bytes for tokens {parcel.start} to {stop} of layer {parcel.layer}; it has {into.tokens}"
                 f" tokens in {len(into.layers)} layers, {self._shape.layer_bytes} bytes a token and layer"
@@ -213,9 +254,13 @@ class Reception:
         start_s = time.monotonic()
         place = into.layers[parcel.layer]
         parts = [raw(half[parcel.start : stop]) for half in place]  # keys, then values
-        wire.receive_into(peer, parts, self._who.timeout_s)
+        if parcel.pushed is None:
+            wire.receive_into(talk.peer, parts, self._who.timeout_s)
+        else:
+            start_s = talk.take_pushed(parts, parcel.pushed)
+            wire.send_frame(talk.peer, Taken(), (), self._who.timeout_s)
         into.covered[parcel.layer] = max(into.covered[parcel.layer], stop)
-        into.moves.append(Move(start_s, time.monotonic(), size))
+        into.moves.append(Move(start_s, time.monotonic(), moved))
 
     def _end(self, parcel: messages.End, coming: dict[Job, _Incoming]) -> None:
         done = coming.pop(parcel.job, None)
@@ -239,14 +284,28 @@ class Reception:
             raise ProtocolError(f"a question for {len(parcel.keys)} blocks; allowed are {_MOST_KEYS}")
         blocks = self._give(parcel.keys)
         payload = [raw(layer) for block in blocks for layer in block]
-        wire.send_frame(peer, messages.Give(len(blocks)), payload, self._who.timeout_s)
+        pushed = self._push(parcel.into, payload)
+        wire.send_frame(peer, messages.Give(len(blocks), pushed), () if pushed else payload, self._who.timeout_s)
 
-    def _skip(self, peer: socket.socket, size: int) -> None:
-        if size > _MOST_PROBE_BYTES:
-            raise ProtocolError(f"a probe of {size} bytes; allowed are {_MOST_PROBE_BYTES}")
+    def _push(self, into: Where | None, payload: Sequence[Bytes]) -> Pushed | None:
+        if self._lane is None or into is None or not payload:
+            return None
+        try:
+            return self._lane.write(into, payload)
+        except MediumFullError:
+            return None
+
+    def _probe(self, talk: _Talk, parcel: messages.Probe, size: int) -> None:
+        if size + parcel.pushed_bytes > _MOST_PROBE_BYTES or (size and parcel.pushed is not None):
+            raise ProtocolError(
+                f"a probe of {size} bytes and {parcel.pushed_bytes} pushed ones; allowed are {_MOST_PROBE_BYTES}"
+            )
+        if parcel.pushed is not None:
+            talk.take_pushed([np.empty(parcel.pushed_bytes, np.uint8)], parcel.pushed)
+            return
         scratch: Bytes = np.empty(min(size, 2**20) or 1, np.uint8)
         while size:
-            wire.receive_into(peer, [scratch[:size]], self._who.timeout_s)
+            wire.receive_into(talk.peer, [scratch[:size]], self._who.timeout_s)
             size -= min(size, scratch.nbytes)
 
     def _refuse(self, peer: socket.socket, reason: str) -> None:

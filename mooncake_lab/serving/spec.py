@@ -11,6 +11,8 @@ from mooncake_lab.serving.metronome import Metronome
 
 Role = Literal["prefill", "decode", "coupled"]
 """What a worker does: one stage, the other, or both."""
+Transfer = Literal["tcp", "mooncake"]
+"""What KVCache travels by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,13 @@ class LiveSpec:
     prefix_reuse: bool = True
     layerwise: bool = True
     """Whether KVCache leaves layer by layer while prefill runs (arXiv §5.2), or all of it afterwards."""
+    transfer: Transfer = "tcp"
+    """How KVCache travels: over the Messenger's own connections, or by Mooncake's Transfer Engine.
+
+    The latter needs the extra `mooncake`, listens on all interfaces and authenticates nobody.
+    """
+    transfer_bytes: int = 2**26
+    """Memory of each worker that this engine may touch; what finds no room there takes the connection."""
     first_shown_by: Literal["decode", "prefill"] = "decode"
     """Who shows the first token: the decode worker when the KVCache is there, or the prefill worker."""
     placement: PlacementPolicy | None = None
@@ -78,7 +87,8 @@ class LiveSpec:
     def __post_init__(self) -> None:
         positive = (
             "cache_tokens", "decode_tokens", "block_size_tokens", "chunk_tokens", "max_request_tokens",
-            "max_requests", "most_under_way", "most_attempts", "threads", "peer_timeout_s", "silence_s",
+            "max_requests", "transfer_bytes", "most_under_way", "most_attempts", "threads", "peer_timeout_s",
+            "silence_s",
         )  # fmt: skip
         for name in positive:
             if getattr(self, name) <= 0:
@@ -91,6 +101,10 @@ class LiveSpec:
                 " it needs prefill and decode workers, or coupled ones instead"
             )
         self._check_ssd()
+        if self.transfer == "mooncake" and self.coupled_nodes:
+            raise ValueError(
+                "coupled workers move no KVCache; the Transfer Engine is for prefill and decode workers"
+            )
         if self.coupled_nodes and isinstance(self.placement, KVCacheCentric):
             raise ValueError("coupled workers share no store to fetch from; cache_aware is the nearest placement")
 
@@ -150,6 +164,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     batching: str
     prefix_reuse: bool
     layerwise: bool
+    transfer: Transfer
+    transfer_bytes: int
     threads: int
     peer_timeout_s: float
     log_layers: bool

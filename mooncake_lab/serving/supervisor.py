@@ -23,7 +23,8 @@ from mooncake_lab.serving.birth import Nursery
 from mooncake_lab.serving.frames import pack, receive_frame
 from mooncake_lab.serving.messages import EVENTS, VERSION, Event, Forget, Order, Ping, Pong, Ready, Stop
 from mooncake_lab.serving.spec import LiveSpec, WorkerSpec, worker_spec
-from mooncake_lab.store.media import ProtocolError
+from mooncake_lab.store.media import MediumError, ProtocolError
+from mooncake_lab.store.media.mooncake_wheel import load_wheel
 
 _LOG: Final = logging.getLogger(__name__)
 _BIRTH_S: Final = 180.0
@@ -58,6 +59,15 @@ class Callbacks:
     born: Callable[[str, Link], None]
     heard: Callable[[str, Event], None]
     died: Callable[[str, str], None]
+
+
+def _check_engine() -> None:
+    """Whether workers will find the Transfer Engine, before any is born."""
+    try:
+        load_wheel()
+    except MediumError as error:
+        raise WorkerError(str(error)) from error
+    _LOG.warning("Mooncake's Transfer Engine listens on all interfaces and authenticates nobody")
 
 
 @final
@@ -95,6 +105,8 @@ class Supervisor:
             WorkerError: when the workers do not start.
         """
         self._failed = asyncio.get_running_loop().create_future()
+        if self._spec.transfer == "mooncake":
+            await asyncio.to_thread(_check_engine)
         await asyncio.to_thread(self._nursery.open)
         self._tasks = [asyncio.create_task(self._tend(name), name=name) for name in self._spec.roles]
         self._tasks.append(asyncio.create_task(self._check_pulses(), name="pulses"))

@@ -26,6 +26,7 @@ from mooncake_lab.serving.decode_duty import DecodeDuty
 from mooncake_lab.serving.desk import Desk, Duty
 from mooncake_lab.serving.frames import pack, read_frame
 from mooncake_lab.serving.kv import KVShape
+from mooncake_lab.serving.lane import Lane
 from mooncake_lab.serving.messages import ORDERS, VERSION, Event, Job, Pong, Ready, Stop, Trouble
 from mooncake_lab.serving.messenger import Couriers, Identity
 from mooncake_lab.serving.prefill_duty import PrefillDuty
@@ -60,12 +61,15 @@ class Worker:
         self._step_began_s: float | None = None
         name = fingerprint(model.config, model.weights_digest, model.embedding.dtype)
         self._who = Identity(name=spec.name, token=spec.token, fingerprint=name, timeout_s=spec.peer_timeout_s)
+        shape = KVShape.of(model, name)
+        lane = Lane(spec.transfer_bytes) if spec.transfer == "mooncake" else None
         self._desk = Desk(
             spec=spec,
             model=model,
-            shape=KVShape.of(model, name),
+            shape=shape,
             who=self._who,
-            couriers=Couriers(self._who, self._undelivered),
+            couriers=Couriers(self._who, self._undelivered, lane),
+            lane=lane,
             say=self._outbox.put,
             note=self._inbox.put,
         )
@@ -78,6 +82,7 @@ class Worker:
             delivered=self._inbox.put,
             give=self._duty.lookup if isinstance(self._duty, PrefillDuty) else lambda _: [],
             each_layer=spec.log_layers,
+            lane=lane,
         )
 
     def live(self) -> None:

@@ -13,6 +13,7 @@ from mooncake_lab.conductor import LoadBalance
 from mooncake_lab.experiments import live, live_study
 from mooncake_lab.experiments import live_measure as measurement
 from mooncake_lab.experiments.live_requests import STAGES, causes, errors, per_request, side_by_side, slowed
+from mooncake_lab.experiments.live_switches import has_transfer_engine
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
 
 SMALL = live_study.Study(requests=4, clusters=("1P+1D",), placements=())
@@ -121,6 +122,9 @@ class TestMeasurement:
         early = table["early_share"]
         assert early["layer-wise streaming", True] > early["layer-wise streaming", False]
         assert table["shared_iterations"]["piggybacking", False] == 0
+        assert ("Transfer Engine" in table.index) == has_transfer_engine()
+        if has_transfer_engine():  # another road for the same bytes
+            assert computed["Transfer Engine", True] == computed["Transfer Engine", False]
 
     def test_a_kill_costs_nothing(self, found):
         """After SIGKILL of the only decode worker nothing is lost and nothing is wrong."""

@@ -1,6 +1,7 @@
 """The live cluster: the same face and log as the simulator, over processes that really compute."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,8 @@ from mooncake_lab.core import SLO, Finished, Moved, Placed, Prefilled, Rejected
 from mooncake_lab.metrics import check_log, run_summary
 from mooncake_lab.perf import model_shape
 from mooncake_lab.serving import LiveCluster, LiveSpec, prompt_of, scaled_down
+from mooncake_lab.store.media import MediumError
+from mooncake_lab.store.media.mooncake_wheel import load_wheel
 from mooncake_lab.workload import SharedPrefix
 
 
@@ -202,6 +205,33 @@ def test_evicted_blocks_sink_and_come_back(open_cluster, traced, expected, tmp_p
         assert read_from_ssd(log) == 0
     assert check_log(log) == ()
     assert [folder.name for folder in tmp_path.iterdir()] == ["prefill-0"]
+
+
+def test_kvcache_travels_by_mooncakes_engine(open_cluster, traced, expected):
+    """Streamed layers and fetched blocks through Mooncake's Transfer Engine: equal tokens, also after a kill."""
+    try:
+        load_wheel()
+    except MediumError as error:
+        pytest.skip(str(error))
+    requests = traced(8, tokens=96, every_s=0.02)  # whole blocks: a full hit computes its last token again
+    with open_cluster(prefill_nodes=2, transfer="mooncake") as live:
+        for _ in range(2):
+            log = live.run(requests)
+            assert live.outputs == expected(requests)
+            assert check_log(log) == ()
+            assert sum(isinstance(record, Placed) for record in log) == len(requests)  # none a second time
+        for pid in live.pids().values():
+            assert "mooncake/engine" in Path(f"/proc/{pid}/maps").read_text()
+        live.kill("decode-0")
+        log = live.run(requests)
+        assert live.outputs == expected(requests)
+    assert check_log(log) == ()
+
+
+def test_engines_without_use_are_refused():
+    """Coupled workers move nothing."""
+    with pytest.raises(ValueError, match="Transfer Engine"):
+        LiveSpec(transfer="mooncake", coupled_nodes=1, prefill_nodes=0, decode_nodes=0)
 
 
 def read_from_ssd(log):

@@ -2,16 +2,35 @@
 
 import queue
 import socket
+import time
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
+from mooncake_lab.serving.fetching import fetch
 from mooncake_lab.serving.kv import KVShape, raw
-from mooncake_lab.serving.messages import VERSION, Begin, End, Hello, Job, Piece, Refused, Span, Taken
-from mooncake_lab.serving.messenger import Courier, Identity, dial, expect, receive
+from mooncake_lab.serving.lane import WINDOW_BYTES, Lane
+from mooncake_lab.serving.measure import measure_transfer
+from mooncake_lab.serving.messages import (
+    VERSION,
+    Ask,
+    Begin,
+    End,
+    Hello,
+    Job,
+    Piece,
+    Pushed,
+    Refused,
+    Span,
+    Taken,
+    Where,
+)
+from mooncake_lab.serving.messenger import Courier, Identity, borrow, cuts, dial, expect, receive
 from mooncake_lab.serving.reception import Reception
-from mooncake_lab.store.media import PeerRefusedError, ProtocolError, wire
+from mooncake_lab.store.media import MediumError, PeerRefusedError, ProtocolError, wire
+from mooncake_lab.store.media.mooncake_wheel import load_wheel
 
 SHAPE = KVShape(fingerprint=b"f" * 16, layers=2, kv_heads=2, head_width=4, dtype=torch.float32)
 WHO = Identity(name="sender", token=b"t" * 32, fingerprint=SHAPE.fingerprint, timeout_s=1.0)
@@ -31,15 +50,50 @@ def reception(came):
     one.close()
 
 
+@pytest.fixture(scope="module")
+def lane():
+    """Mooncake's Transfer Engine, which here writes into its own process."""
+    try:
+        load_wheel()
+    except MediumError as error:
+        pytest.skip(str(error))
+    return Lane(2 * WINDOW_BYTES + 2**20)
+
+
+@pytest.fixture
+def granting(came, lane):
+    """A reception that peers may push to; at the end all memory that it lent is back."""
+    one = Reception(WHO, SHAPE, most_tokens=64, delivered=came.put, give=blocks_of, lane=lane)
+    yield one
+    one.close()
+    deadline_s = time.monotonic() + 5
+    while lane.used_bytes and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert lane.used_bytes == 0
+
+
+def blocks_of(keys):
+    """Two blocks of four tokens, whatever is asked for."""
+    blocks = [SHAPE.empty(4), SHAPE.empty(4)]
+    for number, block in enumerate(blocks):
+        for layer, tensor in enumerate(block):
+            tensor.fill_(10 * number + layer)
+    return blocks[: len(keys)]
+
+
 def piece(layer, start, tokens):
     values = torch.arange(2 * tokens * 8, dtype=torch.float32).reshape(2, tokens, 2, 4) + 1000 * layer + start
     return Piece(job=JOB, layer=layer, start=start, tokens=tokens), values
 
 
-def test_pieces_make_a_whole(reception, came):
-    """Layers that come in pieces, overlapping by a token, arrive as they were."""
+@pytest.mark.parametrize("way", ["connection", "lane"])
+def test_pieces_make_a_whole(way, request, came):
+    """Layers that come in pieces, overlapping by a token, arrive as they were, by either way."""
+    reception = request.getfixturevalue("reception" if way == "connection" else "granting")
+    lane = None if way == "connection" else request.getfixturevalue("lane")
+    before = 0 if lane is None else lane.written_bytes
     failed = queue.SimpleQueue()
-    courier = Courier(reception.port, WHO, lambda job, reason: failed.put((job, reason)))
+    courier = Courier(reception.port, WHO, lambda job, reason: failed.put((job, reason)), lane)
     courier.send(Begin(job=JOB, tokens=5))
     sent = {}
     for start, tokens in ((0, 3), (2, 3)):
@@ -55,6 +109,114 @@ def test_pieces_make_a_whole(reception, came):
     for layer, tensor in enumerate(delivery.kv.layers):
         assert torch.equal(tensor[:, 2:], sent[layer, 2])
         assert torch.equal(tensor[:, :2], sent[layer, 0][:, :2])
+    assert lane is None or lane.written_bytes - before == 4 * 3 * SHAPE.layer_bytes
+
+
+@pytest.mark.parametrize("most_bytes", [1, 64, 3 * 64, 5 * 64, 2**20])
+def test_long_pieces_are_cut_into_whole_tokens(most_bytes):
+    """Parts of a piece put together are the piece; none is longer than the window, if a token is not."""
+    whole, values = piece(1, 3, 5)
+    built = torch.zeros_like(values)
+    for part, (keys, its_values) in cuts(whole, raw(values), most_bytes):
+        where = slice(part.start - 3, part.start - 3 + part.tokens)
+        raw(built[0, where])[:], raw(built[1, where])[:] = keys, its_values
+        assert keys.nbytes + its_values.nbytes <= max(most_bytes, SHAPE.layer_bytes)
+        assert (part.job, part.layer) == (whole.job, whole.layer)
+    assert torch.equal(built, values)
+
+
+def test_fetched_blocks_come_by_the_lane(granting, lane):
+    """Blocks that another worker holds are written where we want them; what it lacks does not come."""
+    before = lane.written_bytes
+    blocks = fetch(granting.port, WHO, SHAPE, [b"a", b"b", b"c"], 4, lane)
+    assert_blocks(blocks)
+    assert lane.written_bytes - before == 2 * 4 * SHAPE.bytes_per_token
+
+
+def test_without_memory_the_connection_carries_the_bytes(granting, reception, came, lane):
+    """A lane that has no room, on either side, is none: nothing is refused, nothing waits."""
+    before, held = lane.written_bytes, lane.take(2 * WINDOW_BYTES + 2**20)
+    try:
+        assert_blocks(fetch(granting.port, WHO, SHAPE, [b"a", b"b"], 4, lane))
+        for one in (granting, reception):
+            courier = Courier(one.port, WHO, lambda job, reason: came.put((job, reason)), lane)
+            courier.send(Begin(job=JOB, tokens=1))
+            for layer in range(2):
+                parcel, values = piece(layer, 0, 1)
+                courier.send(parcel, [raw(values)])
+            courier.send(End(job=JOB, first_token=7, span=SPAN))
+            assert came.get(timeout=10).first_token == 7
+            courier.close()
+    finally:
+        lane.give(held)
+    assert lane.written_bytes == before
+
+
+def assert_blocks(blocks):
+    """These are what `blocks_of` gives."""
+    assert len(blocks) == 2
+    for number, block in enumerate(blocks):
+        for layer, tensor in enumerate(block):
+            assert torch.equal(tensor, torch.full_like(tensor, 10 * number + layer))
+
+
+def test_lane_is_timed(granting, lane):
+    """A measurement goes by the lane, and gives its memory back."""
+    before = lane.written_bytes
+    rows = measure_transfer(granting.port, WHO, lane)
+    assert len(rows) > 2
+    assert lane.written_bytes - before >= sum(size for size, _ in rows)
+
+
+def test_bytes_that_somebody_else_wrote_are_refused(granting, came, lane):
+    """What lies in the window must be what the sender says it wrote."""
+    with dial(granting.port, WHO) as peer:
+        window = borrow(peer, WHO, 4096)
+        wire.send_frame(peer, Begin(job=JOB, tokens=5), (), 5)
+        parcel, values = piece(0, 0, 5)
+        pushed = lane.write(window, [raw(values)])
+        lane.write(window, [np.ones(8, np.uint8)])
+        wire.send_frame(peer, msgspec.structs.replace(parcel, pushed=pushed), (), 5)
+        assert "not as they were sent" in refusal_of(peer)
+    assert came.empty()
+
+
+@pytest.mark.parametrize(
+    ("window_bytes", "start_s", "reason"),
+    [
+        (None, 0.0, "no window"),
+        (64, 0.0, "window of 64"),
+        (4096, 1e12, "before they were"),
+        (4096, -1.0, "before"),
+    ],
+)
+def test_pushes_that_cannot_be_are_refused(granting, window_bytes, start_s, reason):
+    """Without a window, past its end, or at no time."""
+    with dial(granting.port, WHO) as peer:
+        if window_bytes:
+            borrow(peer, WHO, window_bytes)
+        wire.send_frame(peer, Begin(job=JOB, tokens=5), (), 5)
+        parcel, _ = piece(0, 0, 5)
+        wire.send_frame(peer, msgspec.structs.replace(parcel, pushed=Pushed(1, start_s)), (), 5)
+        assert reason in refusal_of(peer)
+
+
+@pytest.mark.parametrize("segment", ["10.0.0.1:80", "127.0.0.1", "x"])
+def test_engines_write_to_this_machine_only(granting, segment):
+    """A peer cannot send our engine to another machine."""
+    with dial(granting.port, WHO) as peer:
+        wire.send_frame(peer, Ask((b"a",), Where(segment, 4096)), (), 5)
+        assert "no parcel" in refusal_of(peer)
+
+
+def test_a_write_that_fails_is_trouble(lane):
+    """An address that was never lent, and a process that is not there, are errors and no hang."""
+    region = lane.take(64)
+    lane.give(region)
+    for where in (Where("127.0.0.1:9", 4096), Where(region.where.segment, 4096)):
+        with pytest.raises(MediumError, match="cannot write"):
+            lane.write(where, [np.ones(64, np.uint8)])
+    assert lane.used_bytes == 0
 
 
 def refusal_of(peer):

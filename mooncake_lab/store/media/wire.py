@@ -26,7 +26,8 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 MOST_BODY_BYTES: Final = 256 * 1024
 MOST_FINGERPRINT_BYTES: Final = 64
 LEAST_TOKEN_BYTES: Final = 16
-_SLOWEST_BYTES_PER_S: Final = 1_000_000
+SLOWEST_BYTES_PER_S: Final = 1_000_000
+"""A link that is slower counts as stalled."""
 _HEADER: Final = struct.Struct("<4sIQ")  # magic, bytes of the body, bytes of the payload
 _MAGIC: Final = b"MCK1"
 _GREETING: Final = b"mooncake-lab-1\0\0"
@@ -188,7 +189,7 @@ def _views(parts: Sequence[Bytes]) -> list[memoryview]:
 
 
 def _deadline(size_bytes: int, timeout_s: float) -> float:
-    return time.monotonic() + timeout_s + size_bytes / _SLOWEST_BYTES_PER_S
+    return time.monotonic() + timeout_s + size_bytes / SLOWEST_BYTES_PER_S
 
 
 def _left(deadline_s: float, what: str) -> float:

@@ -1,0 +1,135 @@
+"""KVCache by Mooncake's own Transfer Engine, which writes into the receiver's memory (FAST'25 §4.3).
+
+The Messenger's connection still carries every word; only the bytes of keys and values take the lane. A receiver
+lends a window of its memory to each connection. The sender writes a piece there and says so with a checksum; the
+receiver takes a copy of its own, compares, and says that the window is free again. A checksum finds what a late
+write destroyed. It is no seal: the engine's TCP transport listens on all interfaces and authenticates nobody (its
+`MC_TCP_BIND_ADDRESS` was tried and changes nothing), so that whoever reaches its port can read the windows, with
+whatever KVCache last lay there, and write them. Use it inside a network you trust.
+"""
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+import numpy as np
+
+from mooncake_lab.serving.kv import Bytes
+from mooncake_lab.serving.messages import Pushed, Where
+from mooncake_lab.store.media import MediumError, MediumFullError, ProtocolError
+from mooncake_lab.store.media.extents import ExtentAllocator
+from mooncake_lab.store.media.record import checksum
+from mooncake_lab.store.transfer.mooncake import open_engine
+
+WINDOW_BYTES: Final = 4 * 2**20
+"""What a sender asks each receiver for; pieces that are longer are cut."""
+_ALIGNMENT_BYTES: Final = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Region:
+    """Memory that the engine may read and write."""
+
+    start: int
+    memory: Bytes
+    where: Where
+    """How others name it."""
+
+    def copy_to(self, parts: Sequence[Bytes], pushed: Pushed) -> None:
+        """Fill memory of the receiver's own with what was written here, and compare it with what was said.
+
+        Raises:
+            ProtocolError: when it is not what was sent, or more than fits.
+        """
+        size = sum(part.nbytes for part in parts)
+        if size > self.memory.nbytes:
+            raise ProtocolError(f"{size} bytes were pushed into a window of {self.memory.nbytes}")
+        done = 0
+        for part in parts:
+            part[:] = self.memory[done : done + part.nbytes]
+            done += part.nbytes
+        if _checksum(parts) != pushed.checksum:
+            raise ProtocolError(
+                f"{size} bytes that were pushed are not as they were sent:"
+                " the Transfer Engine's memory was written late, or by somebody else"
+            )
+
+
+@final
+class Lane:
+    """A Transfer Engine of this process, and the memory that it may touch. Mutable: it lends it.
+
+    Args:
+        room_bytes: of that memory, to receive into and to send from.
+
+    Raises:
+        MediumError: when the wheel is missing, or the engine does not start.
+    """
+
+    __slots__ = ("_arena", "_engine", "_extents", "_lock", "_segment", "written_bytes")
+
+    def __init__(self, room_bytes: int) -> None:
+        self._arena = np.zeros(room_bytes, np.uint8)
+        self._engine = open_engine(self._arena)
+        self._segment = f"127.0.0.1:{self._engine.get_rpc_port()}"
+        self._extents = ExtentAllocator(room_bytes, _ALIGNMENT_BYTES)
+        self._lock = threading.Lock()
+        self.written_bytes = 0
+
+    @property
+    def used_bytes(self) -> int:
+        """What is lent, or sent from now."""
+        return self._extents.used_bytes
+
+    def take(self, size_bytes: int) -> Region:
+        """Memory for a while; `give` it back.
+
+        Raises:
+            MediumFullError: when there is not so much left in one piece.
+        """
+        with self._lock:
+            start = self._extents.take(size_bytes) if size_bytes > 0 else None
+        if start is None:
+            raise MediumFullError(
+                f"no {size_bytes} bytes for the Transfer Engine; {self.used_bytes} of"
+                f" {self._extents.capacity_bytes} are in use (LiveSpec.transfer_bytes)"
+            )
+        memory = self._arena[start : start + size_bytes]
+        return Region(start, memory, Where(self._segment, memory.ctypes.data))
+
+    def give(self, region: Region) -> None:
+        """Take it back."""
+        with self._lock:
+            self._extents.give(region.start, region.memory.nbytes)
+
+    def write(self, into: Where, parts: Sequence[Bytes]) -> Pushed:
+        """Write parts into another process, one behind the other.
+
+        Raises:
+            MediumFullError: when there is no memory to send from now.
+            MediumError: when they cannot be written.
+        """
+        start_s = time.monotonic()
+        size = sum(part.nbytes for part in parts)
+        staged = self.take(size)
+        try:
+            np.concatenate(parts, out=staged.memory)
+            try:
+                code = self._engine.transfer_sync_write(into.segment, staged.where.address, into.address, size)
+            except (TypeError, RuntimeError) as error:  # whatever C++ throws
+                raise MediumError(f"Mooncake's Transfer Engine cannot write {size} bytes: {error}") from error
+            if code:
+                raise MediumError(f"Mooncake's Transfer Engine cannot write {size} bytes: code {code}")
+        finally:
+            self.give(staged)
+        self.written_bytes += size
+        return Pushed(_checksum(parts), start_s)
+
+
+def _checksum(parts: Sequence[Bytes]) -> int:
+    total = 0
+    for part in parts:
+        total = checksum(part, total)
+    return total
