@@ -91,8 +91,19 @@ def test_batches_have_answers_to_learn(stage):
     for step in range(3):
         batch = draw_batch(stage, Context(rng_of(0, step), POOL))
         assert batch.tokens.size == stage.rows * stage.length
-        assert not (batch.recalls & ~batch.answers).any()
-        assert batch.answers.mean() < 1
+        assert not (batch.recalls & (batch.weights == 0)).any()
+        assert (batch.weights > 0).mean() < 1
+        sums = batch.weights.sum(axis=1)
+        assert sums[sums > 0] == pytest.approx(1)
+
+
+def test_first_answer_of_a_context_counts_a_quarter_at_least():
+    """However many questions follow: they have an example just before them."""
+    batch = draw_batch(STAGES[1], Context(rng_of(0, 0), POOL))
+    for weights in batch.weights:
+        first = np.flatnonzero(weights)[:2]
+        assert weights[first].sum() >= 0.25 - 1e-6
+        assert weights[first[0]] == weights[first[1]]
 
 
 def test_unknown_tasks_are_refused():

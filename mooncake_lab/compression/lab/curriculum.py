@@ -54,9 +54,13 @@ STAGES: Final = (
 
 
 _SHARES: Final = MappingProxyType(
-    {"medley": 0.5, "recall": 0.22, "needle": 0.08, "copy": 0.06, "question_first": 0.08, "topic_text": 0.06}
+    {"medley": 0.45, "recall": 0.3, "needle": 0.06, "copy": 0.06, "question_first": 0.08, "topic_text": 0.05}
 )
 """How often each task is drawn in the stages with text."""
+_SINGLE: Final = 0.4
+"""Share of `recall` contexts with one question only, as in the examination; contexts of one pair come on top."""
+_FIRST_SHARE: Final = 0.25
+"""Least share of a context's loss that its first answer has: the next ones have an example just before them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,8 +69,8 @@ class Batch:
 
     tokens: Tokens
     """Shape (rows, length)."""
-    answers: npt.NDArray[np.bool_]
-    """Same shape: which tokens are answers that the context determines."""
+    weights: npt.NDArray[np.float32]
+    """Same shape: what each token counts as an answer that its context determines; a context's sum is 1 or 0."""
     recalls: npt.NDArray[np.bool_]
     """Same shape: the answers to key-value questions and needles among them, which the stages go by."""
 
@@ -77,14 +81,19 @@ def draw_batch(stage: Stage, context: Context) -> Batch:
     rows, length = (2 * stage.rows, stage.length // 2) if halves else (stage.rows, stage.length)
     samples = [_draw(stage, length, context) for _ in range(rows)]
     tokens = np.stack([sample.tokens for sample in samples])
-    answers: npt.NDArray[np.bool_] = np.zeros_like(tokens, dtype=np.bool_)
-    recalls: npt.NDArray[np.bool_] = np.zeros_like(answers)
+    weights: npt.NDArray[np.float32] = np.zeros(tokens.shape, dtype=np.float32)
+    recalls: npt.NDArray[np.bool_] = np.zeros(tokens.shape, dtype=np.bool_)
     for row, sample in enumerate(samples):
-        for asked in sample.questions:
+        if sample.task == "topic_text":
+            continue
+        said = sum(asked.answer_tokens for asked in sample.questions)
+        first = sample.questions[0].answer_tokens
+        share = max(_FIRST_SHARE, first / said)
+        for turn, asked in enumerate(sample.questions):
             where = slice(asked.answer_at, asked.answer_at + asked.answer_tokens)
-            answers[row, where] = sample.task != "topic_text"
+            weights[row, where] = (1 - share) / (said - first) if turn else share / first
             recalls[row, where] = sample.task in {"recall", "needle", "medley"} or stage.name == "loops"
-    return Batch(tokens, answers, recalls)
+    return Batch(tokens, weights, recalls)
 
 
 def _draw(stage: Stage, length: int, context: Context) -> Sample:
@@ -98,7 +107,8 @@ def _draw(stage: Stage, length: int, context: Context) -> Sample:
     if task in {"recall", "medley"}:
         pairs = min(most, int(2 ** context.rng.integers(0, 6)))
         several = int(context.rng.integers(1, 13)) if context.rng.random() < 0.5 else pairs
-        asked = min(several, pairs, (length - 16 - 4 * pairs) // 12)
+        single = task == "recall" and context.rng.random() < _SINGLE
+        asked = 1 if single else min(several, pairs, (length - 16 - 4 * pairs) // 12)
         gap = int(context.rng.integers(0, 9)) if context.rng.random() < 0.5 else 0
         draw = recall if task == "recall" else medley
         return draw(context, length, pairs=pairs, questions=asked, gap=gap)

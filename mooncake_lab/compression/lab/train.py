@@ -115,12 +115,11 @@ class Trainer:
         tokens = torch.from_numpy(batch.tokens)
         logits = self.network(tokens)[:, :-1]
         target = tokens[:, 1:]
-        answers, recalls = (torch.from_numpy(part[:, 1:]) for part in (batch.answers, batch.recalls))
+        weights, recalls = (torch.from_numpy(part[:, 1:]) for part in (batch.weights, batch.recalls))
         losses = F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none").view(target.shape)
-        text = ~answers
-        loss = (losses * answers).sum() / answers.sum().clamp(min=1) + _TEXT_WEIGHT * (
-            losses * text
-        ).sum() / text.sum()
+        text = weights == 0
+        answered = (losses * weights).sum() / weights.sum().clamp(min=1)
+        loss = answered + _TEXT_WEIGHT * (losses * text).sum() / text.sum()
         for optimiser in self.optimisers:
             optimiser.zero_grad(set_to_none=True)
         loss.backward()
