@@ -1,6 +1,6 @@
 """The engine beside transformers on this machine: measures, writes the JSON, and refreshes the README's table.
 
-Run: python benchmarks/engine.py [--minutes 6] [--threads N] [--clock wall]
+Run: python benchmarks/engine.py [--minutes 15] [--threads N] [--clock wall]
 
 Paired, interleaved, medians; see `mooncake_lab.engine.bench` for what is timed. No case begins after the minutes
 given. On a busy machine `--threads 1 --clock processor` counts what was computed, not what was waited.

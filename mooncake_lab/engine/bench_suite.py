@@ -40,16 +40,17 @@ def settings(threads: int) -> tuple[Setting, ...]:
     prompts = tuple((prefill_case(tokens), "hf", 3) for tokens in (512, 2048))
     pieces = ((prefill_case(2048), "whole", 3),)
     bursts = tuple((mixed_case(64), peer, 1) for peer in ("hf", "hf-continuous"))
-    everything = (*decodes(1, 2, 4, 8, 32), (decode_case(8, 1024, 8), "hf", 5), *prompts, *pieces, *bursts)
+    short = (*decodes(1, 2, 4, 8, 32), (decode_case(8, 1024, 8), "hf", 5), *prompts, *pieces)
     alone = (Setting(model="lab-30m", dtype="float32", threads=1, cases=decodes(1, 8)),) if threads > 1 else ()
     return (
-        Setting(model="lab-30m", dtype="float32", threads=threads, cases=everything),
+        Setting(model="lab-30m", dtype="float32", threads=threads, cases=short),
         Setting(model="lab-100m", dtype="float32", threads=threads, cases=decodes(1, 4, 8, 32)),
         Setting(model="lab-30m", dtype="bfloat16", threads=threads, cases=decodes(1, 4, 8, 32)),
         *alone,
         Setting(model="lab-100m", dtype="bfloat16", threads=threads, cases=decodes(1, 4, 8)),
         Setting(model="lab-100m", dtype="float32", threads=threads, cases=prompts),
         Setting(model="lab-30m", dtype="bfloat16", threads=threads, cases=prompts[:1]),
+        Setting(model="lab-30m", dtype="float32", threads=threads, cases=bursts),
     )
 
 
@@ -122,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(prog="python -m mooncake_lab.engine.bench_suite", description=__doc__)
     parser.add_argument("out", type=Path, help="JSON file to write")
-    parser.add_argument("--minutes", type=float, default=6.0, help="after so many, what is left is skipped")
+    parser.add_argument("--minutes", type=float, default=15.0, help="after so many, what is left is skipped")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument(
         "--clock", choices=("wall", "processor"), default="wall", help="processor needs --threads 1"

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +16,19 @@ def step_ends_s(stretch: DecodeStretch) -> npt.NDArray[np.float64]:
     Step k from 0 lasts `first_step_s + k * step_growth_s`, so step k ends at
     `start_s + (k + 1) * first_step_s + k * (k + 1) / 2 * step_growth_s`.
     """
-    done = np.arange(1.0, stretch.steps + 1)  # k + 1
-    return stretch.start_s + done * stretch.first_step_s + (done - 1) * done / 2 * stretch.step_growth_s
+    steps = stretch.steps
+    done, grown = (_DONE[:steps], _GROWN[:steps]) if steps <= _PREPARED else _counts(steps)
+    return stretch.start_s + done * stretch.first_step_s + grown * stretch.step_growth_s
+
+
+def _counts(steps: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """`k + 1` and `k * (k + 1) / 2` for each step."""
+    done = np.arange(1.0, steps + 1)
+    return done, (done - 1) * done / 2
+
+
+_PREPARED: Final = 4096
+_DONE, _GROWN = _counts(_PREPARED)  # stretches are many and mostly short
 
 
 def token_times_s(records: Iterable[Record]) -> Iterator[tuple[int, npt.NDArray[np.float64]]]:

@@ -22,8 +22,6 @@ Ints: TypeAlias = npt.NDArray[np.integer]
 
 _LOWEST = np.float32(-1e30)
 """Below any score; infinity would not survive fast arithmetic."""
-_TOKENS_A_TILE = 64
-"""Context tokens between two updates of a running softmax."""
 
 
 def widen(number: Any) -> Any:
@@ -172,99 +170,115 @@ def paged_decode(query: Stored, keys: Stored, values: Stored, tables: Ints, leng
 def _decode_head(
     row: int, head: int, query: Stored, keys: Stored, values: Stored, tables: Ints, lengths: Ints, out: Stored
 ) -> None:
-    """The queries of one KV head of one row: an online softmax over tiles of the context."""
-    width, length, group = query.shape[2], lengths[row], query.shape[1] // keys.shape[1]
+    """The queries of one KV head of one row: all scores, their softmax, the values mixed by it.
+
+    No views into arrays: each would be counted in and out, which costs as much as the work.
+    """
+    width, length, size, group = query.shape[2], lengths[row], keys.shape[2], query.shape[1] // keys.shape[1]
     scaled = np.empty((group, width), np.float32)
     for g in range(group):
         for x in range(width):
             scaled[g, x] = widen(query[row, head * group + g, x]) / np.sqrt(np.float32(width))
-    total, peak = np.zeros(group, np.float32), np.full(group, _LOWEST, np.float32)
-    mixed = np.zeros((group, width), np.float32)
-    scores = np.empty((group, _TOKENS_A_TILE), np.float32)
-    for start in range(0, length, _TOKENS_A_TILE):
-        tile = min(_TOKENS_A_TILE, length - start)
-        _score_tile(keys, tables[row], head, start, tile, scaled, scores)
-        _soften(scores, tile, peak, total, mixed)
-        _mix_tile(values, tables[row], head, start, tile, scores, mixed)
+    scores, mixed = np.empty((group, length), np.float32), np.zeros((group, width), np.float32)
+    for number in range((length + size - 1) // size):
+        first = number * size
+        _score_block(keys, tables[row, number], head, min(size, length - first), scaled, scores, first)
+    _soften(scores)
+    for number in range((length + size - 1) // size):
+        first = number * size
+        _mix_block(values, tables[row, number], head, min(size, length - first), scores, first, mixed)
     for g in range(group):
         for x in range(width):
-            out[row, (head * group + g) * width + x] = narrow(mixed[g, x] / total[g], out[row, x])
+            out[row, (head * group + g) * width + x] = narrow(mixed[g, x], out[row, x])
 
 
 @register_jitable
-def _score_tile(
-    keys: Stored, table: Ints, head: int, start: int, tile: int, scaled: Floats, scores: Floats
+def _score_block(
+    keys: Stored, block: int, head: int, tokens: int, scaled: Floats, scores: Floats, first: int
 ) -> None:
-    """Scores of a tile, four tokens at a time where they are neighbours in a block."""
-    size, t = keys.shape[2], 0
-    while t < tile:
-        block, offset = keys[table[(start + t) // size], head], (start + t) % size
-        together = 4 if t + 4 <= tile and offset + 4 <= size else 1
-        for g in range(len(scaled)):
-            if together == 4:
-                _score_four(block, offset, scaled[g], scores[g], t)
-            else:
-                score = np.float32(0)
-                for x in range(scaled.shape[1]):
-                    score += widen(block[offset, x]) * scaled[g, x]
-                scores[g, t] = score
-        t += together
+    """Scores of a block's first tokens with all queries."""
+    group, fours = len(scaled), tokens // 4 * 4
+    for t in range(0, fours, 4):
+        for g in range(0, group, 2):
+            _score_four(keys, block, head, t, scaled, g, min(g + 1, group - 1), scores, first + t)
+    for t in range(fours, tokens):
+        for g in range(group):
+            score = np.float32(0)
+            for x in range(scaled.shape[1]):
+                score += widen(keys[block, head, t, x]) * scaled[g, x]
+            scores[g, first + t] = score
 
 
 @register_jitable
-def _mix_tile(
-    values: Stored, table: Ints, head: int, start: int, tile: int, scores: Floats, mixed: Floats
+def _mix_block(
+    values: Stored, block: int, head: int, tokens: int, scores: Floats, first: int, mixed: Floats
 ) -> None:
-    """Add a tile's weighted values, likewise."""
-    size, t = values.shape[2], 0
-    while t < tile:
-        block, offset = values[table[(start + t) // size], head], (start + t) % size
-        together = 4 if t + 4 <= tile and offset + 4 <= size else 1
-        for g in range(len(mixed)):
-            if together == 4:
-                _mix_four(block, offset, mixed[g], scores[g], t)
-            else:
-                for x in range(mixed.shape[1]):
-                    mixed[g, x] += scores[g, t] * widen(block[offset, x])
-        t += together
+    """Add the weighted values of a block's first tokens."""
+    group, fours = len(mixed), tokens // 4 * 4
+    for t in range(0, fours, 4):
+        for g in range(0, group - 1, 2):
+            _mix_four(values, block, head, t, scores, g, g + 1, first + t, mixed)
+        if group % 2:
+            _mix_four_alone(values, block, head, t, scores, group - 1, first + t, mixed)
+    for t in range(fours, tokens):
+        for g in range(group):
+            for x in range(mixed.shape[1]):
+                mixed[g, x] += scores[g, first + t] * widen(values[block, head, t, x])
 
 
 @register_jitable
-def _score_four(keys: Stored, offset: int, query: Floats, scores: Floats, t: int) -> None:
-    """Scores of four neighbours in a block at once: four sums that do not wait for each other."""
-    a, b, c, d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
-    for x in range(len(query)):
-        number = query[x]
-        a += widen(keys[offset, x]) * number
-        b += widen(keys[offset + 1, x]) * number
-        c += widen(keys[offset + 2, x]) * number
-        d += widen(keys[offset + 3, x]) * number
-    scores[t], scores[t + 1], scores[t + 2], scores[t + 3] = a, b, c, d
+def _score_four(
+    keys: Stored, block: int, head: int, t: int, scaled: Floats, g: int, h: int, scores: Floats, at: int
+) -> None:
+    """Scores of four neighbours in a block and two queries: eight sums that do not wait for each other."""
+    zero = np.float32(0)
+    g0, g1, g2, g3, h0, h1, h2, h3 = zero, zero, zero, zero, zero, zero, zero, zero
+    for x in range(scaled.shape[1]):
+        a, b = widen(keys[block, head, t, x]), widen(keys[block, head, t + 1, x])
+        c, d = widen(keys[block, head, t + 2, x]), widen(keys[block, head, t + 3, x])
+        p, q = scaled[g, x], scaled[h, x]
+        g0, g1, g2, g3 = g0 + a * p, g1 + b * p, g2 + c * p, g3 + d * p
+        h0, h1, h2, h3 = h0 + a * q, h1 + b * q, h2 + c * q, h3 + d * q
+    scores[g, at], scores[g, at + 1], scores[g, at + 2], scores[g, at + 3] = g0, g1, g2, g3
+    scores[h, at], scores[h, at + 1], scores[h, at + 2], scores[h, at + 3] = h0, h1, h2, h3
 
 
 @register_jitable
-def _mix_four(values: Stored, offset: int, mixed: Floats, scores: Floats, t: int) -> None:
-    """Values of four neighbours in a block at once: the sum is loaded and stored once."""
-    a, b, c, d = scores[t], scores[t + 1], scores[t + 2], scores[t + 3]
-    for x in range(len(mixed)):
-        low = a * widen(values[offset, x]) + b * widen(values[offset + 1, x])
-        high = c * widen(values[offset + 2, x]) + d * widen(values[offset + 3, x])
-        mixed[x] += low + high
+def _mix_four(
+    values: Stored, block: int, head: int, t: int, scores: Floats, g: int, h: int, at: int, mixed: Floats
+) -> None:
+    """Values of four neighbours in a block for two queries: each is loaded once, and so is the sum."""
+    g0, g1, g2, g3 = scores[g, at], scores[g, at + 1], scores[g, at + 2], scores[g, at + 3]
+    h0, h1, h2, h3 = scores[h, at], scores[h, at + 1], scores[h, at + 2], scores[h, at + 3]
+    for x in range(mixed.shape[1]):
+        a, b = widen(values[block, head, t, x]), widen(values[block, head, t + 1, x])
+        c, d = widen(values[block, head, t + 2, x]), widen(values[block, head, t + 3, x])
+        mixed[g, x] += (g0 * a + g1 * b) + (g2 * c + g3 * d)
+        mixed[h, x] += (h0 * a + h1 * b) + (h2 * c + h3 * d)
 
 
-@njit(fastmath=True, nogil=True, cache=True)
-def _soften(scores: Floats, tile: int, peak: Floats, total: Floats, mixed: Floats) -> None:
-    """Turn a tile of scores into weights, and scale what was summed so far to the new peak."""
+@register_jitable
+def _mix_four_alone(
+    values: Stored, block: int, head: int, t: int, scores: Floats, g: int, at: int, mixed: Floats
+) -> None:
+    """The same for the last of an odd number of queries."""
+    a, b, c, d = scores[g, at], scores[g, at + 1], scores[g, at + 2], scores[g, at + 3]
+    for x in range(mixed.shape[1]):
+        low = a * widen(values[block, head, t, x]) + b * widen(values[block, head, t + 1, x])
+        high = c * widen(values[block, head, t + 2, x]) + d * widen(values[block, head, t + 3, x])
+        mixed[g, x] += low + high
+
+
+@register_jitable
+def _soften(scores: Floats) -> None:
+    """Each row of scores becomes weights that sum to one."""
     for g in range(len(scores)):
-        highest = peak[g]
-        for t in range(tile):
+        highest = _LOWEST
+        for t in range(scores.shape[1]):
             highest = max(highest, scores[g, t])
-        kept = _exp(peak[g] - highest)
-        part = np.float32(0)
-        for t in range(tile):
+        total = np.float32(0)
+        for t in range(scores.shape[1]):
             scores[g, t] = _exp(scores[g, t] - highest)
-            part += scores[g, t]
-        total[g] = total[g] * kept + part
-        peak[g] = highest
-        for x in range(mixed.shape[1]):
-            mixed[g, x] *= kept
+            total += scores[g, t]
+        for t in range(scores.shape[1]):
+            scores[g, t] /= total
