@@ -6,10 +6,10 @@ from typing import final
 
 from mooncake_lab.engine import DecodeEngine, GenerationRequest
 from mooncake_lab.serving import messages
+from mooncake_lab.serving.arriving import Delivery
 from mooncake_lab.serving.desk import Desk, sampling_of, tokens_of
 from mooncake_lab.serving.measure import measure_decode
 from mooncake_lab.serving.messages import Expect, Job
-from mooncake_lab.serving.reception import Delivery
 
 _REMEMBERED = 4096
 

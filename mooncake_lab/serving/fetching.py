@@ -9,8 +9,8 @@ import torch
 
 from mooncake_lab.serving.kv import KVShape, raw
 from mooncake_lab.serving.lane import Lane, Region
-from mooncake_lab.serving.messages import Ask, Give
 from mooncake_lab.serving.messenger import Identity, dial, expect
+from mooncake_lab.serving.parcels import Ask, Give
 from mooncake_lab.store.media import MediumError, MediumFullError, ProtocolError, wire
 from mooncake_lab.store.media.wire import SLOWEST_BYTES_PER_S
 

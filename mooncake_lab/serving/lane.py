@@ -4,8 +4,8 @@ The Messenger's connection still carries every word; only the bytes of keys and 
 lends a window of its memory to each connection. The sender writes a piece there and says so with a checksum; the
 receiver takes a copy of its own, compares, and says that the window is free again. A checksum finds what a late
 write destroyed. It is no seal: the engine's TCP transport listens on all interfaces and authenticates nobody (its
-`MC_TCP_BIND_ADDRESS` was tried and changes nothing), so that whoever reaches its port can read the windows, with
-whatever KVCache last lay there, and write them. Use it inside a network you trust.
+`MC_TCP_BIND_ADDRESS` was tried and changes nothing), so that whoever reaches its port can read and write all
+memory of the lane, with whatever KVCache last lay there. Use it inside a network you trust.
 """
 
 import threading
@@ -17,7 +17,7 @@ from typing import Final, final
 import numpy as np
 
 from mooncake_lab.serving.kv import Bytes
-from mooncake_lab.serving.messages import Pushed, Where
+from mooncake_lab.serving.parcels import Pushed, Where
 from mooncake_lab.store.media import MediumError, MediumFullError, ProtocolError
 from mooncake_lab.store.media.extents import ExtentAllocator
 from mooncake_lab.store.media.record import checksum

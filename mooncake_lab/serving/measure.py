@@ -11,8 +11,9 @@ from mooncake_lab.engine.roles import Prompt
 from mooncake_lab.engine.sequence import RunningRequest
 from mooncake_lab.serving.kv import KVShape
 from mooncake_lab.serving.lane import Lane
-from mooncake_lab.serving.messages import Measured, Probe, Taken
+from mooncake_lab.serving.messages import Measured
 from mooncake_lab.serving.messenger import Identity, borrow, dial, expect
+from mooncake_lab.serving.parcels import Probe, Taken
 from mooncake_lab.serving.spec import WorkerSpec
 from mooncake_lab.store.media import wire
 
@@ -107,11 +108,9 @@ def measure_transfer(port: int, who: Identity, lane: Lane | None = None) -> tupl
             best_s = float("inf")
             for _ in range(_REPEATS):
                 start_s = time.perf_counter()
-                if lane is None or window is None:
-                    wire.send_frame(peer, Probe(), (payload,), who.timeout_s)
-                else:
-                    pushed = lane.write(window, [payload])
-                    wire.send_frame(peer, Probe(pushed, size), (), who.timeout_s)
+                pushed = None if lane is None or window is None else lane.write(window, [payload])
+                probe, rest = (Probe(), (payload,)) if pushed is None else (Probe(pushed, size), ())
+                wire.send_frame(peer, probe, rest, who.timeout_s)
                 expect(peer, Taken, who.timeout_s)
                 best_s = min(best_s, time.perf_counter() - start_s)
             rows.append((size, best_s))

@@ -21,16 +21,14 @@ import numpy as np
 
 from mooncake_lab.serving.kv import Bytes
 from mooncake_lab.serving.lane import WINDOW_BYTES, Lane
-from mooncake_lab.serving.messages import (
+from mooncake_lab.serving.messages import VERSION, Cancel, Job
+from mooncake_lab.serving.parcels import (
     PARCELS,
-    VERSION,
     Begin,
     Borrow,
-    Cancel,
     End,
     Granted,
     Hello,
-    Job,
     Parcel,
     Piece,
     Refused,

@@ -15,7 +15,8 @@ from mooncake_lab.serving.desk import Desk, sampling_of, tokens_of
 from mooncake_lab.serving.fetching import fetch
 from mooncake_lab.serving.kv import raw
 from mooncake_lab.serving.measure import measure_prefill, measure_transfer
-from mooncake_lab.serving.messages import Begin, Compute, End, Holds, Job, Piece, Span
+from mooncake_lab.serving.messages import Compute, Holds, Job, Span
+from mooncake_lab.serving.parcels import Begin, End, Piece
 from mooncake_lab.serving.prefix_cache import PrefixCache
 
 

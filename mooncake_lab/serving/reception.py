@@ -6,18 +6,18 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Final, final
 
 import numpy as np
 import torch
 
-from mooncake_lab.engine import KVSpan
-from mooncake_lab.serving import messages
+from mooncake_lab.serving import messages, parcels
+from mooncake_lab.serving.arriving import Delivery, Incoming, Talk
 from mooncake_lab.serving.kv import Bytes, KVShape, raw
-from mooncake_lab.serving.lane import Lane, Region
-from mooncake_lab.serving.messages import VERSION, Granted, Hello, Job, Move, Pushed, Refused, Taken, Where
+from mooncake_lab.serving.lane import Lane
+from mooncake_lab.serving.messages import VERSION, Job, Move
 from mooncake_lab.serving.messenger import HOST, Identity, receive
+from mooncake_lab.serving.parcels import Granted, Hello, Pushed, Refused, Taken, Where
 from mooncake_lab.store.media import MediumError, MediumFullError, ProtocolError, wire
 
 _LOG: Final = logging.getLogger(__name__)
@@ -25,47 +25,6 @@ _IDLE_S: Final = 3600.0
 _MOST_PEERS: Final = 64
 _MOST_PROBE_BYTES: Final = 2**26
 _MOST_KEYS: Final = 8192
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delivery:
-    """A request's KVCache, complete."""
-
-    job: Job
-    kv: KVSpan
-    first_token: int
-    moves: tuple[Move, ...]
-    span: messages.Span
-
-
-@dataclass(slots=True, kw_only=True)
-class _Incoming:
-    """A request whose KVCache is arriving. Mutable: it fills up."""
-
-    tokens: int
-    layers: tuple[torch.Tensor, ...]
-    covered: list[int]
-    """Tokens of each layer that are here, from the front."""
-    moves: list[Move] = field(default_factory=list[Move])
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Talk:
-    """One connection. Mutable: requests come in over it."""
-
-    peer: socket.socket
-    lent: contextlib.ExitStack
-    """Gives memory back when the connection ends."""
-    coming: dict[Job, _Incoming] = field(default_factory=dict[Job, _Incoming])
-    window: Region | None = None
-    """Where a Transfer Engine may write."""
-
-    def take_pushed(self, parts: Sequence[Bytes], pushed: Pushed) -> float:
-        """Copy what such an engine has written; when it began to (s)."""
-        if self.window is None or not 0 <= pushed.start_s <= time.monotonic():
-            raise ProtocolError("bytes are said to be pushed, but no window is lent, or before they were")
-        self.window.copy_to(parts, pushed)
-        return pushed.start_s
 
 
 Answer = Callable[[Sequence[bytes]], list[tuple[torch.Tensor, ...]]]
@@ -191,41 +150,41 @@ class Reception:
 
     def _take_parcels(self, peer: socket.socket) -> None:
         with contextlib.ExitStack() as lent:
-            talk = _Talk(peer=peer, lent=lent)
+            talk = Talk(peer=peer, lent=lent)
             while True:
                 parcel, size = receive(peer, self._who.timeout_s, idle_s=_IDLE_S)
-                if size and not isinstance(parcel, (messages.Piece, messages.Probe)):
+                if size and not isinstance(parcel, (parcels.Piece, parcels.Probe)):
                     raise ProtocolError(f"a {type(parcel).__name__} with {size} bytes behind it; allowed are 0")
                 self._take(talk, parcel, size)
 
-    def _take(self, talk: _Talk, parcel: messages.Parcel, size: int) -> None:
+    def _take(self, talk: Talk, parcel: parcels.Parcel, size: int) -> None:
         match parcel:
-            case messages.Borrow():
+            case parcels.Borrow():
                 wire.send_frame(talk.peer, Granted(self._lend(talk, parcel.bytes)), (), self._who.timeout_s)
-            case messages.Begin():
+            case parcels.Begin():
                 talk.coming[parcel.job] = self._begin(parcel)
-            case messages.Piece():
+            case parcels.Piece():
                 self._piece(talk, parcel, size)
-            case messages.End():
+            case parcels.End():
                 self._end(parcel, talk.coming)
                 wire.send_frame(talk.peer, Taken(), (), self._who.timeout_s)
             case messages.Cancel():
                 talk.coming.pop(parcel.job, None)
-            case messages.Ask():
+            case parcels.Ask():
                 self._answer(talk.peer, parcel)
-            case messages.Probe():
+            case parcels.Probe():
                 self._probe(talk, parcel, size)
                 wire.send_frame(talk.peer, Taken(), (), self._who.timeout_s)
             case _:
                 raise ProtocolError(f"a {type(parcel).__name__} is no question")
 
-    def _begin(self, parcel: messages.Begin) -> _Incoming:
+    def _begin(self, parcel: parcels.Begin) -> Incoming:
         if not 0 < parcel.tokens <= self._most_tokens:
             raise ProtocolError(f"a request of {parcel.tokens} tokens; allowed are 1 to {self._most_tokens}")
         layers = self._shape.empty(parcel.tokens)
-        return _Incoming(tokens=parcel.tokens, layers=layers, covered=[0] * len(layers))
+        return Incoming(tokens=parcel.tokens, layers=layers, covered=[0] * len(layers))
 
-    def _lend(self, talk: _Talk, size_bytes: int) -> Where | None:
+    def _lend(self, talk: Talk, size_bytes: int) -> Where | None:
         if talk.window is not None:
             raise ProtocolError("a second window for one connection; allowed is 1")
         if self._lane is None:
@@ -238,7 +197,7 @@ class Reception:
         talk.lent.callback(self._lane.give, region)
         return region.where
 
-    def _piece(self, talk: _Talk, parcel: messages.Piece, size: int) -> None:
+    def _piece(self, talk: Talk, parcel: parcels.Piece, size: int) -> None:
         into = talk.coming.get(parcel.job)
         if into is None:
             raise ProtocolError(f"a piece of {parcel.job}, which never began here")
@@ -262,7 +221,7 @@ class Reception:
         into.covered[parcel.layer] = max(into.covered[parcel.layer], stop)
         into.moves.append(Move(start_s, time.monotonic(), moved))
 
-    def _end(self, parcel: messages.End, coming: dict[Job, _Incoming]) -> None:
+    def _end(self, parcel: parcels.End, coming: dict[Job, Incoming]) -> None:
         done = coming.pop(parcel.job, None)
         if done is None or min(done.covered) < done.tokens:
             raise ProtocolError(f"{parcel.job} ends before all of its KVCache came")
@@ -279,13 +238,13 @@ class Reception:
             )
         )
 
-    def _answer(self, peer: socket.socket, parcel: messages.Ask) -> None:
+    def _answer(self, peer: socket.socket, parcel: parcels.Ask) -> None:
         if len(parcel.keys) > _MOST_KEYS:
             raise ProtocolError(f"a question for {len(parcel.keys)} blocks; allowed are {_MOST_KEYS}")
         blocks = self._give(parcel.keys)
         payload = [raw(layer) for block in blocks for layer in block]
         pushed = self._push(parcel.into, payload)
-        wire.send_frame(peer, messages.Give(len(blocks), pushed), () if pushed else payload, self._who.timeout_s)
+        wire.send_frame(peer, parcels.Give(len(blocks), pushed), () if pushed else payload, self._who.timeout_s)
 
     def _push(self, into: Where | None, payload: Sequence[Bytes]) -> Pushed | None:
         if self._lane is None or into is None or not payload:
@@ -295,7 +254,7 @@ class Reception:
         except MediumFullError:
             return None
 
-    def _probe(self, talk: _Talk, parcel: messages.Probe, size: int) -> None:
+    def _probe(self, talk: Talk, parcel: parcels.Probe, size: int) -> None:
         if size + parcel.pushed_bytes > _MOST_PROBE_BYTES or (size and parcel.pushed is not None):
             raise ProtocolError(
                 f"a probe of {size} bytes and {parcel.pushed_bytes} pushed ones; allowed are {_MOST_PROBE_BYTES}"

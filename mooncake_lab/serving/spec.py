@@ -101,6 +101,8 @@ class LiveSpec:
                 " it needs prefill and decode workers, or coupled ones instead"
             )
         self._check_ssd()
+        if self.transfer_bytes < 2**20:
+            raise ValueError(f"transfer_bytes is {self.transfer_bytes}; {2**20} are the least")
         if self.transfer == "mooncake" and self.coupled_nodes:
             raise ValueError(
                 "coupled workers move no KVCache; the Transfer Engine is for prefill and decode workers"

@@ -228,8 +228,10 @@ def test_kvcache_travels_by_mooncakes_engine(open_cluster, traced, expected):
     assert check_log(log) == ()
 
 
-def test_engines_without_use_are_refused():
-    """Coupled workers move nothing."""
+def test_engines_without_use_or_room_are_refused():
+    """Coupled workers move nothing, and an engine needs some memory."""
+    with pytest.raises(ValueError, match="transfer_bytes is 64"):
+        LiveSpec(transfer="mooncake", transfer_bytes=64)
     with pytest.raises(ValueError, match="Transfer Engine"):
         LiveSpec(transfer="mooncake", coupled_nodes=1, prefill_nodes=0, decode_nodes=0)
 

@@ -13,21 +13,9 @@ from mooncake_lab.serving.fetching import fetch
 from mooncake_lab.serving.kv import KVShape, raw
 from mooncake_lab.serving.lane import WINDOW_BYTES, Lane
 from mooncake_lab.serving.measure import measure_transfer
-from mooncake_lab.serving.messages import (
-    VERSION,
-    Ask,
-    Begin,
-    End,
-    Hello,
-    Job,
-    Piece,
-    Pushed,
-    Refused,
-    Span,
-    Taken,
-    Where,
-)
+from mooncake_lab.serving.messages import VERSION, Job, Span
 from mooncake_lab.serving.messenger import Courier, Identity, borrow, cuts, dial, expect, receive
+from mooncake_lab.serving.parcels import Ask, Begin, End, Hello, Piece, Pushed, Refused, Taken, Where
 from mooncake_lab.serving.reception import Reception
 from mooncake_lab.store.media import MediumError, PeerRefusedError, ProtocolError, wire
 from mooncake_lab.store.media.mooncake_wheel import load_wheel
