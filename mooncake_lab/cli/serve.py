@@ -85,6 +85,8 @@ def serve(
 
     def opened(url: str) -> None:
         typer.echo(f"serving {model} at {url}/v1 with {', '.join(spec.roles)}", err=True)
+        if spec.transfer == "mooncake":
+            typer.echo("Mooncake's Transfer Engine listens on all interfaces and authenticates nobody", err=True)
         if token is not None and token_file is None:
             typer.echo(f"bearer token: {token}", err=True)
 

@@ -67,7 +67,6 @@ def _check_engine() -> None:
         load_wheel()
     except MediumError as error:
         raise WorkerError(str(error)) from error
-    _LOG.warning("Mooncake's Transfer Engine listens on all interfaces and authenticates nobody")
 
 
 @final
