@@ -8,10 +8,10 @@ from typing import Final
 import torch
 
 from mooncake_lab.serving.kv import KVShape, raw
-from mooncake_lab.serving.lane import Lane, Region
+from mooncake_lab.serving.lane import Lane
 from mooncake_lab.serving.messenger import Identity, dial, expect
 from mooncake_lab.serving.parcels import Ask, Give
-from mooncake_lab.store.media import MediumError, MediumFullError, ProtocolError, wire
+from mooncake_lab.store.media import MediumError, ProtocolError, wire
 from mooncake_lab.store.media.wire import SLOWEST_BYTES_PER_S
 
 _LOG: Final = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ def fetch(
         return []
     block_bytes = block_tokens * shape.bytes_per_token
     with contextlib.ExitStack() as stack:
-        region = None if lane is None else _borrowed(lane, len(keys) * block_bytes, stack)
+        region = None if lane is None else lane.lend(len(keys) * block_bytes, stack)
         try:
             peer = stack.enter_context(dial(port, who))
             wire.send_frame(peer, Ask(tuple(keys), None if region is None else region.where), (), who.timeout_s)
@@ -47,13 +47,3 @@ def fetch(
             _LOG.warning("%s computes %d blocks that it could not fetch: %s", who.name, len(keys), error)
             return []
         return blocks
-
-
-def _borrowed(lane: Lane, size_bytes: int, stack: contextlib.ExitStack) -> Region | None:
-    """Memory of our own that the holder may write, until the stack ends; None where there is none left."""
-    try:
-        region = lane.take(size_bytes)
-    except MediumFullError:
-        return None
-    stack.callback(lane.give, region)
-    return region

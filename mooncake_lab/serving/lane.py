@@ -8,6 +8,8 @@ write destroyed. It is no seal: the engine's TCP transport listens on all interf
 memory of the lane, with whatever KVCache last lay there. Use it inside a network you trust.
 """
 
+import contextlib
+import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -25,6 +27,7 @@ from mooncake_lab.store.transfer.mooncake import open_engine
 
 WINDOW_BYTES: Final = 4 * 2**20
 """What a sender asks each receiver for; pieces that are longer are cut."""
+_LOG: Final = logging.getLogger(__name__)
 _ALIGNMENT_BYTES: Final = 64
 
 
@@ -104,17 +107,28 @@ class Lane:
         with self._lock:
             self._extents.give(region.start, region.memory.nbytes)
 
-    def write(self, into: Where, parts: Sequence[Bytes]) -> Pushed:
-        """Write parts into another process, one behind the other.
+    def lend(self, size_bytes: int, until: contextlib.ExitStack) -> Region | None:
+        """Memory until a stack ends; None where there is none left: then the connection carries the bytes."""
+        try:
+            region = self.take(size_bytes)
+        except MediumFullError as error:
+            _LOG.info("a connection carries KVCache: %s", error)
+            return None
+        until.callback(self.give, region)
+        return region
+
+    def write(self, into: Where, parts: Sequence[Bytes]) -> Pushed | None:
+        """Write parts into another process, one behind the other; None where there is no memory to send from.
 
         Raises:
-            MediumFullError: when there is no memory to send from now.
             MediumError: when they cannot be written.
         """
         start_s = time.monotonic()
         size = sum(part.nbytes for part in parts)
-        staged = self.take(size)
-        try:
+        with contextlib.ExitStack() as stack:
+            staged = self.lend(size, stack)
+            if staged is None:
+                return None
             np.concatenate(parts, out=staged.memory)
             try:
                 code = self._engine.transfer_sync_write(into.segment, staged.where.address, into.address, size)
@@ -122,8 +136,6 @@ class Lane:
                 raise MediumError(f"Mooncake's Transfer Engine cannot write {size} bytes: {error}") from error
             if code:
                 raise MediumError(f"Mooncake's Transfer Engine cannot write {size} bytes: code {code}")
-        finally:
-            self.give(staged)
         self.written_bytes += size
         return Pushed(_checksum(parts), start_s)
 

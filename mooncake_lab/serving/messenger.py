@@ -35,7 +35,7 @@ from mooncake_lab.serving.parcels import (
     Taken,
     Where,
 )
-from mooncake_lab.store.media import MediumError, MediumFullError, ProtocolError, wire
+from mooncake_lab.store.media import MediumError, ProtocolError, wire
 
 HOST: Final = "127.0.0.1"
 """Workers of one machine talk over loopback."""
@@ -194,13 +194,11 @@ class Courier:
 
     def _push(self, peer: socket.socket, lane: Lane, window: Where, piece: Piece, parts: Sequence[Bytes]) -> None:
         """Write into the window, and wait until it is free again; over the connection where memory is short."""
-        try:
-            piece, parts = msgspec.structs.replace(piece, pushed=lane.write(window, parts)), ()
-        except MediumFullError:
-            wire.send_frame(peer, piece, parts, self._who.timeout_s)
-            return
-        wire.send_frame(peer, piece, parts, self._who.timeout_s)
-        expect(peer, Taken, self._who.timeout_s)
+        pushed = lane.write(window, parts)
+        rest = parts if pushed is None else ()
+        wire.send_frame(peer, msgspec.structs.replace(piece, pushed=pushed), rest, self._who.timeout_s)
+        if pushed is not None:
+            expect(peer, Taken, self._who.timeout_s)
 
     def _give_up(self, job: Job, reason: str) -> None:
         """The connection is of no use: neither are the jobs that were under way on it."""

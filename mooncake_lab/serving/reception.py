@@ -18,7 +18,7 @@ from mooncake_lab.serving.lane import Lane
 from mooncake_lab.serving.messages import VERSION, Job, Move
 from mooncake_lab.serving.messenger import HOST, Identity, receive
 from mooncake_lab.serving.parcels import Granted, Hello, Pushed, Refused, Taken, Where
-from mooncake_lab.store.media import MediumError, MediumFullError, ProtocolError, wire
+from mooncake_lab.store.media import MediumError, ProtocolError, wire
 
 _LOG: Final = logging.getLogger(__name__)
 _IDLE_S: Final = 3600.0
@@ -187,15 +187,9 @@ class Reception:
     def _lend(self, talk: Talk, size_bytes: int) -> Where | None:
         if talk.window is not None:
             raise ProtocolError("a second window for one connection; allowed is 1")
-        if self._lane is None:
-            return None
-        try:
-            region = talk.window = self._lane.take(size_bytes)
-        except MediumFullError as error:
-            _LOG.info("%s lets a connection carry KVCache: %s", self._who.name, error)
-            return None
-        talk.lent.callback(self._lane.give, region)
-        return region.where
+        if self._lane is not None:
+            talk.window = self._lane.lend(size_bytes, talk.lent)
+        return None if talk.window is None else talk.window.where
 
     def _piece(self, talk: Talk, parcel: parcels.Piece, size: int) -> None:
         into = talk.coming.get(parcel.job)
@@ -249,10 +243,7 @@ class Reception:
     def _push(self, into: Where | None, payload: Sequence[Bytes]) -> Pushed | None:
         if self._lane is None or into is None or not payload:
             return None
-        try:
-            return self._lane.write(into, payload)
-        except MediumFullError:
-            return None
+        return self._lane.write(into, payload)
 
     def _probe(self, talk: Talk, parcel: parcels.Probe, size: int) -> None:
         if size + parcel.pushed_bytes > _MOST_PROBE_BYTES or (size and parcel.pushed is not None):
