@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from mooncake_lab.cli.live import AdmissionName, BatchingName, PlacementName, live_spec
+from mooncake_lab.cli.live import AdmissionName, BatchingName, PlacementName, TransferName, live_spec
 from mooncake_lab.cli.reading import read_or_fail
 from mooncake_lab.core import SLO, write_log
 from mooncake_lab.workload import Trace
@@ -36,6 +36,7 @@ def replay(
     admission: Annotated[AdmissionName, typer.Option(help="Whether a request is served at all.")] = "none",
     ttft_slo: Annotated[float, typer.Option(min=1e-9, help="Limit of the time to first token (s).")] = 30.0,
     tbt_slo: Annotated[float, typer.Option(min=1e-9, help="Limit of the time between tokens (s).")] = 0.1,
+    transfer: Annotated[TransferName, typer.Option(help="How KVCache travels; mooncake needs its wheel.")] = "tcp",
     max_request_tokens: Annotated[
         int, typer.Option(min=2, help="Longest context; longer requests are left out.")
     ] = 8192,
@@ -73,7 +74,8 @@ def replay(
             spec = live_spec(
                 prefill=prefill, decode=decode, coupled=coupled, placement=placement, admission=admission,
                 ttft_slo=ttft_slo, tbt_slo=tbt_slo, seed=seed, model=model, batching=batching, device=device,
-                max_request_tokens=max_request_tokens, threads=threads, block_size_tokens=scaled.block_size_tokens,
+                max_request_tokens=max_request_tokens, threads=threads, transfer=transfer,
+                block_size_tokens=scaled.block_size_tokens,
             )  # fmt: skip
             numbers = _on_own_cluster(scaled, spec, slo, log)
     except (ValueError, OSError, RuntimeError) as error:

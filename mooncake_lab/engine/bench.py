@@ -5,11 +5,9 @@ alternating order, so that a busy machine slows both; a ratio is taken within a 
 """
 
 import os
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -19,7 +17,7 @@ import torch
 from mooncake_lab.engine.backends import choose_backend
 from mooncake_lab.engine.config import LlamaConfig, config_from_shape
 from mooncake_lab.engine.loading import DTYPES
-from mooncake_lab.engine.machine import describe_machine, measure_peaks
+from mooncake_lab.engine.machine import commit, describe_machine, measure_peaks
 from mooncake_lab.engine.model import make_model
 from mooncake_lab.engine.peers import (
     HuggingFaceContinuous,
@@ -277,10 +275,3 @@ def report(rows: Sequence[Comparison], peaks: Hardware, device: str) -> dict[str
         },
         "cases": [asdict(row) for row in rows],
     }
-
-
-def commit() -> str | None:
-    """The commit of the source that runs, with a + where files differ from it; None outside a repository."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+", "--exclude=*"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # plain words
-    return done.stdout.strip() or None

@@ -16,8 +16,8 @@ from typing import Any, Final
 import torch
 import transformers
 
-from mooncake_lab.engine.bench import Bench, Case, commit, decode_case, mixed_case, prefill_case
-from mooncake_lab.engine.machine import describe_machine
+from mooncake_lab.engine.bench import Bench, Case, decode_case, mixed_case, prefill_case
+from mooncake_lab.engine.machine import commit, describe_machine
 from mooncake_lab.engine.measure import ClockName, computing_threads
 
 

@@ -121,5 +121,8 @@ def _zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> 
 
 
 def fingerprint(config: LlamaConfig, weights_digest: bytes, dtype: torch.dtype) -> bytes:
-    """Names a model and a type of numbers, so that KVCache of another is never taken for this one's."""
+    """Names a model and a type of numbers, so that KVCache of another is never taken for this one's.
+
+    The size of blocks is not in it: a block's key names exactly its tokens and those before it.
+    """
     return hashlib.sha256(f"{config} {dtype}".encode() + weights_digest).digest()[:16]

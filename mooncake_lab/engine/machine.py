@@ -6,6 +6,7 @@ measured in the same run: the best of several large matrix products and of sever
 
 import os
 import platform
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -120,3 +121,10 @@ def _best_s(work: Callable[[], object], device: str, repeats: int, clock: Clock)
             torch.cuda.synchronize()
         best_s = min(best_s, clock() - start_s)
     return best_s
+
+
+def commit() -> str | None:
+    """The commit of the source that runs, with a + where files differ from it; None outside a repository."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+", "--exclude=*"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # plain words
+    return done.stdout.strip() or None

@@ -16,8 +16,7 @@ import msgspec
 import pandas as pd
 
 from mooncake_lab.core import SCALES, carried_folder
-from mooncake_lab.engine.bench import commit
-from mooncake_lab.engine.machine import describe_machine
+from mooncake_lab.engine.machine import commit, describe_machine
 from mooncake_lab.experiments.cache import plain_rows
 from mooncake_lab.experiments.live import Held, hold_against
 from mooncake_lab.experiments.live_requests import causes, errors, slowed

@@ -90,6 +90,11 @@ class PrefillDuty:
         for result in self._engine.step():
             self._finish(self._running.pop(result.request_id), result)
 
+    def close(self) -> None:
+        """Save what its store holds where that outlives the worker."""
+        self._fetcher.shutdown(wait=False, cancel_futures=True)
+        self._cache.close()
+
     def lookup(self, keys: Sequence[bytes]) -> list[tuple[torch.Tensor, ...]]:
         """The leading blocks of these keys that are here, for another worker; runs on its connection's thread."""
         return self._cache.blocks(keys)

@@ -1,7 +1,9 @@
 """A prefill worker's own store of prefix blocks: DRAM, and an SSD below it where it has one."""
 
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
@@ -38,7 +40,8 @@ class PrefixCache:
     """Blocks by key in a `TieredStore`, and what the cluster was told of them.
 
     Blocks on the SSD outlive the worker: one that is born with the folder of a dead one finds them. Methods may be
-    called from several threads, but `news` and `forget` only from one. Mutable: it is a cache, and owns its media.
+    called from several threads, but `news`, `forget` and `close` only from one; these two wait for the others.
+    Mutable: it is a cache, and owns its media.
 
     Args:
         spec: how much it holds, and where.
@@ -55,14 +58,19 @@ class PrefixCache:
         self._block_tokens = spec.block_size_tokens
         self._dram_bytes = spec.cache_tokens * shape.bytes_per_token
         self._ssd = None if spec.ssd_dir is None else self._open_ssd(spec, spec.ssd_dir)
+        self._dram = DramMedium(self._dram_bytes)
         self._store = self._open_store()
+        self._turn = threading.Condition()
+        self._users = 0
+        """Calls that use the store now; below 0, nobody else may."""
         self._announced = set[bytes]()
         self._left = 0
         """Blocks that had left some tier when the cluster was last told."""
 
     def match(self, keys: Sequence[bytes]) -> int:
         """How many of the leading keys are here; changes nothing."""
-        return self._store.match_prefix(keys)
+        with self._using():
+            return self._store.match_prefix(keys)
 
     def blocks(self, keys: Sequence[bytes]) -> list[tuple[torch.Tensor, ...]]:
         """The leading blocks that can be delivered now, each with a tensor a layer."""
@@ -80,14 +88,15 @@ class PrefixCache:
     def _read(self, keys: Sequence[bytes]) -> tuple[list[tuple[torch.Tensor, ...]], int]:
         """The leading blocks, and how many of their bytes came from the SSD."""
         blocks, ssd_bytes = list[tuple[torch.Tensor, ...]](), 0
-        for key in keys[: self._store.match_prefix(keys)]:
-            block = self._shape.empty(self._block_tokens)
-            tier = self._store.read_into(key, [raw(layer) for layer in block])
-            if tier is None:
-                break
-            if self._ssd is not None and tier == self._ssd.name:
-                ssd_bytes += self._block_tokens * self._shape.bytes_per_token
-            blocks.append(block)
+        with self._using():
+            for key in keys[: self._store.match_prefix(keys)]:
+                block = self._shape.empty(self._block_tokens)
+                tier = self._store.read_into(key, [raw(layer) for layer in block])
+                if tier is None:
+                    break
+                if self._ssd is not None and tier == self._ssd.name:
+                    ssd_bytes += self._block_tokens * self._shape.bytes_per_token
+                blocks.append(block)
         return blocks, ssd_bytes
 
     def keep(self, keys: Sequence[bytes], kv: KVSpan) -> None:
@@ -98,12 +107,14 @@ class PrefixCache:
         for index in range(first, min(last, len(keys))):
             begin = index * size - kv.start
             block = [layer[:, begin : begin + size].cpu().contiguous() for layer in kv.layers]
-            self._store.put(keys[index], [raw(layer) for layer in block], position=index)
+            with self._using():
+                self._store.put(keys[index], [raw(layer) for layer in block], position=index)
 
     def adopt(self, keys: Sequence[bytes], blocks: Sequence[tuple[torch.Tensor, ...]], *, first: int) -> None:
         """Store blocks that came from another worker; `first` is the position of the first of them."""
         for position, (key, block) in enumerate(zip(keys, blocks, strict=True), first):
-            self._store.put(key, [raw(layer) for layer in block], position=position)
+            with self._using():
+                self._store.put(key, [raw(layer) for layer in block], position=position)
 
     def news(self, keys: Sequence[bytes] = ()) -> Holds | None:
         """What came and what left since the cluster was last told; `None` where nothing did.
@@ -114,7 +125,10 @@ class PrefixCache:
         added = tuple(key for key in keys if key not in self._announced and key in self._store)
         self._announced.update(added)
         removed: tuple[bytes, ...] = ()
-        left = sum(tier.evicted + tier.damaged + tier.refused for tier in self._store.statistics())
+        left = sum(
+            tier.evicted + tier.dropped + tier.damaged + tier.refused + tier.write_errors
+            for tier in self._store.statistics()
+        )
         if left != self._left:
             self._left = left
             removed = tuple(key for key in self._announced if key not in self._store)
@@ -127,12 +141,53 @@ class PrefixCache:
 
     def forget(self) -> Holds:
         """Empty every tier."""
-        self._store.close()
-        if self._ssd is not None:
-            self._ssd.free(*list(self._ssd.blocks()))
-        self._store = self._open_store()
+        with self._alone():
+            self._store.close()
+            self._dram.free(*list(self._dram.blocks()))
+            if self._ssd is not None:
+                self._ssd.free(*list(self._ssd.blocks()))
+            self._store = self._open_store()
         gone, self._announced, self._left = tuple(self._announced), set[bytes](), 0
         return Holds(removed=gone)
+
+    def close(self) -> None:
+        """Save what DRAM holds on the SSD, where there is one, and let both go; nobody uses it from then on."""
+        self._shut_out()
+        if self._ssd is not None:
+            self._store.sink()
+        self._store.close()
+        self._dram.close()
+        if self._ssd is not None:
+            self._ssd.close()
+
+    @contextmanager
+    def _using(self) -> Generator[None]:
+        """The store stays as it is meanwhile."""
+        with self._turn:
+            self._turn.wait_for(lambda: self._users >= 0)
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._users -= 1
+                self._turn.notify_all()
+
+    @contextmanager
+    def _alone(self) -> Generator[None]:
+        """Nobody else uses the store meanwhile."""
+        self._shut_out()
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._users = 0
+                self._turn.notify_all()
+
+    def _shut_out(self) -> None:
+        with self._turn:
+            self._turn.wait_for(lambda: not self._users)
+            self._users = -1
 
     def _open_ssd(self, spec: WorkerSpec, folder: str) -> SsdMedium:
         layers = [self._block_tokens * self._shape.layer_bytes] * self._shape.layers
@@ -141,8 +196,7 @@ class PrefixCache:
         return SsdMedium(Path(folder) / spec.name, capacity, fingerprint=self._shape.fingerprint)
 
     def _open_store(self) -> TieredStore:
-        dram = DramMedium(self._dram_bytes)
         if self._ssd is None:
-            return TieredStore([TierSettings(medium=dram)])
-        upper = TierSettings(medium=dram, queue_bytes=self._dram_bytes // _QUEUED_SHARE)
+            return TieredStore([TierSettings(medium=self._dram)])
+        upper = TierSettings(medium=self._dram, queue_bytes=self._dram_bytes // _QUEUED_SHARE)
         return TieredStore([upper, TierSettings(medium=self._ssd)])

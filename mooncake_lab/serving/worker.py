@@ -95,6 +95,8 @@ class Worker:
             while item is not None:
                 if isinstance(item, Stop):
                     self._reception.close()
+                    if isinstance(self._duty, PrefillDuty):
+                        self._duty.close()
                     return
                 self._take(item)
                 item = self._next_if_any()

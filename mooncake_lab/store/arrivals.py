@@ -5,9 +5,13 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import final
 
+import numpy as np
+
 from mooncake_lab.store.media import (
     AlreadyHeldError,
     Buffer,
+    DamagedBlockError,
+    DramMedium,
     MediumError,
     MediumFullError,
     Reservation,
@@ -106,6 +110,22 @@ class Arrivals:
         with self._books:
             return tier.withdraw(key)
 
+    def read_leaving(self, tier: Tier, block: Reservation) -> Sequence[Buffer] | None:
+        """The layers of a departing block, where possible not a copy; `None` where they cannot be had."""
+        try:
+            if isinstance(tier.medium, DramMedium):
+                return tier.medium.layers(block)
+            copies = [np.empty(size, np.uint8) for size in block.layer_bytes]
+            tier.medium.read_into(block, copies)
+        except (MediumError, OSError) as error:
+            with self._books:
+                if isinstance(error, DamagedBlockError):
+                    tier.tally.damaged += 1
+                else:
+                    tier.reads.failed(error)
+            return None
+        return copies
+
     def _refuse(self, tier: Tier, key: bytes) -> None:
         with self._books:
             tier.tally.refused += 1
@@ -113,7 +133,10 @@ class Arrivals:
         free_quietly(tier, unwanted)
 
     def give_up(self, tier: Tier, key: bytes, error: Exception) -> None:
-        """The medium failed: take the block out of the books, and think less of the tier."""
+        """Take a block that cannot come out of the books; where the medium failed, think less of the tier."""
+        if isinstance(error, (MediumFullError, AlreadyHeldError)):  # some media learn it only when they write
+            self._refuse(tier, key)
+            return
         with self._books:
             tier.writes.failed(error)
             unwanted = tier.withdraw(key)

@@ -9,7 +9,7 @@ from mooncake_lab.core import BlockKey
 from mooncake_lab.store.blockstore import Block, BlockStore, Refused
 from mooncake_lab.store.eviction import PolicyFactory, make_policy
 from mooncake_lab.store.health import Health
-from mooncake_lab.store.media import Medium, Reservation
+from mooncake_lab.store.media import Medium, MooncakeMedium, Reservation, TcpMedium
 
 _ORDINARY_BLOCK_BYTES = 2 * 1024**2
 """What a policy that wants to know its capacity in blocks is told a block has."""
@@ -135,17 +135,20 @@ class Tier:
         return self.settings.medium
 
     def adopt(self) -> None:
-        """Hold what the medium holds already, the oldest first, as far as the capacity goes."""
+        """Hold what the medium holds already, the oldest first, as far as the capacity goes.
+
+        The rest is freed where the medium is ours alone; other clients of a shared one may count on it.
+        """
         for reservation in list(self.medium.blocks()):
             size = self.medium.footprint_bytes(reservation.key, reservation.layer_bytes)
             slot = Slot(reservation, ready=True)
             outcome = self.blocks.put(reservation.key, slot, size_bytes=size, position=reservation.position)
             if isinstance(outcome, Refused):
-                self.medium.free(reservation)
+                unwanted = [reservation]
             else:
-                self.medium.free(
-                    *(old.payload.reservation for _, old in outcome.evicted if old.payload.reservation)
-                )
+                unwanted = [old.payload.reservation for _, old in outcome.evicted if old.payload.reservation]
+            if unwanted and not isinstance(self.medium, (TcpMedium, MooncakeMedium)):
+                self.medium.free(*unwanted)
 
     def place(self, key: bytes, layer_bytes: Sequence[int], position: int) -> tuple[Slot | None, list[Departure]]:
         """A pinned slot for bytes to come, `None` where there is no room, and what left for it."""

@@ -4,6 +4,8 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import Self, final
 
+import numpy as np
+
 from mooncake_lab.store.arrivals import Arrivals, free_quietly
 from mooncake_lab.store.media import (
     Buffer,
@@ -133,6 +135,14 @@ class TieredStore:
             return tier.medium.name
         return None
 
+    def promote(self, keys: Iterable[bytes]) -> None:
+        """Put blocks that only lower tiers hold into the first one: for those that were read a layer at a time."""
+        for key in keys:
+            with self._books:
+                index, sizes = self._first_tier_with(key), self.layer_bytes(key)
+            if index and sizes is not None and self._tiers[index].settings.promotes:
+                self.read_into(key, [np.empty(size, np.uint8) for size in sizes])
+
     def pin(self, key: bytes) -> None:
         """Keep the block, in the first tier that has it, until it is unpinned as often as it was pinned.
 
@@ -167,10 +177,18 @@ class TieredStore:
         """Move every block that is not pinned down to the last tier, so that what is durable survives a restart.
 
         Raises:
+            ValueError: when a queue has not the room for its tier's largest block, which would be lost.
             RuntimeError: when a write-back thread died, which is a bug of ours.
         """
         for index, tier in enumerate(self._tiers[:-1]):
-            room_bytes = tier.settings.queue_bytes - tier.largest_block_bytes()
+            with self._books:
+                largest_bytes = tier.largest_block_bytes()
+            room_bytes = tier.settings.queue_bytes - largest_bytes
+            if room_bytes < 0:
+                raise ValueError(
+                    f"{tier.medium.name} cannot sink a block of {largest_bytes} bytes: its queue has"
+                    f" {tier.settings.queue_bytes}"
+                )
             while self._arrivals.squeeze(index):
                 if tier.leaving_bytes > room_bytes:
                     self.flush()
@@ -240,17 +258,17 @@ class TieredStore:
             tier.medium.read_into(lent, buffers, first_layer=first_layer)
         except Exception as error:  # noqa: BLE001  # what is not the medium's fault is raised again below
             trouble = error
-        is_damaged = isinstance(trouble, (DamagedBlockError, NotHeldError))
+        is_gone = isinstance(trouble, (DamagedBlockError, NotHeldError))
         with self._books:
-            unwanted = tier.give_back(key, lent, damaged=is_damaged)
+            unwanted = tier.give_back(key, lent, damaged=is_gone)
             if trouble is None:
                 tier.tally.hits += 1
                 tier.tally.read_bytes += sum(lent.layer_bytes[first_layer : first_layer + len(buffers)])
                 tier.reads.worked()
             elif isinstance(trouble, (MediumError, OSError)):
                 tier.tally.misses += 1
-                tier.tally.damaged += is_damaged
-                if not is_damaged:
+                tier.tally.damaged += isinstance(trouble, DamagedBlockError)
+                if not is_gone:
                     tier.reads.failed(trouble)
         free_quietly(tier, unwanted)
         if trouble is not None and not isinstance(trouble, (MediumError, OSError)):

@@ -4,10 +4,8 @@ import threading
 from collections.abc import Sequence
 from typing import Final, final
 
-import numpy as np
-
 from mooncake_lab.store.arrivals import Arrivals, free_quietly
-from mooncake_lab.store.media import Buffer, DramMedium, MediumError, Reservation
+from mooncake_lab.store.media import MediumError, Reservation
 from mooncake_lab.store.tier import Slot, Tier
 
 _BATCH_BLOCKS: Final = 8
@@ -93,8 +91,12 @@ class WriteBack:
             if slot is None or new is None:
                 continue
             slot.reservation = new
+            layers = self._arrivals.read_leaving(above, old)
+            if layers is None:
+                free_quietly(below, self._arrivals.withdraw(below, old.key))
+                continue
             try:
-                below.medium.write(new, _layers_of(above, old))
+                below.medium.write(new, layers)
             except (MediumError, OSError) as error:
                 self._arrivals.give_up(below, old.key, error)
             else:
@@ -108,12 +110,3 @@ class WriteBack:
         for key, slot, _ in written:
             self._arrivals.settle(below, key, slot)
         return len(written)
-
-
-def _layers_of(tier: Tier, block: Reservation) -> Sequence[Buffer]:
-    """The layers of a departing block: memory as it is, anything else through a copy."""
-    if isinstance(tier.medium, DramMedium):
-        return tier.medium.layers(block)
-    copies = [np.empty(size, np.uint8) for size in block.layer_bytes]
-    tier.medium.read_into(block, copies)
-    return copies

@@ -94,7 +94,10 @@ def test_bench_compares_with_floors(tmp_path, medium):
     arguments += ["--working-set-mib", 8]
     done = invoke("bench", "store", *arguments)
     assert done.exit_code == 0, done.stderr
-    rows = json.loads(done.stdout)["rows"]
+    found = json.loads(done.stdout)
+    rows = found["rows"]
+    assert found["lookup"]["tokens"] == 131_072
+    assert found["lookup"]["keys_s"] > found["lookup"]["floor_s"] / 2 > 0
     assert {row["operation"].split()[-1] for row in rows} == {"write", "read"}
     assert all(row["ratio"] > 0 and row["bytes_per_s"] > 0 for row in rows)
     assert list(tmp_path.iterdir()) == []

@@ -176,6 +176,27 @@ def test_a_dead_peer_is_computed_without(model):
     arena.close()
 
 
+def test_what_was_loaded_layer_by_layer_rises(model, tmp_path):
+    """A prefix that came from SSD is in DRAM afterwards, and comes from there the next time."""
+    prompt, engine = prompt_of(50), PrefillEngine(model, ROOM)
+    ssd = SsdMedium(tmp_path, MIB, fingerprint=b"model")
+    with tiers(ssd) as store, LayerwisePrefill(engine, store, block_tokens=16) as layerwise:
+        layerwise.prefill(prompt)
+        layerwise.flush()
+    ssd = SsdMedium(tmp_path, MIB, fingerprint=b"model")
+    with tiers(DramMedium(MIB), ssd) as store, LayerwisePrefill(engine, store, block_tokens=16) as layerwise:
+        keys = layerwise.layout.keys(prompt)
+        assert {store.tier_of(key) for key in keys} == {"ssd"}
+        for _ in range(2):
+            result = layerwise.prefill(prompt)
+            layerwise.flush()
+            assert result.loaded_tokens == 48
+            assert same(result, alone(model, prompt), 48)
+            assert {store.tier_of(key) for key in keys} == {"dram"}
+        assert store.statistics()[1].promoted == 3
+        assert store.statistics()[0].hits > 0
+
+
 class Meeting:
     """A source whose layer k comes only after the engine computed the keys and values of layer k - 1."""
 

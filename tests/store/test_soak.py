@@ -84,11 +84,23 @@ def test_flips_are_detected_and_nothing_else_is_lost(tmp_path):
 
 
 def test_lives_and_deaths(tmp_path):
-    """A few seconds of every fault at once: no wrong byte, no lost block, no leak, and faults did happen."""
+    """A few seconds of every fault at once: no wrong byte, no lost block, no leak; two lives in three die."""
     report = Soak(tmp_path, FAULTS, seed=1).run(3)
     assert report.passed, report.plain()
     assert report.lives > 0
-    assert report.faults["kill"] == report.lives
+    assert report.faults["kill"] == report.lives - report.lives // 3
+
+
+def test_what_a_life_says_of_leaks_is_heard(tmp_path, monkeypatch):
+    """The third life ends by itself, and what it says last counts."""
+    heard = []
+    soak = Soak(tmp_path, ["kill"], seed=4)
+    monkeypatch.setattr(soak, "_hear", heard.append)
+    for _ in range(3):
+        soak._live()
+    assert [line for line in heard if line.startswith("L")] == ["L 0"]
+    assert soak.report.faults["kill"] == 2
+    assert soak.report.crashes == 0
 
 
 def test_a_life_without_kills_ends_well(tmp_path):

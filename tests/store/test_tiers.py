@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from mooncake_lab.store import EVICTION_POLICIES
-from mooncake_lab.store.media import BlockServer, DramMedium, SsdMedium, TcpMedium
+from mooncake_lab.store.media import BlockServer, DramMedium, MediumFullError, SsdMedium, TcpMedium
 from mooncake_lab.store.tier import TierSettings
 from mooncake_lab.store.tiers import TieredStore
 
@@ -254,6 +254,10 @@ def test_what_sinks_survives(tmp_path):
         store.unpin(b"0")
         store.sink()
     ssd.close()
+    with TieredStore([TierSettings(medium=dram), TierSettings(medium=DramMedium(PAGE))]) as store:
+        put(store, b"a")
+        with pytest.raises(ValueError, match="cannot sink a block of 8192 bytes: its queue has 0"):
+            store.sink()
     ssd = SsdMedium(tmp_path, None, fingerprint=b"m")
     with TieredStore([TierSettings(medium=ssd)]) as store:
         assert [read(store, key) for key in keys] == ["ssd"] * 6
@@ -332,6 +336,94 @@ def test_a_damaged_block_is_a_miss_and_is_dropped(tmp_path):
         put(store, b"a")
         assert read(store, b"a") == "ssd"
         assert store.leaked_bytes() == 0
+        store.check()
+    ssd.close()
+
+
+def test_damage_on_the_way_down_is_the_upper_tiers(tmp_path):
+    """A damaged block is not sunk, and only the tier where it was damaged hears of it."""
+    ssd = SsdMedium(tmp_path, 20 * PAGE, fingerprint=b"m")
+    below = DramMedium(64 * PAGE, name="below")
+    tiers = [TierSettings(medium=ssd, queue_bytes=4 * PAGE), TierSettings(medium=below)]
+    with TieredStore(tiers) as store:
+        put(store, b"a", b"b")
+        slab = tmp_path / b"m".hex() / "slab"
+        with slab.open("r+b") as file:
+            file.seek(PAGE + 17)
+            flipped = file.read(1)[0] ^ 1
+            file.seek(PAGE + 17)
+            file.write(bytes([flipped]))
+        put(store, *(b"%d" % number for number in range(8)))
+        upper, lower = store.statistics()
+        assert (upper.damaged, upper.dropped) == (1, 1)
+        assert (lower.degraded, lower.write_errors) == (None, 0)
+        assert b"a" not in store
+        assert read(store, b"b") == "below"
+        store.check()
+        assert store.leaked_bytes() == 0
+    ssd.close()
+
+
+class FullLate:
+    """A medium that learns only from writing that it is full, as Mooncake's does."""
+
+    def __init__(self, medium):
+        self._medium = medium
+
+    def __getattr__(self, name):
+        """As the medium."""
+        return getattr(self._medium, name)
+
+    def write(self, reservation, layers, *, first_layer=0):
+        """Always too late."""
+        raise MediumFullError(f"no room for {reservation.key.hex()}, {len(layers)} layers from {first_layer}")
+
+
+def test_a_medium_that_is_full_is_not_degraded():
+    """Room that is missing when the bytes come is a refusal like any other."""
+    arena = FullLate(DramMedium(64 * PAGE, name="late"))
+    tiers = [TierSettings(medium=DramMedium(8 * PAGE), queue_bytes=4 * PAGE), TierSettings(medium=arena)]
+    with TieredStore(tiers) as store:
+        put(store, b"a", b"b", b"c")
+        assert (store.statistics()[1].degraded, store.statistics()[1].refused) == (None, 1)
+        assert store.leaked_bytes() == 0
+    with TieredStore([TierSettings(medium=arena)]) as store:
+        assert not store.put(b"a", content(b"a"))
+        assert (store.statistics()[0].degraded, store.statistics()[0].refused) == (None, 1)
+
+
+def test_other_clients_blocks_are_left_alone():
+    """A store that takes over less than a shared medium holds frees nothing of it."""
+    arena = DramMedium(64 * PAGE)
+    with BlockServer(arena, b"a token of the tests", timeout_s=2) as server:
+        remote = TcpMedium(server.address, b"a token of the tests", fingerprint=b"m", timeout_s=2)
+        with TieredStore([TierSettings(medium=remote)]) as store:
+            put(store, *(b"%d" % number for number in range(6)))
+        small = TierSettings(medium=remote)
+        remote._capacity_bytes = 2 * sum(LAYERS)
+        with TieredStore([small]) as store:
+            assert [store.tier_of(b"%d" % number) for number in range(6)] == [None] * 4 + ["remote"] * 2
+        assert len(list(arena.blocks())) == 6
+        remote.close()
+
+
+def test_a_permission_that_is_lost_is_a_miss(tmp_path):
+    """A device that may no longer be read or written degrades, by name; requests go on."""
+    denied = set()
+
+    def before(operation):
+        if operation in denied:
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+    ssd = SsdMedium(tmp_path, 64 * PAGE, fingerprint=b"m", before=before)
+    dram = DramMedium(8 * PAGE)
+    with TieredStore([TierSettings(medium=dram, queue_bytes=4 * PAGE), TierSettings(medium=ssd)]) as store:
+        put(store, b"a", b"b", b"c")
+        denied.update({"read", "write", "sync", "index"})
+        assert [read(store, b"a") for _ in range(4)] == [None] * 4
+        put(store, b"d", b"e")
+        assert "Permission denied" in store.statistics()[1].degraded
+        assert read(store, b"e") == "dram"
         store.check()
     ssd.close()
 

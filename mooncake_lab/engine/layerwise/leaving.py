@@ -71,7 +71,7 @@ class KVWriter:
         self.layout = layout
         self.counts = LeavingCounts()
         self._queue_bytes = queue_bytes
-        self._queue: deque[_Delivery] = deque()
+        self._queue: deque[_Delivery | tuple[bytes, ...]] = deque()
         self._waiting_bytes = 0
         self._turn = threading.Condition()
         self._busy = False
@@ -93,6 +93,10 @@ class KVWriter:
         """Nothing more comes from a request."""
         self._put(_Delivery(leaving, 0, 0, None, 0, is_end=True))
 
+    def promote(self, keys: Sequence[bytes]) -> None:
+        """Let blocks that were loaded from lower tiers rise into the first, once what came before is stored."""
+        self._put(tuple(keys))
+
     def flush(self) -> None:
         """Return when everything that was sent is stored or given up.
 
@@ -112,7 +116,7 @@ class KVWriter:
         self._thread.join()
         self.flush()
 
-    def _put(self, delivery: _Delivery) -> None:
+    def _put(self, delivery: _Delivery | tuple[bytes, ...]) -> None:
         with self._turn:
             self._queue.append(delivery)
             self._turn.notify_all()
@@ -148,12 +152,19 @@ class KVWriter:
                 return False
             delivery = self._queue.popleft()
             self._busy = True
-        if delivery.copied is not None:
-            delivery.copied.synchronize()
-        delivery.leaving.take(delivery.layer, delivery.start, delivery.tokens, delivery.span, ends=delivery.is_end)
+        size_bytes = 0
+        if isinstance(delivery, tuple):
+            self.store.promote(delivery)
+        else:
+            if delivery.copied is not None:
+                delivery.copied.synchronize()
+            delivery.leaving.take(
+                delivery.layer, delivery.start, delivery.tokens, delivery.span, ends=delivery.is_end
+            )
+            size_bytes = 0 if delivery.span is None else delivery.span.nbytes
         with self._turn:
             self._busy = False
-            self._waiting_bytes -= 0 if delivery.span is None else delivery.span.nbytes
+            self._waiting_bytes -= size_bytes
             self._turn.notify_all()
         return True
 

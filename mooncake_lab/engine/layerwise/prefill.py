@@ -122,6 +122,8 @@ class LayerwisePrefill:
             finally:
                 if leaving is not None:
                     leaving.end()
+        if arriving.is_complete:
+            self.writer.promote(held)
         return LayerwiseResult(
             prefill=result,
             loaded_tokens=arriving.tokens if arriving.is_complete else 0,

@@ -36,7 +36,7 @@ class DramMedium:
         MediumError: when memory should be pinned or shared and this machine cannot.
     """
 
-    __slots__ = ("_arena", "_descriptor", "_ledger", "_lock", "_mapped", "_meter", "_name", "_pinned")
+    __slots__ = ("_arena", "_descriptor", "_ledger", "_lock", "_meter", "_name", "_pinned")
 
     def __init__(
         self, capacity_bytes: int, *, name: str = "dram", shared: bool = False, pinned: bool | None = None
@@ -45,9 +45,13 @@ class DramMedium:
         self._ledger = Ledger(name, ExtentAllocator(capacity_bytes, _PAGE_BYTES))
         size = self._ledger.extents.capacity_bytes
         self._descriptor = _memory_file(name, size) if shared else None
-        self._mapped = _map(size, self._descriptor)
-        self._arena = np.frombuffer(self._mapped, np.uint8)
-        self._pinned: Pinned | None = pin(self._arena, required=pinned)
+        self._arena = np.frombuffer(_map(size, self._descriptor), np.uint8)
+        self._pinned: Pinned | None = None
+        try:
+            self._pinned = pin(self._arena, required=pinned)
+        except BaseException:
+            self.close()
+            raise
         self._lock = threading.Lock()
         self._meter = Meter()
 

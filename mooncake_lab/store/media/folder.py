@@ -31,8 +31,12 @@ class FolderLock:
             raise FolderInUseError(
                 f"{folder} is open in process {owner}; one process at a time may use an SSD folder"
             ) from error
-        os.truncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+        try:
+            os.truncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+        except OSError:
+            self.release()
+            raise
 
     def release(self) -> None:
         """Let others have the folder."""

@@ -42,6 +42,7 @@ class Index:
         self._before = before
         _seal_path(path).unlink(missing_ok=True)  # from now on it is only known to be whole when closed again
         _boot_path(path).write_text(_boot_id(), encoding="ascii")
+        sync_folder(path.parent)  # or the seal might be back after a power cut, beside what it no longer seals
         self._environment = _open(path)
 
     def change(self, put: Sequence[Record], drop: Sequence[bytes]) -> None:

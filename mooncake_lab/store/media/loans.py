@@ -131,15 +131,20 @@ class Loans:
         sums = (known.get(layer) for layer in range(asked.first_layer, stop))
         return found, tuple(checksum(part, seed) if s is None else s for part, s in zip(found, sums, strict=True))
 
-    def page(self, fingerprint: bytes, after: int) -> messages.Page:
-        """Some committed blocks of a model, those after a sequence number."""
-        later = [b for b in self._medium.blocks() if b.key.startswith(fingerprint) and b.sequence > after]
-        shown = tuple(told(block, len(fingerprint)) for block in later[: messages.PAGE_BLOCKS])
+    def page(self, space: bytes, after: int) -> messages.Page:
+        """Some committed blocks of a model's key space, those after a sequence number."""
+        later = [b for b in self._medium.blocks() if b.key.startswith(space) and b.sequence > after]
+        shown = tuple(told(block, len(space)) for block in later[: messages.PAGE_BLOCKS])
         return messages.Page(shown, more=len(later) > len(shown))
 
     def room(self) -> messages.Room:
         """How large and how full the medium is."""
         return messages.Room(self._medium.capacity_bytes, self._medium.used_bytes)
+
+
+def key_space(fingerprint: bytes) -> bytes:
+    """What stands before every key of a model: none begins like another, whatever the keys are."""
+    return bytes([len(fingerprint)]) + fingerprint
 
 
 def wire_seed(key: bytes) -> int:
@@ -153,7 +158,7 @@ def name_of(block: Reservation) -> messages.Name:
 
 
 def told(block: Reservation, prefix_bytes: int) -> messages.Reserved:
-    """A reservation as the client sees it: without its model's fingerprint before the key."""
+    """A reservation as the client sees it: without its model's key space before the key."""
     return messages.Reserved(
         key=block.key[prefix_bytes:],
         layer_bytes=block.layer_bytes,

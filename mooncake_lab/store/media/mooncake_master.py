@@ -13,6 +13,7 @@ from mooncake_lab.store.media.mooncake_wheel import load_wheel, master_binary
 
 _HOST: Final = "127.0.0.1"
 _START_S: Final = 20.0
+_STOP_S: Final = 10.0
 _WATCHED: Final = '"$@" </dev/null >/dev/null 2>&1 & read -r _; kill "$!" 2>/dev/null; wait "$!"'
 """Runs the master until stdin closes: when we stop it, and when we are killed; so it is never orphaned."""
 
@@ -51,7 +52,7 @@ class MooncakeMaster:
             stderr=subprocess.DEVNULL,  # where the shell would mourn a killed master
         )
         try:
-            _await_port(self.port)
+            _await_port(self.port, self._process)
         except BaseException:
             self.stop()
             raise
@@ -73,7 +74,11 @@ class MooncakeMaster:
             self._clients.pop().close()
         assert self._process.stdin is not None  # noqa: S101  # it was asked for
         self._process.stdin.close()
-        self._process.wait()
+        try:
+            self._process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
     def __enter__(self) -> Self:
         return self
@@ -149,9 +154,11 @@ def _free_port() -> int:
         return port
 
 
-def _await_port(port: int) -> None:
+def _await_port(port: int, process: "subprocess.Popen[bytes]") -> None:
     ends_s = time.monotonic() + _START_S
     while time.monotonic() < ends_s:
+        if process.poll() is not None:
+            raise MediumError(f"mooncake_master ended at once with status {process.returncode}")
         with contextlib.suppress(OSError), socket.create_connection((_HOST, port), 1):
             return
         time.sleep(0.02)

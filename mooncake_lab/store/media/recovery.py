@@ -59,7 +59,7 @@ def scan_slab(slab: Slab, seed: int) -> Iterator[Record]:
         pages = chunk[: chunk.nbytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES].reshape(-1, ALIGNMENT_BYTES)
         begins = np.all(pages[:, : len(MAGIC)] == np.frombuffer(MAGIC, np.uint8), axis=1)
         for page in np.flatnonzero(begins).tolist():
-            record = _header_at(slab, seed, start + page * ALIGNMENT_BYTES)
+            record = header_at(slab, seed, start + page * ALIGNMENT_BYTES)
             if record is not None:
                 yield record
 
@@ -91,7 +91,8 @@ def _is_intact(record: Record, slab: Slab, seed: int) -> bool:
         return False
 
 
-def _header_at(slab: Slab, seed: int, offset_bytes: int) -> Record | None:
+def header_at(slab: Slab, seed: int, offset_bytes: int) -> Record | None:
+    """The record whose sealed header stands there; `None` where none does that says so."""
     longest = header_bytes(b"\0" * MAX_KEY_BYTES, MAX_LAYERS)
     header = np.empty(min(longest, slab.size_bytes - offset_bytes), np.uint8)
     slab.read(offset_bytes, [header])

@@ -9,7 +9,7 @@ from typing import TypeVar, final
 import msgspec
 
 from mooncake_lab.store.media import messages, wire
-from mooncake_lab.store.media.loans import wire_seed
+from mooncake_lab.store.media.loans import key_space, wire_seed
 from mooncake_lab.store.media.medium import (
     Bandwidth,
     Buffer,
@@ -107,7 +107,7 @@ class TcpMedium:
 
     def reserve(self, key: bytes, layer_bytes: Sequence[int], *, position: int = 0) -> Reservation:
         """Set room aside for a block; for its errors see `Medium.reserve`."""
-        check_block(self._fingerprint + key if key else key, layer_bytes)
+        check_block(key_space(self._fingerprint) + key if key else key, layer_bytes)
         answer = self._ask(messages.Reserve(key, tuple(layer_bytes), position), messages.Reserved)
         return Reservation(**msgspec.structs.asdict(answer))
 
@@ -222,7 +222,7 @@ class TcpMedium:
             self._peer = None
 
     def _seed(self, reservation: Reservation) -> int:
-        return wire_seed(self._fingerprint + reservation.key)
+        return wire_seed(key_space(self._fingerprint) + reservation.key)
 
 
 def _name(block: Reservation) -> messages.Name:

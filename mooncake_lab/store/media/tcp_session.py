@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from mooncake_lab.store.media import messages, wire
-from mooncake_lab.store.media.loans import Loans, name_of, told, wire_seed
+from mooncake_lab.store.media.loans import Loans, key_space, name_of, told, wire_seed
 from mooncake_lab.store.media.medium import MediumError
 
 Named = TypeVar("Named", messages.Write, messages.Read)
@@ -23,19 +23,19 @@ class Session:
     Args:
         client: the connection.
         loans: the medium it asks about.
-        fingerprint: of the client's model; it stands before every key.
+        fingerprint: of the client's model; its length and it stand before every key.
         timeout_s: how long the client may stall inside a frame.
         most_payload_bytes: of one frame.
     """
 
-    __slots__ = ("_client", "_fingerprint", "_loans", "_most_payload_bytes", "_open", "_timeout_s")
+    __slots__ = ("_client", "_loans", "_most_payload_bytes", "_open", "_space", "_timeout_s")
 
     def __init__(
         self, client: socket.socket, loans: Loans, fingerprint: bytes, timeout_s: float, most_payload_bytes: int
     ) -> None:
         self._client = client
         self._loans = loans
-        self._fingerprint = fingerprint
+        self._space = key_space(fingerprint)
         self._timeout_s = timeout_s
         self._most_payload_bytes = most_payload_bytes
         self._open: set[messages.Name] = set()
@@ -77,10 +77,10 @@ class Session:
     ) -> messages.Answer:
         match question:
             case messages.Reserve():
-                key = self._fingerprint + question.key
+                key = self._space + question.key
                 reservation = self._loans.reserve(key, question.layer_bytes, question.position)
                 self._open.add(name_of(reservation))
-                return told(reservation, len(self._fingerprint))
+                return told(reservation, len(self._space))
             case messages.Commit() | messages.Free():
                 names = [self._full(name) for name in question.names]
                 act = self._loans.commit if isinstance(question, messages.Commit) else self._loans.free
@@ -88,7 +88,7 @@ class Session:
                 self._open.difference_update(names)
                 return messages.Done()
             case messages.Blocks():
-                return self._loans.page(self._fingerprint, question.after)
+                return self._loans.page(self._space, question.after)
             case messages.Status():
                 return self._loans.room()
 
@@ -130,4 +130,4 @@ class Session:
         return msgspec.structs.replace(question, name=self._full(question.name))
 
     def _full(self, name: messages.Name) -> messages.Name:
-        return messages.Name(self._fingerprint + name.key, name.sequence)
+        return messages.Name(self._space + name.key, name.sequence)

@@ -6,7 +6,7 @@ from pathlib import Path
 from mooncake_lab.store.media.folder import FolderLock, rooms_in
 from mooncake_lab.store.media.index import read_index
 from mooncake_lab.store.media.record import Record, extent_bytes, seed_of
-from mooncake_lab.store.media.recovery import damaged_layers
+from mooncake_lab.store.media.recovery import damaged_layers, header_at
 from mooncake_lab.store.media.slab import Slab
 from mooncake_lab.store.media.ssd import SsdMedium
 
@@ -21,7 +21,7 @@ class RoomReport:
     """Blocks in the index, good or bad."""
     payload_bytes: int
     damaged: tuple[str, ...]
-    """Keys (hexadecimal) of blocks with a layer that cannot be read or has not its checksum."""
+    """Keys (hexadecimal) of blocks whose header, or a layer, cannot be read or is not what was written."""
     index_is_whole: bool
     """Whether every record of the index is there and has its seal."""
     repaired: bool = False
@@ -72,7 +72,7 @@ def _is_damaged(record: Record, slab: Slab, seed: int) -> bool:
     if record.offset_bytes + extent_bytes(record.key, record.layer_bytes) > slab.size_bytes:
         return True
     try:
-        return bool(damaged_layers(record, slab, seed))
+        return header_at(slab, seed, record.offset_bytes) != record or bool(damaged_layers(record, slab, seed))
     except OSError:
         return True
 

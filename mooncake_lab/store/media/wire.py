@@ -48,7 +48,7 @@ def send_frame(peer: socket.socket, body: msgspec.Struct, payload: Sequence[Byte
     """Send one frame.
 
     Raises:
-        TimeoutError: when the peer does not take it in time.
+        TimeoutError: when the peer takes nothing for `timeout_s`, or is slower than a slow link.
         OSError: when the connection breaks.
     """
     encoded = msgspec.msgpack.encode(body)
@@ -57,7 +57,7 @@ def send_frame(peer: socket.socket, body: msgspec.Struct, payload: Sequence[Byte
     left = _views([head, *payload])
     deadline_s = _deadline(head.nbytes + size, timeout_s)
     while left:
-        peer.settimeout(_left(deadline_s, "take a frame"))
+        peer.settimeout(min(timeout_s, _left(deadline_s, "take a frame")))
         _consume(left, peer.sendmsg(left[:_MOST_VECTORS]))
 
 
@@ -95,13 +95,13 @@ def receive_into(peer: socket.socket, parts: Sequence[Bytes], timeout_s: float) 
     """Fill these parts with what comes next.
 
     Raises:
-        TimeoutError: when it takes longer than `timeout_s` and a slow link would.
+        TimeoutError: when nothing comes for `timeout_s`, or it all takes longer than a slow link would.
         ConnectionError: when the peer is gone.
     """
     left = _views(parts)
     deadline_s = _deadline(sum(part.nbytes for part in left), timeout_s)
     while left:
-        peer.settimeout(_left(deadline_s, "send a frame"))
+        peer.settimeout(min(timeout_s, _left(deadline_s, "send a frame")))
         got, *_ = peer.recvmsg_into(left[:_MOST_VECTORS])
         if not got:
             raise ConnectionResetError("the peer closed the connection in the middle of a frame")
@@ -112,7 +112,7 @@ def receive_layers(peer: socket.socket, layers: Sequence[Bytes], seed: int, time
     """Fill layers with what comes next; their checksums, taken while each is still in the processor's cache.
 
     Raises:
-        TimeoutError: when one takes longer than `timeout_s` and a slow link would.
+        TimeoutError: when nothing comes for `timeout_s`, or one takes longer than a slow link would.
         ConnectionError: when the peer is gone.
     """
     sums: list[int] = []
@@ -127,6 +127,7 @@ def greet_as_server(peer: socket.socket, token: bytes, timeout_s: float) -> byte
 
     Raises:
         PeerRefusedError: when it has not.
+        ProtocolError: when it names no model.
         OSError: when the connection breaks or the client stalls.
     """
     challenge = secrets.token_bytes(_NONCE_BYTES)
@@ -137,8 +138,10 @@ def greet_as_server(peer: socket.socket, token: bytes, timeout_s: float) -> byte
     nonce, mac, named = _split(reply.tobytes(), _NONCE_BYTES, _MAC_BYTES)
     if not hmac.compare_digest(mac, _mac(token, b"client", challenge, nonce, named)):
         raise PeerRefusedError("a client does not know the token")
+    if not 0 < named[0] <= MOST_FINGERPRINT_BYTES:
+        raise ProtocolError(f"a model fingerprint of {named[0]} bytes; allowed are 1 to {MOST_FINGERPRINT_BYTES}")
     peer.sendall(_mac(token, b"server", nonce, challenge, named))
-    return named[1 : 1 + min(named[0], MOST_FINGERPRINT_BYTES)]
+    return named[1 : 1 + named[0]]
 
 
 def greet_as_client(peer: socket.socket, token: bytes, fingerprint: bytes, timeout_s: float) -> None:

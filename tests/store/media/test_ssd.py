@@ -234,6 +234,22 @@ def test_a_missing_index_is_rebuilt(tmp_path, name):
     medium.close()
 
 
+def test_a_damaged_header_is_found_and_repaired(tmp_path):
+    """A block whose header is damaged is served from the index, but a lost index would lose it: that is damage."""
+    filled(tmp_path)
+    medium = opened(tmp_path)
+    hit = next(medium.blocks())
+    medium.close()
+    flip(tmp_path / MODEL.hex() / "slab", hit.offset_bytes + 30, 3)
+    (report,) = verify_folder(tmp_path)
+    assert report.damaged == (hit.key.hex(),)
+    (report,) = verify_folder(tmp_path, repair=True)
+    assert report.repaired
+    (report,) = verify_folder(tmp_path)
+    assert report.is_sound
+    assert report.blocks == 7
+
+
 def test_an_index_that_saw_a_power_cut_is_not_believed(tmp_path):
     """Where the machine went down with the folder open, blocks are looked for in the slab, and all are found."""
     medium = opened(tmp_path)

@@ -15,6 +15,7 @@ from mooncake_lab.store.media import (
     NotHeldError,
     PeerRefusedError,
     ProtocolError,
+    Reservation,
     TcpMedium,
     messages,
     wire,
@@ -147,7 +148,7 @@ def test_what_was_not_committed_goes_with_its_client(server, arena):
         if arena.used_bytes == 4096:
             break
         time.sleep(0.05)
-    assert [block.key for block in arena.blocks()] == [b"modelkept"]
+    assert [block.key for block in arena.blocks()] == [b"\x05modelkept"]
     assert arena.used_bytes == 4096
 
 
@@ -198,13 +199,55 @@ def test_a_client_that_stalls_inside_a_frame_is_left(server, arena):
     store(client, b"other", b"data")
     client.close()
     assert is_hung_up(peer)
-    assert [block.key for block in arena.blocks()] == [b"modelother"]
+    assert [block.key for block in arena.blocks()] == [b"\x05modelother"]
 
 
 def test_a_server_that_stalls_times_out():
     """A server that greets and then says nothing costs the client its timeout and no more."""
     with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(TimeoutError):
         TcpMedium(listener.getsockname(), TOKEN, fingerprint=b"m", timeout_s=0.2)
+
+
+def test_a_server_that_stalls_inside_a_large_layer_times_out():
+    """However many bytes are to come: when none does for the timeout, the client stops waiting."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def begin_and_stall():
+            peer, _ = listener.accept()
+            wire.greet_as_server(peer, TOKEN, 5)
+            for answer, payload in ((messages.Room(2**30, 0), 0), (messages.Layers((0,)), 2**26)):
+                wire.receive_head(peer, 5)
+                peer.sendall(frame(wire.msgspec.msgpack.encode(answer), payload_bytes=payload))
+            peer.sendall(bytes(1000))
+            over.wait(30)
+            peer.close()
+
+        over = threading.Event()
+        thread = threading.Thread(target=begin_and_stall)
+        thread.start()
+        client = TcpMedium(listener.getsockname(), TOKEN, fingerprint=b"m", timeout_s=0.5)
+        began_s = time.monotonic()
+        with pytest.raises(TimeoutError):
+            client.read_into(Reservation(key=b"k", layer_bytes=(2**26,), sequence=1), [np.empty(2**26, np.uint8)])
+        assert time.monotonic() - began_s < 20  # a slow link would have 67 s
+        over.set()
+        thread.join()
+        client.close()
+
+
+def test_a_fingerprint_and_a_key_do_not_run_together(server):
+    """Model `a` with key `bc` is not model `ab` with key `c`; a client without a model is not let in."""
+    one, other = client_of(server, b"a"), client_of(server, b"ab")
+    block = store(one, b"bc", b"data")
+    assert list(other.blocks()) == []
+    with pytest.raises(NotHeldError):
+        other.read_into(Reservation(key=b"c", layer_bytes=(4,), sequence=block.sequence), [bytearray(4)])
+    one.close()
+    other.close()
+    peer = socket.create_connection(server.address, 5)
+    with pytest.raises(PeerRefusedError):
+        wire.greet_as_client(peer, TOKEN, b"", 5)
+    peer.close()
 
 
 def test_bytes_that_change_on_their_way_are_not_kept(server):

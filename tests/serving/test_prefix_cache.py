@@ -1,0 +1,119 @@
+"""A prefill worker's store: what it tells the cluster stays true, whoever uses it meanwhile."""
+
+import errno
+import threading
+
+import numpy as np
+import torch
+
+from mooncake_lab.engine import KVSpan
+from mooncake_lab.serving import LiveSpec
+from mooncake_lab.serving.kv import KVShape
+from mooncake_lab.serving.prefix_cache import PrefixCache
+from mooncake_lab.serving.spec import worker_spec
+from mooncake_lab.store.media import SsdMedium
+
+SIZE = 16
+SHAPE = KVShape(fingerprint=b"model", layers=2, kv_heads=1, head_width=128, dtype=torch.float32)
+"""A block of 16 tokens has 64 KiB, over two layers."""
+
+
+def spec_of(tmp_path, *, blocks=8):
+    """A worker with DRAM for some blocks, and an SSD."""
+    spec = LiveSpec(cache_tokens=blocks * SIZE, block_size_tokens=SIZE, ssd_dir=str(tmp_path), ssd_tokens=4096)
+    return worker_spec(spec, "prefill-0", bytes(16))
+
+
+def keys_of(count, first=0):
+    """Some keys."""
+    return [b"%032d" % number for number in range(first, first + count)]
+
+
+def span_of(blocks, seed=0):
+    """The KVCache of so many blocks."""
+    draw = torch.Generator().manual_seed(seed)
+    layers = [torch.randn((2, blocks * SIZE, 1, 128), generator=draw) for _ in range(2)]
+    return KVSpan(fingerprint=b"model", start=0, tokens=blocks * SIZE, layers=tuple(layers))
+
+
+def test_what_it_holds_survives_a_clean_end(tmp_path):
+    """At its end DRAM sinks to the SSD, and the next worker of the name finds it, bit by bit."""
+    cache, keys, span = PrefixCache(spec_of(tmp_path), SHAPE), keys_of(5), span_of(5)
+    cache.keep(keys, span)
+    cache.close()
+    cache = PrefixCache(spec_of(tmp_path), SHAPE)
+    assert set(cache.found_at_birth().added) == set(keys)
+    found = cache.read(keys)
+    assert found.span.tokens == 5 * SIZE
+    assert all(torch.equal(one, other) for one, other in zip(found.span.layers, span.layers, strict=True))
+    cache.close()
+
+
+def test_blocks_that_could_not_sink_are_retracted(tmp_path, monkeypatch):
+    """Evicted, announced while on its way down, and then refused by the SSD: the cluster hears that it is gone."""
+    broken = threading.Event()
+    real = SsdMedium.write
+
+    def write(medium, reservation, layers, *, first_layer=0):
+        if broken.is_set():
+            raise OSError(errno.ENOSPC, "injected: no space left")
+        real(medium, reservation, layers, first_layer=first_layer)
+
+    monkeypatch.setattr(SsdMedium, "write", write)
+    cache, held = PrefixCache(spec_of(tmp_path), SHAPE), set()
+    broken.set()
+    for turn in range(4):
+        keys = keys_of(5, first=10 * turn)
+        cache.keep(keys, span_of(5, seed=turn))
+        news = cache.news(keys)
+        held = (held | set(news.added)) - set(news.removed)
+    cache._store.flush()
+    news = cache.news()
+    held -= set(news.removed) if news else set()
+    assert held == {key for turn in range(4) for key in keys_of(5, first=10 * turn) if key in cache._store}
+    assert len(held) < 20
+    cache.close()
+
+
+def test_forgetting_waits_for_those_who_read(tmp_path):
+    """Threads put and read while the store is emptied again and again: no error, no wrong byte, no orphan."""
+    cache, span, keys = PrefixCache(spec_of(tmp_path), SHAPE), span_of(12), keys_of(12)
+    stop, failures = threading.Event(), []
+
+    def use():
+        try:
+            while not stop.is_set():
+                cache.keep(keys, span)
+                found = cache.read(keys)
+                if found is not None:
+                    for one, other in zip(found.span.layers, span.layers, strict=True):
+                        np.testing.assert_array_equal(one, other[:, : found.span.tokens])
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    threads = [threading.Thread(target=use) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(10):
+        assert cache.forget().added == ()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    cache.forget()
+    assert cache.match(keys) == 0
+    assert cache._dram.used_bytes == cache._ssd.used_bytes == 0
+    cache.close()
+
+
+def test_a_span_of_another_length_is_no_block(tmp_path):
+    """Tokens that do not fill a block are not kept."""
+    cache = PrefixCache(spec_of(tmp_path), SHAPE)
+    span = span_of(2)
+    short = KVSpan(
+        fingerprint=b"model", start=0, tokens=SIZE + 3, layers=tuple(layer[:, : SIZE + 3] for layer in span.layers)
+    )
+    cache.keep(keys_of(2), short)
+    assert cache.match(keys_of(2)) == 1
+    cache.close()
