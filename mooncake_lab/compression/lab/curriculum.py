@@ -48,7 +48,7 @@ STAGES: Final = (
     Stage(name="text-128", length=128, rows=12, until=0.85, at_least=150, at_most=600),
     Stage(name="text-256", length=256, rows=8, until=0.85, at_least=200, at_most=700),
     Stage(name="text-512", length=512, rows=4, until=0.9, at_least=300, at_most=900),
-    Stage(name="text-1024", length=1056, rows=2, until=1.0, at_least=4600, at_most=4600),
+    Stage(name="text-1024", length=1056, rows=2, until=1.0, at_least=3300, at_most=3300),
 )
 """The last one has a fixed number of steps, over which the learning rate falls to zero."""
 
