@@ -1,6 +1,5 @@
 """`mooncake-lab classroom`: hand assignments out, and grade what comes back."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -12,6 +11,8 @@ from rich.progress import track
 app = typer.Typer(help="Assignments: build what students get, grade what they hand in.", no_args_is_help=True)
 
 _SOURCES: Final = Path("notebooks/assignments")
+_MOST_BYTES: Final = 10_000_000
+"""Of a notebook that is handed in."""
 
 Sources = Annotated[Path, typer.Option(help="The instructor's notebooks.", exists=True, file_okay=False)]
 
@@ -48,6 +49,7 @@ def grade(
     memory_gib: Annotated[float, typer.Option(min=0.5, help="Memory a submission may use.")] = 2.0,
     cpu_s: Annotated[int, typer.Option(min=1, help="Processor seconds a submission may use.")] = 60,
     reply_s: Annotated[float, typer.Option(min=0.1, help="Longest wait for one answer.")] = 20.0,
+    wall_s: Annotated[float, typer.Option(min=1, help="Longest wait for all answers of a submission.")] = 600.0,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Grade a folder of submissions, each confined by the kernel and asked, never believed.
@@ -62,7 +64,9 @@ def grade(
     from mooncake_lab.exercises.grading.grade import grade as grade_one
     from mooncake_lab.exercises.grading.report import write_reports
 
-    handed_in = list(_handed_in(submissions, sources))
+    handed_in, strange = _handed_in(submissions, sources)
+    for path, why in strange:
+        typer.echo(f"mooncake-lab classroom grade: not graded: {path} {why}", err=True)
     if not handed_in:
         typer.echo(
             f"mooncake-lab classroom grade: {submissions} holds no STUDENT/TOPIC.ipynb;"
@@ -70,32 +74,55 @@ def grade(
             err=True,
         )
         raise typer.Exit(1)
-    allowance = Allowance(memory_bytes=int(memory_gib * GIB), cpu_s=cpu_s, reply_s=reply_s)
+    if seed == 0:
+        typer.echo("mooncake-lab classroom grade: hidden seed 0 is everybody's; choose your own", err=True)
+    allowance = Allowance(memory_bytes=int(memory_gib * GIB), cpu_s=cpu_s, reply_s=reply_s, wall_s=wall_s)
+    grades: list[Any] = []
     try:
-        grades = [
-            grade_one(path, teacher, student=student, seed=seed, allowance=allowance)
-            for student, path, teacher in track(handed_in, "grading", console=Console(stderr=True), transient=True)
-        ]
+        for student, path, teacher in track(handed_in, "grading", console=Console(stderr=True), transient=True):
+            grades.append(grade_one(path, teacher, student=student, seed=seed, allowance=allowance))
     except UnconfinableError as error:
         typer.echo(f"mooncake-lab classroom grade: {error}", err=True)
         raise typer.Exit(1) from error
-    table = write_reports(grades, out)
+    finally:
+        table = write_reports(grades, out)  # of those who are done, whatever stopped the others
     if json_:
-        typer.echo(msgspec.json.encode({"grades": [_plain(each) for each in grades], "table": str(table)}))
-        return
-    width = max(len(f"{each.student} {each.topic}") for each in grades)
-    for each in grades:
-        typer.echo(f"{f'{each.student} {each.topic}':{width}}  {each.earned:3} / {each.points}")
-    typer.echo(f"{table}, and a page of feedback each beside it", err=True)
+        skipped = [{"path": str(path), "why": why} for path, why in strange]
+        plain = {"grades": [_plain(each) for each in grades], "table": str(table), "not_graded": skipped}
+        typer.echo(msgspec.json.encode(plain))
+    else:
+        width = max(len(f"{each.student} {each.topic}") for each in grades)
+        for each in grades:
+            typer.echo(f"{f'{each.student} {each.topic}':{width}}  {each.earned:3} / {each.points}")
+        typer.echo(f"{table}, and a page of feedback each beside it", err=True)
+    if strange:
+        raise typer.Exit(1)
 
 
-def _handed_in(submissions: Path, sources: Path) -> Iterator[tuple[str, Path, Path]]:
-    """Every student's notebooks that belong to an assignment, in order."""
+def _handed_in(submissions: Path, sources: Path) -> tuple[list[tuple[str, Path, Path]], list[tuple[Path, str]]]:
+    """Student, notebook and teacher's notebook, in order; and what cannot be graded, with the reason.
+
+    A notebook is `STUDENT/TOPIC.ipynb`, or `STUDENT/TOPIC/TOPIC.ipynb` as nbgrader collects them.
+    """
+    teachers = {path.stem: path for path in sources.glob("*.ipynb")}
+    found: list[tuple[str, Path, Path]] = []
+    strange: list[tuple[Path, str]] = []
     for folder in sorted(path for path in submissions.iterdir() if path.is_dir()):
-        for teacher in sorted(sources.glob("*.ipynb")):
-            path = folder / teacher.name
-            if path.is_file():
-                yield folder.name, path, teacher
+        for path in sorted((*folder.glob("*.ipynb"), *folder.glob("*/*.ipynb"))):
+            teacher = teachers.get(path.stem)
+            if any(part.is_symlink() for part in (path, path.parent, folder)):
+                strange.append((path, "is a link, or lies behind one"))
+            elif path.parent.name == ".ipynb_checkpoints":
+                continue
+            elif teacher is None or path.parent not in (folder, folder / path.stem):
+                strange.append((path, f"is not named after an assignment ({', '.join(sorted(teachers))})"))
+            elif path.stat().st_size > _MOST_BYTES:
+                strange.append((path, f"is larger than {_MOST_BYTES:,} bytes"))
+            elif (folder.name, teacher) in [(student, taught) for student, _, taught in found]:
+                strange.append((path, "is a second one of this assignment"))
+            else:
+                found.append((folder.name, path, teacher))
+    return found, strange
 
 
 def _plain(grade: Any) -> dict[str, Any]:

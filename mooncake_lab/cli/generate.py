@@ -114,8 +114,9 @@ def _generate(
     llama = load_model(**model)
     warm_up(llama)
     engine = CoupledEngine(llama, policy, EngineSettings(**settings))
-    how = Sampling(**sampling)
+    seed = sampling.pop("seed", 0)
     for index, prompt in enumerate(prompts):
+        how = Sampling(**sampling, seed=seed + index)
         try:
             engine.submit(GenerationRequest(prompt=prompt, max_new_tokens=max_new_tokens, sampling=how))
         except ValueError as error:

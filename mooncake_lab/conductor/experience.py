@@ -30,12 +30,13 @@ class Experience:
             case Arrived():
                 self._input_tokens[record.request_id] = record.input_tokens
             case Finished():
-                prompt_tokens = self._input_tokens.pop(record.request_id)
-                self.lengths = self.lengths.with_answer(prompt_tokens, record.output_tokens)
+                prompt_tokens = self._input_tokens.pop(record.request_id, None)
+                if prompt_tokens is not None:  # one that arrived before this book was opened teaches nothing
+                    self.lengths = self.lengths.with_answer(prompt_tokens, record.output_tokens)
             case FirstToken():
                 self._checks.append((record.at_s, False))
             case Rejected():
-                del self._input_tokens[record.request_id]
+                self._input_tokens.pop(record.request_id, None)
                 if record.stage == "decode":
                     self._checks.append((record.at_s, True))
                     self._refused += 1

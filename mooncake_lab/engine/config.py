@@ -111,7 +111,7 @@ def config_from_shape(shape: ModelShape, *, max_positions: int = 131072) -> Llam
 
 
 def read_config(directory: Path) -> LlamaConfig:
-    """The config of a Hugging Face model directory.
+    """The config of a Hugging Face model directory, with the end tokens of its generation config where it has one.
 
     Raises:
         FileNotFoundError: when there is no `config.json`.
@@ -120,7 +120,14 @@ def read_config(directory: Path) -> LlamaConfig:
     path = directory / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{directory} is not a Hugging Face model directory: it has no config.json")
-    return config_from_mapping(json.loads(path.read_text()), source=str(path))
+    raw = json.loads(path.read_text(encoding="utf-8"))
+    told = directory / "generation_config.json"
+    if (
+        told.is_file()
+    ):  # what `generate` of transformers goes by; instruction-tuned models end with more tokens there
+        ends = json.loads(told.read_text(encoding="utf-8")).get("eos_token_id")
+        raw |= {} if ends is None else {"eos_token_id": ends}
+    return config_from_mapping(raw, source=str(path))
 
 
 def config_from_mapping(raw: Mapping[str, Any], *, source: str = "config") -> LlamaConfig:

@@ -47,6 +47,8 @@ def load_model(
     if numbers not in DTYPES:
         raise ValueError(f"unknown dtype {numbers!r}; allowed are {', '.join(DTYPES)}")
     kind = DTYPES[numbers]
+    if place.type == "cuda" and place.index is not None:
+        torch.cuda.set_device(place)  # own kernels and recorded graphs run on the current device
     operators = choose_backend(place, kind, backend)
     if name.startswith(_RANDOM):
         config = config_from_shape(model_shape(name.removeprefix(_RANDOM)))

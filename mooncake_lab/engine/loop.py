@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -80,11 +80,12 @@ class Engine:
         self._steps = 0
         self._cancelled: set[int] = set()
         self._before_release: dict[int, Callable[[RunningRequest], None]] = {}
+        self._ended: list[Output] = []  # not yet returned by a step
 
     @property
     def busy(self) -> bool:
-        """Whether requests wait or run."""
-        return bool(self.scheduler.waiting or self.scheduler.running)
+        """Whether requests wait or run, or ended and were not returned yet."""
+        return bool(self._ended or self.scheduler.waiting or self.scheduler.running)
 
     def submit(
         self,
@@ -94,7 +95,7 @@ class Engine:
         generated: Sequence[int] = (),
         before_release: Callable[[RunningRequest], None] | None = None,
     ) -> int:
-        """Let a request wait; its id.
+        """Let a request wait; its id. One whose tokens so far end it already is returned by the next step.
 
         Args:
             request: what is asked for.
@@ -118,20 +119,25 @@ class Engine:
             entered.arriving = kv if entered.cached else None
         else:
             entered.parked = tuple(kv) if entered.cached else ()
+        self._next_id += 1
+        reason = self._reason(entered) if generated else None
+        if reason is not None:
+            self._ended.append(entered.output(reason, self._clock(), ""))
+            return entered.id
         if before_release is not None:
             self._before_release[entered.id] = before_release
         self.scheduler.add(entered)
-        self._next_id += 1
         return entered.id
 
     def cancel(self, request_id: int) -> None:
         """End a request before the next iteration; unknown and finished ones are ignored."""
-        self._cancelled.add(request_id)
+        if any(r.id == request_id for r in (*self.scheduler.waiting, *self.scheduler.running)):
+            self._cancelled.add(request_id)
 
     def step(self) -> list[Output]:
         """One iteration; the requests that ended."""
-        done = self._cancel()
-        if not self.busy:
+        done, self._ended = self._ended + self._cancel(), []
+        if not (self.scheduler.waiting or self.scheduler.running):
             return done
         start_s = self._clock()
         schedule = self.scheduler.schedule()
@@ -140,7 +146,13 @@ class Engine:
         except PrefixLostError:  # nothing was counted as computed: the next iteration is planned with what is left
             self.scheduler.shorten(schedule)
             return done + self._reject(schedule)
-        return done + self._postprocess(schedule, tokens, start_s)
+        done += self._postprocess(schedule, tokens, start_s)
+        try:
+            _tell(schedule)  # last, so that a client's callback finds the engine in order
+        except BaseException:
+            self._ended += done
+            raise
+        return done
 
     def run(self) -> list[Output]:
         """Step until nothing waits or runs; all outputs, by request id."""
@@ -150,10 +162,24 @@ class Engine:
         return sorted(done, key=lambda output: output.request_id)
 
     def generate(self, requests: Iterable[GenerationRequest]) -> list[Output]:
-        """Submit requests and run; their outputs in the same order."""
-        for request in requests:
-            self.submit(request)
-        return self.run()
+        """Submit requests and step until they ended; their outputs in order. The rest comes with the next step.
+
+        Raises:
+            ValueError: when one can never fit or holds a token the model has not; none is submitted then.
+        """
+        wanted = list(requests)
+        for request in wanted:
+            self._check(request, ())
+        ids = [self.submit(request) for request in wanted]
+        found, others = dict[int, Output](), list[Output]()
+        while not found.keys() >= set(ids):
+            for output in self.step():
+                if output.request_id in ids:
+                    found[output.request_id] = output
+                else:
+                    others.append(output)
+        self._ended += others
+        return [found[request_id] for request_id in ids]
 
     def check(self) -> None:
         """Verify that no block is lost or counted twice.
@@ -185,7 +211,6 @@ class Engine:
         if self.settings.keep_log:
             self.log.append(TimedIteration(start_s, now_s, _iteration(self._steps, schedule, tuple(finished))))
         self._steps += 1
-        _tell(schedule)  # last, so that a client's callback finds the engine in order
         return done
 
     def _reject(self, schedule: Schedule) -> list[Output]:
@@ -196,8 +221,14 @@ class Engine:
         """One token more; why the request ends with it, or None."""
         request.append(token)
         request.token_s.append(now_s)
+        return self._reason(request)
+
+    def _reason(self, request: RunningRequest) -> FinishReason | None:
+        """Why a request ends with the token it has last, or None."""
         ends = request.request.end_tokens
-        if token in (self.runner.model.config.end_tokens if ends is None else ends):
+        if int(request.tokens[request.known - 1]) in (
+            self.runner.model.config.end_tokens if ends is None else ends
+        ):
             return "end_token"
         return "length" if request.generated >= request.request.max_new_tokens else None
 
@@ -220,7 +251,9 @@ class Engine:
         return [self._finish(request, "cancelled", now_s) for request in found]
 
     def _park(self, request: RunningRequest) -> tuple[KVSpan, ...]:
-        return (self.runner.export(request, 0, request.cached),)
+        """On the host: what has to leave the device's memory must not stay in it."""
+        span = self.runner.export(request, 0, request.cached)
+        return (replace(span, layers=tuple(layer.cpu() for layer in span.layers)),)
 
     def _check(self, request: GenerationRequest, generated: Sequence[int]) -> None:
         size, window = self.settings.block_size_tokens, self.scheduler.limits.max_request_tokens
@@ -232,22 +265,28 @@ class Engine:
                 f"prompt and new tokens make {longest} tokens of KVCache; this engine's holds {self.blocks * size}"
             )
         vocabulary = self.runner.model.config.vocabulary
-        if not (min(request.prompt) >= 0 and max(request.prompt) < vocabulary):
-            raise ValueError(
-                f"the prompt holds tokens {min(request.prompt)} to {max(request.prompt)};"
-                f" the model knows 0 to {vocabulary - 1}"
-            )
-        if len(generated) >= request.max_new_tokens:
+        for what, tokens in (("prompt holds", request.prompt), ("generated part holds", generated)):
+            if len(tokens) and not (min(tokens) >= 0 and max(tokens) < vocabulary):
+                raise ValueError(
+                    f"the {what} tokens {min(tokens)} to {max(tokens)}; the model knows 0 to {vocabulary - 1}"
+                )
+        if len(generated) > request.max_new_tokens:
             raise ValueError(
                 f"{len(generated)} tokens are generated already; allowed are {request.max_new_tokens}"
             )
 
 
 def _tell(schedule: Schedule) -> None:
-    """Stream the iteration's tokens to those who asked for them."""
+    """Stream the iteration's tokens to those who asked for them; the first who raises is heard last."""
+    raised: Exception | None = None
     for request, segment in schedule.work:
         if segment.emits and request.request.on_token is not None:
-            request.request.on_token(request.id, int(request.tokens[request.known - 1]))
+            try:
+                request.request.on_token(request.id, int(request.tokens[request.known - 1]))
+            except Exception as error:  # noqa: BLE001  # a client's own; the other clients are still told
+                raised = raised or error
+    if raised:
+        raise raised
 
 
 def _iteration(index: int, schedule: Schedule, finished: tuple[int, ...]) -> Iteration:

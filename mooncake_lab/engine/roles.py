@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +54,7 @@ class PrefillEngine:
     ) -> None:
         self.engine = Engine(model, PrefillOnly(chunk_tokens=chunk_tokens), settings, clock=clock)
         self._kv: dict[int, KVSpan] = {}
+        self._ended: list[PrefillResult] = []  # not yet returned by a step
 
     def submit(
         self,
@@ -83,22 +84,32 @@ class PrefillEngine:
         return self.engine.submit(request, kv=prefix, before_release=keep)
 
     def step(self) -> list[PrefillResult]:
-        """One iteration; the prefills that ended."""
-        return [self._result(output) for output in self.engine.step() if output.finish_reason != "cancelled"]
+        """One iteration; the prefills that ended, those that ended while another was waited for included."""
+        ended, self._ended = self._ended, []
+        return ended + [
+            self._result(output) for output in self.engine.step() if output.finish_reason != "cancelled"
+        ]
+
+    def wait(self, request_id: int) -> PrefillResult:
+        """Step until this one ended; others advance too, and the next `step` returns those that ended."""
+        others: list[PrefillResult] = []
+        while True:
+            results = self.step()
+            others += [result for result in results if result.request_id != request_id]
+            for result in results:
+                if result.request_id == request_id:
+                    self._ended += others
+                    return result
 
     def prefill(
         self, prompt: Prompt, *, prefix: Sequence[KVSpan] = (), sampling: Sampling = GREEDY
     ) -> PrefillResult:
-        """Prefill one prompt; others that were waiting advance too.
+        """Prefill one prompt; others that were waiting advance too, see `wait`.
 
         Raises:
             ValueError: when the prompt does not fit or the prefix is not its own.
         """
-        wanted = self.submit(prompt, prefix=prefix, sampling=sampling)
-        while True:
-            for result in self.step():
-                if result.request_id == wanted:
-                    return result
+        return self.wait(self.submit(prompt, prefix=prefix, sampling=sampling))
 
     def _result(self, output: Output) -> PrefillResult:
         if output.finish_reason == "rejected":
@@ -133,7 +144,8 @@ class DecodeEngine:
     def submit(self, request: GenerationRequest, *, first_token: int, kv: Sequence[KVSpan]) -> int:
         """Let a prefilled request join the batch when there is room; its id.
 
-        Its output begins with `first_token`; `request.on_token` gets the tokens after it.
+        Its output begins with `first_token`; `request.on_token` gets the tokens after it. Where it ends the
+        request, the next step returns that.
 
         Raises:
             ValueError: when the KVCache does not cover the prompt, is not this model's, or does not fit.
@@ -202,13 +214,18 @@ class CoupledEngine:
         sampling: Sampling = GREEDY,
         on_token: TokenCallback | None = None,
     ) -> list[Output]:
-        """Generate for several prompts at once; outputs in their order.
+        """Generate for several prompts at once; outputs in their order. Each has a seed one above the last's.
 
         Raises:
             ValueError: when one can never fit or holds a token the model has not.
         """
         requests = [
-            GenerationRequest(prompt=prompt, max_new_tokens=max_new_tokens, sampling=sampling, on_token=on_token)
-            for prompt in prompts
+            GenerationRequest(
+                prompt=prompt,
+                max_new_tokens=max_new_tokens,
+                sampling=replace(sampling, seed=sampling.seed + index),
+                on_token=on_token,
+            )
+            for index, prompt in enumerate(prompts)
         ]
         return self.engine.generate(requests)

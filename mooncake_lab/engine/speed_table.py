@@ -1,6 +1,6 @@
 """The README's table of the engine's speed, made from a measurement and written between its marks.
 
-`python -m mooncake_lab.engine.speed_table data/measured/cpu_engine.json README.md` refreshes it.
+`python -m mooncake_lab.engine.speed_table data/measured/cpu_engine.json README.md [MARK]` refreshes it.
 """
 
 import json
@@ -11,12 +11,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-_MARKED = re.compile(r"(?P<begin><!-- speed: begin -->\n).*?(?P<end><!-- speed: end -->)", re.DOTALL)
 PEERS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "hf": "`generate`",
         "hf-continuous": "transformers' continuous batching",
         "whole": "ours, prompt not cut at 512",
+        "llama.cpp": "llama.cpp",
+        "openvino": "OpenVINO",
     }
 )
 """What the peers are called."""
@@ -30,23 +31,25 @@ def speed_table(found: Mapping[str, Any]) -> str:
         "| " + " | ".join(cells) + " |" for cells in (_HEAD, ("---",) * len(_HEAD), *map(_row, found["rows"]))
     ]
     skipped = f" Not measured for lack of time: {'; '.join(found['skipped'])}." if found["skipped"] else ""
+    beside = "".join(f", {version}" for version in found.get("peers", {}).values())
     where = (
         f"Measured on {machine['processor']}, {machine['cores']} cores, {machine['date']}, torch"
-        f" {machine['torch_version']}, transformers {found['transformers']}, commit {found['commit']}, load"
-        f" average {found['load_average'][0]:.1f}, by the {found['clock']} clock.{skipped}"
+        f" {machine['torch_version']}, transformers {found['transformers']}{beside}, commit {found['commit']},"
+        f" load average {found['load_average'][0]:.1f}, by the {found['clock']} clock.{skipped}"
     )
     return where + "\n\n" + "\n".join(lines) + "\n"
 
 
-def refreshed(page: str, found: Mapping[str, Any]) -> str:
-    """A page with the table between its marks made anew; the rest as it is.
+def refreshed(page: str, found: Mapping[str, Any], *, mark: str = "speed") -> str:
+    """A page with the table between its marks, `<!-- speed: begin -->` and `end`, made anew; the rest as it is.
 
     Raises:
         ValueError: when the page has not exactly one pair of marks.
     """
-    text, count = _MARKED.subn(lambda match: f"{match['begin']}{speed_table(found)}{match['end']}", page)
+    marked = re.compile(rf"(?P<begin><!-- {mark}: begin -->\n).*?(?P<end><!-- {mark}: end -->)", re.DOTALL)
+    text, count = marked.subn(lambda match: f"{match['begin']}{speed_table(found)}{match['end']}", page)
     if count != 1:
-        raise ValueError(f"the page has {count} pairs of marks '<!-- speed: begin -->' and 'end'; one is needed")
+        raise ValueError(f"the page has {count} pairs of marks '<!-- {mark}: begin -->' and 'end'; one is needed")
     return text
 
 
@@ -64,11 +67,11 @@ def _row(row: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def main(measured: Path, page: Path) -> None:
+def main(measured: Path, page: Path, mark: str = "speed") -> None:
     """Refresh the table of a page."""
     found = json.loads(measured.read_text(encoding="utf-8"))
-    page.write_text(refreshed(page.read_text(encoding="utf-8"), found), encoding="utf-8")
+    page.write_text(refreshed(page.read_text(encoding="utf-8"), found, mark=mark), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])

@@ -49,7 +49,10 @@ class LlamaWeights:
     """Shape (vocabulary, width): the embedding itself where they are tied."""
 
     def digest(self) -> bytes:
-        """A name for the weights, of a sample of every tensor: a fine-tune that moves any of them has another."""
+        """A name for the weights, of a thousand numbers of every tensor: a fine-tune of all of them has another.
+
+        One that changed only a few rows of a large tensor may not.
+        """
         sampled = hashlib.sha256()
         for source in (self, *self.layers):
             for field in fields(source):

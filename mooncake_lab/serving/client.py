@@ -19,9 +19,11 @@ class Seen:
     """What a client saw of one request."""
 
     status: int
+    """0 where the connection failed."""
     tokens: tuple[int, ...] = ()
     ttft_s: float | None = None
     gaps_s: tuple[float, ...] = ()
+    error: str = ""
 
 
 def replay_over_http(trace: Trace, url: str, token: str | None, model: str) -> dict[str, Any]:
@@ -33,7 +35,8 @@ def replay_over_http(trace: Trace, url: str, token: str | None, model: str) -> d
     seen = asyncio.run(_replay(list(trace.requests()), url.rstrip("/").removesuffix("/v1"), token, model))
     served = [one for one in seen if one.ttft_s is not None]
     if not served:
-        raise ValueError(f"none of {len(seen)} requests was served; the first was answered with {seen[0].status}")
+        said = seen[0].error or f"it was answered with status {seen[0].status}"
+        raise ValueError(f"none of {len(seen)} requests was served; of the first: {said}")
     ttft = np.array([one.ttft_s for one in served], dtype=np.float64)
     gaps = np.array([gap for one in served for gap in one.gaps_s] or [0.0])
     return {
@@ -67,17 +70,20 @@ async def _one(client: httpx.AsyncClient, traced: TracedRequest, model: str, zer
     }  # fmt: skip
     await asyncio.sleep(max(0.0, traced.request.arrival_s - (time.monotonic() - zero_s)))
     start_s, tokens, times_s = time.monotonic(), list[int](), list[float]()
-    async with client.stream("POST", "/v1/completions", json=body) as response:
-        if response.status_code != 200:
-            return Seen(status=response.status_code)
-        async for line in response.aiter_lines():
-            if not line.startswith("data: ") or line == "data: [DONE]":
-                continue
-            event = msgspec.json.decode(line[6:])
-            if "error" in event:
-                return Seen(status=503, tokens=tuple(tokens))
-            for choice in event["choices"]:
-                tokens += choice["token_ids"]
-                times_s += [time.monotonic()] * bool(choice["token_ids"])
+    try:
+        async with client.stream("POST", "/v1/completions", json=body) as response:
+            if response.status_code != 200:
+                return Seen(status=response.status_code)
+            async for line in response.aiter_lines():
+                if not line.startswith("data: ") or line == "data: [DONE]":
+                    continue
+                event = msgspec.json.decode(line[6:])
+                if "error" in event:
+                    return Seen(status=503, tokens=tuple(tokens))
+                for choice in event["choices"]:
+                    tokens += choice["token_ids"]
+                    times_s += [time.monotonic()] * bool(choice["token_ids"])
+    except httpx.HTTPError as error:
+        return Seen(status=0, tokens=tuple(tokens), error=f"{type(error).__name__}: {error}")
     first_s = times_s[0] - start_s if times_s else None
     return Seen(status=200, tokens=tuple(tokens), ttft_s=first_s, gaps_s=tuple(np.diff(times_s).tolist()))

@@ -213,8 +213,13 @@ class LiveCluster:
 
     async def _generate(self, prompts: list[npt.NDArray[np.int32]], most: int) -> list[tuple[int, ...]]:
         asked = Generation(prompt=b"", max_new_tokens=most, end_tokens=())
-        tickets = [self._open_hall.submit(prompt, asked) for prompt in prompts]
-        return [tuple([token async for token in ticket]) for ticket in tickets]
+        tickets = list[Ticket]()
+        try:
+            tickets += (self._open_hall.submit(prompt, asked) for prompt in prompts)
+            return [tuple([token async for token in ticket]) for ticket in tickets]
+        finally:
+            for ticket in tickets:
+                self._open_hall.cancel(ticket, "another request of the call failed")
 
     @property
     def _open_hall(self) -> Hall:

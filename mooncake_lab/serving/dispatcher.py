@@ -79,12 +79,18 @@ class Dispatcher:
             raise ticket.end.error
         return ticket
 
-    def cancel(self, ticket: Ticket, reason: str = "the client went away") -> None:
-        """End a request whose client does not want it any more."""
+    def cancel(self, ticket: Ticket, reason: str = "the client went away", error: Exception | None = None) -> None:
+        """End a request whose client does not want it any more, or is to be told of an error."""
         if ticket.end is None:
             self.placer.withdraw(ticket)
             self.journal.rejected(ticket, "client", reason, time.monotonic())
-            self.placer.close(ticket, End("cancelled"))
+            self.placer.close(ticket, End("cancelled", error))
+
+    def finish(self, ticket: Ticket) -> None:
+        """End a request whose client has all it wants."""
+        if ticket.end is None:
+            self.placer.withdraw(ticket)
+            self.placer.complete(ticket, time.monotonic(), "stop")
 
     def abandon(self, ticket: Ticket) -> None:
         """Let go of a request that still runs at the horizon; the log does not say that it ended."""

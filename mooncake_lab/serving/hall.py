@@ -5,7 +5,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Self, final
+from typing import Final, Self, final
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,9 @@ from mooncake_lab.serving.messages import Event, Generation, Measure, Measured, 
 from mooncake_lab.serving.placing import Decided
 from mooncake_lab.serving.spec import LiveSpec
 from mooncake_lab.serving.supervisor import Callbacks, Link, Supervisor
-from mooncake_lab.serving.ticket import Ticket
+from mooncake_lab.serving.ticket import FailedError, Ticket
+
+_SHUT: Final = "the cluster is shut down"
 
 
 @final
@@ -77,7 +79,7 @@ class Hall:
     async def close(self) -> None:
         """End every request under way, and every worker."""
         for ticket in list(self.dispatcher.placer.tickets.values()):
-            self.dispatcher.cancel(ticket, "the cluster is shut down")
+            self.dispatcher.cancel(ticket, _SHUT, FailedError(_SHUT))
         await self.supervisor.close()
 
     def submit(self, prompt: npt.NDArray[np.int32], asked: Generation) -> Ticket:
@@ -87,6 +89,10 @@ class Hall:
     def cancel(self, ticket: Ticket, reason: str = "the client went away") -> None:
         """End a request, unless it has ended."""
         self.dispatcher.cancel(ticket, reason)
+
+    def finish(self, ticket: Ticket) -> None:
+        """A request has all that its client wants, before its last token."""
+        self.dispatcher.finish(ticket)
 
     def longest(self) -> int:
         """The most tokens that a prompt and its answer may have together."""

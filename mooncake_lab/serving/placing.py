@@ -117,6 +117,10 @@ class Placer:
         except Exception as error:  # noqa: BLE001  # a policy of the user's own fails its request, not the cluster
             self.give_up(ticket, f"the placement or admission policy failed: {error!r}")
             return
+        strange = _unknown(decision, self.links)
+        if strange:
+            self.give_up(ticket, f"the placement policy names worker {strange[0]!r}, which does not live")
+            return
         self._decided(Decided(ticket.request, view, decision, is_first))
         if isinstance(decision, Rejection):
             self.reject(ticket, decision, why)
@@ -279,3 +283,11 @@ class Placer:
         assert self.ready is not None  # noqa: S101  # a cluster takes requests when its workers live
         size, name = self._spec.block_size_tokens, self.ready.fingerprint
         return tuple(block_keys(np.asarray(prompt, dtype=np.int32), size, namespace=name))
+
+
+def _unknown(decision: Placement | Rejection, living: Collection[str]) -> list[str]:
+    """Workers that a decision names and that there are not."""
+    if isinstance(decision, Rejection):
+        return []
+    named = (decision.prefill, decision.decode, decision.fetch_from)
+    return [name for name in named if name is not None and name not in living]

@@ -113,6 +113,25 @@ def test_tampering_with_the_tests_earns_nothing(tmp_path):
         ("open({outside!r}, 'w')", "PermissionError"),
         ("open({secret!r}).read()", "PermissionError"),
         ("import os\nos.truncate({secret!r}, 0)", "PermissionError"),
+        ("import os\nos.chmod({secret!r}, 0)", "PermissionError"),
+        ("import os\nos.chown({secret!r}, 1, 1)", "PermissionError"),
+        ("import os\nos.utime({secret!r}, (1, 1))", "PermissionError"),
+        ("import os\nos.setxattr({secret!r}, 'user.x', b'x')", "PermissionError"),
+        ("import os, resource\nresource.prlimit(os.getppid(), resource.RLIMIT_CPU, (9, 9))", "PermissionError"),
+        ("import resource\nresource.setrlimit(resource.RLIMIT_AS, (2**40, 2**40))", "PermissionError|ValueError"),
+        ("import os\nos.setpriority(os.PRIO_PROCESS, os.getppid(), 19)", "PermissionError"),
+        ("import os\nos.sched_setaffinity(os.getppid(), {{0}})", "PermissionError"),
+        ("import os\nos.memfd_create('flood')", "PermissionError"),
+        ("import ctypes\nassert ctypes.CDLL(None).shmget(0, 4096, 0o600) >= 0", "AssertionError"),
+        (
+            "import ctypes, os\nassert not ctypes.CDLL(None).tgkill(os.getppid(), os.getppid(), 9)",
+            "AssertionError",
+        ),
+        (
+            "import ctypes, os\nassert not ctypes.CDLL(None).syscall(234, os.getppid(), os.getppid(), 9)",
+            "Assertion",
+        ),
+        ("import fcntl, os\nfcntl.fcntl(open('x', 'w'), fcntl.F_SETOWN, os.getppid())", "PermissionError"),
     ],
 )
 def test_what_a_submission_may_not_do(tmp_path, code, said):
@@ -133,6 +152,79 @@ def test_an_endless_loop_ends():
         with pytest.raises(SubmissionError, match=r"no answer within 2 s"):
             submission.call("spin")
     assert process.poll() is not None
+
+
+def test_its_own_limits_can_still_be_read():
+    """Libraries ask for them, and for the flags of files."""
+    asks = (
+        "import fcntl, resource\n"
+        "limit = resource.getrlimit(resource.RLIMIT_AS)[0]\n"
+        "flags = fcntl.fcntl(open('x', 'w'), fcntl.F_GETFL)\n"
+        "def limits():\n    return [limit, flags]"
+    )
+    with Submission([asks], QUICK) as submission:
+        assert submission.call("limits", gives=list[int])[0] == QUICK.memory_bytes
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        "import os\nn = 0\nwhile True:\n    os.mkdir('d')\n    os.chdir('d')",
+        "n = 0\nwhile True:\n    open(f'f{n}', 'w').close()\n    n += 1",
+        "block, n = bytes(2**20), 0\nwhile True:\n    open(f'f{n}', 'wb').write(block)\n    n += 1",
+    ],
+    ids=["folders", "files", "bytes"],
+)
+def test_a_flood_of_files_ends(flood):
+    """Whoever fills the disk is stopped, and nothing of it stays."""
+    little = Allowance(folder_entries=500, folder_bytes=8 * 2**20, reply_s=30)
+    with pytest.raises(SubmissionError, match=r"it wrote|File name too long|OSError"):
+        Submission([flood], little)
+
+
+def test_sleeping_ends_too():
+    """Answers in time, each, are not enough: all together have a limit as well."""
+    slow = "import time\ndef f():\n    time.sleep(0.4)"
+    with Submission([slow], Allowance(reply_s=5, wall_s=2)) as submission:
+        submission.call("f")
+        calls = iter(lambda: submission.call("f"), "never")
+        with pytest.raises(SubmissionError, match=r"more than 2 s in all"):
+            list(calls)
+
+
+def test_a_machine_that_cannot_confine_is_the_teachers_affair(tmp_path, monkeypatch):
+    """Where the process does not even start confined, nobody gets a zero for it."""
+    path = hand_in(tmp_path, "somebody", "keys")
+    monkeypatch.setattr("mooncake_lab.exercises.grading.remote._START_S", 0.01)
+    with pytest.raises(UnconfinableError, match="no confined process starts here"):
+        grade(path, SOURCES / "keys.ipynb", student="somebody", seed=0)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from mooncake_lab.store import NothingToEvictError\nraise NothingToEvictError(0)",
+        "raise KeyboardInterrupt",
+    ],
+)
+def test_nothing_that_a_cell_raises_stops_the_class(tmp_path, code):
+    """Whatever it is, it is a grade."""
+    assert grade_keys(tmp_path, chain_keys=code).earned == 0
+
+
+def test_metadata_may_be_anything(tmp_path):
+    """A cell whose metadata a tool has emptied is a cell without a role."""
+    path = hand_in(tmp_path, "somebody", "keys")
+    notebook = json.loads(path.read_text())
+    notebook["cells"].append({"cell_type": "code", "source": "", "metadata": {"nbgrader": None}})
+    path.write_text(json.dumps(notebook))
+    assert grade(path, SOURCES / "keys.ipynb", student="somebody", seed=0).earned == 10
+
+
+def test_keys_may_be_large():
+    """An integer of any size can be answered."""
+    with Submission(["def f():\n    return [2**100, 3]"], QUICK) as submission:
+        assert submission.call("f", gives=list[int | str]) == [str(2**100), 3]
 
 
 def test_its_own_folder_is_its_to_use():
@@ -182,3 +274,24 @@ def test_an_empty_folder_is_said(tmp_path):
     result = CliRunner().invoke(app, ["classroom", "grade", str(tmp_path)])
     assert result.exit_code == 1
     assert "STUDENT/TOPIC.ipynb" in result.stderr
+
+
+def test_what_cannot_be_graded_is_named(tmp_path):
+    """Links and other names are listed, the others graded, and the exit code says that something was not."""
+    folder = tmp_path / "in"
+    mine = hand_in(folder, "ada", "keys")
+    (folder / "eve").mkdir()
+    (folder / "eve" / "keys.ipynb").symlink_to(mine)
+    (folder / "bob" / "keys").mkdir(parents=True)
+    mine.with_name("keys (1).ipynb").write_bytes(mine.read_bytes())
+    (folder / "bob" / "keys" / "keys.ipynb").write_bytes(mine.read_bytes())
+    arguments = ["classroom", "grade", str(folder), "--out", str(tmp_path / "out"), "--seed", "7", "--json"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert {each["student"]: each["earned"] for each in found["grades"]} == {"ada": 10, "bob": 10}
+    assert {Path(each["path"]).name: each["why"].split()[1] for each in found["not_graded"]} == {
+        "keys (1).ipynb": "not",
+        "keys.ipynb": "a",
+    }
+    assert not (tmp_path / "out" / "eve").exists()

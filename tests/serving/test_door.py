@@ -6,8 +6,9 @@ import httpx
 import openai
 import pytest
 
-from mooncake_lab.conductor import WithinSLO
+from mooncake_lab.conductor import AdmitAll, Rejection, WithinSLO
 from mooncake_lab.core import SLO
+from mooncake_lab.serving.client import replay_over_http
 from mooncake_lab.serving.door.tokenizer import ByteTokenizer
 from mooncake_lab.serving.door.wanted import BadRequestError, read_chat, read_completion
 from mooncake_lab.serving.door.writing import Writer
@@ -70,13 +71,25 @@ def test_chat(client):
     assert parts[-1].choices[0].finish_reason == "length"
 
 
-def test_stop_sequence(client):
-    """Nothing is shown from a stop sequence on, and the reason says so."""
+def ended(door, how):
+    """How many requests ended so, as Prometheus is told."""
+    page = httpx.get(f"{door.url}/metrics", headers={"Authorization": f"Bearer {door.token}"}).text
+    counts = [line.split()[-1] for line in page.splitlines() if f'requests_ended_total{{how="{how}"}}' in line]
+    return float(counts[0]) if counts else 0.0
+
+
+def test_stop_sequence(door, client):
+    """Nothing is shown from a stop sequence on, the reason says so, and the request counts as finished."""
     text = client.completions.create(model=MODEL, prompt="hello", max_tokens=20, temperature=0).choices[0].text
     stop = text[3:5]
+    left = ended(door, "client")
+    finished = ended(door, "finished")
     made = client.completions.create(model=MODEL, prompt="hello", max_tokens=20, temperature=0, stop=stop)
     assert made.choices[0].text == text[: text.find(stop)]
     assert made.choices[0].finish_reason == "stop"
+    assert ended(door, "client") == left
+    assert ended(door, "finished") == finished + 1
+    assert not door.hall.dispatcher.placer.tickets
 
 
 @pytest.mark.parametrize(
@@ -110,6 +123,9 @@ def test_strangers(door):
 def test_models_and_metrics(door, client):
     """The model is listed, and Prometheus finds what was served."""
     assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).id == MODEL
+    with pytest.raises(openai.NotFoundError, match="there is 'random:lab-tiny'"):
+        client.models.retrieve("gpt-4")
     client.completions.create(model=MODEL, prompt="x", max_tokens=3)
     page = httpx.get(f"{door.url}/metrics", headers={"Authorization": f"Bearer {door.token}"}).text
     assert 'mooncake_requests_ended_total{how="finished"}' in page
@@ -137,6 +153,49 @@ def test_rejection(open_door):
         with pytest.raises(openai.RateLimitError, match="expected TTFT") as raised:
             one.completions.create(model=MODEL, prompt="x")
         assert int(raised.value.response.headers["retry-after"]) >= 1
+
+
+class RefuseLate(AdmitAll):
+    """A policy that lets every prompt be computed and nothing be decoded."""
+
+    def double_check(self, request, decode, *, estimate, slo):
+        """No."""
+        del decode, estimate, slo
+        return Rejection(request_id=request.id, stage="decode", reason="refused late")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_late_rejection_is_429_too(open_door, stream):
+    """A request that is refused after its prefill has not begun for its client, streamed or not."""
+    with open_door(admission=RefuseLate()) as door, door.client() as one:
+        with pytest.raises(openai.RateLimitError, match="refused late") as raised:
+            one.completions.create(model=MODEL, prompt="x", stream=stream)
+        assert int(raised.value.response.headers["retry-after"]) >= 1
+        assert not door.hall.dispatcher.placer.tickets
+
+
+def test_a_disconnect_before_the_first_token_cancels(door):
+    """A client that goes away while its prompt waits is noticed, streamed or not."""
+    for stream in (True, False):
+        body = {"model": MODEL, "prompt": [1] * 4000, "max_tokens": 4000, "stream": stream}
+        headers = {"Authorization": f"Bearer {door.token}"}
+        with pytest.raises(httpx.TimeoutException):
+            httpx.post(f"{door.url}/v1/completions", json=body, headers=headers, timeout=0.01)
+        deadline_s = time.monotonic() + 20
+        while door.hall.dispatcher.placer.tickets and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        assert not door.hall.dispatcher.placer.tickets
+
+
+def test_replay_against_nobody_says_so(traced):
+    """A server that is not there is an error with a sentence, not a traceback."""
+
+    class Trace:
+        def requests(self):
+            return traced(2)
+
+    with pytest.raises(ValueError, match=r"none of 2 requests was served; of the first: ConnectError"):
+        replay_over_http(Trace(), "http://127.0.0.1:9", None, MODEL)
 
 
 def test_options_are_refused_by_name():

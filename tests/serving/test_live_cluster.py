@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from mooncake_lab.conductor import ADMISSION_POLICIES, LatencyEstimator, decide
+from mooncake_lab.conductor import ADMISSION_POLICIES, LatencyEstimator, Placement, decide
 from mooncake_lab.core import SLO, Finished, Moved, Placed, Prefilled, Rejected
 from mooncake_lab.metrics import check_log, run_summary
 from mooncake_lab.perf import model_shape
-from mooncake_lab.serving import LiveCluster, LiveSpec, prompt_of, scaled_down
+from mooncake_lab.serving import FailedError, LiveCluster, LiveSpec, prompt_of, scaled_down
 from mooncake_lab.store.media import MediumError
 from mooncake_lab.store.media.mooncake_wheel import load_wheel
 from mooncake_lab.workload import SharedPrefix
@@ -33,6 +33,37 @@ def test_run_keeps_the_simulators_log(cluster, traced, expected):
     assert summary["finished"] == len(requests)
     assert summary["output_tokens"] == sum(one.output_tokens for one in requests)
     assert summary["token_hit_rate"] > 0.2
+
+
+def test_a_call_that_fails_leaves_nothing_under_way(cluster, traced, expected):
+    """When one of several prompts cannot be served the others are let go, and the next run is as ever."""
+    with pytest.raises(ValueError, match="token"):
+        cluster.generate([[1, 2, 3], [10**6]], max_new_tokens=500)
+    requests = traced(4)
+    log = cluster.run(requests)
+    assert cluster.outputs == expected(requests)
+    assert check_log(log) == ()
+
+
+class Elsewhere:
+    """A placement policy that names a worker nobody knows."""
+
+    def place(self, request, view, estimate):
+        """Nowhere."""
+        del view, estimate
+        return Placement(
+            request_id=request.id, prefill="prefill-9", decode="decode-0", reused_tokens=0, expected_ttft_s=0.0,
+            expected_tbt_s=0.0, reason="a mistake",
+        )  # fmt: skip
+
+
+def test_a_placement_on_nobody_fails_its_request_only(open_cluster):
+    """A user's policy that errs is told so, and the cluster lives on."""
+    with open_cluster(placement=Elsewhere()) as live:
+        for _ in range(2):
+            with pytest.raises(FailedError, match="'prefill-9', which does not live"):
+                live.generate([[1, 2, 3]])
+        assert set(live.pids()) == {"prefill-0", "decode-0"}
 
 
 def test_forgetting_is_done_when_it_returns(cluster, traced):

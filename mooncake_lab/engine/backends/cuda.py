@@ -17,6 +17,8 @@ from mooncake_lab.engine.weights import LlamaWeights
 _PROGRAMS = 264
 """Programs that keep a large GPU busy: two for each of an H200's 132 processors."""
 _MOST_STRETCHES = 64
+_WIDEST_FLASH = 256
+"""Head width, a multiple of 8, up to which torch's flash attention goes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,9 @@ class CudaBackend:
             tables, lengths = batch.tables[:singles], batch.lengths[:singles]
             cut = stretches(singles, cache.keys.shape[1])
             kernels.paged_decode(query[:singles], cache.keys, cache.values, tables, lengths, attended, cut)
-        if batch.context is not None and query.is_cuda and query.dtype != torch.float32:
+        width = query.shape[2]
+        fits = query.is_cuda and query.dtype != torch.float32 and width % 8 == 0 and width <= _WIDEST_FLASH
+        if batch.context is not None and fits:
             attended[singles:] = _attend_spans(query[singles:], batch.context, cache)
         elif batch.context is not None:
             return DenseBackend().attend(query, batch, cache)

@@ -118,7 +118,7 @@ class LayerwisePrefill:
                 on_kv=leaving.on_layer if leaving else None,
             )
             try:
-                result = self._wait(asked)
+                result = self._engine.wait(asked)
             finally:
                 if leaving is not None:
                     leaving.end()
@@ -130,12 +130,6 @@ class LayerwisePrefill:
             lost_blocks=arriving.lost_blocks,
             waited_s=arriving.waited_s,
         )
-
-    def _wait(self, asked: int) -> PrefillResult:
-        while True:
-            for result in self._engine.step():
-                if result.request_id == asked:
-                    return result
 
     @contextmanager
     def _pinned(self, keys: Sequence[bytes]) -> Generator[None]:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from mooncake_lab.conductor import Estimator, Rejection
-from mooncake_lab.exercises.grading.confine import Allowance, confine
+from mooncake_lab.exercises.grading.confine import Allowance, UnconfinableError, confine
 from mooncake_lab.exercises.grading.messages import (
     SIGNATURES,
     Answer,
@@ -94,7 +94,24 @@ def _ask(target: Any, method: str, raw: msgspec.Raw) -> Answer:
 
 
 def _answer(value: Any, reason: str = "") -> Answer:
-    return Answer(msgspec.Raw(msgspec.msgpack.encode(value)), reason)
+    try:
+        encoded = msgspec.msgpack.encode(value)
+    except OverflowError:
+        encoded = msgspec.msgpack.encode(_with_words(value))
+    return Answer(msgspec.Raw(encoded), reason)
+
+
+def _with_words(value: Any) -> Any:
+    """The same with integers of more than 64 bits as text: keys may be of any size."""
+    match value:
+        case int():
+            return value if -(2**63) <= value < 2**64 else str(value)
+        case list() | tuple():
+            return [_with_words(each) for each in value]
+        case dict():
+            return {_with_words(key): _with_words(each) for key, each in value.items()}
+        case _:
+            return value
 
 
 @cache
@@ -115,7 +132,11 @@ def main(folder: Path, allowance: Allowance) -> None:
     questions = io.BufferedReader(io.FileIO(os.dup(sys.stdin.fileno())))
     os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())
     os.chdir(folder)
-    confine(folder, allowance)
+    try:
+        confine(folder, allowance)
+    except (OSError, ValueError, UnconfinableError) as error:
+        answers.write(pack(Raised(type(error).__name__, str(error))))
+        return
     candidate = Candidate()
     decoder = msgspec.msgpack.Decoder(Question)
     while (frame := read_frame(questions)) is not None:

@@ -17,13 +17,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final
 
 from mooncake_lab.core import GIB, MIB
+from mooncake_lab.exercises.grading.system_calls import ARCHITECTURES, Architecture, call_filter
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _LEAST_ABI: Final = 3  # earlier ones do not govern truncation
 _NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER_MODE = 38, 22, 2
+_CAPABILITIES_OF_SELF: Final = struct.pack("Ii", 0x20080522, 0)
+"""Version 3 of that call's head."""
+_MOST_OPEN_FILES: Final = 256
 
 _READ: Final = (1 << 2) | (1 << 3)
 _READ_FILE: Final = 1 << 2
@@ -31,26 +35,6 @@ _WRITE_FILE: Final = (1 << 1) | (1 << 14)
 _ALL_BY_ABI: Final = MappingProxyType({3: (1 << 15) - 1, 5: (1 << 16) - 1})
 _ALL_TCP: Final = 0b11
 _ALL_SCOPES: Final = 0b11
-
-
-class _Calls(NamedTuple):
-    """An architecture's name in the kernel's audit interface, and the numbers of the calls that are refused."""
-
-    audit: int
-    refused: tuple[int, ...]
-    clone: int
-    clone3: int
-
-
-# fork, vfork, execve, execveat, socket, socketpair, ptrace, kill, tkill, process_vm_writev, pidfd_send_signal,
-# io_uring_setup
-_ARCHITECTURES: Final = MappingProxyType(
-    {
-        "x86_64": _Calls(0xC000003E, (57, 58, 59, 322, 41, 53, 101, 62, 200, 311, 424, 425), clone=56, clone3=435),
-        "aarch64": _Calls(0xC00000B7, (221, 281, 198, 199, 117, 129, 130, 271, 424, 425), clone=220, clone3=435),
-    }
-)
-_CLONE_THREAD: Final = 0x00010000
 
 
 class UnconfinableError(RuntimeError):
@@ -71,11 +55,17 @@ class Allowance:
     """Processor time of the whole submission."""
     file_bytes: int = 64 * MIB
     """The largest file it may write."""
+    folder_bytes: int = 256 * MIB
+    """All its files together: the grader looks while it waits, and ends the process."""
+    folder_entries: int = 2000
+    """How many files and folders it may have."""
     reply_s: float = 20.0
     """The longest wait for one answer."""
+    wall_s: float = 600.0
+    """The longest wait for all answers together, since the first cell."""
 
     def __post_init__(self) -> None:
-        for name in ("memory_bytes", "cpu_s", "file_bytes", "reply_s"):
+        for name in self.__slots__:
             if getattr(self, name) <= 0:
                 raise ValueError(f"Allowance.{name} is {getattr(self, name)!r}; allowed are positive numbers")
 
@@ -87,9 +77,9 @@ def check_confinable() -> None:
         UnconfinableError: when the kernel or the processor is not one that it knows.
     """
     machine = platform.machine()
-    if sys.platform != "linux" or machine not in _ARCHITECTURES:
+    if sys.platform != "linux" or machine not in ARCHITECTURES:
         raise UnconfinableError(
-            f"submissions can be confined on Linux on {' or '.join(_ARCHITECTURES)};"
+            f"submissions can be confined on Linux on {' or '.join(ARCHITECTURES)};"
             f" this is {sys.platform} on {machine}"
         )
     abi = _syscall(_CREATE_RULESET, None, 0, 1)
@@ -113,11 +103,14 @@ def confine(folder: Path, allowance: Allowance) -> None:
         (resource.RLIMIT_CPU, allowance.cpu_s),
         (resource.RLIMIT_FSIZE, allowance.file_bytes),
         (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NOFILE, _MOST_OPEN_FILES),
     ):
         resource.setrlimit(what, (limit, limit))
+    machine = ARCHITECTURES[platform.machine()]
     _must(_libc().prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0), "give up new privileges")
+    _must(_syscall(machine.numbers["capset"], _CAPABILITIES_OF_SELF, bytes(24)), "give up what root may do")
     _restrict_files(folder)
-    _restrict_calls(_ARCHITECTURES[platform.machine()])
+    _restrict_calls(machine)
 
 
 def readable_folders() -> list[Path]:
@@ -156,31 +149,10 @@ def _allow(ruleset: int, path: Path, access: int) -> None:
         os.close(descriptor)
 
 
-def _restrict_calls(calls: _Calls) -> None:
-    """A filter of the kernel's own small language: one instruction is code, jump if true, jump if false, value."""
-    load, equal, at_least, bits_set, give = 0x20, 0x15, 0x35, 0x45, 0x06
-    allowed, refused, unknown, killed = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
-    program = [
-        (load, 0, 0, 4),  # the architecture
-        (equal, 1, 0, calls.audit),
-        (give, 0, 0, killed),
-        (load, 0, 0, 0),  # the number of the call
-        (at_least, 0, 1, 1 << 30),  # a second set of numbers for the same calls (x32)
-        (give, 0, 0, killed),
-    ]
-    for number in calls.refused:
-        program += [(equal, 0, 1, number), (give, 0, 0, refused)]
-    program += [
-        (equal, 0, 1, calls.clone3),
-        (give, 0, 0, unknown),  # the C library then falls back to clone, whose flags can be read here
-        (equal, 0, 3, calls.clone),
-        (load, 0, 0, 16),
-        (bits_set, 1, 0, _CLONE_THREAD),
-        (give, 0, 0, refused),
-        (give, 0, 0, allowed),
-    ]
-    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
-    head = struct.pack("HxxxxxxP", len(program), ctypes.addressof(code))
+def _restrict_calls(machine: Architecture) -> None:
+    program = call_filter(machine)
+    code = ctypes.create_string_buffer(program)
+    head = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code))
     _must(_libc().prctl(_SET_SECCOMP, _FILTER_MODE, head, 0, 0), "filter system calls")
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from mooncake_lab.batch.notebook import Cell, read_notebook
 from mooncake_lab.exercises.grading.admission import ADMISSION
 from mooncake_lab.exercises.grading.chunked import CHUNKED
-from mooncake_lab.exercises.grading.confine import Allowance
+from mooncake_lab.exercises.grading.confine import Allowance, UnconfinableError
 from mooncake_lab.exercises.grading.eviction import EVICTION
 from mooncake_lab.exercises.grading.keys import KEYS
 from mooncake_lab.exercises.grading.placement import PLACEMENT
@@ -105,7 +105,7 @@ def grade(path: Path, teacher: Path, *, student: str, seed: int, allowance: Allo
     assignment = ASSIGNMENTS[topic]
     try:
         code, own = cells_of(path, teacher)
-    except (ValueError, OSError) as error:
+    except Exception as error:  # noqa: BLE001  # a file that was handed in may be anything
         marks = tuple(_lost(task, str(error)) for task in assignment.tasks)
         return Grade(student=student, topic=topic, marks=marks, cells=())
     marks = tuple(_marks(assignment, code, seed, allowance))
@@ -122,7 +122,9 @@ def _marks(
             if submission is None:
                 try:
                     submission = Submission(code, allowance)
-                except SubmissionError as error:  # it does not even load, and will not the next time
+                except UnconfinableError:
+                    raise
+                except Exception as error:  # noqa: BLE001  # it does not even load, and will not the next time
                     yield from (_lost(each, _told(error)) for each in assignment.tasks[number:])
                     return
             try:
@@ -153,4 +155,5 @@ def _lost(task: Task, said: str) -> Mark:
 
 def _role(cell: Cell) -> dict[str, Any]:
     """What nbgrader was told of a cell."""
-    return cell.metadata.get("nbgrader", {})
+    told = cell.metadata.get("nbgrader")
+    return told if isinstance(told, dict) else {}

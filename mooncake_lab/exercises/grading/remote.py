@@ -1,5 +1,7 @@
 """The side of the grader: questions to a confined submission, answers with a deadline, and nothing believed."""
 
+import contextlib
+import math
 import os
 import selectors
 import subprocess
@@ -12,7 +14,8 @@ from typing import Any, Self
 
 import msgspec
 
-from mooncake_lab.exercises.grading.confine import Allowance, check_confinable
+from mooncake_lab.core import MIB
+from mooncake_lab.exercises.grading.confine import Allowance, UnconfinableError, check_confinable
 from mooncake_lab.exercises.grading.messages import (
     HEAD_BYTES,
     SIGNATURES,
@@ -31,6 +34,7 @@ from mooncake_lab.store import NothingToEvictError
 
 _START_S = 60.0
 """Python, numpy and this package have to be imported first."""
+_LOOK_EVERY_S = 0.5
 
 
 class SubmissionError(Exception):
@@ -47,21 +51,23 @@ class Submission:
     Raises:
         UnconfinableError: when this machine cannot confine a process.
         SubmissionError: when a cell raises.
+        NothingToEvictError: when a cell raises that.
     """
 
     def __init__(self, cells: Sequence[str], allowance: Allowance | None = None) -> None:
         check_confinable()
         self._allowance = allowance or Allowance()
-        self._folder = tempfile.TemporaryDirectory(prefix="submission-", ignore_cleanup_errors=True)
+        self._folder = tempfile.mkdtemp(prefix="submission-")
+        self._ends_s = math.inf
         limits = msgspec.json.encode(self._allowance).decode()
-        command = [sys.executable, "-m", "mooncake_lab.exercises.grading.candidate", self._folder.name, limits]
+        command = [sys.executable, "-m", "mooncake_lab.exercises.grading.candidate", self._folder, limits]
         environment = {
             **{name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL") if name in os.environ},
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
-            "HOME": self._folder.name,
-            "TMPDIR": self._folder.name,
-            "NUMBA_CACHE_DIR": self._folder.name,
+            "HOME": self._folder,
+            "TMPDIR": self._folder,
+            "NUMBA_CACHE_DIR": self._folder,
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONHASHSEED": "0",
         }
@@ -77,7 +83,8 @@ class Submission:
         os.set_blocking(self._stdin, False)
         self._answers.register(self._stdout, selectors.EVENT_READ)
         try:
-            self._exchange(Load([]), _START_S)
+            self._start()
+            self._ends_s = time.monotonic() + self._allowance.wall_s
             self._exchange(Load(list(cells)))
         except BaseException:
             self.close()
@@ -102,7 +109,8 @@ class Submission:
                 except OSError:
                     continue  # it was still holding a question nobody will read
         self._answers.close()
-        self._folder.cleanup()
+        # not Python's own, which recurses: a submission may leave folders a thousand deep
+        subprocess.run(["rm", "-rf", "--", self._folder], check=False, stderr=subprocess.DEVNULL)  # noqa: S603, S607
 
     def call(self, name: str, *arguments: Any, gives: Any = Any) -> Any:
         """Call one of its functions with plain values; the answer must be of the type `gives`.
@@ -135,10 +143,20 @@ class Submission:
 
     def tell(self, number: int, method: str, *arguments: Any) -> None:
         """Call a method without waiting; if it raises, the next answer says so."""
-        self._send(Ask(number, method, _packed(arguments), quiet=True), time.monotonic() + self._allowance.reply_s)
+        self._send(Ask(number, method, _packed(arguments), quiet=True), self._deadline_s())
 
-    def _exchange(self, question: Question, patience_s: float | None = None) -> Answer:
-        deadline_s = time.monotonic() + (self._allowance.reply_s if patience_s is None else patience_s)
+    def _start(self) -> None:
+        """Wait until the process is confined; that it cannot be is no fault of the student."""
+        try:
+            self._exchange(Load([]), time.monotonic() + _START_S)
+        except SubmissionError as error:
+            raise UnconfinableError(f"no confined process starts here: {error}") from error
+
+    def _deadline_s(self) -> float:
+        return min(time.monotonic() + self._allowance.reply_s, self._ends_s)
+
+    def _exchange(self, question: Question, deadline_s: float | None = None) -> Answer:
+        deadline_s = self._deadline_s() if deadline_s is None else deadline_s
         self._send(question, deadline_s)
         try:
             length = length_of(self._read(HEAD_BYTES, deadline_s))
@@ -166,16 +184,40 @@ class Submission:
     def _read(self, count: int, deadline_s: float) -> bytes:
         parts = bytearray()
         while len(parts) < count:
-            if not self._answers.select(max(deadline_s - time.monotonic(), 0)):
-                raise self._too_late()
+            left_s = max(deadline_s - time.monotonic(), 0)
+            if not self._answers.select(min(left_s, _LOOK_EVERY_S)):
+                self._look_at_folder()
+                if left_s <= _LOOK_EVERY_S:
+                    raise self._too_late()
+                continue
             part = os.read(self._stdout, min(count - len(parts), 1 << 20))
             if not part:
                 raise self._dead()
             parts += part
         return bytes(parts)
 
+    def _look_at_folder(self) -> None:
+        """End a submission that fills the disk."""
+        entries, size_bytes, folders = 0, 0, [self._folder]
+        while folders and entries <= self._allowance.folder_entries:
+            with contextlib.suppress(OSError), os.scandir(folders.pop()) as found:
+                for entry in found:
+                    entries += 1
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+                    else:
+                        size_bytes += entry.stat(follow_symlinks=False).st_size
+        if entries > self._allowance.folder_entries or size_bytes > self._allowance.folder_bytes:
+            self._process.kill()
+            raise SubmissionError(
+                f"it wrote {entries} files of {size_bytes / MIB:.0f} MiB; allowed are"
+                f" {self._allowance.folder_entries} of {self._allowance.folder_bytes / MIB:.0f} MiB in all"
+            )
+
     def _too_late(self) -> SubmissionError:
         self._process.kill()
+        if time.monotonic() >= self._ends_s:
+            return SubmissionError(f"its answers took more than {self._allowance.wall_s:g} s in all")
         return SubmissionError(
             f"it gave no answer within {self._allowance.reply_s:g} s; is there an endless loop?"
         )

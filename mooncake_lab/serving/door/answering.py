@@ -112,7 +112,7 @@ async def _pieces_of(hall: Hall, choice: Choice) -> AsyncGenerator[Piece, None]:
             choice.tokens.append(token)
             text = choice.writer.push(token)
             if choice.writer.is_stopped:
-                hall.cancel(choice.ticket, "a stop sequence came")
+                hall.finish(choice.ticket)
                 choice.finish_reason = "stop"
                 yield Piece(choice, text, (token,))
                 return

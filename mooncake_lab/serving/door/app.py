@@ -6,7 +6,7 @@ import hmac
 import math
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, Final, final
 
 import msgspec
@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from mooncake_lab.serving.door.answering import Choice, Envelope, begin, pieces, stop
+from mooncake_lab.serving.door.answering import Choice, Envelope, Piece, begin, pieces, stop
 from mooncake_lab.serving.door.telemetry import Telemetry
 from mooncake_lab.serving.door.tokenizer import Tokenizer
 from mooncake_lab.serving.door.wanted import BadRequestError, Wanted, read_chat, read_completion
@@ -55,6 +55,7 @@ class Door:
             Route("/v1/completions", self._guarded(self._completions), methods=["POST"]),
             Route("/v1/chat/completions", self._guarded(self._chat), methods=["POST"]),
             Route("/v1/models", self._guarded(self._models), methods=["GET"]),
+            Route("/v1/models/{name:path}", self._guarded(self._one_model), methods=["GET"]),
             Route("/metrics", self._guarded(self._metrics), methods=["GET"]),
             Route("/health", self._health, methods=["GET"]),
         ]
@@ -79,8 +80,13 @@ class Door:
         return await self._answer(request, lambda body: read_chat(body, self._tokenizer, self._model))
 
     async def _models(self, _: Request) -> Response:
-        model = {"id": self._model, "object": "model", "created": self._opened, "owned_by": "mooncake-lab"}
-        return _json({"object": "list", "data": [model]})
+        return _json({"object": "list", "data": [self._described]})
+
+    async def _one_model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name != self._model:
+            return error(404, f"no model {name!r}; there is {self._model!r}", "model", code="model_not_found")
+        return _json(self._described)
 
     async def _health(self, _: Request) -> Response:
         books = self._hall.dispatcher.placer.books
@@ -103,10 +109,29 @@ class Door:
             return Response(status_code=_CLIENT_CLOSED)
         prefix = "chatcmpl" if wanted.is_chat else "cmpl"
         envelope = Envelope(id=f"{prefix}-{secrets.token_hex(12)}", model=self._model, wanted=wanted)
-        if wanted.is_stream:
-            events = self._events(envelope, choices)
-            return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-        return await self._whole(request, envelope, choices)
+        act = self._streamed if wanted.is_stream else self._whole
+        return await act(request, envelope, choices)
+
+    async def _streamed(self, request: Request, envelope: Envelope, choices: list[Choice]) -> Response:
+        """The answer as it comes. The first piece is waited for: a refusal before it is a status, not an event."""
+        news = pieces(self._hall, choices)
+        beginning = asyncio.ensure_future(anext(news, None))
+        leaving = asyncio.create_task(_left(request))
+        is_begun = False
+        try:
+            await asyncio.wait({beginning, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not beginning.done():
+                return Response(status_code=_CLIENT_CLOSED)
+            events = self._events(envelope, choices, beginning.result(), news)
+            is_begun = True
+        except (FailedError, RejectedError) as failed:
+            return _refusal(failed)
+        finally:
+            leaving.cancel()
+            if not is_begun:
+                beginning.cancel()
+                stop(self._hall, choices)
+        return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
     async def _whole(self, request: Request, envelope: Envelope, choices: list[Choice]) -> Response:
         """The answer in one piece, unless the client goes away first."""
@@ -130,15 +155,19 @@ class Door:
             texts[piece.choice.index] += piece.text
         return texts
 
-    async def _events(self, envelope: Envelope, choices: list[Choice]) -> AsyncIterator[bytes]:
+    async def _events(
+        self, envelope: Envelope, choices: list[Choice], first: Piece | None, rest: AsyncGenerator[Piece, None]
+    ) -> AsyncIterator[bytes]:
         """The answer as server-sent events; when the client goes away, so does the request."""
         begun: set[int] = set()
         try:
-            async with contextlib.aclosing(pieces(self._hall, choices)) as news:
-                async for piece in news:
+            async with contextlib.aclosing(rest) as news:
+                piece = first
+                while piece is not None:
                     if piece.text or piece.tokens or piece.choice.finish_reason:
                         yield _event(envelope.part(piece, is_first=piece.choice.index not in begun))
                         begun.add(piece.choice.index)
+                    piece = await anext(news, None)
             if envelope.wanted.include_usage:
                 yield _event(envelope.closing(choices))
             yield b"data: [DONE]\n\n"
@@ -146,6 +175,10 @@ class Door:
             yield _event(_error_body(503, str(failed), None, "failed"))
         finally:
             stop(self._hall, choices)
+
+    @property
+    def _described(self) -> dict[str, Any]:
+        return {"id": self._model, "object": "model", "created": self._opened, "owned_by": "mooncake-lab"}
 
     @property
     def _model(self) -> str:

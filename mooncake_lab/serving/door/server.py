@@ -67,12 +67,17 @@ async def serve(
         for number in _SIGNALS:
             loop.add_signal_handler(number, this.cancel)
         async with Hall(spec, write=note, decided=lambda _: None) as hall:
-            for number in _SIGNALS:  # from here on they are uvicorn's, which gives them back and raises them again
+            server = web_server(hall, telemetry, address)
+
+            def end(_number: int, _frame: object) -> None:
+                server.should_exit = True
+
+            for number in _SIGNALS:  # uvicorn takes them over, gives them back and raises them again: no harm
                 loop.remove_signal_handler(number)
-                signal.signal(number, _ignore)
+                signal.signal(number, end)
             host, port = listener.getsockname()[:2]
             opened(f"http://{host}:{port}")
-            await web_server(hall, telemetry, address).serve(sockets=[listener])
+            await server.serve(sockets=[listener])
 
 
 def web_server(hall: Hall, telemetry: Telemetry, address: Address) -> uvicorn.Server:
@@ -88,7 +93,3 @@ def web_server(hall: Hall, telemetry: Telemetry, address: Address) -> uvicorn.Se
         server_header=False,
     )
     return uvicorn.Server(config)
-
-
-def _ignore(_number: int, _frame: object) -> None:
-    """A signal that uvicorn has acted on already."""
