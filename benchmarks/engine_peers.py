@@ -189,7 +189,7 @@ def _ours(setting: Setting, directory: Path) -> OurEngine:
 
 
 def _row(setting: Setting, case: Case, ours: OurEngine, peer: PeerProcess, rounds: int) -> dict[str, Any]:
-    config = ours.engine.model.config
+    config = ours.engine.runner.model.config
     prompt = np.random.default_rng(0).integers(0, config.vocabulary, case.prompt_tokens[0]).tolist()
     times = (_prefills if case.kind == "prefill" else _decodes)(case, prompt, ours, peer, rounds)
     our_seconds, peer_seconds, our_tokens, peer_tokens = times

@@ -36,7 +36,7 @@ class LlamaCpp:
         self._model = llama.llama_model_load_from_file(str(path).encode(), llama.llama_model_default_params())
         if not self._model:
             raise RuntimeError(f"llama.cpp cannot load {path}")
-        self.version = f"llama.cpp ({gguf.__name__}, llama-cpp-python {_version()})"
+        self.version = f"llama-cpp-python {_version()}"
         self._cache_type, self._threads, self._vocabulary = _CACHE_TYPES[dtype], threads, config["vocab_size"]
         self._context: Any = None
         self._room = (0, 0)

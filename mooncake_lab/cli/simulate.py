@@ -116,7 +116,7 @@ def simulate(
         "block_size_tokens": requests.block_size_tokens,
         "view_age_s": view_age,
     }
-    summary, kept = RunningSummary(slo), list[Record]()
+    summary, kept = RunningSummary(slo, prefill_group=prefill_group), list[Record]()
     sinks = [summary.read, *([kept.append] if perfetto else [])]
     keep = _to_all(sinks)
     on_device = device_tokens(hardware(node), latency.shape)

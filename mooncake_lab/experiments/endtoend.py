@@ -83,7 +83,7 @@ class EndToEnd:
             "prefill_gpu_s": prefill_gpu_s(log) / len(requests),
             "token_hit_rate": reused_share(log),
             "requests": len(requests),
-            "trace_requests_per_s": len(trace) / float(trace.arrival_s[-1]),
+            "trace_requests_per_s": len(trace) / float(trace.arrival_s[-1]) if trace.arrival_s[-1] else np.nan,
             "origin": trace.origin,
             "source": trace.source,
         }
@@ -155,7 +155,8 @@ def clock(point: EndToEnd) -> LatencyModel:
     """The calibrated node with what the point adds to it.
 
     vLLM 0.5 hashes, for each block of a prompt, all tokens up to its end: half the square of the prompt over the
-    block size. That is a quadratic cost of prefill, paid where prefixes are cached.
+    block size. That is a quadratic cost of prefill, paid where prefixes are cached. Here only tokens that are
+    computed pay it; those found in the cache were hashed as well, so it is a lower bound.
     """
     model = paper_node_latency().with_host(point.host_s, point.host_free)
     if point.system != "vllm_prefix" or not point.hash_s_per_token:

@@ -32,10 +32,12 @@ class RunningSummary:
     Args:
         slo: the limits of an effective request.
         tbt: whose definition of the time between tokens.
+        prefill_group: nodes of each prefill instance, all of which a prefill occupies.
     """
 
     slo: SLO
     tbt: Literal["fast", "arxiv"] = "fast"
+    prefill_group: int = 1
     _arrivals_s: dict[int, float] = field(init=False, default_factory=dict)
     _tokens: defaultdict[int, list[npt.NDArray[np.float64]]] = field(
         init=False, default_factory=lambda: defaultdict(list)
@@ -96,7 +98,7 @@ class RunningSummary:
             "tbt_p90_s": float(np.percentile(gap, 90)) if gap.size else None,
             "effective_request_capacity": counts["effective"] / counts["requests"],
             "token_hit_rate": counts["reused"] / prompt_tokens if prompt_tokens else 0.0,
-            "prefill_gpu_s_per_request": self._prefill_s / counts["requests"],
+            "prefill_gpu_s_per_request": self.prefill_group * self._prefill_s / counts["requests"],
             "output_tokens": counts["output_tokens"] + sum(row[2] for row in running),
             "simulated_s": self._now_s,
         }

@@ -2,7 +2,7 @@
 
 A fitted latency model can be impossible and look reasonable: extrapolated beyond its data, or fitted to
 short prompts. At least one published simulator predicts, by default, prefills three times faster than the
-peak FLOP/s of the GPUs it names. The check is cheap: every latency model passes it before a cluster uses it.
+peak FLOP/s of the GPUs it names. The check is cheap: the models of `experiments` and of the command line pass it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -63,6 +63,12 @@ def _hybrids(latency: LatencyModel, node: Hardware, dtype: str) -> Iterator[Prob
             floor_s = prefill_work(latency.shape, start + chunk, start).floor_s(node, dtype)
             point = f"chunk of {chunk} tokens after {start}"
             yield Probe("hybrid", point, latency.hybrid.step_s(chunk, start), floor_s)
+    for batch in PROBED_BATCHES:
+        for each in PROBED_TOKENS:
+            context = batch * each
+            floor_s = decode_work(latency.shape, batch, context).floor_s(node, dtype)
+            point = f"{batch} decodes, {context} tokens of context"
+            yield Probe("hybrid", point, latency.hybrid.step_s(0, 0, batch, context), floor_s)
 
 
 def _links(latency: LatencyModel, node: Hardware) -> Iterator[Probe]:

@@ -174,6 +174,7 @@ class LiveCluster:
         hall = self._open_hall
         self._heard, self.decisions, self.outputs = [], [], {}
         hall.journal.restart(time.monotonic())
+        hall.dispatcher.placer.forget_ended()
         running = [asyncio.create_task(self._serve(traced)) for traced in requests]
         done, late = await asyncio.wait(running, timeout=until_s) if running else (set(), set())
         for task in late:
@@ -217,9 +218,10 @@ class LiveCluster:
         try:
             tickets += (self._open_hall.submit(prompt, asked) for prompt in prompts)
             return [tuple([token async for token in ticket]) for ticket in tickets]
-        finally:
+        except BaseException:
             for ticket in tickets:
                 self._open_hall.cancel(ticket, "another request of the call failed")
+            raise
 
     @property
     def _open_hall(self) -> Hall:

@@ -260,6 +260,10 @@ class Placer:
         if len(self._ended) > _REMEMBERED:
             self._ended.popitem(last=False)
 
+    def forget_ended(self) -> None:
+        """What workers still say of requests that have ended is not to be heard any more."""
+        self._ended.clear()
+
     def _leave_books(self, ticket: Ticket) -> None:
         placement = ticket.placement
         if placement is None:

@@ -198,6 +198,7 @@ class Cluster:
                 return  # the bytes died with their sender, or with who was to keep them
             blocks = -(-placement.reused_tokens // request.block_size_tokens)
             self.pool.keep(placement.prefill, request, blocks)
+            self._journeys.copied(request.id, placement)
             self._moved(request, source, placement.prefill, start_s, size)
 
         done.callbacks.append(arrived)
@@ -244,12 +245,13 @@ class Cluster:
             self.pool.drop(name)
         else:
             self._decode[name].die()
+        self._network.cancel(name)
         for traced, placement in self._journeys.interrupt(name):
             if self._decode[placement.decode].alive:
                 self._decode[placement.decode].break_promise(traced)
-            self._door.decide(traced, f"placed again after {name} died: ")
+            self._door.decide(traced, f"placed again after {name} died: ", again=True)
 
     def _resume(self, traced: TracedRequest, shown_tokens: int) -> None:
         """A request whose decode instance died: its prompt and the tokens it has shown are prefilled anew."""
         longer = self._journeys.longer(traced, shown_tokens)
-        self._door.decide(longer, "placed again after its decode instance died: ")
+        self._door.decide(longer, "placed again after its decode instance died: ", again=True)

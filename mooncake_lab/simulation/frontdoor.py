@@ -8,6 +8,7 @@ import simpy
 
 from mooncake_lab.conductor import (
     AdmissionPolicy,
+    AdmitAll,
     ClusterView,
     DecodeView,
     Estimator,
@@ -38,14 +39,17 @@ class FrontDoor:
         """Let requests arrive, in order of arrival."""
         self.env.process(self._arrivals(iter(requests)))
 
-    def decide(self, traced: TracedRequest, why: str = "") -> None:
-        """Ask the Conductor about a request now, and act; `why` stands before its reason in the log."""
+    def decide(self, traced: TracedRequest, why: str = "", *, again: bool = False) -> None:
+        """Ask the Conductor about a request now, and act; `why` stands before its reason in the log.
+
+        Who was let in already and is placed `again`, because an instance died, is not refused.
+        """
         request = traced.request
         decision = decide(
             request,
             self.view(request),
             placement=self.placement,
-            admission=self.admission,
+            admission=AdmitAll() if again else self.admission,
             estimate=self.estimate,
             slo=self.slo,
         )

@@ -15,10 +15,18 @@ class Journeys:
     """Tokens that users saw before decoding, or before their instance died."""
     _in_prompt: dict[int, int] = field(default_factory=dict)  # those of them that a death made part of the prompt
     _resumed: set[int] = field(default_factory=set)  # whose next token prefill computes
+    _copied: set[int] = field(default_factory=set)  # whose prefix has come from its holder
 
     def begin(self, traced: TracedRequest, placement: Placement) -> None:
         """A request was placed."""
         self.under_way[traced.request.id] = (traced, placement)
+        self._copied.discard(traced.request.id)
+
+    def copied(self, request_id: int, placement: Placement) -> None:
+        """Its prefix has come from another instance, which may die now."""
+        current = self.under_way.get(request_id)
+        if current is not None and current[1] is placement:
+            self._copied.add(request_id)
 
     def is_current(self, traced: TracedRequest, placement: Placement) -> bool:
         """Whether this is still where the request is going; after a death it may be placed elsewhere."""
@@ -32,6 +40,7 @@ class Journeys:
     def end(self, request_id: int) -> tuple[int, bool]:
         """A request's KVCache is where it decodes: the tokens its user saw, and whether it decoded before."""
         del self.under_way[request_id]
+        self._copied.discard(request_id)
         resumed = request_id in self._resumed
         self._resumed.discard(request_id)
         return self.shown.pop(request_id, 0), resumed
@@ -41,7 +50,8 @@ class Journeys:
         found = [
             (traced, placement)
             for _, (traced, placement) in sorted(self.under_way.items())
-            if instance in {placement.prefill, placement.decode, placement.fetch_from}
+            if instance in {placement.prefill, placement.decode}
+            or (instance == placement.fetch_from and traced.request.id not in self._copied)
         ]
         for traced, _ in found:
             del self.under_way[traced.request.id]

@@ -84,6 +84,16 @@ class Network:
         self._share()
         return done
 
+    def cancel(self, node: str) -> None:
+        """A node is gone: its transfers end now, whatever is left of them. Who waited finds it dead."""
+        self._advance()
+        for flow in [flow for flow in self._flows if node in {flow.source, flow.destination}]:
+            self._flows.remove(flow)
+            self._sending[flow.source] -= 1
+            self._receiving[flow.destination] -= 1
+            flow.done.sent(0.0)
+        self._share()
+
     def _advance(self) -> None:
         """Let the flows have moved what they could since the last change."""
         elapsed_s = self._env.now - self._advanced_s

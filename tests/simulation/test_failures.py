@@ -4,8 +4,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooncake_lab.conductor import CacheAware, KVCacheCentric, LoadBalance
-from mooncake_lab.core import Finished, FirstToken, Moved, Placed, Request, TracedRequest, blocks_for
+from mooncake_lab.conductor import CacheAware, KVCacheCentric, LoadBalance, WithinSLO
+from mooncake_lab.core import (
+    SLO,
+    Finished,
+    FirstToken,
+    Moved,
+    Placed,
+    Prefilled,
+    Rejected,
+    Request,
+    TracedRequest,
+    blocks_for,
+)
 from mooncake_lab.metrics import check_log, token_times_s
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
 from mooncake_lab.simulation import Cluster, ClusterSpec, Failure
@@ -140,3 +151,27 @@ def test_an_unknown_instance_cannot_die():
     """A failure of nobody is a mistake, said clearly."""
     with pytest.raises(ValueError, match="no instance 'prefill-9' to die"):
         run([(0.0, 10, 1, 0)], [("prefill-9", 1.0)])
+
+
+def test_who_was_let_in_is_not_refused_after_a_death():
+    """A request whose decode instance dies is placed again, even where its longer prompt would miss the SLO."""
+    rows = [(0.0, 4000, 60, 0), (0.0, 4000, 60, 1)]
+    knobs = {"admission": WithinSLO(), "slo": SLO(ttft_s=0.47, tbt_s=1.0)}
+    _, undisturbed = run(rows, [], **knobs)
+    assert sum(isinstance(record, Finished) for record in undisturbed) == 2
+    _, log = run(rows, [("decode-0", 1.5), ("decode-1", 1.6)], **knobs)
+    assert sum(isinstance(record, Placed) for record in log) > 2
+    assert sum(isinstance(record, Finished) for record in log) == 2
+    assert not any(isinstance(record, Rejected) for record in log)
+
+
+def test_a_holder_that_dies_after_its_copy_came_disturbs_nobody():
+    """What was fetched is there: the prompt is neither placed nor computed a second time."""
+    rows = [(0.0, 2560, 5, 0), (1.0, 3900, 5, 1), (1.01, 3900, 5, 0)]
+    for died_s, times in ((1.2, 2), (1.48, 1)):  # the copy arrives at 1.35 s, and the prompt is computed at 1.53 s
+        _, log = run(rows, [("prefill-0", died_s)])
+        placed = [record for record in log if isinstance(record, Placed) and record.request_id == 2]
+        assert len(placed) == times
+        assert placed[0].fetched_tokens == 2560
+        assert sum(isinstance(record, Prefilled) and record.request_id == 2 for record in log) == 1
+        assert sum(isinstance(record, Finished) for record in log) == 3

@@ -47,6 +47,19 @@ class TestByHand:
         with pytest.raises(ValueError, match="from a to itself"):
             Network(simpy.Environment(), 1.0).transfer("a", "a", 1.0)
 
+    def test_a_node_that_goes_frees_the_cards_of_others(self):
+        """Its transfers end at once, and those that shared a card with them run at full rate from then on."""
+        env = simpy.Environment()
+        network = Network(env, 100.0)
+        ends = {}
+        for name, source in (("lost", "a"), ("kept", "b")):
+            done = network.transfer(source, "c", 200.0)
+            done.callbacks.append(lambda _, name=name: ends.setdefault(name, env.now))
+        env.timeout(1.0).callbacks.append(lambda _: network.cancel("a"))
+        env.run()
+        assert ends == {"lost": 1.0, "kept": 2.5}
+        assert network.flows_from("a") == network.flows_from("b") == 0
+
 
 FLOWS = st.lists(
     st.tuples(st.floats(0, 10), st.sampled_from("ab"), st.sampled_from("cd"), st.floats(1, 1e6)), max_size=12
