@@ -4,15 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooncake_lab.conductor import CacheAware, KVCacheCentric, LoadBalance, WithinSLO
+from mooncake_lab.conductor import AdmitAll, CacheAware, KVCacheCentric, LoadBalance, Rejection
 from mooncake_lab.core import (
-    SLO,
     Finished,
     FirstToken,
     Moved,
     Placed,
     Prefilled,
-    Rejected,
     Request,
     TracedRequest,
     blocks_for,
@@ -153,16 +151,28 @@ def test_an_unknown_instance_cannot_die():
         run([(0.0, 10, 1, 0)], [("prefill-9", 1.0)])
 
 
-def test_who_was_let_in_is_not_refused_after_a_death():
-    """A request whose decode instance dies is placed again, even where its longer prompt would miss the SLO."""
-    rows = [(0.0, 4000, 60, 0), (0.0, 4000, 60, 1)]
-    knobs = {"admission": WithinSLO(), "slo": SLO(ttft_s=0.47, tbt_s=1.0)}
-    _, undisturbed = run(rows, [], **knobs)
-    assert sum(isinstance(record, Finished) for record in undisturbed) == 2
-    _, log = run(rows, [("decode-0", 1.5), ("decode-1", 1.6)], **knobs)
-    assert sum(isinstance(record, Placed) for record in log) > 2
-    assert sum(isinstance(record, Finished) for record in log) == 2
-    assert not any(isinstance(record, Rejected) for record in log)
+class OnlyOnce(AdmitAll):
+    """Lets every request in, and none a second time."""
+
+    def __init__(self):
+        self.seen = set()
+
+    def admit(self, request, proposed, view, *, estimate, slo):
+        """Not again."""
+        del view, estimate, slo
+        if request.id in self.seen:
+            return Rejection(request_id=request.id, stage="arrival", reason="again")
+        self.seen.add(request.id)
+        return proposed
+
+
+@pytest.mark.parametrize("dead", ["decode-0", "prefill-0"])
+def test_who_was_let_in_is_not_refused_after_a_death(dead):
+    """A request whose instance dies is placed again, whatever admission would say to a new one like it."""
+    rows = [(0.0, 4000, 60, 0), (0.0, 4000, 60, 1), (0.0, 4000, 60, 2)]
+    _, log = run(rows, [(dead, 0.3 if "prefill" in dead else 1.5)], admission=OnlyOnce())
+    assert sum(isinstance(record, Placed) for record in log) > 3
+    assert sum(isinstance(record, Finished) for record in log) == 3
 
 
 def test_a_holder_that_dies_after_its_copy_came_disturbs_nobody():
