@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooncake_lab.conductor import AdmitAll, CacheAware, KVCacheCentric, LoadBalance, Rejection
+from mooncake_lab.conductor import CacheAware, KVCacheCentric, LoadBalance, Rejection
 from mooncake_lab.core import (
     Finished,
     FirstToken,
@@ -151,7 +151,7 @@ def test_an_unknown_instance_cannot_die():
         run([(0.0, 10, 1, 0)], [("prefill-9", 1.0)])
 
 
-class OnlyOnce(AdmitAll):
+class OnlyOnce:
     """Lets every request in, and none a second time."""
 
     def __init__(self):
@@ -164,6 +164,10 @@ class OnlyOnce(AdmitAll):
             return Rejection(request_id=request.id, stage="arrival", reason="again")
         self.seen.add(request.id)
         return proposed
+
+    def double_check(self, request, decode, *, estimate, slo):
+        """Nothing against it."""
+        del request, decode, estimate, slo
 
 
 @pytest.mark.parametrize("dead", ["decode-0", "prefill-0"])
