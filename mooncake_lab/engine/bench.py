@@ -229,7 +229,9 @@ def floor_seconds(
     Bandwidth: weights once a step, and each request's KVCache once a step that it decodes. Compute: the
     multiplications of linear operators and of causal attention. Steps are as few as the longest output allows.
     """
-    rate = peaks.float32_flops_per_s if bytes_per_element == 4 else peaks.bfloat16_flops_per_s
+    rate = peaks.float32_flops_per_s
+    if bytes_per_element < 4:
+        rate = max(rate, peaks.bfloat16_flops_per_s)  # what has fewer bits can be computed in float32, too
     weights = config.linear_parameters * bytes_per_element
     kv = config.kv_bytes_per_token(bytes_per_element)
     first = case.kind == "decode"

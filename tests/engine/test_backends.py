@@ -160,3 +160,15 @@ class TestKVCache:
         cache.write(1, blocks, start, span)
         assert torch.equal(cache.read(1, blocks, start, start + tokens), span)
         assert int((cache.data != 0).sum()) == int((span != 0).sum())
+
+
+def test_a_widened_linear_is_the_rounded_product():
+    """Computed in float32 and rounded once: the product in bfloat16 with float32 sums, as processors have it."""
+    draw = torch.Generator().manual_seed(0)
+    weight, bias = torch.randn(24, 40, generator=draw).bfloat16(), torch.randn(24, generator=draw).bfloat16()
+    for rows in (1, 3, 17):
+        inputs = torch.randn(rows, 40, generator=draw).bfloat16()
+        exact = inputs.double() @ weight.double().T + bias.double()
+        found = linears.widened_linear(weight, bias)(inputs)
+        assert found.dtype == torch.bfloat16
+        assert (found.double() - exact).abs().max() <= exact.abs().max() * 2**-8

@@ -9,7 +9,7 @@ import torch
 from mooncake_lab.engine.backends import cpu_kernels as kernels
 from mooncake_lab.engine.backends.cpu_step import CpuStep, kernel_threads, make_cpu_step, reserve_threads, view
 from mooncake_lab.engine.backends.dense import gather
-from mooncake_lab.engine.backends.linear import cpu_linear
+from mooncake_lab.engine.backends.linear import cpu_linear, multiplies_bfloat16
 from mooncake_lab.engine.backends.protocol import Linear
 from mooncake_lab.engine.config import LlamaConfig
 from mooncake_lab.engine.kvcache import LayerCache
@@ -102,6 +102,9 @@ def _attend_span(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, 
 
     Neither part needs a mask in memory: the first sees everything, the second is causal.
     """
+    dtype = query.dtype
+    if dtype == torch.bfloat16 and not multiplies_bfloat16():
+        query, keys, values = query.float(), keys.float(), values.float()
     tokens, heads, width = query.shape
     kv_heads = keys.shape[0]
     group = heads // kv_heads
@@ -113,7 +116,7 @@ def _attend_span(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, 
         prefix_mixed, prefix_sums = _flash(rows, keys[:, : span.cached], values[:, : span.cached], causal=False)
         share = torch.sigmoid(prefix_sums.reshape(heads, tokens) - sums).unsqueeze(-1)
         mixed = torch.lerp(mixed.float(), prefix_mixed.reshape(heads, tokens, width).float(), share)
-    return mixed.transpose(0, 1).flatten(1).to(query.dtype)
+    return mixed.transpose(0, 1).flatten(1).to(dtype)
 
 
 def _flash(

@@ -10,6 +10,7 @@ import torch
 from numba.core import config as numba_config
 
 from mooncake_lab.engine.backends import cpu_step_kernels as kernels
+from mooncake_lab.engine.backends.linear import multiplies_bfloat16
 from mooncake_lab.engine.kvcache import KVCache
 from mooncake_lab.engine.packing import PackedBatch
 from mooncake_lab.engine.rope import Rope
@@ -17,7 +18,7 @@ from mooncake_lab.engine.weights import LayerWeights, LlamaWeights
 
 MOST_TOKENS = 8
 """More are better off operator by operator: oneDNN's large products pay for its calls."""
-MOST_TOKENS_WIDENED = 64
+MOST_TOKENS_WIDENED = 16
 """The same in bfloat16 on a processor that does not multiply it."""
 _WEIGHTS_ALONE = 1 << 18
 """Layers with fewer weights in their widest product run in one thread: waiting for another costs more."""
@@ -58,8 +59,7 @@ class CpuStep:
 def make_cpu_step(weights: LlamaWeights, rope: Rope) -> CpuStep:
     """The step of a model."""
     layers = tuple(_arrays(layer) for layer in weights.layers)
-    native = any(torch.cpu.get_capabilities().get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
-    widened = weights.embedding.dtype == torch.bfloat16 and not native
+    widened = weights.embedding.dtype == torch.bfloat16 and not multiplies_bfloat16()
     return CpuStep(
         layers=layers,
         embedding=view(weights.embedding),
