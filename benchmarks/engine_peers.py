@@ -1,6 +1,6 @@
-"""The engine beside llama.cpp and OpenVINO: measures, writes the JSON, and refreshes the README's second table.
+"""The engine beside llama.cpp: measures, writes the JSON, and refreshes the README's second table.
 
-Run: python benchmarks/engine_peers.py [--peers llama.cpp openvino] [--minutes 15] [--threads N]
+Run: python benchmarks/engine_peers.py [--peers llama.cpp] [--minutes 15] [--threads N]
 
 A peer is a script of `benchmarks/peers` in an environment of its own, made on first use from the requirements in
 the script's head (llama.cpp is compiled: some minutes). It gets the same weights, prompts and threads, and takes
@@ -44,10 +44,7 @@ from mooncake_lab.perf import model_shape
 
 ROOT: Final = Path(__file__).parents[1]
 PEERS: Final[Mapping[str, Path]] = MappingProxyType(
-    {
-        "llama.cpp": ROOT / "benchmarks" / "peers" / "llama_cpp_peer.py",
-        "openvino": ROOT / "benchmarks" / "peers" / "openvino_peer.py",
-    }
+    {"llama.cpp": ROOT / "benchmarks" / "peers" / "llama_cpp_peer.py"}
 )
 _METADATA: Final = re.compile(r"(?m)^# /// script\n(?P<body>(?:#.*\n)+?)# ///$")
 """Requirements in the head of a script, as PEP 723 has them."""
@@ -135,9 +132,7 @@ def environment(script: Path, folder: Path) -> Path:
     if not done.is_file() or json.loads(done.read_text(encoding="utf-8")) != told["dependencies"]:
         sys.stderr.write(f"making {made}: some minutes\n")
         venv.create(made, with_pip=True, clear=True)
-        index = os.environ.get("TORCH_CPU_INDEX", "https://download.pytorch.org/whl/cpu")
-        more = ["--extra-index-url", index] if any("torch" in each for each in told["dependencies"]) else []
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *more, *told["dependencies"]], check=True)  # noqa: S603  # pinned
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *told["dependencies"]], check=True)  # noqa: S603  # pinned
         done.write_text(json.dumps(told["dependencies"]), encoding="utf-8")
     return python
 

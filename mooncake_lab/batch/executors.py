@@ -42,8 +42,13 @@ def opened(name: str, *, workers: int) -> Generator[Executor]:
     """
     if name == PROCESSES:
         context = get_context("spawn")  # a fresh interpreter: papermill's event loops do not survive a fork
-        with ProcessPoolExecutor(max_workers=workers, mp_context=context) as pool:
+        pool = ProcessPoolExecutor(max_workers=workers, mp_context=context)
+        try:
             yield pool
+        except BaseException:  # an interrupt: what has not begun is not to begin
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        pool.shutdown()
         return
     from distributed import Client
 

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from mooncake_lab.batch import provenance
 from mooncake_lab.batch.notebook import Notebook, read_notebook
 
 Value: TypeAlias = str | int | float | bool
@@ -64,7 +65,7 @@ class Job:
 def after_the_others(job: Job) -> Job:
     """A gathering job, once the others are done: its result depends on what they put on record, too."""
     records = sorted((job.root / job.record).parent.glob("*.json"))
-    others = [path for path in records if path != job.root / job.record]
+    others = [path for path in records if path != job.root / job.record and path.name != provenance.FILE]
     parts = (job.digest.encode(), *(path.name.encode() + b"\0" + path.read_bytes() for path in others))
     return replace(job, digest=hashlib.sha256(b"\0".join(parts)).hexdigest())
 

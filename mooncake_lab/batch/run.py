@@ -1,7 +1,7 @@
 """Many notebooks at once, in processes or on a cluster, with a display for whoever watches."""
 
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from typing import Final
 
 from mooncake_lab.batch.display import Display
@@ -56,19 +56,33 @@ def _cached(job: Job) -> Outcome:
 def _execute_all(
     todo: Sequence[Job], workers: int, threads: int, display: Display, executor: str
 ) -> dict[str, Outcome]:
+    """Everything that is to be done; a worker that dies takes no other notebook with it."""
     done: dict[str, Outcome] = {}
+    broken: list[Job] = []
     with opened(executor, workers=min(workers, len(todo))) as pool:
         running: dict[Future[Outcome], Job] = {}
         for job in reversed(todo):
-            running[pool.submit(execute_in_worker, job, threads)] = job
             display.waiting(job)
+            try:
+                running[pool.submit(execute_in_worker, job, threads)] = job
+            except BrokenExecutor:
+                broken.append(job)
         while running:
             finished, _ = wait(running, timeout=_LOOK_EVERY_S, return_when=FIRST_COMPLETED)
             for future in finished:
                 job = running.pop(future)
+                if isinstance(future.exception(), BrokenExecutor):
+                    broken.append(job)
+                    continue
                 done[job.name] = _outcome(future, job)
                 display.finished(done[job.name])
             display.look(running.values())
+    for job in broken:  # who of them broke it is not known: each once more, alone
+        with opened(executor, workers=1) as pool:
+            future = pool.submit(execute_in_worker, job, threads)
+            wait([future])
+            done[job.name] = _outcome(future, job)
+        display.finished(done[job.name])
     return done
 
 

@@ -47,7 +47,7 @@ def load_model(
     if numbers not in DTYPES:
         raise ValueError(f"unknown dtype {numbers!r}; allowed are {', '.join(DTYPES)}")
     kind = DTYPES[numbers]
-    if place.type == "cuda" and place.index is not None:
+    if place.type == "cuda" and ":" in str(place):
         torch.cuda.set_device(place)  # own kernels and recorded graphs run on the current device
     operators = choose_backend(place, kind, backend)
     if name.startswith(_RANDOM):

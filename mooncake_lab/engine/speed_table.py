@@ -17,7 +17,6 @@ PEERS: Final[Mapping[str, str]] = MappingProxyType(
         "hf-continuous": "transformers' continuous batching",
         "whole": "ours, prompt not cut at 512",
         "llama.cpp": "llama.cpp",
-        "openvino": "OpenVINO",
     }
 )
 """What the peers are called."""

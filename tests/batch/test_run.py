@@ -7,9 +7,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from mooncake_lab.batch import Outcome, execute, plan, run
+from mooncake_lab.batch import Outcome, execute, plan, provenance, run
 from mooncake_lab.batch.display import Display
 from mooncake_lab.batch.notebook import read_notebook
+from mooncake_lab.batch.plan import after_the_others
 
 
 def execute_all(root: Path, **options) -> tuple[dict[str, Outcome], str]:
@@ -111,6 +112,38 @@ def test_a_kernel_that_dies_at_work_is_not_tried_again(repository, write_noteboo
     assert outcomes["beta"].status == "failed"
     assert "the kernel died" in outcomes["beta"].error
     assert (repository / "lives").read_text() == "x"
+
+
+def test_a_worker_that_dies_takes_no_other_notebook_with_it(repository, write_notebook):
+    """A cell that kills the process executing it fails its chapter; the other one is executed all the same."""
+    source = repository / "notebooks" / "02_beta.ipynb"
+    write_notebook(source, "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)")
+    outcomes, _ = execute_all(repository)
+    assert {topic: outcome.status for topic, outcome in outcomes.items()} == {
+        "alpha": "executed",
+        "beta": "failed",
+    }
+    assert "BrokenProcessPool" in outcomes["beta"].error
+
+
+def test_where_numbers_come_from_is_no_number(repository):
+    """The note on who ran the book, written after each run, makes no gathering notebook run again."""
+    jobs = plan(
+        (repository / "notebooks").glob("*.ipynb"),
+        root=repository,
+        out=Path("chapters"),
+        records=Path("numbers"),
+        parameters={"scale": "smoke", "seed": 0},
+        surroundings="the same",
+    )
+    (repository / "numbers").mkdir()
+    digests = set[str]()
+    for text in ("{}", '{"when": "later"}'):
+        (repository / "numbers" / provenance.FILE).write_text(text)
+        digests.add(after_the_others(jobs[0]).digest)
+    assert len(digests) == 1
+    (repository / "numbers" / "gamma.json").write_text("{}")
+    assert after_the_others(jobs[0]).digest not in digests
 
 
 def test_a_kernel_that_does_not_start_is_tried_again(repository, monkeypatch):
