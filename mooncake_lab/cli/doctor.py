@@ -66,9 +66,8 @@ def _machine() -> Iterator[Finding]:
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
     yield _useful("CPU cores", str(cores), ready=cores >= 2, remedy="the chapters' times are for two cores")
     found = f"{memory_gib:.1f} GiB"
-    yield _useful(
-        "memory", found, ready=memory_gib >= 8, remedy="run `make book` one chapter at a time below 8 GiB"
-    )
+    remedy = "below 8 GiB run `mooncake-lab batch --jobs 1`, one chapter at a time, before `make book`"
+    yield _useful("memory", found, ready=memory_gib >= 8, remedy=remedy)
     compiler = shutil.which("cc")
     yield _useful("C compiler", compiler or "none", ready=bool(compiler), remedy="apt-get install gcc")
 
@@ -104,12 +103,15 @@ def _extras() -> Iterator[Finding]:
         versions = {name: _version(name) for name in distributions}
         ready = all(versions.values())
         found = ", ".join(f"{name} {version}" for name, version in versions.items() if version) or "none"
-        yield _useful(f"extra: {extra}", found, ready=ready, remedy=f"pip install 'mooncake-lab[{extra}]'")
+        yield _useful(f"extra: {extra}", found, ready=ready, remedy=f"in the repository: pip install '.[{extra}]'")
 
 
 def _system_libraries() -> Iterator[Finding]:
     found = ctypes.util.find_library("ibverbs")
-    remedy = "apt-get install libibverbs1; Mooncake's own store needs it even over TCP"
+    remedy = (
+        "apt-get install libibverbs1 libnl-3-200 libnl-route-3-200 libnuma1 libcurl4;"
+        " Mooncake's own store needs them even over TCP"
+    )
     yield _useful("libibverbs", found or "none", ready=found is not None, remedy=remedy)
 
 
