@@ -3,7 +3,9 @@
 import json
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 from mooncake_lab.exercises.grading.release import MARKS, release
 
@@ -65,3 +67,19 @@ def test_sources_are_kept_without_outputs(source):
     """The repository holds sources."""
     cells = json.loads(source.read_text())["cells"]
     assert all(not cell.get("outputs") for cell in cells)
+
+
+def test_the_students_version_runs_from_top_to_bottom(released, tmp_path):
+    """Its visible tests say what is missing, and none of them stops those behind it."""
+    notebook = nbformat.read(released["keys"], as_version=4)
+    NotebookClient(
+        notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
+    ).execute()
+    failed = [
+        output.ename
+        for cell in notebook.cells
+        for output in cell.get("outputs", ())
+        if output.output_type == "error"
+    ]
+    assert len(failed) == 3
+    assert set(failed) == {"NotImplementedError"}
