@@ -150,9 +150,11 @@ def one_knob_at_a_time(base: Replay) -> dict[str, Replay]:
     }
 
 
-def mean_ttft_s(policy: PlacementPolicy, *, first: int = 1000, prefill_nodes: int = 6) -> float:
-    """Mean TTFT of the first requests of the conversation trace under any policy, such as one's own."""
-    trace = load("conversation").head(first)
+def mean_ttft_s(
+    policy: PlacementPolicy, *, first: int = 1000, prefill_nodes: int = 6, whole: Trace | None = None
+) -> float:
+    """Mean TTFT of the first requests of a trace, conversation by default, under any policy, such as one's own."""
+    trace = (whole or load("conversation")).head(first)
     spec = ClusterSpec(prefill_nodes=prefill_nodes, placement=policy, block_size_tokens=trace.block_size_tokens)
     latencies = ttft_s(Cluster(spec, paper_node_latency()).run(trace.requests())).values()
     return sum(latencies) / len(latencies)
