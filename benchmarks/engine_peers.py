@@ -10,7 +10,6 @@ compared with ours: a peer that computes something else is no peer.
 
 import argparse
 import json
-import os
 import re
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import tempfile
 import time
 import tomllib
 import venv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,20 +26,19 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-import transformers
 
-from mooncake_lab.engine import speed_table
+from mooncake_lab.engine import bench_suite, speed_table
 from mooncake_lab.engine.backends import choose_backend
-from mooncake_lab.engine.bench import Case, decode_case, floor_seconds, prefill_case
+from mooncake_lab.engine.bench import Case, alternate, comparison, decode_case, prefill_case
 from mooncake_lab.engine.config import config_from_shape
 from mooncake_lab.engine.loading import DTYPES
-from mooncake_lab.engine.machine import commit, describe_machine, measure_peaks
+from mooncake_lab.engine.machine import measure_peaks
 from mooncake_lab.engine.measure import computing_threads
 from mooncake_lab.engine.model import make_model
 from mooncake_lab.engine.peers import OurEngine, hugging_face, our_engine
 from mooncake_lab.engine.turns import OurDecoding
 from mooncake_lab.engine.weights import random_weights
-from mooncake_lab.perf import model_shape
+from mooncake_lab.perf import Hardware, model_shape
 
 ROOT: Final = Path(__file__).parents[1]
 PEERS: Final[Mapping[str, Path]] = MappingProxyType(
@@ -145,7 +143,7 @@ def measure(wanted: Sequence[Setting], peers: Mapping[str, Path], rounds: int, b
     versions: dict[str, str] = {}
     for setting in wanted:
         with tempfile.TemporaryDirectory() as directory:
-            ours = _ours(setting, Path(directory))
+            ours, peaks = _ours(setting, Path(directory)), measure_peaks()
             for name, python in peers.items():
                 if time.monotonic() > end_s:
                     skipped += [f"{setting.model} {setting.dtype} {name}: {case.name}" for case in setting.cases]
@@ -153,25 +151,13 @@ def measure(wanted: Sequence[Setting], peers: Mapping[str, Path], rounds: int, b
                 with peer_process(python, PEERS[name], Path(directory), setting.dtype) as peer:
                     versions[name] = peer.version
                     for case in setting.cases:
-                        row = _row(setting, case, ours, peer, rounds) | {"peer": name}
+                        row = _row(setting, case, ours, peer, peaks, rounds) | {"peer": name}
                         rows.append(row)
                         sys.stderr.write(
                             f"{setting.model} {setting.dtype} {case.name}: {row['ratio']:.2f} x {name}"
                             f" ({row['same_tokens']} of {row['compared_tokens']} tokens the same)\n"
                         )
-    machine = describe_machine()
-    return {
-        "machine": asdict(machine),
-        "device": "cpu",
-        "date": machine.date,
-        "commit": commit(),
-        "clock": "wall",
-        "transformers": transformers.__version__,
-        "peers": versions,
-        "load_average": list(os.getloadavg()),
-        "rows": rows,
-        "skipped": skipped,
-    }
+    return {**bench_suite.provenance("wall"), "peers": versions, "rows": rows, "skipped": skipped}
 
 
 def _ours(setting: Setting, directory: Path) -> OurEngine:
@@ -183,16 +169,14 @@ def _ours(setting: Setting, directory: Path) -> OurEngine:
     return our_engine(make_model(weights, choose_backend(cpu, dtype)), cache_tokens=49_152)
 
 
-def _row(setting: Setting, case: Case, ours: OurEngine, peer: PeerProcess, rounds: int) -> dict[str, Any]:
+def _row(
+    setting: Setting, case: Case, ours: OurEngine, peer: PeerProcess, peaks: Hardware, rounds: int
+) -> dict[str, Any]:
     config = ours.engine.runner.model.config
     prompt = np.random.default_rng(0).integers(0, config.vocabulary, case.prompt_tokens[0]).tolist()
-    times = (_prefills if case.kind == "prefill" else _decodes)(case, prompt, ours, peer, rounds)
-    our_seconds, peer_seconds, our_tokens, peer_tokens = times
-    ratios = np.array(peer_seconds) / np.array(our_seconds)
-    peaks = measure_peaks()
-    floor, bound = floor_seconds(case, config, DTYPES[setting.dtype].itemsize, peaks)
-    seconds, batch = float(np.median(our_seconds)), len(case.new_tokens)
-    count = len(prompt) * batch if case.kind == "prefill" else batch * (case.new_tokens[0] - 1)
+    work = _prefills if case.kind == "prefill" else _decodes
+    times, our_tokens, peer_tokens = work(case, prompt, ours, peer, rounds)
+    found = comparison(case, times, config, DTYPES[setting.dtype].itemsize, peaks)
     same = next(
         (i for i, pair in enumerate(zip(our_tokens, peer_tokens, strict=True)) if pair[0] != pair[1]), None
     )
@@ -200,25 +184,14 @@ def _row(setting: Setting, case: Case, ours: OurEngine, peer: PeerProcess, round
         "model": setting.model,
         "dtype": setting.dtype,
         "threads": torch.get_num_threads(),
-        "case": case.name,
-        "kind": case.kind,
-        "tokens": count,
-        "seconds": seconds,
-        "tokens_per_s": count / seconds,
-        "floor_seconds": floor,
-        "bound_by": bound,
-        "peer_seconds": float(np.median(peer_seconds)),
-        "ratio": float(np.median(ratios)),
-        "ratio_low": float(ratios.min()),
-        "ratio_high": float(ratios.max()),
-        "rounds": rounds,
+        **asdict(found),
         "compared_tokens": len(our_tokens),
         "same_tokens": len(our_tokens) if same is None else same,
     }
 
 
-Times = tuple[list[float], list[float], list[int], list[int]]
-"""Seconds of our rounds and of the peer's, and the tokens of both."""
+Times = tuple[list[list[float]], list[int], list[int]]
+"""Seconds of our rounds and of the peer's, our tokens, and the peer's."""
 
 
 def _prefills(case: Case, prompt: list[int], ours: OurEngine, peer: PeerProcess, rounds: int) -> Times:
@@ -228,8 +201,7 @@ def _prefills(case: Case, prompt: list[int], ours: OurEngine, peer: PeerProcess,
         return time.perf_counter() - start
 
     del case
-    found = _alternate(own, lambda: peer.ask("prefill", prompt=prompt), rounds)
-    return *found, [], []
+    return _after_one(own, lambda: peer.ask("prefill", prompt=prompt), rounds), [], []
 
 
 def _decodes(case: Case, prompt: list[int], ours: OurEngine, peer: PeerProcess, rounds: int) -> Times:
@@ -237,19 +209,15 @@ def _decodes(case: Case, prompt: list[int], ours: OurEngine, peer: PeerProcess, 
     most = (steps + 1) * (rounds + 1) + 2
     decoding = OurDecoding(ours.engine, prompt, batch, most, time.perf_counter)
     peer.ask("begin", prompt=prompt, batch=batch, most_tokens=most)
-    found = _alternate(lambda: decoding.turn(steps), lambda: peer.ask("turn", steps=steps), rounds)
+    times = _after_one(lambda: decoding.turn(steps), lambda: peer.ask("turn", steps=steps), rounds)
     tokens = list(decoding.tokens)
     decoding.close()
-    return *found, tokens, peer.ask("tokens")
+    return times, tokens, peer.ask("tokens")
 
 
-def _alternate(own: Any, theirs: Any, rounds: int) -> tuple[list[float], list[float]]:
-    """Both in alternating order, one round more than counts."""
-    times: tuple[list[float], list[float]] = ([], [])
-    for turn in range(rounds + 1):
-        for index in (0, 1) if turn % 2 else (1, 0):
-            times[index].append((own, theirs)[index]())
-    return times[0][1:], times[1][1:]
+def _after_one(own: Callable[[], float], theirs: Callable[[], float], rounds: int) -> list[list[float]]:
+    """Both in turns, after one that does not count."""
+    return [seconds[1:] for seconds in alternate([own, theirs], range(rounds + 1))]
 
 
 def main() -> None:

@@ -114,11 +114,11 @@ def _generate(
     llama = load_model(**model)
     warm_up(llama)
     engine = CoupledEngine(llama, policy, EngineSettings(**settings))
-    seed = sampling.pop("seed", 0)
+    how = Sampling(**sampling)
     for index, prompt in enumerate(prompts):
-        how = Sampling(**sampling, seed=seed + index)
+        own = how.of_request(index)
         try:
-            engine.submit(GenerationRequest(prompt=prompt, max_new_tokens=max_new_tokens, sampling=how))
+            engine.submit(GenerationRequest(prompt=prompt, max_new_tokens=max_new_tokens, sampling=own))
         except ValueError as error:
             raise ValueError(f"prompt {index}: {error}") from error
     done = engine.run()

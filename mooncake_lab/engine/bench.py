@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -152,15 +153,12 @@ class Bench:
         rng = np.random.default_rng(seed)
         prompts: Tokens = [rng.integers(0, self.config.vocabulary, count).tolist() for count in case.prompt_tokens]
         if case.kind == "decode" and peer in {"hf", "none"}:
-            return self._comparison(case, self._turns(case, prompts[0], peer, rounds))
-        subjects: list[Subject] = [self.ours] if peer == "none" else [self.ours, self._peers[peer]]
-        times: list[list[float]] = [[] for _ in subjects]
-        for turn in range(-1 if warm_up else 0, rounds):
-            for index in range(len(subjects)) if turn % 2 else reversed(range(len(subjects))):
-                seconds = self._time(subjects[index], case, prompts)
-                if turn >= 0:
-                    times[index].append(seconds)
-        return self._comparison(case, times)
+            times = self._turns(case, prompts[0], peer, rounds)
+        else:
+            subjects: list[Subject] = [self.ours] if peer == "none" else [self.ours, self._peers[peer]]
+            works = [partial(self._time, subject, case, prompts) for subject in subjects]
+            times = [seconds[warm_up:] for seconds in alternate(works, range(-warm_up, rounds))]
+        return comparison(case, times, self.config, self._dtype.itemsize, self.peaks)
 
     def _turns(self, case: Case, prompt: list[int], peer: str, rounds: int) -> list[list[float]]:
         """Seconds of every round, ours and perhaps theirs; one more goes before, to warm up."""
@@ -169,10 +167,7 @@ class Bench:
         both: list[Decoding] = [ours]
         if peer == "hf":
             both.append(HuggingFaceDecoding(self._model, prompt, batch, self._clock))
-        times: list[list[float]] = [[] for _ in both]
-        for turn in range(rounds + 1):
-            for index in range(len(both)) if turn % 2 else reversed(range(len(both))):
-                times[index].append(both[index].turn(steps))
+        times = alternate([partial(each.turn, steps) for each in both], range(rounds + 1))
         ours.close()
         return [seconds[1:] for seconds in times]
 
@@ -190,28 +185,39 @@ class Bench:
             raise RuntimeError(f"{type(subject).__name__} did not generate the tokens it was asked for")
         return seconds
 
-    def _comparison(self, case: Case, times: list[list[float]]) -> Comparison:
-        seconds = float(np.median(times[0]))
-        ratios = np.array(times[1]) / np.array(times[0]) if len(times) > 1 else None
-        prefilled, generated = sum(case.prompt_tokens), sum(case.new_tokens)
-        tokens = (
-            prefilled if case.kind == "prefill" else generated - len(case.new_tokens) * (case.kind == "decode")
-        )
-        floor, bound = floor_seconds(case, self.config, self._dtype.itemsize, self.peaks)
-        return Comparison(
-            case=case.name,
-            kind=case.kind,
-            tokens=tokens,
-            seconds=seconds,
-            tokens_per_s=tokens / seconds,
-            floor_seconds=floor,
-            bound_by=bound,
-            peer_seconds=None if ratios is None else float(np.median(times[1])),
-            ratio=None if ratios is None else float(np.median(ratios)),
-            ratio_low=None if ratios is None else float(ratios.min()),
-            ratio_high=None if ratios is None else float(ratios.max()),
-            rounds=len(times[0]),
-        )
+
+def alternate(works: Sequence[Callable[[], float]], turns: range) -> list[list[float]]:
+    """Let each work once a turn, in alternating order; what each gives, turn by turn."""
+    given: list[list[float]] = [[] for _ in works]
+    for turn in turns:
+        for index in range(len(works)) if turn % 2 else reversed(range(len(works))):
+            given[index].append(works[index]())
+    return given
+
+
+def comparison(
+    case: Case, times: Sequence[Sequence[float]], config: LlamaConfig, bytes_per_element: int, peaks: Hardware
+) -> Comparison:
+    """What a case took, from seconds of our rounds, and of the peer's where there is one; and the floor."""
+    seconds = float(np.median(times[0]))
+    ratios = np.array(times[1]) / np.array(times[0]) if len(times) > 1 else None
+    prefilled, generated = sum(case.prompt_tokens), sum(case.new_tokens)
+    tokens = prefilled if case.kind == "prefill" else generated - len(case.new_tokens) * (case.kind == "decode")
+    floor, bound = floor_seconds(case, config, bytes_per_element, peaks)
+    return Comparison(
+        case=case.name,
+        kind=case.kind,
+        tokens=tokens,
+        seconds=seconds,
+        tokens_per_s=tokens / seconds,
+        floor_seconds=floor,
+        bound_by=bound,
+        peer_seconds=None if ratios is None else float(np.median(times[1])),
+        ratio=None if ratios is None else float(np.median(ratios)),
+        ratio_low=None if ratios is None else float(ratios.min()),
+        ratio_high=None if ratios is None else float(ratios.max()),
+        rounds=len(times[0]),
+    )
 
 
 def _peaks(device: str, clock: Callable[[], float], *, dry: bool) -> Hardware:

@@ -85,6 +85,11 @@ def measure(wanted: tuple[Setting, ...], budget_s: float, clock: ClockName = "wa
                 sys.stderr.write(
                     f"{row['model']} {row['dtype']} {row['case']}: {row['ratio']:.2f} x {row['peer']}\n"
                 )
+    return {**provenance(clock), "rows": rows, "skipped": skipped}
+
+
+def provenance(clock: ClockName) -> dict[str, Any]:
+    """Who measured on a CPU, when, with what, by which clock, and how busy the machine was."""
     machine = describe_machine()
     return {
         "machine": asdict(machine),
@@ -94,8 +99,6 @@ def measure(wanted: tuple[Setting, ...], budget_s: float, clock: ClockName = "wa
         "clock": clock,
         "transformers": transformers.__version__,
         "load_average": list(os.getloadavg()),
-        "rows": rows,
-        "skipped": skipped,
     }
 
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -223,7 +223,7 @@ class CoupledEngine:
             GenerationRequest(
                 prompt=prompt,
                 max_new_tokens=max_new_tokens,
-                sampling=replace(sampling, seed=sampling.seed + index),
+                sampling=sampling.of_request(index),
                 on_token=on_token,
             )
             for index, prompt in enumerate(prompts)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -36,6 +36,10 @@ class Sampling:
             raise ValueError(f"top_k is {self.top_k}; allowed are whole numbers from 1, or None")
         if self.seed < 0:
             raise ValueError(f"seed is {self.seed}; allowed are whole numbers from 0")
+
+    def of_request(self, index: int) -> "Sampling":
+        """The same for one of several requests of a call: each has a seed of its own."""
+        return replace(self, seed=self.seed + index)
 
 
 GREEDY = Sampling()

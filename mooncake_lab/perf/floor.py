@@ -5,8 +5,9 @@ short prompts. At least one published simulator predicts, by default, prefills t
 peak FLOP/s of the GPUs it names. The check is cheap: the models of `experiments` and of the command line pass it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from mooncake_lab.perf.flops import kv_bytes
 from mooncake_lab.perf.hardware import Hardware
@@ -47,13 +48,15 @@ def _prefills(latency: LatencyModel, node: Hardware, dtype: str) -> Iterator[Pro
             yield Probe("prefill", point, latency.prefill.seconds(float(tokens), reused), floor_s)
 
 
-def _decodes(latency: LatencyModel, node: Hardware, dtype: str) -> Iterator[Probe]:
+def _decodes(
+    stage: str, step_s: Callable[[int, int], float], latency: LatencyModel, node: Hardware, dtype: str
+) -> Iterator[Probe]:
     for batch in PROBED_BATCHES:
         for each in PROBED_TOKENS:
             context = batch * each
             floor_s = decode_work(latency.shape, batch, context).floor_s(node, dtype)
             point = f"{batch} requests, {context} tokens of context"
-            yield Probe("decode", point, latency.decode.step_s(float(batch), context), floor_s)
+            yield Probe(stage, point, step_s(batch, context), floor_s)
 
 
 def _hybrids(latency: LatencyModel, node: Hardware, dtype: str) -> Iterator[Probe]:
@@ -63,12 +66,7 @@ def _hybrids(latency: LatencyModel, node: Hardware, dtype: str) -> Iterator[Prob
             floor_s = prefill_work(latency.shape, start + chunk, start).floor_s(node, dtype)
             point = f"chunk of {chunk} tokens after {start}"
             yield Probe("hybrid", point, latency.hybrid.step_s(chunk, start), floor_s)
-    for batch in PROBED_BATCHES:
-        for each in PROBED_TOKENS:
-            context = batch * each
-            floor_s = decode_work(latency.shape, batch, context).floor_s(node, dtype)
-            point = f"{batch} decodes, {context} tokens of context"
-            yield Probe("hybrid", point, latency.hybrid.step_s(0, 0, batch, context), floor_s)
+    yield from _decodes("hybrid", partial(latency.hybrid.step_s, 0, 0), latency, node, dtype)
 
 
 def _links(latency: LatencyModel, node: Hardware) -> Iterator[Probe]:
@@ -88,7 +86,7 @@ def probe_floor(latency: LatencyModel, node: Hardware, dtype: str = "bfloat16") 
     """Every probed point of every stage, possible or not."""
     return [
         *_prefills(latency, node, dtype),
-        *_decodes(latency, node, dtype),
+        *_decodes("decode", latency.decode.step_s, latency, node, dtype),
         *_hybrids(latency, node, dtype),
         *_links(latency, node),
     ]

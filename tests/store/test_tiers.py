@@ -264,6 +264,15 @@ def test_what_sinks_survives(tmp_path):
     ssd.close()
 
 
+def damage_first_block(folder):
+    """Flip a bit of the first block's payload."""
+    with (folder / b"m".hex() / "slab").open("r+b") as slab:
+        slab.seek(PAGE + 17)
+        flipped = slab.read(1)[0] ^ 1
+        slab.seek(PAGE + 17)
+        slab.write(bytes([flipped]))
+
+
 class Faults:
     """Makes a device refuse chosen operations."""
 
@@ -323,12 +332,7 @@ def test_a_damaged_block_is_a_miss_and_is_dropped(tmp_path):
     ssd = SsdMedium(tmp_path, 64 * PAGE, fingerprint=b"m")
     with TieredStore([TierSettings(medium=ssd)]) as store:
         put(store, b"a", b"b")
-        slab = tmp_path / b"m".hex() / "slab"
-        with slab.open("r+b") as file:
-            file.seek(PAGE + 17)
-            flipped = file.read(1)[0] ^ 1
-            file.seek(PAGE + 17)
-            file.write(bytes([flipped]))
+        damage_first_block(tmp_path)
         assert read(store, b"a") is None
         assert store.statistics()[0].damaged == 1
         assert b"a" not in store
@@ -347,12 +351,7 @@ def test_damage_on_the_way_down_is_the_upper_tiers(tmp_path):
     tiers = [TierSettings(medium=ssd, queue_bytes=4 * PAGE), TierSettings(medium=below)]
     with TieredStore(tiers) as store:
         put(store, b"a", b"b")
-        slab = tmp_path / b"m".hex() / "slab"
-        with slab.open("r+b") as file:
-            file.seek(PAGE + 17)
-            flipped = file.read(1)[0] ^ 1
-            file.seek(PAGE + 17)
-            file.write(bytes([flipped]))
+        damage_first_block(tmp_path)
         put(store, *(b"%d" % number for number in range(8)))
         upper, lower = store.statistics()
         assert (upper.damaged, upper.dropped) == (1, 1)
