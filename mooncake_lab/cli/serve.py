@@ -2,9 +2,8 @@
 
 import contextlib
 import secrets
-from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self, final
 
 import msgspec
 import typer
@@ -91,8 +90,11 @@ def serve(
             typer.echo(f"bearer token: {token}", err=True)
 
     try:
-        with _log(log) as write:
-            asyncio.run(serve_until_told(spec, address, opened=opened, write=write))
+        with contextlib.ExitStack() as opening:
+            records = None if log is None else opening.enter_context(_RunLog(log))
+            asyncio.run(serve_until_told(spec, address, opened=opened, write=records and records.write))
+        if records is not None and records.is_broken:
+            raise typer.Exit(1)  # what was lost is said already
     except asyncio.CancelledError:
         raise typer.Exit(1) from None  # told to stop before it was open
     except (ValueError, OSError, WorkerError) as error:
@@ -109,16 +111,37 @@ def _token(file: Path | None) -> str:
     return token
 
 
-@contextlib.contextmanager
-def _log(path: Path | None) -> Generator[Callable[[Record], None] | None, None, None]:
-    """Appends records to a file, as they are heard."""
-    if path is None:
-        yield None
-        return
-    encoder = msgspec.json.Encoder()
-    with path.open("ab") as file:
+@final
+class _RunLog:
+    """Appends records to a file as they are heard. Mutable: when one cannot be written, it is the end of the log.
 
-        def write(record: Record) -> None:
-            file.write(encoder.encode(record) + b"\n")
+    Requests go on without it: a full disk is no reason to lose them.
+    """
 
-        yield write
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("ab", buffering=0)
+        self._encoder = msgspec.json.Encoder()
+        self.is_broken = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._file.close()
+
+    def write(self, record: Record) -> None:
+        """Append one record, whole or not at all."""
+        if self.is_broken:
+            return
+        line, size = self._encoder.encode(record) + b"\n", self._file.tell()
+        try:
+            written = self._file.write(line)
+            reason = None if written == len(line) else f"{written} of {len(line)} bytes of a record were taken"
+        except OSError as error:
+            reason = str(error)
+        if reason is not None:
+            self.is_broken = True
+            with contextlib.suppress(OSError):
+                self._file.truncate(size)
+            typer.echo(f"the log {self._path} ends here, requests go on: {reason}", err=True)

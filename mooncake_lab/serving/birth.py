@@ -56,6 +56,7 @@ class Nursery:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._home: socket.socket | None = None
+        self._loading: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -93,7 +94,11 @@ class Nursery:
                     env=_environment(self._cradle.threads),
                 )
             self._home.send(msgspec.json.encode(self._cradle))
-            answer = self._home.recv(MOST_BYTES)
+            self._loading = self._process
+            try:
+                answer = self._home.recv(MOST_BYTES)
+            finally:
+                self._loading = None
             if answer != b"ready":
                 self._process.wait()
                 raise ValueError(answer.decode() or "the process that bears workers ended before it was ready")
@@ -110,7 +115,10 @@ class Nursery:
             socket.send_fds(self._home, [msgspec.msgpack.encode(spec)], [control.fileno()])
 
     def close(self) -> None:
-        """End it; workers that still live die with it."""
+        """End it, also while it loads; workers that still live die with it."""
+        loading = self._loading
+        if loading is not None:
+            loading.kill()  # whoever waits for it holds the lock
         with self._lock:
             if self._home is not None:
                 self._home.close()

@@ -78,9 +78,13 @@ class Hall:
 
     async def close(self) -> None:
         """End every request under way, and every worker."""
+        self.dismiss()
+        await self.supervisor.close()
+
+    def dismiss(self) -> None:
+        """End every request under way; its client is told why."""
         for ticket in list(self.dispatcher.placer.tickets.values()):
             self.dispatcher.cancel(ticket, _SHUT, FailedError(_SHUT))
-        await self.supervisor.close()
 
     def submit(self, prompt: npt.NDArray[np.int32], asked: Generation) -> Ticket:
         """Accept a request and place it; for its errors see `Dispatcher.submit`."""

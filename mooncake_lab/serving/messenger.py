@@ -125,7 +125,19 @@ class Courier:
         lane: takes the bytes of KVCache where the destination has one too; None sends them over the connection.
     """
 
-    __slots__ = ("_failed", "_lane", "_lost", "_open", "_peer", "_port", "_queue", "_thread", "_who", "_window")
+    __slots__ = (
+        "_failed",
+        "_is_broken",
+        "_lane",
+        "_lost",
+        "_open",
+        "_peer",
+        "_port",
+        "_queue",
+        "_thread",
+        "_who",
+        "_window",
+    )
 
     def __init__(
         self, port: int, who: Identity, failed: Callable[[Job, str], None], lane: Lane | None = None
@@ -137,6 +149,7 @@ class Courier:
         self._window: Where | None = None
         self._queue: queue.SimpleQueue[tuple[_Addressed, Sequence[Bytes]] | None] = queue.SimpleQueue()
         self._peer: socket.socket | None = None
+        self._is_broken = False
         self._open: set[Job] = set()
         self._lost: set[Job] = set()
         self._thread = threading.Thread(target=self._run, name=f"courier-{port}", daemon=True)
@@ -152,6 +165,11 @@ class Courier:
         if peer is not None:
             with contextlib.suppress(OSError):
                 peer.shutdown(socket.SHUT_RDWR)
+
+    @property
+    def is_stranded(self) -> bool:
+        """Whether its connection broke, and nothing waits to be carried over another."""
+        return self._is_broken and self._queue.empty()
 
     def close(self) -> None:
         """Deliver what waits, then end."""
@@ -173,6 +191,7 @@ class Courier:
         if isinstance(parcel, Begin):
             if self._peer is None:
                 self._peer = dial(self._port, self._who)
+                self._is_broken = False
                 if self._lane is not None:
                     self._window = borrow(self._peer, self._who, WINDOW_BYTES)
             self._open.add(parcel.job)
@@ -203,6 +222,7 @@ class Courier:
     def _give_up(self, job: Job, reason: str) -> None:
         """The connection is of no use: neither are the jobs that were under way on it."""
         self._hang_up()
+        self._is_broken = True
         jobs = self._open | {job}
         self._lost |= jobs
         self._open = set()
@@ -242,8 +262,14 @@ class Couriers:
     def to(self, port: int) -> Courier:
         """The courier for a destination."""
         if port not in self._by_port:
+            self._retire()
             self._by_port[port] = Courier(port, self._who, self._failed, self._lane)
         return self._by_port[port]
+
+    def _retire(self) -> None:
+        """End those whose latest connection failed and that have nothing to carry: their worker may be dead."""
+        for port in [port for port, courier in self._by_port.items() if courier.is_stranded]:
+            self._by_port.pop(port).close()
 
     def sever(self) -> None:
         """Break every connection."""

@@ -175,8 +175,9 @@ class Placer:
         """
         self.withdraw(ticket)
         assert self.ready is not None  # noqa: S101  # whoever was placed was placed on a worker
-        if ticket.is_complete(self.ready.end_tokens):
-            self.complete(ticket, time.monotonic(), "length")
+        reason_to_end = ticket.complete_by(self.ready.end_tokens)
+        if reason_to_end is not None:
+            self.complete(ticket, time.monotonic(), reason_to_end)
             return
         if ticket.attempt >= self._spec.most_attempts:
             self.give_up(ticket, f"{ticket.attempt} attempts came to nothing, the last because {reason}")

@@ -43,7 +43,10 @@ class _Born:
 
 @final
 class PrefillDuty:
-    """Prompts one after the other, in order of arrival. Mutable: it owns an engine and a store."""
+    """Prompts one after the other, in order of arrival. Mutable: it owns an engine and a store.
+
+    Those whose prefix is still on its way from elsewhere let others pass.
+    """
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
@@ -61,7 +64,7 @@ class PrefillDuty:
     @property
     def busy(self) -> bool:
         """Whether a prompt runs or could begin."""
-        return bool(self._running or (self._waiting and self._waiting[0].is_ready))
+        return bool(self._running) or any(prompt.is_ready for prompt in self._waiting)
 
     def take(self, item: object) -> None:
         """Take an order, or the end of a fetch."""
@@ -86,7 +89,9 @@ class PrefillDuty:
     def step(self) -> None:
         """Begin the next prompt if none runs, and compute one chunk."""
         if not self._running:
-            self._begin(self._waiting.popleft())
+            prompt = next(prompt for prompt in self._waiting if prompt.is_ready)
+            self._waiting.remove(prompt)
+            self._begin(prompt)
         for result in self._engine.step():
             self._finish(self._running.pop(result.request_id), result)
 
@@ -110,7 +115,7 @@ class PrefillDuty:
         """Copy missing blocks from their holder; they stay, which is how hot blocks spread (FAST'25 §4.2)."""
         try:
             self._copy_blocks(prompt, port)
-        finally:  # whatever happened: a prompt that waits for ever would hold up all behind it
+        finally:  # whatever happened: nothing else makes it ready
             self._desk.note(_FetchEnded(prompt))
 
     def _copy_blocks(self, prompt: _Prompt, port: int) -> None:

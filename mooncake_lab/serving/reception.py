@@ -123,7 +123,7 @@ class Reception:
             self._welcome(peer)
             self._take_parcels(peer)
         except (ConnectionResetError, BrokenPipeError):
-            pass  # the sender knows, and says so to the cluster
+            pass  # hung up between two frames: the sender knows, and says so to the cluster
         except TimeoutError:
             self._refuse(peer, f"the peer took too long to send a frame; allowed are {self._who.timeout_s:g} s")
         except (MediumError, ValueError) as error:

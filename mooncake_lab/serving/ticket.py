@@ -71,10 +71,12 @@ class Ticket:
         """The prompt and what was shown, shape (n,): what a new attempt starts from."""
         return np.concatenate([self.prompt, np.asarray(self.tokens, dtype=np.int32)])
 
-    def is_complete(self, end_tokens: tuple[int, ...]) -> bool:
-        """Whether all its tokens are shown."""
+    def complete_by(self, end_tokens: tuple[int, ...]) -> str | None:
+        """What says that all its tokens are shown, `end_token` or `length`; None where more are to come."""
         ends = end_tokens if self.asked.end_tokens is None else self.asked.end_tokens
-        return len(self.tokens) >= self.asked.max_new_tokens or bool(self.tokens and self.tokens[-1] in ends)
+        if self.tokens and self.tokens[-1] in ends:
+            return "end_token"
+        return "length" if len(self.tokens) >= self.asked.max_new_tokens else None
 
     def __aiter__(self) -> AsyncIterator[int]:
         return self.stream()

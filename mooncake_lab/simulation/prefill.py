@@ -1,4 +1,7 @@
-"""A prefill instance in virtual time: a queue, a prefix cache, and computation in order of arrival."""
+"""A prefill instance in virtual time: a queue, a prefix cache, and computation in order of arrival.
+
+A prompt whose prefix is still on its way from elsewhere lets others pass: nobody idles who has work (I4).
+"""
 
 from collections import deque
 from collections.abc import Callable, Generator
@@ -23,6 +26,11 @@ class Job:
     """How long the Conductor thinks its prefill takes."""
     fetched: simpy.Event | None
     """Happens when the prefix blocks that come from elsewhere are here."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all that it waits for is here."""
+        return self.fetched is None or self.fetched.processed
 
 
 class PrefillInstance:
@@ -82,20 +90,30 @@ class PrefillInstance:
         self.assigned_requests += 1
         self._queued_s += job.believed_s
         self._queue.append(job)
+        if job.fetched is not None:
+            assert job.fetched.callbacks is not None  # noqa: S101  # nothing arrives at the moment it is asked for
+            job.fetched.callbacks.append(self._wake)
+        self._wake()
+
+    def _wake(self, _: simpy.Event | None = None) -> None:
         if not self._awake.triggered:
             self._awake.succeed()
 
+    def _next(self) -> Job | None:
+        """The first that can be computed now, taken out of the queue."""
+        for place, job in enumerate(self._queue):
+            if job.is_ready:
+                del self._queue[place]
+                return job
+        return None
+
     def _live(self) -> Generator[simpy.Event, Any, None]:
         while self.alive:
-            if not self._queue:
+            job = self._next()
+            if job is None:
                 self._awake = self._env.event()
                 yield self._awake
                 continue
-            job = self._queue.popleft()
-            if job.fetched is not None:
-                yield job.fetched
-            if not self.alive:
-                return
             if not self._wanted(job):
                 self._queued_s -= job.believed_s
                 self.queued_requests -= 1

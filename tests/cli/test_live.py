@@ -1,6 +1,7 @@
 """`mooncake-lab serve` and `replay`: what they refuse before anything starts, and a trace through a cluster."""
 
 import json
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -9,8 +10,9 @@ from typer.testing import CliRunner
 from mooncake_lab.batching.policies import BATCHING_POLICIES
 from mooncake_lab.cli import app
 from mooncake_lab.cli.live import AdmissionName, BatchingName, PlacementName
+from mooncake_lab.cli.serve import _RunLog
 from mooncake_lab.conductor import ADMISSION_POLICIES, PLACEMENT_POLICIES
-from mooncake_lab.core import SLO, read_log
+from mooncake_lab.core import SLO, FirstToken, read_log
 from mooncake_lab.metrics import check_log, run_summary
 
 
@@ -76,3 +78,30 @@ def test_replay(file, tmp_path):
     summary = run_summary(records, SLO())
     assert printed["ttft_p50_s"] == summary["ttft_p50_s"]
     assert printed["token_hit_rate"] > 0.2
+
+
+def test_a_log_that_ends_says_so(tmp_path, capsys, monkeypatch):
+    """When a record finds no room the log keeps those before it, whole; nobody who writes is disturbed."""
+    path = tmp_path / "log.jsonl"
+    record = FirstToken(at_s=1.0, request_id=1)
+    with _RunLog(path) as log:
+        log.write(record)
+        whole = log._file
+
+        class Full:
+            def write(self, line):
+                return whole.write(line[:5])
+
+            def __getattr__(self, name):
+                return getattr(whole, name)
+
+        monkeypatch.setattr(log, "_file", Full())
+        log.write(record)
+        assert log.is_broken
+        log.write(record)
+    assert list(read_log(path)) == [record]
+    assert "ends here, requests go on: 5 of" in capsys.readouterr().err
+    with _RunLog(Path("/dev/full")) as log:
+        log.write(record)
+        assert log.is_broken
+    assert "No space left" in capsys.readouterr().err

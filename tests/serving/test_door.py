@@ -6,9 +6,11 @@ import httpx
 import openai
 import pytest
 
+import mooncake_lab.serving.door.app
 from mooncake_lab.conductor import AdmitAll, Rejection, WithinSLO
 from mooncake_lab.core import SLO
 from mooncake_lab.serving.client import replay_over_http
+from mooncake_lab.serving.door.app import MOST_BODY_BYTES
 from mooncake_lab.serving.door.tokenizer import ByteTokenizer
 from mooncake_lab.serving.door.wanted import BadRequestError, read_chat, read_completion
 from mooncake_lab.serving.door.writing import Writer
@@ -185,6 +187,70 @@ def test_a_disconnect_before_the_first_token_cancels(door):
         while door.hall.dispatcher.placer.tickets and time.monotonic() < deadline_s:
             time.sleep(0.01)
         assert not door.hall.dispatcher.placer.tickets
+
+
+def test_what_is_too_much_is_refused(open_door):
+    """One request more than allowed is 429 with Retry-After; those under way are not disturbed."""
+    with open_door(most_under_way=1) as door, door.client() as one:
+        with one.completions.create(
+            model=MODEL, prompt="x", max_tokens=3000, stream=True, extra_body=EXTRA
+        ) as first:
+            news = iter(first)
+            next(news)
+            with pytest.raises(openai.RateLimitError, match="1 requests are under way; allowed are 1") as raised:
+                one.completions.create(model=MODEL, prompt="y", max_tokens=1)
+            assert int(raised.value.response.headers["retry-after"]) >= 1
+            assert next(news).choices[0].token_ids
+        deadline_s = time.monotonic() + 20
+        while door.hall.dispatcher.placer.tickets and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        assert one.completions.create(model=MODEL, prompt="y", max_tokens=1).usage.completion_tokens == 1
+
+
+def post(door, body, timeout=30):
+    """A completion asked for with these bytes."""
+    headers = {"Authorization": f"Bearer {door.token}", "Content-Type": "application/json"}
+    return httpx.post(f"{door.url}/v1/completions", content=body, headers=headers, timeout=timeout)
+
+
+def test_a_body_is_bounded(door, client, monkeypatch):
+    """One that is too large is 413, one that does not come is 408, too many at once are 429: all in JSON."""
+    answer = post(door, b" " * (MOST_BODY_BYTES + 1))
+    assert (answer.status_code, str(MOST_BODY_BYTES) in answer.json()["error"]["message"]) == (413, True)
+
+    monkeypatch.setattr(mooncake_lab.serving.door.app, "MOST_BODY_S", 0.2)
+
+    def stalls():
+        yield b'{"model":'
+        time.sleep(1)
+        yield b"1}"
+
+    answer = post(door, stalls())
+    assert (answer.status_code, answer.json()["error"]["message"]) == (408, "the body did not come within 0.2 s")
+
+    monkeypatch.setattr(mooncake_lab.serving.door.app, "MOST_READING", 0)
+    answer = post(door, b"{}")
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+    assert "allowed are 0" in answer.json()["error"]["message"]
+    assert httpx.get(f"{door.url}/health").status_code == 200  # who watches the server is always let in
+    monkeypatch.undo()
+    assert client.completions.create(model=MODEL, prompt="y", max_tokens=1).usage.completion_tokens == 1
+
+
+def test_what_does_not_end_in_time_is_told(open_door):
+    """At shutdown a stream may go on for a while; then it ends with an error event, not in the middle."""
+    with open_door() as door:
+        door.server._drain_s = 0.3
+        headers = {"Authorization": f"Bearer {door.token}"}
+        asked = {"model": MODEL, "prompt": [1], "max_tokens": 8000, "stream": True, "ignore_eos": True}
+        with httpx.stream("POST", f"{door.url}/v1/completions", json=asked, headers=headers, timeout=60) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            door.server.should_exit = True
+            said = [line for line in lines if line]
+    assert len(said) > 1
+    assert "the cluster is shut down" in said[-1]
+    assert not door.hall.dispatcher.placer.tickets
 
 
 def test_replay_against_nobody_says_so(traced):

@@ -1,14 +1,20 @@
 """Faults in the middle of work: nothing that was accepted is lost or answered wrongly, and capacity comes back."""
 
+import asyncio
 import os
 import signal
 import threading
 import time
 from pathlib import Path
 
+import httpx
+import openai
 import pytest
 
+from mooncake_lab.core import Placed
 from mooncake_lab.metrics import check_log
+
+MODEL = "random:lab-tiny"
 
 FAULTS = {
     "prefill worker killed": lambda live: live.kill("prefill-0"),
@@ -46,6 +52,62 @@ def test_nothing_is_lost_or_wrong(cluster, traced, expected, fault):
     assert cluster.outputs == expected(requests)
     assert check_log(log) == ()
     assert until(lambda: len(cluster.pids()) == 4)
+
+
+@pytest.mark.parametrize("batching", ["sarathi_serve", "vllm"])
+def test_coupled_worker_killed(open_cluster, traced, expected, batching):
+    """The baseline keeps the promise too: what ran on a killed coupled worker ends on another, token for token."""
+    requests = traced(24, output_tokens=24)
+    with open_cluster(prefill_nodes=0, decode_nodes=0, coupled_nodes=2, batching=batching) as live:
+        timer = threading.Timer(0.15, live.kill, ("coupled-0",))
+        timer.start()
+        log = live.run(requests)
+        timer.join()
+        assert live.outputs == expected(requests)
+        assert until(lambda: len(live.pids()) == 2)
+    assert check_log(log) == ()
+    assert any("after coupled-0 died" in record.reason for record in log if isinstance(record, Placed))
+
+
+def test_sampled_tokens_survive_a_kill(open_door):
+    """A draw depends on seed and position alone: streams cut by a kill go on as they would have."""
+    prompts = [[i, 7, 9] * 20 for i in range(12)]
+
+    async def streams(door, kill_after=None):
+        shown = 0
+
+        async def one(client, i):
+            nonlocal shown, kill_after
+            stream = await client.completions.create(
+                model=MODEL, prompt=prompts[i], max_tokens=40, temperature=0.9, top_p=0.95, seed=i, stream=True,
+                extra_body={"return_token_ids": True, "ignore_eos": True},
+            )  # fmt: skip
+            tokens = []
+            async for part in stream:
+                for choice in part.choices:
+                    tokens += choice.token_ids
+                    shown += len(choice.token_ids)
+                if kill_after is not None and shown > kill_after:
+                    kill_after = None
+                    os.kill(door.hall.supervisor.links["decode-0"].ready.pid, signal.SIGKILL)
+            return tokens
+
+        async with openai.AsyncOpenAI(base_url=f"{door.url}/v1", api_key=door.token, max_retries=0) as client:
+            return await asyncio.gather(*(one(client, i) for i in range(len(prompts))))
+
+    with open_door(decode_nodes=2) as door:
+        undisturbed = asyncio.run(streams(door))
+        placements = metric(door, "mooncake_placements_total")
+        assert asyncio.run(streams(door, kill_after=100)) == undisturbed
+        assert metric(door, "mooncake_placements_total") > placements + len(prompts)  # some a second time
+    assert all(len(tokens) == 40 for tokens in undisturbed)
+    assert len({tuple(tokens) for tokens in undisturbed}) == len(prompts)
+
+
+def metric(door, name):
+    """A counter, as Prometheus is told."""
+    page = httpx.get(f"{door.url}/metrics", headers={"Authorization": f"Bearer {door.token}"}).text
+    return float(next(line.split()[-1] for line in page.splitlines() if line.startswith(name + " ")))
 
 
 def test_capacity_returns(cluster, traced, expected):

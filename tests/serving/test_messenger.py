@@ -14,7 +14,7 @@ from mooncake_lab.serving.kv import KVShape, raw
 from mooncake_lab.serving.lane import WINDOW_BYTES, Lane
 from mooncake_lab.serving.measure import measure_transfer
 from mooncake_lab.serving.messages import VERSION, Job, Span
-from mooncake_lab.serving.messenger import Courier, Identity, borrow, cuts, dial, expect, receive
+from mooncake_lab.serving.messenger import Courier, Couriers, Identity, borrow, cuts, dial, expect, receive
 from mooncake_lab.serving.parcels import Ask, Begin, End, Hello, Piece, Pushed, Refused, Taken, Where
 from mooncake_lab.serving.reception import Reception
 from mooncake_lab.store.media import MediumError, PeerRefusedError, ProtocolError, wire
@@ -264,6 +264,42 @@ def test_slow_sender(reception, came):
         body = wire.msgspec.msgpack.encode(parcel)
         peer.sendall(wire._HEADER.pack(wire._MAGIC, len(body), values.nbytes) + body + frame.tobytes())
         assert "took too long" in refusal_of(peer)
+    assert came.empty()
+
+
+@pytest.mark.parametrize("cut", [3, 20, -1])
+def test_truncated_frame(reception, came, cut):
+    """A frame that its sender cuts short is refused by how much is missing; nothing of it is delivered."""
+    parcel, values = piece(0, 0, 5)
+    body = wire.msgspec.msgpack.encode(parcel)
+    frame = wire._HEADER.pack(wire._MAGIC, len(body), values.nbytes) + body + raw(values).tobytes()
+    with dial(reception.port, WHO) as peer:
+        wire.send_frame(peer, Begin(job=JOB, tokens=5), (), 5)
+        peer.sendall(frame[:cut])
+        peer.shutdown(socket.SHUT_WR)
+        reason = refusal_of(peer)
+    part = {3: wire._HEADER.size, 20: wire._HEADER.size + len(body), -1: len(frame)}[cut]
+    assert f"in the middle of a frame, {part - len(frame[:cut])} bytes too early" in reason
+    assert came.empty()
+
+
+def test_couriers_of_the_dead_are_let_go(reception, came):
+    """A destination that is gone costs no thread for ever: its courier ends when another one is needed."""
+    failed = queue.SimpleQueue()
+    couriers = Couriers(WHO, lambda job, reason: failed.put((job, reason)))
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    first = couriers.to(port)
+    first.send(Begin(job=JOB, tokens=5))
+    assert failed.get(timeout=10)[0] == JOB
+    first.send(End(job=JOB, first_token=0, span=SPAN))
+    deadline_s = time.monotonic() + 10
+    while not first.is_stranded and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    second = couriers.to(reception.port)
+    first._thread.join(10)
+    assert not first._thread.is_alive()
+    assert couriers.to(reception.port) is second
     assert came.empty()
 
 

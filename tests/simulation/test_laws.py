@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooncake_lab.conductor import CacheAware, KVCacheCentric, LoadBalance, Random, WithinSLO
-from mooncake_lab.core import SLO, Request, TracedRequest, blocks_for
+from mooncake_lab.conductor import CacheAware, KVCacheCentric, LoadBalance, Placement, Random, WithinSLO
+from mooncake_lab.core import SLO, Moved, Placed, Prefilled, Request, TracedRequest, blocks_for
 from mooncake_lab.metrics import check_log, request_table
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
 from mooncake_lab.simulation import Cluster, ClusterSpec
@@ -143,3 +143,53 @@ class TestInvariants:
         for traced in shared(rows):
             least = REALISTIC.prefill.seconds(traced.request.input_tokens, traced.request.input_tokens - 1)
             assert table.loc[traced.request.id, "ttft_s"] >= least * (1 - 1e-9)
+
+    @settings(max_examples=40, deadline=None)
+    @given(REQUESTS, st.integers(1, 3))
+    def test_no_instance_idles_while_it_has_work(self, rows, nodes):
+        """I4: from the moment a prompt and its prefix are at an instance until it starts, that one computes."""
+        policy = KVCacheCentric(balancing_threshold=1.1)
+        spec = ClusterSpec(prefill_nodes=nodes, decode_nodes=2, cache_tokens=3000, placement=policy)
+        log = Cluster(spec, make_model(constant_s=0.05, per_token_s=1e-4, bytes_per_s=2e9)).run(shared(rows))
+        placed = {record.request_id: record for record in log if isinstance(record, Placed)}
+        arrived_s = {
+            record.request_id: record.at_s
+            for record in log
+            if isinstance(record, Moved) and record.destination == placed[record.request_id].prefill_instance
+        }
+        runs = [record for record in log if isinstance(record, Prefilled)]
+        for run in runs:
+            runnable_s = max(placed[run.request_id].at_s, arrived_s.get(run.request_id, 0.0))
+            overlaps = (
+                min(other.at_s, run.start_s) - max(other.start_s, runnable_s)
+                for other in runs
+                if other.instance == run.instance
+            )
+            busy_s = sum(seconds for seconds in overlaps if seconds > 0)
+            assert busy_s == pytest.approx(run.start_s - runnable_s, abs=1e-6)
+
+    def test_a_prompt_that_waits_for_its_prefix_lets_others_pass(self):
+        """While 0.5 s of KVCache are on their way, the prompt behind it is computed."""
+        long = tuple(range(8))
+        requests = [
+            TracedRequest(Request(id=0, arrival_s=0.0, input_tokens=4096, block_keys=long), 1),
+            TracedRequest(Request(id=1, arrival_s=2.0, input_tokens=4096, block_keys=long), 1),
+            fresh(2, 2.1, 512),
+        ]
+
+        class OneThenOther:
+            def place(self, request, view, estimate):
+                del view, estimate
+                fetches = request.id == 1
+                return Placement(
+                    request_id=request.id, prefill="prefill-1" if request.id else "prefill-0", decode="decode-0",
+                    reused_tokens=4095 if fetches else 0, fetched_tokens=4096 if fetches else 0,
+                    fetch_from="prefill-0" if fetches else None, expected_ttft_s=0.0, expected_tbt_s=0.0,
+                    reason="",
+                )  # fmt: skip
+
+        model = make_model(per_token_s=1e-4, bytes_per_s=2 * 4096 * model_shape("llama3-70b").kv_bytes_per_token)
+        spec = ClusterSpec(prefill_nodes=2, decode_nodes=1, placement=OneThenOther())
+        starts = {r.request_id: r.start_s for r in Cluster(spec, model).run(requests) if isinstance(r, Prefilled)}
+        assert starts[2] == pytest.approx(2.1)
+        assert starts[1] == pytest.approx(2.5)

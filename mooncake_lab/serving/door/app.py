@@ -24,16 +24,21 @@ from mooncake_lab.serving.hall import Hall
 from mooncake_lab.serving.ticket import FailedError, RejectedError
 
 MOST_BODY_BYTES: Final = 8 * 1024**2
+MOST_READING: Final = 128
+"""Bodies that are being received at once; with their size, this bounds what they may take of memory."""
+MOST_BODY_S: Final = 30.0
+"""How long a client may take to send one."""
 _CLIENT_CLOSED: Final = 499
 _KINDS: Final = {
     400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error",
-    405: "invalid_request_error", 413: "invalid_request_error", 429: "rate_limit_error",
+    405: "invalid_request_error", 408: "invalid_request_error", 413: "invalid_request_error",
+    429: "rate_limit_error",
 }  # fmt: skip
 
 
 @final
 class Door:
-    """Answers requests with a cluster. It keeps nothing of its own but the moment it opened.
+    """Answers requests with a cluster. Mutable: it counts the bodies that it is receiving.
 
     Args:
         hall: the cluster.
@@ -48,6 +53,7 @@ class Door:
         self._telemetry = telemetry
         self._token = token
         self._opened = int(time.time())
+        self._reading = 0
 
     def app(self) -> Starlette:
         """The application, for any ASGI server."""
@@ -100,8 +106,11 @@ class Door:
         return Response(page, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _answer(self, request: Request, read: Callable[[bytes], Wanted]) -> Response:
+        if self._reading >= MOST_READING:
+            reason = f"{self._reading} requests are being received; allowed are {MOST_READING}"
+            return error(429, reason, code="rejected", headers={"Retry-After": "1"})
         try:
-            wanted = read(await _body(request))
+            wanted = read(await self._body(request))
             choices = begin(self._hall, wanted, self._tokenizer)
         except (BadRequestError, LookupError, RejectedError, FailedError) as refused:
             return _refusal(refused)
@@ -111,6 +120,26 @@ class Door:
         envelope = Envelope(id=f"{prefix}-{secrets.token_hex(12)}", model=self._model, wanted=wanted)
         act = self._streamed if wanted.is_stream else self._whole
         return await act(request, envelope, choices)
+
+    async def _body(self, request: Request) -> bytes:
+        """The body of a request, as far as it may go.
+
+        Raises:
+            HTTPException: when it is larger than allowed, or takes longer.
+        """
+        found = bytearray()
+        self._reading += 1
+        try:
+            async with asyncio.timeout(MOST_BODY_S):
+                async for chunk in request.stream():
+                    found += chunk
+                    if len(found) > MOST_BODY_BYTES:
+                        raise HTTPException(413, f"the body has more than {MOST_BODY_BYTES} bytes")
+        except TimeoutError:
+            raise HTTPException(408, f"the body did not come within {MOST_BODY_S:g} s") from None
+        finally:
+            self._reading -= 1
+        return bytes(found)
 
     async def _streamed(self, request: Request, envelope: Envelope, choices: list[Choice]) -> Response:
         """The answer as it comes. The first piece is waited for: a refusal before it is a status, not an event."""
@@ -220,20 +249,6 @@ def _json(body: object, status: int = 200, headers: dict[str, str] | None = None
 
 def _event(body: object) -> bytes:
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
-
-
-async def _body(request: Request) -> bytes:
-    """The body of a request, as far as it may go.
-
-    Raises:
-        HTTPException: when it is larger than allowed.
-    """
-    found = bytearray()
-    async for chunk in request.stream():
-        found += chunk
-        if len(found) > MOST_BODY_BYTES:
-            raise HTTPException(413, f"the body has more than {MOST_BODY_BYTES} bytes")
-    return bytes(found)
 
 
 async def _left(request: Request) -> None:

@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
+import math
 import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, final
 
 import uvicorn
 
@@ -18,7 +19,8 @@ from mooncake_lab.serving.hall import Hall
 from mooncake_lab.serving.spec import LiveSpec
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
-_MOST_CONNECTIONS: Final = 2048
+_FAREWELL_S: Final = 3
+"""How long clients have to hear that their requests were ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +90,25 @@ def web_server(hall: Hall, telemetry: Telemetry, address: Address) -> uvicorn.Se
         lifespan="off",
         log_config=None,
         access_log=False,
-        limit_concurrency=_MOST_CONNECTIONS,
-        timeout_graceful_shutdown=int(address.drain_s),
+        timeout_graceful_shutdown=math.ceil(address.drain_s) + _FAREWELL_S,
         server_header=False,
     )
-    return uvicorn.Server(config)
+    return _Server(config, hall, address.drain_s)
+
+
+@final
+class _Server(uvicorn.Server):
+    """Uvicorn that tells the clients whose requests it will not finish, instead of hanging up on them."""
+
+    def __init__(self, config: uvicorn.Config, hall: Hall, drain_s: float) -> None:
+        super().__init__(config)
+        self._hall = hall
+        self._drain_s = drain_s
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no new connections, and wait for what is under way, as long as agreed."""
+        late = asyncio.get_running_loop().call_later(self._drain_s, self._hall.dismiss)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            late.cancel()

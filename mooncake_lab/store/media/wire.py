@@ -40,6 +40,10 @@ class ProtocolError(MediumError, ConnectionError):
     """The peer does not speak this protocol, or broke a bound; the connection is closed."""
 
 
+class TruncatedFrameError(ProtocolError):
+    """The connection ended in the middle of a frame."""
+
+
 class PeerRefusedError(MediumError, ConnectionError):
     """One side does not know the other's token."""
 
@@ -96,7 +100,8 @@ def receive_into(peer: socket.socket, parts: Sequence[Bytes], timeout_s: float) 
 
     Raises:
         TimeoutError: when nothing comes for `timeout_s`, or it all takes longer than a slow link would.
-        ConnectionError: when the peer is gone.
+        TruncatedFrameError: when the connection ends before they are full.
+        OSError: when it breaks.
     """
     left = _views(parts)
     deadline_s = _deadline(sum(part.nbytes for part in left), timeout_s)
@@ -104,7 +109,8 @@ def receive_into(peer: socket.socket, parts: Sequence[Bytes], timeout_s: float) 
         peer.settimeout(min(timeout_s, _left(deadline_s, "send a frame")))
         got, *_ = peer.recvmsg_into(left[:_MOST_VECTORS])
         if not got:
-            raise ConnectionResetError("the peer closed the connection in the middle of a frame")
+            missing = sum(part.nbytes for part in left)
+            raise TruncatedFrameError(f"the connection ended in the middle of a frame, {missing} bytes too early")
         _consume(left, got)
 
 
