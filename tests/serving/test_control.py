@@ -16,6 +16,8 @@ from mooncake_lab.serving import LiveSpec
 from mooncake_lab.serving.birth import Nursery
 from mooncake_lab.serving.frames import MOST_BODY_BYTES, pack, read_frame, receive_frame
 from mooncake_lab.serving.messages import EVENTS, VERSION, Ping, Pong, Ready
+from mooncake_lab.serving.nursery import _place
+from mooncake_lab.serving.spec import worker_spec
 from mooncake_lab.serving.supervisor import Callbacks, Supervisor, WorkerError
 from mooncake_lab.store.media import ProtocolError
 
@@ -190,3 +192,13 @@ def test_closing_does_not_wait_for_a_model():
     assert told
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "expected"), [("auto", 2, "cuda:1"), ("auto", 1, "cuda:0"), ("cpu", 2, "cpu")]
+)
+def test_workers_take_gpus_in_turn(monkeypatch, device, gpus, expected):
+    """The sixth worker of a machine with two GPUs takes the second; with one they share it; a choice is a choice."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    spec = LiveSpec(device=device, prefill_nodes=3, decode_nodes=3)
+    assert _place(worker_spec(spec, "decode-2", b"t" * 32)) == expected
