@@ -198,7 +198,7 @@ def test_closing_does_not_wait_for_a_model():
     ("device", "gpus", "expected"), [("auto", 2, "cuda:1"), ("auto", 1, "cuda:0"), ("cpu", 2, "cpu")]
 )
 def test_workers_take_gpus_in_turn(monkeypatch, device, gpus, expected):
-    """The sixth worker of a machine with two GPUs takes the second; with one they share it; a choice is a choice."""
+    """The sixth worker takes the second GPU of two; one GPU is shared by all; a choice is a choice."""
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     spec = LiveSpec(device=device, prefill_nodes=3, decode_nodes=3)
     assert _place(worker_spec(spec, "decode-2", b"t" * 32)) == expected

@@ -228,10 +228,10 @@ def test_a_body_is_bounded(door, client, monkeypatch):
     answer = post(door, stalls())
     assert (answer.status_code, answer.json()["error"]["message"]) == (408, "the body did not come within 0.2 s")
 
-    monkeypatch.setattr(mooncake_lab.serving.door.app, "MOST_READING", 0)
-    answer = post(door, b"{}")
+    monkeypatch.setattr(mooncake_lab.serving.door.app, "MOST_RECEIVED_BYTES", 8)
+    answer = post(door, b'{"model": 1}')
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
-    assert "allowed are 0" in answer.json()["error"]["message"]
+    assert "12 bytes are being received; allowed are 8" in answer.json()["error"]["message"]
     assert httpx.get(f"{door.url}/health").status_code == 200  # who watches the server is always let in
     monkeypatch.undo()
     assert client.completions.create(model=MODEL, prompt="y", max_tokens=1).usage.completion_tokens == 1

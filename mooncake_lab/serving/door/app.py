@@ -24,8 +24,8 @@ from mooncake_lab.serving.hall import Hall
 from mooncake_lab.serving.ticket import FailedError, RejectedError
 
 MOST_BODY_BYTES: Final = 8 * 1024**2
-MOST_READING: Final = 128
-"""Bodies that are being received at once; with their size, this bounds what they may take of memory."""
+MOST_RECEIVED_BYTES: Final = 256 * 1024**2
+"""Of all bodies that are being received at once."""
 MOST_BODY_S: Final = 30.0
 """How long a client may take to send one."""
 _CLIENT_CLOSED: Final = 499
@@ -38,7 +38,7 @@ _KINDS: Final = {
 
 @final
 class Door:
-    """Answers requests with a cluster. Mutable: it counts the bodies that it is receiving.
+    """Answers requests with a cluster. Mutable: it counts the bytes that it is receiving.
 
     Args:
         hall: the cluster.
@@ -53,7 +53,7 @@ class Door:
         self._telemetry = telemetry
         self._token = token
         self._opened = int(time.time())
-        self._reading = 0
+        self._received_bytes = 0
 
     def app(self) -> Starlette:
         """The application, for any ASGI server."""
@@ -106,9 +106,6 @@ class Door:
         return Response(page, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _answer(self, request: Request, read: Callable[[bytes], Wanted]) -> Response:
-        if self._reading >= MOST_READING:
-            reason = f"{self._reading} requests are being received; allowed are {MOST_READING}"
-            return error(429, reason, code="rejected", headers={"Retry-After": "1"})
         try:
             wanted = read(await self._body(request))
             choices = begin(self._hall, wanted, self._tokenizer)
@@ -125,20 +122,25 @@ class Door:
         """The body of a request, as far as it may go.
 
         Raises:
-            HTTPException: when it is larger than allowed, or takes longer.
+            HTTPException: when it is larger than allowed, takes longer, or comes with too many others.
         """
         found = bytearray()
-        self._reading += 1
         try:
             async with asyncio.timeout(MOST_BODY_S):
                 async for chunk in request.stream():
                     found += chunk
+                    self._received_bytes += len(chunk)
                     if len(found) > MOST_BODY_BYTES:
                         raise HTTPException(413, f"the body has more than {MOST_BODY_BYTES} bytes")
+                    if self._received_bytes > MOST_RECEIVED_BYTES:
+                        reason = (
+                            f"{self._received_bytes} bytes are being received; allowed are {MOST_RECEIVED_BYTES}"
+                        )
+                        raise HTTPException(429, reason, headers={"Retry-After": "1"})
         except TimeoutError:
             raise HTTPException(408, f"the body did not come within {MOST_BODY_S:g} s") from None
         finally:
-            self._reading -= 1
+            self._received_bytes -= len(found)
         return bytes(found)
 
     async def _streamed(self, request: Request, envelope: Envelope, choices: list[Choice]) -> Response:
@@ -259,4 +261,4 @@ async def _left(request: Request) -> None:
 
 async def _http_error(_: Request, raised: Exception) -> Response:
     assert isinstance(raised, HTTPException)  # noqa: S101  # starlette calls it for nothing else
-    return error(raised.status_code, raised.detail)
+    return error(raised.status_code, raised.detail, headers=dict(raised.headers or {}))
