@@ -18,6 +18,9 @@ _STARTS: Final = 3
 
 _THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
+_PUT_IN: Final = frozenset({"injected-parameters", "papermill-error-cell-tag"})
+"""Tags of the cells that papermill added to its author's."""
+
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 _log = logging.getLogger(__name__)
@@ -113,9 +116,9 @@ def _run_cells(job: Job, output: Path) -> _Failure | None:
         except PapermillExecutionError as failure:
             return _failure(failure, output)
         except RuntimeError as failure:  # the kernel died, or never came up
-            done = _finished_cells(output)
-            if done or attempt == _STARTS:
-                return _Failure(f"the kernel died after {done} cells: {failure}")
+            death = _death(failure, output)
+            if death is not None or attempt == _STARTS:
+                return death or _Failure(f"the kernel did not start, or died in its first cell: {failure}")
             _log.warning("%s: the kernel did not start (%s); trying again", job.topic, failure)
         else:
             _mark(executed, job)
@@ -126,20 +129,29 @@ def _run_cells(job: Job, output: Path) -> _Failure | None:
 
 def _failure(failure: Any, partial: Path) -> _Failure:
     """Name the cell as the author counts them: without the cells that papermill put in."""
-    own = {"injected-parameters", "papermill-error-cell-tag"}
     cells = read_notebook(partial).cells
     failed = next(i for i, cell in enumerate(cells) if cell.metadata.get("papermill", {}).get("exception"))
-    number = sum(own.isdisjoint(cell.tags) for cell in cells[: failed + 1])
+    number = sum(_PUT_IN.isdisjoint(cell.tags) for cell in cells[: failed + 1])
     line = next((line for line in failure.source.splitlines() if line.strip()), "")
     error = f"cell {number} ({line.strip()[:70]!r}) raised {failure.ename}: {failure.evalue}"
     return _Failure(error, number, _COLOUR.sub("", "\n".join(failure.traceback)))
 
 
-def _finished_cells(output: Path) -> int:
+def _death(failure: RuntimeError, partial: Path) -> _Failure | None:
+    """Name the cell in which the kernel died, with its source for want of a traceback; None if none was done."""
     try:
-        return sum(cell.is_finished for cell in read_notebook(output).cells)
+        cells = [cell for cell in read_notebook(partial).cells if _PUT_IN.isdisjoint(cell.tags)]
     except (OSError, ValueError):
-        return 0
+        return None
+    code = [(number, cell) for number, cell in enumerate(cells, 1) if cell.cell_type == "code"]
+    if not any(cell.is_finished for _, cell in code):
+        return None
+    number, cell = next((pair for pair in code if not pair[1].is_finished), code[-1])
+    line = next((line for line in cell.text.splitlines() if line.strip()), "")
+    error = f"the kernel died in cell {number} ({line.strip()[:70]!r}): {failure}"
+    return _Failure(
+        error, number, f"{cell.text}\n\n{error}\nA dead kernel leaves no traceback; memory may be short."
+    )
 
 
 def _mark(executed: Any, job: Job) -> None:

@@ -11,6 +11,7 @@ import msgspec
 
 from mooncake_lab.batch import provenance
 from mooncake_lab.batch.notebook import Notebook, read_notebook
+from mooncake_lab.experiments.cache import named_files
 
 Value: TypeAlias = str | int | float | bool
 """What a parameter may be."""
@@ -105,7 +106,8 @@ def plan(
             continue
         notebook = read_notebook(source)
         _refuse_unknown(told, source.name, notebook)
-        parts = (source.read_bytes(), msgspec.json.encode(told, order="sorted"), surroundings.encode())
+        plain = msgspec.json.encode([told, named_files(told.values())], order="sorted")
+        parts = (source.read_bytes(), plain, surroundings.encode())
         jobs.append(
             Job(
                 topic=topic,

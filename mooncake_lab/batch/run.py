@@ -1,5 +1,6 @@
 """Many notebooks at once, in processes or on a cluster, with a display for whoever watches."""
 
+import traceback
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from typing import Final
@@ -92,4 +93,13 @@ def _outcome(future: Future[Outcome], job: Job) -> Outcome:
     if error is None:
         return future.result()
     said = f"the worker failed with {type(error).__name__}: {error}"
-    return Outcome(topic=job.topic, point=job.point, status="failed", seconds=0.0, notebook=job.output, error=said)
+    where = "".join(traceback.format_exception(error))
+    return Outcome(
+        topic=job.topic,
+        point=job.point,
+        status="failed",
+        seconds=0.0,
+        notebook=job.output,
+        error=said,
+        traceback=where,
+    )

@@ -112,10 +112,10 @@ def _report(
     """Tables and an index where the batch has a folder of its own; on stderr, where and how it failed."""
     if out is not None:
         from mooncake_lab.batch.gallery import write_gallery
-        from mooncake_lab.batch.report import shown, verdicts, write_tables
+        from mooncake_lab.batch.report import recorded, shown, verdicts, write_tables
 
         judged = verdicts(planned)
-        write_tables(root / out, summary, judged)
+        write_tables(root / out, summary, judged, recorded(planned))
         index = write_gallery(root / out, planned, summary, judged)
         if not quiet:
             Console().print(shown(summary))

@@ -33,7 +33,8 @@ _log = logging.getLogger(__name__)
 def digest_of(experiment: Any) -> str:
     """A name for the result of `experiment` on this machine with this package."""
     kind = type(experiment)
-    fields = msgspec.json.encode(dataclasses.asdict(experiment), order="sorted")
+    plain = dataclasses.asdict(experiment)
+    fields = msgspec.json.encode([plain, named_files(plain.values())], order="sorted")
     parts = (
         f"{kind.__module__}.{kind.__qualname__}".encode(),
         fields,
@@ -42,6 +43,12 @@ def digest_of(experiment: Any) -> str:
         _trace_digest(),
     )
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+
+def named_files(values: Iterable[Any]) -> dict[str, str]:
+    """The sha256 of each file that one of these values names: a result depends on what is in it, too."""
+    paths = (Path(value) for value in values if isinstance(value, str) and value.endswith(".jsonl"))
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths if path.is_file()}
 
 
 def is_of_package(experiment: Any) -> bool:

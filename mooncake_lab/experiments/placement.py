@@ -19,10 +19,12 @@ from mooncake_lab.conductor import (
     named_placement,
 )
 from mooncake_lab.core import Placed, TracedRequest
+from mooncake_lab.experiments.other_nodes import device_tokens, node_latency
 from mooncake_lab.experiments.paper_node import paper_node_latency
 from mooncake_lab.metrics import prefill_gpu_s, reused_share, ttft_s
+from mooncake_lab.perf import hardware
 from mooncake_lab.simulation import Cluster, ClusterSpec
-from mooncake_lab.workload import Trace, load
+from mooncake_lab.workload import Trace, load, load_or_read
 
 PolicyName = Literal[
     "kvcache_centric", "cache_aware", "load_balance", "random", "longest_prefix", "prefix_affinity"
@@ -47,6 +49,9 @@ class Replay:
     """One trace on one disaggregated cluster under one placement policy."""
 
     workload: str = "conversation"
+    """The name of a workload, or the path of a trace."""
+    node: str = "a800-node"
+    """What each node is: the paper's, or another one scaled from it (`other_nodes`)."""
     policy: PolicyName = "kvcache_centric"
     load: Literal["backlog_s", "queued_requests", "assigned_requests"] = "backlog_s"
     """What load balancing balances (assumption B04)."""
@@ -58,6 +63,8 @@ class Replay:
     cache_tokens: int = 3_000_000
     """KVCache each prefill node holds in DRAM (assumption B08)."""
     shared_cache: bool = False
+    overtaking: bool = False
+    """Whether a prompt whose prefix is on its way lets those behind it start (assumption B51)."""
     eviction: str = "lru"
     speed: float = 1.0
     """Replay so many times as fast as recorded."""
@@ -144,6 +151,7 @@ def one_knob_at_a_time(base: Replay) -> dict[str, Replay]:
         "threshold 4 (B01)": replace(base, threshold=4.0),
         "Algorithm 1 as in arXiv": replace(base, edition="arxiv"),
         "beliefs wrong by up to 50 %": replace(base, belief_error=0.5),
+        "who waits for a prefix is overtaken (B51)": replace(base, overtaking=True),
         "LFU in the caches": replace(base, eviction="lfu"),
         "caches of 1M tokens (B08)": replace(base, cache_tokens=1_000_000),
         "6 of 16 nodes prefill (B06)": replace(base, prefill_nodes=6, decode_nodes=10),
@@ -186,7 +194,7 @@ def _trace(replay: Replay) -> Trace:
 
 @cache
 def _whole(workload: str, seed: int) -> Trace:
-    return load(workload, seed=seed)
+    return load_or_read(workload, seed=seed)
 
 
 def _requests(replay: Replay) -> tuple[TracedRequest, ...]:
@@ -208,12 +216,14 @@ def _arriving(replay: Replay) -> tuple[TracedRequest, ...]:
 
 
 def _cluster(replay: Replay, block_size_tokens: int) -> Cluster:
-    model = paper_node_latency()
+    model = node_latency(replay.node)
     spec = ClusterSpec(
         prefill_nodes=replay.prefill_nodes,
         decode_nodes=replay.decode_nodes,
+        decode_tokens=device_tokens(hardware(replay.node), model.shape),
         cache_tokens=replay.cache_tokens,
         shared_cache=replay.shared_cache,
+        overtaking=replay.overtaking,
         eviction=replay.eviction,
         block_size_tokens=block_size_tokens,
         placement=_policy(replay),

@@ -1,6 +1,7 @@
 """Figures of placement: TTFT boxes, local against global cache, replicas, sensitivity."""
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -212,6 +213,38 @@ def capacity(rows: pd.DataFrame, assumed_tokens: float) -> BookFigure:
     panels[1].set(ylabel="token hit rate (%)")
     panels[0].legend(loc="lower right")
     _origin(figure, rows["source"])
+    return figure
+
+
+@styled
+def elsewhere(rows: pd.DataFrame, base: pd.DataFrame) -> BookFigure:
+    """The four policies on another trace and node, beside the paper's: mean and 90th percentile of TTFT, hits.
+
+    Args:
+        rows: rows of `Replay`, one a policy, of one trace and node.
+        base: the same of another.
+    """
+    figure, (times, hits) = new_figure(1, 2, width=9.5, height=4.0)
+    pairs = ((base, "straw_man_light", -0.2), (rows, "mooncake", 0.2))
+    names = [str(policy) for policy in rows["policy"]]
+    for table, colour, offset in pairs:
+        found = table.set_index("policy").loc[names]
+        at = [i + offset for i in range(len(names))]
+        what = table.iloc[0]
+        label = f"{Path(str(what['workload'])).name} on {what['node']}"
+        times.vlines(at, found["mean"], found["p90_s"], color=COLOURS[colour], linewidth=3)
+        times.plot(at, found["mean"], "o", color=COLOURS[colour], label=label)
+        times.plot(at, found["p90_s"], "_", color=COLOURS[colour], markersize=14, markeredgewidth=3)
+        hits.bar(at, 100 * found["token_hit_rate"], width=0.38, color=COLOURS[colour])
+    times.set(ylabel="TTFT (s), mean to 90th percentile", yscale="log")
+    times.yaxis.set_major_formatter("{x:g}")
+    hits.set(ylabel="token hit rate (%)", ylim=(0, None))
+    for panel in (times, hits):
+        panel.set_xticks(range(len(names)), [_LABEL[name] for name in names], fontsize=8.5)
+    times.legend(loc="upper left", fontsize=8.5)
+    times.set_ylim(top=3 * times.get_ylim()[1])
+    times.set_xlim(hits.get_xlim())
+    footer(figure, "simulated; " + "; ".join(str(table.iloc[0]["source"]) for table, *_ in pairs))
     return figure
 
 

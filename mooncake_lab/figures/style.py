@@ -23,13 +23,13 @@ COLOURS: Final[Mapping[str, str]] = MappingProxyType(
         "vllm": "#D55E00",
         "vllm_prefix": "#E69F00",
         "vllm_chunked": "#CC79A7",
-        "straw_man": "#8C8C8C",
+        "straw_man": "#6E6E6E",
         "straw_man_light": "#BFBFBF",
         "paper": "#000000",
-        "slo": "#6E6E6E",
+        "slo": "#4A4A4A",
         "optimum": "#444444",
         "gpu": "#00441B",
-        "dram": "#238B45",
+        "dram": "#0B6623",
         "ssd": "#74C476",
         "conversation": "#0072B2",
         "toolagent": "#009E73",
@@ -37,7 +37,7 @@ COLOURS: Final[Mapping[str, str]] = MappingProxyType(
         "all": "#444444",
     }
 )
-"""Every colour of the book by what it stands for (Okabe and Ito's colour-blind-safe set, and greys)."""
+"""Every colour of the book by what it stands for (most of Okabe and Ito's set, and greys)."""
 
 HATCHES: Final[Mapping[str, str]] = MappingProxyType({"prefill": "", "decode": "///"})
 """Prefill is solid, decode hatched."""

@@ -96,6 +96,17 @@ HARDWARE: Final[Mapping[str, Hardware]] = MappingProxyType(
             nic_bytes_per_s=gbps(8 * 400),  # FAST'25 Fig. 12, right
             source="NVIDIA H100 SXM data sheet; network: FAST'25 Fig. 12; host link assumed",
         ),
+        "h200-node": Hardware(
+            name="h200-node",
+            devices=8,
+            bfloat16_flops_per_s=989 * TERA,
+            float32_flops_per_s=67 * TERA,
+            device_memory_bytes=141 * GB,
+            device_memory_bytes_per_s=4800 * GB,
+            host_to_device_bytes_per_s=256 * GB,  # assumed, as for the H800 node
+            nic_bytes_per_s=gbps(8 * 400),  # assumed, as for the H800 node
+            source="NVIDIA H200 SXM data sheet; host link and network assumed to be those of the H800 node",
+        ),
         "a100": Hardware(
             name="a100",
             devices=1,

@@ -16,6 +16,7 @@ from mooncake_lab.conductor import (
 from mooncake_lab.core import Moved, Record, Request, TracedRequest
 from mooncake_lab.perf import CppGroup, LatencyModel
 from mooncake_lab.simulation.decode import DecodeInstance
+from mooncake_lab.simulation.fetching import Fetcher
 from mooncake_lab.simulation.frontdoor import FrontDoor
 from mooncake_lab.simulation.handover import Handover
 from mooncake_lab.simulation.journeys import Journeys
@@ -96,6 +97,15 @@ class Cluster:
             log=self._write,
         )
         self._prefill = {name: self._prefill_instance(name) for name in names}
+        self._fetcher = Fetcher(
+            self._env,
+            model,
+            self._network,
+            self.pool,
+            self._journeys,
+            alive=lambda name: self._prefill[name].alive,
+            log=self._keep,
+        )
         for failure in spec.failures:
             self._plan_death(failure)
         self._board = NoticeBoard(self._env, spec.view_age_s, self._look, names)
@@ -176,6 +186,7 @@ class Cluster:
             read=self._read_from_ssd,
             computed=self._handover.hand_over,
             wanted=lambda job: self._journeys.is_current(job.traced, job.placement),
+            overtaking=self._spec.overtaking,
         )
 
     def _place(self, traced: TracedRequest, placement: Placement) -> None:
@@ -183,38 +194,17 @@ class Cluster:
         self._journeys.begin(traced, placement)
         self._decode[placement.decode].promise(traced, self._env.now + placement.expected_ttft_s)
         believed_s = self.estimate.prefill_s(request.id, request.input_tokens, placement.reused_tokens)
-        fetched = self._fetch(request, placement) if placement.fetch_from else None
+        fetched = self._fetcher.fetch(request, placement) if placement.fetch_from else None
         self._prefill[placement.prefill].submit(Job(traced, placement, believed_s, fetched))
-
-    def _fetch(self, request: Request, placement: Placement) -> simpy.Event:
-        """Copy prefix blocks from their holder; they stay, which is how hot blocks spread (FAST'25 §4.2)."""
-        source = str(placement.fetch_from)
-        size = placement.fetched_tokens * self._model.shape.kv_bytes_per_token
-        done = self._network.transfer(source, placement.prefill, size)
-        start_s = self._env.now
-
-        def arrived(_: simpy.Event) -> None:
-            if not (self._prefill[source].alive and self._prefill[placement.prefill].alive):
-                return  # the bytes died with their sender, or with who was to keep them
-            blocks = -(-placement.reused_tokens // request.block_size_tokens)
-            self.pool.keep(placement.prefill, request, blocks)
-            self._journeys.copied(request.id, placement)
-            self._moved(request, source, placement.prefill, start_s, size)
-
-        done.callbacks.append(arrived)
-        return done
 
     def _read_from_ssd(self, job: Job, tokens: int, start_s: float) -> None:
         node, size = job.placement.prefill, tokens * self._model.shape.kv_bytes_per_token
-        self._moved(job.traced.request, f"{node}/ssd", f"{node}/dram", start_s, size)
-
-    def _moved(self, request: Request, source: str, destination: str, start_s: float, size: int) -> None:
         self._keep(
             Moved(
                 at_s=self._env.now,
-                request_id=request.id,
-                source=source,
-                destination=destination,
+                request_id=job.traced.request.id,
+                source=f"{node}/ssd",
+                destination=f"{node}/dram",
                 start_s=start_s,
                 bytes=size,
             )

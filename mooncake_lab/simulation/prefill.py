@@ -1,7 +1,4 @@
-"""A prefill instance in virtual time: a queue, a prefix cache, and computation in order of arrival.
-
-A prompt whose prefix is still on its way from elsewhere lets others pass: nobody idles who has work (I4).
-"""
+"""A prefill instance in virtual time: a queue, a prefix cache, and computation one prompt after the other."""
 
 from collections import deque
 from collections.abc import Callable, Generator
@@ -34,7 +31,11 @@ class Job:
 
 
 class PrefillInstance:
-    """Computes prompts one after the other, reusing the prefix its cache holds when it starts."""
+    """Computes prompts in order of arrival, reusing the prefix its cache holds when it starts.
+
+    It idles only while the prefix of the next one is on its way, and with `overtaking` not even then, if another
+    prompt waits (I4).
+    """
 
     def __init__(
         self,
@@ -48,6 +49,7 @@ class PrefillInstance:
         read: Callable[[Job, int, float], None],
         computed: Callable[[Job], None],
         wanted: Callable[[Job], bool],
+        overtaking: bool = False,
     ) -> None:
         self.name = name
         self.alive = True
@@ -61,6 +63,7 @@ class PrefillInstance:
         self._read = read
         self._computed = computed
         self._wanted = wanted
+        self._overtaking = overtaking
         self._queue: deque[Job] = deque()
         self._awake: simpy.Event = env.event()
         self._queued_s = 0.0
@@ -100,11 +103,13 @@ class PrefillInstance:
             self._awake.succeed()
 
     def _next(self) -> Job | None:
-        """The first that can be computed now, taken out of the queue."""
+        """The one to compute now, taken out of the queue; None where all that may start wait for their prefix."""
         for place, job in enumerate(self._queue):
             if job.is_ready:
                 del self._queue[place]
                 return job
+            if not self._overtaking:
+                break
         return None
 
     def _live(self) -> Generator[simpy.Event, Any, None]:

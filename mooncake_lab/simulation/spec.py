@@ -57,6 +57,8 @@ class ClusterSpec:
     streams_layers: bool = True
     """Whether each layer's KVCache leaves for the decode instance while the next is computed (arXiv §5.2); else
     all of it leaves when the prompt is computed."""
+    overtaking: bool = False
+    """Whether a prompt whose prefix is still on its way lets those behind it start; else all start in order."""
     placement: PlacementPolicy = field(default_factory=KVCacheCentric)
     failures: tuple[Failure, ...] = ()
     view_age_s: float = 0.0

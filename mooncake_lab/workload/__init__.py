@@ -3,7 +3,7 @@
 from mooncake_lab.workload.arrivals import poisson_arrivals_s, with_poisson_arrivals
 from mooncake_lab.workload.coarsen import with_larger_blocks
 from mooncake_lab.workload.fetch import fetch_trace
-from mooncake_lab.workload.load import load
+from mooncake_lab.workload.load import load, load_or_read
 from mooncake_lab.workload.locate import DATA_VARIABLE, find_trace, search_folders
 from mooncake_lab.workload.reader import DEFAULT_BLOCK_SIZE_TOKENS, TraceError, read_trace
 from mooncake_lab.workload.releases import RELEASES, WORKLOADS, Release
@@ -36,6 +36,7 @@ __all__ = [
     "fetch_trace",
     "find_trace",
     "load",
+    "load_or_read",
     "poisson_arrivals_s",
     "read_trace",
     "request_of_block",

@@ -1,10 +1,11 @@
-"""The trace of a workload, whatever this machine has: the released file, or its twin."""
+"""The trace of a workload, whatever this machine has: the released file, or its twin; or anybody's own file."""
 
 from dataclasses import replace
+from pathlib import Path
 
 from mooncake_lab.workload.locate import find_trace
 from mooncake_lab.workload.reader import read_trace
-from mooncake_lab.workload.releases import release_of
+from mooncake_lab.workload.releases import RELEASES, release_of
 from mooncake_lab.workload.trace import Trace
 from mooncake_lab.workload.twin import make_twin
 
@@ -26,3 +27,18 @@ def load(name: str, *, seed: int = 0) -> Trace:
         return make_twin(name, seed=seed)
     release.check(path)
     return replace(read_trace(path), name=name, origin="released", source=f"released {release.label} trace")
+
+
+def load_or_read(name: str, *, seed: int = 0) -> Trace:
+    """`load` for the name of a workload; for the path of any other trace, that file.
+
+    Raises:
+        ValueError: when it is neither, or the file is not a trace.
+        OSError: when the file cannot be read.
+    """
+    if name in RELEASES:
+        return load(name, seed=seed)
+    path = Path(name)
+    if not path.is_file():
+        raise ValueError(f"{name!r} is neither a file nor a workload; workloads are {', '.join(RELEASES)}")
+    return read_trace(path)

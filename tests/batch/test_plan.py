@@ -41,6 +41,14 @@ class TestPlan:
         assert [job.topic for job in planned(repository)] == ["alpha", "beta"]
         assert topic_of(Path("notebooks/07_store.ipynb")) == "store"
 
+    def test_a_parameter_that_names_a_file_counts_by_its_content(self, repository, tmp_path):
+        """Another trace under the same name is another result."""
+        path = tmp_path / "mine.jsonl"
+        path.write_text("one")
+        before = digest_of_alpha(repository, scale=str(path))
+        path.write_text("two")
+        assert digest_of_alpha(repository, scale=str(path)) != before
+
     def test_only_chosen_topics(self, repository):
         """A choice of topics leaves the others out."""
         assert [job.topic for job in planned(repository, topics=["beta"])] == ["beta"]

@@ -110,7 +110,9 @@ def test_a_kernel_that_dies_at_work_is_not_tried_again(repository, write_noteboo
     write_notebook(source, marker, "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
     outcomes, _ = execute_all(repository, topics=["beta"])
     assert outcomes["beta"].status == "failed"
-    assert "the kernel died" in outcomes["beta"].error
+    assert "the kernel died in cell 3 ('import os, signal')" in outcomes["beta"].error
+    assert outcomes["beta"].cell == 3
+    assert "os.kill(os.getpid(), signal.SIGKILL)" in outcomes["beta"].traceback
     assert (repository / "lives").read_text() == "x"
 
 
@@ -124,6 +126,7 @@ def test_a_worker_that_dies_takes_no_other_notebook_with_it(repository, write_no
         "beta": "failed",
     }
     assert "BrokenProcessPool" in outcomes["beta"].error
+    assert "BrokenProcessPool" in outcomes["beta"].traceback
 
 
 def test_where_numbers_come_from_is_no_number(repository):

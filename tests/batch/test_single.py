@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from mooncake_lab.batch.browser import find_browser
 from mooncake_lab.batch.single import main, one_document, print_to_pdf
 
 LIST = (
@@ -56,3 +57,15 @@ def test_nothing_rendered_nothing_printed(tmp_path, capsys):
         print_to_pdf(tmp_path / "book.html", tmp_path / "book.pdf", browser="/bin/false")
     assert main([]) == 2
     assert "usage" in capsys.readouterr().err
+
+
+def test_a_browser_prints_every_page(build, capsys):
+    """Where there is a browser, the command leaves a PDF of all pages, and the document it was printed from."""
+    if find_browser() is None:
+        pytest.skip("no Chromium on PATH; on Debian: apt-get install chromium")
+    assert main([str(build)]) == 0
+    pdf = (build / "mooncake.pdf").read_bytes()
+    assert pdf.startswith(b"%PDF")
+    assert len(re.findall(rb"/Type\s*/Page\b", pdf)) == 2  # the front page, and the chapter on a new one
+    assert (build / "book.html").is_file()
+    assert str(build / "mooncake.pdf") in capsys.readouterr().out

@@ -24,7 +24,9 @@ if seed == 2:
     raise ValueError("no second seed")
 row = {"quantity": "answer", "paper": 40.0, "ours": 40.0 + seed, "verdict": "reproduced"}
 Path(out_dir).mkdir(exist_ok=True, parents=True)
-Path(out_dir, "beta.json").write_text(json.dumps({"topic": "beta", "numbers": {"beside_papers": [row]}}))
+curve = [{"x": 1, "y": seed}, {"x": 2, "y": 2 * seed}]
+numbers = {"beside_papers": [row], "curve": curve, "scalar": 3}
+Path(out_dir, "beta.json").write_text(json.dumps({"topic": "beta", "numbers": numbers}))
 """
 
 
@@ -117,6 +119,9 @@ def test_a_sweep_is_isolated_reported_indexed_and_resumed(shell, repository):
     ]
     with (repository / "results/summary/verdicts.csv").open() as file:
         assert [(row["seed"], row["ours"]) for row in csv.DictReader(file)] == [("0", "40.0"), ("4", "44.0")]
+    with (repository / "results/summary/numbers/beta.curve.csv").open() as file:
+        curves = [(row["seed"], row["x"], row["y"]) for row in csv.DictReader(file)]
+    assert curves == [("0", "1", "0"), ("0", "2", "0"), ("4", "1", "4"), ("4", "2", "8")]
     index = (repository / "results/index.html").read_text()
     assert "no second seed" in index
     assert re.search(r"<td>40</td>\s*<td>2</td>\s*<td>40</td>\s*<td>42</td>\s*<td>44</td>", index)

@@ -83,3 +83,17 @@ def test_footers_say_simulated_and_name_the_trace(four):
         said = figure.get_supxlabel()
         assert said.startswith("simulated")
         assert "conversation trace" in said
+
+
+def test_another_trace_and_node_stand_beside_the_papers(four):
+    """Each policy has a mean, a line up to the 90th percentile, and a bar of hits, for either trace."""
+    faster = rows(
+        *vary(dataclasses.replace(SMALL, workload="synthetic", node="h200-node"), policy=tuple(FAST_FIG_5))
+    )
+    figure = draw.elsewhere(faster, four)
+    left, right = figure.axes
+    means = [tuple(line.get_ydata()) for line in left.lines if line.get_marker() == "o"]
+    assert means == [tuple(four["mean"]), tuple(faster["mean"])]
+    assert len(right.patches) == 8
+    labels = [text.get_text() for text in left.get_legend().get_texts()]
+    assert labels == ["conversation on a800-node", "synthetic on h200-node"]

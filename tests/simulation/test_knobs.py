@@ -11,7 +11,7 @@ from mooncake_lab.metrics import check_log
 from mooncake_lab.perf import LinkLatency
 from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledCluster, CoupledSpec, Failure
 
-MODEL = dataclasses.replace(paper_node_latency(), ssd=LinkLatency(6e9))
+MODEL = dataclasses.replace(paper_node_latency(), ssd=LinkLatency(6e9), transfer=LinkLatency(2e10))
 BASE = ClusterSpec(
     prefill_nodes=4,
     decode_nodes=3,
@@ -35,6 +35,7 @@ OTHER = {
     "block_size_tokens": 256,
     "first_shown_by": "prefill",
     "streams_layers": False,
+    "overtaking": True,
     "placement": LoadBalance(),
     "failures": (Failure("decode-1", 20.0),),
     "view_age_s": 4.0,

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mooncake_lab.conductor import Placement
 from mooncake_lab.core import Moved, Prefilled, Request, TracedRequest
 from mooncake_lab.metrics import check_log, tier_hit_rates
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
-from mooncake_lab.simulation import Cluster, ClusterSpec, PrefillService, PrefixPool
+from mooncake_lab.simulation import Cluster, ClusterSpec, Failure, PrefillService, PrefixPool
 
 SHAPE = model_shape("llama3-70b")
 MODEL = LatencyModel(
@@ -94,3 +95,39 @@ def test_overlap_hides_all_but_one_layer(tokens, share, of_those):
         ready += read_s / SHAPE.layers
         done = max(done, ready) + compute_s / SHAPE.layers
     assert service.seconds(tokens, reused, from_ssd) == pytest.approx(done)
+
+
+class Fetching:
+    """The first prompts on one node, the last one on the other, which copies what the first holds."""
+
+    def place(self, request, view, estimate):
+        del view, estimate
+        last = request.id == 2
+        return Placement(
+            request_id=request.id, prefill="prefill-1" if last else "prefill-0", decode="decode-0",
+            reused_tokens=2047 if last else 0, fetched_tokens=2047 if last else 0,
+            fetch_from="prefill-0" if last else None, expected_ttft_s=0.0, expected_tbt_s=0.0, reason="",
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_what_lies_on_its_holders_ssd_is_read_before_it_is_sent(dies):
+    """A copy waits for its holder's SSD, and so does the prompt; if the holder dies, the prompt is computed."""
+    two = replace(
+        spec(ssd_tokens=4 * 512), prefill_nodes=2, placement=Fetching(),
+        failures=(Failure("prefill-0", 20.5),) if dies else (),
+    )  # fmt: skip
+    log = Cluster(two, MODEL).run(THREE)
+    assert check_log(log) == ()
+    moves = [r for r in log if isinstance(r, Moved) and r.request_id == 2 and "decode" not in r.destination]
+    (last,) = [r for r in log if isinstance(r, Prefilled) and r.request_id == 2]
+    if dies:
+        assert (moves, last.computed_tokens) == ([], 2048)
+        return
+    read, sent = moves
+    assert (read.source, read.destination) == ("prefill-0/ssd", "prefill-0/dram")
+    assert (sent.source, sent.destination) == ("prefill-0", "prefill-1")
+    assert read.at_s - read.start_s == pytest.approx(2047 / 2000)
+    assert sent.start_s == read.at_s
+    assert last.start_s == pytest.approx(sent.at_s)
+    assert last.computed_tokens == 1
