@@ -2,7 +2,8 @@
 """What the book says about its own chapters, all of it read from the executed copies when the book is built.
 
 `{chapter-table}` lists the chapters with reading time, run time and verdicts. `{chapter-figure}` shows a figure of
-a chapter on another page. Under each chapter stand the numbers that it recorded, to be downloaded.
+a chapter on another page. Under each figure there is a link to what it draws, and under each chapter stand the
+numbers that it recorded, to be downloaded.
 """
 
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from mooncake_lab.batch.chapters import Chapter, chapter, figure, tables, verdict_counts
+from mooncake_lab.batch.chapters import Chapter, chapter, figure, figure_data, tables, verdict_counts
 from mooncake_lab.batch.plan import topic_of
 from mooncake_lab.paper.comparison import VERDICT_CLASSES
 
@@ -28,6 +29,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directives and the downloads."""
     app.add_directive("chapter-table", ChapterTable)
     app.add_directive("chapter-figure", ChapterFigure)
+    app.connect("doctree-read", link_figures)
     app.connect("doctree-read", link_data, priority=BEFORE_THE_COLLECTORS)
     app.connect("build-finished", write_data)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
@@ -82,6 +84,20 @@ class ChapterFigure(SphinxDirective):
         return [nodes.figure("", image, caption)]
 
 
+def link_figures(app: Sphinx, doctree: nodes.document) -> None:
+    """End the caption of each drawn figure with a link to its data."""
+    name = app.env.docname
+    if not name.startswith(f"{CHAPTERS}/"):
+        return
+    drawn = figure_data(Path(app.srcdir) / f"{name}.ipynb")
+    for node in doctree.findall(nodes.figure):
+        for called in set(node["names"]) & drawn.keys():
+            link = nodes.reference("", "data", refuri=f"../{DATA}/{Path(name).name}/{called}.csv", internal=False)
+            link["classes"].append("figure-data")
+            for caption in node.findall(nodes.caption):
+                caption += [nodes.Text(" ("), link, nodes.Text(")")]
+
+
 def link_data(app: Sphinx, doctree: nodes.document) -> None:
     """Add a section with links to a chapter's numbers."""
     name = app.env.docname
@@ -115,6 +131,8 @@ def write_data(app: Sphinx, error: Exception | None) -> None:
     if error is not None or app.builder.format != "html":
         return
     for page in sorted(app.env.found_docs):
+        if page.startswith(f"{CHAPTERS}/"):
+            write_figures(Path(app.srcdir) / f"{page}.ipynb", Path(app.outdir) / DATA / Path(page).name)
         record = Path(app.srcdir) / RECORDS / f"{topic_of(Path(page))}.json"
         if not page.startswith(f"{CHAPTERS}/") or not record.is_file():
             continue
@@ -123,3 +141,10 @@ def write_data(app: Sphinx, error: Exception | None) -> None:
         (folder / record.name).write_bytes(record.read_bytes())
         for name, table in tables(record).items():
             table.to_csv(folder / f"{name}.csv", index=False)
+
+
+def write_figures(chapter: Path, folder: Path) -> None:
+    """Put what each figure of a chapter draws into a file of its name."""
+    for name, content in figure_data(chapter).items():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.csv").write_text(content, encoding="utf-8")

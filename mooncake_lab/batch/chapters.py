@@ -15,6 +15,7 @@ import msgspec
 import pandas as pd
 
 from mooncake_lab.batch.notebook import Cell, Notebook, read_notebook
+from mooncake_lab.figures.drawn import DATA_TYPE
 from mooncake_lab.paper.scorecard import TABLE
 
 WORDS_PER_MINUTE: Final = 220
@@ -67,6 +68,18 @@ def figure(path: Path, name: str) -> tuple[bytes, Mapping[str, str]]:
             if svg := output.get("data", {}).get("image/svg+xml"):
                 return (svg if isinstance(svg, str) else "".join(svg)).encode(), described
     raise ValueError(f"{path} holds no drawn figure {name!r}; execute the chapter first")
+
+
+def figure_data(path: Path) -> dict[str, str]:
+    """What each figure of an executed chapter draws, as CSV by the figure's name."""
+    found: dict[str, str] = {}
+    for cell in read_notebook(path).cells:
+        name = _described(cell).get("name")
+        for output in cell.outputs:
+            drawn = output.get("data", {}).get(DATA_TYPE)
+            if name and drawn:
+                found[name] = drawn if isinstance(drawn, str) else "".join(drawn)
+    return found
 
 
 def tables(record: Path) -> dict[str, pd.DataFrame]:

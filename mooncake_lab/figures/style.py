@@ -16,6 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from mooncake_lab.figures.drawn import DATA_TYPE, as_csv
+
 COLOURS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "mooncake": "#0072B2",
@@ -75,6 +77,9 @@ class BookFigure(Figure):
             buffer = io.StringIO()
             self.savefig(buffer, format="svg", metadata={"Date": None})
         return buffer.getvalue()
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        return {"image/svg+xml": self._repr_svg_(), DATA_TYPE: as_csv(self)}
 
 
 def styled(draw: Callable[P, R]) -> Callable[P, R]:

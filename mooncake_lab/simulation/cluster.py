@@ -97,15 +97,7 @@ class Cluster:
             log=self._write,
         )
         self._prefill = {name: self._prefill_instance(name) for name in names}
-        self._fetcher = Fetcher(
-            self._env,
-            model,
-            self._network,
-            self.pool,
-            self._journeys,
-            alive=lambda name: self._prefill[name].alive,
-            log=self._keep,
-        )
+        self._fetcher = self._make_fetcher()
         for failure in spec.failures:
             self._plan_death(failure)
         self._board = NoticeBoard(self._env, spec.view_age_s, self._look, names)
@@ -187,6 +179,17 @@ class Cluster:
             computed=self._handover.hand_over,
             wanted=lambda job: self._journeys.is_current(job.traced, job.placement),
             overtaking=self._spec.overtaking,
+        )
+
+    def _make_fetcher(self) -> Fetcher:
+        return Fetcher(
+            self._env,
+            self._model,
+            self._network,
+            self.pool,
+            self._journeys,
+            alive=lambda name: self._prefill[name].alive,
+            log=self._keep,
         )
 
     def _place(self, traced: TracedRequest, placement: Placement) -> None:

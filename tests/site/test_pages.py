@@ -101,3 +101,18 @@ def test_solutions_are_folded(open_page, site):
     assert not body.is_visible()
     solution.locator(".admonition-title").click()
     assert body.is_visible()
+
+
+def test_every_drawn_figure_offers_its_data(visit, address):
+    """Below each figure of a chapter there is a link to a table of what it draws."""
+    if not visit.path.startswith("chapters/"):
+        pytest.skip("only chapters draw")
+    page = visit.page
+    figures = page.locator("figure:has(img[src$='.svg'])")
+    links = page.locator("figure a.figure-data").evaluate_all("found => found.map(link => link.href)")
+    assert len(links) == figures.count() > 0
+    for link in links:
+        assert link.startswith(f"{address}/data/")
+        head, *rows = page.request.get(link).text().splitlines()
+        assert {"panel", "kind", "x", "y"} <= set(head.split(","))
+        assert rows

@@ -1,0 +1,89 @@
+"""A figure's data, read back from what it draws."""
+
+import csv
+import io
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mooncake_lab.figures import COLOURS, new_figure, paper_points, slo_line, styled
+from mooncake_lab.figures.drawn import DATA_TYPE, as_csv, drawn
+
+NUMBERS = st.lists(st.floats(-1e6, 1e6, allow_nan=False, width=32), min_size=1, max_size=20)
+
+
+@styled
+def empty(panels=1):
+    return new_figure(1, panels)
+
+
+@given(NUMBERS)
+def test_a_line_comes_back_as_its_points(values):
+    """Every point of a line and of a scatter plot, with the label of its series."""
+    figure, (left, right) = empty(2)
+    left.plot(range(len(values)), values, label="ours", color=COLOURS["mooncake"])
+    right.scatter(range(len(values)), values, label="theirs")
+    rows = drawn(figure)
+    for panel, series in ((1, "ours"), (2, "theirs")):
+        found = [(row["x"], row["y"]) for row in rows if (row["panel"], row["series"]) == (panel, series)]
+        assert found == list(enumerate(values))
+    assert rows[0]["colour"] == COLOURS["mooncake"].lower()
+
+
+@given(NUMBERS)
+def test_bars_come_back_with_the_words_below_them(values):
+    """From where to where each bar reaches, what it is called, and at which word it stands."""
+    figure, (axes,) = empty()
+    axes.bar(np.arange(len(values)) - 0.2, values, width=0.3, label="a\nlong label")
+    axes.set_xticks(range(len(values)), [f"system {i}" for i in range(len(values))])
+    rows = drawn(figure)
+    assert [row["y_end"] for row in rows] == values
+    assert [row["at"] for row in rows] == [f"system {i}" for i in range(len(values))]
+    assert {row["series"] for row in rows} == {"a long label"}
+
+
+def test_all_that_the_book_draws_comes_back():
+    """Steps, segments, areas, horizontal bars and the paper's diamonds; neither limits nor what is hidden."""
+    figure, (one, two, three) = empty(3)
+    one.stairs([1.0, 2.0], [0.0, 5.0, 9.0])
+    two.hlines([1.0, 2.0], [0.0, 1.0], [3.0, 4.0])
+    two.barh([0.0], [7.0], height=0.5)
+    three.fill_between([0.0, 1.0], [1.0, 1.0], [2.0, 2.0])
+    paper_points(three, [0.5], [1.5])
+    slo_line(three, 1.2, "limit")
+    slo_line(three, 0.3, "limit", vertical=True)
+    (hidden,) = three.plot([9], [9])
+    hidden.set_visible(False)
+    rows = drawn(figure)
+    assert [(row["x"], row["x_end"], row["y"]) for row in rows if row["kind"] == "step"] == [(0, 5, 1), (5, 9, 2)]
+    assert [(row["x"], row["x_end"]) for row in rows if row["kind"] == "segment"] == [(0, 3), (1, 4)]
+    assert [(row["x"], row["x_end"]) for row in rows if row["kind"] == "bar"] == [(0, 7)]
+    assert {(row["x"], row["y"]) for row in rows if row["kind"] == "edge"} >= {(0, 1), (1, 1), (0, 2), (1, 2)}
+    assert [(row["x"], row["y"], row["series"]) for row in rows if row["kind"] == "point"] == [(0.5, 1.5, "paper")]
+
+
+def test_a_notebook_holds_picture_and_data():
+    """What Jupyter is given: the SVG, and the same as a table whose columns all say something."""
+    figure, (axes,) = empty()
+    axes.plot([1, 2], [3.0, 4.5], label="ours")
+    axes.set(xlabel="requests (count)", ylabel="time (s)")
+    bundle = figure._repr_mimebundle_()
+    assert bundle["image/svg+xml"].startswith("<?xml")
+    rows = list(csv.DictReader(io.StringIO(bundle[DATA_TYPE])))
+    assert rows[1] == {
+        "panel": "1", "x_axis": "requests (count)", "y_axis": "time (s)", "kind": "point", "series": "ours",
+        "colour": mpl.colors.to_hex("C0"), "x": "2", "y": "4.5",
+    }  # fmt: skip
+    assert as_csv(figure) == bundle[DATA_TYPE]
+
+
+@pytest.mark.parametrize("words", [["1", "10"], None])
+def test_ticks_that_are_numbers_add_nothing(words):
+    """A word is repeated beside a row only where it says more than the number."""
+    figure, (axes,) = empty()
+    axes.plot([1, 10], [0, 1])
+    axes.set_xticks([1, 10], words)
+    assert {row["at"] for row in drawn(figure)} == {""}
