@@ -123,6 +123,14 @@ def plan(
     return jobs
 
 
+def executed_with(copy: Path) -> Mapping[str, Any]:
+    """The parameters of an executed copy; none where there is no such copy."""
+    try:
+        return read_notebook(copy).metadata.get("papermill", {}).get("parameters", {})
+    except (OSError, ValueError):
+        return {}
+
+
 def topic_of(path: Path) -> str:
     """The topic of a notebook: its stem without the number in front."""
     number, _, topic = path.stem.partition("_")

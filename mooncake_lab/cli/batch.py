@@ -13,7 +13,7 @@ from mooncake_lab.batch import Job, plan, run, write_provenance
 from mooncake_lab.batch.digest import found_traces, surroundings_digest
 from mooncake_lab.batch.display import Display
 from mooncake_lab.batch.executors import PROCESSES, check_executor
-from mooncake_lab.batch.plan import Value
+from mooncake_lab.batch.plan import Value, executed_with, topic_of
 from mooncake_lab.batch.sweep import Point, plan_sweep, points, values
 from mooncake_lab.core import check_scale
 
@@ -95,6 +95,7 @@ def _planned(root: Path, out: Path | None, sweep: Sequence[Point], surroundings:
         raise ValueError(
             f"a sweep of {len(sweep)} points needs a folder of its own, --out; the book has one point"
         )
+    _refuse_mixture(root / "book/chapters", notebooks, wanted, sweep[0].parameters)
     return plan(
         notebooks,
         root=root,
@@ -104,6 +105,20 @@ def _planned(root: Path, out: Path | None, sweep: Sequence[Point], surroundings:
         surroundings=surroundings,
         topics=wanted,
     )
+
+
+def _refuse_mixture(
+    folder: Path, notebooks: Sequence[Path], wanted: Sequence[str], parameters: Mapping[str, Value]
+) -> None:
+    """Refuse to execute some chapters of the book with other parameters than the rest: it has one banner."""
+    for path in (folder / notebook.name for notebook in notebooks if wanted and topic_of(notebook) not in wanted):
+        told = executed_with(path)
+        for name in parameters.keys() & told.keys():
+            if told[name] != parameters[name]:
+                raise ValueError(
+                    f"the book's {path.name} was executed with {name}={told[name]}, and {name}={parameters[name]}"
+                    " is asked for; give --out for another folder, or leave out --topics to execute them all"
+                )
 
 
 def _report(

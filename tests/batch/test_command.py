@@ -62,3 +62,14 @@ def test_elsewhere_there_is_nothing_to_run(shell, tmp_path_factory, monkeypatch)
     result = shell()
     assert result.exit_code == 2
     assert "root of the repository" in result.stderr
+
+
+def test_the_book_is_of_one_piece(shell, repository):
+    """Some chapters with other parameters would make the banner of all a lie; elsewhere, or all of them, may."""
+    assert shell("--scale", "smoke").exit_code == 0
+    assert shell("--topics", "alpha", "--scale", "smoke").exit_code == 0
+    refused = shell("--topics", "alpha", "--scale", "classroom")
+    assert refused.exit_code == 2
+    assert "02_beta.ipynb was executed with scale=smoke, and scale=classroom is asked for" in refused.stderr
+    assert json.loads((repository / "book/_generated/provenance.json").read_text())["scale"] == "smoke"
+    assert shell("--topics", "alpha", "--scale", "classroom", "--out", "other").exit_code == 0
