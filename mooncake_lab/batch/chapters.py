@@ -84,7 +84,7 @@ def figure_data(path: Path) -> dict[str, str]:
 
 def tables(record: Path) -> dict[str, pd.DataFrame]:
     """What a chapter put on record as tables by name; plain values together are the table `values`."""
-    numbers: Mapping[str, Any] = msgspec.json.decode(record.read_bytes())["numbers"]
+    numbers: Mapping[str, Any] = msgspec.json.decode(record.read_bytes()).get("numbers", {})
     found: dict[str, pd.DataFrame] = {}
     single: dict[str, Any] = {}
     for name, value in numbers.items():

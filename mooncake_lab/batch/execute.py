@@ -118,7 +118,7 @@ def _run_cells(job: Job, output: Path) -> _Failure | None:
         except RuntimeError as failure:  # the kernel died, or never came up
             death = _death(failure, output)
             if death is not None or attempt == _STARTS:
-                return death or _Failure(f"the kernel did not start, or died in its first cell: {failure}")
+                return death or _Failure(f"the kernel did not start: {failure}")
             _log.warning("%s: the kernel did not start (%s); trying again", job.topic, failure)
         else:
             _mark(executed, job)
@@ -138,15 +138,15 @@ def _failure(failure: Any, partial: Path) -> _Failure:
 
 
 def _death(failure: RuntimeError, partial: Path) -> _Failure | None:
-    """Name the cell in which the kernel died, with its source for want of a traceback; None if none was done."""
+    """Name the cell in which the kernel died, with its source for want of a traceback; None if none had begun."""
     try:
         cells = [cell for cell in read_notebook(partial).cells if _PUT_IN.isdisjoint(cell.tags)]
     except (OSError, ValueError):
         return None
-    code = [(number, cell) for number, cell in enumerate(cells, 1) if cell.cell_type == "code"]
-    if not any(cell.is_finished for _, cell in code):
+    begun = [(number, cell) for number, cell in enumerate(cells, 1) if cell.has_begun]
+    if not begun:
         return None
-    number, cell = next((pair for pair in code if not pair[1].is_finished), code[-1])
+    number, cell = begun[-1]
     line = next((line for line in cell.text.splitlines() if line.strip()), "")
     error = f"the kernel died in cell {number} ({line.strip()[:70]!r}): {failure}"
     return _Failure(

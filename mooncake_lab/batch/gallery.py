@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pandas as pd
 
@@ -17,11 +18,22 @@ from mooncake_lab.batch.report import FOLDER
 
 
 def write_gallery(
-    folder: Path, jobs: Sequence[Job], summary: Sequence[Mapping[str, Any]], judged: pd.DataFrame
+    folder: Path,
+    jobs: Sequence[Job],
+    summary: Sequence[Mapping[str, Any]],
+    judged: pd.DataFrame,
+    numbers: Sequence[str] = (),
 ) -> Path:
     """Write `index.html` and one page a notebook beside its executed copy; return the index.
 
     A page that is newer than its notebook stays.
+
+    Args:
+        folder: of the batch.
+        jobs: what was executed.
+        summary: one row a notebook.
+        judged: one row a quantity that is set beside a paper.
+        numbers: names of the tables in `summary/numbers`.
     """
     provide_formulas(folder)
     for job in jobs:
@@ -34,8 +46,10 @@ def write_gallery(
     tables = (
         f'Tables: <a href="{FOLDER}/notebooks.csv">notebooks</a>, <a href="{FOLDER}/verdicts.csv">verdicts</a>'
     )
+    links = ", ".join(f'<a href="{FOLDER}/numbers/{quote(name)}.csv">{escape(name)}</a>' for name in numbers)
+    data = f"<p>Numbers of all points (CSV): {links}.</p>" if links else ""
     content = (
-        f"<h1>Batch</h1><p>{said} {tables} (CSV).</p>"
+        f"<h1>Batch</h1><p>{said} {tables} (CSV).</p>{data}"
         f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>{''.join(_spread(judged))}"
     )
     index = folder / "index.html"

@@ -25,6 +25,11 @@ class Cell(msgspec.Struct, frozen=True):
         return self.metadata.get("tags", [])
 
     @property
+    def has_begun(self) -> bool:
+        """Whether papermill began to execute the cell; where a kernel dies it calls those behind finished, too."""
+        return self.metadata.get("papermill", {}).get("start_time") is not None
+
+    @property
     def is_finished(self) -> bool:
         """Whether papermill has executed the cell."""
         return self.metadata.get("papermill", {}).get("status") == "completed"

@@ -14,6 +14,7 @@ import msgspec
 import pandas as pd
 from rich.table import Table
 
+from mooncake_lab.batch.chapters import tables
 from mooncake_lab.batch.execute import Outcome
 from mooncake_lab.batch.plan import Job
 from mooncake_lab.paper.scorecard import TABLE
@@ -49,14 +50,23 @@ def verdicts(jobs: Iterable[Job]) -> pd.DataFrame:
 
 
 def recorded(jobs: Iterable[Job]) -> dict[str, pd.DataFrame]:
-    """Every table on record but the verdicts, by `topic.name`: the parameters, then the chapter's columns."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for job, told, numbers in _records(jobs):
-        for name, rows in numbers.items():
-            if name != TABLE and isinstance(rows, list):
-                told_apart = ({**told, **row} for row in rows if isinstance(row, dict))
-                found.setdefault(f"{job.topic}.{name}", []).extend(told_apart)
-    return {name: pd.DataFrame(rows) for name, rows in found.items() if rows}
+    """Every table on record but the verdicts, by `topic.name`: the parameters, then the chapter's columns.
+
+    A column that is called like a parameter is left out where it says the same, else it is `table.NAME`.
+    """
+    found: dict[str, list[pd.DataFrame]] = {}
+    for job, told in _with_records(jobs):
+        for name, table in tables(job.root / job.record).items():
+            if name != TABLE:
+                found.setdefault(f"{job.topic}.{name}", []).append(_beside(told, table))
+    return {name: pd.concat(parts, ignore_index=True) for name, parts in found.items()}
+
+
+def _beside(told: Mapping[str, Any], table: pd.DataFrame) -> pd.DataFrame:
+    doubled = [name for name in told if name in table.columns]
+    same = [name for name in doubled if (table[name] == told[name]).all()]
+    own = table.drop(columns=same).rename(columns={name: f"table.{name}" for name in doubled})
+    return pd.concat([pd.DataFrame([told] * len(own), index=own.index), own], axis=1)
 
 
 def shown(summary: Sequence[Mapping[str, Any]]) -> Table:
@@ -93,15 +103,14 @@ def write_tables(
 
 
 def _judged(jobs: Iterable[Job]) -> Iterator[dict[str, Any]]:
-    for job, told, numbers in _records(jobs):
-        for row in numbers.get(TABLE, []):
+    for job, told in _with_records(jobs):
+        content: dict[str, Any] = msgspec.json.decode((job.root / job.record).read_bytes())
+        for row in content.get("numbers", {}).get(TABLE, []):
             yield {"topic": job.topic, **told, **row}
 
 
-def _records(jobs: Iterable[Job]) -> Iterator[tuple[Job, dict[str, Any], dict[str, Any]]]:
-    """The jobs that put numbers on record, with their parameters and those numbers."""
+def _with_records(jobs: Iterable[Job]) -> Iterator[tuple[Job, dict[str, Any]]]:
+    """The jobs that put numbers on record, and their parameters."""
     for job in jobs:
-        path = job.root / job.record
-        if path.is_file():
-            told = {name: value for name, value in job.parameters.items() if name != "out_dir"}
-            yield job, told, msgspec.json.decode(path.read_bytes()).get("numbers", {})
+        if (job.root / job.record).is_file():
+            yield job, {name: value for name, value in job.parameters.items() if name != "out_dir"}

@@ -129,16 +129,17 @@ def _report(
         from mooncake_lab.batch.gallery import write_gallery
         from mooncake_lab.batch.report import recorded, shown, verdicts, write_tables
 
-        judged = verdicts(planned)
-        write_tables(root / out, summary, judged, recorded(planned))
-        index = write_gallery(root / out, planned, summary, judged)
+        judged, numbers = verdicts(planned), recorded(planned)
+        write_tables(root / out, summary, judged, numbers)
+        index = write_gallery(root / out, planned, summary, judged, tuple(numbers))
         if not quiet:
             Console().print(shown(summary))
             typer.echo(f"Open {index.resolve()}")
     for row in summary:
         if row["traceback"]:
             lines = row["traceback"].splitlines()[-_TRACEBACK_LINES:]
-            typer.echo(f"\n{row['notebook']}, cell {row['cell']}:\n" + "\n".join(lines), err=True)
+            where = row["notebook"] if row["cell"] is None else f"{row['notebook']}, cell {row['cell']}"
+            typer.echo(f"\n{where}:\n" + "\n".join(lines), err=True)
 
 
 def _cores() -> int:

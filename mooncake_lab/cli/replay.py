@@ -9,6 +9,7 @@ import msgspec
 import typer
 
 from mooncake_lab.cli.live import AdmissionName, BatchingName, PlacementName, TransferName, live_spec
+from mooncake_lab.cli.progress import watched
 from mooncake_lab.cli.reading import read_or_fail
 from mooncake_lab.core import SLO, write_log
 from mooncake_lab.workload import Trace
@@ -69,7 +70,8 @@ def replay(
             except ModuleNotFoundError as error:
                 raise RuntimeError(f"--url needs {error.name}: install mooncake-lab[serve]") from error
 
-            numbers = replay_over_http(scaled, url, token, model)
+            with watched(len(scaled)) as note:
+                numbers = replay_over_http(scaled, url, token, model, note)
         else:
             spec = live_spec(
                 prefill=prefill, decode=decode, coupled=coupled, placement=placement, admission=admission,
@@ -101,7 +103,6 @@ def _scaled(trace: Trace, divide: int, most_tokens: int, requests: int, speed: f
 
 def _on_own_cluster(trace: Trace, spec: Any, slo: SLO, log: Path | None) -> dict[str, Any]:
     """Bring a cluster to life, replay, and let it go."""
-    from mooncake_lab.cli.progress import watched
     from mooncake_lab.metrics import check_log, run_summary
     from mooncake_lab.serving import LiveCluster
 

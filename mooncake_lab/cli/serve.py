@@ -47,7 +47,9 @@ def serve(
         Path | None, typer.Option(help="Holds the bearer token.", exists=True, dir_okay=False)
     ] = None,
     no_token: Annotated[bool, typer.Option("--no-token", help="Let everybody in who can connect.")] = False,
-    drain: Annotated[float, typer.Option(min=0, help="Seconds that requests may go on after a signal.")] = 30.0,
+    drain: Annotated[
+        float, typer.Option(min=0, max=86_400, help="Seconds that requests may go on after a signal.")
+    ] = 30.0,
     seed: Annotated[int, typer.Option(min=0, help="Of random weights, and of random placement.")] = 0,
     log: Annotated[Path | None, typer.Option(dir_okay=False, help="Append records as heard.")] = None,
 ) -> None:
@@ -134,8 +136,9 @@ class _RunLog:
         """Append one record, whole or not at all."""
         if self.is_broken:
             return
-        line, size = self._encoder.encode(record) + b"\n", self._file.tell()
+        line, size = self._encoder.encode(record) + b"\n", None
         try:
+            size = self._file.tell() if self._file.seekable() else None  # a pipe has no end to go back to
             written = self._file.write(line)
             reason = None if written == len(line) else f"{written} of {len(line)} bytes of a record were taken"
         except OSError as error:
@@ -143,5 +146,7 @@ class _RunLog:
         if reason is not None:
             self.is_broken = True
             with contextlib.suppress(OSError):
-                self._file.truncate(size)
-            typer.echo(f"the log {self._path} ends here, requests go on: {reason}", err=True)
+                if size is not None:
+                    self._file.truncate(size)
+            with contextlib.suppress(OSError):  # stderr may be full for the same reason
+                typer.echo(f"the log {self._path} ends here, requests go on: {reason}", err=True)

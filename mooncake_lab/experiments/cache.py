@@ -26,6 +26,7 @@ from mooncake_lab.workload import WORKLOADS, find_trace
 CACHE_VARIABLE: Final = "MOONCAKE_LAB_CACHE"
 """Environment variable: the folder of kept results, or `off`."""
 
+_LONGEST_PATH: Final = 250  # in a name, not a path: what asks the system about longer ones fails
 _LIBRARIES: Final = ("numpy", "pandas", "torch", "transformers", "simpy", "xxhash")
 _log = logging.getLogger(__name__)
 
@@ -47,8 +48,11 @@ def digest_of(experiment: Any) -> str:
 
 def named_files(values: Iterable[Any]) -> dict[str, str]:
     """The sha256 of each file that one of these values names: a result depends on what is in it, too."""
-    paths = (Path(value) for value in values if isinstance(value, str) and value.endswith(".jsonl"))
-    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths if path.is_file()}
+    return {
+        value: hashlib.sha256(Path(value).read_bytes()).hexdigest()
+        for value in values
+        if isinstance(value, str) and 0 < len(value) < _LONGEST_PATH and Path(value).is_file()
+    }
 
 
 def is_of_package(experiment: Any) -> bool:

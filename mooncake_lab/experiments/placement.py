@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
@@ -19,12 +20,13 @@ from mooncake_lab.conductor import (
     named_placement,
 )
 from mooncake_lab.core import Placed, TracedRequest
+from mooncake_lab.experiments.cache import named_files
 from mooncake_lab.experiments.other_nodes import device_tokens, node_latency
 from mooncake_lab.experiments.paper_node import paper_node_latency
 from mooncake_lab.metrics import prefill_gpu_s, reused_share, ttft_s
 from mooncake_lab.perf import hardware
 from mooncake_lab.simulation import Cluster, ClusterSpec
-from mooncake_lab.workload import Trace, load, load_or_read
+from mooncake_lab.workload import WORKLOADS, Trace, load, load_or_read
 
 PolicyName = Literal[
     "kvcache_centric", "cache_aware", "load_balance", "random", "longest_prefix", "prefix_affinity"
@@ -46,7 +48,11 @@ _ARRIVE: Final = ("workload", "speed", "spread_s", "one_token", "first", "seed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """One trace on one disaggregated cluster under one placement policy."""
+    """One trace on one disaggregated cluster under one placement policy.
+
+    Raises:
+        ValueError: when there is no such workload, file or node.
+    """
 
     workload: str = "conversation"
     """The name of a workload, or the path of a trace."""
@@ -77,6 +83,11 @@ class Replay:
     first: int | None = None
     seed: int = 0
     """Of random placement, spread arrivals, wrong beliefs, and the twin where there is no released file."""
+
+    def __post_init__(self) -> None:
+        if self.workload not in WORKLOADS and not Path(self.workload).is_file():
+            raise ValueError(f"workload {self.workload!r} is neither a file nor one of {', '.join(WORKLOADS)}")
+        node_latency(self.node)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One row: TTFT as a box plot draws it, hit rate, prefill GPU time, what was fetched."""
@@ -192,19 +203,23 @@ def _trace(replay: Replay) -> Trace:
     return trace if replay.first is None else trace.head(replay.first)
 
 
-@cache
 def _whole(workload: str, seed: int) -> Trace:
+    return _read(workload, seed, *named_files([workload]).values())
+
+
+@cache
+def _read(workload: str, seed: int, *_sha256: str) -> Trace:
     return load_or_read(workload, seed=seed)
 
 
 def _requests(replay: Replay) -> tuple[TracedRequest, ...]:
     """The trace as the experiment wants it to arrive; those that share a tick keep their order."""
     alike = Replay(**{name: getattr(replay, name) for name in _ARRIVE})
-    return _arriving(alike)
+    return _arriving(alike, *named_files([replay.workload]).values())
 
 
 @lru_cache(maxsize=2)
-def _arriving(replay: Replay) -> tuple[TracedRequest, ...]:
+def _arriving(replay: Replay, *_sha256: str) -> tuple[TracedRequest, ...]:
     """Made once for all clusters that serve it."""
     trace = _trace(replay)
     arrival_s = trace.arrival_s / replay.speed

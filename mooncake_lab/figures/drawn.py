@@ -6,8 +6,10 @@ reaches from (`x`, `y`) to (`x_end`, `y_end`).
 
 import csv
 import io
+import math
 import re
 from collections.abc import Callable, Iterator
+from itertools import cycle, pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -15,10 +17,9 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PathCollection, PolyCollection
 from matplotlib.colors import to_hex
-from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Rectangle, StepPatch
+from matplotlib.patches import PathPatch, Rectangle, StepPatch
 from matplotlib.ticker import FixedLocator
 
 DATA_TYPE: Final = "application/vnd.mooncake-lab.figure+csv"
@@ -39,9 +40,11 @@ def drawn(figure: Figure) -> list[dict[str, Any]]:
 
 
 def as_csv(figure: Figure) -> str:
-    """The same as CSV with a header; columns that say nothing are left out."""
+    """The same as CSV with a header; columns that say nothing are left out. Empty where a figure draws no data."""
     rows = drawn(figure)
-    said = [column for column in COLUMNS if any(row.get(column) not in {None, ""} for row in rows)]
+    if not rows:
+        return ""
+    said = [column for column in COLUMNS if any(row.get(column, "") != "" for row in rows)]
     text = io.StringIO()
     writer = csv.DictWriter(text, said, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
@@ -55,31 +58,41 @@ def _axes(axes: Axes) -> dict[str, str]:
 
 def _rows(axes: Axes) -> Iterator[dict[str, Any]]:
     x_words, y_words = _words(axes.xaxis), _words(axes.yaxis)
-    barred: dict[Any, str] = {
-        patch: _label(container)
-        for container in axes.containers
-        if isinstance(container, BarContainer)
-        for patch in container.patches
-    }
+    labels = {part: _label(container) for container in axes.containers for part in _parts(container)}
     for artist in axes.get_children():
         read = next((reader for kind, reader in _READERS if isinstance(artist, kind)), None)
         if read is None or not artist.get_visible() or not _is_data(artist, axes):
             continue
-        label = barred.get(artist) or _label(artist)
+        label = labels.get(artist) or _label(artist)
         for row in read(artist):
             yield {"series": label, "at": _at(row, x_words, y_words), **row}
 
 
+def _parts(container: Any) -> Iterator[Artist]:
+    """The artists of a container, which have its label between them."""
+    for part in container:
+        if isinstance(part, Artist):
+            yield part
+        elif part is not None:
+            yield from part
+
+
 def _line(line: Any) -> Iterator[dict[str, Any]]:
     colour = line.get_markeredgecolor() if line.get_linestyle() == "None" else line.get_color()
-    for x, y in line.get_xydata():
-        yield {"kind": "point", "colour": _hex(colour), "x": x, "y": y}
+    yield from ({"kind": "point", "colour": _hex(colour), "x": x, "y": y} for x, y in _numbers(line.get_xydata()))
 
 
 def _bar(bar: Any) -> Iterator[dict[str, Any]]:
     (x, y), width, height = bar.get_xy(), bar.get_width(), bar.get_height()
     yield {"kind": "bar", "colour": _hex(bar.get_facecolor()), "x": x, "y": y, "x_end": x + width,
            "y_end": y + height}  # fmt: skip
+
+
+def _box(patch: Any) -> Iterator[dict[str, Any]]:
+    """What a patch of any form spans, such as the box of a box plot."""
+    corners = patch.get_path().vertices
+    (x, y), (x_end, y_end) = corners.min(axis=0), corners.max(axis=0)
+    yield {"kind": "box", "colour": _hex(patch.get_facecolor()), "x": x, "y": y, "x_end": x_end, "y_end": y_end}
 
 
 def _steps(patch: Any) -> Iterator[dict[str, Any]]:
@@ -89,27 +102,30 @@ def _steps(patch: Any) -> Iterator[dict[str, Any]]:
 
 
 def _scatter(points: Any) -> Iterator[dict[str, Any]]:
-    for x, y in points.get_offsets():
-        yield {"kind": "point", "colour": _first(points.get_facecolor()), "x": x, "y": y}
+    colours = _colours(points.get_facecolor())
+    for x, y in _numbers(points.get_offsets()):
+        yield {"kind": "point", "colour": next(colours), "x": x, "y": y}
 
 
 def _segments(lines: Any) -> Iterator[dict[str, Any]]:
+    colours = _colours(lines.get_color())
     for segment in lines.get_segments():
         (x, y), (x_end, y_end) = segment[0], segment[-1]
-        yield {"kind": "segment", "colour": _first(lines.get_color()), "x": x, "y": y, "x_end": x_end,
-               "y_end": y_end}  # fmt: skip
+        yield {"kind": "segment", "colour": next(colours), "x": x, "y": y, "x_end": x_end, "y_end": y_end}
 
 
 def _edges(areas: Any) -> Iterator[dict[str, Any]]:
+    colours = _colours(areas.get_facecolor())
     for path in areas.get_paths():
-        for x, y in path.vertices:
-            yield {"kind": "edge", "colour": _first(areas.get_facecolor()), "x": x, "y": y}
+        colour = next(colours)
+        yield from ({"kind": "edge", "colour": colour, "x": x, "y": y} for x, y in _numbers(path.vertices))
 
 
 _READERS: Final[tuple[tuple[type[Artist], Callable[[Any], Iterator[dict[str, Any]]]], ...]] = (
     (Line2D, _line),
     (Rectangle, _bar),
     (StepPatch, _steps),
+    (PathPatch, _box),
     (PathCollection, _scatter),
     (LineCollection, _segments),
     (PolyCollection, _edges),
@@ -138,12 +154,15 @@ def _is_number(word: str) -> bool:
 
 
 def _at(row: dict[str, Any], x_words: dict[float, str], y_words: dict[float, str]) -> str:
-    """The word nearest to a row's middle, within half a step."""
+    """The word at whose tick a row stands: the nearest, within half of the least distance between ticks."""
     for words, begin, end in ((x_words, "x", "x_end"), (y_words, "y", "y_end")):
         if words:
-            middle = (row[begin] + row.get(end, row[begin])) / 2 if row["kind"] == "bar" else row[begin]
-            nearest = min(words, key=lambda at: abs(at - middle))
-            if abs(nearest - middle) <= 0.5:  # such ticks stand at whole numbers
+            spans = row["kind"] in {"bar", "box"}
+            middle = (row[begin] + row[end]) / 2 if spans else row[begin]
+            ticks = sorted(words)
+            reach = min((after - before for before, after in pairwise(ticks)), default=1.0) / 2
+            nearest = min(ticks, key=lambda at: abs(at - middle))
+            if abs(nearest - middle) <= reach:
                 return words[nearest]
     return ""
 
@@ -157,8 +176,16 @@ def _hex(colour: Any) -> str:
     return "" if isinstance(colour, str) and colour == "none" else to_hex(colour)
 
 
-def _first(colours: Any) -> str:
-    return _hex(colours[0]) if len(colours) else ""
+def _colours(colours: Any) -> Iterator[str]:
+    """The colour of each element, over and over as matplotlib does it."""
+    return cycle([_hex(colour) for colour in colours] or [""])
+
+
+def _numbers(points: Any) -> Iterator[tuple[float, float]]:
+    """The points that are drawn: those that are numbers."""
+    for x, y in np.ma.filled(np.ma.asarray(points, dtype=float), np.nan):
+        if math.isfinite(x) and math.isfinite(y):
+            yield float(x), float(y)
 
 
 def _plain(value: Any) -> Any:

@@ -79,7 +79,8 @@ class BookFigure(Figure):
         return buffer.getvalue()
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        return {"image/svg+xml": self._repr_svg_(), DATA_TYPE: as_csv(self)}
+        data = as_csv(self)
+        return {"image/svg+xml": self._repr_svg_(), **({DATA_TYPE: data} if data else {})}
 
 
 def styled(draw: Callable[P, R]) -> Callable[P, R]:

@@ -57,6 +57,7 @@ class Nursery:
         self._process: subprocess.Popen[bytes] | None = None
         self._home: socket.socket | None = None
         self._loading: subprocess.Popen[bytes] | None = None
+        self._closed = False
 
     def __enter__(self) -> Self:
         return self
@@ -78,8 +79,11 @@ class Nursery:
 
         Raises:
             ValueError: when the model cannot be loaded.
+            ConnectionError: when it is closed, or closed meanwhile.
         """
         with self._lock:
+            if self._closed:
+                raise ConnectionError("the nursery is closed")
             if self._process is not None and self._process.poll() is None:
                 return
             if self._home is not None:
@@ -93,9 +97,11 @@ class Nursery:
                     stdin=subprocess.DEVNULL,
                     env=_environment(self._cradle.threads),
                 )
-            self._home.send(msgspec.json.encode(self._cradle))
             self._loading = self._process
+            if self._closed:  # since we looked: whoever closes it did not see that it loads
+                self._process.kill()
             try:
+                self._home.send(msgspec.json.encode(self._cradle))
                 answer = self._home.recv(MOST_BYTES)
             finally:
                 self._loading = None
@@ -115,7 +121,8 @@ class Nursery:
             socket.send_fds(self._home, [msgspec.msgpack.encode(spec)], [control.fileno()])
 
     def close(self) -> None:
-        """End it, also while it loads; workers that still live die with it."""
+        """End it for good, also while it loads; workers that still live die with it."""
+        self._closed = True
         loading = self._loading
         if loading is not None:
             loading.kill()  # whoever waits for it holds the lock

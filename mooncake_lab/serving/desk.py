@@ -11,10 +11,11 @@ from mooncake_lab.batching.policies import CHUNKED_POLICIES
 from mooncake_lab.core import block_keys
 from mooncake_lab.engine import EngineSettings, LlamaModel, Sampling
 from mooncake_lab.serving.arriving import Delivery
+from mooncake_lab.serving.couriers import Couriers
 from mooncake_lab.serving.kv import KVShape
 from mooncake_lab.serving.lane import Lane
 from mooncake_lab.serving.messages import Event, Generation, Order
-from mooncake_lab.serving.messenger import Couriers, Identity
+from mooncake_lab.serving.messenger import Identity
 from mooncake_lab.serving.spec import WorkerSpec
 
 

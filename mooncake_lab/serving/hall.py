@@ -21,7 +21,7 @@ from mooncake_lab.serving.journal import Journal
 from mooncake_lab.serving.messages import Event, Generation, Measure, Measured, Pong
 from mooncake_lab.serving.placing import Decided
 from mooncake_lab.serving.spec import LiveSpec
-from mooncake_lab.serving.supervisor import Callbacks, Link, Supervisor
+from mooncake_lab.serving.supervisor import Callbacks, Link, Supervisor, WorkerError
 from mooncake_lab.serving.ticket import FailedError, Ticket
 
 _SHUT: Final = "the cluster is shut down"
@@ -56,6 +56,7 @@ class Hall:
         self.journal = Journal(time.monotonic(), write)
         self.dispatcher = Dispatcher(spec, self.journal, decided)
         self.supervisor = Supervisor(spec, Callbacks(born=self._born, heard=self._heard, died=self._died), nursery)
+        self._is_dismissed = False
         self._measured: dict[str, asyncio.Future[Measured]] = {}
         self._pongs: dict[int, tuple[set[str], asyncio.Event]] = {}
 
@@ -82,12 +83,19 @@ class Hall:
         await self.supervisor.close()
 
     def dismiss(self) -> None:
-        """End every request under way; its client is told why."""
+        """End every request under way, and take no more; clients are told why."""
+        self._is_dismissed = True
         for ticket in list(self.dispatcher.placer.tickets.values()):
             self.dispatcher.cancel(ticket, _SHUT, FailedError(_SHUT))
 
     def submit(self, prompt: npt.NDArray[np.int32], asked: Generation) -> Ticket:
-        """Accept a request and place it; for its errors see `Dispatcher.submit`."""
+        """Accept a request and place it; for its errors see `Dispatcher.submit`.
+
+        Raises:
+            FailedError: when everybody has been dismissed.
+        """
+        if self._is_dismissed:
+            raise FailedError(_SHUT)
         return self.dispatcher.submit(prompt, asked)
 
     def cancel(self, ticket: Ticket, reason: str = "the client went away") -> None:
@@ -154,5 +162,5 @@ class Hall:
             if not waiting:
                 everybody.set()
         if name in self._measured:
-            self._measured.pop(name).set_exception(RuntimeError(f"{name} died while it was measured: {reason}"))
+            self._measured.pop(name).set_exception(WorkerError(f"{name} died while it was measured: {reason}"))
         self.dispatcher.died(name, reason)

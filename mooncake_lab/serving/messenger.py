@@ -10,6 +10,7 @@ its bound.
 
 import contextlib
 import queue
+import select
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -39,6 +40,8 @@ from mooncake_lab.store.media import MediumError, ProtocolError, wire
 
 HOST: Final = "127.0.0.1"
 """Workers of one machine talk over loopback."""
+MOST_WAITING_BYTES: Final = 2**30
+"""Of KVCache, for one destination; then whoever computes more of it waits."""
 _Addressed = Begin | Piece | End | Cancel
 
 
@@ -134,7 +137,9 @@ class Courier:
         "_peer",
         "_port",
         "_queue",
+        "_room",
         "_thread",
+        "_waiting_bytes",
         "_who",
         "_window",
     )
@@ -150,13 +155,19 @@ class Courier:
         self._queue: queue.SimpleQueue[tuple[_Addressed, Sequence[Bytes]] | None] = queue.SimpleQueue()
         self._peer: socket.socket | None = None
         self._is_broken = False
+        self._room = threading.Condition()
+        self._waiting_bytes = 0
         self._open: set[Job] = set()
         self._lost: set[Job] = set()
         self._thread = threading.Thread(target=self._run, name=f"courier-{port}", daemon=True)
         self._thread.start()
 
     def send(self, parcel: _Addressed, payload: Sequence[Bytes] = ()) -> None:
-        """Let a parcel wait for its turn; its bytes must stay as they are."""
+        """Let a parcel wait for its turn, once there is room for it; its bytes must stay as they are."""
+        size = sum(part.nbytes for part in payload)
+        with self._room:
+            self._room.wait_for(lambda: self._waiting_bytes + size <= max(size, MOST_WAITING_BYTES))
+            self._waiting_bytes += size
         self._queue.put((parcel, payload))
 
     def sever(self) -> None:
@@ -168,8 +179,8 @@ class Courier:
 
     @property
     def is_stranded(self) -> bool:
-        """Whether its connection broke, and nothing waits to be carried over another."""
-        return self._is_broken and self._queue.empty()
+        """Whether its connection has ended, and nothing waits to be carried over another."""
+        return self._queue.empty() and (self._is_broken or (self._peer is not None and _has_ended(self._peer)))
 
     def close(self) -> None:
         """Deliver what waits, then end."""
@@ -183,6 +194,9 @@ class Courier:
                     self._deliver(parcel, payload)
                 except (OSError, MediumError) as error:
                     self._give_up(parcel.job, self._refusal() or str(error) or type(error).__name__)
+            with self._room:
+                self._waiting_bytes -= sum(part.nbytes for part in payload)
+                self._room.notify()
             if isinstance(parcel, (End, Cancel)):
                 self._lost.discard(parcel.job)
         self._hang_up()
@@ -247,34 +261,13 @@ class Courier:
             self._peer, self._window = None, None
 
 
-@final
-class Couriers:
-    """One courier for every destination that was ever written to. Mutable: it owns them."""
-
-    __slots__ = ("_by_port", "_failed", "_lane", "_who")
-
-    def __init__(self, who: Identity, failed: Callable[[Job, str], None], lane: Lane | None = None) -> None:
-        self._who = who
-        self._failed = failed
-        self._lane = lane
-        self._by_port: dict[int, Courier] = {}
-
-    def to(self, port: int) -> Courier:
-        """The courier for a destination."""
-        if port not in self._by_port:
-            self._retire()
-            self._by_port[port] = Courier(port, self._who, self._failed, self._lane)
-        return self._by_port[port]
-
-    def _retire(self) -> None:
-        """End those whose latest connection failed and that have nothing to carry: their worker may be dead."""
-        for port in [port for port, courier in self._by_port.items() if courier.is_stranded]:
-            self._by_port.pop(port).close()
-
-    def sever(self) -> None:
-        """Break every connection."""
-        for courier in list(self._by_port.values()):
-            courier.sever()
+def _has_ended(peer: socket.socket) -> bool:
+    """Whether the other side has hung up; looking takes nothing out of the connection, and does not wait."""
+    try:
+        readable, _, _ = select.select([peer], [], [], 0)
+        return bool(readable) and not peer.recv(1, socket.MSG_PEEK)
+    except (OSError, ValueError):  # closed meanwhile
+        return True
 
 
 def cuts(piece: Piece, payload: Bytes, most_bytes: int) -> Iterator[tuple[Piece, tuple[Bytes, Bytes]]]:

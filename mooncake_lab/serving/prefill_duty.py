@@ -45,8 +45,8 @@ class _Born:
 class PrefillDuty:
     """Prompts one after the other, in order of arrival. Mutable: it owns an engine and a store.
 
-    One whose prefix is still on its way holds up those behind it; that is short, and chapter 09 measures the other
-    way to be worse.
+    One whose prefix is still on its way holds up those behind it; that is short, and the other way is worse in the
+    simulation of chapter 09.
     """
 
     def __init__(self, desk: Desk) -> None:

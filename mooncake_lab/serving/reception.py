@@ -22,6 +22,7 @@ from mooncake_lab.store.media import MediumError, ProtocolError, wire
 
 _LOG: Final = logging.getLogger(__name__)
 _IDLE_S: Final = 3600.0
+_PAUSE_S: Final = 0.1
 _MOST_PEERS: Final = 64
 _MOST_PROBE_BYTES: Final = 2**26
 _MOST_KEYS: Final = 8192
@@ -46,6 +47,7 @@ class Reception:
     """
 
     __slots__ = (
+        "_closing",
         "_delivered",
         "_each_layer",
         "_give",
@@ -76,6 +78,7 @@ class Reception:
         self._give = give
         self._each_layer = each_layer
         self._lane = lane
+        self._closing = False
         self._peers: set[socket.socket] = set()
         self._peers_lock = threading.Lock()
         self._listener = socket.create_server((HOST, 0))
@@ -96,6 +99,7 @@ class Reception:
 
     def close(self) -> None:
         """Stop listening, and hang up."""
+        self._closing = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -105,13 +109,18 @@ class Reception:
         while True:
             try:
                 peer, _ = self._listener.accept()
-            except OSError:
-                return
+            except OSError as error:
+                if self._listener.fileno() < 0 or self._closing:
+                    return
+                _LOG.warning("%s cannot take another peer now: %s", self._who.name, error)
+                time.sleep(_PAUSE_S)  # no descriptor is free, say; those who wait are not forgotten
+                continue
             with self._peers_lock:
                 welcome = len(self._peers) < _MOST_PEERS
                 if welcome:
                     self._peers.add(peer)
             if not welcome:
+                _LOG.warning("%s turns a peer away: it has %d, all it may have", self._who.name, _MOST_PEERS)
                 peer.close()
                 continue
             threading.Thread(target=self._serve, args=(peer,), name="receiver", daemon=True).start()
@@ -123,7 +132,7 @@ class Reception:
             self._welcome(peer)
             self._take_parcels(peer)
         except (ConnectionResetError, BrokenPipeError):
-            pass  # hung up between two frames: the sender knows, and says so to the cluster
+            pass  # between two frames, or reset: the sender knows, and says so to the cluster
         except TimeoutError:
             self._refuse(peer, f"the peer took too long to send a frame; allowed are {self._who.timeout_s:g} s")
         except (MediumError, ValueError) as error:

@@ -71,6 +71,9 @@ class LiveSpec:
     slo: SLO = field(default_factory=SLO)
     most_under_way: int = 1024
     """Requests in the cluster at once; one more is refused."""
+    most_waiting: float = 4.0
+    """KVCache of all requests under way at their longest, in decode engines full of it: what finds no room in an
+    engine waits in host memory. A request that would exceed it is refused, unless it is alone."""
     most_attempts: int = 5
     """How often a request is placed before it is given up: it may be what kills workers."""
     threads: int = 1
@@ -87,8 +90,8 @@ class LiveSpec:
     def __post_init__(self) -> None:
         positive = (
             "cache_tokens", "decode_tokens", "block_size_tokens", "chunk_tokens", "max_request_tokens",
-            "max_requests", "transfer_bytes", "most_under_way", "most_attempts", "threads", "peer_timeout_s",
-            "silence_s",
+            "max_requests", "transfer_bytes", "most_under_way", "most_waiting", "most_attempts", "threads",
+            "peer_timeout_s", "silence_s",
         )  # fmt: skip
         for name in positive:
             if getattr(self, name) <= 0:

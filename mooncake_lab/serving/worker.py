@@ -22,13 +22,14 @@ from mooncake_lab.engine.kvcache import fingerprint
 from mooncake_lab.perf import ModelShape
 from mooncake_lab.serving import messages
 from mooncake_lab.serving.coupled_duty import CoupledDuty
+from mooncake_lab.serving.couriers import Couriers
 from mooncake_lab.serving.decode_duty import DecodeDuty
 from mooncake_lab.serving.desk import Desk, Duty
 from mooncake_lab.serving.frames import pack, read_frame
 from mooncake_lab.serving.kv import KVShape
 from mooncake_lab.serving.lane import Lane
 from mooncake_lab.serving.messages import ORDERS, VERSION, Event, Job, Pong, Ready, Stop, Trouble
-from mooncake_lab.serving.messenger import Couriers, Identity
+from mooncake_lab.serving.messenger import Identity
 from mooncake_lab.serving.prefill_duty import PrefillDuty
 from mooncake_lab.serving.reception import Reception
 from mooncake_lab.serving.spec import WorkerSpec

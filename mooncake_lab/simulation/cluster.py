@@ -239,6 +239,7 @@ class Cluster:
         else:
             self._decode[name].die()
         self._network.cancel(name)
+        self._fetcher.cancel(name)
         for traced, placement in self._journeys.interrupt(name):
             if self._decode[placement.decode].alive:
                 self._decode[placement.decode].break_promise(traced)

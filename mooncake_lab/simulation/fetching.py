@@ -1,6 +1,7 @@
 """A prefix that one prefill node copies from another, from its holder's SSD where it lies there."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import simpy
 
@@ -10,6 +11,15 @@ from mooncake_lab.perf import LatencyModel
 from mooncake_lab.simulation.journeys import Journeys
 from mooncake_lab.simulation.network import Network
 from mooncake_lab.simulation.pool import PrefixPool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Reading:
+    """Blocks that rise at their holder, to be sent on."""
+
+    came: simpy.Event
+    source: str
+    destination: str
 
 
 class Fetcher:
@@ -43,34 +53,54 @@ class Fetcher:
         self._journeys = journeys
         self._alive = alive
         self._log = log
+        self._reading: list[_Reading] = []
+        self._ssd_free_s: dict[str, float] = {}
 
     def fetch(self, request: Request, placement: Placement) -> simpy.Event:
         """An event that happens when the blocks are there, or will never be.
 
-        What lies on its holder's SSD is read into DRAM first, and is sent when all of it is there.
+        What lies on its holder's SSD rises into its DRAM first, after whatever else is read there for others, and
+        is sent when all of it has.
         """
         source, blocks = str(placement.fetch_from), -(-placement.reused_tokens // request.block_size_tokens)
-        local = blocks - -(-placement.fetched_tokens // request.block_size_tokens)
+        local, came = self._local(request, placement), self._env.event()
+        if not self._alive(source):
+            return came.succeed()
         below = self._pool.on_ssd(source, request, blocks) - self._pool.on_ssd(source, request, local)
         if not below:
             return self._send(request, placement)
-        came = self._env.event()
-        tokens, start_s = min(below * request.block_size_tokens, placement.fetched_tokens), self._env.now
-
-        def there(_: simpy.Event) -> None:
-            came.succeed()
+        tokens = min(below * request.block_size_tokens, placement.fetched_tokens)
+        start_s = max(self._env.now, self._ssd_free_s.get(source, 0.0))
+        self._ssd_free_s[source] = start_s + self._model.ssd_load_s(tokens)
+        reading = _Reading(came, source, placement.prefill)
+        self._reading.append(reading)
 
         def read(_: simpy.Event) -> None:
-            if not self._alive(source):
-                came.succeed()
-                return
+            if came.triggered:
+                return  # one of the two died
+            self._reading.remove(reading)
+            self._pool.use(source, request, blocks)
             self._moved(request, f"{source}/ssd", f"{source}/dram", start_s, tokens)
             sent = self._send(request, placement)
             assert sent.callbacks is not None  # noqa: S101  # nothing arrives at the moment it is sent
             sent.callbacks.append(there)
 
-        self._env.timeout(self._model.ssd_load_s(tokens)).callbacks.append(read)
+        def there(_: simpy.Event) -> None:
+            came.succeed()
+
+        self._env.timeout(self._ssd_free_s[source] - self._env.now).callbacks.append(read)
         return came
+
+    def cancel(self, node: str) -> None:
+        """A node is gone: nothing more is read there, or for it. Who waited finds it dead."""
+        for reading in [one for one in self._reading if node in {one.source, one.destination}]:
+            self._reading.remove(reading)
+            reading.came.succeed()
+
+    @staticmethod
+    def _local(request: Request, placement: Placement) -> int:
+        """How many leading blocks the fetching node held itself when it was chosen."""
+        return (placement.reused_tokens - placement.fetched_tokens) // request.block_size_tokens
 
     def _send(self, request: Request, placement: Placement) -> simpy.Event:
         source = str(placement.fetch_from)
@@ -82,7 +112,7 @@ class Fetcher:
             if not (self._alive(source) and self._alive(placement.prefill)):
                 return  # the bytes died with their sender, or with who was to keep them
             blocks = -(-placement.reused_tokens // request.block_size_tokens)
-            self._pool.keep(placement.prefill, request, blocks)
+            self._pool.keep(placement.prefill, request, blocks, first=self._local(request, placement))
             self._journeys.copied(request.id, placement)
             self._moved(request, source, placement.prefill, start_s, placement.fetched_tokens)
 

@@ -72,10 +72,16 @@ class PrefixPool:
             self.index.retract(self._members[node], reused.lost)
         return reused
 
-    def keep(self, node: str, request: Request, blocks: int | None = None) -> None:
-        """Store a prompt's blocks (the first `blocks` of them) on a node, front to back."""
-        keys = request.block_keys[:blocks]
-        came, left = self._stores[node].keep(keys, self._positions(len(keys)))
+    def use(self, node: str, request: Request, blocks: int) -> None:
+        """The first `blocks` blocks of a prompt are read on their holder, as by `reuse`, to be sent elsewhere."""
+        read = self._stores[node].reuse(request.block_keys[:blocks], self._positions(blocks))
+        if read.lost:
+            self.index.retract(self._members[node], read.lost)
+
+    def keep(self, node: str, request: Request, blocks: int | None = None, *, first: int = 0) -> None:
+        """Store a prompt's blocks on a node, front to back: those from `first` on, up to `blocks`."""
+        keys = request.block_keys[first:blocks]
+        came, left = self._stores[node].keep(keys, self._positions(first + len(keys))[first:])
         if came:
             self.index.announce(self._members[node], came)
             self.index.retract(self._members[node], left)

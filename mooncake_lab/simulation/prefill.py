@@ -103,13 +103,24 @@ class PrefillInstance:
             self._awake.succeed()
 
     def _next(self) -> Job | None:
-        """The one to compute now, taken out of the queue; None where all that may start wait for their prefix."""
-        for place, job in enumerate(self._queue):
-            if job.is_ready:
+        """The one to compute now, taken out of the queue; None where all that may start wait for their prefix.
+
+        Those that a death has sent elsewhere are forgotten on the way.
+        """
+        place = 0
+        while place < len(self._queue):
+            job = self._queue[place]
+            if not self._wanted(job):
+                del self._queue[place]
+                self._queued_s -= job.believed_s
+                self.queued_requests -= 1
+            elif job.is_ready:
                 del self._queue[place]
                 return job
-            if not self._overtaking:
-                break
+            elif self._overtaking:
+                place += 1
+            else:
+                return None
         return None
 
     def _live(self) -> Generator[simpy.Event, Any, None]:
@@ -118,10 +129,6 @@ class PrefillInstance:
             if job is None:
                 self._awake = self._env.event()
                 yield self._awake
-                continue
-            if not self._wanted(job):
-                self._queued_s -= job.believed_s
-                self.queued_requests -= 1
                 continue
             request = job.traced.request
             self._queued_s -= job.believed_s

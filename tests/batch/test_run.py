@@ -107,7 +107,7 @@ def test_a_kernel_that_dies_at_work_is_not_tried_again(repository, write_noteboo
     """A cell that kills its kernel fails the chapter at once; only starts are repeated."""
     marker = "with open('lives', 'a') as f: f.write('x')"
     source = repository / "notebooks" / "02_beta.ipynb"
-    write_notebook(source, marker, "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
+    write_notebook(source, marker, "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "1 + 1", "2 + 2")
     outcomes, _ = execute_all(repository, topics=["beta"])
     assert outcomes["beta"].status == "failed"
     assert "the kernel died in cell 3 ('import os, signal')" in outcomes["beta"].error

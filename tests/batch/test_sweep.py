@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from typer import Typer
@@ -14,6 +15,8 @@ from typer.testing import CliRunner
 
 from mooncake_lab.batch.executors import check_executor
 from mooncake_lab.batch.pages import notebook_page
+from mooncake_lab.batch.plan import Job
+from mooncake_lab.batch.report import recorded
 from mooncake_lab.batch.sweep import points, values
 from mooncake_lab.cli.batch import batch
 
@@ -215,3 +218,19 @@ def test_a_cluster_executes_a_sweep(shell, repository):
                 first.terminate()
     assert [row["status"] for row in json.loads(result.stdout)["notebooks"]] == ["executed", "failed"]
     assert (repository / "far/seed=1/02_beta.html").is_file()
+
+
+def test_a_column_called_like_a_parameter_hides_nothing(repository):
+    """Where it says the same it is left out, else it gets a name of its own; tables by name are there, too."""
+    record = repository / "beta.json"
+    rows = [{"seed": 1, "node": "old", "y": 2.0}]
+    record.write_text(json.dumps({"topic": "beta", "numbers": {"curve": rows, "peaks": {"a": 3, "b": 4}}}))
+    job = Job(
+        topic="beta", source=Path("x"), output=Path("y"), record=Path("beta.json"), root=repository, digest="",
+        parameters={"seed": 1, "node": "new", "out_dir": "out"},
+    )  # fmt: skip
+    found = recorded([job])
+    assert found["beta.curve"].to_dict(orient="records") == [
+        {"seed": 1, "node": "new", "table.node": "old", "y": 2.0}
+    ]
+    assert list(found["beta.peaks"]["value"]) == [3, 4]

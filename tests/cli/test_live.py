@@ -1,6 +1,7 @@
 """`mooncake-lab serve` and `replay`: what they refuse before anything starts, and a trace through a cluster."""
 
 import json
+import os
 from pathlib import Path
 from typing import get_args
 
@@ -101,6 +102,12 @@ def test_a_log_that_ends_says_so(tmp_path, capsys, monkeypatch):
         log.write(record)
     assert list(read_log(path)) == [record]
     assert "ends here, requests go on: 5 of" in capsys.readouterr().err
+    ours, theirs = os.pipe()
+    with os.fdopen(ours) as reader, _RunLog(Path(f"/proc/self/fd/{theirs}")) as log:
+        os.close(theirs)
+        log.write(record)
+        assert not log.is_broken
+        assert json.loads(reader.readline())["request_id"] == 1
     with _RunLog(Path("/dev/full")) as log:
         log.write(record)
         assert log.is_broken

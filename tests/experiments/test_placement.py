@@ -58,12 +58,13 @@ class TestReplay:
         assert (slow["requests"][0], slow["origin"][0]) == (1, "file")
         assert fast["mean"][0] < slow["mean"][0]
         before = digest_of(mine)
-        path.write_text(json.dumps({**line, "input_length": 2001}) + "\n")
+        path.write_text(json.dumps({**line, "input_length": 1500, "hash_ids": [1, 2, 3]}) + "\n")
         assert digest_of(mine) != before
-        with pytest.raises(
-            ValueError, match=r"'nothing.jsonl' is neither a file nor a workload; workloads are conv"
-        ):
-            replayed(dataclasses.replace(SMALL, workload="nothing.jsonl"))
+        assert replayed(mine)["mean"][0] != slow["mean"][0]
+        with pytest.raises(ValueError, match=r"'nothing.jsonl' is neither a file nor one of conversation"):
+            dataclasses.replace(SMALL, workload="nothing.jsonl")
+        with pytest.raises(ValueError, match="no node 'a801-node'"):
+            dataclasses.replace(SMALL, node="a801-node")
 
     def test_local_policies_never_fetch(self):
         """Only KVCache-centric placement moves prefixes between nodes."""

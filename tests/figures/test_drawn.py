@@ -87,3 +87,27 @@ def test_ticks_that_are_numbers_add_nothing(words):
     axes.plot([1, 10], [0, 1])
     axes.set_xticks([1, 10], words)
     assert {row["at"] for row in drawn(figure)} == {""}
+
+
+def test_errors_boxes_and_gaps():
+    """Error bars have their series' label, boxes their span; what is not a number is not there."""
+    figure, (one, two, three) = empty(3)
+    one.errorbar([1, 2], [3, 4], yerr=[0.5, 0.5], label="method", capsize=2)
+    stats = {"med": 2, "q1": 1, "q3": 3, "whislo": 0, "whishi": 5}
+    two.bxp([stats], positions=[1], patch_artist=True, showfliers=False, manage_ticks=False)
+    two.set_xticks([1, 2], ["first", "second"])
+    three.scatter([1, 2, np.nan], [1, np.nan, 3], c=["red", "green", "blue"])
+    rows = drawn(figure)
+    assert {row["series"] for row in rows if row["panel"] == 1} == {"method"}
+    assert [(row["y"], row["y_end"], row["at"]) for row in rows if row["kind"] == "box"] == [(1, 3, "first")]
+    assert [(row["x"], row["y"]) for row in rows if row["panel"] == 3] == [(1, 1)]
+    assert as_csv(empty()[0]) == ""
+    assert set(empty()[0]._repr_mimebundle_()) == {"image/svg+xml"}
+
+
+def test_a_word_belongs_to_its_tick():
+    """Between narrow ticks a point has the nearer word, beyond them none."""
+    figure, (axes,) = empty()
+    axes.plot([0.25, 0.5, 1.0], [0, 0, 0])
+    axes.set_xticks([0.25, 0.5], ["a quarter", "a half"])
+    assert [row["at"] for row in drawn(figure)] == ["a quarter", "a half", ""]

@@ -187,9 +187,13 @@ def test_closing_does_not_wait_for_a_model():
     while nursery._loading is None and time.monotonic() < deadline_s:
         time.sleep(0.001)
     pid = nursery._loading.pid
+    late = threading.Thread(target=opening)  # waits for the first, and must not begin anew after it
+    late.start()
     nursery.close()
     thread.join(20)
-    assert told
+    late.join(20)
+    assert len(told) == 2
+    assert nursery._process is None
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 

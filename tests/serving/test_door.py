@@ -1,5 +1,7 @@
 """The front door, as the official client sees it."""
 
+import contextlib
+import math
 import time
 
 import httpx
@@ -11,6 +13,7 @@ from mooncake_lab.conductor import AdmitAll, Rejection, WithinSLO
 from mooncake_lab.core import SLO
 from mooncake_lab.serving.client import replay_over_http
 from mooncake_lab.serving.door.app import MOST_BODY_BYTES
+from mooncake_lab.serving.door.server import Address
 from mooncake_lab.serving.door.tokenizer import ByteTokenizer
 from mooncake_lab.serving.door.wanted import BadRequestError, read_chat, read_completion
 from mooncake_lab.serving.door.writing import Writer
@@ -205,6 +208,29 @@ def test_what_is_too_much_is_refused(open_door):
         while door.hall.dispatcher.placer.tickets and time.monotonic() < deadline_s:
             time.sleep(0.01)
         assert one.completions.create(model=MODEL, prompt="y", max_tokens=1).usage.completion_tokens == 1
+
+
+def test_memory_is_bounded_by_tokens(open_door):
+    """What may come to more KVCache than a few engines full is refused; alone, anything that fits is served."""
+    with open_door(decode_tokens=256, most_waiting=2.0) as door, door.client() as one:
+        asked = {"model": MODEL, "prompt": [1] * 50, "max_tokens": 150, "stream": True, "extra_body": EXTRA}
+        with contextlib.ExitStack() as streams:
+            for _ in range(2):
+                next(iter(streams.enter_context(one.completions.create(**asked))))
+            with pytest.raises(openai.RateLimitError, match="400 tokens may be under way, and 200 of this one"):
+                one.completions.create(**asked | {"stream": False})
+
+
+def test_nobody_is_let_in_after_the_last_call(open_door):
+    """A request that comes when all others have been dismissed is 503, not begun and cut off."""
+    with open_door() as closing, closing.client() as one:
+        closing.hall.dismiss()
+        with pytest.raises(openai.InternalServerError, match="the cluster is shut down") as raised:
+            one.completions.create(model=MODEL, prompt="x")
+        assert raised.value.status_code == 503
+    for wrong in (math.inf, math.nan, -1.0):
+        with pytest.raises(ValueError, match="drain_s is"):
+            Address(drain_s=wrong)
 
 
 def post(door, body, timeout=30):

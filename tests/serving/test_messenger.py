@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from mooncake_lab.serving.couriers import Couriers
 from mooncake_lab.serving.fetching import fetch
 from mooncake_lab.serving.kv import KVShape, raw
 from mooncake_lab.serving.lane import WINDOW_BYTES, Lane
 from mooncake_lab.serving.measure import measure_transfer
 from mooncake_lab.serving.messages import VERSION, Job, Span
-from mooncake_lab.serving.messenger import Courier, Couriers, Identity, borrow, cuts, dial, expect, receive
+from mooncake_lab.serving.messenger import Courier, Identity, borrow, cuts, dial, expect, receive
 from mooncake_lab.serving.parcels import Ask, Begin, End, Hello, Piece, Pushed, Refused, Taken, Where
 from mooncake_lab.serving.reception import Reception
 from mooncake_lab.store.media import MediumError, PeerRefusedError, ProtocolError, wire
@@ -301,6 +302,45 @@ def test_couriers_of_the_dead_are_let_go(reception, came):
     assert not first._thread.is_alive()
     assert couriers.to(reception.port) is second
     assert came.empty()
+
+
+def test_a_courier_whose_peer_died_while_it_idled_is_let_go(reception, came):
+    """A connection that ended between two requests is noticed, too."""
+    couriers = Couriers(WHO, lambda job, reason: came.put((job, reason)))
+    other = Reception(WHO, SHAPE, most_tokens=64, delivered=came.put, give=lambda _: [])
+    courier = couriers.to(other.port)
+    courier.send(Begin(job=JOB, tokens=1))
+    for layer in range(2):
+        parcel, values = piece(layer, 0, 1)
+        courier.send(parcel, [raw(values)])
+    courier.send(End(job=JOB, first_token=7, span=SPAN))
+    assert came.get(timeout=10).first_token == 7
+    assert not courier.is_stranded
+    other.close()
+    deadline_s = time.monotonic() + 10
+    while not courier.is_stranded and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    couriers.to(reception.port)
+    courier._thread.join(10)
+    assert not courier._thread.is_alive()
+    assert came.empty()
+
+
+def test_who_sends_too_much_waits(monkeypatch, came, reception):
+    """What waits for a destination is bounded: the next piece waits until there is room, and all arrive."""
+    monkeypatch.setattr("mooncake_lab.serving.messenger.MOST_WAITING_BYTES", 2 * SHAPE.layer_bytes)
+    courier = Courier(reception.port, WHO, lambda job, reason: came.put((job, reason)))
+    most = 0
+    courier.send(Begin(job=JOB, tokens=5))
+    for start in range(5):
+        for layer in range(2):
+            parcel, values = piece(layer, start, 1)
+            courier.send(parcel, [raw(values)])
+            most = max(most, courier._waiting_bytes)
+    courier.send(End(job=JOB, first_token=7, span=SPAN))
+    assert came.get(timeout=10).first_token == 7
+    assert most <= 2 * SHAPE.layer_bytes
+    courier.close()
 
 
 def test_deaf_receiver():

@@ -189,7 +189,7 @@ class TestInvariants:
                 fetches = request.id == 1
                 return Placement(
                     request_id=request.id, prefill="prefill-1" if request.id else "prefill-0", decode="decode-0",
-                    reused_tokens=4095 if fetches else 0, fetched_tokens=4096 if fetches else 0,
+                    reused_tokens=4095 if fetches else 0, fetched_tokens=4095 if fetches else 0,
                     fetch_from="prefill-0" if fetches else None, expected_ttft_s=0.0, expected_tbt_s=0.0,
                     reason="",
                 )  # fmt: skip

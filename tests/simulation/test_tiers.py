@@ -131,3 +131,42 @@ def test_what_lies_on_its_holders_ssd_is_read_before_it_is_sent(dies):
     assert sent.start_s == read.at_s
     assert last.start_s == pytest.approx(sent.at_s)
     assert last.computed_tokens == 1
+
+
+def test_a_block_that_was_read_for_another_node_has_risen():
+    """Who fetches the same prefix later does not wait for the SSD; reads of one SSD wait for each other."""
+    requests = [
+        *(family(i, 10.0 * i, i + 1, 4) for i in range(3)),  # the third is in DRAM, the others have sunk
+        family(3, 40.0, 1, 4), family(4, 40.2, 2, 4), family(5, 60.0, 2, 4),
+    ]  # fmt: skip
+    places = dict.fromkeys(range(3), ("prefill-0", None))
+    places |= {3: ("prefill-1", "prefill-0"), 4: ("prefill-2", "prefill-0"), 5: ("prefill-1", "prefill-0")}
+
+    class Told:
+        def place(self, request, view, estimate):
+            del view, estimate
+            prefill, source = places[request.id]
+            return Placement(
+                request_id=request.id, prefill=prefill, decode="decode-0", reused_tokens=2047 if source else 0,
+                fetched_tokens=2047 if source else 0, fetch_from=source, expected_ttft_s=0.0, expected_tbt_s=0.0,
+                reason="",
+            )  # fmt: skip
+
+    three = replace(spec(ssd_tokens=16 * 512), prefill_nodes=3, placement=Told())
+    log = Cluster(three, MODEL).run(requests)
+    reads = [record for record in log if isinstance(record, Moved) and record.source == "prefill-0/ssd"]
+    assert [record.request_id for record in reads] == [3, 4]
+    assert reads[0].start_s == pytest.approx(40.0, abs=0.1)
+    assert reads[1].start_s == pytest.approx(reads[0].at_s)
+
+
+def test_only_what_was_fetched_comes_by_a_fetch():
+    """A prefix that the fetching node held itself, on its SSD, is read there and not conjured into DRAM."""
+    pool = PrefixPool(["a", "b"], capacity_tokens=4 * 512, bytes_per_token=1, ssd_tokens=8 * 512)
+    first, second = THREE[0].request, THREE[1].request
+    pool.keep("a", first, 2)
+    pool.keep("a", second)
+    assert pool.on_ssd("a", first, 2) == 2
+    pool.keep("a", first, 4, first=2)
+    assert pool.on_ssd("a", first, 4) == 2
+    pool.check()

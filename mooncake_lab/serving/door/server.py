@@ -19,13 +19,18 @@ from mooncake_lab.serving.hall import Hall
 from mooncake_lab.serving.spec import LiveSpec
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_LONGEST_DRAIN_S: Final = 86_400
 _FAREWELL_S: Final = 3
 """How long clients have to hear that their requests were ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where the door is, and who may come in."""
+    """Where the door is, and who may come in.
+
+    Raises:
+        ValueError: when requests are to go on for no time that there is.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -34,6 +39,10 @@ class Address:
     """None lets everybody in."""
     drain_s: float = 30.0
     """How long requests under way may go on after a signal."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.drain_s <= _LONGEST_DRAIN_S:
+            raise ValueError(f"drain_s is {self.drain_s!r}; allowed are 0 to {_LONGEST_DRAIN_S} s")
 
 
 async def serve(
