@@ -8,7 +8,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,9 +49,7 @@ def measure(plan: Study) -> Measured:
     with Nursery(plan.spec()) as nursery:
         held = hold_against(plan, nursery)
         model, rates = held.calibration.model, dict(held.rates_per_s)
-        paced = hold_against(
-            replace(plan, placements=()), nursery, Metronome.of(slowed(model, plan.beat, decode=True))
-        )
+        paced = hold_against(plan, nursery, Metronome.of(slowed(model, plan.beat, decode=True)))
         switched = switches(plan, nursery, model, rates)
         fault = kill_one(plan, nursery, model, rates["overloaded"])
     return Measured(

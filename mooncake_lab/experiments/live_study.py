@@ -31,6 +31,10 @@ class Study:
     requests: int = 24
     """Of a run; calibration has its own, which come before."""
     model: str = "random:lab-tiny"
+    device: str = "cpu"
+    """On auto, workers take the machine's GPUs in turn."""
+    backend: str = "dense"
+    dtype: str | None = None
     chunk_tokens: int = 256
     light: float = 0.3
     """Work that arrives, as a share of what one prefill worker can do."""
@@ -48,8 +52,9 @@ class Study:
         asked: dict[str, Any] = {
             "model": self.model,
             "seed": self.seed,
-            "device": "cpu",
-            "backend": "dense",
+            "device": self.device,
+            "backend": self.backend,
+            "dtype": self.dtype,
             "prefill_nodes": prefill,
             "decode_nodes": decode,
             "coupled_nodes": coupled,
@@ -89,7 +94,7 @@ STUDIES: Final[Mapping[str, Study]] = MappingProxyType(
         "smoke": Study(requests=6, clusters=("1P+1D", "2 coupled"), placements=()),
         "classroom": Study(),
         "full": Study(requests=60),
-        "gpu": Study(requests=60),
+        "gpu": Study(requests=60, model="random:llama3-8b", device="auto", backend="auto", dtype="bfloat16"),
     }
 )
 """What each scale measures."""

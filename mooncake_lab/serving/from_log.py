@@ -103,7 +103,8 @@ def model_from_log(records: Iterable[Record], base: LatencyModel) -> LogCalibrat
     beside them is the median over those that met idle instances: until prefill starts (`schedule_s`), and until
     the first token is shown (the latency of a transfer; its bandwidth is the base's, since bytes that move while
     prefill runs show none). The mean time between two prompts, while nobody computes, is added to each prefill, as
-    it holds up whoever is next, and taken off the hand-over as far as that goes.
+    it holds up whoever is next, and taken off the hand-over as far as that goes; what coupled workers compute is
+    left without it.
 
     Args:
         records: a run without faults on prefill and decode instances.
@@ -121,14 +122,15 @@ def model_from_log(records: Iterable[Record], base: LatencyModel) -> LogCalibrat
         raise ValueError("no request of this run met idle instances; calibrate with a lighter one")
     between_s = float(np.mean(reading.between_s)) if reading.between_s else 0.0
     first = _adding_up(prefill.model, prefill.model.seconds(*prompts[:2]), prompts[2])
-    first = replace(first, constant_s=first.constant_s + between_s)
     second = _adding_up(decode.model, decode.model.step_s(*steps[:2]), steps[2])
+    hybrid = HybridLatency.of(first, second)  # a coupled worker stores nothing between two prompts
+    first = replace(first, constant_s=first.constant_s + between_s)
     model = replace(
         base,
         name=f"{base.shape.name}, fitted to the log of a run",
         prefill=first,
         decode=second,
-        hybrid=HybridLatency.of(first, second),
+        hybrid=hybrid,
         transfer=replace(base.transfer, latency_s=max(0.0, float(np.median(reading.handover_s)) - between_s)),
         dram=LinkLatency(float("inf")),  # loading is a part of the hand-over that was measured
         schedule_s=max(0.0, float(np.median(reading.start_s))),

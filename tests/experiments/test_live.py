@@ -55,6 +55,19 @@ class TestStudy:
         with pytest.raises(ValueError, match="huge"):
             live_study.study("huge")
 
+    def test_the_gpu_scale_asks_for_the_device(self):
+        """Where there are GPUs workers take them in turn, with a model worth a GPU; every other scale stays here."""
+        spec = live_study.study("gpu").spec("2P+1D")
+        assert (spec.device, spec.backend, spec.dtype, spec.model) == (
+            "auto",
+            "auto",
+            "bfloat16",
+            "random:llama3-8b",
+        )
+        assert model_shape(spec.model.removeprefix("random:")).layers == 32
+        for scale in ("smoke", "classroom", "full"):
+            assert live_study.study(scale).spec().device == "cpu"
+
 
 class TestComparison:
     @pytest.mark.parametrize("cluster", live_study.CLUSTERS)
