@@ -122,6 +122,18 @@ def _version(distribution: str) -> str | None:
         return None
 
 
+def _confinement() -> Iterator[Finding]:
+    from mooncake_lab.exercises.grading.confine import UnconfinableError, check_confinable
+
+    try:
+        check_confinable()
+    except UnconfinableError as error:
+        remedy = "grade on Linux 6.2 or later with Landlock; everything else works here"
+        yield _useful("grading", str(error), ready=False, remedy=remedy)
+    else:
+        yield _useful("grading", "submissions can be confined", ready=True, remedy="")
+
+
 def _browser() -> Iterator[Finding]:
     path = find_browser()
     remedy = "apt-get install chromium; without it the tests of the rendered book are skipped"
@@ -129,7 +141,8 @@ def _browser() -> Iterator[Finding]:
 
 
 CHECKS: Final[tuple[Callable[[], Iterator[Finding]], ...]] = (
-    _python, _machine, _gpu, _data, _traces, _extras, _system_libraries, _browser,
+    _python, _machine, _gpu, _data, _traces, _extras, _system_libraries, _confinement,
+    _browser,
 )  # fmt: skip
 
 

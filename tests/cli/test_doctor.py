@@ -40,6 +40,15 @@ def test_what_is_not_there_comes_with_a_way_to_get_it(monkeypatch):
     assert {"browser", "C compiler"} <= {finding["what"] for finding in findings if finding["remedy"]}
 
 
+def test_who_cannot_confine_is_told_before_grading(monkeypatch):
+    """Where the kernel has no Landlock a teacher learns it here, and not with the first submission."""
+    monkeypatch.setattr("mooncake_lab.exercises.grading.confine.platform.machine", lambda: "s390x")
+    (finding,) = [one for one in json.loads(doctor("--json").stdout)["findings"] if one["what"] == "grading"]
+    assert finding["standing"] != "ready"
+    assert "s390x" in finding["found"]
+    assert "Landlock" in finding["remedy"]
+
+
 def test_what_everybody_needs_decides_the_exit_code(monkeypatch):
     """One missing thing ends the command with status 1, and a person reads the remedy."""
     lacking = module.Finding(what="Python", standing="missing", found="2.7", remedy="use Python 3.11")

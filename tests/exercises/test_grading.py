@@ -182,6 +182,18 @@ def test_a_flood_of_files_ends(flood):
         Submission([flood], little)
 
 
+def test_a_flood_between_quick_answers_ends():
+    """A file with each answer, each answer in time: the folder is looked at all the same."""
+    code = (
+        "import itertools\nnumbers = itertools.count()\n"
+        "def f():\n    open(str(next(numbers)), 'wb').write(bytes(2**20))\n    return 1"
+    )
+    with Submission([code], Allowance(folder_bytes=8 * 2**20, reply_s=30)) as submission:
+        answers = (submission.call("f") for _ in range(4000))
+        with pytest.raises(SubmissionError, match="it wrote"):
+            list(answers)
+
+
 def test_sleeping_ends_too():
     """Answers in time, each, are not enough: all together have a limit as well."""
     slow = "import time\ndef f():\n    time.sleep(0.4)"

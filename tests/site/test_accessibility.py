@@ -1,8 +1,10 @@
 """The built book for readers who do not see it, do not use a mouse, print it, or read it on a phone."""
 
+import csv
 import io
 import itertools
 import math
+import os
 
 import numpy as np
 import pytest
@@ -26,29 +28,46 @@ def is_like_others(path):
     return path.startswith("reference/") and not path.endswith("/core.html")
 
 
-def grave_faults(page, rules):
+@pytest.fixture(scope="session")
+def report(site):
+    """Collects what axe says of each page, of any impact, and leaves it beside the site as a table."""
+    rows = []
+    yield rows
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    with (site.parent / f"accessibility{worker}.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([("page", "scheme", "rules passed", "violation", "impact", "places"), *rows])
+
+
+def grave_faults(visit, rules, report, scheme):
     """Serious and critical violations, each with the first places where it is."""
+    found = Axe().run(visit.page, options=rules).response
+    passed = len(found["passes"])
+    report += [
+        (visit.path, scheme, passed, each["id"], each["impact"], len(each["nodes"]))
+        for each in found["violations"]
+    ] or [(visit.path, scheme, passed, "", "", 0)]
     return [
         f"{each['id']} ({each['impact']}): {node['html'][:160]} | {node['failureSummary'][:240]}"
-        for each in Axe().run(page, options=rules).response["violations"]
+        for each in found["violations"]
         if each["impact"] in GRAVE
         for node in each["nodes"][:3]
     ]
 
 
-def test_axe_finds_nothing_serious(visit):
+def test_axe_finds_nothing_serious(visit, report):
     """No serious or critical violation of any of axe's rules."""
-    assert grave_faults(visit.page, NO_CONTRAST if is_like_others(visit.path) else ALL_RULES) == []
+    rules = NO_CONTRAST if is_like_others(visit.path) else ALL_RULES
+    assert grave_faults(visit, rules, report, "light") == []
 
 
-def test_there_is_contrast_in_the_dark(visit):
+def test_there_is_contrast_in_the_dark(visit, report):
     """Colours are told apart in the dark scheme, too."""
     if is_like_others(visit.path):
         pytest.skip("coloured like reference/core.html")
     page = visit.page
     page.emulate_media(color_scheme="dark")
     page.wait_for_function("['dark', undefined].includes(document.documentElement.dataset.theme)")
-    faults = grave_faults(page, CONTRAST)
+    faults = grave_faults(visit, CONTRAST, report, "dark")
     page.emulate_media(color_scheme="light")
     assert faults == []
 
