@@ -14,7 +14,7 @@ import typer
 from mooncake_lab.cli.reading import read_or_fail
 from mooncake_lab.conductor import ADMISSION_POLICIES, KVCacheCentric, LoadBalance, named_placement
 from mooncake_lab.core import SLO, Record, TracedRequest, log_writer, rare_collections
-from mooncake_lab.perf import LinkLatency, hardware
+from mooncake_lab.perf import LinkLatency, check_floor, hardware
 from mooncake_lab.simulation import COUPLED_SYSTEMS, Cluster, ClusterSpec, CoupledCluster, CoupledSpec
 from mooncake_lab.workload import Trace
 
@@ -106,6 +106,7 @@ def simulate(
     slo = SLO(ttft_s=ttft_slo, tbt_s=tbt_slo)
     try:
         latency = replace(node_latency(node, model), ssd=LinkLatency(ssd_gb_per_s * 1e9) if ssd_gb_per_s else None)
+        check_floor(latency, hardware(node))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     requests = read_or_fail("simulate", trace, lenient=lenient)

@@ -70,10 +70,12 @@ def _hybrids(latency: LatencyModel, node: Hardware, dtype: str) -> Iterator[Prob
 
 
 def _links(latency: LatencyModel, node: Hardware) -> Iterator[Probe]:
-    links = (
+    links = [
         ("transfer", latency.transfer, node.nic_bytes_per_s),
         ("load from dram", latency.dram, node.host_to_device_bytes_per_s),
-    )
+    ]
+    if latency.ssd is not None:  # drives hang on the same lanes: they are no faster than the link to the devices
+        links.append(("load from ssd", latency.ssd, node.host_to_device_bytes_per_s))
     for stage, link, rate in links:
         if rate is None:
             continue

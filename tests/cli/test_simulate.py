@@ -134,6 +134,7 @@ def test_every_option_has_an_effect(file, base, option):
         ((*COUPLED, "--prefill-group", 2), "are for prefill nodes"),
         ((*WIDE, "--prefill-group", 3), "no whole number of groups"),
         ((*WIDE, "--ssd-tokens", 6000), "give --ssd-tokens and --ssd-gb-per-s together"),
+        ((*WIDE, "--ssd-tokens", 6000, "--ssd-gb-per-s", 1000), "predicts load from ssd"),
         ((*WIDE, "--view-age", "inf"), "view_age_s is inf"),
     ],
 )

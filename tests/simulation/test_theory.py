@@ -98,14 +98,16 @@ def test_distserve_intra_operator_ttft():
     assert within_three_errors(request_table(log)["ttft_s"].to_numpy(), expected)
 
 
-@pytest.mark.parametrize(("tokens", "published_s"), [(8192, 0.876), (16_384, 1.893), (32_768, 4.394)])
+@pytest.mark.parametrize(
+    ("tokens", "published_s"), [(8192, 0.876), (16_384, 1.893), (32_768, 4.394), (131_072, 32.638)]
+)
 def test_a_second_opinion_on_prefill(tokens, published_s):
-    """AIConfigurator's tables for a 70B Llama on 8 A100 and our calibration agree within a factor of 2.
+    """AIConfigurator's tables for a 70B Llama on 8 A100 and our calibration agree within a factor of 1.4.
 
-    Ours is fitted to the engine of FAST'25 Fig. 14, which nobody else has; it may be slower, never faster.
+    Ours is fitted to the engine of FAST'25 Fig. 14, which nobody else has. It is slower on short prompts, and a
+    sixth faster at 131,072 tokens, where attention is most of the work: the bars of the figure grow more slowly.
     """
-    ours_s = paper_node_latency().prefill.seconds(tokens)
-    assert published_s <= ours_s <= 2 * published_s
+    assert 1 / 1.4 <= paper_node_latency().prefill.seconds(tokens) / published_s <= 1.4
 
 
 class TestOverlap:
