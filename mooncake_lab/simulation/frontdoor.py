@@ -10,6 +10,7 @@ from mooncake_lab.conductor import (
     AdmissionPolicy,
     AdmitAll,
     ClusterView,
+    Decision,
     DecodeView,
     Estimator,
     Placement,
@@ -42,17 +43,25 @@ class FrontDoor:
     def decide(self, traced: TracedRequest, why: str = "", *, again: bool = False) -> None:
         """Ask the Conductor about a request now, and act; `why` stands before its reason in the log.
 
-        Who was let in already and is placed `again`, because an instance died, is not refused.
+        Who was let in already and is placed `again`, because an instance died, is not refused while anybody is left
+        who could serve it.
         """
-        request = traced.request
-        decision = decide(
-            request,
-            self.view(request),
-            placement=self.placement,
-            admission=AdmitAll() if again else self.admission,
-            estimate=self.estimate,
-            slo=self.slo,
-        )
+        request, view = traced.request, self.view(traced.request)
+        decision: Decision
+        if view.prefill and view.decode:
+            decision = decide(
+                request,
+                view,
+                placement=self.placement,
+                admission=AdmitAll() if again else self.admission,
+                estimate=self.estimate,
+                slo=self.slo,
+            )
+        else:
+            living = f"{len(view.prefill)} prefill and {len(view.decode)} decode instances live"
+            decision = Rejection(
+                request_id=request.id, stage="capacity", reason=f"{living}; one of each is needed"
+            )
         if isinstance(decision, Rejection):
             self.log(
                 Rejected(

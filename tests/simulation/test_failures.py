@@ -1,5 +1,7 @@
 """An instance that dies mid-run loses no request, and the log says what became of its requests."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from mooncake_lab.core import (
     Moved,
     Placed,
     Prefilled,
+    Rejected,
     Request,
     TracedRequest,
     blocks_for,
@@ -189,3 +192,18 @@ def test_a_holder_that_dies_after_its_copy_came_disturbs_nobody():
         assert placed[0].fetched_tokens == 2560
         assert sum(isinstance(record, Prefilled) and record.request_id == 2 for record in log) == 1
         assert sum(isinstance(record, Finished) for record in log) == 3
+
+
+@pytest.mark.parametrize("pool", ["prefill", "decode"])
+def test_the_last_death_ends_requests_and_not_the_run(pool):
+    """When a whole pool is dead, whoever needs it is refused with that reason; what is finished stays so."""
+    made = requests([(0.1 * i, 3000, 30, i % 3) for i in range(40)])
+    failures = tuple(Failure(f"{pool}-{i}", 1.0 + i) for i in range(2))
+    log = Cluster(ClusterSpec(prefill_nodes=2, decode_nodes=2, failures=failures), MODEL).run(made)
+    assert check_log(log) == ()
+    ends = Counter(type(record).__name__ for record in log if isinstance(record, Finished | Rejected))
+    assert sum(ends.values()) == 40
+    assert ends["Finished"] > 0
+    last = [record for record in log if isinstance(record, Rejected)]
+    assert last
+    assert all("one of each is needed" in record.reason for record in last)
