@@ -316,6 +316,7 @@ def test_a_courier_whose_peer_died_while_it_idled_is_let_go(reception, came):
     courier.send(End(job=JOB, first_token=7, span=SPAN))
     assert came.get(timeout=10).first_token == 7
     assert not courier.is_stranded
+    time.sleep(0.5)  # until the courier has its receipt, too
     other.close()
     deadline_s = time.monotonic() + 10
     while not courier.is_stranded and time.monotonic() < deadline_s:
