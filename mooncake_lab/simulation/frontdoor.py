@@ -43,8 +43,7 @@ class FrontDoor:
     def decide(self, traced: TracedRequest, why: str = "", *, again: bool = False) -> None:
         """Ask the Conductor about a request now, and act; `why` stands before its reason in the log.
 
-        Who was let in already and is placed `again`, because an instance died, is not refused as long as anybody is
-        left who could serve it.
+        Who was let in already and is placed `again`, because an instance died, is refused only if nobody is left.
         """
         request, view = traced.request, self.view(traced.request)
         decision: Decision
