@@ -6,7 +6,7 @@ import io
 import matplotlib as mpl
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mooncake_lab.figures import COLOURS, new_figure, paper_points, slo_line, styled
@@ -20,6 +20,7 @@ def empty(panels=1):
     return new_figure(1, panels)
 
 
+@settings(max_examples=20, deadline=None)
 @given(NUMBERS)
 def test_a_line_comes_back_as_its_points(values):
     """Every point of a line and of a scatter plot, with the label of its series."""
@@ -33,6 +34,7 @@ def test_a_line_comes_back_as_its_points(values):
     assert rows[0]["colour"] == COLOURS["mooncake"].lower()
 
 
+@settings(max_examples=20, deadline=None)
 @given(NUMBERS)
 def test_bars_come_back_with_the_words_below_them(values):
     """From where to where each bar reaches, what it is called, and at which word it stands."""

@@ -54,7 +54,7 @@ def test_nothing_is_lost_or_wrong(cluster, traced, expected, fault):
     assert until(lambda: len(cluster.pids()) == 4)
 
 
-@pytest.mark.parametrize("batching", ["sarathi_serve", "vllm"])
+@pytest.mark.parametrize("batching", ["sarathi_serve", pytest.param("vllm", marks=pytest.mark.slow)])
 def test_coupled_worker_killed(open_cluster, traced, expected, batching):
     """The baseline keeps the promise too: what ran on a killed coupled worker ends on another, token for token."""
     requests = traced(24, output_tokens=24)

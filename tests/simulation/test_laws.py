@@ -144,7 +144,7 @@ class TestInvariants:
             least = REALISTIC.prefill.seconds(traced.request.input_tokens, traced.request.input_tokens - 1)
             assert table.loc[traced.request.id, "ttft_s"] >= least * (1 - 1e-9)
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=25, deadline=None)
     @given(REQUESTS, st.integers(1, 3), st.booleans())
     def test_no_instance_idles_while_it_has_work(self, rows, nodes, overtaking):
         """I4: from the moment a prompt may start at an instance until it starts, that one computes."""
