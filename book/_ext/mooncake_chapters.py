@@ -131,10 +131,11 @@ def write_data(app: Sphinx, error: Exception | None) -> None:
     if error is not None or app.builder.format != "html":
         return
     for page in sorted(app.env.found_docs):
-        if page.startswith(f"{CHAPTERS}/"):
-            write_figures(Path(app.srcdir) / f"{page}.ipynb", Path(app.outdir) / DATA / Path(page).name)
+        if not page.startswith(f"{CHAPTERS}/"):
+            continue
+        write_figures(Path(app.srcdir) / f"{page}.ipynb", Path(app.outdir) / DATA / Path(page).name)
         record = Path(app.srcdir) / RECORDS / f"{topic_of(Path(page))}.json"
-        if not page.startswith(f"{CHAPTERS}/") or not record.is_file():
+        if not record.is_file():
             continue
         folder = Path(app.outdir) / DATA / record.stem
         folder.mkdir(parents=True, exist_ok=True)

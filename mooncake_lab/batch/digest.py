@@ -12,13 +12,7 @@ from pathlib import Path
 import msgspec
 
 import mooncake_lab
-from mooncake_lab.workload import WORKLOADS, find_trace
-
-
-def file_sha256(path: Path) -> str:
-    """The sha256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+from mooncake_lab.workload import WORKLOADS, file_sha256, find_trace
 
 
 def found_traces() -> dict[str, str | None]:

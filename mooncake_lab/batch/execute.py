@@ -132,8 +132,7 @@ def _failure(failure: Any, partial: Path) -> _Failure:
     cells = read_notebook(partial).cells
     failed = next(i for i, cell in enumerate(cells) if cell.metadata.get("papermill", {}).get("exception"))
     number = sum(_PUT_IN.isdisjoint(cell.tags) for cell in cells[: failed + 1])
-    line = next((line for line in failure.source.splitlines() if line.strip()), "")
-    error = f"cell {number} ({line.strip()[:70]!r}) raised {failure.ename}: {failure.evalue}"
+    error = f"{_named(number, failure.source)} raised {failure.ename}: {failure.evalue}"
     return _Failure(error, number, _COLOUR.sub("", "\n".join(failure.traceback)))
 
 
@@ -147,11 +146,16 @@ def _death(failure: RuntimeError, partial: Path) -> _Failure | None:
     if not begun:
         return None
     number, cell = begun[-1]
-    line = next((line for line in cell.text.splitlines() if line.strip()), "")
-    error = f"the kernel died in cell {number} ({line.strip()[:70]!r}): {failure}"
+    error = f"the kernel died in {_named(number, cell.text)}: {failure}"
     return _Failure(
         error, number, f"{cell.text}\n\n{error}\nA dead kernel leaves no traceback; memory may be short."
     )
+
+
+def _named(number: int, source: str) -> str:
+    """A cell by its number and its first line."""
+    line = next((line.strip() for line in source.splitlines() if line.strip()), "")
+    return f"cell {number} ({line[:70]!r})"
 
 
 def _mark(executed: Any, job: Job) -> None:

@@ -4,10 +4,12 @@ A worker of a cluster works in the same folder as here, under the same path (a s
 environment; results come back through that folder.
 """
 
+import os
+import threading
 from collections.abc import Generator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -15,6 +17,7 @@ PROCESSES: Final = "processes"
 """The executor of this machine."""
 
 _DASK: Final = "dask"
+_PRELOADED: Final = ("papermill", "mooncake_lab.batch.execute")
 
 
 def check_executor(name: str) -> str:
@@ -41,8 +44,11 @@ def opened(name: str, *, workers: int) -> Generator[Executor]:
         OSError: when the scheduler of a cluster does not answer.
     """
     if name == PROCESSES:
-        context = get_context("spawn")  # a fresh interpreter: papermill's event loops do not survive a fork
-        pool = ProcessPoolExecutor(max_workers=workers, mp_context=context)
+        # from a process that has imported papermill, which takes seconds, and has run none of its event loops,
+        # which do not survive a fork
+        context = get_context("forkserver")
+        context.set_forkserver_preload([*_PRELOADED])
+        pool = ProcessPoolExecutor(max_workers=workers, mp_context=context, initializer=_end_with_parent)
         try:
             yield pool
         except BaseException:  # an interrupt: what has not begun is not to begin
@@ -54,3 +60,15 @@ def opened(name: str, *, workers: int) -> Generator[Executor]:
 
     with Client(f"tcp://{urlsplit(name).netloc}", set_as_default=False) as client:
         yield client.get_executor(retries=1, pure=False)
+
+
+def _end_with_parent() -> None:
+    """Have this worker end when who started it was killed; its kernel then finds itself alone, and ends."""
+    parent = parent_process()
+    assert parent is not None  # noqa: S101  # it was started by one
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()

@@ -21,7 +21,7 @@ import platformdirs
 
 import mooncake_lab
 from mooncake_lab.paper import data_dir
-from mooncake_lab.workload import WORKLOADS, find_trace
+from mooncake_lab.workload import WORKLOADS, file_sha256, find_trace
 
 CACHE_VARIABLE: Final = "MOONCAKE_LAB_CACHE"
 """Environment variable: the folder of kept results, or `off`."""
@@ -49,7 +49,7 @@ def digest_of(experiment: Any) -> str:
 def named_files(values: Iterable[Any]) -> dict[str, str]:
     """The sha256 of each file that one of these values names: a result depends on what is in it, too."""
     return {
-        value: hashlib.sha256(Path(value).read_bytes()).hexdigest()
+        value: file_sha256(Path(value))
         for value in values
         if isinstance(value, str) and 0 < len(value) < _LONGEST_PATH and Path(value).is_file()
     }

@@ -6,6 +6,7 @@ own node or is refused.
 """
 
 from dataclasses import replace
+from functools import cache
 
 from mooncake_lab.experiments.paper_node import paper_node_latency
 from mooncake_lab.perf import (
@@ -26,6 +27,7 @@ MEMORY_SHARE = 0.9
 """Share of device memory that weights and KVCache may fill, as serving engines leave by default."""
 
 
+@cache
 def node_latency(node: str = "a800-node", model: str = "llama3-70b") -> LatencyModel:
     """The latency model of a node running a model: the paper's own, or that one scaled.
 

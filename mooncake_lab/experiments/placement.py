@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
@@ -26,7 +25,7 @@ from mooncake_lab.experiments.paper_node import paper_node_latency
 from mooncake_lab.metrics import prefill_gpu_s, reused_share, ttft_s
 from mooncake_lab.perf import hardware
 from mooncake_lab.simulation import Cluster, ClusterSpec
-from mooncake_lab.workload import WORKLOADS, Trace, load, load_or_read
+from mooncake_lab.workload import Trace, check_workload, load, load_or_read
 
 PolicyName = Literal[
     "kvcache_centric", "cache_aware", "load_balance", "random", "longest_prefix", "prefix_affinity"
@@ -85,8 +84,7 @@ class Replay:
     """Of random placement, spread arrivals, wrong beliefs, and the twin where there is no released file."""
 
     def __post_init__(self) -> None:
-        if self.workload not in WORKLOADS and not Path(self.workload).is_file():
-            raise ValueError(f"workload {self.workload!r} is neither a file nor one of {', '.join(WORKLOADS)}")
+        check_workload(self.workload)
         node_latency(self.node)
 
     def rows(self) -> Iterator[dict[str, Any]]:

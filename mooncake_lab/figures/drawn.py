@@ -135,9 +135,9 @@ _READERS: Final[tuple[tuple[type[Artist], Callable[[Any], Iterator[dict[str, Any
 
 def _is_data(artist: Artist, axes: Axes) -> bool:
     """Whether both its coordinates are those of the axes: a limit's line, a legend and the frame are not."""
-    return (
-        artist is not axes.patch and all(artist.get_transform().contains_branch_seperately(axes.transData))
-    ) or (isinstance(artist, PathCollection) and artist.get_offset_transform().contains_branch(axes.transData))
+    if isinstance(artist, PathCollection):  # markers: drawn at a size of their own, put where the data is
+        return artist.get_offset_transform().contains_branch(axes.transData)
+    return artist is not axes.patch and all(artist.get_transform().contains_branch_seperately(axes.transData))
 
 
 def _words(axis: Any) -> dict[float, str]:

@@ -110,7 +110,7 @@ class Reception:
             try:
                 peer, _ = self._listener.accept()
             except OSError as error:
-                if self._listener.fileno() < 0 or self._closing:
+                if self._closing:
                     return
                 _LOG.warning("%s cannot take another peer now: %s", self._who.name, error)
                 time.sleep(_PAUSE_S)  # no descriptor is free, say; those who wait are not forgotten

@@ -13,7 +13,7 @@ from mooncake_lab.conductor import (
     LatencyEstimator,
     Placement,
 )
-from mooncake_lab.core import Moved, Record, Request, TracedRequest
+from mooncake_lab.core import Record, Request, TracedRequest
 from mooncake_lab.perf import CppGroup, LatencyModel
 from mooncake_lab.simulation.decode import DecodeInstance
 from mooncake_lab.simulation.fetching import Fetcher
@@ -96,8 +96,8 @@ class Cluster:
             double_check=self._door.double_check,
             log=self._write,
         )
-        self._prefill = {name: self._prefill_instance(name) for name in names}
         self._fetcher = self._make_fetcher()
+        self._prefill = {name: self._prefill_instance(name) for name in names}
         for failure in spec.failures:
             self._plan_death(failure)
         self._board = NoticeBoard(self._env, spec.view_age_s, self._look, names)
@@ -175,7 +175,7 @@ class Cluster:
             self.pool,
             log=self._keep,
             started=self._handover.stream,
-            read=self._read_from_ssd,
+            rose=self._fetcher.rose,
             computed=self._handover.hand_over,
             wanted=lambda job: self._journeys.is_current(job.traced, job.placement),
             overtaking=self._spec.overtaking,
@@ -199,19 +199,6 @@ class Cluster:
         believed_s = self.estimate.prefill_s(request.id, request.input_tokens, placement.reused_tokens)
         fetched = self._fetcher.fetch(request, placement) if placement.fetch_from else None
         self._prefill[placement.prefill].submit(Job(traced, placement, believed_s, fetched))
-
-    def _read_from_ssd(self, job: Job, tokens: int, start_s: float) -> None:
-        node, size = job.placement.prefill, tokens * self._model.shape.kv_bytes_per_token
-        self._keep(
-            Moved(
-                at_s=self._env.now,
-                request_id=job.traced.request.id,
-                source=f"{node}/ssd",
-                destination=f"{node}/dram",
-                start_s=start_s,
-                bytes=size,
-            )
-        )
 
     def _plan_death(self, failure: Failure) -> None:
         """Let an instance die.

@@ -80,7 +80,7 @@ class Fetcher:
                 return  # one of the two died
             self._reading.remove(reading)
             self._pool.use(source, request, blocks)
-            self._moved(request, f"{source}/ssd", f"{source}/dram", start_s, tokens)
+            self.rose(request, source, start_s, tokens)
             sent = self._send(request, placement)
             assert sent.callbacks is not None  # noqa: S101  # nothing arrives at the moment it is sent
             sent.callbacks.append(there)
@@ -96,6 +96,10 @@ class Fetcher:
         for reading in [one for one in self._reading if node in {one.source, one.destination}]:
             self._reading.remove(reading)
             reading.came.succeed()
+
+    def rose(self, request: Request, node: str, start_s: float, tokens: int) -> None:
+        """Record that a node has read so many tokens of a prompt from its SSD, since `start_s`."""
+        self._moved(request, f"{node}/ssd", f"{node}/dram", start_s, tokens)
 
     @staticmethod
     def _local(request: Request, placement: Placement) -> int:

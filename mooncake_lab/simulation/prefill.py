@@ -8,7 +8,7 @@ from typing import Any
 import simpy
 
 from mooncake_lab.conductor import Placement, PrefillView
-from mooncake_lab.core import Prefilled, Record, TracedRequest
+from mooncake_lab.core import Prefilled, Record, Request, TracedRequest
 from mooncake_lab.simulation.pool import PrefixPool
 from mooncake_lab.simulation.service import PrefillService
 
@@ -46,7 +46,7 @@ class PrefillInstance:
         *,
         log: Callable[[Record], None],
         started: Callable[[Job], None],
-        read: Callable[[Job, int, float], None],
+        rose: Callable[[Request, str, float, int], None],
         computed: Callable[[Job], None],
         wanted: Callable[[Job], bool],
         overtaking: bool = False,
@@ -60,7 +60,7 @@ class PrefillInstance:
         self._pool = pool
         self._log = log
         self._started = started
-        self._read = read
+        self._rose = rose
         self._computed = computed
         self._wanted = wanted
         self._overtaking = overtaking
@@ -142,7 +142,7 @@ class PrefillInstance:
             if not self.alive:
                 return
             if from_ssd:
-                self._read(job, from_ssd, start_s)
+                self._rose(request, self.name, start_s, from_ssd)
             self._pool.keep(self.name, request)
             self._log(
                 Prefilled(

@@ -3,10 +3,10 @@
 from mooncake_lab.workload.arrivals import poisson_arrivals_s, with_poisson_arrivals
 from mooncake_lab.workload.coarsen import with_larger_blocks
 from mooncake_lab.workload.fetch import fetch_trace
-from mooncake_lab.workload.load import load, load_or_read
+from mooncake_lab.workload.load import check_workload, load, load_or_read
 from mooncake_lab.workload.locate import DATA_VARIABLE, find_trace, search_folders
 from mooncake_lab.workload.reader import DEFAULT_BLOCK_SIZE_TOKENS, TraceError, read_trace
-from mooncake_lab.workload.releases import RELEASES, WORKLOADS, Release
+from mooncake_lab.workload.releases import RELEASES, WORKLOADS, Release, file_sha256
 from mooncake_lab.workload.shared_prefix import SharedPrefix
 from mooncake_lab.workload.sharing import (
     conversation_sizes,
@@ -32,8 +32,10 @@ __all__ = [
     "Trace",
     "TraceError",
     "TraceStatistics",
+    "check_workload",
     "conversation_sizes",
     "fetch_trace",
+    "file_sha256",
     "find_trace",
     "load",
     "load_or_read",

@@ -36,9 +36,15 @@ def load_or_read(name: str, *, seed: int = 0) -> Trace:
         ValueError: when it is neither, or the file is not a trace.
         OSError: when the file cannot be read.
     """
-    if name in RELEASES:
-        return load(name, seed=seed)
-    path = Path(name)
-    if not path.is_file():
-        raise ValueError(f"{name!r} is neither a file nor a workload; workloads are {', '.join(RELEASES)}")
-    return read_trace(path)
+    check_workload(name)
+    return load(name, seed=seed) if name in RELEASES else read_trace(Path(name))
+
+
+def check_workload(name: str) -> None:
+    """Check that `load_or_read` has something to read.
+
+    Raises:
+        ValueError: when the name is neither that of a workload nor the path of a file.
+    """
+    if name not in RELEASES and not Path(name).is_file():
+        raise ValueError(f"{name!r} is neither a file nor a workload: {', '.join(RELEASES)}")

@@ -34,7 +34,7 @@ class Release:
         Raises:
             ValueError: when its SHA-256 is another.
         """
-        found = hashlib.sha256(path.read_bytes()).hexdigest()
+        found = file_sha256(path)
         if found != self.sha256:
             raise ValueError(
                 f"{path} has the SHA-256 {found}; the released {self.label} trace has {self.sha256}:"
@@ -94,3 +94,9 @@ def release_of(name: str) -> Release:
     if name not in RELEASES:
         raise ValueError(f"unknown workload {name!r}; allowed are {', '.join(RELEASES)}")
     return RELEASES[name]
+
+
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

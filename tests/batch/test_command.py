@@ -1,6 +1,10 @@
 """`mooncake-lab batch`, as a shell sees it."""
 
 import json
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 from typer import Typer
@@ -74,3 +78,23 @@ def test_the_book_is_of_one_piece(shell, repository):
     assert refused.exit_code == 2
     assert "02_beta.ipynb was executed with scale=smoke, and scale=classroom is asked for" in refused.stderr
     assert not (repository / "book/chapters/01_alpha.ipynb").exists()
+
+
+def test_nothing_outlives_a_killed_batch(repository, write_notebook):
+    """Killed without a word, the command leaves neither a worker nor a kernel behind."""
+    begun = "import os, time\nopen('pids', 'w').write(f'{os.getpid()} {os.getppid()}')\ntime.sleep(60)"
+    write_notebook(repository / "notebooks" / "01_alpha.ipynb", begun)
+    command = [Path(sys.executable).with_name("mooncake-lab"), "batch", "--topics", "alpha"]
+    with subprocess.Popen(command, cwd=repository, stderr=subprocess.DEVNULL) as running:
+        await_that(lambda: (repository / "pids").is_file() and (repository / "pids").read_text(), 60)
+        running.kill()
+    pids = (repository / "pids").read_text().split()
+    await_that(lambda: not any(Path("/proc", pid).exists() for pid in pids), 20)
+
+
+def await_that(is_so, limit_s):
+    """Wait until it is so, and not for ever."""
+    deadline_s = time.monotonic() + limit_s
+    while not is_so():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)

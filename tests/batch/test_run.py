@@ -38,9 +38,13 @@ def stderr_of(path: Path) -> str:
 
 
 def test_executes_then_keeps(repository):
-    """The first run executes and records; the second finds everything done; another scale does not."""
+    """The first run executes and records; the second finds everything done; another scale does not.
+
+    A reader sees the parameters twice only if the second are others.
+    """
     first, _ = execute_all(repository)
     assert {topic: outcome.status for topic, outcome in first.items()} == {"alpha": "executed", "beta": "executed"}
+    assert hides_injected(repository)
     assert (repository / "numbers" / "alpha.json").read_text() == '{"scale": "classroom", "seed": 0}'
     second, shown = execute_all(repository)
     assert {outcome.status for outcome in second.values()} == {"cached"}
@@ -48,13 +52,20 @@ def test_executes_then_keeps(repository):
     third, _ = execute_all(repository, scale="smoke", topics=["alpha"])
     assert third["alpha"].status == "executed"
     assert (repository / "numbers" / "alpha.json").read_text() == '{"scale": "smoke", "seed": 0}'
+    assert not hides_injected(repository)
+
+
+def hides_injected(root):
+    """Whether the first notebook's injected parameters are left out of the page."""
+    (cell,) = read_notebook(root / "chapters" / "01_alpha.ipynb").tagged("injected-parameters")
+    return "remove-cell" in cell.tags
 
 
 def test_force_executes_what_is_done(repository):
     """Forced, everything runs again; here with somebody watching the bars."""
-    for force in (False, True):
+    for force, status in ((False, "executed"), (False, "cached"), (True, "executed")):
         outcomes, _ = execute_all(repository, topics=["beta"], force=force, watched=True)
-        assert outcomes["beta"].status == "executed"
+        assert outcomes["beta"].status == status
 
 
 def test_a_gathering_notebook_runs_last_and_follows_what_it_gathers(repository, write_notebook):
@@ -78,14 +89,6 @@ def test_a_gathering_notebook_runs_last_and_follows_what_it_gathers(repository, 
     }
 
 
-def test_injected_parameters_show_only_when_they_differ(repository):
-    """A reader sees the parameters twice only if the second are others."""
-    for scale, hidden in (("classroom", True), ("smoke", False)):
-        execute_all(repository, scale=scale, topics=["alpha"])
-        (cell,) = read_notebook(repository / "chapters" / "01_alpha.ipynb").tagged("injected-parameters")
-        assert ("remove-cell" in cell.tags) is hidden
-
-
 def test_failure_names_the_cell_and_leaves_the_notebook(repository, write_notebook):
     """A failing chapter says where and why, is readable up to there, and does not take the others along."""
     source = repository / "notebooks" / "02_beta.ipynb"
@@ -98,9 +101,6 @@ def test_failure_names_the_cell_and_leaves_the_notebook(repository, write_notebo
     partial = (repository / "chapters" / "02_beta.ipynb").read_text()
     assert "so far so good" in partial
     assert "ZeroDivisionError" in partial
-    again, _ = execute_all(repository)
-    assert again["alpha"].status == "cached"
-    assert again["beta"].status == "failed"
 
 
 def test_a_kernel_that_dies_at_work_is_not_tried_again(repository, write_notebook):

@@ -82,17 +82,26 @@ class TestPeers:
 
 
 @pytest.fixture(scope="module")
-def found():
-    """A dry run of all sections."""
-    return measure(make_lab("lab-tiny", "cpu", "float32"), budget_s=1e9)
+def written(tmp_path_factory):
+    """What `python -m` wrote of a dry run of all sections."""
+    out = tmp_path_factory.mktemp("bench") / "dry.json"
+    command = [sys.executable, "-m", "mooncake_lab.engine.bench_gpu", "--shape", "lab-tiny", "--device", "cpu"]
+    done = subprocess.run([*command, "--out", str(out)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(out.read_text())
+
+
+@pytest.fixture(scope="module")
+def found(written):
+    """Its sections."""
+    return written["sections"]
 
 
 class TestDryRun:
     def test_every_section_finds_something(self, found):
-        """On a tiny shape and a CPU all sections run, and their rows are plain values."""
-        assert list(found) == list(SECTIONS)
+        """On a tiny shape and a CPU all sections run."""
+        assert set(found) == set(SECTIONS)
         assert [name for name in found if not found[name].get("rows")] == []
-        assert json.loads(json.dumps(found)) == found
 
     def test_rows_say_what_was_measured(self, found):
         """Each decode point is there or says why not; each tile, chunk and ratio has its time."""
@@ -111,14 +120,7 @@ class TestDryRun:
         assert "differs from dense" in measure(lab, budget_s=1e9, names=["correctness"])["correctness"]["failed"]
         assert "budget" in measure(lab, budget_s=-1.0, names=["tiles"])["tiles"]["skipped"]
 
-    def test_the_script_writes_json(self, tmp_path):
-        """`python -m` with one section writes the file, machine and peaks included."""
-        command = [sys.executable, "-m", "mooncake_lab.engine.bench_gpu", "--shape", "lab-tiny", "--device", "cpu"]
-        out = tmp_path / "dry.json"
-        command += ["--section", "tiles", "--out", str(out)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        found = json.loads(out.read_text())
-        assert found["machine"]["device"] == "cpu"
-        assert found["backend"] == "cpu"
-        assert len(found["sections"]["tiles"]["rows"]) == 3
+    def test_the_file_says_where(self, written):
+        """The machine and the backend are in the file."""
+        assert written["machine"]["device"] == "cpu"
+        assert written["backend"] == "cpu"

@@ -61,7 +61,7 @@ class TestReplay:
         path.write_text(json.dumps({**line, "input_length": 1500, "hash_ids": [1, 2, 3]}) + "\n")
         assert digest_of(mine) != before
         assert replayed(mine)["mean"][0] != slow["mean"][0]
-        with pytest.raises(ValueError, match=r"'nothing.jsonl' is neither a file nor one of conversation"):
+        with pytest.raises(ValueError, match=r"'nothing.jsonl' is neither a file nor a workload: conversation"):
             dataclasses.replace(SMALL, workload="nothing.jsonl")
         with pytest.raises(ValueError, match="no node 'a801-node'"):
             dataclasses.replace(SMALL, node="a801-node")

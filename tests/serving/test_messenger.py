@@ -101,6 +101,15 @@ def test_pieces_make_a_whole(way, request, came):
     assert lane is None or lane.written_bytes - before == 4 * 3 * SHAPE.layer_bytes
 
 
+def send_one_token(courier):
+    """A whole delivery of one token in two layers."""
+    courier.send(Begin(job=JOB, tokens=1))
+    for layer in range(2):
+        parcel, values = piece(layer, 0, 1)
+        courier.send(parcel, [raw(values)])
+    courier.send(End(job=JOB, first_token=7, span=SPAN))
+
+
 @pytest.mark.parametrize("most_bytes", [1, 64, 3 * 64, 5 * 64, 2**20])
 def test_long_pieces_are_cut_into_whole_tokens(most_bytes):
     """Parts of a piece put together are the piece; none is longer than the window, if a token is not."""
@@ -129,11 +138,7 @@ def test_without_memory_the_connection_carries_the_bytes(granting, reception, ca
         assert_blocks(fetch(granting.port, WHO, SHAPE, [b"a", b"b"], 4, lane))
         for one in (granting, reception):
             courier = Courier(one.port, WHO, lambda job, reason: came.put((job, reason)), lane)
-            courier.send(Begin(job=JOB, tokens=1))
-            for layer in range(2):
-                parcel, values = piece(layer, 0, 1)
-                courier.send(parcel, [raw(values)])
-            courier.send(End(job=JOB, first_token=7, span=SPAN))
+            send_one_token(courier)
             assert came.get(timeout=10).first_token == 7
             courier.close()
     finally:
@@ -309,11 +314,7 @@ def test_a_courier_whose_peer_died_while_it_idled_is_let_go(reception, came):
     couriers = Couriers(WHO, lambda job, reason: came.put((job, reason)))
     other = Reception(WHO, SHAPE, most_tokens=64, delivered=came.put, give=lambda _: [])
     courier = couriers.to(other.port)
-    courier.send(Begin(job=JOB, tokens=1))
-    for layer in range(2):
-        parcel, values = piece(layer, 0, 1)
-        courier.send(parcel, [raw(values)])
-    courier.send(End(job=JOB, first_token=7, span=SPAN))
+    send_one_token(courier)
     assert came.get(timeout=10).first_token == 7
     assert not courier.is_stranded
     time.sleep(0.5)  # until the courier has its receipt, too

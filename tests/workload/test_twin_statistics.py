@@ -13,7 +13,7 @@ from mooncake_lab.workload import conversation_sizes, reusable_blocks, statistic
 from mooncake_lab.workload.twin import make_twin
 
 TARGETS = Path(__file__).parents[2] / "data" / "measured" / "twin_targets.csv"
-OTHER_SEEDS = (1, 2, 3, 4)
+OTHER_SEEDS = (1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3, 4)))
 
 
 def read_targets(trace):
