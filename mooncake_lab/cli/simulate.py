@@ -13,7 +13,7 @@ import typer
 
 from mooncake_lab.cli.reading import read_or_fail
 from mooncake_lab.conductor import ADMISSION_POLICIES, KVCacheCentric, LoadBalance, named_placement
-from mooncake_lab.core import SLO, Record, TracedRequest, log_writer, rare_collections
+from mooncake_lab.core import SLO, Record, TracedRequest, keyed_uniform, log_writer, rare_collections
 from mooncake_lab.perf import LinkLatency, check_floor, hardware
 from mooncake_lab.simulation import COUPLED_SYSTEMS, Cluster, ClusterSpec, CoupledCluster, CoupledSpec
 from mooncake_lab.workload import Trace
@@ -79,7 +79,13 @@ def simulate(
     ] = 0.0,
     ttft_slo: Annotated[float, typer.Option(min=1e-9, help="Limit of the time to first token (s).")] = 30.0,
     tbt_slo: Annotated[float, typer.Option(min=1e-9, help="Limit of the time between tokens (s).")] = 0.1,
-    seed: Annotated[int, typer.Option(min=0, help="Of everything random (random placement).")] = 0,
+    urgent_share: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="Requests of the higher class, by chance; for --admission priority."),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Of chance: --placement random, --urgent-share; 0 by default.")
+    ] = None,
     log: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Write the run log here, as JSON lines, while it runs.")
     ] = None,
@@ -102,6 +108,9 @@ def simulate(
 
     _check_usage(prefill, decode, coupled, batching, placement, admission)
     _check_memory(coupled, ssd_tokens, ssd_gb_per_s, prefill_group)
+    _check_classes(admission, urgent_share)
+    if seed is not None and placement != "random" and urgent_share is None:
+        typer.echo("mooncake-lab simulate: nothing here is by chance, so --seed changes nothing", err=True)
     started = time.perf_counter(), time.process_time()
     slo = SLO(ttft_s=ttft_slo, tbt_s=tbt_slo)
     try:
@@ -111,7 +120,7 @@ def simulate(
         raise typer.BadParameter(str(error)) from error
     requests = read_or_fail("simulate", trace, lenient=lenient)
     policies: dict[str, Any] = {
-        "placement": _placement(placement, seed, coupled=coupled is not None),
+        "placement": _placement(placement, seed or 0, coupled=coupled is not None),
         "admission": ADMISSION_POLICIES[admission](),
         "slo": slo,
         "block_size_tokens": requests.block_size_tokens,
@@ -132,7 +141,8 @@ def simulate(
             cluster = CoupledCluster(spec, latency, log=keep)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    _run(cluster, _faster(requests, speed).requests(), log, sinks)
+    arriving = _in_classes(_faster(requests, speed).requests(), urgent_share or 0.0, seed or 0)
+    _run(cluster, arriving, log, sinks)
     if perfetto:
         _written(lambda: write_perfetto(perfetto, kept))
     numbers: dict[str, Any] = {"file": str(trace), "latency_model": latency.name, **summary.numbers()}
@@ -222,6 +232,12 @@ def _check_memory(coupled: int | None, ssd_tokens: int, ssd_gb_per_s: float | No
         raise typer.BadParameter("give --ssd-tokens and --ssd-gb-per-s together, or neither")
 
 
+def _check_classes(admission: str, urgent_share: float | None) -> None:
+    """Refuse classes that nobody looks at, and a policy of classes where there are none."""
+    if (urgent_share is not None) != (admission == "priority"):
+        raise typer.BadParameter("give --admission priority and --urgent-share together, or neither")
+
+
 def _placement(name: str | None, seed: int, *, coupled: bool) -> Any:
     if name is None:
         return LoadBalance() if coupled else KVCacheCentric()
@@ -240,6 +256,13 @@ def _coupled(nodes: int, batching: str, on_device: int, policies: dict[str, Any]
     return CoupledSpec(
         nodes=nodes, batching=policy, prefix_caching=prefix_caching, device_tokens=on_device, **policies
     )
+
+
+def _in_classes(arriving: Iterable[TracedRequest], urgent_share: float, seed: int) -> Iterable[TracedRequest]:
+    """The requests, so large a share of them with priority 1; whose does not depend on who else there is."""
+    for traced in arriving:
+        urgent = keyed_uniform(seed, "urgent", traced.request.id) < urgent_share
+        yield replace(traced, request=replace(traced.request, priority=1)) if urgent else traced
 
 
 def _faster(trace: Trace, speed: float) -> Trace:

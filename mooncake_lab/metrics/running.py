@@ -46,7 +46,7 @@ class RunningSummary:
     _ttfts_s: "array[float]" = field(init=False, default_factory=lambda: array("d"))
     _tbts_s: "array[float]" = field(init=False, default_factory=lambda: array("d"))
     _counts: dict[str, int] = field(init=False)
-    _span_starts_s: dict[str, float] = field(init=False, default_factory=dict)
+    _busy_until_s: dict[str, float] = field(init=False, default_factory=dict)
     _prefill_s: float = field(init=False, default=0.0)
     _now_s: float = field(init=False, default=0.0)
 
@@ -104,12 +104,12 @@ class RunningSummary:
         }
 
     def _prefilled(self, record: Prefilled) -> None:
-        """A span in which several prompts are computed together counts once; its records follow one another."""
+        """As in `prefill_gpu_s`: time in which several prompts are computed counts once."""
         self._counts["reused"] += record.reused_tokens
         self._counts["computed"] += record.computed_tokens
-        if self._span_starts_s.get(record.instance) != record.start_s:
-            self._span_starts_s[record.instance] = record.start_s
-            self._prefill_s += record.at_s - record.start_s
+        begun_s = max(record.start_s, self._busy_until_s.get(record.instance, 0.0))
+        self._prefill_s += record.at_s - begun_s
+        self._busy_until_s[record.instance] = record.at_s
 
     def _ended(self, request_id: int, end: str) -> None:
         self._counts[end] += 1

@@ -13,10 +13,19 @@ from mooncake_lab.metrics.service import effective_request_capacity
 def prefill_gpu_s(records: Iterable[Record]) -> float:
     """Seconds in which an instance computed a prefill, over all instances (FAST'25 Fig. 8).
 
-    A span in which several prompts, or prompts and decodes, are computed together counts once.
+    A span in which several prompts, or prompts and decodes, are computed together counts once, and so does the
+    time in which prompts overlap.
+
+    Args:
+        records: the run's log, in which the spans of an instance end one after the other.
     """
-    spans = {(r.instance, r.start_s): r.at_s for r in records if isinstance(r, Prefilled)}
-    return sum(end_s - start_s for (_, start_s), end_s in spans.items())
+    total_s, until_s = 0.0, dict[str, float]()
+    for record in records:
+        if isinstance(record, Prefilled):
+            begun_s = max(record.start_s, until_s.get(record.instance, 0.0))
+            total_s += record.at_s - begun_s
+            until_s[record.instance] = record.at_s
+    return total_s
 
 
 def reused_share(records: Iterable[Record]) -> float:

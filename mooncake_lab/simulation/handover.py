@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from math import inf
 from typing import Literal
 
 import simpy
@@ -42,10 +43,14 @@ class Handover:
         self._log = log
         self._streams: dict[Job, simpy.Event] = {}
 
-    def stream(self, job: Job) -> None:
-        """Each layer's KVCache leaves for the decode instance while the next layer is computed (arXiv §5.2)."""
+    def stream(self, job: Job, seconds: float) -> None:
+        """Each layer's KVCache leaves for the decode instance while the next layer is computed (arXiv §5.2).
+
+        It leaves no faster than layers are computed: when the prompt is, the last one is still to be sent.
+        """
         if self._streams_layers:
-            self._streams[job] = self._send(job)
+            made_bytes = self._size(job) * (1 - 1 / self._model.shape.layers)
+            self._streams[job] = self._send(job, made_bytes / seconds if seconds else inf)
 
     def hand_over(self, job: Job) -> None:
         """A prompt is computed: the rest of its stream, and then decoding."""
@@ -57,30 +62,24 @@ class Handover:
             self._journeys.shown[request_id] = 1
             self._log(FirstToken(at_s=self._env.now, request_id=request_id))
         if stream is None:
-            self._send(job).callbacks.append(partial(self._arrived, job, self._env.now))
+            stream = self._send(job)
         else:
-            self._after(self._last_layer_s(job), partial(self._last_layer_sent, job, stream, self._env.now))
+            self._network.release(stream)
+        stream.callbacks.append(partial(self._arrived, job, self._env.now))
 
     # callbacks rather than a process: a process is two events more, and every request passes here
 
     def _after(self, seconds: float, act: Callable[[simpy.Event], None]) -> None:
         self._env.timeout(seconds).callbacks.append(act)
 
-    def _send(self, job: Job) -> simpy.Event:
-        return self._network.transfer(job.placement.prefill, job.placement.decode, self._size(job))
-
-    def _last_layer_s(self, job: Job) -> float:
-        return self._model.transfer.seconds(self._size(job) / self._model.shape.layers)
+    def _send(self, job: Job, most_bytes_per_s: float = inf) -> simpy.Event:
+        placed = job.placement
+        return self._network.transfer(
+            placed.prefill, placed.decode, self._size(job), most_bytes_per_s=most_bytes_per_s
+        )
 
     def _size(self, job: Job) -> int:
         return job.traced.request.input_tokens * self._model.shape.kv_bytes_per_token
-
-    def _last_layer_sent(self, job: Job, stream: simpy.Event, start_s: float, _event: simpy.Event) -> None:
-        """What remains is the rest of the stream, if the network is busy."""
-        if stream.processed:
-            self._arrived(job, start_s, stream)
-        else:
-            stream.callbacks.append(partial(self._arrived, job, start_s))
 
     def _arrived(self, job: Job, start_s: float, _event: simpy.Event) -> None:
         """All layers are in host memory; now into GPU memory."""

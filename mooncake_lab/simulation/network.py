@@ -1,11 +1,13 @@
-"""The network in virtual time: flows between nodes, sharing each network card fairly.
+"""The network in virtual time: flows between nodes, sharing network cards max-min fairly.
 
-A flow's rate is the smaller of its fair shares at the sender's and the receiver's card. Rates change
-whenever a flow starts or ends, so the time a transfer takes depends on what else is under way.
+No flow gets more than it can use, and what one cannot use the others share. Rates change whenever a flow starts,
+ends or is let go, so the time a transfer takes depends on what else is under way.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from math import inf
 from typing import Final
 
 import simpy
@@ -24,16 +26,55 @@ class _Arrival(simpy.Event):
 
 
 @dataclass(slots=True, eq=False)
+class _Card:
+    """One direction of a node's network cards; it changes as flows come and go."""
+
+    bytes_per_s: float
+    rest_bytes_per_s: float
+    """What paced flows leave."""
+    greedy: int = 0
+    """Flows through it that take what they get."""
+    paced: int = 0
+    """Flows through it that are held to a rate of their own."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is to be shared: paced flows have their pace, and at most one other all the rest."""
+        return self.greedy <= 1 and 2 * self.rest_bytes_per_s >= self.bytes_per_s
+
+
+@dataclass(slots=True, eq=False)
 class _Flow:
-    """A transfer under way; it changes as time passes."""
+    """A transfer under way; it changes as its rate does."""
 
     source: str
     destination: str
     remaining_bytes: float
-    done: _Arrival
-    source_cards: int
-    destination_cards: int
-    rate_bytes_per_s: float = field(default=0.0)
+    """Those left when its rate last changed."""
+    most_bytes_per_s: float
+    sender: _Card
+    receiver: _Card
+    rate_bytes_per_s: float = 0.0
+    since_s: float = 0.0
+    ends_s: float = inf
+    """When it will be through at this rate."""
+
+    def go(self, bytes_per_s: float, now_s: float) -> None:
+        """Move at this rate from now on."""
+        self.remaining_bytes -= self.rate_bytes_per_s * (now_s - self.since_s)
+        self.since_s, self.rate_bytes_per_s = now_s, bytes_per_s
+        self.ends_s = now_s + max(self.remaining_bytes, 0.0) / bytes_per_s if bytes_per_s else inf
+
+    def enter(self, sign: int, crowded: set[_Card]) -> None:
+        """Count it at both its cards, or with -1 no longer; cards that are to be shared are crowded."""
+        for card in (self.sender, self.receiver):
+            if self.most_bytes_per_s == inf:
+                card.greedy += sign
+            else:
+                card.paced += sign
+                rest = card.rest_bytes_per_s - sign * self.most_bytes_per_s
+                card.rest_bytes_per_s = rest if card.paced else card.bytes_per_s  # rounding leaves no trace
+            (crowded.discard if card.is_plain else crowded.add)(card)
 
 
 class Network:
@@ -57,18 +98,27 @@ class Network:
         self._bytes_per_s = bytes_per_s
         self._latency_s = latency_s
         self._cards = cards or {}
-        self._flows: list[_Flow] = []
-        self._sending: dict[str, int] = {}
-        self._receiving: dict[str, int] = {}
-        self._advanced_s = 0.0
-        self._generation = 0
+        self._flows: dict[simpy.Event, _Flow] = {}
+        self._sending: dict[str, _Card] = {}
+        self._receiving: dict[str, _Card] = {}
+        self._crowded: set[_Card] = set()
+        self._wakes_s = inf
 
     def flows_from(self, node: str) -> int:
-        """How many transfers a node is sending now."""
-        return self._sending.get(node, 0)
+        """How many transfers a node is sending as fast as the network lets it."""
+        card = self._sending.get(node)
+        return card.greedy if card else 0
 
-    def transfer(self, source: str, destination: str, size_bytes: float) -> simpy.Event:
+    def transfer(
+        self, source: str, destination: str, size_bytes: float, *, most_bytes_per_s: float = inf
+    ) -> simpy.Event:
         """An event that happens when the last byte has arrived.
+
+        Args:
+            source: who sends.
+            destination: who receives.
+            size_bytes: of all of it.
+            most_bytes_per_s: no faster than this, because it is made no faster, until `release`.
 
         Raises:
             ValueError: when source and destination are the same node, which needs no network.
@@ -76,63 +126,90 @@ class Network:
         if source == destination:
             raise ValueError(f"a transfer from {source} to itself needs no network")
         done = _Arrival(self._env)
-        self._advance()
-        cards = self._cards.get(source, 1), self._cards.get(destination, 1)
-        self._flows.append(_Flow(source, destination, float(size_bytes), done, *cards))
-        self._sending[source] = self._sending.get(source, 0) + 1
-        self._receiving[destination] = self._receiving.get(destination, 0) + 1
+        sender, receiver = self._card(self._sending, source), self._card(self._receiving, destination)
+        flow = _Flow(source, destination, float(size_bytes), most_bytes_per_s, sender, receiver)
+        flow.enter(1, self._crowded)
+        self._flows[done] = flow
         self._share()
         return done
 
-    def cancel(self, node: str) -> None:
-        """A node is gone: its transfers end now, whatever is left of them. Who waited finds it dead."""
-        self._advance()
-        for flow in [flow for flow in self._flows if node in {flow.source, flow.destination}]:
-            self._flows.remove(flow)
-            self._sending[flow.source] -= 1
-            self._receiving[flow.destination] -= 1
-            flow.done.sent(0.0)
+    def release(self, transfer: simpy.Event) -> None:
+        """All that is to be sent is there: from now on a transfer may be as fast as the network lets it."""
+        flow = self._flows.get(transfer)
+        if flow is None:
+            return  # cancelled
+        flow.enter(-1, self._crowded)
+        flow.most_bytes_per_s = inf
+        flow.enter(1, self._crowded)
         self._share()
 
-    def _advance(self) -> None:
-        """Let the flows have moved what they could since the last change."""
-        elapsed_s = self._env.now - self._advanced_s
-        self._advanced_s = self._env.now
-        for flow in self._flows:
-            flow.remaining_bytes -= flow.rate_bytes_per_s * elapsed_s
+    def cancel(self, node: str) -> None:
+        """A node is gone: its transfers end now, whatever is left of them. Who waited finds it dead."""
+        for done, flow in list(self._flows.items()):
+            if node in {flow.source, flow.destination}:
+                self._end(done, 0.0)
+        self._share()
+
+    def _card(self, cards: dict[str, _Card], node: str) -> _Card:
+        if node not in cards:
+            bytes_per_s = self._bytes_per_s * self._cards.get(node, 1)
+            cards[node] = _Card(bytes_per_s, bytes_per_s)
+        return cards[node]
+
+    def _end(self, done: simpy.Event, latency_s: float) -> None:
+        self._flows.pop(done).enter(-1, self._crowded)
+        assert isinstance(done, _Arrival)  # noqa: S101  # nothing else is kept as one
+        done.sent(latency_s)
 
     def _share(self) -> None:
         """Give each flow its fair share, and wake up when the first one will be through."""
-        self._generation += 1
-        if not self._flows:
-            return
-        sending, receiving = self._sending, self._receiving
-        next_s = float("inf")
-        for flow in self._flows:
-            flow.rate_bytes_per_s = self._bytes_per_s / max(
-                sending[flow.source] / flow.source_cards, receiving[flow.destination] / flow.destination_cards
-            )
-            next_s = min(next_s, flow.remaining_bytes / flow.rate_bytes_per_s)
-        generation = self._generation
-        timer = self._env.timeout(max(next_s, 0.0))
-        _then(timer, lambda: self._finish(generation))
+        flows, now_s = self._flows.values(), self._env.now
+        if self._crowded:
+            _share_fairly(flows, now_s)
+        else:
+            for flow in flows:
+                if flow.most_bytes_per_s < inf:
+                    rate = flow.most_bytes_per_s
+                else:
+                    left, right = flow.sender.rest_bytes_per_s, flow.receiver.rest_bytes_per_s
+                    rate = min(right, left)
+                if rate != flow.rate_bytes_per_s:
+                    flow.go(rate, now_s)
+        wakes_s = min([flow.ends_s for flow in flows], default=inf)
+        if wakes_s != self._wakes_s:
+            self._wakes_s = wakes_s
+            if wakes_s < inf:
+                timer = self._env.timeout(max(wakes_s - now_s, 0.0))
+                timer.callbacks.append(partial(self._finish, wakes_s))
 
-    def _finish(self, generation: int) -> None:
+    def _finish(self, wakes_s: float, _: simpy.Event) -> None:
         """The first flows are through, unless another change came before."""
-        if generation != self._generation:
+        if wakes_s != self._wakes_s:
             return
-        self._advance()
-        through = [flow for flow in self._flows if flow.remaining_bytes <= flow.rate_bytes_per_s * _INSTANT_S]
-        self._flows = [flow for flow in self._flows if flow not in through]
-        for flow in through:
-            self._sending[flow.source] -= 1
-            self._receiving[flow.destination] -= 1
-            flow.done.sent(self._latency_s)
+        self._wakes_s = inf
+        for done, flow in list(self._flows.items()):
+            if flow.ends_s <= self._env.now + _INSTANT_S:
+                self._end(done, self._latency_s)
         self._share()
 
 
-def _then(event: simpy.Event, act: Callable[[], object]) -> None:
-    def callback(_event: simpy.Event) -> None:
-        act()
-
-    event.callbacks.append(callback)
+def _share_fairly(flows: Iterable[_Flow], now_s: float) -> None:
+    """Max-min fair rates by progressive filling: who can have no more is settled, the others share the rest."""
+    open_flows, left, users = list(flows), dict[_Card, float](), dict[_Card, int]()
+    for flow in open_flows:
+        for card in (flow.sender, flow.receiver):
+            left[card] = card.bytes_per_s
+            users[card] = users.get(card, 0) + 1
+    while open_flows:
+        tightest = min(users, key=lambda card: left[card] / users[card])
+        level = left[tightest] / users[tightest]
+        settled = [flow for flow in open_flows if flow.most_bytes_per_s <= level]
+        settled = settled or [flow for flow in open_flows if tightest in {flow.sender, flow.receiver}]
+        for flow in settled:
+            rate = min(flow.most_bytes_per_s, level)
+            flow.go(rate, now_s)
+            for card in (flow.sender, flow.receiver):
+                left[card] = max(left[card] - rate, 0.0)
+                users[card] -= 1
+        users = {card: count for card, count in users.items() if count}
+        open_flows = [flow for flow in open_flows if flow not in settled]

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import simpy
@@ -33,6 +34,7 @@ class Job:
 class PrefillInstance:
     """Computes prompts in order of arrival, reusing the prefix its cache holds when it starts.
 
+    One at a time on a single node; on a group of nodes the next one starts when the first node is done with it.
     It idles only while the prefix of the next one is on its way, and with `overtaking` not even then, if another
     prompt waits (I4).
     """
@@ -45,7 +47,7 @@ class PrefillInstance:
         pool: PrefixPool,
         *,
         log: Callable[[Record], None],
-        started: Callable[[Job], None],
+        started: Callable[[Job, float], None],
         rose: Callable[[Request, str, float, int], None],
         computed: Callable[[Job], None],
         wanted: Callable[[Job], bool],
@@ -68,10 +70,14 @@ class PrefillInstance:
         self._awake: simpy.Event = env.event()
         self._queued_s = 0.0
         self._running_until_s = 0.0
+        self._free_at_s: list[float] = []
         env.process(self._live())
 
     def view(self, matched_blocks: int, outgoing_flows: int, now_s: float) -> PrefillView:
-        """What the Conductor may know of this instance now; the backlog is what it believes to be left."""
+        """What the Conductor may know of this instance now; the backlog is what it believes to be left.
+
+        Of a group it believes that prompts follow one another, though they overlap by the drain of a pipeline.
+        """
         running_s = self._running_until_s - now_s
         return PrefillView(
             self.name,
@@ -130,30 +136,44 @@ class PrefillInstance:
                 self._awake = self._env.event()
                 yield self._awake
                 continue
-            request = job.traced.request
             self._queued_s -= job.believed_s
             self._running_until_s = self._env.now + job.believed_s
-            start_s = self._env.now
-            found = self._pool.reuse(self.name, request)
-            reused = min(found.blocks * request.block_size_tokens, request.input_tokens - 1)
-            from_ssd = min(found.from_ssd * request.block_size_tokens, reused)
-            self._started(job)  # layers stream to the decode instance while the next ones compute
-            yield self._env.timeout(self._service.seconds(request.input_tokens, reused, from_ssd))
-            if not self.alive:
-                return
-            if from_ssd:
-                self._rose(request, self.name, start_s, from_ssd)
-            self._pool.keep(self.name, request)
-            self._log(
-                Prefilled(
-                    at_s=self._env.now,
-                    request_id=request.id,
-                    instance=self.name,
-                    start_s=start_s,
-                    computed_tokens=request.input_tokens - reused,
-                    reused_tokens=reused,
-                )
-            )
-            self.queued_requests -= 1
+            yield self._start(job)
             self._running_until_s = self._env.now
-            self._computed(job)
+
+    def _start(self, job: Job) -> simpy.Event:
+        """Begin with a prompt; what comes back happens when the next one can begin."""
+        request, now_s = job.traced.request, self._env.now
+        found = self._pool.reuse(self.name, request)
+        reused = min(found.blocks * request.block_size_tokens, request.input_tokens - 1)
+        from_ssd = min(found.from_ssd * request.block_size_tokens, reused)
+        free_s = [max(0.0, at_s - now_s) for at_s in self._free_at_s]
+        finish_s = self._service.finish_s(request.input_tokens, reused, from_ssd, free_s)
+        self._started(job, finish_s[-1])  # layers stream to the decode instance while the next ones compute
+        done = self._env.timeout(finish_s[-1])
+        done.callbacks.append(partial(self._done, job, now_s, reused, from_ssd))
+        if len(finish_s) == 1:
+            return done
+        self._free_at_s = [now_s + each_s for each_s in finish_s]
+        return self._env.timeout(finish_s[0])
+
+    def _done(self, job: Job, start_s: float, reused: int, from_ssd: int, _: simpy.Event) -> None:
+        """A prompt is computed, unless its instance died meanwhile."""
+        if not self.alive:
+            return
+        request = job.traced.request
+        if from_ssd:
+            self._rose(request, self.name, start_s, from_ssd)
+        self._pool.keep(self.name, request)
+        self._log(
+            Prefilled(
+                at_s=self._env.now,
+                request_id=request.id,
+                instance=self.name,
+                start_s=start_s,
+                computed_tokens=request.input_tokens - reused,
+                reused_tokens=reused,
+            )
+        )
+        self.queued_requests -= 1
+        self._computed(job)

@@ -42,7 +42,7 @@ class ClusterSpec:
     """KVCache each prefill node holds on SSD besides; 0 where it has none."""
     prefill_group: int = 1
     """Prefill nodes that compute each prompt together by chunked pipeline parallelism (arXiv §5.1). A group is one
-    instance: it computes one prompt at a time, and has the memory and the network cards of all its nodes."""
+    instance: prompts follow one another through it. It has the memory and the network cards of all its nodes."""
     prefill_chunk_tokens: int = 4096
     """What a group cuts prompts to (assumption B14)."""
     decode_tokens: int = 1_330_000

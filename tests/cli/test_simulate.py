@@ -22,6 +22,8 @@ COST = {"wall_s", "cpu_s", "peak_memory_mib"}
 DISAGGREGATED = ("--prefill", 2, "--decode", 2)
 WIDE = ("--prefill", 4, "--decode", 2)
 COUPLED = ("--coupled", 4)
+OVERLOADED = ("--prefill", 2, "--decode", 1, "--speed", 3, "--ttft-slo", 4, "--tbt-slo", 0.028)
+CLASSES = (*OVERLOADED, "--admission", "priority", "--urgent-share", 0.5)
 SMALL = (*DISAGGREGATED, "--cache-tokens", 6000)
 
 
@@ -80,7 +82,19 @@ def test_log_holds_the_run(file, cluster, tmp_path):
         (WIDE, ("--placement", "cache_aware")),
         (DISAGGREGATED, ("--placement", "longest_prefix")),
         (DISAGGREGATED, ("--placement", "prefix_affinity")),
-        ((*DISAGGREGATED, "--ttft-slo", 0.6), ("--admission", "slo")),
+        (OVERLOADED, ("--admission", "slo")),
+        (OVERLOADED, ("--admission", "after_prefill")),
+        (OVERLOADED, ("--admission", "early")),
+        (OVERLOADED, ("--admission", "committed")),
+        ((*OVERLOADED, "--admission", "early"), ("--admission", "predictive")),
+        ((*OVERLOADED, "--admission", "early"), ("--admission", "length_predicting")),
+        ((*OVERLOADED, "--admission", "early"), ("--admission", "adaptive")),
+        ((*OVERLOADED, "--admission", "after_prefill"), ("--admission", "early")),
+        ((*OVERLOADED, "--admission", "early"), ("--admission", "priority", "--urgent-share", 0.5)),
+        (CLASSES, ("--urgent-share", 0.2)),
+        (CLASSES, ("--seed", 1)),
+        ((*COUPLED, "--speed", 3, "--tbt-slo", 0.028), ("--admission", "slo")),
+        ((*COUPLED, "--speed", 3, "--tbt-slo", 0.028), ("--admission", "early")),
         (DISAGGREGATED, ("--speed", 3)),
         (DISAGGREGATED, ("--node", "h800-node")),
         (DISAGGREGATED, ("--model", "llama3-8b")),
@@ -136,6 +150,8 @@ def test_every_option_has_an_effect(file, base, option):
         ((*WIDE, "--ssd-tokens", 6000), "give --ssd-tokens and --ssd-gb-per-s together"),
         ((*WIDE, "--ssd-tokens", 6000, "--ssd-gb-per-s", 1000), "predicts load from ssd"),
         ((*WIDE, "--view-age", "inf"), "view_age_s is inf"),
+        ((*WIDE, "--admission", "priority"), "give --admission priority and --urgent-share together"),
+        ((*WIDE, "--urgent-share", 0.5), "give --admission priority and --urgent-share together"),
     ],
 )
 def test_bad_usage_is_exit_code_2(file, arguments, said):
@@ -143,6 +159,12 @@ def test_bad_usage_is_exit_code_2(file, arguments, said):
     result = simulate(file, *arguments)
     assert result.exit_code == 2
     assert said in " ".join(result.stderr.replace("│", " ").split())
+
+
+def test_a_seed_of_nothing_is_said(file):
+    """Where nothing is by chance a seed changes nothing, and who gave one is told."""
+    assert "--seed changes nothing" in simulate(file, *DISAGGREGATED, "--seed", 1).stderr
+    assert simulate(file, *DISAGGREGATED, "--placement", "random", "--seed", 1).stderr == ""
 
 
 def test_a_bad_trace_is_exit_code_1(tmp_path):

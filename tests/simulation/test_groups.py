@@ -4,8 +4,8 @@ import pytest
 
 from mooncake_lab.core import FirstToken, Prefilled, Request, TracedRequest, blocks_for
 from mooncake_lab.experiments.paper_node import paper_node_latency
-from mooncake_lab.metrics import check_log
-from mooncake_lab.perf import CppGroup, cpp_prefill_s
+from mooncake_lab.metrics import check_log, prefill_gpu_s
+from mooncake_lab.perf import CppGroup, cpp_finish_s, cpp_prefill_s
 from mooncake_lab.simulation import Cluster, ClusterSpec
 
 MODEL = paper_node_latency()
@@ -48,6 +48,26 @@ def test_a_group_is_one_instance_with_the_memory_of_its_nodes():
     assert [p.name for p in view.prefill] == ["prefill-0", "prefill-1"]
     cluster.pool.keep("prefill-0", alone(38_000)[0].request)
     assert cluster.pool.matches(alone(38_000)[0].request) == [blocks_for(38_000, 512), 0]
+
+
+def test_the_pipeline_stays_full():
+    """The next prompt enters when the first node is done with this one, and ends when the recurrence says.
+
+    The time in which both are computed counts once.
+    """
+    spec = ClusterSpec(prefill_nodes=4, prefill_group=4, decode_nodes=1)
+    keys = [tuple((i, k) for k in range(blocks_for(60_000, 512))) for i in range(2)]
+    prompts = [Request(id=i, arrival_s=0.0, input_tokens=60_000, block_keys=keys[i]) for i in range(2)]
+    log = Cluster(spec, MODEL).run([TracedRequest(prompt, 1) for prompt in prompts])
+    first, second = (record for record in log if isinstance(record, Prefilled))
+    group = CppGroup.of(MODEL, nodes=4, chunk_tokens=4096)
+    done_s = [column[-1] for column in cpp_finish_s(group, 60_000)]
+    assert second.start_s - first.start_s == pytest.approx(done_s[0])
+    free_s = [each_s - done_s[0] for each_s in done_s]
+    assert second.at_s - second.start_s == pytest.approx(cpp_finish_s(group, 60_000, free_s=free_s)[-1][-1])
+    assert second.at_s - first.start_s < 1.95 * done_s[-1]
+    assert prefill_gpu_s(log) == pytest.approx(second.at_s - first.start_s)
+    assert check_log(log) == ()
 
 
 def test_groups_are_whole():

@@ -1,5 +1,7 @@
 """The network: fair shares by hand and by law."""
 
+import math
+
 import pytest
 import simpy
 from hypothesis import given, settings
@@ -42,6 +44,34 @@ class TestByHand:
         """Sending and receiving do not share."""
         assert run([(0.0, "a", "b", 100.0), (0.0, "b", "a", 100.0)]) == [1.0, 1.0]
 
+    def test_what_one_cannot_use_the_others_have(self):
+        """The card of a is the limit of two flows; the third has all that they leave of c."""
+        flows = [(0.0, "a", "c", 100.0), (0.0, "a", "d", 100.0), (0.0, "a", "e", 100.0), (0.0, "b", "c", 200.0)]
+        assert run(flows) == pytest.approx([3.0, 3.0, 3.0, 3.0])
+
+    def test_paced_flow_keeps_its_pace_until_it_is_released(self):
+        """A flow of 20 bytes/s leaves 80 to another, has 40 of 100 bytes left after 3 s, and then half a card."""
+        env = simpy.Environment()
+        network = Network(env, 100.0)
+        ends = {}
+        paced = network.transfer("a", "b", 100.0, most_bytes_per_s=20.0)
+        other = network.transfer("a", "c", 300.0)
+        for name, done in (("paced", paced), ("other", other)):
+            done.callbacks.append(lambda _, name=name: ends.setdefault(name, env.now))
+        assert network.flows_from("a") == 1
+        env.timeout(3.0).callbacks.append(lambda _: network.release(paced))
+        env.run()
+        assert ends == {"paced": pytest.approx(3.8), "other": pytest.approx(3.0 + 0.8 + 0.2)}
+
+    def test_what_is_made_too_fast_for_the_card_waits(self):
+        """Two flows paced at 80 share 100; what is left when they are released is sent then."""
+        env = simpy.Environment()
+        network = Network(env, 100.0)
+        flows = [network.transfer("a", to, 80.0, most_bytes_per_s=80.0) for to in "bc"]
+        env.timeout(1.0).callbacks.append(lambda _: [network.release(flow) for flow in flows])
+        env.run()
+        assert env.now == pytest.approx(1.6)
+
     def test_to_itself_is_refused(self):
         """A node needs no network to reach itself."""
         with pytest.raises(ValueError, match="from a to itself"):
@@ -66,6 +96,12 @@ FLOWS = st.lists(
 )
 
 
+def is_bottleneck(card, flows, flow):
+    """Whether a card is full, and nobody on it has more than this flow."""
+    rates = [each.rate_bytes_per_s for each in flows]
+    return sum(rates) >= card.bytes_per_s - 1e-6 and flow.rate_bytes_per_s >= max(rates) - 1e-6
+
+
 class TestLaws:
     @settings(max_examples=80, deadline=None)
     @given(FLOWS)
@@ -79,6 +115,31 @@ class TestLaws:
             if mine:
                 busy_s = max(end for *_, end in mine) - min(start for start, *_ in mine)
                 assert sum(size for _, size, _ in mine) <= 100.0 * busy_s * (1 + 1e-9) + 1e-3
+
+    @given(
+        st.lists(
+            st.tuples(
+                st.sampled_from("abc"), st.sampled_from("cde"), st.sampled_from([math.inf, 0.0, 10.0, 40.0, 70.0])
+            ).filter(lambda flow: flow[0] != flow[1]),
+            min_size=1,
+            max_size=10,
+        ),
+        st.sampled_from([1, 2]),
+    )
+    def test_rates_are_max_min_fair(self, flows, cards):
+        """Who has less than it can use passes a full card on which nobody has more: that is max-min fairness."""
+        network = Network(simpy.Environment(), 100.0, cards={"a": cards, "c": cards})
+        for source, destination, most in flows:
+            network.transfer(source, destination, 1e6, most_bytes_per_s=most)
+        running = list(network._flows.values())
+        on = {id(card): [f for f in running if card in {f.sender, f.receiver}] for f in running
+              for card in (f.sender, f.receiver)}  # fmt: skip
+        for flow in running:
+            assert 0 <= flow.rate_bytes_per_s <= flow.most_bytes_per_s
+            if flow.rate_bytes_per_s < flow.most_bytes_per_s - 1e-6:
+                assert any(is_bottleneck(card, on[id(card)], flow) for card in (flow.sender, flow.receiver))
+        for card in {f.sender for f in running} | {f.receiver for f in running}:
+            assert sum(f.rate_bytes_per_s for f in on[id(card)]) <= card.bytes_per_s + 1e-6
 
     @settings(max_examples=40, deadline=None)
     @given(FLOWS, st.floats(1.5, 8))

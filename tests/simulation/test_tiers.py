@@ -94,7 +94,7 @@ def test_overlap_hides_all_but_one_layer(tokens, share, of_those):
     for _ in range(SHAPE.layers):  # the reference: one layer after the other
         ready += read_s / SHAPE.layers
         done = max(done, ready) + compute_s / SHAPE.layers
-    assert service.seconds(tokens, reused, from_ssd) == pytest.approx(done)
+    assert service.finish_s(tokens, reused, from_ssd) == [pytest.approx(done)]
 
 
 class Fetching:
