@@ -12,6 +12,7 @@ import msgspec
 import typer
 
 from mooncake_lab.cli.reading import read_or_fail
+from mooncake_lab.cli.simulate_usage import check_classes, check_memory, check_usage, tell_idle_seed
 from mooncake_lab.conductor import ADMISSION_POLICIES, KVCacheCentric, LoadBalance, named_placement
 from mooncake_lab.core import SLO, Record, TracedRequest, keyed_uniform, log_writer, rare_collections
 from mooncake_lab.perf import LinkLatency, check_floor, hardware
@@ -106,11 +107,10 @@ def simulate(
     from mooncake_lab.experiments.other_nodes import device_tokens, node_latency
     from mooncake_lab.metrics import RunningSummary, write_perfetto
 
-    _check_usage(prefill, decode, coupled, batching, placement, admission)
-    _check_memory(coupled, ssd_tokens, ssd_gb_per_s, prefill_group)
-    _check_classes(admission, urgent_share)
-    if seed is not None and placement != "random" and urgent_share is None:
-        typer.echo("mooncake-lab simulate: nothing here is by chance, so --seed changes nothing", err=True)
+    check_usage(prefill, decode, coupled, batching, placement, admission)
+    check_memory(coupled, ssd_tokens, ssd_gb_per_s, prefill_group)
+    check_classes(admission, urgent_share)
+    tell_idle_seed(seed, placement, urgent_share)
     started = time.perf_counter(), time.process_time()
     slo = SLO(ttft_s=ttft_slo, tbt_s=tbt_slo)
     try:
@@ -197,45 +197,6 @@ def _print(numbers: dict[str, Any], *, json_: bool) -> None:
         return
     for name, value in numbers.items():
         typer.echo(f"{name:28} {value:,.4f}" if isinstance(value, float) else f"{name:28} {value}")
-
-
-def _check_usage(
-    prefill: int | None,
-    decode: int | None,
-    coupled: int | None,
-    batching: str | None,
-    placement: str | None,
-    admission: str,
-) -> None:
-    """Refuse combinations in which an option would be without effect."""
-    if coupled is None and (prefill is None or decode is None):
-        raise typer.BadParameter("give --prefill and --decode, or --coupled")
-    if coupled is not None and (prefill is not None or decode is not None):
-        raise typer.BadParameter("--coupled nodes do both stages; leave out --prefill and --decode")
-    if coupled is None and batching is not None:
-        raise typer.BadParameter("--batching is for --coupled nodes; prefill and decode nodes have their own")
-    if coupled is not None and placement == "kvcache_centric":
-        raise typer.BadParameter("--coupled nodes share no store to fetch from; cache_aware is the nearest")
-    if coupled is not None and admission not in {"none", "slo", "early"}:
-        raise typer.BadParameter(
-            f"--admission {admission} is about what lies between two pools; with --coupled give none, slo or early"
-        )
-
-
-def _check_memory(coupled: int | None, ssd_tokens: int, ssd_gb_per_s: float | None, prefill_group: int) -> None:
-    """Refuse an SSD of unknown speed, a speed of no SSD, and both and groups where there are no prefill nodes."""
-    if coupled is not None and (ssd_tokens or ssd_gb_per_s or prefill_group > 1):
-        raise typer.BadParameter(
-            "--ssd-tokens, --ssd-gb-per-s and --prefill-group are for prefill nodes; --coupled has none"
-        )
-    if bool(ssd_tokens) != (ssd_gb_per_s is not None):
-        raise typer.BadParameter("give --ssd-tokens and --ssd-gb-per-s together, or neither")
-
-
-def _check_classes(admission: str, urgent_share: float | None) -> None:
-    """Refuse classes that nobody looks at, and a policy of classes where there are none."""
-    if (urgent_share is not None) != (admission == "priority"):
-        raise typer.BadParameter("give --admission priority and --urgent-share together, or neither")
 
 
 def _placement(name: str | None, seed: int, *, coupled: bool) -> Any:

@@ -1,0 +1,60 @@
+"""What `mooncake-lab simulate` cannot be asked for: options that would be without effect."""
+
+import typer
+
+
+def check_usage(
+    prefill: int | None,
+    decode: int | None,
+    coupled: int | None,
+    batching: str | None,
+    placement: str | None,
+    admission: str,
+) -> None:
+    """Refuse combinations of pools and policies in which an option would be without effect.
+
+    Raises:
+        typer.BadParameter: with what to give instead.
+    """
+    if coupled is None and (prefill is None or decode is None):
+        raise typer.BadParameter("give --prefill and --decode, or --coupled")
+    if coupled is not None and (prefill is not None or decode is not None):
+        raise typer.BadParameter("--coupled nodes do both stages; leave out --prefill and --decode")
+    if coupled is None and batching is not None:
+        raise typer.BadParameter("--batching is for --coupled nodes; prefill and decode nodes have their own")
+    if coupled is not None and placement == "kvcache_centric":
+        raise typer.BadParameter("--coupled nodes share no store to fetch from; cache_aware is the nearest")
+    if coupled is not None and admission not in {"none", "slo", "early"}:
+        raise typer.BadParameter(
+            f"--admission {admission} is about what lies between two pools; with --coupled give none, slo or early"
+        )
+
+
+def check_memory(coupled: int | None, ssd_tokens: int, ssd_gb_per_s: float | None, prefill_group: int) -> None:
+    """Refuse an SSD of unknown speed, a speed of no SSD, and both and groups where there are no prefill nodes.
+
+    Raises:
+        typer.BadParameter: with what to give instead.
+    """
+    if coupled is not None and (ssd_tokens or ssd_gb_per_s or prefill_group > 1):
+        raise typer.BadParameter(
+            "--ssd-tokens, --ssd-gb-per-s and --prefill-group are for prefill nodes; --coupled has none"
+        )
+    if bool(ssd_tokens) != (ssd_gb_per_s is not None):
+        raise typer.BadParameter("give --ssd-tokens and --ssd-gb-per-s together, or neither")
+
+
+def check_classes(admission: str, urgent_share: float | None) -> None:
+    """Refuse classes that nobody looks at, and a policy of classes where there are none.
+
+    Raises:
+        typer.BadParameter: with what to give instead.
+    """
+    if (urgent_share is not None) != (admission == "priority"):
+        raise typer.BadParameter("give --admission priority and --urgent-share together, or neither")
+
+
+def tell_idle_seed(seed: int | None, placement: str | None, urgent_share: float | None) -> None:
+    """Say on stderr that a seed changes nothing, where nothing is by chance."""
+    if seed is not None and placement != "random" and urgent_share is None:
+        typer.echo("mooncake-lab simulate: nothing here is by chance, so --seed changes nothing", err=True)
