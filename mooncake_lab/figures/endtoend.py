@@ -47,7 +47,7 @@ def capacity(
     """Effective request capacity over the TBT limit: a workload a row, a system a column.
 
     Args:
-        rows: rows of `EndToEnd`; a system that was run with two chunk sizes has two lines.
+        rows: rows of `EndToEnd`; a system that was run in two ways has two lines, the second one dotted.
         grid_ms: where `capacity` was recorded.
         paper: by workload, the curve of FAST'25 Fig. 1, 6 or 7.
         names: what the paper calls each system.
@@ -59,7 +59,7 @@ def capacity(
     for panel, (workload, system) in zip(axes, panels, strict=True):
         mine = _records(rows, workload=workload, system=system)
         for i, row in enumerate(mine):
-            label = f"{row['chunk_tokens']} tokens" if len(mine) > 1 else None
+            label = _told_apart(row) if len(mine) > 1 else None
             style: Any = "-" if i == 0 else _DASHES
             shares = 100 * np.asarray(row["capacity"])
             panel.plot(grid_ms, shares, color=COLOURS[_COLOUR[system]], linestyle=style, label=label)
@@ -69,8 +69,8 @@ def capacity(
             panel.axvline(limit, color=COLOURS["slo"], linewidth=0.8, linestyle=(0, (4, 3)))
         panel.set(xscale="log", xlim=(grid_ms[0], grid_ms[-1]), ylim=(-3, 103))
         panel.set_title(f"{names[system]}\n{workload}", fontsize=9)
-        if len(mine) > 1:
-            panel.legend(fontsize=8, loc="upper left")
+        if len(mine) > 1 and panel in axes[-len(names) :]:  # where the lines leave room
+            panel.legend(fontsize=8, loc="lower right")
     for panel in axes[-len(names) :]:
         _ticks(panel, [30, 100, 300, 1000])
         panel.set_xlabel("TBT limit (ms)")
@@ -78,6 +78,13 @@ def capacity(
         panel.set_ylabel("effective requests (%)")
     footer(figure, f"{_SIMULATED}; {_origins(rows)}; diamonds: FAST'25 Figs. 1, 6, 7")
     return figure
+
+
+def _told_apart(row: Mapping[str, Any]) -> str:
+    """What a line of a system is, where it has several."""
+    if row["system"] == "vllm_chunked":
+        return f"{row['chunk_tokens']} tokens"
+    return "with a host" if row["host_s"] else "engine alone"
 
 
 @styled
@@ -210,7 +217,7 @@ def distributions(
 
 @styled
 def overhead(
-    rows: pd.DataFrame, paper: pd.DataFrame, names: Mapping[str, str], limits_ms: Sequence[int], assumed_s: float
+    rows: pd.DataFrame, paper: pd.DataFrame, names: Mapping[str, str], limits_ms: Sequence[int], served_s: float
 ) -> BookFigure:
     """Capacity at each TBT limit over the cost of a request in a decode step, one panel a limit.
 
@@ -219,7 +226,7 @@ def overhead(
         paper: capacities at the limits; each is a dotted line with a diamond.
         names: what the paper calls each system.
         limits_ms: which limits.
-        assumed_s: the overhead that the chapter uses.
+        served_s: the overhead that Fig. 15 asks for.
     """
     figure, axes = new_figure(1, len(limits_ms), width=11, height=3.9, sharey=True)
     for panel, limit in zip(axes, limits_ms, strict=True):
@@ -232,7 +239,7 @@ def overhead(
             (printed,) = (float(row["y"]) for row in _records(paper, series=series, x=float(limit)))
             panel.axhline(printed, color=colour, linestyle=_DASHES, linewidth=1.2)
             paper_points(panel, [x[-1]], [printed], "FAST'25 Fig. 1" if system == "vllm" else "_")
-        slo_line(panel, 1e3 * assumed_s, "assumed", vertical=True)
+        slo_line(panel, 1e3 * served_s, "Fig. 15", vertical=True)
         panel.set_title(f"TBT limit {limit} ms", fontsize=10)
         panel.set(xlabel="host overhead (ms/request)", ylim=(0, 104))
     axes[0].set_ylabel("effective requests (%)")
