@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from mooncake_lab.cli.reading import read_or_fail
-from mooncake_lab.cli.simulate_usage import check_classes, check_memory, check_usage, tell_idle_seed
+from mooncake_lab.cli.simulate_usage import check_chance, check_memory, check_usage
 from mooncake_lab.conductor import ADMISSION_POLICIES, KVCacheCentric, LoadBalance, named_placement
 from mooncake_lab.core import SLO, Record, TracedRequest, keyed_uniform, log_writer, rare_collections
 from mooncake_lab.perf import LinkLatency, check_floor, hardware
@@ -109,8 +109,7 @@ def simulate(
 
     check_usage(prefill, decode, coupled, batching, placement, admission)
     check_memory(coupled, ssd_tokens, ssd_gb_per_s, prefill_group)
-    check_classes(admission, urgent_share)
-    tell_idle_seed(seed, placement, urgent_share)
+    check_chance(admission, urgent_share, placement, seed)
     started = time.perf_counter(), time.process_time()
     slo = SLO(ttft_s=ttft_slo, tbt_s=tbt_slo)
     try:

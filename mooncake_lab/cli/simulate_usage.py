@@ -44,17 +44,13 @@ def check_memory(coupled: int | None, ssd_tokens: int, ssd_gb_per_s: float | Non
         raise typer.BadParameter("give --ssd-tokens and --ssd-gb-per-s together, or neither")
 
 
-def check_classes(admission: str, urgent_share: float | None) -> None:
-    """Refuse classes that nobody looks at, and a policy of classes where there are none.
+def check_chance(admission: str, urgent_share: float | None, placement: str | None, seed: int | None) -> None:
+    """Refuse classes that nobody looks at, and a policy of classes where there are none; say what a seed is for.
 
     Raises:
         typer.BadParameter: with what to give instead.
     """
     if (urgent_share is not None) != (admission == "priority"):
         raise typer.BadParameter("give --admission priority and --urgent-share together, or neither")
-
-
-def tell_idle_seed(seed: int | None, placement: str | None, urgent_share: float | None) -> None:
-    """Say on stderr that a seed changes nothing, where nothing is by chance."""
     if seed is not None and placement != "random" and urgent_share is None:
         typer.echo("mooncake-lab simulate: nothing here is by chance, so --seed changes nothing", err=True)
