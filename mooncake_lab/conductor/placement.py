@@ -171,7 +171,7 @@ def select_decode(
     """The decode instance with the smallest predicted TBT, and that TBT (s).
 
     Instances without room for the request's KVCache come last, and count as infinitely slow: neither paper
-    says what SelectDecodingInstance does beyond balancing load (assumption `select-decode`).
+    says what SelectDecodingInstance does beyond balancing load (assumption B05).
     """
     best, best_tbt_s = decode[0], math.inf
     for instance in decode:
@@ -219,7 +219,7 @@ def _best_match(view: ClusterView) -> tuple[int, PrefillView]:
 
 
 def _ratio(best_blocks: int, local_blocks: int) -> float:
-    """Best over local, with nothing over nothing counted as no advantage (assumption `ratio-zero`)."""
+    """Best over local, with nothing over nothing counted as no advantage (assumption B01)."""
     if local_blocks:
         return best_blocks / local_blocks
     return math.inf if best_blocks else 0.0

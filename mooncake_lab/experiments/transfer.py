@@ -68,7 +68,7 @@ class BandwidthDemand:
             "mean_ttft_s": float(np.mean(list(ttft_s(log).values()))),
             "exposed_s": float(np.mean([record.at_s - record.start_s for record in handed])),
             "alone_s": float(np.mean([record.bytes for record in handed])) / bytes_per_s,
-            "busiest_card": max(by_sender.values()) / bytes_per_s / float(trace.arrival_s[-1]),
+            "busiest_card": max(by_sender.values()) / bytes_per_s / (float(trace.arrival_s[-1]) or np.nan),
             "requests": len(trace),
             "origin": trace.origin,
             "source": trace.source,

@@ -41,6 +41,13 @@ class _Life:
     last_token_s: float | None = None
     tokens: int = 0
     ended: str | None = None
+    ended_s: float = math.inf
+
+    def forbids(self, record: Record) -> bool:
+        """Whether nothing more may be told of it; work that began before its end may still end, for nobody."""
+        if isinstance(record, (Prefilled, Moved)):
+            return record.start_s > self.ended_s + TOLERANCE_S
+        return self.ended is not None
 
 
 @dataclass(slots=True)
@@ -60,9 +67,9 @@ class _Checker:
             life = self.lives.get(request_id)
             if life is None:
                 yield Violation("I1", request_id, f"{_name(record)} at {record.at_s} s without having arrived")
-            elif life.ended is not None:
+            elif life.forbids(record):
                 yield Violation("I1", request_id, f"{_name(record)} at {record.at_s} s after it was {life.ended}")
-            else:
+            elif life.ended is None:
                 yield from self._step(record, request_id, life)
 
     def _clock(self, record: Record) -> Iterator[Violation]:
@@ -89,7 +96,7 @@ class _Checker:
                 if life.placed_s is None:  # placed again after a death, work that began before may still end
                     life.placed_s = record.at_s
             case Rejected():
-                life.ended = "rejected"
+                life.ended, life.ended_s = "rejected", record.at_s
             case Prefilled():
                 yield from _after("prefill starts", record.start_s, life.placed_s, "it is placed", request_id)
                 if life.prefill_start_s is None:  # later spans may follow the first token, after a preemption
@@ -142,7 +149,7 @@ def _first_token(record: FirstToken, life: _Life) -> Iterator[Violation]:
 
 
 def _finished(record: Finished, life: _Life) -> Iterator[Violation]:
-    life.ended = "finished"
+    life.ended, life.ended_s = "finished", record.at_s
     yield from _after("it finishes", record.at_s, life.last_token_s, "its last token", record.request_id)
     if record.output_tokens != life.tokens:
         yield Violation(

@@ -53,7 +53,10 @@ class Handover:
             self._streams[job] = self._send(job, made_bytes / seconds if seconds else inf)
 
     def hand_over(self, job: Job) -> None:
-        """A prompt is computed: the rest of its stream, and then decoding."""
+        """A prompt is computed: the rest of its stream, and then decoding.
+
+        The record of its move begins now, whatever has left before: it shows what computation did not hide.
+        """
         stream = self._streams.pop(job, None)
         if not self._journeys.is_current(job.traced, job.placement):
             return

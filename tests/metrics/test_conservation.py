@@ -65,6 +65,9 @@ BROKEN = {
     "no arrival": Case((placed(),), "I1", "without having arrived"),
     "two arrivals": Case((arrived(), arrived()), "I1", "arrives again"),
     "two ends": Case((*GOOD, rejected()), "I1", "after it was finished"),
+    "a prefill that starts after the end": Case(
+        (arrived(), placed(), rejected(at_s=1.0), prefilled(start_s=2.0, at_s=3.0)), "I1", "after it was rejected"
+    ),
     "a token after the end": Case((arrived(), rejected(at_s=1.0), stretch()), "I1", "after it was rejected"),
     "a lost token": Case((*GOOD[:-1], finished(output_tokens=4)), "I1", "4 tokens but received 3"),
     "two first tokens": Case((*GOOD[:4], first()), "I1", "second first token"),
@@ -109,3 +112,8 @@ def test_a_broken_log_is_found_out(name):
 def test_dropping_a_cause_is_always_noticed(at):
     """Removing any record but the last from a good log leaves a log that breaks an invariant."""
     assert check_log(GOOD[:at] + GOOD[at + 1 :]) != ()
+
+
+def test_work_under_way_may_outlive_its_request():
+    """A prefill that began before its request was refused, for a pool that died, ends all the same."""
+    assert check_log((arrived(), placed(), rejected(at_s=0.5), prefilled())) == ()

@@ -1,17 +1,27 @@
 """The simulated cluster against theory, and against itself."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooncake_lab.conductor import CacheAware, KVCacheCentric, LoadBalance, Placement, Random, WithinSLO
+from mooncake_lab.conductor import (
+    ADMISSION_POLICIES,
+    AdmitAll,
+    CacheAware,
+    KVCacheCentric,
+    LoadBalance,
+    Placement,
+    Random,
+    WithinSLO,
+)
 from mooncake_lab.core import SLO, Moved, Placed, Prefilled, Request, TracedRequest, blocks_for
 from mooncake_lab.metrics import check_log, request_table
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
-from mooncake_lab.simulation import Cluster, ClusterSpec
+from mooncake_lab.simulation import Cluster, ClusterSpec, Failure
 
 
 def make_model(*, constant_s=0.0, per_token_s=0.0, decode=(1e-6, 0.0, 0.0), bytes_per_s=1e18) -> LatencyModel:
@@ -101,22 +111,47 @@ def shared(rows) -> list[TracedRequest]:
     ]
 
 
-REALISTIC = make_model(constant_s=0.05, per_token_s=1e-4, decode=(0.025, 2e-4, 3e-8), bytes_per_s=5e9)
+REALISTIC = replace(
+    make_model(constant_s=0.05, per_token_s=1e-4, decode=(0.025, 2e-4, 3e-8), bytes_per_s=5e9),
+    ssd=LinkLatency(2e9),
+)
+
+
+ADMISSIONS = st.sampled_from([AdmitAll(), WithinSLO(), *(make() for make in ADMISSION_POLICIES.values())])
+
+
+@st.composite
+def clusters(draw):
+    """Any cluster: groups, SSDs, one store for all or one each, old views, every admission, deaths."""
+    instances, decode, group = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    names = [f"prefill-{i}" for i in range(instances)] + [f"decode-{i}" for i in range(decode)]
+    deaths = st.builds(Failure, st.sampled_from(names), st.floats(0.0, 6.0))
+    return ClusterSpec(
+        prefill_nodes=instances * group,
+        prefill_group=group,
+        prefill_chunk_tokens=1000,
+        decode_nodes=decode,
+        cache_tokens=3000,
+        ssd_tokens=draw(st.sampled_from([0, 4000])),
+        decode_tokens=6000,
+        shared_cache=draw(st.booleans()),
+        eviction=draw(st.sampled_from(["lru", "lfu", "s3fifo"])),
+        first_shown_by=draw(st.sampled_from(["decode", "prefill"])),
+        streams_layers=draw(st.booleans()),
+        overtaking=draw(st.booleans()),
+        view_age_s=draw(st.sampled_from([0.0, 1.0])),
+        placement=draw(POLICIES),
+        admission=draw(ADMISSIONS),
+        slo=draw(st.sampled_from([SLO(), SLO(ttft_s=0.5, tbt_s=0.1)])),
+        failures=tuple(draw(st.lists(deaths, max_size=2))),
+    )
 
 
 class TestInvariants:
-    @settings(max_examples=40, deadline=None)
-    @given(REQUESTS, POLICIES, st.integers(1, 3), st.integers(1, 3), st.booleans())
-    def test_every_request_ends_once_and_in_order(self, rows, policy, prefill, decode, strict):
+    @settings(max_examples=80, deadline=None)
+    @given(REQUESTS, clusters())
+    def test_every_request_ends_once_and_in_order(self, rows, spec):
         """I1, I2, I3: arrivals are conserved, times are ordered, stores and their index agree."""
-        spec = ClusterSpec(
-            prefill_nodes=prefill,
-            decode_nodes=decode,
-            cache_tokens=3000,
-            decode_tokens=6000,
-            placement=policy,
-            **({"admission": WithinSLO(), "slo": SLO(ttft_s=0.5, tbt_s=0.1)} if strict else {}),
-        )
         cluster = Cluster(spec, REALISTIC)
         log = cluster.run(shared(rows))
         assert check_log(log) == ()
@@ -127,11 +162,10 @@ class TestInvariants:
         outputs = {t.request.id: t.output_tokens for t in shared(rows)}
         assert all(outputs[i] == row for i, row in finished["output_tokens"].items())
 
-    @settings(max_examples=15, deadline=None)
-    @given(REQUESTS, POLICIES)
-    def test_same_spec_same_log(self, rows, policy):
+    @settings(max_examples=25, deadline=None)
+    @given(REQUESTS, clusters())
+    def test_same_spec_same_log(self, rows, spec):
         """I5: two runs of one experiment write the same log, bit for bit."""
-        spec = ClusterSpec(prefill_nodes=2, decode_nodes=2, cache_tokens=3000, placement=policy)
         assert Cluster(spec, REALISTIC).run(shared(rows)) == Cluster(spec, REALISTIC).run(shared(rows))
 
     @settings(max_examples=25, deadline=None)
