@@ -16,6 +16,7 @@ from mooncake_lab.conductor import (
     LoadBalance,
     NoisyEstimator,
     PlacementPolicy,
+    PolynomialEstimator,
     named_placement,
 )
 from mooncake_lab.core import Placed, TracedRequest
@@ -79,6 +80,9 @@ class Replay:
     """Force every answer to one token, as in FAST'25 §5.3.2."""
     belief_error: float = 0.0
     """The Conductor's prefill estimates err by up to this share."""
+    offline_tests: int = 0
+    """From how many offline tests, each off by up to 5 %, it has learned its estimates (assumption B03); with 0 it
+    knows them."""
     first: int | None = None
     seed: int = 0
     """Of random placement, spread arrivals, wrong beliefs, and the twin where there is no released file."""
@@ -160,6 +164,7 @@ def one_knob_at_a_time(base: Replay) -> dict[str, Replay]:
         "threshold 4 (B01)": replace(base, threshold=4.0),
         "Algorithm 1 as in arXiv": replace(base, edition="arxiv"),
         "beliefs wrong by up to 50 %": replace(base, belief_error=0.5),
+        "beliefs learned from 50 offline tests (B03)": replace(base, offline_tests=50),
         "who waits for a prefix is overtaken (B51)": replace(base, overtaking=True),
         "LFU in the caches": replace(base, eviction="lfu"),
         "caches of 1M tokens (B08)": replace(base, cache_tokens=1_000_000),
@@ -242,9 +247,26 @@ def _cluster(replay: Replay, block_size_tokens: int) -> Cluster:
         placement=_policy(replay),
     )
     estimate: Estimator = LatencyEstimator(model)
+    if replay.offline_tests:
+        estimate = learned(estimate, replay.offline_tests, replay.seed)
     if replay.belief_error:
         estimate = NoisyEstimator(estimate, replay.belief_error, replay.seed)
     return Cluster(spec, model, estimate)
+
+
+def learned(truth: Estimator, tests: int, seed: int) -> PolynomialEstimator:
+    """What regression makes of offline tests of a node: lengths to 128k tokens, any share of them reused.
+
+    Args:
+        truth: how long a prefill takes, and all that is not learned.
+        tests: how many prefills were timed, each with an error of up to 5 %.
+        seed: of lengths, shares and errors.
+    """
+    rng = np.random.default_rng(seed)
+    tokens = np.exp(rng.uniform(np.log(256), np.log(131_072), tests)).round()
+    reused = (rng.uniform(0, 0.95, tests) * tokens).round()
+    true_s = np.array([truth.prefill_s(0, int(n), int(p)) for n, p in zip(tokens, reused, strict=True)])
+    return PolynomialEstimator.fit(truth, tokens, reused, true_s * rng.uniform(0.95, 1.05, tests))
 
 
 def _policy(replay: Replay) -> PlacementPolicy:
