@@ -4,7 +4,7 @@ No flow gets more than it can use, and what one cannot use the others share. Rat
 ends or is let go, so the time a transfer takes depends on what else is under way.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -98,10 +98,12 @@ class Network:
         self._bytes_per_s = bytes_per_s
         self._latency_s = latency_s
         self._cards = cards or {}
-        self._flows: dict[simpy.Event, _Flow] = {}
+        self._paced: dict[simpy.Event, _Flow] = {}
+        self._greedy: dict[simpy.Event, _Flow] = {}
         self._sending: dict[str, _Card] = {}
         self._receiving: dict[str, _Card] = {}
         self._crowded: set[_Card] = set()
+        self._was_crowded = False
         self._wakes_s = inf
 
     def flows_from(self, node: str) -> int:
@@ -118,7 +120,8 @@ class Network:
             source: who sends.
             destination: who receives.
             size_bytes: of all of it.
-            most_bytes_per_s: no faster than this, because it is made no faster, until `release`.
+            most_bytes_per_s: no faster than this, because it is made no faster, until `release` says that the last
+                byte is made; it arrives after that.
 
         Raises:
             ValueError: when source and destination are the same node, which needs no network.
@@ -129,25 +132,31 @@ class Network:
         sender, receiver = self._card(self._sending, source), self._card(self._receiving, destination)
         flow = _Flow(source, destination, float(size_bytes), most_bytes_per_s, sender, receiver)
         flow.enter(1, self._crowded)
-        self._flows[done] = flow
+        if most_bytes_per_s < inf:
+            flow.go(most_bytes_per_s, self._env.now)
+            self._paced[done] = flow
+        else:
+            self._greedy[done] = flow
         self._share()
         return done
 
     def release(self, transfer: simpy.Event) -> None:
         """All that is to be sent is there: from now on a transfer may be as fast as the network lets it."""
-        flow = self._flows.get(transfer)
+        flow = self._paced.pop(transfer, None)
         if flow is None:
-            return  # cancelled
+            return  # it never was held back, or its node is gone
         flow.enter(-1, self._crowded)
         flow.most_bytes_per_s = inf
         flow.enter(1, self._crowded)
+        self._greedy[transfer] = flow
         self._share()
 
     def cancel(self, node: str) -> None:
         """A node is gone: its transfers end now, whatever is left of them. Who waited finds it dead."""
-        for done, flow in list(self._flows.items()):
-            if node in {flow.source, flow.destination}:
-                self._end(done, 0.0)
+        for flows in (self._paced, self._greedy):
+            for done, flow in list(flows.items()):
+                if node in {flow.source, flow.destination}:
+                    self._end(flows, done, 0.0)
         self._share()
 
     def _card(self, cards: dict[str, _Card], node: str) -> _Card:
@@ -156,26 +165,27 @@ class Network:
             cards[node] = _Card(bytes_per_s, bytes_per_s)
         return cards[node]
 
-    def _end(self, done: simpy.Event, latency_s: float) -> None:
-        self._flows.pop(done).enter(-1, self._crowded)
+    def _end(self, flows: dict[simpy.Event, _Flow], done: simpy.Event, latency_s: float) -> None:
+        flows.pop(done).enter(-1, self._crowded)
         assert isinstance(done, _Arrival)  # noqa: S101  # nothing else is kept as one
         done.sent(latency_s)
 
     def _share(self) -> None:
         """Give each flow its fair share, and wake up when the first one will be through."""
-        flows, now_s = self._flows.values(), self._env.now
+        greedy, now_s = self._greedy.values(), self._env.now
         if self._crowded:
-            _share_fairly(flows, now_s)
+            _share_fairly([*self._paced.values(), *greedy], now_s)
+            self._was_crowded = True
         else:
-            for flow in flows:
-                if flow.most_bytes_per_s < inf:
-                    rate = flow.most_bytes_per_s
-                else:
-                    left, right = flow.sender.rest_bytes_per_s, flow.receiver.rest_bytes_per_s
-                    rate = min(right, left)
+            if self._was_crowded:
+                self._was_crowded = False
+                for flow in self._paced.values():
+                    flow.go(flow.most_bytes_per_s, now_s)
+            for flow in greedy:
+                rate = min(flow.sender.rest_bytes_per_s, flow.receiver.rest_bytes_per_s)
                 if rate != flow.rate_bytes_per_s:
                     flow.go(rate, now_s)
-        wakes_s = min([flow.ends_s for flow in flows], default=inf)
+        wakes_s = min([flow.ends_s for flow in greedy], default=inf)
         if wakes_s != self._wakes_s:
             self._wakes_s = wakes_s
             if wakes_s < inf:
@@ -187,15 +197,15 @@ class Network:
         if wakes_s != self._wakes_s:
             return
         self._wakes_s = inf
-        for done, flow in list(self._flows.items()):
+        for done, flow in list(self._greedy.items()):
             if flow.ends_s <= self._env.now + _INSTANT_S:
-                self._end(done, self._latency_s)
+                self._end(self._greedy, done, self._latency_s)
         self._share()
 
 
-def _share_fairly(flows: Iterable[_Flow], now_s: float) -> None:
+def _share_fairly(flows: list[_Flow], now_s: float) -> None:
     """Max-min fair rates by progressive filling: who can have no more is settled, the others share the rest."""
-    open_flows, left, users = list(flows), dict[_Card, float](), dict[_Card, int]()
+    open_flows, left, users = flows, dict[_Card, float](), dict[_Card, int]()
     for flow in open_flows:
         for card in (flow.sender, flow.receiver):
             left[card] = card.bytes_per_s

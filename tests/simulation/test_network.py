@@ -131,7 +131,7 @@ class TestLaws:
         network = Network(simpy.Environment(), 100.0, cards={"a": cards, "c": cards})
         for source, destination, most in flows:
             network.transfer(source, destination, 1e6, most_bytes_per_s=most)
-        running = list(network._flows.values())
+        running = [*network._paced.values(), *network._greedy.values()]
         on = {id(card): [f for f in running if card in {f.sender, f.receiver}] for f in running
               for card in (f.sender, f.receiver)}  # fmt: skip
         for flow in running:
