@@ -2,8 +2,8 @@
 """What the book says about its own chapters, all of it read from the executed copies when the book is built.
 
 `{chapter-table}` lists the chapters with reading time, run time and verdicts. `{chapter-figure}` shows a figure of
-a chapter on another page. Under each figure there is a link to what it draws, and under each chapter stand the
-numbers that it recorded, to be downloaded.
+a chapter on another page. Under each figure, wherever it is shown, there is a link to what it draws, and under
+each chapter stand the numbers that it recorded, to be downloaded.
 """
 
 from collections.abc import Iterator
@@ -81,6 +81,8 @@ class ChapterFigure(SphinxDirective):
         self.env.note_dependency(str(source))
         image = nodes.image(uri=f"/{PICTURES}/{name}.svg", alt=described["alt"])
         caption = nodes.caption("", "", *self.parse_inline("\n".join(self.content))[0])
+        if name in figure_data(source):
+            caption.extend(data_of_figure(self.env.docname, stem, name))
         return [nodes.figure("", image, caption)]
 
 
@@ -92,10 +94,15 @@ def link_figures(app: Sphinx, doctree: nodes.document) -> None:
     drawn = figure_data(Path(app.srcdir) / f"{name}.ipynb")
     for node in doctree.findall(nodes.figure):
         for called in set(node["names"]) & drawn.keys():
-            link = nodes.reference("", "data", refuri=f"../{DATA}/{Path(name).name}/{called}.csv", internal=False)
-            link["classes"].append("figure-data")
             for caption in node.findall(nodes.caption):
-                caption += [nodes.Text(" ("), link, nodes.Text(")")]
+                caption.extend(data_of_figure(name, Path(name).name, called))
+
+
+def data_of_figure(page: str, stem: str, called: str) -> list[nodes.Node]:
+    """What ends the caption of a chapter's figure on a page: a link to the file that `write_figures` writes."""
+    address = f"{'../' * page.count('/')}{DATA}/{stem}/{called}.csv"
+    link = nodes.reference("", "data", refuri=address, internal=False, classes=["figure-data"])
+    return [nodes.Text(" ("), link, nodes.Text(")")]
 
 
 def link_data(app: Sphinx, doctree: nodes.document) -> None:

@@ -5,12 +5,11 @@ written. Only public names count, those that a package's `__init__` lists in `__
 """
 
 import ast
-import re
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
 import mooncake_lab
+from mooncake_lab.batch.definition import Definition, escaped, markdown, prose, string_after
 
 PACKAGE: Final = Path(mooncake_lab.__file__).parent
 
@@ -19,11 +18,6 @@ FLOORS: Final = (
     "metrics", "paper", "experiments", "figures", "exercises", "batch",
 )  # fmt: skip
 """The packages from the ground up, as the design lists them."""
-
-_SECTIONS: Final = re.compile(r"^(Args|Attributes|Raises|Returns|Yields|Example|Examples):\s*$")
-_ENTRY: Final = re.compile(r"^ {4}(?P<name>[\w*, .]+): (?P<text>.*)$")
-
-_Definition: TypeAlias = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.AnnAssign | ast.Assign
 
 
 def write_reference(folder: Path) -> None:
@@ -40,7 +34,7 @@ def package_page(name: str) -> str:
     """The Markdown of a package's page: what the package is, then every public name."""
     source = PACKAGE / name / "__init__.py"
     tree = _parsed(source)
-    parts = [f"# `{name}`\n", _prose(ast.get_docstring(tree) or "")]
+    parts = [f"# `{name}`\n", prose(ast.get_docstring(tree) or "")]
     public = _public(tree)
     if public:
         parts.extend(_entry(each, _defined(each, tree, source)) for each in public)
@@ -58,7 +52,7 @@ def _index() -> str:
     ]
     for name in FLOORS:
         said = ast.get_docstring(_parsed(PACKAGE / name / "__init__.py")) or ""
-        lines.append(f"| [`{name}`]({name}.md) | {_escaped(' '.join(said.split(chr(10) * 2)[0].split()))} |")
+        lines.append(f"| [`{name}`]({name}.md) | {escaped(' '.join(said.split(chr(10) * 2)[0].split()))} |")
     return "\n".join(lines) + "\n"
 
 
@@ -66,15 +60,15 @@ def _module(path: Path) -> str:
     """A module of a package that exports nothing itself: its sentence, and its public functions and classes."""
     tree = _parsed(path)
     own = [node for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)]
-    listed = "".join(f"\n{_signature(node)}\n{_prose(_doc(node))}" for node in own if node.name[0] != "_")
-    return f"## `{path.stem}`\n\n{_prose(ast.get_docstring(tree) or '')}{listed}"
+    listed = "".join(f"\n{markdown(node)}" for node in own if node.name[0] != "_")
+    return f"## `{path.stem}`\n\n{prose(ast.get_docstring(tree) or '')}{listed}"
 
 
-def _entry(name: str, found: tuple[_Definition, str] | None) -> str:
+def _entry(name: str, found: tuple[Definition, str] | None) -> str:
     if found is None:
         return f"## `{name}`\n"
     node, said = found
-    return f"## `{name}`\n\n{_signature(node)}\n{_prose(said or _doc(node))}"
+    return f"## `{name}`\n\n{markdown(node, said)}"
 
 
 def _parsed(path: Path) -> ast.Module:
@@ -91,7 +85,7 @@ def _public(tree: ast.Module) -> list[str]:
     return []
 
 
-def _defined(name: str, tree: ast.Module, source: Path) -> tuple[_Definition, str] | None:
+def _defined(name: str, tree: ast.Module, source: Path) -> tuple[Definition, str] | None:
     """Where a name is defined, and the string below it if it is a value; None for a module."""
     for index, node in enumerate(tree.body):
         match node:
@@ -100,7 +94,7 @@ def _defined(name: str, tree: ast.Module, source: Path) -> tuple[_Definition, st
                     return node, ""
             case ast.AnnAssign(target=ast.Name(id=found)) | ast.Assign(targets=[ast.Name(id=found)]):
                 if found == name:
-                    return node, _string_after(tree.body, index)
+                    return node, string_after(tree.body, index)
             case ast.ImportFrom(module=str(module), names=names):
                 original = next((each.name for each in names if (each.asname or each.name) == name), None)
                 target = _source_of(module)
@@ -117,66 +111,3 @@ def _source_of(module: str) -> Path | None:
         return None
     path = PACKAGE.joinpath(*rest.split("."))
     return next((each for each in (path.with_suffix(".py"), path / "__init__.py") if each.is_file()), None)
-
-
-def _string_after(body: list[ast.stmt], index: int) -> str:
-    match body[index + 1 : index + 2]:
-        case [ast.Expr(value=ast.Constant(value=str(said)))]:
-            return said
-        case _:
-            return ""
-
-
-def _doc(node: _Definition) -> str:
-    return "" if isinstance(node, ast.AnnAssign | ast.Assign) else ast.get_docstring(node) or ""
-
-
-def _signature(node: _Definition) -> str:
-    return "```python\n" + "\n".join(_declared(node)) + "\n```\n"
-
-
-def _declared(node: _Definition) -> Iterator[str]:
-    match node:
-        case ast.ClassDef(name=name, bases=bases, body=body):
-            yield f"class {name}({', '.join(map(ast.unparse, bases))}):" if bases else f"class {name}:"
-            for member in body:
-                match member:
-                    case ast.AnnAssign(target=ast.Name(id=field)) if field[0] != "_":
-                        yield f"    {ast.unparse(member)}"
-                    case ast.FunctionDef(name=method) | ast.AsyncFunctionDef(name=method) if method[0] != "_":
-                        yield from (f"    {line}" for line in _head(member))
-                    case _:
-                        continue
-        case ast.FunctionDef() | ast.AsyncFunctionDef():
-            yield from _head(node)
-        case _:
-            yield ast.unparse(node).partition("\n")[0]
-
-
-def _head(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterable[str]:
-    """A function's first line, on several lines where it is long."""
-    marks = [f"@{each}" for each in map(ast.unparse, node.decorator_list) if each in {"property", "classmethod"}]
-    returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
-    word = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"
-    line = f"{word} {node.name}({ast.unparse(node.args)}){returns}"
-    return [*marks, *(line if len(line) <= 96 else line.replace(", ", ",\n    ")).splitlines()]
-
-
-def _prose(docstring: str) -> str:
-    """A docstring as Markdown: its sections in bold, their entries as lists."""
-    lines: list[str] = []
-    in_section = False
-    for line in docstring.splitlines():
-        if match := _SECTIONS.match(line):
-            lines += ["", f"**{match[1]}**", ""]
-            in_section = True
-        elif in_section and (entry := _ENTRY.match(line)):
-            lines.append(f"- `{entry['name']}`: {_escaped(entry['text'])}")
-        else:
-            lines.append(_escaped(line.strip() if in_section else line))
-    return "\n".join(lines) + "\n"
-
-
-def _escaped(text: str) -> str:
-    """What Markdown would take for formulas, tables, or headings."""
-    return re.sub(r"([$|<]|^#|^\+)", r"\\\1", text)

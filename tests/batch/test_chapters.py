@@ -5,7 +5,6 @@ import json
 import pytest
 
 from mooncake_lab.batch.chapters import WORDS_PER_MINUTE, chapter, figure, tables, verdict_counts
-from mooncake_lab.batch.reference import FLOORS, PACKAGE, package_page, write_reference
 
 
 @pytest.fixture
@@ -75,23 +74,3 @@ def test_a_record_becomes_tables(tmp_path):
     assert shapes == {"rows": (2, 2), "by_name": (2, 2), "series": (3, 1), "beside_papers": (3, 2)}
     assert list(found["by_name"]["name"]) == ["x", "y"]
     assert verdict_counts(path) == {"reproduced": 2}
-
-
-def test_the_reference_has_every_public_name():
-    """Each package has a page, and each name of its `__all__` an entry that was found in the source."""
-    folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")} - {"cli"}
-    assert set(FLOORS) == folders
-    for package in FLOORS:
-        entries = package_page(package).split("\n## ")[1:]
-        assert entries, package
-        unexplained = [entry.splitlines()[0] for entry in entries if "```python" not in entry]
-        assert package == "exercises" or unexplained == [], package
-
-
-def test_the_reference_is_written_once(tmp_path):
-    """Pages that say the same already are not touched, so that a build with nothing to do does nothing."""
-    write_reference(tmp_path)
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    write_reference(tmp_path)
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
-    assert len(before) == len(FLOORS) + 1

@@ -5,6 +5,8 @@ import pytest
 pytestmark = pytest.mark.site
 
 DESK = {"width": 1440, "height": 1000}
+SMALL_DESK = {"width": 1280, "height": 800}
+FRONT = "intro.html"
 
 
 def test_page_opens_without_complaint(visit):
@@ -32,6 +34,18 @@ def test_page_fits_a_phone(visit):
     width = visit.page.evaluate("document.documentElement.scrollWidth")
     visit.page.set_viewport_size(DESK)
     assert width <= 390
+
+
+def test_the_promise_is_on_the_first_screen(open_page):
+    """Heading, what a reader gets, and the figure with its caption: one below the other, before any scrolling."""
+    page = open_page(FRONT).page
+    page.set_viewport_size(SMALL_DESK)
+    parts = [
+        page.locator(f"article {part}").first for part in ("h1", "section > p", "figure", "figure figcaption")
+    ]
+    heading, promise, figure, caption = (part.bounding_box() for part in parts)
+    assert heading["y"] < promise["y"] < figure["y"] < caption["y"]
+    assert figure["y"] + figure["height"] <= SMALL_DESK["height"]
 
 
 def test_search_finds_a_word(open_page):
@@ -104,8 +118,8 @@ def test_solutions_are_folded(open_page, site):
 
 
 def test_every_drawn_figure_offers_its_data(visit, address):
-    """Below each figure of a chapter there is a link to a table of what it draws."""
-    if not visit.path.startswith("chapters/"):
+    """Below each figure of a chapter there is a link to a table of what it draws, also on the front page."""
+    if not visit.path.startswith("chapters/") and visit.path != FRONT:
         pytest.skip("only chapters draw")
     page = visit.page
     figures = page.locator("figure:has(img[src$='.svg'])")
