@@ -48,9 +48,16 @@ def prose(docstring: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def escaped(text: str) -> str:
-    """A line without what Markdown would take for formulas, tables, or headings."""
-    return re.sub(r"([$|<]|^#|^\+)", r"\\\1", text)
+def escaped(text: str, *, in_table: bool = False) -> str:
+    """A line without what Markdown would take for formulas, tables, or headings.
+
+    Code is left alone, but for what would end a cell of a table.
+    """
+    parts = re.split(r"(`[^`]*`)", text)
+    parts[::2] = [re.sub(r"([$|<]|^#|^\+)", r"\\\1", part) for part in parts[::2]]
+    if in_table:
+        parts[1::2] = [part.replace("|", r"\|") for part in parts[1::2]]
+    return "".join(parts)
 
 
 def string_after(body: list[ast.stmt], index: int) -> str:

@@ -52,7 +52,8 @@ def _index() -> str:
     ]
     for name in FLOORS:
         said = ast.get_docstring(_parsed(PACKAGE / name / "__init__.py")) or ""
-        lines.append(f"| [`{name}`]({name}.md) | {escaped(' '.join(said.split(chr(10) * 2)[0].split()))} |")
+        first = " ".join(said.split("\n\n")[0].split())
+        lines.append(f"| [`{name}`]({name}.md) | {escaped(first, in_table=True)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -23,7 +23,8 @@ class PrefillView(NamedTuple):
     matched_blocks: int
     """How many leading blocks of *this* request's prompt it holds."""
     outgoing_flows: int = 0
-    """Transfers it is sending now; they share its network card."""
+    """Transfers it is sending as fast as the network lets it; the next one shares the card with them. KVCache that
+    leaves for decode as its layers are computed is slower, and not counted."""
     matched_on_ssd: int = 0
     """Those of the matched blocks that it would have to read from SSD."""
 

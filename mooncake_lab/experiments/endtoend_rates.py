@@ -44,7 +44,7 @@ class AtRate:
     spread: float = 0.5
     """Standard deviation of the log of prompt lengths in the public datasets (assumption B43)."""
     host_s: float = 0.0
-    """As in `EndToEnd`; none here, see assumption B37."""
+    """What the host adds to a decode step for each request of it (assumption B37)."""
     seed: int = 0
 
     def rows(self) -> Iterator[dict[str, Any]]:

@@ -69,7 +69,7 @@ class _Checker:
                 yield Violation("I1", request_id, f"{_name(record)} at {record.at_s} s without having arrived")
             elif life.forbids(record):
                 yield Violation("I1", request_id, f"{_name(record)} at {record.at_s} s after it was {life.ended}")
-            elif life.ended is None:
+            else:
                 yield from self._step(record, request_id, life)
 
     def _clock(self, record: Record) -> Iterator[Violation]:
@@ -118,9 +118,10 @@ def check_log(records: Iterable[Record]) -> tuple[Violation, ...]:
     """Where a log breaks invariants I1 and I2; empty when it keeps them.
 
     I1: every request arrives once, and after that is finished once, rejected once, or running when the log
-    ends; nothing happens to a request that never arrived or has ended; a finished request received as
-    many tokens as its record says. I2: arrival <= placed <= prefill start <= first token <= each
-    decode stretch <= finish; records come in order of time; what lasts ends when its steps add up to.
+    ends; nothing happens to a request that never arrived, and nothing begins for one that has ended; a
+    finished request received as many tokens as its record says. I2: arrival <= placed <= prefill start <= first
+    token <= each decode stretch <= finish; records come in order of time; what lasts ends when its
+    steps add up to.
     """
     checker = _Checker()
     return tuple(violation for record in records for violation in checker.read(record))

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mooncake_lab.core import SLO, Arrived, DecodeStretch, Placed, Prefilled, Record, Rejected
+from mooncake_lab.metrics.summary import prefill_gpu_s
 
 Array = npt.NDArray[np.float64]
 
@@ -65,7 +66,7 @@ def wasted_prefill_gpu_s(records: Iterable[Record]) -> float:
     """Seconds of prefill spent on requests that were rejected in the end."""
     log = list(records)
     rejected = {r.request_id for r in log if isinstance(r, Rejected)}
-    return sum(r.at_s - r.start_s for r in log if isinstance(r, Prefilled) and r.request_id in rejected)
+    return prefill_gpu_s(r for r in log if isinstance(r, Prefilled) and r.request_id in rejected)
 
 
 def lagged_correlation(leader: Array, follower: Array, most: int) -> Array:

@@ -1,8 +1,9 @@
 """A run as a timeline: the log in Chrome's trace event format, which ui.perfetto.dev and chrome://tracing open."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -18,6 +19,7 @@ from mooncake_lab.core import (
     Rejected,
 )
 
+_Span: TypeAlias = Prefilled | DecodeStretch | Moved
 _INSTANCES, _TRANSFERS, _REQUESTS = 1, 2, 3
 """The three groups of tracks; the format calls them processes."""
 
@@ -25,33 +27,45 @@ _INSTANCES, _TRANSFERS, _REQUESTS = 1, 2, 3
 def trace_events(records: Iterable[Record]) -> Iterator[dict[str, Any]]:
     """The events of a log, times in microseconds as the format wants them.
 
-    One track an instance shows prefills and decode stretches; one track a pair of nodes (or tiers) shows moves;
-    requests are asynchronous spans from arrival to end, with their decisions as instants.
+    One track an instance shows prefills and decode stretches; one track a pair of nodes (or tiers) shows moves.
+    What overlaps there, as transfers of one pair do, has another track of the same name, for spans of a track must
+    not. Requests are asynchronous spans from arrival to end, with their decisions as instants.
     """
-    tracks: dict[tuple[int, str], int] = {}
-
-    def track(group: int, name: str) -> Iterator[dict[str, Any]]:
-        if (group, name) not in tracks:
-            tracks[group, name] = len(tracks) + 1
-            yield _named("thread_name", group, tracks[group, name], name)
-
+    tracks = _Tracks()
     for group, name in ((_INSTANCES, "instances"), (_TRANSFERS, "transfers"), (_REQUESTS, "requests")):
         yield _named("process_name", group, 0, name)
     for record in records:
         match record:
             case Prefilled(instance=instance):
-                yield from track(_INSTANCES, instance)
-                yield _span(record, _INSTANCES, tracks[_INSTANCES, instance], f"prefill {record.request_id}")
+                yield from tracks.show(record, _INSTANCES, instance, f"prefill {record.request_id}")
             case DecodeStretch(instance=instance):
-                yield from track(_INSTANCES, instance)
-                name = f"decode of {len(record.request_ids)}"
-                yield _span(record, _INSTANCES, tracks[_INSTANCES, instance], name)
+                yield from tracks.show(record, _INSTANCES, instance, f"decode of {len(record.request_ids)}")
             case Moved(source=source, destination=destination):
                 pair = f"{source} to {destination}"
-                yield from track(_TRANSFERS, pair)
-                yield _span(record, _TRANSFERS, tracks[_TRANSFERS, pair], f"KVCache of {record.request_id}")
+                yield from tracks.show(record, _TRANSFERS, pair, f"KVCache of {record.request_id}")
             case Arrived() | Placed() | FirstToken() | Finished() | Rejected():
                 yield _of_request(record)
+
+
+@dataclass(slots=True)
+class _Tracks:
+    """Which track each span is on; it grows with the log."""
+
+    count: int = 0
+    last: dict[tuple[int, str], dict[int, tuple[float, float]]] = field(default_factory=dict)
+    """By group and name, the last span of each track: its start and end (s)."""
+
+    def show(self, record: _Span, group: int, name: str, said: str) -> Iterator[dict[str, Any]]:
+        """The span on the first track of its name that is free, or shows the very same stretch of time."""
+        span = record.start_s, record.at_s
+        tracks = self.last.setdefault((group, name), {})
+        thread = next((t for t, last in tracks.items() if last[1] <= span[0] or last == span), None)
+        if thread is None:
+            self.count += 1
+            thread = self.count
+            yield _named("thread_name", group, thread, name)
+        tracks[thread] = span
+        yield _span(record, group, thread, said)
 
 
 def write_perfetto(path: Path, records: Iterable[Record]) -> None:
@@ -71,7 +85,7 @@ def _named(kind: str, group: int, thread: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": kind, "pid": group, "tid": thread, "args": {"name": name}}
 
 
-def _span(record: Prefilled | DecodeStretch | Moved, group: int, thread: int, name: str) -> dict[str, Any]:
+def _span(record: _Span, group: int, thread: int, name: str) -> dict[str, Any]:
     """A complete event; what the record says besides is shown when it is clicked."""
     return {
         "ph": "X",

@@ -134,7 +134,7 @@ class Books:
                 queued_requests=len(account.prompts),
                 assigned_requests=account.assigned_requests,
                 matched_blocks=held[account.name],
-                outgoing_flows=len(account.sending) + bool(account.prompts and account.role == "prefill"),
+                outgoing_flows=len(account.sending),
             )
             for account in ordered
             if account.role != "decode"

@@ -177,7 +177,7 @@ class Cluster:
             started=self._handover.stream,
             rose=self._fetcher.rose,
             computed=self._handover.hand_over,
-            wanted=lambda job: self._journeys.is_current(job.traced, job.placement),
+            wanted=lambda job: self._journeys.is_current(job.traced.request.id, job.placement),
             overtaking=self._spec.overtaking,
         )
 

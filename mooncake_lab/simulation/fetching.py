@@ -79,6 +79,9 @@ class Fetcher:
             if came.triggered:
                 return  # one of the two died
             self._reading.remove(reading)
+            if not self._journeys.is_current(request.id, placement):
+                came.succeed()  # nobody waits: where it was to decode has died
+                return
             self._pool.use(source, request, blocks)
             self.rose(request, source, start_s, tokens)
             sent = self._send(request, placement)

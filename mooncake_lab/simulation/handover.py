@@ -58,7 +58,7 @@ class Handover:
         The record of its move begins now, whatever has left before: it shows what computation did not hide.
         """
         stream = self._streams.pop(job, None)
-        if not self._journeys.is_current(job.traced, job.placement):
+        if not self._journeys.is_current(job.traced.request.id, job.placement):
             return
         request_id = job.traced.request.id
         if self._first_shown_by == "prefill" and not self._journeys.shown.get(request_id):
@@ -87,7 +87,7 @@ class Handover:
     def _arrived(self, job: Job, start_s: float, _event: simpy.Event) -> None:
         """All layers are in host memory; now into GPU memory."""
         request, placement = job.traced.request, job.placement
-        if not self._journeys.is_current(job.traced, placement):
+        if not self._journeys.is_current(request.id, placement):
             return
         self._log(
             Moved(
@@ -103,7 +103,7 @@ class Handover:
             self._after(self._model.dram_load_s(request.input_tokens), partial(self._loaded, job))
 
     def _loaded(self, job: Job, _event: simpy.Event) -> None:
-        if not self._journeys.is_current(job.traced, job.placement):
+        if not self._journeys.is_current(job.traced.request.id, job.placement):
             return
         shown, resumed = self._journeys.end(job.traced.request.id)
         self._decode[job.placement.decode].join(job.traced, shown, resumed=resumed)

@@ -24,13 +24,12 @@ class Journeys:
 
     def copied(self, request_id: int, placement: Placement) -> None:
         """Its prefix has come from another instance, which may die now."""
-        current = self.under_way.get(request_id)
-        if current is not None and current[1] is placement:
+        if self.is_current(request_id, placement):
             self._copied.add(request_id)
 
-    def is_current(self, traced: TracedRequest, placement: Placement) -> bool:
-        """Whether this is still where the request is going; after a death it may be placed elsewhere."""
-        current = self.under_way.get(traced.request.id)
+    def is_current(self, request_id: int, placement: Placement) -> bool:
+        """Whether this is where the request is going; after a death it may be placed elsewhere, or refused."""
+        current = self.under_way.get(request_id)
         return current is not None and current[1] is placement
 
     def is_resumed(self, request_id: int) -> bool:

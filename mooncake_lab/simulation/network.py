@@ -121,7 +121,7 @@ class Network:
             destination: who receives.
             size_bytes: of all of it.
             most_bytes_per_s: no faster than this, because it is made no faster, until `release` says that the last
-                byte is made; it arrives after that.
+                byte is made; it arrives after that. What a crowded card holds up is made up for only then.
 
         Raises:
             ValueError: when source and destination are the same node, which needs no network.

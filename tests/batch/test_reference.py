@@ -5,27 +5,32 @@ import importlib
 import inspect
 import re
 import textwrap
-from functools import cached_property
+from functools import cache, cached_property
 
 import pytest
 
-from mooncake_lab.batch.definition import markdown
+from mooncake_lab.batch.definition import escaped, markdown
 from mooncake_lab.batch.reference import FLOORS, PACKAGE, package_page, write_reference
 
 MEMBER = re.compile(r"^:::\{div\} member\n```python\n(.+?)\n```\n\n(.+?)^:::$", re.DOTALL | re.MULTILINE)
 FIELDS = re.compile(r"^\*\*Fields\*\*\n\n(.+?)(?=^:::|^```|\Z)", re.DOTALL | re.MULTILINE)
 
 
+source_of = cache(inspect.getsource)
+"""Finding a class in its file takes a while."""
+
+
+@cache
 def listed_classes(package):
     """Each class on a package's page with what the page says of it; the classes are the imported ones."""
     module = importlib.import_module(f"mooncake_lab.{package}")
+    found = []
     inside = [importlib.import_module(f"mooncake_lab.{package}.{path.stem}") for path in modules_of(package)]
     for part in re.split(r"^```python\n(?=class )", package_page(package), flags=re.MULTILINE)[1:]:
         name = re.match(r"class (\w+)", part)[1]
-        yield (
-            next(getattr(each, name) for each in (module, *inside) if hasattr(each, name)),
-            part.split("\n## ")[0],
-        )
+        cls = next(getattr(each, name) for each in (module, *inside) if hasattr(each, name))
+        found.append((cls, part.split("\n## ")[0]))
+    return found
 
 
 def modules_of(package):
@@ -36,7 +41,7 @@ def modules_of(package):
 
 def documented_methods(cls):
     """A class's own public methods and properties that have a docstring, by name; not what a base class adds."""
-    source = inspect.getsource(cls)
+    source = source_of(cls)
     kinds = property | cached_property | classmethod | staticmethod
     own = {name: each for name, each in vars(cls).items() if inspect.isfunction(each) or isinstance(each, kinds)}
     return {
@@ -48,7 +53,7 @@ def documented_methods(cls):
 
 def documented_fields(cls):
     """A class's own public fields with a string below them, in the order of the source."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body
+    body = ast.parse(textwrap.dedent(source_of(cls))).body[0].body
     names = [ast.unparse(node).split(":")[0].split(" =")[0] for node in body]
     said = [isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) for node in body[1:]]
     pairs = zip(body, names, said, strict=False)
@@ -177,3 +182,10 @@ Keep it.
 def test_a_class_is_shown_with_what_it_documents():
     """Private names, dunders and members without a docstring stay out; a long signature has a line a parameter."""
     assert markdown(ast.parse(CLASS).body[0]) == SHOWN
+
+
+def test_code_is_not_escaped():
+    """Outside code a bar, a dollar and a bracket are escaped; in code only a bar that would end a cell is."""
+    line = "`i + j <= degree` costs $1 | less than `a|b`, <so> it is"
+    assert escaped(line) == r"`i + j <= degree` costs \$1 \| less than `a|b`, \<so> it is"
+    assert escaped("`a|b` | c", in_table=True) == r"`a\|b` \| c"

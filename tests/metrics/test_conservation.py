@@ -68,6 +68,9 @@ BROKEN = {
     "a prefill that starts after the end": Case(
         (arrived(), placed(), rejected(at_s=1.0), prefilled(start_s=2.0, at_s=3.0)), "I1", "after it was rejected"
     ),
+    "a prefill of a request that was refused at the door": Case(
+        (arrived(), rejected(at_s=1.0), prefilled(start_s=0.5, at_s=2.0)), "I2", "without it is placed"
+    ),
     "a token after the end": Case((arrived(), rejected(at_s=1.0), stretch()), "I1", "after it was rejected"),
     "a lost token": Case((*GOOD[:-1], finished(output_tokens=4)), "I1", "4 tokens but received 3"),
     "two first tokens": Case((*GOOD[:4], first()), "I1", "second first token"),

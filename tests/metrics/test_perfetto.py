@@ -1,6 +1,9 @@
 """Logs as timelines: the trace event format, held against its own rules."""
 
 import json
+from collections import defaultdict
+from dataclasses import replace
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -8,7 +11,7 @@ import pytest
 
 from mooncake_lab.core import Moved, Prefilled
 from mooncake_lab.metrics import trace_events, write_perfetto
-from mooncake_lab.simulation import Cluster, Failure, four_requests
+from mooncake_lab.simulation import Cluster, ClusterSpec, Failure, four_requests
 
 Micros = Annotated[float, msgspec.Meta(ge=0)]
 
@@ -102,3 +105,19 @@ def test_every_request_begins_and_ends_once():
     phases = [(e["ph"], e["id"]) for e in trace_events(Cluster(dying, model).run(requests)) if "id" in e]
     for phase in "be":
         assert sorted(i for p, i in phases if p == phase) == [0, 1, 2, 3]
+
+
+def test_spans_of_a_track_do_not_overlap():
+    """Also where a group of nodes computes two prompts at once: each span is over before the next one begins."""
+    _, model, requests = four_requests()
+    grouped = ClusterSpec(prefill_nodes=2, prefill_group=2, prefill_chunk_tokens=500, block_size_tokens=500)
+    log = Cluster(grouped, model).run([replace(requests[0], request=replace(r.request, arrival_s=0.0, id=i))
+                                       for i, r in enumerate(requests)])  # fmt: skip
+    tracks = defaultdict(list)
+    for event in trace_events(log):
+        if event["ph"] == "X":
+            tracks[event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    for spans in tracks.values():
+        assert all(end <= begin + 1e-3 for (_, end), (begin, _) in pairwise(spans))
+    prefills = sorted((r.start_s, r.at_s) for r in log if isinstance(r, Prefilled))
+    assert any(end > begin for (_, end), (begin, _) in pairwise(prefills))
