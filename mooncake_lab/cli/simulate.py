@@ -14,10 +14,10 @@ import typer
 from mooncake_lab.cli.reading import read_or_fail
 from mooncake_lab.cli.simulate_usage import check_chance, check_memory, check_usage
 from mooncake_lab.conductor import ADMISSION_POLICIES, KVCacheCentric, LoadBalance, named_placement
-from mooncake_lab.core import SLO, Record, TracedRequest, keyed_uniform, log_writer, rare_collections
+from mooncake_lab.core import SLO, Record, TracedRequest, log_writer, rare_collections
 from mooncake_lab.perf import LinkLatency, check_floor, hardware
 from mooncake_lab.simulation import COUPLED_SYSTEMS, Cluster, ClusterSpec, CoupledCluster, CoupledSpec
-from mooncake_lab.workload import Trace
+from mooncake_lab.workload import Trace, in_class
 
 PlacementName = Literal[
     "random", "load_balance", "cache_aware", "kvcache_centric", "longest_prefix", "prefix_affinity"
@@ -140,8 +140,7 @@ def simulate(
             cluster = CoupledCluster(spec, latency, log=keep)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    arriving = _in_classes(_faster(requests, speed).requests(), urgent_share or 0.0, seed or 0)
-    _run(cluster, arriving, log, sinks)
+    _run(cluster, _arriving(requests, speed, urgent_share, seed or 0), log, sinks)
     if perfetto:
         _written(lambda: write_perfetto(perfetto, kept))
     numbers: dict[str, Any] = {"file": str(trace), "latency_model": latency.name, **summary.numbers()}
@@ -218,12 +217,9 @@ def _coupled(nodes: int, batching: str, on_device: int, policies: dict[str, Any]
     )
 
 
-def _in_classes(arriving: Iterable[TracedRequest], urgent_share: float, seed: int) -> Iterable[TracedRequest]:
-    """The requests, so large a share of them with priority 1; whose does not depend on who else there is."""
-    for traced in arriving:
-        urgent = keyed_uniform(seed, "urgent", traced.request.id) < urgent_share
-        yield replace(traced, request=replace(traced.request, priority=1)) if urgent else traced
-
-
-def _faster(trace: Trace, speed: float) -> Trace:
-    return trace if speed == 1 else replace(trace, arrival_s=trace.arrival_s / speed)
+def _arriving(trace: Trace, speed: float, urgent_share: float | None, seed: int) -> Iterable[TracedRequest]:
+    """The requests of a trace, so many times as fast, and some of them urgent where classes are asked for."""
+    requests = (trace if speed == 1 else replace(trace, arrival_s=trace.arrival_s / speed)).requests()
+    if urgent_share is None:
+        return requests
+    return (in_class(traced, urgent_share, seed=seed) for traced in requests)

@@ -36,7 +36,7 @@ from mooncake_lab.metrics import (
     wasted_prefill_gpu_s,
 )
 from mooncake_lab.simulation import Cluster, ClusterSpec
-from mooncake_lab.workload import Trace, load, with_poisson_arrivals
+from mooncake_lab.workload import Trace, in_class, load, with_poisson_arrivals
 
 PolicyName = Literal[
     "none",
@@ -167,8 +167,8 @@ class Overload:
 
     def _arriving(self, traced: TracedRequest, at_s: float) -> TracedRequest:
         longer = _longer(traced, self.prompt_factor)
-        urgent = keyed_uniform(self.seed, "urgent", traced.request.id) < self.urgent_share
-        return replace(longer, request=replace(longer.request, arrival_s=at_s, priority=int(urgent)))
+        moved = replace(longer, request=replace(longer.request, arrival_s=at_s))
+        return in_class(moved, self.urgent_share, seed=self.seed)
 
     def _movement(self, log: list[Record], times_s: npt.NDArray[np.float64]) -> dict[str, float]:
         prefill = prefill_load_series(log, times_s, self.prefill_nodes, self.slo)

@@ -19,6 +19,7 @@ from mooncake_lab.core import (
     Rejected,
 )
 from mooncake_lab.metrics.latency import tbt_longest_gaps_s, tbt_mean_gap_s
+from mooncake_lab.metrics.summary import PrefillTime
 from mooncake_lab.metrics.tokens import step_ends_s
 
 
@@ -46,8 +47,7 @@ class RunningSummary:
     _ttfts_s: "array[float]" = field(init=False, default_factory=lambda: array("d"))
     _tbts_s: "array[float]" = field(init=False, default_factory=lambda: array("d"))
     _counts: dict[str, int] = field(init=False)
-    _busy_until_s: dict[str, float] = field(init=False, default_factory=dict)
-    _prefill_s: float = field(init=False, default=0.0)
+    _prefill: PrefillTime = field(init=False, default_factory=PrefillTime)
     _now_s: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
@@ -66,7 +66,9 @@ class RunningSummary:
                 self._counts["requests"] += 1
                 self._arrivals_s[record.request_id] = record.at_s
             case Prefilled():
-                self._prefilled(record)
+                self._counts["reused"] += record.reused_tokens
+                self._counts["computed"] += record.computed_tokens
+                self._prefill.add(record)
             case FirstToken():
                 self._first_s[record.request_id] = record.at_s - self._arrivals_s[record.request_id]
                 self._tokens[record.request_id].append(np.array([record.at_s]))
@@ -98,18 +100,10 @@ class RunningSummary:
             "tbt_p90_s": float(np.percentile(gap, 90)) if gap.size else None,
             "effective_request_capacity": counts["effective"] / counts["requests"],
             "token_hit_rate": counts["reused"] / prompt_tokens if prompt_tokens else 0.0,
-            "prefill_gpu_s_per_request": self.prefill_group * self._prefill_s / counts["requests"],
+            "prefill_gpu_s_per_request": self.prefill_group * self._prefill.seconds / counts["requests"],
             "output_tokens": counts["output_tokens"] + sum(row[2] for row in running),
             "simulated_s": self._now_s,
         }
-
-    def _prefilled(self, record: Prefilled) -> None:
-        """As in `prefill_gpu_s`: time in which several prompts are computed counts once."""
-        self._counts["reused"] += record.reused_tokens
-        self._counts["computed"] += record.computed_tokens
-        begun_s = max(record.start_s, self._busy_until_s.get(record.instance, 0.0))
-        self._prefill_s += record.at_s - begun_s
-        self._busy_until_s[record.instance] = record.at_s
 
     def _ended(self, request_id: int, end: str) -> None:
         self._counts[end] += 1

@@ -1,6 +1,7 @@
 """A run in one row: the numbers every comparison of clusters starts from."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -10,22 +11,30 @@ from mooncake_lab.metrics.latency import request_table
 from mooncake_lab.metrics.service import effective_request_capacity
 
 
-def prefill_gpu_s(records: Iterable[Record]) -> float:
-    """Seconds in which an instance computed a prefill, over all instances (FAST'25 Fig. 8).
+@dataclass(slots=True, eq=False)
+class PrefillTime:
+    """Seconds in which an instance computed a prefill, over all instances (FAST'25 Fig. 8). Mutable: it counts.
 
     A span in which several prompts, or prompts and decodes, are computed together counts once, and so does the
     time in which prompts overlap.
-
-    Args:
-        records: the run's log, in which the spans of an instance end one after the other.
     """
-    total_s, until_s = 0.0, dict[str, float]()
+
+    seconds: float = 0.0
+    _until_s: dict[str, float] = field(default_factory=dict)
+
+    def add(self, record: Prefilled) -> None:
+        """Count the next span of the log; those of an instance end one after the other."""
+        self.seconds += record.at_s - max(record.start_s, self._until_s.get(record.instance, 0.0))
+        self._until_s[record.instance] = record.at_s
+
+
+def prefill_gpu_s(records: Iterable[Record]) -> float:
+    """The `PrefillTime` of a run's log."""
+    time = PrefillTime()
     for record in records:
         if isinstance(record, Prefilled):
-            begun_s = max(record.start_s, until_s.get(record.instance, 0.0))
-            total_s += record.at_s - begun_s
-            until_s[record.instance] = record.at_s
-    return total_s
+            time.add(record)
+    return time.seconds
 
 
 def reused_share(records: Iterable[Record]) -> float:

@@ -57,10 +57,9 @@ class Handover:
 
         The record of its move begins now, whatever has left before: it shows what computation did not hide.
         """
-        stream = self._streams.pop(job, None)
-        if not self._journeys.is_current(job.traced.request.id, job.placement):
+        stream, request_id = self._streams.pop(job, None), job.traced.request.id
+        if not self._journeys.is_current(request_id, job.placement):
             return
-        request_id = job.traced.request.id
         if self._first_shown_by == "prefill" and not self._journeys.shown.get(request_id):
             self._journeys.shown[request_id] = 1
             self._log(FirstToken(at_s=self._env.now, request_id=request_id))
@@ -103,9 +102,10 @@ class Handover:
             self._after(self._model.dram_load_s(request.input_tokens), partial(self._loaded, job))
 
     def _loaded(self, job: Job, _event: simpy.Event) -> None:
-        if not self._journeys.is_current(job.traced.request.id, job.placement):
+        request_id = job.traced.request.id
+        if not self._journeys.is_current(request_id, job.placement):
             return
-        shown, resumed = self._journeys.end(job.traced.request.id)
+        shown, resumed = self._journeys.end(request_id)
         self._decode[job.placement.decode].join(job.traced, shown, resumed=resumed)
 
     def _refused(self, job: Job) -> bool:

@@ -1,6 +1,7 @@
 """What arrives: traces read and checked, fetched, described, and generated."""
 
 from mooncake_lab.workload.arrivals import poisson_arrivals_s, with_poisson_arrivals
+from mooncake_lab.workload.classes import in_class
 from mooncake_lab.workload.coarsen import with_larger_blocks
 from mooncake_lab.workload.fetch import fetch_trace
 from mooncake_lab.workload.load import check_workload, load, load_or_read
@@ -37,6 +38,7 @@ __all__ = [
     "fetch_trace",
     "file_sha256",
     "find_trace",
+    "in_class",
     "load",
     "load_or_read",
     "poisson_arrivals_s",

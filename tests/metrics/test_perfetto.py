@@ -111,8 +111,10 @@ def test_spans_of_a_track_do_not_overlap():
     """Also where a group of nodes computes two prompts at once: each span is over before the next one begins."""
     _, model, requests = four_requests()
     grouped = ClusterSpec(prefill_nodes=2, prefill_group=2, prefill_chunk_tokens=500, block_size_tokens=500)
-    log = Cluster(grouped, model).run([replace(requests[0], request=replace(r.request, arrival_s=0.0, id=i))
-                                       for i, r in enumerate(requests)])  # fmt: skip
+    at_once = [
+        replace(traced, request=replace(traced.request, arrival_s=0.0), output_tokens=3) for traced in requests
+    ]
+    log = Cluster(grouped, model).run(at_once)
     tracks = defaultdict(list)
     for event in trace_events(log):
         if event["ph"] == "X":

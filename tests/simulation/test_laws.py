@@ -10,13 +10,11 @@ from hypothesis import strategies as st
 
 from mooncake_lab.conductor import (
     ADMISSION_POLICIES,
-    AdmitAll,
     CacheAware,
     KVCacheCentric,
     LoadBalance,
     Placement,
     Random,
-    WithinSLO,
 )
 from mooncake_lab.core import SLO, Moved, Placed, Prefilled, Request, TracedRequest, blocks_for
 from mooncake_lab.metrics import check_log, request_table
@@ -117,7 +115,7 @@ REALISTIC = replace(
 )
 
 
-ADMISSIONS = st.sampled_from([AdmitAll(), WithinSLO(), *(make() for make in ADMISSION_POLICIES.values())])
+ADMISSIONS = st.sampled_from([make() for make in ADMISSION_POLICIES.values()])
 
 
 @st.composite
