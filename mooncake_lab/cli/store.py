@@ -53,7 +53,9 @@ def verify(
 def _told(report: RoomReport) -> str:
     lines = [f"model {report.fingerprint}: {report.blocks:,} blocks, {report.payload_bytes:,} bytes"]
     lines += [f"  damaged: {key}" for key in report.damaged]
-    if not report.index_is_whole:
+    if report.trouble is not None:
+        lines.append(f"  this room could not be read, or not repaired: {report.trouble}")
+    elif not report.index_is_whole:
         lines.append("  the index is damaged")
     if report.repaired:
         lines.append("  repaired: damaged blocks dropped, index rebuilt")
@@ -64,13 +66,16 @@ def _told(report: RoomReport) -> str:
 def soak(
     folder: Annotated[Path, typer.Option("--dir", help="Where the SSD tier lies; made where it is missing.")],
     seconds: Annotated[float, typer.Option(min=0, help="How long.")] = 30,
-    faults: Annotated[str, typer.Option(help=f"Some of {','.join(FAULTS)}, or none.")] = "kill,flip,full",
+    faults: Annotated[str, typer.Option(help=f"Some of {','.join(FAULTS)}, or none.")] = ",".join(FAULTS),
     seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
     json_: Json = False,
 ) -> None:
-    """Use a tiered store hard under injected faults; exit 1 when a byte was wrong, lost or leaked.
+    """Use DRAM over SSD over TCP hard, under injected faults; exit 1 when a byte was wrong, lost or leaked.
 
-    Example: mooncake-lab store soak --dir /tmp/soak --seconds 30 --faults kill,flip,full --json
+    A life of the store is killed, bits of its files are flipped, writes find no room or are torn, reads fail,
+    permission is lost, and the peer hangs up.
+
+    Example: mooncake-lab store soak --dir /tmp/soak --seconds 600 --json
     """
     try:
         report = Soak(folder, [] if faults == "none" else faults.split(","), seed).run(seconds)

@@ -1,9 +1,10 @@
 """Arrivals: how a block gets into a tier, and what becomes of those that leave for it."""
 
 import contextlib
+import errno
 import threading
 from collections.abc import Iterable, Sequence
-from typing import final
+from typing import Final, final
 
 import numpy as np
 
@@ -14,17 +15,22 @@ from mooncake_lab.store.media import (
     DramMedium,
     MediumError,
     MediumFullError,
+    NotHeldError,
     Reservation,
     check_block,
 )
 from mooncake_lab.store.tier import Departure, Slot, Tier
+
+_BAD_BYTES: Final = frozenset({errno.EIO, errno.EBADMSG, errno.EILSEQ, errno.ENODATA})
+"""What systems say of bytes that a device, or a file system with checksums, cannot read."""
 
 
 @final
 class Arrivals:
     """Brings blocks into tiers: a place in the books, room in the medium, the bytes, the commit.
 
-    The books of all tiers are guarded by one condition; devices are only asked outside of it.
+    The books of all tiers are guarded by one condition; devices are only asked outside of it. Whatever ends an
+    arrival early takes the block out of the books and gives its room back, errors that are raised included.
 
     Args:
         tiers: the fastest first.
@@ -38,57 +44,106 @@ class Arrivals:
         self._books = books
 
     def store(self, index: int, key: bytes, sizes: Sequence[int], layers: Sequence[Buffer], position: int) -> bool:
-        """Place, reserve, write, commit; whether the tier holds the block now."""
+        """Place, reserve, write, commit; whether the tier holds the block now.
+
+        Raises:
+            ValueError: when the key or the layers are out of bounds, or media cannot copy such memory.
+        """
         tier = self._tiers[index]
         with self._books:
-            if tier.holds(key):
+            if tier.holds(key) and not tier.doubts(key):
                 if key in tier.blocks:
                     tier.blocks.touch(key)
                 return True
         slot = self.place(index, key, sizes, position)
         if slot is None:
             return False
-        reservation = self.reserve(index, key, sizes, position)
-        if reservation is None:
-            return False
-        slot.reservation = reservation
-        try:
-            tier.medium.write(reservation, layers)
-            tier.medium.commit(reservation)
-        except (MediumError, OSError) as error:
-            self.give_up(tier, key, error)
-            return False
-        self.settle(tier, key, slot)
-        return True
+        room = self.reserve(index, key, slot, sizes, position)
+        if room is None:
+            return slot.ready
+        room = self.write(index, slot, room, layers)
+        return room is not None and self.commit(index, [(slot, room)])
 
     def place(self, index: int, key: bytes, sizes: Sequence[int], position: int) -> Slot | None:
-        """A slot in the tier's books, others leaving for it; `None` where there is none to be had."""
+        """A slot in the tier's books, others leaving for it; `None` where there is none to be had.
+
+        A block that could not be read makes way for the same block, since its bytes are at hand now.
+        """
         check_block(key, sizes)
         tier = self._tiers[index]
         with self._books:
-            if key in tier.blocks or key in tier.leaving or not tier.writes.allows():
+            is_stale = tier.doubts(key)
+            if (key in tier.blocks and not is_stale) or key in tier.leaving or not tier.writes.allows():
                 return None
+            stale = tier.let_go(tier.blocks.remove(key).payload.reservation) if is_stale else None
             slot, departures = tier.place(key, sizes, position)
             unwanted = self._send_off(index, departures)
-        free_quietly(tier, *unwanted)
+        free_quietly(tier, stale, *unwanted)
         return slot
 
-    def reserve(self, index: int, key: bytes, sizes: Sequence[int], position: int) -> Reservation | None:
-        """Room in the medium for a placed block; others leave until a run of bytes is long enough."""
+    def reserve(
+        self, index: int, key: bytes, slot: Slot, sizes: Sequence[int], position: int
+    ) -> Reservation | None:
+        """Room in the medium for a placed block; `None` where there is nothing to write into.
+
+        The tier holds the block then, by another client of a shared medium that was faster, and its slot is ready;
+        or it was refused.
+        """
         tier = self._tiers[index]
-        while True:
-            try:
-                return tier.medium.reserve(key, sizes, position=position)
-            except MediumFullError:
-                if not self.squeeze(index):
-                    self._refuse(tier, key)
-                    return None
-            except AlreadyHeldError:  # another client of a shared medium was faster
-                self._refuse(tier, key)
-                return None
-            except (MediumError, OSError) as error:
+        try:
+            slot.reservation = self._room(index, key, sizes, position)
+        except AlreadyHeldError as error:
+            if not self._take_over(tier, key, slot, sizes):
                 self.give_up(tier, key, error)
-                return None
+            return None
+        except MediumFullError:
+            self._refuse(tier, key)
+            return None
+        except (MediumError, OSError) as error:
+            self.give_up(tier, key, error)
+            return None
+        except BaseException:
+            self._refuse(tier, key)
+            raise
+        return slot.reservation
+
+    def write(self, index: int, slot: Slot, room: Reservation, layers: Sequence[Buffer]) -> Reservation | None:
+        """Write a block into its room; where it lies now, `None` where it was given up.
+
+        A medium that learns only now that it is full gets a second chance, after one more block has left.
+        """
+        tier = self._tiers[index]
+        try:
+            try:
+                tier.medium.write(room, layers)
+            except MediumFullError:
+                room = self._other_room(index, slot, room)
+                tier.medium.write(room, layers)
+        except (MediumError, OSError) as error:
+            self.give_up(tier, room.key, error)
+            return None
+        except BaseException:
+            self._refuse(tier, room.key)
+            raise
+        return room
+
+    def commit(self, index: int, written: Sequence[tuple[Slot, Reservation]]) -> bool:
+        """Commit blocks together and let them be read; whether they can be."""
+        tier = self._tiers[index]
+        try:
+            tier.medium.commit(*(room for _, room in written))
+        except (MediumError, OSError) as error:
+            for _, room in written:
+                self.give_up(tier, room.key, error)
+            return False
+        except BaseException:
+            for _, room in written:
+                self._refuse(tier, room.key)
+            raise
+        for slot, room in written:
+            self.settle(tier, room.key, slot)
+        free_again(tier)
+        return True
 
     def squeeze(self, index: int) -> bool:
         """Let one more block leave a tier; false when none can."""
@@ -103,6 +158,8 @@ class Arrivals:
         """The block is committed: let it be read."""
         with self._books:
             tier.arrived(key, slot)
+            tier.tally.stored += 1
+            tier.tally.written_bytes += slot.reservation.size_bytes if slot.reservation else 0
             tier.writes.worked()
 
     def withdraw(self, tier: Tier, key: bytes) -> Reservation | None:
@@ -126,30 +183,75 @@ class Arrivals:
             return None
         return copies
 
+    def give_up(self, tier: Tier, key: bytes, error: Exception) -> None:
+        """Take a block that cannot come out of the books; where the medium failed, think less of the tier.
+
+        Where it is full and said so late, one more block leaves, so that the next one finds room.
+        """
+        if not isinstance(error, (MediumFullError, AlreadyHeldError)):
+            with self._books:
+                tier.writes.failed(error)
+                unwanted = tier.withdraw(key)
+            free_quietly(tier, unwanted)
+            return
+        self._refuse(tier, key)
+        if isinstance(error, MediumFullError):
+            self.squeeze(self._tiers.index(tier))
+
+    def _room(self, index: int, key: bytes, sizes: Sequence[int], position: int) -> Reservation:
+        """Reserve; what should be free already is freed first, then others leave until a run is long enough."""
+        tier = self._tiers[index]
+        while True:
+            try:
+                return tier.medium.reserve(key, sizes, position=position)
+            except (MediumFullError, AlreadyHeldError) as error:
+                if free_again(tier):
+                    continue
+                stuck = sum(list(tier.going.values()))
+                if isinstance(error, AlreadyHeldError) or not self.squeeze(index):
+                    raise
+                if sum(list(tier.going.values())) > stuck:
+                    raise  # what left could not be freed: others would leave for nothing
+
+    def _other_room(self, index: int, slot: Slot, room: Reservation) -> Reservation:
+        """Give the room of a block back, let another block leave, and reserve anew."""
+        tier = self._tiers[index]
+        with self._books:
+            slot.reservation = None
+            tier.let_go(room)
+        free_quietly(tier, room)
+        self.squeeze(index)
+        slot.reservation = tier.medium.reserve(room.key, room.layer_bytes, position=room.position)
+        return slot.reservation
+
+    def _take_over(self, tier: Tier, key: bytes, slot: Slot, sizes: Sequence[int]) -> bool:
+        """Hold a placed block that another client of a shared medium has committed; false where none has."""
+        going = list(tier.going)  # before asking: what is freed meanwhile must not be believed
+        try:
+            found = next((block for block in tier.medium.blocks() if block.key == key), None)
+        except (MediumError, OSError):
+            return False
+        if found is None or found in going or found.layer_bytes != tuple(sizes):
+            return False
+        with self._books:
+            slot.reservation = found
+            tier.arrived(key, slot)
+        return True
+
     def _refuse(self, tier: Tier, key: bytes) -> None:
         with self._books:
             tier.tally.refused += 1
             unwanted = tier.withdraw(key)
         free_quietly(tier, unwanted)
 
-    def give_up(self, tier: Tier, key: bytes, error: Exception) -> None:
-        """Take a block that cannot come out of the books; where the medium failed, think less of the tier."""
-        if isinstance(error, (MediumFullError, AlreadyHeldError)):  # some media learn it only when they write
-            self._refuse(tier, key)
-            return
-        with self._books:
-            tier.writes.failed(error)
-            unwanted = tier.withdraw(key)
-        free_quietly(tier, unwanted)
-
     def _send_off(self, index: int, departures: Iterable[Departure]) -> list[Reservation]:
-        """Queue what the tier below lacks; the rest is to be freed now."""
+        """Queue what the tier below lacks, or could not read; the rest is to be freed now."""
         tier = self._tiers[index]
         below = self._tiers[index + 1] if tier.has_tier_below else None
         unwanted: list[Reservation] = []
         for departure in departures:
             key = departure.reservation.key
-            if below is not None and below.holds(key):
+            if below is not None and below.holds(key) and not below.doubts(key):
                 if key in below.blocks:
                     below.blocks.touch(key)
             elif below is not None and tier.enqueue(departure):
@@ -157,13 +259,38 @@ class Arrivals:
                 continue
             else:
                 tier.tally.dropped += below is not None
+            tier.let_go(departure.reservation)
             unwanted.append(departure.reservation)
         return unwanted
 
 
 def free_quietly(tier: Tier, *unwanted: Reservation | None) -> None:
-    """Free what no one wants; a device that is gone frees nothing, and a block that is gone is free."""
+    """Free what no one wants; what is gone is free, and what cannot be freed now is left to `free_again`."""
     for reservation in unwanted:
-        if reservation is not None:
-            with contextlib.suppress(MediumError, OSError):
+        if reservation is None:
+            continue
+        try:
+            with contextlib.suppress(NotHeldError):
                 tier.medium.free(reservation)
+        except (MediumError, OSError):
+            tier.going.pop(reservation, None)
+            tier.going[reservation] = True  # behind all others, which may be luckier
+        else:
+            tier.going.pop(reservation, None)
+
+
+def free_again(tier: Tier) -> bool:
+    """Free what could not be freed before; whether something was. It ends with the first that fails once more."""
+    failed = [reservation for reservation, has_failed in list(tier.going.items()) if has_failed]
+    for count, reservation in enumerate(failed):
+        free_quietly(tier, reservation)
+        if reservation in tier.going:
+            return count > 0
+    return bool(failed)
+
+
+def is_of_one_block(trouble: BaseException | None) -> bool:
+    """Whether a device answered that it cannot read these bytes: a bad sector, here or at a peer."""
+    if isinstance(trouble, (ConnectionError, TimeoutError)) or not isinstance(trouble, OSError):
+        return False
+    return trouble.errno is None or trouble.errno in _BAD_BYTES

@@ -93,6 +93,10 @@ class PrefixIndex:
         """The instance holds these blocks no longer, if it did; false where its life is over."""
         return self._change(member, (), keys)
 
+    def update(self, member: Membership, added: Iterable[BlockKey], removed: Iterable[BlockKey]) -> bool:
+        """Blocks came and others left at once; false where its life is over."""
+        return self._change(member, added, removed)
+
     def replace(self, member: Membership, keys: Collection[BlockKey]) -> bool:
         """The instance holds exactly these blocks: for when messages were lost. False where its life is over."""
         kept = frozenset(keys)

@@ -159,18 +159,24 @@ def _mooncake(source: Blocks, target: Blocks, size: int, rounds: int) -> list[Me
 def _beside_bare(
     name: str, client: MooncakeClient, source: Blocks, target: Blocks, size: int, rounds: int
 ) -> list[Measured]:
-    moved = size * len(source)
-    medium, bare = MooncakeMedium(client, moved, fingerprint=b"bench"), BareObjects(client)
-    write, read, clear = _passes(medium, source, target, 1)
-
-    def clear_both() -> None:
-        clear()
-        bare.clear()
-
-    floors = {"its bare API": bare.passes(source, target)}
-    rows = _compare(name, size, moved, rounds, (write, read, clear_both), floors)
-    medium.close()
+    """With checksums, as a medium has them unless told, and without, as the bare interface is."""
+    moved, rows = size * len(source), list[Measured]()
+    for shown, checksums in ((name, True), (f"{name}, unchecked", False)):
+        medium = MooncakeMedium(client, moved, fingerprint=b"bench", checksums=checksums)
+        bare = BareObjects(client)
+        write, read, clear = _passes(medium, source, target, 1)
+        floors = {"its bare API": bare.passes(source, target)}
+        rows += _compare(shown, size, moved, rounds, (write, read, _both(clear, bare.clear)), floors)
+        medium.close()
     return rows
+
+
+def _both(first: Pass, second: Pass) -> Pass:
+    def work() -> None:
+        first()
+        second()
+
+    return work
 
 
 def _compare(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import final
 
-from mooncake_lab.store.arrivals import Arrivals, free_quietly
+from mooncake_lab.store.arrivals import Arrivals, free_again, free_quietly
 from mooncake_lab.store.media import Buffer, MediumError, Reservation
 from mooncake_lab.store.tier import Slot, Tier
 
@@ -57,6 +57,7 @@ class OpenBlock:
             return False
         self._is_open = False
         self._arrivals.settle(self._tier, self._reservation.key, self._slot)
+        free_again(self._tier)
         return True
 
     def abandon(self) -> None:

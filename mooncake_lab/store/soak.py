@@ -16,7 +16,7 @@ from mooncake_lab.store.media.folder import room_of
 from mooncake_lab.store.media.record import extent_bytes
 from mooncake_lab.store.soak_life import FINGERPRINT, SSD_BYTES, wrong_bytes
 
-FAULTS: Final = ("kill", "flip", "full", "read")
+FAULTS: Final = ("kill", "flip", "full", "read", "denied", "torn", "hangup")
 _LONGEST_LIFE_S: Final = 1.5
 _DEADLINE_S: Final = 60.0
 _LIVES_TO_AN_END: Final = 3

@@ -12,13 +12,22 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final, final
+from typing import Any, Final, final
 
 import numpy as np
 import numpy.typing as npt
 
 from mooncake_lab.core import KIB, MIB
-from mooncake_lab.store.media import Bandwidth, Buffer, DramMedium, Medium, Reservation, SsdMedium
+from mooncake_lab.store.media import (
+    Bandwidth,
+    BlockServer,
+    Buffer,
+    DramMedium,
+    Medium,
+    Reservation,
+    SsdMedium,
+    TcpMedium,
+)
 from mooncake_lab.store.media.slab import Operation
 from mooncake_lab.store.tier import TierSettings
 from mooncake_lab.store.tiers import TieredStore
@@ -26,7 +35,10 @@ from mooncake_lab.store.tiers import TieredStore
 FINGERPRINT: Final = b"soak"
 SSD_BYTES: Final = 24 * MIB
 _DRAM_BYTES: Final = 3 * MIB
+_REMOTE_BYTES: Final = 8 * MIB
 _QUEUE_BYTES: Final = MIB
+_PAGE_BYTES: Final = 4 * KIB
+_TOKEN: Final = b"known to both sides of the soak"
 _KEYS: Final = 600
 _SHAPES: Final = ([4 * KIB] * 8, [20_000, 1, 5 * KIB], [64 * KIB] * 2, [33_333])
 _LONGEST_FAULT_OPERATIONS: Final = 12
@@ -116,32 +128,96 @@ class DeviceFaults:
 
     def __init__(self, seed: int, faults: Sequence[str]) -> None:
         self._draw = random.Random(seed)  # noqa: S311  # protects nothing
-        self._full = "full" in faults
-        self._read = "read" in faults
-        self._to_come = 0
+        self._faults = frozenset(faults)
+        self._full = 0
+        """Operations that are still to find no room."""
+        self._denied = 0
 
     def __call__(self, operation: Operation) -> None:
-        """Let the operation happen, or raise what a full or a failing device would."""
+        """Let the operation happen, or raise what a full, a failing or a forbidden device would."""
+        if self._begins("denied", 0.001, self._denied):
+            self._denied = self._draw.randrange(1, _LONGEST_FAULT_OPERATIONS)
+        if self._denied:
+            self._denied -= 1
+            raise PermissionError(errno.EACCES, "injected: permission denied")
         if operation == "read":
-            if self._read and self._draw.random() < 0.01:
-                tell("X read")
+            if self._begins("read", 0.01, 0):
                 raise OSError(errno.EIO, "injected: the device cannot read")
             return
-        if self._full and not self._to_come and self._draw.random() < 0.004:
-            self._to_come = self._draw.randrange(1, _LONGEST_FAULT_OPERATIONS)
-            tell("X full")
-        if self._to_come:
-            self._to_come -= 1
+        if self._begins("full", 0.004, self._full):
+            self._full = self._draw.randrange(1, _LONGEST_FAULT_OPERATIONS)
+        if self._full:
+            self._full -= 1
             raise OSError(errno.ENOSPC, "injected: no space left on device")
+
+    def _begins(self, fault: str, probability: float, to_come: int) -> bool:
+        begins = fault in self._faults and not to_come and self._draw.random() < probability
+        if begins:
+            tell(f"X {fault}")
+        return begins
+
+
+@final
+class TornWrites:
+    """Stands in for `os.pwritev`, and writes only the first pages now and then: it says so, or it fails."""
+
+    def __init__(self, seed: int) -> None:
+        self._draw = random.Random(seed)  # noqa: S311  # protects nothing
+        self._pwritev = os.pwritev
+
+    def __call__(self, file: int, buffers: Sequence[Any], offset: int) -> int:
+        """The bytes that were written."""
+        pages = sum(len(buffer) for buffer in buffers) // _PAGE_BYTES
+        if pages < 2 or self._draw.random() > 0.01:
+            return self._pwritev(file, buffers, offset)
+        tell("X torn")
+        left = self._draw.randrange(1, pages) * _PAGE_BYTES
+        head: list[Any] = []
+        for buffer in buffers:
+            head.append(buffer[:left])
+            left -= len(head[-1])
+        moved = self._pwritev(file, [part for part in head if len(part)], offset)
+        if self._draw.random() < 0.5:
+            raise OSError(errno.EIO, "injected: the device failed in the middle of a write")
+        return moved
+
+
+@final
+class Peer:
+    """Memory behind a block server, the remote tier of the store. Mutable: its server comes and goes."""
+
+    def __init__(self) -> None:
+        self._arena = DramMedium(_REMOTE_BYTES)
+        self._server = BlockServer(self._arena, _TOKEN, timeout_s=5)
+        self.medium = TcpMedium(self._server.address, _TOKEN, fingerprint=FINGERPRINT, timeout_s=5)
+
+    def hang_up(self) -> None:
+        """End every connection, whatever moves over it, and listen anew in the same place."""
+        tell("X hangup")
+        _, port = self._server.address
+        self._server.close()
+        self._server = BlockServer(self._arena, _TOKEN, port=port, timeout_s=5)
+
+    def close(self, known_blocks: int) -> int:
+        """End it; the bytes that it holds for nobody, where a closed store knows of so many blocks."""
+        self.medium.close()
+        self._server.close()
+        blocks = list(self._arena.blocks())
+        held = sum(self._arena.footprint_bytes(block.key, block.layer_bytes) for block in blocks)
+        return self._arena.used_bytes - held + abs(len(blocks) - known_blocks) * _PAGE_BYTES
 
 
 def live(folder: Path, seed: int, faults: Sequence[str], seconds: float) -> None:
     """Use the store for so long, then close it and tell what leaked."""
     tell("R")
+    if "torn" in faults:
+        os.pwritev = TornWrites(seed)  # of this process, which is nobody else's
     ssd = SsdMedium(folder, SSD_BYTES, fingerprint=FINGERPRINT, before=DeviceFaults(seed, faults))
+    peer = Peer()
     tiers = [
         TierSettings(medium=DramMedium(_DRAM_BYTES), queue_bytes=_QUEUE_BYTES),
-        TierSettings(medium=Witness(ssd), eviction="sieve"),
+        TierSettings(medium=Witness(ssd), eviction="sieve", queue_bytes=_QUEUE_BYTES),
+        TierSettings(medium=peer.medium),
     ]
     draw = random.Random(seed)  # noqa: S311  # protects nothing
     with TieredStore(tiers) as store:
@@ -151,9 +227,12 @@ def live(folder: Path, seed: int, faults: Sequence[str], seconds: float) -> None
                 _operate(store, draw)
             tell("O 20")
             store.check()
+            if "hangup" in faults and draw.random() < 0.05:
+                peer.hang_up()
         store.flush()
         store.check()
-        tell(f"L {store.leaked_bytes()}")
+    orphaned_bytes = peer.close(store.statistics()[-1].blocks)
+    tell(f"L {store.leaked_bytes() + orphaned_bytes}")
     ssd.close()
 
 

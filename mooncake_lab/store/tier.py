@@ -22,6 +22,8 @@ class Slot:
     reservation: Reservation | None = None
     ready: bool = False
     """Whether the bytes are there and good; until they are, the block is pinned and not served."""
+    failed: bool = False
+    """Whether a read of it failed: after the second it is dropped, and the same bytes may be written anew."""
 
 
 @dataclass(slots=True)
@@ -81,7 +83,7 @@ class TierStatistics:
     """Blocks read here that were put into the first tier."""
     refused: int
     damaged: int
-    """Blocks that were not what was written; each was dropped and counted as a miss."""
+    """Blocks that were not what was written, or could not be read twice; each was dropped, and is a miss."""
     read_errors: int
     write_errors: int
     read_bytes: int
@@ -118,6 +120,8 @@ class Tier:
     leaving: dict[BlockKey, Departure] = field(init=False, default_factory=dict)
     queue: deque[BlockKey] = field(init=False, default_factory=deque)
     leaving_bytes: int = field(init=False, default=0)
+    going: dict[Reservation, bool] = field(init=False, default_factory=dict)
+    """What is to be freed: false while it is being freed, true once that failed and is to be tried again."""
     tally: Tally = field(init=False, default_factory=Tally)
     reads: Health = field(init=False)
     writes: Health = field(init=False)
@@ -161,11 +165,6 @@ class Tier:
         self.blocks.pin(key)
         return slot, self._depart(outcome.evicted)
 
-    def largest_block_bytes(self) -> int:
-        """The size of its largest block, 0 when it holds none."""
-        blocks = (self.blocks.peek(key) for key in self.blocks)
-        return max((block.size_bytes for block in blocks if block), default=0)
-
     def squeeze(self) -> list[Departure] | None:
         """Let one more block leave, for room in one piece; `None` when none can."""
         victim = self.blocks.evict()
@@ -174,19 +173,35 @@ class Tier:
     def arrived(self, key: bytes, slot: Slot) -> None:
         """The bytes of a placed block are there."""
         slot.ready = True
-        self.tally.stored += 1
-        self.tally.written_bytes += slot.reservation.size_bytes if slot.reservation else 0
         self.blocks.unpin(key)
 
     def withdraw(self, key: bytes) -> Reservation | None:
         """The bytes of a placed block will not come; what was reserved for them is to be freed."""
         self.blocks.unpin(key)
-        return self.blocks.remove(key).payload.reservation
+        return self.let_go(self.blocks.remove(key).payload.reservation)
 
     def holds(self, key: BlockKey) -> bool:
         """Whether the block could be read here now."""
         block = self.blocks.peek(key)
         return (block is not None and block.payload.ready) or key in self.leaving
+
+    def is_taken(self, key: BlockKey) -> bool:
+        """Whether the block is here, or somebody writes it here: nobody else need write it."""
+        block = self.blocks.peek(key)
+        return (block is not None and not block.payload.failed) or key in self.leaving
+
+    def doubts(self, key: BlockKey) -> bool:
+        """Whether a read of the block failed, nobody uses it, and good bytes may take its place."""
+        block = self.blocks.peek(key)
+        return block is not None and block.payload.failed and key not in self.blocks.pins
+
+    def read(self, key: bytes, lent: Reservation, *, failed: bool) -> bool:
+        """Note whether all of what was borrowed could be read; whether it failed twice, nothing good between."""
+        block = self.blocks.peek(key)
+        if block is None or block.payload.reservation != lent:
+            return False  # it is leaving
+        before, block.payload.failed = block.payload.failed, failed
+        return before and failed
 
     def borrow(self, key: bytes) -> Reservation | None:
         """The block's reservation, which stays until `give_back`; `None` where it is not held. Counts as a use."""
@@ -208,7 +223,7 @@ class Tier:
             return self.left(key)
         block = self.blocks.peek(key)
         if block is not None and damaged:
-            block.payload.ready = False
+            block.payload.ready, block.payload.failed = False, True
         return self.unpin(key)
 
     def unpin(self, key: bytes) -> Reservation | None:
@@ -217,7 +232,7 @@ class Tier:
         block = self.blocks.peek(key)
         if block is None or block.payload.ready or key in self.blocks.pins:
             return None
-        return self.blocks.remove(key).payload.reservation
+        return self.let_go(self.blocks.remove(key).payload.reservation)
 
     def left(self, key: bytes) -> Reservation | None:
         """One user less of a departing block; after the last one it is to be freed."""
@@ -227,7 +242,13 @@ class Tier:
             return None
         del self.leaving[key]
         self.leaving_bytes -= departure.size_bytes
-        return departure.reservation
+        return self.let_go(departure.reservation)
+
+    def let_go(self, reservation: Reservation | None) -> Reservation | None:
+        """The same, noted until it is freed: that is for its caller to do, once nobody waits for the books."""
+        if reservation is not None:
+            self.going[reservation] = False
+        return reservation
 
     def enqueue(self, departure: Departure) -> bool:
         """Let a departing block wait for the tier below; false when the queue is full."""

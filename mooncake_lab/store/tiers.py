@@ -2,11 +2,12 @@
 
 import threading
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import Self, final
 
 import numpy as np
 
-from mooncake_lab.store.arrivals import Arrivals, free_quietly
+from mooncake_lab.store.arrivals import Arrivals, free_again, free_quietly, is_of_one_block
 from mooncake_lab.store.media import (
     Buffer,
     DamagedBlockError,
@@ -27,7 +28,7 @@ class TieredStore:
     A new block goes into the first tier. What a tier evicts waits in a bounded queue for a thread that writes it
     into the tier below; when the queue is full it is dropped: a cache may forget, and a request must not wait. A
     block read whole from a lower tier is put into the first one as well. Each tier has its own `BlockStore` and
-    policy. A tier that fails is skipped and says so; a damaged block is dropped and is a miss.
+    policy. A tier that fails is skipped and says so; a block that is damaged, or twice not readable, is dropped.
 
     Keys are chained hashes, so one key names one content. Methods may be called from several threads. Mutable: it
     is the state of a cache, and it owns threads. Its media are its maker's to close, after `close`.
@@ -63,13 +64,8 @@ class TieredStore:
 
     def match_prefix(self, keys: Iterable[bytes]) -> int:
         """How many of these keys are held, in whatever tier, before the first that is not; changes nothing."""
-        held = 0
         with self._books:
-            for key in keys:
-                if self._first_tier_with(key) is None:
-                    break
-                held += 1
-        return held
+            return sum(1 for _ in takewhile(lambda key: self._first_tier_with(key) is not None, keys))
 
     def layer_bytes(self, key: bytes) -> tuple[int, ...] | None:
         """The bytes of each layer of a block, `None` where it is not held; changes nothing."""
@@ -89,13 +85,21 @@ class TieredStore:
         return None if index is None else self._tiers[index].medium.name
 
     def put(self, key: bytes, layers: Sequence[Buffer], *, position: int = 0) -> bool:
-        """Hold a block in the first tier that takes it; whether one did. A held block is only touched.
+        """Hold a block in the first tier that takes it; whether it can be read now. A held block is only touched.
+
+        A block that somebody else is writing is left to them: it gets no second room, in no tier.
 
         Raises:
-            ValueError: when the key or the layers are out of bounds.
+            ValueError: when the key or the layers are out of bounds, or media cannot copy such memory.
         """
         sizes = [memoryview(layer).nbytes for layer in layers]  # pyright: ignore[reportArgumentType]  # arrays are
-        return any(self._arrivals.store(index, key, sizes, layers, position) for index in range(len(self._tiers)))
+        for index in range(len(self._tiers)):
+            with self._books:
+                if self._is_in_other_hands(key, index):
+                    return self._first_tier_with(key) is not None
+            if self._arrivals.store(index, key, sizes, layers, position):
+                return True
+        return False
 
     def open(self, key: bytes, layer_bytes: Sequence[int], *, position: int = 0) -> OpenBlock | None:
         """Room for a block whose layers are still to come, in the first tier that has it; `None` where none has.
@@ -105,15 +109,14 @@ class TieredStore:
         Raises:
             ValueError: when the key or the layers are out of bounds.
         """
-        if key in self:
-            return None
         for index, tier in enumerate(self._tiers):
+            with self._books:
+                if any(other.is_taken(key) for other in self._tiers):
+                    return None
             slot = self._arrivals.place(index, key, layer_bytes, position)
-            if slot is None:
-                continue
-            slot.reservation = self._arrivals.reserve(index, key, layer_bytes, position)
-            if slot.reservation is not None:
-                return OpenBlock(self._arrivals, tier, slot, slot.reservation)
+            room = self._arrivals.reserve(index, key, slot, layer_bytes, position) if slot else None
+            if slot is not None and room is not None:
+                return OpenBlock(self._arrivals, tier, slot, room)
         return None
 
     def read_into(self, key: bytes, buffers: Sequence[Buffer], *, first_layer: int = 0) -> str | None:
@@ -182,7 +185,8 @@ class TieredStore:
         """
         for index, tier in enumerate(self._tiers[:-1]):
             with self._books:
-                largest_bytes = tier.largest_block_bytes()
+                blocks = (tier.blocks.peek(key) for key in tier.blocks)
+                largest_bytes = max((block.size_bytes for block in blocks if block), default=0)
             room_bytes = tier.settings.queue_bytes - largest_bytes
             if room_bytes < 0:
                 raise ValueError(
@@ -207,13 +211,15 @@ class TieredStore:
                 raise RuntimeError("a write-back thread died") from write_back.crash
 
     def close(self) -> None:
-        """Let evicted blocks sink, and stop; the media stay open.
+        """Let evicted blocks sink, free what could not be freed before, and stop; the media stay open.
 
         Raises:
             RuntimeError: when a write-back thread died, which is a bug of ours.
         """
         for write_back in self._write_backs:
             write_back.stop()
+        for tier in self._tiers:
+            free_again(tier)
         self.flush()
 
     def statistics(self) -> list[TierStatistics]:
@@ -232,15 +238,28 @@ class TieredStore:
                 tier.check()
 
     def leaked_bytes(self) -> int:
-        """Bytes that local media hold and no tier knows of: 0, or there is a bug. Call it after `flush`."""
+        """Bytes that local media hold and no tier knows of, and bytes that remote ones would not free.
+
+        0, or there is a bug or a remote medium that does not answer. Call it after `flush`.
+        """
         with self._books:
-            local = [tier for tier in self._tiers if not isinstance(tier.medium, TcpMedium)]
-            return sum(t.medium.used_bytes - t.blocks.used_bytes - t.leaving_bytes for t in local)
+            return sum(
+                sum(tier.medium.footprint_bytes(room.key, room.layer_bytes) for room in tier.going)
+                if isinstance(tier.medium, TcpMedium)  # what others hold there is in its used bytes
+                else tier.medium.used_bytes - tier.blocks.used_bytes - tier.leaving_bytes
+                for tier in self._tiers
+            )
 
     # how a block is read
 
     def _first_tier_with(self, key: bytes) -> int | None:
         return next((index for index, tier in enumerate(self._tiers) if tier.holds(key)), None)
+
+    def _is_in_other_hands(self, key: bytes, index: int) -> bool:
+        """Whether a tier above this one has the block by now, or somebody writes it anywhere."""
+        return any(
+            tier.is_taken(key) and (above < index or not tier.holds(key)) for above, tier in enumerate(self._tiers)
+        )
 
     def _borrow(self, tier: Tier, key: bytes) -> Reservation | None:
         with self._books:
@@ -253,22 +272,25 @@ class TieredStore:
         self, tier: Tier, key: bytes, lent: Reservation, buffers: Sequence[Buffer], first_layer: int
     ) -> bool:
         """Read what was borrowed and give it back; a block that cannot be read as it was written is dropped."""
-        trouble: Exception | None = None
+        trouble: BaseException | None = None
         try:
             tier.medium.read_into(lent, buffers, first_layer=first_layer)
-        except Exception as error:  # noqa: BLE001  # what is not the medium's fault is raised again below
+        except BaseException as error:  # noqa: BLE001  # what is not the medium's fault is raised again below
             trouble = error
         is_gone = isinstance(trouble, (DamagedBlockError, NotHeldError))
         with self._books:
-            unwanted = tier.give_back(key, lent, damaged=is_gone)
+            is_bad = is_of_one_block(trouble) and tier.read(key, lent, failed=True)
+            unwanted = tier.give_back(key, lent, damaged=is_gone or is_bad)
             if trouble is None:
                 tier.tally.hits += 1
                 tier.tally.read_bytes += sum(lent.layer_bytes[first_layer : first_layer + len(buffers)])
                 tier.reads.worked()
+                if len(buffers) == len(lent.layer_bytes):
+                    tier.read(key, lent, failed=False)
             elif isinstance(trouble, (MediumError, OSError)):
                 tier.tally.misses += 1
-                tier.tally.damaged += isinstance(trouble, DamagedBlockError)
-                if not is_gone:
+                tier.tally.damaged += is_bad or isinstance(trouble, DamagedBlockError)
+                if not (is_gone or is_bad):  # a block that failed before says nothing new of its device
                     tier.reads.failed(trouble)
         free_quietly(tier, unwanted)
         if trouble is not None and not isinstance(trouble, (MediumError, OSError)):

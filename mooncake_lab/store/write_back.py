@@ -1,13 +1,15 @@
 """Write-back: evicted blocks sink into the tier below, and no request waits for it."""
 
+import logging
 import threading
 from collections.abc import Sequence
 from typing import Final, final
 
 from mooncake_lab.store.arrivals import Arrivals, free_quietly
-from mooncake_lab.store.media import MediumError, Reservation
+from mooncake_lab.store.media import Reservation
 from mooncake_lab.store.tier import Slot, Tier
 
+_LOG: Final = logging.getLogger("mooncake_lab.store")
 _BATCH_BLOCKS: Final = 8
 """Evicted blocks that are written and committed together."""
 
@@ -68,8 +70,10 @@ class WriteBack:
             batch = [tier.queue.popleft() for _ in range(min(_BATCH_BLOCKS, len(tier.queue)))]
             leaving = [tier.leaving[key].reservation for key in batch]
             self.moving = True
-        sunk = self._sink(leaving)
+        self._sink(leaving)
         with self._books:
+            below = self._tiers[self._index + 1]
+            sunk = sum(below.holds(block.key) and not below.doubts(block.key) for block in leaving)
             tier.tally.demoted += sunk
             tier.tally.dropped += len(leaving) - sunk
             unwanted = [tier.left(reservation.key) for reservation in leaving]
@@ -79,34 +83,36 @@ class WriteBack:
             self._books.notify_all()
         return True
 
-    def _sink(self, leaving: Sequence[Reservation]) -> int:
-        """Write blocks into the tier below and commit them together; how many are there now."""
-        above, below = self._tiers[self._index], self._tiers[self._index + 1]
-        placed = [
-            (old, self._arrivals.place(self._index + 1, old.key, old.layer_bytes, old.position)) for old in leaving
-        ]
-        written: list[tuple[bytes, Slot, Reservation]] = []
-        for old, slot in placed:
-            new = self._arrivals.reserve(self._index + 1, old.key, old.layer_bytes, old.position) if slot else None
-            if slot is None or new is None:
-                continue
-            slot.reservation = new
-            layers = self._arrivals.read_leaving(above, old)
-            if layers is None:
-                free_quietly(below, self._arrivals.withdraw(below, old.key))
-                continue
+    def _sink(self, leaving: Sequence[Reservation]) -> None:
+        """Write blocks into the tier below and commit them together; what goes wrong with one ends that one."""
+        below = self._tiers[self._index + 1].medium.name
+        written: list[tuple[Slot, Reservation]] = []
+        for old in leaving:
             try:
-                below.medium.write(new, layers)
-            except (MediumError, OSError) as error:
-                self._arrivals.give_up(below, old.key, error)
-            else:
-                written.append((old.key, slot, new))
+                written += self._write(old)
+            except Exception:  # noqa: BLE001  # one block less; the thread has others to carry
+                _LOG.exception("block %s is given up on its way into %s", old.key.hex(), below)
+        if not written:
+            return  # nothing to commit, and the device may be one that does not answer
         try:
-            below.medium.commit(*(new for _, _, new in written))
-        except (MediumError, OSError) as error:
-            for key, _, _ in written:
-                self._arrivals.give_up(below, key, error)
-            return 0
-        for key, slot, _ in written:
-            self._arrivals.settle(below, key, slot)
-        return len(written)
+            self._arrivals.commit(self._index + 1, written)
+        except Exception:  # noqa: BLE001  # a batch less
+            _LOG.exception("%d blocks are given up on their way into %s", len(written), below)
+
+    def _write(self, old: Reservation) -> list[tuple[Slot, Reservation]]:
+        """The block in the tier below, to be committed; nothing where it cannot go there, or is there already."""
+        index, arrivals = self._index + 1, self._arrivals
+        slot = arrivals.place(index, old.key, old.layer_bytes, old.position)
+        room = arrivals.reserve(index, old.key, slot, old.layer_bytes, old.position) if slot else None
+        if slot is None or room is None:
+            return []
+        layers = None
+        try:
+            layers = arrivals.read_leaving(self._tiers[self._index], old)
+        finally:
+            if layers is None:
+                free_quietly(self._tiers[index], arrivals.withdraw(self._tiers[index], old.key))
+        if layers is None:
+            return []
+        room = arrivals.write(index, slot, room, layers)
+        return [] if room is None else [(slot, room)]

@@ -1,6 +1,7 @@
 """Configs and weights from Hugging Face directories, and random ones."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -153,6 +154,47 @@ class TestConfigs:
         assert ratio[0] == 1.0
         assert ratio[-1] == 8.0
         assert bool((ratio.diff() >= 0).all())
+
+
+class TestDigest:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_every_number_counts(self, dtype):
+        """Weights that differ in one number of one tensor, wherever it stands, have another digest."""
+        config = replace(config_from_shape(MODELS["lab-tiny"], max_positions=64), tied_embeddings=False)
+        weights = random_weights(config, device=CPU, dtype=dtype)
+        digests = {weights.digest()}
+        last = weights.layers[-1]
+        tensors = [weights.embedding, weights.norm, weights.head, last.attention_norm, last.qkv, last.output]
+        tensors += [last.ffn_norm, last.gate_up, last.down]
+        for tensor in tensors:
+            for at in (0, 1, tensor.numel() // 2 + 1, tensor.numel() - 1):
+                place = tensor.view(-1)[at]
+                before = place.clone()
+                place.add_(1)
+                digests.add(weights.digest())
+                place.copy_(before)
+        assert len(digests) == 1 + 4 * len(tensors)
+        assert weights.digest() in digests
+
+    def test_a_fine_tune_of_some_rows_is_another_model(self):
+        """New rows of a large embedding table, all else equal, are other weights; equal ones are the same."""
+        config = config_from_shape(MODELS["lab-tiny"], max_positions=64)
+        one, same, tuned = (random_weights(config, seed=3, **F32) for _ in range(3))
+        tuned.embedding[7:9, 1:] += 0.1
+        assert one.digest() == same.digest() != tuned.digest()
+        assert len(one.digest()) == 16
+
+    def test_it_is_of_the_numbers_not_of_where_they_lie(self):
+        """Strided tensors and pieces of any size have the digest of plain ones; another type has another."""
+        weights = random_weights(config_from_shape(MODELS["lab-tiny"], max_positions=64), seed=3, **F32)
+        strided = replace(weights, embedding=weights.embedding.t().contiguous().t())
+        assert not strided.embedding.is_contiguous()
+        assert strided.digest() == weights.digest()
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("mooncake_lab.engine.weights._PIECE_BYTES", 1000)
+            assert strided.digest() == weights.digest()
+        half = replace(weights, norm=weights.norm.to(torch.bfloat16))
+        assert half.digest() != weights.digest()
 
 
 class TestRandom:

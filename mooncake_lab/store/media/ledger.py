@@ -83,10 +83,12 @@ class Ledger:
             NotHeldError: when one is not reserved.
             ValueError: when a layer is missing, or one reservation comes twice.
         """
-        for index, reservation in enumerate(reservations):
+        seen = set[Reservation]()
+        for reservation in reservations:
             self.writable(reservation)
-            if reservation in reservations[:index]:
+            if reservation in seen:
                 raise ValueError(f"block {reservation.key.hex()} comes twice in one commit; once is allowed")
+            seen.add(reservation)
             missing = self._missing[reservation.key][1]
             if missing:
                 raise ValueError(

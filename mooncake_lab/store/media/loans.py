@@ -1,17 +1,19 @@
 """Loans: a medium as several clients use it at once; no block is freed while its bytes move."""
 
 import threading
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import final
+from typing import Final, final
 
 import numpy as np
 
 from mooncake_lab.store.media import messages, wire
 from mooncake_lab.store.media.dram import DramMedium
 from mooncake_lab.store.media.medium import DamagedBlockError, Medium, NotHeldError, Reservation
-from mooncake_lab.store.media.record import checksum
+
+_MOST_INT_BYTES: Final = 9  # of msgpack
 
 
 @final
@@ -66,15 +68,16 @@ class Loans:
         """
         with self._books:
             idle = self._books.wait_for(lambda: not any(self._busy[name] for name in names), self._patience_s)
-            missing = [name for i, name in enumerate(names) if name not in self._held or name in names[:i]]
+            counted = Counter(names)
+            missing = [name for name in counted if name not in self._held or counted[name] > 1]
             if missing:
-                raise NotHeldError(f"{self._medium.name} has no block {missing[0].key.hex()}")
+                raise NotHeldError(f"{self._medium.name} has no block {missing[0].key.hex()}, or not twice")
             if not idle:
                 raise TimeoutError(f"{len(names)} blocks are still being read or written")
-            self._medium.free(*(self._held.pop(name) for name in names))
-            for name in names:
+            for name in names:  # one after the other: what the medium will not free is still held
+                self._medium.free(self._held[name])
+                del self._held[name], self._busy[name]
                 self._sums.pop(name, None)
-                del self._busy[name]
 
     def commit(self, names: Sequence[messages.Name]) -> None:
         """Commit in the medium; for its errors see `Medium.commit`."""
@@ -88,58 +91,79 @@ class Loans:
             NotHeldError: when the block is committed already.
             ValueError: when the layers have not so many bytes.
         """
-        stop = asked.first_layer + len(asked.checksums)
-        if asked.first_layer < 0 or sum(held.layer_bytes[asked.first_layer : stop]) != payload_bytes:
-            raise ValueError(f"{payload_bytes} bytes are not layers {asked.first_layer} to {stop} of a block")
+        sizes = _sizes(asked, held)
+        if wire.layers_bytes(sizes) != payload_bytes:
+            raise ValueError(f"{payload_bytes} bytes are not {asked.layers} layers from {asked.first_layer} on")
         if self._arena is not None:
-            return self._arena.open_layers(held)[asked.first_layer : stop]
-        return [np.empty(size, np.uint8) for size in held.layer_bytes[asked.first_layer : stop]]
+            return self._arena.open_layers(held, asked.first_layer, asked.layers)
+        return [np.empty(size, np.uint8) for size in sizes]
 
     def keep(
-        self, asked: messages.Write, held: Reservation, places: Sequence[wire.Bytes], came: Sequence[int]
+        self,
+        asked: messages.Write,
+        held: Reservation,
+        places: Sequence[wire.Bytes],
+        sums: tuple[Sequence[int], Sequence[int]],
     ) -> None:
-        """Keep layers that came in, with the checksums of what came.
+        """Keep layers that came in, with their checksums as they came and as they were sent.
 
         Raises:
             DamagedBlockError: when they are not what was sent.
         """
-        if tuple(came) != asked.checksums:
+        came, told = sums
+        if came != told:
             raise DamagedBlockError(f"layers from {asked.first_layer} on of block {held.key.hex()} came damaged")
         if self._arena is not None:
             self._arena.filled(held, first_layer=asked.first_layer, layers=len(places))
         else:
             self._medium.write(held, places, first_layer=asked.first_layer)
         with self._books:
-            self._sums.setdefault(asked.name, {}).update(enumerate(asked.checksums, asked.first_layer))
+            self._sums.setdefault(asked.name, {}).update(enumerate(told, asked.first_layer))
 
-    def layers(self, asked: messages.Read, held: Reservation) -> tuple[list[wire.Bytes], tuple[int, ...]]:
-        """The layers that are asked for, and their checksums as their writer sent them, where that is known.
+    def layers(
+        self, asked: messages.Read, held: Reservation, most_bytes: int
+    ) -> tuple[list[wire.Bytes], tuple[int, ...] | None]:
+        """The layers that are asked for, and their checksums as their writer sent them, where all are known.
 
         Raises:
-            ValueError: when there are no such layers; for the other errors see `Medium.read_into`.
+            ValueError: when there are no such layers, or they have more than `most_bytes`.
+
+        For the other errors see `Medium.read_into`.
         """
-        stop = asked.first_layer + asked.layers
-        if not 0 <= asked.first_layer < stop <= len(held.layer_bytes):
-            raise ValueError(f"{asked.layers} layers from {asked.first_layer} on; there are not so many")
+        sizes = _sizes(asked, held)
+        if sum(sizes) > most_bytes:
+            raise ValueError(f"{len(sizes)} layers of {sum(sizes)} bytes in one answer; allowed are {most_bytes}")
         if self._arena is not None:
-            found = self._arena.layers(held)[asked.first_layer : stop]
+            found = self._arena.layers(held, asked.first_layer, asked.layers)
         else:
-            found = [np.empty(size, np.uint8) for size in held.layer_bytes[asked.first_layer : stop]]
+            found = [np.empty(size, np.uint8) for size in sizes]
             self._medium.read_into(held, found, first_layer=asked.first_layer)
         known = self._sums.get(asked.name, {})
-        seed = wire_seed(held.key)
-        sums = (known.get(layer) for layer in range(asked.first_layer, stop))
-        return found, tuple(checksum(part, seed) if s is None else s for part, s in zip(found, sums, strict=True))
+        sums = [
+            known[layer] for layer in range(asked.first_layer, asked.first_layer + asked.layers) if layer in known
+        ]
+        return found, tuple(sums) if len(sums) == len(found) else None
 
-    def page(self, space: bytes, after: int) -> messages.Page:
-        """Some committed blocks of a model's key space, those after a sequence number."""
-        later = [b for b in self._medium.blocks() if b.key.startswith(space) and b.sequence > after]
-        shown = tuple(told(block, len(space)) for block in later[: messages.PAGE_BLOCKS])
-        return messages.Page(shown, more=len(later) > len(shown))
+    def listing(self, space: bytes) -> list[Reservation]:
+        """The committed blocks of a model's key space, oldest first."""
+        return [block for block in self._medium.blocks() if block.key.startswith(space)]
 
     def room(self) -> messages.Room:
         """How large and how full the medium is."""
         return messages.Room(self._medium.capacity_bytes, self._medium.used_bytes)
+
+
+def page(listing: Sequence[Reservation], after: int, prefix_bytes: int) -> messages.Page:
+    """Some blocks of a listing, those after a sequence number: as many as one body may hold."""
+    start = bisect_right(listing, after, key=lambda block: block.sequence)
+    shown: list[messages.Reserved] = []
+    size = 0
+    for block in listing[start : start + messages.PAGE_BLOCKS]:
+        size += len(block.key) + _MOST_INT_BYTES * (len(block.layer_bytes) + 5)
+        if shown and size > wire.MOST_BODY_BYTES // 2:
+            break
+        shown.append(told(block, prefix_bytes))
+    return messages.Page(tuple(shown), more=start + len(shown) < len(listing))
 
 
 def key_space(fingerprint: bytes) -> bytes:
@@ -166,3 +190,10 @@ def told(block: Reservation, prefix_bytes: int) -> messages.Reserved:
         offset_bytes=block.offset_bytes,
         sequence=block.sequence,
     )
+
+
+def _sizes(asked: messages.Write | messages.Read, held: Reservation) -> tuple[int, ...]:
+    stop = asked.first_layer + asked.layers
+    if not 0 <= asked.first_layer < stop <= len(held.layer_bytes):
+        raise ValueError(f"{asked.layers} layers from {asked.first_layer} on; there are {len(held.layer_bytes)}")
+    return held.layer_bytes[asked.first_layer : stop]

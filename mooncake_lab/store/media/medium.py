@@ -4,6 +4,7 @@ A medium is where bytes live, and nothing else: it does not choose who leaves (a
 drops a committed block on its own, and it never returns bytes other than those written.
 """
 
+import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias
@@ -16,6 +17,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview | npt.NDArray[Any]
 
 MAX_KEY_BYTES: Final = 128
 MAX_LAYERS: Final = 512
+_BYTE: Final = np.dtype(np.uint8)
 
 
 class MediumError(Exception):
@@ -158,15 +160,23 @@ def flat(buffer: Buffer, *, writable: bool = False) -> npt.NDArray[np.uint8]:
     Raises:
         ValueError: when it is not contiguous, or read-only where bytes must be written.
     """
-    if isinstance(buffer, np.ndarray) and buffer.dtype == np.uint8 and buffer.ndim == 1:
-        flags = buffer.flags  # the usual case, sixty times a block: no view is made
-        if flags.c_contiguous and (flags.writeable or not writable):
+    if isinstance(buffer, np.ndarray) and buffer.dtype is _BYTE and buffer.ndim == 1:
+        flags = buffer.flags  # the usual case, sixty times a block: no view is made, no types are compared
+        if flags.c_contiguous and (not writable or flags.writeable):
             return buffer
     view = memoryview(buffer)  # pyright: ignore[reportArgumentType]  # arrays are buffers; 3.11 has no name for it
     if not view.c_contiguous or (writable and view.readonly):
         need = "contiguous and writable" if writable else "contiguous"
         raise ValueError(f"a buffer of {view.nbytes} bytes is not {need}; media copy only such memory")
     return np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
+
+
+def address(array: npt.NDArray[np.uint8]) -> int:
+    """Where its first byte lies; NumPy tells the same in four times as long, and layers are many."""
+    try:
+        return ctypes.addressof(ctypes.c_char.from_buffer(array))  # pyright: ignore[reportArgumentType]  # a buffer
+    except TypeError:  # it is read-only
+        return array.ctypes.data
 
 
 def check_block(key: bytes, layer_bytes: Sequence[int]) -> None:
@@ -193,11 +203,11 @@ def check_run(
         ValueError: when they are not.
     """
     arrays = [flat(buffer, writable=writable) for buffer in buffers]
-    given = [array.nbytes for array in arrays]
-    wanted = list(reservation.layer_bytes[first_layer : first_layer + len(given)])
+    given = tuple([array.nbytes for array in arrays])
+    wanted = reservation.layer_bytes[first_layer : first_layer + len(given)]
     if not given or first_layer < 0 or given != wanted:
         raise ValueError(
-            f"block {reservation.key.hex()}: buffers of {given[:4]} bytes from layer {first_layer} on;"
-            f" it has {len(reservation.layer_bytes)} layers, there of {wanted[:4]} bytes"
+            f"block {reservation.key.hex()}: buffers of {list(given[:4])} bytes from layer {first_layer} on;"
+            f" it has {len(reservation.layer_bytes)} layers, there of {list(wanted[:4])} bytes"
         )
     return arrays

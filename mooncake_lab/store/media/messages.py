@@ -1,24 +1,26 @@
 """What a block server is asked, and what it answers: the bodies of frames, each of a declared type."""
 
-from typing import Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 
 from mooncake_lab.store.media.medium import (
+    MAX_KEY_BYTES,
     AlreadyHeldError,
     DamagedBlockError,
+    MediumError,
     MediumFullError,
     NotHeldError,
 )
 
 PAGE_BLOCKS: Final = 128
-"""Blocks in one answer to `Blocks`, so that its body stays bounded."""
+"""Blocks in one answer to `Blocks`: at most so many, and fewer when their layers are many."""
 
 
 class Name(msgspec.Struct, frozen=True, array_like=True):
     """A reservation, as both sides know it."""
 
-    key: bytes
+    key: Annotated[bytes, msgspec.Meta(max_length=MAX_KEY_BYTES)]
     sequence: int
 
 
@@ -31,21 +33,19 @@ class Reserve(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Write(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """Layers follow as payload, each with its checksum here; answered by `Done`."""
+    """Layers follow as payload, and then the checksum of each; answered by `Done`."""
 
     name: Name
     first_layer: int
-    checksums: tuple[int, ...]
+    layers: int
 
 
 class Commit(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """Make blocks readable; answered by `Done`."""
-
-    names: tuple[Name, ...]
+    """Make blocks readable whose `Names` follow as payload; answered by `Done`."""
 
 
 class Read(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """Send layers; answered by `Layers` and a payload."""
+    """Send layers; answered by `Layers`."""
 
     name: Name
     first_layer: int
@@ -53,9 +53,7 @@ class Read(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 
 class Free(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """Give room back; answered by `Done`."""
-
-    names: tuple[Name, ...]
+    """Give the room of blocks back whose `Names` follow as payload; answered by `Done`."""
 
 
 class Blocks(msgspec.Struct, frozen=True, array_like=True, tag=6):
@@ -83,9 +81,7 @@ class Reserved(msgspec.Struct, frozen=True, array_like=True, tag=21):
 
 
 class Layers(msgspec.Struct, frozen=True, array_like=True, tag=22):
-    """The checksums of the layers that follow as payload."""
-
-    checksums: tuple[int, ...]
+    """The layers that were asked for follow as payload, and then the checksum of each."""
 
 
 class Page(msgspec.Struct, frozen=True, array_like=True, tag=23):
@@ -113,6 +109,10 @@ Question: TypeAlias = Reserve | Write | Commit | Read | Free | Blocks | Status
 Answer: TypeAlias = Done | Reserved | Layers | Page | Room | Failed
 QUESTIONS: Final[msgspec.msgpack.Decoder[Question]] = msgspec.msgpack.Decoder(Question)
 ANSWERS: Final[msgspec.msgpack.Decoder[Answer]] = msgspec.msgpack.Decoder(Answer)
+MOST_NAMES: Final = 2**16
+"""In one question; they are a payload, since a body is bounded."""
+MOST_NAMES_BYTES: Final = MOST_NAMES * (MAX_KEY_BYTES + 16)
+NAMES: Final = msgspec.msgpack.Decoder(Annotated[tuple[Name, ...], msgspec.Meta(max_length=MOST_NAMES)])
 
 _KINDS: Final[tuple[tuple[type[Exception], str], ...]] = (
     (MediumFullError, "full"),
@@ -130,6 +130,12 @@ def failed(error: Exception) -> Failed:
     return Failed(kind, str(error)[:2000])
 
 
-def error_of(answer: Failed) -> Exception:
-    """What went wrong there, to be raised here."""
+def error_of(answer: Failed, question: Question) -> Exception:
+    """What went wrong there, to be raised here.
+
+    Only a commit may be wrong in a way that its asker cannot see: layers that are missing. All other values were
+    looked at before they were sent, so that what the server says of them is no mistake of the caller.
+    """
+    if answer.kind == "value" and not isinstance(question, Commit):
+        return MediumError(f"the server refuses a {type(question).__name__}: {answer.reason}")
     return next(known for known, kind in _KINDS if kind == answer.kind)(answer.reason)

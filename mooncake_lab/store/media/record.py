@@ -6,8 +6,8 @@ model's fingerprint: a block of another model never has a valid seal, whatever h
 
 import mmap
 import struct
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, cast
 
 import msgspec
 import numpy as np
@@ -45,6 +45,18 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
         )
 
 
+def record_of(reservation: Reservation, sums: Sequence[int]) -> Record:
+    """The record of a reservation whose layers have these checksums."""
+    return Record(
+        key=reservation.key,
+        layer_bytes=reservation.layer_bytes,
+        checksums=tuple(sums),
+        position=reservation.position,
+        offset_bytes=reservation.offset_bytes,
+        sequence=reservation.sequence,
+    )
+
+
 _DECODER: Final = msgspec.msgpack.Decoder(Record)
 
 
@@ -56,6 +68,24 @@ def seed_of(fingerprint: bytes) -> int:
 def checksum(data: Buffer, seed: int) -> int:
     """The xxh3_64 of a layer."""
     return xxhash.xxh3_64_intdigest(flat(data), seed)  # pyright: ignore[reportArgumentType]  # any buffer does
+
+
+def checksums(arrays: Sequence[npt.NDArray[np.uint8]], seed: int) -> list[int]:
+    """The `checksum` of each layer, of flat bytes."""
+    digest = cast("Callable[[npt.NDArray[np.uint8], int], int]", xxhash.xxh3_64_intdigest)  # any buffer does
+    return [digest(array, seed) for array in arrays]
+
+
+def runs(sizes: Sequence[int], most_bytes: int) -> Iterator[slice]:
+    """Cut layers of these sizes into runs of at most so many bytes, or of one layer where it alone has more."""
+    start, total = 0, 0
+    for index, size in enumerate(sizes):
+        if index > start and total + size > most_bytes:
+            yield slice(start, index)
+            start, total = index, 0
+        total += size
+    if start < len(sizes):
+        yield slice(start, len(sizes))
 
 
 def seal(body: bytes, seed: int) -> bytes:

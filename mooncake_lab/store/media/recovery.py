@@ -49,17 +49,20 @@ def find_records(index_path: Path, seed: int, slab: Slab) -> Found:
 
 
 def scan_slab(slab: Slab, seed: int) -> Iterator[Record]:
-    """Every record whose sealed header stands in the slab where the record says it does."""
+    """Every record whose sealed header stands in the slab where the record says it does, and can be read."""
     for start in range(0, slab.size_bytes, _CHUNK_BYTES):
         chunk = np.empty(min(_CHUNK_BYTES, slab.size_bytes - start), np.uint8)
         try:
             slab.read(start, [chunk])
         except (OSError, DamagedBlockError):
-            continue  # what cannot be read holds nothing that could be served
+            continue  # a chunk that cannot be read is forgotten whole
         pages = chunk[: chunk.nbytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES].reshape(-1, ALIGNMENT_BYTES)
         begins = np.all(pages[:, : len(MAGIC)] == np.frombuffer(MAGIC, np.uint8), axis=1)
         for page in np.flatnonzero(begins).tolist():
-            record = header_at(slab, seed, start + page * ALIGNMENT_BYTES)
+            try:
+                record = header_at(slab, seed, start + page * ALIGNMENT_BYTES)
+            except (OSError, DamagedBlockError):  # it goes on in a chunk that cannot be read
+                continue
             if record is not None:
                 yield record
 

@@ -1,24 +1,25 @@
 """A slab: one preallocated file, written around the page cache where memory is aligned, read through it."""
 
+import errno
+import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, final
+from typing import Any, Final, Literal, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
 
-from mooncake_lab.store.media.medium import DamagedBlockError
+from mooncake_lab.store.media.medium import DamagedBlockError, address
 from mooncake_lab.store.media.record import ALIGNMENT_BYTES, padded
+
+_LOG: Final = logging.getLogger(__name__)
 
 Operation: TypeAlias = Literal["write", "read", "sync", "index"]
 BeforeOperation: TypeAlias = Callable[[Operation], None]
 """Called before each device operation; it may raise `OSError`, which is how faults are injected."""
 
 _MOST_VECTORS = 512  # a call takes at most 1024, and every layer may need its padding
-
-_RUN_BYTES = 512 * 1024
-"""Read at once before the checksums of what was read."""
 
 
 def slab_capacity(path: Path, capacity_bytes: int | None) -> int:
@@ -50,7 +51,9 @@ class Slab:
         ValueError: when an existing slab is larger than `capacity_bytes`.
     """
 
-    __slots__ = ("_before", "_direct", "_file", "_padding", "_zeros", "is_new", "path", "size_bytes")
+    __slots__ = (
+        "_before", "_direct", "_file", "_padding", "_zeros", "is_new", "path", "size_bytes", "writes_directly",
+    )  # fmt: skip
 
     def __init__(self, path: Path, capacity_bytes: int, before: BeforeOperation = no_faults) -> None:
         self.path = path
@@ -64,14 +67,11 @@ class Slab:
             self.size_bytes = capacity_bytes
             _allocate(self._file, path, capacity_bytes)
             self._direct = _open_direct(path)
+            self.writes_directly = self._direct is not None
+            """Whether aligned memory is written around the page cache."""
         except BaseException:
             self.close()
             raise
-
-    @property
-    def writes_directly(self) -> bool:
-        """Whether aligned memory is written around the page cache."""
-        return self._direct is not None
 
     def write(self, offset_bytes: int, layers: Sequence[npt.NDArray[np.uint8]]) -> None:
         """Write layers one behind the other, each padded to the alignment.
@@ -80,10 +80,8 @@ class Slab:
             OSError: when the device refuses.
         """
         self._before("write")
-        if self._direct is not None and all(_is_aligned(layer) for layer in layers):
-            _transfer(os.pwritev, self._direct, layers, offset_bytes)
-            return
-        _transfer(os.pwritev, self._file, self._with_padding(layers, self._zeros), offset_bytes)
+        if not self._wrote_directly(offset_bytes, layers):
+            _transfer(os.pwritev, self._file, self._with_padding(layers, self._zeros), offset_bytes)
 
     def read(self, offset_bytes: int, layers: Sequence[npt.NDArray[np.uint8]]) -> None:
         """Fill layers from where `write` put them.
@@ -94,21 +92,6 @@ class Slab:
         """
         self._before("read")
         _transfer(os.preadv, self._file, self._with_padding(layers, self._padding), offset_bytes)
-
-    def read_in_runs(
-        self, offset_bytes: int, layers: Sequence[npt.NDArray[np.uint8]], first_layer: int
-    ) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
-        """Each layer and its number soon after it was read, while it is in the processor's cache; see `read`."""
-        start = 0
-        while start < len(layers):
-            stop, size = start + 1, layers[start].nbytes
-            while stop < len(layers) and size + layers[stop].nbytes <= _RUN_BYTES:
-                size += layers[stop].nbytes
-                stop += 1
-            self.read(offset_bytes, layers[start:stop])
-            offset_bytes += sum(padded(layer.nbytes) for layer in layers[start:stop])
-            yield from enumerate(layers[start:stop], first_layer + start)
-            start = stop
 
     def sync(self) -> None:
         """Return when everything written is on the device."""
@@ -122,9 +105,25 @@ class Slab:
                 os.close(descriptor)
         self._direct, self._file = None, -1
 
+    def _wrote_directly(self, offset_bytes: int, layers: Sequence[npt.NDArray[np.uint8]]) -> bool:
+        """Write around the page cache; false where memory or file system forbid it."""
+        if self._direct is None or not self.writes_directly or not all(map(_is_aligned, layers)):
+            return False
+        try:
+            _transfer(os.pwritev, self._direct, layers, offset_bytes)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            self.writes_directly = False
+            _LOG.warning("%s opens with O_DIRECT but cannot be written so; the page cache is used", self.path)
+            return False
+        return True
+
     def _with_padding(
         self, layers: Sequence[npt.NDArray[np.uint8]], filler: npt.NDArray[np.uint8]
     ) -> list[npt.NDArray[np.uint8]]:
+        if not any(layer.nbytes % ALIGNMENT_BYTES for layer in layers):
+            return list(layers)
         vectors: list[npt.NDArray[np.uint8]] = []
         for layer in layers:
             vectors.append(layer)
@@ -137,11 +136,15 @@ def _transfer(
     call: Callable[[int, Any, int], int], file: int, vectors: Sequence[npt.NDArray[np.uint8]], offset_bytes: int
 ) -> None:
     """Repeat a vectored call until every byte of every vector was moved."""
-    left = [vector for vector in vectors if vector.nbytes]
-    while left:
+    left = list(vectors)
+    missing = sum([vector.nbytes for vector in vectors])
+    while missing:
         moved = call(file, left[:_MOST_VECTORS], offset_bytes)
+        missing -= moved
         if moved == 0:
             raise DamagedBlockError(f"the slab ends at byte {offset_bytes}, before the block does")
+        if not missing:
+            return
         offset_bytes += moved
         while left and moved >= left[0].nbytes:
             moved -= left.pop(0).nbytes
@@ -150,7 +153,7 @@ def _transfer(
 
 
 def _is_aligned(layer: npt.NDArray[np.uint8]) -> bool:
-    return layer.nbytes % ALIGNMENT_BYTES == 0 and layer.ctypes.data % ALIGNMENT_BYTES == 0
+    return layer.nbytes % ALIGNMENT_BYTES == 0 and address(layer) % ALIGNMENT_BYTES == 0
 
 
 def _allocate(file: int, path: Path, size_bytes: int) -> None:
@@ -161,7 +164,11 @@ def _allocate(file: int, path: Path, size_bytes: int) -> None:
     if size == size_bytes:
         return
     if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(file, 0, size_bytes)
+        try:
+            os.posix_fallocate(file, 0, size_bytes)
+        except OSError:  # some file systems have grown it halfway by then
+            os.ftruncate(file, size)
+            raise
     else:
         os.ftruncate(file, size_bytes)
     os.fsync(file)

@@ -2,9 +2,8 @@
 
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, final
+from typing import final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +15,6 @@ from mooncake_lab.store.media.ledger import Ledger
 from mooncake_lab.store.media.medium import (
     Bandwidth,
     Buffer,
-    DamagedBlockError,
     MediumError,
     MediumFullError,
     Reservation,
@@ -27,17 +25,13 @@ from mooncake_lab.store.media.meter import Meter
 from mooncake_lab.store.media.record import (
     ALIGNMENT_BYTES,
     Record,
-    checksum,
     extent_bytes,
-    header_pages,
-    layer_offset,
+    record_of,
     seed_of,
 )
 from mooncake_lab.store.media.recovery import find_records
+from mooncake_lab.store.media.sealed import SealedBlocks
 from mooncake_lab.store.media.slab import BeforeOperation, Slab, no_faults, slab_capacity
-
-_SMALL_BYTES: Final = 4 * 1024**2
-"""Up to here, a write of its own for the header costs more than checksums that are not taken beside the write."""
 
 
 @final
@@ -63,6 +57,7 @@ class SsdMedium:
     """
 
     __slots__ = (
+        "_blocks",
         "_checksums",
         "_committing",
         "_folder_lock",
@@ -76,7 +71,6 @@ class SsdMedium:
         "_records",
         "_seed",
         "_slab",
-        "_writer",
         "index_was_whole",
     )
 
@@ -100,13 +94,13 @@ class SsdMedium:
         self._records: dict[bytes, Record] = {}
         self._freed: list[Record] = []
         self._index: Index | None = None
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="ssd-write")  # checksums are taken meanwhile
         self._folder_lock = FolderLock(folder)
         try:
             room.mkdir(exist_ok=True)
             capacity = slab_capacity(room / "slab", capacity_bytes)
             self._ledger = Ledger(name, ExtentAllocator(capacity, ALIGNMENT_BYTES))
             self._slab = Slab(room / "slab", capacity, before)
+            self._blocks = SealedBlocks(self._slab, self._seed)
             try:
                 self._index = self._recover(room, before)
             except BaseException:
@@ -160,23 +154,27 @@ class SsdMedium:
         arrays = check_run(reservation, layers, first_layer)
         with self._lock:
             self._ledger.writable(reservation)
-        with self._meter.writing(sum(array.nbytes for array in arrays)):
+        with self._meter.writing(sum([array.nbytes for array in arrays])):
             sums = self._write(reservation, arrays, first_layer)
         with self._lock:
             self._ledger.wrote(reservation, first_layer, len(arrays))
-            self._checksums.setdefault(reservation, {}).update(sums)
+            self._checksums.setdefault(reservation, {}).update(enumerate(sums, first_layer))
 
     def commit(self, *reservations: Reservation) -> None:
         """Sync payloads, then let the index say so; for its errors see `Medium.commit`."""
         with self._committing:
             with self._lock:
                 self._ledger.complete(reservations)
-                records = [self._record(reservation, self._checksums[reservation]) for reservation in reservations]
+                sums = [self._checksums[r] for r in reservations]
+                records = [
+                    record_of(r, [found[layer] for layer in range(len(found))])
+                    for r, found in zip(reservations, sums, strict=True)
+                ]
                 freed, self._freed = self._freed, []
             try:
                 for record in records:
                     if record.sequence not in self._headed:
-                        self._slab.write(record.offset_bytes, [header_pages(record, self._seed)])
+                        self._blocks.write_header(record)
                 if records:
                     self._slab.sync()
                 if records or freed:
@@ -200,15 +198,8 @@ class SsdMedium:
         with self._lock:
             self._ledger.readable(reservation)
             sums = self._records[reservation.key].checksums
-        with self._meter.reading(sum(array.nbytes for array in arrays)):
-            for layer, array in self._slab.read_in_runs(
-                layer_offset(reservation, first_layer), arrays, first_layer
-            ):
-                if checksum(array, self._seed) != sums[layer]:
-                    raise DamagedBlockError(
-                        f"layer {layer} of block {reservation.key.hex()} in {self._slab.path}"
-                        " is not what was written"
-                    )
+        with self._meter.reading(sum([array.nbytes for array in arrays])):
+            self._blocks.read(reservation, arrays, first_layer, sums)
 
     def free(self, *reservations: Reservation) -> None:
         """Give room back; for its errors see `Medium.free`."""
@@ -244,7 +235,7 @@ class SsdMedium:
         finally:
             self._index.close()
             self._index = None
-            self._writer.shutdown()
+            self._blocks.close()
             self._slab.close()
             self._folder_lock.release()
 
@@ -261,30 +252,15 @@ class SsdMedium:
 
     def _write(
         self, reservation: Reservation, arrays: Sequence[npt.NDArray[np.uint8]], first_layer: int
-    ) -> dict[int, int]:
-        """Write layers, and take their checksums: of a small whole block first, so that its header goes along."""
-        layers = range(first_layer, first_layer + len(arrays))
-        if len(arrays) == len(reservation.layer_bytes) and reservation.size_bytes <= _SMALL_BYTES:
-            sums = {layer: checksum(array, self._seed) for layer, array in zip(layers, arrays, strict=True)}
-            header = header_pages(self._record(reservation, sums), self._seed)
-            self._slab.write(reservation.offset_bytes, [header, *arrays])
-            with self._lock:
-                self._headed.add(reservation.sequence)
-            return sums
-        written = self._writer.submit(self._slab.write, layer_offset(reservation, first_layer), arrays)
-        sums = {layer: checksum(array, self._seed) for layer, array in zip(layers, arrays, strict=True)}
-        written.result()
+    ) -> list[int]:
+        with self._lock:
+            self._headed.discard(reservation.sequence)  # a header that is there already has other checksums
+        if len(arrays) < len(reservation.layer_bytes):
+            return self._blocks.write_layers(reservation, arrays, first_layer)
+        sums = self._blocks.write_whole(reservation, arrays)
+        with self._lock:
+            self._headed.add(reservation.sequence)
         return sums
-
-    def _record(self, reservation: Reservation, sums: dict[int, int]) -> Record:
-        return Record(
-            key=reservation.key,
-            layer_bytes=reservation.layer_bytes,
-            checksums=tuple(sums[layer] for layer in range(len(reservation.layer_bytes))),
-            position=reservation.position,
-            offset_bytes=reservation.offset_bytes,
-            sequence=reservation.sequence,
-        )
 
     def _opened(self) -> Index:
         if self._index is None:

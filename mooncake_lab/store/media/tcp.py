@@ -7,19 +7,21 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar, final
 
 import msgspec
+import numpy as np
 
 from mooncake_lab.store.media import messages, wire
 from mooncake_lab.store.media.loans import key_space, wire_seed
 from mooncake_lab.store.media.medium import (
+    MAX_KEY_BYTES,
     Bandwidth,
     Buffer,
     DamagedBlockError,
+    MediumError,
     Reservation,
     check_block,
     check_run,
 )
 from mooncake_lab.store.media.meter import Meter
-from mooncake_lab.store.media.record import checksum
 
 _Answer = TypeVar("_Answer", messages.Done, messages.Reserved, messages.Layers, messages.Page, messages.Room)
 
@@ -106,32 +108,40 @@ class TcpMedium:
         return sum(layer_bytes)
 
     def reserve(self, key: bytes, layer_bytes: Sequence[int], *, position: int = 0) -> Reservation:
-        """Set room aside for a block; for its errors see `Medium.reserve`."""
-        check_block(key_space(self._fingerprint) + key if key else key, layer_bytes)
+        """Set room aside for a block; for its errors see `Medium.reserve`.
+
+        Raises:
+            MediumError: when key and fingerprint together are too long for the server.
+        """
+        check_block(key, layer_bytes)
+        space = len(key_space(self._fingerprint))
+        if space + len(key) > MAX_KEY_BYTES:
+            raise MediumError(
+                f"{self._name} stores keys behind {space} bytes that name the model, so they may have"
+                f" {MAX_KEY_BYTES - space} bytes; this one has {len(key)}"
+            )
         answer = self._ask(messages.Reserve(key, tuple(layer_bytes), position), messages.Reserved)
         return Reservation(**msgspec.structs.asdict(answer))
 
     def write(self, reservation: Reservation, layers: Sequence[Buffer], *, first_layer: int = 0) -> None:
         """Send layers; for its errors see `Medium.write`."""
         arrays = check_run(reservation, layers, first_layer)
-        seed = self._seed(reservation)
-        with self._meter.writing(sum(array.nbytes for array in arrays)):
-            sums = tuple(checksum(array, seed) for array in arrays)
-            self._ask(messages.Write(_name(reservation), first_layer, sums), messages.Done, sent=arrays)
+        with self._meter.writing(sum([array.nbytes for array in arrays])):
+            question = messages.Write(_name(reservation), first_layer, len(arrays))
+            self._exchange(question, messages.Done, sent=arrays, seed=self._seed(reservation))
 
     def commit(self, *reservations: Reservation) -> None:
         """Make blocks readable; for its errors see `Medium.commit`."""
-        self._ask(messages.Commit(tuple(map(_name, reservations))), messages.Done)
+        self._ask(messages.Commit(), messages.Done, _names(reservations))
 
     def read_into(self, reservation: Reservation, buffers: Sequence[Buffer], *, first_layer: int = 0) -> None:
         """Receive layers and verify their checksums; for its errors see `Medium.read_into`."""
         arrays = check_run(reservation, buffers, first_layer, writable=True)
-        seed = self._seed(reservation)
         question = messages.Read(_name(reservation), first_layer, len(arrays))
-        with self._meter.reading(sum(array.nbytes for array in arrays)):
-            came: list[int] = []
-            answer = self._ask(question, messages.Layers, wanted=arrays, seed=seed, came=came)
-        if tuple(came) != answer.checksums:
+        with self._meter.reading(sum([array.nbytes for array in arrays])):
+            seed = self._seed(reservation)
+            _, is_right = self._exchange(question, messages.Layers, wanted=arrays, seed=seed)
+        if not is_right:
             raise DamagedBlockError(
                 f"layers from {first_layer} on of block {reservation.key.hex()} of {self._name}"
                 " are not what was written"
@@ -139,7 +149,7 @@ class TcpMedium:
 
     def free(self, *reservations: Reservation) -> None:
         """Give room back; for its errors see `Medium.free`."""
-        self._ask(messages.Free(tuple(map(_name, reservations))), messages.Done)
+        self._ask(messages.Free(), messages.Done, _names(reservations))
 
     def blocks(self) -> Iterator[Reservation]:
         """The committed blocks of this model, oldest first, whoever wrote them."""
@@ -163,6 +173,11 @@ class TcpMedium:
             self._hang_up()
 
     def _ask(
+        self, question: messages.Question, expected: type[_Answer], sent: Sequence[wire.Bytes] = ()
+    ) -> _Answer:
+        return self._exchange(question, expected, sent=sent)[0]
+
+    def _exchange(
         self,
         question: messages.Question,
         expected: type[_Answer],
@@ -170,40 +185,56 @@ class TcpMedium:
         sent: Sequence[wire.Bytes] = (),
         wanted: Sequence[wire.Bytes] = (),
         seed: int = 0,
-        came: list[int] | None = None,
-    ) -> _Answer:
-        """Ask, connecting where there is no connection; any trouble with it closes it.
+    ) -> tuple[_Answer, bool]:
+        """Ask, connecting first where needed; the answer, and whether wanted layers came as they were sent.
 
-        Layers that are wanted are filled, and the checksums of what came are added to `came`.
+        A question that does not end as it should, even an interrupted one, closes the connection: its answer would
+        be taken for that of the next one.
         """
         with self._lock:
             peer = self._connected()
             try:
-                wire.send_frame(peer, question, sent, self._timeout_s)
-                body, payload_bytes = wire.receive_head(peer, self._timeout_s)
-                answer = messages.ANSWERS.decode(body)
-                if isinstance(answer, messages.Failed):
-                    wanted = ()
-                if payload_bytes != sum(part.nbytes for part in wanted):
-                    raise wire.ProtocolError(f"{self._name} sends {payload_bytes} bytes that nobody asked for")
-                sums = wire.receive_layers(peer, wanted, seed, self._timeout_s)
+                answer, is_right = self._talk(peer, question, expected, sent, wanted, seed)
             except msgspec.DecodeError as error:
                 self._hang_up()
                 raise wire.ProtocolError(f"{self._name} sends what is no answer: {error}") from error
-            except OSError:
+            except BaseException:
                 self._hang_up()
                 raise
         if isinstance(answer, messages.Failed):
-            raise messages.error_of(answer)
-        if came is not None:
-            came += sums
-        if not isinstance(answer, expected):
+            raise messages.error_of(answer, question)
+        return answer, is_right
+
+    def _talk(
+        self,
+        peer: socket.socket,
+        question: messages.Question,
+        expected: type[_Answer],
+        sent: Sequence[wire.Bytes],
+        wanted: Sequence[wire.Bytes],
+        seed: int,
+    ) -> tuple[_Answer | messages.Failed, bool]:
+        if isinstance(question, messages.Write):
+            wire.send_layers(peer, question, sent, self._timeout_s, seed=seed)
+        else:
+            wire.send_frame(peer, question, sent, self._timeout_s)
+        body, payload_bytes = wire.receive_head(peer, self._timeout_s)
+        answer = messages.ANSWERS.decode(body)
+        if not isinstance(answer, expected | messages.Failed):
             raise wire.ProtocolError(f"{self._name} answers {type(answer).__name__} to {type(question).__name__}")
-        return answer
+        coming = () if isinstance(answer, messages.Failed) else wanted
+        if payload_bytes != wire.layers_bytes([part.nbytes for part in coming]):
+            raise wire.ProtocolError(f"{self._name} sends {payload_bytes} bytes that nobody asked for")
+        if not coming:
+            return answer, True
+        came, told = wire.receive_layers(peer, coming, seed, self._timeout_s)
+        return answer, came == told
 
     def _connected(self) -> socket.socket:
         if self._closed:
             raise ConnectionError(f"{self._name} is closed")
+        if self._peer is not None and _is_gone(self._peer):
+            self._hang_up()  # the server hung up meanwhile, or was started anew
         if self._peer is None:
             peer = socket.create_connection(self._address, self._timeout_s)
             try:
@@ -223,6 +254,21 @@ class TcpMedium:
 
     def _seed(self, reservation: Reservation) -> int:
         return wire_seed(key_space(self._fingerprint) + reservation.key)
+
+
+def _is_gone(peer: socket.socket) -> bool:
+    """Whether a connection on which nothing is expected has ended, or brings what nobody asked for."""
+    try:
+        peer.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _names(blocks: Sequence[Reservation]) -> list[wire.Bytes]:
+    return [np.frombuffer(msgspec.msgpack.encode([_name(block) for block in blocks]), np.uint8)]
 
 
 def _name(block: Reservation) -> messages.Name:

@@ -10,38 +10,29 @@ import hmac
 import secrets
 import socket
 import struct
-import time
 from collections.abc import Sequence
-from typing import Final, TypeAlias
+from typing import Final
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from mooncake_lab.store.media import stream
 from mooncake_lab.store.media.medium import MediumError
-from mooncake_lab.store.media.record import checksum
+from mooncake_lab.store.media.record import checksums, runs
+from mooncake_lab.store.media.stream import Bytes, Incoming, Outgoing, ProtocolError
 
-Bytes: TypeAlias = npt.NDArray[np.uint8]
-
+SLOWEST_BYTES_PER_S: Final = stream.SLOWEST_BYTES_PER_S
 MOST_BODY_BYTES: Final = 256 * 1024
 MOST_FINGERPRINT_BYTES: Final = 64
 LEAST_TOKEN_BYTES: Final = 16
-SLOWEST_BYTES_PER_S: Final = 1_000_000
-"""A link that is slower counts as stalled."""
 _HEADER: Final = struct.Struct("<4sIQ")  # magic, bytes of the body, bytes of the payload
 _MAGIC: Final = b"MCK1"
-_GREETING: Final = b"mooncake-lab-1\0\0"
+_GREETING: Final = b"mooncake-lab-2\0\0"
 _NONCE_BYTES: Final = 32
 _MAC_BYTES: Final = 32
-_MOST_VECTORS: Final = 512
-
-
-class ProtocolError(MediumError, ConnectionError):
-    """The peer does not speak this protocol, or broke a bound; the connection is closed."""
-
-
-class TruncatedFrameError(ProtocolError):
-    """The connection ended in the middle of a frame."""
+_SUM_BYTES: Final = 8
+_RUN_BYTES: Final = 512 * 1024
+"""Layers that are hashed at once: they stay in the processor's own cache meanwhile."""
 
 
 class PeerRefusedError(MediumError, ConnectionError):
@@ -52,17 +43,42 @@ def send_frame(peer: socket.socket, body: msgspec.Struct, payload: Sequence[Byte
     """Send one frame.
 
     Raises:
+        ProtocolError: when the body is out of bounds; nothing is sent then.
         TimeoutError: when the peer takes nothing for `timeout_s`, or is slower than a slow link.
         OSError: when the connection breaks.
     """
-    encoded = msgspec.msgpack.encode(body)
     size = sum(part.nbytes for part in payload)
-    head = np.frombuffer(_HEADER.pack(_MAGIC, len(encoded), size) + encoded, np.uint8)
-    left = _views([head, *payload])
-    deadline_s = _deadline(head.nbytes + size, timeout_s)
-    while left:
-        peer.settimeout(min(timeout_s, _left(deadline_s, "take a frame")))
-        _consume(left, peer.sendmsg(left[:_MOST_VECTORS]))
+    head = _head(body, size)
+    Outgoing(peer, len(head) + size, timeout_s).send([head, *payload])
+
+
+def send_layers(
+    peer: socket.socket,
+    body: msgspec.Struct,
+    layers: Sequence[Bytes],
+    timeout_s: float,
+    *,
+    seed: int,
+    known: Sequence[int] | None = None,
+) -> None:
+    """Send a frame with layers and, behind them, the checksum of each, unless those are known already.
+
+    Checksums come last, so that each run is hashed and then sent while it is in the processor's cache, and while
+    the peer takes the run before. For its errors see `send_frame`.
+    """
+    sizes = [layer.nbytes for layer in layers]
+    size = layers_bytes(sizes)
+    head = _head(body, size)
+    frame = Outgoing(peer, len(head) + size, timeout_s)
+    waiting: list[bytes | Bytes] = [head]
+    sums: list[int] = []
+    for run in runs(sizes, _RUN_BYTES if known is None else size):
+        sums += checksums(layers[run], seed) if known is None else known[run]
+        waiting += layers[run]
+        if len(sums) < len(layers):
+            frame.send(waiting)
+            waiting = []
+    frame.send([*waiting, struct.pack(f"<{len(sums)}Q", *sums)])
 
 
 def receive_head(peer: socket.socket, timeout_s: float, *, idle_s: float | None = None) -> tuple[bytes, int]:
@@ -78,21 +94,22 @@ def receive_head(peer: socket.socket, timeout_s: float, *, idle_s: float | None 
         ProtocolError: when the frame is not one, or its body is out of bounds.
         ConnectionError: when the peer is gone.
     """
-    head = np.empty(_HEADER.size, np.uint8)
-    peer.settimeout(timeout_s if idle_s is None else idle_s)
-    got = peer.recv_into(head.data)
+    begun = bytearray(_HEADER.size)
+    got = Incoming(peer, 0, timeout_s if idle_s is None else idle_s).receive_some([begun])
     if not got:
         raise ConnectionResetError("the peer closed the connection")
-    receive_into(peer, [head[got:]], timeout_s)
-    magic, body_bytes, payload_bytes = _HEADER.unpack(head.tobytes())
+    frame = Incoming(peer, MOST_BODY_BYTES, timeout_s)
+    if got < len(begun):
+        frame.receive([memoryview(begun)[got:]])
+    magic, body_bytes, payload_bytes = _HEADER.unpack(begun)
     if magic != _MAGIC or body_bytes > MOST_BODY_BYTES:
         raise ProtocolError(
             f"a frame that begins with {magic!r} and a body of {body_bytes} bytes; allowed are {_MAGIC!r}"
             f" and {MOST_BODY_BYTES}"
         )
-    body = np.empty(body_bytes, np.uint8)
-    receive_into(peer, [body], timeout_s)
-    return body.tobytes(), payload_bytes
+    body = bytearray(body_bytes)
+    frame.receive([memoryview(body)])
+    return bytes(body), payload_bytes
 
 
 def receive_into(peer: socket.socket, parts: Sequence[Bytes], timeout_s: float) -> None:
@@ -103,29 +120,41 @@ def receive_into(peer: socket.socket, parts: Sequence[Bytes], timeout_s: float) 
         TruncatedFrameError: when the connection ends before they are full.
         OSError: when it breaks.
     """
-    left = _views(parts)
-    deadline_s = _deadline(sum(part.nbytes for part in left), timeout_s)
-    while left:
-        peer.settimeout(min(timeout_s, _left(deadline_s, "send a frame")))
-        got, *_ = peer.recvmsg_into(left[:_MOST_VECTORS])
-        if not got:
-            missing = sum(part.nbytes for part in left)
-            raise TruncatedFrameError(f"the connection ended in the middle of a frame, {missing} bytes too early")
-        _consume(left, got)
+    Incoming(peer, sum(part.nbytes for part in parts), timeout_s).receive([part.data for part in parts])
 
 
-def receive_layers(peer: socket.socket, layers: Sequence[Bytes], seed: int, timeout_s: float) -> list[int]:
-    """Fill layers with what comes next; their checksums, taken while each is still in the processor's cache.
+def receive_layers(
+    peer: socket.socket, layers: Sequence[Bytes], seed: int, timeout_s: float
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Fill layers with what comes next; their checksums as they came, and as the peer sent them.
 
-    Raises:
-        TimeoutError: when nothing comes for `timeout_s`, or one takes longer than a slow link would.
-        ConnectionError: when the peer is gone.
+    A run is hashed while it is in the processor's cache, and while the peer sends the next one. For its errors see
+    `receive_into`; the time that is allowed is one for all layers.
     """
-    sums: list[int] = []
-    for layer in layers:
-        receive_into(peer, [layer], timeout_s)
-        sums.append(checksum(layer, seed))
-    return sums
+    sizes = [layer.nbytes for layer in layers]
+    frame = Incoming(peer, layers_bytes(sizes), timeout_s)
+    came: list[int] = []
+    told = bytearray(_SUM_BYTES * len(layers))
+    for run in runs(sizes, _RUN_BYTES):
+        parts = [layer.data for layer in layers[run]]
+        frame.receive(parts if run.stop < len(layers) else [*parts, memoryview(told)])
+        came += checksums(layers[run], seed)
+    return tuple(came), struct.unpack(f"<{len(layers)}Q", told)
+
+
+def skip(peer: socket.socket, size_bytes: int, timeout_s: float) -> None:
+    """Throw away so many bytes of what comes next; for its errors see `receive_into`."""
+    frame = Incoming(peer, size_bytes, timeout_s)
+    scratch = memoryview(bytearray(min(size_bytes, 2**20)))
+    while size_bytes:
+        part = scratch[:size_bytes]
+        frame.receive([part])
+        size_bytes -= part.nbytes
+
+
+def layers_bytes(sizes: Sequence[int]) -> int:
+    """The payload of layers of these sizes: their bytes, and the checksum of each."""
+    return sum(sizes) + _SUM_BYTES * len(sizes)
 
 
 def greet_as_server(peer: socket.socket, token: bytes, timeout_s: float) -> bytes:
@@ -193,24 +222,11 @@ def _split(data: bytes, first: int, second: int) -> tuple[bytes, bytes, bytes]:
     return data[:first], data[first : first + second], data[first + second :]
 
 
-def _views(parts: Sequence[Bytes]) -> list[memoryview]:
-    return [part.data for part in parts if part.nbytes]
-
-
-def _deadline(size_bytes: int, timeout_s: float) -> float:
-    return time.monotonic() + timeout_s + size_bytes / SLOWEST_BYTES_PER_S
-
-
-def _left(deadline_s: float, what: str) -> float:
-    left = deadline_s - time.monotonic()
-    if left <= 0:
-        raise TimeoutError(f"the peer took too long to {what}")
-    return left
-
-
-def _consume(left: list[memoryview], moved: int) -> None:
-    """Drop the first `moved` bytes of a list of views."""
-    while left and moved >= left[0].nbytes:
-        moved -= left.pop(0).nbytes
-    if moved:
-        left[0] = left[0][moved:]
+def _head(body: msgspec.Struct, payload_bytes: int) -> bytes:
+    """What stands before a payload."""
+    encoded = msgspec.msgpack.encode(body)
+    if len(encoded) > MOST_BODY_BYTES:
+        raise ProtocolError(
+            f"a {type(body).__name__} of {len(encoded)} bytes; a frame's body may have {MOST_BODY_BYTES}"
+        )
+    return _HEADER.pack(_MAGIC, len(encoded), payload_bytes) + encoded

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from mooncake_lab.store.media import (
     MooncakeMaster,
     MooncakeMedium,
     NotHeldError,
+    mooncake_objects,
 )
 from mooncake_lab.store.media.mooncake_wheel import load_wheel
 from mooncake_lab.store.tier import TierSettings
@@ -153,6 +155,81 @@ def test_other_bytes_under_a_name_are_damage(medium, client):
             medium.read_into(block, [np.empty(size, np.uint8)], first_layer=first)
     with pytest.raises(DamagedBlockError):
         read(medium, block)
+
+
+def test_what_is_not_checked_is_served_as_it_is(client):
+    """Without checksums nobody looks: another object under the name is read as if it were ours."""
+    medium = MooncakeMedium(client, 64 * MIB, fingerprint=b"model", checksums=False)
+    block = store(medium, 7)
+    assert read(medium, block) == expected(7)
+    name = f"{b'model'.hex()}/{block.key.hex()}"
+    client.api.remove(name, True)
+    assert client.api.put(name, bytes(sum(SIZES))) == 0
+    assert read(medium, block) == bytes(sum(SIZES))
+    medium.close()
+
+
+class Refusing:
+    """The interface of a store that takes blocks, and refuses to let go of them so many times."""
+
+    def __init__(self):
+        self.refusals = 0
+
+    def is_exist(self, _name):
+        """Nobody has it."""
+        return 0
+
+    def batch_put_from_multi_buffers(self, *_arguments):
+        """It is put."""
+        return [0]
+
+    def batch_put_session_start(self, *_arguments):
+        """A session is open."""
+        return [0]
+
+    def batch_put_from_multi_buffer_ranges(self, *_arguments):
+        """Bytes were moved."""
+        return [1]
+
+    def batch_put_session_revoke(self, _names):
+        """It cannot be given up."""
+        return [-600]
+
+    def remove(self, _name, _force):
+        """It is removed, or not."""
+        self.refusals -= 1
+        return 0 if self.refusals < 0 else -1
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["object", "session"])
+def test_what_the_store_does_not_remove_stays_in_the_books(whole, monkeypatch):
+    """Removing is tried again; where the store refuses for good it is an error, and freeing can be repeated."""
+    monkeypatch.setattr(mooncake_objects, "_RETRY_S", 0)
+    api = Refusing()
+    medium = MooncakeMedium(SimpleNamespace(api=api, pinned=None), 64 * MIB, fingerprint=b"model")
+    block = medium.reserve(b"key", SIZES)
+    medium.write(block, content(1)[: 2 if whole else 1])
+    api.refusals = 3
+    with pytest.raises(MediumError, match="cannot remove block"):
+        medium.free(block)
+    assert medium.used_bytes == sum(SIZES)
+    api.refusals = 2
+    medium.free(block)
+    assert medium.used_bytes == 0
+    medium.close()
+
+
+def test_closing_says_what_it_leaves_behind(monkeypatch, caplog):
+    """A store that refuses to remove is told of in a warning, once, and closing ends."""
+    monkeypatch.setattr(mooncake_objects, "_RETRY_S", 0)
+    api = Refusing()
+    medium = MooncakeMedium(SimpleNamespace(api=api, pinned=None), 64 * MIB, fingerprint=b"model")
+    for key in (b"one", b"two"):
+        medium.write(medium.reserve(key, SIZES), content(1))
+    api.refusals = 100
+    medium.close()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "leaves 2 blocks behind" in caplog.text
 
 
 def test_a_name_that_another_client_holds_is_refused(medium, client):

@@ -1,6 +1,7 @@
 """The SSD medium: what survives, what is noticed, and who is kept out."""
 
 import errno
+import mmap
 import os
 import subprocess
 import sys
@@ -341,6 +342,134 @@ def test_a_slab_only_grows(tmp_path):
     medium.close()
     with pytest.raises(ValueError, match="allowed are 1 to 64"):
         opened(tmp_path, model=b"")
+
+
+LARGE = (200_000, 4096, 131_072, 524_288, 100, 65_536, 65_536, 65_536)
+"""Layers of a block that is written and read in parts, with a helper thread."""
+
+
+def test_a_large_block_is_whole_after_a_lost_index(tmp_path):
+    """Written in two parts at once, its header fits its layers: it is found in the slab, whole and by layers."""
+    medium = opened(tmp_path, 2**23)
+    store(medium, b"large", LARGE)
+    medium.close()
+    (tmp_path / MODEL.hex() / "index.mdb").unlink()
+    medium = opened(tmp_path, None)
+    (block,) = medium.blocks()
+    assert is_right(medium, block)
+    truth = content(b"large", LARGE)
+    for first in range(len(LARGE)):
+        buffers = [np.empty(size, np.uint8) for size in LARGE[first:]]
+        medium.read_into(block, buffers, first_layer=first)
+        assert all(np.array_equal(*pair) for pair in zip(buffers, truth[first:], strict=True))
+    medium.close()
+
+
+@pytest.mark.parametrize("layer", range(len(LARGE)))
+def test_a_flipped_byte_of_a_large_block_is_noticed(tmp_path, layer):
+    """Whoever reads the layer, helper or caller, it is the one that is called damaged."""
+    medium = opened(tmp_path, 2**23)
+    block = store(medium, b"large", LARGE)
+    before = sum(-(-size // PAGE) * PAGE for size in LARGE[:layer])
+    flip(tmp_path / MODEL.hex() / "slab", block.offset_bytes + PAGE + before + LARGE[layer] - 1)
+    with pytest.raises(DamagedBlockError, match=f"^layer {layer} of block"):
+        medium.read_into(block, [np.empty(size, np.uint8) for size in LARGE])
+    medium.close()
+
+
+@pytest.mark.parametrize("refused", [0, 1])
+def test_a_large_block_with_a_failed_part_is_not_committed(tmp_path, refused):
+    """Whichever of the two writes of a block fails, the block is not held, and its room comes back."""
+    calls = []
+
+    def before(operation):
+        if operation == "write":
+            calls.append(operation)
+            if len(calls) == refused + 1:
+                raise OSError(errno.ENOSPC, "injected")
+
+    medium = opened(tmp_path, 2**23, before=before)
+    block = medium.reserve(b"large", LARGE)
+    with pytest.raises(OSError, match="injected"):
+        medium.write(block, content(b"large", LARGE))
+    with pytest.raises(ValueError, match="lacks layers"):
+        medium.commit(block)
+    medium.free(block)
+    assert medium.used_bytes == 0
+    assert is_right(medium, store(medium, b"large", LARGE))
+    medium.close()
+
+
+def test_a_closed_medium_is_an_os_error(tmp_path):
+    """Reading and writing blocks of any size after the close raises what a failing device does."""
+    medium = opened(tmp_path, 2**23)
+    block, other = store(medium, b"large", LARGE), medium.reserve(b"other", LARGE)
+    medium.close()
+    with pytest.raises(OSError, match="Bad file"):
+        medium.read_into(block, [np.empty(size, np.uint8) for size in LARGE])
+    with pytest.raises(OSError, match="Bad file"):
+        medium.write(other, content(b"other", LARGE))
+
+
+def test_a_layer_that_is_written_again_is_in_the_header_too(tmp_path):
+    """A whole block, a layer of it rewritten before the commit, then a lost index: the later bytes are served."""
+    medium = opened(tmp_path)
+    block = medium.reserve(b"key", [5000, 100])
+    medium.write(block, [bytes(5000), bytes(100)])
+    medium.write(block, content(b"key", [5000, 100])[:1])
+    medium.write(block, content(b"key", [5000, 100])[1:], first_layer=1)
+    medium.commit(block)
+    medium.close()
+    assert verify_folder(tmp_path)[0].is_sound
+    (tmp_path / MODEL.hex() / "index.mdb").unlink()
+    medium = opened(tmp_path)
+    (found,) = medium.blocks()
+    assert is_right(medium, found)
+    medium.close()
+
+
+def test_a_slab_that_could_not_grow_is_as_it_was(tmp_path, monkeypatch):
+    """A device that fills up halfway through growing leaves a slab that opens with its old size."""
+    filled(tmp_path)
+
+    def fill_up(file, _start, size):
+        os.ftruncate(file, size - PAGE)
+        raise OSError(errno.ENOSPC, "injected")
+
+    monkeypatch.setattr(os, "posix_fallocate", fill_up)
+    with pytest.raises(OSError, match="injected"):
+        opened(tmp_path, 2 * CAPACITY)
+    medium = opened(tmp_path, CAPACITY)
+    assert len(list(medium.blocks())) == 8
+    medium.close()
+
+
+def test_a_file_system_that_refuses_direct_writes_is_told_once(tmp_path, monkeypatch, caplog):
+    """O_DIRECT that opens but cannot be used: writes go through the page cache, and a warning says so, once."""
+    medium = opened(tmp_path)
+    if not medium.writes_directly:
+        medium.close()
+        pytest.skip("this file system opens nothing with O_DIRECT")
+    direct, pwritev = medium._slab._direct, os.pwritev
+
+    def refuse(file, *more):
+        if file == direct:
+            raise OSError(errno.EINVAL, "injected")
+        return pwritev(file, *more)
+
+    monkeypatch.setattr(os, "pwritev", refuse)
+    layers = [np.frombuffer(mmap.mmap(-1, PAGE), np.uint8)]
+    for number in range(3):
+        block = medium.reserve(b"%d" % number, [PAGE])
+        layers[0][:] = number
+        medium.write(block, layers)
+        medium.commit(block)
+        found = bytearray(PAGE)
+        medium.read_into(block, [found])
+        assert found == bytes([number]) * PAGE
+    assert not medium.writes_directly
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    medium.close()
 
 
 class Refusing:

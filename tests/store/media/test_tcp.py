@@ -1,5 +1,7 @@
 """Remote blocks: who may enter, what is believed, and how long anybody waits."""
 
+import contextlib
+import dataclasses
 import socket
 import struct
 import threading
@@ -10,7 +12,9 @@ import pytest
 
 from mooncake_lab.store.media import (
     BlockServer,
+    DamagedBlockError,
     DramMedium,
+    MediumError,
     MediumFullError,
     NotHeldError,
     PeerRefusedError,
@@ -20,6 +24,7 @@ from mooncake_lab.store.media import (
     messages,
     wire,
 )
+from mooncake_lab.store.media.medium import MAX_KEY_BYTES
 
 TOKEN = b"a token of the tests"
 
@@ -165,7 +170,7 @@ def frame(body=b"", *, magic=b"MCK1", body_bytes=None, payload_bytes=0):
         frame(b"\xc1 is no msgpack"),
         frame(b"\x91\x63"),
         frame(b"\x91\x07", payload_bytes=2**40),
-        frame(b"\x94\x02\x92\xc4\x01k\x01\x00\x90", payload_bytes=2**20),
+        frame(b"\x94\x02\x92\xc4\x01k\x01\x00\x01", payload_bytes=2**20),
     ],
     ids=["magic", "body bound", "no msgpack", "no question", "payload of nothing", "payload bound"],
 )
@@ -193,8 +198,8 @@ def test_a_client_that_stalls_inside_a_frame_is_left(server, arena):
     wire.send_frame(peer, messages.Reserve(b"key", (100,), 0), [], 5)
     body, _ = wire.receive_head(peer, 5)
     sequence = messages.ANSWERS.decode(body).sequence
-    half = wire.msgspec.msgpack.encode(messages.Write(messages.Name(b"key", sequence), 0, (0,)))
-    peer.sendall(frame(half, payload_bytes=100) + bytes(50))
+    half = wire.msgspec.msgpack.encode(messages.Write(messages.Name(b"key", sequence), 0, 1))
+    peer.sendall(frame(half, payload_bytes=108) + bytes(50))
     client = client_of(server)
     store(client, b"other", b"data")
     client.close()
@@ -215,7 +220,7 @@ def test_a_server_that_stalls_inside_a_large_layer_times_out():
         def begin_and_stall():
             peer, _ = listener.accept()
             wire.greet_as_server(peer, TOKEN, 5)
-            for answer, payload in ((messages.Room(2**30, 0), 0), (messages.Layers((0,)), 2**26)):
+            for answer, payload in ((messages.Room(2**30, 0), 0), (messages.Layers(), 2**26 + 8)):
                 wire.receive_head(peer, 5)
                 peer.sendall(frame(wire.msgspec.msgpack.encode(answer), payload_bytes=payload))
             peer.sendall(bytes(1000))
@@ -250,6 +255,11 @@ def test_a_fingerprint_and_a_key_do_not_run_together(server):
     peer.close()
 
 
+def packed(*names):
+    """Names as they follow a question."""
+    return np.frombuffer(wire.msgspec.msgpack.encode(names), np.uint8)
+
+
 def test_bytes_that_change_on_their_way_are_not_kept(server):
     """A write whose checksum does not fit is refused, and the block cannot be committed."""
     peer = greeted(server)
@@ -258,15 +268,161 @@ def test_bytes_that_change_on_their_way_are_not_kept(server):
         wire.send_frame(peer, question, list(payload), 5)
         return messages.ANSWERS.decode(wire.receive_head(peer, 5)[0])
 
+    def layers(*sums):
+        return [np.frombuffer(b"data" * len(sums) + struct.pack(f"<{len(sums)}Q", *sums), np.uint8)]
+
     name = messages.Name(b"key", ask(messages.Reserve(b"key", (4,), 0)).sequence)
-    data = np.frombuffer(b"data", np.uint8)
-    assert ask(messages.Write(name, 0, (123,)), [data]).kind == "damaged"
-    assert ask(messages.Commit((name,))).kind == "value"
-    assert ask(messages.Write(messages.Name(b"none", 1), 0, (123,)), [data]).kind == "not_held"
-    assert ask(messages.Write(name, 0, (1, 2)), [data, data]).kind == "value"
+    assert ask(messages.Write(name, 0, 1), layers(123)).kind == "damaged"
+    assert ask(messages.Commit(), [packed(name)]).kind == "value"
+    assert ask(messages.Write(messages.Name(b"none", 1), 0, 1), layers(123)).kind == "not_held"
+    assert ask(messages.Write(name, 0, 2), layers(1, 2)).kind == "value"
+    assert ask(messages.Write(name, 0, 1), layers()).kind == "value"
+    assert ask(messages.Write(name, -1, 1), layers(1)).kind == "value"
     assert ask(messages.Read(name, 0, 9)).kind in {"value", "not_held"}
     assert isinstance(ask(messages.Status()), messages.Room)
     peer.close()
+
+
+def test_a_large_block_comes_in_runs(arena):
+    """A block of many runs is the same at both ends, and one wrong checksum anywhere refuses it."""
+    sizes = [60_000] * 15
+    layers = [np.random.default_rng(number).integers(0, 256, size, np.uint8) for number, size in enumerate(sizes)]
+    with BlockServer(arena, TOKEN, timeout_s=5) as server:
+        client = client_of(server)
+        block = client.reserve(b"large", sizes)
+        client.write(block, layers)
+        client.commit(block)
+        found = [np.empty(size, np.uint8) for size in sizes]
+        client.read_into(block, found)
+        assert all(np.array_equal(*pair) for pair in zip(found, layers, strict=True))
+        arena.layers(next(arena.blocks()))[7][59_999] ^= 1
+        with pytest.raises(DamagedBlockError, match="not what was written"):
+            client.read_into(block, found)
+        client.read_into(block, found[8:], first_layer=8)
+        client.close()
+
+
+def dripping(count):
+    """A connection on which a byte comes every tenth of a second."""
+    near, far = socket.socketpair()
+
+    def drip():
+        with contextlib.suppress(OSError):
+            for _ in range(count):
+                far.sendall(b"x")
+                time.sleep(0.1)
+        far.close()
+
+    threading.Thread(target=drip, daemon=True).start()
+    return near
+
+
+def test_a_frame_that_drips_is_given_up():
+    """Each layer comes in time, all of them do not: the time that is allowed is the frame's, not the layer's."""
+    with dripping(60) as near, pytest.raises(TimeoutError, match="longer over a frame"):
+        wire.receive_layers(near, [np.empty(1, np.uint8) for _ in range(40)], 0, 0.5)
+
+
+def test_an_interrupted_question_leaves_no_answer_behind(server, monkeypatch):
+    """After an interrupt between question and answer the next question gets its own answer."""
+    client = client_of(server)
+
+    receive_head = wire.receive_head
+
+    def interrupt(*arguments, **more):
+        if threading.current_thread() is threading.main_thread():  # the server has threads of its own
+            raise KeyboardInterrupt
+        return receive_head(*arguments, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(wire, "receive_head", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            _ = client.used_bytes
+    assert client.reserve(b"key", [5]).layer_bytes == (5,)
+    client.close()
+
+
+def test_a_server_that_answers_something_else_is_left():
+    """An answer of the wrong type closes the connection: who knows what the next one would be."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        rest = []
+
+        def answer_room():
+            peer, _ = listener.accept()
+            wire.greet_as_server(peer, TOKEN, 5)
+            for _ in range(2):
+                wire.receive_head(peer, 5)
+                wire.send_frame(peer, messages.Room(2**30, 0), (), 5)
+            peer.settimeout(5)
+            rest.append(peer.recv(1))
+            peer.close()
+
+        thread = threading.Thread(target=answer_room)
+        thread.start()
+        client = TcpMedium(listener.getsockname(), TOKEN, fingerprint=b"m", timeout_s=5)
+        with pytest.raises(ProtocolError, match="answers Room to Reserve"):
+            client.reserve(b"key", [5])
+        thread.join()
+        assert rest == [b""]
+        client.close()
+
+
+def test_what_the_server_cannot_name_is_no_mistake_of_the_caller(server):
+    """A good key that is too long behind this fingerprint is a `MediumError`; so is a value the server refuses."""
+    client = client_of(server, b"f" * 64)
+    with pytest.raises(MediumError, match="may have 63 bytes"):
+        client.reserve(b"k" * 100, [5])
+    block = store(client, b"k" * 63, b"data")
+    found = bytearray(4)
+    client.read_into(block, [found])
+    assert found == b"data"
+    refused = messages.Failed("value", "reason")
+    assert isinstance(messages.error_of(refused, messages.Status()), MediumError)
+    assert isinstance(messages.error_of(refused, messages.Commit()), ValueError)
+    client.close()
+
+
+def test_any_number_of_blocks_is_named_in_one_question(arena):
+    """More names than a body may hold get their answer, on a connection that goes on."""
+    with BlockServer(arena, TOKEN, timeout_s=5) as server:
+        client = client_of(server)
+        block = store(client, b"key", b"data")
+        ghosts = [
+            Reservation(key=b"%032d" % number, layer_bytes=(1,), sequence=number) for number in range(12_000)
+        ]
+        with pytest.raises(NotHeldError):
+            client.free(block, *ghosts)
+        assert [held.key for held in client.blocks()] == [b"key"]
+        client.close()
+
+
+def test_a_body_out_of_bounds_is_not_sent():
+    """The sender says so; the peer would only hang up."""
+    near, far = socket.socketpair()
+    with near, far:
+        with pytest.raises(ProtocolError, match="a frame's body may have"):
+            wire.send_frame(near, messages.Reserve(bytes(2**19), (1,), 0), [], 5)
+        near.close()
+        assert far.recv(1) == b""
+
+
+def test_pages_are_bounded_by_their_bytes(monkeypatch):
+    """Blocks of many layers come in as many pages as their bytes need, all cut from one listing."""
+    medium, listings = DramMedium(2**21), []
+    listed = DramMedium.blocks
+    monkeypatch.setattr(DramMedium, "blocks", lambda self: listings.append(1) or listed(self))
+    with BlockServer(medium, TOKEN, timeout_s=5) as server:
+        client = client_of(server)
+        for number in range(40):
+            block = client.reserve(b"%d" % number, [300] * 100)
+            client.write(block, [bytes(300)] * 100)
+            client.commit(block)
+        monkeypatch.setattr(wire, "MOST_BODY_BYTES", 8192)
+        listings.clear()
+        assert [block.key for block in client.blocks()] == [b"%d" % number for number in range(40)]
+        assert len(listings) == 1
+        client.close()
+    medium.close()
 
 
 def test_a_client_reconnects(arena):
@@ -321,3 +477,44 @@ def test_only_so_many_clients_enter(arena):
             else:
                 return
         pytest.fail("nobody else was let in")
+
+
+def test_a_server_that_was_started_anew_is_asked_anew(arena):
+    """A connection that ended while nothing was asked costs no question: the next one connects."""
+    server = BlockServer(arena, TOKEN, timeout_s=1)
+    client = client_of(server)
+    block = store(client, b"key", b"data")
+    port = server.address[1]
+    server.close()
+    with BlockServer(arena, TOKEN, port=port, timeout_s=1):
+        found = bytearray(4)
+        client.read_into(block, [found])
+        assert found == b"data"
+    client.close()
+
+
+def test_a_key_in_a_name_is_bounded(server):
+    """A name longer than any key breaks the protocol: the server hangs up before it copies it."""
+    client = client_of(server)
+    block = store(client, b"key", b"data")
+    long = dataclasses.replace(block, key=b"k" * (MAX_KEY_BYTES + 1))
+    with pytest.raises(ConnectionError):
+        client.free(long)
+    found = bytearray(4)
+    client.read_into(block, [found])
+    assert found == b"data"
+    client.close()
+
+
+def test_an_answer_is_bounded_too(arena):
+    """Layers that no frame may carry are refused before they are read, and the connection goes on."""
+    with BlockServer(arena, TOKEN, timeout_s=1, most_payload_bytes=4096) as server:
+        client = client_of(server)
+        block = client.reserve(b"large", [3000, 3000])
+        for layer in range(2):
+            client.write(block, [bytearray(3000)], first_layer=layer)
+        client.commit(block)
+        with pytest.raises((ValueError, MediumError), match="allowed are 4096"):
+            client.read_into(block, [bytearray(3000), bytearray(3000)])
+        client.read_into(block, [bytearray(3000)], first_layer=1)
+        client.close()

@@ -1,0 +1,393 @@
+"""What goes wrong with one block ends that block: no slot stays taken, no thread dies, no tier freezes."""
+
+import errno
+import threading
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from mooncake_lab.store.media import BlockServer, DramMedium, MediumFullError, SsdMedium, TcpMedium
+from mooncake_lab.store.tier import TierSettings
+from mooncake_lab.store.tiers import TieredStore
+
+PAGE = 4096
+LAYERS = [PAGE, 100]
+"""Two pages a block in DRAM, and three on SSD with its header."""
+TOKEN = b"a token of the tests"
+
+
+def content(key):
+    """The layers that a key stands for."""
+    draw = np.random.default_rng(list(key))
+    return [draw.integers(0, 256, size, np.uint8) for size in LAYERS]
+
+
+def read(store, key):
+    """The tier that delivers a block, after checking every byte of it."""
+    buffers = [np.full(size, 7, np.uint8) for size in LAYERS]
+    tier = store.read_into(key, buffers)
+    if tier is not None:
+        assert [buffer.tobytes() for buffer in buffers] == [layer.tobytes() for layer in content(key)]
+    return tier
+
+
+def put(store, *keys):
+    """Put blocks, and let what they push out sink."""
+    for key in keys:
+        assert store.put(key, content(key))
+        store.flush()
+
+
+class Wrapped:
+    """A medium whose methods raise, wait or count where a test says so."""
+
+    def __init__(self, medium, **instead):
+        self._medium = medium
+        self._instead = instead
+        self.calls = []
+
+    def __getattr__(self, name):
+        """What stands in for it, called first; then as the medium."""
+        plain = getattr(self._medium, name)
+        if not callable(plain):
+            return plain
+
+        def call(*given, **named):
+            self.calls.append(name)
+            if name in self._instead:
+                self._instead[name](*given)
+            return plain(*given, **named)
+
+        return call
+
+
+@contextmanager
+def stacked(*tiers):
+    """A store of these tiers, checked at the end."""
+    with TieredStore(list(tiers)) as store:
+        yield store
+    store.check()
+    assert store.leaked_bytes() == 0
+
+
+def over(below, blocks=1):
+    """Tiers: DRAM of so many blocks, which sink into a medium."""
+    above = DramMedium((blocks + 8) * 2 * PAGE)
+    return TierSettings(medium=above, queue_bytes=16 * PAGE), TierSettings(medium=below)
+
+
+class TestErrorsThatAreRaised:
+    """A `ValueError` goes to the caller, and leaves nothing behind."""
+
+    @pytest.mark.parametrize("tier", ["dram", "ssd"])
+    def test_memory_that_cannot_be_copied_takes_no_slot(self, tmp_path, tier):
+        """Scattered memory is refused; the same key can be stored right after, and nothing is pinned."""
+        medium = DramMedium(8 * PAGE) if tier == "dram" else SsdMedium(tmp_path, 12 * PAGE, fingerprint=b"m")
+        with stacked(TierSettings(medium=medium)) as store:
+            for _ in range(9):
+                with pytest.raises(ValueError, match="not contiguous"):
+                    store.put(b"a", [np.zeros(2 * size, np.uint8)[::2] for size in LAYERS])
+            assert medium.used_bytes == 0
+            put(store, b"a")
+            assert read(store, b"a") == tier
+        medium.close()
+
+    @pytest.mark.parametrize("method", ["reserve", "write", "commit"])
+    def test_whatever_a_medium_raises_the_block_is_out_of_the_books(self, method):
+        """An error of no known kind is raised, and the next attempt begins anew."""
+
+        def refuse(*_given):
+            raise trouble.pop() if trouble else AssertionError
+
+        trouble = [ZeroDivisionError()]
+        medium = Wrapped(DramMedium(8 * PAGE), **{method: refuse})
+        with stacked(TierSettings(medium=medium)) as store:
+            with pytest.raises(ZeroDivisionError):
+                store.put(b"a", content(b"a"))
+            assert medium.used_bytes == 0
+            medium._instead.clear()
+            put(store, b"a")
+
+    def test_an_open_block_that_finds_no_room_takes_no_slot(self):
+        """The same for blocks whose layers are still to come."""
+
+        def refuse(*_given):
+            raise ValueError("injected")
+
+        medium = Wrapped(DramMedium(8 * PAGE), reserve=refuse)
+        with stacked(TierSettings(medium=medium)) as store:
+            with pytest.raises(ValueError, match="injected"):
+                store.open(b"a", LAYERS)
+            medium._instead.clear()
+            block = store.open(b"a", LAYERS)
+            assert block.write(content(b"a"), first_layer=0)
+            assert block.commit()
+            assert read(store, b"a") == "dram"
+
+    @pytest.mark.parametrize("method", ["write", "commit"])
+    def test_a_block_that_cannot_sink_ends_alone(self, method, caplog):
+        """Write-back gives up what raises, says so, and carries the next ones down."""
+
+        def refuse(*given):
+            named = given[0].key if given else b""
+            if named == b"a":
+                raise ValueError("injected")
+
+        below = Wrapped(DramMedium(64 * PAGE, name="below"), **{method: refuse})
+        with stacked(*over(below)) as store:
+            put(store, b"a", b"b", b"c")
+            assert [store.tier_of(key) for key in (b"a", b"b", b"c")] == [None, "below", "dram"]
+            assert (store.statistics()[0].dropped, store.statistics()[0].demoted) == (1, 1)
+            assert "is given up" in caplog.text or "are given up" in caplog.text
+
+
+class TestDevicesThatFail:
+    """A device that fails is asked as little as can be."""
+
+    def test_nothing_written_is_nothing_to_commit(self):
+        """A tier that stalls costs one question for a batch of eight, not one for each and a commit."""
+
+        def stall(*_given):
+            raise TimeoutError("injected: nobody answers")
+
+        gate = threading.Event()
+        below = Wrapped(DramMedium(64 * PAGE, name="below"), reserve=lambda *_given: gate.wait(30) and stall())
+        with stacked(*over(below)) as store:
+            for number in range(9):  # the first one waits while the others queue behind it
+                store.put(b"%d" % number, content(b"%d" % number))
+            gate.set()
+            store.flush()
+            assert store.statistics()[1].degraded == "TimeoutError: injected: nobody answers"
+        assert below.calls.count("reserve") == 1
+        assert below.calls.count("commit") == 0
+
+    def test_a_bad_sector_costs_one_computation(self, tmp_path):
+        """A block that cannot be read is written anew elsewhere when its bytes come again; the tier is well."""
+
+        def bad(reservation, *_given):
+            if reservation.offset_bytes in sectors:
+                raise OSError(errno.EIO, "injected: a bad sector")
+
+        sectors = set()
+        ssd = SsdMedium(tmp_path, 64 * PAGE, fingerprint=b"m")
+        with stacked(TierSettings(medium=Wrapped(ssd, read_into=bad))) as store:
+            put(store, b"a")
+            sectors.add(next(ssd.blocks()).offset_bytes)
+            assert read(store, b"a") is None
+            put(store, b"a")
+            assert [read(store, b"a") for _ in range(3)] == ["ssd"] * 3
+            assert store.statistics()[0].degraded is None
+            assert store.statistics()[0].stored == 2
+        ssd.close()
+
+    def test_a_block_that_cannot_be_read_twice_is_dropped(self, tmp_path):
+        """However often it is asked for, one bad block does not degrade its tier; others are served."""
+
+        def bad(reservation, *_given):
+            if reservation.key == b"a":
+                raise OSError(errno.EIO, "injected: a bad sector")
+
+        ssd = SsdMedium(tmp_path, 64 * PAGE, fingerprint=b"m")
+        with stacked(TierSettings(medium=Wrapped(ssd, read_into=bad))) as store:
+            put(store, b"a", b"b")
+            assert [read(store, b"a") for _ in range(5)] == [None] * 5
+            assert b"a" not in store
+            found = store.statistics()[0]
+            assert (found.degraded, found.read_errors, found.damaged, found.blocks) == (None, 1, 1, 1)
+            assert read(store, b"b") == "ssd"
+        assert [block.key for block in ssd.blocks()] == [b"b"]
+        ssd.close()
+
+    def test_a_good_copy_takes_the_place_of_one_that_could_not_be_read(self, tmp_path):
+        """A block that leaves the tier above is written below again, where a read of it failed."""
+
+        def bad(reservation, *_given):
+            if reservation.offset_bytes in sectors:
+                raise OSError(errno.EIO, "injected: a bad sector")
+
+        sectors = set()
+        ssd = SsdMedium(tmp_path, 64 * PAGE, fingerprint=b"m")
+        with stacked(*over(Wrapped(ssd, read_into=bad))) as store:
+            put(store, b"a", b"b")
+            sectors.add(next(ssd.blocks()).offset_bytes)
+            assert read(store, b"a") is None
+            put(store, b"a", b"c")
+            assert store.tier_of(b"a") == "ssd"
+            assert read(store, b"a") == "ssd"
+        ssd.close()
+
+    def test_a_device_that_is_gone_is_degraded(self, tmp_path):
+        """Three blocks in a row that cannot be read are no bad sector."""
+
+        def dead(*_given):
+            raise OSError(errno.EIO, "injected: the device is gone")
+
+        ssd = Wrapped(SsdMedium(tmp_path, 64 * PAGE, fingerprint=b"m"))
+        with stacked(TierSettings(medium=ssd)) as store:
+            put(store, b"a", b"b", b"c", b"d")
+            ssd._instead["read_into"] = dead
+            assert [read(store, key) for key in (b"a", b"b", b"c", b"d")] == [None] * 4
+            assert store.statistics()[0].degraded == "OSError: [Errno 5] injected: the device is gone"
+            assert store.statistics()[0].read_errors == 3
+            assert store.match_prefix([b"a", b"b", b"c", b"d"]) == 4  # it may come back
+        ssd.close()
+
+
+class TestSharedMedia:
+    """Media that others use too, or that are not always there."""
+
+    def test_what_could_not_be_freed_is_freed_later(self):
+        """A block that leaves while its medium does not answer does not stay there for ever."""
+
+        def silent(*_given):
+            if is_silent.is_set():
+                raise TimeoutError("injected: nobody answers")
+
+        is_silent = threading.Event()
+        arena = DramMedium(8 * PAGE)
+        medium = Wrapped(arena, free=silent)
+        with stacked(TierSettings(medium=medium)) as store:
+            put(store, b"a", b"b", b"c", b"d")
+            is_silent.set()
+            assert not store.put(b"e", content(b"e"))  # a has left the books, and still takes its room
+            assert store.leaked_bytes() > 0
+            is_silent.clear()
+            put(store, b"a")  # the very one that could not be freed
+            put(store, b"f")
+            assert store.leaked_bytes() == 0
+            assert len(list(arena.blocks())) == store.statistics()[0].blocks == 4
+            assert [read(store, key) for key in (b"a", b"f")] == ["dram"] * 2
+
+    def test_closing_is_the_last_chance_to_free(self):
+        """What a remote medium would not free counts as leaked, and is freed when the store closes."""
+
+        def silent(*_given):
+            if is_silent.is_set():
+                raise TimeoutError("injected: nobody answers")
+
+        is_silent = threading.Event()
+        arena = DramMedium(64 * PAGE)
+        with BlockServer(arena, TOKEN, timeout_s=2) as server:
+            remote = TcpMedium(server.address, TOKEN, fingerprint=b"m", timeout_s=2)
+            plain = TcpMedium.free
+
+            def free(medium, *given):
+                silent()
+                plain(medium, *given)
+
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(TcpMedium, "free", free)
+                with stacked(TierSettings(medium=remote)) as store:
+                    put(store, b"a", b"b")
+                    is_silent.set()
+                    assert store._arrivals.squeeze(0)
+                    assert store.leaked_bytes() == sum(LAYERS)
+                    is_silent.clear()
+                assert [block.key for block in remote.blocks()] == [b"b"]
+            remote.close()
+
+    def test_a_block_of_another_client_is_taken_over(self):
+        """Who stores what another client stored meanwhile has it, and no byte is moved."""
+        arena = DramMedium(64 * PAGE)
+        with BlockServer(arena, TOKEN, timeout_s=2) as server:
+            one, other = (TcpMedium(server.address, TOKEN, fingerprint=b"m", timeout_s=2) for _ in range(2))
+            with stacked(TierSettings(medium=one)) as first, stacked(*over(other)) as second:
+                put(first, b"a")
+                put(second, b"a", b"b")
+                assert read(second, b"a") == "remote"
+                assert (second.statistics()[1].stored, second.statistics()[1].refused) == (0, 0)
+                assert second.statistics()[0].demoted == 1
+                half = one.reserve(b"open", LAYERS)
+                assert not first.put(b"open", content(b"open"))  # not committed: nothing to take over
+                one.free(half)
+                put(first, b"open")
+            one.close()
+            other.close()
+
+    def test_a_medium_smaller_than_its_books_keeps_the_newest(self):
+        """Full learnt only when writing lets the oldest leave, as anywhere else."""
+
+        def late(reservation, *_given):
+            if sum(block.size_bytes for block in arena.blocks()) + reservation.size_bytes > 3 * sum(LAYERS):
+                raise MediumFullError("injected: the segment is full")
+
+        arena = DramMedium(64 * PAGE)
+        medium = Wrapped(arena, write=late)
+        keys = [b"%d" % number for number in range(9)]
+        with stacked(TierSettings(medium=medium)) as store:
+            put(store, *keys)
+            assert [key for key in keys if key in store] == keys[-3:]
+            assert [read(store, key) for key in keys[-3:]] == ["dram"] * 3
+            assert (store.statistics()[0].refused, store.statistics()[0].degraded) == (0, None)
+            kept = []
+            for key in (b"open 0", b"open 1", b"open 2"):
+                block = store.open(key, LAYERS)
+                kept.append(block.write(content(key), first_layer=0) and block.commit())
+            assert any(kept)
+
+    def test_sinking_into_a_smaller_medium_goes_on(self):
+        """The same for blocks that sink."""
+
+        def late(reservation, *_given):
+            if sum(block.size_bytes for block in arena.blocks()) + reservation.size_bytes > 3 * sum(LAYERS):
+                raise MediumFullError("injected: the segment is full")
+
+        arena = DramMedium(64 * PAGE, name="below")
+        keys = [b"%d" % number for number in range(9)]
+        with stacked(*over(Wrapped(arena, write=late))) as store:
+            put(store, *keys)
+            assert [key for key in keys if key in store] == keys[-4:]
+
+
+class TestTwoWriters:
+    """One block is written once, whoever else wants to."""
+
+    def test_an_open_block_gets_no_second_room(self):
+        """While somebody writes a block, nobody else is given room for it, in no tier; afterwards they are."""
+        below = DramMedium(64 * PAGE, name="below")
+        with stacked(*over(below, blocks=4)) as store:
+            block = store.open(b"a", LAYERS)
+            assert store.open(b"a", LAYERS) is None
+            assert not store.put(b"a", content(b"a"))
+            assert below.used_bytes == 0
+            block.abandon()
+            again = store.open(b"a", LAYERS)
+            assert again.write(content(b"a"), first_layer=0)
+            assert again.commit()
+            assert store.put(b"a", content(b"a"))
+            assert read(store, b"a") == "dram"
+            assert below.used_bytes == 0
+
+    def test_a_put_under_way_is_left_alone(self):
+        """The second writer returns at once, and the block is where the first one put it."""
+        began, gate = threading.Event(), threading.Event()
+
+        def wait(*_given):
+            began.set()
+            gate.wait(30)
+
+        below = DramMedium(64 * PAGE, name="below")
+        first = TierSettings(medium=Wrapped(DramMedium(16 * PAGE), write=wait), queue_bytes=4 * PAGE)
+        with stacked(first, TierSettings(medium=below)) as store:
+            writer = threading.Thread(target=store.put, args=(b"a", content(b"a")))
+            writer.start()
+            assert began.wait(30)
+            assert not store.put(b"a", content(b"a"))
+            assert store.open(b"a", LAYERS) is None
+            gate.set()
+            writer.join()
+            assert read(store, b"a") == "dram"
+            assert below.used_bytes == 0
+
+    def test_a_tier_without_room_is_passed_over_still(self):
+        """Where the first tier is full of pinned blocks and nobody writes the block, the next one takes it."""
+        with stacked(*over(DramMedium(64 * PAGE, name="below"))) as store:
+            put(store, b"a")
+            store.pin(b"a")
+            assert store.put(b"b", content(b"b"))
+            assert store.put(b"b", content(b"b"))
+            block = store.open(b"c", LAYERS)
+            assert (store.tier_of(b"b"), block.tier) == ("below", "below")
+            block.abandon()
+            store.unpin(b"a")
