@@ -1,6 +1,7 @@
 """All batching policies by the names of the command line."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Final
 
@@ -24,6 +25,7 @@ BATCHING_POLICIES: Final[Mapping[str, Callable[[], BatchingPolicy]]] = MappingPr
         "vllm_chunked": VLLMChunked,
         "splitfuse": SplitFuse,
         "tensorrt_llm": TensorRTLLM,
+        "tensorrt_llm_max_utilization": partial(TensorRTLLM, capacity="max_utilization"),
         "sarathi": Sarathi,
         "sarathi_serve": SarathiServe,
         "prefill_only": PrefillOnly,
@@ -37,6 +39,7 @@ CHUNKED_POLICIES: Final[Mapping[str, Callable[[int], BatchingPolicy]]] = Mapping
         "vllm_chunked": lambda chunk_tokens: VLLMChunked(chunk_tokens=chunk_tokens),
         "splitfuse": lambda chunk_tokens: SplitFuse(chunk_tokens=chunk_tokens),
         "tensorrt_llm": lambda chunk_tokens: TensorRTLLM(chunk_tokens=chunk_tokens),
+        "tensorrt_llm_max_utilization": lambda chunk_tokens: TensorRTLLM("max_utilization", chunk_tokens),
         "sarathi": lambda chunk_tokens: Sarathi(chunk_tokens=chunk_tokens),
         "sarathi_serve": lambda chunk_tokens: SarathiServe(chunk_tokens=chunk_tokens),
         "prefill_only": lambda chunk_tokens: PrefillOnly(chunk_tokens=chunk_tokens),

@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from mooncake_lab.cli.reading import read_or_fail
-from mooncake_lab.cli.simulate_usage import check_chance, check_memory, check_usage
+from mooncake_lab.cli.simulate_usage import check_chance, check_failures, check_memory, check_usage, named_failures
 from mooncake_lab.conductor import ADMISSION_POLICIES, KVCacheCentric, LoadBalance, named_placement
 from mooncake_lab.core import SLO, Record, TracedRequest, log_writer, rare_collections
 from mooncake_lab.perf import LinkLatency, check_floor, hardware
@@ -41,6 +41,7 @@ BatchingName = Literal[
     "orca",
     "splitfuse",
     "tensorrt_llm",
+    "tensorrt_llm_max_utilization",
     "sarathi",
     "sarathi_serve",
 ]
@@ -78,6 +79,13 @@ def simulate(
     view_age: Annotated[
         float, typer.Option(min=0, help="How old the loads may be on which requests are placed (s).")
     ] = 0.0,
+    fail: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Let an instance die: NAME@SECONDS, such as decode-0@600; may be given again.",
+            callback=check_failures,
+        ),
+    ] = None,
     ttft_slo: Annotated[float, typer.Option(min=1e-9, help="Limit of the time to first token (s).")] = 30.0,
     tbt_slo: Annotated[float, typer.Option(min=1e-9, help="Limit of the time between tokens (s).")] = 0.1,
     urgent_share: Annotated[
@@ -124,6 +132,7 @@ def simulate(
         "slo": slo,
         "block_size_tokens": requests.block_size_tokens,
         "view_age_s": view_age,
+        "failures": named_failures(fail or ()),
     }
     summary, kept = RunningSummary(slo, prefill_group=prefill_group), list[Record]()
     sinks = [summary.read, *([kept.append] if perfetto else [])]

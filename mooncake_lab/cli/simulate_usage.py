@@ -1,6 +1,10 @@
 """What `mooncake-lab simulate` cannot be asked for: options that would be without effect."""
 
+from collections.abc import Iterable
+
 import typer
+
+from mooncake_lab.simulation import Failure
 
 
 def check_usage(
@@ -54,3 +58,31 @@ def check_chance(admission: str, urgent_share: float | None, placement: str | No
         raise typer.BadParameter("give --admission priority and --urgent-share together, or neither")
     if seed is not None and placement != "random" and urgent_share is None:
         typer.echo("mooncake-lab simulate: nothing here is by chance, so --seed changes nothing", err=True)
+
+
+def named_failures(said: Iterable[str]) -> tuple[Failure, ...]:
+    """Who is to die when, from `NAME@SECONDS`; whether there is such an instance is the cluster's to say.
+
+    Raises:
+        typer.BadParameter: naming what is no name and time.
+    """
+    found = list[Failure]()
+    for one in said:
+        name, _, at_s = one.partition("@")
+        try:
+            found.append(Failure(name, float(at_s)))
+        except ValueError as error:
+            raise typer.BadParameter(
+                f"--fail {one}: {error if at_s else 'no time'}; give NAME@SECONDS, such as prefill-0@600"
+            ) from error
+    return tuple(found)
+
+
+def check_failures(said: list[str] | None) -> list[str] | None:
+    """Refuse what `named_failures` would, before anything is read; what was said comes back.
+
+    Raises:
+        typer.BadParameter: naming what is no name and time.
+    """
+    named_failures(said or ())
+    return said

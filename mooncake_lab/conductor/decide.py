@@ -30,8 +30,8 @@ def decide(
             f"request {request.id} cannot be placed: the view has {len(view.prefill)} prefill and"
             f" {len(view.decode)} decode instances; at least one of each is needed"
         )
-    most = max(instance.capacity_tokens for instance in view.decode)
-    if request.input_tokens > most:
+    if not any(request.input_tokens <= instance.capacity_tokens for instance in view.decode):
+        most = max(instance.capacity_tokens for instance in view.decode)
         return Rejection(
             request_id=request.id,
             stage="capacity",

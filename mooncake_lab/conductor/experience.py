@@ -19,8 +19,9 @@ class Experience:
     """How far back the view of double checks reaches."""
     lengths: LengthBook = field(default_factory=LengthBook)
     _input_tokens: dict[int, int] = field(default_factory=dict)
-    _checks: deque[tuple[float, bool]] = field(default_factory=deque)
-    _refused: int = 0
+    _checks: deque[tuple[float, int]] = field(default_factory=deque)  # when, and whose
+    _refused: set[int] = field(default_factory=set)  # those among them that failed
+    _shown: set[int] = field(default_factory=set)  # requests under way whose first token is out
 
     def note(self, record: Record) -> None:
         """Learn from one record of the log."""
@@ -30,22 +31,32 @@ class Experience:
             case Arrived():
                 self._input_tokens[record.request_id] = record.input_tokens
             case Finished():
+                self._shown.discard(record.request_id)
                 prompt_tokens = self._input_tokens.pop(record.request_id, None)
                 if prompt_tokens is not None:  # one that arrived before this book was opened teaches nothing
                     self.lengths = self.lengths.with_answer(prompt_tokens, record.output_tokens)
             case FirstToken():
-                self._checks.append((record.at_s, False))
+                self._checks.append((record.at_s, record.request_id))
+                self._shown.add(record.request_id)
             case Rejected():
                 self._input_tokens.pop(record.request_id, None)
                 if record.stage == "decode":
-                    self._checks.append((record.at_s, True))
-                    self._refused += 1
+                    self._fail(record)
+                self._shown.discard(record.request_id)
             case _:
                 pass
 
     def recent(self, now_s: float) -> RecentView:
         """How the double checks of the last window went."""
-        checks = self._checks
-        while checks and checks[0][0] <= now_s - self.window_s:
-            self._refused -= checks.popleft()[1]
-        return RecentView(self.window_s, len(checks), self._refused)
+        while self._checks and self._checks[0][0] <= now_s - self.window_s:
+            self._refused.discard(self._checks.popleft()[1])
+        return RecentView(self.window_s, len(self._checks), len(self._refused))
+
+    def _fail(self, record: Rejected) -> None:
+        """A double check failed now; where prefill shows first tokens, it was taken for passed before."""
+        if record.request_id in self._shown:
+            passed = next((check for check in reversed(self._checks) if check[1] == record.request_id), None)
+            if passed is not None:
+                self._checks.remove(passed)
+        self._checks.append((record.at_s, record.request_id))
+        self._refused.add(record.request_id)

@@ -106,25 +106,25 @@ class KVCacheCentric:
     def place(self, request: Request, view: ClusterView, estimate: Estimator) -> Placement:
         """Line by line as printed (line numbers: FAST'25 Algorithm 1)."""
         best_blocks, holder = _best_match(view)  # lines 1-2: FindBestPrefixMatch
+        best_tokens = _tokens(request, best_blocks)
         best_ttft_s, chosen, fetches = math.inf, 0, False  # line 3
         for i, instance in enumerate(view.prefill):  # line 4
             if instance.backlog_s >= best_ttft_s:
                 continue  # cannot become the minimum, whatever the rest takes
             ratio = _ratio(best_blocks, instance.matched_blocks)
             remote = self._estimates_transfer(ratio)  # line 5
-            blocks = best_blocks if remote else instance.matched_blocks
+            local = _tokens(request, instance.matched_blocks)
             ttft_s = instance.backlog_s + estimate.prefill_s(  # lines 8-9 and 13-14
-                request.id, request.input_tokens, _tokens(request, blocks)
+                request.id, request.input_tokens, best_tokens if remote else local
             )
             if remote:  # line 7: EstimateKVCacheTransferTime
-                moved = _tokens(request, best_blocks) - _tokens(request, instance.matched_blocks)
-                ttft_s += estimate.transfer_s(moved, holder.outgoing_flows)
+                ttft_s += estimate.transfer_s(best_tokens - local, holder.outgoing_flows)
             if ttft_s < best_ttft_s:  # lines 10 and 15: strict, so the first minimum wins
                 best_ttft_s, chosen, fetches = ttft_s, i, ratio > self.balancing_threshold
         instance = view.prefill[chosen]
         decode, tbt_s = select_decode(request, _candidates(view, instance), estimate)  # line 17
         local = _tokens(request, instance.matched_blocks)
-        reused = _tokens(request, best_blocks) if fetches else local  # lines 20-21: TransferKVCache
+        reused = best_tokens if fetches else local  # lines 20-21: TransferKVCache
         return Placement(
             request_id=request.id,
             prefill=instance.name,

@@ -6,6 +6,7 @@ from mooncake_lab.core.draws import keyed_uniform
 from mooncake_lab.core.keys import KEY_HASHES, block_keys
 from mooncake_lab.core.log import (
     Arrived,
+    CacheChanged,
     DecodeStretch,
     Finished,
     FirstToken,
@@ -34,6 +35,7 @@ __all__ = [
     "TERA",
     "Arrived",
     "BlockKey",
+    "CacheChanged",
     "DecodeStretch",
     "Finished",
     "FirstToken",

@@ -12,6 +12,8 @@ from typing import TypeAlias
 
 import msgspec
 
+from mooncake_lab.core.request import BlockKey
+
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", forbid_unknown_fields=True):
     """Fields every record shares."""
@@ -92,7 +94,22 @@ class Finished(_Event, frozen=True, kw_only=True, tag="finished"):
     output_tokens: int
 
 
-Record: TypeAlias = Arrived | Placed | Rejected | Prefilled | Moved | FirstToken | DecodeStretch | Finished
+class CacheChanged(_Event, frozen=True, kw_only=True, tag="cache_changed"):
+    """KVCache blocks came to a node's cache, on whichever of its tiers, and then others left it.
+
+    Of prefill nodes that are simulated; the real cluster keeps these between its workers and its index, and
+    coupled instances write none.
+    """
+
+    instance: str
+    """Whose cache; of one store for all nodes, the first of them."""
+    added: tuple[BlockKey, ...] = ()
+    removed: tuple[BlockKey, ...] = ()
+
+
+Record: TypeAlias = (
+    Arrived | Placed | Rejected | Prefilled | Moved | FirstToken | DecodeStretch | Finished | CacheChanged
+)
 """Anything a run log holds."""
 
 

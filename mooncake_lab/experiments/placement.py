@@ -23,7 +23,7 @@ from mooncake_lab.core import Placed, TracedRequest
 from mooncake_lab.experiments.cache import named_files
 from mooncake_lab.experiments.other_nodes import device_tokens, node_latency
 from mooncake_lab.experiments.paper_node import paper_node_latency
-from mooncake_lab.metrics import prefill_gpu_s, reused_share, ttft_s
+from mooncake_lab.metrics import prefill_gpu_s, replicas_at, reused_share, ttft_s
 from mooncake_lab.perf import hardware
 from mooncake_lab.simulation import Cluster, ClusterSpec
 from mooncake_lab.workload import Trace, check_workload, load, load_or_read
@@ -136,18 +136,14 @@ class Replicas:
             seed=self.seed,
         )
         trace = _trace(replay)
-        cluster = _cluster(replay, trace.block_size_tokens)
+        ends_s = float(trace.arrival_s[-1])
+        log = _cluster(replay, trace.block_size_tokens).run(trace.requests(), until_s=ends_s)
         samples: list[tuple[float, npt.NDArray[np.int8]]] = []
         blocks = int(trace.block_ids.max()) + 1
-
-        def look(now_s: float) -> None:
-            held = cluster.pool.replicas()
+        for at_s, held in replicas_at(log, np.arange(0.0, ends_s, self.every_s).tolist()):
             counts = np.zeros(blocks, dtype=np.int8)
             counts[np.fromiter(held.keys(), np.int64, len(held))] = np.fromiter(held.values(), np.int8, len(held))
-            samples.append((now_s, counts))
-
-        cluster.watch(self.every_s, look)
-        cluster.run(trace.requests(), until_s=float(trace.arrival_s[-1]))
+            samples.append((at_s, counts))
         total = np.sum([counts for _, counts in samples], axis=0, dtype=np.int64)
         order = np.argsort(-total, kind="stable")
         for rank in self.ranks:

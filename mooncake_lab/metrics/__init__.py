@@ -21,6 +21,7 @@ from mooncake_lab.metrics.load import (
 )
 from mooncake_lab.metrics.perfetto import trace_events, write_perfetto
 from mooncake_lab.metrics.proportions import wilson
+from mooncake_lab.metrics.replicas import replicas_at
 from mooncake_lab.metrics.running import RunningSummary
 from mooncake_lab.metrics.service import effective, effective_request_capacity, goodput_per_s
 from mooncake_lab.metrics.summary import prefill_gpu_s, reused_share, run_summary
@@ -46,6 +47,7 @@ __all__ = [
     "period_s",
     "prefill_gpu_s",
     "prefill_load_series",
+    "replicas_at",
     "request_hit_rate",
     "request_table",
     "reused_share",

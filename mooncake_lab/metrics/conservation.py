@@ -1,4 +1,4 @@
-"""What every run log must obey: nothing is lost (I1), and causes precede effects (I2)."""
+"""What every run log must obey: nothing is lost (I1), causes precede effects (I2), caches add up (I3)."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -7,6 +7,8 @@ from typing import Literal
 
 from mooncake_lab.core import (
     Arrived,
+    BlockKey,
+    CacheChanged,
     DecodeStretch,
     Finished,
     FirstToken,
@@ -25,7 +27,7 @@ TOLERANCE_S = 1e-6
 class Violation:
     """One place where a log breaks an invariant."""
 
-    invariant: Literal["I1", "I2"]
+    invariant: Literal["I1", "I2", "I3"]
     request_id: int | None
     sentence: str
 
@@ -55,12 +57,16 @@ class _Checker:
     """Reads a log once; mutable for the same reason."""
 
     lives: dict[int, _Life] = field(default_factory=dict[int, _Life])
+    caches: dict[str, set[BlockKey]] = field(default_factory=dict[str, set[BlockKey]])
     now_s: float = -math.inf
 
     def read(self, record: Record) -> Iterator[Violation]:
         yield from self._clock(record)
         if isinstance(record, Arrived):
             yield from self._arrived(record)
+            return
+        if isinstance(record, CacheChanged):
+            yield from self._cached(record)
             return
         ids = record.request_ids if isinstance(record, DecodeStretch) else (record.request_id,)
         for request_id in ids:
@@ -90,6 +96,15 @@ class _Checker:
         else:
             self.lives[record.request_id] = _Life(record.at_s)
 
+    def _cached(self, record: CacheChanged) -> Iterator[Violation]:
+        held, where = self.caches.setdefault(record.instance, set()), f"{record.instance} at {record.at_s} s"
+        if twice := len(record.added) - len(set(record.added) - held):
+            yield Violation("I3", None, f"{twice} blocks come to {where} that are there already")
+        held.update(record.added)
+        if unknown := set(record.removed) - held:
+            yield Violation("I3", None, f"{len(unknown)} blocks leave {where} that are not there")
+        held.difference_update(record.removed)
+
     def _step(self, record: Record, request_id: int, life: _Life) -> Iterator[Violation]:
         match record:
             case Placed():
@@ -115,13 +130,13 @@ class _Checker:
 
 
 def check_log(records: Iterable[Record]) -> tuple[Violation, ...]:
-    """Where a log breaks invariants I1 and I2; empty when it keeps them.
+    """Where a log breaks invariants I1, I2 and I3; empty when it keeps them.
 
     I1: every request arrives once, and after that is finished once, rejected once, or running when the log
     ends; nothing happens to a request that never arrived, and nothing begins for one that has ended; a
     finished request received as many tokens as its record says. I2: arrival <= placed <= prefill start <= first
     token <= each decode stretch <= finish; records come in order of time; what lasts ends when its
-    steps add up to.
+    steps add up to. I3: blocks come to caches where they are not, and leave where they are.
     """
     checker = _Checker()
     return tuple(violation for record in records for violation in checker.read(record))

@@ -1,5 +1,6 @@
 """A run as a timeline: the log in Chrome's trace event format, which ui.perfetto.dev and chrome://tracing open."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +10,7 @@ import msgspec
 
 from mooncake_lab.core import (
     Arrived,
+    CacheChanged,
     DecodeStretch,
     Finished,
     FirstToken,
@@ -29,9 +31,10 @@ def trace_events(records: Iterable[Record]) -> Iterator[dict[str, Any]]:
 
     One track an instance shows prefills and decode stretches; one track a pair of nodes (or tiers) shows moves.
     What overlaps there, as transfers of one pair do, has another track of the same name, for spans of a track must
-    not. Requests are asynchronous spans from arrival to end, with their decisions as instants.
+    not. Requests are asynchronous spans from arrival to end, with their decisions as instants. What caches hold is
+    a counter each.
     """
-    tracks = _Tracks()
+    tracks, held = _Tracks(), Counter[str]()
     for group, name in ((_INSTANCES, "instances"), (_TRANSFERS, "transfers"), (_REQUESTS, "requests")):
         yield _named("process_name", group, 0, name)
     for record in records:
@@ -43,6 +46,15 @@ def trace_events(records: Iterable[Record]) -> Iterator[dict[str, Any]]:
             case Moved(source=source, destination=destination):
                 pair = f"{source} to {destination}"
                 yield from tracks.show(record, _TRANSFERS, pair, f"KVCache of {record.request_id}")
+            case CacheChanged(instance=instance):
+                held[instance] += len(record.added) - len(record.removed)
+                yield {
+                    "ph": "C",
+                    "name": f"KVCache blocks of {instance}",
+                    "pid": _INSTANCES,
+                    "ts": record.at_s * 1e6,
+                    "args": {"blocks": held[instance]},
+                }
             case Arrived() | Placed() | FirstToken() | Finished() | Rejected():
                 yield _of_request(record)
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from mooncake_lab.core import (
     SLO,
     Arrived,
+    CacheChanged,
     DecodeStretch,
     Finished,
     FirstToken,
@@ -56,7 +57,8 @@ class RunningSummary:
 
     def read(self, record: Record) -> None:
         """Learn from the next record of the log."""
-        self._now_s = record.at_s
+        if type(record) is not CacheChanged:  # a node may die when all is served
+            self._now_s = record.at_s
         match record:
             case DecodeStretch():
                 ends, tokens = step_ends_s(record), self._tokens

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from mooncake_lab.core import SLO, Prefilled, Record
+from mooncake_lab.core import SLO, CacheChanged, Prefilled, Record
 from mooncake_lab.metrics.latency import request_table
 from mooncake_lab.metrics.service import effective_request_capacity
 
@@ -79,5 +79,5 @@ def run_summary(
         "token_hit_rate": reused_share(log),
         "prefill_gpu_s_per_request": prefill_gpu_s(log) / len(table),
         "output_tokens": int(table["output_tokens"].to_numpy().sum()),
-        "simulated_s": log[-1].at_s,
+        "simulated_s": next(record.at_s for record in reversed(log) if type(record) is not CacheChanged),
     }

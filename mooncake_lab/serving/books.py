@@ -114,8 +114,7 @@ class Books:
         """What came into a worker's cache and what left it."""
         membership = self.accounts[name].membership
         if membership is not None:
-            self._index.announce(membership, holds.added)
-            self._index.retract(membership, holds.removed)
+            self._index.update(membership, holds.added, holds.removed)
 
     @property
     def can_serve(self) -> bool:

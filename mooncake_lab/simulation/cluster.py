@@ -1,7 +1,6 @@
 """The cluster in virtual time: requests arrive, the Conductor decides, instances act, the log remembers."""
 
-from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import simpy
 
@@ -13,7 +12,7 @@ from mooncake_lab.conductor import (
     LatencyEstimator,
     Placement,
 )
-from mooncake_lab.core import Record, Request, TracedRequest
+from mooncake_lab.core import BlockKey, CacheChanged, Record, Request, TracedRequest
 from mooncake_lab.perf import CppGroup, LatencyModel
 from mooncake_lab.simulation.decode import DecodeInstance
 from mooncake_lab.simulation.fetching import Fetcher
@@ -25,7 +24,7 @@ from mooncake_lab.simulation.notice_board import NoticeBoard
 from mooncake_lab.simulation.pool import PrefixPool
 from mooncake_lab.simulation.prefill import Job, PrefillInstance
 from mooncake_lab.simulation.service import PrefillService
-from mooncake_lab.simulation.spec import ClusterSpec, Failure
+from mooncake_lab.simulation.spec import ClusterSpec, plan_deaths
 
 
 class Cluster:
@@ -79,6 +78,7 @@ class Cluster:
             block_size_tokens=spec.block_size_tokens,
             eviction=spec.eviction,
             shared=spec.shared_cache,
+            changed=self._cache_changed,
         )
         self._decode = {
             name: DecodeInstance(self._env, name, model, spec.decode_tokens, self._write, self._resume)
@@ -98,8 +98,7 @@ class Cluster:
         )
         self._fetcher = self._make_fetcher()
         self._prefill = {name: self._prefill_instance(name) for name in names}
-        for failure in spec.failures:
-            self._plan_death(failure)
+        plan_deaths(self._env, spec.failures, (*self._prefill, *self._decode), self._die)
         self._board = NoticeBoard(self._env, spec.view_age_s, self._look, names)
 
     def _front_door(self) -> FrontDoor:
@@ -124,15 +123,6 @@ class Cluster:
         self._door.serve(requests)
         self._env.run(until=until_s)
         return self.log
-
-    def watch(self, every_s: float, look: Callable[[float], None]) -> None:
-        """Look at the cluster every so many seconds from now on; such a run needs a horizon."""
-        self._env.process(self._watching(every_s, look))
-
-    def _watching(self, every_s: float, look: Callable[[float], None]) -> Generator[simpy.Event, Any, None]:
-        while True:
-            look(self._env.now)
-            yield self._env.timeout(every_s)
 
     def view(self, request: Request) -> ClusterView:
         """What the Conductor may know about this request; looking changes nothing in the cluster."""
@@ -167,6 +157,9 @@ class Cluster:
         self._keep(record)
         self._experience.note(record)
 
+    def _cache_changed(self, node: str, came: Sequence[BlockKey], left: Sequence[BlockKey]) -> None:
+        self._keep(CacheChanged(at_s=self._env.now, instance=node, added=tuple(came), removed=tuple(left)))
+
     def _prefill_instance(self, name: str) -> PrefillInstance:
         return PrefillInstance(
             self._env,
@@ -199,21 +192,6 @@ class Cluster:
         believed_s = self.estimate.prefill_s(request.id, request.input_tokens, placement.reused_tokens)
         fetched = self._fetcher.fetch(request, placement) if placement.fetch_from else None
         self._prefill[placement.prefill].submit(Job(traced, placement, believed_s, fetched))
-
-    def _plan_death(self, failure: Failure) -> None:
-        """Let an instance die.
-
-        Raises:
-            ValueError: when there is no instance of that name.
-        """
-        if failure.instance not in self._prefill and failure.instance not in self._decode:
-            known = ", ".join([*self._prefill, *self._decode])
-            raise ValueError(f"no instance {failure.instance!r} to die at {failure.at_s} s; there are {known}")
-
-        def die(_: simpy.Event) -> None:
-            self._die(failure.instance)
-
-        self._env.timeout(failure.at_s).callbacks.append(die)
 
     def _die(self, name: str) -> None:
         """An instance is gone: whoever was on the way through it is placed again, in order of id."""

@@ -31,6 +31,7 @@ class CoupledInstance:
         policy: what runs next.
         memory: its KVCache blocks.
         log: where records go.
+        lost: told each request that was here when it died, and how many tokens its user has.
     """
 
     def __init__(
@@ -41,18 +42,21 @@ class CoupledInstance:
         policy: BatchingPolicy,
         memory: DeviceMemory,
         log: Callable[[Record], None],
+        lost: Callable[[TracedRequest, int], None] | None = None,
     ) -> None:
         self.name = name
         self.memory = memory
+        self.alive = True
         self.assigned_requests = 0
         self._env = env
         self._model = model
         self._policy = policy
         self._log = log
+        self._lost = lost
         self._waiting: list[Resident] = []
         self._running: list[Resident] = []
         self._awake: simpy.Event = env.event()
-        env.process(self._live())
+        self._life = env.process(self._live())
 
     @property
     def residents(self) -> list[Resident]:
@@ -62,26 +66,51 @@ class CoupledInstance:
     @property
     def context_tokens(self) -> int:
         """KVCache tokens of all requests here, as of the last change."""
-        return sum(max(r.cached_tokens, r.traced.request.input_tokens) for r in self.residents)
+        return sum(max(r.cached_tokens, r.traced.request.input_tokens + r.shown_tokens) for r in self.residents)
 
     @property
     def queued_requests(self) -> int:
         """Requests whose prompt is not computed yet."""
-        return sum(not r.generated_tokens for r in self.residents)
+        return sum(r.is_queued for r in self.residents)
 
     @property
     def backlog_s(self) -> float:
         """Seconds of prefill still to do here, as the Conductor believes."""
-        return sum(r.believed_s for r in self.residents if not r.generated_tokens)
+        return sum(r.believed_s for r in self.residents if r.is_queued)
 
-    def submit(self, traced: TracedRequest, believed_s: float) -> None:
-        """Queue a placed request; the iteration under way ends first."""
-        insort(self._waiting, Resident(traced, self.assigned_requests, believed_s), key=_rank)
+    def submit(self, traced: TracedRequest, believed_s: float, shown_tokens: int = 0) -> None:
+        """Queue a placed request; the iteration under way ends first.
+
+        Args:
+            traced: the request.
+            believed_s: how long the Conductor thinks its prefill takes.
+            shown_tokens: tokens that its user has from an instance that died: they are computed like its prompt.
+        """
+        resident = Resident(
+            traced, self.assigned_requests, believed_s, generated_tokens=shown_tokens, shown_tokens=shown_tokens
+        )
+        insort(self._waiting, resident, key=_rank)
         self.assigned_requests += 1
         if not self._awake.triggered:
             self._awake.succeed()
 
+    def die(self) -> None:
+        """Stop: a step that decodes ends, as in `DecodeInstance`; one of prompts alone is lost at once.
+
+        Whoever is here is lost then, the tokens that were shown are not.
+        """
+        self.alive = False
+        self._life.interrupt()
+
     def _live(self) -> Generator[simpy.Event, Any, None]:
+        try:
+            yield from self._serve()
+        except simpy.Interrupt:
+            for resident in sorted(self.residents, key=_rank):
+                if self._lost is not None:
+                    self._lost(resident.traced, resident.generated_tokens)
+
+    def _serve(self) -> Generator[simpy.Event, Any, None]:
         while True:
             self._awake = self._env.event()
             waiting = [self.memory.progress(r) for r in self._waiting]
@@ -103,13 +132,21 @@ class CoupledInstance:
         steps = self._steady_steps(plan, parts, known, limits)
         start_s = self._env.now
         end = self._env.timeout(pace.seconds(steps))
-        if steps == 1:
-            yield end
-        else:
-            yield end | self._awake
-            if not end.processed:  # somebody came: the iteration under way is the last
-                steps = min(steps, pace.steps_within(self._env.now - start_s) + 1)
-                yield self._env.timeout(max(0.0, start_s + pace.seconds(steps) - self._env.now))
+        try:
+            if steps == 1:
+                yield end
+            else:
+                yield end | self._awake
+                if not end.processed:  # somebody came: the iteration under way is the last
+                    steps = min(steps, pace.steps_within(self._env.now - start_s) + 1)
+                    yield self._env.timeout(max(0.0, start_s + pace.seconds(steps) - self._env.now))
+        except simpy.Interrupt:  # it died
+            if all(segment.kind == "prefill" for _, segment in parts):
+                raise
+            steps = min(steps, pace.steps_within(self._env.now - start_s) + 1)
+            yield self._env.timeout(max(0.0, start_s + pace.seconds(steps) - self._env.now))
+            self._close(parts, start_s, pace, steps)
+            raise
         self._close(parts, start_s, pace, steps)
 
     def _enter(self, plan: Plan) -> _Parts:

@@ -38,7 +38,7 @@ from mooncake_lab.simulation.device_cache import DeviceCache
 from mooncake_lab.simulation.device_memory import DeviceMemory
 from mooncake_lab.simulation.frontdoor import FrontDoor
 from mooncake_lab.simulation.notice_board import NoticeBoard
-from mooncake_lab.simulation.spec import refuse_age
+from mooncake_lab.simulation.spec import Failure, plan_deaths, refuse_age
 
 COUPLED_SYSTEMS: Final[Mapping[str, tuple[BatchingPolicy, bool]]] = MappingProxyType(
     {
@@ -49,6 +49,7 @@ COUPLED_SYSTEMS: Final[Mapping[str, tuple[BatchingPolicy, bool]]] = MappingProxy
         "orca": (Orca(), False),
         "splitfuse": (SplitFuse(chunk_tokens=512), False),
         "tensorrt_llm": (TensorRTLLM(), False),
+        "tensorrt_llm_max_utilization": (TensorRTLLM(capacity="max_utilization"), False),
         "sarathi": (Sarathi(chunk_tokens=512), False),
         "sarathi_serve": (SarathiServe(chunk_tokens=512), False),
     }
@@ -87,6 +88,7 @@ class CoupledSpec:
     view_age_s: float = 0.0
     """How old the loads may be on which the Conductor decides (`NoticeBoard`); 0 is always the present."""
     placement: PlacementPolicy = field(default_factory=LoadBalance)
+    failures: tuple[Failure, ...] = ()
     admission: AdmissionPolicy = field(default_factory=AdmitAll)
     slo: SLO = field(default_factory=SLO)
 
@@ -111,6 +113,9 @@ class CoupledCluster:
         estimate: what the Conductor believes; the truth unless an experiment says otherwise.
         log: where records go instead of into a list.
         seen: told each view that a decision is made on.
+
+    Raises:
+        ValueError: when somebody unknown is to die.
     """
 
     def __init__(
@@ -128,7 +133,7 @@ class CoupledCluster:
         self.estimate = estimate or LatencyEstimator(model)
         self._env = simpy.Environment()
         self.instances = {
-            name: CoupledInstance(self._env, name, model, spec.batching, _memory(spec), self._keep)
+            name: CoupledInstance(self._env, name, model, spec.batching, _memory(spec), self._keep, self._resume)
             for name in (f"coupled-{i}" for i in range(spec.nodes))
         }
         self._board = NoticeBoard(self._env, spec.view_age_s, self._look, list(self.instances))
@@ -143,6 +148,9 @@ class CoupledCluster:
             place=self._place,
             log=self._keep,
         )
+
+        self._shown: dict[int, int] = {}  # while it is placed again: tokens its user has
+        plan_deaths(self._env, spec.failures, self.instances, self._die)
 
     def run(self, requests: Iterable[TracedRequest], until_s: float | None = None) -> list[Record]:
         """Serve requests in order of arrival until all are done, or until the horizon.
@@ -179,10 +187,12 @@ class CoupledCluster:
                 matched,
             )
             for (name, instance), matched in zip(self.instances.items(), matched_blocks, strict=True)
+            if instance.alive
         )
         decode = tuple(
             DecodeView(name, len(instance.residents), instance.context_tokens, instance.memory.capacity_tokens)
             for name, instance in self.instances.items()
+            if instance.alive
         )
         return ClusterView(self._env.now, prefill, decode)
 
@@ -197,9 +207,21 @@ class CoupledCluster:
                 f"request {placement.request_id} should fetch from {placement.fetch_from}; coupled instances"
                 " do not share their caches, use a placement policy that does not fetch"
             )
-        request = traced.request
-        believed_s = self.estimate.prefill_s(request.id, request.input_tokens, placement.reused_tokens)
-        self.instances[placement.prefill].submit(traced, believed_s)
+        request, shown = traced.request, self._shown.get(traced.request.id, 0)
+        believed_s = self.estimate.prefill_s(request.id, request.input_tokens + shown, placement.reused_tokens)
+        self.instances[placement.prefill].submit(traced, believed_s, shown)
+
+    def _die(self, name: str) -> None:
+        """An instance is gone; whoever was there says so himself (`_resume`)."""
+        if self.instances[name].alive:
+            self._board.clear()
+            self.instances[name].die()
+
+    def _resume(self, traced: TracedRequest, shown_tokens: int) -> None:
+        """A request whose instance died is placed again; the tokens its user has are computed like a prompt."""
+        self._shown[traced.request.id] = shown_tokens
+        self._door.decide(traced, "placed again after its instance died: ", again=True)
+        del self._shown[traced.request.id]
 
 
 def _memory(spec: CoupledSpec) -> DeviceMemory:

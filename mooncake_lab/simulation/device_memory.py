@@ -21,11 +21,18 @@ class Resident:
     """How long the Conductor thinks its prefill takes."""
     cached_tokens: int = 0
     generated_tokens: int = 0
+    shown_tokens: int = 0
+    """Those of the generated tokens that its user has from an instance that died."""
     reused_tokens: int = 0
     begun: bool = False
     """Whether some of its prompt has been computed."""
     keys: tuple[BlockKey, ...] = field(default=())
     """Blocks it shares through the device cache."""
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether what it brought here, its prompt above all, is still to be computed."""
+        return self.generated_tokens == self.shown_tokens
 
     @property
     def output_tokens(self) -> int:

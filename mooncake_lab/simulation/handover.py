@@ -41,6 +41,8 @@ class Handover:
         self._streams_layers = streams_layers
         self._double_check = double_check
         self._log = log
+        self._token_bytes = model.shape.kv_bytes_per_token
+        self._made = 1 - 1 / model.shape.layers  # of a prompt's KVCache, when its last layer is computed
         self._streams: dict[Job, simpy.Event] = {}
 
     def stream(self, job: Job, seconds: float) -> None:
@@ -49,7 +51,7 @@ class Handover:
         It leaves no faster than layers are computed: when the prompt is, the last one is still to be sent.
         """
         if self._streams_layers:
-            made_bytes = self._size(job) * (1 - 1 / self._model.shape.layers)
+            made_bytes = self._size(job) * self._made
             self._streams[job] = self._send(job, made_bytes / seconds if seconds else inf)
 
     def hand_over(self, job: Job) -> None:
@@ -81,7 +83,7 @@ class Handover:
         )
 
     def _size(self, job: Job) -> int:
-        return job.traced.request.input_tokens * self._model.shape.kv_bytes_per_token
+        return job.traced.request.input_tokens * self._token_bytes
 
     def _arrived(self, job: Job, start_s: float, _event: simpy.Event) -> None:
         """All layers are in host memory; now into GPU memory."""

@@ -36,11 +36,21 @@ class _Card:
     """Flows through it that take what they get."""
     paced: int = 0
     """Flows through it that are held to a rate of their own."""
+    crowded: bool = False
+    """Whether something is to be shared; else paced flows have their pace, and at most one other all the rest."""
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether nothing is to be shared: paced flows have their pace, and at most one other all the rest."""
-        return self.greedy <= 1 and 2 * self.rest_bytes_per_s >= self.bytes_per_s
+    def count(self, greedy: int, paced: int, paced_bytes_per_s: float) -> int:
+        """Flows come, or go where numbers are negative: by how many this changes the number of crowded cards."""
+        self.greedy += greedy
+        if paced:
+            self.paced += paced
+            rest = self.rest_bytes_per_s - paced_bytes_per_s
+            self.rest_bytes_per_s = rest if self.paced else self.bytes_per_s  # rounding leaves no trace
+        crowded = self.greedy > 1 or 2 * self.rest_bytes_per_s < self.bytes_per_s
+        if crowded == self.crowded:
+            return 0
+        self.crowded = crowded
+        return 1 if crowded else -1
 
 
 @dataclass(slots=True, eq=False)
@@ -65,17 +75,6 @@ class _Flow:
         self.since_s, self.rate_bytes_per_s = now_s, bytes_per_s
         self.ends_s = now_s + max(self.remaining_bytes, 0.0) / bytes_per_s if bytes_per_s else inf
 
-    def enter(self, sign: int, crowded: set[_Card]) -> None:
-        """Count it at both its cards, or with -1 no longer; cards that are to be shared are crowded."""
-        for card in (self.sender, self.receiver):
-            if self.most_bytes_per_s == inf:
-                card.greedy += sign
-            else:
-                card.paced += sign
-                rest = card.rest_bytes_per_s - sign * self.most_bytes_per_s
-                card.rest_bytes_per_s = rest if card.paced else card.bytes_per_s  # rounding leaves no trace
-            (crowded.discard if card.is_plain else crowded.add)(card)
-
 
 class Network:
     """Links between named nodes, each with one full-duplex card of the same rate, or a group with several.
@@ -95,14 +94,14 @@ class Network:
         if not bytes_per_s > 0:
             raise ValueError(f"a network of {bytes_per_s!r} bytes/s; the rate must be positive")
         self._env = env
-        self._bytes_per_s = bytes_per_s
+        self._bytes_per_s = float(bytes_per_s)
         self._latency_s = latency_s
         self._cards = cards or {}
         self._paced: dict[simpy.Event, _Flow] = {}
         self._greedy: dict[simpy.Event, _Flow] = {}
         self._sending: dict[str, _Card] = {}
         self._receiving: dict[str, _Card] = {}
-        self._crowded: set[_Card] = set()
+        self._crowded = 0  # cards
         self._was_crowded = False
         self._wakes_s = inf
 
@@ -131,11 +130,14 @@ class Network:
         done = _Arrival(self._env)
         sender, receiver = self._card(self._sending, source), self._card(self._receiving, destination)
         flow = _Flow(source, destination, float(size_bytes), most_bytes_per_s, sender, receiver)
-        flow.enter(1, self._crowded)
         if most_bytes_per_s < inf:
+            self._count(flow, 0, 1, most_bytes_per_s)
             flow.go(most_bytes_per_s, self._env.now)
             self._paced[done] = flow
+            if not (sender.greedy or receiver.greedy or self._crowded or self._was_crowded):
+                return done  # most streams: nobody else is slower for it
         else:
+            self._count(flow, 1, 0, 0.0)
             self._greedy[done] = flow
         self._share()
         return done
@@ -145,9 +147,8 @@ class Network:
         flow = self._paced.pop(transfer, None)
         if flow is None:
             return  # it never was held back, or its node is gone
-        flow.enter(-1, self._crowded)
+        self._count(flow, 1, -1, -flow.most_bytes_per_s)
         flow.most_bytes_per_s = inf
-        flow.enter(1, self._crowded)
         self._greedy[transfer] = flow
         self._share()
 
@@ -165,8 +166,17 @@ class Network:
             cards[node] = _Card(bytes_per_s, bytes_per_s)
         return cards[node]
 
+    def _count(self, flow: _Flow, greedy: int, paced: int, paced_bytes_per_s: float) -> None:
+        """A flow comes, goes or is let go: both its cards know."""
+        self._crowded += flow.sender.count(greedy, paced, paced_bytes_per_s)
+        self._crowded += flow.receiver.count(greedy, paced, paced_bytes_per_s)
+
     def _end(self, flows: dict[simpy.Event, _Flow], done: simpy.Event, latency_s: float) -> None:
-        flows.pop(done).enter(-1, self._crowded)
+        flow = flows.pop(done)
+        if flow.most_bytes_per_s < inf:
+            self._count(flow, 0, -1, -flow.most_bytes_per_s)
+        else:
+            self._count(flow, -1, 0, 0.0)
         assert isinstance(done, _Arrival)  # noqa: S101  # nothing else is kept as one
         done.sent(latency_s)
 
@@ -182,7 +192,8 @@ class Network:
                 for flow in self._paced.values():
                     flow.go(flow.most_bytes_per_s, now_s)
             for flow in greedy:
-                rate = min(flow.sender.rest_bytes_per_s, flow.receiver.rest_bytes_per_s)
+                rate, received = flow.sender.rest_bytes_per_s, flow.receiver.rest_bytes_per_s
+                rate = min(rate, received)  # half of all moments in a replay come by here
                 if rate != flow.rate_bytes_per_s:
                     flow.go(rate, now_s)
         wakes_s = min([flow.ends_s for flow in greedy], default=inf)
@@ -197,9 +208,9 @@ class Network:
         if wakes_s != self._wakes_s:
             return
         self._wakes_s = inf
-        for done, flow in list(self._greedy.items()):
-            if flow.ends_s <= self._env.now + _INSTANT_S:
-                self._end(self._greedy, done, self._latency_s)
+        through_s = self._env.now + _INSTANT_S
+        for done in [done for done, flow in self._greedy.items() if flow.ends_s <= through_s]:
+            self._end(self._greedy, done, self._latency_s)
         self._share()
 
 

@@ -1,5 +1,6 @@
 """The KVCache of one node: DRAM, and an SSD below it where the node has one; blocks sink and rise."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -73,7 +74,7 @@ class NodeCache:
     def keep(
         self, keys: Sequence[BlockKey], blocks: Iterable[Block[None]]
     ) -> tuple[list[BlockKey], list[BlockKey]]:
-        """Hold a prompt's blocks, front to back: what came to the node, and what left it."""
+        """Hold a prompt's blocks, front to back: what came to the node, and what left it then, each once."""
         return self._put(keys, blocks)
 
     def clear(self) -> None:
@@ -94,12 +95,19 @@ class NodeCache:
     def _put(
         self, keys: Sequence[BlockKey], blocks: Iterable[Block[None]]
     ) -> tuple[list[BlockKey], list[BlockKey]]:
+        if self.ssd is None:
+            run = self.dram.put_run(keys, blocks)
+            came, left = run.stored, [key for key, _ in run.evicted]
+            if left and not set(came).isdisjoint(left):  # some went and came back, or came and did not stay
+                # what was there has left as often as it came, and once more unless it is there now
+                was = Counter([*left, *(key for key in {*came, *left} if key in self.dram)])
+                was.subtract(came)
+                came = [key for key in dict.fromkeys(came) if not was[key]]
+                left = [key for key in dict.fromkeys(left) if key not in self.dram]
+            return came, left
+        new = {key for key in keys if key not in self}
         run = self.dram.put_run(keys, blocks)
         leaving = run.evicted
-        if self.ssd is None:
-            left = [key for key, _ in leaving]
-            if not set(run.stored).isdisjoint(left):  # some came back at once, or did not stay
-                left = [key for key in left if key not in self.dram]
-            return run.stored, left
         sunk = self.ssd.put_run([key for key, _ in leaving], [block for _, block in leaving])
-        return run.stored, [key for key, _ in (*leaving, *sunk.evicted) if key not in self]
+        gone = dict.fromkeys(key for key, _ in (*leaving, *sunk.evicted) if key not in self)
+        return [key for key in dict.fromkeys(run.stored) if key in new], list(gone)

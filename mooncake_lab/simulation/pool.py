@@ -1,6 +1,6 @@
 """Who holds which prefix: the nodes' stores, and one index over all of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mooncake_lab.core import BlockKey, Request
 from mooncake_lab.simulation.node_cache import NodeCache, Reused
@@ -18,6 +18,7 @@ class PrefixPool:
         eviction: a name in `EVICTION_POLICIES`.
         shared: one Mooncake Store instead of a cache a node (FAST'25 §5.3, global cache).
         ssd_tokens: what each node holds on SSD besides; 0 where it has none.
+        changed: told which blocks came to which node, and which left it then; with `shared`, to the first one.
 
     Raises:
         ValueError: when there is no node, the capacity is negative or the policy unknown.
@@ -33,6 +34,7 @@ class PrefixPool:
         eviction: str = "lru",
         shared: bool = False,
         ssd_tokens: int = 0,
+        changed: Callable[[str, Sequence[BlockKey], Sequence[BlockKey]], None] | None = None,
     ) -> None:
         if not nodes:
             raise ValueError("a pool of 0 nodes; at least one is needed")
@@ -55,6 +57,7 @@ class PrefixPool:
         members = {owner: self.index.join(owner) for owner in stores}
         self._stores = {name: stores[owner] for name, owner in owners.items()}
         self._members = {name: members[owner] for name, owner in owners.items()}
+        self._changed = changed
 
     def matches(self, request: Request) -> list[int]:
         """How many leading blocks of a prompt each node holds, in the order of the nodes."""
@@ -69,22 +72,28 @@ class PrefixPool:
         keys = request.block_keys
         reused = self._stores[node].reuse(keys, self._positions(len(keys)))
         if reused.lost:
-            self.index.retract(self._members[node], reused.lost)
+            self._tell(node, (), reused.lost)
         return reused
 
     def use(self, node: str, request: Request, blocks: int) -> None:
         """The first `blocks` blocks of a prompt are read on their holder, as by `reuse`, to be sent elsewhere."""
         read = self._stores[node].reuse(request.block_keys[:blocks], self._positions(blocks))
         if read.lost:
-            self.index.retract(self._members[node], read.lost)
+            self._tell(node, (), read.lost)
 
     def keep(self, node: str, request: Request, blocks: int | None = None, *, first: int = 0) -> None:
         """Store a prompt's blocks on a node, front to back: those from `first` on, up to `blocks`."""
         keys = request.block_keys[first:blocks]
-        came, left = self._stores[node].keep(keys, self._positions(first + len(keys))[first:])
-        if came:
-            self.index.announce(self._members[node], came)
-            self.index.retract(self._members[node], left)
+        positions = self._positions(first + len(keys))
+        came, left = self._stores[node].keep(keys, positions[first:] if first else positions)
+        if came or left:
+            self._tell(node, came, left)
+
+    def _tell(self, node: str, came: Sequence[BlockKey], left: Sequence[BlockKey]) -> None:
+        member = self._members[node]
+        self.index.update(member, came, left)
+        if self._changed is not None:
+            self._changed(member.instance, came, left)
 
     def _positions(self, count: int) -> list[Block[None]]:
         """A block for each position of a prompt of so many, or more."""
@@ -94,8 +103,10 @@ class PrefixPool:
 
     def drop(self, node: str) -> None:
         """Forget everything a node held, because it died."""
+        held = sorted(self._stores[node].keys(), key=str)
         self._stores[node].clear()
-        self.index.replace(self._members[node], ())
+        if held:
+            self._tell(node, (), held)
 
     def replicas(self) -> dict[BlockKey, int]:
         """On how many nodes each held block is (FAST'25 Fig. 11)."""

@@ -1,8 +1,12 @@
 """What a disaggregated cluster is made of, as plain values: nodes, memory, policies, and who dies when."""
 
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from math import isfinite
 from typing import Final, Literal
+
+import simpy
 
 from mooncake_lab.conductor import AdmissionPolicy, AdmitAll, KVCacheCentric, PlacementPolicy
 from mooncake_lab.core import SLO
@@ -20,10 +24,18 @@ _POSITIVE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An instance dies, with all KVCache it holds. Nobody's request is lost: they are placed again."""
+    """An instance dies, with all KVCache it holds. Nobody's request is lost: they are placed again.
+
+    Raises:
+        ValueError: when the time is negative or not finite.
+    """
 
     instance: str
     at_s: float
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.at_s) and self.at_s >= 0):
+            raise ValueError(f"{self.instance!r} should die at {self.at_s!r} s; allowed are finite times from 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,3 +99,22 @@ def refuse_age(view_age_s: float, owner: str) -> None:
     """
     if not (isfinite(view_age_s) and view_age_s >= 0):
         raise ValueError(f"{owner}.view_age_s is {view_age_s!r}; allowed are finite times from 0")
+
+
+def plan_deaths(
+    env: simpy.Environment, failures: Iterable[Failure], instances: Collection[str], die: Callable[[str], None]
+) -> None:
+    """Let instances die when they should.
+
+    Raises:
+        ValueError: when there is no instance of a name.
+    """
+
+    def now(name: str, _: simpy.Event) -> None:
+        die(name)
+
+    for failure in failures:
+        if failure.instance not in instances:
+            known = ", ".join(instances)
+            raise ValueError(f"no instance {failure.instance!r} to die at {failure.at_s} s; there are {known}")
+        env.timeout(failure.at_s).callbacks.append(partial(now, failure.instance))

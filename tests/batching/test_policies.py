@@ -50,6 +50,7 @@ ALL_ALONE = [
     "vllm_chunked",
     "splitfuse",
     "tensorrt_llm",
+    "tensorrt_llm_max_utilization",
     "sarathi",
     "sarathi_serve",
 ]
@@ -85,7 +86,9 @@ class TestAlone:
         plan = named_policy(name).plan([new(1, 20)], [], limits(max_request_tokens=19))
         assert plan.rejected[0].reason == "a prompt of 20 tokens; the model's window is 19"
 
-    @pytest.mark.parametrize("name", ["request_level", "orca", "vllm", "tensorrt_llm"])
+    @pytest.mark.parametrize(
+        "name", ["request_level", "orca", "vllm", "tensorrt_llm", "tensorrt_llm_max_utilization"]
+    )
     def test_longer_than_an_iteration(self, name):
         """A policy that never cuts refuses a prompt longer than an iteration; a reused prefix does not count."""
         policy = named_policy(name)

@@ -107,6 +107,8 @@ def test_log_holds_the_run(file, cluster, tmp_path):
         (WIDE, ("--prefill-group", 2)),
         ((*WIDE, "--placement", "load_balance"), ("--view-age", 5)),
         (COUPLED, ("--view-age", 5)),
+        (WIDE, ("--fail", "decode-0@5", "--fail", "prefill-1@2")),
+        (COUPLED, ("--fail", "coupled-0@3")),
         (DISAGGREGATED, ("--ttft-slo", 0.6)),
         (DISAGGREGATED, ("--tbt-slo", 0.0265)),
         ((*DISAGGREGATED, "--placement", "random"), ("--seed", 1)),
@@ -117,6 +119,10 @@ def test_log_holds_the_run(file, cluster, tmp_path):
         (COUPLED, ("--batching", "orca")),
         (COUPLED, ("--batching", "splitfuse")),
         (COUPLED, ("--batching", "tensorrt_llm")),
+        (
+            (*COUPLED, "--cache-tokens", 40_000, "--batching", "tensorrt_llm"),
+            ("--batching", "tensorrt_llm_max_utilization"),
+        ),
         (COUPLED, ("--batching", "sarathi")),
         (COUPLED, ("--batching", "sarathi_serve")),
         (COUPLED, ("--placement", "random")),
@@ -130,6 +136,13 @@ def test_log_holds_the_run(file, cluster, tmp_path):
 def test_every_option_has_an_effect(file, base, option):
     """Turning a knob moves the result; an option that does nothing would be a lie."""
     assert numbers(file, *base, *option) != numbers(file, *base)
+
+
+@pytest.mark.parametrize("cluster", [(*WIDE, "--fail", "decode-0@5"), (*COUPLED, "--fail", "coupled-0@3")])
+def test_a_death_loses_no_request(file, cluster):
+    """`--fail` lets an instance die; its requests are placed again, and all finish."""
+    found = numbers(file, *cluster)
+    assert (found["finished"], found["rejected"]) == (found["requests"], 0)
 
 
 @pytest.mark.parametrize(
@@ -150,6 +163,9 @@ def test_every_option_has_an_effect(file, base, option):
         ((*WIDE, "--ssd-tokens", 6000), "give --ssd-tokens and --ssd-gb-per-s together"),
         ((*WIDE, "--ssd-tokens", 6000, "--ssd-gb-per-s", 1000), "predicts load from ssd"),
         ((*WIDE, "--view-age", "inf"), "view_age_s is inf"),
+        ((*WIDE, "--fail", "prefill-0"), "--fail prefill-0: no time; give NAME@SECONDS"),
+        ((*WIDE, "--fail", "prefill-0@-1"), "should die at -1.0 s; allowed are finite times"),
+        ((*WIDE, "--fail", "prefill-9@1"), "no instance 'prefill-9' to die"),
         ((*WIDE, "--admission", "priority"), "give --admission priority and --urgent-share together"),
         ((*WIDE, "--urgent-share", 0.5), "give --admission priority and --urgent-share together"),
     ],

@@ -55,5 +55,16 @@ def test_experience_learns_from_ends_only():
     experience.note(Finished(at_s=5.0, request_id=0, output_tokens=7))
     assert experience.lengths == LengthBook().with_answer(100, 7)
     assert experience.recent(5.0)[1:] == (2, 1)
+    assert experience.recent(11.0)[1:] == (1, 1)
     assert experience.recent(11.5)[1:] == (1, 1)
+    assert experience.recent(12.0)[1:] == (0, 0)
+
+
+def test_who_is_refused_after_its_first_token_is_received_once():
+    """Where prefill shows first tokens, a failed double check is of a request that was counted already."""
+    experience = Experience(window_s=10.0)
+    experience.note(FirstToken(at_s=1.0, request_id=0))
+    experience.note(Rejected(at_s=2.0, request_id=0, stage="decode", reason="full"))
+    assert experience.recent(3.0)[1:] == (1, 1)
+    assert experience.recent(11.5)[1:] == (1, 1)  # reckoned from the refusal
     assert experience.recent(12.0)[1:] == (0, 0)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from mooncake_lab.batching import (
     BATCHING_POLICIES,
+    CHUNKED_POLICIES,
     VLLM,
     DecodeOnly,
     Limits,
@@ -341,8 +342,8 @@ class TestNames:
     def test_all_names_are_there(self):
         """The names of the command line, each with a policy that is a frozen dataclass of its knobs."""
         assert list(BATCHING_POLICIES) == [
-            "request_level", "orca", "vllm", "vllm_chunked", "splitfuse", "tensorrt_llm", "sarathi",
-            "sarathi_serve", "prefill_only", "decode_only",
+            "request_level", "orca", "vllm", "vllm_chunked", "splitfuse", "tensorrt_llm",
+            "tensorrt_llm_max_utilization", "sarathi", "sarathi_serve", "prefill_only", "decode_only",
         ]  # fmt: skip
         for name in BATCHING_POLICIES:
             policy = named_policy(name)
@@ -375,7 +376,7 @@ class TestNames:
         with pytest.raises(ValueError, match="'orca' never cuts a prompt, but a chunk of 64 tokens"):
             named_policy("orca", chunk_tokens=64)
 
-    @pytest.mark.parametrize("name", ["vllm_chunked", "splitfuse", "tensorrt_llm", "sarathi", "sarathi_serve"])
+    @pytest.mark.parametrize("name", sorted(CHUNKED_POLICIES))
     def test_chunk_is_set(self, name):
         """A chunk reaches the policy, and one below 1 is refused."""
         assert named_policy(name, chunk_tokens=64).chunk_tokens == 64

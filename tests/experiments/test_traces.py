@@ -97,10 +97,11 @@ class TestLaws:
 
 class TestBesidePapers:
     def test_a_twin_gets_no_verdict(self, numbers):
-        """Rows that rest on a twin are out of scope and say so."""
+        """Rows that rest on a twin wait for the trace and say so; what nobody can compute is out of scope."""
         twins = numbers.assign(origin="twin")
         table = beside_papers(twins).frame()
-        assert set(table["verdict"]) == {Verdict.OUT_OF_SCOPE.value}
+        assert set(table.loc[table["ours"].notna(), "verdict"]) == {Verdict.TRACE_NOT_HERE.value}
+        assert set(table.loc[table["ours"].isna(), "verdict"]) == {Verdict.OUT_OF_SCOPE.value}
         assert table["quantity"].str.contains("twin, made to match").sum() == table["ours"].notna().sum()
 
     def test_a_released_trace_is_judged(self, numbers):

@@ -1,10 +1,19 @@
-"""I1 and I2 over run logs."""
+"""I1, I2 and I3 over run logs."""
 
 from dataclasses import dataclass
 
 import pytest
 
-from mooncake_lab.core import Arrived, DecodeStretch, Finished, FirstToken, Placed, Prefilled, Rejected
+from mooncake_lab.core import (
+    Arrived,
+    CacheChanged,
+    DecodeStretch,
+    Finished,
+    FirstToken,
+    Placed,
+    Prefilled,
+    Rejected,
+)
 from mooncake_lab.metrics import check_log
 
 
@@ -60,6 +69,11 @@ def rejected(at_s=2.0):
     return Rejected(at_s=at_s, request_id=1, stage="decode", reason="load")
 
 
+def cached(added=(), removed=()):
+    """Blocks come to a cache, and leave it."""
+    return CacheChanged(at_s=0.0, instance="p", added=added, removed=removed)
+
+
 GOOD = (arrived(), placed(), prefilled(), first(), stretch(), finished())
 BROKEN = {
     "no arrival": Case((placed(),), "I1", "without having arrived"),
@@ -92,6 +106,10 @@ BROKEN = {
     ),
     "no step": Case((*GOOD[:4], stretch(steps=0)), "I2", "has no step"),
     "not a time": Case((arrived(at_s=float("nan")),), "I2", "not a time"),
+    "a block that comes twice": Case((cached(added=(1, 2)), cached(added=(2,))), "I3", "1 blocks come to p"),
+    "a block that was never there leaves": Case(
+        (cached(added=(1,)), cached(removed=(1, 2))), "I3", "1 blocks leave p"
+    ),
     "ends before it starts": Case(
         (arrived(), placed(), prefilled(at_s=0.5, start_s=0.8)), "I2", "starts at 0.8 s"
     ),
@@ -115,6 +133,11 @@ def test_a_broken_log_is_found_out(name):
 def test_dropping_a_cause_is_always_noticed(at):
     """Removing any record but the last from a good log leaves a log that breaks an invariant."""
     assert check_log(GOOD[:at] + GOOD[at + 1 :]) != ()
+
+
+def test_a_block_may_come_and_not_stay():
+    """What comes and leaves in one change is in both lists, and may come again."""
+    assert check_log((cached(added=(1, 2), removed=(1,)), cached(added=(1,), removed=(2, 1)))) == ()
 
 
 def test_work_under_way_may_outlive_its_request():

@@ -33,6 +33,13 @@ class Complete(msgspec.Struct, tag="X", tag_field="ph", forbid_unknown_fields=Tr
     args: dict[str, Any]
 
 
+class Counted(msgspec.Struct, tag="C", tag_field="ph", forbid_unknown_fields=True):
+    name: str
+    pid: int
+    ts: Micros
+    args: dict[Literal["blocks"], int]
+
+
 class _Asynchronous(msgspec.Struct, tag_field="ph", forbid_unknown_fields=True):
     name: str
     cat: str
@@ -57,7 +64,7 @@ class End(_Asynchronous, tag="e"):
 
 class TraceFile(msgspec.Struct, forbid_unknown_fields=True):
     displayTimeUnit: Literal["ms"]  # noqa: N815  # the format's own word
-    traceEvents: list[Metadata | Complete | Begin | Instant | End]  # noqa: N815
+    traceEvents: list[Metadata | Complete | Counted | Begin | Instant | End]  # noqa: N815
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +90,19 @@ def test_every_record_is_an_event_and_every_track_has_a_name(log):
         if event["ph"] == "M":
             named.add((event["pid"], event["tid"]))
         else:
-            assert (event["pid"], event["tid"]) in named
+            assert event["ph"] == "C" or (event["pid"], event["tid"]) in named
             events += 1
     assert events == len(log)
+
+
+def test_counters_say_what_caches_hold():
+    """The last count of each node is what it holds in the end."""
+    spec, model, requests = four_requests()
+    cluster = Cluster(spec, model)
+    events = [event for event in trace_events(cluster.run(requests)) if event["ph"] == "C"]
+    last = {event["name"].split()[-1]: event["args"]["blocks"] for event in events}
+    assert last == {name: len(cluster.pool.index.held_by(name)) for name in last}
+    assert sum(last.values()) > 0
 
 
 def test_spans_lie_where_the_log_says(log):

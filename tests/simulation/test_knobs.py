@@ -67,6 +67,7 @@ OTHER_COUPLED = {
     "block_size_tokens": 256,
     "view_age_s": 4.0,
     "placement": CacheAware(),
+    "failures": (Failure("coupled-1", 20.0),),
     "admission": CoupledSpec().admission,
     "slo": SLO(ttft_s=8.0, tbt_s=0.2),
 }
@@ -121,7 +122,8 @@ def test_recorded_views_give_the_recorded_decisions(age_s, coupled):
     """I7: `decide` on the recorded view answers what the log says, old views and wrong beliefs included."""
     seen = []
     if coupled:
-        spec = CoupledSpec(nodes=4, device_tokens=150_000, view_age_s=age_s)
+        died = (Failure("coupled-1", 10.0),)
+        spec = CoupledSpec(nodes=4, device_tokens=150_000, view_age_s=age_s, failures=died)
         cluster = CoupledCluster(spec, MODEL, seen=lambda request, view: seen.append((request, view)))
     else:
         spec = dataclasses.replace(BASE, view_age_s=age_s, failures=OTHER["failures"])

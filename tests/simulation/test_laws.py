@@ -17,7 +17,7 @@ from mooncake_lab.conductor import (
     Random,
 )
 from mooncake_lab.core import SLO, Moved, Placed, Prefilled, Request, TracedRequest, blocks_for
-from mooncake_lab.metrics import check_log, request_table
+from mooncake_lab.metrics import check_log, replicas_at, request_table
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
 from mooncake_lab.simulation import Cluster, ClusterSpec, Failure
 
@@ -154,6 +154,8 @@ class TestInvariants:
         log = cluster.run(shared(rows))
         assert check_log(log) == ()
         cluster.pool.check()
+        ((_, held),) = replicas_at(log, [math.inf])
+        assert +held == cluster.pool.index.replicas()
         table = request_table(log)
         assert set(table["end"]) <= {"finished", "rejected"}
         finished = table[table["end"] == "finished"]

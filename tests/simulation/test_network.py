@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import simpy
 from hypothesis import given, settings
@@ -71,6 +72,11 @@ class TestByHand:
         env.timeout(1.0).callbacks.append(lambda _: [network.release(flow) for flow in flows])
         env.run()
         assert env.now == pytest.approx(1.6)
+
+    def test_a_rate_may_be_a_numpy_scalar(self):
+        """What a sweep over an array gives counts cards as a float does."""
+        flows = [(0.0, "a", "c", 100.0), (0.0, "a", "c", 300.0)]
+        assert run(flows, rate=np.float64(100.0)) == run(flows)
 
     def test_to_itself_is_refused(self):
         """A node needs no network to reach itself."""

@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from mooncake_lab.core import (
     Arrived,
+    CacheChanged,
     DecodeStretch,
     Finished,
     FirstToken,
@@ -66,6 +67,8 @@ class Telemetry:
                 how = "finished" if isinstance(record, Finished) else record.stage
                 self._ended.labels(how).inc()
                 self._arrivals_s.pop(record.request_id, None)
+            case CacheChanged():
+                pass  # live workers do not report what they evict
 
     def page(self, books: Books, under_way: int) -> bytes:
         """The metrics now, in Prometheus' text format."""

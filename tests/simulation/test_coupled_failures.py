@@ -1,0 +1,179 @@
+"""A coupled instance that dies loses no request and shows no token twice."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mooncake_lab.conductor import CacheAware
+from mooncake_lab.core import (
+    DecodeStretch,
+    Finished,
+    FirstToken,
+    Placed,
+    Prefilled,
+    Rejected,
+    Request,
+    TracedRequest,
+    blocks_for,
+)
+from mooncake_lab.metrics import check_log, token_times_s
+from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
+from mooncake_lab.simulation import COUPLED_SYSTEMS, CoupledCluster, CoupledInstance, CoupledSpec, Failure
+
+STEP_S, PROMPT_S = 0.25, 2.0
+MODEL = LatencyModel(
+    name="by hand",
+    shape=model_shape("llama3-70b"),
+    prefill=PrefillLatency(constant_s=0.0, per_token_s=2**-9, per_token_squared_s=0.0),
+    decode=DecodeLatency(STEP_S, 0.0, 0.0),
+    hybrid=HybridLatency(floor_s=STEP_S, per_token_s=2**-9, per_token_squared_s=0.0, per_context_token_s=0.0),
+    transfer=LinkLatency(1e12),
+    dram=LinkLatency(1e12),
+)
+ROWS = st.lists(
+    st.tuples(st.floats(0, 20), st.integers(1, 1500), st.integers(1, 40), st.integers(0, 1)),
+    min_size=1,
+    max_size=12,
+).map(sorted)
+# nobody comes or dies exactly with an iteration, where rounding would decide what is first
+OFF_THE_GRID = st.lists(
+    st.tuples(
+        st.integers(0, 60).map(lambda n: n * math.sqrt(0.1)),
+        st.integers(1, 1500),
+        st.integers(1, 40),
+        st.integers(0, 1),
+    ),
+    min_size=1,
+    max_size=12,
+    unique_by=lambda row: row[0],
+).map(sorted)
+DEATHS = st.lists(st.tuples(st.sampled_from(["coupled-0", "coupled-1"]), st.floats(0, 25)), max_size=3)
+
+
+def requests(rows):
+    """Requests of two families; within a family a shorter prompt is a prefix of a longer one."""
+    return [
+        TracedRequest(
+            Request(
+                id=i,
+                arrival_s=at_s,
+                input_tokens=tokens,
+                block_keys=tuple(family * 100 + k for k in range(blocks_for(tokens, 64))),
+                block_size_tokens=64,
+            ),
+            outputs,
+        )
+        for i, (at_s, tokens, outputs, family) in enumerate(rows)
+    ]
+
+
+def run(rows, deaths, name="vllm", model=MODEL, **knobs):
+    policy, caching = COUPLED_SYSTEMS[name]
+    spec = CoupledSpec(
+        nodes=3,
+        batching=policy,
+        prefix_caching=caching,
+        device_tokens=16_000,
+        max_request_tokens=2000,
+        block_size_tokens=64,
+        failures=tuple(Failure(*death) for death in deaths),
+    )
+    return CoupledCluster(replace(spec, **knobs), model).run(requests(rows))
+
+
+@pytest.mark.parametrize("name", COUPLED_SYSTEMS)
+@settings(max_examples=20, deadline=None)
+@given(rows=ROWS, deaths=DEATHS)
+def test_no_request_is_lost_and_no_token_shown_twice(name, rows, deaths):
+    """Whoever dies when, under any policy, each request ends with all its tokens (I1, I2)."""
+    log = run(rows, deaths, name)
+    assert check_log(log) == ()
+    produced = {i: len(times) for i, times in token_times_s(log)}
+    assert produced == {i: outputs for i, (_, _, outputs, _) in enumerate(rows)}
+    assert sorted(r.request_id for r in log if isinstance(r, FirstToken)) == list(range(len(rows)))
+    assert sorted(r.request_id for r in log if isinstance(r, Finished)) == list(range(len(rows)))
+    for _, times in token_times_s(log):
+        assert (np.diff(times) > 0).all()
+    died_s = {}
+    for instance, at_s in deaths:
+        died_s[instance] = min(at_s, died_s.get(instance, at_s))
+    for record in log:
+        if isinstance(record, Placed):
+            assert record.at_s <= died_s.get(record.prefill_instance, np.inf)
+        if isinstance(record, DecodeStretch):
+            start_s = record.start_s + (record.steps - 1) * record.first_step_s
+            assert start_s <= died_s.get(record.instance, np.inf) + 1e-9
+
+
+@pytest.mark.parametrize("name", ["vllm_prefix", "vllm_chunked", "sarathi"])
+@settings(max_examples=20, deadline=None)
+@given(rows=OFF_THE_GRID, died_s=st.integers(0, 60).map(lambda n: n * math.sqrt(0.17)))
+def test_a_death_is_the_same_step_by_step(name, rows, died_s):
+    """Fast-forwarding changes no token's time where somebody dies, of those who were there or of others."""
+    deaths = [("coupled-0", died_s)]
+    growing = replace(MODEL, decode=DecodeLatency(STEP_S, 0.0, 2**-12))
+    growing = replace(growing, hybrid=replace(MODEL.hybrid, per_context_token_s=2**-12))
+    fast = dict(token_times_s(run(rows, deaths, name, model=growing, placement=CacheAware())))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CoupledInstance, "_steady_steps", lambda *_: 1)
+        slow = dict(token_times_s(run(rows, deaths, name, model=growing, placement=CacheAware())))
+    assert fast.keys() == slow.keys()
+    for request_id, times in slow.items():
+        np.testing.assert_allclose(fast[request_id], times, rtol=0, atol=1e-9)
+
+
+def test_who_is_placed_again_is_load():
+    """The requests of one that died spread over the living by what is to be computed, in order of arrival."""
+    rows = [(0.01 * i, 1024, 200, 0) for i in range(12)]
+    log = run(rows, [("coupled-0", 40.0)], placement=CacheAware())
+    again = [record for record in log if isinstance(record, Placed) and "placed again" in record.reason]
+    assert len(again) == 4
+    assert [record.request_id for record in again] == sorted(record.request_id for record in again)
+    assert {record.prefill_instance for record in again} == {"coupled-1", "coupled-2"}
+
+
+def test_what_was_shown_stays():
+    """Two seconds of prompt and 4.5 steps, then a death: the fifth step ends, the rest is computed elsewhere."""
+    died_s = PROMPT_S + 4.5 * STEP_S
+    log = run([(0.0, 1024, 20, 0)], [("coupled-0", died_s)])
+    placed = [record for record in log if isinstance(record, Placed)]
+    assert [record.prefill_instance for record in placed] == ["coupled-0", "coupled-1"]
+    assert placed[1].reason.startswith("placed again after its instance died")
+    ((_, times),) = token_times_s(log)
+    again_s = died_s + STEP_S / 2 + (1024 + 6) / 512
+    expected = [PROMPT_S + k * STEP_S for k in range(6)] + [again_s + k * STEP_S for k in range(14)]
+    np.testing.assert_allclose(times, expected)
+
+
+def test_a_prompt_under_way_is_lost_at_once():
+    """Nobody waits for the iteration of a dead instance, however long."""
+    log = run([(0.0, 1024, 1, 0)], [("coupled-0", 0.5)])
+    assert [(r.instance, r.start_s, r.at_s) for r in log if isinstance(r, Prefilled)] == [("coupled-1", 0.5, 2.5)]
+
+
+def test_one_can_die_only_once():
+    """A second death of the same instance changes nothing."""
+    rows = [(0.0, 1024, 20, 0), (0.1, 500, 20, 1)]
+    assert run(rows, [("coupled-0", 1.0), ("coupled-0", 2.0)]) == run(rows, [("coupled-0", 1.0)])
+
+
+def test_the_last_death_ends_requests_and_not_the_run():
+    """When all are dead, who is under way or comes later is refused with that reason."""
+    rows = [(0.0, 64, 2, 0), (1.0, 1024, 20, 0), (9.0, 64, 2, 1)]
+    log = run(rows, [(f"coupled-{i}", 4.0) for i in range(3)])
+    assert [record.request_id for record in log if isinstance(record, Finished)] == [0]
+    refused = [record for record in log if isinstance(record, Rejected)]
+    assert [record.request_id for record in refused] == [1, 2]
+    assert all("0 prefill and 0 decode instances live" in record.reason for record in refused)
+
+
+def test_an_unknown_instance_cannot_die():
+    """A failure of nobody, or at no time, is a mistake, said clearly."""
+    with pytest.raises(ValueError, match=r"no instance 'prefill-0' to die at 1\.0 s; there are coupled-0"):
+        run([(0.0, 10, 1, 0)], [("prefill-0", 1.0)])
+    with pytest.raises(ValueError, match=r"'coupled-0' should die at -1\.0 s; allowed are finite times from 0"):
+        Failure("coupled-0", -1.0)
