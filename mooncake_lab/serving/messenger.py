@@ -179,8 +179,10 @@ class Courier:
 
     @property
     def is_stranded(self) -> bool:
-        """Whether its connection has ended, and nothing waits to be carried over another."""
-        return self._queue.empty() and (self._is_broken or (self._peer is not None and _has_ended(self._peer)))
+        """Whether its connection has ended with nothing under way on it, and nothing waits to be carried."""
+        if not self._queue.empty() or self._open:
+            return False
+        return self._is_broken or (self._peer is not None and _has_ended(self._peer))
 
     def close(self) -> None:
         """Deliver what waits, then end."""
@@ -203,12 +205,12 @@ class Courier:
 
     def _deliver(self, parcel: _Addressed, payload: Sequence[Bytes]) -> None:
         if isinstance(parcel, Begin):
+            self._open.add(parcel.job)
             if self._peer is None:
                 self._peer = dial(self._port, self._who)
                 self._is_broken = False
                 if self._lane is not None:
                     self._window = borrow(self._peer, self._who, WINDOW_BYTES)
-            self._open.add(parcel.job)
         elif parcel.job not in self._open or self._peer is None:
             return  # cancelled before it began
         if isinstance(parcel, Piece) and self._lane is not None and self._window is not None:
@@ -216,14 +218,10 @@ class Courier:
                 self._push(self._peer, self._lane, self._window, cut, part)
             return
         wire.send_frame(self._peer, parcel, payload, self._who.timeout_s)
+        if isinstance(parcel, End):
+            expect(self._peer, Taken, self._who.timeout_s)
         if isinstance(parcel, (End, Cancel)):
             self._open.discard(parcel.job)
-        if isinstance(parcel, End):
-            try:
-                expect(self._peer, Taken, self._who.timeout_s)
-            except BaseException:
-                self._open.add(parcel.job)
-                raise
 
     def _push(self, peer: socket.socket, lane: Lane, window: Where, piece: Piece, parts: Sequence[Bytes]) -> None:
         """Write into the window, and wait until it is free again; over the connection where memory is short."""
@@ -266,6 +264,8 @@ def _has_ended(peer: socket.socket) -> bool:
     try:
         readable, _, _ = select.select([peer], [], [], 0)
         return bool(readable) and not peer.recv(1, socket.MSG_PEEK)
+    except TimeoutError:  # what was there has been read meanwhile: it lives
+        return False
     except (OSError, ValueError):  # closed meanwhile
         return True
 

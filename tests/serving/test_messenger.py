@@ -1,6 +1,7 @@
 """The messenger refuses what it cannot take, and says why."""
 
 import queue
+import select
 import socket
 import time
 
@@ -326,6 +327,48 @@ def test_a_courier_whose_peer_died_while_it_idled_is_let_go(reception, came):
     courier._thread.join(10)
     assert not courier._thread.is_alive()
     assert came.empty()
+
+
+def test_a_courier_whose_receipt_is_read_meanwhile_is_not_stranded(reception, came, monkeypatch):
+    """Looking at a connection does not take a receipt, which its courier then reads, for the end of it."""
+    look = select.select
+
+    def look_slowly(*args):
+        found = look(*args)
+        time.sleep(0.002)
+        return found
+
+    couriers = Couriers(WHO, lambda job, reason: came.put((job, reason)))
+    courier = couriers.to(reception.port)
+    monkeypatch.setattr("mooncake_lab.serving.messenger.select.select", look_slowly)
+    for _ in range(100):
+        send_one_token(courier)
+        while came.empty():
+            assert not courier.is_stranded
+        assert came.get().first_token == 7
+    courier.close()
+
+
+def test_a_job_under_way_on_a_broken_connection_is_reported(reception, came):
+    """Who writes to a third worker meanwhile does not make a courier forget the job it has begun."""
+    couriers = Couriers(WHO, lambda job, reason: came.put((job, reason)))
+    other = Reception(WHO, SHAPE, most_tokens=64, delivered=came.put, give=lambda _: [])
+    port = other.port
+    courier = couriers.to(port)
+    courier.send(Begin(job=JOB, tokens=1))
+    courier.send(piece(0, 0, 1)[0], [raw(piece(0, 0, 1)[1])])
+    deadline_s = time.monotonic() + 10
+    while not courier._queue.empty() and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    other.close()
+    time.sleep(0.2)
+    couriers.to(reception.port)
+    assert couriers.to(port) is courier
+    couriers.to(port).send(piece(1, 0, 1)[0], [raw(piece(1, 0, 1)[1])])
+    couriers.to(port).send(End(job=JOB, first_token=7, span=SPAN))
+    job, reason = came.get(timeout=10)
+    assert job == JOB
+    assert "could not be delivered" in reason
 
 
 def test_who_sends_too_much_waits(monkeypatch, came, reception):
