@@ -11,8 +11,6 @@ from rich.progress import track
 app = typer.Typer(help="Assignments: build what students get, grade what they hand in.", no_args_is_help=True)
 
 _SOURCES: Final = Path("notebooks/assignments")
-_MOST_BYTES: Final = 10_000_000
-"""Of a notebook that is handed in."""
 
 Sources = Annotated[Path, typer.Option(help="The instructor's notebooks.", exists=True, file_okay=False)]
 
@@ -54,20 +52,22 @@ def grade(
 ) -> None:
     """Grade a folder of submissions, each confined by the kernel and asked, never believed.
 
-    Leaves grades.csv and one page of feedback a student and assignment. A bad submission is a grade; the exit code
-    is 1 only when something could not be graded at all.
+    Leaves grades.csv and one page of feedback a student and assignment. A bad submission is a grade.
+    Anything else in the folder is named, and makes the exit code 1; a student of whom nothing can be graded has a
+    row without points.
 
     Example: mooncake-lab classroom grade handed_in --seed 42 --out build/grades
     """
     from mooncake_lab.core import GIB
+    from mooncake_lab.exercises.grading.collect import collect, printable
     from mooncake_lab.exercises.grading.confine import Allowance, UnconfinableError
     from mooncake_lab.exercises.grading.grade import grade as grade_one
     from mooncake_lab.exercises.grading.report import write_reports
 
-    handed_in, strange = _handed_in(submissions, sources)
-    for path, why in strange:
-        typer.echo(f"mooncake-lab classroom grade: not graded: {path} {why}", err=True)
-    if not handed_in:
+    collected = collect(submissions, sources)
+    for each in collected.ungraded:
+        typer.echo(f"mooncake-lab classroom grade: not graded: {each}", err=True)
+    if not collected.notebooks:
         typer.echo(
             f"mooncake-lab classroom grade: {submissions} holds no STUDENT/TOPIC.ipynb;"
             f" topics are {', '.join(path.stem for path in sorted(sources.glob('*.ipynb')))}",
@@ -79,15 +79,16 @@ def grade(
     allowance = Allowance(memory_bytes=int(memory_gib * GIB), cpu_s=cpu_s, reply_s=reply_s, wall_s=wall_s)
     grades: list[Any] = []
     try:
-        for student, path, teacher in track(handed_in, "grading", console=Console(stderr=True), transient=True):
-            grades.append(grade_one(path, teacher, student=student, seed=seed, allowance=allowance))
+        for each in track(collected.notebooks, "grading", console=Console(stderr=True), transient=True):
+            one = grade_one(each.path, each.teacher, student=each.student, seed=seed, allowance=allowance)
+            grades.append(one)
     except UnconfinableError as error:
         typer.echo(f"mooncake-lab classroom grade: {error}", err=True)
         raise typer.Exit(1) from error
     finally:
-        table = write_reports(grades, out)  # of those who are done, whatever stopped the others
+        table = write_reports(grades, out, collected.without)  # of those who are done, whatever stopped the others
     if json_:
-        skipped = [{"path": str(path), "why": why} for path, why in strange]
+        skipped = [{"path": printable(each.path), "why": each.why} for each in collected.ungraded]
         plain = {"grades": [_plain(each) for each in grades], "table": str(table), "not_graded": skipped}
         typer.echo(msgspec.json.encode(plain))
     else:
@@ -95,34 +96,8 @@ def grade(
         for each in grades:
             typer.echo(f"{f'{each.student} {each.topic}':{width}}  {each.earned:3} / {each.points}")
         typer.echo(f"{table}, and a page of feedback each beside it", err=True)
-    if strange:
+    if collected.ungraded:
         raise typer.Exit(1)
-
-
-def _handed_in(submissions: Path, sources: Path) -> tuple[list[tuple[str, Path, Path]], list[tuple[Path, str]]]:
-    """Student, notebook and teacher's notebook, in order; and what cannot be graded, with the reason.
-
-    A notebook is `STUDENT/TOPIC.ipynb`, or `STUDENT/TOPIC/TOPIC.ipynb` as nbgrader collects them.
-    """
-    teachers = {path.stem: path for path in sources.glob("*.ipynb")}
-    found: list[tuple[str, Path, Path]] = []
-    strange: list[tuple[Path, str]] = []
-    for folder in sorted(path for path in submissions.iterdir() if path.is_dir()):
-        for path in sorted((*folder.glob("*.ipynb"), *folder.glob("*/*.ipynb"))):
-            teacher = teachers.get(path.stem)
-            if any(part.is_symlink() for part in (path, path.parent, folder)):
-                strange.append((path, "is a link, or lies behind one"))
-            elif path.parent.name == ".ipynb_checkpoints":
-                continue
-            elif teacher is None or path.parent not in (folder, folder / path.stem):
-                strange.append((path, f"is not named after an assignment ({', '.join(sorted(teachers))})"))
-            elif path.stat().st_size > _MOST_BYTES:
-                strange.append((path, f"is larger than {_MOST_BYTES:,} bytes"))
-            elif (folder.name, teacher) in [(student, taught) for student, _, taught in found]:
-                strange.append((path, "is a second one of this assignment"))
-            else:
-                found.append((folder.name, path, teacher))
-    return found, strange
 
 
 def _plain(grade: Any) -> dict[str, Any]:

@@ -26,8 +26,8 @@ from mooncake_lab.metrics import effective, request_table
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.simulation import Cluster, ClusterSpec
 
-HIDDEN_SEED: Final = 20_240_709
-"""Of the workload that grades: no policy gets to see it while it is written."""
+CROWD_SEED: Final = 20_240_709
+"""Of the crowd where no other is asked for. Grading draws its own, with the teacher's seed."""
 _LIMITS: Final = SLO(ttft_s=10.0, tbt_s=0.04)
 
 Law: TypeAlias = Callable[[AdmissionPolicy], None]
@@ -68,7 +68,7 @@ def crowd(seed: int, requests: int = 400) -> list[TracedRequest]:
     return found
 
 
-def goodput(policy: AdmissionPolicy, model: LatencyModel, *, seed: int = HIDDEN_SEED) -> float:
+def goodput(policy: AdmissionPolicy, model: LatencyModel, *, seed: int = CROWD_SEED) -> float:
     """The share of a crowd that finishes within both limits on four prefill and two decode nodes.
 
     Args:
@@ -143,7 +143,7 @@ class AdmissionReport:
     broken: Mapping[str, str]
     """Name of each broken law, and what went wrong."""
     goodput: float | None
-    """On the hidden crowd; `None` when the policy could not be run."""
+    """On the crowd of the seed; `None` when the policy could not be run."""
     baseline_goodput: float
     early_goodput: float
 
@@ -162,8 +162,8 @@ class AdmissionReport:
         return "\n".join(lines)
 
 
-def check_admission(policy: AdmissionPolicy, model: LatencyModel, *, seed: int = HIDDEN_SEED) -> AdmissionReport:
-    """Run a policy through the contract, and on a hidden crowd beside two of ours.
+def check_admission(policy: AdmissionPolicy, model: LatencyModel, *, seed: int = CROWD_SEED) -> AdmissionReport:
+    """Run a policy through the contract, and on a crowd beside two of ours.
 
     A bad policy is a finding, not an exception.
 

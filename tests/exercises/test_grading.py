@@ -1,5 +1,6 @@
 """Grading gives a submission what it earned, and believes it nothing."""
 
+import csv
 import json
 import os
 from pathlib import Path
@@ -305,5 +306,35 @@ def test_what_cannot_be_graded_is_named(tmp_path):
     assert {Path(each["path"]).name: each["why"].split()[1] for each in found["not_graded"]} == {
         "keys (1).ipynb": "not",
         "keys.ipynb": "a",
+        "eve": "nothing",
     }
     assert not (tmp_path / "out" / "eve").exists()
+
+
+def test_nobody_is_lost(tmp_path):
+    """Whoever handed in what cannot be graded is named, has a row in the table, and makes the exit code 1."""
+    folder = tmp_path / "in"
+    mine = hand_in(folder, "ada", "keys")
+    for lost in ("keys.ipynb", "bob/keys.zip", "bob/KEYS.IPYNB", "cleo/week1/keys/keys.ipynb"):
+        (folder / lost).parent.mkdir(parents=True, exist_ok=True)
+        (folder / lost).write_bytes(mine.read_bytes())
+    (folder / "dan").mkdir()
+    arguments = ["classroom", "grade", str(folder), "--out", str(tmp_path / "out"), "--seed", "7"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 1
+    assert result.stdout.split() == ["ada", "keys", "10", "/", "10"]
+    lines = [line for line in result.stderr.splitlines() if "not graded: " in line]
+    named = [line.split("not graded: ")[1].split()[0].removeprefix(f"{folder}/") for line in lines]
+    assert named == [
+        "bob/KEYS.IPYNB",
+        "bob/keys.zip",
+        "bob",
+        "cleo/week1/keys/keys.ipynb",
+        "cleo",
+        "dan",
+        "keys.ipynb",
+    ]
+    with (tmp_path / "out" / "grades.csv").open(newline="") as file:
+        rows = [(row["student"], row["points"], row["out_of"]) for row in csv.DictReader(file)]
+    assert {row[0] for row in rows[:5]} == {"ada"}
+    assert rows[5:] == [("bob", "0", "0"), ("cleo", "0", "0"), ("dan", "0", "0")]

@@ -1,15 +1,28 @@
-"""What students get holds no solution and no hidden test."""
+"""What students get holds no solution and no hidden test; it runs, and so does what it was made from."""
 
+import ast
 import json
+import re
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from mooncake_lab.batching import BATCHING_POLICIES
+from mooncake_lab.conductor import ADMISSION_POLICIES, PLACEMENT_POLICIES
 from mooncake_lab.exercises.grading.release import MARKS, release
+from mooncake_lab.store.eviction import EVICTION_POLICIES
 
 SOURCES = sorted((Path(__file__).parents[2] / "notebooks" / "assignments").glob("*.ipynb"))
+TOPICS = [path.stem for path in SOURCES]
+
+OURS = {
+    type(made()).__name__
+    for policies in (ADMISSION_POLICIES, BATCHING_POLICIES, PLACEMENT_POLICIES)
+    for made in policies.values()
+} | {type(made(8)).__name__ for made in EVICTION_POLICIES.values()}
+"""The package's own policies: a student's notebook is not to show who has done the work already."""
 
 
 def between(text: str, begin: str, end: str) -> list[str]:
@@ -21,6 +34,31 @@ def between(text: str, begin: str, end: str) -> list[str]:
 def code_of(path: Path) -> str:
     """All code of a notebook."""
     return "\n".join("".join(cell["source"]) for cell in json.loads(path.read_text())["cells"])
+
+
+def code_cells_of(path: Path) -> str:
+    """The code cells of a notebook as one module."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+
+
+def executed(path: Path, folder: Path):
+    """The cells of a notebook after a run from top to bottom; raises where a cell raises that may not."""
+    notebook = nbformat.read(path, as_version=4)
+    NotebookClient(
+        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": folder}}
+    ).execute()
+    return notebook.cells
+
+
+def is_graded(cell) -> bool:
+    """Whether a cell is a test that gives points."""
+    return cell.metadata.get("nbgrader", {}).get("grade", False)
+
+
+def failures(cell) -> list[str]:
+    """The errors that a cell shows, by class."""
+    return [output.ename for output in cell.get("outputs", ()) if output.output_type == "error"]
 
 
 @pytest.fixture(scope="module")
@@ -69,17 +107,34 @@ def test_sources_are_kept_without_outputs(source):
     assert all(not cell.get("outputs") for cell in cells)
 
 
-def test_the_students_version_runs_from_top_to_bottom(released, tmp_path):
-    """Its visible tests say what is missing, and none of them stops those behind it."""
-    notebook = nbformat.read(released["keys"], as_version=4)
-    NotebookClient(
-        notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
-    ).execute()
-    failed = [
-        output.ename
-        for cell in notebook.cells
-        for output in cell.get("outputs", ())
-        if output.output_type == "error"
-    ]
-    assert len(failed) == 3
-    assert set(failed) == {"NotImplementedError"}
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_no_cell_names_one_of_our_policies(source, released):
+    """The cells a student gets neither import nor call a policy of the package: that would be the solution."""
+    nodes = list(ast.walk(ast.parse(code_cells_of(released[source.stem]))))
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    names |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    names |= {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert names & OURS == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_the_instructors_version_passes_its_own_tests(source, tmp_path):
+    """Every cell runs, hidden tests included, and none writes a warning."""
+    text = source.read_text(encoding="utf-8")
+    assert MARKS[2] in text, "an assignment has hidden tests"
+    cells = executed(source, tmp_path)
+    assert all(cell.execution_count for cell in cells if cell.cell_type == "code")
+    assert [o.text for cell in cells for o in cell.get("outputs", ()) if o.get("name") == "stderr"] == []
+
+
+@pytest.mark.parametrize("topic", [pytest.param(t, marks=() if t == "keys" else pytest.mark.slow) for t in TOPICS])
+def test_the_students_version_runs_from_top_to_bottom(topic, released, tmp_path):
+    """Each visible test says that something is missing, no other cell fails, and none stops those behind it."""
+    cells = executed(released[topic], tmp_path)
+    assert all(cell.execution_count for cell in cells if cell.cell_type == "code")
+    for cell in cells:
+        assert len(failures(cell)) == is_graded(cell), cell.source
+        said = "".join(output.get("text", "") for output in cell.get("outputs", ()))
+        assert not is_graded(cell) or "NotImplementedError" in [*failures(cell), *re.findall(r"\w+", said)]
+    assert any(map(is_graded, cells))

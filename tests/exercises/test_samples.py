@@ -132,6 +132,13 @@ def confinable():
     return True
 
 
+def rubric():
+    """The sums of points that the guide promises, by topic."""
+    guide = GUIDE.read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| ([\d +]+) \|", guide, re.MULTILINE)
+    return {topic: [int(points) for points in sums.split("+")] for topic, sums in rows}
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not confinable(), reason="this kernel cannot confine a submission")
 @pytest.mark.parametrize("topic", sorted(ASSIGNMENTS))
@@ -142,12 +149,21 @@ def test_samples_get_what_the_guide_says(topic):
 
 def test_the_rubric_adds_up_as_the_tasks_do():
     """The guide's sums end where a task ends, and at ten."""
-    rubric = dict(re.findall(r"^\| `(\w+)` \| ([\d +]+) \|", GUIDE.read_text(encoding="utf-8"), re.MULTILINE))
-    assert set(rubric) == set(ASSIGNMENTS)
-    for topic, sums in rubric.items():
-        ends = list(accumulate(map(int, sums.split("+"))))
+    assert set(rubric()) == set(ASSIGNMENTS)
+    for topic, sums in rubric().items():
+        ends = list(accumulate(sums))
         assert set(ends) <= set(accumulate(task.points for task in ASSIGNMENTS[topic].tasks))
         assert ends[-1] == 10
+
+
+def test_the_notebooks_points_are_those_of_the_rubric():
+    """What nbgrader reads in a notebook, cell by cell, ends where a sum of the guide ends, and at ten."""
+    for topic, sums in rubric().items():
+        cells = json.loads((SOURCES / f"{topic}.ipynb").read_text(encoding="utf-8"))["cells"]
+        roles = [cell["metadata"].get("nbgrader", {}) for cell in cells]
+        ends = list(accumulate(role["points"] for role in roles if role.get("grade")))
+        assert set(ends) <= set(accumulate(sums)), topic
+        assert ends[-1] == ASSIGNMENTS[topic].points
 
 
 def test_every_assignment_has_a_sample_of_each_kind():

@@ -2,9 +2,10 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from mooncake_lab.exercises.grading.grade import Grade
@@ -20,16 +21,24 @@ pre { overflow-x: auto; padding: .8rem; border: 1px solid #8886; }
 
 
 _HEADS: Final = "".join(f'<th scope="col">{head}</th>' for head in ("task", "points", "remark"))
+_NOBODY: Final[Mapping[str, str]] = MappingProxyType({})
 
 
-def grades_csv(grades: Sequence[Grade]) -> str:
-    """One row a task: student, assignment, task, points, out of, remark."""
+def grades_csv(grades: Sequence[Grade], without: Mapping[str, str] = _NOBODY) -> str:
+    """One row a task: student, assignment, task, points, out of, remark.
+
+    Args:
+        grades: of everything that was graded.
+        without: students of whom nothing could be, and why; each has a row of no points, without an assignment.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("student", "assignment", "task", "points", "out_of", "remark"))
     for grade in grades:
         for mark in grade.marks:
             writer.writerow((grade.student, grade.topic, mark.task, mark.earned, mark.points, mark.said))
+    for student, why in without.items():
+        writer.writerow((student, "", "", 0, 0, why))
     return text.getvalue()
 
 
@@ -52,13 +61,16 @@ def feedback_html(grade: Grade) -> str:
     )
 
 
-def write_reports(grades: Sequence[Grade], folder: Path) -> Path:
-    """Write `grades.csv` and `student/topic.html` below a folder; the path of the table."""
+def write_reports(grades: Sequence[Grade], folder: Path, without: Mapping[str, str] = _NOBODY) -> Path:
+    """Write `grades.csv` and `student/topic.html` below a folder; the path of the table.
+
+    `without` names students of whom nothing could be graded, and why.
+    """
     for grade in grades:
         page = folder / grade.student / f"{grade.topic}.html"
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(feedback_html(grade), encoding="utf-8")
     folder.mkdir(parents=True, exist_ok=True)
     table = folder / "grades.csv"
-    table.write_text(grades_csv(grades), encoding="utf-8")
+    table.write_text(grades_csv(grades, without), encoding="utf-8")
     return table

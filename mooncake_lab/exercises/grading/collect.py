@@ -1,0 +1,143 @@
+"""What a class handed in: the notebooks that can be graded, and the name of everything that cannot."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+_MOST_BYTES: Final = 10_000_000
+"""Of a notebook that is handed in."""
+_WRITTEN_BY_NBGRADER: Final = ("timestamp.txt", "submission_secret.txt")
+"""Beside a notebook that nbgrader collected; no student put them there."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandedIn:
+    """One notebook to grade."""
+
+    student: str
+    path: Path
+    teacher: Path
+    """The instructor's notebook of the same topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ungraded:
+    """A file, link or folder that is not graded."""
+
+    path: Path
+    why: str
+    """The rest of a sentence that begins with the path."""
+
+    def __str__(self) -> str:
+        return f"{printable(self.path)} {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """Everything that a class handed in."""
+
+    notebooks: tuple[HandedIn, ...]
+    ungraded: tuple[Ungraded, ...]
+    without: Mapping[str, str]
+    """Students of whom nothing can be graded, and why."""
+
+
+def collect(submissions: Path, sources: Path) -> Collection:
+    """Go through a folder of submissions, file by file.
+
+    A notebook to grade is `STUDENT/TOPIC.ipynb`, or `STUDENT/TOPIC/TOPIC.ipynb` as nbgrader collects them. Links
+    are not followed. Hidden files and folders (`.ipynb_checkpoints`, `.DS_Store`) and what nbgrader writes beside
+    a notebook are passed over; everything else is named.
+
+    Args:
+        submissions: one folder a student.
+        sources: the folder of the instructor's notebooks, one a topic.
+    """
+    teachers = {path.stem: path for path in sorted(sources.glob("*.ipynb"))}
+    notebooks: list[HandedIn] = []
+    ungraded: list[Ungraded] = []
+    without: dict[str, str] = {}
+    for entry in sorted(path for path in submissions.iterdir() if not path.name.startswith(".")):
+        if not entry.is_dir():
+            ungraded.append(Ungraded(entry, "lies in no student's folder"))
+            continue
+        taken, left = _of_student(entry, teachers)
+        if not taken:
+            without[printable(entry.name)] = _why_nothing(entry, left)
+            left.append(Ungraded(entry, "holds nothing that can be graded"))
+        notebooks += taken
+        ungraded += left
+    return Collection(tuple(notebooks), tuple(ungraded), MappingProxyType(without))
+
+
+def printable(name: Path | str) -> str:
+    """A name as it can be shown: whoever names a file may put any bytes but two into it."""
+    return "".join(letter if letter.isprintable() else "?" for letter in str(name))
+
+
+def _of_student(folder: Path, teachers: Mapping[str, Path]) -> tuple[list[HandedIn], list[Ungraded]]:
+    """What is graded of one student, at most one notebook a topic, and what is not."""
+    if folder.is_symlink():
+        return [], [Ungraded(folder, "is a link")]
+    files, ungraded = _below(folder)
+    taken: dict[str, HandedIn] = {}
+    for path in files:
+        topic = path.parent.name
+        if path.name in _WRITTEN_BY_NBGRADER and path.parent == folder / topic and topic in teachers:
+            continue
+        try:
+            why = _refused(path, folder, teachers)
+        except OSError as error:
+            why = f"cannot be read: {error.strerror}"
+        if not why and path.stem in taken:
+            why = f"is a second one of this assignment; {printable(taken[path.stem].path)} is graded"
+        if why:
+            ungraded.append(Ungraded(path, why))
+        else:
+            taken[path.stem] = HandedIn(printable(folder.name), path, teachers[path.stem])
+    return list(taken.values()), ungraded
+
+
+def _below(folder: Path) -> tuple[list[Path], list[Ungraded]]:
+    """Whatever lies below a folder and is no folder, in order; and the folders that cannot be read."""
+    files: list[Path] = []
+    unread: list[Ungraded] = []
+    waiting = [folder]  # not recursion: a student may nest folders as deeply as the system allows
+    while waiting:
+        here = waiting.pop()
+        try:
+            with os.scandir(here) as entries:
+                for entry in entries:
+                    if not entry.name.startswith("."):
+                        (waiting if entry.is_dir(follow_symlinks=False) else files).append(here / entry.name)
+        except OSError as error:
+            unread.append(Ungraded(here, f"cannot be read: {error.strerror}"))
+    return sorted(files), unread
+
+
+def _refused(path: Path, folder: Path, teachers: Mapping[str, Path]) -> str:
+    """Why a file of a student's folder is not graded; empty when it is."""
+    if path.is_symlink():
+        return "is a link"
+    if path.suffix != ".ipynb" or path.stem not in teachers:
+        return f"is not named after an assignment ({', '.join(f'{topic}.ipynb' for topic in teachers)})"
+    if path.parent not in (folder, folder / path.stem):
+        student = printable(folder.name)
+        return f"lies neither at {student}/{path.name} nor at {student}/{path.stem}/{path.name}"
+    if not path.is_file():
+        return "is not a file"
+    if path.stat().st_size > _MOST_BYTES:
+        return f"is larger than {_MOST_BYTES:,} bytes"
+    return ""
+
+
+def _why_nothing(folder: Path, left: list[Ungraded]) -> str:
+    """What a table of points says of a student of whom nothing is graded."""
+    if not left:
+        return "nothing could be graded: the folder is empty"
+    first = Ungraded(left[0].path.relative_to(folder.parent), left[0].why)
+    others = len(left) - 1
+    return f"nothing could be graded: {first}" + (f"; and {others} more that could not" if others else "")
