@@ -3,13 +3,16 @@
 import logging
 import os
 import re
+import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from mooncake_lab.batch.digest import found_traces
 from mooncake_lab.batch.notebook import read_notebook
 from mooncake_lab.batch.plan import MARK, Job, parameter_defaults
+from mooncake_lab.workload.locate import DATA_VARIABLE
 
 Status = Literal["executed", "cached", "failed"]
 
@@ -77,13 +80,15 @@ def execute_in_worker(job: Job, threads: int) -> Outcome:
 def execute(job: Job) -> Outcome:
     """Execute one notebook and write its copy, marked with the digest of what it was made from.
 
-    A failing cell is an outcome, not an exception; the copy then ends there, for reading.
+    A failing cell is an outcome, not an exception; the copy then ends there, for reading. Where other traces are
+    found than the job was planned with, no cell runs: the digest would speak of traces that were not read.
     """
     started = time.monotonic()
     output = job.root / job.output
     output.parent.mkdir(parents=True, exist_ok=True)
-    (job.root / job.record).unlink(missing_ok=True)
-    failure = _run_cells(job, output)
+    for made_before in (output, job.root / job.record):
+        made_before.unlink(missing_ok=True)
+    failure = _other_traces(job) or _run_cells(job, output)
     return Outcome(
         topic=job.topic,
         point=job.point,
@@ -94,6 +99,26 @@ def execute(job: Job) -> Outcome:
         cell=failure and failure.cell,
         traceback=failure and failure.traceback,
     )
+
+
+def _other_traces(job: Job) -> _Failure | None:
+    """Say which traces are others here than where the job was planned; None where all are the same."""
+    here = found_traces() if job.traces else {}
+    others = [name for name, planned in job.traces.items() if here.get(name) != planned]
+    if not others:
+        return None
+    told = ", ".join(
+        f"{name} (planned {_sha_or_none(job.traces[name])}, here {_sha_or_none(here.get(name))})"
+        for name in others
+    )
+    return _Failure(
+        f"the worker on {socket.gethostname()} finds other released traces than the batch was planned with:"
+        f" {told}; set {DATA_VARIABLE} for the workers to a folder with the files it was planned with"
+    )
+
+
+def _sha_or_none(digest: str | None) -> str:
+    return "none" if digest is None else f"SHA-256 {digest[:12]}"
 
 
 def _run_cells(job: Job, output: Path) -> _Failure | None:

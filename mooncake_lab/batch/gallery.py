@@ -63,7 +63,10 @@ def _page_of(job: Job) -> Path:
 
 def _write_page(folder: Path, job: Job) -> None:
     source, target = job.root / job.output, _page_of(job)
-    if not source.is_file() or (target.is_file() and target.stat().st_mtime_ns > source.stat().st_mtime_ns):
+    if not source.is_file():
+        target.unlink(missing_ok=True)  # of an earlier batch: what failed now is not what it shows
+        return
+    if target.is_file() and target.stat().st_mtime_ns > source.stat().st_mtime_ns:
         return
 
     def link(path: Path) -> str:

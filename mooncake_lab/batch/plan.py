@@ -3,7 +3,7 @@
 import ast
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -39,6 +39,8 @@ class Job:
     """A name for everything the result depends on."""
     root: Path
     """The folder in which the kernel works; the paths above are relative to it."""
+    traces: Mapping[str, str | None] = field(default_factory=dict)
+    """The SHA-256 of each released trace that the digest counts, by workload, None where there is none."""
     gathers: bool = False
     """Whether it reads what the other chapters put on record, and so runs after them."""
     point: str = ""
@@ -79,6 +81,7 @@ def plan(
     records: Path,
     parameters: Mapping[str, Value],
     surroundings: str,
+    traces: Mapping[str, str | None] | None = None,
     topics: Sequence[str] = (),
 ) -> list[Job]:
     """The jobs for some notebooks, in the order of their names.
@@ -90,6 +93,7 @@ def plan(
         records: the notebooks' `out_dir`, relative to `root`.
         parameters: for every notebook, besides `out_dir`.
         surroundings: what `surroundings_digest` returned.
+        traces: what `found_traces` returned, which whoever executes has to find as well; None lets them find any.
         topics: only these; all when empty.
 
     Raises:
@@ -117,6 +121,7 @@ def plan(
                 parameters=told,
                 digest=hashlib.sha256(b"\0".join(parts)).hexdigest(),
                 root=root,
+                traces=dict(traces or {}),
                 gathers=bool(notebook.tagged(GATHERS)),
             )
         )

@@ -63,6 +63,7 @@ def plan_sweep(
     out: Path,
     sweep: Sequence[Point],
     surroundings: str,
+    traces: Mapping[str, str | None] | None = None,
     topics: Sequence[str] = (),
 ) -> list[Job]:
     """The jobs of all points, each point with its own folder under `out` for copies and numbers.
@@ -81,6 +82,7 @@ def plan_sweep(
             records=out / point.name,
             parameters=point.parameters,
             surroundings=surroundings,
+            traces=traces,
             topics=topics,
         )
     ]

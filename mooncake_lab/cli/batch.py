@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 import typer
@@ -18,6 +18,9 @@ from mooncake_lab.batch.sweep import Point, plan_sweep, points, values
 from mooncake_lab.core import check_scale
 
 _TRACEBACK_LINES = 40
+
+_OWN_OPTIONS: Final = {"scale": "--scale", "seed": "--seed", "out_dir": "--out"}
+"""Parameters of the notebooks that `--set` leaves to options of their own, which check them."""
 
 
 def batch(
@@ -34,7 +37,9 @@ def batch(
         Path | None,
         typer.Option(help="Folder for executed notebooks, numbers and an index; the book's own when left out."),
     ] = None,
-    jobs: Annotated[int, typer.Option(min=0, help="Notebooks at a time; 0: one a core.")] = 0,
+    jobs: Annotated[
+        int | None, typer.Option(min=0, help="Notebooks at a time on this machine; 0 or left out: one a core.")
+    ] = None,
     executor: Annotated[str, typer.Option(help="processes, or dask://HOST:PORT of a scheduler.")] = PROCESSES,
     force: Annotated[bool, typer.Option("--force", help="Execute also what is up to date.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print the outcomes as one JSON object.")] = False,
@@ -48,15 +53,14 @@ def batch(
     root = Path.cwd()
     traces = found_traces()
     try:
-        check_executor(executor)
+        _check_place(executor, jobs)
         grid = {"scale": _scales(scale), "seed": _seeds(seed), **_settings(set_ or [])}
         sweep = points(grid)
-        planned = _planned(root, out, sweep, surroundings_digest(root, traces), topics)
+        planned = _planned(root, out, sweep, traces, topics)
     except ValueError as error:
         typer.echo(f"mooncake-lab batch: {error}", err=True)
         raise typer.Exit(2) from error
-    workers = jobs or _cores()
-    threads = max(1, _cores() // min(workers, len(planned)))
+    workers, threads = _share(executor, jobs, len(planned))
     try:
         outcomes = run(
             planned,
@@ -86,11 +90,15 @@ def batch(
         raise typer.Exit(1)
 
 
-def _planned(root: Path, out: Path | None, sweep: Sequence[Point], surroundings: str, topics: str) -> list[Job]:
+def _planned(
+    root: Path, out: Path | None, sweep: Sequence[Point], traces: Mapping[str, str | None], topics: str
+) -> list[Job]:
     wanted = [topic for topic in topics.split(",") if topic]
-    notebooks = _notebooks(root)
+    notebooks, surroundings = _notebooks(root), surroundings_digest(root, traces)
     if out is not None:
-        return plan_sweep(notebooks, root=root, out=out, sweep=sweep, surroundings=surroundings, topics=wanted)
+        return plan_sweep(
+            notebooks, root=root, out=out, sweep=sweep, surroundings=surroundings, traces=traces, topics=wanted
+        )
     if len(sweep) > 1:
         raise ValueError(
             f"a sweep of {len(sweep)} points needs a folder of its own, --out; the book has one point"
@@ -103,6 +111,7 @@ def _planned(root: Path, out: Path | None, sweep: Sequence[Point], surroundings:
         records=Path("book/_generated"),
         parameters=sweep[0].parameters,
         surroundings=surroundings,
+        traces=traces,
         topics=wanted,
     )
 
@@ -142,6 +151,23 @@ def _report(
             typer.echo(f"\n{where}:\n" + "\n".join(lines), err=True)
 
 
+def _check_place(executor: str, jobs: int | None) -> None:
+    """Refuse an executor that does not exist, and a number of notebooks that a cluster decides itself."""
+    if check_executor(executor) != PROCESSES and jobs is not None:
+        raise ValueError(
+            f"--jobs {jobs} counts notebooks on this machine, and {executor} executes one on each of its workers;"
+            " leave it out, and start as many workers as notebooks are to run at a time"
+        )
+
+
+def _share(executor: str, jobs: int | None, notebooks: int) -> tuple[int, int]:
+    """Notebooks at a time, and threads of each: the cores of this machine say nothing about those of a cluster."""
+    if executor != PROCESSES:
+        return notebooks, 1
+    workers = jobs or _cores()
+    return workers, max(1, _cores() // min(workers, notebooks))
+
+
 def _cores() -> int:
     """The cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -171,6 +197,12 @@ def _settings(pairs: list[str]) -> dict[str, Sequence[Value]]:
         name, equals, text = pair.partition("=")
         if not equals or not name.isidentifier():
             raise ValueError(f"--set {pair!r} is not of the form KEY=VALUE")
+        if name in _OWN_OPTIONS:
+            raise ValueError(f"--set {pair!r}: {name} has an option of its own, {_OWN_OPTIONS[name]}")
+        if name in settings:
+            raise ValueError(
+                f"--set {pair!r}: {name} was given already; several values go into one --set, with commas"
+            )
         settings[name] = values(text)
     return settings
 

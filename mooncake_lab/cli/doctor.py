@@ -69,18 +69,18 @@ def _machine() -> Iterator[Finding]:
     remedy = "below 8 GiB run `mooncake-lab batch --jobs 1`, one chapter at a time, before `make book`"
     yield _useful("memory", found, ready=memory_gib >= 8, remedy=remedy)
     compiler = shutil.which("cc")
-    yield _useful("C compiler", compiler or "none", ready=bool(compiler), remedy="apt-get install gcc")
+    remedy = "apt-get install gcc; only Triton on a GPU and benchmarks/engine_peers.py call one"
+    yield _useful("C compiler", compiler or "none", ready=bool(compiler), remedy=remedy)
 
 
-def _gpu() -> Iterator[Finding]:
+def _torch() -> Iterator[Finding]:
     import torch
 
-    if torch.cuda.is_available():
-        yield _useful("GPU", torch.cuda.get_device_name(), ready=True, remedy="")
-        return
-    build = "PyTorch's CPU build" if torch.version.cuda is None else f"PyTorch for CUDA {torch.version.cuda}"
+    build = "the CPU build" if torch.version.cuda is None else f"built for CUDA {torch.version.cuda}"
+    yield _needed("PyTorch", f"{torch.__version__}, {build}", ready=True, remedy="")
+    found = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     remedy = "every chapter runs without; after installing an NVIDIA driver, remove .venv and run `make env`"
-    yield _useful("GPU", f"none ({build} {torch.__version__})", ready=False, remedy=remedy)
+    yield _useful("GPU", found or "none", ready=found is not None, remedy=remedy)
 
 
 def _data() -> Iterator[Finding]:
@@ -141,7 +141,7 @@ def _browser() -> Iterator[Finding]:
 
 
 CHECKS: Final[tuple[Callable[[], Iterator[Finding]], ...]] = (
-    _python, _machine, _gpu, _data, _traces, _extras, _system_libraries, _confinement,
+    _python, _machine, _torch, _data, _traces, _extras, _system_libraries, _confinement,
     _browser,
 )  # fmt: skip
 

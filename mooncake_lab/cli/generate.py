@@ -9,7 +9,15 @@ import typer
 from mooncake_lab.batching import BatchingPolicy, named_policy
 
 BatchingName = Literal[
-    "request_level", "orca", "vllm", "vllm_chunked", "splitfuse", "tensorrt_llm", "sarathi", "sarathi_serve"
+    "request_level",
+    "orca",
+    "vllm",
+    "vllm_chunked",
+    "splitfuse",
+    "tensorrt_llm",
+    "tensorrt_llm_max_utilization",
+    "sarathi",
+    "sarathi_serve",
 ]
 
 

@@ -1,10 +1,13 @@
-"""What `serve` and `replay` share: from options to the cluster they describe."""
+"""What `serve` and `replay` share: the cluster that options describe, and which options it has no use for."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
+from mooncake_lab.batching.policies import CHUNKED_POLICIES
+from mooncake_lab.cli.generate import BatchingName
 from mooncake_lab.cli.simulate import AdmissionName, PlacementName
 from mooncake_lab.conductor import ADMISSION_POLICIES, PlacementPolicy, named_placement
 from mooncake_lab.core import SLO
@@ -12,14 +15,12 @@ from mooncake_lab.core import SLO
 if TYPE_CHECKING:
     from mooncake_lab.serving.spec import LiveSpec
 
-BatchingName = Literal[
-    "request_level", "orca", "vllm", "vllm_chunked", "splitfuse", "tensorrt_llm", "sarathi", "sarathi_serve"
-]
 TransferName = Literal["tcp", "mooncake"]
-__all__ = ["AdmissionName", "BatchingName", "PlacementName", "TransferName", "live_spec"]
+__all__ = ["AdmissionName", "BatchingName", "PlacementName", "TransferName", "live_spec", "refuse_typed"]
 
 
 def live_spec(
+    context: typer.Context,
     *,
     prefill: int | None,
     decode: int | None,
@@ -29,18 +30,22 @@ def live_spec(
     ttft_slo: float,
     tbt_slo: float,
     seed: int,
+    model: str,
+    batching: str,
     ssd_dir: Path | None = None,
     **others: Any,
 ) -> "LiveSpec":
     """The cluster that options describe; one prefill and one decode worker where they say nothing.
 
     Raises:
-        typer.BadParameter: when they contradict each other.
+        typer.BadParameter: when they contradict each other, or one of them would be without effect.
     """
     from mooncake_lab.serving.spec import LiveSpec  # not above: other commands do without the live cluster
 
-    if coupled is not None and (prefill is not None or decode is not None):
-        raise typer.BadParameter("--coupled workers do both stages; leave out --prefill and --decode")
+    _check_pools(context, coupled, batching)
+    _check_admission(coupled, admission)
+    if placement != "random" and not model.startswith("random:"):
+        refuse_typed(context, ["seed"], f"{model} has its weights, and nothing else here is by chance")
     try:
         return LiveSpec(
             prefill_nodes=0 if coupled else prefill or 1,
@@ -50,11 +55,54 @@ def live_spec(
             admission=ADMISSION_POLICIES[admission](),
             slo=SLO(ttft_s=ttft_slo, tbt_s=tbt_slo),
             seed=seed,
+            model=model,
+            batching=batching,
             ssd_dir=None if ssd_dir is None else str(ssd_dir),
             **others,
         )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+
+
+def refuse_typed(context: typer.Context, names: Iterable[str], why: str) -> None:
+    """Refuse options that would be without effect, where somebody typed them: a default is no mistake.
+
+    Args:
+        context: of the command.
+        names: of parameters, such as `ttft_slo`; those that the command does not have are passed over.
+        why: ends the sentence.
+
+    Raises:
+        typer.BadParameter: naming the options that were typed.
+    """
+    sources = {name: context.get_parameter_source(name) for name in names}
+    typed = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    if typed:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in typed)
+        raise typer.BadParameter(f"leave out {options}: {why}")
+
+
+def _check_pools(context: typer.Context, coupled: int | None, batching: str) -> None:
+    """Refuse what belongs to the other kind of cluster."""
+    if coupled is None:
+        refuse_typed(context, ["batching"], "it is for --coupled workers; the others have their own")
+        return
+    refuse_typed(context, ["prefill", "decode"], "--coupled workers do both stages")
+    refuse_typed(context, ["transfer"], "--coupled workers move no KVCache")
+    store = ["cache_tokens", "ssd_dir", "ssd_tokens"]
+    refuse_typed(context, store, "--coupled workers have no store; their engines hold --decode-tokens")
+    if batching not in CHUNKED_POLICIES:
+        refuse_typed(context, ["chunk"], f"--batching {batching} never cuts a prompt")
+
+
+def _check_admission(coupled: int | None, admission: str) -> None:
+    """Refuse policies that look at what is not there, as `simulate` does."""
+    if admission == "priority":
+        raise typer.BadParameter("--admission priority is about classes, and live requests have none; give early")
+    if coupled is not None and admission not in {"none", "slo", "early"}:
+        raise typer.BadParameter(
+            f"--admission {admission} is about what lies between two pools; with --coupled give none, slo or early"
+        )
 
 
 def _placement(name: str | None, seed: int) -> PlacementPolicy | None:

@@ -8,14 +8,21 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from mooncake_lab.cli.live import AdmissionName, BatchingName, PlacementName, TransferName, live_spec
+from mooncake_lab.cli.live import AdmissionName, BatchingName, PlacementName, TransferName, live_spec, refuse_typed
 from mooncake_lab.cli.progress import watched
 from mooncake_lab.cli.reading import read_or_fail
 from mooncake_lab.core import SLO, write_log
 from mooncake_lab.workload import Trace
 
+_OF_A_CLUSTER = (
+    "prefill", "decode", "coupled", "batching", "placement", "admission", "ttft_slo", "tbt_slo", "transfer",
+    "device", "threads", "seed", "log",
+)  # fmt: skip
+"""Parameters without effect on a server that runs already."""
+
 
 def replay(
+    context: typer.Context,
     trace: Annotated[Path, typer.Argument(help="A trace, plain or gzipped.", exists=True, dir_okay=False)],
     requests: Annotated[int, typer.Option(min=1, help="Replay so many of its requests, from the first.")] = 100,
     speed: Annotated[float, typer.Option(min=1e-6, help="Replay so many times as fast as recorded.")] = 1.0,
@@ -57,10 +64,10 @@ def replay(
 
     Example: mooncake-lab replay data/traces/conversation_trace.jsonl --requests 50 --speed 10 --prefill 2 --json
     """
-    if url is not None and (prefill or decode or coupled or log):
-        raise typer.BadParameter(
-            "--url replays against that server; leave out --prefill, --decode, --coupled, --log"
-        )
+    if url is None:
+        refuse_typed(context, ["token"], "it is for the server of --url; a cluster of its own asks for none")
+    else:
+        refuse_typed(context, _OF_A_CLUSTER, "--url replays against a server that has its own")
     scaled = _scaled(read_or_fail("replay", trace, lenient=lenient), divide, max_request_tokens, requests, speed)
     slo = SLO(ttft_s=ttft_slo, tbt_s=tbt_slo)
     try:
@@ -74,7 +81,7 @@ def replay(
                 numbers = replay_over_http(scaled, url, token, model, note)
         else:
             spec = live_spec(
-                prefill=prefill, decode=decode, coupled=coupled, placement=placement, admission=admission,
+                context, prefill=prefill, decode=decode, coupled=coupled, placement=placement, admission=admission,
                 ttft_slo=ttft_slo, tbt_slo=tbt_slo, seed=seed, model=model, batching=batching, device=device,
                 max_request_tokens=max_request_tokens, threads=threads, transfer=transfer,
                 block_size_tokens=scaled.block_size_tokens,

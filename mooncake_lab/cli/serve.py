@@ -8,11 +8,12 @@ from typing import Annotated, Literal, Self, final
 import msgspec
 import typer
 
-from mooncake_lab.cli.live import AdmissionName, BatchingName, PlacementName, TransferName, live_spec
+from mooncake_lab.cli.live import AdmissionName, BatchingName, PlacementName, TransferName, live_spec, refuse_typed
 from mooncake_lab.core import Record
 
 
 def serve(
+    context: typer.Context,
     model: Annotated[str, typer.Option(metavar="DIR|random:SHAPE", help="A Hugging Face Llama, or a random one.")],
     prefill: Annotated[int | None, typer.Option(min=1, help="Prefill workers; 1 by default.")] = None,
     decode: Annotated[int | None, typer.Option(min=1, help="Decode workers; 1 by default.")] = None,
@@ -35,7 +36,9 @@ def serve(
         typer.Option(file_okay=False, help="Folder for KVCache that DRAM evicts, one a prefill worker."),
     ] = None,
     ssd_tokens: Annotated[int, typer.Option(min=0, help="KVCache of a prefill worker on SSD.")] = 0,
-    decode_tokens: Annotated[int, typer.Option(min=1, help="KVCache of a decode worker's engine.")] = 65_536,
+    decode_tokens: Annotated[
+        int, typer.Option(min=1, help="KVCache of the engine of a decode or coupled worker.")
+    ] = 65_536,
     transfer: Annotated[TransferName, typer.Option(help="How KVCache travels; mooncake needs its wheel.")] = "tcp",
     chunk: Annotated[int, typer.Option(min=1, help="Most prompt tokens of an iteration.")] = 512,
     max_request_tokens: Annotated[int, typer.Option(min=1, help="Longest context.")] = 8192,
@@ -71,17 +74,17 @@ def serve(
         raise typer.Exit(1) from error
     from mooncake_lab.serving.supervisor import WorkerError
 
-    if no_token and token_file is not None:
-        raise typer.BadParameter("--no-token lets everybody in; leave out --token-file")
+    if admission == "none":
+        refuse_typed(context, ["ttft_slo", "tbt_slo"], "limits are for --admission, and none has no use for them")
     spec = live_spec(
-        prefill=prefill, decode=decode, coupled=coupled, placement=placement, admission=admission,
+        context, prefill=prefill, decode=decode, coupled=coupled, placement=placement, admission=admission,
         ttft_slo=ttft_slo, tbt_slo=tbt_slo, seed=seed, model=model, batching=batching, device=device, dtype=dtype,
         backend=backend, cache_tokens=cache_tokens, ssd_dir=ssd_dir, ssd_tokens=ssd_tokens,
         decode_tokens=decode_tokens, transfer=transfer, chunk_tokens=chunk, max_request_tokens=max_request_tokens,
         most_under_way=most_under_way, threads=threads,
     )  # fmt: skip
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    token = None if no_token else _token(token_file)
+    token = _token(context, token_file, no_token=no_token)
     address = Address(host=host, port=port, token=token, drain_s=drain)
 
     def opened(url: str) -> None:
@@ -104,7 +107,10 @@ def serve(
         raise typer.Exit(1) from error
 
 
-def _token(file: Path | None) -> str:
+def _token(context: typer.Context, file: Path | None, *, no_token: bool) -> str | None:
+    if no_token:
+        refuse_typed(context, ["token_file"], "--no-token lets everybody in")
+        return None
     if file is None:
         return secrets.token_urlsafe(24)
     token = file.read_text(encoding="utf-8").strip()

@@ -12,6 +12,9 @@ from typer.testing import CliRunner
 
 from mooncake_lab.cli.batch import batch
 
+COMMAND = sys.modules[batch.__module__]
+"""The module, which its package hides behind the function."""
+
 
 @pytest.fixture
 def shell(repository, monkeypatch):
@@ -51,6 +54,11 @@ def test_a_failing_chapter_is_status_1(shell, repository, write_notebook):
         (("--topics", "gamma"), "there are alpha, beta"),
         (("--set", "n"), "KEY=VALUE"),
         (("--set", "n=3"), "has no parameter 'n'"),
+        (("--set", "scale=huge"), "an option of its own, --scale"),
+        (("--set", "seed=abc"), "an option of its own, --seed"),
+        (("--set", "out_dir=x"), "an option of its own, --out"),
+        (("--set", "n=1", "--set", "n=2"), "n was given already"),
+        (("--jobs", "2", "--executor", "dask://nowhere:8786"), "--jobs 2 counts notebooks on this machine"),
     ],
 )
 def test_bad_usage_is_status_2(shell, arguments, complaint):
@@ -58,6 +66,36 @@ def test_bad_usage_is_status_2(shell, arguments, complaint):
     result = shell(*arguments)
     assert result.exit_code == 2
     assert complaint in result.stderr
+
+
+def test_a_cluster_is_told_nothing_of_the_cores_here(shell, monkeypatch):
+    """Notebooks share the cores of this machine; those on a cluster have one thread each."""
+    told = {}
+
+    def unreachable(_jobs, **options):
+        told.update(options)
+        raise OSError("nobody answers")
+
+    monkeypatch.setattr(COMMAND, "run", unreachable)
+    monkeypatch.setattr(COMMAND, "_cores", lambda: 8)
+    assert shell("--topics", "alpha", "--jobs", "2").exit_code == 1
+    assert (told["workers"], told["threads"]) == (2, 8)
+    assert shell("--topics", "alpha", "--executor", "dask://nowhere:8786").exit_code == 1
+    assert told["threads"] == 1
+
+
+def test_what_a_batch_says_of_traces_its_workers_confirm(shell, repository, monkeypatch):
+    """A worker that finds other traces than the command fails its notebook; nothing older stands in its place."""
+    assert shell("--topics", "alpha", "--out", "results").exit_code == 0
+    monkeypatch.setattr(COMMAND, "found_traces", lambda: {"conversation": "0" * 64})
+    for _ in range(2):
+        result = shell("--topics", "alpha", "--out", "results", "--json")
+        assert result.exit_code == 1
+        (row,) = json.loads(result.stdout)["notebooks"]
+        assert row["status"] == "failed"
+        assert "conversation (planned SHA-256 000000000000, here " in row["error"]
+        assert row["record"] is None
+        assert 'href="01_alpha.html"' not in (repository / "results/index.html").read_text()
 
 
 def test_elsewhere_there_is_nothing_to_run(shell, tmp_path_factory, monkeypatch):

@@ -49,6 +49,19 @@ class TestPlan:
         path.write_text("two")
         assert digest_of_alpha(repository, scale=str(path)) != before
 
+    def test_jobs_know_the_traces_they_were_planned_with(self, repository):
+        """What the digest counts, a worker can look for."""
+        (job,) = plan(
+            [repository / "notebooks" / "01_alpha.ipynb"],
+            root=repository,
+            out=Path("chapters"),
+            records=Path("numbers"),
+            parameters={},
+            surroundings="",
+            traces={"conversation": "ab", "synthetic": None},
+        )
+        assert job.traces == {"conversation": "ab", "synthetic": None}
+
     def test_only_chosen_topics(self, repository):
         """A choice of topics leaves the others out."""
         assert [job.topic for job in planned(repository, topics=["beta"])] == ["beta"]

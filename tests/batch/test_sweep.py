@@ -2,10 +2,12 @@
 
 import csv
 import json
+import os
 import re
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -188,36 +190,50 @@ def test_a_page_shows_prose_as_text_and_asks_nobody(tmp_path):
     assert "http" not in text
 
 
-@pytest.mark.slow
-def test_a_cluster_executes_a_sweep(shell, repository):
-    """Workers of a Dask scheduler execute the notebooks, and what fails there is told as if it had failed here."""
-    pytest.importorskip("distributed")
-    told = repository / "scheduler.json"
+@contextmanager
+def cluster(folder, **environment):
+    """A Dask scheduler, as `HOST:PORT`, and one worker in a folder and with these variables."""
+    told = folder / "scheduler.json"
     scheduler = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--port", "0", "--no-dashboard"]
     worker = [sys.executable, "-m", "distributed.cli.dask_worker", "--nthreads", "1", "--no-dashboard"]
     shared = ["--scheduler-file", str(told)]
     with subprocess.Popen([*scheduler, *shared], stderr=subprocess.DEVNULL) as first:
         while not told.is_file():
             time.sleep(0.1)
-        with subprocess.Popen([*worker, *shared], stderr=subprocess.DEVNULL, cwd=repository) as second:
+        seen = {**os.environ, **environment}
+        with subprocess.Popen([*worker, *shared], stderr=subprocess.DEVNULL, cwd=folder, env=seen) as second:
             try:
-                address = json.loads(told.read_text())["address"].removeprefix("tcp://")
-                arguments = (
-                    "--topics",
-                    "beta",
-                    "--seed",
-                    "1,2",
-                    "--out",
-                    "far",
-                    "--executor",
-                    f"dask://{address}",
-                )
-                result = shell(*arguments, "--json")
+                yield json.loads(told.read_text())["address"].removeprefix("tcp://")
             finally:
                 second.terminate()
                 first.terminate()
+
+
+@pytest.mark.slow
+def test_a_cluster_executes_a_sweep(shell, repository):
+    """Workers of a Dask scheduler execute the notebooks, and what fails there is told as if it had failed here."""
+    pytest.importorskip("distributed")
+    with cluster(repository) as address:
+        arguments = ("--topics", "beta", "--seed", "1,2", "--out", "far", "--executor", f"dask://{address}")
+        result = shell(*arguments, "--json")
     assert [row["status"] for row in json.loads(result.stdout)["notebooks"]] == ["executed", "failed"]
     assert (repository / "far/seed=1/02_beta.html").is_file()
+
+
+@pytest.mark.slow
+def test_a_cluster_that_finds_other_traces_computes_nothing(shell, repository):
+    """A worker's environment decides what its notebooks read; where it leads elsewhere they fail and say so."""
+    pytest.importorskip("distributed")
+    folder = repository / "of_the_worker"
+    folder.mkdir()
+    (folder / "conversation_trace.jsonl").write_text("{}\n")
+    with cluster(repository, MOONCAKE_LAB_DATA=str(folder)) as address:
+        arguments = ("--topics", "beta", "--seed", "1", "--out", "far", "--executor", f"dask://{address}")
+        result = shell(*arguments, "--json")
+    (row,) = json.loads(result.stdout)["notebooks"]
+    assert row["status"] == "failed"
+    assert "set MOONCAKE_LAB_DATA for the workers" in row["error"]
+    assert row["record"] is None
 
 
 def test_a_column_called_like_a_parameter_hides_nothing(repository):

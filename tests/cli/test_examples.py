@@ -7,15 +7,27 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.exceptions import TyperException
 from typer.testing import CliRunner
 
 from mooncake_lab.cli import app
+from mooncake_lab.workload import RELEASES
+from mooncake_lab.workload.locate import search_folders
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "book").glob("*.md"))]
-TYPED = re.compile(r"^(?:\$ )?(?:\.venv/bin/)?mooncake-lab (.+?)(?:\s+#.*)?$", re.MULTILINE)
+FENCED = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
+TYPED = re.compile(
+    r"^(?:\w*\$ )?(?:[A-Z][A-Z0-9_]*=\S* )*(?:\.venv/bin/)?mooncake-lab (.+?)(?:\s+#.*)?$", re.MULTILINE
+)
+QUOTED = re.compile(r"`(?:[A-Z][A-Z0-9_]*=\S* )*(?:\.venv/bin/)?mooncake-lab ([^`]+)`")
+SYNTHESISED = re.compile(r"trace synth .*(?:-o|--output) ([^\s`]+)")
 CHEAP = ["cache", "generate", "simulate", "trace stats", "trace synth"]
 """Commands whose example takes a second or two on a small trace; the others have tests of their own."""
+FETCHED = [f"data/traces/{release.file_name}" for release in RELEASES.values()]
+"""What `make traces` makes."""
+OF_THE_READER = ["mine.jsonl", "prompts.json", "handed_in/"]
+"""What pages and examples ask of a reader; all else they speak of they have to make."""
 
 
 def leaves(command, path=()):
@@ -38,9 +50,47 @@ def example(name):
     return shlex.split(" ".join(found[1].split()))
 
 
-def understood(arguments):
-    """What the command line says to these arguments when it only reads them: options have to exist."""
-    return CliRunner().invoke(app, [*arguments, "--help"])
+def complaint(arguments, *, whole=True):
+    """What the command line has against these arguments: options, values, and files that have to exist.
+
+    Nothing is executed. What is not `whole` is only spoken of, and may leave out what is required.
+    """
+    for name, command in COMMANDS.items():
+        words = name.split()
+        if arguments[: len(words)] == words:
+            try:
+                command.make_context(name, arguments[len(words) :], resilient_parsing=False)
+            except typer.Exit as end:  # --help
+                return f"exit code {end.exit_code}" if end.exit_code else None
+            except TyperException as error:
+                is_missing = type(error).__name__ == "MissingParameter"
+                return None if is_missing and not whole else error.format_message()
+            return None
+    return f"there is no command {' '.join(arguments[:2])!r}"
+
+
+def spoken_of(text):
+    """The commands of a page, each as arguments, and whether it is there to be typed as it stands."""
+    found = [(line, True) for line in TYPED.findall(text)]
+    found += [(" ".join(line.split()), False) for line in QUOTED.findall(FENCED.sub("", text))]
+    return [(shlex.split(re.split(r" [>|] ", line)[0]), whole) for line, whole in found]
+
+
+def lay_out(folder, names):
+    """Files, and folders where a name ends in a slash, with nothing in them."""
+    for name in names:
+        path = folder / name
+        (path if name.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)
+        if not name.endswith("/"):
+            path.touch()
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A working folder with what a reader brings, and the folder of assignments, and nothing else."""
+    monkeypatch.chdir(tmp_path)
+    lay_out(tmp_path, [*OF_THE_READER, "notebooks/assignments/"])
+    return tmp_path
 
 
 @pytest.fixture
@@ -55,18 +105,49 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "prompts.json").write_text(json.dumps([[1, 2, 3], [4, 5]]))
 
 
-def test_an_option_that_does_not_exist_is_noticed():
-    """The check below can fail."""
-    assert understood(["doctor", "--nonsense"]).exit_code == 2
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("doctor --nonsense", "No such option"),
+        ("docter", "no command 'docter'"),
+        ("trace fetch novel", "'novel' is not one of"),
+        ("replay mine.jsonl --speed 0", "'--speed'"),
+        ("replay mine.jsonl --requests many", "'--requests'"),
+        ("trace stats missing.jsonl", "does not exist"),
+        ("serve --transfer pigeon", "'pigeon' is not one of"),
+        ("serve", "Missing option"),
+    ],
+)
+@pytest.mark.usefixtures("checkout")
+def test_what_cannot_be_typed_is_noticed(line, said):
+    """The checks below can fail: by an option, a value, a file, a command, and by what is left out."""
+    assert said in complaint(shlex.split(line))
+    assert bool(complaint(shlex.split(line), whole=False)) == (line != "serve")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mooncake-lab doctor --json",
+        "$ .venv/bin/mooncake-lab doctor --json   # what is missing",
+        "node1$ .venv/bin/mooncake-lab doctor --json > found.json",
+        "$ MOONCAKE_LAB_DATA= XDG_CACHE_HOME=/tmp/empty .venv/bin/mooncake-lab doctor --json | less",
+        "a machine that (`.venv/bin/mooncake-lab doctor\n--json`) lacks nothing",
+    ],
+)
+def test_commands_are_seen_behind_prompts_and_variables_and_in_sentences(text):
+    """However a page shows a command, it is checked."""
+    ((arguments, _),) = spoken_of(text)
+    assert arguments == ["doctor", "--json"]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_shows_an_example_of_itself(name):
-    """The example is of this command, and each of its options exists."""
+def test_every_command_shows_an_example_of_itself(name, checkout):
+    """The example is of this command; its options exist, and take these values."""
+    lay_out(checkout, FETCHED)
     arguments = example(name)
     assert arguments[: len(name.split())] == name.split()
-    said = understood(arguments)
-    assert said.exit_code == 0, said.stderr
+    assert complaint(arguments) is None
 
 
 @pytest.mark.parametrize("name", CHEAP)
@@ -77,13 +158,25 @@ def test_cheap_examples_run(name):
     assert found.exit_code == 0, found.stderr
 
 
-@pytest.mark.parametrize(
-    ("page", "line"),
-    [(page, line) for page in PAGES for line in TYPED.findall(page.read_text(encoding="utf-8"))],
-    ids=lambda value: value.name if isinstance(value, Path) else value,
-)
-def test_commands_of_the_pages_are_understood(page, line):
-    """Every command line of the README and the book names commands and options that exist."""
-    arguments = shlex.split(line.split(" > ")[0].split(" | ")[0])
-    said = understood(arguments)
-    assert said.exit_code == 0, f"{page.name}: {line}: {said.stderr}"
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_of_a_page_are_understood(page, checkout):
+    """Options exist and take the values given, and files are the reader's or made on the same page."""
+    text = page.read_text(encoding="utf-8")
+    lay_out(checkout, SYNTHESISED.findall(text))
+    lay_out(checkout, FETCHED if "make traces" in text else [])
+    found = {shlex.join(arguments): complaint(arguments, whole=whole) for arguments, whole in spoken_of(text)}
+    assert {line: said for line, said in found.items() if said} == {}
+
+
+def test_pages_speak_of_commands():
+    """The pages that tell how to run it are among those that the test above reads something from."""
+    speaking = {page.name for page in PAGES if spoken_of(page.read_text(encoding="utf-8"))}
+    assert {"README.md", "cluster.md", "gpu.md", "run.md", "serve.md", "teach.md"} <= speaking
+
+
+def test_make_traces_fills_the_folder_that_examples_name():
+    """Into `data/traces`, where the package looks and git does not."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert re.search(r"^traces:.*\n(?:\t.*\n)*?\t.*trace fetch \S+ --to data/traces;", makefile, re.MULTILINE)
+    assert ROOT / "data" / "traces" in search_folders()
+    assert "data/traces/" in (ROOT / ".gitignore").read_text(encoding="utf-8").split()

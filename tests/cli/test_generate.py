@@ -3,6 +3,8 @@
 import json
 
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 from mooncake_lab.cli import app
@@ -52,6 +54,25 @@ def test_no_option_of_the_engine_changes_greedy_tokens(run, options):
     """Batching, chunks, blocks and backends change when, never what."""
     plain = outputs(run("--max-new-tokens", 5, "--json"))
     assert outputs(run("--max-new-tokens", 5, "--json", *options)) == plain
+
+
+def test_a_model_folder_gives_the_tokens_of_transformers(run, tmp_path):
+    """`--model DIR` reads what `save_pretrained` wrote, and continues each prompt as transformers does."""
+    torch.manual_seed(3)
+    shape = LlamaConfig(
+        vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, eos_token_id=None, bos_token_id=None,
+    )  # fmt: skip
+    theirs = LlamaForCausalLM(shape).eval()
+    theirs.save_pretrained(tmp_path / "llama")
+    found = outputs(run("--max-new-tokens", 5, "--json", model=str(tmp_path / "llama")))
+    for prompt, tokens in zip(PROMPTS, found, strict=True):
+        ids = torch.tensor([prompt])
+        with torch.inference_mode():
+            whole = theirs.generate(
+                ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=5, pad_token_id=0
+            )
+        assert tokens == whole[0, len(prompt) :].tolist()
 
 
 def test_without_json_each_line_is_an_output(run):

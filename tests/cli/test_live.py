@@ -33,6 +33,11 @@ def invoke(*arguments):
     return CliRunner().invoke(app, [str(one) for one in arguments])
 
 
+def words(done):
+    """What a command printed, without the frame and the line breaks that a terminal gives it."""
+    return " ".join(done.output.replace("│", " ").split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -40,22 +45,97 @@ def invoke(*arguments):
         (("--coupled", 1, "--placement", "kvcache_centric"), "share no store"),
         (("--no-token", "--token-file", __file__), "everybody"),
         (("--token-file", "/dev/null"), "no token"),
+        (("--batching", "vllm"), "leave out --batching"),
+        (("--coupled", 1, "--cache-tokens", 4096), "leave out --cache-tokens"),
+        (("--coupled", 1, "--ssd-dir", ".", "--ssd-tokens", 4096), "leave out --ssd-dir, --ssd-tokens"),
+        (("--coupled", 1, "--transfer", "tcp"), "leave out --transfer"),
+        (("--coupled", 1, "--batching", "orca", "--chunk", 64), "orca never cuts a prompt"),
+        (("--coupled", 1, "--admission", "predictive"), "between two pools"),
+        (("--admission", "priority"), "live requests have none"),
+        (("--ttft-slo", 30), "leave out --ttft-slo"),
+        (("--tbt-slo", 1), "leave out --tbt-slo"),
+        (("--model", "folder", "--seed", 0), "leave out --seed"),
     ],
 )
 def test_serve_refuses(arguments, says):
-    """Options that contradict each other are bad usage, said before a worker is born."""
+    """Options that contradict each other, or change nothing, are bad usage, said before a worker is born."""
     done = invoke("serve", "--model", "random:lab-tiny", *arguments)
     assert done.exit_code == 2
-    assert says in " ".join(done.output.split())
+    assert says in words(done)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--coupled", 1, "--batching", "orca", "--decode-tokens", 4096),
+        ("--coupled", 1, "--chunk", 64, "--placement", "random", "--admission", "early"),
+        ("--cache-tokens", 4096, "--chunk", 64, "--transfer", "tcp", "--seed", 1),
+        ("--admission", "slo", "--ttft-slo", 30, "--tbt-slo", 1),
+        ("--model", "folder", "--placement", "random", "--seed", 1),
+    ],
+)
+def test_serve_refuses_nothing_that_has_an_effect(arguments):
+    """Such options get as far as the token, which is looked at last."""
+    done = invoke("serve", "--model", "random:lab-tiny", *arguments, "--token-file", "/dev/null")
+    assert "no token" in words(done)
 
 
 def test_replay_refuses(file):
     """So are a divisor that cuts blocks, and a cluster beside a server."""
     done = invoke("replay", file, "--divide", 7)
     assert done.exit_code == 2
-    assert "block size of 512" in " ".join(done.output.replace("│", " ").split())
+    assert "block size of 512" in words(done)
     assert invoke("replay", file, "--url", "http://127.0.0.1:1", "--prefill", 1).exit_code == 2
     assert invoke("replay", file, "--max-request-tokens", 3).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--prefill", 1),
+        ("--decode", 1),
+        ("--coupled", 1),
+        ("--batching", "sarathi_serve"),
+        ("--placement", "random"),
+        ("--admission", "none"),
+        ("--ttft-slo", 30),
+        ("--tbt-slo", 1),
+        ("--transfer", "tcp"),
+        ("--device", "cpu"),
+        ("--threads", 1),
+        ("--seed", 0),
+        ("--log", "log.jsonl"),
+    ],
+)
+def test_replay_over_http_refuses_what_makes_a_cluster(file, option, value):
+    """The server has its own; also an option that repeats a default is no word to it."""
+    done = invoke("replay", file, "--url", "http://127.0.0.1:1", option, value)
+    assert done.exit_code == 2
+    assert f"leave out {option}:" in words(done)
+
+
+def test_a_token_is_for_a_server(file, monkeypatch):
+    """Typed without a server it is refused; in the environment it may wait for one."""
+    assert "leave out --token:" in words(invoke("replay", file, "--token", "x" * 16))
+    monkeypatch.setenv("MOONCAKE_LAB_TOKEN", "x" * 16)
+    assert "block size of 512" in words(invoke("replay", file, "--divide", 7))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--batching", "vllm"), "leave out --batching"),
+        (("--coupled", 1, "--transfer", "tcp"), "leave out --transfer"),
+        (("--coupled", 1, "--admission", "predictive"), "between two pools"),
+        (("--admission", "priority"), "live requests have none"),
+        (("--model", "folder", "--seed", 0), "leave out --seed"),
+    ],
+)
+def test_replay_refuses_as_serve_does(file, arguments, says):
+    """A cluster of its own is described by the same rules."""
+    done = invoke("replay", file, *arguments)
+    assert done.exit_code == 2
+    assert says in words(done)
 
 
 def test_names_are_those_of_the_registries():
