@@ -43,10 +43,10 @@ notebooks: $(ENV) ## Execute the chapters that changed, in parallel [SCALE SEED]
 test: $(ENV) ## Check everything that needs neither minutes nor a GPU [PYTEST_FLAGS]
 	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/pytest -n $(TEST_WORKERS) -m 'not slow and not gpu' $(PYTEST_FLAGS)
 
-test-slow: $(ENV) ## The tests that take minutes [PYTEST_FLAGS]
+test-slow: $(ENV) ## The tests that take minutes, or ask the network [PYTEST_FLAGS]
 	@$(BIN)/pytest -m 'slow and not gpu' $(PYTEST_FLAGS)
 
-test-site: $(ENV) ## Read the built book in a headless browser
+test-site: $(ENV) ## Read the built book in a headless browser; leaves book/_build/accessibility.csv
 	@$(BIN)/pytest -n $(TEST_WORKERS) -m site tests/site --ignore=tests/site/test_screenshots.py $(PYTEST_FLAGS)
 
 screenshots: book ## Picture every page, light, dark and on a phone, into tests/site/screenshots
@@ -69,8 +69,8 @@ classroom: $(ENV) ## The students' versions of the assignments, into build/class
 grade: $(ENV) ## Grade a folder of submissions [SUBMISSIONS=dir GRADES=dir HIDDEN_SEED]
 	@$(BIN)/mooncake-lab classroom grade "$(SUBMISSIONS)" --out "$(GRADES)" --seed $(HIDDEN_SEED)
 
-traces: $(ENV) ## Fetch the released traces, checked by fingerprint
-	@for name in conversation synthetic toolagent arxiv; do $(BIN)/mooncake-lab trace fetch $$name; done
+traces: $(ENV) ## Fetch the released traces into data/traces, checked by fingerprint
+	@for name in conversation synthetic toolagent arxiv; do $(BIN)/mooncake-lab trace fetch $$name --to data/traces; done
 
 model: $(ENV) ## Train the small model of the compression chapter from scratch; interrupted, it goes on
 	@$(BIN)/python -m mooncake_lab.compression.lab.train --output data/models/lab-recall

@@ -9,6 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = sorted((ROOT / "mooncake_lab").rglob("*.py"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "book").glob("*.md"))]
+RUNNING = {"README.md", "intro.md", "run.md", "gpu.md", "teach.md", "cluster.md", "serve.md"}
 HARD_LIMIT_LINES = 300
 HARD_LIMIT_FUNCTION_LINES = 50
 
@@ -26,13 +28,14 @@ def test_front_door(name):
     assert (ROOT / name).stat().st_size > 0
 
 
-@pytest.mark.parametrize("page", ["README.md", "book/intro.md", "book/run.md", "book/gpu.md", "book/teach.md"])
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_in_prose_exist(page):
-    """Every `make x` that a page promises is a target."""
-    text = (ROOT / page).read_text(encoding="utf-8")
-    promised = set(re.findall(r"^\s*(?:\$ )?make ([a-z][a-z-]+)", text, re.MULTILINE))
+    """Every `make x` that a page promises is a target; the pages about running it promise some."""
+    text = page.read_text(encoding="utf-8")
+    fenced = "\n".join(re.findall(r"^ *```.*?^ *```", text, re.MULTILINE | re.DOTALL))
+    promised = set(re.findall(r"^\s*(?:\w*\$ )?make ([a-z][a-z-]+)", fenced, re.MULTILINE))
     promised |= set(re.findall(r"`make ([a-z][a-z-]+)", text))
-    assert promised, "a page about running it names at least one command"
+    assert promised or page.name not in RUNNING
     assert promised <= targets()
 
 

@@ -17,11 +17,17 @@ VERDICT_COLOURS: Final[Mapping[str, str]] = MappingProxyType(
         "not reproduced": COLOURS["vllm"],
         "needs hardware": COLOURS["straw_man"],
         "out of scope": COLOURS["straw_man_light"],
+        "trace not here": COLOURS["straw_man_light"],
         "too short to judge": COLOURS["straw_man_light"],
         "not executed": "#FFFFFF",
     }
 )
 """The colour of a verdict, best first."""
+
+VERDICT_HATCHES: Final[Mapping[str, str]] = MappingProxyType(
+    {"trace not here": "///", "too short to judge": "..."}
+)
+"""What tells verdicts of one colour apart: those that another trace or a longer run would decide."""
 
 
 @styled
@@ -34,8 +40,9 @@ def verdicts(counts: pd.DataFrame) -> Figure:
         if verdict not in counts:
             continue
         widths = counts[verdict].to_numpy(dtype=float)
-        edge = COLOURS["straw_man"] if verdict == "not executed" else "white"
-        axes.barh(rows, widths, left=left, color=colour, edgecolor=edge, label=verdict)
+        hatch = VERDICT_HATCHES.get(verdict)
+        edge = COLOURS["straw_man"] if hatch or verdict == "not executed" else "white"
+        axes.barh(rows, widths, left=left, color=colour, edgecolor=edge, hatch=hatch, label=verdict)
         left += widths
     axes.set_yticks(rows, [str(chapter).replace("_", " ") for chapter in counts.index])
     axes.invert_yaxis()

@@ -21,6 +21,7 @@ VERDICT_CLASSES: Final = MappingProxyType(
         Verdict.NOT_REPRODUCED: "verdict-not",
         Verdict.OUT_OF_SCOPE: "verdict-out",
         Verdict.NEEDS_HARDWARE: "verdict-out",
+        Verdict.TRACE_NOT_HERE: "verdict-out",
         Verdict.TOO_SHORT: "verdict-out",
     }
 )
@@ -40,10 +41,14 @@ class Compared:
     """The id of the claim that it judges, where it is one."""
     too_short: bool = False
     """Whether it comes from a run of fewer requests than the claim needs."""
+    on_twin: bool = False
+    """Whether it is a property of a trace that is not here, which the twin in its place is made to have."""
 
     @property
     def verdict(self) -> Verdict:
         """What became of it."""
+        if self.on_twin and self.reach != "scope":
+            return Verdict.TRACE_NOT_HERE
         if self.too_short and self.reach == "here":
             return Verdict.TOO_SHORT
         return judge(self.paper.value, self.ours, self.yardstick, reach=self.reach)
@@ -79,10 +84,14 @@ def claimed(claim: Claim, ours: float | None, *, requests: int | None = None) ->
 
 
 def unless_twin(row: Compared, origin: str) -> Compared:
-    """The row as it is when a released trace decided it; a twin is made to match, so it gets no verdict."""
+    """The row as it is when a released trace decided it; a twin is made to match, so it judges nothing.
+
+    For lengths and sharing, which a twin copies. What a cluster does with them, such as latencies, is judged on a
+    twin, too; those rows say so in their words.
+    """
     if origin == "released":
         return row
-    return replace(row, quantity=f"{row.quantity} ({origin}, made to match)", reach="scope")
+    return replace(row, quantity=f"{row.quantity} ({origin}, made to match)", on_twin=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from typing import Literal, TypeAlias, cast, get_args
 
 from mooncake_lab.paper.tables import read_rows
 
-Status: TypeAlias = Literal["redrawn", "planned", "explained", "not possible"]
+Status: TypeAlias = Literal["redrawn", "explained", "not possible"]
 """Whether a figure or table of a paper is in this book."""
 
 
@@ -18,7 +18,7 @@ class ScopeItem:
     shows: str
     status: Status
     chapter: str
-    """Stem of the chapter that redraws it or will; empty where none does."""
+    """Stem of the chapter that redraws it; empty where none does."""
     remark: str
     """Why not, or what to bear in mind."""
 
@@ -35,12 +35,12 @@ class Assumption:
     """The assumed number, where the assumption is one."""
     unit: str
     sensitivity: str
-    """How much it matters, or where that will be measured."""
+    """How much it matters, or why nobody measured that."""
     chapter: str
 
 
 def scope() -> tuple[ScopeItem, ...]:
-    """Every figure and table of both Mooncake editions and of SARATHI, in their order.
+    """Every figure and table of the four papers, and what is redrawn of their companions, in their order.
 
     Raises:
         ValueError: naming the item whose status is not allowed, or whose chapter does not fit the status.
@@ -70,9 +70,9 @@ def _item(row: dict[str, str]) -> ScopeItem:
     name = f"{row['edition']} {row['item']} of scope.csv"
     if row["status"] not in get_args(Status):
         raise ValueError(f"{name} has status {row['status']!r}; allowed are {', '.join(get_args(Status))}")
-    if bool(row["chapter"]) != (row["status"] in {"redrawn", "planned"}):
+    if bool(row["chapter"]) != (row["status"] == "redrawn"):
         raise ValueError(
-            f"{name} is {row['status']} in chapter {row['chapter']!r}; only redrawn and planned have one"
+            f"{name} is {row['status']} in chapter {row['chapter']!r}; what is redrawn has one, nothing else does"
         )
     return ScopeItem(
         edition=row["edition"],

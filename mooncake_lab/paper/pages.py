@@ -74,7 +74,6 @@ def main(book: Path) -> None:
 def _scope_row(item: ScopeItem) -> tuple[str, ...]:
     where = {
         "redrawn": f"redrawn in [{item.chapter}](chapters/{item.chapter}.ipynb)",
-        "planned": f"planned for `{item.chapter}`",
         "explained": "not redrawn",
         "not possible": "**not possible**",
     }[item.status]

@@ -91,7 +91,7 @@ class Scorecard:
         names = [*(verdict.value for verdict in Verdict), NOT_EXECUTED]
         frame = self.frame()
         counts = pd.crosstab(frame["edition"], frame["verdict"]).reindex(columns=names, fill_value=0)
-        rare = counts.columns.isin([NOT_EXECUTED, Verdict.TOO_SHORT.value])
+        rare = counts.columns.isin([NOT_EXECUTED, Verdict.TRACE_NOT_HERE.value, Verdict.TOO_SHORT.value])
         counts = counts.loc[:, (counts.sum() > 0) | ~rare]
         counts.loc["all"] = counts.sum()
         counts["judgements"] = counts.sum(axis=1)

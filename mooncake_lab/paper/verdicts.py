@@ -23,6 +23,7 @@ class Verdict(StrEnum):
     NOT_REPRODUCED = "not reproduced"
     OUT_OF_SCOPE = "out of scope"
     NEEDS_HARDWARE = "needs hardware"
+    TRACE_NOT_HERE = "trace not here"
     TOO_SHORT = "too short to judge"
 
 

@@ -13,6 +13,23 @@ LONGEST_CELL_LINES = 15
 LONGEST_MEDIAN_LINES = 5
 PROSE_WORDS_PER_CODE_LINE = 8
 FENCE = re.compile(r"^(`{3,}|~{3,}|:{3,}).*$", re.MULTILINE)
+OPENING = ("**The claim.**", "**Its place.**", "**Our verdict.**")
+"""How the first cell says what a chapter is about."""
+SECTIONS = (
+    "What you need", "The model in words", "The code that is the idea", "With pencil and paper",
+    "The papers and us", "Exercises", "Takeaways",
+)  # fmt: skip
+"""What a chapter has, in this order; what it measures stands between."""
+OTHERWISE = {
+    "00_start": {"The model in words", "The code that is the idea", "The papers and us"},  # a tour without numbers
+    "12_compression": {"The papers and us"},  # its table of verdicts ends the last experiment
+    "14_scorecard": {
+        "The model in words", "The code that is the idea", "With pencil and paper", "The papers and us",
+    },  # it sums what the others found
+}  # fmt: skip
+"""The sections that a chapter may do without."""
+UNJUDGED = {"00_start", "13_live", "14_scorecard"}
+"""Chapters without a table of verdicts: a tour, one that holds us against ourselves, and the sum of all tables."""
 
 
 @pytest.fixture
@@ -160,6 +177,33 @@ def test_title_comes_first(notebook):
     assert len(re.findall(r"^# ", _without_code(prose(notebook)), re.MULTILINE)) == 1
 
 
+def test_opens_with_claim_place_and_verdict(notebook):
+    """The first cell says what is claimed, where, and what came of it, in this order."""
+    places = [notebook.cells[0].text.find(words) for words in OPENING]
+    assert -1 not in places
+    assert places == sorted(places)
+
+
+def test_sections_stand_in_their_order(notebook, chapter):
+    """A chapter has the sections of a chapter, but for those that it is known to do without, and asks what if."""
+    found = [
+        re.sub("^The paper and us$", "The papers and us", line)
+        for line in re.findall(r"^## (.+)$", _without_code(prose(notebook)), re.MULTILINE)
+    ]
+    found = [name for name in found if name in SECTIONS]
+    assert found == [name for name in SECTIONS if name in found]
+    assert set(SECTIONS) - set(found) <= OTHERWISE.get(chapter.stem, set())
+    assert re.search(r"^##+ What if\b", prose(notebook), re.MULTILINE)
+
+
+def test_ends_in_a_table_of_verdicts(notebook, chapter):
+    """A chapter that redraws a paper holds its numbers against the paper's, and shows and records the table."""
+    code = "\n".join(cell.text for cell in code_cells(notebook))
+    judges = chapter.stem not in UNJUDGED
+    assert ("beside_papers(" in code) == judges
+    assert ('"beside_papers": ' in code) == judges
+
+
 def test_exercises_have_folded_solutions(notebook):
     """Two to four exercises, each with a solution that shows itself only when asked."""
     text = prose(notebook)
@@ -168,6 +212,16 @@ def test_exercises_have_folded_solutions(notebook):
     assert 2 <= len(exercises) <= 4
     assert {label for label, _ in solutions} == set(exercises)
     assert all(":class: dropdown" in body for _, body in solutions)
+
+
+def test_the_last_exercise_is_to_write_your_own(notebook):
+    """A reader leaves each chapter having replaced the part it is about."""
+    found = re.findall(
+        r"^(`{3,})\{exercise(?:-start)?\}\n:label: (\S+)\n\n(.*?)^\1", prose(notebook), re.MULTILINE | re.DOTALL
+    )
+    _, label, text = found[-1]
+    assert label.endswith("-own")
+    assert text.startswith("Write your own ")
 
 
 def test_ends_with_takeaways(notebook):

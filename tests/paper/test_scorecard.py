@@ -5,7 +5,8 @@ import math
 
 import pytest
 
-from mooncake_lab.paper import claim, claimed, claims, comparison_table
+from mooncake_lab.figures.scorecard import VERDICT_COLOURS, VERDICT_HATCHES
+from mooncake_lab.paper import Verdict, claim, claimed, claims, comparison_table, unless_twin
 from mooncake_lab.paper.scorecard import NOT_EXECUTED, scorecard
 
 
@@ -71,3 +72,21 @@ def test_a_bad_record_is_named(tmp_path, content, complaint):
     (tmp_path / "x.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match=rf"x\.json .*{complaint}"):
         scorecard(tmp_path)
+
+
+def test_what_a_twin_was_made_to_have_is_counted_apart(tmp_path):
+    """Judgements that wait for a released trace have their own column; without any there is none."""
+    write(tmp_path, "store", unless_twin(claimed(claim("F22"), 0.5), "twin"), claimed(claim("A14"), None))
+    totals = scorecard(tmp_path).totals()
+    assert totals.loc["all", Verdict.TRACE_NOT_HERE.value] == totals.loc["FAST'25", "trace not here"] == 1
+    assert totals.loc["all", Verdict.OUT_OF_SCOPE.value] == sum(each.reach == "scope" for each in claims())
+    (tmp_path / "store.json").unlink()
+    assert Verdict.TRACE_NOT_HERE.value not in scorecard(tmp_path).totals()
+
+
+def test_every_verdict_has_a_look_of_its_own():
+    """The figure draws each verdict, and no two with the same colour and hatch."""
+    names = {*(verdict.value for verdict in Verdict), NOT_EXECUTED}
+    assert set(VERDICT_COLOURS) == names
+    looks = {(VERDICT_COLOURS[name], VERDICT_HATCHES.get(name)) for name in names}
+    assert len(looks) == len(names)

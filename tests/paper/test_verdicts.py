@@ -19,6 +19,7 @@ from mooncake_lab.paper import (
     grade,
     judge,
     order,
+    unless_twin,
     within,
 )
 
@@ -68,6 +69,22 @@ def test_what_cannot_be_measured_is_not_judged():
     assert judge(2.0, 2.0, within(0.1), reach="scope") is Verdict.OUT_OF_SCOPE
     assert judge(2.0, None, within(0.1), reach="hardware") is Verdict.NEEDS_HARDWARE
     assert judge(2.0, 3.0, within(0.1), reach="hardware") is Verdict.NOT_REPRODUCED
+
+
+@pytest.mark.parametrize("identifier", ["F22", "F28"])
+def test_a_twin_gives_no_verdict_on_what_it_was_made_to_have(identifier):
+    """Not even the paper's own number: the row says what was missing, apart from what nobody outside can check."""
+    each = claim(identifier)
+    row = unless_twin(claimed(each, each.fact.value), "twin")
+    assert row.verdict is Verdict.TRACE_NOT_HERE
+    assert row.quantity.endswith("(twin, made to match)")
+    assert unless_twin(claimed(each, each.fact.value), "released").verdict is Verdict.REPRODUCED
+    assert unless_twin(claimed(claim("A14"), None), "twin").verdict is Verdict.OUT_OF_SCOPE
+
+
+def test_out_of_scope_are_the_claims_that_say_so():
+    """The verdict belongs to claims whose row in claims.csv has reach scope, six statements about production."""
+    assert [each.id for each in claims() if each.reach == "scope"] == ["F11", "F12", "F13", "F14", "A14", "A15"]
 
 
 @pytest.mark.parametrize("ours", [None, math.nan, math.inf])

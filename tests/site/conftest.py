@@ -18,9 +18,11 @@ SITE = Path(os.environ.get("MOONCAKE_LAB_SITE", ROOT / "book" / "_build" / "html
 
 
 def pytest_generate_tests(metafunc):
-    """Visit every page once for all the tests that ask for a visit."""
+    """Visit every page once for all the tests that ask for a visit, or for a visit to a chapter."""
     if "visit" in metafunc.fixturenames:
         pages = sorted(p.relative_to(SITE).as_posix() for p in SITE.rglob("*.html") if "_static" not in p.parts)
+        if "chapter" in metafunc.fixturenames:
+            pages = [page for page in pages if page.startswith("chapters/")]
         skipped = pytest.param("", marks=pytest.mark.skip(reason="the book is not built; run `make book`"))
         metafunc.parametrize("visit", pages or [skipped], indirect=True, scope="session")
 
@@ -102,6 +104,12 @@ def visit(browser, address, request) -> Iterator[Visit]:
     visit = Visit(browser, address, request.param)
     yield visit
     visit.close()
+
+
+@pytest.fixture
+def chapter(visit) -> Visit:
+    """A visit to a page that is a chapter."""
+    return visit
 
 
 @pytest.fixture

@@ -1,0 +1,140 @@
+"""What the README and the book's hand-written pages say of the package is what the package is."""
+
+import ast
+import importlib
+import re
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from mooncake_lab.batch.reference import FLOORS
+from mooncake_lab.paper import Verdict, claims, scope
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "mooncake_lab"
+PACKAGES = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+doctor = importlib.import_module("mooncake_lab.cli.doctor")  # the package has a command of that name
+
+
+def page(name):
+    """A page's text."""
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def layers():
+    """The floors that the linter holds, from the top: a set of packages each."""
+    settings = tomllib.loads(page("pyproject.toml"))["tool"]["importlinter"]["contracts"]
+    (contract,) = (each for each in settings if each["type"] == "layers")
+    return [set(re.findall(r"\w+", layer)) for layer in contract["layers"]]
+
+
+def importers(*modules):
+    """The packages that import one of these modules anywhere."""
+    found = set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Import(names=names):
+                    imported = {each.name for each in names}
+                case ast.ImportFrom(module=str(module), level=0):
+                    imported = {module}
+                case _:
+                    continue
+            if {each.split(".")[0] for each in imported} & set(modules):
+                found.add(path.relative_to(PACKAGE).parts[0])
+    return found
+
+
+def test_every_package_is_on_a_floor():
+    """The linter's layers hold each package of mooncake_lab once."""
+    listed = [name for layer in layers() for name in layer]
+    assert sorted(listed) == sorted(PACKAGES)
+
+
+def test_the_design_page_has_the_floors_of_the_linter():
+    """Its table, from the top, is the list of layers in pyproject.toml, numbered from the ground."""
+    rows = re.findall(r"^\| (\d+) \| ([^|]+) \|", page("book/design.md"), re.MULTILINE)
+    assert [set(re.findall(r"`(\w+)`", names)) for _, names in rows] == layers()
+    assert [int(number) for number, _ in rows] == list(range(len(rows), 0, -1))
+
+
+def test_the_readme_draws_the_floors_of_the_linter():
+    """A line of its diagram is a layer; what stands to the right of the wide gap says what it is for."""
+    (diagram,) = re.findall(r"^```text\n(.+?)^```$", page("README.md"), re.MULTILINE | re.DOTALL)
+    lines = [re.split(r"\s{2,}", line.strip())[0] for line in diagram.splitlines()]
+    assert [set(re.findall(r"\w+", line)) for line in lines] == layers()
+
+
+def test_the_reference_lists_packages_from_the_ground_up():
+    """No package of the API reference stands above one from a lower floor, and all but the shell are there."""
+    floor = {name: number for number, layer in enumerate(reversed(layers())) for name in layer}
+    heights = [floor[name] for name in FLOORS]
+    assert heights == sorted(heights)
+    assert {*FLOORS, "cli"} == PACKAGES
+
+
+@pytest.mark.parametrize(
+    ("begins", "modules"),
+    [
+        ("PyTorch and transformers are imported only in", ("torch", "transformers")),
+        ("simpy is imported only in", ("simpy",)),
+        ("matplotlib and seaborn only in", ("matplotlib", "seaborn")),
+    ],
+)
+def test_heavy_libraries_are_imported_where_the_design_page_says(begins, modules):
+    """Its sentence names the packages that import them: no other one does, and each named one does."""
+    text = " ".join(page("book/design.md").split())
+    said = re.search(re.escape(begins) + r"([^.]+?)(?:\.|, matplotlib)", text)
+    assert set(re.findall(r"`(\w+)`", said[1])) == importers(*modules)
+
+
+def test_the_glossary_and_the_front_page_name_every_verdict():
+    """A reader who meets a verdict finds it explained."""
+    named = ", ".join(each.value for each in Verdict if each is not Verdict.TOO_SHORT)
+    assert f"{named}, or {Verdict.TOO_SHORT.value}." in " ".join(page("book/glossary.md").split())
+    shown = re.findall(r"\[([a-z ]+)\]\{\.verdict-\w+\}", page("book/intro.md"))
+    assert {each.replace("need hardware", "needs hardware") for each in shown} == {each.value for each in Verdict}
+
+
+def test_all_claims_of_both_editions_are_there():
+    """The numbered claims of Mooncake have no gap: A01 to A27 of arXiv v3, F01 to F45 of FAST'25."""
+    ids = {claim.id: claim.fact.edition for claim in claims()}
+    expected = {f"A{number:02}": "arXiv v3" for number in range(1, 28)}
+    expected |= {f"F{number:02}": "FAST'25" for number in range(1, 46)}
+    assert {name: ids.get(name) for name in expected} == expected
+
+
+def test_companions_are_counted_and_named_alike():
+    """The scope page's number of other people's papers is that of its table, and the front page names the same."""
+    companions = {item.item.split()[0] for item in scope() if item.edition == "Companions"}
+    word = {4: "Four", 5: "Five", 6: "Six"}[len(companions)]
+    assert f"{word} papers by other authors" in page("book/scope.md")
+    corrected = page("book/intro.md").partition("## The record, corrected")[2]
+    assert set(re.findall(r"\*\*([^*]+)\*\*", corrected)) - {"SARATHI"} == companions
+
+
+def test_the_doctor_lists_what_the_gpu_page_promises(monkeypatch):
+    """GPU, build of PyTorch, compiler, traces, browser and libraries, the build also where there is a GPU."""
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a device")
+    found = {finding.what: finding for finding in doctor.examine()}
+    (promised,) = re.findall(r"^lists (.+?), and how to get", page("book/gpu.md"), re.MULTILINE)
+    wanted = {"PyTorch build": "PyTorch", "traces": "trace: conversation", "libraries": "libibverbs"}
+    assert {wanted.get(name, name) for name in re.split(r", | and ", promised)} <= set(found)
+    assert found["GPU"].found == "a device"
+    assert torch.__version__ in found["PyTorch"].found
+    assert re.search(r"CPU build|CUDA \d", found["PyTorch"].found)
+
+
+def test_nobody_is_asked_for_a_compiler_that_nothing_calls(monkeypatch):
+    """Without one the doctor misses nothing that everybody needs, and the pages on starting do not mention one."""
+    real = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name, *args: None if name == "cc" else real(name, *args))
+    (compiler,) = (finding for finding in doctor.examine() if finding.what == "C compiler")
+    assert compiler.standing == "optional"
+    for name in ("README.md", "book/intro.md", "book/run.md"):
+        assert "compiler" not in page(name)
