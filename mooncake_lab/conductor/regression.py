@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mooncake_lab.conductor.estimator import Estimator
+from mooncake_lab.perf import as_told
 
 Array = npt.NDArray[np.float64]
 
@@ -60,6 +61,7 @@ class PolynomialEstimator:
                 f"{len(tokens)} points of rank {rank} for the {columns.shape[1]} coefficients of degree {degree};"
                 " measure more lengths and prefixes, or lower the degree"
             )
+        found = as_told(found)
         return cls(
             inner=inner,
             degree=degree,

@@ -15,7 +15,16 @@ import pandas as pd
 
 from mooncake_lab.core import gbps
 from mooncake_lab.paper import assumption, curve, fact
-from mooncake_lab.perf import Hardware, IterationCost, LinearCost, LinkLatency, hardware, model_shape, transferred
+from mooncake_lab.perf import (
+    Hardware,
+    IterationCost,
+    LinearCost,
+    LinkLatency,
+    as_told,
+    hardware,
+    model_shape,
+    transferred,
+)
 from mooncake_lab.simulation import StageClock
 
 DECODES, PREFILLS = "sarathi_serve_artifact_yi34b_decode", "sarathi_serve_artifact_yi34b_prefill"
@@ -129,7 +138,7 @@ def yi_34b_on_two_a100s() -> IterationCost:
     """
     lengths, seconds = _points(PREFILLS)
     per_token = seconds / lengths
-    slope = np.polyfit(lengths[-3:], per_token[-3:], 1)[0]  # attention is what makes long prompts dear
+    slope = as_told(np.polyfit(lengths[-3:], per_token[-3:], 1))[0]  # attention is what makes long prompts dear
     per_pair_s = 2 * float(slope)
     batches, steps = _points(DECODES)
     memory = 2 * hardware("a100").memory_bytes_per_s

@@ -8,7 +8,7 @@ import pandas as pd
 
 from mooncake_lab.experiments.paper_node import BREAKDOWN, DECODED_TOKENS, REUSED_SHARE, Array, NodeCalibration
 from mooncake_lab.paper import curve
-from mooncake_lab.perf import Calibration, LinkLatency, fit_link, kv_bytes
+from mooncake_lab.perf import Calibration, LinkLatency, as_told, fit_link, kv_bytes
 from mooncake_lab.perf.layerwise import layerwise_times
 
 STORING: Final = "arxiv_fig07_store_latency"
@@ -129,7 +129,7 @@ def seconds_of_ttft_per_second_of_transfer() -> float:
     """The slope of FAST'25 Fig. 13a over 13b: 0 where computing hides the transfer, 1 where nothing does."""
     _, ttft_s = _series(DEMAND, "average TTFT")
     _, transfer_s = _series(DEMAND, "transfer time real")
-    return float(np.polyfit(transfer_s, ttft_s, 1)[0])
+    return float(as_told(np.polyfit(transfer_s, ttft_s, 1))[0])
 
 
 def _series(name: str, series: str) -> tuple[Array, Array]:

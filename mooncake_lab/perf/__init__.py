@@ -2,6 +2,7 @@
 
 from mooncake_lab.perf.calibration import (
     Calibration,
+    as_told,
     fit_decode,
     fit_link,
     fit_prefill,
@@ -70,6 +71,7 @@ __all__ = [
     "Round",
     "Work",
     "Workload",
+    "as_told",
     "attainable_flops_per_s",
     "balanced_ratio",
     "check_floor",

@@ -1,12 +1,14 @@
 """Calibration: fit a latency model to measured points, and say by how much it misses each of them.
 
 Errors are weighed relative to the measured time, so that a 1 s point counts as much as a 30 s one.
-Coefficients that physics forbids to be negative are not allowed to be.
+Coefficients that physics forbids to be negative are not allowed to be. All are rounded to what a measurement can
+tell: linear algebra differs in its last digits from processor to processor, and an overloaded cluster makes
+another history of them.
 """
 
 from dataclasses import dataclass, fields, replace
 from itertools import combinations
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +16,7 @@ import numpy.typing as npt
 from mooncake_lab.perf.latency import DecodeLatency, LinkLatency, PrefillLatency
 
 Array = npt.NDArray[np.float64]
+_DIGITS: Final = 9
 Model = TypeVar("Model")
 Latency = TypeVar("Latency", PrefillLatency, DecodeLatency)
 
@@ -42,8 +45,13 @@ class Calibration(Generic[Model]):
         return float(np.abs(self.relative_errors).mean())
 
 
+def as_told(coefficients: Array) -> Array:
+    """Fitted coefficients to nine significant digits: the same ones on every processor."""
+    return np.array([float(f"{coefficient:.{_DIGITS}g}") for coefficient in coefficients.tolist()])
+
+
 def nonnegative_fit(columns: Array, measured_s: Array) -> Array:
-    """The non-negative coefficients with the least sum of squared relative errors.
+    """The non-negative coefficients with the least sum of squared relative errors, `as_told`.
 
     The best non-negative solution is an ordinary least-squares solution on the columns it uses, so the
     few possible subsets are all tried: exact, and shorter than an active-set method.
@@ -74,7 +82,7 @@ def nonnegative_fit(columns: Array, measured_s: Array) -> Array:
             if (solution >= 0).all() and miss < best_miss:
                 best = np.zeros(coefficients)
                 best[used], best_miss = solution / scale[used], miss
-    return best
+    return as_told(best)
 
 
 def fit_prefill(tokens: Array, reused_tokens: Array, measured_s: Array) -> Calibration[PrefillLatency]:

@@ -3,7 +3,9 @@
 import errno
 import logging
 import os
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, final
 
@@ -44,7 +46,8 @@ class Slab:
     """A file of fixed size with aligned places for layers.
 
     Aligned layers are written with O_DIRECT: they are seldom read back soon, and the page cache would only copy
-    them. Reads go through the page cache, which costs nothing cold and is much faster warm.
+    them. Reads go through the page cache, which costs nothing cold and is much faster warm. Mutable: files that it
+    owns.
 
     Raises:
         OSError: when the file cannot be made (no room, no permission).
@@ -52,14 +55,26 @@ class Slab:
     """
 
     __slots__ = (
-        "_before", "_direct", "_file", "_padding", "_zeros", "is_new", "path", "size_bytes", "writes_directly",
-    )  # fmt: skip
+        "_before",
+        "_direct",
+        "_file",
+        "_padding",
+        "_users",
+        "_using",
+        "_zeros",
+        "is_new",
+        "path",
+        "size_bytes",
+        "writes_directly",
+    )
 
     def __init__(self, path: Path, capacity_bytes: int, before: BeforeOperation = no_faults) -> None:
         self.path = path
         self._before = before
         self._padding = np.empty(ALIGNMENT_BYTES, np.uint8)
         self._zeros = np.zeros(ALIGNMENT_BYTES, np.uint8)
+        self._using = threading.Condition()
+        self._users = 0
         self._direct: int | None = None
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -77,40 +92,60 @@ class Slab:
         """Write layers one behind the other, each padded to the alignment.
 
         Raises:
-            OSError: when the device refuses.
+            OSError: when the device refuses, or the slab is closed.
         """
-        self._before("write")
-        if not self._wrote_directly(offset_bytes, layers):
-            _transfer(os.pwritev, self._file, self._with_padding(layers, self._zeros), offset_bytes)
+        with self._in_use("write") as file:
+            if not self._wrote_directly(offset_bytes, layers):
+                _transfer(os.pwritev, file, self._with_padding(layers, self._zeros), offset_bytes)
 
     def read(self, offset_bytes: int, layers: Sequence[npt.NDArray[np.uint8]]) -> None:
         """Fill layers from where `write` put them.
 
         Raises:
-            OSError: when the device refuses.
+            OSError: when the device refuses, or the slab is closed.
             DamagedBlockError: when the file ends too early.
         """
-        self._before("read")
-        _transfer(os.preadv, self._file, self._with_padding(layers, self._padding), offset_bytes)
+        with self._in_use("read") as file:
+            _transfer(os.preadv, file, self._with_padding(layers, self._padding), offset_bytes)
 
     def sync(self) -> None:
-        """Return when everything written is on the device."""
-        self._before("sync")
-        os.fdatasync(self._file)
+        """Return when everything written is on the device; for its errors see `write`."""
+        with self._in_use("sync") as file:
+            os.fdatasync(file)
 
     def close(self) -> None:
-        """Close the file."""
-        for descriptor in (self._direct, self._file):
+        """Close the file, once nobody reads or writes it: its number may soon be another file's."""
+        with self._using:
+            descriptors = self._direct, self._file
+            self._direct, self._file = None, -1
+            self._using.wait_for(lambda: not self._users)
+        for descriptor in descriptors:
             if descriptor is not None and descriptor >= 0:
                 os.close(descriptor)
-        self._direct, self._file = None, -1
+
+    @contextmanager
+    def _in_use(self, operation: Operation) -> Generator[int]:
+        """The file, which stays open meanwhile."""
+        with self._using:
+            if self._file < 0:
+                raise OSError(errno.EBADF, f"{self.path} is closed")
+            self._users += 1
+            file = self._file
+        try:
+            self._before(operation)
+            yield file
+        finally:
+            with self._using:
+                self._users -= 1
+                self._using.notify_all()
 
     def _wrote_directly(self, offset_bytes: int, layers: Sequence[npt.NDArray[np.uint8]]) -> bool:
         """Write around the page cache; false where memory or file system forbid it."""
-        if self._direct is None or not self.writes_directly or not all(map(_is_aligned, layers)):
+        direct = self._direct
+        if direct is None or not self.writes_directly or not all(map(_is_aligned, layers)):
             return False
         try:
-            _transfer(os.pwritev, self._direct, layers, offset_bytes)
+            _transfer(os.pwritev, direct, layers, offset_bytes)
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise

@@ -1,5 +1,6 @@
 """SSD: blocks in aligned extents of a preallocated slab, and an LMDB index of those that are committed."""
 
+import errno
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -41,6 +42,8 @@ class SsdMedium:
     A block's layers and its sealed header are synced before the index says that it is there, in one transaction
     for all blocks of a `commit`. Freed blocks leave the index with the next commit, and their bytes are not used
     again before. So a process killed at any moment leaves no torn block in the index, and loses no committed one.
+    After a sync that failed nobody knows which bytes reached the device, and a later one would not say it again:
+    whatever had begun to be written by then has to be freed and written anew.
     Every layer has its checksum, verified on every read. Mutable: it owns a folder.
 
     Args:
@@ -66,11 +69,13 @@ class SsdMedium:
         "_index",
         "_ledger",
         "_lock",
+        "_lost_syncs",
         "_meter",
         "_name",
         "_records",
         "_seed",
         "_slab",
+        "_syncs_lost_before",
         "index_was_whole",
     )
 
@@ -90,6 +95,8 @@ class SsdMedium:
         self._committing = threading.Lock()  # one commit at a time, while readers go on
         self._meter = Meter()
         self._checksums: dict[Reservation, dict[int, int]] = {}
+        self._lost_syncs = 0
+        self._syncs_lost_before: dict[Reservation, int] = {}  # the first write of an open reservation
         self._headed: set[int] = set()  # sequences of open reservations whose header is written
         self._records: dict[bytes, Record] = {}
         self._freed: list[Record] = []
@@ -154,6 +161,7 @@ class SsdMedium:
         arrays = check_run(reservation, layers, first_layer)
         with self._lock:
             self._ledger.writable(reservation)
+            self._syncs_lost_before.setdefault(reservation, self._lost_syncs)
         with self._meter.writing(sum([array.nbytes for array in arrays])):
             sums = self._write(reservation, arrays, first_layer)
         with self._lock:
@@ -165,6 +173,7 @@ class SsdMedium:
         with self._committing:
             with self._lock:
                 self._ledger.complete(reservations)
+                self._refuse_doubtful(reservations)
                 sums = [self._checksums[r] for r in reservations]
                 records = [
                     record_of(r, [found[layer] for layer in range(len(found))])
@@ -176,7 +185,7 @@ class SsdMedium:
                     if record.sequence not in self._headed:
                         self._blocks.write_header(record)
                 if records:
-                    self._slab.sync()
+                    self._sync()
                 if records or freed:
                     self._opened().change(records, [record.key for record in freed])
             except BaseException:
@@ -187,7 +196,7 @@ class SsdMedium:
                 self._ledger.commit(reservations)
                 self._records.update((record.key, record) for record in records)
                 for reservation in reservations:
-                    del self._checksums[reservation]
+                    del self._checksums[reservation], self._syncs_lost_before[reservation]
                     self._headed.discard(reservation.sequence)
                 for record in freed:
                     self._ledger.extents.give(record.offset_bytes, _size(record))
@@ -211,6 +220,7 @@ class SsdMedium:
                     self._freed.append(self._records.pop(reservation.key))
                 else:
                     self._checksums.pop(reservation, None)
+                    self._syncs_lost_before.pop(reservation, None)
                     self._headed.discard(reservation.sequence)
                     size = extent_bytes(reservation.key, reservation.layer_bytes)
                     self._ledger.extents.give(reservation.offset_bytes, size)
@@ -261,6 +271,24 @@ class SsdMedium:
         with self._lock:
             self._headed.add(reservation.sequence)
         return sums
+
+    def _sync(self) -> None:
+        try:
+            self._slab.sync()
+        except BaseException:
+            with self._lock:
+                self._lost_syncs += 1
+            raise
+
+    def _refuse_doubtful(self, reservations: Sequence[Reservation]) -> None:
+        """Refuse what was being written when a sync failed: the next one says nothing of pages that are lost."""
+        for reservation in reservations:
+            if self._syncs_lost_before[reservation] < self._lost_syncs:
+                raise OSError(
+                    errno.EIO,
+                    f"{self._name} could not sync after block {reservation.key.hex()} had begun to be written;"
+                    " free it and write it anew",
+                )
 
     def _opened(self) -> Index:
         if self._index is None:

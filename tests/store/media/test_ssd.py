@@ -5,6 +5,7 @@ import mmap
 import os
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from mooncake_lab.store.media import (
     SsdMedium,
     verify_folder,
 )
+from mooncake_lab.store.media.slab import Slab
 
 PAGE = 4096
 CAPACITY = 100 * PAGE
@@ -405,9 +407,9 @@ def test_a_closed_medium_is_an_os_error(tmp_path):
     medium = opened(tmp_path, 2**23)
     block, other = store(medium, b"large", LARGE), medium.reserve(b"other", LARGE)
     medium.close()
-    with pytest.raises(OSError, match="Bad file"):
+    with pytest.raises(OSError, match="closed"):
         medium.read_into(block, [np.empty(size, np.uint8) for size in LARGE])
-    with pytest.raises(OSError, match="Bad file"):
+    with pytest.raises(OSError, match="closed"):
         medium.write(other, content(b"other", LARGE))
 
 
@@ -507,6 +509,60 @@ def test_a_failed_commit_commits_nothing(tmp_path, operation):
     assert [block.key for block in medium.blocks()] == [b"kept", b"key"]
     assert all(is_right(medium, block) for block in medium.blocks())
     medium.close()
+
+
+def test_what_a_lost_sync_may_have_lost_is_never_committed(tmp_path):
+    """A device says once that it lost pages: no block that was being written then is ever acknowledged."""
+    refuse = Refusing("sync")
+    medium = opened(tmp_path, before=refuse)
+    whole, half, fresh, failing = (medium.reserve(key, [5000, 100]) for key in (b"a", b"b", b"c", b"d"))
+    medium.write(whole, content(b"a", [5000, 100]))
+    medium.write(half, content(b"b", [5000, 100])[:1])
+    refuse.on = True
+    with pytest.raises(OSError, match="injected"):
+        write_and_commit(medium, failing)
+    refuse.on = False
+    medium.write(half, content(b"b", [5000, 100])[1:], first_layer=1)
+    for doubtful in (whole, half, failing):
+        with pytest.raises(OSError, match="free it and write it anew"):
+            medium.commit(doubtful)
+    write_and_commit(medium, fresh)
+    assert [block.key for block in medium.blocks()] == [b"c"]
+    medium.free(whole, half, failing)
+    assert all(is_right(medium, store(medium, key)) for key in (b"a", b"b", b"d"))
+    assert not medium._syncs_lost_before
+    medium.close()
+
+
+def test_closing_waits_for_what_is_being_read_or_written(tmp_path):
+    """No operation finds its file closed, or another file under the same number."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def linger(operation):
+        if operation == "read":
+            entered.set()
+            assert leave.wait(10)
+
+    slab = Slab(tmp_path / "slab", CAPACITY, linger)
+    page = np.arange(PAGE, dtype=np.uint8)
+    slab.write(0, [page])
+    found = np.empty(PAGE, np.uint8)
+    reader = threading.Thread(target=slab.read, args=(0, [found]))
+    reader.start()
+    assert entered.wait(10)
+    closer = threading.Thread(target=slab.close)
+    closer.start()
+    closer.join(0.1)
+    assert closer.is_alive()
+    leave.set()
+    reader.join(10)
+    closer.join(10)
+    assert not closer.is_alive()
+    assert np.array_equal(found, page)
+    for operation in (lambda: slab.read(0, [found]), lambda: slab.write(0, [page]), slab.sync):
+        with pytest.raises(OSError, match="closed"):
+            operation()
+    slab.close()
 
 
 def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
