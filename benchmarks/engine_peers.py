@@ -42,7 +42,10 @@ from mooncake_lab.perf import Hardware, model_shape
 
 ROOT: Final = Path(__file__).parents[1]
 PEERS: Final[Mapping[str, Path]] = MappingProxyType(
-    {"llama.cpp": ROOT / "benchmarks" / "peers" / "llama_cpp_peer.py"}
+    {
+        "llama.cpp": ROOT / "benchmarks" / "peers" / "llama_cpp_peer.py",
+        "OpenVINO": ROOT / "benchmarks" / "peers" / "openvino_peer.py",
+    }
 )
 _METADATA: Final = re.compile(r"(?m)^# /// script\n(?P<body>(?:#.*\n)+?)# ///$")
 """Requirements in the head of a script, as PEP 723 has them."""
@@ -130,7 +133,10 @@ def environment(script: Path, folder: Path) -> Path:
     if not done.is_file() or json.loads(done.read_text(encoding="utf-8")) != told["dependencies"]:
         sys.stderr.write(f"making {made}: some minutes\n")
         venv.create(made, with_pip=True, clear=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *told["dependencies"]], check=True)  # noqa: S603  # pinned
+        elsewhere = told.get("tool", {}).get("uv", {}).get("extra-index-url", ())
+        options = [f"--extra-index-url={index}" for index in elsewhere]
+        command = [python, "-m", "pip", "install", "--quiet", *options, *told["dependencies"]]
+        subprocess.run(command, check=True)  # noqa: S603  # pinned
         done.write_text(json.dumps(told["dependencies"]), encoding="utf-8")
     return python
 

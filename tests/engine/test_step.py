@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mooncake_lab.engine import GenerationRequest, KVCache
-from mooncake_lab.engine.backends.cpu_step import MOST_TOKENS
 from mooncake_lab.engine.packing import Piece, pack
 from mooncake_lab.engine.peers import our_engine
 from mooncake_lab.engine.turns import HuggingFaceDecoding, OurDecoding
@@ -26,6 +25,11 @@ def decodes(rows, size, seed):
     return [Piece(rng.integers(0, 61, 1), int(n), t, emits=True) for n, t in zip(lengths, tables, strict=True)]
 
 
+def taking(tokens, model):
+    """The same model on a processor where steps of so many tokens are better compiled as a whole."""
+    return replace(model, step=replace(model.step, most_tokens=tokens))
+
+
 @quick
 @given(
     data=st.data(),
@@ -35,7 +39,7 @@ def decodes(rows, size, seed):
 )
 def test_logits_and_kvcache_are_those_of_the_operators(any_llama, data, rows, size, seed):
     """For any Llama, number of tokens and block size: the same logits, and the same new keys and values."""
-    model = data.draw(any_llama).model()
+    model = taking(8, data.draw(any_llama).model())
     pieces = decodes(rows, size, seed)
     found = []
     for each in (model, replace(model, step=None)):
@@ -50,18 +54,25 @@ def test_logits_and_kvcache_are_those_of_the_operators(any_llama, data, rows, si
     assert (found[0][1] - found[1][1]).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize(("rows", "lone"), [(MOST_TOKENS, True), (MOST_TOKENS + 1, True), (2, False)])
+@pytest.mark.parametrize(("rows", "lone"), [(5, True), (6, True), (2, False)])
 def test_it_takes_few_decodes_and_nothing_else(model, rows, lone):
     """Up to its most tokens, all of them decodes; neither more nor a batch with a chunk in it."""
+    model = taking(5, model)
     pieces = decodes(rows, 16, 0)
     chunk = Piece(np.arange(5), 0, np.array([0], dtype=np.int32), emits=False)
     batch = pack(pieces if lone else [*pieces, chunk], 16, CPU)
-    assert model.step.fits(batch) == (lone and rows <= MOST_TOKENS)
+    assert model.step.fits(batch) == (lone and rows <= 5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_token_goes_through_it_on_every_processor(small, dtype):
+    """How many more do depends on the processor."""
+    assert small.model(dtype=dtype).step.most_tokens >= 1
 
 
 def test_bfloat16_stays_close(small):
     """In bfloat16 the step, which rounds less, is within the rounding of the operators."""
-    model = small.model(dtype=torch.bfloat16)
+    model = taking(3, small.model(dtype=torch.bfloat16))
     logits = []
     for each in (model, replace(model, step=None)):
         cache = KVCache(model.config, blocks=3 * 4, block_size_tokens=16, device=CPU, dtype=torch.bfloat16)

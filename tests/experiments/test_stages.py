@@ -77,13 +77,11 @@ class TestPaperNode:
         assert min(probe.ratio for probe in check_floor(node.latency, hardware("a800-node"))) >= 1
         assert paper_node_latency() == node.latency
 
-    def test_it_is_the_same_on_every_processor(self, node):
+    def test_it_is_the_same_on_every_processor(self):
         """Whichever kernels the linear algebra takes, each of which rounds in its own way, the node is one."""
         told = "from mooncake_lab.experiments.paper_node import *; print(paper_node_latency())"
         plain = {**os.environ, "OPENBLAS_CORETYPE": "Prescott"}
-        done = subprocess.run(  # noqa: S603  # our own code
-            [sys.executable, "-c", told], env=plain, capture_output=True, text=True, check=True
-        )
+        done = subprocess.run([sys.executable, "-c", told], env=plain, capture_output=True, text=True, check=True)
         assert done.stdout.strip() == str(paper_node_latency())
 
     def test_every_point_it_was_fitted_to_is_listed_with_its_miss(self, node):

@@ -12,14 +12,17 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from llvmlite import ir
 from numba import njit, prange, types
-from numba.extending import overload, register_jitable
+from numba.core import cgutils
+from numba.extending import intrinsic, overload, register_jitable
 
 Stored: TypeAlias = npt.NDArray[Any]
 """Numbers of the model's type, bfloat16 as uint16."""
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.integer]
 
+_LINE_BYTES, _PAGE_BYTES = 64, 4096
 _LOWEST = np.float32(-1e30)
 """Below any score; infinity would not survive fast arithmetic."""
 
@@ -51,6 +54,29 @@ def _narrow(number, like):  # noqa: ANN001, ANN202, ARG001  # likewise
         return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
 
     return rounded
+
+
+@intrinsic
+def _fetch(context: Any, array: Any, place: Any) -> Any:  # noqa: ARG001  # numba's own
+    """Ask for the cache line of `array[place]` ahead of its use; compiled code only.
+
+    The processor foresees what follows in a page of memory, but blocks of a paged cache begin in other ones.
+    """
+
+    def generate(target: Any, builder: Any, signature: Any, values: Any) -> Any:
+        kind, place_kind = signature.args
+        numbers = zip(cgutils.unpack_tuple(builder, values[1]), place_kind, strict=True)
+        at = [target.cast(builder, *each, types.intp) for each in numbers]
+        stored = target.make_array(kind)(target, builder, values[0])
+        line = cgutils.get_item_pointer(target, builder, kind, stored, at, wraparound=False)
+        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        called = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        ask = cgutils.get_or_insert_function(builder.module, called, "llvm.prefetch.p0")
+        to_read, into_all_levels, data = word(0), word(3), word(1)
+        builder.call(ask, [builder.bitcast(line, byte), to_read, into_all_levels, data])
+        return target.get_dummy_value()
+
+    return types.void(array, place), generate
 
 
 @register_jitable
@@ -180,16 +206,29 @@ def _decode_head(
         for x in range(width):
             scaled[g, x] = widen(query[row, head * group + g, x]) / np.sqrt(np.float32(width))
     scores, mixed = np.empty((group, length), np.float32), np.zeros((group, width), np.float32)
-    for number in range((length + size - 1) // size):
+    blocks = (length + size - 1) // size
+    for number in range(blocks):
         first = number * size
+        _fetch_block(keys, tables[row, min(number + 1, blocks - 1)], head)
         _score_block(keys, tables[row, number], head, min(size, length - first), scaled, scores, first)
+    _fetch_block(values, tables[row, 0], head)
     _soften(scores)
-    for number in range((length + size - 1) // size):
+    for number in range(blocks):
         first = number * size
+        _fetch_block(values, tables[row, min(number + 1, blocks - 1)], head)
         _mix_block(values, tables[row, number], head, min(size, length - first), scores, first, mixed)
     for g in range(group):
         for x in range(width):
             out[row, (head * group + g) * width + x] = narrow(mixed[g, x], out[row, x])
+
+
+@register_jitable
+def _fetch_block(stored: Stored, block: int, head: int) -> None:
+    """Ask for the first page of a block of a head ahead of its use."""
+    most = _PAGE_BYTES // (stored.shape[3] * stored.itemsize)
+    for t in range(min(stored.shape[2], max(most, 1))):
+        for x in range(0, stored.shape[3], _LINE_BYTES // stored.itemsize):
+            _fetch(stored, (block, head, t, x))  # pyright: ignore[reportCallIssue]  # numba adds the context
 
 
 @register_jitable

@@ -1,6 +1,7 @@
 """A decode step of few requests on CPU: a compiled call a layer, and no torch operator between."""
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numba
@@ -16,10 +17,11 @@ from mooncake_lab.engine.packing import PackedBatch
 from mooncake_lab.engine.rope import Rope
 from mooncake_lab.engine.weights import LayerWeights, LlamaWeights
 
-MOST_TOKENS = 8
-"""More are better off operator by operator: oneDNN's large products pay for its calls."""
-MOST_TOKENS_WIDENED = 16
-"""The same in bfloat16 on a processor that does not multiply it."""
+MOST_TOKENS = MappingProxyType(
+    {(torch.float32, False): 8, (torch.bfloat16, False): 16, (torch.float32, True): 3, (torch.bfloat16, True): 1}
+)
+"""By type, and by whether the processor multiplies bfloat16, as measured on one of each kind. More are better off
+operator by operator: oneDNN's large products pay for its calls, the sooner the wider the processor is."""
 _WEIGHTS_ALONE = 1 << 18
 """Layers with fewer weights in their widest product run in one thread: waiting for another costs more."""
 
@@ -59,7 +61,6 @@ class CpuStep:
 def make_cpu_step(weights: LlamaWeights, rope: Rope) -> CpuStep:
     """The step of a model."""
     layers = tuple(_arrays(layer) for layer in weights.layers)
-    widened = weights.embedding.dtype == torch.bfloat16 and not multiplies_bfloat16()
     return CpuStep(
         layers=layers,
         embedding=view(weights.embedding),
@@ -67,7 +68,7 @@ def make_cpu_step(weights: LlamaWeights, rope: Rope) -> CpuStep:
         head=view(weights.head),
         rope=rope,
         epsilon=weights.config.norm_epsilon,
-        most_tokens=MOST_TOKENS_WIDENED if widened else MOST_TOKENS,
+        most_tokens=MOST_TOKENS[weights.embedding.dtype, multiplies_bfloat16()],
     )
 
 
