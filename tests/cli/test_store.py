@@ -6,7 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from mooncake_lab.cli import app
-from mooncake_lab.store.media import SsdMedium
+from mooncake_lab.store.media import MediumError, SsdMedium
+from mooncake_lab.store.media.mooncake_wheel import load_wheel
 
 
 @pytest.fixture
@@ -87,9 +88,14 @@ def test_soak_refuses_unknown_faults(tmp_path):
     assert "allowed are kill, flip, full, read" in done.stderr
 
 
-@pytest.mark.parametrize("medium", ["dram", "tcp", "ssd"])
+@pytest.mark.parametrize("medium", ["dram", "tcp", "ssd", "mooncake"])
 def test_bench_compares_with_floors(tmp_path, medium):
     """Every row has ours, the floor and their ratio; nothing is left in the folder."""
+    if medium == "mooncake":
+        try:
+            load_wheel()
+        except MediumError as error:
+            pytest.skip(str(error))
     arguments = ["--dir", tmp_path, "--media", medium, "--block-mib", 1, "--rounds", 1, "--json"]
     arguments += ["--working-set-mib", 8]
     done = invoke("bench", "store", *arguments)

@@ -31,7 +31,7 @@ _GREETING: Final = b"mooncake-lab-2\0\0"
 _NONCE_BYTES: Final = 32
 _MAC_BYTES: Final = 32
 _SUM_BYTES: Final = 8
-_RUN_BYTES: Final = 512 * 1024
+_RUN_BYTES: Final = 128 * 1024
 """Layers that are hashed at once: they stay in the processor's own cache meanwhile."""
 
 
