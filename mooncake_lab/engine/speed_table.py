@@ -16,10 +16,9 @@ PEERS: Final[Mapping[str, str]] = MappingProxyType(
         "hf": "`generate`",
         "hf-continuous": "transformers' continuous batching",
         "whole": "ours, prompt not cut at 512",
-        "llama.cpp": "llama.cpp",
     }
 )
-"""What the peers are called."""
+"""What peers are called that go by another name than their own."""
 _HEAD = ("model", "threads", "case", "tokens/s", "peer", "times the peer", "rounds", "times the floor", "bound by")
 
 
@@ -58,7 +57,7 @@ def _row(row: Mapping[str, Any]) -> tuple[str, ...]:
         str(row["threads"]),
         row["case"],
         f"{row['tokens_per_s']:,.0f}",
-        PEERS[row["peer"]],
+        PEERS.get(row["peer"], row["peer"]),
         f"**{row['ratio']:.2f}**",
         f"{row['ratio_low']:.2f} to {row['ratio_high']:.2f}" if row["rounds"] > 1 else "1 round",
         f"{row['seconds'] / row['floor_seconds']:.1f}",
