@@ -8,75 +8,17 @@ The kernels compile on first use and are cached beside this file.
 # numba's decorators and overloads are untyped
 # pyright: basic
 
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from llvmlite import ir
-from numba import njit, prange, types
-from numba.core import cgutils
-from numba.extending import intrinsic, overload, register_jitable
+from numba import njit, prange
+from numba.extending import register_jitable
 
-Stored: TypeAlias = npt.NDArray[Any]
-"""Numbers of the model's type, bfloat16 as uint16."""
-Floats: TypeAlias = npt.NDArray[np.float32]
-Ints: TypeAlias = npt.NDArray[np.integer]
+from mooncake_lab.engine.backends.cpu_numbers import Floats, Ints, Stored, fetch, narrow, widen
 
 _LINE_BYTES, _PAGE_BYTES = 64, 4096
 _LOWEST = np.float32(-1e30)
 """Below any score; infinity would not survive fast arithmetic."""
-
-
-def widen(number: Any) -> Any:
-    """A stored number as float32; exists in compiled code only, as `_widen`."""
-    raise NotImplementedError(number)
-
-
-def narrow(number: Any, like: Any) -> Any:
-    """A float32 as it is stored in an array whose elements are `like`; compiled code only, as `_narrow`."""
-    raise NotImplementedError(number, like)
-
-
-@overload(widen, inline="always")
-def _widen(number):  # noqa: ANN001, ANN202  # numba wants this signature and that below to be equal
-    if isinstance(number, types.Float):
-        return lambda number: number
-    return lambda number: np.uint32(np.uint32(number) << np.uint32(16)).view(np.float32)
-
-
-@overload(narrow, inline="always")
-def _narrow(number, like):  # noqa: ANN001, ANN202, ARG001  # likewise
-    if isinstance(like, types.Float):
-        return lambda number, like: number  # noqa: ARG005  # numba needs the same names
-
-    def rounded(number, like):  # noqa: ANN001, ANN202, ARG001  # likewise
-        bits = np.float32(number).view(np.uint32)  # to the nearest, ties to even
-        return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
-
-    return rounded
-
-
-@intrinsic
-def _fetch(context: Any, array: Any, place: Any) -> Any:  # noqa: ARG001  # numba's own
-    """Ask for the cache line of `array[place]` ahead of its use; compiled code only.
-
-    The processor foresees what follows in a page of memory, but blocks of a paged cache begin in other ones.
-    """
-
-    def generate(target: Any, builder: Any, signature: Any, values: Any) -> Any:
-        kind, place_kind = signature.args
-        numbers = zip(cgutils.unpack_tuple(builder, values[1]), place_kind, strict=True)
-        at = [target.cast(builder, *each, types.intp) for each in numbers]
-        stored = target.make_array(kind)(target, builder, values[0])
-        line = cgutils.get_item_pointer(target, builder, kind, stored, at, wraparound=False)
-        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
-        called = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
-        ask = cgutils.get_or_insert_function(builder.module, called, "llvm.prefetch.p0")
-        to_read, into_all_levels, data = word(0), word(3), word(1)
-        builder.call(ask, [builder.bitcast(line, byte), to_read, into_all_levels, data])
-        return target.get_dummy_value()
-
-    return types.void(array, place), generate
 
 
 @register_jitable
@@ -228,7 +170,7 @@ def _fetch_block(stored: Stored, block: int, head: int) -> None:
     most = _PAGE_BYTES // (stored.shape[3] * stored.itemsize)
     for t in range(min(stored.shape[2], max(most, 1))):
         for x in range(0, stored.shape[3], _LINE_BYTES // stored.itemsize):
-            _fetch(stored, (block, head, t, x))  # pyright: ignore[reportCallIssue]  # numba adds the context
+            fetch(stored, (block, head, t, x))  # pyright: ignore[reportCallIssue]  # numba adds the context
 
 
 @register_jitable

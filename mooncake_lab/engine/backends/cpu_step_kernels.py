@@ -14,15 +14,8 @@ import numpy as np
 from numba import njit, prange
 from numba.extending import register_jitable
 
-from mooncake_lab.engine.backends.cpu_kernels import (
-    Floats,
-    Ints,
-    Stored,
-    gated,
-    paged_decode,
-    rotate_row,
-    widen,
-)
+from mooncake_lab.engine.backends.cpu_kernels import gated, paged_decode, rotate_row
+from mooncake_lab.engine.backends.cpu_numbers import Floats, Ints, Stored, widen
 
 PLAIN, ADDED, GATED = 0, 1, 2
 """What becomes of a product: it replaces, it is added, or `silu` of its first half times the second replaces."""

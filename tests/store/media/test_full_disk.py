@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-LIFE = '''
+LIFE = """
 import errno, sys
 from pathlib import Path
 import numpy as np
@@ -61,7 +61,7 @@ assert {block.key for block in medium.blocks()} == {block.key for block in kept}
 are_right(medium, medium.blocks())
 medium.close()
 print("refused", refused)
-'''
+"""
 
 
 def test_a_full_file_system_refuses_and_loses_nothing(tmp_path):
@@ -72,7 +72,7 @@ def test_a_full_file_system_refuses_and_loses_nothing(tmp_path):
     (tmp_path / "small").mkdir()
     try:
         done = subprocess.run(
-            ["unshare", "--user", "--map-root-user", "--mount", *inside],  # noqa: S607  # wherever it is
+            ["unshare", "--user", "--map-root-user", "--mount", *inside],  # wherever it is
             capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
     except FileNotFoundError:
