@@ -46,7 +46,7 @@ class Calibration(Generic[Model]):
 
 
 def as_told(coefficients: Array) -> Array:
-    """Fitted coefficients to nine significant digits: the same ones on every processor."""
+    """Fitted coefficients to nine digits: the same on all processors, but for those on the edge of rounding."""
     return np.array([float(f"{coefficient:.{_DIGITS}g}") for coefficient in coefficients.tolist()])
 
 

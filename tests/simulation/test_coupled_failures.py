@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from families import requests_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,9 +17,6 @@ from mooncake_lab.core import (
     Placed,
     Prefilled,
     Rejected,
-    Request,
-    TracedRequest,
-    blocks_for,
 )
 from mooncake_lab.metrics import check_log, token_times_s
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
@@ -54,23 +52,6 @@ OFF_THE_GRID = st.lists(
 DEATHS = st.lists(st.tuples(st.sampled_from(["coupled-0", "coupled-1"]), st.floats(0, 25)), max_size=3)
 
 
-def requests(rows):
-    """Requests of two families; within a family a shorter prompt is a prefix of a longer one."""
-    return [
-        TracedRequest(
-            Request(
-                id=i,
-                arrival_s=at_s,
-                input_tokens=tokens,
-                block_keys=tuple(family * 100 + k for k in range(blocks_for(tokens, 64))),
-                block_size_tokens=64,
-            ),
-            outputs,
-        )
-        for i, (at_s, tokens, outputs, family) in enumerate(rows)
-    ]
-
-
 def run(rows, deaths, name="vllm", model=MODEL, **knobs):
     policy, caching = COUPLED_SYSTEMS[name]
     spec = CoupledSpec(
@@ -82,7 +63,7 @@ def run(rows, deaths, name="vllm", model=MODEL, **knobs):
         block_size_tokens=64,
         failures=tuple(Failure(*death) for death in deaths),
     )
-    return CoupledCluster(replace(spec, **knobs), model).run(requests(rows))
+    return CoupledCluster(replace(spec, **knobs), model).run(requests_of(rows, 64))
 
 
 @pytest.mark.parametrize("name", COUPLED_SYSTEMS)

@@ -3,6 +3,7 @@
 from collections import Counter
 
 import pytest
+from families import requests_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,9 +15,6 @@ from mooncake_lab.core import (
     Placed,
     Prefilled,
     Rejected,
-    Request,
-    TracedRequest,
-    blocks_for,
 )
 from mooncake_lab.metrics import check_log, token_times_s
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
@@ -45,28 +43,12 @@ DEATHS = st.lists(
 )
 
 
-def requests(rows) -> list[TracedRequest]:
-    """Requests of three families; within a family a shorter prompt is a prefix of a longer one."""
-    return [
-        TracedRequest(
-            Request(
-                id=i,
-                arrival_s=at_s,
-                input_tokens=tokens,
-                block_keys=tuple(family * 100 + k for k in range(blocks_for(tokens, 512))),
-            ),
-            outputs,
-        )
-        for i, (at_s, tokens, outputs, family) in enumerate(rows)
-    ]
-
-
 def run(rows, deaths, **knobs):
     spec = ClusterSpec(
         prefill_nodes=3, decode_nodes=3, cache_tokens=3000, failures=tuple(Failure(*d) for d in deaths), **knobs
     )
     cluster = Cluster(spec, MODEL)
-    return cluster, cluster.run(requests(rows))
+    return cluster, cluster.run(requests_of(rows))
 
 
 @settings(max_examples=120, deadline=None)
@@ -137,7 +119,7 @@ def test_what_the_dead_send_or_are_sent_is_not_kept(dead):
     died_s = (fetch.start_s + fetch.at_s) / 2
     cluster, log = run(FETCHING, [(dead, died_s)], placement=KVCacheCentric(1.0))
     assert all(dead not in {record.source, record.destination} for record in fetches(log))
-    held = cluster.pool.matches(requests(FETCHING)[2].request)
+    held = cluster.pool.matches(requests_of(FETCHING)[2].request)
     assert held[int(dead[-1])] == 0
 
 
@@ -197,7 +179,7 @@ def test_a_holder_that_dies_after_its_copy_came_disturbs_nobody():
 @pytest.mark.parametrize("pool", ["prefill", "decode"])
 def test_the_last_death_ends_requests_and_not_the_run(pool):
     """When a whole pool is dead, whoever needs it is refused with that reason; what is finished stays so."""
-    made = requests([(0.1 * i, 3000, 30, i % 3) for i in range(40)])
+    made = requests_of([(0.1 * i, 3000, 30, i % 3) for i in range(40)])
     failures = tuple(Failure(f"{pool}-{i}", 1.0 + i) for i in range(2))
     log = Cluster(ClusterSpec(prefill_nodes=2, decode_nodes=2, failures=failures), MODEL).run(made)
     assert check_log(log) == ()

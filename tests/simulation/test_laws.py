@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from families import requests_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -88,25 +89,8 @@ REQUESTS = st.lists(
     st.tuples(st.floats(0, 5), st.integers(1, 4000), st.integers(1, 40), st.integers(0, 2)),
     min_size=1,
     max_size=25,
-)
+).map(sorted)
 POLICIES = st.sampled_from([Random(), LoadBalance(), CacheAware(), KVCacheCentric(), KVCacheCentric(2.0, "arxiv")])
-
-
-def shared(rows) -> list[TracedRequest]:
-    """Requests of three families; within a family a shorter prompt is a prefix of a longer one."""
-    ordered = sorted(rows)
-    return [
-        TracedRequest(
-            Request(
-                id=i,
-                arrival_s=arrival_s,
-                input_tokens=tokens,
-                block_keys=tuple(family * 100 + k for k in range(blocks_for(tokens, 512))),
-            ),
-            output_tokens,
-        )
-        for i, (arrival_s, tokens, output_tokens, family) in enumerate(ordered)
-    ]
 
 
 REALISTIC = replace(
@@ -151,7 +135,7 @@ class TestInvariants:
     def test_every_request_ends_once_and_in_order(self, rows, spec):
         """I1, I2, I3: arrivals are conserved, times are ordered, stores and their index agree."""
         cluster = Cluster(spec, REALISTIC)
-        log = cluster.run(shared(rows))
+        log = cluster.run(requests_of(rows))
         assert check_log(log) == ()
         cluster.pool.check()
         ((_, held),) = replicas_at(log, [math.inf])
@@ -159,22 +143,22 @@ class TestInvariants:
         table = request_table(log)
         assert set(table["end"]) <= {"finished", "rejected"}
         finished = table[table["end"] == "finished"]
-        outputs = {t.request.id: t.output_tokens for t in shared(rows)}
+        outputs = {t.request.id: t.output_tokens for t in requests_of(rows)}
         assert all(outputs[i] == row for i, row in finished["output_tokens"].items())
 
     @settings(max_examples=25, deadline=None)
     @given(REQUESTS, clusters())
     def test_same_spec_same_log(self, rows, spec):
         """I5: two runs of one experiment write the same log, bit for bit."""
-        assert Cluster(spec, REALISTIC).run(shared(rows)) == Cluster(spec, REALISTIC).run(shared(rows))
+        assert Cluster(spec, REALISTIC).run(requests_of(rows)) == Cluster(spec, REALISTIC).run(requests_of(rows))
 
     @settings(max_examples=25, deadline=None)
     @given(REQUESTS, POLICIES)
     def test_no_request_beats_its_lower_bound(self, rows, policy):
         """I9: no first token before its own prefill with everything but one token reused, on an idle node."""
         spec = ClusterSpec(prefill_nodes=2, decode_nodes=2, cache_tokens=3000, placement=policy)
-        table = request_table(Cluster(spec, REALISTIC).run(shared(rows)))
-        for traced in shared(rows):
+        table = request_table(Cluster(spec, REALISTIC).run(requests_of(rows)))
+        for traced in requests_of(rows):
             least = REALISTIC.prefill.seconds(traced.request.input_tokens, traced.request.input_tokens - 1)
             assert table.loc[traced.request.id, "ttft_s"] >= least * (1 - 1e-9)
 
@@ -186,7 +170,7 @@ class TestInvariants:
         spec = ClusterSpec(
             prefill_nodes=nodes, decode_nodes=2, cache_tokens=3000, placement=policy, overtaking=overtaking
         )
-        log = Cluster(spec, make_model(constant_s=0.05, per_token_s=1e-4, bytes_per_s=2e9)).run(shared(rows))
+        log = Cluster(spec, make_model(constant_s=0.05, per_token_s=1e-4, bytes_per_s=2e9)).run(requests_of(rows))
         placed = {record.request_id: record for record in log if isinstance(record, Placed)}
         arrived_s = {
             record.request_id: record.at_s

@@ -4,11 +4,12 @@ import math
 from collections import Counter
 
 import numpy as np
+from families import requests_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mooncake_lab.conductor import ADMISSION_POLICIES, PLACEMENT_POLICIES, KVCacheCentric
-from mooncake_lab.core import SLO, Finished, Moved, Placed, Prefilled, Rejected, Request, TracedRequest, blocks_for
+from mooncake_lab.core import SLO, Finished, Moved, Placed, Prefilled, Rejected
 from mooncake_lab.metrics import replicas_at, token_times_s
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
 from mooncake_lab.simulation import Cluster, ClusterSpec
@@ -59,22 +60,6 @@ def clusters(draw):
     )
 
 
-def requests(rows) -> list[TracedRequest]:
-    """Requests of three families; within a family a shorter prompt is a prefix of a longer one."""
-    return [
-        TracedRequest(
-            Request(
-                id=i,
-                arrival_s=arrival_s,
-                input_tokens=tokens,
-                block_keys=tuple(family * 100 + k for k in range(blocks_for(tokens, 512))),
-            ),
-            outputs,
-        )
-        for i, (arrival_s, tokens, outputs, family) in enumerate(rows)
-    ]
-
-
 def told(log, kind, *fields):
     """What the log says of each request in records of a kind; each request has at most one."""
     found = {r.request_id: tuple(getattr(r, name) for name in fields) for r in log if isinstance(r, kind)}
@@ -100,7 +85,7 @@ def assert_same_times(found, expected):
 @given(REQUESTS, clusters())
 def test_every_decision_and_every_token_is_that_of_the_slow_simulator(reference, rows, spec):
     """Placements, prefills, copies, refusals, caches and the time of each single token agree."""
-    log, slow = Cluster(spec, MODEL).run(requests(rows)), reference(spec, MODEL, requests(rows))
+    log, slow = Cluster(spec, MODEL).run(requests_of(rows)), reference(spec, MODEL, requests_of(rows))
     where = ("prefill_instance", "decode_instance", "reused_tokens", "fetched_tokens")
     assert told(log, Placed, *where) == told(slow.log, Placed, *where)
     assert told(log, Rejected, "stage") == told(slow.log, Rejected, "stage")

@@ -10,37 +10,12 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tier_blocks import LAYERS, PAGE, content, put, read
 
 from mooncake_lab.store import EVICTION_POLICIES
 from mooncake_lab.store.media import BlockServer, DramMedium, MediumFullError, SsdMedium, TcpMedium
 from mooncake_lab.store.tier import TierSettings
 from mooncake_lab.store.tiers import TieredStore
-
-PAGE = 4096
-LAYERS = [PAGE, 100]
-"""Two pages a block in DRAM, and three on SSD with its header."""
-
-
-def content(key):
-    """The layers that a key stands for."""
-    draw = np.random.default_rng(list(key))
-    return [draw.integers(0, 256, size, np.uint8) for size in LAYERS]
-
-
-def read(store, key):
-    """The tier that delivers a block, after checking every byte of it."""
-    buffers = [np.full(size, 7, np.uint8) for size in LAYERS]
-    tier = store.read_into(key, buffers)
-    if tier is not None:
-        assert [buffer.tobytes() for buffer in buffers] == [layer.tobytes() for layer in content(key)]
-    return tier
-
-
-def put(store, *keys):
-    """Put blocks, and let what they push out sink."""
-    for key in keys:
-        assert store.put(key, content(key))
-        store.flush()
 
 
 @contextlib.contextmanager

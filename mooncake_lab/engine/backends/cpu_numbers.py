@@ -1,6 +1,7 @@
 """What CPU kernels are made of: numbers as they are stored, and memory that is asked for ahead of its use.
 
-Numbers are float32, or bfloat16 as uint16 (its upper half), widened on load and rounded on store.
+Numbers are float32, or bfloat16 as uint16 (its upper half), widened on load and rounded on store. Numba's cache
+looks at the kernels' own files only: after an edit here, touch `cpu_kernels.py` and `cpu_step_kernels.py`.
 """
 
 # numba's decorators and overloads are untyped

@@ -1,0 +1,29 @@
+"""Blocks whose content their key tells, and how they go into a store of tiers and come out of it."""
+
+import numpy as np
+
+PAGE = 4096
+LAYERS = [PAGE, 100]
+"""Two pages a block in DRAM, and three on SSD with its header."""
+
+
+def content(key):
+    """The layers that a key stands for."""
+    draw = np.random.default_rng(list(key))
+    return [draw.integers(0, 256, size, np.uint8) for size in LAYERS]
+
+
+def read(store, key):
+    """The tier that delivers a block, after checking every byte of it."""
+    buffers = [np.full(size, 7, np.uint8) for size in LAYERS]
+    tier = store.read_into(key, buffers)
+    if tier is not None:
+        assert [buffer.tobytes() for buffer in buffers] == [layer.tobytes() for layer in content(key)]
+    return tier
+
+
+def put(store, *keys):
+    """Put blocks, and let what they push out sink."""
+    for key in keys:
+        assert store.put(key, content(key))
+        store.flush()
