@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,8 @@ from mooncake_lab.conductor.estimator import Estimator
 from mooncake_lab.perf import as_told
 
 Array = npt.NDArray[np.float64]
+_LEAST_INDEPENDENCE: Final = 1e-7
+"""Of the columns of a regression; below it, nine digits of its coefficients would not tell what it predicts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +58,15 @@ class PolynomialEstimator:
         columns = np.stack(
             [(tokens / scale) ** i * (reused_tokens / scale) ** j for i, j in powers(degree)], axis=1
         )
-        found, _, rank, _ = np.linalg.lstsq(columns / measured_s[:, None], np.ones_like(measured_s), rcond=None)
+        relative = columns / measured_s[:, None]
+        ones = np.ones(len(measured_s))
+        solution, _, rank, _ = np.linalg.lstsq(relative, ones, rcond=_LEAST_INDEPENDENCE)
         if rank < columns.shape[1]:
             raise ValueError(
                 f"{len(tokens)} points of rank {rank} for the {columns.shape[1]} coefficients of degree {degree};"
                 " measure more lengths and prefixes, or lower the degree"
             )
-        found = as_told(found)
+        found = as_told(solution.astype(np.float64))
         return cls(
             inner=inner,
             degree=degree,

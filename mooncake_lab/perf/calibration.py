@@ -78,6 +78,7 @@ def nonnegative_fit(columns: Array, measured_s: Array) -> Array:
     for size in range(1, coefficients + 1):
         for used in map(list, combinations(range(coefficients), size)):
             solution, *_ = np.linalg.lstsq(relative[:, used] / scale[used], np.ones(points), rcond=None)
+            solution[np.abs(solution) < 1e-12 * np.abs(solution).max()] = 0  # its sign is rounding
             miss = float(((relative[:, used] / scale[used] @ solution - 1) ** 2).sum())
             if (solution >= 0).all() and miss < best_miss:
                 best = np.zeros(coefficients)

@@ -129,6 +129,7 @@ class Courier:
     """
 
     __slots__ = (
+        "_carried",
         "_failed",
         "_is_broken",
         "_lane",
@@ -157,6 +158,7 @@ class Courier:
         self._is_broken = False
         self._room = threading.Condition()
         self._waiting_bytes = 0
+        self._carried = 0  # parcels that wait or are under way, those of ended requests too
         self._open: set[Job] = set()
         self._lost: set[Job] = set()
         self._thread = threading.Thread(target=self._run, name=f"courier-{port}", daemon=True)
@@ -168,6 +170,7 @@ class Courier:
         with self._room:
             self._room.wait_for(lambda: self._waiting_bytes + size <= max(size, MOST_WAITING_BYTES))
             self._waiting_bytes += size
+            self._carried += 1
         self._queue.put((parcel, payload))
 
     def sever(self) -> None:
@@ -180,9 +183,11 @@ class Courier:
     @property
     def is_stranded(self) -> bool:
         """Whether its connection has ended with nothing under way on it, and nothing waits to be carried."""
-        if not self._queue.empty() or self._open:
-            return False
-        return self._is_broken or (self._peer is not None and _has_ended(self._peer))
+        with self._room:
+            if self._carried or self._open:
+                return False
+        peer = self._peer
+        return self._is_broken or (peer is not None and _has_ended(peer))
 
     def close(self) -> None:
         """Deliver what waits, then end."""
@@ -198,6 +203,7 @@ class Courier:
                     self._give_up(parcel.job, self._refusal() or str(error) or type(error).__name__)
             with self._room:
                 self._waiting_bytes -= sum(part.nbytes for part in payload)
+                self._carried -= 1
                 self._room.notify()
             if isinstance(parcel, (End, Cancel)):
                 self._lost.discard(parcel.job)

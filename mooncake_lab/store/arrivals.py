@@ -12,6 +12,7 @@ from mooncake_lab.store.media import (
     AlreadyHeldError,
     Buffer,
     DamagedBlockError,
+    DoubtfulBlockError,
     DramMedium,
     MediumError,
     MediumFullError,
@@ -186,9 +187,10 @@ class Arrivals:
     def give_up(self, tier: Tier, key: bytes, error: Exception) -> None:
         """Take a block that cannot come out of the books; where the medium failed, think less of the tier.
 
-        Where it is full and said so late, one more block leaves, so that the next one finds room.
+        Where it is full and said so late, one more block leaves, so that the next one finds room. A doubtful block
+        is no second failure: the tier was told of the first.
         """
-        if not isinstance(error, (MediumFullError, AlreadyHeldError)):
+        if not isinstance(error, (MediumFullError, AlreadyHeldError, DoubtfulBlockError)):
             with self._books:
                 tier.writes.failed(error)
                 unwanted = tier.withdraw(key)

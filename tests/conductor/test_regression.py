@@ -45,6 +45,15 @@ def test_the_papers_ten_bars_do_not_determine_it():
         PolynomialEstimator.fit(TRUTH, NODE.tokens, NODE.reused_tokens, NODE.prefill.measured_s, degree=4)
 
 
+def test_lengths_that_hardly_differ_do_not_determine_it_either():
+    """Coefficients that cancel to a ten-millionth would be rounding, not measurements."""
+    tokens = 1e5 + np.arange(12.0)
+    with pytest.raises(ValueError, match="measure more lengths and prefixes"):
+        PolynomialEstimator.fit(
+            TRUTH, tokens, np.tile([0.0, 5e4, 9e4], 4), NODE.latency.prefill.seconds(tokens, 0 * tokens)
+        )
+
+
 def test_a_conductor_may_believe_it():
     """A cluster runs on learned beliefs, and serves almost as well as with the truth."""
     trace = load("conversation").head(300)

@@ -3,6 +3,7 @@
 import queue
 import select
 import socket
+import threading
 import time
 
 import msgspec
@@ -16,7 +17,7 @@ from mooncake_lab.serving.kv import KVShape, raw
 from mooncake_lab.serving.lane import WINDOW_BYTES, Lane
 from mooncake_lab.serving.measure import measure_transfer
 from mooncake_lab.serving.messages import VERSION, Job, Span
-from mooncake_lab.serving.messenger import Courier, Identity, borrow, cuts, dial, expect, receive
+from mooncake_lab.serving.messenger import Courier, Identity, _has_ended, borrow, cuts, dial, expect, receive
 from mooncake_lab.serving.parcels import Ask, Begin, End, Hello, Piece, Pushed, Refused, Taken, Where
 from mooncake_lab.serving.reception import Reception
 from mooncake_lab.store.media import MediumError, PeerRefusedError, ProtocolError, wire
@@ -327,6 +328,48 @@ def test_a_courier_whose_peer_died_while_it_idled_is_let_go(reception, came):
     courier._thread.join(10)
     assert not courier._thread.is_alive()
     assert came.empty()
+
+
+def test_looking_at_a_connection_takes_nothing_and_waits_for_nothing(monkeypatch):
+    """It has ended when the other side hung up, or ours did; not while it is silent or has something to say."""
+    ours, theirs = socket.socketpair()
+    ours.settimeout(0.01)
+    assert not _has_ended(ours)
+    theirs.sendall(b"receipt")
+    assert not _has_ended(ours)
+    assert ours.recv(100) == b"receipt"
+    with monkeypatch.context() as patch:  # it was readable, and its courier has read it meanwhile
+        patch.setattr("mooncake_lab.serving.messenger.select.select", lambda *_: ([ours], [], []))
+        assert not _has_ended(ours)
+    theirs.close()
+    assert _has_ended(ours)
+    ours.close()
+    assert _has_ended(ours)
+
+
+def test_a_courier_with_a_parcel_in_its_hands_is_not_stranded(monkeypatch):
+    """Between taking a parcel from the queue and beginning its job it carries something."""
+    came = queue.SimpleQueue()
+    held, leave = threading.Event(), threading.Event()
+    deliver = Courier._deliver
+
+    def dawdle(self, parcel, payload):
+        held.set()
+        assert leave.wait(10)
+        deliver(self, parcel, payload)
+
+    monkeypatch.setattr(Courier, "_deliver", dawdle)
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    courier = Courier(port, WHO, lambda job, reason: came.put((job, reason)))
+    courier._is_broken = True  # as after a request that failed
+    assert courier.is_stranded
+    courier.send(Begin(job=JOB, tokens=1))
+    assert held.wait(10)
+    assert not courier.is_stranded
+    leave.set()
+    assert came.get(timeout=10)[0] == JOB
+    courier.close()
 
 
 def test_a_courier_whose_receipt_is_read_meanwhile_is_not_stranded(reception, came, monkeypatch):

@@ -138,6 +138,32 @@ class TestDevicesThatFail:
         assert below.calls.count("reserve") == 1
         assert below.calls.count("commit") == 0
 
+    def test_a_lost_sync_is_charged_once(self, tmp_path):
+        """Blocks that it made doubtful are no more failures: the tier that works again stays in use."""
+
+        def fail(operation):
+            if broken and operation == "sync":
+                raise OSError(errno.EIO, "injected: pages were lost")
+
+        broken = []
+        ssd = SsdMedium(tmp_path, 64 * PAGE, fingerprint=b"m", before=fail)
+        with stacked(TierSettings(medium=ssd)) as store:
+            doubtful = [store.open(key, LAYERS) for key in (b"a", b"b")]
+            for block, key in zip(doubtful, (b"a", b"b"), strict=True):
+                assert block.write(content(key)[:1], first_layer=0)
+            broken.append(True)
+            assert not store.put(b"c", content(b"c"))
+            assert store.statistics()[0].degraded == "OSError: [Errno 5] injected: pages were lost"
+            broken.clear()
+            assert [store.put(b"c", content(b"c")) for _ in range(16)] == [False] * 15 + [True]
+            assert not doubtful[0].write(content(b"a")[1:], first_layer=1)
+            assert not doubtful[1].write(content(b"b")[1:], first_layer=1)
+            found = store.statistics()[0]
+            assert (found.degraded, found.write_errors, found.refused) == (None, 1, 2)
+            put(store, b"a", b"b")
+            assert [read(store, key) for key in (b"a", b"b", b"c")] == ["ssd"] * 3
+        ssd.close()
+
     def test_a_bad_sector_costs_one_computation(self, tmp_path):
         """A block that cannot be read is written anew elsewhere when its bytes come again; the tier is well."""
 
@@ -244,8 +270,8 @@ class TestSharedMedia:
 
         is_silent = threading.Event()
         arena = DramMedium(64 * PAGE)
-        with BlockServer(arena, TOKEN, timeout_s=2) as server:
-            remote = TcpMedium(server.address, TOKEN, fingerprint=b"m", timeout_s=2)
+        with BlockServer(arena, TOKEN, timeout_s=20) as server:
+            remote = TcpMedium(server.address, TOKEN, fingerprint=b"m", timeout_s=20)
             plain = TcpMedium.free
 
             def free(medium, *given):
@@ -266,8 +292,8 @@ class TestSharedMedia:
     def test_a_block_of_another_client_is_taken_over(self):
         """Who stores what another client stored meanwhile has it, and no byte is moved."""
         arena = DramMedium(64 * PAGE)
-        with BlockServer(arena, TOKEN, timeout_s=2) as server:
-            one, other = (TcpMedium(server.address, TOKEN, fingerprint=b"m", timeout_s=2) for _ in range(2))
+        with BlockServer(arena, TOKEN, timeout_s=20) as server:
+            one, other = (TcpMedium(server.address, TOKEN, fingerprint=b"m", timeout_s=20) for _ in range(2))
             with stacked(TierSettings(medium=one)) as first, stacked(*over(other)) as second:
                 put(first, b"a")
                 put(second, b"a", b"b")

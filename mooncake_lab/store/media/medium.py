@@ -40,6 +40,10 @@ class DamagedBlockError(MediumError):
     """What is stored is not what was written; the block must be treated as a miss, and freed."""
 
 
+class DoubtfulBlockError(MediumError):
+    """The device may have lost what was written of a block before its commit: free it, and write it anew."""
+
+
 class FolderInUseError(MediumError):
     """Another process has the folder open."""
 
@@ -111,6 +115,7 @@ class Medium(Protocol):
 
         Raises:
             NotHeldError: when the reservation was freed or committed.
+            DoubtfulBlockError: when what was written of the block before may be lost.
             ValueError: when a buffer has not the bytes that were reserved for its layer.
         """
         ...
@@ -119,6 +124,7 @@ class Medium(Protocol):
         """Make blocks readable, and durable where the medium is; together they cost about as much as one.
 
         Raises:
+            DoubtfulBlockError: when what was written of one of them may be lost; none is readable then.
             ValueError: when a layer of one of them was not written, or one comes twice; none is readable then.
         """
         ...

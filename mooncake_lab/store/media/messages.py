@@ -8,6 +8,7 @@ from mooncake_lab.store.media.medium import (
     MAX_KEY_BYTES,
     AlreadyHeldError,
     DamagedBlockError,
+    DoubtfulBlockError,
     MediumError,
     MediumFullError,
     NotHeldError,
@@ -101,7 +102,7 @@ class Room(msgspec.Struct, frozen=True, array_like=True, tag=24):
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=25):
     """It could not be done, in the contract's own terms."""
 
-    kind: Literal["full", "held", "not_held", "damaged", "value", "device"]
+    kind: Literal["full", "held", "not_held", "damaged", "doubtful", "value", "device"]
     reason: str
 
 
@@ -119,6 +120,7 @@ _KINDS: Final[tuple[tuple[type[Exception], str], ...]] = (
     (AlreadyHeldError, "held"),
     (NotHeldError, "not_held"),
     (DamagedBlockError, "damaged"),
+    (DoubtfulBlockError, "doubtful"),
     (ValueError, "value"),
     (OSError, "device"),
 )

@@ -74,7 +74,7 @@ class Slab:
         self._padding = np.empty(ALIGNMENT_BYTES, np.uint8)
         self._zeros = np.zeros(ALIGNMENT_BYTES, np.uint8)
         self._using = threading.Condition()
-        self._users = 0
+        self._users: set[object] = set()
         self._direct: int | None = None
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -126,17 +126,18 @@ class Slab:
     @contextmanager
     def _in_use(self, operation: Operation) -> Generator[int]:
         """The file, which stays open meanwhile."""
-        with self._using:
-            if self._file < 0:
-                raise OSError(errno.EBADF, f"{self.path} is closed")
-            self._users += 1
-            file = self._file
+        user = object()
         try:
+            with self._using:
+                if self._file < 0:
+                    raise OSError(errno.EBADF, f"{self.path} is closed")
+                self._users.add(user)
+                file = self._file
             self._before(operation)
             yield file
         finally:
             with self._using:
-                self._users -= 1
+                self._users.discard(user)
                 self._using.notify_all()
 
     def _wrote_directly(self, offset_bytes: int, layers: Sequence[npt.NDArray[np.uint8]]) -> bool:

@@ -1,6 +1,6 @@
 """SSD: blocks in aligned extents of a preallocated slab, and an LMDB index of those that are committed."""
 
-import errno
+import contextlib
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import final
 import numpy as np
 import numpy.typing as npt
 
+from mooncake_lab.store.media.doubts import Doubts
 from mooncake_lab.store.media.extents import ExtentAllocator
 from mooncake_lab.store.media.folder import FolderLock, room_of
 from mooncake_lab.store.media.index import Index, is_sealed, write_index
@@ -63,19 +64,18 @@ class SsdMedium:
         "_blocks",
         "_checksums",
         "_committing",
+        "_doubts",
         "_folder_lock",
         "_freed",
         "_headed",
         "_index",
         "_ledger",
         "_lock",
-        "_lost_syncs",
         "_meter",
         "_name",
         "_records",
         "_seed",
         "_slab",
-        "_syncs_lost_before",
         "index_was_whole",
     )
 
@@ -95,8 +95,7 @@ class SsdMedium:
         self._committing = threading.Lock()  # one commit at a time, while readers go on
         self._meter = Meter()
         self._checksums: dict[Reservation, dict[int, int]] = {}
-        self._lost_syncs = 0
-        self._syncs_lost_before: dict[Reservation, int] = {}  # the first write of an open reservation
+        self._doubts = Doubts(name)
         self._headed: set[int] = set()  # sequences of open reservations whose header is written
         self._records: dict[bytes, Record] = {}
         self._freed: list[Record] = []
@@ -161,7 +160,8 @@ class SsdMedium:
         arrays = check_run(reservation, layers, first_layer)
         with self._lock:
             self._ledger.writable(reservation)
-            self._syncs_lost_before.setdefault(reservation, self._lost_syncs)
+            self._doubts.begin(reservation)
+            self._doubts.refuse(reservation)
         with self._meter.writing(sum([array.nbytes for array in arrays])):
             sums = self._write(reservation, arrays, first_layer)
         with self._lock:
@@ -173,7 +173,7 @@ class SsdMedium:
         with self._committing:
             with self._lock:
                 self._ledger.complete(reservations)
-                self._refuse_doubtful(reservations)
+                self._doubts.refuse(*reservations)
                 sums = [self._checksums[r] for r in reservations]
                 records = [
                     record_of(r, [found[layer] for layer in range(len(found))])
@@ -196,7 +196,8 @@ class SsdMedium:
                 self._ledger.commit(reservations)
                 self._records.update((record.key, record) for record in records)
                 for reservation in reservations:
-                    del self._checksums[reservation], self._syncs_lost_before[reservation]
+                    del self._checksums[reservation]
+                    self._doubts.forget(reservation)
                     self._headed.discard(reservation.sequence)
                 for record in freed:
                     self._ledger.extents.give(record.offset_bytes, _size(record))
@@ -220,7 +221,7 @@ class SsdMedium:
                     self._freed.append(self._records.pop(reservation.key))
                 else:
                     self._checksums.pop(reservation, None)
-                    self._syncs_lost_before.pop(reservation, None)
+                    self._doubts.forget(reservation)
                     self._headed.discard(reservation.sequence)
                     size = extent_bytes(reservation.key, reservation.layer_bytes)
                     self._ledger.extents.give(reservation.offset_bytes, size)
@@ -235,19 +236,19 @@ class SsdMedium:
         return self._meter.bandwidth()
 
     def close(self) -> None:
-        """Write down what was freed, and let others have the folder."""
-        if self._index is None:
-            return
-        try:
-            self.commit()
-        except OSError:
-            pass  # freed blocks stay in the index, and are found again: nothing wrong is served
-        finally:
-            self._index.close()
-            self._index = None
-            self._blocks.close()
-            self._slab.close()
-            self._folder_lock.release()
+        """Write down what was freed, and let others have the folder, once nobody commits, reads or writes."""
+        with contextlib.ExitStack() as last:  # an interrupt ends one step of it, and leaves none out
+            with self._committing:
+                if self._index is None:
+                    return
+                last.callback(self._folder_lock.release)
+                last.callback(self._slab.close)
+                last.callback(self._blocks.close)
+                last.callback(self._let_go_of_index)
+            with contextlib.suppress(
+                OSError, MediumError
+            ):  # freed blocks stay in the index: they are found again, and right
+                self.commit()
 
     def _recover(self, room: Path, before: BeforeOperation) -> Index:
         path = room / "index.mdb"
@@ -277,18 +278,14 @@ class SsdMedium:
             self._slab.sync()
         except BaseException:
             with self._lock:
-                self._lost_syncs += 1
+                self._doubts.lost()
             raise
 
-    def _refuse_doubtful(self, reservations: Sequence[Reservation]) -> None:
-        """Refuse what was being written when a sync failed: the next one says nothing of pages that are lost."""
-        for reservation in reservations:
-            if self._syncs_lost_before[reservation] < self._lost_syncs:
-                raise OSError(
-                    errno.EIO,
-                    f"{self._name} could not sync after block {reservation.key.hex()} had begun to be written;"
-                    " free it and write it anew",
-                )
+    def _let_go_of_index(self) -> None:
+        with self._committing:
+            index, self._index = self._index, None
+        if index is not None:
+            index.close()
 
     def _opened(self) -> Index:
         if self._index is None:

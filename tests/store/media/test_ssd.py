@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 
 from mooncake_lab.store.media import (
     DamagedBlockError,
+    DoubtfulBlockError,
     FolderInUseError,
     NotHeldError,
     SsdMedium,
     verify_folder,
 )
+from mooncake_lab.store.media.sealed import SealedBlocks
 from mooncake_lab.store.media.slab import Slab
 
 PAGE = 4096
@@ -522,15 +524,18 @@ def test_what_a_lost_sync_may_have_lost_is_never_committed(tmp_path):
     with pytest.raises(OSError, match="injected"):
         write_and_commit(medium, failing)
     refuse.on = False
-    medium.write(half, content(b"b", [5000, 100])[1:], first_layer=1)
-    for doubtful in (whole, half, failing):
-        with pytest.raises(OSError, match="free it and write it anew"):
-            medium.commit(doubtful)
+    for again in (
+        lambda: medium.write(half, content(b"b", [5000, 100])[1:], first_layer=1),
+        lambda: medium.commit(whole),
+        lambda: medium.commit(failing),
+    ):
+        with pytest.raises(DoubtfulBlockError, match="free it and write it anew"):
+            again()
     write_and_commit(medium, fresh)
     assert [block.key for block in medium.blocks()] == [b"c"]
     medium.free(whole, half, failing)
     assert all(is_right(medium, store(medium, key)) for key in (b"a", b"b", b"d"))
-    assert not medium._syncs_lost_before
+    assert not len(medium._doubts)
     medium.close()
 
 
@@ -563,6 +568,70 @@ def test_closing_waits_for_what_is_being_read_or_written(tmp_path):
         with pytest.raises(OSError, match="closed"):
             operation()
     slab.close()
+
+
+def test_closing_waits_for_a_commit(tmp_path):
+    """What is being committed while the medium closes is there when it is opened again."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def linger(operation):
+        if operation == "index":
+            entered.set()
+            assert leave.wait(10)
+
+    medium = opened(tmp_path, before=linger)
+    writer = threading.Thread(target=store, args=(medium, b"key"))
+    writer.start()
+    assert entered.wait(10)
+    closers = [threading.Thread(target=medium.close) for _ in range(2)]
+    for closer in closers:
+        closer.start()
+    closers[0].join(0.1)
+    assert all(closer.is_alive() for closer in closers)
+    leave.set()
+    for thread in (writer, *closers):
+        thread.join(10)
+        assert not thread.is_alive()
+    medium = opened(tmp_path)
+    assert [block.key for block in medium.blocks()] == [b"key"]
+    medium.close()
+
+
+@pytest.mark.parametrize("step", ["SsdMedium.commit", "SealedBlocks.close", "Slab.close"])
+def test_an_interrupt_while_closing_leaves_the_folder_to_others(tmp_path, monkeypatch, step):
+    """Ctrl-C ends one step of closing, and leaves out none of the others."""
+
+    def interrupt(_self):
+        raise KeyboardInterrupt
+
+    medium = opened(tmp_path)
+    kept = store(medium, b"kept")
+    owner, method = step.split(".")
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            {"SsdMedium": SsdMedium, "SealedBlocks": SealedBlocks, "Slab": Slab}[owner], method, interrupt
+        )
+        with pytest.raises(KeyboardInterrupt):
+            medium.close()
+    again = opened(tmp_path)
+    assert is_right(again, kept)
+    again.close()
+    medium.close()
+
+
+def test_an_interrupt_before_an_operation_does_not_keep_a_slab_open(tmp_path):
+    """Whoever was interrupted does not count as a user that closing waits for."""
+
+    def interrupt(_operation):
+        raise KeyboardInterrupt
+
+    slab = Slab(tmp_path / "slab", CAPACITY, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        slab.write(0, [np.zeros(PAGE, np.uint8)])
+    closer = threading.Thread(target=slab.close, daemon=True)
+    closer.start()
+    closer.join(10)
+    assert not closer.is_alive()
 
 
 def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
