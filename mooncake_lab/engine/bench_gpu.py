@@ -22,10 +22,11 @@ from mooncake_lab.engine.bench_lab import DRY, FULL, Lab
 from mooncake_lab.engine.bench_sections import SECTIONS
 from mooncake_lab.engine.config import config_from_shape
 from mooncake_lab.engine.loading import DTYPES
-from mooncake_lab.engine.machine import describe_machine, measure_peaks
+from mooncake_lab.engine.machine import commit, describe_machine, driver_version, measure_peaks
 from mooncake_lab.engine.model import make_model
 from mooncake_lab.engine.weights import random_weights
 from mooncake_lab.perf import model_shape
+from mooncake_lab.store.media.medium import MediumError
 
 
 def make_lab(shape: str, device: str, dtype: str, backend: str = "auto") -> Lab:
@@ -52,7 +53,7 @@ def measure(lab: Lab, *, budget_s: float, names: list[str] | None = None) -> dic
         try:
             rows = SECTIONS[name](lab)
             found[name] = {"seconds": lab.clock() - start, "rows": rows}
-        except (RuntimeError, ValueError, MemoryError) as error:
+        except (RuntimeError, ValueError, MemoryError, OSError, MediumError) as error:
             found[name] = {"failed": f"{type(error).__name__}: {error}"}
             if lab.device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -68,6 +69,7 @@ def main() -> int:
     parser.add_argument("--backend", default="auto", choices=("auto", "dense", "cpu", "cuda"))
     parser.add_argument("--section", action="append", choices=tuple(SECTIONS), help="default: all of them")
     parser.add_argument("--budget-s", type=float, default=440.0)
+    parser.add_argument("--commit", help="of the source, where this is no checkout that knows it")
     parser.add_argument("--out", type=Path, help="default: standard output")
     asked = parser.parse_args()
     dtype = asked.dtype or ("bfloat16" if asked.device == "cuda" else "float32")
@@ -75,6 +77,8 @@ def main() -> int:
     lab = make_lab(asked.shape, asked.device, dtype, asked.backend)
     found: dict[str, Any] = {
         "machine": asdict(describe_machine(asked.device)),
+        "driver": driver_version(),
+        "commit": asked.commit or commit(),
         "shape": asked.shape,
         "dtype": dtype,
         "backend": lab.model.backend.name,

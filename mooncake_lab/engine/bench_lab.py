@@ -3,11 +3,12 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 
-from mooncake_lab.core import blocks_for
+from mooncake_lab.core import MIB, blocks_for
 from mooncake_lab.engine.graphs import DecodeGraphs, capture_cuda
 from mooncake_lab.engine.kvcache import KVCache
 from mooncake_lab.engine.model import LlamaModel
@@ -15,6 +16,9 @@ from mooncake_lab.engine.packing import PackedBatch, Piece, pack
 from mooncake_lab.engine.settings import EngineSettings, cache_blocks
 from mooncake_lab.engine.weights import LlamaWeights
 from mooncake_lab.perf import Hardware
+
+Rows = list[dict[str, Any]]
+"""Plain values, a measurement a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +40,12 @@ class Sizes:
     pd_batch: int
     pd_chunk: int
     pd_ratios: tuple[int, ...]
+    copy_bytes: tuple[int, ...]
+    """Of the pieces that are copied; the last one tells the peak."""
     copy_tokens: int
+    layerwise_tokens: tuple[int, ...]
+    """Prompts whose KVCache is loaded and stored; several of the longest have to fit beside the lab's own."""
+    layerwise_block_tokens: int
     peer_batch: int
     peer_prompt: int
     peer_steps: int
@@ -58,7 +67,10 @@ FULL = Sizes(
     pd_batch=18,
     pd_chunk=256,
     pd_ratios=(1, 5, 14, 30, 100, 200),
+    copy_bytes=tuple(size * MIB for size in (1, 4, 16, 64, 256, 1024)),
     copy_tokens=8192,
+    layerwise_tokens=(8192, 16384),
+    layerwise_block_tokens=256,
     peer_batch=8,
     peer_prompt=512,
     peer_steps=64,
@@ -81,7 +93,10 @@ DRY = Sizes(
     pd_batch=3,
     pd_chunk=8,
     pd_ratios=(1, 5),
+    copy_bytes=(1 << 12, 1 << 14),
     copy_tokens=32,
+    layerwise_tokens=(32, 64),
+    layerwise_block_tokens=16,
     peer_batch=2,
     peer_prompt=8,
     peer_steps=4,

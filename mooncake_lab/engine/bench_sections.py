@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -10,7 +10,8 @@ import torch
 from mooncake_lab.batching import VLLM, BatchingPolicy, Sarathi
 from mooncake_lab.engine.allocator import BlockAllocator
 from mooncake_lab.engine.backends import DenseBackend, choose_backend
-from mooncake_lab.engine.bench_lab import Lab
+from mooncake_lab.engine.bench_copies import copies, layerwise
+from mooncake_lab.engine.bench_lab import Lab, Rows
 from mooncake_lab.engine.config import config_from_shape
 from mooncake_lab.engine.kvcache import KVCache
 from mooncake_lab.engine.loop import Engine
@@ -21,9 +22,6 @@ from mooncake_lab.engine.sequence import GenerationRequest
 from mooncake_lab.engine.settings import EngineSettings
 from mooncake_lab.engine.weights import assemble, random_weights, state_dict
 from mooncake_lab.perf import model_shape
-
-Rows = list[dict[str, Any]]
-"""Plain values, a measurement a row."""
 
 
 def correctness(lab: Lab) -> Rows:
@@ -169,38 +167,10 @@ def pd_sweep(lab: Lab) -> Rows:
             )
         }  # fmt: skip
         rows.append(
-            {"ratio": prompt / (outputs - 1), "prompt": prompt, "outputs": outputs, **seconds,
-             "gain": seconds["separate"] / seconds["sarathi"]}
+            {"ratio": prompt / (outputs - 1), "prompt": prompt, "outputs": outputs, "batch": sizes.pd_batch,
+             "chunk": sizes.pd_chunk, **seconds, "gain": seconds["separate"] / seconds["sarathi"]}
         )  # fmt: skip
     return rows
-
-
-def copies(lab: Lab) -> Rows:
-    """KVCache out of and into the device, and a prefill that sends each layer while the next computes."""
-    tokens = min(lab.sizes.copy_tokens, lab.capacity_tokens // 2)
-    batch, layers = lab.batch([(tokens, 0)]), lab.cache.data
-    count = tokens // lab.block_size_tokens
-    pinned = lab.device.type == "cuda"
-    host = torch.empty(layers[:, :, :count].shape, dtype=layers.dtype, pin_memory=pinned)
-    side = torch.cuda.Stream() if pinned else None
-
-    def send(layer: int) -> None:
-        if side is None:
-            host[layer].copy_(layers[layer, :, :count])
-            return
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            host[layer].copy_(layers[layer, :, :count], non_blocking=True)
-
-    out = lab.median_s(lambda: host.copy_(layers[:, :, :count], non_blocking=True))
-    back = lab.median_s(lambda: layers[:, :, :count].copy_(host, non_blocking=True))
-    alone = lab.median_s(lambda: lab.model.forward(batch, lab.cache), 3)
-    overlapped = lab.median_s(lambda: lab.model.forward(batch, lab.cache, send), 3)
-    return [
-        {"tokens": tokens, "bytes": host.nbytes, "device_to_host_s": out, "host_to_device_s": back,
-         "device_to_host_bytes_per_s": host.nbytes / out, "host_to_device_bytes_per_s": host.nbytes / back,
-         "prefill_s": alone, "prefill_and_layer_wise_send_s": overlapped, "prefill_then_send_s": alone + out}
-    ]  # fmt: skip
 
 
 def beside_transformers(lab: Lab) -> Rows:
@@ -257,6 +227,7 @@ SECTIONS: Final[Mapping[str, Callable[[Lab], Rows]]] = MappingProxyType(
         "hybrid": hybrid,
         "tiles": tiles,
         "copies": copies,
+        "layerwise": layerwise,
         "memory": memory,
         "beside_transformers": beside_transformers,
         "chunks": chunks,

@@ -6,6 +6,7 @@ measured in the same run: the best of several large matrix products and of sever
 
 import os
 import platform
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -121,6 +122,16 @@ def _best_s(work: Callable[[], object], device: str, repeats: int, clock: Clock)
             torch.cuda.synchronize()
         best_s = min(best_s, clock() - start_s)
     return best_s
+
+
+def driver_version() -> str | None:
+    """Of NVIDIA's driver, as its own tool tells it; None where there is none."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return None
+    command = [tool, "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # plain words
+    return done.stdout.strip() or None
 
 
 def commit() -> str | None:

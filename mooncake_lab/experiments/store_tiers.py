@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 
 from mooncake_lab.core import MIB, check_scale
+from mooncake_lab.engine.layerwise.compare import prefill_engine, timed
 from mooncake_lab.engine.layerwise.lent import LAYERWISE_MEDIA
-from mooncake_lab.engine.layerwise.measure import prefill_engine, timed
 from mooncake_lab.engine.layerwise.prefill import LayerwisePrefill
 from mooncake_lab.engine.loading import load_model
 from mooncake_lab.engine.machine import describe_machine, measure_peaks

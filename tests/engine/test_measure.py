@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from mooncake_lab.engine.machine import describe_machine, measure_peaks, processor_name
+from mooncake_lab.engine.machine import describe_machine, driver_version, measure_peaks, processor_name
 from mooncake_lab.engine.measure import (
     StagePlan,
     computing_threads,
@@ -128,3 +128,14 @@ def test_impossible_plans_are_refused(bad):
     """A plan without rounds, tokens, requests or time is an error."""
     with pytest.raises(ValueError, match="stage plan"):
         dataclasses.replace(PLAN, **bad)
+
+
+def test_the_driver_is_what_its_own_tool_says(tmp_path, monkeypatch):
+    """None where there is no tool, or it knows no device."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert driver_version() is None
+    tool = tmp_path / "nvidia-smi"
+    for answer, expected in (("570.124.06", "570.124.06"), ("", None)):
+        tool.write_text(f"#!/bin/sh\necho {answer}\n")
+        tool.chmod(0o755)
+        assert driver_version() == expected

@@ -1,66 +1,25 @@
 """How much of loading and storing KVCache the computation hides (arXiv Fig. 7), measured on this machine.
 
 Stable for other modules: `measure_layerwise(...)` returns a `LayerwiseMeasurement` of `LayerwiseTime` rows, all
-frozen. The three ways of a row (compute alone, serialized, layer-wise) take turns in every round, so that a busy
-machine slows all of them; what is reported are medians, and medians of what was paired within a round.
+frozen. What is reported are medians, and medians of what was paired within a round.
 
     python -m mooncake_lab.engine.layerwise.measure --model lab-30m --media dram,ssd,tcp
 """
 
 import argparse
-import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
-from mooncake_lab.core import MIB
+from mooncake_lab.engine.layerwise.compare import LayerwiseTime, check_media, compare_media
 from mooncake_lab.engine.layerwise.lent import LAYERWISE_MEDIA
-from mooncake_lab.engine.layerwise.prefill import LayerwisePrefill
 from mooncake_lab.engine.loading import load_model
 from mooncake_lab.engine.machine import Machine, describe_machine
 from mooncake_lab.engine.measure import computing_threads
-from mooncake_lab.engine.model import LlamaModel
-from mooncake_lab.engine.roles import PrefillEngine
-from mooncake_lab.engine.settings import EngineSettings
-from mooncake_lab.store.media import Medium
-from mooncake_lab.store.tier import TierSettings
-from mooncake_lab.store.tiers import TieredStore
-
-Operation = Literal["load", "store"]
-_Tokens = npt.NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerwiseTime:
-    """One operation of one medium at one length; seconds are medians over the rounds."""
-
-    medium: str
-    operation: Operation
-    prompt_tokens: int
-    moved_tokens: int
-    """Tokens whose KVCache was loaded (the rest of the prompt was computed), or stored (all was computed)."""
-    moved_bytes: int
-    compute_s: float
-    """The same prefill with nothing to load and nothing to store: the prefix lay in the engine."""
-    serialized_s: float
-    """Load all, then compute; or compute, then store all."""
-    layerwise_s: float
-    """Both at once, until the last of it is done."""
-    serialized_extra_s: float
-    """Median of serialized minus compute within a round: arXiv Fig. 7's latency of storing."""
-    layerwise_extra_s: float
-    """The same of layer-wise."""
-    hidden_share: float
-    """1 - layer-wise extra / serialized extra, of those medians: 1 hides everything, 0 nothing."""
-    rounds: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,24 +67,20 @@ def measure_layerwise(
         ValueError: when a medium is unknown, or a length is no multiple of a block.
         OSError: when the folder has no room.
     """
-    unknown = [name for name in media if name not in LAYERWISE_MEDIA]
-    if unknown:
-        raise ValueError(f"unknown medium {unknown[0]!r}; allowed are {', '.join(LAYERWISE_MEDIA)}")
-    odd = [tokens for tokens in prompt_tokens if tokens < 1 or tokens % block_tokens]
-    if odd:
-        raise ValueError(f"prompts of {odd[0]} tokens; allowed are multiples of the block's {block_tokens}")
+    check_media(media, prompt_tokens, block_tokens)
     name = model if Path(model).is_dir() else f"random:{model}"
-    longest = max(prompt_tokens) + new_tokens
     with computing_threads(threads):
-        ready = load_model(name, device=device, seed=seed, positions=longest + 1)
-        times: list[LayerwiseTime] = []
-        for medium in media:
-            room_bytes = 3 * longest * ready.config.kv_bytes_per_token(ready.embedding.dtype.itemsize) + 64 * MIB
-            with LAYERWISE_MEDIA[medium](folder, room_bytes) as (made, grow_cold):
-                bench = _Bench(ready, made, grow_cold, block_tokens, longest, seed)
-                for tokens in prompt_tokens:
-                    times.append(bench.compare("load", tokens, tokens + new_tokens, rounds))
-                    times.append(bench.compare("store", tokens, tokens, rounds))
+        ready = load_model(name, device=device, seed=seed, positions=max(prompt_tokens) + new_tokens + 1)
+        times = compare_media(
+            ready,
+            folder,
+            media=media,
+            prompt_tokens=prompt_tokens,
+            new_tokens=new_tokens,
+            block_tokens=block_tokens,
+            rounds=rounds,
+            seed=seed,
+        )
         return LayerwiseMeasurement(
             model=model,
             dtype=str(ready.embedding.dtype).removeprefix("torch."),
@@ -133,113 +88,8 @@ def measure_layerwise(
             block_tokens=block_tokens,
             seed=seed,
             machine=describe_machine(ready.embedding.device.type),
-            times=tuple(times),
+            times=times,
         )
-
-
-class _Bench:
-    """One model over one medium. Mutable: prompts are drawn anew for every round."""
-
-    def __init__(
-        self,
-        model: LlamaModel,
-        medium: Medium,
-        grow_cold: Callable[[], None],
-        block_tokens: int,
-        longest: int,
-        seed: int,
-    ) -> None:
-        self._model = model
-        self._medium = medium
-        self._grow_cold = grow_cold
-        self._block_tokens = block_tokens
-        self._draw = np.random.default_rng(seed)
-        self._engine = prefill_engine(model, longest)
-        self._token_bytes = model.config.kv_bytes_per_token(model.embedding.dtype.itemsize)
-
-    def compare(self, operation: Operation, moved: int, tokens: int, rounds: int) -> LayerwiseTime:
-        """Time the three ways in turns."""
-        taken: dict[str, list[float]] = {"compute": [], "serialized": [], "layerwise": []}
-        time_once = self._load if operation == "load" else self._store
-        for turn in range(rounds + 1):
-            prompt = self._draw.integers(0, self._model.config.vocabulary, tokens).astype(np.int32)
-            seconds = time_once(prompt, moved)
-            if turn:
-                for way, so_far in taken.items():
-                    so_far.append(seconds[way])
-        extras = {way: _extra(taken[way], taken["compute"]) for way in ("serialized", "layerwise")}
-        return LayerwiseTime(
-            medium=self._medium.name,
-            operation=operation,
-            prompt_tokens=tokens,
-            moved_tokens=moved,
-            moved_bytes=moved * self._token_bytes,
-            compute_s=statistics.median(taken["compute"]),
-            serialized_s=statistics.median(taken["serialized"]),
-            layerwise_s=statistics.median(taken["layerwise"]),
-            serialized_extra_s=extras["serialized"],
-            layerwise_extra_s=extras["layerwise"],
-            hidden_share=1 - extras["layerwise"] / extras["serialized"],
-            rounds=rounds,
-        )
-
-    def _load(self, prompt: _Tokens, moved: int) -> dict[str, float]:
-        """A prompt whose beginning is in the store; for computing alone, in the engine's own KVCache."""
-        with TieredStore([TierSettings(medium=self._medium)]) as store:
-            with self._over(store, overlap=True) as filling:
-                filling.prefill(prompt[:moved])
-            seconds = {"compute": timed(lambda: self._engine.prefill(prompt))}  # the engine kept the prefix
-            for way, overlap in (("serialized", False), ("layerwise", True)):
-                self._forget()
-                self._grow_cold()
-                with self._over(store, overlap=overlap) as prefill:
-                    seconds[way] = timed(lambda prefill=prefill: prefill.prefill(prompt, keep=False))
-        self._empty()
-        return seconds
-
-    def _store(self, prompt: _Tokens, _moved: int) -> dict[str, float]:
-        """A prompt of which the store holds nothing; every way begins with an empty one."""
-        self._forget()
-        seconds = {"compute": timed(lambda: self._engine.prefill(prompt))}
-        for way, overlap in (("serialized", False), ("layerwise", True)):
-            self._forget()
-            with (
-                TieredStore([TierSettings(medium=self._medium)]) as store,
-                self._over(store, overlap=overlap) as prefill,
-            ):
-                seconds[way] = timed(lambda prefill=prefill: (prefill.prefill(prompt), prefill.flush()))
-            self._empty()
-        return seconds
-
-    def _over(self, store: TieredStore, *, overlap: bool) -> LayerwisePrefill:
-        return LayerwisePrefill(
-            self._engine, store, block_tokens=self._block_tokens, overlap=overlap, queue_bytes=1 << 62
-        )
-
-    def _forget(self) -> None:
-        """Let the engine keep nothing."""
-        self._engine.engine.allocator.forget()
-
-    def _empty(self) -> None:
-        """Let the medium hold nothing."""
-        self._medium.free(*self._medium.blocks())
-
-
-def prefill_engine(model: LlamaModel, longest: int) -> PrefillEngine:
-    """An engine that takes prompts of so many tokens whole, and has room to keep some."""
-    room = EngineSettings(cache_blocks=4 * -(-longest // 16), max_batch_tokens=longest, keep_log=False)
-    return PrefillEngine(model, room)
-
-
-def _extra(ours: Sequence[float], compute: Sequence[float]) -> float:
-    return statistics.median(mine - alone for mine, alone in zip(ours, compute, strict=True))
-
-
-def timed(work: Callable[[], object]) -> float:
-    """Seconds that some work took."""
-    started_s = time.perf_counter()
-    work()
-    return time.perf_counter() - started_s
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

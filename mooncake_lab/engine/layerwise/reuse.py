@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mooncake_lab.core import MIB
-from mooncake_lab.engine.layerwise.measure import prefill_engine, timed
+from mooncake_lab.engine.layerwise.compare import prefill_engine, timed
 from mooncake_lab.engine.layerwise.prefill import LayerwisePrefill
 from mooncake_lab.engine.loading import load_model
 from mooncake_lab.engine.machine import Machine, describe_machine

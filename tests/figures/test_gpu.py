@@ -1,0 +1,69 @@
+"""Figures of a GPU, from a dry run on a CPU: every point that was measured is drawn."""
+
+import itertools
+
+import pandas as pd
+import pytest
+
+from mooncake_lab.engine.bench_gpu import make_lab, measure
+from mooncake_lab.figures import gpu as draw
+
+USED = ("decode", "prefill", "hybrid", "tiles", "copies", "layerwise", "beside_transformers", "chunks", "pd_sweep")
+
+
+@pytest.fixture(scope="module")
+def tables():
+    """All sections that figures draw."""
+    found = measure(make_lab("lab-tiny", "cpu", "float32"), budget_s=1e9, names=list(USED))
+    return {name: pd.DataFrame(found[name]["rows"]) for name in USED}
+
+
+def points(axes):
+    """All points that have a marker, of all lines."""
+    return [
+        (float(x), float(y))
+        for line in axes.lines
+        if line.get_marker() not in ("", "None", None)
+        for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)
+    ]
+
+
+def pairs(table, x, y, scale=1.0):
+    """What should be drawn of a table."""
+    return sorted((float(a), scale * float(b)) for a, b in zip(table[x], table[y], strict=True))
+
+
+def test_rates_draws_every_point(tables):
+    """Decode by batch, prefill by length, and a ratio for each way of transformers."""
+    figure = draw.rates(tables["decode"], tables["prefill"], tables["beside_transformers"], "dry")
+    assert sorted(points(figure.axes[0])) == pairs(tables["decode"], "batch", "share_of_copy")
+    assert sorted(points(figure.axes[1])) == pairs(tables["prefill"], "tokens", "share_of_gemm")
+    assert sorted(x for x, _ in points(figure.axes[2])) == sorted(tables["beside_transformers"]["ratio"])
+
+
+def test_chunks_draws_every_point(tables):
+    """Chunks over the whole prompt, and every width."""
+    figure = draw.chunks(tables["chunks"], tables["tiles"], "dry")
+    assert sorted(points(figure.axes[0])) == pairs(tables["chunks"], "chunk", "over_whole")
+    assert sorted(points(figure.axes[1])) == pairs(tables["tiles"], "tokens", "seconds", 1e3)
+
+
+def test_riders_draws_three_accounts_and_the_law(tables):
+    """Each account of each hybrid iteration; the dotted line is at (C - (B - 1)) / (B - 1)."""
+    figure = draw.riders(tables["hybrid"], tables["pd_sweep"], "dry")
+    of_accounts = (
+        pairs(tables["hybrid"], "decodes", f"decode_token_{account}_s", 1e3)
+        for account in ("alone", "marginal", "fair")
+    )
+    assert sorted(points(figure.axes[0])) == sorted(itertools.chain.from_iterable(of_accounts))
+    assert sorted(points(figure.axes[1])) == pairs(tables["pd_sweep"], "ratio", "gain")
+    dotted = [line for line in figure.axes[1].lines if line.get_linestyle() == ":"]
+    assert [line.get_xdata()[0] for line in dotted] == [(8 - 2) / 2]
+
+
+def test_copies_draws_both_ways_and_both_operations(tables):
+    """Every size both ways, and what is hidden of loading and storing."""
+    figure = draw.copies(tables["copies"], tables["layerwise"], "dry")
+    assert len(points(figure.axes[0])) == 2 * len(tables["copies"])
+    assert sorted(points(figure.axes[1])) == pairs(tables["layerwise"], "moved_tokens", "hidden_share")
+    assert b"goal 0.9" in figure._repr_svg_().encode()
