@@ -55,9 +55,12 @@ class MooncakeObjects:
         name = self._object(reservation)
         if self._client.api.is_exist(name):  # Mooncake would say that it was put, and keep the other one's bytes
             raise self._error(_EXISTS, reservation)
-        code = self._client.api.batch_put_from_multi_buffers(
-            [name], *([part] for part in _runs(arrays)), self._client.pinned
-        )[0]
+        pointers, sizes = _runs(arrays)
+        if len(sizes) == 1:
+            code = self._client.api.put_from(name, pointers[0], sizes[0], self._client.pinned)
+        else:
+            places = [name], [pointers], [sizes]
+            code = self._client.api.batch_put_from_multi_buffers(*places, self._client.pinned)[0]
         if code:
             raise self._error(code, reservation)
         self._ours.add(reservation)
@@ -87,9 +90,12 @@ class MooncakeObjects:
 
     def get(self, reservation: Reservation, arrays: _Arrays) -> None:
         """Read a whole block."""
-        found = self._client.api.batch_get_into_multi_buffers(
-            [self._object(reservation)], *([part] for part in _runs(arrays))
-        )[0]
+        name = self._object(reservation)
+        pointers, sizes = _runs(arrays)
+        if len(sizes) == 1:
+            found = self._client.api.get_into(name, pointers[0], sizes[0])
+        else:
+            found = self._client.api.batch_get_into_multi_buffers([name], [pointers], [sizes])[0]
         if found < 0:
             raise self._error(found, reservation)
 

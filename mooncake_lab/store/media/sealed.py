@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from itertools import accumulate
-from typing import Final, final
+from typing import Final, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,10 @@ _ALONE_BYTES: Final = 512 * 1024
 """Up to here, a helper thread takes longer to wake up than it saves."""
 _RUN_BYTES: Final = 512 * 1024
 """Layers that are read at once, before their checksums are taken."""
+_ALONE_PIECES: Final = 4
+"""So many runs are read by the caller alone, for the same reason."""
+_Piece: TypeAlias = tuple[Sequence[npt.NDArray[np.uint8]], int, int]
+"""Layers to fill, the number of the first one, and where they begin in the slab."""
 
 
 @final
@@ -87,15 +91,12 @@ class SealedBlocks:
         """
         start = layer_offset(reservation, first_layer)
         stop = first_layer + len(arrays)
-        tasks = [
-            partial(self._read, reservation, arrays[run], first_layer + run.start, start + offset, sums)
-            for run, offset in _runs(reservation.layer_bytes[first_layer:stop])
-        ]
-        if len(tasks) > 2:
-            shared(self._helpers, tasks)
+        sizes = reservation.layer_bytes[first_layer:stop]
+        pieces = [(arrays[run], first_layer + run.start, start + offset) for run, offset in _runs(sizes)]
+        if len(pieces) > _ALONE_PIECES:
+            shared(self._helpers, [partial(self._read, reservation, [piece], sums) for piece in pieces])
         else:
-            for task in tasks:
-                task()
+            self._read(reservation, pieces, sums)
 
     def write_header(self, record: Record) -> None:
         """Write the header of a block whose layers came one by one.
@@ -118,24 +119,17 @@ class SealedBlocks:
         self._slab.write(reservation.offset_bytes, [header, *arrays[:layers]])
         return sums
 
-    def _read(
-        self,
-        reservation: Reservation,
-        arrays: Sequence[npt.NDArray[np.uint8]],
-        first_layer: int,
-        start: int,
-        sums: Sequence[int],
-    ) -> None:
-        """Read layers that begin at `start`, and take their checksums while they are in the processor's cache."""
-        self._slab.read(start, arrays)
-        found = checksums(arrays, self._seed)
-        told = sums[first_layer : first_layer + len(arrays)]
-        if found != list(told):
-            layer = next(index for index, pair in enumerate(zip(found, told, strict=True)) if len(set(pair)) > 1)
-            raise DamagedBlockError(
-                f"layer {first_layer + layer} of block {reservation.key.hex()} in {self._slab.path}"
-                " is not what was written"
-            )
+    def _read(self, reservation: Reservation, pieces: Sequence[_Piece], sums: Sequence[int]) -> None:
+        """Read pieces, and take the checksums of each while it is in the processor's cache."""
+        with self._slab.reading() as fill:
+            for arrays, first_layer, start in pieces:
+                fill(start, arrays)
+                for layer, found in enumerate(checksums(arrays, self._seed), first_layer):
+                    if found != sums[layer]:
+                        raise DamagedBlockError(
+                            f"layer {layer} of block {reservation.key.hex()} in {self._slab.path}"
+                            " is not what was written"
+                        )
 
 
 @lru_cache

@@ -105,8 +105,16 @@ class Slab:
             OSError: when the device refuses, or the slab is closed.
             DamagedBlockError: when the file ends too early.
         """
+        with self.reading() as fill:
+            fill(offset_bytes, layers)
+
+    @contextmanager
+    def reading(self) -> Generator[Callable[[int, Sequence[npt.NDArray[np.uint8]]], None]]:
+        """What fills layers as `read` does, for several reads of one block; for its errors see `read`."""
         with self._in_use("read") as file:
-            _transfer(os.preadv, file, self._with_padding(layers, self._padding), offset_bytes)
+            yield lambda offset_bytes, layers: _transfer(
+                os.preadv, file, self._with_padding(layers, self._padding), offset_bytes
+            )
 
     def sync(self) -> None:
         """Return when everything written is on the device; for its errors see `write`."""
@@ -158,7 +166,8 @@ class Slab:
     def _with_padding(
         self, layers: Sequence[npt.NDArray[np.uint8]], filler: npt.NDArray[np.uint8]
     ) -> list[npt.NDArray[np.uint8]]:
-        if not any(layer.nbytes % ALIGNMENT_BYTES for layer in layers):
+        unaligned = [layer.nbytes % ALIGNMENT_BYTES for layer in layers]
+        if not any(unaligned):
             return list(layers)
         vectors: list[npt.NDArray[np.uint8]] = []
         for layer in layers:
