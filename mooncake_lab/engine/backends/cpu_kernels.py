@@ -14,9 +14,8 @@ import numpy as np
 from numba import njit, prange
 from numba.extending import register_jitable
 
-from mooncake_lab.engine.backends.cpu_numbers import Floats, Ints, Stored, fetch, narrow, widen
+from mooncake_lab.engine.backends.cpu_numbers import LINE_BYTES, Floats, Ints, Stored, fetch, narrow, widen
 
-_LINE_BYTES, _PAGE_BYTES = 64, 4096
 _LOWEST = np.float32(-1e30)
 """Below any score; infinity would not survive fast arithmetic."""
 
@@ -140,7 +139,8 @@ def _decode_head(
 ) -> None:
     """The queries of one KV head of one row: all scores, their softmax, the values mixed by it.
 
-    No views into arrays: each would be counted in and out, which costs as much as the work.
+    No views into arrays: each would be counted in and out, which costs as much as the work. While a block is used
+    the next one is fetched: keys, then values, then the keys of the row that this thread is likely to do next.
     """
     width, length, size, group = query.shape[2], lengths[row], keys.shape[2], query.shape[1] // keys.shape[1]
     scaled = np.empty((group, width), np.float32)
@@ -148,38 +148,56 @@ def _decode_head(
         for x in range(width):
             scaled[g, x] = widen(query[row, head * group + g, x]) / np.sqrt(np.float32(width))
     scores, mixed = np.empty((group, length), np.float32), np.zeros((group, width), np.float32)
-    blocks = (length + size - 1) // size
+    blocks, after = (length + size - 1) // size, tables[(row + 1) % len(lengths), 0]
     for number in range(blocks):
-        first = number * size
-        _fetch_block(keys, tables[row, min(number + 1, blocks - 1)], head)
-        _score_block(keys, tables[row, number], head, min(size, length - first), scaled, scores, first)
-    _fetch_block(values, tables[row, 0], head)
+        first, more = number * size, number + 1 < blocks
+        following = tables[row, number + 1] if more else tables[row, 0]
+        _score_block(
+            keys,
+            tables[row, number],
+            head,
+            min(size, length - first),
+            scaled,
+            scores,
+            first,
+            values,
+            following,
+            more,
+        )
     _soften(scores)
     for number in range(blocks):
-        first = number * size
-        _fetch_block(values, tables[row, min(number + 1, blocks - 1)], head)
-        _mix_block(values, tables[row, number], head, min(size, length - first), scores, first, mixed)
+        first, more = number * size, number + 1 < blocks
+        following = tables[row, number + 1] if more else after
+        _mix_block(
+            values,
+            tables[row, number],
+            head,
+            min(size, length - first),
+            scores,
+            first,
+            mixed,
+            keys,
+            following,
+            more,
+        )
     for g in range(group):
         for x in range(width):
             out[row, (head * group + g) * width + x] = narrow(mixed[g, x], out[row, x])
 
 
 @register_jitable
-def _fetch_block(stored: Stored, block: int, head: int) -> None:
-    """Ask for the first page of a block of a head ahead of its use."""
-    most = _PAGE_BYTES // (stored.shape[3] * stored.itemsize)
-    for t in range(min(stored.shape[2], max(most, 1))):
-        for x in range(0, stored.shape[3], _LINE_BYTES // stored.itemsize):
-            fetch(stored, (block, head, t, x))  # pyright: ignore[reportCallIssue]  # numba adds the context
-
-
-@register_jitable
 def _score_block(
-    keys: Stored, block: int, head: int, tokens: int, scaled: Floats, scores: Floats, first: int
-) -> None:
-    """Scores of a block's first tokens with all queries."""
+    keys: Stored, block: int, head: int, tokens: int, scaled: Floats, scores: Floats, first: int,
+    values: Stored, following: int, more: bool,
+) -> None:  # fmt: skip
+    """Scores of a block's first tokens with all queries, while what follows is on its way."""
     group, fours = len(scaled), tokens // 4 * 4
+    lines = 4 * keys.shape[3] * keys.itemsize // LINE_BYTES
     for t in range(0, fours, 4):
+        if more:
+            fetch(keys, (following, head, t, 0), lines)  # pyright: ignore[reportCallIssue]  # numba adds the context
+        else:
+            fetch(values, (following, head, t, 0), lines)  # pyright: ignore[reportCallIssue]  # likewise
         for g in range(0, group, 2):
             _score_four(keys, block, head, t, scaled, g, min(g + 1, group - 1), scores, first + t)
     for t in range(fours, tokens):
@@ -192,11 +210,17 @@ def _score_block(
 
 @register_jitable
 def _mix_block(
-    values: Stored, block: int, head: int, tokens: int, scores: Floats, first: int, mixed: Floats
-) -> None:
-    """Add the weighted values of a block's first tokens."""
+    values: Stored, block: int, head: int, tokens: int, scores: Floats, first: int, mixed: Floats,
+    keys: Stored, following: int, more: bool,
+) -> None:  # fmt: skip
+    """Add the weighted values of a block's first tokens, while what follows is on its way."""
     group, fours = len(mixed), tokens // 4 * 4
+    lines = 4 * keys.shape[3] * keys.itemsize // LINE_BYTES
     for t in range(0, fours, 4):
+        if more:
+            fetch(values, (following, head, t, 0), lines)  # pyright: ignore[reportCallIssue]  # numba adds the context
+        else:
+            fetch(keys, (following, head, t, 0), lines)  # pyright: ignore[reportCallIssue]  # likewise
         for g in range(0, group - 1, 2):
             _mix_four(values, block, head, t, scores, g, g + 1, first + t, mixed)
         if group % 2:

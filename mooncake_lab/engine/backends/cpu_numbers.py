@@ -7,7 +7,7 @@ looks at the kernels' own files only: after an edit here, touch `cpu_kernels.py`
 # numba's decorators and overloads are untyped
 # pyright: basic
 
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,8 @@ Stored: TypeAlias = npt.NDArray[Any]
 """Numbers of the model's type, bfloat16 as uint16."""
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.integer]
+LINE_BYTES: Final = 64
+"""Of a cache line; where lines are longer, some are asked for twice."""
 
 
 def widen(number: Any) -> Any:
@@ -52,14 +54,15 @@ def _narrow(number, like):  # noqa: ANN001, ANN202, ARG001  # likewise
 
 
 @intrinsic
-def fetch(context: Any, array: Any, place: Any) -> Any:  # noqa: ARG001  # numba's own
-    """Ask for the cache line of `array[place]` ahead of its use; compiled code only.
+def fetch(context: Any, array: Any, place: Any, lines: Any) -> Any:  # noqa: ARG001  # numba's own
+    """Ask for so many cache lines from `array[place]` on ahead of their use; compiled code only.
 
-    The processor foresees what follows in a page of memory, but blocks of a paged cache begin in other ones.
+    The processor foresees what follows in a page of memory, but blocks of a paged cache begin in other ones. It
+    waits where it is asked for more lines than it can have under way: ask for a few at a time, between other work.
     """
 
     def generate(target: Any, builder: Any, signature: Any, values: Any) -> Any:
-        kind, place_kind = signature.args
+        kind, place_kind, _ = signature.args
         numbers = zip(cgutils.unpack_tuple(builder, values[1]), place_kind, strict=True)
         at = [target.cast(builder, *each, types.intp) for each in numbers]
         stored = target.make_array(kind)(target, builder, values[0])
@@ -68,7 +71,10 @@ def fetch(context: Any, array: Any, place: Any) -> Any:  # noqa: ARG001  # numba
         called = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
         ask = cgutils.get_or_insert_function(builder.module, called, "llvm.prefetch.p0")
         to_read, into_all_levels, data = word(0), word(3), word(1)
-        builder.call(ask, [builder.bitcast(line, byte), to_read, into_all_levels, data])
+        start, line_bytes = builder.bitcast(line, byte), ir.Constant(values[2].type, LINE_BYTES)
+        with cgutils.for_range(builder, values[2]) as loop:
+            there = builder.gep(start, [builder.mul(loop.index, line_bytes)])
+            builder.call(ask, [there, to_read, into_all_levels, data])
         return target.get_dummy_value()
 
-    return types.void(array, place), generate
+    return types.void(array, place, types.intp), generate

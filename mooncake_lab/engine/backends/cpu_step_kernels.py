@@ -19,6 +19,8 @@ from mooncake_lab.engine.backends.cpu_numbers import Floats, Ints, Stored, widen
 
 PLAIN, ADDED, GATED = 0, 1, 2
 """What becomes of a product: it replaces, it is added, or `silu` of its first half times the second replaces."""
+_PART_OUTPUTS = 64
+"""A thread's share of a product; more would leave threads without one."""
 
 
 class LayerArrays(NamedTuple):
@@ -95,30 +97,37 @@ def normalise(hidden: Floats, weight: Stored, epsilon: Any, normed: Floats) -> N
 def linear(inputs: Floats, weight: Stored, bias: Stored, how: int, out: Floats) -> None:
     """`inputs @ weight.T + bias` into `out` (tokens, outputs), or added to it, or its halves gated.
 
-    Four outputs at a time, shared out among threads.
+    Four outputs at a time, many in a row: the processor foresees a stretch of memory, but not when it ends.
     """
     tokens, outputs = out.shape
-    for tile in prange((outputs + 3) // 4):
-        first = 4 * tile
-        last = min(first + 4, outputs)
-        found = np.empty((tokens, 4), np.float32)
-        _multiply(inputs, weight, bias, first, last, found)
+    for part in prange((outputs + _PART_OUTPUTS - 1) // _PART_OUTPUTS):
+        start, stop = part * _PART_OUTPUTS, min((part + 1) * _PART_OUTPUTS, outputs)
+        found = np.empty((tokens, _PART_OUTPUTS), np.float32)
+        for first in range(start, stop, 4):
+            _multiply(inputs, weight, bias, first, min(first + 4, stop), found[:, first - start :])
         if how == GATED:
-            up = np.empty((tokens, 4), np.float32)
-            _multiply(inputs, weight, bias, outputs + first, outputs + last, up)
-        for row in range(tokens):
-            for x in range(last - first):
-                if how == ADDED:
-                    out[row, first + x] += found[row, x]
-                elif how == GATED:
-                    out[row, first + x] = gated(found[row, x]) * up[row, x]
-                else:
-                    out[row, first + x] = found[row, x]
+            up = np.empty((tokens, _PART_OUTPUTS), np.float32)
+            for first in range(start, stop, 4):
+                last = outputs + min(first + 4, stop)
+                _multiply(inputs, weight, bias, outputs + first, last, up[:, first - start :])
+            for row in range(tokens):
+                for x in range(stop - start):
+                    out[row, start + x] = gated(found[row, x]) * up[row, x]
+        else:
+            _keep(found, start, stop, how, out)
+
+
+@register_jitable
+def _keep(found: Floats, start: int, stop: int, how: int, out: Floats) -> None:
+    """Outputs `start` up to `stop` in their place, or added to what is there."""
+    for row in range(len(out)):
+        for x in range(stop - start):
+            out[row, start + x] = found[row, x] + (out[row, start + x] if how == ADDED else np.float32(0))
 
 
 @njit(fastmath=True, nogil=True, cache=True)
 def _multiply(inputs: Floats, weight: Stored, bias: Stored, first: int, last: int, out: Floats) -> None:
-    """Outputs `first` up to `last` of a weight, at most four, into `out` (tokens, 4)."""
+    """Outputs `first` up to `last` of a weight, at most four, into the first columns of `out` (tokens, ...)."""
     tokens, row = len(inputs), 0
     while last - first == 4 and row + 4 <= tokens:
         _four_tokens(inputs, weight, row, first, out)
