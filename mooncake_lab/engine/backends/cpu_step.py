@@ -18,7 +18,7 @@ from mooncake_lab.engine.rope import Rope
 from mooncake_lab.engine.weights import LayerWeights, LlamaWeights
 
 MOST_TOKENS = MappingProxyType(
-    {(torch.float32, False): 8, (torch.bfloat16, False): 16, (torch.float32, True): 3, (torch.bfloat16, True): 1}
+    {(torch.float32, False): 8, (torch.bfloat16, False): 16, (torch.float32, True): 3, (torch.bfloat16, True): 2}
 )
 """By type, and by whether the processor multiplies bfloat16, as measured on one of each kind. More are better off
 operator by operator: oneDNN's large products pay for its calls, the sooner the wider the processor is."""
