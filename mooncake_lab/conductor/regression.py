@@ -59,14 +59,16 @@ class PolynomialEstimator:
             [(tokens / scale) ** i * (reused_tokens / scale) ** j for i, j in powers(degree)], axis=1
         )
         relative = columns / measured_s[:, None]
+        size = np.abs(relative).max(axis=0)
+        size[size == 0] = 1.0
         ones = np.ones(len(measured_s))
-        solution, _, rank, _ = np.linalg.lstsq(relative, ones, rcond=_LEAST_INDEPENDENCE)
+        solution, _, rank, _ = np.linalg.lstsq(relative / size, ones, rcond=_LEAST_INDEPENDENCE)
         if rank < columns.shape[1]:
             raise ValueError(
                 f"{len(tokens)} points of rank {rank} for the {columns.shape[1]} coefficients of degree {degree};"
                 " measure more lengths and prefixes, or lower the degree"
             )
-        found = as_told(solution.astype(np.float64))
+        found = as_told(solution.astype(np.float64) / size)
         return cls(
             inner=inner,
             degree=degree,

@@ -15,7 +15,7 @@ _ROUNDS = 3
 
 
 def copies(lab: Lab) -> Rows:
-    """Pieces of a DRAM tier's arena, pinned where CUDA is, out of the device and into it; then KVCache blocks.
+    """Pieces of a DRAM tier's arena, pinned where CUDA is, out of the device and into it; then the KVCache itself.
 
     Shares are of the peak: the largest piece, to and from memory that torch itself has pinned.
     """
@@ -38,7 +38,7 @@ def copies(lab: Lab) -> Rows:
             blocks = lab.cache.data[:, :, : tokens // lab.block_size_tokens]
             host = torch.empty(blocks.shape, dtype=blocks.dtype, pin_memory=on_gpu)
             seconds = _both_ways(lab, host, blocks)
-        rows.append({"what": "blocks", "bytes": host.nbytes, **_rates(host.nbytes, seconds, most, peaks)})
+        rows.append({"what": "cache", "bytes": host.nbytes, **_rates(host.nbytes, seconds, most, peaks)})
     finally:
         arena.close()
     return rows
@@ -53,7 +53,7 @@ def layerwise(lab: Lab) -> Rows:
             Path(folder),
             media=("dram",),
             prompt_tokens=sizes.layerwise_tokens,
-            new_tokens=sizes.layerwise_block_tokens,
+            new_tokens=sizes.layerwise_new_tokens,
             block_tokens=sizes.layerwise_block_tokens,
             rounds=_ROUNDS,
         )

@@ -45,6 +45,8 @@ class Sizes:
     copy_tokens: int
     layerwise_tokens: tuple[int, ...]
     """Prompts whose KVCache is loaded and stored; several of the longest have to fit beside the lab's own."""
+    layerwise_new_tokens: int
+    """Computed behind what is loaded: loading hides behind nothing else."""
     layerwise_block_tokens: int
     peer_batch: int
     peer_prompt: int
@@ -70,6 +72,7 @@ FULL = Sizes(
     copy_bytes=tuple(size * MIB for size in (1, 4, 16, 64, 256, 1024)),
     copy_tokens=8192,
     layerwise_tokens=(8192, 16384),
+    layerwise_new_tokens=4096,
     layerwise_block_tokens=256,
     peer_batch=8,
     peer_prompt=512,
@@ -96,6 +99,7 @@ DRY = Sizes(
     copy_bytes=(1 << 12, 1 << 14),
     copy_tokens=32,
     layerwise_tokens=(32, 64),
+    layerwise_new_tokens=16,
     layerwise_block_tokens=16,
     peer_batch=2,
     peer_prompt=8,

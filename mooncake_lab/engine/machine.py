@@ -131,11 +131,14 @@ def driver_version() -> str | None:
         return None
     command = [tool, "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # plain words
-    return done.stdout.strip() or None
+    return (done.stdout.strip() or None) if done.returncode == 0 else None
 
 
 def commit() -> str | None:
-    """The commit of the source that runs, with a + where files differ from it; None outside a repository."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+", "--exclude=*"]
+    """The commit of the source that runs, with a + where files differ from it; None where it cannot be told."""
+    git = shutil.which("git")
+    if git is None:
+        return None
+    command = [git, "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+", "--exclude=*"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # plain words
     return done.stdout.strip() or None

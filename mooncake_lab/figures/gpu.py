@@ -90,9 +90,8 @@ def riders(hybrid: pd.DataFrame, bursts: pd.DataFrame, source: str) -> BookFigur
         for account, colour in accounts:
             time_ms = 1e3 * table[f"decode_token_{account}_s"]
             left.plot(table["decodes"], time_ms, "o", linestyle=line, color=COLOURS[colour])
-    left.set(
-        xscale="log", yscale="log", xlabel="decodes in the iteration (requests)", ylabel="a decode's token (ms)"
-    )
+    left.set_yscale("symlog", linthresh=0.1)  # what an iteration grew by may be nothing, or less
+    left.set(xscale="log", xlabel="decodes in the iteration (requests)", ylabel="a decode's token (ms)")
     keys = [Line2D([], [], color=COLOURS[colour], marker="o", label=account) for account, colour in accounts]
     keys += [
         Line2D([], [], color=COLOURS["slo"], linestyle=line, label=f"chunk {chunk:g}")
@@ -124,7 +123,7 @@ def copies(moved: pd.DataFrame, hidden: pd.DataFrame, source: str) -> BookFigure
     """
     figure, (left, right) = new_figure(1, 2, width=10, height=4.2)
     ways = (("device_to_host", "mooncake"), ("host_to_device", "vllm_prefix"))
-    for what, marker in (("arena", "o-"), ("blocks", "s")):
+    for what, marker in (("arena", "o-"), ("cache", "s")):
         table = moved[moved["what"] == what]
         for way, colour in ways:
             label = f"{way.replace('_', ' ')}, {what}"
@@ -134,7 +133,8 @@ def copies(moved: pd.DataFrame, hidden: pd.DataFrame, source: str) -> BookFigure
     _plain(left)
     for (operation, table), colour in zip(hidden.groupby("operation"), ("vllm_prefix", "mooncake"), strict=True):
         right.plot(table["moved_tokens"], table["hidden_share"], "o-", color=COLOURS[colour], label=str(operation))
-    right.set(xlabel="KVCache (tokens)", ylabel="hidden behind prefill (share)", ylim=(0, 1.05))
+    right.set(xlabel="KVCache (tokens)", ylabel="hidden behind prefill (share)")
+    right.set_ylim(min(0, *hidden["hidden_share"]) - 0.02, max(1.05, *hidden["hidden_share"]))
     right.set_xticks(sorted(set(hidden["moved_tokens"])))
     right.legend(fontsize="small", loc="lower right")
     for panel in (left, right):

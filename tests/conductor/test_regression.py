@@ -39,6 +39,18 @@ def test_noise_is_in_its_errors_and_a_line_is_worse():
     assert line.max_relative_error > 2 * noisy.max_relative_error
 
 
+def test_lengths_of_four_magnitudes_determine_a_cubic():
+    """Columns of very different size are no reason to refuse points that are well spread."""
+    tokens, shares = (
+        axis.ravel() for axis in np.meshgrid(np.geomspace(16, 131072, 14), [0.0, 0.2, 0.4, 0.6, 0.8])
+    )
+    reused = np.floor(tokens * shares)
+    learned = PolynomialEstimator.fit(
+        TRUTH, tokens, reused, NODE.latency.prefill.seconds(tokens, reused), degree=3
+    )
+    assert learned.max_relative_error < 1e-4
+
+
 def test_the_papers_ten_bars_do_not_determine_it():
     """FAST'25 Fig. 14 has two shares of reuse, so that a free quadratic has two answers; ours are constrained."""
     with pytest.raises(ValueError, match="measure more lengths and prefixes"):

@@ -135,7 +135,7 @@ def test_the_driver_is_what_its_own_tool_says(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert driver_version() is None
     tool = tmp_path / "nvidia-smi"
-    for answer, expected in (("570.124.06", "570.124.06"), ("", None)):
-        tool.write_text(f"#!/bin/sh\necho {answer}\n")
+    for answer, code, expected in (("570.124.06", 0, "570.124.06"), ("No devices were found", 6, None)):
+        tool.write_text(f"#!/bin/sh\necho {answer}\nexit {code}\n")
         tool.chmod(0o755)
         assert driver_version() == expected

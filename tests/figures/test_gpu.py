@@ -28,6 +28,12 @@ def points(axes):
     ]
 
 
+def all_visible(figure):
+    """Whether no point lies outside its panel."""
+    limits = [(axes, *sorted(axes.get_ylim())) for axes in figure.axes]
+    return all(low <= y <= high for axes, low, high in limits for _, y in points(axes))
+
+
 def pairs(table, x, y, scale=1.0):
     """What should be drawn of a table."""
     return sorted((float(a), scale * float(b)) for a, b in zip(table[x], table[y], strict=True))
@@ -50,6 +56,7 @@ def test_chunks_draws_every_point(tables):
 
 def test_riders_draws_three_accounts_and_the_law(tables):
     """Each account of each hybrid iteration; the dotted line is at (C - (B - 1)) / (B - 1)."""
+    tables["hybrid"].loc[0, "decode_token_marginal_s"] = -0.001  # a step that was faster with decodes than without
     figure = draw.riders(tables["hybrid"], tables["pd_sweep"], "dry")
     of_accounts = (
         pairs(tables["hybrid"], "decodes", f"decode_token_{account}_s", 1e3)
@@ -57,6 +64,7 @@ def test_riders_draws_three_accounts_and_the_law(tables):
     )
     assert sorted(points(figure.axes[0])) == sorted(itertools.chain.from_iterable(of_accounts))
     assert sorted(points(figure.axes[1])) == pairs(tables["pd_sweep"], "ratio", "gain")
+    assert all_visible(figure)
     dotted = [line for line in figure.axes[1].lines if line.get_linestyle() == ":"]
     assert [line.get_xdata()[0] for line in dotted] == [(8 - 2) / 2]
 
@@ -64,6 +72,8 @@ def test_riders_draws_three_accounts_and_the_law(tables):
 def test_copies_draws_both_ways_and_both_operations(tables):
     """Every size both ways, and what is hidden of loading and storing."""
     figure = draw.copies(tables["copies"], tables["layerwise"], "dry")
-    assert len(points(figure.axes[0])) == 2 * len(tables["copies"])
+    drawn = sorted(y for _, y in points(figure.axes[0]))
+    assert drawn == sorted([*tables["copies"]["device_to_host_share"], *tables["copies"]["host_to_device_share"]])
+    assert all_visible(figure)
     assert sorted(points(figure.axes[1])) == pairs(tables["layerwise"], "moved_tokens", "hidden_share")
     assert b"goal 0.9" in figure._repr_svg_().encode()

@@ -2,7 +2,8 @@
 
 One launch each instead of five to ten torch operators: at small batches the launches are what a decode step
 costs. Numbers are float32, or bfloat16 as uint16 (its upper half), widened on load and rounded on store.
-The kernels compile on first use and are cached beside this file.
+The kernels compile on first use and are cached beside this file. `cpu_step_kernels.py` uses some of them: after an
+edit here touch it too, for numba's cache looks at one file only.
 """
 
 # numba's decorators and overloads are untyped

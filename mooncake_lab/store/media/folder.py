@@ -40,9 +40,9 @@ class FolderLock:
 
     def release(self) -> None:
         """Let others have the folder."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def room_of(folder: Path, fingerprint: bytes) -> Path:

@@ -63,6 +63,7 @@ class SsdMedium:
     __slots__ = (
         "_blocks",
         "_checksums",
+        "_closing",
         "_committing",
         "_doubts",
         "_folder_lock",
@@ -92,6 +93,7 @@ class SsdMedium:
         self._name = name
         self._seed = seed_of(fingerprint)
         self._lock = threading.Lock()  # of the books
+        self._closing = threading.Lock()
         self._committing = threading.Lock()  # one commit at a time, while readers go on
         self._meter = Meter()
         self._checksums: dict[Reservation, dict[int, int]] = {}
@@ -237,14 +239,13 @@ class SsdMedium:
 
     def close(self) -> None:
         """Write down what was freed, and let others have the folder, once nobody commits, reads or writes."""
-        with contextlib.ExitStack() as last:  # an interrupt ends one step of it, and leaves none out
-            with self._committing:
-                if self._index is None:
-                    return
-                last.callback(self._folder_lock.release)
-                last.callback(self._slab.close)
-                last.callback(self._blocks.close)
-                last.callback(self._let_go_of_index)
+        with self._closing, contextlib.ExitStack() as last:  # an interrupt ends one step, and leaves none out
+            if self._index is None:
+                return
+            last.callback(self._folder_lock.release)
+            last.callback(self._slab.close)
+            last.callback(self._blocks.close)
+            last.callback(self._let_go_of_index)
             with contextlib.suppress(
                 OSError, MediumError
             ):  # freed blocks stay in the index: they are found again, and right
