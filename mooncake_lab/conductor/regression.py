@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mooncake_lab.conductor.estimator import Estimator
-from mooncake_lab.perf import as_told
+from mooncake_lab.perf import as_told, column_sizes
 
 Array = npt.NDArray[np.float64]
 _LEAST_INDEPENDENCE: Final = 1e-7
@@ -59,8 +59,7 @@ class PolynomialEstimator:
             [(tokens / scale) ** i * (reused_tokens / scale) ** j for i, j in powers(degree)], axis=1
         )
         relative = columns / measured_s[:, None]
-        size = np.abs(relative).max(axis=0)
-        size[size == 0] = 1.0
+        size = column_sizes(relative)
         ones = np.ones(len(measured_s))
         solution, _, rank, _ = np.linalg.lstsq(relative / size, ones, rcond=_LEAST_INDEPENDENCE)
         if rank < columns.shape[1]:

@@ -33,6 +33,9 @@ class Missing:
 class GpuReport:
     """One run of `bench_gpu`."""
 
+    device: str
+    """`cuda`, or `cpu` for a dry run."""
+    date: str
     source: str
     """The device, its driver, what was run, when, and at which commit: for footers."""
     tables: Mapping[str, pd.DataFrame]
@@ -58,9 +61,10 @@ def read_gpu_report(path: Path) -> GpuReport:
     try:
         found: dict[str, Any] = msgspec.json.decode(path.read_bytes())
         machine, sections = found["machine"], found["sections"]
+        device, date = machine["device"], machine["date"]
         said = (
             f"measured: {machine['processor']}, driver {found['driver'] or 'none'}",
-            f"torch {machine['torch_version']}, {machine['date']}, commit {found['commit'] or 'unknown'}",
+            f"torch {machine['torch_version']}, {date}, commit {found['commit'] or 'unknown'}",
             f"{found['shape']}, random weights, {found['dtype']}",
         )
         tables = {name: _table(section["rows"]) for name, section in sections.items() if section.get("rows")}
@@ -71,7 +75,7 @@ def read_gpu_report(path: Path) -> GpuReport:
         for name, section in sections.items()
         if name not in tables
     }
-    return GpuReport(source="; ".join(said), tables=tables, gaps=gaps)
+    return GpuReport(device=device, date=date, source="; ".join(said), tables=tables, gaps=gaps)
 
 
 def committed(folder: Path | None = None) -> GpuReport:
@@ -80,16 +84,13 @@ def committed(folder: Path | None = None) -> GpuReport:
     Raises:
         ValueError: when a file there is no report of a GPU.
     """
-    reports: list[tuple[str, GpuReport]] = []
+    newest = GpuReport(device="cuda", date="", source="", tables={}, gaps={})
     for path in sorted((folder or carried_folder("measured")).glob(_PATTERN)):
         report = read_gpu_report(path)
-        machine = msgspec.json.decode(path.read_bytes())["machine"]
-        if machine["device"] != "cuda":
-            raise ValueError(f"{path} was measured on a {machine['device']}; the figures are of a GPU")
-        reports.append((machine["date"], report))
-    if reports:
-        return max(reports, key=lambda dated: dated[0])[1]
-    return GpuReport(source="", tables={}, gaps={})
+        if report.device != "cuda":
+            raise ValueError(f"{path} was measured on a {report.device}; the figures are of a GPU")
+        newest = max(newest, report, key=lambda each: each.date)
+    return newest
 
 
 def _table(rows: list[dict[str, Any]]) -> pd.DataFrame:

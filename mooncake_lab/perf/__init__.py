@@ -3,6 +3,7 @@
 from mooncake_lab.perf.calibration import (
     Calibration,
     as_told,
+    column_sizes,
     fit_decode,
     fit_link,
     fit_prefill,
@@ -77,6 +78,7 @@ __all__ = [
     "check_floor",
     "chunk_seconds",
     "chunk_sizes",
+    "column_sizes",
     "cpp_finish_s",
     "cpp_network_bytes",
     "cpp_prefill_s",

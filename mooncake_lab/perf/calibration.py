@@ -50,6 +50,12 @@ def as_told(coefficients: Array) -> Array:
     return np.array([float(f"{coefficient:.{_DIGITS}g}") for coefficient in coefficients.tolist()])
 
 
+def column_sizes(columns: Array) -> Array:
+    """The largest magnitude of each column, or 1 of an empty one: divided by it, columns can be compared."""
+    sizes = np.abs(columns).max(axis=0)
+    return np.where(sizes == 0, 1.0, sizes)
+
+
 def nonnegative_fit(columns: Array, measured_s: Array) -> Array:
     """The non-negative coefficients with the least sum of squared relative errors, `as_told`.
 
@@ -72,8 +78,7 @@ def nonnegative_fit(columns: Array, measured_s: Array) -> Array:
     if not (np.isfinite(measured_s).all() and (measured_s > 0).all()):
         raise ValueError(f"measured times go down to {measured_s.min()!r} s; all must be positive and finite")
     relative = columns / measured_s[:, None]
-    scale = np.abs(relative).max(axis=0)
-    scale[scale == 0] = 1.0
+    scale = column_sizes(relative)
     best, best_miss = np.zeros(coefficients), float(points)  # nothing fitted: each point missed by 100 %
     for size in range(1, coefficients + 1):
         for used in map(list, combinations(range(coefficients), size)):
