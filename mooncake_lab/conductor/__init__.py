@@ -23,6 +23,7 @@ from mooncake_lab.conductor.estimator import (
 )
 from mooncake_lab.conductor.experience import Experience
 from mooncake_lab.conductor.lengths import LengthBook, share_longer
+from mooncake_lab.conductor.needs import NEEDS, Need, check_needs, needs_of
 from mooncake_lab.conductor.placement import (
     PLACEMENT_POLICIES,
     CacheAware,
@@ -39,6 +40,7 @@ from mooncake_lab.conductor.view import ClusterView, DecodeView, PrefillView, Re
 
 __all__ = [
     "ADMISSION_POLICIES",
+    "NEEDS",
     "PLACEMENT_POLICIES",
     "AdaptiveThreshold",
     "AdmissionPolicy",
@@ -58,6 +60,7 @@ __all__ = [
     "LengthPredicting",
     "LoadBalance",
     "LongestPrefix",
+    "Need",
     "NoisyEstimator",
     "Placement",
     "PlacementPolicy",
@@ -71,8 +74,10 @@ __all__ = [
     "Rejection",
     "ServedView",
     "WithinSLO",
+    "check_needs",
     "decide",
     "named_admission",
     "named_placement",
+    "needs_of",
     "share_longer",
 ]

@@ -9,16 +9,20 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, Literal, Protocol
+from typing import ClassVar, Final, Literal, Protocol
 
 from mooncake_lab.conductor.decision import Placement
 from mooncake_lab.conductor.estimator import Estimator
+from mooncake_lab.conductor.needs import Need
 from mooncake_lab.conductor.view import ClusterView, DecodeView, PrefillView
 from mooncake_lab.core import Request, keyed_uniform
 
 
 class PlacementPolicy(Protocol):
-    """Chooses instances for a request; whether to serve it at all is admission's question."""
+    """Chooses instances for a request; whether to serve it at all is admission's question.
+
+    A policy that needs more than loads declares it in an attribute `needs` (`conductor.needs`).
+    """
 
     def place(self, request: Request, view: ClusterView, estimate: Estimator) -> Placement:
         """Where to prefill and to decode, what to reuse and what to fetch."""
@@ -61,6 +65,8 @@ class LongestPrefix:
     On traces where all requests share a system prompt it sends everything to one instance.
     """
 
+    needs: ClassVar[frozenset[Need]] = frozenset({"local_prefixes"})
+
     def place(self, request: Request, view: ClusterView, estimate: Estimator) -> Placement:
         """The longest match."""
         matches = [instance.matched_blocks for instance in view.prefill]
@@ -102,6 +108,11 @@ class KVCacheCentric:
     balancing_threshold: float = 1.5
     """kvcache_balancing_threshold: fetch when the best match is more than so many times the local one."""
     edition: Literal["fast", "arxiv"] = "fast"
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """A store to fetch from, unless it never fetches."""
+        return frozenset() if math.isinf(self.balancing_threshold) else frozenset({"remote_prefixes"})
 
     def place(self, request: Request, view: ClusterView, estimate: Estimator) -> Placement:
         """Line by line as printed (line numbers: FAST'25 Algorithm 1)."""

@@ -1,9 +1,11 @@
 """Routers that know nothing of prompts or caches: what stands in front of instances that do not cooperate."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from mooncake_lab.conductor.decision import Placement
 from mooncake_lab.conductor.estimator import Estimator
+from mooncake_lab.conductor.needs import Need
 from mooncake_lab.conductor.placement import LoadBalance
 from mooncake_lab.conductor.view import ClusterView
 from mooncake_lab.core import Request
@@ -24,6 +26,8 @@ class FewestRequests:
 
     For coupled instances, whose prefill and decode views are of the same instances in the same order.
     """
+
+    needs: ClassVar[frozenset[Need]] = frozenset({"coupled_instances"})
 
     def place(self, request: Request, view: ClusterView, estimate: Estimator) -> Placement:
         """The least connections, as a load balancer of web servers would count them."""

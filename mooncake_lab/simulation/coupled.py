@@ -13,6 +13,7 @@ import msgspec
 import simpy
 
 from mooncake_lab.batching import BatchingPolicy, Limits, Plan, Progress, Segment, decode_stretch_steps
+from mooncake_lab.conductor import DecodeView, PrefillView, ServedView
 from mooncake_lab.core import DecodeStretch, Finished, FirstToken, Prefilled, Record, Rejected, TracedRequest
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.simulation.device_memory import DeviceMemory, Resident
@@ -55,6 +56,7 @@ class CoupledInstance:
         self._lost = lost
         self._waiting: list[Resident] = []
         self._running: list[Resident] = []
+        self._loads: tuple[PrefillView, DecodeView] | None = None  # until something changes
         self._awake: simpy.Event = env.event()
         self._life = env.process(self._live())
 
@@ -63,34 +65,48 @@ class CoupledInstance:
         """Requests here: those that wait, then those that run."""
         return [*self._waiting, *self._running]
 
-    @property
-    def context_tokens(self) -> int:
-        """KVCache tokens of all requests here, as of the last change."""
-        return sum(max(r.cached_tokens, r.traced.request.input_tokens + r.shown_tokens) for r in self.residents)
+    def view(self, matched_blocks: int) -> tuple[PrefillView, DecodeView]:
+        """What the Conductor may know of this instance in either pool, as of the last change.
 
-    @property
-    def queued_requests(self) -> int:
-        """Requests whose prompt is not computed yet."""
-        return sum(r.is_queued for r in self.residents)
+        Requests whose prompt is not computed yet are on their way to decode; they are the prefill backlog, too.
+        """
+        if self._loads is None:
+            residents = self.residents
+            queued = [r for r in residents if r.is_queued]
+            self._loads = (
+                PrefillView(self.name, sum(r.believed_s for r in queued), len(queued), self.assigned_requests, 0),
+                DecodeView(
+                    self.name,
+                    len(residents),
+                    sum(max(r.cached_tokens, r.served.input_tokens) for r in residents),
+                    self.memory.capacity_tokens,
+                    tuple(r.served for r in residents if not r.is_queued),
+                    tuple(r.served for r in queued),
+                ),
+            )
+        prefill, decode = self._loads
+        return (prefill._replace(matched_blocks=matched_blocks) if matched_blocks else prefill), decode
 
-    @property
-    def backlog_s(self) -> float:
-        """Seconds of prefill still to do here, as the Conductor believes."""
-        return sum(r.believed_s for r in self.residents if r.is_queued)
-
-    def submit(self, traced: TracedRequest, believed_s: float, shown_tokens: int = 0) -> None:
+    def submit(self, traced: TracedRequest, believed_s: float, starts_s: float, shown_tokens: int = 0) -> None:
         """Queue a placed request; the iteration under way ends first.
 
         Args:
             traced: the request.
             believed_s: how long the Conductor thinks its prefill takes.
+            starts_s: when the Conductor expects it to decode.
             shown_tokens: tokens that its user has from an instance that died: they are computed like its prompt.
         """
         resident = Resident(
-            traced, self.assigned_requests, believed_s, generated_tokens=shown_tokens, shown_tokens=shown_tokens
+            traced,
+            self.assigned_requests,
+            believed_s,
+            ServedView(traced.request.id, traced.request.input_tokens + shown_tokens, starts_s),
+            generated_tokens=shown_tokens,
+            shown_tokens=shown_tokens,
         )
         insort(self._waiting, resident, key=_rank)
         self.assigned_requests += 1
+        self._loads = None
         if not self._awake.triggered:
             self._awake.succeed()
 
@@ -201,6 +217,7 @@ class CoupledInstance:
 
     def _close(self, parts: _Parts, start_s: float, pace: Steady, steps: int) -> None:
         """Write down what was computed and let finished requests go."""
+        self._loads = None
         # a recomputation that is complete shows its user one more token, as a decode does
         decoded = tuple(r.traced.request.id for r, segment in parts if r.generated_tokens and segment.emits)
         if decoded:
@@ -242,6 +259,8 @@ class CoupledInstance:
     def _emitted(self, resident: Resident, steps: int) -> None:
         """A request got its first token, or `steps` more."""
         request_id, now_s = resident.traced.request.id, self._env.now
+        if resident.is_queued:
+            resident.served = resident.served._replace(starts_s=now_s)
         if not resident.generated_tokens:
             self._log(FirstToken(at_s=now_s, request_id=request_id))
         resident.generated_tokens += steps
@@ -252,6 +271,9 @@ class CoupledInstance:
 
     def _push_out(self, plan: Plan) -> None:
         """Reject what can never be served; put the preempted back among the waiting, with nothing cached."""
+        if not (plan.rejected or plan.preempted or plan.swapped):
+            return
+        self._loads = None
         reasons = {refusal.request_id: refusal.reason for refusal in plan.rejected}
         for resident in [r for r in self.residents if r.traced.request.id in reasons]:
             (self._waiting if resident in self._waiting else self._running).remove(resident)

@@ -1,7 +1,7 @@
 """A cluster of coupled instances in virtual time: what Mooncake is compared with."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -23,13 +23,13 @@ from mooncake_lab.conductor import (
     AdmissionPolicy,
     AdmitAll,
     ClusterView,
-    DecodeView,
     Estimator,
+    Experience,
     LatencyEstimator,
     LoadBalance,
     Placement,
     PlacementPolicy,
-    PrefillView,
+    check_needs,
 )
 from mooncake_lab.core import SLO, Record, Request, TracedRequest
 from mooncake_lab.perf import LatencyModel
@@ -37,6 +37,7 @@ from mooncake_lab.simulation.coupled import CoupledInstance
 from mooncake_lab.simulation.device_cache import DeviceCache
 from mooncake_lab.simulation.device_memory import DeviceMemory
 from mooncake_lab.simulation.frontdoor import FrontDoor
+from mooncake_lab.simulation.journeys import extended
 from mooncake_lab.simulation.notice_board import NoticeBoard
 from mooncake_lab.simulation.spec import Failure, plan_deaths, refuse_age
 
@@ -66,8 +67,8 @@ class CoupledSpec:
     """A cluster whose every instance prefills and decodes, one instance a node (FAST'25 §5.1).
 
     Raises:
-        ValueError: when a count is not positive, views would be of the future, or a trace's block is not a whole
-            number of memory blocks.
+        ValueError: when a count is not positive, views would be of the future, a trace's block is not a whole
+            number of memory blocks, or a policy needs what coupled instances do not give.
     """
 
     nodes: int = 16
@@ -102,6 +103,10 @@ class CoupledSpec:
                 f"CoupledSpec.block_size_tokens is {self.block_size_tokens}, no multiple of memory blocks"
                 f" of {self.memory_block_tokens} tokens"
             )
+        gives = {"decode_requests", "lengths", "coupled_instances", "priority"}
+        if self.prefix_caching:
+            gives.add("local_prefixes")
+        check_needs("CoupledSpec", gives, placement=self.placement, admission=self.admission)
 
 
 class CoupledCluster:
@@ -129,11 +134,12 @@ class CoupledCluster:
     ) -> None:
         self.log: list[Record] = []
         self._keep = log or self.log.append
+        self._experience = Experience()
         self._seen = seen
         self.estimate = estimate or LatencyEstimator(model)
         self._env = simpy.Environment()
         self.instances = {
-            name: CoupledInstance(self._env, name, model, spec.batching, _memory(spec), self._keep, self._resume)
+            name: CoupledInstance(self._env, name, model, spec.batching, _memory(spec), self._write, self._resume)
             for name in (f"coupled-{i}" for i in range(spec.nodes))
         }
         self._board = NoticeBoard(self._env, spec.view_age_s, self._look, list(self.instances))
@@ -146,10 +152,11 @@ class CoupledCluster:
             schedule_s=model.schedule_s,
             view=self._view_to_decide,
             place=self._place,
-            log=self._keep,
+            log=self._write,
         )
-
-        self._shown: dict[int, int] = {}  # while it is placed again: tokens its user has
+        self._resumed: dict[
+            int, tuple[TracedRequest, int]
+        ] = {}  # placed again: as it was, and tokens its user has
         plan_deaths(self._env, spec.failures, self.instances, self._die)
 
     def run(self, requests: Iterable[TracedRequest], until_s: float | None = None) -> list[Record]:
@@ -178,23 +185,17 @@ class CoupledCluster:
         return view
 
     def _look(self, matched_blocks: Sequence[int]) -> ClusterView:
-        prefill = tuple(
-            PrefillView(
-                name,
-                instance.backlog_s,
-                instance.queued_requests,
-                instance.assigned_requests,
-                matched,
-            )
-            for (name, instance), matched in zip(self.instances.items(), matched_blocks, strict=True)
+        views = [
+            instance.view(matched)
+            for instance, matched in zip(self.instances.values(), matched_blocks, strict=True)
             if instance.alive
-        )
-        decode = tuple(
-            DecodeView(name, len(instance.residents), instance.context_tokens, instance.memory.capacity_tokens)
-            for name, instance in self.instances.items()
-            if instance.alive
-        )
-        return ClusterView(self._env.now, prefill, decode)
+        ]
+        prefill, decode = tuple(view for view, _ in views), tuple(view for _, view in views)
+        return ClusterView(self._env.now, prefill, decode, self._experience.lengths)
+
+    def _write(self, record: Record) -> None:
+        self._keep(record)
+        self._experience.note(record)
 
     def _place(self, traced: TracedRequest, placement: Placement) -> None:
         """Queue a request.
@@ -207,9 +208,11 @@ class CoupledCluster:
                 f"request {placement.request_id} should fetch from {placement.fetch_from}; coupled instances"
                 " do not share their caches, use a placement policy that does not fetch"
             )
-        request, shown = traced.request, self._shown.get(traced.request.id, 0)
-        believed_s = self.estimate.prefill_s(request.id, request.input_tokens + shown, placement.reused_tokens)
-        self.instances[placement.prefill].submit(traced, believed_s, shown)
+        request = traced.request
+        believed_s = self.estimate.prefill_s(request.id, request.input_tokens, placement.reused_tokens)
+        original, shown = self._resumed.pop(request.id, (traced, 0))
+        starts_s = self._env.now + placement.expected_ttft_s
+        self.instances[placement.prefill].submit(original, believed_s, starts_s, shown)
 
     def _die(self, name: str) -> None:
         """An instance is gone; whoever was there says so himself (`_resume`)."""
@@ -218,10 +221,12 @@ class CoupledCluster:
             self.instances[name].die()
 
     def _resume(self, traced: TracedRequest, shown_tokens: int) -> None:
-        """A request whose instance died is placed again; the tokens its user has are computed like a prompt."""
-        self._shown[traced.request.id] = shown_tokens
-        self._door.decide(traced, "placed again after its instance died: ", again=True)
-        del self._shown[traced.request.id]
+        """A request whose instance died is placed again; the tokens its user has are part of its prompt now."""
+        request = traced.request
+        longer = replace(traced, request=extended(request, request.input_tokens + shown_tokens))
+        self._resumed[request.id] = traced, shown_tokens
+        self._door.decide(longer, "placed again after its instance died: ", again=True)
+        self._resumed.pop(request.id, None)  # still there where it was refused
 
 
 def _memory(spec: CoupledSpec) -> DeviceMemory:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from mooncake_lab.batching import Limits, Progress
+from mooncake_lab.conductor import ServedView
 from mooncake_lab.core import BlockKey, TracedRequest
 from mooncake_lab.simulation.device_cache import DeviceCache
 
@@ -19,6 +20,8 @@ class Resident:
     """Order of arrival at the instance."""
     believed_s: float
     """How long the Conductor thinks its prefill takes."""
+    served: ServedView
+    """It as the Conductor sees it: when it began to decode here, or is expected to."""
     cached_tokens: int = 0
     generated_tokens: int = 0
     shown_tokens: int = 0

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 from mooncake_lab.conductor import Placement
-from mooncake_lab.core import TracedRequest, blocks_for
+from mooncake_lab.core import Request, TracedRequest, blocks_for
 
 
 @dataclass(slots=True, eq=False)
@@ -62,10 +62,13 @@ class Journeys:
             return traced
         request = traced.request
         tokens = request.input_tokens + shown_tokens - self._in_prompt.get(request.id, 0)
-        blocks = blocks_for(tokens, request.block_size_tokens)
-        own = tuple(f"{request.id}/{k}".encode() for k in range(len(request.block_keys), blocks))
         self.shown[request.id] = self._in_prompt[request.id] = shown_tokens
         self._resumed.add(request.id)
-        return replace(
-            traced, request=replace(request, input_tokens=tokens, block_keys=(*request.block_keys, *own))
-        )
+        return replace(traced, request=extended(request, tokens))
+
+
+def extended(request: Request, tokens: int) -> Request:
+    """A request whose prompt has grown to so many tokens by its own answer; nobody else shares what it added."""
+    blocks = blocks_for(tokens, request.block_size_tokens)
+    own = tuple(f"{request.id}/{k}".encode() for k in range(len(request.block_keys), blocks))
+    return replace(request, input_tokens=tokens, block_keys=(*request.block_keys, *own))

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 import simpy
 
-from mooncake_lab.conductor import AdmissionPolicy, AdmitAll, KVCacheCentric, PlacementPolicy
+from mooncake_lab.conductor import NEEDS, AdmissionPolicy, AdmitAll, KVCacheCentric, PlacementPolicy, check_needs
 from mooncake_lab.core import SLO
 
 _POSITIVE: Final = (
@@ -43,7 +43,8 @@ class ClusterSpec:
     """A disaggregated cluster and its policies.
 
     Raises:
-        ValueError: when a count or a capacity is not positive, groups are not whole, or views are of the future.
+        ValueError: when a count or a capacity is not positive, groups are not whole, views are of the future, or a
+            policy needs what separate pools do not give.
     """
 
     prefill_nodes: int = 8
@@ -89,6 +90,8 @@ class ClusterSpec:
                 f"{self.prefill_nodes} prefill nodes are no whole number of groups of {self.prefill_group}"
             )
         refuse_age(self.view_age_s, "ClusterSpec")
+        gives = NEEDS.keys() - {"coupled_instances"}
+        check_needs("ClusterSpec", gives, placement=self.placement, admission=self.admission)
 
 
 def refuse_age(view_age_s: float, owner: str) -> None:

@@ -19,8 +19,15 @@ from mooncake_lab.batching import (
     TensorRTLLM,
     VLLMChunked,
 )
-from mooncake_lab.conductor import KVCacheCentric, LoadBalance
-from mooncake_lab.core import Finished, FirstToken, Prefilled, Request, TracedRequest, blocks_for
+from mooncake_lab.conductor import (
+    EarlyRejection,
+    KVCacheCentric,
+    LengthPredicting,
+    LoadBalance,
+    PredictiveRejection,
+)
+from mooncake_lab.core import SLO, Finished, FirstToken, Prefilled, Rejected, Request, TracedRequest, blocks_for
+from mooncake_lab.experiments.paper_node import paper_node_latency
 from mooncake_lab.metrics import check_log, token_times_s
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
 from mooncake_lab.simulation import CoupledCluster, CoupledInstance, CoupledSpec, DeviceCache
@@ -234,10 +241,19 @@ class TestByHand:
 
 def test_a_fetching_policy_is_refused():
     """Coupled instances have no store to fetch from, and say so."""
+    with pytest.raises(ValueError, match=r"CoupledSpec\.placement is KVCacheCentric.*\(remote_prefixes: a store"):
+        CoupledSpec(prefix_caching=True, placement=KVCacheCentric(balancing_threshold=1.0))
+
+
+def test_a_fetching_policy_that_declares_nothing_is_refused_when_it_fetches():
+    """A policy of a user that declares no need is stopped at the first request it would fetch for."""
+
+    class Undeclared:
+        def place(self, request, view, estimate):
+            return KVCacheCentric(balancing_threshold=1.0).place(request, view, estimate)
+
     rows = [(0.0, 64, 1), (0.1, 300, 200), (30.3, 96, 1), (30.4, 96, 1), (30.5, 96, 1)]
-    knobs = CoupledSpec(
-        nodes=2, prefix_caching=True, block_size_tokens=32, placement=KVCacheCentric(balancing_threshold=1.0)
-    )
+    knobs = CoupledSpec(nodes=2, prefix_caching=True, block_size_tokens=32, placement=Undeclared())
     with pytest.raises(ValueError, match="do not share their caches"):
         CoupledCluster(knobs, MODEL).run(requests(rows, families=[0, 1, 0, 0, 0]))
 
@@ -271,3 +287,39 @@ def test_device_cache_never_loses_count(rows, capacity):
         cache.make_room(capacity // 2)
         cache.check()
     assert cache.pinned_tokens == 0
+
+
+OVERLOAD = [
+    TracedRequest(
+        Request(id=i, arrival_s=0.5 * i, input_tokens=8000, block_keys=tuple(range(100 * i, 100 * i + 16))), 800
+    )
+    for i in range(150)
+]
+
+
+@pytest.mark.parametrize(
+    "admission",
+    [EarlyRejection(), EarlyRejection(with_coming=True), PredictiveRejection(decode_s=25.0), LengthPredicting()],
+)
+def test_policies_of_the_decode_load_refuse_under_overload(admission):
+    """The views of coupled instances show who decodes and who is on the way, so policies that look there act."""
+    limits, model = SLO(ttft_s=30.0, tbt_s=0.03), paper_node_latency()
+    cluster = CoupledCluster(CoupledSpec(nodes=2, admission=admission, slo=limits), model)
+    log = cluster.run(OVERLOAD)
+    assert check_log(log) == ()
+    assert sum(isinstance(r, Rejected) for r in log) > 30
+
+
+def test_views_show_who_decodes_and_who_is_on_the_way():
+    """A request is on its way until its prompt is computed, then it decodes since then; its context is counted."""
+    rows = [(0.0, 64, 40), (8.3, 96, 40), (8.4, 128, 40)]
+    views = []
+    cluster = CoupledCluster(spec(VLLM(), 4096), MODEL, seen=lambda _, view: views.append(view))
+    log = cluster.run(requests(rows))
+    first_s = next(r.at_s for r in log if isinstance(r, FirstToken) and r.request_id == 0)
+    (decode,) = views[2].decode
+    assert [(served.request_id, served.starts_s) for served in decode.decoding] == [(0, first_s)]
+    assert [(served.request_id, served.input_tokens) for served in decode.coming] == [(1, 96)]
+    assert decode.requests == 2
+    assert decode.present_tokens >= 64
+    assert views[0].lengths.longer[-1][0] == 0

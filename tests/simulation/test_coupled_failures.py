@@ -158,3 +158,17 @@ def test_an_unknown_instance_cannot_die():
         run([(0.0, 10, 1, 0)], [("prefill-0", 1.0)])
     with pytest.raises(ValueError, match=r"'coupled-0' should die at -1\.0 s; allowed are finite times from 0"):
         Failure("coupled-0", -1.0)
+
+
+def test_the_conductor_decides_on_the_prompt_with_the_tokens_shown():
+    """Who is placed again is placed by prompt and shown tokens together: all of it is computed anew."""
+    seen = []
+    policy, _ = COUPLED_SYSTEMS["vllm"]
+    spec = CoupledSpec(
+        nodes=2, batching=policy, block_size_tokens=64, failures=(Failure("coupled-0", PROMPT_S + 4.5 * STEP_S),)
+    )
+    CoupledCluster(spec, MODEL, seen=lambda request, _: seen.append(request)).run(
+        requests_of([(0.0, 1024, 100, 0)], 64)
+    )
+    assert [request.input_tokens for request in seen] == [1024, 1024 + 6]
+    assert seen[1].block_keys[:16] == seen[0].block_keys

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from mooncake_lab.conductor.admission.early import EarlyRejection
 from mooncake_lab.conductor.decision import Decision, Placement, Rejection
 from mooncake_lab.conductor.estimator import Estimator
+from mooncake_lab.conductor.needs import needs_of
 from mooncake_lab.conductor.view import ClusterView, DecodeView
 from mooncake_lab.core import SLO, Request
 
@@ -21,6 +22,11 @@ class AdaptiveThreshold:
     """Load by which the threshold falls when all recent prefills were refused."""
     least: float = 0.5
     """It falls no lower."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The double checks that it learns from, and what early rejection needs."""
+        return needs_of(self.inner) | {"double_check"}
 
     def admit(
         self, request: Request, proposed: Placement, view: ClusterView, *, estimate: Estimator, slo: SLO

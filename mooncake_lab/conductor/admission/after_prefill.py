@@ -1,10 +1,12 @@
 """The baseline: each stage looks at its own load when its turn comes (arXiv §7.2)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from mooncake_lab.conductor.admission.load import prefill_load, refuse, refuse_at_decode
 from mooncake_lab.conductor.decision import Decision, Placement, Rejection
 from mooncake_lab.conductor.estimator import Estimator
+from mooncake_lab.conductor.needs import Need
 from mooncake_lab.conductor.view import ClusterView, DecodeView
 from mooncake_lab.core import SLO, Request
 
@@ -15,6 +17,8 @@ class AfterPrefill:
 
     What is refused then was prefilled for nothing.
     """
+
+    needs: ClassVar[frozenset[Need]] = frozenset({"double_check"})
 
     threshold: float = 1.0
     """Load at which a pool is full (assumption B21)."""

@@ -1,10 +1,12 @@
 """Early rejection: both pools are asked on arrival, by their load now (arXiv §7.2)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from mooncake_lab.conductor.admission.load import decode_pool_load, prefill_load, refuse, refuse_at_decode
 from mooncake_lab.conductor.decision import Decision, Placement, Rejection
 from mooncake_lab.conductor.estimator import Estimator
+from mooncake_lab.conductor.needs import Need
 from mooncake_lab.conductor.view import ClusterView, DecodeView
 from mooncake_lab.core import SLO, Request
 
@@ -16,6 +18,8 @@ class EarlyRejection:
     Now is too early: the request decodes only when it is prefilled. What was admitted in the meantime is in
     nobody's load yet, so too much is admitted, then for as long too little: load swings (arXiv §7.3).
     """
+
+    needs: ClassVar[frozenset[Need]] = frozenset({"decode_requests"})
 
     threshold: float = 1.0
     """Load at which a pool is full (assumption B21)."""

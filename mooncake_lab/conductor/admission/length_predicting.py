@@ -5,12 +5,14 @@ it learns how many answers to prompts of similar length go on beyond so many tok
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from mooncake_lab.conductor.admission.foresight import predicted_decode_load
 from mooncake_lab.conductor.admission.load import prefill_load, refuse, refuse_at_decode
 from mooncake_lab.conductor.decision import Decision, Placement, Rejection
 from mooncake_lab.conductor.estimator import Estimator
 from mooncake_lab.conductor.lengths import share_longer
+from mooncake_lab.conductor.needs import Need
 from mooncake_lab.conductor.view import ClusterView, DecodeView, ServedView
 from mooncake_lab.core import SLO, Request
 
@@ -18,6 +20,8 @@ from mooncake_lab.core import SLO, Request
 @dataclass(frozen=True, slots=True)
 class LengthPredicting:
     """Refuse on arrival when the decode pool is expected to be full at the moment this request's prefill ends."""
+
+    needs: ClassVar[frozenset[Need]] = frozenset({"decode_requests", "lengths"})
 
     threshold: float = 1.0
     """Load at which a pool is full (assumption B21)."""

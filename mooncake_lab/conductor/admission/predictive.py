@@ -1,11 +1,13 @@
 """Early rejection on predicted load: every request decodes for the same time t_d (arXiv §7.4, system level)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from mooncake_lab.conductor.admission.foresight import predicted_decode_load
 from mooncake_lab.conductor.admission.load import prefill_load, refuse, refuse_at_decode
 from mooncake_lab.conductor.decision import Decision, Placement, Rejection
 from mooncake_lab.conductor.estimator import Estimator
+from mooncake_lab.conductor.needs import Need
 from mooncake_lab.conductor.view import ClusterView, DecodeView, ServedView
 from mooncake_lab.core import SLO, Request
 
@@ -13,6 +15,8 @@ from mooncake_lab.core import SLO, Request
 @dataclass(frozen=True, slots=True)
 class PredictiveRejection:
     """Refuse on arrival when the decode pool will be full at the moment this request's prefill ends."""
+
+    needs: ClassVar[frozenset[Need]] = frozenset({"decode_requests"})
 
     threshold: float = 1.0
     """Load at which a pool is full (assumption B21)."""

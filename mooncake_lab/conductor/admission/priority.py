@@ -8,6 +8,7 @@ from mooncake_lab.conductor.admission.length_predicting import LengthPredicting
 from mooncake_lab.conductor.admission.predictive import PredictiveRejection
 from mooncake_lab.conductor.decision import Decision, Placement, Rejection
 from mooncake_lab.conductor.estimator import Estimator
+from mooncake_lab.conductor.needs import needs_of
 from mooncake_lab.conductor.view import ClusterView, DecodeView
 from mooncake_lab.core import SLO, Request
 
@@ -26,6 +27,11 @@ class PriorityClasses:
     inner: WithThreshold = field(default_factory=EarlyRejection)
     thresholds: Sequence[float] = (0.8, 1.0)
     """Of priority 0, 1, ...; higher priorities than listed have the last one."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Classes of requests, and what the inner policy needs."""
+        return needs_of(self.inner) | {"priority"}
 
     def __post_init__(self) -> None:
         if not self.thresholds or list(self.thresholds) != sorted(self.thresholds):

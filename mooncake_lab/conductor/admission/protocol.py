@@ -9,7 +9,10 @@ from mooncake_lab.core import SLO, Request
 
 
 class AdmissionPolicy(Protocol):
-    """Lets a proposed placement pass, or rejects it with a reason; and lets the decode instance think again."""
+    """Lets a proposed placement pass, or rejects it with a reason; and lets the decode instance refuse later.
+
+    A policy that needs more than loads declares it in an attribute `needs` (`conductor.needs`).
+    """
 
     def admit(
         self, request: Request, proposed: Placement, view: ClusterView, *, estimate: Estimator, slo: SLO
