@@ -105,7 +105,7 @@ def tables(record: Path) -> dict[str, pd.DataFrame]:
 def verdict_counts(record: Path) -> Counter[str]:
     """How many claims got which verdict in a chapter; empty where it judges none."""
     rows: list[dict[str, Any]] = msgspec.json.decode(record.read_bytes())["numbers"].get(TABLE, [])
-    return Counter(row["verdict"] for row in rows if row.get("claim"))
+    return Counter(row["verdict"] for row in rows if row.get("decides"))
 
 
 def _duration(notebook: Notebook) -> float | None:

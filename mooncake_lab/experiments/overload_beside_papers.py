@@ -31,8 +31,8 @@ def beside_papers(published: pd.DataFrame, tight: pd.DataFrame, windows: pd.Data
         rows += _judged(_counts(of_workload, f"{workload}, as published"), str(workload))
     for workload, of_workload in tight.groupby("workload", sort=False):
         where = f"{workload}, both pools full"
-        rows += [replace(row, claim="") for row in _counts(of_workload, where)]
-        rows += [replace(row, claim="") for row in _changes(of_workload, f"{where}, one replay")]
+        rows += [replace(row, decides=False) for row in _counts(of_workload, where)]
+        rows += [replace(row, decides=False) for row in _changes(of_workload, f"{where}, one replay")]
         if workload == _DECIDES or bool(of_workload["correlation"].notna().all()):  # a short one may have none
             rows += _judged(_correlation(of_workload, where), str(workload))
     many = f"conversation, both pools full, mean of {windows['seed'].nunique()} stretches"
@@ -123,7 +123,7 @@ def _correlation(rows: pd.DataFrame, where: str) -> Iterator[Compared]:
 
 def _judged(rows: Iterator[Compared], workload: str) -> Iterator[Compared]:
     """Only the conversation trace decides a claim; other workloads are shown."""
-    return (row if workload == _DECIDES else replace(row, claim="") for row in rows)
+    return (replace(row, decides=workload == _DECIDES) for row in rows)
 
 
 def _by_policy(rows: pd.DataFrame, quantity: str) -> dict[str, float]:

@@ -9,7 +9,7 @@ import pandas as pd
 from mooncake_lab.paper import Scorecard, Verdict, scorecard
 
 CHECKED = (Verdict.REPRODUCED.value, Verdict.DIRECTION_ONLY.value, Verdict.NOT_REPRODUCED.value)
-"""The verdicts that rest on a number of ours."""
+"""The verdicts that rest on a prediction of ours: neither fitted to the paper's number nor computed from it."""
 
 
 def gathered(out_dir: str | Path) -> Scorecard:
@@ -22,13 +22,13 @@ def gathered(out_dir: str | Path) -> Scorecard:
 
 
 def by_chapter(card: Scorecard) -> pd.DataFrame:
-    """How many judgements of each verdict a chapter holds: chapters by verdicts."""
+    """How many claims of each verdict a chapter holds: chapters by verdicts."""
     frame = card.frame()
     return pd.crosstab(frame["chapter"], frame["verdict"]).rename_axis(columns=None)
 
 
 def off_by(card: Scorecard) -> pd.DataFrame:
-    """Judgements by how far our number is from the paper's, the farthest first.
+    """Claims by how far our number is from the paper's, the farthest first.
 
     Columns: claim, sentence, paper, ours, ratio (ours over the paper's), verdict. Numbers of opposite sign, and
     zeros, have no ratio and are left out.

@@ -7,7 +7,7 @@ from typing import Final, cast
 import pandas as pd
 
 from mooncake_lab.experiments.transfer_modelled import StoreLatency, saved_percent
-from mooncake_lab.paper import Compared, ComparisonTable, claim, claimed, comparison_table, unless_twin
+from mooncake_lab.paper import Compared, ComparisonTable, claim, claimed, comparison_table, detail, unless_twin
 
 LIMIT_S: Final = 2.0
 """The mean TTFT that §5.4.2 asks for."""
@@ -39,7 +39,8 @@ def _demand(demand: pd.DataFrame) -> Iterator[Compared]:
         chosen = (demand["streams_layers"] == streams) & demand["reuses"]
         rows = cast("pd.DataFrame", demand[chosen])
         row = claimed(claim("F40"), least_bandwidth_gbps(rows))
-        yield unless_twin(replace(row, quantity=f"{row.quantity}; {words}"), str(rows["origin"].to_list()[0]))
+        told = replace(row, quantity=f"{row.quantity}; {words}") if streams else detail(row, words)
+        yield unless_twin(told, str(rows["origin"].to_list()[0]))
 
 
 def least_bandwidth_gbps(rows: pd.DataFrame) -> float:

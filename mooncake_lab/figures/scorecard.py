@@ -15,24 +15,36 @@ VERDICT_COLOURS: Final[Mapping[str, str]] = MappingProxyType(
         "reproduced": COLOURS["mooncake"],
         "direction only": COLOURS["mooncake_variant"],
         "not reproduced": COLOURS["vllm"],
-        "needs hardware": COLOURS["straw_man"],
-        "out of scope": COLOURS["straw_man_light"],
-        "trace not here": COLOURS["straw_man_light"],
+        "the paper contradicts itself": COLOURS["vllm_prefix"],
+        "at least": COLOURS["mooncake_variant"],
+        "calibrated": COLOURS["straw_man"],
+        "arithmetic": COLOURS["straw_man"],
         "too short to judge": COLOURS["straw_man_light"],
+        "needs hardware": COLOURS["straw_man_light"],
+        "needs the model": COLOURS["straw_man_light"],
+        "trace not here": COLOURS["straw_man_light"],
+        "out of scope": COLOURS["straw_man_light"],
         "not executed": "#FFFFFF",
     }
 )
 """The colour of a verdict, best first."""
 
 VERDICT_HATCHES: Final[Mapping[str, str]] = MappingProxyType(
-    {"trace not here": "///", "too short to judge": "..."}
+    {
+        "at least": "///",
+        "arithmetic": "...",
+        "too short to judge": "...",
+        "needs hardware": "\\\\\\",
+        "needs the model": "xxx",
+        "trace not here": "///",
+    }
 )
-"""What tells verdicts of one colour apart: those that another trace or a longer run would decide."""
+"""What tells verdicts of one colour apart."""
 
 
 @styled
 def verdicts(counts: pd.DataFrame) -> Figure:
-    """Stacked bars: judgements of each verdict, one bar a chapter, from `experiments.scorecard.by_chapter`."""
+    """Stacked bars: claims of each verdict, one bar a chapter, from `experiments.scorecard.by_chapter`."""
     figure, (axes,) = new_figure(height=0.6 + 0.36 * len(counts))
     rows = np.arange(len(counts))
     left = np.zeros(len(counts))
@@ -46,7 +58,7 @@ def verdicts(counts: pd.DataFrame) -> Figure:
         left += widths
     axes.set_yticks(rows, [str(chapter).replace("_", " ") for chapter in counts.index])
     axes.invert_yaxis()
-    axes.set_xlabel("judgements (count)")
+    axes.set_xlabel("claims (count)")
     axes.grid(visible=False, axis="y")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3)
     return figure

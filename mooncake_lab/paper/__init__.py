@@ -7,19 +7,22 @@ from mooncake_lab.paper.comparison import (
     claimed,
     compared,
     comparison_table,
+    detail,
     unless_twin,
 )
 from mooncake_lab.paper.facts import Fact, Source, constant, curve, fact, index, points
 from mooncake_lab.paper.ledger import Assumption, ScopeItem, assumption, assumptions, scope
 from mooncake_lab.paper.scorecard import Scorecard, scorecard
 from mooncake_lab.paper.tables import data_dir
-from mooncake_lab.paper.verdicts import Verdict, Yardstick, factor, judge, order, within
+from mooncake_lab.paper.verdicts import AGREEMENT, Evidence, Verdict, Yardstick, factor, judge, order, within
 
 __all__ = [
+    "AGREEMENT",
     "Assumption",
     "Claim",
     "Compared",
     "ComparisonTable",
+    "Evidence",
     "Fact",
     "ScopeItem",
     "Scorecard",
@@ -36,6 +39,7 @@ __all__ = [
     "constant",
     "curve",
     "data_dir",
+    "detail",
     "fact",
     "factor",
     "grade",

@@ -1,16 +1,24 @@
 """The papers' claims as data, and their grading."""
 
 from dataclasses import dataclass
-from typing import cast, get_args
+from typing import Literal, TypeAlias, cast, get_args
 
 from mooncake_lab.paper.facts import Fact, Source
 from mooncake_lab.paper.tables import read_rows
-from mooncake_lab.paper.verdicts import Grade, Reach, Verdict, Yardstick, judge
+from mooncake_lab.paper.verdicts import Bound, Evidence, Grade, Reach, Verdict, Yardstick, judge
+
+Stated: TypeAlias = Literal["before", "with", "after"]
+"""When claim and band entered the repository: before any result of ours, together with its model or with a first
+result, or after the result was known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """One sentence of a paper that has a number, and how ours will be held against it."""
+    """One sentence of a paper that has a number, and how ours is held against it.
+
+    Raises:
+        ValueError: when the band reaches to where there is no effect.
+    """
 
     id: str
     """F for FAST'25, A for arXiv v3, S for SARATHI and Sarathi-Serve."""
@@ -19,11 +27,19 @@ class Claim:
     conditions: str
     yardstick: Yardstick
     reach: Reach
+    evidence: Evidence
+    """What our number is; only what is measured or simulated can be reproduced."""
+    stated: Stated
     chapter: str
     """Stem of the chapter that measures it, e.g. `07_store`."""
+    elsewhere: float | None = None
+    """What the paper's other numbers give for the same quantity, where they disagree with the fact."""
     least_requests: int | None = None
     """Requests that a run needs before its number may be judged: caches warm, queues grow, pipelines fill. None
     where the number does not hang on the length of a run."""
+
+    def __post_init__(self) -> None:
+        self.yardstick.check_band(self.fact.value)
 
     def is_too_short(self, requests: int | None) -> bool:
         """Whether a run of so many requests says too little about this claim.
@@ -45,7 +61,8 @@ def claims() -> tuple[Claim, ...]:
     """Every claim, in the order of `data/paper/claims.csv`.
 
     Raises:
-        ValueError: naming the claim whose row has a bad grade, band, sense, source or reach.
+        ValueError: naming the claim whose row has a bad grade, band, sense, source, reach, evidence or
+            `stated`, or a band that reaches to where there is no effect.
     """
     return tuple(_claim(row) for row in read_rows("claims.csv"))
 
@@ -62,13 +79,14 @@ def claim(identifier: str) -> Claim:
     return found[identifier]
 
 
-def grade(claim: Claim, ours: float | None, *, requests: int | None = None) -> Verdict:
+def grade(claim: Claim, ours: float | None, *, requests: int | None = None, bound: Bound = "exact") -> Verdict:
     """The verdict on a claim, given our number in the claim's unit (None where it was not measured).
 
     Args:
         claim: the claim.
         ours: our number.
         requests: of the run that it comes from, where the claim hangs on them.
+        bound: whether our number is only a lower bound.
 
     Raises:
         ValueError: when a number that can be measured here is missing, or is not finite, or the length of the run
@@ -76,7 +94,15 @@ def grade(claim: Claim, ours: float | None, *, requests: int | None = None) -> V
     """
     if claim.is_too_short(requests):
         return Verdict.TOO_SHORT
-    return judge(claim.fact.value, ours, claim.yardstick, reach=claim.reach)
+    return judge(
+        claim.fact.value,
+        ours,
+        claim.yardstick,
+        evidence=claim.evidence,
+        reach=claim.reach,
+        elsewhere=claim.elsewhere,
+        bound=bound,
+    )
 
 
 def _claim(row: dict[str, str]) -> Claim:
@@ -100,6 +126,9 @@ def _claim(row: dict[str, str]) -> Claim:
                 threshold=float(row["threshold"]) if row["threshold"] else None,
             ),
             reach=cast("Reach", _one_of(row["reach"], get_args(Reach))),
+            evidence=cast("Evidence", _one_of(row["evidence"], get_args(Evidence))),
+            stated=cast("Stated", _one_of(row["stated"], get_args(Stated))),
+            elsewhere=float(row["elsewhere"]) if row["elsewhere"] else None,
             chapter=row["chapter"],
             least_requests=int(row["least_requests"]) if row["least_requests"] else None,
         )

@@ -1,4 +1,4 @@
-"""The table that closes every chapter: quantity, paper, ours, verdict."""
+"""The table that closes every chapter: quantity, paper, ours, band, evidence, verdict."""
 
 import math
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from mooncake_lab.paper.claims import Claim
 from mooncake_lab.paper.facts import Fact
-from mooncake_lab.paper.verdicts import Reach, Verdict, Yardstick, judge
+from mooncake_lab.paper.verdicts import Bound, Evidence, Reach, Verdict, Yardstick, judge
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,10 +19,15 @@ VERDICT_CLASSES: Final = MappingProxyType(
         Verdict.REPRODUCED: "verdict-reproduced",
         Verdict.DIRECTION_ONLY: "verdict-direction",
         Verdict.NOT_REPRODUCED: "verdict-not",
-        Verdict.OUT_OF_SCOPE: "verdict-out",
-        Verdict.NEEDS_HARDWARE: "verdict-out",
-        Verdict.TRACE_NOT_HERE: "verdict-out",
+        Verdict.CONTRADICTS: "verdict-out",
+        Verdict.AT_LEAST: "verdict-out",
+        Verdict.CALIBRATED: "verdict-out",
+        Verdict.ARITHMETIC: "verdict-out",
         Verdict.TOO_SHORT: "verdict-out",
+        Verdict.NEEDS_HARDWARE: "verdict-out",
+        Verdict.NEEDS_MODEL: "verdict-out",
+        Verdict.TRACE_NOT_HERE: "verdict-out",
+        Verdict.OUT_OF_SCOPE: "verdict-out",
     }
 )
 """The CSS class of a verdict; the book's style sheet gives each a colour, the word stays readable without."""
@@ -30,19 +35,34 @@ VERDICT_CLASSES: Final = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """One quantity, the paper's number and ours."""
+    """One quantity, the paper's number and ours.
+
+    Raises:
+        ValueError: when the band reaches to where there is no effect.
+    """
 
     quantity: str
     paper: Fact
     ours: float | None
     yardstick: Yardstick
+    evidence: Evidence
+    """What our number is."""
     reach: Reach = "here"
     claim: str = ""
-    """The id of the claim that it judges, where it is one."""
+    """The id of the claim that it is about, where it is about one."""
+    decides: bool = False
+    """Whether it decides that claim. One row in the book does; others about the same claim are details."""
+    elsewhere: float | None = None
+    """What the paper's other numbers give for the same quantity, where they disagree with this one."""
+    bound: Bound = "exact"
+    """Whether our number is only a lower bound, because the experiment's grid ended there."""
     too_short: bool = False
     """Whether it comes from a run of fewer requests than the claim needs."""
     on_twin: bool = False
     """Whether it is a property of a trace that is not here, which the twin in its place is made to have."""
+
+    def __post_init__(self) -> None:
+        self.yardstick.check_band(self.paper.value)
 
     @property
     def verdict(self) -> Verdict:
@@ -51,23 +71,38 @@ class Compared:
             return Verdict.TRACE_NOT_HERE
         if self.too_short and self.reach == "here":
             return Verdict.TOO_SHORT
-        return judge(self.paper.value, self.ours, self.yardstick, reach=self.reach)
+        return judge(
+            self.paper.value,
+            self.ours,
+            self.yardstick,
+            evidence=self.evidence,
+            reach=self.reach,
+            elsewhere=self.elsewhere,
+            bound=self.bound,
+        )
 
 
 def compared(
-    quantity: str, paper: Fact, ours: float | None, yardstick: Yardstick, *, reach: Reach = "here"
+    quantity: str,
+    paper: Fact,
+    ours: float | None,
+    yardstick: Yardstick,
+    *,
+    evidence: Evidence,
+    reach: Reach = "here",
 ) -> Compared:
-    """A row of a comparison table, e.g. `compared("mean input", fact(...), 12035.1, within(0.01))`."""
-    return Compared(quantity=quantity, paper=paper, ours=ours, yardstick=yardstick, reach=reach)
+    """A row about no claim, e.g. `compared("requests", fact(...), 12031, within(0), evidence="measured")`."""
+    return Compared(quantity=quantity, paper=paper, ours=ours, yardstick=yardstick, evidence=evidence, reach=reach)
 
 
-def claimed(claim: Claim, ours: float | None, *, requests: int | None = None) -> Compared:
-    """A row of a comparison table that holds our number against a claim, by the claim's own yardstick.
+def claimed(claim: Claim, ours: float | None, *, requests: int | None = None, bound: Bound = "exact") -> Compared:
+    """The row that decides a claim, by the claim's own yardstick.
 
     Args:
         claim: the claim.
         ours: our number in its unit; None where it was not measured.
         requests: of the run that it comes from, where the claim hangs on them.
+        bound: whether our number is only a lower bound.
 
     Raises:
         ValueError: when the claim hangs on the length of the run, and that is not given.
@@ -77,10 +112,24 @@ def claimed(claim: Claim, ours: float | None, *, requests: int | None = None) ->
         paper=claim.fact,
         ours=ours,
         yardstick=claim.yardstick,
+        evidence=claim.evidence,
         reach=claim.reach,
         claim=claim.id,
+        decides=True,
+        elsewhere=claim.elsewhere,
+        bound=bound,
         too_short=ours is not None and claim.is_too_short(requests),
     )
+
+
+def detail(row: Compared, words: str) -> Compared:
+    """A row about a claim that does not decide it: another workload, policy or reading, beside the one that does.
+
+    Args:
+        row: of `claimed`.
+        words: in what it differs from the row that decides.
+    """
+    return replace(row, quantity=f"{row.quantity} ({words})", decides=False)
 
 
 def unless_twin(row: Compared, origin: str) -> Compared:
@@ -101,7 +150,10 @@ class ComparisonTable:
     rows: tuple[Compared, ...]
 
     def frame(self) -> "pd.DataFrame":
-        """The table as data: quantity, unit, paper, ours, verdict, place, source, claim (one row a quantity)."""
+        """The table as data, one row a quantity.
+
+        Columns: quantity, unit, paper, ours, band, evidence, verdict, place, source, claim, decides, bound.
+        """
         import pandas as pd  # not above: it takes a second, and `mooncake-lab simulate` does without
 
         return pd.DataFrame(
@@ -110,51 +162,110 @@ class ComparisonTable:
                 "unit": [row.paper.unit for row in self.rows],
                 "paper": [row.paper.value for row in self.rows],
                 "ours": [math.nan if row.ours is None else float(row.ours) for row in self.rows],
+                "band": [band_text(row.yardstick, row.paper) for row in self.rows],
+                "evidence": [row.evidence for row in self.rows],
                 "verdict": [row.verdict.value for row in self.rows],
                 "place": [row.paper.cited for row in self.rows],
                 "source": [row.paper.source for row in self.rows],
                 "claim": [row.claim for row in self.rows],
+                "decides": [row.decides for row in self.rows],
+                "bound": [row.bound for row in self.rows],
             }
         )
 
     def _repr_html_(self) -> str:
-        heads = "".join(f'<th scope="col">{head}</th>' for head in ("quantity", "paper", "ours", "verdict"))
-        body = "".join(_html_row(row) for row in self.rows)
-        return f'<table class="comparison"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>'
+        return html_table("comparison", [_cells(row) for row in self.rows])
 
     def __str__(self) -> str:
         return self.frame().to_string(index=False)
 
 
 def comparison_table(rows: Iterable[Compared]) -> ComparisonTable:
-    """The standard table quantity / paper / ours / verdict.
+    """The standard table quantity / paper / ours / band / evidence / verdict.
 
     Raises:
-        ValueError: when there is no row, or a number of ours is missing that can be measured here.
+        ValueError: when there is no row, a claim is decided twice, or a number of ours is missing that can be
+            measured here.
     """
     table = ComparisonTable(tuple(rows))
     if not table.rows:
         raise ValueError("a comparison table has no rows; at least one quantity is needed")
+    decided: set[str] = set()
     for row in table.rows:
         _ = row.verdict
+        if row.decides and row.claim in decided:
+            raise ValueError(f"two rows decide the claim {row.claim!r}; one does, the others are details of it")
+        decided |= {row.claim} if row.decides else set()
     return table
 
 
-def _html_row(row: Compared) -> str:
-    verdict = row.verdict
-    place = f'<small class="place">{escape(row.paper.cited)}, {row.paper.source}</small>'
-    ours = "–" if row.ours is None else shown(row.ours, row.paper.unit)
-    return (
-        f"<tr><td>{escape(row.quantity)}</td><td>{shown(row.paper.value, row.paper.unit)}<br>{place}</td>"
-        f'<td>{ours}</td><td class="{VERDICT_CLASSES[verdict]}">{verdict.value}</td></tr>'
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One cell of a table of verdicts."""
+
+    column: str
+    """The column's name: its heading, its CSS class, and the label that a narrow screen shows."""
+    html: str
+    classes: str = ""
+
+
+def html_table(classes: str, rows: Iterable[Iterable[Cell]]) -> str:
+    """Rows of cells as an HTML table; each cell carries its column, so that a style sheet can stack rows."""
+    lines = [list(row) for row in rows]
+    heads = "".join(f'<th scope="col" class="{cell.column}">{cell.column}</th>' for cell in lines[0])
+    body = "".join(f"<tr>{''.join(map(_td, line))}</tr>" for line in lines)
+    return f'<table class="{classes}"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>'
+
+
+def judged_cells(
+    ours: float | None, fact: Fact, yardstick: Yardstick, evidence: str, verdict: str, bound: str = "exact"
+) -> list[Cell]:
+    """The cells ours, band, evidence and verdict."""
+    number = "–" if ours is None else ("≥ " if bound == "at least" else "") + shown(ours, fact.unit)
+    css = {each.value: name for each, name in VERDICT_CLASSES.items()}.get(verdict, "verdict-out")
+    return [
+        Cell(column="ours", html=number),
+        Cell(column="band", html=escape(band_text(yardstick, fact))),
+        Cell(column="evidence", html=evidence),
+        Cell(column="verdict", html=verdict, classes=css),
+    ]
+
+
+def band_text(yardstick: Yardstick, fact: Fact) -> str:
+    """The numbers that agree with the paper's, as text, e.g. `332 to 747 %` or `> 1×`."""
+    low, high = yardstick.limits(fact.value)
+    if yardstick.grade == "order" and yardstick.sense is not None:
+        sign = {"above": ">", "at_least": "≥", "below": "<", "at_most": "≤"}[yardstick.sense]
+        return f"{sign} {number_text(low if math.isfinite(low) else high, fact.unit)}"
+    if low == high:
+        return f"exactly {number_text(low, fact.unit)}"
+    return f"{number_text(low, '')} to {number_text(high, fact.unit)}"
 
 
 def shown(value: float, unit: str) -> str:
-    """A number as a reader wants it, in HTML: whole counts in full, the rest to four digits, with its unit."""
+    """`number_text` in HTML."""
+    return escape(number_text(value, unit), quote=False)
+
+
+def number_text(value: float, unit: str) -> str:
+    """A number as a reader wants it: whole counts in full, the rest to four digits, with its unit."""
     whole = float(value).is_integer() and abs(value) < 1e7
     number = f"{value:,.0f}" if whole else f"{value:,.4g}"
     if not whole and 1000 <= abs(value) < 1e7:
         number = f"{value:,.0f}"
-    symbol = {"percent": " %", "ratio": "×", "fraction": "", "": ""}.get(unit, f" {escape(unit)}")
+    symbol = {"percent": " %", "ratio": "×", "fraction": "", "": ""}.get(unit, f" {unit}")
     return number.replace("-", "−", 1) + symbol if "e" not in number else number + symbol
+
+
+def _cells(row: Compared) -> list[Cell]:
+    place = f'<small class="place">{escape(row.paper.cited)}, {row.paper.source}</small>'
+    return [
+        Cell(column="quantity", html=escape(row.quantity)),
+        Cell(column="paper", html=f"{shown(row.paper.value, row.paper.unit)}<br>{place}"),
+        *judged_cells(row.ours, row.paper, row.yardstick, row.evidence, row.verdict.value, row.bound),
+    ]
+
+
+def _td(cell: Cell) -> str:
+    classes = f"{cell.column} {cell.classes}".strip()
+    return f'<td class="{classes}" data-label="{cell.column}">{cell.html}</td>'

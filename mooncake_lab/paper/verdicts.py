@@ -11,8 +11,16 @@ from typing import Final, Literal, TypeAlias
 Grade: TypeAlias = Literal["order", "factor", "value"]
 """What has to agree: which side of a threshold, the size up to a factor, or the value up to a share."""
 
-Reach: TypeAlias = Literal["here", "hardware", "scope"]
-"""Whether this book can measure it: anywhere, only on the right hardware, or not at all (production)."""
+Reach: TypeAlias = Literal["here", "hardware", "model", "scope"]
+"""Where it can be measured: anywhere, only on the named hardware, only with the named model, or nowhere outside
+the production that the paper reports."""
+
+Evidence: TypeAlias = Literal["measured", "simulated", "calibrated", "arithmetic"]
+"""What our number is: measured (real code on real hardware, or counted in a released trace), simulated (a model
+predicts it), calibrated (the model was fitted to it), or arithmetic (it follows from printed numbers)."""
+
+Bound: TypeAlias = Literal["exact", "at least"]
+"""Whether our number is the quantity itself, or a lower bound because the grid of the experiment ended there."""
 
 
 class Verdict(StrEnum):
@@ -21,11 +29,32 @@ class Verdict(StrEnum):
     REPRODUCED = "reproduced"
     DIRECTION_ONLY = "direction only"
     NOT_REPRODUCED = "not reproduced"
-    OUT_OF_SCOPE = "out of scope"
-    NEEDS_HARDWARE = "needs hardware"
-    TRACE_NOT_HERE = "trace not here"
+    CONTRADICTS = "the paper contradicts itself"
+    AT_LEAST = "at least"
+    CALIBRATED = "calibrated"
+    ARITHMETIC = "arithmetic"
     TOO_SHORT = "too short to judge"
+    NEEDS_HARDWARE = "needs hardware"
+    NEEDS_MODEL = "needs the model"
+    TRACE_NOT_HERE = "trace not here"
+    OUT_OF_SCOPE = "out of scope"
 
+
+AGREEMENT: Final[Mapping[Evidence, Verdict]] = MappingProxyType(
+    {
+        "measured": Verdict.REPRODUCED,
+        "simulated": Verdict.REPRODUCED,
+        "calibrated": Verdict.CALIBRATED,
+        "arithmetic": Verdict.ARITHMETIC,
+    }
+)
+"""What agreement is called. A number that a model was fitted to, or that follows from printed numbers, predicts
+nothing: its agreement is listed apart and never counts as reproduced."""
+
+NOT_JUDGED: Final[Mapping[str, Verdict]] = MappingProxyType(
+    {"scope": Verdict.OUT_OF_SCOPE, "model": Verdict.NEEDS_MODEL}
+)
+"""Reaches whose claims no number of ours can judge; one of a small model in place of the named one is shown."""
 
 SENSES: Final[Mapping[str, Callable[[float, float], bool]]] = MappingProxyType(
     {"above": operator.gt, "at_least": operator.ge, "below": operator.lt, "at_most": operator.le}
@@ -35,7 +64,7 @@ SENSES: Final[Mapping[str, Callable[[float, float], bool]]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Yardstick:
-    """How closely our number must match the paper's, fixed before we measure.
+    """How closely our number must match the paper's.
 
     Raises:
         ValueError: when the band does not fit the grade, or sense and threshold do not come together.
@@ -47,6 +76,7 @@ class Yardstick:
     sense: str | None = None
     """A name in `SENSES`: the direction of the claim. None where the claim has none."""
     threshold: float | None = None
+    """Where there is no effect (grades factor and value), or what the paper bounds the number by (grade order)."""
 
     def __post_init__(self) -> None:
         if self.grade not in {"order", "factor", "value"}:
@@ -64,6 +94,41 @@ class Yardstick:
         if self.sense is not None and self.sense not in SENSES:
             raise ValueError(f"unknown sense {self.sense!r}; allowed are {', '.join(SENSES)}")
 
+    def limits(self, paper: float) -> tuple[float, float]:
+        """The least and the largest number that agrees with the paper's; infinite where nothing bounds it."""
+        band = self.band or 0.0
+        if self.grade == "value":
+            return paper - band * abs(paper), paper + band * abs(paper)
+        if self.grade == "factor":
+            low, high = sorted((paper / band, paper * band))
+            return low, high
+        threshold = math.nan if self.threshold is None else self.threshold  # grade order has one, see above
+        return (threshold, math.inf) if self.sense in {"above", "at_least"} else (-math.inf, threshold)
+
+    def has_direction(self, ours: float) -> bool:
+        """Whether a number lies on the claim's side; true of every number where the claim has no direction."""
+        if self.sense is None or self.threshold is None:
+            return True
+        return SENSES[self.sense](ours, self.threshold)
+
+    def check_band(self, paper: float) -> None:
+        """Refuse a band that reaches to where there is no effect.
+
+        Args:
+            paper: the number that the band is around.
+
+        Raises:
+            ValueError: when a number without the claim's direction would lie within the band.
+        """
+        if self.grade == "order" or self.threshold is None:
+            return
+        low, high = self.limits(paper)
+        if low <= self.threshold <= high:
+            raise ValueError(
+                f"the band {low:g} to {high:g} around {paper:g} contains {self.threshold:g}, where there is no"
+                " effect; it must end before that"
+            )
+
 
 def within(share: float, *, sense: str | None = None, threshold: float | None = None) -> Yardstick:
     """Equal up to a share of the paper's value, e.g. `within(0.05)`."""
@@ -80,39 +145,65 @@ def order(sense: str, threshold: float) -> Yardstick:
     return Yardstick(grade="order", sense=sense, threshold=threshold)
 
 
-def judge(paper: float, ours: float | None, yardstick: Yardstick, *, reach: Reach = "here") -> Verdict:
-    """The verdict on our number.
+def judge(
+    paper: float,
+    ours: float | None,
+    yardstick: Yardstick,
+    *,
+    evidence: Evidence,
+    reach: Reach = "here",
+    elsewhere: float | None = None,
+    bound: Bound = "exact",
+) -> Verdict:
+    """The verdict on our number. The direction is tested first, then the band.
 
     Args:
         paper: the paper's number.
         ours: our number in the same unit; None where it was not measured.
         yardstick: how closely they must match.
-        reach: whether it can be measured here. Where it needs hardware, a number from that hardware is judged.
+        evidence: what our number is.
+        reach: where it can be measured. Where it needs hardware, a number from that hardware is judged; where it
+            needs a model, a number of another one is shown and not judged.
+        elsewhere: what the paper's other numbers give for the same quantity, where they disagree with this one.
+        bound: whether our number is only a lower bound.
 
     Raises:
         ValueError: when our number is missing although it can be measured here, or is not finite.
     """
-    if reach == "scope":
-        return Verdict.OUT_OF_SCOPE
+    if reach in NOT_JUDGED:
+        return NOT_JUDGED[reach]
     if ours is None:
         if reach == "hardware":
             return Verdict.NEEDS_HARDWARE
         raise ValueError(f"no number of ours is given beside the paper's {paper!r}; it can be measured here")
     if not math.isfinite(ours):
         raise ValueError(f"our number beside the paper's {paper!r} is {ours!r}; a finite number is needed")
-    if yardstick.grade != "order" and _agrees(paper, ours, yardstick):
+    if not yardstick.has_direction(ours):
+        return Verdict.NOT_REPRODUCED
+    size = _size(paper, ours, yardstick, elsewhere=elsewhere, bound=bound)
+    if size is not None:
+        return AGREEMENT[evidence] if size is Verdict.REPRODUCED else size
+    return Verdict.NOT_REPRODUCED if yardstick.sense is None else Verdict.DIRECTION_ONLY
+
+
+def _size(
+    paper: float, ours: float, yardstick: Yardstick, *, elsewhere: float | None, bound: Bound
+) -> Verdict | None:
+    """What the size of a number says that has the claim's direction; None where it differs."""
+    if bound == "at least" and ours <= yardstick.limits(paper)[1] < math.inf:
+        return Verdict.AT_LEAST
+    if _agrees(paper, ours, yardstick):
         return Verdict.REPRODUCED
-    if yardstick.sense is None or yardstick.threshold is None:
-        return Verdict.NOT_REPRODUCED
-    if not SENSES[yardstick.sense](ours, yardstick.threshold):
-        return Verdict.NOT_REPRODUCED
-    return Verdict.REPRODUCED if yardstick.grade == "order" else Verdict.DIRECTION_ONLY
+    if elsewhere is not None and _agrees(elsewhere, ours, yardstick):
+        return Verdict.CONTRADICTS
+    return None
 
 
 def _agrees(paper: float, ours: float, yardstick: Yardstick) -> bool:
-    band = yardstick.band or 0.0
-    if yardstick.grade == "value":
-        return abs(ours - paper) <= band * abs(paper)
-    if paper == 0 or ours / paper <= 0:
+    """Whether a number that has the claim's direction agrees in size as well."""
+    if yardstick.grade == "order":
+        return True
+    if yardstick.grade == "factor" and (paper == 0 or ours / paper <= 0):
         return paper == ours
-    return 1 / band <= ours / paper <= band
+    low, high = yardstick.limits(paper)
+    return low <= ours <= high

@@ -60,9 +60,9 @@ def test_a_record_becomes_tables(tmp_path):
         "series": [1, 2, 3],
         "one": 4.0,
         "beside_papers": [
-            {"verdict": "reproduced", "claim": "F1"},
-            {"verdict": "reproduced", "claim": "F2"},
-            {"verdict": "direction only", "claim": ""},
+            {"verdict": "reproduced", "claim": "F1", "decides": True},
+            {"verdict": "reproduced", "claim": "F2", "decides": True},
+            {"verdict": "direction only", "claim": "F2", "decides": False},
         ],
     }
     path = tmp_path / "store.json"
@@ -71,6 +71,6 @@ def test_a_record_becomes_tables(tmp_path):
     shapes = {name: table.shape for name, table in found.items()}
     assert shapes.pop("values") == (1, 2)
     assert shapes.pop("pairs") == (1, 2)
-    assert shapes == {"rows": (2, 2), "by_name": (2, 2), "series": (3, 1), "beside_papers": (3, 2)}
+    assert shapes == {"rows": (2, 2), "by_name": (2, 2), "series": (3, 1), "beside_papers": (3, 3)}
     assert list(found["by_name"]["name"]) == ["x", "y"]
     assert verdict_counts(path) == {"reproduced": 2}

@@ -14,7 +14,9 @@ OURS = {"F28": 320.0, "A25": 1.0, "A26": 1e6}
 @pytest.fixture
 def card(tmp_path):
     """A scorecard over one record that judges three claims."""
-    rows = [{"claim": name, "ours": ours, "verdict": "not reproduced"} for name, ours in OURS.items()]
+    rows = [
+        {"claim": name, "ours": ours, "verdict": "not reproduced", "decides": True} for name, ours in OURS.items()
+    ]
     (tmp_path / "stages.json").write_text(json.dumps({"topic": "stages", "numbers": {"beside_papers": rows}}))
     return gathered(tmp_path)
 

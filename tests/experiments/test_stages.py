@@ -35,7 +35,7 @@ from mooncake_lab.experiments.stages_modelled import (
     roofline_of_paper,
     shortest_useful_prefix,
 )
-from mooncake_lab.paper import Verdict, constant, fact
+from mooncake_lab.paper import AGREEMENT, Verdict, constant, fact
 from mooncake_lab.perf import check_floor, hardware, model_shape, reuse_bandwidth_bytes_per_s
 
 TINY = MeasuredStages(
@@ -228,11 +228,13 @@ class TestMeasured:
 
 
 def test_the_comparison_judges_every_claim_of_the_chapter(node):
-    """All is reproduced but the saving that the paper's own bars contradict: there only the direction is."""
+    """Predictions are reproduced, equations and fits are named so, and one number contradicts the bars."""
     frame = beside_papers(node).frame().set_index("quantity")
     contradicted = frame.index.str.contains("TTFT saved")
-    assert (frame.loc[~contradicted, "verdict"] == Verdict.REPRODUCED.value).all()
-    assert (frame.loc[contradicted, "verdict"] == Verdict.DIRECTION_ONLY.value).all()
+    assert (frame.loc[contradicted, "verdict"] == Verdict.CONTRADICTS.value).all()
+    expected = frame["evidence"].map({name: verdict.value for name, verdict in AGREEMENT.items()})
+    assert (frame["verdict"] == expected)[~contradicted].all()
+    assert set(frame["evidence"]) == {"arithmetic", "calibrated", "simulated"}
 
 
 def test_the_verdicts_can_fail(node):

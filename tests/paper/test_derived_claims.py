@@ -40,7 +40,6 @@ CAPACITY = "fast_fig07_capacity_at_thresholds"
 ABLATION = "sarathi_serve_table4_ablation"
 REJECTED = "arxiv_table3_rejections"
 COMPUTED = {
-    "F46": lambda: means(FAST, "Local cache aware", "Global cache aware"),
     "F47": lambda: means(FAST, "Load balancing", "Global cache aware"),
     "F48": lambda: means(FAST, "Random", "Global cache aware"),
     "F49": lambda: ratio(CAPACITY, "vLLM", "vLLM Chunked Prefill", 100),

@@ -14,7 +14,7 @@ README = "# A\n\n<!-- verdicts: begin -->\nold\n<!-- verdicts: end -->\n\nafter\
 def records(tmp_path):
     """Numbers of a chapter that judges one claim."""
     judged = next(claim for claim in claims() if claim.reach not in {"scope", "hardware"})
-    row = {"claim": judged.id, "verdict": "reproduced", "ours": 1.0}
+    row = {"claim": judged.id, "verdict": "reproduced", "ours": 1.0, "decides": True}
     content = {"topic": "store", "twin": False, "numbers": {"beside_papers": [row]}}
     (tmp_path / "store.json").write_text(json.dumps(content))
     made = {"scale": "smoke", "seed": 3, "traces": {"conversation": "ab", "synthetic": None}}

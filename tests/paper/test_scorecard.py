@@ -6,7 +6,7 @@ import math
 import pytest
 
 from mooncake_lab.figures.scorecard import VERDICT_COLOURS, VERDICT_HATCHES
-from mooncake_lab.paper import Verdict, claim, claimed, claims, comparison_table, unless_twin
+from mooncake_lab.paper import Verdict, claim, claimed, claims, comparison_table, detail, unless_twin
 from mooncake_lab.paper.scorecard import NOT_EXECUTED, scorecard
 
 
@@ -36,20 +36,47 @@ def test_a_verdict_is_the_chapters(tmp_path):
     assert rows["F01"].verdict == NOT_EXECUTED
 
 
-def test_a_claim_judged_on_two_workloads_shows_both(tmp_path):
-    """Two rows with one claim's id are two judgements."""
-    write(tmp_path, "stages", claimed(claim("F28"), 320.0), claimed(claim("F28"), 160.0))
-    assert [row.ours for row in scorecard(tmp_path).rows if row.claim.id == "F28"] == [320.0, 160.0]
+def test_a_claim_counts_once(tmp_path):
+    """One row decides a claim, others are details of it, in its own chapter or in another."""
+    once = claimed(claim("F28"), 320.0)
+    write(tmp_path, "stages", once, detail(once, "again"))
+    write(tmp_path, "transfer", detail(claimed(claim("F28"), 160.0), "half"))
+    (row,) = [row for row in scorecard(tmp_path).rows if row.claim.id == "F28"]
+    assert (row.ours, row.topic, len(row.details)) == (320.0, "stages", 2)
+    assert len(scorecard(tmp_path).rows) == len(claims())
+
+
+def test_a_claim_decided_in_two_chapters_is_an_error(tmp_path):
+    """The scorecard does not choose between two chapters; it names them."""
+    for topic in ("stages", "transfer"):
+        write(tmp_path, topic, claimed(claim("F28"), 320.0))
+    with pytest.raises(ValueError, match="'F28' is decided 2 times, in stages, transfer"):
+        scorecard(tmp_path)
 
 
 def test_totals_add_up(tmp_path):
-    """Rows and columns of the totals sum to the number of judgements."""
+    """Rows and columns of the totals sum to the number of claims."""
     write(tmp_path, "stages", claimed(claim("F28"), 320.0))
-    card = scorecard(tmp_path)
-    totals = card.totals()
-    assert totals.loc["all", "judgements"] == len(card.rows)
-    assert totals.drop(index="all")["judgements"].sum() == len(card.rows)
-    assert (totals.drop(columns="judgements").sum(axis=1) == totals["judgements"]).all()
+    totals = scorecard(tmp_path).totals()
+    assert totals.loc["all", "claims"] == len(claims())
+    assert totals.drop(index="all")["claims"].sum() == len(claims())
+    assert (totals.drop(columns="claims").sum(axis=1) == totals["claims"]).all()
+
+
+def test_arithmetic_and_calibration_are_counted_apart(tmp_path):
+    """What follows from printed numbers, or was fitted to them, is in columns of its own and not in reproduced."""
+    write(
+        tmp_path, "stages", claimed(claim("F28"), 320.0), claimed(claim("A25"), 30.0), claimed(claim("S07"), 210.0)
+    )
+    totals = scorecard(tmp_path).totals()
+    assert [totals.loc["all", name] for name in ("reproduced", "calibrated", "arithmetic")] == [1, 1, 1]
+
+
+def test_every_table_shows_band_and_evidence(tmp_path):
+    """The scorecard has a cell of each for every claim, and each cell names its column."""
+    html = scorecard(tmp_path)._repr_html_()
+    for column in ("claim", "statement", "paper", "ours", "band", "evidence", "verdict", "chapter"):
+        assert html.count(f'data-label="{column}"') == len(claims())
 
 
 def test_rows_without_a_claim_and_files_that_are_no_record_are_passed_over(tmp_path):

@@ -1,5 +1,6 @@
 """Claims, their yardsticks, and the verdicts on our numbers."""
 
+import dataclasses
 import math
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooncake_lab.paper import (
+    AGREEMENT,
     Verdict,
     Yardstick,
     claim,
@@ -14,6 +16,7 @@ from mooncake_lab.paper import (
     claims,
     compared,
     comparison_table,
+    detail,
     fact,
     factor,
     grade,
@@ -29,16 +32,16 @@ NUMBERS = st.floats(-1e9, 1e9).filter(lambda number: abs(number) > 1e-6)
 @given(NUMBERS, st.floats(1.0, 10.0), st.floats(0.0, 1.0))
 def test_the_papers_own_number_is_always_reproduced(paper, ratio, share):
     """Whatever the yardstick, being equal to the paper is being reproduced."""
-    assert judge(paper, paper, factor(ratio)) is Verdict.REPRODUCED
-    assert judge(paper, paper, within(share)) is Verdict.REPRODUCED
+    assert judge(paper, paper, factor(ratio), evidence="simulated") is Verdict.REPRODUCED
+    assert judge(paper, paper, within(share), evidence="measured") is Verdict.REPRODUCED
 
 
 @given(NUMBERS, NUMBERS, st.floats(1.0, 10.0), st.floats(1.0, 10.0))
 def test_a_wider_band_never_loses_a_verdict(paper, ours, first, second):
     """What a narrow band accepts, a wider one accepts."""
     narrow, wide = sorted((first, second))
-    if judge(paper, ours, factor(narrow)) is Verdict.REPRODUCED:
-        assert judge(paper, ours, factor(wide)) is Verdict.REPRODUCED
+    if judge(paper, ours, factor(narrow), evidence="simulated") is Verdict.REPRODUCED:
+        assert judge(paper, ours, factor(wide), evidence="simulated") is Verdict.REPRODUCED
 
 
 @pytest.mark.parametrize(
@@ -52,26 +55,26 @@ def test_a_wider_band_never_loses_a_verdict(paper, ours, first, second):
     ],
 )
 def test_a_number_outside_the_band_may_still_have_the_direction(ours, verdict):
-    """Against 10 within 5 % and the direction "above 1": the band first, then the direction, then nothing."""
-    assert judge(10.0, ours, within(0.05, sense="above", threshold=1.0)) is verdict
+    """Against 10 within 5 % and the direction "above 1": the direction first, then the band."""
+    assert judge(10.0, ours, within(0.05, sense="above", threshold=1.0), evidence="simulated") is verdict
 
 
 def test_an_order_claim_asks_only_for_the_side():
     """An order claim is reproduced on the right side of its threshold, however far from the paper."""
-    assert judge(50, 99, order("above", 50)) is Verdict.REPRODUCED
-    assert judge(50, 50, order("above", 50)) is Verdict.NOT_REPRODUCED
-    assert judge(50, 50, order("at_least", 50)) is Verdict.REPRODUCED
-    assert judge(50, 51, order("at_most", 50)) is Verdict.NOT_REPRODUCED
+    assert judge(50, 99, order("above", 50), evidence="simulated") is Verdict.REPRODUCED
+    assert judge(50, 50, order("above", 50), evidence="simulated") is Verdict.NOT_REPRODUCED
+    assert judge(50, 50, order("at_least", 50), evidence="simulated") is Verdict.REPRODUCED
+    assert judge(50, 51, order("at_most", 50), evidence="simulated") is Verdict.NOT_REPRODUCED
 
 
 def test_what_cannot_be_measured_is_not_judged():
     """Production statistics are out of scope; a missing measurement needs hardware, a present one is judged."""
-    assert judge(2.0, 2.0, within(0.1), reach="scope") is Verdict.OUT_OF_SCOPE
-    assert judge(2.0, None, within(0.1), reach="hardware") is Verdict.NEEDS_HARDWARE
-    assert judge(2.0, 3.0, within(0.1), reach="hardware") is Verdict.NOT_REPRODUCED
+    assert judge(2.0, 2.0, within(0.1), evidence="measured", reach="scope") is Verdict.OUT_OF_SCOPE
+    assert judge(2.0, None, within(0.1), evidence="measured", reach="hardware") is Verdict.NEEDS_HARDWARE
+    assert judge(2.0, 3.0, within(0.1), evidence="measured", reach="hardware") is Verdict.NOT_REPRODUCED
 
 
-@pytest.mark.parametrize("identifier", ["F22", "F28"])
+@pytest.mark.parametrize("identifier", ["F22", "A09"])
 def test_a_twin_gives_no_verdict_on_what_it_was_made_to_have(identifier):
     """Not even the paper's own number: the row says what was missing, apart from what nobody outside can check."""
     each = claim(identifier)
@@ -91,7 +94,7 @@ def test_out_of_scope_are_the_claims_that_say_so():
 def test_a_missing_number_is_an_error_where_it_can_be_measured(ours):
     """No number, or one that is not finite, is never turned into a verdict."""
     with pytest.raises(ValueError, match="number"):
-        judge(2.0, ours, within(0.1))
+        judge(2.0, ours, within(0.1), evidence="measured")
 
 
 @pytest.mark.parametrize(
@@ -127,10 +130,84 @@ def test_the_papers_own_number_satisfies_its_claim(each):
     """A claim's own value earns "reproduced", or a threshold claim is stated at its threshold."""
     if each.reach == "scope":
         assert grade(each, None) is Verdict.OUT_OF_SCOPE
+    elif each.reach == "model":
+        assert grade(each, each.fact.value) is Verdict.NEEDS_MODEL
     elif each.fact.value == each.yardstick.threshold:
         assert each.yardstick.grade == "order"
     else:
-        assert grade(each, each.fact.value, requests=each.least_requests) is Verdict.REPRODUCED
+        assert grade(each, each.fact.value, requests=each.least_requests) is AGREEMENT[each.evidence]
+
+
+@given(NUMBERS, NUMBERS, st.floats(1.0, 10.0), NUMBERS)
+def test_the_direction_is_tested_before_the_band(paper, ours, ratio, threshold):
+    """A number on the wrong side is not reproduced, however near the paper's and however wide the band."""
+    if ours <= threshold:
+        yardstick = factor(ratio, sense="above", threshold=threshold)
+        assert judge(paper, ours, yardstick, evidence="simulated") is Verdict.NOT_REPRODUCED
+
+
+@pytest.mark.parametrize("each", claims(), ids=lambda each: each.id)
+def test_no_band_contains_no_effect(each):
+    """Every number that agrees in size also has the claim's direction."""
+    if each.yardstick.grade != "order":
+        assert all(each.yardstick.has_direction(limit) for limit in each.yardstick.limits(each.fact.value))
+
+
+def test_a_band_that_reaches_no_effect_is_refused():
+    """Neither a claim nor a row of a table may have one: 1.317 within 1.5 contains 1."""
+    yardstick = factor(1.5, sense="above", threshold=1.0)
+    with pytest.raises(ValueError, match=r"0\.878 to 1\.9755 around 1\.317 contains 1,"):
+        dataclasses.replace(claim("F49"), yardstick=yardstick)
+    with pytest.raises(ValueError, match="contains 1,"):
+        compared("a ratio", claim("F49").fact, 1.3, yardstick, evidence="simulated")
+
+
+@pytest.mark.parametrize(
+    ("evidence", "verdict"),
+    [
+        ("measured", Verdict.REPRODUCED),
+        ("simulated", Verdict.REPRODUCED),
+        ("calibrated", Verdict.CALIBRATED),
+        ("arithmetic", Verdict.ARITHMETIC),
+    ],
+)
+def test_only_what_predicts_is_reproduced(evidence, verdict):
+    """Agreement with a number that was fitted or computed from printed ones has another name; a miss does not."""
+    yardstick = factor(1.5, sense="above", threshold=1.0)
+    assert judge(2.0, 2.1, yardstick, evidence=evidence) is verdict
+    assert judge(2.0, 5.0, yardstick, evidence=evidence) is Verdict.DIRECTION_ONLY
+    assert judge(2.0, 0.5, yardstick, evidence=evidence) is Verdict.NOT_REPRODUCED
+
+
+def test_a_paper_that_disagrees_with_itself_is_said_to():
+    """Beside a printed 86 whose own bars give 88.4: a number near the bars is no miss of ours, others are."""
+    each = claim("F42")
+    assert each.elsewhere == 88.4
+    assert grade(each, 86.1) is Verdict.CALIBRATED
+    assert grade(each, 88.2) is Verdict.CONTRADICTS
+    assert grade(each, 80.0) is Verdict.DIRECTION_ONLY
+
+
+def test_a_lower_bound_is_neither_reproduced_nor_missed():
+    """Where the grid ended, the verdict waits, unless the bound already lies beyond the band or has no effect."""
+    yardstick = factor(1.5, sense="above", threshold=0.0)
+
+    def bounded(ours):
+        return judge(525.0, ours, yardstick, evidence="simulated", bound="at least")
+
+    assert bounded(100.0) is bounded(525.0) is bounded(787.0) is Verdict.AT_LEAST
+    assert bounded(800.0) is Verdict.DIRECTION_ONLY
+    assert bounded(0.0) is Verdict.NOT_REPRODUCED
+
+
+def test_a_claim_is_decided_once():
+    """A second row about a claim is a detail, or the table is refused."""
+    once = claimed(claim("F27"), 3e6)
+    with pytest.raises(ValueError, match="two rows decide the claim 'F27'"):
+        comparison_table([once, once])
+    table = comparison_table([once, detail(once, "with another node")]).frame()
+    assert list(table["decides"]) == [True, False]
+    assert table["quantity"][1].endswith("(with another node)")
 
 
 @pytest.mark.parametrize("each", [c for c in claims() if c.least_requests], ids=lambda each: each.id)
@@ -155,13 +232,15 @@ def test_lengths_are_asked_of_claims_that_can_be_judged_here():
     assert min(each.least_requests for each in claims() if each.least_requests) > 0
 
 
-def test_the_table_shows_number_place_and_verdict():
-    """A comparison table is data and HTML, with the class of each verdict and its word."""
+def test_the_table_shows_number_place_band_evidence_and_verdict():
+    """A comparison table is data and HTML; each cell names its column, so that a narrow screen can stack rows."""
     mean = fact("fast_table2_workloads", series="Conversation", x="avg_input_tokens")
     table = comparison_table(
         [
-            compared("mean <input>", mean, mean.value * 1.001, within(0.01)),
-            compared("twice", mean, mean.value * 2, within(0.01, sense="above", threshold=0.0)),
+            compared("mean <input>", mean, mean.value * 1.001, within(0.01), evidence="measured"),
+            compared(
+                "twice", mean, mean.value * 2, within(0.01, sense="above", threshold=0.0), evidence="simulated"
+            ),
             claimed(claim("F34"), None),
         ]
     )
@@ -169,6 +248,13 @@ def test_the_table_shows_number_place_and_verdict():
     html = table._repr_html_()
     for text in ("verdict-reproduced", "verdict-direction", "verdict-out", "mean &lt;input&gt;", "Table 2"):
         assert text in html
+    for column in ("quantity", "paper", "ours", "band", "evidence", "verdict"):
+        assert html.count(f'data-label="{column}"') == 3
+    assert list(table.frame()["band"]) == [
+        "11,915 to 12,155 tokens",
+        "11,915 to 12,155 tokens",
+        "78.3 to 95.7 GB/s",
+    ]
     assert "mean <input>" in str(table)
 
 

@@ -19,6 +19,6 @@ def test_readme_and_book_agree(site):
     ):
         pytest.skip("the README speaks of scale classroom, seed 0, on the released traces")
     text = readme.read_text(encoding="utf-8")
-    if "| judgements |" not in text:
+    if "| claims |" not in text:
         pytest.skip("the README points at the scorecard and holds no numbers of its own")
     assert refreshed(text, numbers) == text, "the README is out of date; run `make readme`"
