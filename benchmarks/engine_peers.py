@@ -1,4 +1,4 @@
-"""The engine beside llama.cpp: measures, writes the JSON, and refreshes the README's second table.
+"""The engine beside llama.cpp and OpenVINO: measures, writes the JSON, refreshes table and README's sentence.
 
 Run: python benchmarks/engine_peers.py [--peers llama.cpp] [--minutes 15] [--threads N]
 
@@ -244,7 +244,8 @@ def main() -> None:
         return
     measured = ROOT / "data" / "measured" / "cpu_engine_peers.json"
     measured.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    speed_table.main(measured, ROOT / "README.md", mark="peers")
+    speed_table.main(measured, ROOT / "benchmarks" / "README.md", mark="peers")
+    speed_table.refresh_readme(ROOT)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
-"""The README's table of the engine's speed, made from a measurement and written between its marks.
+"""The engine's speed in `benchmarks/README.md` (tables) and `README.md` (one sentence), made from measurements.
 
-`python -m mooncake_lab.engine.speed_table data/measured/cpu_engine.json README.md [MARK]` refreshes it.
+`python -m mooncake_lab.engine.speed_table data/measured/cpu_engine.json benchmarks/README.md [MARK]` makes a table.
 """
 
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -19,6 +20,8 @@ PEERS: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 """What peers are called that go by another name than their own."""
+MEASURED: Final = ("cpu_engine.json", "cpu_engine_peers.json")
+"""Files of `data/measured` that the README's sentence comes from."""
 _HEAD = ("model", "threads", "case", "tokens/s", "peer", "times the peer", "rounds", "times the floor", "bound by")
 
 
@@ -44,8 +47,46 @@ def refreshed(page: str, found: Mapping[str, Any], *, mark: str = "speed") -> st
     Raises:
         ValueError: when the page has not exactly one pair of marks.
     """
+    return _between_marks(page, mark, speed_table(found))
+
+
+def speed_sentence(*measurements: Mapping[str, Any]) -> str:
+    """How fast the engine is, in one sentence: median and range of the ratios beside each other program."""
+    ratios: dict[str, list[float]] = {}
+    for found in measurements:
+        for row in found["rows"]:
+            if row["peer"] != "whole":  # our own engine, set otherwise
+                ratios.setdefault(PEERS.get(row["peer"], row["peer"]), []).append(row["ratio"])
+    beside = "; ".join(f"{peer} {_spread(each)}" for peer, each in ratios.items())
+    machine = measurements[0]["machine"]
+    return (
+        f"Speed of our engine over that of others, same weights, {machine['cores']} CPU cores"
+        f" (median and range over the cases, {machine['date']}): {beside}.\n"
+    )
+
+
+def _spread(ratios: Sequence[float]) -> str:
+    if len(ratios) == 1:
+        return f"{ratios[0]:.2f} (one case)"
+    return f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
+def refresh_readme(root: Path) -> None:
+    """Write the sentence into the README of a checkout, from the measurements that it holds."""
+    page = root / "README.md"
+    text = _between_marks(page.read_text(encoding="utf-8"), "speed", speed_sentence(*measurements(root)))
+    page.write_text(text, encoding="utf-8")
+
+
+def measurements(root: Path) -> list[dict[str, Any]]:
+    """What `benchmarks/engine.py` and `benchmarks/engine_peers.py` measured last."""
+    folder = root / "data" / "measured"
+    return [json.loads((folder / name).read_text(encoding="utf-8")) for name in MEASURED]
+
+
+def _between_marks(page: str, mark: str, content: str) -> str:
     marked = re.compile(rf"(?P<begin><!-- {mark}: begin -->\n).*?(?P<end><!-- {mark}: end -->)", re.DOTALL)
-    text, count = marked.subn(lambda match: f"{match['begin']}{speed_table(found)}{match['end']}", page)
+    text, count = marked.subn(lambda match: f"{match['begin']}{content}{match['end']}", page)
     if count != 1:
         raise ValueError(f"the page has {count} pairs of marks '<!-- {mark}: begin -->' and 'end'; one is needed")
     return text

@@ -1,4 +1,4 @@
-"""The README says of the engine's speed what was measured, and nothing else."""
+"""The README and the page of the benchmarks say of the engine's speed what was measured, and nothing else."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 
 from mooncake_lab.engine.bench_suite import SMOKE, main, measure, settings
-from mooncake_lab.engine.speed_table import refreshed, speed_table
+from mooncake_lab.engine.speed_table import (
+    measurements,
+    refresh_readme,
+    refreshed,
+    speed_sentence,
+    speed_table,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,12 +23,29 @@ def found():
     return measure(SMOKE, budget_s=1e9)
 
 
-def test_the_readme_shows_the_kept_measurement():
+@pytest.mark.parametrize(("mark", "name"), [("speed", "cpu_engine.json"), ("peers", "cpu_engine_peers.json")])
+def test_the_page_of_the_benchmarks_shows_the_kept_measurements(mark, name):
     """The table between the marks is the one that the kept JSON gives."""
-    kept = json.loads((ROOT / "data" / "measured" / "cpu_engine.json").read_text())
-    page = (ROOT / "README.md").read_text()
-    assert refreshed(page, kept) == page
+    kept = json.loads((ROOT / "data" / "measured" / name).read_text())
+    page = (ROOT / "benchmarks" / "README.md").read_text()
+    assert refreshed(page, kept, mark=mark) == page
     assert kept["date"] in page
+
+
+def test_the_readme_has_the_range_of_the_kept_ratios(tmp_path):
+    """Its sentence names each peer with its least and largest ratio; refreshing changes nothing."""
+    kept = measurements(ROOT)
+    page = (ROOT / "README.md").read_text()
+    assert speed_sentence(*kept) in page
+    for found in kept:
+        for peer in {row["peer"] for row in found["rows"]} - {"whole"}:
+            ratios = [row["ratio"] for row in found["rows"] if row["peer"] == peer]
+            one, several = f" {ratios[0]:.2f} (one case)", f" ({min(ratios):.2f} to {max(ratios):.2f})"
+            assert (one if len(ratios) == 1 else several) in page
+    (tmp_path / "data").symlink_to(ROOT / "data")
+    (tmp_path / "README.md").write_text(page)
+    refresh_readme(tmp_path)
+    assert (tmp_path / "README.md").read_text() == page
 
 
 def test_every_row_is_in_the_table(found):
