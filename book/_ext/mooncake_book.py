@@ -1,11 +1,12 @@
 # ruff: noqa: INP001 - Sphinx finds an extension by its file, not in a package
-"""What this book needs of Sphinx besides configuration: banner, launch links, coloured listings, corrections.
+"""What this book needs of Sphinx besides configuration: banner, addresses, coloured listings, corrections.
 
 The banner says on every page that generated twins stood in for the released traces, when they did.
 Launch links would name `book/chapters/`, which is generated; the notebooks that Binder and Colab can
 open are in `notebooks/`. Chapters print functions of the package; what a cell prints is plain text to Sphinx,
 so a print that is Python from its first word is coloured like code. The theme's side bar folds its sections
-behind an arrow that says nothing to a reader who does not see it.
+behind an arrow that says nothing to a reader who does not see it. Three parts of it write a viewport tag each, and
+all exercises of a page have the same id inside.
 """
 
 import html
@@ -13,6 +14,7 @@ import re
 import textwrap
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from docutils import nodes
 from sphinx.application import Sphinx
@@ -28,7 +30,10 @@ LISTING = re.compile(r"(@|def |class |from \w+ import )")
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register all of it."""
     app.connect("doctree-read", colour_listings)
+    app.connect("doctree-read", tell_exercises_apart)
     app.connect("config-inited", add_banner)
+    app.connect("config-inited", set_address)
+    app.connect("html-page-context", describe_other_pages, priority=502)
     app.connect("html-page-context", point_at_sources, priority=502)  # after the theme made its buttons
     app.connect("build-finished", mend_pages)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
@@ -40,6 +45,27 @@ def add_banner(app: Sphinx, config: Config) -> None:
     if provenance and provenance.banner:
         banner = re.sub(r"`(.+?)`", r"<code>\1</code>", html.escape(provenance.banner))
         config.html_theme_options["announcement"] = banner
+
+
+def set_address(_app: Sphinx, config: Config) -> None:
+    """Say where the book is published: the pages of the repository, unless the configuration says otherwise."""
+    repository = urlsplit(config.html_theme_options["repository_url"])
+    owner, name = repository.path.strip("/").split("/")
+    config.ogp_site_url = config.ogp_site_url or f"https://{owner}.github.io/{name}/"
+
+
+def describe_other_pages(app: Sphinx, _page: str, _template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Describe a page that has no text of its own, such as the search; the others are described by their text."""
+    if doctree is None:
+        said = html.escape(app.config.html_title)
+        context["metatags"] = context.get("metatags", "") + f'<meta name="description" content="{said}" />\n'
+
+
+def tell_exercises_apart(_app: Sphinx, doctree: nodes.document) -> None:
+    """Give the text of each exercise and solution an id of its own: all of a page have the same one."""
+    for section in doctree.findall(nodes.section):
+        if section["ids"] in (["exercise-content"], ["solution-content"]):
+            section["ids"] = [f"{name}-content" for name in section.parent["ids"][:1]]
 
 
 def colour_listings(_app: Sphinx, doctree: nodes.document) -> None:
@@ -63,6 +89,8 @@ MENDED = {
     '<div role="list" class="citation-list">': '<div class="citation-list">',  # its children are no list items
 }
 
+VIEWPORT = re.compile(r'<meta name="viewport"[^>]*>')
+
 SCROLLS = re.compile(
     r'(<div class="cell [^"]*tag_(?:scroll-output|output_scroll)[^"]*">(?:(?!<div class="cell ).)*?'
     r'<div class="cell_output docutils container")>',
@@ -78,6 +106,8 @@ def mend_pages(app: Sphinx, error: Exception | None) -> None:
             text = mended = page.read_text(encoding="utf-8")
             for wrong, right in MENDED.items():
                 mended = mended.replace(wrong, right)
+            first, tag, rest = mended.partition(next(iter(VIEWPORT.findall(mended)), "<body"))
+            mended = first + tag + VIEWPORT.sub("", rest)
             mended = SCROLLS.sub(r'\1 tabindex="0" role="region" aria-label="Output, scrolls">', mended)
             if mended != text:
                 page.write_text(mended, encoding="utf-8")

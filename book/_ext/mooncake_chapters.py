@@ -3,7 +3,7 @@
 
 `{chapter-table}` lists the chapters with reading time, run time and verdicts. `{chapter-figure}` shows a figure of
 a chapter on another page. Under each figure, wherever it is shown, there is a link to what it draws, and under
-each chapter stand the numbers that it recorded, to be downloaded.
+each chapter stand the numbers that it recorded, to be downloaded. A figure without a picture has no number.
 """
 
 from collections.abc import Iterator
@@ -22,13 +22,14 @@ CHAPTERS = "chapters"
 RECORDS = "_generated"
 PICTURES = "_build/pictures"
 DATA = "data"
-BEFORE_THE_COLLECTORS = 300  # so that the section on data is in the list of the page's sections
+BEFORE_THE_COLLECTORS = 300  # which number the figures and list the sections of a page
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directives and the downloads."""
     app.add_directive("chapter-table", ChapterTable)
     app.add_directive("chapter-figure", ChapterFigure)
+    app.connect("doctree-read", unnumber_empty_figures, priority=BEFORE_THE_COLLECTORS)
     app.connect("doctree-read", link_figures)
     app.connect("doctree-read", link_data, priority=BEFORE_THE_COLLECTORS)
     app.connect("build-finished", write_data)
@@ -84,6 +85,14 @@ class ChapterFigure(SphinxDirective):
         if name in figure_data(source):
             caption.extend(data_of_figure(self.env.docname, stem, name))
         return [nodes.figure("", image, caption)]
+
+
+def unnumber_empty_figures(_app: Sphinx, doctree: nodes.document) -> None:
+    """Show what a figure without a picture holds, such as the reason, without number and caption."""
+    for node in list(doctree.findall(nodes.figure)):
+        if next(node.findall(nodes.image), None) is None:
+            shown = [child for child in node.children if not isinstance(child, nodes.caption | nodes.legend)]
+            node.replace_self(nodes.container("", *shown, ids=node["ids"], names=node["names"]))
 
 
 def link_figures(app: Sphinx, doctree: nodes.document) -> None:

@@ -105,7 +105,7 @@ def _cell(cell: Cell, markdown: Any) -> str:
     code = "" if _HIDDEN & {*cell.tags} else _code(cell.text)
     outputs = "".join(_output(output) for output in cell.outputs)
     figure: Mapping[str, str] | None = cell.metadata.get("mystnb", {}).get("figure")
-    if figure and outputs:
+    if figure and "<img " in outputs:  # where nothing was drawn, the reason is no figure
         caption = markdown.renderInline(figure.get("caption", ""))
         outputs = f"<figure>{outputs}<figcaption>{caption}</figcaption></figure>"
     return code + outputs

@@ -1,6 +1,6 @@
 """The engine's speed in `benchmarks/README.md` (tables) and `README.md` (one sentence), made from measurements.
 
-`python -m mooncake_lab.engine.speed_table data/measured/cpu_engine.json benchmarks/README.md [MARK]` makes a table.
+`python -m mooncake_lab.engine.speed_table data/measured/cpu_engine.json benchmarks/README.md [MARK]` makes one.
 """
 
 import json

@@ -13,8 +13,8 @@ from mooncake_lab.core import carried_folder
 _PATTERN: Final = "engine_h*.json"
 _COMMAND: Final = "python -m mooncake_lab.engine.bench_gpu --out data/measured/engine_h200.json"
 _NOT_MEASURED: Final = (
-    "**Not measured.** No GPU was at hand when this book was made, and numbers are not invented here. On a machine"
-    f" with one, `{_COMMAND}` measures it in eight minutes; then this place has a figure."
+    f"**Not measured.** This book came without a report of a GPU. On a machine with one, `{_COMMAND}` writes it in"
+    " eight minutes; the next build then draws a figure here."
 )
 Drawn = TypeVar("Drawn")
 

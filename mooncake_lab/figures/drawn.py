@@ -52,6 +52,22 @@ def as_csv(figure: Figure) -> str:
     return text.getvalue()
 
 
+def has_filled_circles(figure: Figure) -> bool:
+    """Whether a figure shows a filled circle, the book's sign for a measurement."""
+    return any(
+        line.get_marker() in {"o", "."}
+        and line.get_visible()
+        and len(line.get_xydata()) > 0
+        and not _is_hollow(line.get_markerfacecolor())
+        for axes in figure.axes
+        for line in axes.get_lines()
+    )
+
+
+def _is_hollow(face: Any) -> bool:
+    return _hex(face) in {"", "#ffffff"}
+
+
 def _axes(axes: Axes) -> dict[str, str]:
     return {"x_axis": axes.get_xlabel(), "y_axis": axes.get_ylabel()}
 

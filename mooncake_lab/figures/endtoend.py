@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 
 from mooncake_lab.figures.style import (
     COLOURS,
+    COMPUTED,
     BookFigure,
     footer,
     legend_once,
@@ -135,7 +136,7 @@ def splits(rows: pd.DataFrame, paper: Mapping[str, pd.DataFrame]) -> BookFigure:
             line = _records(rows, "prefill_nodes", host_s=overhead)
             name = f"{1e3 * overhead:g} ms a request"
             y = [unit * float(row[column]) for row in line]
-            panel.plot([row["prefill_nodes"] for row in line], y, marker=".", color=colour, label=name)
+            panel.plot([row["prefill_nodes"] for row in line], y, **COMPUTED, color=colour, label=name)
         paper_points(panel, paper[column]["x"], paper[column]["y"], "FAST'25 Fig. 15")
         panel.set(xlabel="prefill nodes of 16 (nodes)", ylabel=label, ylim=(0, None))
         panel.set_xticks(sorted(set(rows["prefill_nodes"])))
@@ -235,7 +236,7 @@ def overhead(
             colour = COLOURS[_COLOUR[system]]
             x = [1e3 * float(row["host_s"]) for row in line]
             y = [100 * float(row[f"capacity_{limit}_ms"]) for row in line]
-            panel.plot(x, y, color=colour, marker=".", label=series)
+            panel.plot(x, y, color=colour, **COMPUTED, label=series)
             (printed,) = (float(row["y"]) for row in _records(paper, series=series, x=float(limit)))
             panel.axhline(printed, color=colour, linestyle=_DASHES, linewidth=1.2)
             paper_points(panel, [x[-1]], [printed], "FAST'25 Fig. 1" if system == "vllm" else "_")

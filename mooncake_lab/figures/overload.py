@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 
 from mooncake_lab.figures.style import (
     COLOURS,
+    COMPUTED,
     HATCHES,
     BookFigure,
     footer,
@@ -83,7 +84,7 @@ def rejections(panels: Mapping[str, pd.DataFrame], paper_percent: Mapping[str, f
 
 @styled
 def with_intervals(rows: pd.DataFrame, quantities: Mapping[str, str], policies: Sequence[str]) -> BookFigure:
-    """Several quantities by policy: a dot a seed, a bar at the mean with its 95 % interval.
+    """Several quantities by policy: a dot for each seed, a bar at the mean with its 95 % interval.
 
     Args:
         rows: rows of `Overload`, a policy and seed each.
@@ -99,7 +100,8 @@ def with_intervals(rows: pd.DataFrame, quantities: Mapping[str, str], policies: 
             axis.bar(at, values.mean(), color=colour, width=0.7, alpha=0.85)
             axis.errorbar(at, values.mean(), yerr=half, color=COLOURS["optimum"], capsize=4)
             spread = [at - 0.25 + 0.5 * i / max(1, len(values) - 1) for i in range(len(values))]
-            axis.plot(spread, values, ".", color=COLOURS["optimum"], markersize=4, alpha=0.6)
+            (dots,) = axis.plot(spread, values, linestyle="none", color=COLOURS["optimum"], **COMPUTED)
+            dots.set_markersize(3)
         axis.set_xticks(range(len(policies)), [LABELS[policy] for policy in policies], fontsize=7.5)
         axis.set(ylabel=label, ylim=(0, None))
         axis.grid(visible=False, axis="x")
@@ -277,7 +279,7 @@ def _lines(axis: Axes, rows: pd.DataFrame, knob: str, column: str) -> None:
         at = sorted(found)
         means = [sum(found[value]) / len(found[value]) for value in at]
         colour = _colour(policy)
-        axis.plot(at, means, ".-", color=colour, label=LABELS[policy].replace("\n", " "))
+        axis.plot(at, means, color=colour, label=LABELS[policy].replace("\n", " "), **COMPUTED)
 
 
 def _records(rows: pd.DataFrame) -> list[dict[Any, Any]]:

@@ -11,6 +11,7 @@ from matplotlib.patches import Patch
 
 from mooncake_lab.figures.style import (
     COLOURS,
+    COMPUTED,
     HATCHES,
     BookFigure,
     footer,
@@ -144,7 +145,7 @@ def sensitivity(table: pd.DataFrame, paper: pd.DataFrame) -> BookFigure:
             line = "-" if not overhead else "--"
             ordered = rows.sort_values("prompt_over_decode")
             panel.plot(
-                ordered["prompt_over_decode"], ordered[column], line, marker="o", color=COLOURS["vllm_chunked"],
+                ordered["prompt_over_decode"], ordered[column], line, **COMPUTED, color=COLOURS["vllm_chunked"],
                 label=f"{overhead:g} ms a layer beside the roofline",
             )  # fmt: skip
         panel.axhline(float(printed), color=COLOURS["paper"], linewidth=1, linestyle=":")
@@ -164,8 +165,8 @@ def chunk_sizes(runs: pd.DataFrame, orca: pd.DataFrame) -> BookFigure:
     """Idle share and completion over the fused chunk: runs of SARATHI by `fused_tokens`, and one of Orca-best."""
     figure, (left, right) = new_figure(1, 2, width=10, height=3.8)
     ordered = runs.sort_values("fused_tokens")
-    left.plot(ordered["fused_tokens"], 100 * ordered["idle_share"], marker="o", color=COLOURS["vllm_chunked"])
-    right.plot(ordered["fused_tokens"], ordered["completion_s"], marker="o", color=COLOURS["vllm_chunked"])
+    left.plot(ordered["fused_tokens"], 100 * ordered["idle_share"], **COMPUTED, color=COLOURS["vllm_chunked"])
+    right.plot(ordered["fused_tokens"], ordered["completion_s"], **COMPUTED, color=COLOURS["vllm_chunked"])
     for panel, value in (
         (left, 100 * float(orca["idle_share"].iloc[0])),
         (right, float(orca["completion_s"].iloc[0])),

@@ -8,6 +8,7 @@ from matplotlib.ticker import NullLocator
 
 from mooncake_lab.figures.style import (
     COLOURS,
+    COMPUTED,
     BookFigure,
     footer,
     new_figure,
@@ -38,7 +39,7 @@ def stalls_and_overhead(stalls: pd.DataFrame, overhead: pd.DataFrame, largest: f
     decodes = int(max(stalls["decodes"]))
     for way, (colour, line) in _WAYS.items():
         rows = _where(_where(stalls, "decodes", decodes), "way", way)
-        left.plot(rows["prompt_tokens"], rows["over_decode"], line, marker="o", color=COLOURS[colour], label=way)
+        left.plot(rows["prompt_tokens"], rows["over_decode"], line, **COMPUTED, color=COLOURS[colour], label=way)
     left.axhline(largest, color=COLOURS["paper"], linewidth=1, linestyle=":")
     left.annotate(f"largest in the paper, {largest:g}", (0.02, largest), xycoords=("axes fraction", "data"),
                   xytext=(0, 3), textcoords="offset points", fontsize="small")  # fmt: skip
@@ -49,7 +50,7 @@ def stalls_and_overhead(stalls: pd.DataFrame, overhead: pd.DataFrame, largest: f
             rows["prompt_tokens"],
             rows["model"],
             line,
-            marker="o",
+            **COMPUTED,
             color=COLOURS[colour],
             label=f"chunks of {chunk}",
         )
@@ -101,7 +102,7 @@ def layouts(table: pd.DataFrame, ratio: float, assumed_ms: float) -> BookFigure:
         assumed_ms: the latency that capacities here assume.
     """
     figure, (axes,) = new_figure(width=8, height=3.6)
-    axes.plot(table["sum_ms"], table["tensor_ms"], marker="o", color=COLOURS["straw_man"], label="TP8, two nodes")
+    axes.plot(table["sum_ms"], table["tensor_ms"], **COMPUTED, color=COLOURS["straw_man"], label="TP8, two nodes")
     axes.plot(table["sum_ms"], table["pipeline_ms"], color=COLOURS["mooncake"], label="TP4-PP2")
     twice = ratio * float(table["pipeline_ms"].iloc[0])
     axes.axhline(twice, color=COLOURS["paper"], linewidth=1, linestyle=":")

@@ -10,6 +10,7 @@ import pandas as pd
 
 from mooncake_lab.figures.style import (
     COLOURS,
+    COMPUTED,
     BookFigure,
     footer,
     legend_once,
@@ -46,9 +47,9 @@ def long_prompts(table: pd.DataFrame) -> BookFigure:
     for way, (colour, line) in _WAYS.items():
         each = _where(rows, "way", way).sort_values("tokens")
         thousands = each["tokens"] / 1024
-        panels[0].plot(thousands, each["speed_up"], line, marker="o", color=COLOURS[colour], label=way)
-        panels[1].plot(thousands, 100 * each["mfu"], line, marker="o", color=COLOURS[colour], label=way)
-        panels[2].plot(thousands, each["network_gb"], line, marker="o", color=COLOURS[colour], label=way)
+        panels[0].plot(thousands, each["speed_up"], line, **COMPUTED, color=COLOURS[colour], label=way)
+        panels[1].plot(thousands, 100 * each["mfu"], line, **COMPUTED, color=COLOURS[colour], label=way)
+        panels[2].plot(thousands, each["network_gb"], line, **COMPUTED, color=COLOURS[colour], label=way)
     panels[0].set(ylabel=f"speed-up by {nodes} nodes (ratio)", ylim=(0, nodes * 1.03))
     panels[1].set(ylabel="model FLOPs utilisation (%)", ylim=(0, 100))
     panels[2].set(ylabel="between nodes, a prompt (GB)", yscale="log")
@@ -70,7 +71,7 @@ def busy_network(table: pd.DataFrame) -> BookFigure:
     for way, (colour, line) in _WAYS.items():
         each = _where(table, "way", way).sort_values("bandwidth_share")
         axes.plot(
-            100 * each["bandwidth_share"], each["ttft_s"], line, marker="o", color=COLOURS[colour], label=way
+            100 * each["bandwidth_share"], each["ttft_s"], line, **COMPUTED, color=COLOURS[colour], label=way
         )
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -94,7 +95,7 @@ def chunks(table: pd.DataFrame) -> BookFigure:
     for tokens, constant_ms in sorted({*zip(table["tokens"], table["chunk_constant_ms"], strict=True)}):
         each = _where(_where(table, "tokens", tokens), "chunk_constant_ms", constant_ms)
         axes.plot(
-            each["chunk_tokens"], each["speed_up"], "-" if not constant_ms else "--", marker="o",
+            each["chunk_tokens"], each["speed_up"], "-" if not constant_ms else "--", **COMPUTED,
             color=COLOURS[shades[tokens]],
             label=f"{int(tokens) // 1024}k tokens" + (f", {constant_ms:g} ms a chunk" if constant_ms else ""),
         )  # fmt: skip
@@ -115,7 +116,7 @@ def runahead(table: pd.DataFrame) -> BookFigure:
     for panel, network in zip(panels, networks, strict=True):
         for processes, each in _where(table, "gb_per_s", network).groupby("processes"):
             colour, thousands = COLOURS[shades[int(str(processes))]], each["tokens"] / 1024
-            panel.plot(thousands, each["gain"], marker="o", color=colour, label=f"{processes} GPUs, best slices")
+            panel.plot(thousands, each["gain"], **COMPUTED, color=colour, label=f"{processes} GPUs, best slices")
             even = each["gathered_ms"] / each["even_ms"]
             panel.plot(thousands, even, ":", color=colour, label=f"{processes} GPUs, even slices")
         panel.axhline(1.0, color=COLOURS["straw_man"], linewidth=1)
@@ -154,12 +155,12 @@ def capacity(served: pd.DataFrame, table: pd.DataFrame, strict_s: float, relaxed
         each = _where(served, "policy", policy).sort_values("rate")
         if len(each):
             left.plot(
-                each["rate"], 1000 * each["p99_tbt_s"], line, marker="o", color=COLOURS[colour], label=policy
+                each["rate"], 1000 * each["p99_tbt_s"], line, **COMPUTED, color=COLOURS[colour], label=policy
             )
         each = _where(table, "policy", policy).sort_values("slo_s")
         if len(each):
             right.plot(
-                1000 * each["slo_s"], each["requests_per_s"], line, marker="o", color=COLOURS[colour], label=policy
+                1000 * each["slo_s"], each["requests_per_s"], line, **COMPUTED, color=COLOURS[colour], label=policy
             )
     for value_s, name in ((strict_s, "strict"), (relaxed_s, "relaxed")):
         slo_line(left, 1000 * value_s, f"{name}, {1000 * value_s:g} ms")

@@ -8,7 +8,16 @@ from typing import Any, Final
 import pandas as pd
 from matplotlib.axes import Axes
 
-from mooncake_lab.figures.style import COLOURS, BookFigure, footer, new_figure, paper_points, slo_line, styled
+from mooncake_lab.figures.style import (
+    COLOURS,
+    COMPUTED,
+    BookFigure,
+    footer,
+    new_figure,
+    paper_points,
+    slo_line,
+    styled,
+)
 
 _COLOUR: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -144,9 +153,9 @@ def thresholds(rows: pd.DataFrame) -> BookFigure:
     """Mean TTFT, and how often a prefix is fetched, by the balancing threshold: rows of `Replay`."""
     figure, (left, right) = new_figure(1, 2, width=9.5, height=3.8)
     colour = COLOURS["mooncake"]
-    left.plot(rows["threshold"], rows["mean"], marker=".", color=colour)
+    left.plot(rows["threshold"], rows["mean"], **COMPUTED, color=colour)
     left.set(ylabel="mean TTFT (s)", ylim=(0, 1.15 * max(rows["mean"])))
-    right.plot(rows["threshold"], 100 * rows["fetching"], marker=".", color=colour)
+    right.plot(rows["threshold"], 100 * rows["fetching"], **COMPUTED, color=colour)
     right.set(ylabel="requests that fetch a prefix (%)", ylim=(0, None))
     for panel in (left, right):
         panel.set(xscale="log", xlabel="balancing threshold (ratio of matches)")
@@ -170,7 +179,7 @@ def load(rows: pd.DataFrame, paper: pd.DataFrame, names: Mapping[str, str]) -> B
     for policy in names:
         line = rows[rows["policy"] == policy]
         label = _LABEL[policy].replace("\n", " ")
-        axes.plot(line["prefill_nodes"], line["mean"], marker=".", color=COLOURS[_COLOUR[policy]], label=label)
+        axes.plot(line["prefill_nodes"], line["mean"], **COMPUTED, color=COLOURS[_COLOUR[policy]], label=label)
     means = paper[paper["x"] == "mean"].set_index("series")["y"]
     paper_points(axes, [8] * len(names), [means[name] for name in names.values()], "FAST'25 Fig. 5, split assumed")
     axes.set(xlabel="prefill nodes of 16 (nodes)", ylabel="mean TTFT (s)", yscale="log")
@@ -197,9 +206,9 @@ def capacity(rows: pd.DataFrame, assumed_tokens: float) -> BookFigure:
     others = ssd.query(f"ssd_bytes_per_s != {usual!r}")
     below = f"{dram['dram_tokens'].iloc[0] / 1e6:g}M in DRAM, rest on SSD"
     for panel, column, factor in zip(panels, ("ttft_mean_s", "token_hit_rate"), (1, 100), strict=True):
-        panel.plot(dram["millions"], factor * dram[column], marker=".", color=COLOURS["dram"], label="all in DRAM")
+        panel.plot(dram["millions"], factor * dram[column], **COMPUTED, color=COLOURS["dram"], label="all in DRAM")
         label = f"{below}, {usual / 1e9:g} GB/s"
-        panel.plot(line["millions"], factor * line[column], ".--", color=COLOURS["ssd"], label=label)
+        panel.plot(line["millions"], factor * line[column], "--", color=COLOURS["ssd"], label=label, **COMPUTED)
         room = (0, 1.15 * factor * held[column].max())
         panel.set(xscale="log", xlabel="KVCache of a prefill node (million tokens)", ylim=room)
         panel.set_xticks(sorted(set(held["millions"])))
@@ -233,7 +242,7 @@ def elsewhere(rows: pd.DataFrame, base: pd.DataFrame) -> BookFigure:
         what = table.iloc[0]
         label = f"{Path(str(what['workload'])).name} on {what['node']}"
         times.vlines(at, found["mean"], found["p90_s"], color=COLOURS[colour], linewidth=3)
-        times.plot(at, found["mean"], "o", color=COLOURS[colour], label=label)
+        times.plot(at, found["mean"], linestyle="none", color=COLOURS[colour], label=label, **COMPUTED)
         times.plot(at, found["p90_s"], "_", color=COLOURS[colour], markersize=14, markeredgewidth=3)
         hits.bar(at, 100 * found["token_hit_rate"], width=0.38, color=COLOURS[colour])
     times.set(ylabel="TTFT (s), mean to 90th percentile", yscale="log")

@@ -74,7 +74,7 @@ def ratios(distances: pd.DataFrame) -> Figure:
     for verdict, colour in VERDICT_COLOURS.items():
         chosen = ordered[ordered["verdict"] == verdict]
         if len(chosen):
-            axes.plot(chosen["ratio"], chosen.index, "o", markersize=4.5, color=colour, label=verdict)
+            axes.plot(chosen["ratio"], chosen.index, "s", markersize=4, color=colour, label=verdict)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(plain_number)
     axes.set_xlabel("ours / the paper's (ratio)")

@@ -51,5 +51,7 @@ def tiers(
     right.xaxis.set_major_formatter(plain_number)
     right.yaxis.set_major_formatter(plain_number)
     right.legend(fontsize="x-small", loc="lower right")
-    footer(figure, f"medians of few rounds, shaded from fastest to slowest; {turns['machine'].to_list()[0]}")
+    footer(
+        figure, f"measured: medians of few rounds, shaded from fastest to slowest; {turns['machine'].to_list()[0]}"
+    )
     return figure

@@ -1,7 +1,8 @@
 """One style for every figure: identity is colour, provenance is marker.
 
-Ours simulated is a line or a bar; ours measured a filled circle; the paper an open black diamond,
-always. Prefill is solid, decode hatched. Figures carry no title: the caption does.
+Ours simulated, computed or counted is a line, a bar or a hollow circle; ours measured a filled circle; the paper
+an open black diamond, always: a figure with filled circles whose footer does not say what was measured is refused.
+Prefill is solid, decode hatched. Figures carry no title: the caption does.
 """
 
 import io
@@ -16,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from mooncake_lab.figures.drawn import DATA_TYPE, as_csv
+from mooncake_lab.figures.drawn import DATA_TYPE, as_csv, has_filled_circles
 
 COLOURS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -43,6 +44,11 @@ COLOURS: Final[Mapping[str, str]] = MappingProxyType(
 
 HATCHES: Final[Mapping[str, str]] = MappingProxyType({"prefill": "", "decode": "///"})
 """Prefill is solid, decode hatched."""
+
+COMPUTED: Final[Mapping[str, Any]] = MappingProxyType(
+    {"marker": "o", "markerfacecolor": "white", "markersize": 4.5, "markeredgewidth": 1.3}
+)
+"""The mark of a point that was simulated, computed or counted, for `axes.plot(..., **COMPUTED)`."""
 
 _RC: Final[Mapping[str, Any]] = MappingProxyType(
     {
@@ -73,6 +79,7 @@ class BookFigure(Figure):
     """A matplotlib figure that a notebook shows as SVG, without pyplot and its global state."""
 
     def _repr_svg_(self) -> str:
+        _check_circles(self, self.get_supxlabel())
         with mpl.rc_context(cast("Any", dict(_RC))):
             buffer = io.StringIO()
             self.savefig(buffer, format="svg", metadata={"Date": None})
@@ -133,8 +140,21 @@ def legend_once(axes: Axes, **where: Any) -> None:
 
 
 def footer(figure: Figure, text: str) -> None:
-    """Say under the figure where its numbers came from: simulated or measured, trace, seed, machine."""
+    """Say under the figure where its numbers came from: simulated or measured, trace, seed, machine.
+
+    Raises:
+        ValueError: when the figure draws filled circles and the text does not say that something was measured.
+    """
+    _check_circles(figure, text)
     figure.supxlabel(text, fontsize=8, color=COLOURS["slo"], x=0.99, ha="right")
+
+
+def _check_circles(figure: Figure, text: str) -> None:
+    if has_filled_circles(figure) and "measured" not in text:
+        raise ValueError(
+            f"a figure draws filled circles, which stand for measurements, above the footer {text!r};"
+            " it should say what was measured, or the figure draw hollow ones (COMPUTED)"
+        )
 
 
 def plain_number(value: float, _: object = None) -> str:

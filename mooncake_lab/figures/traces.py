@@ -7,7 +7,16 @@ from typing import Any, Final
 import pandas as pd
 from matplotlib.ticker import PercentFormatter
 
-from mooncake_lab.figures.style import COLOURS, BookFigure, footer, legend_once, new_figure, paper_points, styled
+from mooncake_lab.figures.style import (
+    COLOURS,
+    COMPUTED,
+    BookFigure,
+    footer,
+    legend_once,
+    new_figure,
+    paper_points,
+    styled,
+)
 from mooncake_lab.paper import Fact
 
 _COLOUR: Final[Mapping[str, str]] = MappingProxyType(
@@ -105,7 +114,7 @@ def block_sizes(
     figure, (axes,) = new_figure(width=8, height=4.4)
     for workload, table in sizes.groupby("workload", sort=False):
         identity = _identity(workload, numbers)
-        axes.plot(table["block_size_tokens"], table["ideal_token_hit_rate"], marker=".", **identity)
+        axes.plot(table["block_size_tokens"], table["ideal_token_hit_rate"], **COMPUTED, **identity)
         ratio = paper[str(workload)].value / 100
         paper_points(axes, [paper_block.value], [ratio], "FAST'25 Table 2, drawn at the store's block size")
     axes.set(xscale="log", ylim=(0, 0.8), xlabel="block size (tokens)", ylabel="reusable prompt tokens (%)")

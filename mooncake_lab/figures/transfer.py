@@ -84,7 +84,7 @@ def storing(modelled: pd.DataFrame, measured: pd.DataFrame, machine: str) -> Boo
     )
     right.set(ylabel="added to computing (ms)", title=f"here, {longest['tokens'].max()} tokens moved")
     right.legend(fontsize="small")
-    footer(figure, f"right: medians of paired rounds, {machine}")
+    footer(figure, f"right: measured, medians of paired rounds; {machine}")
     return figure
 
 
@@ -120,7 +120,7 @@ def ways(measured: pd.DataFrame, paper: pd.DataFrame, machine: str) -> BookFigur
         panel.xaxis.set_major_formatter(plain_number)
         panel.yaxis.set_major_formatter(plain_number)
         legend_once(panel, fontsize="x-small", loc="upper left")
-    footer(figure, f"right: medians, and shaded from the fastest to the slowest round; {machine}")
+    footer(figure, f"right: measured, medians, shaded from the fastest to the slowest round; {machine}")
     return figure
 
 

@@ -190,6 +190,18 @@ def test_a_page_shows_prose_as_text_and_asks_nobody(tmp_path):
     assert "http" not in text
 
 
+def test_a_reason_in_place_of_a_figure_has_no_caption(tmp_path):
+    """Where a cell with a caption drew nothing, its page shows what the cell said and no figure."""
+    output = {"output_type": "display_data", "data": {"text/plain": "not measured"}, "metadata": {}}
+    described = {"mystnb": {"figure": {"name": "fig-a", "caption": "A curve."}}}
+    cell = {"cell_type": "code", "source": "draw()", "metadata": described, "outputs": [output]}
+    path = tmp_path / "01_a.ipynb"
+    path.write_text(json.dumps({"cells": [cell], "metadata": {}}))
+    text = notebook_page(path, title="A", formulas="mathjax.js", back="index.html")
+    assert "not measured" in text
+    assert "<figcaption>" not in text
+
+
 @contextmanager
 def cluster(folder, **environment):
     """A Dask scheduler, as `HOST:PORT`, and one worker in a folder and with these variables."""

@@ -34,7 +34,7 @@ def test_breaking_draws_the_row_nearest_to_the_share(table):
 def test_similarity_draws_both_sides():
     """Keys and values each have a line a model, over pairs of layers counted from one."""
     rows = run(costs.LayerSimilarity(model="random:lab-recall", prompts=1, length=128), cache=False)
-    figure = draw.similarity(rows, {"random:lab-recall": "random"}, "x")
+    figure = draw.similarity(rows, {"random:lab-recall": "random"}, "measured: here")
     assert [list(axes.lines[0].get_xdata()) for axes in figure.axes] == [[1, 2, 3], [1, 2, 3]]
 
 
@@ -54,7 +54,7 @@ def test_decode_stacks_host_on_device():
 def test_value_reads_have_a_line_for_all_and_one_a_number():
     """All values once, then one line a number of values."""
     rows = run(vary(costs.ValueReads(repeats=4), top=(4, 8), context_tokens=(64, 128)), cache=False)
-    assert len(draw.value_reads(rows, "x").axes[0].lines) == 3
+    assert len(draw.value_reads(rows, "measured: here").axes[0].lines) == 3
 
 
 def test_store_has_three_panels():

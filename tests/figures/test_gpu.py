@@ -41,7 +41,7 @@ def pairs(table, x, y, scale=1.0):
 
 def test_rates_draws_every_point(tables):
     """Decode by batch, prefill by length, and a ratio for each way of transformers."""
-    figure = draw.rates(tables["decode"], tables["prefill"], tables["beside_transformers"], "dry")
+    figure = draw.rates(tables["decode"], tables["prefill"], tables["beside_transformers"], "measured: dry run")
     assert sorted(points(figure.axes[0])) == pairs(tables["decode"], "batch", "share_of_copy")
     assert sorted(points(figure.axes[1])) == pairs(tables["prefill"], "tokens", "share_of_gemm")
     assert sorted(x for x, _ in points(figure.axes[2])) == sorted(tables["beside_transformers"]["ratio"])
@@ -49,7 +49,7 @@ def test_rates_draws_every_point(tables):
 
 def test_chunks_draws_every_point(tables):
     """Chunks over the whole prompt, and every width."""
-    figure = draw.chunks(tables["chunks"], tables["tiles"], "dry")
+    figure = draw.chunks(tables["chunks"], tables["tiles"], "measured: dry run")
     assert sorted(points(figure.axes[0])) == pairs(tables["chunks"], "chunk", "over_whole")
     assert sorted(points(figure.axes[1])) == pairs(tables["tiles"], "tokens", "seconds", 1e3)
 
@@ -57,7 +57,7 @@ def test_chunks_draws_every_point(tables):
 def test_riders_draws_three_accounts_and_the_law(tables):
     """Each account of each hybrid iteration; the dotted line is at (C - (B - 1)) / (B - 1)."""
     tables["hybrid"].loc[0, "decode_token_marginal_s"] = -0.001  # a step that was faster with decodes than without
-    figure = draw.riders(tables["hybrid"], tables["pd_sweep"], "dry")
+    figure = draw.riders(tables["hybrid"], tables["pd_sweep"], "measured: dry run")
     of_accounts = (
         pairs(tables["hybrid"], "decodes", f"decode_token_{account}_s", 1e3)
         for account in ("alone", "marginal", "fair")
@@ -71,7 +71,7 @@ def test_riders_draws_three_accounts_and_the_law(tables):
 
 def test_copies_draws_both_ways_and_both_operations(tables):
     """Every size both ways, and what is hidden of loading and storing."""
-    figure = draw.copies(tables["copies"], tables["layerwise"], "dry")
+    figure = draw.copies(tables["copies"], tables["layerwise"], "measured: dry run")
     drawn = sorted(y for _, y in points(figure.axes[0]))
     assert drawn == sorted([*tables["copies"]["device_to_host_share"], *tables["copies"]["host_to_device_share"]])
     assert all_visible(figure)

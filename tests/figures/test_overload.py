@@ -42,7 +42,7 @@ def test_table_3_is_drawn_as_diamonds(rows):
 def test_intervals_show_every_seed(rows):
     """A dot a seed and a bar a policy."""
     figure = draw.with_intervals(rows[rows["speed"] == 1.0], {"waste (s)": "wasted_prefill_s"}, tuple(TABLE_3))
-    dots = [line for line in figure.axes[0].lines if line.get_marker() == "."]
+    dots = [line for line in figure.axes[0].lines if line.get_marker() == "o"]
     assert [len(line.get_xdata()) for line in dots] == [2, 2, 2]
 
 

@@ -20,5 +20,5 @@ def test_every_ratio_is_a_dot():
     """Each judged number appears once, at its ratio."""
     table = pd.DataFrame({"ratio": [0.1, 2.0, 1.0], "verdict": ["not reproduced", "reproduced", "reproduced"]})
     (axes,) = draw.ratios(table).axes
-    dots = np.concatenate([line.get_xdata() for line in axes.lines if line.get_marker() == "o"])
+    dots = np.concatenate([line.get_xdata() for line in axes.lines if line.get_marker() == "s"])
     assert sorted(dots) == [0.1, 1.0, 2.0]

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from mooncake_lab.figures import COLOURS, BookFigure, footer, new_figure, paper_points, slo_line, styled
+from mooncake_lab.figures.drawn import has_filled_circles
+from mooncake_lab.figures.style import COMPUTED
 
 
 @styled
@@ -45,6 +47,34 @@ class TestFigure:
             "none",
             "#000000",
         )
+
+
+class TestCircles:
+    """A filled circle stands for a measurement, in every figure."""
+
+    @styled
+    def drawn(self, said, **look):
+        """A figure of one line with points, and its footer."""
+        figure, (axes,) = new_figure()
+        axes.plot([1, 2], [3, 4], **look)
+        if said is not None:
+            footer(figure, said)
+        return figure
+
+    @pytest.mark.parametrize("look", [{"marker": "o"}, {"marker": "."}, {"marker": "o", "linestyle": "none"}])
+    @pytest.mark.parametrize("said", ["simulated, seed 0", None])
+    def test_filled_ones_that_nobody_measured_are_refused(self, look, said):
+        """Under a footer that does not say measured, and without a footer, no picture is made."""
+        with pytest.raises(ValueError, match="filled circles"):
+            self.drawn(said, **look)._repr_svg_()
+
+    def test_measured_ones_are_filled_and_computed_ones_hollow(self):
+        """Both can be drawn, each under its own footer; lines and squares say nothing about it."""
+        assert has_filled_circles(self.drawn("measured: this machine", marker="o"))
+        for look in (COMPUTED, {"marker": "s"}, {}):
+            figure = self.drawn("simulated, seed 0", **look)
+            assert not has_filled_circles(figure)
+            assert figure._repr_svg_()
 
 
 class TestColours:

@@ -1,0 +1,66 @@
+"""What the book's own Sphinx extensions do to a page."""
+
+import importlib
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from docutils import nodes
+from docutils.utils import new_document
+
+EXTENSIONS = Path(__file__).parents[2] / "book" / "_ext"
+
+
+@pytest.fixture
+def extension(monkeypatch):
+    """A function that imports one of them."""
+    monkeypatch.syspath_prepend(str(EXTENSIONS))
+    return importlib.import_module
+
+
+@pytest.fixture
+def page():
+    """An empty page."""
+    return new_document("page")
+
+
+def test_a_figure_without_a_picture_is_no_figure(extension, page):
+    """Where a cell gave a reason instead of a drawing, the reason stays; figure, caption and number go."""
+    reason = nodes.paragraph("", "Not measured.")
+    page += nodes.figure("", reason, nodes.caption("", "Rates."), ids=["fig-gpu"], names=["fig-gpu"])
+    drawn = nodes.figure("", nodes.image(uri="a.svg"), nodes.caption("", "A curve."), ids=["fig-a"])
+    page += drawn
+    extension("mooncake_chapters").unnumber_empty_figures(None, page)
+    assert list(page.findall(nodes.figure)) == [drawn]
+    assert page.astext().count("Not measured.") == 1
+    assert "Rates." not in page.astext()
+    assert page.children[0]["ids"] == ["fig-gpu"]
+
+
+def test_exercises_have_ids_of_their_own(extension, page):
+    """The texts of two exercises and a solution are told apart by the labels of their boxes."""
+    for name, kind in (("ex-a", "exercise"), ("ex-b", "exercise"), ("solution-2", "solution")):
+        page += nodes.admonition("", nodes.section("", ids=[f"{kind}-content"]), ids=[name])
+    extension("mooncake_book").tell_exercises_apart(None, page)
+    found = [section["ids"] for section in page.findall(nodes.section)]
+    assert found == [["ex-a-content"], ["ex-b-content"], ["solution-2-content"]]
+
+
+def test_the_first_viewport_tag_stays(extension, tmp_path):
+    """Of three tags one is left, in its place; a page without any stays as it is."""
+    tag = '<meta name="viewport" content="width=device-width"/>'
+    (tmp_path / "three.html").write_text(f"<head>{tag}<title>T</title>{tag}</head>{tag}<body>B</body>")
+    (tmp_path / "none.html").write_text("<head></head><body>B</body>")
+    app = SimpleNamespace(builder=SimpleNamespace(format="html"), outdir=tmp_path)
+    extension("mooncake_book").mend_pages(app, None)
+    assert (tmp_path / "three.html").read_text() == f"<head>{tag}<title>T</title></head><body>B</body>"
+    assert (tmp_path / "none.html").read_text() == "<head></head><body>B</body>"
+
+
+def test_the_address_follows_from_the_repository(extension):
+    """Pages of a repository are published below its owner; a configured address wins."""
+    options = {"repository_url": "https://github.com/some-one/some-book"}
+    for given, expected in (("", "https://some-one.github.io/some-book/"), ("https://b.org/", "https://b.org/")):
+        config = SimpleNamespace(html_theme_options=options, ogp_site_url=given)
+        extension("mooncake_book").set_address(None, config)
+        assert config.ogp_site_url == expected
