@@ -57,7 +57,7 @@ def has_filled_circles(figure: Figure) -> bool:
     return any(
         line.get_marker() in {"o", "."}
         and line.get_visible()
-        and len(line.get_xydata()) > 0
+        and np.asarray(line.get_xydata()).size > 0
         and not _is_hollow(line.get_markerfacecolor())
         for axes in figure.axes
         for line in axes.get_lines()

@@ -284,12 +284,7 @@ def _box(axes: Axes, at: float, parts: Mapping[str, float], colour: str, *, fill
         medianprops=line,
         whiskerprops=line,
         capprops=line,
-        meanprops={
-            "marker": ".",
-            "markerfacecolor": "white",
-            "markeredgecolor": COLOURS["optimum"],
-            "markersize": 9,
-        },
+        meanprops={**COMPUTED, "markeredgecolor": COLOURS["optimum"]},
         manage_ticks=False,
     )
 
