@@ -35,6 +35,7 @@ help: ## List the targets
 	@printf '\nStart with `make book`; the first run fills $(VENV), which takes a minute or two.\n'
 
 book: notebooks ## Execute the chapters and render the book; ends with the path to open [SCALE SEED]
+	@$(BIN)/python -m mooncake_lab.batch.statements book
 	@$(BIN)/python -m mooncake_lab.batch.render book
 
 notebooks: $(ENV) ## Execute the chapters that changed, in parallel [SCALE SEED]

@@ -41,6 +41,15 @@ class Notebook(msgspec.Struct, frozen=True):
     cells: list[Cell]
     metadata: dict[str, Any] = {}
 
+    def computed(self) -> bytes:
+        """What an execution depends on: the code and how it is shown; prose and captions are put in afterwards."""
+        parts = [
+            (cell.text, {name: value for name, value in cell.metadata.items() if name != "mystnb"})
+            for cell in self.cells
+            if cell.cell_type == "code"
+        ]
+        return msgspec.json.encode([parts, self.metadata], order="sorted")
+
     def tagged(self, tag: str) -> list[Cell]:
         """The cells that carry a tag, in order."""
         return [cell for cell in self.cells if tag in cell.tags]

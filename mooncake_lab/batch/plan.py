@@ -36,7 +36,7 @@ class Job:
     """The numbers that the chapter may write: `out_dir/topic.json`."""
     parameters: Mapping[str, Value]
     digest: str
-    """A name for everything the result depends on."""
+    """A name for everything the result depends on; prose is none of it."""
     root: Path
     """The folder in which the kernel works; the paths above are relative to it."""
     traces: Mapping[str, str | None] = field(default_factory=dict)
@@ -111,7 +111,7 @@ def plan(
         notebook = read_notebook(source)
         _refuse_unknown(told, source.name, notebook)
         plain = msgspec.json.encode([told, named_files(told.values())], order="sorted")
-        parts = (source.read_bytes(), plain, surroundings.encode())
+        parts = (notebook.computed(), plain, surroundings.encode())
         jobs.append(
             Job(
                 topic=topic,

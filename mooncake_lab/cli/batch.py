@@ -9,7 +9,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from mooncake_lab.batch import Job, plan, run, write_provenance
+from mooncake_lab.batch import Job, Outcome, plan, run, write_provenance
 from mooncake_lab.batch.digest import found_traces, surroundings_digest
 from mooncake_lab.batch.display import Display
 from mooncake_lab.batch.executors import PROCESSES, check_executor
@@ -80,6 +80,7 @@ def batch(
             seed=int(point.parameters["seed"]),
             traces=traces,
         )
+    _put_prose(planned, outcomes)
     from mooncake_lab.batch.report import rows  # brings pandas, which no other command should wait for
 
     summary = rows(planned, outcomes)
@@ -88,6 +89,23 @@ def batch(
     _report(root, out, planned, summary, quiet=json_)
     if any(outcome.status == "failed" for outcome in outcomes):
         raise typer.Exit(1)
+
+
+def _put_prose(planned: Sequence[Job], outcomes: Sequence[Outcome]) -> None:
+    """The words of the sources in the executed copies, with this run's numbers."""
+    from mooncake_lab.batch.expressions import Records  # brings pandas
+    from mooncake_lab.batch.statements import put_prose
+
+    try:
+        for job, outcome in zip(planned, outcomes, strict=True):
+            if outcome.status != "failed":
+                sidecar = job.root / "book" / "statements" / f"{job.source.stem}.toml"
+                put_prose(
+                    job.root / job.source, job.root / job.output, sidecar, Records(job.root / job.record.parent)
+                )
+    except ValueError as error:
+        typer.echo(f"mooncake-lab batch: {error}", err=True)
+        raise typer.Exit(1) from error
 
 
 def _planned(

@@ -45,7 +45,7 @@ class BandwidthDemand:
     seed: int = 0
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """One row: mean TTFT, what is left of the transfer after the prefill, and how busy the busiest card is."""
+        """One row: mean TTFT, what is left of the transfer after the prefill, and how busy senders are."""
         trace = _whole(self.workload, self.seed)
         trace = trace if self.first is None else trace.head(self.first)
         model = paper_node_latency()
@@ -64,11 +64,13 @@ class BandwidthDemand:
         by_sender: dict[str, int] = {}
         for record in sent:
             by_sender[record.source] = by_sender.get(record.source, 0) + record.bytes
+        could_send = bytes_per_s * (float(trace.arrival_s[-1]) or np.nan)
         yield {
             "mean_ttft_s": float(np.mean(list(ttft_s(log).values()))),
             "exposed_s": float(np.mean([record.at_s - record.start_s for record in handed])),
             "alone_s": float(np.mean([record.bytes for record in handed])) / bytes_per_s,
-            "busiest_card": max(by_sender.values()) / bytes_per_s / (float(trace.arrival_s[-1]) or np.nan),
+            "busiest_card": max(by_sender.values()) / could_send,
+            "mean_card": sum(by_sender.values()) / self.prefill_nodes / could_send,
             "requests": len(trace),
             "origin": trace.origin,
             "source": trace.source,

@@ -1,6 +1,7 @@
 """What there is to do, and when it has been done already."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import msgspec
@@ -101,16 +102,29 @@ class TestDigest:
         """Planning twice gives the same digest."""
         assert digest_of_alpha(repository) == digest_of_alpha(repository)
 
-    @pytest.mark.parametrize(
-        "changed", ["data/paper/facts.csv", "requirements.lock", "notebooks/01_alpha.ipynb", "data/models/new.bin"]
-    )
+    @pytest.mark.parametrize("changed", ["data/paper/facts.csv", "requirements.lock", "data/models/new.bin"])
     def test_a_changed_file_counts(self, repository, changed):
-        """Data, pins, and the notebook itself."""
+        """Data and pins."""
         before = digest_of_alpha(repository)
         path = repository / changed
         path.parent.mkdir(exist_ok=True)
         path.write_bytes((path.read_bytes() if path.exists() else b"") + b"\n ")
         assert digest_of_alpha(repository) != before
+
+    def test_code_of_the_notebook_counts(self, repository, write_notebook):
+        """Another line of code is another result."""
+        before = digest_of_alpha(repository)
+        write_notebook(repository / "notebooks" / "01_alpha.ipynb", "43")
+        assert digest_of_alpha(repository) != before
+
+    def test_prose_of_the_notebook_does_not_count(self, repository):
+        """A sentence or a caption that is corrected executes nothing: both are put into the copy afterwards."""
+        before, path = digest_of_alpha(repository), repository / "notebooks" / "01_alpha.ipynb"
+        notebook = json.loads(path.read_text())
+        notebook["cells"][1]["metadata"]["mystnb"] = {"figure": {"caption": "Other."}}
+        notebook["cells"].insert(0, {"cell_type": "markdown", "id": "m", "metadata": {}, "source": "# A"})
+        path.write_text(json.dumps(notebook))
+        assert digest_of_alpha(repository) == before
 
     def test_the_package_counts(self, repository, monkeypatch):
         """A changed line of the package changes every chapter."""

@@ -1,0 +1,221 @@
+"""What a page's statements are computed from: the records of the chapters, the papers, and a few functions."""
+
+import ast
+import math
+import statistics
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+import msgspec
+import pandas as pd
+
+from mooncake_lab import paper
+from mooncake_lab.batch.chapters import tables
+from mooncake_lab.batch.prose import numerals
+from mooncake_lab.paper.scorecard import TABLE
+
+_WORDS: Final = tuple(
+    "zero one two three four five six seven eight nine ten eleven twelve".split(),  # noqa: SIM905 - shorter so
+)
+
+
+def pick(table: pd.DataFrame, column: str, **where: Any) -> Any:
+    """The one value of a column in the row where other columns have given values; None stands for missing.
+
+    Raises:
+        ValueError: when no row or several fit, with the values there are; or when there is no such column.
+    """
+    for name in (column, *where):
+        if name not in table:
+            raise ValueError(f"there is no column {name!r}; there are {', '.join(map(str, table.columns))}")
+    fits = pd.Series(data=True, index=table.index)
+    for name, value in where.items():
+        fits &= table[name].isna() if value is None else table[name] == value
+    if fits.sum() != 1:
+        there = {name: sorted(set(table[name]), key=str)[:12] for name in where}
+        raise ValueError(f"{fits.sum()} rows have {where}; exactly one must, and there are {there}")
+    return table.loc[fits, column].item()
+
+
+def words(number: float) -> str:
+    """A whole number from 0 to 12 as a word."""
+    if number != int(number) or not 0 <= number < len(_WORDS):
+        raise ValueError(f"{number!r} has no word here; whole numbers from 0 to {len(_WORDS) - 1} have")
+    return _WORDS[int(number)]
+
+
+def near(number: float, target: float, within: float) -> bool:
+    """Whether a number is a target up to a share of the target: `near(ratio, 2, 0.1)` for "about twice"."""
+    return abs(number - target) <= within * abs(target)
+
+
+def significant(number: float, digits: int) -> float:
+    """A number rounded to so many significant digits."""
+    return round(number, digits - 1 - math.floor(math.log10(abs(number)))) if number else 0.0
+
+
+def measured_file(path: str) -> Any:
+    """A file of `data/`, for example `measured_file('measured/cpu_store.json')`: CSV as a table, JSON as it is."""
+    file = paper.data_dir().parent / path
+    return pd.read_csv(file) if file.suffix == ".csv" else msgspec.json.decode(file.read_bytes())
+
+
+def _fact(name: str, *, series: str | None = None, x: float | str | None = None) -> float:
+    return paper.fact(name, series=series, x=x).value
+
+
+def _constant(name: str) -> float:
+    return paper.constant(name).value
+
+
+def _assumption(name: str) -> float | None:
+    return paper.assumption(name).value
+
+
+def _claim(name: str) -> float:
+    return paper.claim(name).fact.value
+
+
+HELPERS: Final[Mapping[str, Any]] = {
+    **{
+        each.__name__: each
+        for each in (abs, all, any, bool, dict, enumerate, float, int, len, list, max, min, range)
+    },
+    **{each.__name__: each for each in (range, round, set, sorted, str, sum, tuple, zip)},
+    **{each.__name__: each for each in (pick, words, near, significant, measured_file)},
+    "median": statistics.median,
+    "mean": statistics.fmean,
+    "log": math.log,
+    "log2": math.log2,
+    "isnan": math.isnan,
+    "fact": _fact,
+    "curve": paper.curve,
+    "points": paper.points,
+    "constant": _constant,
+    "assumption": _assumption,
+    "paper": _claim,
+    "claim": paper.claim,
+    "claims": paper.claims,
+    "scope": paper.scope,
+    "assumptions": paper.assumptions,
+}
+"""The names of an expression besides the record: `pick(table, column, **where)` for one cell of a table,
+`fact(curve, series=, x=)`, `paper('F41')` (a claim's number), `ours('F41')` and `verdict('F41')` (what a chapter
+recorded for it), `assumption('B46')`, `constant(name)`, `words(3)`, `near(a, b, share)`, `significant(a, digits)`,
+`measured_file(path)`, `record(topic)`, median and mean, and Python's own abs, min, max, round and so on."""
+
+
+class Records:
+    """What the chapters put on record in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._read: dict[str, SimpleNamespace] = {}
+
+    def of(self, topic: str) -> SimpleNamespace:
+        """The tables and plain values of a chapter as attributes.
+
+        Raises:
+            ValueError: when the chapter has no record.
+        """
+        if topic not in self._read:
+            path = self.folder / f"{topic}.json"
+            if not path.is_file():
+                raise ValueError(f"there is no record {path}; execute the chapters first (`make notebooks`)")
+            found: dict[str, Any] = dict(tables(path))
+            values = found.pop("values", None)
+            if values is not None:
+                found |= dict(zip(values["name"], values["value"], strict=True))
+            self._read[topic] = SimpleNamespace(**found)
+        return self._read[topic]
+
+    def topics(self) -> list[str]:
+        """The chapters that have a record."""
+        return sorted(path.stem for path in self.folder.glob("*.json") if path.stem != "provenance")
+
+    def names(self, topic: str) -> dict[str, Any]:
+        """The names of an expression on the page of a chapter (any other: of a page without a record)."""
+        own = vars(self.of(topic)) if topic in self.topics() else {}
+        searched = [topic] if TABLE in own else self.topics()
+
+        def judged(claim: str) -> Any:
+            rows = [row for each in searched for row in self._judged(each) if row["claim"] == claim]
+            if len(rows) != 1:
+                raise ValueError(f"claim {claim!r} has {len(rows)} rows on record; use pick({TABLE}, ...)")
+            return rows[0]
+
+        def ours(claim: str) -> Any:
+            return judged(claim)["ours"]
+
+        def verdict(claim: str) -> Any:
+            return judged(claim)["verdict"]
+
+        lookups = {"record": self.of, "ours": ours, "verdict": verdict}
+        return {"__builtins__": {}, **own, **HELPERS, **lookups}
+
+    def _judged(self, topic: str) -> list[dict[str, Any]]:
+        table = getattr(self.of(topic), TABLE, pd.DataFrame())
+        return [{str(name): value for name, value in row.items()} for row in table.to_dict("records")]
+
+
+def evaluate(expression: str, names: Mapping[str, Any]) -> Any:
+    """The value of an expression.
+
+    Raises:
+        ValueError: with the expression and what is wrong with it.
+    """
+    try:
+        return eval(compile(expression, "expression", "eval"), dict(names))  # noqa: S307 - the authors' own, without builtins
+    except Exception as error:
+        raise ValueError(f"{expression!r} cannot be computed: {type(error).__name__}: {error}") from error
+
+
+def holds(expression: str, names: Mapping[str, Any]) -> tuple[bool, str]:
+    """Whether a direction holds, and what it compares: `0.31 < 0.22`.
+
+    Raises:
+        ValueError: when it cannot be computed, or is neither true nor false.
+    """
+    value = evaluate(expression, names)
+    if not isinstance(value, bool) and type(value).__name__ not in {"bool", "bool_"}:
+        raise ValueError(f"{expression!r} is {value!r}; a direction is true or false")
+    tree = ast.parse(expression, mode="eval").body
+    if not isinstance(tree, ast.Compare):
+        return bool(value), expression
+    shown = _brief(evaluate(ast.unparse(tree.left), names))
+    for sign, side in zip(tree.ops, tree.comparators, strict=True):
+        shown += f" {_SIGNS.get(type(sign).__name__, '?')} {_brief(evaluate(ast.unparse(side), names))}"
+    return bool(value), f"{shown}, from {expression}"
+
+
+_SIGNS: Final = {
+    "Lt": "<", "LtE": "<=", "Gt": ">", "GtE": ">=", "Eq": "==", "NotEq": "!=", "In": "in", "NotIn": "not in"
+}  # fmt: skip
+
+
+def _brief(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)[:80]
+
+
+def numbers(expression: str) -> Iterator[float]:
+    """The numbers that an expression names, also within its texts; none where it is no expression."""
+    try:
+        tree = ast.parse(expression, mode="eval")
+    except SyntaxError:  # `evaluate` says so
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and not isinstance(node.value, bool):
+            if isinstance(node.value, str):
+                yield from _numbers_in(node.value)
+            elif isinstance(node.value, (int, float)):
+                yield float(node.value)
+
+
+def _numbers_in(text: str) -> Iterator[float]:
+    for start, end in numerals(text):
+        try:
+            yield float(text[start:end].replace(",", ""))
+        except ValueError:
+            continue
