@@ -29,6 +29,8 @@ class Request:
     """The conversation it belongs to, where the trace says so."""
     priority: int = 0
     """How urgent it is: from 0, higher is served longer when the cluster is full."""
+    max_tokens: int | None = None
+    """The most tokens its client allows for the answer, as in the OpenAI API; None where it states nothing."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.arrival_s) and self.arrival_s >= 0):
@@ -37,6 +39,10 @@ class Request:
             raise ValueError(f"request {self.id} has {self.input_tokens} input tokens; at least 1 is needed")
         if self.priority < 0:
             raise ValueError(f"request {self.id} has priority {self.priority!r}; allowed are 0 and above")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ValueError(
+                f"request {self.id} has max_tokens {self.max_tokens!r}; at least 1 is needed, or None"
+            )
         expected = blocks_for(self.input_tokens, self.block_size_tokens)
         if len(self.block_keys) != expected:
             raise ValueError(
@@ -50,7 +56,7 @@ class TracedRequest:
     """A request and its future. Clusters replay it; policies only ever get `.request`.
 
     Raises:
-        ValueError: when the output length is negative.
+        ValueError: when the output length is negative, or above what its client allows.
     """
 
     request: Request
@@ -61,3 +67,20 @@ class TracedRequest:
             raise ValueError(
                 f"request {self.request.id} has {self.output_tokens} output tokens; at least 0 is needed"
             )
+        most = self.request.max_tokens
+        if most is not None and self.output_tokens > most:
+            raise ValueError(
+                f"request {self.request.id} has {self.output_tokens} output tokens; its max_tokens allow {most}"
+            )
+
+    def max_tokens_or(self, default: int) -> int:
+        """What its client allows; where it states nothing, `default`, doubled until the recorded answer fits.
+
+        The doubling shows little of the future to a policy that reserves room for it: nothing of an answer up to
+        the default, and of a longer one, which its client must have allowed, only its order of magnitude.
+        """
+        if self.request.max_tokens is not None:
+            return self.request.max_tokens
+        while default < self.output_tokens:
+            default *= 2
+        return default

@@ -228,6 +228,7 @@ def _uniform(requests: int = 6000, seed: int = 0) -> Trace:
         block_ids=np.arange(requests * blocks),
         block_starts=np.arange(requests + 1) * blocks,
         sessions=None,
+        max_tokens=None,
     )
     return with_poisson_arrivals(alike, len(like) / float(like.arrival_s[-1]), seed=seed)
 

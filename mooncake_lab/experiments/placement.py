@@ -139,16 +139,17 @@ class Replicas:
         ends_s = float(trace.arrival_s[-1])
         log = _cluster(replay, trace.block_size_tokens).run(trace.requests(), until_s=ends_s)
         samples: list[tuple[float, npt.NDArray[np.int8]]] = []
-        blocks = int(trace.block_ids.max()) + 1
+        ids = np.unique(trace.block_ids.view(np.uint64))
         for at_s, held in replicas_at(log, np.arange(0.0, ends_s, self.every_s).tolist()):
-            counts = np.zeros(blocks, dtype=np.int8)
-            counts[np.fromiter(held.keys(), np.int64, len(held))] = np.fromiter(held.values(), np.int8, len(held))
+            counts = np.zeros(len(ids), dtype=np.int8)
+            named = np.searchsorted(ids, np.fromiter(held.keys(), np.uint64, len(held)))
+            counts[named] = np.fromiter(held.values(), np.int8, len(held))
             samples.append((at_s, counts))
         total = np.sum([counts for _, counts in samples], axis=0, dtype=np.int64)
         order = np.argsort(-total, kind="stable")
         for rank in self.ranks:
             for at_s, counts in samples:
-                replicas = counts[order[rank - 1]] if rank <= blocks else 0
+                replicas = counts[order[rank - 1]] if rank <= len(ids) else 0
                 yield {"rank": rank, "at_s": at_s, "replicas": replicas, "origin": trace.origin}
 
 

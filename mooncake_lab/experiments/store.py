@@ -153,11 +153,12 @@ def merged(traces: Sequence[Trace]) -> Trace:
     if len(sizes) != 1:
         raise ValueError(f"traces with blocks of {sorted(sizes)} tokens; they must have one size in common")
     order = np.argsort(np.concatenate([trace.arrival_s for trace in traces]), kind="stable")
-    offsets = np.cumsum([0, *(trace.block_ids.max(initial=-1) + 1 for trace in traces)])
+    named = [np.unique(trace.block_ids, return_inverse=True) for trace in traces]
+    offsets = np.cumsum([0, *(len(ids) for ids, _ in named)])
     blocks = [
-        trace.blocks_of(i) + offset
-        for trace, offset in zip(traces, offsets, strict=False)
-        for i in range(len(trace))
+        block_ids
+        for trace, (_, ranks), offset in zip(traces, named, offsets, strict=False)
+        for block_ids in np.split(ranks + offset, trace.block_starts[1:-1])
     ]
     return Trace(
         name="all",

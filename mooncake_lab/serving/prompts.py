@@ -54,5 +54,6 @@ def scaled_down(trace: Trace, divisor: int, *, most_tokens: int | None = None) -
         sessions=None
         if trace.sessions is None
         else tuple(s for s, k in zip(trace.sessions, keep, strict=True) if k),
+        max_tokens=None if trace.max_tokens is None else -(-trace.max_tokens[keep] // divisor),
         source=f"{trace.source}, lengths divided by {divisor}",
     )

@@ -87,13 +87,16 @@ class CoupledInstance:
         prefill, decode = self._loads
         return (prefill._replace(matched_blocks=matched_blocks) if matched_blocks else prefill), decode
 
-    def submit(self, traced: TracedRequest, believed_s: float, starts_s: float, shown_tokens: int = 0) -> None:
+    def submit(
+        self, traced: TracedRequest, *, believed_s: float, starts_s: float, max_tokens: int, shown_tokens: int = 0
+    ) -> None:
         """Queue a placed request; the iteration under way ends first.
 
         Args:
             traced: the request.
             believed_s: how long the Conductor thinks its prefill takes.
             starts_s: when the Conductor expects it to decode.
+            max_tokens: the most tokens of its answer, for policies that reserve room for all of them.
             shown_tokens: tokens that its user has from an instance that died: they are computed like its prompt.
         """
         resident = Resident(
@@ -101,6 +104,7 @@ class CoupledInstance:
             self.assigned_requests,
             believed_s,
             ServedView(traced.request.id, traced.request.input_tokens + shown_tokens, starts_s),
+            max_tokens,
             generated_tokens=shown_tokens,
             shown_tokens=shown_tokens,
         )

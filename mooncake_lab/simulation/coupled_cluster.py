@@ -58,7 +58,8 @@ COUPLED_SYSTEMS: Final[Mapping[str, tuple[BatchingPolicy, bool]]] = MappingProxy
 """Coupled systems by the names of the command line: batching policy, and whether prefixes are cached.
 
 FAST'25 §5.1 compares with the first three, testing the two features separately; 512 tokens an iteration is what
-vLLM of that time took for chunked prefill.
+vLLM of that time took for chunked prefill. Those that never preempt (request_level, orca, sarathi, tensorrt_llm)
+reserve prompt and max_tokens of each request.
 """
 
 
@@ -82,7 +83,10 @@ class CoupledSpec:
     """Tokens an iteration computes at most; what chunked prefill cuts prompts to is its policy's knob."""
     max_requests: int = 256
     max_request_tokens: int = 200_000
-    """The window; the longest requests of the synthetic trace fit. Some policies reserve all of it."""
+    """The window; the longest requests of the synthetic trace fit."""
+    default_max_tokens: int = 2000
+    """What a request that states no max_tokens is taken to allow, or the smallest doubling of it that its recorded
+    answer fits into (assumption B52). Policies that reserve for the worst case reserve prompt and max_tokens."""
     memory_block_tokens: int = 16
     block_size_tokens: int = 512
     """Of the trace: what can be shared."""
@@ -94,7 +98,7 @@ class CoupledSpec:
     slo: SLO = field(default_factory=SLO)
 
     def __post_init__(self) -> None:
-        for name in ("nodes", "device_tokens", "memory_block_tokens", "block_size_tokens"):
+        for name in ("nodes", "device_tokens", "memory_block_tokens", "block_size_tokens", "default_max_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"CoupledSpec.{name} is {getattr(self, name)!r}; at least 1 is needed")
         refuse_age(self.view_age_s, "CoupledSpec")
@@ -134,6 +138,7 @@ class CoupledCluster:
     ) -> None:
         self.log: list[Record] = []
         self._keep = log or self.log.append
+        self._spec = spec
         self._experience = Experience()
         self._seen = seen
         self.estimate = estimate or LatencyEstimator(model)
@@ -211,8 +216,21 @@ class CoupledCluster:
         request = traced.request
         believed_s = self.estimate.prefill_s(request.id, request.input_tokens, placement.reused_tokens)
         original, shown = self._resumed.pop(request.id, (traced, 0))
-        starts_s = self._env.now + placement.expected_ttft_s
-        self.instances[placement.prefill].submit(original, believed_s, starts_s, shown)
+        self.instances[placement.prefill].submit(
+            original,
+            believed_s=believed_s,
+            starts_s=self._env.now + placement.expected_ttft_s,
+            max_tokens=self._max_tokens(original),
+            shown_tokens=shown,
+        )
+
+    def _max_tokens(self, traced: TracedRequest) -> int:
+        """The most tokens of its answer; a default leaves room for the prompt, as servers' defaults do."""
+        most = traced.max_tokens_or(self._spec.default_max_tokens)
+        if traced.request.max_tokens is None:
+            longest = min(self._spec.max_request_tokens, self._spec.device_tokens)
+            most = max(1, min(most, longest - traced.request.input_tokens + 1))
+        return most
 
     def _die(self, name: str) -> None:
         """An instance is gone; whoever was there says so himself (`_resume`)."""

@@ -22,6 +22,8 @@ class Resident:
     """How long the Conductor thinks its prefill takes."""
     served: ServedView
     """It as the Conductor sees it: when it began to decode here, or is expected to."""
+    max_tokens: int
+    """The most tokens of its answer, as its client states it, or by default."""
     cached_tokens: int = 0
     generated_tokens: int = 0
     shown_tokens: int = 0
@@ -81,6 +83,7 @@ class DeviceMemory:
             generated_tokens=resident.generated_tokens,
             held_blocks=held,
             shared_blocks=shared,
+            max_new_tokens=resident.max_tokens,
         )
 
     def enter(self, resident: Resident) -> None:

@@ -26,6 +26,8 @@ class Seat:
     """Time for which stages stood idle in front of the iterations that carried it (SARATHI Fig. 12a)."""
     token_s: list[float] = field(default_factory=list[float])
     """When each of its tokens appeared."""
+    max_tokens: int | None = None
+    """The most tokens of its answer, where its client states it; else the window is the limit."""
 
     @classmethod
     def of(cls, rank: int, traced: TracedRequest) -> "Seat":
@@ -37,7 +39,14 @@ class Seat:
         request = traced.request
         if traced.output_tokens < 1:
             raise ValueError(f"request {request.id} has no output tokens; a pipeline needs at least 1")
-        return cls(request.id, rank, request.arrival_s, request.input_tokens, traced.output_tokens)
+        return cls(
+            request_id=request.id,
+            rank=rank,
+            arrival_s=request.arrival_s,
+            prompt_tokens=request.input_tokens,
+            output_tokens=traced.output_tokens,
+            max_tokens=request.max_tokens,
+        )
 
     @property
     def done(self) -> bool:
@@ -53,6 +62,7 @@ class Seat:
             cached_tokens=self.cached_tokens,
             generated_tokens=self.generated_tokens,
             held_blocks=-(-self.cached_tokens // block_tokens),
+            max_new_tokens=self.max_tokens,
         )
 
 

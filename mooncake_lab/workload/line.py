@@ -40,6 +40,7 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     input_tokens: _Length | UnsetType = UNSET
     output_tokens: _Length | UnsetType = UNSET
     session_id: str | None = None
+    max_tokens: Annotated[int, Meta(ge=1, le=_LARGEST_LENGTH)] | None = None
     delay: _Milliseconds | UnsetType = UNSET
     delay_ms: _Milliseconds | UnsetType = UNSET
     trace_block_size: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
@@ -77,6 +78,8 @@ def read_line(raw: bytes) -> Line:
         raise _fault_in(raw, ValueError("a field is given twice"))
     if line.input_length == 0:
         raise LineError("input_length", "0", "a whole number from 1")
+    if line.max_tokens is not None and line.max_tokens < cast("int", line.output_length):
+        raise LineError("max_tokens", str(line.max_tokens), f"at least the output_length, {line.output_length}")
     return line
 
 
@@ -131,6 +134,10 @@ _CHECKS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = MappingProxyTy
             "a list of whole numbers",
         ),
         "session_id": (lambda value: value is None or isinstance(value, str), "a string or null"),
+        "max_tokens": (
+            lambda value: value is None or (_is_length(value) and value > 0),
+            "a whole number from 1, or null",
+        ),
         "delay": _MILLISECONDS,
         "trace_block_size": (lambda value: _is_length(value) and value > 0, "a whole number from 1"),
     }

@@ -117,6 +117,7 @@ class _Reading:
             block_ids=_flat_ids(lines),
             block_starts=np.cumsum([0, *(len(line.hash_ids) for line in lines)], dtype=np.int64),
             sessions=tuple(line.session_id for line in lines) if self._has_sessions() else None,
+            max_tokens=_limits(lines),
             skipped=self.skipped,
             skipped_reasons=tuple(self.reasons),
             source=f"file {self.path.name}" + (f", bad lines skipped: {self.skipped}" if self.skipped else ""),
@@ -164,7 +165,14 @@ def _numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
             yield number, raw
 
 
+def _limits(lines: list[Line]) -> npt.NDArray[np.int64] | None:
+    """The max_tokens of each line, 0 where it has none; None where no line has one."""
+    if all(line.max_tokens is None for line in lines):
+        return None
+    return np.array([line.max_tokens or 0 for line in lines], dtype=np.int64)
+
+
 def _flat_ids(lines: list[Line]) -> npt.NDArray[np.int64]:
-    """All ids end to end; ids of 2**63 and above become negative, one for one, and so stay apart."""
+    """All ids end to end, as `Trace.block_ids` stores unsigned ids."""
     flat = [block_id for line in lines for block_id in line.hash_ids]
     return np.array(flat, dtype=np.uint64).view(np.int64)

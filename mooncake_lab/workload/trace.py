@@ -33,11 +33,16 @@ class Trace:
     output_tokens: npt.NDArray[np.int64]
     """Shape (n,), answer lengths: the future, which no policy sees."""
     block_ids: npt.NDArray[np.int64]
-    """Shape (total blocks,): the ids of request 0, then those of request 1, and so on."""
+    """Shape (total blocks,): the ids of request 0, then those of request 1, and so on.
+
+    Ids are unsigned 64-bit numbers; those of 2**63 and above are stored less 2**64 here. The block keys of
+    `requests()` are the unsigned ids."""
     block_starts: npt.NDArray[np.int64]
     """Shape (n + 1,): request i owns `block_ids[block_starts[i]:block_starts[i + 1]]`."""
     sessions: tuple[str | None, ...] | None = None
     """The conversation of each request, where the file says so."""
+    max_tokens: npt.NDArray[np.int64] | None = None
+    """Shape (n,), the most tokens a client allows for its answer, 0 where it states nothing; None: none does."""
     skipped: int = 0
     """Lines a lenient reading left out."""
     skipped_reasons: tuple[str, ...] = ()
@@ -60,6 +65,10 @@ class Trace:
             )
         if self.sessions is not None and len(self.sessions) != n:
             raise ValueError(f"trace {self.name!r} has {n} requests and {len(self.sessions)} sessions; one each")
+        if self.max_tokens is not None and len(self.max_tokens) != n:
+            raise ValueError(
+                f"trace {self.name!r} has {n} requests and {len(self.max_tokens)} max_tokens; one each"
+            )
 
     def __len__(self) -> int:
         """The number of requests."""
@@ -77,16 +86,17 @@ class Trace:
 
     def requests(self) -> Iterator[TracedRequest]:
         """The requests with their futures, one at a time, numbered from 0 in order of arrival."""
-        ids: list[int] = self.block_ids.tolist()
+        ids: list[int] = self.block_ids.view(np.uint64).tolist()
         bounds: list[int] = self.block_starts.tolist()
         columns = zip(
             self.arrival_s.tolist(),
             self.input_tokens.tolist(),
             self.output_tokens.tolist(),
             self.sessions or [None] * len(self),
+            [None] * len(self) if self.max_tokens is None else self.max_tokens.tolist(),
             strict=True,
         )
-        for i, (arrival_s, input_tokens, output_tokens, session) in enumerate(columns):
+        for i, (arrival_s, input_tokens, output_tokens, session, max_tokens) in enumerate(columns):
             request = Request(
                 id=i,
                 arrival_s=arrival_s,
@@ -94,6 +104,7 @@ class Trace:
                 block_keys=tuple(ids[bounds[i] : bounds[i + 1]]),
                 block_size_tokens=self.block_size_tokens,
                 session=session,
+                max_tokens=max_tokens or None,
             )
             yield TracedRequest(request, output_tokens)
 
@@ -115,5 +126,6 @@ class Trace:
             block_ids=self.block_ids[: self.block_starts[n]],
             block_starts=self.block_starts[: n + 1],
             sessions=None if self.sessions is None else self.sessions[:n],
+            max_tokens=None if self.max_tokens is None else self.max_tokens[:n],
             source=f"{self.source}, first {n:,} requests",
         )

@@ -42,6 +42,8 @@ def _lines_of(trace: Trace) -> Iterator[dict[str, Any]]:
         }
         if trace.sessions is not None:
             line["session_id"] = trace.sessions[i]
+        if trace.max_tokens is not None and trace.max_tokens[i]:
+            line["max_tokens"] = int(trace.max_tokens[i])
         if trace.block_size_tokens != DEFAULT_BLOCK_SIZE_TOKENS:
             line["trace_block_size"] = trace.block_size_tokens
         yield line

@@ -26,6 +26,7 @@ class TestRequest:
             ({"arrival_s": -1.0}, "arrives at -1.0 s"),
             ({"arrival_s": math.nan}, "arrives at nan s"),
             ({"input_tokens": 0}, "0 input tokens; at least 1"),
+            ({"max_tokens": 0}, "max_tokens 0; at least 1 is needed, or None"),
             ({"block_keys": (1,)}, "1 block keys for 600 input tokens; blocks of 512 tokens make it 2"),
         ],
     )
@@ -38,6 +39,26 @@ class TestRequest:
         """A request cannot produce fewer than zero tokens."""
         with pytest.raises(ValueError, match="-1 output tokens"):
             TracedRequest(make(), -1)
+
+    def test_more_output_than_allowed_is_refused(self):
+        """A request cannot produce more tokens than its client allows."""
+        with pytest.raises(ValueError, match="8 output tokens; its max_tokens allow 7"):
+            TracedRequest(make(max_tokens=7), 8)
+
+    @given(st.integers(0, 10**6), st.integers(1, 5000), st.none() | st.integers(0, 100))
+    def test_what_its_client_allows_covers_its_answer(self, output, default, more):
+        """A stated limit stands; the default covers every answer, and is the same for all that fit into it."""
+        stated = None if more is None else max(1, output + more)
+        allowed = TracedRequest(make(max_tokens=stated), output).max_tokens_or(default)
+        assert allowed >= output
+        if stated is not None:
+            assert allowed == stated
+        elif output <= default:
+            assert allowed == default
+        else:
+            assert allowed < 2 * output
+            assert (allowed // default).bit_count() == 1
+            assert allowed % default == 0
 
     def test_is_frozen(self):
         """A request cannot be changed by whoever looks at it."""

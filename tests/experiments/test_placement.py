@@ -124,6 +124,24 @@ class TestReplicas:
         sums = rows.groupby("rank")["replicas"].sum()
         assert sums.is_monotonic_decreasing
 
+    def test_ids_may_be_hashes_of_64_bits(self, tmp_path):
+        """A trace of one's own names blocks by any unsigned 64-bit numbers; only equality of names counts."""
+        tables = []
+        for name, rename in (
+            ("small", lambda k: k),
+            ("hashes", lambda k: (k * 0x9E3779B97F4A7C15 + 2**63) % 2**64),
+        ):
+            path = tmp_path / f"{name}.jsonl"
+            lines = [
+                {"timestamp": 500 * i, "input_length": 1024, "output_length": 3, "hash_ids": [0, 1 + i % 3]}
+                for i in range(60)
+            ]
+            for line in lines:
+                line["hash_ids"] = [rename(k) for k in line["hash_ids"]]
+            path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+            tables.append(run(topic.Replicas(workload=str(path), ranks=(1,), every_s=5.0), cache=False))
+        assert (tables[0]["replicas"] == tables[1]["replicas"]).all()
+
 
 def test_a_policy_of_ones_own_can_be_measured():
     """Whatever has a `place` gives a mean TTFT."""

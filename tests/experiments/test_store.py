@@ -100,6 +100,14 @@ class TestMerged:
         with pytest.raises(ValueError, match="one size in common"):
             store.merged([small("left", [0.0], [[0]]), load("synthetic").head(3)])
 
+    def test_ids_may_be_hashes_of_64_bits(self):
+        """Blocks of different traces stay apart, whatever unsigned numbers name them."""
+        left = small("left", [0.0, 1.0], [[2**63 - 1, -1], [2**63 - 1]])
+        right = small("right", [0.5], [[2**63 - 1, 5]])
+        first, other, again = (each.request.block_keys for each in store.merged([left, right]).requests())
+        assert first[:1] == again
+        assert len({*first, *other}) == 4
+
 
 class TestLiveBlocks:
     """`LiveBlocks` and `LRUNeeds`."""

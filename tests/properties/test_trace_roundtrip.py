@@ -28,16 +28,20 @@ def traces(draw, times_ms=WHOLE_MS) -> Trace:
     last_block = draw(st.lists(st.integers(1, block_size), min_size=n, max_size=n))
     lengths = [block_size * (len(ids) - 1) + rest for ids, rest in zip(blocks, last_block, strict=True)]
     sessions = st.lists(st.none() | st.text(), min_size=n, max_size=n).filter(any)
+    outputs = np.array(draw(st.lists(st.integers(0, 10**6), min_size=n, max_size=n)))
+    stated = draw(st.none() | st.lists(st.none() | st.integers(1, 9), min_size=n, max_size=n).filter(any))
     return Trace(
         name="drawn",
         origin="file",
         block_size_tokens=block_size,
         arrival_s=np.array(arrival_ms) / 1000,
         input_tokens=np.array(lengths),
-        output_tokens=np.array(draw(st.lists(st.integers(0, 10**6), min_size=n, max_size=n))),
+        output_tokens=outputs,
         block_ids=np.array([one for ids in blocks for one in ids], dtype=np.uint64).view(np.int64),
         block_starts=np.cumsum([0, *map(len, blocks)]),
         sessions=draw(st.none() | sessions.map(tuple)),
+        max_tokens=stated
+        and np.array([0 if more is None else o + more for o, more in zip(outputs, stated, strict=True)]),
         source="drawn",
     )
 
@@ -66,6 +70,7 @@ class TestRoundTrip:
             assert getattr(back, column).tobytes() == getattr(trace, column).tobytes(), column
         assert back.block_size_tokens == trace.block_size_tokens
         assert back.sessions == trace.sessions
+        assert list(back.requests()) == list(trace.requests())
 
     @given(st.lists(st.floats(0, 1e9), min_size=1, max_size=20).map(sorted))
     def test_any_time_is_kept_to_the_last_digit_but_one(self, times_s):

@@ -1,6 +1,7 @@
 """Coupled instances: fast-forwarded iterations against a simulator that takes every one of them."""
 
 from bisect import insort
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,11 +27,21 @@ from mooncake_lab.conductor import (
     LoadBalance,
     PredictiveRejection,
 )
-from mooncake_lab.core import SLO, Finished, FirstToken, Prefilled, Rejected, Request, TracedRequest, blocks_for
+from mooncake_lab.core import (
+    SLO,
+    DecodeStretch,
+    Finished,
+    FirstToken,
+    Prefilled,
+    Rejected,
+    Request,
+    TracedRequest,
+    blocks_for,
+)
 from mooncake_lab.experiments.paper_node import paper_node_latency
 from mooncake_lab.metrics import check_log, token_times_s
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
-from mooncake_lab.simulation import CoupledCluster, CoupledInstance, CoupledSpec, DeviceCache
+from mooncake_lab.simulation import COUPLED_SYSTEMS, CoupledCluster, CoupledInstance, CoupledSpec, DeviceCache
 
 MODEL = LatencyModel(
     name="by hand",
@@ -267,6 +278,44 @@ def test_one_instance_does_both_stages():
     assert all(r.prefill_instance == r.decode_instance for r in placed)
     assert len({r.prefill_instance for r in placed}) == 3
     assert sum(isinstance(r, FirstToken) for r in log) == 6
+
+
+RESERVING = ("request_level", "orca", "sarathi", "tensorrt_llm")
+
+
+def largest_batch(name, limit, **knobs):
+    """Of 40 requests with prompts of 96 and answers of 50 tokens on a node for 4096 tokens."""
+    policy, _ = COUPLED_SYSTEMS[name]
+    knobs = {"device_tokens": 4096, "memory_block_tokens": 8, "block_size_tokens": 32, "nodes": 1} | knobs
+    asked = [
+        replace(each, request=replace(each.request, max_tokens=limit))
+        for each in requests([(0.001 * i, 96, 50) for i in range(40)])
+    ]
+    log = CoupledCluster(CoupledSpec(batching=policy, **knobs), MODEL).run(asked)
+    assert sum(isinstance(r, Finished) for r in log) == 40
+    return max(len(r.request_ids) for r in log if isinstance(r, DecodeStretch))
+
+
+@pytest.mark.parametrize("name", RESERVING)
+def test_the_worst_case_is_prompt_and_max_tokens(name):
+    """Policies that never preempt admit what fits with the stated max_tokens, not with the whole window."""
+    assert largest_batch(name, 929) == 4096 // (96 + 929 - 1)
+    assert largest_batch(name, 417) == 4096 // (96 + 417 - 1)
+    assert largest_batch("vllm", 929) > 25
+
+
+@pytest.mark.parametrize("name", RESERVING)
+def test_without_max_tokens_the_default_is_reserved(name):
+    """`default_max_tokens` counts where a client states nothing, doubled until the recorded answer fits."""
+    assert largest_batch(name, None, default_max_tokens=929) == 4
+    assert largest_batch(name, None, default_max_tokens=417) == 8
+    assert largest_batch(name, None, default_max_tokens=2) == 4096 // (96 + 64)
+    assert largest_batch(name, 929, default_max_tokens=2) == 4
+
+
+def test_a_default_refuses_nobody():
+    """A default leaves room for the prompt, as servers' defaults do: who fits without it is served with it."""
+    assert largest_batch("tensorrt_llm", None, default_max_tokens=10**6) == 1
 
 
 @settings(max_examples=25, deadline=None)

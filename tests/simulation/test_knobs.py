@@ -63,6 +63,7 @@ OTHER_COUPLED = {
     "max_batch_tokens": 1024,
     "max_requests": 3,
     "max_request_tokens": 49_000,
+    "default_max_tokens": 40_000,
     "memory_block_tokens": 256,
     "block_size_tokens": 256,
     "view_age_s": 4.0,
@@ -103,8 +104,10 @@ def test_turning_a_knob_moves_the_result(base_log, knob):
 def test_turning_a_knob_of_coupled_instances_moves_the_result(knob):
     """The same for the cluster that Mooncake is compared with."""
     base = COUPLED
-    if knob == "max_request_tokens":  # the window, which only some policies reserve
+    if knob == "default_max_tokens":  # which only some policies reserve
         base = dataclasses.replace(COUPLED, batching=Orca())
+    if knob == "max_request_tokens":  # the window, as far as clients ask for so much
+        base = dataclasses.replace(COUPLED, batching=Orca(), default_max_tokens=200_000)
     log = CoupledCluster(dataclasses.replace(base, **{knob: OTHER_COUPLED[knob]}), MODEL).run(traffic())
     assert check_log(log) == ()
     assert log != CoupledCluster(base, MODEL).run(traffic())

@@ -62,6 +62,22 @@ class TestAccepted:
         assert trace.output_tokens.tolist() == [3, 5, 4, 6]
         assert trace.sessions == ("a", "b", "a", "a")
 
+    def test_what_clients_allow(self, trace_file):
+        """`max_tokens` is what a client allows for the answer; where a line has none, nothing is stated."""
+        lines = (GOOD, with_fields(max_tokens=3), with_fields(max_tokens=None), with_fields(max_tokens=400))
+        trace = read_trace(trace_file(*lines))
+        assert trace.max_tokens.tolist() == [0, 3, 0, 400]
+        assert [each.request.max_tokens for each in trace.requests()] == [None, 3, None, 400]
+        assert trace.head(2).max_tokens.tolist() == [0, 3]
+        assert read_trace(trace_file(GOOD)).max_tokens is None
+
+    def test_block_keys_are_the_ids_of_the_file(self, trace_file):
+        """Requests name their blocks by the unsigned ids that the file has, up to the largest."""
+        ids = [0, 2**63 - 1, 2**63, 2**64 - 1]
+        trace = read_trace(trace_file(with_fields(input_length=4 * 512, hash_ids=ids)))
+        (traced,) = trace.requests()
+        assert traced.request.block_keys == tuple(ids)
+
     def test_the_file_says_its_block_size(self, trace_file):
         """`trace_block_size` is the trace's block size and decides how many ids a prompt needs."""
         trace = read_trace(trace_file(with_fields(trace_block_size=300)))
@@ -125,6 +141,16 @@ REFUSED = {
         "whole numbers from 0 to 18446744073709551615",
     ),
     "ids no list": (with_fields(hash_ids={"0": 1}), "hash_ids", "a list of whole numbers"),
+    "limit of nothing": (
+        with_fields(max_tokens=0),
+        "max_tokens",
+        "is 0; allowed is a whole number from 1, or null",
+    ),
+    "limit below the answer": (
+        with_fields(max_tokens=2),
+        "max_tokens",
+        "is 2; allowed is at least the output_length",
+    ),
     "session number": (with_fields(session_id=5), "session_id", "a string or null"),
     "both names": (with_fields(input_tokens=600), "input_tokens", "not both"),
     "both names of time": (with_fields(created_time=0), "created_time", "not both"),
