@@ -4,7 +4,7 @@ import resource
 import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,15 +12,46 @@ import msgspec
 import typer
 
 from mooncake_lab.cli.reading import read_or_fail
-from mooncake_lab.cli.simulate_usage import check_chance, check_failures, check_memory, check_usage, named_failures
-from mooncake_lab.conductor import ADMISSION_POLICIES, KVCacheCentric, LoadBalance, named_placement
+from mooncake_lab.cli.simulate_usage import (
+    check_chance,
+    check_decode_s,
+    check_failures,
+    check_memory,
+    check_usage,
+    named_failures,
+)
+from mooncake_lab.conductor import (
+    ADMISSION_POLICIES,
+    AdmissionPolicy,
+    FewestRequests,
+    KVCacheCentric,
+    LatencyEstimator,
+    PlacementPolicy,
+    full_decode_s,
+    named_admission,
+    named_placement,
+)
 from mooncake_lab.core import SLO, Record, TracedRequest, log_writer, rare_collections
-from mooncake_lab.perf import LinkLatency, check_floor, hardware
-from mooncake_lab.simulation import COUPLED_SYSTEMS, Cluster, ClusterSpec, CoupledCluster, CoupledSpec
+from mooncake_lab.perf import LatencyModel, LinkLatency, check_floor, hardware
+from mooncake_lab.simulation import (
+    COUPLED_SYSTEMS,
+    DEFAULT_MAX_TOKENS,
+    Cluster,
+    ClusterSpec,
+    CoupledCluster,
+    CoupledSpec,
+)
 from mooncake_lab.workload import Trace, in_class
 
 PlacementName = Literal[
-    "random", "load_balance", "cache_aware", "kvcache_centric", "longest_prefix", "prefix_affinity"
+    "random",
+    "round_robin",
+    "load_balance",
+    "fewest_requests",
+    "longest_prefix",
+    "prefix_affinity",
+    "cache_aware",
+    "kvcache_centric",
 ]
 AdmissionName = Literal[
     "none",
@@ -55,11 +86,28 @@ def simulate(
     batching: Annotated[BatchingName | None, typer.Option(help="What coupled nodes run; vllm by default.")] = None,
     placement: Annotated[
         PlacementName | None,
-        typer.Option(help="Who serves which request; kvcache_centric, or load_balance when coupled."),
+        typer.Option(help="Who serves which request; kvcache_centric, or fewest_requests when coupled."),
     ] = None,
     admission: Annotated[
-        AdmissionName, typer.Option(help="Whether a request is served at all; coupled: none, slo or early.")
+        AdmissionName,
+        typer.Option(help="Whether a request is served at all; not with --coupled: after_prefill, adaptive."),
     ] = "none",
+    decode_s: Annotated[
+        float | None,
+        typer.Option(
+            min=1e-9,
+            help="How long --admission predictive takes requests to decode (s); by default the mean answer of the"
+            " trace times a decode step of a full node.",
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help=f"What coupled requests without max_tokens in the trace allow, {DEFAULT_MAX_TOKENS} by default;"
+            " request_level, orca, sarathi and tensorrt_llm reserve it.",
+        ),
+    ] = None,
     speed: Annotated[float, typer.Option(min=1e-6, help="Replay so many times as fast as recorded.")] = 1.0,
     node: Annotated[str, typer.Option(help="Hardware of every node.")] = "a800-node",
     model: Annotated[str, typer.Option(help="The model they serve.")] = "llama3-70b",
@@ -115,7 +163,8 @@ def simulate(
     from mooncake_lab.experiments.other_nodes import device_tokens, node_latency
     from mooncake_lab.metrics import RunningSummary, write_perfetto
 
-    check_usage(prefill, decode, coupled, batching, placement, admission)
+    check_usage(prefill, decode, coupled, batching, placement, max_tokens)
+    check_decode_s(admission, decode_s)
     check_memory(coupled, ssd_tokens, ssd_gb_per_s, prefill_group)
     check_chance(admission, urgent_share, placement, seed)
     started = time.perf_counter(), time.process_time()
@@ -126,9 +175,13 @@ def simulate(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     requests = read_or_fail("simulate", trace, lenient=lenient)
+    on_device = device_tokens(hardware(node), latency.shape)
+    if admission == "predictive" and decode_s is None:
+        full_tokens = on_device if coupled is None else cache_tokens or on_device
+        decode_s = _full_decode_s(requests, latency, slo, full_tokens)
     policies: dict[str, Any] = {
         "placement": _placement(placement, seed or 0, coupled=coupled is not None),
-        "admission": ADMISSION_POLICIES[admission](),
+        "admission": _admission(admission, decode_s),
         "slo": slo,
         "block_size_tokens": requests.block_size_tokens,
         "view_age_s": view_age,
@@ -137,14 +190,14 @@ def simulate(
     summary, kept = RunningSummary(slo, prefill_group=prefill_group), list[Record]()
     sinks = [summary.read, *([kept.append] if perfetto else [])]
     keep = _to_all(sinks)
-    on_device = device_tokens(hardware(node), latency.shape)
     cluster: Cluster | CoupledCluster
     try:
         if coupled is None:
             policies |= {"ssd_tokens": ssd_tokens, "prefill_group": prefill_group}
-            apart = _disaggregated(prefill or 0, decode or 0, on_device, cache_tokens, policies)
-            cluster = Cluster(apart, latency, log=keep)
+            spec = _disaggregated(prefill or 0, decode or 0, on_device, cache_tokens, policies)
+            cluster = Cluster(spec, latency, log=keep)
         else:
+            policies["default_max_tokens"] = max_tokens or DEFAULT_MAX_TOKENS
             spec = _coupled(coupled, batching or "vllm", cache_tokens or on_device, policies)
             cluster = CoupledCluster(spec, latency, log=keep)
     except ValueError as error:
@@ -152,8 +205,18 @@ def simulate(
     _run(cluster, _arriving(requests, speed, urgent_share, seed or 0), log, sinks)
     if perfetto:
         _written(lambda: write_perfetto(perfetto, kept))
-    numbers: dict[str, Any] = {"file": str(trace), "latency_model": latency.name, **summary.numbers()}
-    _print(numbers | _spent(*started), json_=json_)
+    settings = {
+        "node": node,
+        "model": model,
+        "speed": speed,
+        "ssd_gb_per_s": ssd_gb_per_s,
+        "urgent_share": urgent_share,
+        "seed": seed or 0,
+        "lenient": lenient,
+        **_of_spec(spec),
+    }
+    numbers: dict[str, Any] = {"file": str(trace), "latency_model": latency.name, "settings": settings}
+    _print(numbers | summary.numbers() | _spent(*started), json_=json_)
 
 
 def _to_all(sinks: list[Callable[[Record], None]]) -> Callable[[Record], None]:
@@ -203,13 +266,46 @@ def _print(numbers: dict[str, Any], *, json_: bool) -> None:
         typer.echo(msgspec.json.encode(numbers))
         return
     for name, value in numbers.items():
+        if isinstance(value, dict):
+            continue  # settings are what was asked for
         typer.echo(f"{name:28} {value:,.4f}" if isinstance(value, float) else f"{name:28} {value}")
 
 
-def _placement(name: str | None, seed: int, *, coupled: bool) -> Any:
+def _placement(name: str | None, seed: int, *, coupled: bool) -> PlacementPolicy:
     if name is None:
-        return LoadBalance() if coupled else KVCacheCentric()
+        return FewestRequests() if coupled else KVCacheCentric()
     return named_placement(name, seed)
+
+
+def _admission(name: str, decode_s: float | None) -> AdmissionPolicy:
+    return ADMISSION_POLICIES[name]() if decode_s is None else named_admission(name, decode_s=decode_s)
+
+
+def _full_decode_s(trace: Trace, latency: LatencyModel, slo: SLO, capacity_tokens: int) -> float:
+    """How long the mean request of a trace decodes on a full node."""
+    return full_decode_s(
+        LatencyEstimator(latency),
+        slo,
+        input_tokens=float(trace.input_tokens.mean()),
+        output_tokens=float(trace.output_tokens.mean()),
+        capacity_tokens=capacity_tokens,
+    )
+
+
+def _of_spec(spec: ClusterSpec | CoupledSpec) -> dict[str, Any]:
+    """The fields of a cluster as JSON has them, a policy as its name and parameters; no setting is left out."""
+    return {each.name: _plain(getattr(spec, each.name)) for each in fields(spec)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return [_plain(one) for one in value]
+    if not is_dataclass(value):
+        return value
+    return {
+        "type": type(value).__name__,
+        **{each.name: _plain(getattr(value, each.name)) for each in fields(value)},
+    }
 
 
 def _disaggregated(

@@ -13,9 +13,11 @@ def check_usage(
     coupled: int | None,
     batching: str | None,
     placement: str | None,
-    admission: str,
+    max_tokens: int | None,
 ) -> None:
     """Refuse combinations of pools and policies in which an option would be without effect.
+
+    Whether the pools give a policy what it needs is checked where their spec is built.
 
     Raises:
         typer.BadParameter: with what to give instead.
@@ -28,10 +30,18 @@ def check_usage(
         raise typer.BadParameter("--batching is for --coupled nodes; prefill and decode nodes have their own")
     if coupled is not None and placement == "kvcache_centric":
         raise typer.BadParameter("--coupled nodes share no store to fetch from; cache_aware is the nearest")
-    if coupled is not None and admission not in {"none", "slo", "early"}:
-        raise typer.BadParameter(
-            f"--admission {admission} is about what lies between two pools; with --coupled give none, slo or early"
-        )
+    if coupled is None and max_tokens is not None:
+        raise typer.BadParameter("--max-tokens is for --coupled nodes; decode nodes reserve nothing")
+
+
+def check_decode_s(admission: str, decode_s: float | None) -> None:
+    """Refuse a decode time that no policy looks at.
+
+    Raises:
+        typer.BadParameter: naming the policy that does.
+    """
+    if decode_s is not None and admission != "predictive":
+        raise typer.BadParameter("--decode-s is for --admission predictive")
 
 
 def check_memory(coupled: int | None, ssd_tokens: int, ssd_gb_per_s: float | None, prefill_group: int) -> None:

@@ -11,6 +11,7 @@ from mooncake_lab.conductor.admission import (
     PredictiveRejection,
     PriorityClasses,
     WithinSLO,
+    full_decode_s,
     named_admission,
 )
 from mooncake_lab.conductor.decide import decide
@@ -25,7 +26,6 @@ from mooncake_lab.conductor.experience import Experience
 from mooncake_lab.conductor.lengths import LengthBook, share_longer
 from mooncake_lab.conductor.needs import NEEDS, Need, check_needs, needs_of
 from mooncake_lab.conductor.placement import (
-    PLACEMENT_POLICIES,
     CacheAware,
     KVCacheCentric,
     LoadBalance,
@@ -33,9 +33,10 @@ from mooncake_lab.conductor.placement import (
     PlacementPolicy,
     PrefixAffinity,
     Random,
-    named_placement,
 )
+from mooncake_lab.conductor.placement_names import PLACEMENT_POLICIES, named_placement
 from mooncake_lab.conductor.regression import PolynomialEstimator
+from mooncake_lab.conductor.routers import FewestRequests, RoundRobin
 from mooncake_lab.conductor.view import ClusterView, DecodeView, PrefillView, RecentView, ServedView
 
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "EarlyRejection",
     "Estimator",
     "Experience",
+    "FewestRequests",
     "GroupEstimator",
     "KVCacheCentric",
     "LatencyEstimator",
@@ -72,10 +74,12 @@ __all__ = [
     "Random",
     "RecentView",
     "Rejection",
+    "RoundRobin",
     "ServedView",
     "WithinSLO",
     "check_needs",
     "decide",
+    "full_decode_s",
     "named_admission",
     "named_placement",
     "needs_of",

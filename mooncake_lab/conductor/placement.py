@@ -6,10 +6,8 @@ instances' names.
 """
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import ClassVar, Final, Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from mooncake_lab.conductor.decision import Placement
 from mooncake_lab.conductor.estimator import Estimator
@@ -152,28 +150,6 @@ class KVCacheCentric:
         if self.edition == "arxiv":
             return not ratio < self.balancing_threshold
         return ratio > self.balancing_threshold
-
-
-PLACEMENT_POLICIES: Final[Mapping[str, Callable[[], PlacementPolicy]]] = MappingProxyType(
-    {
-        "random": Random,
-        "load_balance": LoadBalance,
-        "longest_prefix": LongestPrefix,
-        "prefix_affinity": PrefixAffinity,
-        "cache_aware": CacheAware,
-        "kvcache_centric": KVCacheCentric,
-    }
-)
-"""Every placement policy by the name the command line uses."""
-
-
-def named_placement(name: str, seed: int = 0) -> PlacementPolicy:
-    """The placement policy of a name, with its own defaults; chance, where it plays a part, by the seed.
-
-    Raises:
-        KeyError: when there is no policy of that name.
-    """
-    return Random(seed) if name == "random" else PLACEMENT_POLICIES[name]()
 
 
 def select_decode(

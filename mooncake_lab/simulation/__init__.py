@@ -2,7 +2,12 @@
 
 from mooncake_lab.simulation.cluster import Cluster
 from mooncake_lab.simulation.coupled import CoupledInstance
-from mooncake_lab.simulation.coupled_cluster import COUPLED_SYSTEMS, CoupledCluster, CoupledSpec
+from mooncake_lab.simulation.coupled_cluster import (
+    COUPLED_SYSTEMS,
+    DEFAULT_MAX_TOKENS,
+    CoupledCluster,
+    CoupledSpec,
+)
 from mooncake_lab.simulation.decode import DecodeInstance
 from mooncake_lab.simulation.device_cache import DeviceCache
 from mooncake_lab.simulation.device_memory import DeviceMemory
@@ -22,6 +27,7 @@ from mooncake_lab.simulation.spec import ClusterSpec, Failure
 __all__ = [
     "CAUSES",
     "COUPLED_SYSTEMS",
+    "DEFAULT_MAX_TOKENS",
     "Cluster",
     "ClusterSpec",
     "CoupledCluster",

@@ -25,8 +25,8 @@ from mooncake_lab.conductor import (
     ClusterView,
     Estimator,
     Experience,
+    FewestRequests,
     LatencyEstimator,
-    LoadBalance,
     Placement,
     PlacementPolicy,
     check_needs,
@@ -40,6 +40,9 @@ from mooncake_lab.simulation.frontdoor import FrontDoor
 from mooncake_lab.simulation.journeys import extended
 from mooncake_lab.simulation.notice_board import NoticeBoard
 from mooncake_lab.simulation.spec import Failure, plan_deaths, refuse_age
+
+DEFAULT_MAX_TOKENS: Final = 2000
+"""What a client that states no max_tokens is taken to allow (assumption B52)."""
 
 COUPLED_SYSTEMS: Final[Mapping[str, tuple[BatchingPolicy, bool]]] = MappingProxyType(
     {
@@ -84,15 +87,16 @@ class CoupledSpec:
     max_requests: int = 256
     max_request_tokens: int = 200_000
     """The window; the longest requests of the synthetic trace fit."""
-    default_max_tokens: int = 2000
+    default_max_tokens: int = DEFAULT_MAX_TOKENS
     """What a request that states no max_tokens is taken to allow, or the smallest doubling of it that its recorded
-    answer fits into (assumption B52). Policies that reserve for the worst case reserve prompt and max_tokens."""
+    answer fits into. Policies that reserve for the worst case reserve prompt and max_tokens."""
     memory_block_tokens: int = 16
     block_size_tokens: int = 512
     """Of the trace: what can be shared."""
     view_age_s: float = 0.0
     """How old the loads may be on which the Conductor decides (`NoticeBoard`); 0 is always the present."""
-    placement: PlacementPolicy = field(default_factory=LoadBalance)
+    placement: PlacementPolicy = field(default_factory=FewestRequests)
+    """The strongest router that knows nothing of prompts (assumption B39)."""
     failures: tuple[Failure, ...] = ()
     admission: AdmissionPolicy = field(default_factory=AdmitAll)
     slo: SLO = field(default_factory=SLO)

@@ -12,6 +12,7 @@ from mooncake_lab.conductor import ADMISSION_POLICIES, PLACEMENT_POLICIES
 from mooncake_lab.core import SLO, read_log
 from mooncake_lab.metrics import check_log, run_summary
 from mooncake_lab.simulation import COUPLED_SYSTEMS
+from mooncake_lab.workload import read_trace
 
 PROMISED = {
     "requests", "finished", "rejected", "ttft_mean_s", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "tbt_p90_s",
@@ -52,7 +53,13 @@ def numbers(*arguments) -> dict:
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert found.keys() >= PROMISED
-    return {key: value for key, value in found.items() if key not in COST | {"latency_model"}}
+    return {key: value for key, value in found.items() if key not in COST | {"latency_model", "settings"}}
+
+
+def settings(*arguments) -> dict:
+    result = simulate(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)["settings"]
 
 
 @pytest.mark.parametrize("cluster", [DISAGGREGATED, COUPLED], ids=["disaggregated", "coupled"])
@@ -95,6 +102,13 @@ def test_log_holds_the_run(file, cluster, tmp_path):
         (CLASSES, ("--seed", 1)),
         ((*COUPLED, "--speed", 3, "--tbt-slo", 0.028), ("--admission", "slo")),
         ((*COUPLED, "--speed", 3, "--tbt-slo", 0.028), ("--admission", "early")),
+        ((*COUPLED, "--speed", 3, "--tbt-slo", 0.028, "--admission", "early"), ("--admission", "committed")),
+        ((*COUPLED, "--speed", 3, "--tbt-slo", 0.028), ("--admission", "predictive")),
+        (
+            (*COUPLED, "--speed", 3, "--tbt-slo", 0.028, "--admission", "early"),
+            ("--admission", "length_predicting"),
+        ),
+        ((*OVERLOADED, "--admission", "predictive"), ("--decode-s", 0.01)),
         (DISAGGREGATED, ("--speed", 3)),
         (DISAGGREGATED, ("--node", "h800-node")),
         (DISAGGREGATED, ("--model", "llama3-8b")),
@@ -126,6 +140,11 @@ def test_log_holds_the_run(file, cluster, tmp_path):
         (COUPLED, ("--batching", "sarathi")),
         (COUPLED, ("--batching", "sarathi_serve")),
         (COUPLED, ("--placement", "random")),
+        (("--coupled", 3, "--speed", 5), ("--placement", "round_robin")),
+        (COUPLED, ("--placement", "load_balance")),
+        ((*COUPLED, "--placement", "load_balance"), ("--placement", "fewest_requests")),
+        ((*WIDE, "--placement", "load_balance"), ("--placement", "round_robin")),
+        ((*COUPLED, "--cache-tokens", 40_000, "--batching", "tensorrt_llm"), ("--max-tokens", 20_000)),
         ((*COUPLED, "--batching", "vllm_prefix"), ("--placement", "cache_aware")),
         ((*COUPLED, "--batching", "vllm_prefix"), ("--cache-tokens", 40_000)),
         (COUPLED, ("--speed", 3)),
@@ -153,6 +172,12 @@ def test_a_death_loses_no_request(file, cluster):
         ((*DISAGGREGATED, "--coupled", 2), "leave out --prefill and --decode"),
         ((*DISAGGREGATED, "--batching", "vllm"), "--batching is for --coupled nodes"),
         ((*COUPLED, "--placement", "kvcache_centric"), "no store to fetch from"),
+        ((*COUPLED, "--placement", "longest_prefix"), "local_prefixes"),
+        ((*COUPLED, "--admission", "after_prefill"), "double_check"),
+        ((*COUPLED, "--admission", "adaptive"), "double_check"),
+        ((*DISAGGREGATED, "--placement", "fewest_requests"), "coupled_instances"),
+        ((*DISAGGREGATED, "--max-tokens", 100), "--max-tokens is for --coupled nodes"),
+        ((*DISAGGREGATED, "--admission", "early", "--decode-s", 5), "--decode-s is for --admission predictive"),
         ((*DISAGGREGATED, "--node", "abacus"), "allowed is hardware with a network card"),
         ((*DISAGGREGATED, "--node", "a100"), "no node 'a100'"),
         ((*DISAGGREGATED, "--model", "gpt9"), "unknown model 'gpt9'"),
@@ -219,3 +244,40 @@ def test_every_policy_can_be_asked_for():
     assert get_args(AdmissionName) == tuple(ADMISSION_POLICIES)
     assert set(get_args(PlacementName)) == set(PLACEMENT_POLICIES)
     assert get_args(BatchingName) == tuple(COUPLED_SYSTEMS)
+
+
+def test_the_router_of_coupled_nodes_is_that_of_the_book(file):
+    """Without `--placement` coupled nodes get the router of chapter 10, which can also be named."""
+    assert numbers(file, *COUPLED) == numbers(file, *COUPLED, "--placement", "fewest_requests")
+    assert settings(file, *COUPLED)["placement"] == {"type": "FewestRequests"}
+
+
+def test_json_holds_its_own_settings(file):
+    """`--json` says what was asked for and what the defaults were, policies with their parameters."""
+    found = settings(file, *COUPLED, "--batching", "tensorrt_llm", "--max-tokens", 77, "--fail", "coupled-0@3")
+    assert (found["nodes"], found["default_max_tokens"], found["node"], found["speed"]) == (
+        4,
+        77,
+        "a800-node",
+        1.0,
+    )
+    assert found["batching"] == {"type": "TensorRTLLM", "capacity": "guaranteed_no_evict", "chunk_tokens": None}
+    assert found["failures"] == [{"type": "Failure", "instance": "coupled-0", "at_s": 3.0}]
+    apart = settings(file, *DISAGGREGATED, "--ttft-slo", 9)
+    assert apart["placement"] == {"type": "KVCacheCentric", "balancing_threshold": 1.5, "edition": "fast"}
+    assert (apart["prefill_nodes"], apart["slo"]["ttft_s"], apart["cache_tokens"]) == (2, 9.0, 3_000_000)
+
+
+def test_the_decode_time_of_prediction_follows_trace_model_and_hardware(file):
+    """Without `--decode-s`, t_d is the mean answer times a step of a full node, never above the limit on TBT."""
+
+    def decode_s(*options):
+        return settings(file, *DISAGGREGATED, "--admission", "predictive", *options)["admission"]["decode_s"]
+
+    trace = read_trace(file)
+    mean = trace.output_tokens.mean()
+    assert decode_s("--tbt-slo", 0.03) == pytest.approx(0.03 * mean)
+    assert decode_s("--tbt-slo", 9) < 9 * mean
+    assert decode_s("--tbt-slo", 9, "--node", "h800-node") < decode_s("--tbt-slo", 9)
+    assert decode_s("--tbt-slo", 9, "--model", "llama3-8b") != decode_s("--tbt-slo", 9)
+    assert decode_s("--decode-s", 4) == 4.0

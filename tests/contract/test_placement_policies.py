@@ -21,10 +21,13 @@ from mooncake_lab.conductor import (
     Rejection,
     ServedView,
     decide,
+    needs_of,
 )
 from mooncake_lab.core import SLO, Request, blocks_for
 
-POLICIES = [make() for make in PLACEMENT_POLICIES.values()]
+POLICIES = [
+    policy for make in PLACEMENT_POLICIES.values() if "coupled_instances" not in needs_of(policy := make())
+]
 POLICIES += [KVCacheCentric(3.0, "arxiv"), LoadBalance("queued_requests"), LoadBalance("assigned_requests")]
 
 

@@ -8,7 +8,7 @@ from families import requests_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooncake_lab.conductor import ADMISSION_POLICIES, PLACEMENT_POLICIES, KVCacheCentric
+from mooncake_lab.conductor import ADMISSION_POLICIES, PLACEMENT_POLICIES, KVCacheCentric, needs_of
 from mooncake_lab.core import SLO, Finished, Moved, Placed, Prefilled, Rejected
 from mooncake_lab.metrics import replicas_at, token_times_s
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
@@ -45,7 +45,8 @@ REQUESTS = st.lists(
 @st.composite
 def clusters(draw):
     """Single nodes with DRAM, LRU and the present in view, in all else any cluster."""
-    policies = [*(make() for make in PLACEMENT_POLICIES.values()), *[FETCHING] * 4]
+    named = [make() for make in PLACEMENT_POLICIES.values()]
+    policies = [*(one for one in named if "coupled_instances" not in needs_of(one)), *[FETCHING] * 4]
     return ClusterSpec(
         prefill_nodes=draw(st.integers(1, 3)),
         decode_nodes=draw(st.integers(1, 3)),

@@ -17,7 +17,7 @@ from mooncake_lab.conductor.admission.load import (
     refuse,
     refuse_at_decode,
 )
-from mooncake_lab.conductor.admission.predictive import PredictiveRejection
+from mooncake_lab.conductor.admission.predictive import PredictiveRejection, full_decode_s
 from mooncake_lab.conductor.admission.priority import PriorityClasses
 from mooncake_lab.conductor.admission.protocol import AdmissionPolicy
 from mooncake_lab.conductor.admission.simple import AdmitAll, WithinSLO
@@ -36,6 +36,7 @@ __all__ = [
     "WithinSLO",
     "decode_load",
     "decode_pool_load",
+    "full_decode_s",
     "named_admission",
     "predicted_decode_load",
     "prefill_load",

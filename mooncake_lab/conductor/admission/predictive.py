@@ -12,9 +12,31 @@ from mooncake_lab.conductor.view import ClusterView, DecodeView, ServedView
 from mooncake_lab.core import SLO, Request
 
 
+def full_decode_s(
+    estimate: Estimator, slo: SLO, *, input_tokens: float, output_tokens: float, capacity_tokens: float
+) -> float:
+    """t_d of a full decode instance: mean answer times the step at its limit, or with its memory full (B22).
+
+    Prediction matters when the pool is full, and a full one steps at the limit on TBT. Where memory is full
+    before, its step is that of as many mean requests as fit, each in the middle of its answer.
+
+    Args:
+        estimate: what the Conductor believes about time.
+        slo: the limits.
+        input_tokens: mean prompt.
+        output_tokens: mean answer.
+        capacity_tokens: KVCache tokens that fit into the instance.
+    """
+    requests = max(1.0, capacity_tokens / (input_tokens + output_tokens / 2))
+    return output_tokens * min(slo.tbt_s, estimate.decode_step_s(requests, capacity_tokens))
+
+
 @dataclass(frozen=True, slots=True)
 class PredictiveRejection:
-    """Refuse on arrival when the decode pool will be full at the moment this request's prefill ends."""
+    """Refuse on arrival when the decode pool will be full at the moment this request's prefill ends.
+
+    How long a request decodes depends on trace, model and hardware: state it, or take `full_decode_s`.
+    """
 
     needs: ClassVar[frozenset[Need]] = frozenset({"decode_requests"})
 
