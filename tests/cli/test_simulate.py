@@ -140,7 +140,7 @@ def test_log_holds_the_run(file, cluster, tmp_path):
         (COUPLED, ("--batching", "sarathi")),
         (COUPLED, ("--batching", "sarathi_serve")),
         (COUPLED, ("--placement", "random")),
-        (("--coupled", 3, "--speed", 5), ("--placement", "round_robin")),
+        ((*COUPLED, "--speed", 0.5), ("--placement", "round_robin")),
         (COUPLED, ("--placement", "load_balance")),
         ((*COUPLED, "--placement", "load_balance"), ("--placement", "fewest_requests")),
         ((*WIDE, "--placement", "load_balance"), ("--placement", "round_robin")),
