@@ -36,11 +36,13 @@ another chapter as `record('placement').NAME`, and `HELPERS` of `expressions.py`
 is not in braces must be a number of its expressions (100 above); otherwise it is uncovered, and a numeral without
 cover is an error.
 
-*Runs.* The text of the sources is that of scale classroom, seed 0 and the released traces. In any other run the
-executed copies get the numbers of their own record, and a direction that is false there gets a note on the page.
+*Runs.* The text of the sources is that of scale classroom and seed 0 with the traces conversation and synthetic. In
+any other run the executed copies get the numbers of their own record, and a direction that is false there gets a note
+on the page.
 """
 
 import argparse
+import math
 import re
 import string
 import sys
@@ -53,7 +55,7 @@ from typing import Any, Final
 from mooncake_lab.batch.expressions import Records, evaluate, holds, numbers
 from mooncake_lab.batch.plan import topic_of
 from mooncake_lab.batch.prose import NUMERAL, Content, Passage, numerals, passages, read_page, rewrite, write_page
-from mooncake_lab.batch.provenance import Provenance, read_provenance
+from mooncake_lab.batch.provenance import BOOK_TRACES, Provenance, read_provenance
 
 NOT_YET: Final = frozenset(
     {
@@ -65,7 +67,6 @@ NOT_YET: Final = frozenset(
         "05_piggyback",
         "06_pipeline",
         "07_store",
-        "08_transfer",
         "09_placement",
         "10_endtoend",
         "11_overload",
@@ -343,6 +344,8 @@ def _fixed(entry: Mapping[str, Any], path: Path) -> list[Statement]:
 
 
 def _formatted(value: Any, spec: str, name: str) -> str:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{name} is {value}; a page states finite numbers")
     try:
         return format(value, spec)
     except (TypeError, ValueError) as error:
@@ -410,8 +413,9 @@ def check(book: Book, names: Sequence[str], *, compare: bool) -> list[str]:
 
 
 def is_committed(run: Provenance) -> bool:
-    """Whether the sources were written from a run like this one: scale classroom, seed 0, the released traces."""
-    return run.scale == "classroom" and run.seed == 0 and all(run.traces.values())
+    """Whether the sources were written from such a run: scale classroom, seed 0, and the same released traces."""
+    found = {name for name, sha in run.traces.items() if sha is not None}
+    return run.scale == "classroom" and run.seed == 0 and found == {*BOOK_TRACES}
 
 
 def put_prose(source: Path, copy: Path, sidecar: Path, records: Records) -> None:
@@ -488,8 +492,8 @@ def _act(book: Book, told: argparse.Namespace) -> int:
     if told.update:
         if not compare:
             raise ValueError(
-                f"{book.records.folder} is not of scale classroom, seed 0 and all released traces;"
-                " the sources say what is so there"
+                f"{book.records.folder} is not of scale classroom, seed 0 and the released traces"
+                f" {' and '.join(BOOK_TRACES)} alone; the sources say what is so there"
             )
         for name in told.pages or book.pages():
             page = book.page(name)
