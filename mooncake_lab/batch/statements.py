@@ -36,9 +36,9 @@ another chapter as `record('placement').NAME`, and `HELPERS` of `expressions.py`
 is not in braces must be a number of its expressions (100 above); otherwise it is uncovered, and a numeral without
 cover is an error.
 
-*Runs.* The text of the sources is that of scale classroom and seed 0 with the traces conversation and synthetic. In
-any other run the executed copies get the numbers of their own record, and a direction that is false there gets a note
-on the page.
+*Runs.* The text of the sources is that of scale classroom and seed 0 with the traces conversation and synthetic.
+In any other run the executed copies get the numbers of their own record, and a direction that is false there gets
+a note on the page.
 """
 
 import argparse
