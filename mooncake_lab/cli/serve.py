@@ -1,6 +1,7 @@
 """`mooncake-lab serve`: a live cluster behind an HTTP API that existing clients speak."""
 
 import contextlib
+import ipaddress
 import secrets
 from pathlib import Path
 from typing import Annotated, Literal, Self, final
@@ -12,9 +13,19 @@ from mooncake_lab.cli.live import AdmissionName, BatchingName, PlacementName, Tr
 from mooncake_lab.core import Record
 
 
+def _named(name: str | None) -> str | None:
+    if name == "":
+        raise typer.BadParameter("the name is empty; give one, or leave the option out")
+    return name
+
+
 def serve(
     context: typer.Context,
     model: Annotated[str, typer.Option(metavar="DIR|random:SHAPE", help="A Hugging Face Llama, or a random one.")],
+    served_model_name: Annotated[
+        str | None,
+        typer.Option(help="The model's name in requests and answers; --model by default.", callback=_named),
+    ] = None,
     prefill: Annotated[int | None, typer.Option(min=1, help="Prefill workers; 1 by default.")] = None,
     decode: Annotated[int | None, typer.Option(min=1, help="Decode workers; 1 by default.")] = None,
     coupled: Annotated[int | None, typer.Option(min=1, help="Workers that do both, instead of the two.")] = None,
@@ -58,8 +69,9 @@ def serve(
 ) -> None:
     """Serve a model with prefill and decode workers, each a process, behind OpenAI's completions and chat API.
 
-    Clients need a bearer token, which is made up and printed unless a file gives it. SIGTERM and SIGINT let
-    requests under way finish. A rejected request is answered with 429 and Retry-After.
+    Clients need a bearer token, which is made up and printed unless a file gives it. /health needs none, and
+    /metrics none from this machine. SIGTERM and SIGINT let requests under way finish. A rejected request is
+    answered with 429 and Retry-After.
 
     Example: mooncake-lab serve --model random:lab-tiny --prefill 2 --decode 2 --port 8000
     """
@@ -83,21 +95,27 @@ def serve(
         decode_tokens=decode_tokens, transfer=transfer, chunk_tokens=chunk, max_request_tokens=max_request_tokens,
         most_under_way=most_under_way, threads=threads,
     )  # fmt: skip
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     token = _token(context, token_file, no_token=no_token)
-    address = Address(host=host, port=port, token=token, drain_s=drain)
+    address = Address(host=host, port=port, token=token, drain_s=drain, model=served_model_name)
 
     def opened(url: str) -> None:
-        typer.echo(f"serving {model} at {url}/v1 with {', '.join(spec.roles)}", err=True)
-        if spec.transfer == "mooncake":
-            typer.echo("Mooncake's Transfer Engine listens on all interfaces and authenticates nobody", err=True)
+        name = model if served_model_name is None else f"{model} as {served_model_name}"
+        typer.echo(f"serving {name} at {url}/v1 with {', '.join(spec.roles)}", err=True)
+        for line in _warnings(host, token, transfer):
+            typer.echo(line, err=True)
         if token is not None and token_file is None:
             typer.echo(f"bearer token: {token}", err=True)
+
+    def ending(under_way: int) -> None:
+        typer.echo(f"stopping; {under_way} requests under way have {drain:g} s to finish", err=True)
 
     try:
         with contextlib.ExitStack() as opening:
             records = None if log is None else opening.enter_context(_RunLog(log))
-            asyncio.run(serve_until_told(spec, address, opened=opened, write=records and records.write))
+            asyncio.run(
+                serve_until_told(spec, address, opened=opened, write=records and records.write, ending=ending)
+            )
         if records is not None and records.is_broken:
             raise typer.Exit(1)  # what was lost is said already
     except asyncio.CancelledError:
@@ -105,6 +123,23 @@ def serve(
     except (ValueError, OSError, WorkerError) as error:
         typer.echo(f"mooncake-lab serve: {error}", err=True)
         raise typer.Exit(1) from error
+
+
+def _warnings(host: str, token: str | None, transfer: str) -> list[str]:
+    """What an operator should know before clients come."""
+    found: list[str] = []
+    if token is None and not _is_loopback(host):
+        found.append(f"--no-token at {host}: everybody who can reach this address may use the server")
+    if transfer == "mooncake":
+        found.append("Mooncake's Transfer Engine listens on all interfaces and authenticates nobody")
+    return found
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _token(context: typer.Context, file: Path | None, *, no_token: bool) -> str | None:

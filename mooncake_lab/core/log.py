@@ -22,11 +22,15 @@ class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", forbi
     """When it happened; for something that lasts, when it ended (s since the run began)."""
 
 
-class Arrived(_Event, frozen=True, kw_only=True, tag="arrived"):
+class Arrived(_Event, frozen=True, kw_only=True, tag="arrived", omit_defaults=True):
     """A request reached the cluster."""
 
     request_id: int
     input_tokens: int
+    completion_id: str | None = None
+    """The id of the HTTP response that it is answered in; several prompts of one HTTP request share it."""
+    wall_s: float | None = None
+    """The same moment as `at_s` on the wall clock (s since 1970), where a client's request came over HTTP."""
 
 
 class Placed(_Event, frozen=True, kw_only=True, tag="placed"):

@@ -62,6 +62,8 @@ class PrefillEngine:
         *,
         prefix: Sequence[KVSpan] | ArrivingPrefix = (),
         sampling: Sampling = GREEDY,
+        end_tokens: tuple[int, ...] | None = None,
+        min_new_tokens: int = 0,
         on_kv: KVCallback | None = None,
     ) -> int:
         """Let a prompt wait; its id.
@@ -70,12 +72,21 @@ class PrefillEngine:
             prompt: token ids.
             prefix: KVCache of its first tokens, from the store: as it is, or arriving layer by layer.
             sampling: of the first token.
+            end_tokens: that would end the output; None takes the model's.
+            min_new_tokens: tokens before which none of them is chosen.
             on_kv: gets new keys and values layer by layer, while later layers still compute.
 
         Raises:
             ValueError: when the prompt does not fit or the prefix is not its own.
         """
-        request = GenerationRequest(prompt=prompt, max_new_tokens=1, sampling=sampling, on_kv=on_kv)
+        request = GenerationRequest(
+            prompt=prompt,
+            max_new_tokens=1,
+            sampling=sampling,
+            end_tokens=end_tokens,
+            min_new_tokens=min_new_tokens,
+            on_kv=on_kv,
+        )
 
         def keep(done: RunningRequest) -> None:
             given = sum(span.tokens for span in ((prefix,) if isinstance(prefix, ArrivingPrefix) else prefix))

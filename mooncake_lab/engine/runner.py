@@ -11,7 +11,7 @@ from mooncake_lab.engine.kvcache import KVCache, KVSpan
 from mooncake_lab.engine.layerwise.arriving import ArrivingPrefix
 from mooncake_lab.engine.model import LayerHook, LlamaModel
 from mooncake_lab.engine.packing import Piece, pack
-from mooncake_lab.engine.sampling import sample
+from mooncake_lab.engine.sampling import sample, without
 from mooncake_lab.engine.sequence import RunningRequest
 
 Work = Sequence[tuple[RunningRequest, Segment]]
@@ -40,8 +40,18 @@ class ModelRunner:
         for request, _ in work:
             request.arriving = None  # the last layer has waited for its last layer
         emitting = [request for request, segment in work if segment.emits]
+        if not emitting:
+            return []
         how = [request.request.sampling for request in emitting]
-        return sample(logits, how, [request.known for request in emitting]) if emitting else []
+        positions = [request.known for request in emitting]
+        return sample(without(logits, [self._banned(request) for request in emitting]), how, positions)
+
+    def _banned(self, request: RunningRequest) -> Sequence[int]:
+        """Tokens that must not come next: those that would end the output before it may end."""
+        asked = request.request
+        if request.generated >= asked.min_new_tokens:
+            return ()
+        return self.model.config.end_tokens if asked.end_tokens is None else asked.end_tokens
 
     def export(self, request: RunningRequest, start: int, stop: int) -> KVSpan:
         """A copy of a running request's positions `start` up to `stop`."""

@@ -32,10 +32,10 @@ class Sampling:
             raise ValueError(f"temperature is {self.temperature}; allowed are finite numbers from 0")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is {self.top_p}; allowed is above 0 up to 1")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k is {self.top_k}; allowed are whole numbers from 1, or None")
-        if self.seed < 0:
-            raise ValueError(f"seed is {self.seed}; allowed are whole numbers from 0")
+        if self.top_k is not None and not 1 <= self.top_k < 2**63:
+            raise ValueError(f"top_k is {self.top_k}; allowed are whole numbers from 1 below 2**63, or None")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed is {self.seed}; allowed are whole numbers from 0 below 2**63")
 
     def of_request(self, index: int) -> "Sampling":
         """The same for one of several requests of a call: each has a seed of its own."""
@@ -44,6 +44,16 @@ class Sampling:
 
 GREEDY = Sampling()
 """The likeliest token, always."""
+
+
+def without(logits: torch.Tensor, banned: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Logits (rows, vocabulary) with the banned tokens of each row at minus infinity; a copy if there are any."""
+    if not any(banned):
+        return logits
+    logits = logits.clone()
+    for row, tokens in enumerate(banned):
+        logits[row, list(tokens)] = -math.inf
+    return logits
 
 
 def sample(logits: torch.Tensor, how: Sequence[Sampling], positions: Sequence[int]) -> list[int]:

@@ -35,6 +35,8 @@ class GenerationRequest:
     sampling: Sampling = GREEDY
     end_tokens: tuple[int, ...] | None = None
     """Tokens that end the output (the last one is part of it); None takes the model's."""
+    min_new_tokens: int = 0
+    """No end token is chosen before the output has so many tokens (vLLM: `min_tokens`)."""
     on_token: TokenCallback | None = None
     on_kv: KVCallback | None = None
 
@@ -43,6 +45,8 @@ class GenerationRequest:
             raise ValueError(
                 f"a prompt of {len(self.prompt)} tokens and {self.max_new_tokens} new; each must be at least 1"
             )
+        if self.min_new_tokens < 0:
+            raise ValueError(f"min_new_tokens is {self.min_new_tokens}; allowed are whole numbers from 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

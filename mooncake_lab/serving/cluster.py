@@ -202,6 +202,8 @@ class LiveCluster:
                 asked,
                 request_id=request.id,
                 arrival_s=request.arrival_s,
+                session=request.session,
+                priority=request.priority,
             )
             self.outputs[request.id] = tuple([token async for token in ticket])
         except RejectedError:

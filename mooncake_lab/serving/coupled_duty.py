@@ -4,9 +4,9 @@ import time
 from typing import final
 
 from mooncake_lab.batching.policies import CHUNKED_POLICIES, named_policy
-from mooncake_lab.engine import CoupledEngine, GenerationRequest
+from mooncake_lab.engine import CoupledEngine
 from mooncake_lab.serving import messages
-from mooncake_lab.serving.desk import Desk, sampling_of, tokens_of
+from mooncake_lab.serving.desk import Desk, generation_request, tokens_of
 from mooncake_lab.serving.measure import measure_coupled
 from mooncake_lab.serving.messages import Compute, Job, Span
 
@@ -79,14 +79,8 @@ class CoupledDuty:
 
     def _accept(self, order: Compute) -> None:
         asked, job, prompt = order.asked, order.job, tokens_of(order.asked)
-        request = GenerationRequest(
-            prompt=prompt,
-            max_new_tokens=asked.max_new_tokens,
-            sampling=sampling_of(asked),
-            end_tokens=asked.end_tokens,
-            on_token=lambda _, token: self._made.append((job, token)),
-        )
         try:
+            request = generation_request(asked, lambda _, token: self._made.append((job, token)))
             request_id = self._engine.submit(request)
         except ValueError as error:
             self._desk.say(messages.Trouble(job=job, reason=str(error), is_hopeless=True))

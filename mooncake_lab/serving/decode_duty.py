@@ -4,10 +4,10 @@ import time
 from collections import OrderedDict
 from typing import final
 
-from mooncake_lab.engine import DecodeEngine, GenerationRequest
+from mooncake_lab.engine import DecodeEngine
 from mooncake_lab.serving import messages
 from mooncake_lab.serving.arriving import Delivery
-from mooncake_lab.serving.desk import Desk, sampling_of, tokens_of
+from mooncake_lab.serving.desk import Desk, generation_request
 from mooncake_lab.serving.measure import measure_decode
 from mooncake_lab.serving.messages import Expect, Job
 
@@ -89,14 +89,8 @@ class DecodeDuty:
             reason = "end_token" if came.first_token in ends else "length"
             self._desk.say(messages.Ended(job=job, at_s=now_s, reason=reason))
             return
-        request = GenerationRequest(
-            prompt=tokens_of(asked),
-            max_new_tokens=asked.max_new_tokens,
-            sampling=sampling_of(asked),
-            end_tokens=asked.end_tokens,
-            on_token=lambda _, token: self._made.append((job, token)),
-        )
         try:
+            request = generation_request(asked, lambda _, token: self._made.append((job, token)))
             request_id = self._engine.submit(request, first_token=came.first_token, kv=(came.kv,))
         except ValueError as error:
             self._desk.say(messages.Trouble(job=job, reason=str(error), is_hopeless=True))

@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from mooncake_lab.batching.policies import CHUNKED_POLICIES
 from mooncake_lab.core import block_keys
-from mooncake_lab.engine import EngineSettings, LlamaModel, Sampling
+from mooncake_lab.engine import EngineSettings, GenerationRequest, LlamaModel, Sampling
+from mooncake_lab.engine.sequence import TokenCallback
 from mooncake_lab.serving.arriving import Delivery
 from mooncake_lab.serving.couriers import Couriers
 from mooncake_lab.serving.kv import KVShape
@@ -86,3 +87,19 @@ def tokens_of(asked: Generation) -> npt.NDArray[np.int32]:
 def sampling_of(asked: Generation) -> Sampling:
     """How its tokens are chosen."""
     return Sampling(temperature=asked.temperature, top_k=asked.top_k, top_p=asked.top_p, seed=asked.seed)
+
+
+def generation_request(asked: Generation, on_token: TokenCallback) -> GenerationRequest:
+    """A request as an engine takes it.
+
+    Raises:
+        ValueError: when a number of it is out of range.
+    """
+    return GenerationRequest(
+        prompt=tokens_of(asked),
+        max_new_tokens=asked.max_new_tokens,
+        sampling=sampling_of(asked),
+        end_tokens=asked.end_tokens,
+        min_new_tokens=asked.min_new_tokens,
+        on_token=on_token,
+    )

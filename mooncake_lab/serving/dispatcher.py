@@ -1,5 +1,6 @@
 """Follows every request through the live cluster: what clients ask, and what workers say of it."""
 
+import contextlib
 import itertools
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from mooncake_lab.conductor import ClusterView, Rejection
 from mooncake_lab.core import Request
 from mooncake_lab.serving import messages
 from mooncake_lab.serving.journal import Journal
-from mooncake_lab.serving.messages import Event, Generation
+from mooncake_lab.serving.messages import Event, Generation, Job
 from mooncake_lab.serving.placing import Decided, Placer
 from mooncake_lab.serving.spec import LiveSpec
 from mooncake_lab.serving.supervisor import Link
@@ -44,6 +45,9 @@ class Dispatcher:
         *,
         request_id: int | None = None,
         arrival_s: float = 0,
+        session: str | None = None,
+        priority: int = 0,
+        completion_id: str | None = None,
     ) -> Ticket:
         """Accept a request and place it; its tokens come through the ticket.
 
@@ -52,6 +56,9 @@ class Dispatcher:
             asked: what is wanted; its prompt field is filled in here.
             request_id: its name in the log; None takes the next free number.
             arrival_s: for the record, the moment since the run began at which it was to arrive.
+            session: the conversation it belongs to, for policies.
+            priority: how urgent it is, for policies.
+            completion_id: its name for its client, for the log.
 
         Raises:
             ValueError: when it can never be served.
@@ -66,8 +73,10 @@ class Dispatcher:
             input_tokens=len(prompt),
             block_keys=keys,
             block_size_tokens=self._spec.block_size_tokens,
+            session=session,
+            priority=priority,
         )
-        ticket = Ticket(id=number, request=request, prompt=prompt, asked=asked)
+        ticket = Ticket(id=number, request=request, prompt=prompt, asked=asked, completion_id=completion_id)
         self.journal.arrived(ticket, time.monotonic())
         too_many = self._too_many(ticket)
         if too_many is not None:
@@ -81,10 +90,7 @@ class Dispatcher:
 
     def cancel(self, ticket: Ticket, reason: str = "the client went away", error: Exception | None = None) -> None:
         """End a request whose client does not want it any more, or is to be told of an error."""
-        if ticket.end is None:
-            self.placer.withdraw(ticket)
-            self.journal.rejected(ticket, "client", reason, time.monotonic())
-            self.placer.close(ticket, End("cancelled", error))
+        self.placer.end(ticket, "client", reason, End("cancelled", error))
 
     def finish(self, ticket: Ticket) -> None:
         """End a request whose client has all it wants."""
@@ -95,8 +101,10 @@ class Dispatcher:
     def abandon(self, ticket: Ticket) -> None:
         """Let go of a request that still runs at the horizon; the log does not say that it ended."""
         if ticket.end is None:
-            self.placer.withdraw(ticket)
-            self.placer.close(ticket, End("cancelled"))
+            try:
+                self.placer.withdraw(ticket)
+            finally:
+                self.placer.close(ticket, End("cancelled"))
 
     def view(self, request: Request) -> ClusterView:
         """What the Conductor may know about a request now; looking changes nothing."""
@@ -126,6 +134,15 @@ class Dispatcher:
 
     def heard(self, name: str, event: Event) -> None:
         """A worker said something."""
+        with self._about(_job_of(event)):
+            self._hear(name, event)
+
+    def _about(self, job: Job | None) -> contextlib.AbstractContextManager[None]:
+        """What goes wrong inside ends the request of this attempt, and no other."""
+        ticket = None if job is None else self.placer.current(job)
+        return contextlib.nullcontext() if ticket is None else self.placer.ending(ticket)
+
+    def _hear(self, name: str, event: Event) -> None:
         match event:
             case messages.Stepped():
                 self._stepped(name, event)
@@ -152,25 +169,30 @@ class Dispatcher:
         for span in event.spans:
             ticket = self.placer.current(span.job)
             if ticket is not None:
+                self._note_reuse(ticket, span)
                 self.journal.prefilled(ticket, name, span)
         decoded: list[Ticket] = []
         for job, token in event.tokens:
             ticket = self.placer.current(job)
             if ticket is None:
                 continue
-            account = self.placer.books.accounts[name]
-            if account.role == "coupled" and not ticket.has_joined:
-                ticket.has_joined = True
-                account.drop_prompt(job)
-                account.arrive(job, event.end_s - self.journal.zero_s)
-            if ticket.has_first:
-                decoded.append(ticket)
-            else:
-                self.journal.first_token(ticket, event.end_s)
-            self._show(ticket, token)
-            account.add_context(job, 1)
+            with self.placer.ending(ticket):
+                if ticket.has_first:
+                    decoded.append(ticket)
+                self._decoded(name, ticket, token, event.end_s)
         if decoded:
             self.journal.step(name, event.start_s, event.end_s, decoded)
+
+    def _decoded(self, name: str, ticket: Ticket, token: int, end_s: float) -> None:
+        job, account = ticket.job, self.placer.books.accounts[name]
+        if account.role == "coupled" and not ticket.has_joined:
+            ticket.has_joined = True
+            account.drop_prompt(job)
+            account.arrive(job, end_s - self.journal.zero_s)
+        if not ticket.has_first:
+            self.journal.first_token(ticket, end_s)
+        self._show(ticket, token)
+        account.add_context(job, 1)
 
     def _joined(self, name: str, event: messages.Joined) -> None:
         ticket = self.placer.current(event.job)
@@ -255,7 +277,13 @@ class Dispatcher:
     def _log_prefill(self, ticket: Ticket, instance: str, span: messages.Span) -> None:
         if not ticket.is_prefill_logged:
             ticket.is_prefill_logged = True
+            self._note_reuse(ticket, span)
             self.journal.prefilled(ticket, instance, span)
+
+    def _note_reuse(self, ticket: Ticket, span: messages.Span) -> None:
+        """The first prefill says what was reused: a later one, after a death, finds what the first computed."""
+        if ticket.cached_tokens is None:
+            ticket.cached_tokens = min(span.reused_tokens, len(ticket.prompt))
 
     def longest(self) -> int:
         """The most tokens that a prompt and its answer may have together: the window, or an engine's KVCache.
@@ -296,3 +324,14 @@ class Dispatcher:
         lowest, highest, known = int(prompt.min()), int(prompt.max()), self.placer.ready.shape.vocabulary
         if lowest < 0 or highest >= known:
             raise ValueError(f"the prompt holds tokens {lowest} to {highest}; the model knows 0 to {known - 1}")
+
+
+def _job_of(event: Event) -> Job | None:
+    """The attempt that an event is about, where it is about one."""
+    match event:
+        case messages.Prefilled():
+            return event.span.job
+        case messages.Joined() | messages.Ended() | messages.Fetched() | messages.Loaded() | messages.Trouble():
+            return event.job
+        case _:
+            return None

@@ -86,9 +86,12 @@ class Hall:
         """End every request under way, and take no more; clients are told why."""
         self._is_dismissed = True
         for ticket in list(self.dispatcher.placer.tickets.values()):
-            self.dispatcher.cancel(ticket, _SHUT, FailedError(_SHUT))
+            with self.dispatcher.placer.ending(ticket):
+                self.dispatcher.cancel(ticket, _SHUT, FailedError(_SHUT))
 
-    def submit(self, prompt: npt.NDArray[np.int32], asked: Generation) -> Ticket:
+    def submit(
+        self, prompt: npt.NDArray[np.int32], asked: Generation, *, completion_id: str | None = None
+    ) -> Ticket:
         """Accept a request and place it; for its errors see `Dispatcher.submit`.
 
         Raises:
@@ -96,7 +99,7 @@ class Hall:
         """
         if self._is_dismissed:
             raise FailedError(_SHUT)
-        return self.dispatcher.submit(prompt, asked)
+        return self.dispatcher.submit(prompt, asked, completion_id=completion_id)
 
     def cancel(self, ticket: Ticket, reason: str = "the client went away") -> None:
         """End a request, unless it has ended."""

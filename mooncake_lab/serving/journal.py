@@ -1,9 +1,10 @@
 """The run log of a live cluster: the records of the simulator, on the clock of the machine."""
 
+import time
 from collections.abc import Callable
 from typing import Final, final
 
-from mooncake_lab.conductor import Placement, Rejection
+from mooncake_lab.conductor import Placement
 from mooncake_lab.conductor.experience import Experience
 from mooncake_lab.core import (
     Arrived,
@@ -50,13 +51,18 @@ class Journal:
     def arrived(self, ticket: Ticket, at_s: float) -> None:
         """A request reached the cluster."""
         request = ticket.request
-        self._write(Arrived(at_s=at_s - self.zero_s, request_id=request.id, input_tokens=request.input_tokens))
+        self._write(
+            Arrived(
+                at_s=at_s - self.zero_s,
+                request_id=request.id,
+                input_tokens=request.input_tokens,
+                completion_id=ticket.completion_id,
+                wall_s=None if ticket.completion_id is None else time.time(),
+            )
+        )
 
-    def decided(self, ticket: Ticket, decision: Placement | Rejection, at_s: float, why: str) -> None:
-        """The Conductor answered; `why` stands before its reason."""
-        if isinstance(decision, Rejection):
-            self.rejected(ticket, decision.stage, why + decision.reason, at_s)
-            return
+    def placed(self, ticket: Ticket, decision: Placement, at_s: float, why: str) -> None:
+        """The Conductor chose workers; `why` stands before its reason."""
         self._write(
             Placed(
                 at_s=at_s - self.zero_s,

@@ -10,7 +10,7 @@ import msgspec
 
 from mooncake_lab.perf import ModelShape
 
-VERSION: Final = 2
+VERSION: Final = 3
 """Of this protocol; both sides name theirs before anything else."""
 
 
@@ -33,6 +33,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     end_tokens: tuple[int, ...] | None = None
     """None takes the model's."""
+    min_new_tokens: int = 0
+    """No end token is chosen before so many."""
 
 
 class Compute(msgspec.Struct, frozen=True, kw_only=True, tag=1):

@@ -1,10 +1,12 @@
 """Placing: ask the Conductor where a request goes, tell the workers, and ask again when an attempt fails."""
 
+import contextlib
 import itertools
+import logging
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, final
 
@@ -32,6 +34,7 @@ from mooncake_lab.serving.ticket import End, FailedError, RejectedError, Ticket
 if TYPE_CHECKING:
     from mooncake_lab.serving.supervisor import Link
 
+_LOG: Final = logging.getLogger(__name__)
 _REMEMBERED: Final = 4096
 
 
@@ -99,7 +102,20 @@ class Placer:
                     self.place(ticket, why)
 
     def place(self, ticket: Ticket, why: str = "") -> None:
-        """Ask the Conductor about a request now, and act."""
+        """Ask the Conductor about a request now, and act; a request that fails on the way ends, and no other."""
+        with self.ending(ticket):
+            self._place(ticket, why)
+
+    @contextlib.contextmanager
+    def ending(self, ticket: Ticket) -> Generator[None]:
+        """What goes wrong inside ends this request, with an error for its client, and nothing else."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  # whatever it is, other requests go on
+            _LOG.exception("request %d cannot be served", ticket.request.id)
+            self.give_up(ticket, f"the request cannot be served: {error!r}")
+
+    def _place(self, ticket: Ticket, why: str) -> None:
         if not self.books.can_serve or self.estimate is None:
             self._stranded.append(ticket)
             return
@@ -125,7 +141,7 @@ class Placer:
         if isinstance(decision, Rejection):
             self.reject(ticket, decision, why)
             return
-        self.journal.decided(ticket, decision, now_s, why)
+        self.journal.placed(ticket, decision, now_s, why)
         ticket.attempt += 1
         ticket.placement = decision
         ticket.shown_in_attempt = 0
@@ -139,6 +155,7 @@ class Placer:
             ticket.asked,
             prompt=known.astype("<i4").tobytes(),
             max_new_tokens=ticket.asked.max_new_tokens - len(ticket.tokens),
+            min_new_tokens=max(0, ticket.asked.min_new_tokens - len(ticket.tokens)),
         )
         believed_s = estimate.prefill_s(request.id, request.input_tokens, placement.reused_tokens)
         prefill, decode = self.books.accounts[placement.prefill], self.books.accounts[placement.decode]
@@ -173,6 +190,10 @@ class Placer:
             suspects: workers that may be dying. Nothing is placed until each has answered a ping or is known to be
                 dead: a dead worker's peers notice before its parent does, and would fail every attempt till then.
         """
+        with self.ending(ticket):
+            self._place_again(ticket, why, reason, suspects)
+
+    def _place_again(self, ticket: Ticket, why: str, reason: str, suspects: Collection[str]) -> None:
         self.withdraw(ticket)
         assert self.ready is not None  # noqa: S101  # whoever was placed was placed on a worker
         reason_to_end = ticket.complete_by(self.ready.end_tokens)
@@ -193,7 +214,7 @@ class Placer:
             for name in doubt.suspects:
                 self.links[name].send(Ping(number))
         else:
-            self.place(ticket, why)
+            self._place(ticket, why)
 
     def answered(self, name: str, number: int) -> None:
         """A worker answered a ping: it lives."""
@@ -215,21 +236,30 @@ class Placer:
 
     def complete(self, ticket: Ticket, at_s: float, reason: str) -> None:
         """A request has all its tokens."""
-        self._leave_books(ticket)
-        self.journal.finished(ticket, at_s)
-        self.close(ticket, End(reason))
+        try:
+            self._leave_books(ticket)
+            self.journal.finished(ticket, at_s)
+        finally:
+            self.close(ticket, End(reason))
 
     def give_up(self, ticket: Ticket, reason: str) -> None:
         """An accepted request cannot be served."""
-        self.withdraw(ticket)
-        self.journal.rejected(ticket, "failed", reason, time.monotonic())
-        self.close(ticket, End("failed", FailedError(reason)))
+        self.end(ticket, "failed", reason, End("failed", FailedError(reason)))
+
+    def end(self, ticket: Ticket, stage: str, reason: str, end: End) -> None:
+        """End a request before its last token: for its workers, in the log, and in any case for its client."""
+        if ticket.end is not None:
+            return
+        try:
+            self.withdraw(ticket)
+            self.journal.rejected(ticket, stage, reason, time.monotonic())
+        finally:
+            self.close(ticket, end)
 
     def reject(self, ticket: Ticket, rejection: Rejection, why: str = "") -> None:
         """Refuse a request."""
-        self.journal.decided(ticket, rejection, time.monotonic(), why)
         error = RejectedError(rejection.stage, rejection.reason, self.retry_after_s())
-        self.close(ticket, End("rejected", error))
+        self.end(ticket, rejection.stage, why + rejection.reason, End("rejected", error))
 
     def double_check(self, ticket: Ticket, instance: str) -> bool:
         """Whether a decode worker still takes a request whose KVCache has just arrived (arXiv §3, step 4)."""
@@ -240,23 +270,26 @@ class Placer:
             ticket.request, view, estimate=self.estimate, slo=self._spec.slo
         )
         if refusal is not None:
-            self.withdraw(ticket)
             self.reject(ticket, refusal)
         return refusal is None
 
     def withdraw(self, ticket: Ticket) -> None:
         """Let the workers of an attempt drop it."""
         placement = ticket.placement
-        if placement is not None:
-            for name in {placement.prefill, placement.decode} & self.links.keys():
-                self.links[name].send(Cancel(ticket.job))
-        self._leave_books(ticket)
+        try:
+            if placement is not None:
+                for name in {placement.prefill, placement.decode} & self.links.keys():
+                    self.links[name].send(Cancel(ticket.job))
+        finally:
+            self._leave_books(ticket)
 
     def close(self, ticket: Ticket, end: End) -> None:
         """Tell the client that a request has ended, and let go of it."""
         ticket.end = end
         ticket.news.put_nowait(end)
         self.tickets.pop(ticket.id, None)
+        if ticket in self._stranded:
+            self._stranded.remove(ticket)
         self._ended[ticket.id] = ticket
         if len(self._ended) > _REMEMBERED:
             self._ended.popitem(last=False)

@@ -148,6 +148,8 @@ class PrefillDuty:
                 tokens,
                 prefix=() if prefix is None else (prefix,),
                 sampling=sampling_of(asked),
+                end_tokens=asked.end_tokens,
+                min_new_tokens=asked.min_new_tokens,
                 on_kv=stream if desk.spec.layerwise else None,
             )
         except ValueError as error:

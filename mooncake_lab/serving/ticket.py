@@ -49,6 +49,8 @@ class Ticket:
     request: Request
     prompt: npt.NDArray[np.int32]
     asked: Generation
+    completion_id: str | None = None
+    """Its name for its client, where that came over HTTP."""
     attempt: int = 0
     placement: Placement | None = None
     tokens: list[int] = field(default_factory=list[int])
@@ -57,6 +59,8 @@ class Ticket:
     """Those of them that a death made part of the prompt."""
     has_first: bool = False
     shown_in_attempt: int = 0
+    cached_tokens: int | None = None
+    """Tokens of the prompt whose KVCache was reused when it was first prefilled; None before that."""
     is_prefill_logged: bool = False
     has_joined: bool = False
     end: End | None = None

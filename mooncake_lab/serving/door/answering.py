@@ -14,6 +14,7 @@ from mooncake_lab.serving.door.tokenizer import Tokenizer
 from mooncake_lab.serving.door.wanted import BadRequestError, Wanted
 from mooncake_lab.serving.door.writing import Writer
 from mooncake_lab.serving.hall import Hall
+from mooncake_lab.serving.messages import Generation
 from mooncake_lab.serving.ticket import Ticket
 
 _REASONS: Final = {"length": "length", "end_token": "stop"}
@@ -39,7 +40,7 @@ class Piece:
     tokens: tuple[int, ...]
 
 
-def begin(hall: Hall, wanted: Wanted, tokenizer: Tokenizer) -> list[Choice]:
+def begin(hall: Hall, wanted: Wanted, tokenizer: Tokenizer, completion_id: str) -> list[Choice]:
     """Place every prompt of a request; all of them, or none.
 
     Raises:
@@ -52,8 +53,9 @@ def begin(hall: Hall, wanted: Wanted, tokenizer: Tokenizer) -> list[Choice]:
             asked = wanted.asked
             if not asked.max_new_tokens:
                 asked = msgspec.structs.replace(asked, max_new_tokens=max(1, hall.longest() - len(prompt) + 1))
-            ticket = hall.submit(np.asarray(prompt, dtype=np.int32), asked)
-            writer = Writer(tokenizer.stream(), wanted.stops)
+            _check_least(asked)
+            ticket = hall.submit(np.asarray(prompt, dtype=np.int32), asked, completion_id=completion_id)
+            writer = Writer(tokenizer.stream(), wanted.stops, least_tokens=asked.min_new_tokens)
             choices.append(Choice(index=index, ticket=ticket, writer=writer))
     except BaseException as error:
         stop(hall, choices)
@@ -61,6 +63,14 @@ def begin(hall: Hall, wanted: Wanted, tokenizer: Tokenizer) -> list[Choice]:
             raise BadRequestError(str(error), "messages" if wanted.is_chat else "prompt") from error
         raise
     return choices
+
+
+def _check_least(asked: Generation) -> None:
+    if asked.min_new_tokens > asked.max_new_tokens:
+        raise BadRequestError(
+            f"min_tokens is {asked.min_new_tokens}; this answer may have 0 to {asked.max_new_tokens} tokens",
+            "min_tokens",
+        )
 
 
 def stop(hall: Hall, choices: Sequence[Choice]) -> None:
@@ -144,13 +154,16 @@ class Envelope:
         kind = "chat.completion" if self.wanted.is_chat else "text_completion"
         return self._body(kind, found) | {"usage": usage(choices)}
 
-    def part(self, piece: Piece, *, is_first: bool) -> dict[str, Any]:
+    def part(self, piece: Piece, choices: Sequence[Choice], *, is_first: bool) -> dict[str, Any]:
         """One event of a stream."""
         content: dict[str, Any] = {"text": piece.text}
         if self.wanted.is_chat:
             content = {"delta": ({"role": "assistant"} if is_first else {}) | {"content": piece.text}}
         ends = piece.choice.finish_reason
-        return self._body(self._kind, [self._choice(piece.choice, content, piece.tokens, ends)])
+        body = self._body(self._kind, [self._choice(piece.choice, content, piece.tokens, ends)])
+        if self.wanted.include_usage:  # OpenAI's other events have the field too, and it is null there
+            body["usage"] = usage(choices) if self.wanted.continuous_usage else None
+        return body
 
     def closing(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """The last event of a stream whose client wants to know the usage."""
@@ -170,8 +183,14 @@ class Envelope:
         return {"index": choice.index, **content, "logprobs": None, "finish_reason": ends, **also}
 
 
-def usage(choices: Sequence[Choice]) -> dict[str, int]:
-    """Tokens that a request took and made."""
+def usage(choices: Sequence[Choice]) -> dict[str, Any]:
+    """Tokens that a request took and made so far, and those of its prompts whose KVCache was reused."""
     prompt = sum(len(choice.ticket.prompt) for choice in choices)
     made = sum(len(choice.tokens) for choice in choices)
-    return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
+    cached = sum(choice.ticket.cached_tokens or 0 for choice in choices)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": made,
+        "total_tokens": prompt + made,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }

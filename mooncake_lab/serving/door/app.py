@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import hmac
+import ipaddress
 import math
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, final
 
 import msgspec
@@ -15,19 +17,18 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mooncake_lab.serving.door.answering import Choice, Envelope, Piece, begin, pieces, stop
 from mooncake_lab.serving.door.telemetry import Telemetry
 from mooncake_lab.serving.door.tokenizer import Tokenizer
-from mooncake_lab.serving.door.wanted import BadRequestError, Wanted, read_chat, read_completion
+from mooncake_lab.serving.door.wanted import BadRequestError, Reader, UnknownModelError, Wanted
 from mooncake_lab.serving.hall import Hall
 from mooncake_lab.serving.ticket import FailedError, RejectedError
 
 MOST_BODY_BYTES: Final = 8 * 1024**2
 MOST_RECEIVED_BYTES: Final = 256 * 1024**2
 """Of all bodies that are being received at once."""
-MOST_BODY_S: Final = 30.0
-"""How long a client may take to send one."""
 _CLIENT_CLOSED: Final = 499
 _KINDS: Final = {
     400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error",
@@ -38,52 +39,77 @@ _KINDS: Final = {
 
 @final
 class Door:
-    """Answers requests with a cluster. Mutable: it counts the bytes that it is receiving.
+    """Answers requests with a cluster. Mutable: it counts the bytes that it is receiving, and owns a thread.
 
     Args:
         hall: the cluster.
         tokenizer: text to tokens and back.
         telemetry: what `/metrics` shows.
         token: what clients must bring; None lets everybody in.
+        model: the name by which clients ask for the model; None takes the cluster's.
+        body_s: how long a client may take to send a body.
     """
 
-    def __init__(self, hall: Hall, tokenizer: Tokenizer, telemetry: Telemetry, token: str | None) -> None:
+    def __init__(
+        self,
+        hall: Hall,
+        tokenizer: Tokenizer,
+        telemetry: Telemetry,
+        token: str | None,
+        *,
+        model: str | None = None,
+        body_s: float = 30.0,
+    ) -> None:
         self._hall = hall
         self._tokenizer = tokenizer
         self._telemetry = telemetry
         self._token = token
+        self._model = hall.spec.model if model is None else model
+        self._body_s = body_s
         self._opened = int(time.time())
         self._received_bytes = 0
+        # a long prompt takes seconds to tokenise: the event loop must go on meanwhile
+        self._reading = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
 
-    def app(self) -> Starlette:
+    def close(self) -> None:
+        """End the thread that reads requests."""
+        self._reading.shutdown(wait=False, cancel_futures=True)
+
+    def app(self) -> ASGIApp:
         """The application, for any ASGI server."""
         routes = [
             Route("/v1/completions", self._guarded(self._completions), methods=["POST"]),
             Route("/v1/chat/completions", self._guarded(self._chat), methods=["POST"]),
             Route("/v1/models", self._guarded(self._models), methods=["GET"]),
             Route("/v1/models/{name:path}", self._guarded(self._one_model), methods=["GET"]),
-            Route("/metrics", self._guarded(self._metrics), methods=["GET"]),
+            Route("/metrics", self._guarded(self._metrics, is_open_here=True), methods=["GET"]),
             Route("/health", self._health, methods=["GET"]),
         ]
-        return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
+        return _unambiguous(Starlette(routes=routes, exception_handlers={HTTPException: _http_error}))
 
-    def _guarded(self, act: Callable[[Request], Any]) -> Callable[[Request], Any]:
-        """The same, for clients that know the token."""
+    def _guarded(self, act: Callable[[Request], Any], *, is_open_here: bool = False) -> Callable[[Request], Any]:
+        """The same, for clients that know the token, or for those of this machine too."""
 
         async def guarded(request: Request) -> Response:
-            if self._token is not None:
-                given = request.headers.get("authorization", "")
-                if not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
-                    return error(401, "the bearer token is missing or wrong; the server printed it when it began")
+            if not (self._knows_token(request) or (is_open_here and _is_from_here(request))):
+                wanted = {"WWW-Authenticate": "Bearer"}
+                says = "the bearer token is missing or wrong; the server printed it when it began"
+                return error(401, says, headers=wanted)
             return await act(request)
 
         return guarded
 
+    def _knows_token(self, request: Request) -> bool:
+        if self._token is None:
+            return True
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self._token.encode())
+
     async def _completions(self, request: Request) -> Response:
-        return await self._answer(request, lambda body: read_completion(body, self._tokenizer, self._model))
+        return await self._answer(request, Reader.completion)
 
     async def _chat(self, request: Request) -> Response:
-        return await self._answer(request, lambda body: read_chat(body, self._tokenizer, self._model))
+        return await self._answer(request, Reader.chat)
 
     async def _models(self, _: Request) -> Response:
         return _json({"object": "list", "data": [self._described]})
@@ -105,18 +131,31 @@ class Door:
         page = self._telemetry.page(placer.books, len(placer.tickets))
         return Response(page, media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    async def _answer(self, request: Request, read: Callable[[bytes], Wanted]) -> Response:
+    async def _answer(self, request: Request, read: Callable[[Reader, bytes], Wanted]) -> Response:
+        received_s = time.monotonic()
         try:
-            wanted = read(await self._body(request))
-            choices = begin(self._hall, wanted, self._tokenizer)
-        except (BadRequestError, LookupError, RejectedError, FailedError) as refused:
+            body = await self._body(request)
+            reader = Reader(tokenizer=self._tokenizer, model=self._model, most_tokens=self._hall.longest())
+            wanted = await asyncio.get_running_loop().run_in_executor(self._reading, read, reader, body)
+            name = f"{'chatcmpl' if wanted.is_chat else 'cmpl'}-{secrets.token_hex(12)}"
+            choices = begin(self._hall, wanted, self._tokenizer, name)
+        except (BadRequestError, UnknownModelError, RejectedError, FailedError) as refused:
             return _refusal(refused)
         except ClientDisconnect:
             return Response(status_code=_CLIENT_CLOSED)
-        prefix = "chatcmpl" if wanted.is_chat else "cmpl"
-        envelope = Envelope(id=f"{prefix}-{secrets.token_hex(12)}", model=self._model, wanted=wanted)
+        envelope = Envelope(id=name, model=self._model, wanted=wanted)
         act = self._streamed if wanted.is_stream else self._whole
-        return await act(request, envelope, choices)
+        return await act(request, envelope, choices, self._timed(choices, received_s))
+
+    async def _timed(self, choices: list[Choice], received_s: float) -> AsyncGenerator[Piece, None]:
+        """What is new; the first token is timed from when the request came, the front's own work included."""
+        is_first = True
+        async with contextlib.aclosing(pieces(self._hall, choices)) as news:
+            async for piece in news:
+                if is_first and piece.tokens:
+                    self._telemetry.first_token(time.monotonic() - received_s)
+                    is_first = False
+                yield piece
 
     async def _body(self, request: Request) -> bytes:
         """The body of a request, as far as it may go.
@@ -126,7 +165,7 @@ class Door:
         """
         found = bytearray()
         try:
-            async with asyncio.timeout(MOST_BODY_S):
+            async with asyncio.timeout(self._body_s):
                 async for chunk in request.stream():
                     found += chunk
                     self._received_bytes += len(chunk)
@@ -138,14 +177,15 @@ class Door:
                         )
                         raise HTTPException(429, reason, headers={"Retry-After": "1"})
         except TimeoutError:
-            raise HTTPException(408, f"the body did not come within {MOST_BODY_S:g} s") from None
+            raise HTTPException(408, f"the body did not come within {self._body_s:g} s") from None
         finally:
             self._received_bytes -= len(found)
         return bytes(found)
 
-    async def _streamed(self, request: Request, envelope: Envelope, choices: list[Choice]) -> Response:
+    async def _streamed(
+        self, request: Request, envelope: Envelope, choices: list[Choice], news: AsyncGenerator[Piece, None]
+    ) -> Response:
         """The answer as it comes. The first piece is waited for: a refusal before it is a status, not an event."""
-        news = pieces(self._hall, choices)
         beginning = asyncio.ensure_future(anext(news, None))
         leaving = asyncio.create_task(_left(request))
         is_begun = False
@@ -164,9 +204,11 @@ class Door:
                 stop(self._hall, choices)
         return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
-    async def _whole(self, request: Request, envelope: Envelope, choices: list[Choice]) -> Response:
+    async def _whole(
+        self, request: Request, envelope: Envelope, choices: list[Choice], news: AsyncGenerator[Piece, None]
+    ) -> Response:
         """The answer in one piece, unless the client goes away first."""
-        collecting = asyncio.create_task(self._collect(choices))
+        collecting = asyncio.create_task(_collect(choices, news))
         leaving = asyncio.create_task(_left(request))
         try:
             await asyncio.wait({collecting, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -180,12 +222,6 @@ class Door:
                 task.cancel()
             stop(self._hall, choices)
 
-    async def _collect(self, choices: list[Choice]) -> list[str]:
-        texts = ["" for _ in choices]
-        async for piece in pieces(self._hall, choices):
-            texts[piece.choice.index] += piece.text
-        return texts
-
     async def _events(
         self, envelope: Envelope, choices: list[Choice], first: Piece | None, rest: AsyncGenerator[Piece, None]
     ) -> AsyncIterator[bytes]:
@@ -196,7 +232,7 @@ class Door:
                 piece = first
                 while piece is not None:
                     if piece.text or piece.tokens or piece.choice.finish_reason:
-                        yield _event(envelope.part(piece, is_first=piece.choice.index not in begun))
+                        yield _event(envelope.part(piece, choices, is_first=piece.choice.index not in begun))
                         begun.add(piece.choice.index)
                     piece = await anext(news, None)
             if envelope.wanted.include_usage:
@@ -211,9 +247,40 @@ class Door:
     def _described(self) -> dict[str, Any]:
         return {"id": self._model, "object": "model", "created": self._opened, "owned_by": "mooncake-lab"}
 
-    @property
-    def _model(self) -> str:
-        return self._hall.spec.model
+
+async def _collect(choices: list[Choice], news: AsyncGenerator[Piece, None]) -> list[str]:
+    """The whole text of each choice."""
+    texts = ["" for _ in choices]
+    async with contextlib.aclosing(news):
+        async for piece in news:
+            texts[piece.choice.index] += piece.text
+    return texts
+
+
+def _unambiguous(app: ASGIApp) -> ASGIApp:
+    """The application, without requests that name two lengths: a proxy may believe the other one."""
+
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        names = {name for name, _ in scope.get("headers", ())}
+        if {b"content-length", b"transfer-encoding"} <= names:
+            says = "the request has both Content-Length and Transfer-Encoding; allowed is one of them"
+            await error(400, says, headers={"Connection": "close"})(scope, receive, send)
+        else:
+            await app(scope, receive, send)
+
+    return guarded
+
+
+def _is_from_here(request: Request) -> bool:
+    """Whether the client is on this machine; behind a proxy on this machine, whether the proxy's client is."""
+    if request.client is None:
+        return False
+    try:
+        address = ipaddress.ip_address(request.client.host)
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
 
 
 def error(
@@ -232,8 +299,8 @@ def _refusal(refused: Exception) -> Response:
     """The answer to a request that is not begun."""
     if isinstance(refused, BadRequestError):
         return error(400, str(refused), refused.param)
-    if isinstance(refused, LookupError):
-        return error(404, str(refused.args[0]), "model", code="model_not_found")
+    if isinstance(refused, UnknownModelError):
+        return error(404, str(refused), "model", code="model_not_found")
     if isinstance(refused, RejectedError):
         wait = {"Retry-After": str(math.ceil(refused.retry_after_s))}
         return error(429, str(refused), code="rejected", headers=wait)

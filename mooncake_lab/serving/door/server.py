@@ -2,17 +2,19 @@
 
 import asyncio
 import contextlib
+import functools
 import math
 import signal
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final, final
+from dataclasses import dataclass, field
+from typing import Any, Final, final
 
 import uvicorn
 
 from mooncake_lab.core import Record
 from mooncake_lab.serving.door.app import Door
+from mooncake_lab.serving.door.connections import Connection, Files, Gate, Limits
 from mooncake_lab.serving.door.telemetry import Telemetry
 from mooncake_lab.serving.door.tokenizer import tokenizer_of
 from mooncake_lab.serving.hall import Hall
@@ -39,6 +41,10 @@ class Address:
     """None lets everybody in."""
     drain_s: float = 30.0
     """How long requests under way may go on after a signal."""
+    model: str | None = None
+    """The name by which clients ask for the model; None takes the cluster's."""
+    limits: Limits = field(default_factory=Limits)
+    """What clients may take of time and connections."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.drain_s <= _LONGEST_DRAIN_S:
@@ -51,6 +57,7 @@ async def serve(
     *,
     opened: Callable[[str], None],
     write: Callable[[Record], None] | None = None,
+    ending: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Serve until SIGTERM or SIGINT; requests under way are then finished, as far as they do in time.
 
@@ -59,6 +66,7 @@ async def serve(
         address: where to listen.
         opened: told the URL when the door is open.
         write: gets each record as the cluster hears of it.
+        ending: told how many requests are under way when a signal ends the taking of more.
 
     Raises:
         ValueError: when the model cannot be loaded.
@@ -81,6 +89,8 @@ async def serve(
             server = web_server(hall, telemetry, address)
 
             def end(_number: int, _frame: object) -> None:
+                if not server.should_exit:
+                    loop.call_soon_threadsafe(ending, len(hall.dispatcher.placer.tickets))
                 server.should_exit = True
 
             for number in _SIGNALS:  # uvicorn takes them over, gives them back and raises them again: no harm
@@ -93,25 +103,40 @@ async def serve(
 
 def web_server(hall: Hall, telemetry: Telemetry, address: Address) -> uvicorn.Server:
     """Uvicorn before an open cluster."""
-    door = Door(hall, tokenizer_of(hall.spec.model), telemetry, address.token)
+    limits = address.limits
+    door = Door(
+        hall,
+        tokenizer_of(hall.spec.model),
+        telemetry,
+        address.token,
+        model=address.model,
+        body_s=limits.body_s,
+    )
+    files = Files.available(limits.connections)
+    connection: Any = functools.partial(Connection, Gate(limits, files.connections))
     config = uvicorn.Config(
         door.app(),
+        http=connection,
         lifespan="off",
         log_config=None,
+        log_level="error",  # what a client does wrong is no matter for the operator's log
         access_log=False,
+        backlog=files.backlog,
+        timeout_keep_alive=math.ceil(limits.idle_s),
         timeout_graceful_shutdown=math.ceil(address.drain_s) + _FAREWELL_S,
         server_header=False,
     )
-    return _Server(config, hall, address.drain_s)
+    return _Server(config, hall, door, address.drain_s)
 
 
 @final
 class _Server(uvicorn.Server):
     """Uvicorn that tells the clients whose requests it will not finish, instead of hanging up on them."""
 
-    def __init__(self, config: uvicorn.Config, hall: Hall, drain_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, hall: Hall, door: Door, drain_s: float) -> None:
         super().__init__(config)
         self._hall = hall
+        self._door = door
         self._drain_s = drain_s
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -121,3 +146,4 @@ class _Server(uvicorn.Server):
             await super().shutdown(sockets)
         finally:
             late.cancel()
+            self._door.close()

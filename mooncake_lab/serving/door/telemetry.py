@@ -35,7 +35,14 @@ class Telemetry:
         self._tokens = self._counter("prompt_tokens", "Prompt tokens, by what they cost.", "how")
         self._generated = self._counter("generated_tokens", "Tokens shown to clients.")
         self._moved = self._counter("moved_bytes", "KVCache bytes that arrived on another worker.")
-        self._ttft = self._histogram("ttft_seconds", "Time to first token.", _TTFT_BUCKETS_S)
+        self._ttft = self._histogram(
+            "ttft_seconds",
+            "From an HTTP request to its first token, the front included.",
+            _TTFT_BUCKETS_S,
+        )
+        self._placed_ttft = self._histogram(
+            "cluster_ttft_seconds", "The part of it after the prompt was tokenised.", _TTFT_BUCKETS_S
+        )
         self._step = self._histogram("decode_step_seconds", "Decode steps.", _STEP_BUCKETS_S)
         self._under_way = self._gauge("requests_under_way", "Requests in the cluster.")
         self._workers = self._gauge("workers", "Living workers.", "role")
@@ -58,7 +65,7 @@ class Telemetry:
                 self._moved.inc(record.bytes)
             case FirstToken():
                 self._generated.inc()
-                self._ttft.observe(record.at_s - self._arrivals_s[record.request_id])
+                self._placed_ttft.observe(record.at_s - self._arrivals_s[record.request_id])
             case DecodeStretch():
                 self._generated.inc(len(record.request_ids))
                 if record.first_step_s:
@@ -69,6 +76,10 @@ class Telemetry:
                 self._arrivals_s.pop(record.request_id, None)
             case CacheChanged():
                 pass  # live workers do not report what they evict
+
+    def first_token(self, seconds: float) -> None:
+        """An HTTP request has its first token, so long after it came."""
+        self._ttft.observe(seconds)
 
     def page(self, books: Books, under_way: int) -> bytes:
         """The metrics now, in Prometheus' text format."""

@@ -22,7 +22,12 @@ class TextStream(Protocol):
 
 
 class Tokenizer(Protocol):
-    """What the front door needs of a tokenizer."""
+    """What the front door needs of a tokenizer. `encode` and `encode_chat` run on another thread than `stream`."""
+
+    @property
+    def most_characters_a_token(self) -> int:
+        """The length of its longest token: a text of more characters than this times `n` has over `n` tokens."""
+        ...
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt."""
@@ -40,6 +45,11 @@ class Tokenizer(Protocol):
 @final
 class ByteTokenizer:
     """Ids 0 to 255 are bytes of UTF-8; any higher id, which a random model may emit, reads as U+FFFD."""
+
+    @property
+    def most_characters_a_token(self) -> int:
+        """A character has a byte or more."""
+        return 1
 
     def encode(self, text: str) -> list[int]:
         """The bytes of the text."""
@@ -77,6 +87,13 @@ class HuggingFaceTokenizer:
         from transformers import AutoTokenizer
 
         self._tokenizer: Any = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        self._longest = max(map(len, self._tokenizer.get_vocab()))
+        self._tokenizer.encode("")  # sets what truncates and pads, which later calls then leave as it is
+
+    @property
+    def most_characters_a_token(self) -> int:
+        """The length of the longest entry of its vocabulary."""
+        return self._longest
 
     def encode(self, text: str) -> list[int]:
         """Its token ids, with whatever it puts before a prompt."""

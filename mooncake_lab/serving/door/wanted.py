@@ -1,61 +1,72 @@
-"""What a client's request says: OpenAI's JSON, checked, and every option we do not have refused by name."""
+"""What a client's request says: OpenAI's JSON, checked. Options that would change the answer are never ignored."""
 
 import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from mooncake_lab.serving.door.neutral import HINTS, NEUTRAL, allowed, is_neutral
 from mooncake_lab.serving.door.tokenizer import Message, Tokenizer
 from mooncake_lab.serving.messages import Generation
 
 MOST_PROMPTS: Final = 64
 MOST_STOPS: Final = 16
-_MOST_SEED: Final = 2**63 - 1
+MOST_STOP_CHARACTERS: Final = 1024
+_MOST: Final = 2**31 - 1
+BOUNDS: Final[Mapping[str, tuple[float, float]]] = MappingProxyType(
+    {
+        "max_completion_tokens": (1, _MOST), "max_tokens": (1, _MOST), "min_tokens": (0, _MOST),
+        "seed": (-(2**63), 2**63 - 1), "temperature": (0, 2), "top_k": (-1, _MOST), "top_p": (0, 1),
+    }
+)  # fmt: skip
+"""The smallest and the largest value of every number that a request may contain."""
+_LEAST_TOP_P: Final = 1e-9
+"""What `top_p` 0 means: the likeliest token alone."""
+_SEEDS: Final = 2**63
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of a streamed answer."""
 
-    include_usage: bool = False
-    include_obfuscation: bool = False
+    include_usage: bool | None = None
+    """The usage comes in an event of its own before the end."""
+    continuous_usage_stats: bool | None = None
+    """vLLM's: the usage so far comes with every event."""
+    include_obfuscation: bool | None = None
+    """Ignored: no padding is added."""
 
 
 class _Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What completions and chat completions share."""
+    """What completions and chat completions share. A field that is null is as one that is not there."""
 
     model: str
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    """Not OpenAI's: draw among so many tokens."""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    """vLLM's: draw among so many tokens; 0 and -1 stand for all."""
     seed: int | None = None
-    stop: str | list[str] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stop: str | list[str] = []
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    """Without effect where `stream` is false."""
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    """vLLM's: neither an end token nor a stop sequence ends the answer before it has so many tokens."""
     ignore_eos: bool = False
-    """Not OpenAI's: end tokens do not end the answer."""
+    """vLLM's: end tokens do not end the answer."""
     return_token_ids: bool = False
-    """Not OpenAI's: each choice also has `token_ids`."""
-    user: str | None = None
-    metadata: dict[str, str] | None = None
-    n: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    """vLLM's: each choice also has `token_ids`."""
 
 
 class Completion(_Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of `POST /v1/completions`."""
 
     prompt: str | list[Any]
-    max_tokens: int | None = None
-    best_of: int | None = None
-    echo: bool | None = None
-    suffix: str | None = None
-    logprobs: int | None = None
 
 
 class TextPart(msgspec.Struct, frozen=True):
@@ -65,23 +76,27 @@ class TextPart(msgspec.Struct, frozen=True):
     text: str
 
 
-class ChatMessage(msgspec.Struct, frozen=True):
-    """One turn of a conversation."""
+class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One turn of a conversation. Fields that only answers with tools or sound have may be null, not more."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
+    name: str | None = None
+    """Ignored."""
+    refusal: None = None
+    annotations: list[Any] | None = None
+    """Ignored: OpenAI's client sends back what an answer had."""
+    audio: None = None
+    function_call: None = None
+    tool_calls: None = None
 
 
 class Chat(_Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of `POST /v1/chat/completions`."""
 
     messages: list[ChatMessage]
-    max_tokens: int | None = None
     max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    tools: list[Any] | None = None
-    response_format: dict[str, Any] | None = None
+    """The newer name of `max_tokens`; it counts where both are given."""
 
 
 _Body = TypeVar("_Body", Completion, Chat)
@@ -95,6 +110,10 @@ class BadRequestError(ValueError):
         self.param = param
 
 
+class UnknownModelError(Exception):
+    """A request for a model that is not served here (HTTP 404)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
     """A request as the cluster can serve it."""
@@ -105,142 +124,169 @@ class Wanted:
     stops: tuple[str, ...]
     is_stream: bool
     include_usage: bool
+    continuous_usage: bool
     return_token_ids: bool
     is_chat: bool
 
 
-def read_completion(body: bytes, tokenizer: Tokenizer, model: str) -> Wanted:
-    """What a completion request wants.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """Reads the bodies of requests for one model. It has no state: any thread may use it.
 
-    Raises:
-        BadRequestError: saying which parameter is wrong, and what is allowed.
-        LookupError: when it is for another model.
+    A prompt that is longer than the window whatever its tokens are is refused before it is tokenised.
     """
-    wish = _decode(body, Completion)
-    _check_shared(wish, model)
-    _refuse(best_of=(wish.best_of, (None, 1)), echo=(wish.echo, (None, False)), suffix=(wish.suffix, (None, "")))
-    _refuse(logprobs=(wish.logprobs, (None,)))
-    most = 16 if wish.max_tokens is None else _positive("max_tokens", wish.max_tokens)
-    prompts = tuple(_array(prompt) for prompt in _prompts(wish.prompt, tokenizer))
-    return _wanted(wish, prompts, most, is_chat=False)
 
+    tokenizer: Tokenizer
+    model: str
+    """The name by which clients ask for it."""
+    most_tokens: int
+    """Of a prompt and its answer together."""
 
-def read_chat(body: bytes, tokenizer: Tokenizer, model: str) -> Wanted:
-    """What a chat completion request wants; for its errors see `read_completion`."""
-    wish = _decode(body, Chat)
-    _check_shared(wish, model)
-    _refuse(logprobs=(wish.logprobs, (None, False)), top_logprobs=(wish.top_logprobs, (None, 0)))
-    _refuse(tools=(wish.tools, (None, [])), response_format=(wish.response_format, (None, {"type": "text"})))
-    if not wish.messages:
-        raise BadRequestError("there are no messages; at least one is needed", "messages")
-    turns: list[Message] = [{"role": turn.role, "content": _text(turn.content)} for turn in wish.messages]
-    try:
-        prompt = _array(tokenizer.encode_chat(turns))
-    except ValueError as error:
-        raise BadRequestError(str(error), "messages") from error
-    name = "max_tokens" if wish.max_completion_tokens is None else "max_completion_tokens"
-    given = wish.max_completion_tokens if wish.max_completion_tokens is not None else wish.max_tokens
-    most = 0 if given is None else _positive(name, given)
-    return _wanted(wish, (prompt,), most, is_chat=True)
+    def completion(self, body: bytes) -> Wanted:
+        """What a completion request wants.
+
+        Raises:
+            BadRequestError: saying which parameter is wrong, and what is allowed.
+            UnknownModelError: when it is for another model.
+        """
+        wish = _decode(body, Completion, self.model)
+        prompts = tuple(_array(prompt) for prompt in self._prompts(wish.prompt))
+        return _wanted(wish, prompts, 16 if wish.max_tokens is None else wish.max_tokens, is_chat=False)
+
+    def chat(self, body: bytes) -> Wanted:
+        """What a chat completion request wants; for its errors see `completion`."""
+        wish = _decode(body, Chat, self.model)
+        turns: list[Message] = [{"role": turn.role, "content": _text(turn.content)} for turn in wish.messages]
+        if len(turns) > self.most_tokens:
+            raise BadRequestError(f"{len(turns)} messages; no more than {self.most_tokens} tokens fit", "messages")
+        self._check_length(sum(len(turn["content"]) for turn in turns), "messages")
+        try:
+            prompt = _array(self.tokenizer.encode_chat(turns), "messages")
+        except ValueError as error:
+            raise BadRequestError(str(error), "messages") from error
+        most = wish.max_tokens if wish.max_completion_tokens is None else wish.max_completion_tokens
+        return _wanted(wish, (prompt,), most or 0, is_chat=True)
+
+    def _prompts(self, prompt: str | list[Any]) -> list[list[int]]:
+        """One prompt or several, as text or as token ids: the four forms that OpenAI's API allows."""
+        several: list[Any] = [prompt] if isinstance(prompt, str) or _is_ids(prompt) else prompt
+        if not 1 <= len(several) <= MOST_PROMPTS:
+            raise BadRequestError(f"{len(several)} prompts; allowed are 1 to {MOST_PROMPTS}", "prompt")
+        for one in several:  # all of them, before the first is tokenised
+            if isinstance(one, str):
+                self._check_length(len(one), "prompt")
+            elif not _is_ids(one):
+                raise BadRequestError("a prompt is text, or a list of token ids, or a list of either", "prompt")
+            elif len(one) > self.most_tokens:
+                raise BadRequestError(
+                    f"a prompt of {len(one)} tokens; no more than {self.most_tokens} fit", "prompt"
+                )
+        return [self.tokenizer.encode(one) if isinstance(one, str) else one for one in several]
+
+    def _check_length(self, characters: int, name: str) -> None:
+        most = self.most_tokens * self.tokenizer.most_characters_a_token
+        if characters > most:
+            raise BadRequestError(
+                f"{characters} characters; {self.most_tokens} tokens fit, which are {most} characters at most",
+                name,
+            )
 
 
 def _wanted(
     wish: Completion | Chat, prompts: tuple[npt.NDArray[np.int32], ...], most: int, *, is_chat: bool
 ) -> Wanted:
-    stops = [] if wish.stop is None else [wish.stop] if isinstance(wish.stop, str) else wish.stop
-    if len(stops) > MOST_STOPS or not all(stops):
-        raise BadRequestError(f"{len(stops)} stop sequences; allowed are up to {MOST_STOPS}, none empty", "stop")
     options = wish.stream_options
+    # draws depend on seed and place alone, so that a request placed again goes on as it was
+    seed = secrets.randbits(62) if wish.seed is None else wish.seed % _SEEDS
     return Wanted(
         prompts=prompts,
         asked=Generation(
             prompt=b"",
             max_new_tokens=most,
-            temperature=_between("temperature", wish.temperature, 1.0, 0.0, 2.0),
-            top_p=_between("top_p", wish.top_p, 1.0, 1e-6, 1.0),
-            top_k=None if wish.top_k is None else _positive("top_k", wish.top_k),
-            # draws depend on seed and place alone, so that a request placed again goes on as it was
-            seed=secrets.randbits(62) if wish.seed is None else _seed(wish.seed),
+            min_new_tokens=wish.min_tokens,
+            temperature=wish.temperature,
+            top_p=max(wish.top_p, _LEAST_TOP_P),
+            top_k=wish.top_k if wish.top_k > 0 else None,
+            seed=seed,
             end_tokens=() if wish.ignore_eos else None,
         ),
-        stops=tuple(stops),
-        is_stream=bool(wish.stream),
-        include_usage=options is not None and options.include_usage,
+        stops=_stops(wish.stop),
+        is_stream=wish.stream,
+        include_usage=bool(options.include_usage),
+        continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
         return_token_ids=wish.return_token_ids,
         is_chat=is_chat,
     )
 
 
-def _decode(body: bytes, kind: type[_Body]) -> _Body:
+def _decode(body: bytes, kind: type[_Body], model: str) -> _Body:
+    """The options that this server has, within their bounds, of a request for this model."""
     try:
-        return msgspec.json.decode(body, type=kind)
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        wish = msgspec.json.decode(msgspec.json.encode(_offered(fields)), type=kind)
     except msgspec.MsgspecError as error:
         raise BadRequestError(f"the body is no such request: {error}") from error
-
-
-def _check_shared(wish: Completion | Chat, model: str) -> None:
+    except UnicodeDecodeError as error:
+        raise BadRequestError(f"the body is not UTF-8: {error.reason} at byte {error.start}") from error
+    except RecursionError as error:
+        raise BadRequestError("the body nests lists or objects too deep") from error
     if wish.model != model:
-        raise LookupError(f"the model {wish.model!r} does not exist; this cluster serves {model!r}")
-    _refuse(n=(wish.n, (None, 1)), logit_bias=(wish.logit_bias, (None, {})))
-    _refuse(
-        presence_penalty=(wish.presence_penalty, (None, 0)), frequency_penalty=(wish.frequency_penalty, (None, 0))
-    )
+        raise UnknownModelError(f"the model {wish.model!r} does not exist; this cluster serves {model!r}")
+    for name, (least, most) in BOUNDS.items():
+        value = getattr(wish, name, None)
+        if value is not None and not least <= value <= most:
+            raise BadRequestError(f"{name} is {value}; allowed are {least} to {most}", name)
+    return wish
 
 
-def _refuse(**options: tuple[object, tuple[object, ...]]) -> None:
-    """Refuse options that are asked for and not there, instead of ignoring them."""
-    for name, (value, allowed) in options.items():
-        if value not in allowed:
-            raise BadRequestError(f"{name} is {value!r}, which this server does not offer; leave it out", name)
+def _offered(fields: Mapping[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
+    """The fields without those that ask for nothing.
 
-
-def _prompts(prompt: str | list[Any], tokenizer: Tokenizer) -> list[list[int]]:
-    """One prompt or several, as text or as token ids: the four forms that OpenAI's API allows."""
-    several: list[Any] = [prompt] if isinstance(prompt, str) or _is_ids(prompt) else prompt
-    if not 1 <= len(several) <= MOST_PROMPTS:
-        raise BadRequestError(f"{len(several)} prompts; allowed are 1 to {MOST_PROMPTS}", "prompt")
-    found: list[list[int]] = []
-    for one in several:
-        if isinstance(one, str):
-            found.append(tokenizer.encode(one))
-        elif _is_ids(one):
-            found.append(one)
-        else:
-            raise BadRequestError("a prompt is text, or a list of token ids, or a list of either", "prompt")
+    Raises:
+        BadRequestError: when one asks for what is not there.
+    """
+    found: dict[str, msgspec.Raw] = {}
+    for name, raw in fields.items():
+        if bytes(raw) == b"null" or name in HINTS:
+            continue
+        if name not in NEUTRAL:
+            found[name] = raw
+            continue
+        value = msgspec.json.decode(raw)
+        if not is_neutral(name, value):
+            said = f"{name} is {_short(value)}, which this server does not offer; allowed is {allowed(name)}"
+            raise BadRequestError(said, name)
     return found
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _stops(given: str | Sequence[str]) -> tuple[str, ...]:
+    stops = (given,) if isinstance(given, str) else tuple(given)
+    if len(stops) > MOST_STOPS or not all(stops):
+        raise BadRequestError(f"{len(stops)} stop sequences; allowed are up to {MOST_STOPS}, none empty", "stop")
+    longest = max(map(len, stops), default=0)
+    if longest > MOST_STOP_CHARACTERS:
+        raise BadRequestError(
+            f"a stop sequence of {longest} characters; allowed are {MOST_STOP_CHARACTERS}", "stop"
+        )
+    return stops
 
 
 def _is_ids(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(type(one) is int for one in value)
 
 
-def _array(tokens: list[int]) -> npt.NDArray[np.int32]:
+def _array(tokens: list[int], name: str = "prompt") -> npt.NDArray[np.int32]:
     if not tokens:
-        raise BadRequestError("the prompt has no tokens; at least 1 is needed", "prompt")
-    if not (min(tokens) >= 0 and max(tokens) < 2**31):
-        raise BadRequestError(f"the prompt holds token ids {min(tokens)} to {max(tokens)}", "prompt")
+        raise BadRequestError("the prompt has no tokens; at least 1 is needed", name)
+    if not (min(tokens) >= 0 and max(tokens) <= _MOST):
+        raise BadRequestError(f"the prompt holds token ids {min(tokens)} to {max(tokens)}", name)
     return np.asarray(tokens, dtype=np.int32)
 
 
 def _text(content: str | list[TextPart]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
-
-
-def _positive(name: str, value: int) -> int:
-    if value < 1:
-        raise BadRequestError(f"{name} is {value}; at least 1 is needed", name)
-    return value
-
-
-def _seed(value: int) -> int:
-    if not 0 <= value <= _MOST_SEED:
-        raise BadRequestError(f"seed is {value}; allowed are 0 to {_MOST_SEED}", "seed")
-    return value
-
-
-def _between(name: str, value: float | None, default: float, least: float, most: float) -> float:
-    if value is None:
-        return default
-    if not least <= value <= most:
-        raise BadRequestError(f"{name} is {value}; allowed are {least:g} to {most:g}", name)
-    return value

@@ -13,19 +13,25 @@ class Writer:
     Args:
         text: turns tokens into text.
         stops: sequences that end the answer and are not part of it.
+        least_tokens: a sequence that begins before so many tokens are out does not end it.
     """
 
-    __slots__ = ("_held", "_stops", "_text", "is_stopped")
+    __slots__ = ("_held", "_least", "_stops", "_text", "is_stopped")
 
-    def __init__(self, text: TextStream, stops: Sequence[str]) -> None:
+    def __init__(self, text: TextStream, stops: Sequence[str], *, least_tokens: int = 0) -> None:
         self._text = text
         self._stops = stops
+        self._least = least_tokens
         self._held = ""
         self.is_stopped = False
 
     def push(self, token: int) -> str:
         """What the client may see after one more token."""
-        return self._release(self._text.push(token))
+        text = self._text.push(token)
+        if self._least > 0:
+            self._least -= 1
+            return text
+        return self._release(text)
 
     def finish(self) -> str:
         """What was held back, at the end of the answer."""

@@ -1,0 +1,186 @@
+"""Connections of clients, bounded in number and in time: a client that sends nothing, or half, costs nobody else.
+
+Uvicorn waits without a limit for the headers of a request, and for a client that does not read its answer. Here
+both have one. Where all connections are in use, the one that has been longest without a request is closed for the
+next one, so that health checks and requests come through.
+"""
+
+import asyncio
+import resource
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+_SPARE_FILES: Final = 64
+"""File descriptors for everything that is not a client's connection."""
+_WANTED_FILES: Final = 65_536
+_MOST_BACKLOG: Final = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What clients may take.
+
+    Raises:
+        ValueError: when one is not positive.
+    """
+
+    header_s: float = 10.0
+    """From connecting, or from the first byte of a further request, to the end of its headers."""
+    body_s: float = 30.0
+    """From there to the end of its body."""
+    idle_s: float = 75.0
+    """Between two requests on one connection."""
+    stalled_s: float = 60.0
+    """A client that takes nothing of its answer for so long is gone."""
+    connections: int = 4096
+    """At once; fewer where the system allows the process fewer open files."""
+
+    def __post_init__(self) -> None:
+        for name in ("header_s", "body_s", "idle_s", "stalled_s", "connections"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"Limits.{name} is {getattr(self, name)!r}; a positive number is needed")
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """How many connections the open files of this process are enough for."""
+
+    connections: int
+    backlog: int
+    """Of the listening socket: the event loop accepts so many at once before it counts them."""
+
+    @classmethod
+    def available(cls, wanted: int) -> "Files":
+        """What there is, after the soft limit of open files is raised as far as it may be."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = _WANTED_FILES if hard == resource.RLIM_INFINITY else min(hard, _WANTED_FILES)
+        if soft != resource.RLIM_INFINITY and soft < most:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            soft = most
+        files = _WANTED_FILES if soft == resource.RLIM_INFINITY else soft
+        backlog = max(1, min(_MOST_BACKLOG, files // 8))
+        return cls(connections=max(1, min(wanted, files - backlog - _SPARE_FILES)), backlog=backlog)
+
+
+@final
+class Gate:
+    """Counts the connections of one server. Mutable; it belongs to one event loop.
+
+    Args:
+        limits: of each of them.
+        connections: how many there may be at once.
+    """
+
+    def __init__(self, limits: Limits, connections: int) -> None:
+        self.limits = limits
+        self._most = connections
+        self._open = 0
+        self._waiting: dict[Connection, None] = {}
+        """Those without a request under way, who has waited longest first."""
+
+    def enter(self, connection: "Connection") -> bool:
+        """Whether there is room for a new connection; one that waits is closed to make it."""
+        if self._open >= self._most:
+            oldest = next(iter(self._waiting), None)
+            if oldest is None:
+                return False
+            self.leave(oldest)
+            oldest.drop()
+        self._open += 1
+        self._waiting[connection] = None
+        connection.is_counted = True
+        return True
+
+    def works(self, connection: "Connection") -> None:
+        """A request of it is under way."""
+        self._waiting.pop(connection, None)
+
+    def waits(self, connection: "Connection") -> None:
+        """No request of it is under way any more."""
+        if connection.is_counted:
+            self._waiting[connection] = None
+
+    def leave(self, connection: "Connection") -> None:
+        """It has ended."""
+        self._waiting.pop(connection, None)
+        if connection.is_counted:
+            connection.is_counted = False
+            self._open -= 1
+
+
+@final
+class Connection(H11Protocol):
+    """One client's connection, under the limits of a gate. Mutable: it is a protocol."""
+
+    def __init__(self, gate: Gate, *args: Any, **others: Any) -> None:
+        super().__init__(*args, **others)
+        self._gate = gate
+        self._headers_due: asyncio.TimerHandle | None = None
+        self._stall: asyncio.TimerHandle | None = None
+        self.is_counted = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """A client has connected."""
+        super().connection_made(transport)
+        if self._gate.enter(self):
+            self._headers_due = self.loop.call_later(self._gate.limits.header_s, self._too_late)
+        else:
+            self._say(b"503 Service Unavailable")
+
+    def data_received(self, data: bytes) -> None:
+        """Something came: a request, or a part of one."""
+        super().data_received(data)
+        self._look()
+
+    def on_response_complete(self) -> None:
+        """An answer is out."""
+        super().on_response_complete()
+        self._look(has_more=bool(self.conn.trailing_data[0]))
+
+    def pause_writing(self) -> None:
+        """The client takes less than is sent."""
+        super().pause_writing()
+        self._stall = self._stall or self.loop.call_later(self._gate.limits.stalled_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """The client takes more again."""
+        super().resume_writing()
+        self._stall = _stopped(self._stall)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection has ended."""
+        self._headers_due = _stopped(self._headers_due)
+        self._stall = _stopped(self._stall)
+        self._gate.leave(self)
+        super().connection_lost(exc)
+
+    def drop(self) -> None:
+        """End it at once."""
+        self.transport.abort()
+
+    def _look(self, *, has_more: bool = True) -> None:
+        """See whether a request is under way now; if not, the next one's headers may have begun."""
+        cycle: RequestResponseCycle | None = self.cycle  # uvicorn declares it without None
+        if cycle is not None and not cycle.response_complete:
+            self._headers_due = _stopped(self._headers_due)
+            self._gate.works(self)
+            return
+        self._gate.waits(self)
+        if has_more and self._headers_due is None and not self.transport.is_closing():
+            self._headers_due = self.loop.call_later(self._gate.limits.header_s, self._too_late)
+
+    def _too_late(self) -> None:
+        self._headers_due = None
+        self._say(b"408 Request Timeout")
+
+    def _say(self, status: bytes) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(b"HTTP/1.1 " + status + b"\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+            self.transport.close()
+
+
+def _stopped(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()
