@@ -6,7 +6,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooncake_lab.engine import GREEDY, CoupledEngine, EngineSettings, GenerationRequest, Sampling, sample
+from mooncake_lab.engine import (
+    GREEDY,
+    CoupledEngine,
+    DecodeEngine,
+    EngineSettings,
+    GenerationRequest,
+    PrefillEngine,
+    Sampling,
+    load_model,
+    sample,
+)
+from mooncake_lab.engine.sampling import without
 
 LOGITS = st.lists(st.integers(-500, 500), min_size=2, max_size=20, unique=True).map(
     lambda numbers: [n / 100 for n in numbers]
@@ -84,3 +95,45 @@ class TestInTheEngine:
         assert [output.tokens for output in company] == alone
         assert (sum(output.preemptions for output in company) > 0) == (blocks == 22)
         assert len(set(alone)) > 1
+
+
+def two_stages(model):
+    """Prefill in one engine, decode in another."""
+
+    def generate(requests):
+        [request] = requests
+        settings = EngineSettings(cache_blocks=8)
+        first = PrefillEngine(model, settings)
+        limits = {"end_tokens": request.end_tokens, "min_new_tokens": request.min_new_tokens}
+        done = first.wait(first.submit(request.prompt, **limits))
+        decode = DecodeEngine(model, settings)
+        decode.submit(request, first_token=done.first_token, kv=(done.kv,))
+        return decode.run()
+
+    return generate
+
+
+class TestLeastTokens:
+    def test_no_end_token_comes_too_early(self):
+        """Where every answer would end at once, it ends right after the least number of tokens."""
+        model = load_model("random:lab-tiny", device="cpu", backend="dense")
+        everything = tuple(range(model.config.vocabulary - 1))  # before that, one token is left to choose
+        left = model.config.vocabulary - 1
+        for least in (0, 1, 5):
+            request = GenerationRequest(
+                prompt=[1, 2, 3], max_new_tokens=9, end_tokens=everything, min_new_tokens=least
+            )
+            engines = CoupledEngine(model, settings=EngineSettings(cache_blocks=8)).engine, two_stages(model)
+            for generate in (engines[0].generate, engines[1]):
+                [output] = generate([request])
+                assert output.tokens[:least] == (left,) * least
+                assert len(output.tokens) == least + 1
+                assert output.finish_reason == "end_token"
+
+    def test_what_is_banned_is_never_drawn(self):
+        """The given logits stay as they are, and neither the likeliest token nor a draw takes a banned one."""
+        logits = torch.tensor([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0]])
+        found = without(logits, [(0,), ()])
+        assert torch.isfinite(logits).all()
+        assert sample(found, [GREEDY, GREEDY], [0, 0]) == [1, 0]
+        assert 0 not in draws(found[0].tolist(), Sampling(temperature=2.0), 50)

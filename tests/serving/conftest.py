@@ -128,6 +128,7 @@ class OpenDoor:
 
     async def _serve(self):
         telemetry = Telemetry()
+        self.loop = asyncio.get_running_loop()
         nothing = lambda _: None  # noqa: E731
         async with Hall(
             self.spec, self.believed, nursery=self.nursery, write=telemetry.note, decided=nothing

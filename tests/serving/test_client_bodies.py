@@ -1,0 +1,200 @@
+"""Bodies that load generators and client libraries send, as recorded, are accepted and served."""
+
+import json
+
+import httpx
+import pytest
+
+from mooncake_lab.serving.door.neutral import HINTS, NEUTRAL
+from mooncake_lab.serving.door.tokenizer import ByteTokenizer
+from mooncake_lab.serving.door.wanted import BOUNDS, BadRequestError, Reader
+
+MODEL = "random:lab-tiny"
+READER = Reader(tokenizer=ByteTokenizer(), model=MODEL, most_tokens=100)
+
+COMPLETIONS = {
+    # vllm bench serve --backend vllm, with and without --ignore-eos
+    "vllm_bench": {
+        "model": MODEL, "prompt": "abc", "temperature": 0.0, "repetition_penalty": 1.0, "max_tokens": 4,
+        "logprobs": None, "stream": True, "stream_options": {"include_usage": True},
+    },
+    "vllm_bench_ignore_eos": {
+        "model": MODEL, "prompt": "abc", "repetition_penalty": 1.0, "max_tokens": 4, "logprobs": None,
+        "stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True,
+    },
+    # guidellm
+    "guidellm": {
+        "model": MODEL, "prompt": "abc", "max_tokens": 4, "stop": None, "ignore_eos": True, "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    },
+    # AIPerf --extra-inputs min_tokens:4 --per-chunk-usage
+    "aiperf": {
+        "model": MODEL, "prompt": "abc", "max_tokens": 4, "min_tokens": 4, "ignore_eos": True, "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    },
+    # SGLang's bench_serving --backend sglang-oai
+    "sglang_bench": {
+        "model": MODEL, "prompt": "abc", "temperature": 0.0, "best_of": 1, "max_tokens": 4, "stream": True,
+        "ignore_eos": True,
+    },
+    # evaluation harnesses, with everything switched off
+    "harness": {
+        "model": MODEL, "prompt": [1, 2, 3], "max_tokens": 4, "n": 1, "echo": False, "suffix": None, "seed": -1,
+        "logit_bias": {}, "top_k": -1, "top_p": 1, "min_p": 0.0, "stop": [], "user": "u", "stream": False,
+    },
+}  # fmt: skip
+CHATS = {
+    # vllm bench serve --backend openai-chat
+    "vllm_bench_chat": {
+        "model": MODEL, "messages": [{"role": "user", "content": [{"type": "text", "text": "abc"}]}],
+        "max_completion_tokens": 4, "stream": True, "stream_options": {"include_usage": True}, "temperature": 0.0,
+    },
+    "guidellm_chat": {
+        "model": MODEL, "messages": [{"role": "user", "content": [{"type": "text", "text": "abc"}]}],
+        "max_completion_tokens": 4, "stop": None, "ignore_eos": True, "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    },
+    # an agent framework's client with all defaults written out, and an answer of ours sent back
+    "framework": {
+        "model": MODEL,
+        "messages": [
+            {"role": "user", "content": "abc", "name": "me"},
+            {
+                "role": "assistant", "content": "d", "refusal": None, "annotations": [], "audio": None,
+                "function_call": None, "tool_calls": None,
+            },
+            {"role": "user", "content": "e"},
+        ],
+        "max_tokens": 4, "n": 1, "tools": None, "tool_choice": "none", "parallel_tool_calls": True, "store": False,
+        "service_tier": "auto", "prompt_cache_key": "k", "reasoning_effort": "low", "metadata": {"a": "b"},
+        "logprobs": False, "top_logprobs": None, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {},
+        "response_format": {"type": "text"}, "functions": [], "modalities": ["text"], "stream": False,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def door(open_door):
+    with open_door() as opened:
+        yield opened
+
+
+def ask(door, path, body):
+    headers = {"Authorization": f"Bearer {door.token}"}
+    return httpx.post(f"{door.url}/v1/{path}", json=body, headers=headers, timeout=60)
+
+
+def events(answer):
+    lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("completions", body) for body in COMPLETIONS.values()]
+    + [("chat/completions", body) for body in CHATS.values()],
+    ids=[*COMPLETIONS, *CHATS],
+)
+def test_recorded_bodies_are_served(door, path, body):
+    """Each recorded body has its answer, with as many tokens as were asked for, and its usage where asked for."""
+    answer = ask(door, path, body)
+    assert answer.status_code == 200, answer.text
+    if not body["stream"]:
+        assert answer.json()["usage"]["completion_tokens"] == 4
+        return
+    parts = events(answer)
+    options = body.get("stream_options", {})
+    if options.get("include_usage"):
+        assert parts[-1]["choices"] == []
+        assert parts[-1]["usage"]["completion_tokens"] == 4
+    if options.get("continuous_usage_stats"):
+        made = [part["usage"]["completion_tokens"] for part in parts]
+        assert made == sorted(made)
+        assert made[0] == 1
+    elif options.get("include_usage"):
+        assert [part["usage"] for part in parts[:-1]] == [None] * (len(parts) - 1)
+    else:
+        assert not any("usage" in part for part in parts)
+
+
+def chat(**fields):
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]} | fields
+    return READER.chat(json.dumps(body).encode())
+
+
+def test_neutral_values_change_nothing():
+    """Every neutral value and null of every option gives the request that leaves the option out."""
+    plain = chat(seed=1)
+    for name, values in NEUTRAL.items():
+        for value in (None, *values):
+            found = chat(seed=1, **{name: value})
+            assert (found.asked, found.stops) == (plain.asked, plain.stops), name
+    for name in HINTS:
+        assert chat(seed=1, **{name: {"any": ["thing"]}}).asked == plain.asked
+
+
+@pytest.mark.parametrize("name", sorted(NEUTRAL))
+def test_other_values_are_refused(name):
+    """A value that asks for something says its option, the value and what is allowed."""
+    with pytest.raises(BadRequestError, match=f"^{name} is 'something', which .* allowed is .*null") as raised:
+        chat(**{name: "something"})
+    assert raised.value.param == name
+
+
+def test_a_number_is_no_answer_to_a_question():
+    """`logprobs: 0` asks for log probabilities although 0 equals false in Python, and `n: true` is no number."""
+    for name, value in (("logprobs", 0), ("n", True), ("top_logprobs", False)):
+        with pytest.raises(BadRequestError, match=f"{name} is"):
+            chat(**{name: value})
+
+
+@pytest.mark.parametrize("name", sorted(BOUNDS))
+def test_numbers_are_bounded(name):
+    """Both bounds are accepted; beyond them, and where a number is no number, the parameter is named."""
+    for value in BOUNDS[name]:
+        chat(**{name: value} | ({"max_tokens": 2**31 - 1} if name == "min_tokens" else {}))
+    least, most = BOUNDS[name]
+    for value in (least - 1, most + 1, 2**64):
+        with pytest.raises(BadRequestError, match=f"^{name} is .+; allowed are {least} to {most}$") as raised:
+            chat(**{name: value})
+        assert raised.value.param == name
+    with pytest.raises(BadRequestError, match=name):
+        chat(**{name: "7"})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model": "\xff\xfe", "prompt": "x"}',
+        b'{"model": "m", "prompt": ' + b"[" * 200_000 + b"]" * 200_000 + b"}",
+        b'{"model": "m", "tools": ' + b"[" * 200_000 + b"]" * 200_000 + b"}",
+        b'{"model": "m", "user": "\xff", "prompt": 1}',
+        b'{"model": "m", "temperature": 1e999}',
+        b'{"model": "m", "seed": ' + b"9" * 5000 + b"}",
+        b'{"model": "\\ud800", "prompt": "x"}',
+        b"[1, 2]",
+        b"\xff",
+        b"",
+    ],
+)
+def test_no_body_is_an_error_of_the_server(door, body):
+    """What is no UTF-8, no JSON or nested too deep is 400, with a reason."""
+    headers = {"Authorization": f"Bearer {door.token}"}
+    for path in ("completions", "chat/completions"):
+        answer = httpx.post(f"{door.url}/v1/{path}", content=body, headers=headers, timeout=60)
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_tools_that_were_called_are_not_ignored():
+    """A conversation with tool calls would be answered as if there were none: it is refused."""
+    with pytest.raises(BadRequestError, match="tool_calls"):
+        chat(messages=[{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}])
+
+
+def test_least_more_than_most(door):
+    """`min_tokens` above what the answer may have names both numbers."""
+    answer = ask(door, "completions", {"model": MODEL, "prompt": "x", "max_tokens": 4, "min_tokens": 5})
+    assert answer.status_code == 400
+    assert "min_tokens is 5; this answer may have 0 to 4 tokens" in answer.json()["error"]["message"]
