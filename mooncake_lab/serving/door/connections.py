@@ -8,7 +8,7 @@ next one, so that health checks and requests come through.
 import asyncio
 import resource
 from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Any, Final, cast, final
 
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
@@ -162,7 +162,7 @@ class Connection(H11Protocol):
 
     def _look(self, *, has_more: bool = True) -> None:
         """See whether a request is under way now; if not, the next one's headers may have begun."""
-        cycle: RequestResponseCycle | None = self.cycle  # uvicorn declares it without None
+        cycle = cast("RequestResponseCycle | None", self.cycle)  # uvicorn declares it without None
         if cycle is not None and not cycle.response_complete:
             self._headers_due = _stopped(self._headers_due)
             self._gate.works(self)
