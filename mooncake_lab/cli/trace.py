@@ -71,6 +71,12 @@ def synth(
         int | None, typer.Option(min=1, help="How many; as many as released when left out.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same trace.")] = 0,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="What clients allow for an answer, doubled where it is longer; not stated by default."
+        ),
+    ] = None,
     force: _Force = False,
     json_: _AsJson = False,
 ) -> None:
@@ -84,6 +90,7 @@ def synth(
         _fail("synth", ValueError(f"{output} cannot be written: there is no folder {output.parent}"))
     try:
         trace = make_twin(like, seed=seed, requests=requests)
+        trace = trace if max_tokens is None else trace.with_max_tokens(max_tokens)
         write_trace(output, trace)
     except (ValueError, OSError) as error:
         _fail("synth", error)

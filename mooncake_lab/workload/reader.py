@@ -1,7 +1,9 @@
 """Reading a trace file, every line checked (FAST'25 Appendix A).
 
 A file holds one JSON object a line: `timestamp` (ms from 0), `input_length`, `output_length` (tokens)
-and `hash_ids` (one a block). Fields and names that other tools add are in `line.py`.
+and `hash_ids` (one a block). `max_tokens`, the most tokens that the client allows for the answer, may be stated
+too; a line with a longer answer contradicts itself and is refused. Fields and names that other tools add are in
+`line.py`.
 """
 
 import gzip

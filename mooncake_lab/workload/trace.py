@@ -108,6 +108,17 @@ class Trace:
             )
             yield TracedRequest(request, output_tokens)
 
+    def with_max_tokens(self, default: int) -> "Trace":
+        """The same requests, each with a stated limit; where it had none, that of `TracedRequest.max_tokens_or`.
+
+        Raises:
+            ValueError: when the default is not positive.
+        """
+        if default < 1:
+            raise ValueError(f"clients cannot allow {default} tokens; at least 1 is needed")
+        stated = np.array([traced.max_tokens_or(default) for traced in self.requests()], dtype=np.int64)
+        return replace(self, max_tokens=stated, source=f"{self.source}, max_tokens {default:,}")
+
     def head(self, n: int) -> "Trace":
         """The first `n` requests, or all of them when there are fewer; the source line says so.
 

@@ -82,6 +82,18 @@ class TestSynth:
         assert len(read_trace(paths[0])) == 50
         assert paths[0].read_bytes() == paths[1].read_bytes()
 
+    def test_clients_may_state_what_they_allow(self, call, tmp_path):
+        """`--max-tokens` states a limit for each request, doubled where its answer is longer."""
+        path = tmp_path / "stated.jsonl"
+        arguments = ("synth", "--like", "conversation", "--requests", 300)
+        assert call(*arguments, "--max-tokens", 400, "-o", path).exit_code == 0
+        stated = read_trace(path)
+        assert set(stated.max_tokens.tolist()) > {400, 800}
+        assert (stated.max_tokens >= stated.output_tokens).all()
+        assert (stated.max_tokens[stated.output_tokens <= 400] == 400).all()
+        assert call(*arguments, "-o", tmp_path / "silent.jsonl").exit_code == 0
+        assert read_trace(tmp_path / "silent.jsonl").max_tokens is None
+
     def test_does_not_overwrite(self, call, file):
         """A file that exists is left alone, unless --force says otherwise."""
         before = file.read_bytes()

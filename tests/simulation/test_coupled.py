@@ -39,9 +39,18 @@ from mooncake_lab.core import (
     blocks_for,
 )
 from mooncake_lab.experiments.paper_node import paper_node_latency
-from mooncake_lab.metrics import check_log, token_times_s
+from mooncake_lab.metrics import RunningSummary, check_log, token_times_s
+from mooncake_lab.paper import assumption
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
-from mooncake_lab.simulation import COUPLED_SYSTEMS, CoupledCluster, CoupledInstance, CoupledSpec, DeviceCache
+from mooncake_lab.simulation import (
+    COUPLED_SYSTEMS,
+    DEFAULT_MAX_TOKENS,
+    CoupledCluster,
+    CoupledInstance,
+    CoupledSpec,
+    DeviceCache,
+)
+from mooncake_lab.workload.twin import make_twin
 
 MODEL = LatencyModel(
     name="by hand",
@@ -311,6 +320,27 @@ def test_without_max_tokens_the_default_is_reserved(name):
     assert largest_batch(name, None, default_max_tokens=417) == 8
     assert largest_batch(name, None, default_max_tokens=2) == 4096 // (96 + 64)
     assert largest_batch(name, 929, default_max_tokens=2) == 4
+
+
+def test_the_default_is_the_assumption():
+    """What clients are taken to allow is recorded among the assumptions."""
+    assert assumption("B52").value == DEFAULT_MAX_TOKENS == CoupledSpec().default_max_tokens
+
+
+def test_reserving_stays_near_what_pages_do():
+    """On conversations, reserving prompt and max_tokens costs little; reserving the whole window does."""
+
+    def mean_ttft_s(name, **knobs):
+        policy, _ = COUPLED_SYSTEMS[name]
+        numbers = RunningSummary(SLO())
+        spec = CoupledSpec(nodes=8, batching=policy, **knobs)
+        trace = make_twin("conversation", requests=600)
+        CoupledCluster(spec, paper_node_latency(), log=numbers.read).run(trace.requests())
+        return numbers.numbers()["ttft_mean_s"]
+
+    paged = mean_ttft_s("vllm")
+    assert mean_ttft_s("tensorrt_llm") < 1.5 * paged
+    assert mean_ttft_s("tensorrt_llm", default_max_tokens=200_000) > 2 * paged
 
 
 def test_a_default_refuses_nobody():
