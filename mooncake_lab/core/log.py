@@ -62,6 +62,7 @@ class Prefilled(_Event, frozen=True, kw_only=True, tag="prefilled"):
     start_s: float
     computed_tokens: int
     reused_tokens: int
+    """Prompt tokens found in a cache; a preempted request that finds its own blocks again counts none."""
 
 
 class Moved(_Event, frozen=True, kw_only=True, tag="moved"):
@@ -98,6 +99,14 @@ class Finished(_Event, frozen=True, kw_only=True, tag="finished"):
     output_tokens: int
 
 
+class RunEnded(_Event, frozen=True, kw_only=True, tag="run_ended"):
+    """A simulated run was cut at its horizon; the decode steps that ended before it are in the log."""
+
+    tokens: dict[int, int]
+    """How many tokens each request that is not served yet has received, by id; those without a token are left out.
+    The instances count them on their own, so that the log can be checked against it."""
+
+
 class CacheChanged(_Event, frozen=True, kw_only=True, tag="cache_changed"):
     """KVCache blocks came to a node's cache, on whichever of its tiers, and then others left it.
 
@@ -112,7 +121,16 @@ class CacheChanged(_Event, frozen=True, kw_only=True, tag="cache_changed"):
 
 
 Record: TypeAlias = (
-    Arrived | Placed | Rejected | Prefilled | Moved | FirstToken | DecodeStretch | Finished | CacheChanged
+    Arrived
+    | Placed
+    | Rejected
+    | Prefilled
+    | Moved
+    | FirstToken
+    | DecodeStretch
+    | Finished
+    | CacheChanged
+    | RunEnded
 )
 """Anything a run log holds."""
 

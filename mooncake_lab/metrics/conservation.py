@@ -17,6 +17,7 @@ from mooncake_lab.core import (
     Prefilled,
     Record,
     Rejected,
+    RunEnded,
 )
 
 TOLERANCE_S = 1e-6
@@ -68,6 +69,9 @@ class _Checker:
         if isinstance(record, CacheChanged):
             yield from self._cached(record)
             return
+        if isinstance(record, RunEnded):
+            yield from self._run_ended(record)
+            return
         ids = record.request_ids if isinstance(record, DecodeStretch) else (record.request_id,)
         for request_id in ids:
             life = self.lives.get(request_id)
@@ -105,6 +109,14 @@ class _Checker:
             yield Violation("I3", None, f"{len(unknown)} blocks leave {where} that are not there")
         held.difference_update(record.removed)
 
+    def _run_ended(self, record: RunEnded) -> Iterator[Violation]:
+        read = {request_id: life.tokens for request_id, life in self.lives.items() if life.ended is None}
+        for request_id in sorted(read.keys() | record.tokens.keys()):
+            had, logged = record.tokens.get(request_id, 0), read.get(request_id, 0)
+            if had != logged:
+                sentence = f"has received {had} tokens when the run ends at {record.at_s} s, the log has {logged}"
+                yield Violation("I1", request_id, sentence)
+
     def _step(self, record: Record, request_id: int, life: _Life) -> Iterator[Violation]:
         match record:
             case Placed():
@@ -134,7 +146,8 @@ def check_log(records: Iterable[Record]) -> tuple[Violation, ...]:
 
     I1: every request arrives once, and after that is finished once, rejected once, or running when the log
     ends; nothing happens to a request that never arrived, and nothing begins for one that has ended; a
-    finished request received as many tokens as its record says. I2: arrival <= placed <= prefill start <= first
+    finished request received as many tokens as its record says, and one that runs at the horizon as many as the
+    record of the run's end says. I2: arrival <= placed <= prefill start <= first
     token <= each decode stretch <= finish; records come in order of time; what lasts ends when its
     steps add up to. I3: blocks come to caches where they are not, and leave where they are.
     """

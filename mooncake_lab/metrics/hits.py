@@ -1,5 +1,6 @@
 """Hit rates: one word, three weightings, and they differ by points on the same run."""
 
+from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
@@ -55,6 +56,9 @@ def request_hit_rate(reused: npt.ArrayLike, asked: npt.ArrayLike) -> float:
 def tier_hit_rates(records: Iterable[Record], kv_bytes_per_token: int) -> dict[str, float]:
     """Of all prompt tokens, the shares reused from DRAM and from SSD; together they are the token hit rate.
 
+    A request has no more hits from SSD than it reused: a block that was read from SSD, and then evicted before the
+    prefill began, is no hit, and one that was read again counts once.
+
     Args:
         records: a run's log; blocks that rise from SSD are its moves from `<instance>/ssd`.
         kv_bytes_per_token: KVCache bytes of a token.
@@ -62,18 +66,20 @@ def tier_hit_rates(records: Iterable[Record], kv_bytes_per_token: int) -> dict[s
     Raises:
         ValueError: when nothing was prefilled.
     """
-    reused = computed = 0
-    ssd_bytes = 0
+    reused, ssd_bytes, computed = Counter[int](), Counter[int](), 0
     for record in records:
         if isinstance(record, Prefilled):
-            reused += record.reused_tokens
+            reused[record.request_id] += record.reused_tokens
             computed += record.computed_tokens
         elif isinstance(record, Moved) and record.source.endswith("/ssd"):
-            ssd_bytes += record.bytes
-    if not reused + computed:
+            ssd_bytes[record.request_id] += record.bytes
+    tokens = reused.total() + computed
+    if not tokens:
         raise ValueError("a log without any prefill has no hit rate; at least 1 is needed")
-    ssd_tokens = ssd_bytes / kv_bytes_per_token
-    return {"dram": (reused - ssd_tokens) / (reused + computed), "ssd": ssd_tokens / (reused + computed)}
+    ssd_tokens = sum(
+        min(ssd_bytes[request_id] / kv_bytes_per_token, count) for request_id, count in reused.items()
+    )
+    return {"dram": (reused.total() - ssd_tokens) / tokens, "ssd": ssd_tokens / tokens}
 
 
 def covered_tokens(

@@ -19,6 +19,7 @@ from mooncake_lab.core import (
     Prefilled,
     Record,
     Rejected,
+    RunEnded,
 )
 
 _Span: TypeAlias = Prefilled | DecodeStretch | Moved
@@ -57,6 +58,8 @@ def trace_events(records: Iterable[Record]) -> Iterator[dict[str, Any]]:
                 }
             case Arrived() | Placed() | FirstToken() | Finished() | Rejected():
                 yield _of_request(record)
+            case RunEnded():
+                pass  # spans that are open then have no end
 
 
 @dataclass(slots=True)

@@ -48,12 +48,13 @@ class RunningSummary:
     _ttfts_s: "array[float]" = field(init=False, default_factory=lambda: array("d"))
     _tbts_s: "array[float]" = field(init=False, default_factory=lambda: array("d"))
     _counts: dict[str, int] = field(init=False)
-    _prefill: PrefillTime = field(init=False, default_factory=PrefillTime)
+    _prefill: PrefillTime = field(init=False)
     _now_s: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
         names = ("requests", "finished", "rejected", "effective", "output_tokens", "reused", "computed")
         self._counts = dict.fromkeys(names, 0)
+        self._prefill = PrefillTime(self.prefill_group)
 
     def read(self, record: Record) -> None:
         """Learn from the next record of the log."""
@@ -102,7 +103,7 @@ class RunningSummary:
             "tbt_p90_s": float(np.percentile(gap, 90)) if gap.size else None,
             "effective_request_capacity": counts["effective"] / counts["requests"],
             "token_hit_rate": counts["reused"] / prompt_tokens if prompt_tokens else 0.0,
-            "prefill_gpu_s_per_request": self.prefill_group * self._prefill.seconds / counts["requests"],
+            "prefill_gpu_s_per_request": self._prefill.seconds / counts["requests"],
             "output_tokens": counts["output_tokens"] + sum(row[2] for row in running),
             "simulated_s": self._now_s,
         }

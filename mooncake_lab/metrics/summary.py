@@ -13,24 +13,29 @@ from mooncake_lab.metrics.service import effective_request_capacity
 
 @dataclass(slots=True, eq=False)
 class PrefillTime:
-    """Seconds in which an instance computed a prefill, over all instances (FAST'25 Fig. 8). Mutable: it counts.
+    """Node-seconds of prefill over all instances (FAST'25 Fig. 8). Mutable: it counts.
 
     A span in which several prompts, or prompts and decodes, are computed together counts once, and so does the
-    time in which prompts overlap.
+    time in which prompts overlap. Each second counts once per node of the instance.
+
+    Args:
+        prefill_group: nodes of each prefill instance, all of which a prefill occupies.
     """
 
-    seconds: float = 0.0
-    _until_s: dict[str, float] = field(default_factory=dict)
+    prefill_group: int = 1
+    seconds: float = field(init=False, default=0.0)
+    _until_s: dict[str, float] = field(init=False, default_factory=dict)
 
     def add(self, record: Prefilled) -> None:
         """Count the next span of the log; those of an instance end one after the other."""
-        self.seconds += record.at_s - max(record.start_s, self._until_s.get(record.instance, 0.0))
+        spent_s = record.at_s - max(record.start_s, self._until_s.get(record.instance, 0.0))
+        self.seconds += self.prefill_group * spent_s
         self._until_s[record.instance] = record.at_s
 
 
-def prefill_gpu_s(records: Iterable[Record]) -> float:
-    """The `PrefillTime` of a run's log."""
-    time = PrefillTime()
+def prefill_gpu_s(records: Iterable[Record], prefill_group: int = 1) -> float:
+    """The `PrefillTime` of a run's log, whose prefill instances have `prefill_group` nodes each."""
+    time = PrefillTime(prefill_group)
     for record in records:
         if isinstance(record, Prefilled):
             time.add(record)
@@ -48,7 +53,7 @@ def reused_share(records: Iterable[Record]) -> float:
 
 
 def run_summary(
-    records: Iterable[Record], slo: SLO, *, tbt: Literal["fast", "arxiv"] = "fast"
+    records: Iterable[Record], slo: SLO, *, tbt: Literal["fast", "arxiv"] = "fast", prefill_group: int = 1
 ) -> dict[str, float | int | None]:
     """Counts, latencies and hit rate of a run, by name; a latency of a run without any token is None.
 
@@ -56,6 +61,7 @@ def run_summary(
         records: the run's log.
         slo: the limits of an effective request.
         tbt: whose definition of the time between tokens.
+        prefill_group: nodes of each prefill instance, all of which a prefill occupies.
 
     Raises:
         ValueError: when no request arrived.
@@ -77,7 +83,7 @@ def run_summary(
         "tbt_p90_s": float(np.percentile(gap, 90)) if served.any() else None,
         "effective_request_capacity": capacity,
         "token_hit_rate": reused_share(log),
-        "prefill_gpu_s_per_request": prefill_gpu_s(log) / len(table),
+        "prefill_gpu_s_per_request": prefill_gpu_s(log, prefill_group) / len(table),
         "output_tokens": int(table["output_tokens"].to_numpy().sum()),
         "simulated_s": next(record.at_s for record in reversed(log) if type(record) is not CacheChanged),
     }

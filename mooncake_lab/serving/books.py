@@ -3,6 +3,7 @@
 Belief is not truth: an event takes a moment to arrive, a cache may have evicted what was announced.
 """
 
+import math
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -42,7 +43,7 @@ class Account:
         if not self.prompts:
             return 0.0
         first_s = next(iter(self.prompts.values()))
-        return sum(self.prompts.values()) - min(first_s, now_s - self.first_since_s)
+        return math.fsum(self.prompts.values()) - min(first_s, now_s - self.first_since_s)
 
     def add_prompt(self, job: Job, believed_s: float) -> None:
         """A prompt is sent there."""

@@ -1,6 +1,7 @@
 """The cluster in virtual time: requests arrive, the Conductor decides, instances act, the log remembers."""
 
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 
 import simpy
 
@@ -12,7 +13,7 @@ from mooncake_lab.conductor import (
     LatencyEstimator,
     Placement,
 )
-from mooncake_lab.core import BlockKey, CacheChanged, Record, Request, TracedRequest
+from mooncake_lab.core import BlockKey, CacheChanged, Record, Request, RunEnded, TracedRequest
 from mooncake_lab.perf import CppGroup, LatencyModel
 from mooncake_lab.simulation.decode import DecodeInstance
 from mooncake_lab.simulation.fetching import Fetcher
@@ -117,11 +118,21 @@ class Cluster:
     def run(self, requests: Iterable[TracedRequest], until_s: float | None = None) -> list[Record]:
         """Serve requests in order of arrival until all are done, or until the horizon.
 
+        With a horizon the log has what happened before it, every decode step that ended before it included, and
+        ends with `RunEnded`.
+
         Returns:
             The run's log; empty where it went elsewhere.
         """
+        for instance in self._decode.values():
+            instance.horizon_s = inf if until_s is None else until_s
         self._door.serve(requests)
         self._env.run(until=until_s)
+        if until_s is not None:
+            shown = self._journeys.tokens_shown()
+            for instance in self._decode.values():
+                shown |= instance.tokens_shown()
+            self._write(RunEnded(at_s=until_s, tokens=shown))
         return self.log
 
     def view(self, request: Request) -> ClusterView:

@@ -6,8 +6,9 @@ record, so that an hour of traffic takes seconds and no token is lost.
 """
 
 from bisect import insort
-from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Generator, Mapping
+from math import fsum, inf
+from typing import Any
 
 import msgspec
 import simpy
@@ -17,9 +18,7 @@ from mooncake_lab.conductor import DecodeView, PrefillView, ServedView
 from mooncake_lab.core import DecodeStretch, Finished, FirstToken, Prefilled, Record, Rejected, TracedRequest
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.simulation.device_memory import DeviceMemory, Resident
-from mooncake_lab.simulation.steady import Steady
-
-_Parts: TypeAlias = Sequence[tuple[Resident, Segment]]
+from mooncake_lab.simulation.steady import ROUNDING_S, Parts, Steady, pace_of
 
 
 class CoupledInstance:
@@ -49,6 +48,8 @@ class CoupledInstance:
         self.memory = memory
         self.alive = True
         self.assigned_requests = 0
+        self.horizon_s = inf
+        """When the run is cut: iterations that repeat end with the last one before it, as in `DecodeInstance`."""
         self._env = env
         self._model = model
         self._policy = policy
@@ -57,6 +58,7 @@ class CoupledInstance:
         self._waiting: list[Resident] = []
         self._running: list[Resident] = []
         self._loads: tuple[PrefillView, DecodeView] | None = None  # until something changes
+        self._under_way: tuple[Parts, float, Steady, int] | None = None
         self._awake: simpy.Event = env.event()
         self._life = env.process(self._live())
 
@@ -74,7 +76,7 @@ class CoupledInstance:
             residents = self.residents
             queued = [r for r in residents if r.is_queued]
             self._loads = (
-                PrefillView(self.name, sum(r.believed_s for r in queued), len(queued), self.assigned_requests, 0),
+                PrefillView(self.name, fsum(r.believed_s for r in queued), len(queued), self.assigned_requests, 0),
                 DecodeView(
                     self.name,
                     len(residents),
@@ -86,6 +88,16 @@ class CoupledInstance:
             )
         prefill, decode = self._loads
         return (prefill._replace(matched_blocks=matched_blocks) if matched_blocks else prefill), decode
+
+    def tokens_shown(self) -> dict[int, int]:
+        """How many tokens each request here has received by now, those of the iterations under way included."""
+        shown = {r.traced.request.id: r.generated_tokens for r in self.residents}
+        if self._under_way is not None:
+            parts, start_s, pace, steps = self._under_way
+            done = min(steps, pace.steps_within(self._env.now - start_s - ROUNDING_S))
+            for resident, segment in parts:
+                shown[resident.traced.request.id] += done * segment.emits
+        return {request_id: tokens for request_id, tokens in shown.items() if tokens}
 
     def submit(
         self, traced: TracedRequest, *, believed_s: float, starts_s: float, max_tokens: int, shown_tokens: int = 0
@@ -129,6 +141,7 @@ class CoupledInstance:
             for resident in sorted(self.residents, key=_rank):
                 if self._lost is not None:
                     self._lost(resident.traced, resident.generated_tokens)
+            self._waiting, self._running, self._under_way = [], [], None
 
     def _serve(self) -> Generator[simpy.Event, Any, None]:
         while True:
@@ -148,9 +161,11 @@ class CoupledInstance:
     def _run(self, plan: Plan, known: Mapping[int, Progress], limits: Limits) -> Generator[simpy.Event, Any, None]:
         """Run a plan once, or as often as it stays the plan."""
         parts = self._enter(plan)
-        pace = self._pace(parts)
-        steps = self._steady_steps(plan, parts, known, limits)
+        pace = pace_of(self._model, parts)
         start_s = self._env.now
+        steps = self._steady_steps(plan, parts, known, limits)
+        steps = pace.steps_before(steps, self.horizon_s, start_s)
+        self._under_way = parts, start_s, pace, steps
         end = self._env.timeout(pace.seconds(steps))
         try:
             if steps == 1:
@@ -169,7 +184,7 @@ class CoupledInstance:
             raise
         self._close(parts, start_s, pace, steps)
 
-    def _enter(self, plan: Plan) -> _Parts:
+    def _enter(self, plan: Plan) -> Parts:
         """The residents of a plan beside their segments; those that waited have a place from now on."""
         here = {r.traced.request.id: r for r in self.residents}
         parts = [(here[segment.request_id], segment) for segment in plan.segments]
@@ -180,24 +195,7 @@ class CoupledInstance:
             self.memory.enter(resident)
         return parts
 
-    def _pace(self, parts: _Parts) -> Steady:
-        """How long the iteration takes, and by how much the next one like it takes longer."""
-        hybrid = self._model.hybrid
-        pieces = list[tuple[int, int]]()
-        decodes = context = begins = 0
-        for resident, segment in parts:
-            if segment.kind == "decode":
-                decodes += 1
-                context += resident.cached_tokens
-            else:
-                pieces.append((segment.new_tokens, resident.cached_tokens))
-                begins += not resident.begun
-        step_s = hybrid.batch_s(pieces, decodes, context)
-        chunk = sum(new for new, _ in pieces)
-        growth_s = hybrid.per_context_token_s * decodes + hybrid.per_token_squared_s * 2 * chunk * chunk
-        return Steady(step_s + begins * self._model.prefill.constant_s, growth_s)
-
-    def _steady_steps(self, plan: Plan, parts: _Parts, known: Mapping[int, Progress], limits: Limits) -> int:
+    def _steady_steps(self, plan: Plan, parts: Parts, known: Mapping[int, Progress], limits: Limits) -> int:
         """How often the policy would plan the same if nobody came; at least once."""
         pieces = [(r, segment) for r, segment in parts if segment.kind == "prefill"]
         changes = plan.preempted or plan.swapped or plan.rejected
@@ -219,9 +217,10 @@ class CoupledInstance:
             steps = min(steps, decode_stretch_steps(decoding, room))
         return max(1, steps)
 
-    def _close(self, parts: _Parts, start_s: float, pace: Steady, steps: int) -> None:
+    def _close(self, parts: Parts, start_s: float, pace: Steady, steps: int) -> None:
         """Write down what was computed and let finished requests go."""
         self._loads = None
+        self._under_way = None
         # a recomputation that is complete shows its user one more token, as a decode does
         decoded = tuple(r.traced.request.id for r, segment in parts if r.generated_tokens and segment.emits)
         if decoded:

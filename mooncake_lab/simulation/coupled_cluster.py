@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from types import MappingProxyType
 from typing import Final
 
@@ -31,7 +32,7 @@ from mooncake_lab.conductor import (
     PlacementPolicy,
     check_needs,
 )
-from mooncake_lab.core import SLO, Record, Request, TracedRequest
+from mooncake_lab.core import SLO, Record, Request, RunEnded, TracedRequest
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.simulation.coupled import CoupledInstance
 from mooncake_lab.simulation.device_cache import DeviceCache
@@ -169,13 +170,20 @@ class CoupledCluster:
         plan_deaths(self._env, spec.failures, self.instances, self._die)
 
     def run(self, requests: Iterable[TracedRequest], until_s: float | None = None) -> list[Record]:
-        """Serve requests in order of arrival until all are done, or until the horizon.
+        """Serve requests in order of arrival until all are done, or until the horizon; see `Cluster.run`.
 
         Returns:
             The run's log; empty where it went elsewhere.
         """
+        for instance in self.instances.values():
+            instance.horizon_s = inf if until_s is None else until_s
         self._door.serve(requests)
         self._env.run(until=until_s)
+        if until_s is not None:
+            shown = dict[int, int]()
+            for instance in self.instances.values():
+                shown |= instance.tokens_shown()
+            self._keep(RunEnded(at_s=until_s, tokens=shown))
         return self.log
 
     def view(self, request: Request) -> ClusterView:

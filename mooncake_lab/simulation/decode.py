@@ -10,12 +10,14 @@ import heapq
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 import simpy
 
 from mooncake_lab.conductor import DecodeView, ServedView
 from mooncake_lab.core import DecodeStretch, Finished, FirstToken, Record, Rejected, TracedRequest
 from mooncake_lab.perf import LatencyModel
+from mooncake_lab.simulation.steady import ROUNDING_S, Steady
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +50,8 @@ class DecodeInstance:
         self.name = name
         self.alive = True
         self.capacity_tokens = capacity_tokens
+        self.horizon_s = inf
+        """When the run is cut: a stretch ends with the last step before it, so that its tokens are in the log."""
         self.promised_requests = 0
         """Requests placed here whose KVCache has not arrived."""
         self.promised_tokens = 0
@@ -60,7 +64,7 @@ class DecodeInstance:
         self._finishing: list[tuple[int, int]] = []
         self._context_tokens = 0
         self._step = 0
-        self._stretch: tuple[float, int, int] | None = None  # that runs: its start, context and steps
+        self._stretch: tuple[float, Steady, int] | None = None  # that runs: its start, pace and steps
         self._shortened = False  # whether that stretch was cut short already
         self._may_join = False  # whether joining would cut it short
         self._timer: simpy.Event | None = None  # when to look again
@@ -136,13 +140,11 @@ class DecodeInstance:
                 self._wait(0.0)
         elif not self._shortened and (self._may_join or not self.alive):
             self._shortened = True
-            start_s, context, steps = self._stretch
-            batch, elapsed_s = len(self._members), self._env.now - start_s
-            begun = self._model.decode.steps_within(batch, context, elapsed_s) + 1
+            start_s, pace, steps = self._stretch
+            begun = pace.steps_within(self._env.now - start_s) + 1
             if begun < steps:
-                self._stretch = (start_s, context, begun)
-                boundary_s = start_s + self._model.decode.stretch_s(batch, context, begun)
-                self._wait(max(boundary_s - self._env.now, 0.0))
+                self._stretch = (start_s, pace, begun)
+                self._wait(max(start_s + pace.seconds(begun) - self._env.now, 0.0))
 
     def _wait(self, seconds: float) -> None:
         self._timer = self._env.timeout(seconds)
@@ -162,13 +164,22 @@ class DecodeInstance:
         self._admit()
         self._make_room()  # before anything is counted: the stretch is that of those who stay
         if self._members:
-            context, steps = self._context_tokens, self._steps_until_change()
-            self._stretch, self._shortened, self._may_join = (
-                (self._env.now, context, steps),
-                False,
-                not self._waiting,
-            )
-            self._wait(self._model.decode.stretch_s(len(self._members), context, steps))
+            decode, batch, now_s = self._model.decode, len(self._members), self._env.now
+            pace = Steady(decode.step_s(batch, self._context_tokens), decode.step_growth_s(batch))
+            steps = pace.steps_before(self._steps_until_change(), self.horizon_s, now_s)
+            self._stretch, self._shortened, self._may_join = (now_s, pace, steps), False, not self._waiting
+            self._wait(pace.seconds(steps))
+
+    def tokens_shown(self) -> dict[int, int]:
+        """How many tokens each request here has received by now, those of the stretch under way included."""
+        done = 0
+        if self._stretch is not None:
+            start_s, pace, steps = self._stretch
+            done = min(steps, pace.steps_within(self._env.now - start_s - ROUNDING_S))
+        shown = {member.traced.request.id: member.produced_tokens for member in self._waiting}
+        for request_id, member in self._members.items():
+            shown[request_id] = member.produced_tokens + self._step - member.joined_step + done
+        return {request_id: tokens for request_id, tokens in shown.items() if tokens}
 
     def _admit(self) -> None:
         """Let waiting requests join, first come first served, as far as their KVCache fits."""
@@ -187,6 +198,8 @@ class DecodeInstance:
             shown = member.produced_tokens + (self._step - member.joined_step if running else 0)
             if self._lost is not None:
                 self._lost(member.traced, shown)
+        self._members.clear()
+        self._waiting.clear()
 
     def _start(self, member: _Member) -> None:
         request = member.traced.request
@@ -253,22 +266,21 @@ class DecodeInstance:
         )
         self._log(Rejected(at_s=self._env.now, request_id=request_id, stage="capacity", reason=reason))
 
-    def _close(self, start_s: float, context: int, steps: int) -> None:
+    def _close(self, start_s: float, pace: Steady, steps: int) -> None:
         """Write the stretch down and let finished members go."""
-        batch = len(self._members)
         self._log(
             DecodeStretch(
                 at_s=self._env.now,
                 instance=self.name,
                 start_s=start_s,
                 steps=steps,
-                first_step_s=self._model.decode.step_s(batch, context),
-                step_growth_s=self._model.decode.step_growth_s(batch),
+                first_step_s=pace.first_s,
+                step_growth_s=pace.growth_s,
                 request_ids=tuple(self._members),
             )
         )
         self._step += steps
-        self._context_tokens += batch * steps
+        self._context_tokens += len(self._members) * steps
         while self._finishing and self._finishing[0][0] <= self._step:
             _, request_id = heapq.heappop(self._finishing)
             member = self._members.pop(request_id)

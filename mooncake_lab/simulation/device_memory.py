@@ -29,6 +29,12 @@ class Resident:
     shown_tokens: int = 0
     """Those of the generated tokens that its user has from an instance that died."""
     reused_tokens: int = 0
+    """Prompt tokens that it found in the cache when it was first admitted.
+
+    A preempted request may find its own blocks again: that saves computation, and is no hit of the workload.
+    """
+    admitted: bool = False
+    """Whether it was ever given a place; a preempted request stays admitted."""
     begun: bool = False
     """Whether some of its prompt has been computed."""
     keys: tuple[BlockKey, ...] = field(default=())
@@ -91,7 +97,9 @@ class DeviceMemory:
         if self.cache is not None:
             request = resident.traced.request
             resident.keys = self.cache.acquire(request, self.cache.matched(request))
-            resident.cached_tokens = resident.reused_tokens = len(resident.keys) * request.block_size_tokens
+            resident.cached_tokens = len(resident.keys) * request.block_size_tokens
+            resident.reused_tokens = 0 if resident.admitted else resident.cached_tokens
+        resident.admitted = True
 
     def computed(self, resident: Resident) -> None:
         """A request's prompt is complete: others may use it."""

@@ -44,6 +44,10 @@ class Journeys:
         self._resumed.discard(request_id)
         return self.shown.pop(request_id, 0), resumed
 
+    def tokens_shown(self) -> dict[int, int]:
+        """The tokens that users of requests under way have seen, by id."""
+        return {request_id: self.shown[request_id] for request_id in self.under_way if self.shown.get(request_id)}
+
     def interrupt(self, instance: str) -> list[tuple[TracedRequest, Placement]]:
         """Take out whoever is on the way through an instance, in order of id."""
         found = [

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import simpy
 
@@ -12,6 +12,10 @@ from mooncake_lab.conductor import Placement, PrefillView
 from mooncake_lab.core import Prefilled, Record, Request, TracedRequest
 from mooncake_lab.simulation.pool import PrefixPool
 from mooncake_lab.simulation.service import PrefillService
+
+_TICKS_PER_S: Final = 2**80
+"""The backlog is counted in whole ticks: every float of at least 4 ns is a whole number of them, so that the count
+is the exact sum of what is queued, and 0 when nothing is."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +72,7 @@ class PrefillInstance:
         self._overtaking = overtaking
         self._queue: deque[Job] = deque()
         self._awake: simpy.Event = env.event()
+        self._queued_ticks = 0
         self._queued_s = 0.0
         self._running_until_s = 0.0
         self._free_at_s: list[float] = []
@@ -97,12 +102,20 @@ class PrefillInstance:
         """Queue a placed request."""
         self.queued_requests += 1
         self.assigned_requests += 1
-        self._queued_s += job.believed_s
+        self._count(job, 1)
         self._queue.append(job)
         if job.fetched is not None:
             assert job.fetched.callbacks is not None  # noqa: S101  # nothing arrives at the moment it is asked for
             job.fetched.callbacks.append(self._wake)
         self._wake()
+
+    def _count(self, job: Job, sign: int) -> None:
+        """Add a job to the believed backlog, or take it off (-1), without the residue that floats would leave.
+
+        A residue of 1e-16 s would decide between idle instances.
+        """
+        self._queued_ticks += sign * int(job.believed_s * _TICKS_PER_S)
+        self._queued_s = self._queued_ticks / _TICKS_PER_S
 
     def _wake(self, _: simpy.Event | None = None) -> None:
         if not self._awake.triggered:
@@ -118,7 +131,7 @@ class PrefillInstance:
             job = self._queue[place]
             if not self._wanted(job):
                 del self._queue[place]
-                self._queued_s -= job.believed_s
+                self._count(job, -1)
                 self.queued_requests -= 1
             elif job.is_ready:
                 del self._queue[place]
@@ -136,7 +149,7 @@ class PrefillInstance:
                 self._awake = self._env.event()
                 yield self._awake
                 continue
-            self._queued_s -= job.believed_s
+            self._count(job, -1)
             self._running_until_s = self._env.now + job.believed_s
             yield self._start(job)
             self._running_until_s = self._env.now

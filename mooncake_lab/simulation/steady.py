@@ -1,7 +1,17 @@
 """Iterations that repeat: each outlasts the one before by a constant, so that many of them are one formula."""
 
+from collections.abc import Sequence
 from math import sqrt
-from typing import NamedTuple
+from typing import Final, NamedTuple, TypeAlias
+
+from mooncake_lab.batching import Segment
+from mooncake_lab.perf import LatencyModel
+from mooncake_lab.simulation.device_memory import Resident
+
+Parts: TypeAlias = Sequence[tuple[Resident, Segment]]
+"""What an iteration computes, and of whom."""
+ROUNDING_S: Final = 1e-9
+"""An iteration that ends so shortly before now may, by rounding, be still to end."""
 
 
 class Steady(NamedTuple):
@@ -13,6 +23,15 @@ class Steady(NamedTuple):
     def seconds(self, steps: int) -> float:
         """Seconds of the first `steps` of them; exactly their sum."""
         return steps * self.first_s + self.growth_s * (steps * (steps - 1) / 2)
+
+    def steps_before(self, steps: int, horizon_s: float, start_s: float) -> int:
+        """How many of `steps` that begin at `start_s` end before a horizon; at least the one that begins then."""
+        if start_s + self.seconds(steps) < horizon_s:
+            return steps
+        steps = min(steps, self.steps_within(max(0.0, horizon_s - start_s)))
+        while steps > 1 and start_s + self.seconds(steps) >= horizon_s:
+            steps -= 1  # one that ends at the horizon is not before it
+        return max(1, steps)
 
     def steps_within(self, seconds: float) -> int:
         """How many of them end within `seconds`.
@@ -32,3 +51,21 @@ class Steady(NamedTuple):
         while self.seconds(steps) > seconds:
             steps -= 1
         return steps
+
+
+def pace_of(model: LatencyModel, parts: Parts) -> Steady:
+    """How long the iteration takes, and by how much the next one like it takes longer."""
+    hybrid = model.hybrid
+    pieces = list[tuple[int, int]]()
+    decodes = context = begins = 0
+    for resident, segment in parts:
+        if segment.kind == "decode":
+            decodes += 1
+            context += resident.cached_tokens
+        else:
+            pieces.append((segment.new_tokens, resident.cached_tokens))
+            begins += not resident.begun
+    step_s = hybrid.batch_s(pieces, decodes, context)
+    chunk = sum(new for new, _ in pieces)
+    growth_s = hybrid.per_context_token_s * decodes + hybrid.per_token_squared_s * 2 * chunk * chunk
+    return Steady(step_s + begins * model.prefill.constant_s, growth_s)

@@ -3,8 +3,12 @@
 import dataclasses
 
 import pytest
+from drawn import REALISTIC, REQUESTS, clusters
+from families import requests_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from mooncake_lab.core import SLO
+from mooncake_lab.core import SLO, Arrived
 from mooncake_lab.experiments.paper_node import paper_node_latency
 from mooncake_lab.metrics import RunningSummary, run_summary
 from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledCluster, CoupledSpec
@@ -28,6 +32,22 @@ def test_read_one_by_one_the_numbers_are_the_same(tbt, until_s, coupled):
     assert running.numbers() == {name: pytest.approx(value) for name, value in expected.items()}
     if until_s is None:
         assert 0 < expected["effective_request_capacity"] < 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(REQUESTS, clusters(), st.none() | st.floats(0.5, 8.0))
+def test_summaries_agree_on_any_cluster(rows, spec, until_s):
+    """Read at once or one record after the other, groups of prefill nodes and deaths included."""
+    group = spec.prefill_group
+    running = RunningSummary(SLO(), prefill_group=group)
+    log = Cluster(spec, REALISTIC).run(requests_of(rows), until_s)
+    for record in log:
+        running.read(record)
+    if any(isinstance(record, Arrived) for record in log):
+        expected = run_summary(log, SLO(), prefill_group=group)
+        assert running.numbers() == {name: pytest.approx(value) for name, value in expected.items()}
+        alone = run_summary(log, SLO())["prefill_gpu_s_per_request"]
+        assert expected["prefill_gpu_s_per_request"] == pytest.approx(group * alone)
 
 
 def test_nothing_has_no_summary():

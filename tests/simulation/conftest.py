@@ -65,9 +65,12 @@ class Prefill:
     held: list = field(default_factory=list)  # block keys, the longest unused first
     queue: list = field(default_factory=list)
     running: Job | None = None
-    queued_s: float = 0.0
     until_s: float = 0.0
     assigned: int = 0
+
+    @property
+    def queued_s(self):
+        return math.fsum(job.believed_s for job in self.queue)
 
     def matched(self, keys):
         return sum(1 for _ in itertools.takewhile(lambda key: key in self.held, keys))
@@ -247,7 +250,6 @@ class Reference:
         believed_s = self.model.prefill.seconds(request.input_tokens, decision.reused_tokens)
         job = Job(traced, decision, believed_s, ready=not decision.fetch_from)
         node.queue.append(job)
-        node.queued_s += believed_s
         node.assigned += 1
         if decision.fetch_from:
             size = decision.fetched_tokens * self.bytes
@@ -275,7 +277,6 @@ class Reference:
         job = node.running = ready[0]
         request = job.traced.request
         node.queue.remove(job)
-        node.queued_s -= job.believed_s
         node.until_s = self.now + job.believed_s
         matched = node.matched(request.block_keys)
         node.keep(request.block_keys[:matched])

@@ -39,7 +39,7 @@ from mooncake_lab.core import (
     blocks_for,
 )
 from mooncake_lab.experiments.paper_node import paper_node_latency
-from mooncake_lab.metrics import RunningSummary, check_log, token_times_s
+from mooncake_lab.metrics import RunningSummary, check_log, run_summary, token_times_s
 from mooncake_lab.paper import assumption
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
 from mooncake_lab.simulation import (
@@ -257,6 +257,35 @@ class TestByHand:
         spans = [r.reused_tokens for r in log if isinstance(r, Prefilled)]
         assert spans == [0, 0, 0]
         assert sum(isinstance(r, Finished) for r in log) == 3
+
+
+class TestPreempted:
+    def test_a_preempted_request_is_no_hit(self):
+        """Where nothing is shared the hit rate is 0, though a preempted request finds its own blocks again."""
+        alone = requests([(0.0, 4097, 3000)] * 8, block=512)
+        computed = {}
+        for caching in (False, True):
+            knobs = CoupledSpec(nodes=1, prefix_caching=caching, device_tokens=40_000)
+            log = CoupledCluster(knobs, MODEL).run(alone)
+            assert run_summary(log, SLO())["token_hit_rate"] == 0.0
+            computed[caching] = sum(r.computed_tokens for r in log if isinstance(r, Prefilled))
+        assert computed[False] > computed[True] > 8 * 4097  # some were preempted, and found their blocks
+
+    def test_what_others_computed_is_a_hit(self):
+        """A request that is preempted keeps the hits of its first admission, once."""
+        rows = [(0.0, 4097, 1), *((60.3, 4097, 3000) for _ in range(8))]
+        knobs = CoupledSpec(nodes=1, prefix_caching=True, device_tokens=40_000)
+        log = CoupledCluster(knobs, MODEL).run(requests(rows, block=512, families=[0, *range(8)]))
+        spans = [(r.request_id, r.reused_tokens) for r in log if isinstance(r, Prefilled)]
+        assert len(spans) > len(rows)
+        assert [(i, reused) for i, reused in spans if reused] == [(1, 4096)]
+
+    @settings(max_examples=40, deadline=None)
+    @given(rows=ROWS, capacity=CAPACITY, policy=st.sampled_from(list(POLICIES.values())))
+    def test_without_sharing_there_is_no_hit(self, rows, capacity, policy):
+        """Whatever is preempted under whatever policy: requests that share nothing hit nothing."""
+        log = CoupledCluster(spec(policy, capacity, prefix_caching=True), MODEL).run(requests(rows))
+        assert not any(r.reused_tokens for r in log if isinstance(r, Prefilled))
 
 
 def test_a_fetching_policy_is_refused():

@@ -3,12 +3,14 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from drawn import REALISTIC, REQUESTS, clusters
+from families import requests_of
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooncake_lab.conductor import Placement
+from mooncake_lab.conductor import KVCacheCentric, Placement
 from mooncake_lab.core import Moved, Prefilled, Request, TracedRequest
-from mooncake_lab.metrics import check_log, tier_hit_rates
+from mooncake_lab.metrics import check_log, reused_share, tier_hit_rates
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
 from mooncake_lab.simulation import Cluster, ClusterSpec, Failure, PrefillService, PrefixPool
 
@@ -59,6 +61,45 @@ class TestSinkingAndRising:
         log = Cluster(spec(ssd_tokens=4 * 512), MODEL).run([*THREE, family(3, 30.0, 1, 4)])
         rates = tier_hit_rates(log, SHAPE.kv_bytes_per_token)
         assert rates == {"dram": 2047 / 8192, "ssd": 2047 / 8192}
+
+    @settings(max_examples=60, deadline=None)
+    @given(REQUESTS, clusters())
+    def test_shares_of_tiers_are_shares(self, rows, drawn):
+        """Of any cluster: no tier has less than nothing, and together they have the token hit rate."""
+        fetching = replace(
+            drawn, placement=KVCacheCentric(1.0), prefill_nodes=3 * drawn.prefill_group, cache_tokens=1024,
+            ssd_tokens=4096, shared_cache=False,
+        )  # fmt: skip
+        crowded = requests_of((at_s / 5, *rest) for at_s, *rest in rows)
+        log = Cluster(fetching, REALISTIC).run(crowded)
+        if any(isinstance(r, Prefilled) for r in log):
+            rates = tier_hit_rates(log, REALISTIC.shape.kv_bytes_per_token)
+            assert min(rates.values()) >= 0
+            assert sum(rates.values()) == pytest.approx(reused_share(log))
+
+    def test_what_was_evicted_again_is_no_hit(self):
+        """A prefix that was read from another node's SSD, and lost before the prefill began, counts nowhere."""
+        kv = SHAPE.kv_bytes_per_token
+        read = Moved(
+            at_s=1.0,
+            request_id=0,
+            source="prefill-1/ssd",
+            destination="prefill-1/dram",
+            start_s=0.0,
+            bytes=512 * kv,
+        )
+        spans = [
+            Prefilled(
+                at_s=2.0,
+                request_id=i,
+                instance="p",
+                start_s=1.0,
+                computed_tokens=1024 - reused,
+                reused_tokens=reused,
+            )
+            for i, reused in enumerate((0, 512))
+        ]
+        assert tier_hit_rates([read, *spans], kv) == {"dram": 0.25, "ssd": 0.0}
 
     def test_the_conductor_sees_what_would_be_read(self):
         """A match says how much of it is on SSD."""

@@ -1,0 +1,117 @@
+"""A run that is cut at a horizon: what users have by then is in the log, and the log can be checked for it."""
+
+import math
+
+import pytest
+from drawn import REALISTIC, REQUESTS, clusters
+from families import requests_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mooncake_lab.batching import VLLM, Orca, Sarathi, SarathiServe, SplitFuse, VLLMChunked
+from mooncake_lab.core import SLO, DecodeStretch, Request, RunEnded, TracedRequest
+from mooncake_lab.metrics import check_log, run_summary, token_times_s
+from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledCluster, CoupledSpec, Failure
+
+HORIZONS = st.floats(0.05, 12.0)
+BATCHING = (VLLM(), VLLMChunked(chunk_tokens=512), Sarathi(), SarathiServe(), SplitFuse(), Orca())
+
+
+def long_answers(count=8, output_tokens=2000):
+    """Prompts that arrive together and decode for a long time."""
+    keys = [tuple(range(100 * i, 100 * i + 16)) for i in range(count)]
+    return [
+        TracedRequest(Request(id=i, arrival_s=0.0, input_tokens=8000, block_keys=keys[i]), output_tokens)
+        for i in range(count)
+    ]
+
+
+def received(log, until_s):
+    """Tokens of each request up to a moment."""
+    counted = {request_id: int((times <= until_s).sum()) for request_id, times in token_times_s(log)}
+    return {request_id: tokens for request_id, tokens in counted.items() if tokens}
+
+
+def assert_conserved(make, requests, horizon_s):
+    """The log that is cut has the tokens that the whole run had given out by then; on the edge either is right."""
+    whole, cut = make().run(requests), make().run(requests, until_s=horizon_s)
+    assert check_log(cut) == ()
+    assert cut[-1].at_s == horizon_s
+    assert all(record.at_s <= horizon_s for record in cut)
+    logged = received(cut, math.inf)
+    assert logged == received(whole, horizon_s + 1e-8) or logged == received(whole, horizon_s - 1e-8)
+
+
+CLUSTERS = {
+    "disaggregated": lambda: Cluster(ClusterSpec(prefill_nodes=8, decode_nodes=1), REALISTIC),
+    "pipelined": lambda: Cluster(ClusterSpec(prefill_nodes=8, prefill_group=4, decode_nodes=2), REALISTIC),
+    "coupled": lambda: CoupledCluster(CoupledSpec(nodes=1), REALISTIC),
+}
+
+
+@pytest.mark.parametrize("make", CLUSTERS.values(), ids=CLUSTERS)
+def test_the_stretch_under_way_is_in_the_log(make):
+    """Eight requests that decode when the run is cut have thousands of tokens, not their first ones alone."""
+    whole, cut = make().run(long_answers()), make().run(long_answers(), until_s=20.0)
+    assert run_summary(cut, SLO())["output_tokens"] == sum(received(whole, 20.0).values()) > 1000
+
+
+@pytest.mark.parametrize("make", CLUSTERS.values(), ids=CLUSTERS)
+def test_check_log_misses_a_stretch(make):
+    """Without its last decode stretch the log is not accepted, and neither is one of other tokens."""
+    log = make().run(long_answers(), until_s=20.0)
+    last = max(i for i, record in enumerate(log) if isinstance(record, DecodeStretch))
+    found = check_log([record for i, record in enumerate(log) if i != last])
+    assert {violation.invariant for violation in found} == {"I1"}
+    assert {violation.request_id for violation in found} == set(log[last].request_ids)
+    assert "has received" in found[0].sentence
+    end = log[-1]
+    assert isinstance(end, RunEnded)
+    assert check_log([*log[:-1], RunEnded(at_s=end.at_s, tokens=end.tokens | {99: 1})])
+
+
+@settings(max_examples=40, deadline=None)
+@given(REQUESTS, clusters(), HORIZONS)
+def test_tokens_are_conserved_at_any_horizon(rows, spec, horizon_s):
+    """Of any cluster, whatever dies in it: the tokens before the horizon, no more and no fewer."""
+    assert_conserved(lambda: Cluster(spec, REALISTIC), requests_of(rows), horizon_s)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=REQUESTS,
+    batching=st.sampled_from(BATCHING),
+    caching=st.booleans(),
+    deaths=st.lists(
+        st.builds(Failure, st.sampled_from(["coupled-0", "coupled-1"]), st.floats(0.0, 6.0)), max_size=1
+    ),
+    horizon_s=HORIZONS,
+)
+def test_coupled_tokens_are_conserved_at_any_horizon(rows, batching, caching, deaths, horizon_s):
+    """Of coupled nodes under any policy too, chunks of prompts beside decodes included."""
+    spec = CoupledSpec(
+        nodes=2, batching=batching, prefix_caching=caching, device_tokens=8000, max_request_tokens=6000,
+        max_batch_tokens=8000, failures=tuple(deaths),
+    )  # fmt: skip
+    assert_conserved(lambda: CoupledCluster(spec, REALISTIC), requests_of(rows), horizon_s)
+
+
+@pytest.mark.parametrize("make", CLUSTERS.values(), ids=CLUSTERS)
+@pytest.mark.parametrize("steps", [1, 3, 40])
+def test_a_step_that_ends_at_the_horizon(make, steps):
+    """Whether a step ends at the very moment of the horizon or next to it, log and count agree."""
+    stretch = next(r for r in make().run(long_answers()) if isinstance(r, DecodeStretch) and r.steps > 50)
+    grown_s = steps * (steps - 1) / 2 * stretch.step_growth_s
+    ends_s = stretch.start_s + steps * stretch.first_step_s + grown_s
+    for horizon_s in (math.nextafter(ends_s, 0), ends_s, math.nextafter(ends_s, math.inf), ends_s + 1e-10):
+        assert check_log(make().run(long_answers(), until_s=horizon_s)) == ()
+
+
+def test_a_cut_run_goes_on():
+    """A run that is cut and continued gives every request its answer."""
+    cluster = Cluster(ClusterSpec(prefill_nodes=2, decode_nodes=1), REALISTIC)
+    cluster.run(long_answers(3, 200), until_s=3.0)
+    cluster.run([], until_s=4.0)
+    log = [record for record in cluster.run([]) if not isinstance(record, RunEnded)]
+    assert check_log(log) == ()
+    assert run_summary(log, SLO())["output_tokens"] == 600

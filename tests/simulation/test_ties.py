@@ -1,0 +1,59 @@
+"""Believed backlogs are exact: what was queued and is gone leaves no residue that decides between idle nodes."""
+
+import math
+from collections import Counter
+
+import pytest
+from drawn import REALISTIC, REQUESTS, clusters
+from families import requests_of
+from hypothesis import given, settings
+
+from mooncake_lab.conductor import LoadBalance
+from mooncake_lab.core import Placed, Request, TracedRequest, blocks_for
+from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledCluster, CoupledSpec, PrefillInstance
+
+
+def burst_then_calm(calm):
+    """Forty prompts of different lengths at once, then one every five seconds, when every instance is idle."""
+    lengths = [3000 + 137 * k for k in range(40)] + [1000] * calm
+    arrivals_s = [0.0] * 40 + [200.0 + 5 * k for k in range(calm)]
+    for i, (tokens, at_s) in enumerate(zip(lengths, arrivals_s, strict=True)):
+        keys = tuple(range(10_000 * i, 10_000 * i + blocks_for(tokens, 512)))
+        yield TracedRequest(Request(id=i, arrival_s=at_s, input_tokens=tokens, block_keys=keys), 2)
+
+
+def test_after_a_burst_idle_nodes_share_requests_evenly():
+    """Load balancing gives each of four idle instances a quarter of the requests, whatever came before."""
+    spec = ClusterSpec(prefill_nodes=4, decode_nodes=1, placement=LoadBalance())
+    log = Cluster(spec, REALISTIC).run(burst_then_calm(80))
+    calm = Counter(r.prefill_instance for r in log if isinstance(r, Placed) and r.request_id >= 40)
+    assert calm == dict.fromkeys(("prefill-0", "prefill-1", "prefill-2", "prefill-3"), 20)
+
+
+@settings(max_examples=40, deadline=None)
+@given(REQUESTS, clusters())
+def test_a_backlog_is_the_sum_of_what_is_queued(rows, spec):
+    """Whenever the Conductor looks, the believed backlog is the exact sum over the queue."""
+
+    def assert_exact(instance, matched, flows, now_s):
+        seen = view(instance, matched, flows, now_s)
+        queued_s = math.fsum(job.believed_s for job in instance._queue)
+        assert seen.backlog_s == queued_s + max(0.0, instance._running_until_s - now_s)
+        return seen
+
+    view = PrefillInstance.view
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PrefillInstance, "view", assert_exact)
+        Cluster(spec, REALISTIC).run(requests_of((at_s / 10, *rest) for at_s, *rest in rows))
+
+
+def test_the_order_of_a_queue_does_not_count():
+    """Coupled instances with the same prompts in another order have equal backlogs, to the last bit."""
+    cluster = CoupledCluster(CoupledSpec(nodes=2), REALISTIC)
+    (traced,) = requests_of([(0.0, 512, 1, 0)])
+    seconds = (0.1, 0.2, 0.3)
+    for instance, order in zip(cluster.instances.values(), (seconds, seconds[::-1]), strict=True):
+        for believed_s in order:
+            instance.submit(traced, believed_s=believed_s, starts_s=0.0, max_tokens=1)
+    forward, backward = (instance.view(0)[0].backlog_s for instance in cluster.instances.values())
+    assert forward == backward
