@@ -13,7 +13,7 @@ from mooncake_lab.experiments.live_requests import checked, side_by_side, slowed
 from mooncake_lab.experiments.live_study import Study
 from mooncake_lab.metrics import ttft_s
 from mooncake_lab.perf import LatencyModel
-from mooncake_lab.serving import LiveCluster, LiveSpec, Metronome, Nursery
+from mooncake_lab.serving import LiveCluster, LiveSpec, Metronome, WorkerPool
 from mooncake_lab.serving.from_log import LogCalibration, model_from_log
 from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledCluster, CoupledSpec
 
@@ -33,23 +33,23 @@ class Held:
     """Rows by run: decisions, and how many of them the Conductor gives again on the recorded view."""
 
 
-def hold_against(plan: Study, nursery: Nursery, pace: Metronome | None = None) -> Held:
+def hold_against(plan: Study, pool: WorkerPool, pace: Metronome | None = None) -> Held:
     """Calibrate on the first slice on 1P+1D, then serve the second slice live and simulated, run by run.
 
     Args:
         plan: what is served where.
-        nursery: where workers are born.
+        pool: where workers come from.
         pace: at which they compute; None lets them compute as fast as this machine can.
 
     Raises:
         ValueError: when a log breaks an invariant.
     """
-    calibration, rates = calibrate(plan, nursery, pace)
+    calibration, rates = calibrate(plan, pool, pace)
     tables, decided, logs = list[pd.DataFrame](), list[dict[str, Any]](), list[list[Record]]()
     for cluster, placement, load_name in plan.runs():
         requests = plan.slice(1, rates[load_name])
         spec = plan.spec(cluster, placement, metronome=pace)
-        log, found = serve(spec, calibration.model, requests, nursery)
+        log, found = serve(spec, calibration.model, requests, pool)
         run = f"{cluster}, {load_name}" + ("" if placement is None else f", {placement}")
         about = {"run": run, "cluster": cluster, "placement": placement or "default", "load": load_name}
         predicted = side_by_side(log, simulate(spec, calibration.model, requests))
@@ -59,7 +59,7 @@ def hold_against(plan: Study, nursery: Nursery, pace: Metronome | None = None) -
     first_cluster, first_placement, first_load = next(iter(plan.runs()))
     requests = plan.slice(1, rates[first_load])
     spec = plan.spec(first_cluster, first_placement, metronome=pace)
-    repeated, _ = serve(spec, calibration.model, requests, nursery)
+    repeated, _ = serve(spec, calibration.model, requests, pool)
     return Held(
         calibration=calibration,
         rates_per_s=rates,
@@ -70,24 +70,24 @@ def hold_against(plan: Study, nursery: Nursery, pace: Metronome | None = None) -
 
 
 def serve(
-    spec: LiveSpec, model: LatencyModel, requests: Sequence[TracedRequest], nursery: Nursery
+    spec: LiveSpec, model: LatencyModel, requests: Sequence[TracedRequest], pool: WorkerPool
 ) -> tuple[list[Record], dict[str, int]]:
     """The log of a live run; how many decisions it took, and how many the Conductor gives again."""
-    with LiveCluster(spec, model, nursery=nursery) as live:
+    with LiveCluster(spec, model, pool=pool) as live:
         warm_up(live)
         log = checked(live.run(requests))
         return log, {"decisions": len(live.decisions), "given again": replayed(live)}
 
 
 def calibrate(
-    plan: Study, nursery: Nursery, pace: Metronome | None = None
+    plan: Study, pool: WorkerPool, pace: Metronome | None = None
 ) -> tuple[LogCalibration, dict[str, float]]:
     """A latency model from a run on 1P+1D: half of it light, so that idle workers are met, half of it overloaded.
 
     Returns:
         The calibration, and the requests a second of each load: shares of what one prefill worker computes.
     """
-    with LiveCluster(plan.spec(metronome=pace), nursery=nursery) as live:
+    with LiveCluster(plan.spec(metronome=pace), pool=pool) as live:
         warm_up(live)
         rates = _rates(plan, live.model)
         light = plan.slice(0, rates["light"])

@@ -20,9 +20,9 @@ from mooncake_lab.engine.machine import commit, describe_machine
 from mooncake_lab.experiments.cache import plain_rows
 from mooncake_lab.experiments.live import Held, hold_against
 from mooncake_lab.experiments.live_requests import causes, errors, slowed
-from mooncake_lab.experiments.live_study import Study, study
+from mooncake_lab.experiments.live_study import CLUSTERS, Study, study
 from mooncake_lab.experiments.live_switches import kill_one, switches
-from mooncake_lab.serving import Metronome, Nursery
+from mooncake_lab.serving import Metronome, WorkerPool
 
 _KEPT: Final = "cpu_live.json"
 
@@ -46,12 +46,13 @@ class Measured:
 
 def measure(plan: Study) -> Measured:
     """Every run of a study, live and simulated, the switches, and a kill; no process is left afterwards."""
-    with Nursery(plan.spec()) as nursery:
-        held = hold_against(plan, nursery)
+    workers = max(sum(CLUSTERS[cluster]) for cluster, _, _ in plan.runs())
+    with WorkerPool(plan.spec()).start(1 + workers) as pool:  # one more, to replace the killed one
+        held = hold_against(plan, pool)
         model, rates = held.calibration.model, dict(held.rates_per_s)
-        paced = hold_against(plan, nursery, Metronome.of(slowed(model, plan.beat, decode=True)))
-        switched = switches(plan, nursery, model, rates)
-        fault = kill_one(plan, nursery, model, rates["overloaded"])
+        paced = hold_against(plan, pool, Metronome.of(slowed(model, plan.beat, decode=True)))
+        switched = switches(plan, pool, model, rates)
+        fault = kill_one(plan, pool, model, rates["overloaded"])
     return Measured(
         plan=plan,
         held=held,

@@ -63,6 +63,7 @@ class Study:
             "block_size_tokens": self.trace().block_size_tokens,
             "chunk_tokens": self.chunk_tokens,
             "max_request_tokens": 2 * self.most_tokens,
+            "spares": 0,  # nothing may compute beside what is measured
             "placement": None if placement is None else named_placement(placement, self.seed),
         }
         return LiveSpec(**(asked | changes))

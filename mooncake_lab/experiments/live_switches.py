@@ -15,7 +15,7 @@ from mooncake_lab.experiments.live_requests import checked, per_request
 from mooncake_lab.experiments.live_study import Study
 from mooncake_lab.metrics import request_table
 from mooncake_lab.perf import LatencyModel
-from mooncake_lab.serving import LiveCluster, LiveSpec, Nursery
+from mooncake_lab.serving import LiveCluster, LiveSpec, WorkerPool
 from mooncake_lab.serving.faults import strike
 from mooncake_lab.store.media import MediumError
 from mooncake_lab.store.media.mooncake_wheel import load_wheel
@@ -24,7 +24,7 @@ _ANSWER_TOKENS: Final = 48
 """Of requests during which a worker is killed, so that the kill meets some of them."""
 
 
-def switches(plan: Study, nursery: Nursery, model: LatencyModel, rates_per_s: dict[str, float]) -> pd.DataFrame:
+def switches(plan: Study, pool: WorkerPool, model: LatencyModel, rates_per_s: dict[str, float]) -> pd.DataFrame:
     """The same slice with a feature on and off: rows of feature, is_on, what is counted, and latencies.
 
     Whether tokens are the same either way is in the column `same_tokens`. Mooncake's Transfer Engine is among the
@@ -49,7 +49,7 @@ def switches(plan: Study, nursery: Nursery, model: LatencyModel, rates_per_s: di
     for feature, cluster, requests, ways in pairs:
         outputs = list[dict[int, tuple[int, ...]]]()
         for is_on, changes in ways.items():
-            log, tokens = _served(plan.spec(cluster, **changes), nursery, model, requests)
+            log, tokens = _served(plan.spec(cluster, **changes), pool, model, requests)
             outputs.append(tokens)
             rows.append({"feature": feature, "on": is_on, **counted(log), **_latencies(log)})
         for row in rows[-2:]:
@@ -85,13 +85,13 @@ def counted(log: Sequence[Record]) -> dict[str, float]:
     }
 
 
-def kill_one(plan: Study, nursery: Nursery, model: LatencyModel, requests_per_s: float) -> pd.DataFrame:
+def kill_one(plan: Study, pool: WorkerPool, model: LatencyModel, requests_per_s: float) -> pd.DataFrame:
     """One row: the decode worker killed in a run with longer answers, held against an undisturbed run.
 
     Columns are those of `serving.faults.FaultReport`, and `said`: what the cluster logged meanwhile.
     """
     longer = [replace(one, output_tokens=_ANSWER_TOKENS) for one in plan.slice(1, requests_per_s)]
-    with LiveCluster(plan.spec(), model, nursery=nursery) as live, overheard() as said:
+    with LiveCluster(plan.spec(), model, pool=pool) as live, overheard() as said:
         warm_up(live)
         undisturbed = checked(live.run(longer))
         expected = dict(live.outputs)
@@ -121,9 +121,9 @@ def overheard() -> Generator[list[str]]:
 
 
 def _served(
-    spec: LiveSpec, nursery: Nursery, model: LatencyModel, requests: Sequence[TracedRequest]
+    spec: LiveSpec, pool: WorkerPool, model: LatencyModel, requests: Sequence[TracedRequest]
 ) -> tuple[list[Record], dict[int, tuple[int, ...]]]:
-    with LiveCluster(spec, model, nursery=nursery) as live:
+    with LiveCluster(spec, model, pool=pool) as live:
         warm_up(live)
         return checked(live.run(requests)), live.outputs
 

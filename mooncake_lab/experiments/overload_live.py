@@ -22,7 +22,7 @@ from mooncake_lab.perf import (
     PrefillLatency,
     model_shape,
 )
-from mooncake_lab.serving import LiveCluster, LiveSpec, Metronome, Nursery
+from mooncake_lab.serving import LiveCluster, LiveSpec, Metronome, WorkerPool
 
 _BLOCK_TOKENS = 16
 
@@ -64,10 +64,10 @@ class LiveCrowd:
     def rows(self) -> Iterator[dict[str, Any]]:
         """Two rows a policy, one for each world: what was served, what was refused when, and prefill in vain."""
         requests, machine = self.arrivals(), str(describe_machine())
-        with Nursery(self.spec(self.policies[0])) as nursery:
+        with WorkerPool(self.spec(self.policies[0])) as pool:
             for policy in self.policies:
                 spec = self.spec(policy)
-                with LiveCluster(spec, self.pace(), nursery=nursery) as live:
+                with LiveCluster(spec, self.pace(), pool=pool) as live:
                     warm_up(live)
                     log = checked(live.run(requests))
                 yield {"policy": policy, "world": "live", **_counted(log), "machine": machine}
@@ -118,6 +118,7 @@ class LiveCrowd:
             admission=named_admission(policy, decode_s=(self.answer_tokens - 1) * full_s),
             slo=SLO(ttft_s=self.requests * self.prefill_s, tbt_s=beyond_s),
             metronome=Metronome.of(pace),
+            spares=0,
         )
 
 

@@ -16,7 +16,7 @@ from mooncake_lab.engine.machine import describe_machine
 from mooncake_lab.experiments.start_life import latencies
 from mooncake_lab.metrics import check_log
 from mooncake_lab.perf import LatencyModel
-from mooncake_lab.serving import LiveCluster, LiveSpec, Nursery, prompt_of
+from mooncake_lab.serving import LiveCluster, LiveSpec, WorkerPool, prompt_of
 
 SHARED_TOKENS: Final[Mapping[str, int]] = MappingProxyType(
     {"smoke": 128, "classroom": 256, "full": 256, "gpu": 256}
@@ -51,6 +51,7 @@ class Start:
             "chunk_tokens": self.chunk_tokens,
             "max_request_tokens": self.shared_tokens + self.own_tokens + 2 * self.answer_tokens,
             "log_layers": True,
+            "spares": 0,
         }
         return LiveSpec(**(asked | changes))
 
@@ -95,7 +96,7 @@ def follow(setting: Start) -> Followed:
     """
     numbers = range(2, 2 + setting.burst)
     crowd = [setting.request(n, (n - 2) * setting.burst_every_s) for n in numbers]
-    with Nursery(setting.spec()) as nursery, LiveCluster(setting.spec(), nursery=nursery) as cluster:
+    with WorkerPool(setting.spec()) as pool, LiveCluster(setting.spec(), pool=pool) as cluster:
         _checked(cluster.run([setting.request(0)]))  # somebody asked before: the system prompt is stored
         answers = dict(cluster.outputs)
         log = _checked(cluster.run([setting.request(1)]))
@@ -131,7 +132,7 @@ def crowd_under(
     """
     crowd = [setting.request(n, n * setting.burst_every_s) for n in range(setting.burst)]
     spec = setting.spec(prefill_nodes=prefill, placement=policy, log_layers=False)
-    with Nursery(spec) as nursery, LiveCluster(spec, believed, nursery=nursery) as cluster:
+    with WorkerPool(spec) as pool, LiveCluster(spec, believed, pool=pool) as cluster:
         records = _checked(cluster.run(crowd))
     placed = {r.request_id: r for r in records if isinstance(r, Placed)}
     table = latencies(records)[["reused_tokens", "ttft_ms"]]

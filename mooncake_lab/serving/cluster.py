@@ -12,13 +12,13 @@ import numpy.typing as npt
 from mooncake_lab.conductor import ClusterView, Estimator
 from mooncake_lab.core import Record, Request, TracedRequest
 from mooncake_lab.perf import LatencyModel
-from mooncake_lab.serving.birth import Nursery
 from mooncake_lab.serving.hall import Hall
 from mooncake_lab.serving.journal import in_order
 from mooncake_lab.serving.messages import Generation, Sever
 from mooncake_lab.serving.placing import Decided
 from mooncake_lab.serving.prompts import prompt_of
 from mooncake_lab.serving.spec import LiveSpec
+from mooncake_lab.serving.supervisor import Pool
 from mooncake_lab.serving.ticket import RejectedError, Ticket
 
 _Result = TypeVar("_Result")
@@ -34,7 +34,7 @@ class LiveCluster:
         spec: workers and policies.
         model: how long everything takes, as the Conductor believes; None measures it at the start.
         estimate: what the Conductor believes instead.
-        nursery: where workers are born; None makes one for this cluster alone.
+        pool: where workers come from; None makes one for this cluster alone.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class LiveCluster:
         model: LatencyModel | None = None,
         estimate: Estimator | None = None,
         *,
-        nursery: Nursery | None = None,
+        pool: Pool | None = None,
     ) -> None:
         self.spec = spec
         self.log: list[Record] = []
@@ -53,17 +53,16 @@ class LiveCluster:
         """Tokens of each request of the latest run, by its id."""
         self._heard: list[Record] = []
         self._ear: Callable[[Record], None] | None = None
-        self._given = model, estimate, nursery
+        self._given = model, estimate, pool
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="cluster", daemon=True)
         self._hall: Hall | None = None
 
     def __enter__(self) -> Self:
-        """Bring the workers to life.
+        """Start the workers.
 
         Raises:
-            ValueError: when the model cannot be loaded.
-            WorkerError: when the workers do not start.
+            WorkerError: when a worker does not start, with the reason.
         """
         self._thread.start()
         try:
@@ -157,8 +156,8 @@ class LiveCluster:
         return {name: link.ready.pid for name, link in list(links.items())}
 
     async def _open(self) -> Hall:
-        model, estimate, nursery = self._given
-        hall = Hall(self.spec, model, estimate, nursery=nursery, write=self._write, decided=self._decide)
+        model, estimate, pool = self._given
+        hall = Hall(self.spec, model, estimate, pool=pool, write=self._write, decided=self._decide)
         await hall.__aenter__()
         return hall
 

@@ -32,6 +32,13 @@ class Couriers:
         for port in [port for port, courier in self._by_port.items() if courier.is_stranded]:
             self._by_port.pop(port).close()
 
+    def close(self) -> None:
+        """Break every connection, and end what waits for it."""
+        self.sever()
+        for courier in self._by_port.values():
+            courier.close()
+        self._by_port.clear()
+
     def sever(self) -> None:
         """Break every connection."""
         for courier in list(self._by_port.values()):

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,16 +15,16 @@ from mooncake_lab.conductor import Estimator, LatencyEstimator
 from mooncake_lab.core import Record
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.serving import messages
-from mooncake_lab.serving.birth import Nursery
 from mooncake_lab.serving.calibration import latency_model
 from mooncake_lab.serving.dispatcher import Dispatcher
 from mooncake_lab.serving.journal import Journal
 from mooncake_lab.serving.messages import Event, Generation, Measure, Measured, Pong
 from mooncake_lab.serving.placing import Decided
 from mooncake_lab.serving.spec import LiveSpec
-from mooncake_lab.serving.supervisor import Callbacks, Link, Supervisor, WorkerError
+from mooncake_lab.serving.supervisor import Callbacks, Link, Pool, Supervisor, WorkerError
 from mooncake_lab.serving.ticket import FailedError, Ticket
 
+_LOG: Final = logging.getLogger(__name__)
 _SHUT: Final = "the cluster is shut down"
 
 
@@ -33,9 +34,9 @@ class Hall:
 
     Args:
         spec: workers and policies.
-        model: how long everything takes, as the Conductor believes; None measures it when the workers live.
+        model: how long everything takes, as the Conductor believes; None measures it when the workers are ready.
         estimate: what the Conductor believes instead.
-        nursery: where workers are born; None makes one for this cluster alone.
+        pool: where workers come from; None makes one for this cluster alone.
         write: gets each record as the cluster hears of it.
         decided: told of each decision.
     """
@@ -46,7 +47,7 @@ class Hall:
         model: LatencyModel | None = None,
         estimate: Estimator | None = None,
         *,
-        nursery: Nursery | None = None,
+        pool: Pool | None = None,
         write: Callable[[Record], None],
         decided: Callable[[Decided], None],
     ) -> None:
@@ -55,7 +56,8 @@ class Hall:
         self._estimate = estimate
         self.journal = Journal(time.monotonic(), write)
         self.dispatcher = Dispatcher(spec, self.journal, decided)
-        self.supervisor = Supervisor(spec, Callbacks(born=self._born, heard=self._heard, died=self._died), nursery)
+        callbacks = Callbacks(worker_up=self._worker_up, event=self._event, worker_exit=self._worker_exit)
+        self.supervisor = Supervisor(spec, callbacks, pool)
         self._is_dismissed = False
         self._measured: dict[str, asyncio.Future[Measured]] = {}
         self._pongs: dict[int, tuple[set[str], asyncio.Event]] = {}
@@ -64,6 +66,7 @@ class Hall:
         try:
             await self.supervisor.start()
             if self.model is None:
+                _LOG.info("timing the workers for the Conductor's latency model")
                 self.model = await self.calibrate()
                 if (metronome := self.spec.metronome) is not None:
                     pace = {name: getattr(metronome, name) for name in metronome.__struct_fields__}
@@ -72,6 +75,7 @@ class Hall:
             await self.close()
             raise
         self.dispatcher.placer.estimate = self._estimate or LatencyEstimator(self.model)
+        self.supervisor.keep_spares()  # only now, so that they disturb neither the start nor the timing
         return self
 
     async def __aexit__(self, *_error: object) -> None:
@@ -145,10 +149,10 @@ class Hall:
         await self.settle(messages.Forget)
         await self.settle()
 
-    def _born(self, name: str, link: Link) -> None:
+    def _worker_up(self, name: str, link: Link) -> None:
         self.dispatcher.born(name, link)
 
-    def _heard(self, name: str, event: Event) -> None:
+    def _event(self, name: str, event: Event) -> None:
         if isinstance(event, Measured):
             self._measured.pop(name).set_result(event)
             return
@@ -159,7 +163,7 @@ class Hall:
                 everybody.set()
         self.dispatcher.heard(name, event)
 
-    def _died(self, name: str, reason: str) -> None:
+    def _worker_exit(self, name: str, reason: str) -> None:
         for waiting, everybody in self._pongs.values():
             waiting.discard(name)
             if not waiting:

@@ -1,4 +1,4 @@
-"""What a live cluster is made of, and what each worker of it is told when it is born."""
+"""What a live cluster is made of, and what each worker of it is told when it starts."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -78,10 +78,14 @@ class LiveSpec:
     """How often a request is placed before it is given up: it may be what kills workers."""
     threads: int = 1
     """Threads of each worker's engine."""
+    spares: int = 1
+    """Processes that wait with the model loaded to replace a worker; without one a replacement takes seconds."""
+    start_timeout_s: float = 300.0
+    """How long a worker may take to start, the loading of its model included."""
     peer_timeout_s: float = 10.0
     """How long a worker may keep another waiting inside a frame."""
     silence_s: float = 20.0
-    """A worker that says nothing for so long is killed and born again."""
+    """A worker that sends nothing for so long is killed and replaced."""
     log_layers: bool = False
     """Whether each layer's move is a record of its own."""
     metronome: Metronome | None = None
@@ -91,11 +95,13 @@ class LiveSpec:
         positive = (
             "cache_tokens", "decode_tokens", "block_size_tokens", "chunk_tokens", "max_request_tokens",
             "max_requests", "transfer_bytes", "most_under_way", "most_waiting", "most_attempts", "threads",
-            "peer_timeout_s", "silence_s",
+            "peer_timeout_s", "silence_s", "start_timeout_s",
         )  # fmt: skip
         for name in positive:
             if getattr(self, name) <= 0:
                 raise ValueError(f"LiveSpec.{name} is {getattr(self, name)!r}; a positive number is needed")
+        if self.spares < 0:
+            raise ValueError(f"LiveSpec.spares is {self.spares}; 0 or more are allowed")
         counts = (self.prefill_nodes, self.decode_nodes, self.coupled_nodes)
         pair, alone = min(counts[:2]) >= 1, max(counts[:2]) == 0
         if min(counts) < 0 or not ((pair and self.coupled_nodes == 0) or (alone and self.coupled_nodes >= 1)):
@@ -145,7 +151,7 @@ class LiveSpec:
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What one worker is told when it is born."""
+    """What one worker is told when it starts."""
 
     name: str
     role: Role

@@ -1,13 +1,12 @@
-"""A worker: one engine in a process of its own, its duty on one thread, its talk on others.
+"""A worker: one engine on the main thread of a process, and connections on other threads.
 
-It lives as long as its control socket: when the cluster's end closes, for whatever reason, the worker is gone too.
+When the cluster's end of its control socket closes before the worker was told to stop, its process ends.
 """
 
-import ctypes
+import contextlib
 import logging
 import os
 import queue
-import signal
 import socket
 import sys
 import threading
@@ -34,35 +33,32 @@ from mooncake_lab.serving.prefill_duty import PrefillDuty
 from mooncake_lab.serving.reception import Reception
 from mooncake_lab.serving.spec import WorkerSpec
 
-_PR_SET_PDEATHSIG: Final = 1
 _SWITCH_S: Final = 0.0005
 """How long the engine's thread may keep a courier from the interpreter; Python's own 5 ms are a decode step."""
 
 
-def die_with_parent() -> None:
-    """Let the kernel kill this process when its parent dies (Linux), even if it is stopped or deaf."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 @final
 class Worker:
-    """One worker until its end. Mutable: it is a process.
+    """One worker until it is told to stop. Mutable: it owns an engine, threads and connections.
 
     Args:
-        control: the connection to the cluster, which outlives the worker or ends it.
-        spec: what it is to be.
+        control: the connection to the cluster.
+        spec: role, sizes and identity.
         model: what it runs.
+
+    Raises:
+        ValueError: when its KVCache does not fit into memory.
     """
 
     def __init__(self, control: socket.socket, spec: WorkerSpec, model: LlamaModel) -> None:
         self._control = control
         self._inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
-        self._outbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._step_began_s: float | None = None
         name = fingerprint(model.config, model.weights_digest, model.embedding.dtype)
         self._who = Identity(name=spec.name, token=spec.token, fingerprint=name, timeout_s=spec.peer_timeout_s)
         shape = KVShape.of(model, name)
+        _check_memory(spec, shape, model.embedding.device)
         lane = Lane(spec.transfer_bytes) if spec.transfer == "mooncake" else None
         self._desk = Desk(
             spec=spec,
@@ -86,18 +82,30 @@ class Worker:
             lane=lane,
         )
 
-    def live(self) -> None:
-        """Work until told to stop, or until the cluster is gone."""
+    def run(self) -> None:
+        """Work until told to stop; afterwards every thread and connection is closed."""
+        torch.set_num_threads(self._desk.spec.threads)
+        sys.setswitchinterval(_SWITCH_S)
         self._outbox.put(self._ready())
         threading.Thread(target=self._listen, name="listener", daemon=True).start()
-        threading.Thread(target=self._speak, name="speaker", daemon=True).start()
+        speaker = threading.Thread(target=self._speak, name="speaker", daemon=True)
+        speaker.start()
+        self._serve()
+        self._reception.close()
+        self._desk.couriers.close()
+        if isinstance(self._duty, PrefillDuty):
+            self._duty.close()
+        self._outbox.put(None)
+        speaker.join()
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)
+
+    def _serve(self) -> None:
+        """Orders first, then an iteration if there is work, until an order says stop."""
         while True:
             item = self._next()
             while item is not None:
                 if isinstance(item, Stop):
-                    self._reception.close()
-                    if isinstance(self._duty, PrefillDuty):
-                        self._duty.close()
                     return
                 self._take(item)
                 item = self._next_if_any()
@@ -123,7 +131,7 @@ class Worker:
             self._duty.take(item)
 
     def _listen(self) -> None:
-        """Orders from the cluster; when there is no cluster any more, there is no worker."""
+        """Queue orders from the cluster until it says stop; when the cluster is gone, the process ends."""
         try:
             while (body := read_frame(self._control)) is not None:
                 order = ORDERS.decode(body)
@@ -131,20 +139,24 @@ class Worker:
                     began_s = self._step_began_s
                     busy_s = 0.0 if began_s is None else time.monotonic() - began_s
                     self._outbox.put(Pong(order.number, busy_s))
-                else:
-                    self._inbox.put(order)
+                    continue
+                self._inbox.put(order)
+                if isinstance(order, Stop):
+                    return
         except (OSError, msgspec.MsgspecError) as error:
             logging.getLogger(__name__).warning("%s ends: %s", self._who.name, error)
         os._exit(0)
 
     def _speak(self) -> None:
-        """Events to the cluster, as many in one breath as there are."""
-        while True:
+        """Send events to the cluster, all that wait at once, until a None says that there are no more."""
+        is_open = True
+        while is_open:
             events = [self._outbox.get()]
             while not self._outbox.empty():
                 events.append(self._outbox.get())
+            is_open = events[-1] is not None
             try:
-                self._control.sendall(pack(events))
+                self._control.sendall(pack(event for event in events if event is not None))
             except OSError:
                 os._exit(0)
 
@@ -184,16 +196,13 @@ def _shape(spec: WorkerSpec, model: LlamaModel) -> ModelShape:
     )
 
 
-def live_and_die(control: socket.socket, spec: WorkerSpec, model: LlamaModel) -> None:
-    """All a worker's process does; it never returns."""
-    code = 1
-    try:
-        torch.set_num_threads(spec.threads)
-        sys.setswitchinterval(_SWITCH_S)
-        Worker(control, spec, model).live()
-        code = 0
-    except BaseException:
-        logging.getLogger(__name__).exception("%s died", spec.name)
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
+def _check_memory(spec: WorkerSpec, shape: KVShape, device: torch.device) -> None:
+    """Refuse a KVCache that can never fit; otherwise the kernel would kill the process once it uses the memory."""
+    name = "cache_tokens" if spec.role == "prefill" else "decode_tokens"
+    have, where = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "this machine has"
+    if device.type == "cuda" and spec.role != "prefill":
+        have, where = torch.cuda.mem_get_info(device)[0], f"free on {device} are"
+    tokens: int = getattr(spec, name)
+    need = tokens * shape.bytes_per_token
+    if need > have:
+        raise ValueError(f"{name} is {tokens}: its KVCache takes {need / 1e9:.1f} GB; {where} {have / 1e9:.1f} GB")

@@ -19,7 +19,7 @@ from mooncake_lab.perf import (
     PrefillLatency,
     model_shape,
 )
-from mooncake_lab.serving import Hall, LiveCluster, LiveSpec, Nursery, prompt_of
+from mooncake_lab.serving import Hall, LiveCluster, LiveSpec, WorkerPool, prompt_of
 from mooncake_lab.serving.door.server import Address, web_server
 from mooncake_lab.serving.door.telemetry import Telemetry
 
@@ -82,9 +82,9 @@ def expected(reference):
 
 
 @pytest.fixture(scope="session")
-def nursery():
-    """Torch is loaded once for all clusters of these tests."""
-    with Nursery(LiveSpec(model=MODEL, device="cpu", backend="dense")) as one:
+def pool():
+    """Processes that the clusters of these tests use one after the other: most tests load torch in none."""
+    with WorkerPool(LiveSpec(model=MODEL, device="cpu", backend="dense")) as one:
         yield one
 
 
@@ -103,13 +103,11 @@ def believed():
 
 
 @pytest.fixture(scope="session")
-def open_cluster(nursery, believed):
+def open_cluster(pool, believed):
     """Makes a cluster: `open_cluster(prefill_nodes=2)`, to be used in a `with` block."""
 
     def make(**changes):
-        return LiveCluster(
-            LiveSpec(model=MODEL, device="cpu", backend="dense", **changes), believed, nursery=nursery
-        )
+        return LiveCluster(LiveSpec(model=MODEL, device="cpu", backend="dense", **changes), believed, pool=pool)
 
     return make
 
@@ -119,8 +117,8 @@ class OpenDoor:
 
     token = "a-token-for-tests"  # noqa: S105  # of no other use
 
-    def __init__(self, spec, believed, nursery):
-        self.spec, self.believed, self.nursery = spec, believed, nursery
+    def __init__(self, spec, believed, pool):
+        self.spec, self.believed, self.pool = spec, believed, pool
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
         self.ready = threading.Event()
@@ -131,7 +129,7 @@ class OpenDoor:
         self.loop = asyncio.get_running_loop()
         nothing = lambda _: None  # noqa: E731
         async with Hall(
-            self.spec, self.believed, nursery=self.nursery, write=telemetry.note, decided=nothing
+            self.spec, self.believed, pool=self.pool, write=telemetry.note, decided=nothing
         ) as self.hall:
             self.server = web_server(self.hall, telemetry, Address(token=self.token, drain_s=5))
             self.ready.set()
@@ -152,12 +150,12 @@ class OpenDoor:
 
 
 @pytest.fixture(scope="session")
-def open_door(nursery, believed):
+def open_door(pool, believed):
     """Makes a cluster behind HTTP: `open_door(prefill_nodes=2)`, to be used in a `with` block."""
 
     def make(**changes):
         spec = LiveSpec(model=MODEL, device="cpu", backend="dense", **changes)
-        return OpenDoor(spec, believed, nursery)
+        return OpenDoor(spec, believed, pool)
 
     return make
 

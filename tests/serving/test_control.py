@@ -3,20 +3,16 @@
 import asyncio
 import contextlib
 import logging
-import os
 import socket
 import struct
-import threading
-import time
 
 import pytest
 
 from mooncake_lab.perf import model_shape
 from mooncake_lab.serving import LiveSpec
-from mooncake_lab.serving.birth import Nursery
 from mooncake_lab.serving.frames import MOST_BODY_BYTES, pack, read_frame, receive_frame
+from mooncake_lab.serving.launch.process import _place
 from mooncake_lab.serving.messages import EVENTS, VERSION, Ping, Pong, Ready
-from mooncake_lab.serving.nursery import _place
 from mooncake_lab.serving.spec import worker_spec
 from mooncake_lab.serving.supervisor import Callbacks, Supervisor, WorkerError
 from mooncake_lab.store.media import ProtocolError
@@ -87,26 +83,41 @@ def test_what_is_too_large_is_not_sent(monkeypatch):
         pack([Ping(2**60)])
 
 
-class Cuckoo:
-    """A nursery whose workers say what they are told to, and then nothing."""
+class Quiet:
+    """The process of a worker that a `FakePool` launched."""
 
-    def __init__(self, *first_words):
-        self.first_words = first_words
+    def kill(self):
+        pass
+
+    def wait(self, timeout_s):
+        del timeout_s
+        return True
+
+    def reason(self):
+        return "exited with status 3"
+
+
+class FakePool:
+    """A pool whose workers send given bytes, and then nothing; without any, they close the connection."""
+
+    def __init__(self, *messages):
+        self.messages = messages
         self.ends = []
 
     def check(self, spec):
         pass
 
-    def open(self):
-        pass
-
-    def bear(self, spec, control):
+    def launch(self, spec, control):
         del spec
         end = control.dup()
-        end.sendall(b"".join(self.first_words))
-        if not self.first_words:
+        end.sendall(b"".join(self.messages))
+        if not self.messages:
             end.close()
         self.ends.append(end)
+        return Quiet()
+
+    def keep_spares(self):
+        pass
 
     def close(self):
         for end in self.ends:
@@ -114,10 +125,24 @@ class Cuckoo:
 
 
 @pytest.fixture
-def cuckoo():
-    """Makes one: `cuckoo(bytes, ..)`."""
-    with contextlib.ExitStack() as nests:
-        yield lambda *words: nests.enter_context(contextlib.closing(Cuckoo(*words)))
+def fake_pool():
+    """Makes one: `fake_pool(bytes, ..)`."""
+    with contextlib.ExitStack() as opened:
+        yield lambda *messages: opened.enter_context(contextlib.closing(FakePool(*messages)))
+
+
+def start(spec, pool):
+    """Start a cluster's workers, and close it."""
+
+    async def starting():
+        callbacks = Callbacks(worker_up=lambda *_: None, event=lambda *_: None, worker_exit=lambda *_: None)
+        supervisor = Supervisor(spec, callbacks, pool)
+        try:
+            await asyncio.wait_for(supervisor.start(), 20)
+        finally:
+            await supervisor.close()
+
+    asyncio.run(starting())
 
 
 def ready(version=VERSION):
@@ -128,74 +153,44 @@ def ready(version=VERSION):
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("messages", "says"),
     [
         ((pack([ready(VERSION + 1)]),), f"version={VERSION + 1}.*this cluster speaks version {VERSION}"),
-        ((pack([Pong(1, 0.0)]),), "first words are Pong"),
+        ((pack([Pong(1, 0.0)]),), "first message is Pong"),
         ((b"GET / HTTP/1.1\r\n\r\n",), "allowed are b'MLC1'"),
         ((pack([Ping(1)]),), "[Ii]nvalid"),
-        ((), "ended before it was ready"),
+        ((), "did not start: exited with status 3"),
     ],
 )
-def test_strange_workers_are_refused(cuckoo, words, says):
+def test_strange_workers_are_refused(fake_pool, messages, says):
     """A worker of another version, one that does not begin with its name, and none at all stop the start."""
-
-    async def starting():
-        callbacks = Callbacks(born=lambda *_: None, heard=lambda *_: None, died=lambda *_: None)
-        supervisor = Supervisor(LiveSpec(device="cpu"), callbacks, cuckoo(*words))
-        try:
-            await asyncio.wait_for(supervisor.start(), 20)
-        finally:
-            await supervisor.close()
-
     with pytest.raises(WorkerError, match=says):
-        asyncio.run(starting())
+        start(LiveSpec(device="cpu"), fake_pool(*messages))
 
 
-def test_a_worker_that_talks_nonsense_later_dies(cuckoo, caplog):
-    """What comes after the first words is held to the same rules: the worker is given up, and another one born."""
-    died = asyncio.Event()
+def test_the_start_has_a_time_limit(fake_pool):
+    """A worker that sends nothing is given up after the limit, which the error states."""
+    half = pack([ready()])[:5]
+    with pytest.raises(WorkerError, match=r"it was not ready within 0\.1 s: exited with status 3"):
+        start(LiveSpec(device="cpu", start_timeout_s=0.1), fake_pool(half))
 
-    async def living():
-        callbacks = Callbacks(born=lambda *_: None, heard=lambda *_: None, died=lambda *_: died.set())
+
+def test_nonsense_later_ends_a_worker(fake_pool, caplog):
+    """What follows the first message is held to the same rules: the worker is given up and replaced."""
+
+    async def running():
+        gone = asyncio.Event()
+        callbacks = Callbacks(worker_up=lambda *_: None, event=lambda *_: None, worker_exit=lambda *_: gone.set())
         alone = LiveSpec(device="cpu", prefill_nodes=0, decode_nodes=0, coupled_nodes=1)
-        supervisor = Supervisor(alone, callbacks, cuckoo(pack([ready()]), b"\0" * 8))
+        supervisor = Supervisor(alone, callbacks, fake_pool(pack([ready()]), b"\0" * 8))
         await supervisor.start()
-        await asyncio.wait_for(died.wait(), 20)
+        await asyncio.wait_for(gone.wait(), 20)
         await asyncio.sleep(0.05)
         await supervisor.close()
 
     with caplog.at_level(logging.WARNING):
-        asyncio.run(living())
+        asyncio.run(running())
     assert "allowed are b'MLC1'" in caplog.text
-
-
-def test_closing_does_not_wait_for_a_model():
-    """A nursery that still loads is ended at once, and whoever waits for it is told."""
-    nursery = Nursery(LiveSpec(model="random:lab-tiny", device="cpu"))
-    told = []
-
-    def opening():
-        try:
-            nursery.open()
-        except (ValueError, OSError) as error:
-            told.append(error)
-
-    thread = threading.Thread(target=opening)
-    thread.start()
-    deadline_s = time.monotonic() + 20
-    while nursery._loading is None and time.monotonic() < deadline_s:
-        time.sleep(0.001)
-    pid = nursery._loading.pid
-    late = threading.Thread(target=opening)  # waits for the first, and must not begin anew after it
-    late.start()
-    nursery.close()
-    thread.join(20)
-    late.join(20)
-    assert len(told) == 2
-    assert nursery._process is None
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
 
 
 @pytest.mark.parametrize(
@@ -205,4 +200,4 @@ def test_workers_take_gpus_in_turn(monkeypatch, device, gpus, expected):
     """The sixth worker takes the second GPU of two; one GPU is shared by all; a choice is a choice."""
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     spec = LiveSpec(device=device, prefill_nodes=3, decode_nodes=3)
-    assert _place(worker_spec(spec, "decode-2", b"t" * 32)) == expected
+    assert _place(worker_spec(spec, "decode-2", b"t" * 32), {}) == expected

@@ -165,8 +165,8 @@ def test_coupled(open_cluster, traced, expected, batching):
     assert run_summary(log, SLO())["finished"] == len(requests)
 
 
-def test_refusals(cluster, nursery):
-    """What cannot be is refused with the offending value: specs, requests, a nursery of another model."""
+def test_refusals(cluster, pool):
+    """What cannot be is refused with the offending value: specs, requests, a pool of another model."""
     with pytest.raises(ValueError, match="0 prefill, 1 decode"):
         LiveSpec(prefill_nodes=0)
     with pytest.raises(ValueError, match="chunk_tokens is 0"):
@@ -175,14 +175,14 @@ def test_refusals(cluster, nursery):
         cluster.generate([[1] * 9000])
     with pytest.raises(ValueError, match="tokens 7 to 256"):
         cluster.generate([[7, 256]])
-    with pytest.raises(ValueError, match="cannot bear"):
-        LiveCluster(LiveSpec(seed=1), nursery=nursery).__enter__()
+    with pytest.raises(ValueError, match="cannot serve"):
+        LiveCluster(LiveSpec(seed=1), pool=pool).__enter__()
 
 
-def test_measures_itself(nursery):
+def test_measures_itself(pool):
     """Without a latency model the cluster times its workers and fits one."""
     spec = LiveSpec(device="cpu", backend="dense")
-    with LiveCluster(spec, nursery=nursery) as live:
+    with LiveCluster(spec, pool=pool) as live:
         model = live.model
     assert model.prefill.seconds(1000.0) > model.prefill.seconds(10.0) > 0
     assert model.decode.step_s(1, 100) > 0

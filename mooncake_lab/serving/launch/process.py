@@ -1,0 +1,165 @@
+"""The program of a worker process: load the model, then be one worker after the other.
+
+Started by `local.WorkerPool`, never by hand. torch is imported inside functions, because a spare imports it at low
+priority, on a thread of its own.
+"""
+
+import ctypes
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from mooncake_lab.serving.launch.local import MOST_BYTES, READY, ModelSpec, Setup
+from mooncake_lab.serving.spec import WorkerSpec
+
+if TYPE_CHECKING:
+    from mooncake_lab.engine import LlamaModel
+
+_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_NAME: Final = 15
+_NICE: Final = 10
+"""Added while a spare is prepared, on one thread: only root may return to a higher priority."""
+_THREADS_END_S: Final = 3.0
+
+
+def main() -> None:
+    """Prepare, report that, and be a worker for each message until the pool is gone."""
+    _exit_with_parent()
+    _set_title("spare-worker")
+    logging.basicConfig(format="%(message)s")
+    pool = socket.socket(fileno=int(sys.argv[1]))
+    pool.set_inheritable(False)
+    setup = msgspec.msgpack.decode(pool.recv(MOST_BYTES), type=Setup)
+    workers = 0
+    try:
+        models = _prepare_in_background(setup.model) if setup.background else _prepare(setup.model)
+        while True:
+            pool.send(READY + str(workers).encode())
+            message, descriptors, _, _ = socket.recv_fds(pool, MOST_BYTES, 1)
+            if not message:
+                os._exit(0)  # the pool is closed; the destructors of torch take seconds
+            spec = msgspec.msgpack.decode(message, type=WorkerSpec)
+            _set_title(spec.name)
+            _work(socket.socket(fileno=descriptors[0]), spec, models)
+            workers += 1
+            if not _is_clean(spec):
+                os._exit(0)
+            _set_title("spare-worker")
+    except BaseException as error:  # noqa: BLE001  # whatever it is, the cluster is told why
+        _fail(pool, error)
+
+
+def _prepare(model: ModelSpec) -> "dict[str, LlamaModel]":
+    """The loaded model by its device: on a CPU one; on GPUs none yet, since the worker decides which GPU."""
+    import torch
+
+    from mooncake_lab.engine import load_model, warm_up
+    from mooncake_lab.serving import worker  # what it imports is part of the preparation
+
+    del worker
+    torch.set_num_threads(model.threads)
+    if model.device.startswith("cuda") or (model.device == "auto" and torch.cuda.is_available()):
+        return {}
+    loaded = load_model(
+        model.model,
+        device=model.device,
+        dtype=model.dtype,
+        backend=model.backend,
+        seed=model.seed,
+        positions=model.max_request_tokens,
+    )
+    warm_up(loaded)
+    return {"cpu": loaded}
+
+
+def _prepare_in_background(model: ModelSpec) -> "dict[str, LlamaModel]":
+    """The same at low priority: on a thread that ends with the threads it started, and once more from this one.
+
+    The second time nothing is compiled any more, and the threads that compute get this thread's priority.
+    """
+    lower = (_NICE,)  # on Linux the priority of this one thread, and of those that it starts
+    with ThreadPoolExecutor(1, initializer=os.nice, initargs=lower) as executor:
+        models = executor.submit(_prepare, model).result()
+    from mooncake_lab.engine import warm_up
+
+    for loaded in models.values():
+        warm_up(loaded)
+    return models
+
+
+def _work(control: socket.socket, spec: WorkerSpec, models: "dict[str, LlamaModel]") -> None:
+    """Be a worker until it is told to stop."""
+    from mooncake_lab.engine import load_model
+    from mooncake_lab.serving.worker import Worker
+
+    place = _place(spec, models)
+    if place not in models:
+        models[place] = load_model(
+            spec.model,
+            device=place,
+            dtype=spec.dtype,
+            backend=spec.backend,
+            seed=spec.seed,
+            positions=spec.max_request_tokens,
+        )
+    with control:
+        Worker(control, spec, models[place]).run()
+
+
+def _place(spec: WorkerSpec, models: "dict[str, LlamaModel]") -> str:
+    """The device of a worker: GPUs in turn, so that several workers may share one."""
+    import torch
+
+    if "cpu" in models:
+        return "cpu"
+    return f"cuda:{spec.index % torch.cuda.device_count()}" if spec.device == "auto" else spec.device
+
+
+def _is_clean(spec: WorkerSpec) -> bool:
+    """Whether nothing is left of a worker, so that the process can be another one."""
+    if spec.transfer == "mooncake":
+        return False  # its engine has threads of its own, and no way to end them
+    gc.collect()
+    deadline_s = time.monotonic() + _THREADS_END_S
+    while threading.active_count() > 1 and time.monotonic() < deadline_s:
+        time.sleep(0.002)
+    return threading.active_count() == 1
+
+
+def _fail(pool: socket.socket, error: BaseException) -> None:
+    """Report why this process ends: bad input in one sentence, anything else with a traceback on stderr."""
+    if isinstance(error, (ValueError, OSError, MemoryError)):
+        reason = str(error) or type(error).__name__
+    else:
+        logging.getLogger(__name__).error("a worker process failed", exc_info=error)
+        reason = f"{type(error).__name__}: {error}"
+    try:
+        pool.send(reason.encode()[: MOST_BYTES // 2])
+    finally:
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _exit_with_parent() -> None:
+    """Let the kernel kill this process when its parent dies (Linux), even if it is stopped or its threads hang."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _set_title(name: str) -> None:
+    """Let `ps -o comm` and `top` show which worker this is (Linux; at most 15 bytes)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""Worker processes: started with exec, ready before they are needed, replaced when they are lost."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from mooncake_lab.serving import LiveCluster, LiveSpec, WorkerError, WorkerPool
+from mooncake_lab.serving.launch import process as worker_process
+from mooncake_lab.serving.launch.process import _is_clean
+from mooncake_lab.serving.spec import worker_spec
+
+MODEL = "random:lab-tiny"
+PROMPTS = [list(range(1, 40)), [7, 8, 9], [5] * 100]
+
+
+def until(condition, seconds=120.0):
+    """Whether a condition came true in time."""
+    deadline_s = time.monotonic() + seconds
+    while time.monotonic() < deadline_s:
+        if condition():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def title(pid):
+    """What `ps -o comm` shows."""
+    return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
+def threads(pid):
+    """Of each thread of a process: the clock ticks that it computed, and its nice value."""
+    found = {}
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        fields = (thread / "stat").read_text().rpartition(")")[2].split()
+        found[int(thread.name)] = (int(fields[11]) + int(fields[12]), int(fields[16]))
+    return found
+
+
+@pytest.fixture(scope="module")
+def two_threads(believed):
+    """A coupled worker with two threads and the default backend, and its pool."""
+    spec = LiveSpec(
+        model=MODEL, device="cpu", threads=2, prefill_nodes=0, decode_nodes=0, coupled_nodes=1, spares=1
+    )
+    with WorkerPool(spec) as pool, LiveCluster(spec, believed, pool=pool) as live:
+        yield pool, live
+
+
+def test_two_threads_serve(two_threads, reference):
+    """Workers with two threads start, and give the tokens of the engine."""
+    _, live = two_threads
+    assert live.generate(PROMPTS, max_new_tokens=12) == reference(PROMPTS, 12)
+
+
+def test_a_spare_takes_over(two_threads, reference):
+    """A killed worker is replaced by the process that was ready; it computes at normal priority."""
+    pool, live = two_threads
+    assert until(pool.idle)
+    (spare,) = pool.idle()
+    killed = live.pids()["coupled-0"]
+    assert (title(killed), title(spare)) == ("coupled-0", "spare-worker")
+    live.kill("coupled-0")
+    assert until(lambda: live.pids().get("coupled-0") == spare)
+    assert title(spare) == "coupled-0"
+    before = threads(spare)
+    assert live.generate(PROMPTS, max_new_tokens=200) == reference(PROMPTS, 200)
+    used = [(ticks - before.get(key, (0, 0))[0], nice) for key, (ticks, nice) in threads(spare).items()]
+    assert sum(ticks for ticks, _ in used) > 0
+    assert all(nice == os.nice(0) for ticks, nice in used if ticks > 1)
+    assert until(pool.idle)
+    assert not {spare, killed} & set(pool.idle())
+
+
+def test_a_lost_spare_is_replaced(two_threads):
+    """When a spare is killed before it was used, another one is prepared."""
+    pool, _ = two_threads
+    assert until(pool.idle)
+    (spare,) = pool.idle()
+    os.kill(spare, signal.SIGKILL)
+    assert until(lambda: pool.idle() and spare not in pool.idle())
+
+
+def test_clusters_share_processes(open_cluster, pool, reference):
+    """A process that was a worker of one cluster is one of the next, and nothing of the first is left in it."""
+    with open_cluster(prefill_nodes=0, decode_nodes=0, coupled_nodes=1) as live:
+        before = live.pids()["coupled-0"]
+        live.generate(PROMPTS, max_new_tokens=3)
+    assert before in pool.idle()
+    with open_cluster() as live:
+        assert set(live.pids().values()) <= set(pool.pids())
+        assert live.generate(PROMPTS, max_new_tokens=3) == reference(PROMPTS, 3)
+    assert before in pool.idle()
+
+
+def test_a_process_with_threads_left_is_not_used_again(monkeypatch):
+    """What a worker did not clean up must not disturb the next: the process ends instead."""
+    spec = worker_spec(LiveSpec(), "decode-0", b"t" * 32)
+    monkeypatch.setattr(worker_process, "_THREADS_END_S", 0.05)
+    go_on = threading.Event()
+    monkeypatch.setattr(threading, "active_count", lambda: 1 + (not go_on.is_set()))
+    assert not _is_clean(spec)
+    go_on.set()
+    assert _is_clean(spec)
+
+
+CHILDREN_OF_A_POOL = """
+import sys, time
+from mooncake_lab.serving import LiveSpec, WorkerPool
+pool = WorkerPool(LiveSpec(model="random:lab-tiny", device="cpu", backend="dense")).start(1)
+print(*pool.idle(), flush=True)
+time.sleep(600)
+"""
+
+
+def test_processes_end_with_their_parent():
+    """When the parent is killed with -9 its worker processes are gone too, even if they are stopped."""
+    with subprocess.Popen([sys.executable, "-c", CHILDREN_OF_A_POOL], stdout=subprocess.PIPE, text=True) as parent:
+        pids = [int(word) for word in parent.stdout.readline().split()]
+        os.kill(pids[0], signal.SIGSTOP)
+        parent.kill()
+    assert len(pids) == 1
+    assert until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 20)
+
+
+@pytest.fixture
+def program(monkeypatch, tmp_path):
+    """Lets worker processes be another program: `program("echo no >&2; exit 3")`."""
+
+    def make(script):
+        path = tmp_path / "program"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setattr(sys, "executable", str(path))
+
+    return make
+
+
+def test_a_process_that_ends_says_why(program, capfd):
+    """Where a process ends without a word, the error has its exit status and the last lines of its stderr."""
+    program("echo one >&2; echo no such library >&2; exit 3")
+    tail = r"exited with status 3; last lines of its stderr: one \| no such library"
+    with WorkerPool(LiveSpec()) as pool, pytest.raises(WorkerError, match=tail):
+        pool.start(1)
+    assert "no such library" in capfd.readouterr().err  # and it is not kept from whoever watches
+    with pytest.raises(
+        WorkerError, match=r"(prefill|decode)-0 did not start: exited with status 3.*no such library"
+    ):
+        LiveCluster(LiveSpec()).__enter__()
+
+
+def test_a_process_that_cannot_be_started_says_why(monkeypatch):
+    """An interpreter that is not there is an error with its name."""
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(WorkerError, match=r"could not be started.*/nowhere/python"):
+        LiveCluster(LiveSpec()).__enter__()
+
+
+def test_spares_that_fail_are_tried_again(program, caplog):
+    """A spare that cannot start is tried again after a pause, with a warning; closing does not wait for that."""
+    program("exit 4")
+    with WorkerPool(LiveSpec()) as pool:
+        pool.keep_spares()
+        assert until(lambda: caplog.text.count("exited with status 4") >= 2)
+    assert "another starts in" in caplog.text
+    assert pool.pids() == []
+
+
+def test_closing_does_not_wait_for_a_model(program):
+    """A pool whose processes still load is closed at once."""
+    program("exec sleep 600")
+    pool = WorkerPool(LiveSpec())
+    errors = []
+
+    def starting():
+        try:
+            pool.start(1)
+        except WorkerError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=starting)
+    thread.start()
+    assert until(pool.pids)
+    (pid,) = pool.pids()
+    pool.close()
+    thread.join(20)
+    assert len(errors) == 1
+    assert not Path(f"/proc/{pid}").exists()
+    with pytest.raises(ConnectionError, match="closed"):
+        pool.launch(worker_spec(LiveSpec(), "decode-0", b"t" * 32), None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model": "random:unheard-of"}, "unheard-of"),
+        ({"decode_tokens": 10**12, "prefill_nodes": 0, "decode_nodes": 0, "coupled_nodes": 1},
+         r"coupled-0 did not start: decode_tokens is 1000000000000: its KVCache takes [\d.]+ GB; this machine"),
+    ],
+)  # fmt: skip
+def test_a_worker_that_cannot_start_says_why(believed, capfd, changes, says):
+    """An unknown model and a KVCache that is too large are errors of one sentence, without a traceback."""
+    spec = LiveSpec(**({"model": MODEL, "device": "cpu", "backend": "dense"} | changes))
+    with pytest.raises(WorkerError, match=says):
+        LiveCluster(spec, believed).__enter__()
+    assert "Traceback" not in capfd.readouterr().err
