@@ -3,6 +3,7 @@
 import contextlib
 import math
 import time
+from dataclasses import replace
 
 import httpx
 import openai
@@ -11,6 +12,8 @@ import pytest
 import mooncake_lab.serving.door.app
 from mooncake_lab.conductor import AdmitAll, Rejection, WithinSLO
 from mooncake_lab.core import SLO
+from mooncake_lab.perf import DecodeLatency
+from mooncake_lab.serving import Metronome
 from mooncake_lab.serving.client import replay_over_http
 from mooncake_lab.serving.door.app import MOST_BODY_BYTES
 from mooncake_lab.serving.door.server import Address
@@ -210,9 +213,10 @@ def test_what_is_too_much_is_refused(open_door):
         assert one.completions.create(model=MODEL, prompt="y", max_tokens=1).usage.completion_tokens == 1
 
 
-def test_memory_is_bounded_by_tokens(open_door):
+def test_memory_is_bounded_by_tokens(open_door, believed):
     """What may come to more KVCache than a few engines full is refused; alone, anything that fits is served."""
-    with open_door(decode_tokens=256, most_waiting=2.0) as door, door.client() as one:
+    pace = Metronome.of(replace(believed, decode=DecodeLatency(2e-2, 0.0, 0.0)))  # two must still run at the third
+    with open_door(decode_tokens=256, most_waiting=2.0, metronome=pace) as door, door.client() as one:
         asked = {"model": MODEL, "prompt": [1] * 50, "max_tokens": 150, "stream": True, "extra_body": EXTRA}
         with contextlib.ExitStack() as streams:
             for _ in range(2):
