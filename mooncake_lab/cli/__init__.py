@@ -20,6 +20,7 @@ from mooncake_lab.cli.simulate import simulate
 from mooncake_lab.cli.store import app as store_app
 from mooncake_lab.cli.store import bench_store
 from mooncake_lab.cli.trace import app as trace_app
+from mooncake_lab.cli.verdicts import verdicts
 
 app = typer.Typer(
     help="Run the Mooncake paper: traces, caches, engines, a simulated cluster, and the chapters of the book.",
@@ -39,6 +40,7 @@ app.command()(generate)
 app.command()(simulate)
 app.command()(serve)
 app.command()(replay)
+app.command()(verdicts)
 
 
 def _say_version(asked: bool) -> None:

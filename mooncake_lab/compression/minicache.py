@@ -81,10 +81,20 @@ class MiniCache:
             stored = LowBit.of(direction, self.bits, direction.shape[-1])
         return Merged(direction=stored, lengths=lengths.to(shallow.dtype), kept=kept, rows=rows)
 
+    def few_bits(self, side: torch.Tensor) -> LowBit:
+        """Keys or values of a layer that is not merged, in `bits` bits.
+
+        Raises:
+            ValueError: when no number of bits is set.
+        """
+        if self.bits is None:
+            raise ValueError(f"{self} rounds nothing; bits must be a number")
+        return LowBit.of(side, self.bits, side.shape[-1])
+
     def _alone(self, keys: torch.Tensor, values: torch.Tensor, pool: LayerPool) -> RestoredLayer | PagedLayer:
         if self.bits is None:
             return PagedLayer.of(pool, keys, values)
-        small = [LowBit.of(side, self.bits, side.shape[-1]) for side in (keys, values)]
+        small = [self.few_bits(side) for side in (keys, values)]
         size = small[0].bytes + small[1].bytes
         return RestoredLayer(
             lambda: (small[0].restore(), small[1].restore()), keys.shape[1], size, PagedLayer(pool, [], 0)

@@ -17,7 +17,7 @@ from mooncake_lab.paper import constant, curve, fact
 from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledCluster, CoupledSpec
 from mooncake_lab.workload import SharedPrefix, Trace, poisson_arrivals_s
 
-REQUESTS: Final[Mapping[str, int]] = MappingProxyType({"smoke": 24, "classroom": 120, "full": 1000, "gpu": 1000})
+REQUESTS: Final[Mapping[str, int]] = MappingProxyType({"smoke": 24, "classroom": 1000, "full": 1000, "gpu": 1000})
 """Requests at each rate, by scale."""
 PUBLIC: Final = ("ArXiv Summarization", "L-Eval")
 SIMULATED: Final = ("16k", "32k", "64k", "128k")

@@ -23,8 +23,8 @@ def beside_papers(published: pd.DataFrame, tight: pd.DataFrame, windows: pd.Data
     Args:
         published: rows of `Overload` at the paper's setting, the three policies of Table 3, some workloads.
         tight: the same where both pools are full.
-        windows: likewise over many stretches of the conversation trace, which decide the changes: one replay may
-            be luck.
+        windows: likewise over many stretches of the conversation trace, which decide the changes and the
+            correlation: one replay may be luck.
     """
     rows: list[Compared] = []
     for workload, of_workload in published.groupby("workload", sort=False):
@@ -33,10 +33,12 @@ def beside_papers(published: pd.DataFrame, tight: pd.DataFrame, windows: pd.Data
         where = f"{workload}, both pools full"
         rows += [replace(row, decides=False) for row in _counts(of_workload, where)]
         rows += [replace(row, decides=False) for row in _changes(of_workload, f"{where}, one replay")]
-        if workload == _DECIDES or bool(of_workload["correlation"].notna().all()):  # a short one may have none
-            rows += _judged(_correlation(of_workload, where), str(workload))
+        if bool(of_workload["correlation"].notna().all()):  # a short replay may have none
+            rows += [replace(row, decides=False) for row in _correlation(of_workload, f"{where}, one replay")]
     many = f"conversation, both pools full, mean of {windows['seed'].nunique()} stretches"
-    return comparison_table([*rows, *_changes(windows, many)])
+    return comparison_table(
+        [*rows, *_correlation(windows, many), *_movement(windows, many), *_changes(windows, many)]
+    )
 
 
 def paper_stages(panel: str) -> pd.DataFrame:
@@ -117,8 +119,22 @@ def _changes(rows: pd.DataFrame, where: str) -> Iterator[Compared]:
 
 
 def _correlation(rows: pd.DataFrame, where: str) -> Iterator[Compared]:
-    found = claimed(claim("A24"), _by_policy(rows, "correlation")["early"])
-    yield replace(found, quantity=f"{found.quantity} ({where})")
+    mean = _by_policy(_long_enough(rows), "correlation").get("early")
+    found = claimed(claim("A24"), mean)
+    yield replace(found, quantity=f"{found.quantity} ({where})", too_short=mean is None)
+
+
+def _movement(rows: pd.DataFrame, where: str) -> Iterator[Compared]:
+    """A35 and A36: how far the decode load swings, and how late it follows prefill, over stretches."""
+    for identifier, column in (("A35", "decode_swing"), ("A36", "peak_lag_s")):
+        mean = _by_policy(_long_enough(rows), column).get("early")
+        found = claimed(claim(identifier), mean)
+        yield replace(found, quantity=f"{found.quantity} ({where})", too_short=mean is None)
+
+
+def _long_enough(rows: pd.DataFrame) -> pd.DataFrame:
+    """Replays with samples enough for a correlation."""
+    return rows.dropna(subset=["correlation"])
 
 
 def _judged(rows: Iterator[Compared], workload: str) -> Iterator[Compared]:

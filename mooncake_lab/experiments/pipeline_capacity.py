@@ -13,8 +13,10 @@ from mooncake_lab.paper import fact
 
 LOWEST, DOUBLINGS, HALVINGS = 0.05, 7, 2
 """Requests a second at which a search begins, how often it doubles, and how often it halves the last step."""
-REQUESTS: Final = {"smoke": 16, "classroom": 48, "full": 2048}
+REQUESTS: Final = {"smoke": 16, "classroom": 256, "full": 2048}
 """Of each run at least; the paper has 2048."""
+SEEDS: Final = {"smoke": 1, "classroom": 3, "full": 1}
+"""Seeds over which capacities are averaged: another seed moves a capacity by a step of the search."""
 SECONDS: Final = {"smoke": 20.0, "classroom": 120.0, "full": 0.0}
 """Over which they arrive at least: a run must be long beside what one request takes."""
 WORKLOADS: Final = ("openchat_sharegpt4", "arxiv_summarization")
@@ -79,6 +81,11 @@ def cells(scale: str, *, seed: int = 0) -> tuple[Capacity, ...]:
 
     Both workloads, both limits, Orca, and Falcon with every layer on all GPUs are added at scale `full`.
     """
+    seeds = range(seed, seed + SEEDS[scale])
+    return tuple(cell for each in seeds for cell in _cells_of(scale, each))
+
+
+def _cells_of(scale: str, seed: int) -> Iterable[Capacity]:
     base = Capacity(requests=REQUESTS[scale], seconds=SECONDS[scale], seed=seed)
     whole, found = scale == "full", list[Capacity]()
     for name, bed in TESTBEDS.items():
@@ -87,11 +94,11 @@ def cells(scale: str, *, seed: int = 0) -> tuple[Capacity, ...]:
                 policies = ("vLLM", budget_of(name, limit), *(("Orca",) if whole else ()))
                 cell = replace(base, testbed=name, workload=workload, limit=limit, sum_ms=bed.sum_ms)
                 found += [replace(cell, policy=policy) for policy in policies if whole or bed.split == 1]
-    return tuple(found)
+    return found
 
 
 def over_vllm(capacities: pd.DataFrame) -> pd.DataFrame:
-    """Capacities as multiples of vLLM's, a row a machine, workload and limit.
+    """Capacities, means over seeds, as multiples of vLLM's: one row per machine, workload and limit.
 
     Returns:
         Rows of testbed, workload, limit, vllm, orca, sarathi (requests a second), over_vllm, over_orca,
@@ -99,7 +106,7 @@ def over_vllm(capacities: pd.DataFrame) -> pd.DataFrame:
     """
     rows: list[dict[str, Any]] = []
     for _, each in capacities.groupby(["testbed", "workload", "limit"], sort=False):
-        by: dict[str, float] = each.set_index("policy")["requests_per_s"].to_dict()
+        by: dict[str, float] = each.pivot_table("requests_per_s", "policy")["requests_per_s"].to_dict()
         sarathi = next(rate for policy, rate in by.items() if policy.startswith("Sarathi"))
         orca = by.get("Orca", float("nan"))
         row: dict[str, Any] = each[["testbed", "workload", "limit"]].iloc[0].to_dict()

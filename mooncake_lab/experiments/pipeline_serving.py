@@ -67,13 +67,6 @@ def _fused_s(cost: IterationCost, tokens: int, decodes: int, context_tokens: int
     return cost.step_s(tokens - decodes, 2048, decodes, decodes * context_tokens)
 
 
-def chunked_alone_over_both(budget_tokens: int = 1024, decodes: int = 32, context_tokens: int = 2048) -> float:
-    """Gap between tokens where chunks and decodes take turns, over that where they share iterations (Table 4)."""
-    cost = yi_34b_on_two_a100s()
-    in_turn = cost.step_s(budget_tokens, 0) + cost.step_s(0, 0, decodes, decodes * context_tokens)
-    return in_turn / cost.step_s(budget_tokens - decodes, 0, decodes, decodes * context_tokens)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
     """One engine under one policy and one rate of arrivals."""

@@ -14,11 +14,22 @@ from mooncake_lab.paper.facts import Fact, Source, constant, curve, fact, index,
 from mooncake_lab.paper.ledger import Assumption, ScopeItem, assumption, assumptions, scope
 from mooncake_lab.paper.scorecard import Scorecard, scorecard
 from mooncake_lab.paper.tables import data_dir
-from mooncake_lab.paper.verdicts import AGREEMENT, Evidence, Verdict, Yardstick, factor, judge, order, within
+from mooncake_lab.paper.verdicts import (
+    AGREEMENT,
+    Bound,
+    Evidence,
+    Verdict,
+    Yardstick,
+    factor,
+    judge,
+    order,
+    within,
+)
 
 __all__ = [
     "AGREEMENT",
     "Assumption",
+    "Bound",
     "Claim",
     "Compared",
     "ComparisonTable",

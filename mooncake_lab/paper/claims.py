@@ -34,6 +34,8 @@ class Claim:
     """Stem of the chapter that measures it, e.g. `07_store`."""
     elsewhere: float | None = None
     """What the paper's other numbers give for the same quantity, where they disagree with the fact."""
+    note: str = ""
+    """What to bear in mind, such as how the number was read and which row decides."""
     least_requests: int | None = None
     """Requests that a run needs before its number may be judged: caches warm, queues grow, pipelines fill. None
     where the number does not hang on the length of a run."""
@@ -130,6 +132,7 @@ def _claim(row: dict[str, str]) -> Claim:
             stated=cast("Stated", _one_of(row["stated"], get_args(Stated))),
             elsewhere=float(row["elsewhere"]) if row["elsewhere"] else None,
             chapter=row["chapter"],
+            note=row["note"],
             least_requests=int(row["least_requests"]) if row["least_requests"] else None,
         )
     except ValueError as error:

@@ -4,11 +4,13 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
+import torch
 
+from mooncake_lab.compression import MiniCache
 from mooncake_lab.experiments import compression as topic
 from mooncake_lab.experiments import compression_costs as costs
 from mooncake_lab.experiments import run, vary
-from mooncake_lab.experiments.compression_beside_papers import shipped_share
+from mooncake_lab.experiments.compression_beside_papers import minicache_compression, shipped_share
 from mooncake_lab.experiments.compression_table import main, measured, weights_digest
 from mooncake_lab.paper import claims
 from mooncake_lab.perf import HARDWARE
@@ -138,3 +140,21 @@ def test_every_claim_of_the_topic_is_in_the_table():
     """The comparison has a row for each claim of this chapter, by id."""
     topic_claims = {each.id for each in claims() if each.chapter == "12_compression"}
     assert topic_claims == {f"C0{number}" for number in range(1, 9)}
+
+
+def test_minicache_holds_what_its_layers_hold():
+    """The count on a shape is that of keys and values held by the method, and hardly depends on their number."""
+    method, shape = MiniCache(bits=4), {"layers": 4, "kv_heads": 2, "head_dim": 32}
+    generator = torch.Generator().manual_seed(1)
+    sides = tuple(tuple(torch.randn(2, 100, 32, generator=generator).half() for _ in range(4)) for _ in range(2))
+    pairs = method.pairs(4)
+    held = sum(method.merge(*(side[pair], side[pair + 1])).bytes for pair in pairs for side in sides)
+    alone = set(range(4)) - {pair + offset for pair in pairs for offset in (0, 1)}
+    held += sum(method.few_bits(side[layer]).bytes for layer in alone for side in sides)
+    full = sum(side[layer].nbytes for layer in range(4) for side in sides)
+    assert minicache_compression(method, tokens=100, **shape) == full / held
+    assert minicache_compression(method, **shape) == pytest.approx(full / held, rel=0.01)
+    wide = minicache_compression(method, layers=32, kv_heads=32, head_dim=128)
+    assert wide > minicache_compression(method, **shape)
+    with pytest.raises(ValueError, match="bits must be a number"):
+        minicache_compression(MiniCache(), **shape)

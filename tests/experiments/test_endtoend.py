@@ -18,6 +18,7 @@ from mooncake_lab.experiments.endtoend_beside_papers import (
     beside_papers,
     best_split,
     gain_percent,
+    throughput_gain,
 )
 from mooncake_lab.experiments.endtoend_goodput import Goodput
 from mooncake_lab.experiments.endtoend_rates import (
@@ -173,7 +174,7 @@ class TestBesidePapers:
     def tables():
         """All tables at a very small scale."""
         traces = served(*vary(SMALL, workload=tuple(WORKLOADS), system=FOUR))
-        splits = served(*(dataclasses.replace(SMALL, prefill_nodes=p, decode_nodes=6 - p) for p in (2, 3)))
+        splits = served(*(dataclasses.replace(SMALL, prefill_nodes=p, decode_nodes=16 - p) for p in (5, 8, 11)))
         real = served(*vary(SMALL, workload=("arxiv",), system=tuple(REAL)))
         rates = [p for d in PUBLIC + SIMULATED for p in points(d, AtRate(dataset=d, requests=3))]
         return traces, splits, real, normalised(run(rates, cache=False))
@@ -184,6 +185,11 @@ class TestBesidePapers:
         missing = [c.id for c in claims() if c.chapter == "10_endtoend" and c.sentence not in shown]
         assert missing == []
 
+    def test_each_claim_is_decided_once(self, tables):
+        """Every claim of the chapter has one row that decides it."""
+        decided = beside_papers(*tables).frame().query("decides")["claim"].tolist()
+        assert sorted(decided) == sorted(c.id for c in claims() if c.chapter == "10_endtoend")
+
     def test_a_gain_is_relative_to_the_baseline(self, tables):
         """Twice the capacity is a gain of 100 percent."""
         traces = tables[0].copy()
@@ -193,8 +199,8 @@ class TestBesidePapers:
     def test_the_best_split_is_the_middle_of_the_plateau(self):
         """Splits within half a point of the best count as equally good."""
         table = pd.DataFrame({"prefill_nodes": [6, 7, 9, 11], "decode_nodes": [10, 9, 7, 5]})
-        assert best_split(table.assign(effective=[0.9, 0.99, 0.991, 0.8])) == 1.0
-        assert best_split(table.assign(effective=[0.9, 0.91, 0.99, 0.8])) == pytest.approx(9 / 7)
+        assert best_split(table.assign(effective=[0.9, 0.99, 0.991, 0.8])) == (1.0, "exact")
+        assert best_split(table.assign(effective=[0.9, 0.91, 0.99, 0.8]))[0] == pytest.approx(9 / 7)
 
     def test_names_are_those_of_the_figures(self):
         """Our systems point at series that the papers have."""
@@ -216,3 +222,23 @@ def test_the_host_constants_fit_fast_figure_15b():
     ]
     ours = 1e3 * served(*points)["tbt_fast_mean_s"].to_numpy()
     np.testing.assert_allclose(ours, printed["y"], rtol=0.04)
+
+
+def test_a_rate_at_the_end_of_the_grid_is_a_lower_bound():
+    """A system that passes the highest tested rate may pass more; one that fails it does not."""
+    rows = [
+        {"dataset": "16k", "system": system, "requests_per_s": rate, "ttft": ttft, "tbt": 0.1}
+        for system, passed in (("3P+1D", 1.5), ("4M", 0.2))
+        for rate, ttft in ((0.2, 0.5), (1.5, 0.9 if passed == 1.5 else 2.0))
+    ]
+    assert throughput_gain(pd.DataFrame(rows), "16k") == (pytest.approx(650.0), "at least")
+    failed = pd.DataFrame(rows).assign(ttft=[0.5, 2.0, 0.5, 2.0])
+    assert throughput_gain(failed, "16k") == (pytest.approx(0.0), "exact")
+
+
+def test_a_sweep_that_ends_on_its_plateau_gives_a_lower_bound():
+    """The middle of a plateau is known only if the sweep goes on beyond it."""
+    rows = pd.DataFrame({"prefill_nodes": [7, 8, 9], "decode_nodes": [9, 8, 7], "effective": [0.5, 0.99, 0.99]})
+    assert best_split(rows)[1] == "at least"
+    ratio, bound = best_split(rows.assign(effective=[0.99, 0.99, 0.5]))
+    assert (ratio, bound) == (7.5 / 8.5, "exact")

@@ -16,7 +16,7 @@ from mooncake_lab.experiments.overload_live import LiveCrowd
 from mooncake_lab.experiments.overload_real import Burst
 from mooncake_lab.experiments.overload_stages import stages
 from mooncake_lab.metrics import check_log
-from mooncake_lab.paper import claims
+from mooncake_lab.paper import Verdict, claims
 
 FULL = topic.Overload(
     workload="uniform", first=260, prefill_nodes=8, decode_nodes=1, tbt_limit_s=0.04, every_s=2.0
@@ -111,17 +111,27 @@ class TestBesidePapers:
         assert sorted(graded) == sorted(c.id for c in claims() if c.chapter == "11_overload")
 
     def test_a_replay_too_short_to_correlate_costs_another_workload_its_row(self):
-        """Without samples enough the tool&agent row is left out; the trace that decides must have one."""
+        """Without samples enough the tool&agent row is left out; stretches without any judge nothing."""
         policies = list(topic.TABLE_3)
-        shares = {"rejected_share": 0.1, "seed": 0}
+        shares = {"rejected_share": 0.1, "seed": 0, "decode_swing": 0.1, "peak_lag_s": 9.0}
         chat = pd.DataFrame({"policy": policies, "workload": "conversation", "correlation": -0.2, **shares})
         agents = chat.assign(workload="toolagent", correlation=np.nan)
         both = pd.concat([chat, agents])
-        named = [row.quantity for row in beside.beside_papers(both, both, chat).rows if "orrelat" in row.quantity]
-        assert len(named) == 1
-        assert "conversation" in named[0]
-        with pytest.raises(ValueError, match="finite"):
-            beside.beside_papers(both, both.assign(correlation=np.nan), chat)
+        named = [row.quantity for row in beside.beside_papers(both, both, chat).rows if "at lag 0" in row.quantity]
+        assert len(named) == 2
+        assert all("conversation" in each for each in named)
+        table = beside.beside_papers(both, both, chat.assign(correlation=np.nan)).frame()
+        (short,) = table[table["decides"] & (table["claim"] == "A24")]["verdict"]
+        assert short == Verdict.TOO_SHORT
+
+    def test_stretches_decide_the_correlation(self):
+        """One replay in anti-phase does not outweigh stretches in phase."""
+        chat = pd.DataFrame({"policy": list(topic.TABLE_3), "workload": "conversation", "rejected_share": 0.1})
+        chat = chat.assign(decode_swing=0.1, peak_lag_s=9.0)
+        one, many = (chat.assign(seed=0, correlation=value) for value in (-0.5, 0.4))
+        table = beside.beside_papers(one, one, many).frame()
+        decided = table[table["decides"]].set_index("claim")
+        assert decided.loc["A24", ["ours", "verdict"]].tolist() == [0.4, Verdict.NOT_REPRODUCED]
 
     def test_figure_9_moves_as_the_notes_say(self):
         """The samples give the correlation that the ledger of claims has, and a peak after half a minute."""

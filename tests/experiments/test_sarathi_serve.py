@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 
 from mooncake_lab.experiments import pipeline_capacity as search
@@ -104,8 +105,20 @@ class TestCapacity:
         assert len(search.cells("full")) == 5 * 2 * 2 * 3
         few = search.cells("classroom")
         assert {each.limit for each in few} == {"strict"}
-        assert len(few) == 4 * 2
+        assert len(few) == 4 * 2 * 3
+        assert len({each.seed for each in few}) == 3
         assert search.budget_of("LLaMA2-70B", "relaxed") == "Sarathi-Serve 1536"
+
+    def test_capacities_are_means_over_seeds(self):
+        """A machine has one row, whose ratio is that of the mean capacities."""
+        rows = [
+            {"testbed": "x", "workload": "w", "limit": "strict", "policy": policy, "requests": 9,
+             "requests_per_s": rate}
+            for policy, rates in (("vLLM", (1.0, 3.0)), ("Sarathi-Serve 512", (4.0, 8.0)))
+            for rate in rates
+        ]  # fmt: skip
+        (row,) = search.over_vllm(pd.DataFrame(rows)).to_dict(orient="records")
+        assert (row["vllm"], row["sarathi"], row["over_vllm"]) == (2.0, 6.0, 3.0)
 
 
 class TestErrata:

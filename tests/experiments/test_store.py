@@ -208,7 +208,7 @@ class TestBesidePapers:
             )
         ).assign(origin="twin")
         frame = beside.beside_papers(capacities, policies).frame()
-        judged = frame[~frame["verdict"].isin(["out of scope", "trace not here"])]
+        judged = frame[frame["decides"] & ~frame["verdict"].isin(["out of scope", "trace not here"])]
         assert judged["unit"].tolist() == ["tokens", "nodes"]
         assert frame["quantity"].str.contains("twin, made to match").sum() == len(frame) - 4
         released = beside.beside_papers(capacities.assign(origin="released"), policies.assign(origin="released"))
@@ -235,3 +235,35 @@ def test_lru_leads_on_the_released_conversations():
     for _, table in rows(sweep).groupby("capacity_blocks"):
         lru, lfu, length_aware = table["prefix_hit_rate"]
         assert lru > lfu > length_aware
+
+
+@pytest.mark.skipif(find_trace("conversation") is None, reason="the released conversation trace is not here")
+def test_the_system_prompt_is_the_shortest_prompt():
+    """Assumption B11 is a number of the trace: its shortest prompts less the first block, which all share."""
+    trace = load("conversation")
+    assert assumption("B11").value == trace.input_tokens.min() - trace.block_size_tokens
+    assert len({trace.blocks_of(i)[0] for i in range(len(trace))}) == 1
+
+
+def test_lru_leads_only_if_it_does_so_everywhere():
+    """One finite capacity where a rival is ahead decides, however large the lead is elsewhere."""
+    rates = {
+        ("lru", 1e3): 0.2,
+        ("lfu", 1e3): 0.1,
+        ("length_aware", 1e3): 0.25,
+        ("lru", 3e4): 0.5,
+        ("lfu", 3e4): 0.1,
+    }
+    rates |= {("length_aware", 3e4): 0.1, ("lru", None): 0.6, ("lfu", None): 0.7, ("length_aware", None): 0.6}
+    found = {("conversation", *key): {"prefix_hit_rate": rate} for key, rate in rates.items()}
+    assert beside._lead_of_lru(found, "conversation") == pytest.approx(-0.05)
+
+
+def test_most_scenarios_are_those_whose_traces_are_here():
+    """Two released curves of four judge the claim, and the row says so; four judge it as the paper does."""
+    shares = [{"as_drawn": share, "origin": "released"} for share in (41.0, 47.0, 48.0, 75.0)]
+    row = beside._most_scenarios(shares)
+    assert (row.ours, row.verdict.value) == (48.0, "reproduced")
+    twins = [*shares[:2], *({**share, "origin": "twin"} for share in shares[2:])]
+    assert beside._most_scenarios(twins).ours == 47.0
+    assert "2 of 4 curves" in beside._most_scenarios(twins).quantity

@@ -109,13 +109,13 @@ class TestBesidePapers:
         table = beside_papers(numbers.assign(origin="released")).frame().set_index("quantity")
         assert table.loc["Conversation: requests", "verdict"] == Verdict.NOT_REPRODUCED.value
 
-    def test_single_uses_are_judged_on_the_best_witness(self, numbers):
-        """Without the open trace, its chat part bears witness of single uses."""
+    def test_single_uses_are_judged_on_the_open_trace(self, numbers):
+        """Without the open trace there is no verdict; the conversation trace is shown beside it."""
         origins = numbers["workload"].map({"conversation": "released"}).fillna("twin")
         table = beside_papers(numbers.assign(origin=origins)).frame()
-        (row,) = table[table["quantity"].str.contains("never reused")].to_dict(orient="records")
-        assert row["quantity"].endswith("conversation trace")
-        assert row["verdict"] == Verdict.REPRODUCED.value
+        decides, beside = table[table["claim"] == "A12"].to_dict(orient="records")
+        assert (decides["decides"], decides["verdict"]) == (True, Verdict.TRACE_NOT_HERE.value)
+        assert (beside["decides"], beside["verdict"]) == (False, Verdict.REPRODUCED.value)
 
     def test_missing_workload(self, numbers):
         """A table without one of the workloads is refused, naming it."""

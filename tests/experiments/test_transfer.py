@@ -21,7 +21,7 @@ def node():
 
 @pytest.fixture(scope="module")
 def demand():
-    sweep = vary(BASE, streams_layers=(True, False), gbps=(40.0, 400.0))
+    sweep = vary(BASE, streams_layers=(True, False), gbps=(24.0, 40.0, 400.0))
     return run((*sweep, replace(BASE, reuses=False, gbps=400.0)), cache=False)
 
 
@@ -74,10 +74,10 @@ def test_the_least_bandwidth_is_that_of_the_last_row_below_the_limit():
 
 
 def test_every_claim_of_the_chapter_is_judged(node, demand):
-    """F34 to F42 and A27; what needs network cards says so."""
+    """F34 to F42, F72, F73 and A27; what needs network cards says so."""
     storing, slices = transfer_modelled.store_latency(node), transfer_modelled.breakdown(node)
     table = beside_papers(storing, slices, demand.assign(mean_ttft_s=1.0)).frame()
-    assert set(table["claim"]) == {"A27", *(f"F{number}" for number in range(34, 43))}
+    assert set(table["claim"]) == {"A27", "F72", "F73", *(f"F{number}" for number in range(34, 43))}
     engines = table[table["claim"].isin([f"F{number}" for number in range(34, 40)])]
     assert set(engines["verdict"]) == {"needs hardware"}
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from mooncake_lab.paper import claim, claims, constant, curve
+from mooncake_lab.experiments.overload_beside_papers import paper_movement
+from mooncake_lab.paper import claim, claims, constant, curve, fact
 
 
 def points(name, series):
@@ -35,6 +36,19 @@ def means(figure, above, below):
     return ratio(f"{figure}_ttft_box_scheduling", above, below, "mean")
 
 
+def lead_of_lru():
+    """The smallest lead of LRU over the better of its rivals in arXiv Table 1, at finite capacities."""
+    table = curve("arxiv_table1_cache_policies")
+    rates = table[np.isfinite(table["x"])].pivot_table(index="x", columns="series", values="y")
+    return (rates["LRUCache"] - rates.drop(columns="LRUCache").max(axis=1)).min()
+
+
+def highest(dataset, system):
+    """The highest rate of arXiv Fig 12 up to which a system keeps the TTFT limit."""
+    y = points("arxiv_fig12_simulated_data", f"{dataset}/TTFT/{system}").sort_index()
+    return y.index[(y <= 1).cumprod().astype(bool)].max()
+
+
 FAST, ARXIV = "fast_fig05", "arxiv_fig08"
 CAPACITY = "fast_fig07_capacity_at_thresholds"
 ABLATION = "sarathi_serve_table4_ablation"
@@ -43,9 +57,14 @@ COMPUTED = {
     "F47": lambda: means(FAST, "Load balancing", "Global cache aware"),
     "F48": lambda: means(FAST, "Random", "Global cache aware"),
     "F49": lambda: ratio(CAPACITY, "vLLM", "vLLM Chunked Prefill", 100),
+    "A11": lead_of_lru,
     "A24": loads,
     "A25": lambda: ends("prefill latency"),
     "A26": lambda: ends("decode latency"),
+    "A33": lambda: highest("32k", "Mooncake-[3P+1D]") / highest("32k", "vLLM-[4M]"),
+    "A34": lambda: highest("128k", "Mooncake-[3P+1D]") / highest("128k", "vLLM-[4M]"),
+    "A35": lambda: paper_movement()["decode_swing"],
+    "A36": lambda: paper_movement()["peak_lag_s"],
     "A27": lambda: ratio("arxiv_fig07_store_latency", "Layer-wise", "Serialized", 128000),
     "A28": lambda: means(ARXIV, "cache-aware", "KVCache-centric"),
     "A29": lambda: means(ARXIV, "load-balancing", "KVCache-centric"),
@@ -60,6 +79,8 @@ COMPUTED = {
     "S17": lambda: ratio(ABLATION, "chunked prefill only", "both", "openchat_tbt_p99"),
     "S26": lambda: ratio(ABLATION, "hybrid batching only", "both", "openchat_tbt_p99"),
     "S27": lambda: ratio(ABLATION, "both", "hybrid batching only", "openchat_ttft_p50"),
+    "S37": lambda: ratio(ABLATION, "hybrid batching only", "both", "arxiv_tbt_p99"),
+    "S38": lambda: ratio(ABLATION, "both", "hybrid batching only", "arxiv_ttft_p50"),
     "C02": lambda: constant("snapkv_needle_compressed").value / constant("snapkv_needle_full").value,
 }
 
@@ -80,3 +101,63 @@ def test_the_largest_tbt_on_simulated_data():
     table = curve("arxiv_fig12_simulated_data")
     ours = table[table["series"].str.contains("TBT/Mooncake")]
     assert claim("A23").fact.value == pytest.approx(ours["y"].max(), rel=2e-3)
+
+
+FIG_8, FIG_10, FIG_13 = "fast_fig08_ratio_to_mooncake", "fast_fig10_ratio", "fast_fig13_bandwidth_demand"
+PREFIX, CHUNKED, TABLE_4 = "vLLM Prefix Caching", "vLLM Chunked Prefill", "sarathi_table4_peak_gains"
+TRANSCRIBED = {
+    **{
+        f"F{50 + 2 * place + which}": (FIG_8, series, workload)
+        for place, workload in enumerate(("Conversation", "Tool&Agent", "Synthetic"))
+        for which, series in enumerate((PREFIX, CHUNKED))
+    },
+    **{
+        f"F{56 + 4 * place + 2 * which + later}": (f"fast_fig0{figure}_capacity_at_thresholds", series, limit_ms)
+        for place, figure in enumerate((1, 6, 7))
+        for which, series in enumerate((PREFIX, CHUNKED))
+        for later, limit_ms in enumerate((100, 300))
+    },
+    "F68": (FIG_10, "hit rate global/local", "Conversation"),
+    "F69": (FIG_10, "GPU time global/local", "Conversation"),
+    "F70": (FIG_10, "hit rate global/local", "Tool&Agent"),
+    "F71": (FIG_10, "GPU time global/local", "Tool&Agent"),
+    "F72": (FIG_13, "average TTFT", 24),
+    "F73": (FIG_13, "average TTFT", 40),
+    "F74": ("fast_fig15a_effective_ratio", "effective request ratio", 11),
+    "F75": ("fast_fig15b_avg_tbt", "average TBT", 5),
+    "F76": ("fast_fig15b_avg_tbt", "average TBT", 11),
+    "F77": ("fast_fig15b_avg_ttft", "average TTFT", 5),
+    "F78": ("fast_fig15b_avg_ttft", "average TTFT", 8),
+    "S28": (TABLE_4, "LLaMA-13B/A6000/2K", "end_to_end_speedup"),
+    "S29": (TABLE_4, "LLaMA-13B/A6000/2K", "decode_speedup"),
+    "S30": (TABLE_4, "LLaMA-13B/A6000/3K", "end_to_end_speedup"),
+    "S31": (TABLE_4, "LLaMA-13B/A6000/3K", "decode_speedup"),
+    "S32": (TABLE_4, "LLaMA-33B/A100/1K", "decode_speedup"),
+    "S33": (TABLE_4, "LLaMA-33B/A100/2K", "end_to_end_speedup"),
+    "S34": (TABLE_4, "LLaMA-33B/A100/2K", "decode_speedup"),
+    "S35": (TABLE_4, "LLaMA-33B/A100/3K", "end_to_end_speedup"),
+    "S36": (TABLE_4, "LLaMA-33B/A100/3K", "decode_speedup"),
+}
+
+
+@pytest.mark.parametrize("identifier", TRANSCRIBED)
+def test_a_transcribed_claim_is_the_point_of_its_curve(identifier):
+    """The claims that were added from figures and tables carry their numbers and sources unchanged."""
+    name, series, x = TRANSCRIBED[identifier]
+    stated, found = claim(identifier).fact, fact(name, series=series, x=x)
+    assert (stated.value, stated.source, stated.unit) == (found.value, found.source, found.unit)
+
+
+ADDED = [each for each in claims() if each.id in {*TRANSCRIBED, "A33", "A34", "S37", "S38"}]
+
+
+@pytest.mark.parametrize("each", ADDED, ids=lambda each: each.id)
+def test_bands_of_added_claims_follow_one_rule(each):
+    """A share within a tenth; a duration or a ratio within 1.25, or half the way to 1 on a log scale if nearer."""
+    assert each.stated == "after"
+    if each.fact.unit == "percent":
+        assert (each.yardstick.grade, each.yardstick.band) == ("value", 0.1)
+        return
+    widest = 1.25 if each.fact.unit != "ratio" else min(1.25, max(each.fact.value, 1 / each.fact.value) ** 0.5)
+    assert each.yardstick.grade == "factor"
+    assert each.yardstick.band == pytest.approx(widest, abs=1.1e-3)

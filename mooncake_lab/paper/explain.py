@@ -1,0 +1,118 @@
+"""One claim in words: what the paper says, how ours is judged, and why its verdict follows."""
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from mooncake_lab.paper.claims import Claim
+from mooncake_lab.paper.comparison import band_text, number_text
+from mooncake_lab.paper.scorecard import NOT_EXECUTED, Scored
+from mooncake_lab.paper.verdicts import Verdict, Yardstick
+
+_SIDES: Final[Mapping[str, str]] = MappingProxyType(
+    {"above": "above", "at_least": "at least", "below": "below", "at_most": "at most"}
+)
+_SOURCES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "printed": "printed in the paper",
+        "read": "read off a figure",
+        "derived": "computed from numbers of the paper",
+        "assumed": "assumed",
+    }
+)
+_EVIDENCE: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "measured": "our number comes from real code, or is counted in a released trace",
+        "simulated": "a model predicts our number",
+        "calibrated": "a latency model was fitted to the paper's number, so agreement predicts nothing",
+        "arithmetic": "our number follows from printed numbers, so agreement predicts nothing",
+    }
+)
+_STATED: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "before": "before the code that computes our number",
+        "with": "together with that code, or with a first result of ours",
+        "after": "after our number was known",
+    }
+)
+_WITHOUT_NUMBER: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        Verdict.TOO_SHORT: "The run has fewer requests than the claim needs.",
+        Verdict.NEEDS_HARDWARE: "The claim is about hardware that was not here.",
+        Verdict.NEEDS_MODEL: "The claim is about a model that was not here; another one's number is not judged.",
+        Verdict.TRACE_NOT_HERE: "The trace was not here, and its twin was made to have this property.",
+        Verdict.OUT_OF_SCOPE: "The claim is about production, which nobody outside can measure.",
+        NOT_EXECUTED: "No chapter has recorded a number for this claim.",
+    }
+)
+
+
+def explain(row: Scored) -> str:
+    """The claim, its fact, its yardstick, the row that decided it, and why the verdict follows, line by line."""
+    return "\n".join(f"{name + ':':<12}{text}" for name, text in _lines(row))
+
+
+def yardstick_in_words(yardstick: Yardstick, claim: Claim) -> str:
+    """What our number must fulfil."""
+    band = band_text(yardstick, claim.fact)
+    direction = ""
+    if yardstick.sense is not None and yardstick.threshold is not None:
+        limit = number_text(yardstick.threshold, claim.fact.unit)
+        direction = f"first the direction: {_SIDES[yardstick.sense]} {limit}"
+    if yardstick.grade == "order":
+        return f"the direction only: {_SIDES[yardstick.sense or 'above']} {band.split(maxsplit=1)[1]}"
+    how = (
+        f"the paper's number up to a factor of {yardstick.band:g}"
+        if yardstick.grade == "factor"
+        else f"the paper's number up to {100 * (yardstick.band or 0):g} % of it"
+    )
+    return f"{direction}; then the band: {band}, {how}" if direction else f"the band: {band}, {how}"
+
+
+def _lines(row: Scored) -> Iterator[tuple[str, str]]:
+    claim = row.claim
+    fact = claim.fact
+    yield claim.id, claim.sentence
+    yield "paper", f"{number_text(fact.value, fact.unit)}, {fact.cited}, {_SOURCES[fact.source]}"
+    yield "conditions", claim.conditions
+    yield "yardstick", yardstick_in_words(claim.yardstick, claim)
+    yield "evidence", f"{claim.evidence}: {_EVIDENCE[claim.evidence]}"
+    yield "stated", f"{claim.stated}: claim and band were written {_STATED[claim.stated]}"
+    yield "chapter", claim.chapter
+    if row.topic:
+        yield "decided by", f"the row {row.quantity!r} of beside_papers in {row.topic}.json"
+    yield "ours", "no number" if row.ours is None else bounded_text(row)
+    yield "verdict", f"{row.verdict}. {why(row)}"
+    for each in row.details:
+        ours = "no number" if each.ours is None else number_text(each.ours, fact.unit)
+        yield "detail", f"{each.quantity}: {ours}, {each.verdict}, not counted"
+    if claim.note:
+        yield "note", claim.note
+
+
+def bounded_text(row: Scored) -> str:
+    """Our number with its unit, and a sign where it is only a lower bound; a dash where there is none."""
+    if row.ours is None:
+        return "–"
+    return ("≥ " if row.bound == "at least" else "") + number_text(row.ours, row.claim.fact.unit)
+
+
+def why(row: Scored) -> str:
+    """One sentence that says why the verdict follows from our number."""
+    if row.verdict in _WITHOUT_NUMBER or row.ours is None:
+        return _WITHOUT_NUMBER.get(row.verdict, "")
+    claim, ours = row.claim, bounded_text(row)
+    band = band_text(claim.yardstick, claim.fact)
+    other, limit = (
+        number_text(value or 0.0, claim.fact.unit) for value in (claim.elsewhere, claim.yardstick.threshold)
+    )
+    missed = f"{ours} is not {_SIDES[claim.yardstick.sense or 'above']} {limit}."
+    if claim.yardstick.has_direction(row.ours):
+        missed = f"{ours} is outside {band}, and the claim has no direction."
+    reasons: dict[str, str] = {
+        Verdict.NOT_REPRODUCED: missed,
+        Verdict.DIRECTION_ONLY: f"{ours} has the direction and is outside {band}.",
+        Verdict.CONTRADICTS: f"{ours} is outside {band} and agrees with {other}, which its other numbers give.",
+        Verdict.AT_LEAST: f"{ours} is a lower bound: the tested settings ended there, below the end of {band}.",
+    }
+    return reasons.get(row.verdict, f"{ours} is within {band}.")
