@@ -1,5 +1,6 @@
 """What `serve` and `replay` share: the cluster that options describe, and which options it has no use for."""
 
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,7 +17,15 @@ if TYPE_CHECKING:
     from mooncake_lab.serving.spec import LiveSpec
 
 TransferName = Literal["tcp", "mooncake"]
-__all__ = ["AdmissionName", "BatchingName", "PlacementName", "TransferName", "live_spec", "refuse_typed"]
+__all__ = [
+    "AdmissionName",
+    "BatchingName",
+    "PlacementName",
+    "TransferName",
+    "live_spec",
+    "refuse_typed",
+    "show_start",
+]
 
 
 def live_spec(
@@ -62,6 +71,13 @@ def live_spec(
         )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+
+
+def show_start() -> None:
+    """Let stderr show which workers start, what they load, and when they are ready."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    for name in ("supervisor", "hall"):
+        logging.getLogger(f"mooncake_lab.serving.{name}").setLevel(logging.INFO)
 
 
 def refuse_typed(context: typer.Context, names: Iterable[str], why: str) -> None:

@@ -8,7 +8,15 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from mooncake_lab.cli.live import AdmissionName, BatchingName, PlacementName, TransferName, live_spec, refuse_typed
+from mooncake_lab.cli.live import (
+    AdmissionName,
+    BatchingName,
+    PlacementName,
+    TransferName,
+    live_spec,
+    refuse_typed,
+    show_start,
+)
 from mooncake_lab.cli.progress import watched
 from mooncake_lab.cli.reading import read_or_fail
 from mooncake_lab.core import SLO, write_log
@@ -84,8 +92,9 @@ def replay(
                 context, prefill=prefill, decode=decode, coupled=coupled, placement=placement, admission=admission,
                 ttft_slo=ttft_slo, tbt_slo=tbt_slo, seed=seed, model=model, batching=batching, device=device,
                 max_request_tokens=max_request_tokens, threads=threads, transfer=transfer,
-                block_size_tokens=scaled.block_size_tokens,
+                block_size_tokens=scaled.block_size_tokens, spares=0,
             )  # fmt: skip
+            show_start()
             numbers = _on_own_cluster(scaled, spec, slo, log)
     except (ValueError, OSError, RuntimeError) as error:
         typer.echo(f"mooncake-lab replay: {error}", err=True)
@@ -109,7 +118,7 @@ def _scaled(trace: Trace, divide: int, most_tokens: int, requests: int, speed: f
 
 
 def _on_own_cluster(trace: Trace, spec: Any, slo: SLO, log: Path | None) -> dict[str, Any]:
-    """Bring a cluster to life, replay, and let it go."""
+    """Start a cluster, replay, and close it."""
     from mooncake_lab.metrics import check_log, run_summary
     from mooncake_lab.serving import LiveCluster
 

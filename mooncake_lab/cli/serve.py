@@ -9,7 +9,15 @@ from typing import Annotated, Literal, Self, final
 import msgspec
 import typer
 
-from mooncake_lab.cli.live import AdmissionName, BatchingName, PlacementName, TransferName, live_spec, refuse_typed
+from mooncake_lab.cli.live import (
+    AdmissionName,
+    BatchingName,
+    PlacementName,
+    TransferName,
+    live_spec,
+    refuse_typed,
+    show_start,
+)
 from mooncake_lab.core import Record
 
 
@@ -76,7 +84,6 @@ def serve(
     Example: mooncake-lab serve --model random:lab-tiny --prefill 2 --decode 2 --port 8000
     """
     import asyncio
-    import logging
 
     try:
         from mooncake_lab.serving.door.server import Address
@@ -84,7 +91,7 @@ def serve(
     except ModuleNotFoundError as error:
         typer.echo(f"mooncake-lab serve needs {error.name}: install mooncake-lab[serve]", err=True)
         raise typer.Exit(1) from error
-    from mooncake_lab.serving.supervisor import WorkerError
+    from mooncake_lab.serving.launch.local import WorkerError
 
     if admission == "none":
         refuse_typed(context, ["ttft_slo", "tbt_slo"], "limits are for --admission, and none has no use for them")
@@ -95,7 +102,7 @@ def serve(
         decode_tokens=decode_tokens, transfer=transfer, chunk_tokens=chunk, max_request_tokens=max_request_tokens,
         most_under_way=most_under_way, threads=threads,
     )  # fmt: skip
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    show_start()
     token = _token(context, token_file, no_token=no_token)
     address = Address(host=host, port=port, token=token, drain_s=drain, model=served_model_name)
 

@@ -1,14 +1,15 @@
 """Weights: from a local Hugging Face directory or seeded random; QKV and gate/up fused on the way in."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 import xxhash
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from mooncake_lab.engine.config import LlamaConfig, read_config
 
@@ -69,7 +70,7 @@ def load_weights(directory: Path, *, device: torch.device, dtype: torch.dtype) -
 
     Raises:
         FileNotFoundError: when the directory has no config or no safetensors.
-        ValueError: when a tensor is missing, has an unexpected shape, or is none a Llama has.
+        ValueError: when a file is truncated, or a tensor is missing, misshapen, or none that a Llama has.
     """
     config = read_config(directory)
     files = _files(directory)
@@ -77,7 +78,7 @@ def load_weights(directory: Path, *, device: torch.device, dtype: torch.dtype) -
     def read(name: str) -> torch.Tensor:
         if name not in files:
             raise ValueError(f"{directory}: no tensor {name!r} in the safetensors; the config says it is needed")
-        with safe_open(files[name], framework="pt") as file:
+        with _opened(files[name]) as file:
             return file.get_tensor(name)
 
     unknown = sorted(set(files) - set(parameter_shapes(config)) - {"lm_head.weight"})
@@ -220,5 +221,14 @@ def _files(directory: Path) -> Mapping[str, Path]:
         raise FileNotFoundError(
             f"{directory} has neither model.safetensors nor its index; pickled weights are not read"
         )
-    with safe_open(single, framework="pt") as file:
+    with _opened(single) as file:
         return dict.fromkeys(file.keys(), single)
+
+
+@contextmanager
+def _opened(path: Path) -> Generator[Any]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except SafetensorError as error:
+        raise ValueError(f"{path} cannot be read as safetensors, it may be truncated: {error}") from error

@@ -2,6 +2,9 @@
 
 import json
 import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import get_args
 
@@ -192,3 +195,25 @@ def test_a_log_that_ends_says_so(tmp_path, capsys, monkeypatch):
         log.write(record)
         assert log.is_broken
     assert "No space left" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["serve", "replay"])
+def test_a_start_is_shown_and_its_failure_is_one_line(file, tmp_path, command):
+    """Stderr says which workers start with what, and why they did not; there is no traceback."""
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\necho no such library >&2; exit 3\n")
+    program.chmod(0o700)
+    arguments = (
+        ["serve", "--model", "random:lab-tiny", "--port", "0"] if command == "serve" else ["replay", str(file)]
+    )
+    script = f"import sys; sys.executable = {str(program)!r}; from mooncake_lab.cli import app; app({arguments!r})"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "INFO starting prefill-0, decode-0: each loads random:lab-tiny with 1 threads" in done.stderr
+    error = done.stderr.splitlines()[-1]
+    assert re.fullmatch(
+        rf"mooncake-lab {command}: (prefill|decode)-0 did not start: exited with status 3;"
+        " last lines of its stderr: no such library",
+        error,
+    )
+    assert "Traceback" not in done.stderr

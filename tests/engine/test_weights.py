@@ -1,6 +1,7 @@
 """Configs and weights from Hugging Face directories, and random ones."""
 
 import json
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -233,3 +234,12 @@ class TestRandom:
         """Asking for CUDA without a GPU says so; nothing falls back."""
         with pytest.raises(ValueError, match="finds no GPU here"):
             load_model("random:lab-tiny", device="cuda")
+
+
+def test_a_truncated_file_is_named(directory):
+    """A safetensors file that was cut is a ValueError with its path, whatever the library raises."""
+    file = directory / "model.safetensors"
+    for size in (file.stat().st_size - 100, 40, 3):
+        os.truncate(file, size)
+        with pytest.raises(ValueError, match=r"model\.safetensors cannot be read .* truncated"):
+            load_weights(directory, **F32)

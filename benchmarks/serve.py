@@ -1,0 +1,203 @@
+"""The live cluster beside its engine: tokens per second of one coupled worker over those of the engine alone.
+
+Run: python benchmarks/serve.py [--threads 1,2] [--batches 1,8] [--rounds 5] [--json]
+
+Both generate the same greedy tokens from the same prompts, in alternating rounds of one run; the engine runs in a
+process of its own with the same number of threads. Also: seconds until a cluster has started, and until a worker
+that was killed with SIGKILL is replaced by the spare. On a shared machine only the ratios mean something.
+"""  # noqa: INP001  # scripts, not a package
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
+from mooncake_lab.serving import LiveCluster, LiveSpec, WorkerPool
+
+PROMPT_TOKENS = 32
+
+
+def main() -> None:
+    """Measure, and print a table or JSON."""
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="Example: python benchmarks/serve.py --threads 1 --batches 1,8 --rounds 7 --json",
+    )
+    parser.add_argument("--model", default="random:lab-30m", help="a model directory, or random:SHAPE")
+    parser.add_argument("--threads", default="1,2", help="threads of the worker and of the engine, one run each")
+    parser.add_argument("--batches", default="1,8", help="requests at once")
+    parser.add_argument("--tokens", type=int, default=128, help="generated tokens per request")
+    parser.add_argument("--rounds", type=int, default=5, help="pairs of engine and cluster, alternating")
+    parser.add_argument("--kills", type=int, default=3, help="workers killed with SIGKILL")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--engine", type=int, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.engine is not None:
+        answer_rounds(asked.model, asked.tokens)
+        return
+    batches = [int(word) for word in asked.batches.split(",")]
+    found = [measure(asked, int(word), batches) for word in asked.threads.split(",")]
+    if asked.json:
+        sys.stdout.write(json.dumps({"model": asked.model, "cores": os.cpu_count(), "runs": found}) + "\n")
+        return
+    for run in found:
+        sys.stdout.write(
+            f"{run['threads']} threads: start {run['start_s']:.1f} s,"
+            f" replacement {run['replacement_s']:.2f} s (median of {asked.kills})\n"
+        )
+        for row in run["rows"]:
+            sys.stdout.write(
+                f"  batch {row['batch']}: engine {row['engine_per_s']:.0f}, served {row['served_per_s']:.0f}"
+                f" tokens/s; ratio {row['ratio']:.2f} ({row['least']:.2f} to {row['most']:.2f})\n"
+            )
+
+
+def prompts(batch: int, vocabulary: int, number: int) -> list[np.ndarray]:
+    """Prompts that no earlier round had, so that no prefix is found again."""
+    return list(np.random.default_rng(number).integers(0, vocabulary, (batch, PROMPT_TOKENS)).astype(np.int32))
+
+
+def measure(asked: argparse.Namespace, threads: int, batches: Sequence[int]) -> dict[str, Any]:
+    """One number of threads: start, alternating rounds of every batch size, and kills."""
+    spec = LiveSpec(
+        model=asked.model, device="cpu", dtype="float32", prefill_nodes=0, decode_nodes=0, coupled_nodes=1,
+        threads=threads,
+    )  # fmt: skip
+    with WorkerPool(spec) as pool:
+        began_s = time.perf_counter()
+        with LiveCluster(spec, believed(asked.model), pool=pool) as live, engine_process(asked, threads) as engine:
+            start_s = time.perf_counter() - began_s
+            wait_for_spare(pool)
+            rows = [compare(live, engine, batch, asked) for batch in batches]
+            replaced = [replacement_s(live, pool) for _ in range(asked.kills)]
+    return {
+        "threads": threads,
+        "start_s": start_s,
+        "replacement_s": statistics.median(replaced) if replaced else float("nan"),
+        "rows": rows,
+    }
+
+
+def compare(
+    live: LiveCluster, engine: "subprocess.Popen[str]", batch: int, asked: argparse.Namespace
+) -> dict[str, float]:
+    """Alternating rounds of one batch size; the first pair warms up and checks that the tokens are equal."""
+    pairs = list[tuple[float, float]]()
+    vocabulary = model_shape(asked.model.removeprefix("random:")).vocabulary
+    for number in range(asked.rounds + 1):
+        assert engine.stdin is not None  # noqa: S101  # both are pipes
+        assert engine.stdout is not None  # noqa: S101
+        order = ("engine", "served") if number % 2 else ("served", "engine")
+        seconds, tokens = dict[str, float](), dict[str, list[list[int]]]()
+        for who in order:
+            if who == "engine":
+                engine.stdin.write(json.dumps([batch, number]) + "\n")
+                engine.stdin.flush()
+                seconds[who], tokens[who] = json.loads(engine.stdout.readline())
+            else:
+                began_s = time.perf_counter()
+                made = live.generate(prompts(batch, vocabulary, number), max_new_tokens=asked.tokens)
+                seconds[who], tokens[who] = time.perf_counter() - began_s, [list(one) for one in made]
+        if tokens["engine"] != tokens["served"]:
+            raise ValueError(f"batch {batch}, round {number}: the cluster's tokens are not those of the engine")
+        if number:
+            pairs.append((seconds["engine"], seconds["served"]))
+    ratios, total = [engine_s / served_s for engine_s, served_s in pairs], batch * asked.tokens
+    return {
+        "batch": batch,
+        "engine_per_s": total / statistics.median(engine_s for engine_s, _ in pairs),
+        "served_per_s": total / statistics.median(served_s for _, served_s in pairs),
+        "ratio": statistics.median(ratios),
+        "least": min(ratios),
+        "most": max(ratios),
+    }
+
+
+def replacement_s(live: LiveCluster, pool: WorkerPool) -> float:
+    """Seconds from a kill to the moment at which the worker that takes over is ready."""
+    wait_for_spare(pool)
+    killed = live.pids()["coupled-0"]
+    began_s = time.perf_counter()
+    live.kill("coupled-0")
+    while live.pids().get("coupled-0", killed) == killed:
+        time.sleep(0.001)
+    return time.perf_counter() - began_s
+
+
+def wait_for_spare(pool: WorkerPool) -> None:
+    """Return when a process is ready to take over."""
+    while not pool.idle():
+        time.sleep(0.05)
+
+
+def engine_process(asked: argparse.Namespace, threads: int) -> "subprocess.Popen[str]":
+    """This program again, as the engine alone."""
+    return subprocess.Popen(  # noqa: S603  # this program
+        [
+            sys.executable,
+            __file__,
+            "--engine",
+            str(threads),
+            "--model",
+            asked.model,
+            "--tokens",
+            str(asked.tokens),
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": str(threads), "NUMBA_NUM_THREADS": str(threads)},
+    )
+
+
+def answer_rounds(model: str, new_tokens: int) -> None:
+    """Generate for each line of stdin, with the settings of a coupled worker, and time it."""
+    from mooncake_lab.batching.policies import named_policy
+    from mooncake_lab.engine import CoupledEngine, EngineSettings, GenerationRequest, load_model
+
+    spec = LiveSpec()
+    loaded = load_model(model, device="cpu", dtype="float32", positions=spec.max_request_tokens)
+    settings = EngineSettings(
+        cache_blocks=spec.decode_tokens // spec.block_size_tokens,
+        block_size_tokens=spec.block_size_tokens,
+        max_batch_tokens=max(spec.chunk_tokens, spec.max_requests),
+        max_requests=spec.max_requests,
+        max_request_tokens=spec.max_request_tokens,
+    )
+    engine = CoupledEngine(loaded, named_policy(spec.batching, chunk_tokens=spec.chunk_tokens), settings)
+    for line in sys.stdin:
+        batch, number = json.loads(line)
+        asked = prompts(batch, loaded.config.vocabulary, number)
+        began_s = time.perf_counter()
+        outputs = engine.engine.generate(
+            GenerationRequest(prompt=prompt, max_new_tokens=new_tokens, end_tokens=()) for prompt in asked
+        )
+        seconds = time.perf_counter() - began_s
+        sys.stdout.write(json.dumps([seconds, [list(output.tokens) for output in outputs]]) + "\n")
+        sys.stdout.flush()
+
+
+def believed(model: str) -> LatencyModel:
+    """A latency model to place by; with one worker it changes nothing."""
+    return LatencyModel(
+        name="for a benchmark",
+        shape=model_shape(model.removeprefix("random:")),
+        prefill=PrefillLatency(constant_s=1e-3, per_token_s=1e-5, per_token_squared_s=0.0),
+        decode=DecodeLatency(1e-3, 0.0, 0.0),
+        hybrid=HybridLatency(floor_s=1e-3, per_token_s=1e-5, per_token_squared_s=0.0, per_context_token_s=0.0),
+        transfer=LinkLatency(1e9),
+        dram=LinkLatency(1e9),
+    )
+
+
+if __name__ == "__main__":
+    main()
