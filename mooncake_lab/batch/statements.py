@@ -66,7 +66,6 @@ NOT_YET: Final = frozenset(
         "04_chunked",
         "05_piggyback",
         "06_pipeline",
-        "07_store",
         "09_placement",
         "10_endtoend",
         "11_overload",
