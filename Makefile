@@ -54,7 +54,7 @@ screenshots: book ## Picture every page, light, dark and on a phone, into tests/
 	@$(BIN)/pytest -q tests/site/test_screenshots.py
 	@echo "Look at tests/site/screenshots"
 
-readme: book ## Write the verdict table of the README from the book's numbers
+readme: book ## Write the results in the README from the book's numbers
 	@$(BIN)/python -m mooncake_lab.paper.readme README.md book/_generated
 
 pdf: book ## Print the book with the browser into book/_build/mooncake.pdf

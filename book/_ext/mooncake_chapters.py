@@ -1,7 +1,8 @@
 # ruff: noqa: INP001 - Sphinx finds an extension by its file, not in a package
 """What the book says about its own chapters, all of it read from the executed copies when the book is built.
 
-`{chapter-table}` lists the chapters with reading time, run time and verdicts. `{chapter-figure}` shows a figure of
+`{headline-table}` shows the eight headlines and how all claims ended. `{chapter-table}` lists the chapters with
+reading time, run time and verdicts. `{chapter-figure}` shows a figure of
 a chapter on another page. Under each figure, wherever it is shown, there is a link to what it draws, and under
 each chapter stand the numbers that it recorded, to be downloaded. A figure without a picture has no number.
 """
@@ -16,7 +17,9 @@ from sphinx.util.docutils import SphinxDirective
 
 from mooncake_lab.batch.chapters import Chapter, chapter, figure, figure_data, tables, verdict_counts
 from mooncake_lab.batch.plan import topic_of
+from mooncake_lab.paper import headlines, scorecard
 from mooncake_lab.paper.comparison import VERDICT_CLASSES
+from mooncake_lab.paper.readme import counted
 
 CHAPTERS = "chapters"
 RECORDS = "_generated"
@@ -27,6 +30,7 @@ BEFORE_THE_COLLECTORS = 300  # which number the figures and list the sections of
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directives and the downloads."""
+    app.add_directive("headline-table", HeadlineTable)
     app.add_directive("chapter-table", ChapterTable)
     app.add_directive("chapter-figure", ChapterFigure)
     app.connect("doctree-read", unnumber_empty_figures, priority=BEFORE_THE_COLLECTORS)
@@ -34,6 +38,18 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("doctree-read", link_data, priority=BEFORE_THE_COLLECTORS)
     app.connect("build-finished", write_data)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+class HeadlineTable(SphinxDirective):
+    """The headlines of the scorecard, as its chapter shows them, and the number of claims by verdict."""
+
+    def run(self) -> list[nodes.Node]:
+        """Read them from what the chapters put on record."""
+        card = scorecard(Path(self.env.srcdir) / RECORDS)
+        top = headlines(card)
+        self.env.note_reread()
+        said = nodes.paragraph("", f"{top.evidence()} {counted(card)}")
+        return [nodes.raw("", top._repr_html_(), format="html"), said]
 
 
 class ChapterTable(SphinxDirective):
@@ -46,7 +62,9 @@ class ChapterTable(SphinxDirective):
         rows = [row(chapter(folder / f"{name}.ipynb"), folder) for name in names]
         head = ["| chapter | to read | to run | its claims |", "| --- | --- | --- | --- |"]
         self.env.note_reread()
-        return self.parse_text_to_nodes("\n".join([*head, *rows]))
+        (table,) = self.parse_text_to_nodes("\n".join([*head, *rows]))
+        table["classes"].append("chapters")
+        return [table]
 
 
 def row(told: Chapter, folder: Path) -> str:

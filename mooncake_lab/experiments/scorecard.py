@@ -1,15 +1,23 @@
 """The scorecard: what the chapters found, gathered, counted, and put in the order of disagreement."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
 
-from mooncake_lab.paper import Scorecard, Verdict, scorecard
+from mooncake_lab.paper import Scorecard, Verdict, headlines, scorecard
+from mooncake_lab.paper.claims import Stated
+from mooncake_lab.paper.scorecard import NOT_EXECUTED
+from mooncake_lab.paper.verdicts import Evidence
 
 CHECKED = (Verdict.REPRODUCED.value, Verdict.DIRECTION_ONLY.value, Verdict.NOT_REPRODUCED.value)
 """The verdicts that rest on a prediction of ours: neither fitted to the paper's number nor computed from it."""
+
+
+RATIOS = {"ratio", "percent", "fraction", "fraction of the SLO", "correlation", "cosine"}
+"""The units of numbers that have no size of their own."""
 
 
 def gathered(out_dir: str | Path) -> Scorecard:
@@ -21,10 +29,68 @@ def gathered(out_dir: str | Path) -> Scorecard:
     return scorecard(out_dir)
 
 
+def headline_rows(card: Scorecard) -> pd.DataFrame:
+    """The headlines as data: headline, claims, paper, ours, result."""
+    rows = headlines(card).rows
+    return pd.DataFrame(
+        {
+            "headline": [row.title for row in rows],
+            "claims": [" ".join(row.claims) for row in rows],
+            "paper": [row.paper for row in rows],
+            "ours": [row.ours for row in rows],
+            "result": [row.result for row in rows],
+        }
+    )
+
+
 def by_chapter(card: Scorecard) -> pd.DataFrame:
     """How many claims of each verdict a chapter holds: chapters by verdicts."""
     frame = card.frame()
     return pd.crosstab(frame["chapter"], frame["verdict"]).rename_axis(columns=None)
+
+
+def by_evidence(card: Scorecard) -> pd.DataFrame:
+    """How many claims of each verdict rest on which kind of evidence: evidence by verdicts, with sums."""
+    return _by(card, "evidence", get_args(Evidence))
+
+
+def by_stated(card: Scorecard) -> pd.DataFrame:
+    """How many claims of each verdict were stated when: before, with or after our number; with sums."""
+    return _by(card, "stated", get_args(Stated))
+
+
+def _by(card: Scorecard, column: str, values: Sequence[str]) -> pd.DataFrame:
+    frame = card.frame()
+    counts = pd.crosstab(frame[column], frame["verdict"]).reindex(values, fill_value=0)
+    order = [name for name in (*(verdict.value for verdict in Verdict), NOT_EXECUTED) if name in counts]
+    counts = counts[order].assign(claims=counts.sum(axis=1))
+    return counts.rename_axis(columns=None)
+
+
+def by_kind(card: Scorecard) -> pd.DataFrame:
+    """What carries over: claims by the kind of their number, and how many of those that we predict came out.
+
+    Columns: reproduced, direction only, not reproduced; rows from the best share of reproduced ones to the least.
+    """
+    frame = card.frame()
+    frame = frame[frame["verdict"].isin(CHECKED)]
+    kinds = [_kind(str(said), str(unit)) for said, unit in zip(frame["sentence"], frame["unit"], strict=True)]
+    counts = pd.crosstab(pd.Series(kinds, index=frame.index, dtype=str), frame["verdict"])
+    counts = counts.reindex(columns=list(CHECKED), fill_value=0)
+    share = pd.Series(counts[CHECKED[0]] / counts.sum(axis=1))
+    order = share.sort_values(ascending=False, kind="stable").index
+    return counts.loc[order].rename_axis(index="kind", columns=None)
+
+
+def _kind(sentence: str, unit: str) -> str:
+    """The kind of number that a claim is about."""
+    if unit == "s":
+        return "seconds"
+    if "vLLM" in sentence:
+        return "gains over vLLM, and what vLLM does"
+    if "hit rate" in sentence:
+        return "hit rates"
+    return "other ratios and shares" if unit in RATIOS else "counts, rates and sizes"
 
 
 def off_by(card: Scorecard) -> pd.DataFrame:

@@ -11,6 +11,7 @@ from mooncake_lab.paper.comparison import (
     unless_twin,
 )
 from mooncake_lab.paper.facts import Fact, Source, constant, curve, fact, index, points
+from mooncake_lab.paper.headlines import Headline, Headlines, headlines
 from mooncake_lab.paper.ledger import Assumption, ScopeItem, assumption, assumptions, scope
 from mooncake_lab.paper.scorecard import Scorecard, scorecard
 from mooncake_lab.paper.tables import data_dir
@@ -35,6 +36,8 @@ __all__ = [
     "ComparisonTable",
     "Evidence",
     "Fact",
+    "Headline",
+    "Headlines",
     "ScopeItem",
     "Scorecard",
     "Source",
@@ -54,6 +57,7 @@ __all__ = [
     "fact",
     "factor",
     "grade",
+    "headlines",
     "index",
     "judge",
     "order",

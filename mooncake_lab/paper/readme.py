@@ -1,6 +1,6 @@
-"""The verdict table of the README, written between its marks from what the chapters put on record.
+"""The results in the README, written between its marks from what the chapters put on record.
 
-`python -m mooncake_lab.paper.readme README.md book/_generated` refreshes it after `make book`.
+`python -m mooncake_lab.paper.readme README.md book/_generated` refreshes them after `make book`.
 """
 
 import re
@@ -11,9 +11,10 @@ from typing import Final
 
 import msgspec
 
-from mooncake_lab.paper.scorecard import NOT_EXECUTED, scorecard
+from mooncake_lab.paper.headlines import headlines
+from mooncake_lab.paper.scorecard import NOT_EXECUTED, Scorecard, scorecard
 
-_MARKED: Final = re.compile(r"(?P<begin><!-- verdicts: begin -->\n).*?(?P<end><!-- verdicts: end -->)", re.DOTALL)
+_MARKED: Final = re.compile(r"(?P<begin><!-- results: begin -->\n).*?(?P<end><!-- results: end -->)", re.DOTALL)
 
 
 class _Made(msgspec.Struct, frozen=True):
@@ -24,8 +25,8 @@ class _Made(msgspec.Struct, frozen=True):
     traces: dict[str, str | None]
 
 
-def verdict_table(records: Path) -> str:
-    """Judgements by edition and verdict as a Markdown table, and what they were computed from.
+def results(records: Path) -> str:
+    """The headlines as a Markdown table, the number of claims by verdict, and what they were computed from.
 
     Args:
         records: the folder with the chapters' `topic.json` and the batch's `provenance.json`.
@@ -37,33 +38,32 @@ def verdict_table(records: Path) -> str:
     if not path.is_file():
         raise ValueError(f"{records} holds no numbers; run `make book` first")
     made = msgspec.json.decode(path.read_bytes(), type=_Made)
-    totals = scorecard(records).totals()
-    totals = totals.loc[:, totals.sum() > 0]
-    head = ["claims of", *map(str, totals.columns)]
-    rows = [
-        [str(name), *(str(number) for number in row)]
-        for name, row in zip(totals.index, totals.to_numpy(), strict=True)
-    ]
-    rows[-1] = [f"**{cell}**" for cell in rows[-1]]
+    card = scorecard(records)
     twins = sorted(name for name, sha256 in made.traces.items() if sha256 is None)
-    traces = f"twins for {', '.join(twins)}" if twins else "the released traces"
-    said = f"Scale {made.scale}, seed {made.seed}, {traces}."
-    if NOT_EXECUTED in totals.columns:
-        said += " Some chapters were not executed; `make book` runs them all."
-    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines) + f"\n{said}\n"
+    traces = f"twins for {' and '.join(twins)}" if twins else "the released traces"
+    top = headlines(card)
+    return f"{top.markdown()}\n{top.evidence()} {counted(card)} Scale {made.scale}, seed {made.seed}, {traces}.\n"
+
+
+def counted(card: Scorecard) -> str:
+    """The number of claims by verdict, in a sentence or two."""
+    totals = card.totals().loc["all"]
+    number = totals.pop("claims")
+    said = ", ".join(f"{count} {verdict}" for verdict, count in totals.items() if count)
+    missing = " Some chapters were not executed; `make book` runs them all." if NOT_EXECUTED in totals else ""
+    return f"All {number} claims: {said}.{missing}"
 
 
 def refreshed(readme: str, records: Path) -> str:
-    """A README with the table between its marks made anew.
+    """A README with the results between its marks made anew.
 
     Raises:
         ValueError: when there are no marks, or no numbers.
     """
-    table = verdict_table(records)
-    text, count = _MARKED.subn(lambda match: f"{match['begin']}{table}{match['end']}", readme)
+    made = results(records)
+    text, count = _MARKED.subn(lambda match: f"{match['begin']}{made}{match['end']}", readme)
     if count != 1:
-        raise ValueError(f"a README has one pair of marks '<!-- verdicts: begin -->' and end; this has {count}")
+        raise ValueError(f"a README has one pair of marks '<!-- results: begin -->' and end; this has {count}")
     return text
 
 

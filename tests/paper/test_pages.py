@@ -60,13 +60,6 @@ def test_the_design_page_has_the_floors_of_the_linter():
     assert [int(number) for number, _ in rows] == list(range(len(rows), 0, -1))
 
 
-def test_the_readme_draws_the_floors_of_the_linter():
-    """A line of its diagram is a layer; what stands to the right of the wide gap says what it is for."""
-    (diagram,) = re.findall(r"^```text\n(.+?)^```$", page("README.md"), re.MULTILINE | re.DOTALL)
-    lines = [re.split(r"\s{2,}", line.strip())[0] for line in diagram.splitlines()]
-    assert [set(re.findall(r"\w+", line)) for line in lines] == layers()
-
-
 def test_the_reference_lists_packages_from_the_ground_up():
     """No package of the API reference stands above one from a lower floor, and all but the shell are there."""
     floor = {name: number for number, layer in enumerate(reversed(layers())) for name in layer}
@@ -128,6 +121,27 @@ def test_the_doctor_lists_what_the_gpu_page_promises(monkeypatch):
     assert found["GPU"].found == "a device"
     assert torch.__version__ in found["PyTorch"].found
     assert re.search(r"CPU build|CUDA \d", found["PyTorch"].found)
+
+
+def test_the_readme_is_short_and_leads_to_every_chapter():
+    """A visitor reads fewer than 120 lines, meets the results before the commands, and finds each chapter."""
+    text = page("README.md")
+    assert len(text.splitlines()) < 120
+    parts = [
+        text.index(each) for each in ("architecture.svg", "<!-- results: begin -->", "make book", "CITATION.cff")
+    ]
+    assert parts == sorted(parts)
+    linked = re.findall(r"\]\((notebooks/\d\d_\w+\.ipynb)\)", text)
+    assert {*linked} == {path.relative_to(ROOT).as_posix() for path in (ROOT / "notebooks").glob("*.ipynb")}
+
+
+def test_links_of_the_readme_lead_to_files():
+    """Every local link and picture of the README and of the benchmarks' page is in the repository."""
+    for name in ("README.md", "benchmarks/README.md"):
+        folder = (ROOT / name).parent
+        found = re.findall(r"\]\(([^):]+)\)|src=\"([^\"]+)\"", page(name))
+        links = {link for pair in found for link in pair if link}
+        assert {link for link in links if not (folder / link).exists()} == set(), name
 
 
 def test_nobody_is_asked_for_a_compiler_that_nothing_calls(monkeypatch):

@@ -1,13 +1,14 @@
-"""The README's verdict table comes from the chapters' numbers and from nowhere else."""
+"""The README's results come from the chapters' numbers and from nowhere else."""
 
 import json
+import re
 
 import pytest
 
 from mooncake_lab.paper.claims import claims
 from mooncake_lab.paper.readme import main, refreshed
 
-README = "# A\n\n<!-- verdicts: begin -->\nold\n<!-- verdicts: end -->\n\nafter\n"
+README = "# A\n\n<!-- results: begin -->\nold\n<!-- results: end -->\n\nafter\n"
 
 
 @pytest.fixture
@@ -22,14 +23,16 @@ def records(tmp_path):
     return tmp_path
 
 
-def test_the_table_counts_every_judgement_and_says_from_what(records):
-    """All claims are counted once, those of chapters that did not run included; the rest of the page stays."""
+def test_the_results_count_every_claim_and_say_from_what(records):
+    """Eight rows, then all claims, each once, those of chapters that did not run included; the rest stays."""
     text = refreshed(README, records)
-    assert text.startswith("# A\n\n<!-- verdicts: begin -->\n| claims of | reproduced |")
-    assert text.endswith("<!-- verdicts: end -->\n\nafter\n")
-    total = next(line for line in text.splitlines() if line.startswith("| **all**"))
-    assert f"**{len(claims())}**" in total
-    assert "not executed" in text
+    assert text.startswith("# A\n\n<!-- results: begin -->\n| headline | paper | ours | result |")
+    assert text.endswith("<!-- results: end -->\n\nafter\n")
+    assert len([line for line in text.splitlines() if line.startswith("| ")]) == 2 + 8
+    (total,) = re.findall(r"All (\d+) claims: ([^.]+)\.", text)
+    assert int(total[0]) == len(claims()) == sum(int(each) for each in re.findall(r"\d+(?= [a-z])", total[1]))
+    assert total[1].startswith("1 reproduced, ")
+    assert "Some chapters were not executed" in text
     assert "Scale smoke, seed 3, twins for synthetic." in text
     assert refreshed(text, records) == text
 
@@ -47,6 +50,6 @@ def test_the_command_writes_the_file(records, capsys):
     page = records / "README.md"
     page.write_text(README)
     assert main([str(page), str(records)]) == 0
-    assert "reproduced" in page.read_text()
+    assert "1 reproduced" in page.read_text()
     assert main([]) == 2
     assert "usage" in capsys.readouterr().err

@@ -74,7 +74,7 @@ def test_a_figure_shows_a_picture(texts):
 
 
 def test_figures_are_numbered_without_a_gap(texts):
-    """The numbers of the chapters' figures, in the order of the chapters, are 1, 2, 3 and so on."""
-    pages = sorted(name for name in texts if name.startswith("chapters/"))
+    """The numbers of the figures on the front page and then chapter by chapter are 1, 2, 3 and so on."""
+    pages = ["intro.html", *sorted(name for name in texts if name.startswith("chapters/"))]
     numbers = [int(each) for name in pages for each in re.findall(r'caption-number">Figure (\d+) ', texts[name])]
     assert numbers == list(range(1, len(numbers) + 1))

@@ -39,6 +39,34 @@ def test_page_fits_a_phone(visit):
     assert width <= 390
 
 
+TABLES_OF_VERDICTS = "table.comparison, table.chapters"
+OUTSIDE = """([selector, width]) => [...document.querySelectorAll(selector)].flatMap(table => {
+  const cells = table.querySelectorAll(table.matches('.chapters') ? 'tbody td:last-child' : 'tbody td.verdict');
+  if (cells.length !== table.querySelectorAll('tbody tr').length) return ['a row without a verdict'];
+  return [...cells].filter(cell => cell.textContent.trim()).map(cell => [cell, cell.getBoundingClientRect()])
+    .filter(([_, box]) => box.width === 0 || box.left < 0 || box.right > width)
+    .map(([cell, box]) => `${cell.textContent}: ${box.left} to ${box.right}`);
+})"""
+"""The verdicts of all tables that lie outside the window, or that are not shown."""
+
+SCROLLED = """selector => [...document.querySelectorAll(selector)]
+  .filter(table => table.scrollWidth > table.parentElement.clientWidth).length"""
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_every_verdict_is_in_the_window(visit, width):
+    """No table of verdicts has to be scrolled sideways to see how a claim ended, on a phone or on a desk."""
+    page = visit.page
+    if not page.locator(TABLES_OF_VERDICTS).count():
+        pytest.skip("this page has no table of verdicts")
+    page.set_viewport_size({"width": width, "height": 900})
+    outside = page.evaluate(OUTSIDE, [TABLES_OF_VERDICTS, width])
+    scrolled = page.evaluate(SCROLLED, TABLES_OF_VERDICTS)
+    page.set_viewport_size(DESK)
+    assert outside == []
+    assert scrolled == 0
+
+
 def test_the_promise_is_on_the_first_screen(open_page):
     """Heading, what a reader gets, and the figure with its caption: one below the other, before any scrolling."""
     page = open_page(FRONT).page

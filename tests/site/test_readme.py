@@ -1,15 +1,16 @@
-"""The README says what the built book found."""
+"""README, front page and scorecard say what the built book found."""
 
 import pytest
 
 from mooncake_lab.batch.provenance import BOOK_TRACES, read_provenance
+from mooncake_lab.paper import headlines, scorecard
 from mooncake_lab.paper.readme import refreshed
 
 pytestmark = pytest.mark.site
 
 
 def test_readme_and_book_agree(site):
-    """The README's verdict table is the one of this book, if the book is the one the README speaks of."""
+    """The README's results are those of this book, if the book is the one the README speaks of."""
     numbers, readme = site.parents[1] / "_generated", site.parents[2] / "README.md"
     provenance = read_provenance(numbers)
     if not readme.is_file() or provenance is None:
@@ -19,6 +20,17 @@ def test_readme_and_book_agree(site):
     ):
         pytest.skip("the README speaks of scale classroom, seed 0, on the released traces")
     text = readme.read_text(encoding="utf-8")
-    if "| claims |" not in text:
-        pytest.skip("the README points at the scorecard and holds no numbers of its own")
     assert refreshed(text, numbers) == text, "the README is out of date; run `make readme`"
+
+
+@pytest.mark.parametrize("page", ["intro.html", "chapters/14_scorecard.html"])
+def test_front_page_and_scorecard_open_with_the_headlines(site, page):
+    """Both show the eight rows of this book's numbers, before any other table."""
+    numbers = site.parents[1] / "_generated"
+    if not numbers.is_dir():
+        pytest.skip("the book was moved away from the numbers it was made with")
+    text = (site / page).read_text(encoding="utf-8")
+    article = text[text.index("<article") :]
+    made = headlines(scorecard(numbers))._repr_html_()
+    assert made in article
+    assert article.index("<table") == article.index(made)
