@@ -78,7 +78,7 @@ class Dispatcher:
         )
         ticket = Ticket(id=number, request=request, prompt=prompt, asked=asked, completion_id=completion_id)
         self.journal.arrived(ticket, time.monotonic())
-        too_many = self._too_many(ticket)
+        too_many = self.placer.budget.refusal(ticket)
         if too_many is not None:
             self.placer.reject(ticket, Rejection(request_id=request.id, stage="frontdoor", reason=too_many))
         else:
@@ -296,18 +296,6 @@ class Dispatcher:
             raise RuntimeError("the cluster has no worker yet")
         rooms = (a.capacity_tokens for a in self.placer.books.accounts.values() if a.role != "prefill")
         return min((ready.window, *rooms))
-
-    def _too_many(self, ticket: Ticket) -> str | None:
-        """Why a request is one too many for what is under way, if it is."""
-        under_way = self.placer.tickets.values()
-        if len(under_way) >= self._spec.most_under_way:
-            return f"{len(under_way)} requests are under way; allowed are {self._spec.most_under_way}"
-        accounts = self.placer.books.accounts.values()
-        room = sum(a.capacity_tokens for a in accounts if a.role != "prefill")
-        most, held = int(self._spec.most_waiting * room), sum(one.most_tokens for one in under_way)
-        if under_way and room and held + ticket.most_tokens > most:
-            return f"{held} tokens may be under way, and {ticket.most_tokens} of this one; allowed are {most}"
-        return None
 
     def _check(self, prompt: npt.NDArray[np.int32], asked: Generation) -> None:
         if len(prompt) < 1 or asked.max_new_tokens < 1:

@@ -26,6 +26,7 @@ from mooncake_lab.conductor import (
 )
 from mooncake_lab.core import Request, block_keys
 from mooncake_lab.serving.books import Books
+from mooncake_lab.serving.budget import Budget
 from mooncake_lab.serving.journal import Journal
 from mooncake_lab.serving.messages import Cancel, Compute, Expect, Job, Ping, Ready
 from mooncake_lab.serving.spec import LiveSpec
@@ -75,6 +76,7 @@ class Placer:
         self.estimate: Estimator | None = None
         self.ready: Ready | None = None
         self.tickets: dict[int, Ticket] = {}
+        self.budget = Budget(spec, self.tickets, self.books)
         self._spec = spec
         self._decided = decided
         self._stranded: list[Ticket] = []
@@ -258,7 +260,7 @@ class Placer:
 
     def reject(self, ticket: Ticket, rejection: Rejection, why: str = "") -> None:
         """Refuse a request."""
-        error = RejectedError(rejection.stage, rejection.reason, self.retry_after_s())
+        error = RejectedError(rejection.stage, rejection.reason, self._retry_after_s(ticket))
         self.end(ticket, rejection.stage, why + rejection.reason, End("rejected", error))
 
     def double_check(self, ticket: Ticket, instance: str) -> bool:
@@ -287,7 +289,8 @@ class Placer:
         """Tell the client that a request has ended, and let go of it."""
         ticket.end = end
         ticket.news.put_nowait(end)
-        self.tickets.pop(ticket.id, None)
+        if self.tickets.pop(ticket.id, None) is not None:
+            self.budget.note_end(ticket, time.monotonic())
         if ticket in self._stranded:
             self._stranded.remove(ticket)
         self._ended[ticket.id] = ticket
@@ -310,11 +313,12 @@ class Placer:
                 account.sending.discard(ticket.job)
         ticket.placement = None
 
-    def retry_after_s(self) -> float:
-        """When a refused client may find less of a queue: the shortest backlog, at least a second."""
+    def _retry_after_s(self, ticket: Ticket) -> float:
+        """When a refused client may find room, and less of a queue than now."""
         now_s = time.monotonic()
         backlogs = [a.backlog_s(now_s) for a in self.books.accounts.values() if a.role != "decode"]
-        return max(1.0, float(math.ceil(min(backlogs, default=1.0))))
+        shortest_s = float(math.ceil(min(backlogs, default=0.0)))
+        return max(shortest_s, self.budget.retry_after_s(ticket, now_s, self.estimate))
 
     def keys(self, prompt: npt.NDArray[np.int32]) -> tuple[bytes, ...]:
         """The names that this cluster gives to a prompt's blocks."""

@@ -24,6 +24,11 @@ _LOG: Final = logging.getLogger(__name__)
 _IDLE_S: Final = 3600.0
 _PAUSE_S: Final = 0.1
 _MOST_PEERS: Final = 64
+"""Other workers that are connected at once."""
+_MOST_STRANGERS: Final = 64
+"""Connections at once that have not proved yet to be a worker's."""
+_SELDOM_S: Final = 10.0
+"""Between two lines about peers in the log: whoever can connect could fill it otherwise."""
 _MOST_PROBE_BYTES: Final = 2**26
 _MOST_KEYS: Final = 8192
 
@@ -56,7 +61,10 @@ class Reception:
         "_most_tokens",
         "_peers",
         "_peers_lock",
+        "_quiet_until_s",
         "_shape",
+        "_strangers",
+        "_unsaid",
         "_who",
     )
 
@@ -80,6 +88,10 @@ class Reception:
         self._lane = lane
         self._closing = False
         self._peers: set[socket.socket] = set()
+        self._strangers: dict[socket.socket, None] = {}
+        """Those who have not proved yet who they are, who came first in front."""
+        self._quiet_until_s = 0.0
+        self._unsaid = 0
         self._peers_lock = threading.Lock()
         self._listener = socket.create_server((HOST, 0))
         threading.Thread(target=self._accept, name="reception", daemon=True).start()
@@ -92,7 +104,7 @@ class Reception:
     def sever(self) -> None:
         """Break every connection, as a network would."""
         with self._peers_lock:
-            peers = list(self._peers)
+            peers = [*self._peers, *self._strangers]
         for peer in peers:
             with contextlib.suppress(OSError):
                 peer.shutdown(socket.SHUT_RDWR)
@@ -112,18 +124,34 @@ class Reception:
             except OSError as error:
                 if self._closing:
                     return
-                _LOG.warning("%s cannot take another peer now: %s", self._who.name, error)
+                self._warn(f"{self._who.name} cannot take another peer now: {error}")
                 time.sleep(_PAUSE_S)  # no descriptor is free, say; those who wait are not forgotten
                 continue
-            with self._peers_lock:
-                welcome = len(self._peers) < _MOST_PEERS
-                if welcome:
-                    self._peers.add(peer)
-            if not welcome:
-                _LOG.warning("%s turns a peer away: it has %d, all it may have", self._who.name, _MOST_PEERS)
-                peer.close()
-                continue
+            self._admit(peer)
             threading.Thread(target=self._serve, args=(peer,), name="receiver", daemon=True).start()
+
+    def _admit(self, peer: socket.socket) -> None:
+        """Let somebody try to prove who it is; where too many try, the one who has tried longest is hung up on."""
+        with self._peers_lock:
+            oldest = next(iter(self._strangers)) if len(self._strangers) >= _MOST_STRANGERS else None
+            if oldest is not None:
+                del self._strangers[oldest]
+            self._strangers[peer] = None
+        if oldest is not None:
+            self._warn(f"{self._who.name} hangs up on a peer: {_MOST_STRANGERS} have not proved who they are")
+            with contextlib.suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)
+
+    def _warn(self, message: str) -> None:
+        """Write a line to the log, unless there was one just now; the next says how many were left out."""
+        with self._peers_lock:
+            now_s = time.monotonic()
+            if now_s < self._quiet_until_s:
+                self._unsaid += 1
+                return
+            self._quiet_until_s = now_s + _SELDOM_S
+            left_out, self._unsaid = self._unsaid, 0
+        _LOG.warning("%s%s", message, f" ({left_out} such lines were left out)" if left_out else "")
 
     def _serve(self, peer: socket.socket) -> None:
         try:
@@ -136,7 +164,7 @@ class Reception:
         except TimeoutError:
             self._refuse(peer, f"the peer took too long to send a frame; allowed are {self._who.timeout_s:g} s")
         except (MediumError, ValueError) as error:
-            _LOG.warning("%s refuses a peer: %s", self._who.name, error)
+            self._warn(f"{self._who.name} refuses a peer: {error}")
             self._refuse(peer, str(error))
         except OSError as error:
             _LOG.info("%s lost a peer: %s", self._who.name, error)
@@ -144,6 +172,7 @@ class Reception:
             peer.close()
             with self._peers_lock:
                 self._peers.discard(peer)
+                self._strangers.pop(peer, None)
 
     def _welcome(self, peer: socket.socket) -> None:
         parcel, _ = receive(peer, self._who.timeout_s)
@@ -155,6 +184,13 @@ class Reception:
             )
         if parcel.fingerprint != self._shape.fingerprint:
             raise ProtocolError(f"{parcel.name} runs another model than {self._who.name}")
+        with self._peers_lock:
+            known = len(self._peers)
+            if known < _MOST_PEERS:
+                self._strangers.pop(peer, None)
+                self._peers.add(peer)
+        if known >= _MOST_PEERS:
+            raise ProtocolError(f"{self._who.name} has {known} peers; allowed are {_MOST_PEERS}")
         wire.send_frame(peer, Taken(), (), self._who.timeout_s)
 
     def _take_parcels(self, peer: socket.socket) -> None:

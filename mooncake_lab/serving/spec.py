@@ -72,8 +72,11 @@ class LiveSpec:
     most_under_way: int = 1024
     """Requests in the cluster at once; one more is refused."""
     most_waiting: float = 4.0
-    """KVCache of all requests under way at their longest, in decode engines full of it: what finds no room in an
-    engine waits in host memory. A request that would exceed it is refused, unless it is alone."""
+    """KVCache that all requests under way are expected to need, in decode engines full of it. What finds no room
+    in an engine waits in host memory. A request that would exceed it is refused, unless it is alone."""
+    expected_answer_tokens: int = 512
+    """How long an answer is expected to be, as far as the request allows, until it is longer than half of that.
+    Our assumption: no request tells how long its answer will be."""
     most_attempts: int = 5
     """How often a request is placed before it is given up: it may be what kills workers."""
     threads: int = 1
@@ -94,8 +97,8 @@ class LiveSpec:
     def __post_init__(self) -> None:
         positive = (
             "cache_tokens", "decode_tokens", "block_size_tokens", "chunk_tokens", "max_request_tokens",
-            "max_requests", "transfer_bytes", "most_under_way", "most_waiting", "most_attempts", "threads",
-            "peer_timeout_s", "silence_s", "start_timeout_s",
+            "max_requests", "transfer_bytes", "most_under_way", "most_waiting", "expected_answer_tokens",
+            "most_attempts", "threads", "peer_timeout_s", "silence_s", "start_timeout_s",
         )  # fmt: skip
         for name in positive:
             if getattr(self, name) <= 0:

@@ -71,11 +71,6 @@ class Ticket:
         """The attempt under way."""
         return Job(self.id, self.attempt)
 
-    @property
-    def most_tokens(self) -> int:
-        """What its context will have come to with its last token."""
-        return len(self.prompt) + self.asked.max_new_tokens
-
     def known_tokens(self) -> npt.NDArray[np.int32]:
         """The prompt and what was shown, shape (n,): what a new attempt starts from."""
         return np.concatenate([self.prompt, np.asarray(self.tokens, dtype=np.int32)])

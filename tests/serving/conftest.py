@@ -117,8 +117,9 @@ class OpenDoor:
 
     token = "a-token-for-tests"  # noqa: S105  # of no other use
 
-    def __init__(self, spec, believed, pool):
+    def __init__(self, spec, believed, pool, address):
         self.spec, self.believed, self.pool = spec, believed, pool
+        self.address = Address(**{"token": self.token, "drain_s": 5} | address)
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
         self.ready = threading.Event()
@@ -131,7 +132,7 @@ class OpenDoor:
         async with Hall(
             self.spec, self.believed, pool=self.pool, write=telemetry.note, decided=nothing
         ) as self.hall:
-            self.server = web_server(self.hall, telemetry, Address(token=self.token, drain_s=5))
+            self.server = web_server(self.hall, telemetry, self.address)
             self.ready.set()
             await self.server.serve(sockets=[self.listener])
 
@@ -151,11 +152,11 @@ class OpenDoor:
 
 @pytest.fixture(scope="session")
 def open_door(pool, believed):
-    """Makes a cluster behind HTTP: `open_door(prefill_nodes=2)`, to be used in a `with` block."""
+    """Makes a cluster behind HTTP: `open_door(prefill_nodes=2, address={..})`, to be used in a `with` block."""
 
-    def make(**changes):
+    def make(*, address=None, **changes):
         spec = LiveSpec(model=MODEL, device="cpu", backend="dense", **changes)
-        return OpenDoor(spec, believed, pool)
+        return OpenDoor(spec, believed, pool, address or {})
 
     return make
 

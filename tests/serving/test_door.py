@@ -221,7 +221,9 @@ def test_memory_is_bounded_by_tokens(open_door, believed):
         with contextlib.ExitStack() as streams:
             for _ in range(2):
                 next(iter(streams.enter_context(one.completions.create(**asked))))
-            with pytest.raises(openai.RateLimitError, match="400 tokens may be under way, and 200 of this one"):
+            with pytest.raises(
+                openai.RateLimitError, match="need 400 tokens of KVCache, and this one 200; allowed are 512"
+            ):
                 one.completions.create(**asked | {"stream": False})
 
 

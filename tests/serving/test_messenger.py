@@ -1,5 +1,7 @@
 """The messenger refuses what it cannot take, and says why."""
 
+import contextlib
+import logging
 import queue
 import select
 import socket
@@ -17,9 +19,9 @@ from mooncake_lab.serving.kv import KVShape, raw
 from mooncake_lab.serving.lane import WINDOW_BYTES, Lane
 from mooncake_lab.serving.measure import measure_transfer
 from mooncake_lab.serving.messages import VERSION, Job, Span
-from mooncake_lab.serving.messenger import Courier, Identity, _has_ended, borrow, cuts, dial, expect, receive
+from mooncake_lab.serving.messenger import HOST, Courier, Identity, _has_ended, borrow, cuts, dial, expect, receive
 from mooncake_lab.serving.parcels import Ask, Begin, End, Hello, Piece, Pushed, Refused, Taken, Where
-from mooncake_lab.serving.reception import Reception
+from mooncake_lab.serving.reception import _MOST_STRANGERS, Reception
 from mooncake_lab.store.media import MediumError, PeerRefusedError, ProtocolError, wire
 from mooncake_lab.store.media.mooncake_wheel import load_wheel
 
@@ -429,6 +431,49 @@ def test_who_sends_too_much_waits(monkeypatch, came, reception):
     assert came.get(timeout=10).first_token == 7
     assert most <= 2 * SHAPE.layer_bytes
     courier.close()
+
+
+def test_strangers_do_not_keep_workers_out(came, caplog):
+    """With more connections that prove nothing than a worker allows, others deliver, and the log stays short."""
+    patient = Identity(name="patient", token=WHO.token, fingerprint=WHO.fingerprint, timeout_s=600.0)
+    one = Reception(patient, SHAPE, most_tokens=64, delivered=came.put, give=lambda _: [])
+    with contextlib.ExitStack() as opened, caplog.at_level(logging.WARNING):
+        opened.callback(one.close)
+        strangers = [
+            opened.enter_context(socket.create_connection((HOST, one.port), 10))
+            for _ in range(2 * _MOST_STRANGERS)
+        ]
+        courier = Courier(one.port, WHO, lambda job, reason: came.put((job, reason)))
+        send_one_token(courier)
+        assert came.get(timeout=10).first_token == 7
+        assert len(one._strangers) <= _MOST_STRANGERS
+        greeting = strangers[0].recv(2**10)
+        while part := strangers[0].recv(2**10):  # the first of them has been hung up on
+            greeting += part
+        courier.close()
+    said = [record for record in caplog.records if "hangs up on a peer" in record.getMessage()]
+    assert len(said) == 1
+
+
+def test_strangers_have_a_time(reception):
+    """Who does not prove who it is in time is hung up on, and no longer counted."""
+    with socket.create_connection((HOST, reception.port), 10) as stranger:
+        found = b""
+        while part := stranger.recv(2**10):
+            found += part
+    deadline_s = time.monotonic() + 10
+    while reception._strangers and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert not reception._strangers
+
+
+def test_workers_are_counted_apart(reception, monkeypatch):
+    """A worker too many is told so; who knows the token is no stranger any more."""
+    monkeypatch.setattr("mooncake_lab.serving.reception._MOST_PEERS", 2)
+    with dial(reception.port, WHO), dial(reception.port, WHO):
+        assert (len(reception._peers), len(reception._strangers)) == (2, 0)
+        with pytest.raises(MediumError, match="sender has 2 peers; allowed are 2"):
+            dial(reception.port, WHO)
 
 
 def test_deaf_receiver():
