@@ -99,6 +99,8 @@ class Books:
     def __init__(self) -> None:
         self._index = PrefixIndex()
         self.accounts: dict[str, Account] = {}
+        self.damaged_blocks: dict[str, int] = {}
+        """Blocks that each worker has found damaged in its store, under one name those of all its processes."""
 
     def open(self, name: str, role: Role, capacity_tokens: int) -> None:
         """A worker was born."""
@@ -113,6 +115,7 @@ class Books:
 
     def note(self, name: str, holds: Holds) -> None:
         """What came into a worker's cache and what left it."""
+        self.damaged_blocks[name] = self.damaged_blocks.get(name, 0) + holds.damaged_blocks
         membership = self.accounts[name].membership
         if membership is not None:
             self._index.update(membership, holds.added, holds.removed)

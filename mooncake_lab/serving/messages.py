@@ -10,7 +10,7 @@ import msgspec
 
 from mooncake_lab.perf import ModelShape
 
-VERSION: Final = 3
+VERSION: Final = 4
 """Of this protocol; both sides name theirs before anything else."""
 
 
@@ -194,6 +194,8 @@ class Holds(msgspec.Struct, frozen=True, kw_only=True, tag=37):
 
     added: tuple[bytes, ...] = ()
     removed: tuple[bytes, ...] = ()
+    damaged_blocks: int = 0
+    """Blocks whose checksum did not match when they were read, since this was last told; they are not used."""
 
 
 class Pong(msgspec.Struct, frozen=True, tag=38):

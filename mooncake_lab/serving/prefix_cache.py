@@ -66,6 +66,8 @@ class PrefixCache:
         self._announced = set[bytes]()
         self._left = 0
         """Blocks that had left some tier when the cluster was last told."""
+        self._damaged = 0
+        """Blocks that had been found damaged by then."""
 
     def match(self, keys: Sequence[bytes]) -> int:
         """How many of the leading keys are here; changes nothing."""
@@ -125,15 +127,19 @@ class PrefixCache:
         added = tuple(key for key in keys if key not in self._announced and key in self._store)
         self._announced.update(added)
         removed: tuple[bytes, ...] = ()
+        tiers = self._store.statistics()
         left = sum(
-            tier.evicted + tier.dropped + tier.damaged + tier.refused + tier.write_errors
-            for tier in self._store.statistics()
+            tier.evicted + tier.dropped + tier.damaged + tier.refused + tier.write_errors for tier in tiers
         )
+        damaged = sum(tier.damaged for tier in tiers) - self._damaged
+        self._damaged += damaged
         if left != self._left:
             self._left = left
             removed = tuple(key for key in self._announced if key not in self._store)
             self._announced.difference_update(removed)
-        return Holds(added=added, removed=removed) if added or removed else None
+        if not (added or removed or damaged):
+            return None
+        return Holds(added=added, removed=removed, damaged_blocks=damaged)
 
     def found_at_birth(self) -> Holds | None:
         """What a dead worker left on the SSD."""
@@ -147,7 +153,7 @@ class PrefixCache:
             if self._ssd is not None:
                 self._ssd.free(*list(self._ssd.blocks()))
             self._store = self._open_store()
-        gone, self._announced, self._left = tuple(self._announced), set[bytes](), 0
+        gone, self._announced, self._left, self._damaged = tuple(self._announced), set[bytes](), 0, 0
         return Holds(removed=gone)
 
     def close(self) -> None:

@@ -29,6 +29,8 @@ from mooncake_lab.serving.ticket import FailedError, RejectedError
 MOST_BODY_BYTES: Final = 8 * 1024**2
 MOST_RECEIVED_BYTES: Final = 256 * 1024**2
 """Of all bodies that are being received at once."""
+_READERS: Final = 2
+"""Threads that read requests: behind a long one, a short one still has its turn."""
 _CLIENT_CLOSED: Final = 499
 _KINDS: Final = {
     400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error",
@@ -39,7 +41,7 @@ _KINDS: Final = {
 
 @final
 class Door:
-    """Answers requests with a cluster. Mutable: it counts the bytes that it is receiving, and owns a thread.
+    """Answers requests with a cluster. Mutable: it counts the bytes that it is receiving, and owns threads.
 
     Args:
         hall: the cluster.
@@ -68,11 +70,11 @@ class Door:
         self._body_s = body_s
         self._opened = int(time.time())
         self._received_bytes = 0
-        # a long prompt takes seconds to tokenise: the event loop must go on meanwhile
-        self._reading = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+        # a long prompt takes long to tokenise: the event loop must go on meanwhile
+        self._reading = ThreadPoolExecutor(_READERS, thread_name_prefix="tokenizer")
 
     def close(self) -> None:
-        """End the thread that reads requests."""
+        """End the threads that read requests."""
         self._reading.shutdown(wait=False, cancel_futures=True)
 
     def app(self) -> ASGIApp:

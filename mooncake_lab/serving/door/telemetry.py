@@ -48,7 +48,11 @@ class Telemetry:
         self._workers = self._gauge("workers", "Living workers.", "role")
         self._queued = self._gauge("queued_prompts", "Prompts queued or running.", "worker")
         self._context = self._gauge("context_tokens", "KVCache tokens decoding there.", "worker")
+        self._damaged = self._counter(
+            "damaged_blocks", "KVCache blocks that were damaged when they were read, and not used.", "worker"
+        )
         self._arrivals_s: dict[int, float] = {}
+        self._told_damaged: dict[str, int] = {}
 
     def note(self, record: Record) -> None:
         """Count one record."""
@@ -93,6 +97,9 @@ class Telemetry:
                 self._queued.labels(account.name).set(len(account.prompts))
             if account.role != "prefill":
                 self._context.labels(account.name).set(account.context_tokens)
+        for worker, blocks in books.damaged_blocks.items():
+            self._damaged.labels(worker).inc(blocks - self._told_damaged.get(worker, 0))
+        self._told_damaged = dict(books.damaged_blocks)
         return generate_latest(self._registry)
 
     def _counter(self, name: str, says: str, *labels: str) -> Counter:
