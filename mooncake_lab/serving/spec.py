@@ -6,6 +6,7 @@ from typing import Literal
 import msgspec
 
 from mooncake_lab.conductor import AdmissionPolicy, AdmitAll, KVCacheCentric, LoadBalance, PlacementPolicy
+from mooncake_lab.conductor.needs import Need, check_needs
 from mooncake_lab.core import SLO
 from mooncake_lab.serving.metronome import Metronome
 
@@ -121,6 +122,17 @@ class LiveSpec:
             )
         if self.coupled_nodes and isinstance(self.placement, KVCacheCentric):
             raise ValueError("coupled workers share no store to fetch from; cache_aware is the nearest placement")
+        self._check_policies()
+
+    def _check_policies(self) -> None:
+        """Refuse policies that would decide on what the views of this cluster do not hold."""
+        gives: set[Need] = {"decode_requests", "lengths", "priority"}
+        gives.add("coupled_instances" if self.coupled_nodes else "double_check")
+        if self.prefix_reuse:
+            gives.add("local_prefixes")
+            if not self.coupled_nodes:
+                gives.add("remote_prefixes")
+        check_needs("LiveSpec", gives, placement=self.placement, admission=self.admission)
 
     def _check_ssd(self) -> None:
         if (self.ssd_dir is None) != (self.ssd_tokens == 0) or self.ssd_tokens < 0:

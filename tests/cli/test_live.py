@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from mooncake_lab.batching.policies import BATCHING_POLICIES
 from mooncake_lab.cli import app
 from mooncake_lab.cli.live import AdmissionName, BatchingName, PlacementName
-from mooncake_lab.cli.serve import _RunLog
+from mooncake_lab.cli.serve import _RunLog, _warnings
 from mooncake_lab.conductor import ADMISSION_POLICIES, PLACEMENT_POLICIES
 from mooncake_lab.core import SLO, FirstToken, read_log
 from mooncake_lab.metrics import check_log, run_summary
@@ -58,6 +58,7 @@ def words(done):
         (("--ttft-slo", 30), "leave out --ttft-slo"),
         (("--tbt-slo", 1), "leave out --tbt-slo"),
         (("--model", "folder", "--seed", 0), "leave out --seed"),
+        (("--served-model-name", ""), "the name is empty"),
     ],
 )
 def test_serve_refuses(arguments, says):
@@ -81,6 +82,24 @@ def test_serve_refuses_nothing_that_has_an_effect(arguments):
     """Such options get as far as the token, which is looked at last."""
     done = invoke("serve", "--model", "random:lab-tiny", *arguments, "--token-file", "/dev/null")
     assert "no token" in words(done)
+
+
+@pytest.mark.parametrize(
+    ("host", "token", "transfer", "says"),
+    [
+        ("0.0.0.0", None, "tcp", ["everybody who can reach"]),  # noqa: S104  # a name, nothing listens
+        ("::", None, "mooncake", ["everybody who can reach", "authenticates nobody"]),
+        ("10.0.0.1", "t", "tcp", []),
+        ("127.0.0.1", None, "tcp", []),
+        ("::1", None, "tcp", []),
+        ("localhost", None, "tcp", []),
+    ],
+)
+def test_serve_warns(host, token, transfer, says):
+    """Whoever lets everybody in from elsewhere is told so."""
+    found = _warnings(host, token, transfer)
+    assert len(found) == len(says)
+    assert all(part in line for part, line in zip(says, found, strict=True))
 
 
 def test_replay_refuses(file):

@@ -117,3 +117,24 @@ def test_a_span_of_another_length_is_no_block(tmp_path):
     cache.keep(keys_of(2), short)
     assert cache.match(keys_of(2)) == 1
     cache.close()
+
+
+def test_damage_is_told_once(tmp_path):
+    """A block whose bytes changed on the SSD is not delivered; the cluster hears once that it is damaged."""
+    cache, keys = PrefixCache(spec_of(tmp_path), SHAPE), keys_of(4)
+    cache.keep(keys, span_of(4))
+    cache.close()
+    [slab] = tmp_path.rglob("slab")
+    contents = np.fromfile(slab, np.uint8)
+    contents[100_000:120_000] ^= 1  # blocks of 64 KiB: one of them, or two
+    contents.tofile(slab)
+    cache = PrefixCache(spec_of(tmp_path), SHAPE)
+    assert set(cache.found_at_birth().added) == set(keys)
+    for _ in keys:
+        cache.read(keys)
+    told = cache.news()
+    assert told.damaged_blocks in {1, 2}
+    assert len(told.removed) == told.damaged_blocks
+    cache.read(keys)
+    assert cache.news() is None
+    cache.close()

@@ -1,0 +1,97 @@
+"""What the live cluster's policies get to know: all they need, or the spec refuses them."""
+
+import time
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from mooncake_lab.conductor import (
+    AdaptiveThreshold,
+    AdmitAll,
+    AfterPrefill,
+    EarlyRejection,
+    LatencyEstimator,
+    LengthPredicting,
+    PredictiveRejection,
+    PriorityClasses,
+)
+from mooncake_lab.core import TracedRequest
+from mooncake_lab.perf import model_shape
+from mooncake_lab.serving import LiveSpec
+from mooncake_lab.serving.dispatcher import Dispatcher
+from mooncake_lab.serving.journal import Journal
+from mooncake_lab.serving.messages import VERSION, Generation, Ready
+
+COUPLED = {"prefill_nodes": 0, "decode_nodes": 0, "coupled_nodes": 2}
+ALL = (AdmitAll, AfterPrefill, EarlyRejection, PredictiveRejection, LengthPredicting, AdaptiveThreshold)
+
+
+class Line:
+    """A link to a worker that hears and does nothing."""
+
+    def __init__(self, name):
+        self.ready = Ready(
+            version=VERSION, name=name, pid=0, port=1, fingerprint=b"f", window=4096, capacity_tokens=4096,
+            shape=model_shape("lab-tiny"), end_tokens=(), device="cpu",
+        )  # fmt: skip
+
+    def send(self, *orders):
+        pass
+
+
+class Sees(AdmitAll):
+    """Serves everything, and remembers what it saw."""
+
+    seen: ClassVar = []
+
+    def admit(self, request, proposed, view, *, estimate, slo):
+        """Yes."""
+        del view, estimate, slo
+        Sees.seen.append((request.id, request.priority, request.session))
+        return proposed
+
+
+@pytest.mark.parametrize("policy", [AfterPrefill, AdaptiveThreshold, lambda: PriorityClasses(AdaptiveThreshold())])
+def test_coupled_workers_have_no_double_check(policy):
+    """A policy that decides when KVCache reaches another worker is refused where it never does."""
+    with pytest.raises(ValueError, match=r"LiveSpec.admission is .*does not give \(double_check"):
+        LiveSpec(**COUPLED, admission=policy())
+
+
+@pytest.mark.parametrize("policy", ALL)
+def test_two_pools_have_all(policy):
+    """Prefill and decode workers give every admission policy what it needs, with classes and without."""
+    LiveSpec(admission=policy())
+    if policy not in {AdmitAll, AfterPrefill, AdaptiveThreshold}:
+        LiveSpec(admission=PriorityClasses(policy()))
+
+
+def test_priority_and_session_reach_policies(believed):
+    """A dispatcher hands both to admission, also when a request is placed again."""
+    Sees.seen.clear()
+    dispatcher = Dispatcher(LiveSpec(admission=Sees()), Journal(time.monotonic(), lambda _: None), lambda _: None)
+    dispatcher.placer.estimate = LatencyEstimator(believed)
+    for name in ("prefill-0", "decode-0"):
+        dispatcher.born(name, Line(name))
+    asked = Generation(prompt=b"", max_new_tokens=4)
+    ticket = dispatcher.submit(np.arange(40, dtype=np.int32), asked, request_id=7, session="s", priority=2)
+    assert Sees.seen == [(7, 2, "s")]
+    ticket.tokens.append(1)
+    dispatcher.died("decode-0", "it is gone")
+    dispatcher.born("decode-0", Line("decode-0"))
+    assert ticket.attempt == 2
+    assert (ticket.request.priority, ticket.request.session) == (2, "s")
+
+
+def test_a_trace_keeps_its_classes(open_cluster, traced):
+    """Requests of a trace arrive at the policy with the priority and the session that the trace gives them."""
+    Sees.seen.clear()
+    made = []
+    for one in traced(4):
+        fields = {name: getattr(one.request, name) for name in one.request.__dataclass_fields__}
+        fields |= {"priority": one.request.id % 2, "session": f"s{one.request.id}"}
+        made.append(TracedRequest(type(one.request)(**fields), one.output_tokens))
+    with open_cluster(admission=Sees()) as live:
+        live.run(made)
+    assert sorted(Sees.seen) == [(i, i % 2, f"s{i}") for i in range(4)]
