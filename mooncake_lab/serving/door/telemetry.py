@@ -15,6 +15,7 @@ from mooncake_lab.core import (
     Prefilled,
     Record,
     Rejected,
+    RunEnded,
 )
 from mooncake_lab.serving.books import Books
 
@@ -78,8 +79,8 @@ class Telemetry:
                 how = "finished" if isinstance(record, Finished) else record.stage
                 self._ended.labels(how).inc()
                 self._arrivals_s.pop(record.request_id, None)
-            case CacheChanged():
-                pass  # live workers do not report what they evict
+            case CacheChanged() | RunEnded():
+                pass  # records of simulated runs
 
     def first_token(self, seconds: float) -> None:
         """An HTTP request has its first token, so long after it came."""
