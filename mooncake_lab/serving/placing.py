@@ -289,13 +289,14 @@ class Placer:
         """Tell the client that a request has ended, and let go of it."""
         ticket.end = end
         ticket.news.put_nowait(end)
-        if self.tickets.pop(ticket.id, None) is not None:
-            self.budget.note_end(ticket, time.monotonic())
+        was_under_way = self.tickets.pop(ticket.id, None) is not None
         if ticket in self._stranded:
             self._stranded.remove(ticket)
         self._ended[ticket.id] = ticket
         if len(self._ended) > _REMEMBERED:
             self._ended.popitem(last=False)
+        if was_under_way:
+            self.budget.note_end(ticket, time.monotonic())
 
     def forget_ended(self) -> None:
         """What workers still say of requests that have ended is not to be heard any more."""

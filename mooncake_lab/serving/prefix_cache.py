@@ -128,9 +128,7 @@ class PrefixCache:
         self._announced.update(added)
         removed: tuple[bytes, ...] = ()
         tiers = self._store.statistics()
-        left = sum(
-            tier.evicted + tier.dropped + tier.damaged + tier.refused + tier.write_errors for tier in tiers
-        )
+        left = sum(tier.evicted + tier.dropped + tier.damaged + tier.refused + tier.write_errors for tier in tiers)
         damaged = sum(tier.damaged for tier in tiers) - self._damaged
         self._damaged += damaged
         if left != self._left:

@@ -39,6 +39,14 @@ class Line:
         self.told += orders
 
 
+class Full(list):
+    """Tokens of a request that cannot take one more."""
+
+    def append(self, _):
+        """No."""
+        raise ZeroDivisionError
+
+
 def asked(**changes):
     return Generation(prompt=b"", max_new_tokens=4, **changes)
 
@@ -91,7 +99,7 @@ def test_a_death_places_all_others_again(floor):
 def test_what_a_worker_says_of_one_request_hurts_no_other(floor):
     """News that cannot be dealt with end the request that they are about, not the worker and not the others."""
     one, other = submit(floor), submit(floor)
-    one.tokens = None
+    one.tokens = Full()
     span = Span(one.job, 0.0, 1.0, 40, 0)
     floor.heard("decode-0", Joined(job=one.job, at_s=1.0, first_token=1, moves=(), span=span))
     assert isinstance(one.end.error, FailedError)
@@ -101,7 +109,7 @@ def test_what_a_worker_says_of_one_request_hurts_no_other(floor):
 def test_one_of_a_batch(floor):
     """A step's tokens reach all requests of the batch but the one whose token cannot be shown."""
     one, other = submit(floor), submit(floor)
-    one.tokens = None
+    one.tokens = Full()
     tokens = ((one.job, 5), (other.job, 6))
     floor.heard("decode-0", Stepped(start_s=0.0, end_s=1.0, tokens=tokens))
     assert isinstance(one.end.error, FailedError)
