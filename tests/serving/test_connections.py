@@ -110,7 +110,10 @@ def test_idle_connections_have_a_time(door):
 
 def test_who_reads_nothing_is_gone(open_door):
     """A client that does not read its stream is hung up on, and its request ends."""
-    with open_door(address={"limits": LIMITS}) as door:
+    opening = open_door(address={"limits": LIMITS})
+    # accepted sockets inherit it: what nobody reads must not vanish into the system's own buffers
+    opening.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    with opening as door:
         with socket.socket() as peer:
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             host, port = door.url.removeprefix("http://").split(":")
