@@ -15,7 +15,8 @@ TEST_WORKERS ?= auto
 PYTEST_FLAGS ?=
 SUBMISSIONS ?= submissions
 GRADES ?= build/grades
-HIDDEN_SEED ?= 0
+HIDDEN_SEED ?=
+JOBS ?= 1
 
 VENV := .venv
 BIN ?= $(VENV)/bin
@@ -67,8 +68,8 @@ serve-book: book ## Serve the built book on this machine, with search [PORT]
 classroom: $(ENV) ## The students' versions of the assignments, into build/classroom
 	@$(BIN)/mooncake-lab classroom build --out build/classroom
 
-grade: $(ENV) ## Grade a folder of submissions [SUBMISSIONS=dir GRADES=dir HIDDEN_SEED]
-	@$(BIN)/mooncake-lab classroom grade "$(SUBMISSIONS)" --out "$(GRADES)" --seed $(HIDDEN_SEED)
+grade: $(ENV) ## Grade a folder of submissions [SUBMISSIONS=dir GRADES=dir HIDDEN_SEED JOBS]
+	@$(BIN)/mooncake-lab classroom grade "$(SUBMISSIONS)" --out "$(GRADES)" --seed "$(HIDDEN_SEED)" --jobs $(JOBS)
 
 traces: $(ENV) ## Fetch the released traces into data/traces, checked by fingerprint
 	@for name in conversation synthetic toolagent arxiv; do $(BIN)/mooncake-lab trace fetch $$name --to data/traces; done

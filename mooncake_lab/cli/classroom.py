@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 from rich.console import Console
-from rich.progress import track
+from rich.progress import Progress
 
 app = typer.Typer(help="Assignments: build what students get, grade what they hand in.", no_args_is_help=True)
 
@@ -39,65 +39,77 @@ def build(
 def grade(
     submissions: Annotated[
         Path,
-        typer.Argument(help="A folder with one folder a student, notebooks inside.", exists=True, file_okay=False),
+        typer.Argument(
+            help="A folder with one folder per student, notebooks inside.", exists=True, file_okay=False
+        ),
     ],
     out: Annotated[Path, typer.Option(help="Where grades and feedback go.")] = Path("build/grades"),
     sources: Sources = _SOURCES,
-    seed: Annotated[int, typer.Option(help="Of the hidden workloads; choose your own, the same for a class.")] = 0,
+    seed: Annotated[str, typer.Option(help="Of the hidden workloads; any text. Another one draws others.")] = "",
+    jobs: Annotated[int, typer.Option(min=1, help="Notebooks graded at a time, one core each.")] = 1,
     memory_gib: Annotated[float, typer.Option(min=0.5, help="Memory a submission may use.")] = 2.0,
-    cpu_s: Annotated[int, typer.Option(min=1, help="Processor seconds a submission may use.")] = 60,
+    cpu_s: Annotated[int, typer.Option(min=1, help="Processor seconds of a submission, over all tasks.")] = 120,
     reply_s: Annotated[float, typer.Option(min=0.1, help="Longest wait for one answer.")] = 20.0,
-    wall_s: Annotated[float, typer.Option(min=1, help="Longest wait for all answers of a submission.")] = 600.0,
+    wall_s: Annotated[float, typer.Option(min=1, help="Longest time of a submission, over all tasks.")] = 300.0,
+    allow_package_answers: Annotated[
+        bool, typer.Option(help="Give points for solutions that call the package's own.")
+    ] = False,
+    afresh: Annotated[bool, typer.Option(help="Grade again what has a grade and has not changed.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Grade a folder of submissions, each confined by the kernel and asked, never believed.
 
-    Leaves grades.csv and one page of feedback a student and assignment. A bad submission is a grade.
-    Anything else in the folder is named, and makes the exit code 1; a student of whom nothing can be graded has a
-    row without points.
+    Leaves grades.csv, totals.csv and one page of feedback per student and assignment. Every grade is on disk as
+    soon as it is given; a second run grades what is missing or has changed. A bad submission is a grade. Anything
+    else in the folder is named, and makes the exit code 1; a student of whom nothing can be graded has a row
+    without points.
 
-    Example: mooncake-lab classroom grade handed_in --seed 42 --out build/grades
+    Example: mooncake-lab classroom grade handed_in --jobs 2 --out build/grades
     """
     from mooncake_lab.core import GIB
     from mooncake_lab.exercises.grading.collect import collect, printable
-    from mooncake_lab.exercises.grading.confine import Allowance, UnconfinableError
-    from mooncake_lab.exercises.grading.grade import grade as grade_one
-    from mooncake_lab.exercises.grading.report import write_reports
+    from mooncake_lab.exercises.grading.confine import Allowance, UnconfinableError, bounds, check_confinable
+    from mooncake_lab.exercises.grading.whole_class import Rules, grade_class
 
     collected = collect(submissions, sources)
     for each in collected.ungraded:
-        typer.echo(f"mooncake-lab classroom grade: not graded: {each}", err=True)
+        _say(f"not graded: {each}")
     if not collected.notebooks:
-        typer.echo(
-            f"mooncake-lab classroom grade: {submissions} holds no STUDENT/TOPIC.ipynb;"
-            f" topics are {', '.join(path.stem for path in sorted(sources.glob('*.ipynb')))}",
-            err=True,
-        )
+        topics = ", ".join(path.stem for path in sorted(sources.glob("*.ipynb")))
+        _say(f"{submissions} holds no STUDENT/TOPIC.ipynb; topics are {topics}")
         raise typer.Exit(1)
-    if seed == 0:
-        typer.echo("mooncake-lab classroom grade: hidden seed 0 is everybody's; choose your own", err=True)
-    allowance = Allowance(memory_bytes=int(memory_gib * GIB), cpu_s=cpu_s, reply_s=reply_s, wall_s=wall_s)
-    grades: list[Any] = []
+    rules = Rules(
+        seed=seed,
+        allowance=Allowance(memory_bytes=int(memory_gib * GIB), cpu_s=cpu_s, reply_s=reply_s, wall_s=wall_s),
+        jobs=jobs,
+        borrowing=allow_package_answers,
+        afresh=afresh,
+    )
     try:
-        for each in track(collected.notebooks, "grading", console=Console(stderr=True), transient=True):
-            one = grade_one(each.path, each.teacher, student=each.student, seed=seed, allowance=allowance)
-            grades.append(one)
-    except UnconfinableError as error:
-        typer.echo(f"mooncake-lab classroom grade: {error}", err=True)
+        check_confinable()
+        _say(bounds())
+        with Progress(console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("grading", total=len(collected.notebooks))
+            grades = grade_class(collected, out, rules, lambda done: bar.advance(task, done))
+    except (UnconfinableError, ValueError) as error:
+        _say(str(error))
         raise typer.Exit(1) from error
-    finally:
-        table = write_reports(grades, out, collected.without)  # of those who are done, whatever stopped the others
     if json_:
         skipped = [{"path": printable(each.path), "why": each.why} for each in collected.ungraded]
-        plain = {"grades": [_plain(each) for each in grades], "table": str(table), "not_graded": skipped}
+        table = str(out / "grades.csv")
+        plain = {"grades": [_plain(each) for each in grades], "table": table, "not_graded": skipped}
         typer.echo(msgspec.json.encode(plain))
     else:
         width = max(len(f"{each.student} {each.topic}") for each in grades)
         for each in grades:
             typer.echo(f"{f'{each.student} {each.topic}':{width}}  {each.earned:3} / {each.points}")
-        typer.echo(f"{table}, and a page of feedback each beside it", err=True)
+        typer.echo(f"{out / 'grades.csv'}, totals.csv, and a page of feedback each below feedback/", err=True)
     if collected.ungraded:
         raise typer.Exit(1)
+
+
+def _say(text: str) -> None:
+    typer.echo(f"mooncake-lab classroom grade: {text}", err=True)
 
 
 def _plain(grade: Any) -> dict[str, Any]:

@@ -123,15 +123,19 @@ def _version(distribution: str) -> str | None:
 
 
 def _confinement() -> Iterator[Finding]:
-    from mooncake_lab.exercises.grading.confine import UnconfinableError, check_confinable
+    from mooncake_lab.exercises.grading.confine import UnconfinableError, check_confinable, why_no_folder
 
     try:
         check_confinable()
     except UnconfinableError as error:
         remedy = "grade on Linux 6.2 or later with Landlock; everything else works here"
         yield _useful("grading", str(error), ready=False, remedy=remedy)
-    else:
-        yield _useful("grading", "submissions can be confined", ready=True, remedy="")
+        return
+    yield _useful("grading", "submissions can be confined", ready=True, remedy="")
+    why = why_no_folder()
+    found = f"submissions may write no file: {why}" if why else "a private one of fixed size per submission"
+    remedy = "allow unprivileged user namespaces (sysctl kernel.apparmor_restrict_unprivileged_userns=0 on Ubuntu)"
+    yield _useful("grading: files", found, ready=not why, remedy=remedy)
 
 
 def _browser() -> Iterator[Finding]:

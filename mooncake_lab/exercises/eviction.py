@@ -28,9 +28,17 @@ Law: TypeAlias = Callable[[PolicyFactory], None]
 """Raises `AssertionError` with what went wrong when a policy breaks it."""
 
 
-def shared_prefix_requests(seed: int = 0, *, requests: int = 1500, sessions: int = 120) -> list[list[int]]:
-    """A small workload: conversations that grow by a turn each time, some far more popular than others."""
-    draw = random.Random(seed)  # noqa: S311  # a workload, not a secret
+def shared_prefix_requests(
+    seed: int | random.Random = 0, *, requests: int = 1500, sessions: int = 120
+) -> list[list[int]]:
+    """A small workload: conversations that grow by a turn each time, some far more popular than others.
+
+    Args:
+        seed: of the draws, or the draws themselves.
+        requests: how many.
+        sessions: conversations at any time.
+    """
+    draw = _draws(seed)
     histories: list[list[int]] = [[0] for _ in range(sessions)]
     next_id = 1
     found: list[list[int]] = []
@@ -45,9 +53,14 @@ def shared_prefix_requests(seed: int = 0, *, requests: int = 1500, sessions: int
     return found
 
 
-def chats_and_documents(seed: int = 0, *, requests: int = 900) -> list[list[int]]:
-    """Conversations, and between them long documents that nobody asks about twice: hard on recency."""
-    draw = random.Random(seed)  # noqa: S311  # a workload, not a secret
+def chats_and_documents(seed: int | random.Random = 0, *, requests: int = 900) -> list[list[int]]:
+    """Conversations, and between them long documents that nobody asks about twice: hard on recency.
+
+    Args:
+        seed: of the draws, or the draws themselves.
+        requests: of conversations.
+    """
+    draw = _draws(seed)
     next_id = 1_000_000
     found: list[list[int]] = []
     for chat in shared_prefix_requests(seed, requests=requests):
@@ -194,6 +207,10 @@ def check_policy(
         lru_hit_rate=replay(workload, "lru", capacity_blocks).hit_rate,
         belady_hit_rate=replay(workload, "belady", capacity_blocks).hit_rate,
     )
+
+
+def _draws(seed: int | random.Random) -> random.Random:
+    return seed if isinstance(seed, random.Random) else random.Random(seed)  # noqa: S311  # a workload
 
 
 def _accesses(seed: int) -> list[int]:

@@ -170,7 +170,7 @@ def test_names_are_made_printable(tmp_path):
     shown = [str(each) for each in found.ungraded]
     assert shown[0].startswith(f"{tmp_path}/ada/?[2Jhidden? is not named")
     assert shown[1] == f"{tmp_path}/b? holds nothing that can be graded"
-    assert grades_csv([], found.without).encode().endswith(b"the folder is empty\n")
+    assert grades_csv([], found.without).encode().endswith(b"the folder is empty,\n")
 
 
 def test_a_deep_folder_is_searched_to_its_end(tmp_path):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mooncake_lab.conductor import KVCacheCentric, LatencyEstimator
-from mooncake_lab.exercises.grading.grade import cells_of
+from mooncake_lab.exercises.grading.cells import prepare
 from mooncake_lab.exercises.grading.placement import _seen
 from mooncake_lab.experiments.paper_node import paper_node_latency
 
@@ -17,8 +17,8 @@ SOURCE = Path(__file__).parents[2] / "notebooks" / "assignments" / "placement.ip
 def cells():
     """What the teacher's cells define, tests left out."""
     names = {}
-    for cell in cells_of(SOURCE, SOURCE)[0]:
-        exec(compile(cell, "<cell>", "exec"), names)  # noqa: S102  # the teacher's own cells
+    for cell in prepare(SOURCE, SOURCE).code:
+        exec(compile(cell.text, "<cell>", "exec"), names)  # noqa: S102  # the teacher's own cells
     return names
 
 
@@ -27,7 +27,7 @@ def test_the_teachers_solution_is_algorithm_1(cells, sharing):
     """Prefill half, decode node and both estimates are those of `KVCacheCentric`, on clusters drawn by chance."""
     estimate = LatencyEstimator(paper_node_latency())
     decodes = set()
-    for request, view in _seen(5, sharing=sharing):
+    for request, view in _seen("5", sharing=sharing):
         mine = cells["MyPlacement"]().place(request, view, estimate)
         ours = KVCacheCentric().place(request, view, estimate)
         assert mine.expected_ttft_s == pytest.approx(ours.expected_ttft_s, rel=1e-9)

@@ -1,11 +1,13 @@
 """Assignment: chunked prefill beside decodes, correct on the real engine."""
 
-import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
 
-from mooncake_lab.batching import Limits, Progress, named_policy, trace_plans
+from mooncake_lab.batching import BatchingPolicy, Limits, Plan, Progress, Segment, named_policy, trace_plans
 from mooncake_lab.batching.replay import Iteration
+from mooncake_lab.exercises.grading.hidden import HiddenDraw
 from mooncake_lab.exercises.grading.proxies import RemoteBatching
 from mooncake_lab.exercises.grading.remote import Submission, SubmissionError
 from mooncake_lab.exercises.grading.task import Assignment, Task, require
@@ -17,12 +19,40 @@ _LIMITS: Final = Limits(
 _NEW_TOKENS: Final = 8
 
 
+@dataclass(frozen=True, slots=True)
+class _Labelled:
+    """Another policy, whose segments say of their requests what is so; which tokens are computed is not changed.
+
+    One wrong flag costs the task that is about flags, and no other.
+    """
+
+    inner: BatchingPolicy
+
+    def __str__(self) -> str:
+        return str(self.inner)
+
+    def plan(self, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Plan:
+        """The other's plan."""
+        plan = self.inner.plan(waiting, running, limits)
+        known = {request.request_id: request for request in (*waiting, *running)}
+        segments = tuple(_labelled(segment, known.get(segment.request_id)) for segment in plan.segments)
+        return replace(plan, segments=segments)
+
+
+def _labelled(segment: Segment, request: Progress | None) -> Segment:
+    if request is None:
+        return segment
+    kind = "decode" if request.decoding else "prefill"
+    emits = segment.new_tokens == request.pending_tokens
+    return Segment(segment.request_id, kind, segment.new_tokens, request.cached_tokens, emits)
+
+
 def _policy(submission: Submission) -> RemoteBatching:
     return RemoteBatching(submission, submission.make("MyChunking", _CHUNK_TOKENS))
 
 
-def _iterations(submission: Submission, seed: int) -> list[Iteration]:
-    draw = random.Random(seed)  # noqa: S311  # a workload, not a secret
+def _iterations(policy: BatchingPolicy, seed: str) -> list[Iteration]:
+    draw = HiddenDraw(seed)
     requests = [
         Progress(request_id=i, arrival=i, prompt_tokens=draw.randrange(1, 120), max_new_tokens=64)
         for i in range(12)
@@ -30,18 +60,18 @@ def _iterations(submission: Submission, seed: int) -> list[Iteration]:
     outputs = {request.request_id: draw.randrange(1, 30) for request in requests}
     enters = {request.request_id: draw.randrange(20) for request in requests}
     try:
-        return trace_plans(_policy(submission), requests, _LIMITS, outputs, enters_at=enters, max_iterations=2000)
+        return trace_plans(policy, requests, _LIMITS, outputs, enters_at=enters, max_iterations=2000)
     except ValueError as error:
         raise SubmissionError(f"an instance could not act on it: {error}") from error
 
 
-def _legal(submission: Submission, seed: int) -> str:
-    count = len(_iterations(submission, seed))
+def _legal(submission: Submission, seed: str) -> str:
+    count = len(_iterations(_policy(submission), seed))
     return f"{count} plans, all of which an instance can act on; every request came to its end"
 
 
-def _within_chunk(submission: Submission, seed: int) -> str:
-    for iteration in _iterations(submission, seed):
+def _within_chunk(submission: Submission, seed: str) -> str:
+    for iteration in _iterations(_Labelled(_policy(submission)), seed):
         tokens = sum(segment.new_tokens for segment in iteration.plan.prefills)
         require(
             tokens <= _CHUNK_TOKENS,
@@ -50,8 +80,8 @@ def _within_chunk(submission: Submission, seed: int) -> str:
     return f"no iteration computes more than {_CHUNK_TOKENS} tokens of prompts"
 
 
-def _no_stall(submission: Submission, seed: int) -> str:
-    for iteration in _iterations(submission, seed):
+def _no_stall(submission: Submission, seed: str) -> str:
+    for iteration in _iterations(_Labelled(_policy(submission)), seed):
         decoding = {request.request_id for request in iteration.running if request.decoding}
         waits = decoding - {segment.request_id for segment in iteration.plan.decodes}
         require(
@@ -60,8 +90,8 @@ def _no_stall(submission: Submission, seed: int) -> str:
     return "no decode ever waited for a prompt"
 
 
-def _no_idling(submission: Submission, seed: int) -> str:
-    for iteration in _iterations(submission, seed):
+def _no_idling(submission: Submission, seed: str) -> str:
+    for iteration in _iterations(_Labelled(_policy(submission)), seed):
         present = (*iteration.running, *iteration.waiting)
         pending = sum(request.pending_tokens for request in present if not request.decoding)
         done = sum(segment.new_tokens for segment in iteration.plan.prefills)
@@ -72,30 +102,27 @@ def _no_idling(submission: Submission, seed: int) -> str:
     return "no chunk is left half empty while prompts wait"
 
 
-def _same_tokens(submission: Submission, seed: int) -> str:
+def _same_tokens(submission: Submission, seed: str) -> str:
     prompts, expected = _reference(seed)
-    found = _generate(_policy(submission), prompts)
+    found = _generate(_Labelled(_policy(submission)), prompts)
     for number, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
         require(ours == theirs, f"prompt {number} continues with {ours}; prefilled at once it is {theirs}")
     return f"{len(prompts)} prompts continue exactly as when they are prefilled at once"
 
 
 @cache
-def _reference(seed: int) -> tuple[list[list[int]], list[list[int]]]:
-    draw = random.Random(seed)  # noqa: S311  # a workload, not a secret
+def _reference(seed: str) -> tuple[list[list[int]], list[list[int]]]:
+    draw = HiddenDraw(seed)
     prompts = [[draw.randrange(100) for _ in range(draw.randrange(1, 90))] for _ in range(6)]
     return prompts, _generate(named_policy("vllm"), prompts)
 
 
-def _generate(policy: object, prompts: list[list[int]]) -> list[list[int]]:
+def _generate(policy: BatchingPolicy, prompts: list[list[int]]) -> list[list[int]]:
     """Greedy tokens of the real engine under a policy; float32, a small random model."""
-    from typing import cast
-
-    from mooncake_lab.batching import BatchingPolicy
     from mooncake_lab.engine import CoupledEngine, EngineSettings, load_model
 
     model = load_model("random:lab-tiny", device="cpu", positions=256)
-    engine = CoupledEngine(model, cast("BatchingPolicy", policy), EngineSettings(cache_blocks=256))
+    engine = CoupledEngine(model, policy, EngineSettings(cache_blocks=256))
     try:
         return [list(output.tokens) for output in engine.generate(prompts, max_new_tokens=_NEW_TOKENS)]
     except ValueError as error:
@@ -107,7 +134,7 @@ CHUNKED: Final = Assignment(
     title="Chunked prefill on the real engine",
     chapter="04_chunked",
     tasks=(
-        Task(name="Every plan can be acted on", points=2, check=_legal),
+        Task(name="Every plan can be acted on, as it is labelled", points=2, check=_legal),
         Task(name="A chunk is a chunk", points=2, check=_within_chunk),
         Task(name="No decode waits", points=2, check=_no_stall),
         Task(name="No chunk is wasted", points=1, check=_no_idling),

@@ -1,5 +1,6 @@
 """What a class handed in: the notebooks that can be graded, and the name of everything that cannot."""
 
+import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from typing import Final
 
 _MOST_BYTES: Final = 10_000_000
 """Of a notebook that is handed in."""
+_LONGEST_LABEL: Final = 50
+"""Letters; a file's name has to hold them and more."""
 _WRITTEN_BY_NBGRADER: Final = ("timestamp.txt", "submission_secret.txt")
 """Beside a notebook that nbgrader collected; no student put them there."""
 
@@ -18,6 +21,7 @@ class HandedIn:
     """One notebook to grade."""
 
     student: str
+    """As `student_label` writes the folder's name."""
     path: Path
     teacher: Path
     """The instructor's notebook of the same topic."""
@@ -66,7 +70,7 @@ def collect(submissions: Path, sources: Path) -> Collection:
             continue
         taken, left = _of_student(entry, teachers)
         if not taken:
-            without[printable(entry.name)] = _why_nothing(entry, left)
+            without[student_label(entry.name)] = _why_nothing(entry, left)
             left.append(Ungraded(entry, "holds nothing that can be graded"))
         notebooks += taken
         ungraded += left
@@ -76,6 +80,17 @@ def collect(submissions: Path, sources: Path) -> Collection:
 def printable(name: Path | str) -> str:
     """A name as it can be shown: whoever names a file may put any bytes but two into it."""
     return "".join(letter if letter.isprintable() else "?" for letter in str(name))
+
+
+def student_label(folder: str) -> str:
+    """A student's name in tables and in the names of pages: printable, short, and of no other folder.
+
+    Two folders whose names differ only in what cannot be printed have different labels.
+    """
+    shown = printable(folder)[:_LONGEST_LABEL].strip().replace("~", "-")
+    if shown == folder:
+        return folder
+    return f"{shown}~{hashlib.sha256(os.fsencode(folder)).hexdigest()[:8]}"
 
 
 def _of_student(folder: Path, teachers: Mapping[str, Path]) -> tuple[list[HandedIn], list[Ungraded]]:
@@ -97,7 +112,7 @@ def _of_student(folder: Path, teachers: Mapping[str, Path]) -> tuple[list[Handed
         if why:
             ungraded.append(Ungraded(path, why))
         else:
-            taken[path.stem] = HandedIn(printable(folder.name), path, teachers[path.stem])
+            taken[path.stem] = HandedIn(student_label(folder.name), path, teachers[path.stem])
     return list(taken.values()), ungraded
 
 

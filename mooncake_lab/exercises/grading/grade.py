@@ -4,16 +4,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
-from mooncake_lab.batch.notebook import Cell, read_notebook
 from mooncake_lab.exercises.grading.admission import ADMISSION
+from mooncake_lab.exercises.grading.cells import Handed, prepare
 from mooncake_lab.exercises.grading.chunked import CHUNKED
-from mooncake_lab.exercises.grading.confine import Allowance, UnconfinableError
+from mooncake_lab.exercises.grading.confine import Allowance
 from mooncake_lab.exercises.grading.eviction import EVICTION
 from mooncake_lab.exercises.grading.keys import KEYS
 from mooncake_lab.exercises.grading.placement import PLACEMENT
-from mooncake_lab.exercises.grading.remote import Submission, SubmissionError
+from mooncake_lab.exercises.grading.remote import Budget, Submission, SubmissionError
 from mooncake_lab.exercises.grading.task import Assignment, Task
 from mooncake_lab.store import NothingToEvictError
 
@@ -21,16 +21,26 @@ ASSIGNMENTS: Final[Mapping[str, Assignment]] = MappingProxyType(
     {each.topic: each for each in (KEYS, EVICTION, CHUNKED, PLACEMENT, ADMISSION)}
 )
 """Every assignment by its topic."""
+LONGEST_REMARK: Final = 500
+"""Letters of a remark that are kept."""
+_LONGEST_CODE: Final = 20_000
+"""Letters of a cell that the feedback shows, of twenty cells at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """What became of one task."""
+    """What became of one task.
+
+    Its remark is one line of at most `LONGEST_REMARK` printable letters, whatever a submission answered.
+    """
 
     task: str
     points: int
     earned: int
     said: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "said", one_line(self.said))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +50,9 @@ class Grade:
     student: str
     topic: str
     marks: tuple[Mark, ...]
-    cells: tuple[str, ...]
+    remarks: tuple[str, ...] = ()
+    """On the notebook as a whole: what was left out, what was joined, what the package was asked for."""
+    cells: tuple[str, ...] = ()
     """The code of the student, for the feedback."""
 
     @property
@@ -54,46 +66,34 @@ class Grade:
         return sum(mark.points for mark in self.marks)
 
 
-def cells_of(path: Path, teacher: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What will be executed: the teacher's cells without tests, with the student's solutions in their places.
-
-    A student's other cells are not executed, so that nothing of the assignment can be replaced.
-
-    Returns:
-        The code to execute in order, and the student's part of it.
-
-    Raises:
-        ValueError: when a file is not a notebook, or a solution cell is missing; it says which.
-    """
-    theirs = {
-        _role(cell)["grade_id"]: cell.text for cell in read_notebook(path).cells if _role(cell).get("grade_id")
-    }
-    code: list[str] = []
-    own: list[str] = []
-    for cell in read_notebook(teacher).cells:
-        role = _role(cell)
-        if cell.cell_type != "code" or role.get("grade"):
-            continue
-        if role.get("solution"):
-            name = role["grade_id"]
-            if name not in theirs:
-                raise ValueError(f"{path} has lost the cell {name!r}, in which the solution belongs")
-            own.append(theirs[name])
-            code.append(theirs[name])
-        else:
-            code.append(cell.text)
-    return tuple(code), tuple(own)
+def one_line(text: str) -> str:
+    """A text of a submission as a remark: in one line, printable, and not longer than `LONGEST_REMARK`."""
+    words = " ".join(text[: 4 * LONGEST_REMARK].split())
+    shown = "".join(letter if letter.isprintable() else "?" for letter in words)
+    return shown if len(shown) <= LONGEST_REMARK else f"{shown[: LONGEST_REMARK - 1]}…"
 
 
-def grade(path: Path, teacher: Path, *, student: str, seed: int, allowance: Allowance | None = None) -> Grade:
+def grade(
+    path: Path,
+    teacher: Path,
+    *,
+    student: str,
+    seed: int | str,
+    allowance: Allowance | None = None,
+    borrowing: bool = False,
+) -> Grade:
     """Grade one notebook; a bad one is a grade, not an exception.
+
+    Each task is put to a fresh process, and has a hidden workload of its own, so that what one shows is of no use
+    for the next.
 
     Args:
         path: what was handed in.
         teacher: the source of the assignment, named after its topic.
         student: whose it is.
         seed: of hidden workloads; the same for a class.
-        allowance: what the submission may use.
+        allowance: what the submission may use, over all tasks.
+        borrowing: whether a solution that takes its answer from the package earns points; it is named in any case.
 
     Raises:
         ValueError: when the topic has no assignment.
@@ -104,40 +104,59 @@ def grade(path: Path, teacher: Path, *, student: str, seed: int, allowance: Allo
         raise ValueError(f"there is no assignment {topic!r}; there are {', '.join(ASSIGNMENTS)}")
     assignment = ASSIGNMENTS[topic]
     try:
-        code, own = cells_of(path, teacher)
+        handed = prepare(path, teacher)
     except Exception as error:  # noqa: BLE001  # a file that was handed in may be anything
         marks = tuple(_lost(task, str(error)) for task in assignment.tasks)
-        return Grade(student=student, topic=topic, marks=marks, cells=())
-    marks = tuple(_marks(assignment, code, seed, allowance))
-    return Grade(student=student, topic=topic, marks=marks, cells=own)
+        return Grade(student=student, topic=topic, marks=marks)
+    remarks = [*handed.remarks, *(f"uses package answer: {each}" for each in _borrowed(handed))]
+    return Grade(
+        student=student,
+        topic=topic,
+        marks=tuple(_marks(assignment, handed, str(seed), allowance or Allowance(), borrowing=borrowing)),
+        remarks=tuple(one_line(each) for each in remarks[:20]),
+        cells=tuple(cell.text[:_LONGEST_CODE] for cell in handed.own[:20]),
+    )
 
 
 def _marks(
-    assignment: Assignment, code: tuple[str, ...], seed: int, allowance: Allowance | None
+    assignment: Assignment, handed: Handed, seed: str, allowance: Allowance, *, borrowing: bool
 ) -> Iterator[Mark]:
-    """Task by task; after a failed one the submission starts afresh, so that no other task suffers from it."""
-    submission: Submission | None = None
+    budget = Budget(allowance=allowance)
+    hopeless = ""
+    for task in assignment.tasks:
+        taken = _borrowed(handed, task.cells)
+        if taken and not borrowing:
+            yield _lost(task, f"uses package answer: {'; '.join(taken)}. It is to be written by the student")
+            continue
+        if hopeless:
+            yield _lost(task, hopeless)
+            continue
+        try:
+            submission = Submission(handed.code, budget=budget)
+        except (SubmissionError, NothingToEvictError, RecursionError) as error:  # it will not load the next time
+            hopeless = _told(error)
+            yield _lost(task, hopeless)
+            continue
+        with submission:
+            yield _mark(task, submission, f"{seed}/{assignment.topic}/{task.name}")
+
+
+def _mark(task: Task, submission: Submission, seed: str) -> Mark:
     try:
-        for number, task in enumerate(assignment.tasks):
-            if submission is None:
-                try:
-                    submission = Submission(code, allowance)
-                except UnconfinableError:
-                    raise
-                except Exception as error:  # noqa: BLE001  # it does not even load, and will not the next time
-                    yield from (_lost(each, _told(error)) for each in assignment.tasks[number:])
-                    return
-            try:
-                said = task.check(submission, seed)
-            except Exception as error:  # noqa: BLE001  # answers may be wrong in ways that no check foresees
-                yield _lost(task, _told(error))
-                submission.close()
-                submission = None
-            else:
-                yield Mark(task=task.name, points=task.points, earned=task.points, said=said)
-    finally:
-        if submission is not None:
-            submission.close()
+        said = task.check(submission, seed)
+    except Exception as error:  # noqa: BLE001  # answers may be wrong in ways that no check foresees
+        cells = f" ({'; '.join(submission.failed_cells)})" if submission.failed_cells else ""
+        return _lost(task, f"{_told(error)}{cells}")
+    return Mark(task=task.name, points=task.points, earned=task.points, said=said)
+
+
+def _borrowed(handed: Handed, cells: tuple[str, ...] = ()) -> list[str]:
+    """What the solution cells of these names, or all, take from the package."""
+    return [
+        f"cell {name!r} takes {', '.join(what)}"
+        for name, what in handed.borrowed.items()
+        if not cells or name in cells
+    ]
 
 
 def _told(error: Exception) -> str:
@@ -151,9 +170,3 @@ def _told(error: Exception) -> str:
 
 def _lost(task: Task, said: str) -> Mark:
     return Mark(task=task.name, points=task.points, earned=0, said=said)
-
-
-def _role(cell: Cell) -> dict[str, Any]:
-    """What nbgrader was told of a cell."""
-    told = cell.metadata.get("nbgrader")
-    return told if isinstance(told, dict) else {}

@@ -1,10 +1,10 @@
 """Assignment: prefix keys and hit rates."""
 
-import random
 from typing import Any, Final
 
 from mooncake_lab.core import blocks_for
 from mooncake_lab.exercises.eviction import shared_prefix_requests
+from mooncake_lab.exercises.grading.hidden import HiddenDraw
 from mooncake_lab.exercises.grading.remote import Submission
 from mooncake_lab.exercises.grading.task import Assignment, Task, require
 from mooncake_lab.store import replay
@@ -14,14 +14,16 @@ _TRIALS: Final = 50
 
 
 def _keys(submission: Submission, tokens: list[int]) -> list[int | bytes | str]:
-    keys = submission.call("chain_keys", tokens, _BLOCK_TOKENS, gives=list[Any])
-    strange = [key for key in keys if not isinstance(key, int | bytes | str)]
+    """The keys of a prompt, which is asked about twice: keys that are drawn by chance name nothing."""
+    keys, again = (submission.call("chain_keys", tokens, _BLOCK_TOKENS, gives=list[Any]) for _ in range(2))
+    strange = [key for key in keys if not isinstance(key, int | bytes | str) or isinstance(key, bool)]
     require(not strange, f"a key is an int, a str or bytes; one of yours is {strange[:1]}")
+    require(keys == again, "the same prompt got other keys when it was asked about again")
     return keys
 
 
-def _one_a_block(submission: Submission, seed: int) -> str:
-    draw = random.Random(seed)  # noqa: S311  # a workload, not a secret
+def _one_a_block(submission: Submission, seed: str) -> str:
+    draw = HiddenDraw(seed)
     for _ in range(_TRIALS):
         tokens = [draw.randrange(100) for _ in range(draw.randrange(1, 40))]
         found, expected = len(_keys(submission, tokens)), blocks_for(len(tokens), _BLOCK_TOKENS)
@@ -32,8 +34,8 @@ def _one_a_block(submission: Submission, seed: int) -> str:
     return "every block has a key, the partial one too"
 
 
-def _shared_exactly(submission: Submission, seed: int) -> str:
-    draw = random.Random(seed + 1)  # noqa: S311  # a workload, not a secret
+def _shared_exactly(submission: Submission, seed: str) -> str:
+    draw = HiddenDraw(seed)
     for _ in range(_TRIALS):
         first = [draw.randrange(3) for _ in range(24)]
         second = list(first)
@@ -50,8 +52,8 @@ def _shared_exactly(submission: Submission, seed: int) -> str:
     return "keys are equal up to the first difference, and never after it"
 
 
-def _depends_on_all(submission: Submission, seed: int) -> str:
-    draw = random.Random(seed + 2)  # noqa: S311  # a workload, not a secret
+def _depends_on_all(submission: Submission, seed: str) -> str:
+    draw = HiddenDraw(seed)
     block = [draw.randrange(100) for _ in range(_BLOCK_TOKENS)]
     keys = _keys(submission, block * 5)
     require(
@@ -60,8 +62,8 @@ def _depends_on_all(submission: Submission, seed: int) -> str:
     return "equal blocks at different places have different keys"
 
 
-def _prefix_only(submission: Submission, seed: int) -> str:
-    draw = random.Random(seed + 3)  # noqa: S311  # a workload, not a secret
+def _prefix_only(submission: Submission, seed: str) -> str:
+    draw = HiddenDraw(seed)
     for _ in range(_TRIALS):
         keys = list(range(draw.randrange(1, 12)))
         held = [key for key in keys if draw.random() < 0.7] + [99]
@@ -73,8 +75,8 @@ def _prefix_only(submission: Submission, seed: int) -> str:
     return "only blocks before the first missing one count"
 
 
-def _hit_rates(submission: Submission, seed: int) -> str:
-    requests = shared_prefix_requests(seed, requests=400)
+def _hit_rates(submission: Submission, seed: str) -> str:
+    requests = shared_prefix_requests(HiddenDraw(seed), requests=400)
     for capacity in (50, 200, 1000):
         expected = replay(requests, "lru", capacity).hit_rate
         found = submission.call("lru_hit_rate", requests, capacity, gives=float)
@@ -90,11 +92,21 @@ KEYS: Final = Assignment(
     title="Prefix keys and hit rates",
     chapter="07_store",
     tasks=(
-        Task(name="One key a block", points=2, check=_one_a_block),
-        Task(name="Keys are shared exactly as long as prompts are equal", points=3, check=_shared_exactly),
-        Task(name="A key names everything before it", points=1, check=_depends_on_all),
-        Task(name="A match ends at the first missing block", points=2, check=_prefix_only),
-        Task(name="LRU hit rates of a hidden trace", points=2, check=_hit_rates),
+        Task(name="One key a block", points=2, check=_one_a_block, cells=("chain-keys",)),
+        Task(
+            name="Keys are shared exactly as long as prompts are equal",
+            points=3,
+            check=_shared_exactly,
+            cells=("chain-keys",),
+        ),
+        Task(name="A key names everything before it", points=1, check=_depends_on_all, cells=("chain-keys",)),
+        Task(
+            name="A match ends at the first missing block",
+            points=2,
+            check=_prefix_only,
+            cells=("matched-blocks",),
+        ),
+        Task(name="LRU hit rates of a hidden trace", points=2, check=_hit_rates, cells=("lru-hit-rate",)),
     ),
 )
 """Ten points."""

@@ -13,13 +13,30 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from mooncake_lab.batching import Limits, Plan, Progress
-from mooncake_lab.conductor import ClusterView, DecodeView, Placement
-from mooncake_lab.core import MIB, SLO, Request
+from mooncake_lab.conductor import ClusterView, DecodeView, Placement, Rejection
+from mooncake_lab.core import KIB, MIB, SLO, Request
 
-LONGEST_FRAME_BYTES: Final = 16 * MIB
+LONGEST_QUESTION_BYTES: Final = 16 * MIB
+LONGEST_ANSWER_BYTES: Final = 64 * KIB
+"""No answer that is asked for comes near it."""
 _HEAD: Final = struct.Struct("<I")
 HEAD_BYTES: Final = _HEAD.size
 """What announces the length of a frame."""
+
+
+class Passes(msgspec.Struct, frozen=True, tag="passes"):
+    """A request may go on: on arrival with the placement that was returned, at the decode instance with none."""
+
+    placement: Placement | None
+
+
+class Refuses(msgspec.Struct, frozen=True, tag="refuses"):
+    """A request may not go on."""
+
+    rejection: Rejection
+
+
+Verdict = Passes | Refuses
 
 
 class Signature(NamedTuple):
@@ -33,17 +50,27 @@ SIGNATURES: Final[Mapping[str, Signature]] = MappingProxyType(
     {
         "plan": Signature((list[Progress], list[Progress], Limits), Plan),
         "place": Signature((Request, ClusterView), Placement),
-        "admit": Signature((Request, Placement, ClusterView, SLO), bool),
-        "double_check": Signature((Request, DecodeView, SLO), bool),
+        "admit": Signature((Request, Placement, ClusterView, SLO), Verdict),
+        "double_check": Signature((Request, DecodeView, SLO), Verdict),
     }
 )
-"""Methods whose arguments are more than plain values. The last two answer whether the request passes."""
+"""Methods whose arguments are more than plain values."""
+
+
+class Code(NamedTuple):
+    """A cell to execute."""
+
+    name: str
+    text: str
 
 
 class Load(msgspec.Struct, frozen=True, tag="load"):
-    """Execute these cells, in order, in one namespace."""
+    """Execute these cells, in order, in one namespace; the answer lists what went wrong in which.
 
-    cells: list[str]
+    A cell that raises does not keep those behind it from being executed, as in a notebook that is run to its end.
+    """
+
+    cells: list[Code]
 
 
 class Call(msgspec.Struct, frozen=True, tag="call"):
@@ -73,7 +100,6 @@ class Answer(msgspec.Struct, frozen=True, tag="answer"):
     """What came back, as msgpack."""
 
     value: msgspec.Raw
-    reason: str = ""
 
 
 class Raised(msgspec.Struct, frozen=True, tag="raised"):
@@ -94,20 +120,20 @@ def pack(message: Any) -> bytes:
     return _HEAD.pack(len(body)) + body
 
 
-def length_of(head: bytes) -> int:
+def length_of(head: bytes, most_bytes: int) -> int:
     """How many bytes follow a frame's head.
 
     Raises:
         ValueError: when it announces more than is allowed.
     """
     (length,) = _HEAD.unpack(head)
-    if length > LONGEST_FRAME_BYTES:
-        raise ValueError(f"a frame announces {length} bytes; allowed are {LONGEST_FRAME_BYTES}")
+    if length > most_bytes:
+        raise ValueError(f"an answer of {length:,} bytes; allowed are {most_bytes:,}")
     return length
 
 
-def read_frame(stream: io.BufferedIOBase) -> bytes | None:
-    """The next frame's body; None at the end.
+def read_question(stream: io.BufferedIOBase) -> bytes | None:
+    """The next frame's body, as the submission's side reads it; None at the end.
 
     Raises:
         ValueError: when the frame is too long.
@@ -115,4 +141,4 @@ def read_frame(stream: io.BufferedIOBase) -> bytes | None:
     head = stream.read(HEAD_BYTES)
     if len(head) < HEAD_BYTES:
         return None
-    return stream.read(length_of(head))
+    return stream.read(length_of(head, LONGEST_QUESTION_BYTES))

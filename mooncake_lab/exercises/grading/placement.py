@@ -1,18 +1,19 @@
 """Assignment: Algorithm 1 from its pseudo-code."""
 
-import random
 from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
 from mooncake_lab.conductor import ClusterView, DecodeView, KVCacheCentric, LatencyEstimator, PrefillView
 from mooncake_lab.core import Request
+from mooncake_lab.exercises.grading.hidden import HiddenDraw
 from mooncake_lab.exercises.grading.proxies import RemotePlacement
 from mooncake_lab.exercises.grading.remote import Submission
 from mooncake_lab.exercises.grading.task import Assignment, Task, require
 from mooncake_lab.workload.twin import make_twin
 
 _TRIALS: Final = 150
+_THRESHOLD: Final = 1.5
 _BLOCK_TOKENS: Final = 512
 
 
@@ -20,14 +21,20 @@ def _policy(submission: Submission) -> RemotePlacement:
     return RemotePlacement(submission, submission.make("MyPlacement"))
 
 
-def _seen(seed: int, *, sharing: bool) -> Iterator[tuple[Request, ClusterView]]:
-    """Random requests and clusters; without `sharing` no node's match is worth fetching for another."""
-    draw = random.Random(f"{seed}/{sharing}")  # noqa: S311  # a workload, not a secret
+def _seen(seed: str, *, sharing: bool) -> Iterator[tuple[Request, ClusterView]]:
+    """Random requests and clusters; without `sharing` no node's match is worth fetching for another.
+
+    Among them are the cases that decide little and are easily forgotten: nobody holds anything; somebody holds the
+    whole prompt; a ratio is the threshold itself; the node to fetch from is sending to others already.
+    """
+    draw = HiddenDraw(seed, sharing)
     for number in range(_TRIALS):
         blocks = draw.randrange(4, 120)
-        matches = [draw.randrange(blocks) if sharing else blocks // 2 for _ in range(draw.randrange(2, 9))]
+        matches = _matches(draw, number, blocks) if sharing else [blocks // 2] * draw.randrange(2, 9)
         prefill = tuple(
-            PrefillView(f"prefill-{i}", draw.choice((0.0, draw.expovariate(0.5))), 0, 0, matched)
+            PrefillView(
+                f"prefill-{i}", draw.choice((0.0, draw.expovariate(0.5))), 0, 0, matched, draw.choice((0, 0, 1, 7))
+            )
             for i, matched in enumerate(matches)
         )
         decode = tuple(
@@ -39,7 +46,21 @@ def _seen(seed: int, *, sharing: bool) -> Iterator[tuple[Request, ClusterView]]:
         yield request, ClusterView(0.0, prefill, decode)
 
 
-def _agrees(fields: tuple[str, ...], said: str, submission: Submission, seed: int, *, sharing: bool) -> str:
+def _matches(draw: HiddenDraw, number: int, blocks: int) -> list[int]:
+    """How many blocks each node holds."""
+    nodes = draw.randrange(2, 9)
+    match number % 5:
+        case 0:
+            return [draw.choice((0, blocks)) for _ in range(nodes)]
+        case 1:  # the threshold itself, from both sides
+            own = 2 * draw.randrange(1, max(blocks // 3, 2))
+            near = [int(_THRESHOLD * own), own, own - 1, own + 1, own, 0][:nodes]
+            return draw.sample(near, len(near))
+        case _:
+            return [draw.randrange(blocks) for _ in range(nodes)]
+
+
+def _agrees(fields: tuple[str, ...], said: str, submission: Submission, seed: str, *, sharing: bool) -> str:
     from mooncake_lab.experiments.paper_node import paper_node_latency
 
     policy, estimate = _policy(submission), LatencyEstimator(paper_node_latency())
@@ -58,10 +79,10 @@ def _told(request: Request, view: ClusterView) -> str:
     return f"a prompt of {len(request.block_keys)} blocks and [{nodes}]"
 
 
-def _serves(submission: Submission, seed: int) -> str:
+def _serves(submission: Submission, seed: str) -> str:
     from mooncake_lab.experiments.placement import mean_ttft_s
 
-    first = 300 + seed % 50
+    first = HiddenDraw(seed).randrange(300, 350)
     twin = make_twin("conversation")  # a grade must not hang on whether the released trace is here
     ours = mean_ttft_s(KVCacheCentric(), first=first, whole=twin)
     theirs = mean_ttft_s(_policy(submission), first=first, whole=twin)

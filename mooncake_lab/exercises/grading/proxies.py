@@ -2,13 +2,17 @@
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 from mooncake_lab.batching import Limits, Plan, Progress
 from mooncake_lab.conductor import ClusterView, Decision, DecodeView, Estimator, Placement, Rejection
 from mooncake_lab.core import SLO, BlockKey, Request
-from mooncake_lab.exercises.grading.remote import Submission
+from mooncake_lab.exercises.grading.messages import Passes, Refuses
+from mooncake_lab.exercises.grading.remote import Submission, SubmissionError
 from mooncake_lab.store.eviction.policy import NOTHING_SPARED
+
+_LONGEST_REASON: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,7 @@ class RemotePlacement:
 
 @dataclass(frozen=True, slots=True)
 class RemoteAdmission:
-    """An admission policy (`conductor.AdmissionPolicy`); what passes is our placement, not what it returned."""
+    """An admission policy (`conductor.AdmissionPolicy`); what it returns has to fit the question."""
 
     submission: Submission
     number: int
@@ -81,15 +85,40 @@ class RemoteAdmission:
     def admit(
         self, request: Request, proposed: Placement, view: ClusterView, *, estimate: Estimator, slo: SLO
     ) -> Decision:
-        """Ask on arrival."""
+        """Ask on arrival; what passes has to be what was proposed, and what is refused the request that came."""
         del estimate
-        passes, reason = self.submission.ask_why(self.number, "admit", request, proposed, view, slo)
-        return proposed if passes else Rejection(request_id=request.id, stage="admission", reason=reason)
+        match self.submission.ask(self.number, "admit", request, proposed, view, slo):
+            case Passes(placement) if placement == proposed:
+                return proposed
+            case Refuses(rejection):
+                return _checked(rejection, request, "admission")
+            case _:
+                raise SubmissionError(f"admit changed the placement of request {request.id}; return it as it is")
 
     def double_check(
         self, request: Request, decode: DecodeView, *, estimate: Estimator, slo: SLO
     ) -> Rejection | None:
         """Ask again when the KVCache has arrived."""
         del estimate
-        passes, reason = self.submission.ask_why(self.number, "double_check", request, decode, slo)
-        return None if passes else Rejection(request_id=request.id, stage="decode", reason=reason)
+        match self.submission.ask(self.number, "double_check", request, decode, slo):
+            case Refuses(rejection):
+                return _checked(rejection, request, "decode")
+            case _:
+                return None
+
+
+def _checked(rejection: Rejection, request: Request, stage: str) -> Rejection:
+    """A rejection that is one of this request at this stage, for a reason.
+
+    Raises:
+        SubmissionError: when it is not.
+    """
+    if rejection.request_id != request.id:
+        raise SubmissionError(f"request {request.id} came, {rejection.request_id} was refused")
+    if rejection.stage != stage:
+        raise SubmissionError(
+            f"request {request.id} was refused at stage {rejection.stage!r}; here it is {stage!r}"
+        )
+    if not rejection.reason:
+        raise SubmissionError(f"request {request.id} was refused without a reason")
+    return replace(rejection, reason=rejection.reason[:_LONGEST_REASON])

@@ -1,8 +1,9 @@
 """Which system calls a confined process is refused, by its architecture's numbers, as a filter for the kernel.
 
-Refused is what reaches beyond the process: to start, trace, signal, slow down or limit another one, to open a
-socket, to hold memory or messages that no limit counts or that outlive it, and to change what files are without
-opening them. What cannot be told by its number alone is told by its arguments.
+Refused is what reaches beyond the process: to start, trace, signal, slow down or limit another one (threads
+included: what limits their number does not hold for root), to open a socket, to hold memory or messages that no
+limit counts or that outlive it, and to change what files are without opening them. What cannot be told by its
+number alone is told by its arguments.
 """
 
 import struct
@@ -37,7 +38,7 @@ _X86_64: Final = (
     " chown=92 fchown=93 lchown=94 fchownat=260 setxattr=188 lsetxattr=189 fsetxattr=190 removexattr=197"
     " lremovexattr=198 fremovexattr=199 utime=132 utimes=235 futimesat=261 utimensat=280 mount=165 bpf=321"
     " perf_event_open=298 add_key=248 request_key=249 keyctl=250 prlimit64=302 fcntl=72 clone=56 clone3=435"
-    " capset=126"
+    " capset=126 prctl=157"
 )
 _AARCH64: Final = (
     "execve=221 execveat=281 ptrace=117 process_vm_readv=270 process_vm_writev=271 process_madvise=440"
@@ -48,13 +49,15 @@ _AARCH64: Final = (
     " setrlimit=164 userfaultfd=282 fchmod=52 fchmodat=53 fchmodat2=452 fchown=55 fchownat=54 setxattr=5"
     " lsetxattr=6 fsetxattr=7 removexattr=14 lremovexattr=15 fremovexattr=16 utimensat=88 mount=40 bpf=280"
     " perf_event_open=241 add_key=217 request_key=218 keyctl=219 prlimit64=261 fcntl=25 clone=220 clone3=435"
-    " capset=91"
+    " capset=91 prctl=167"
 )
 _SET_OWNER, _SET_SIGNAL, _SET_OWNER_EX = 8, 10, 15
 """What `fcntl` could send signals with."""
 _CLONE_THREAD: Final = 0x00010000
+_DEATH_SIGNAL: Final = 1
+"""Of `prctl`: a process that forgets whom it ends with would run on after its grader."""
 _LOAD, _EQUAL, _AT_LEAST, _BITS_SET, _GIVE = 0x20, 0x15, 0x35, 0x45, 0x06
-_ALLOWED, _DENIED, _UNKNOWN, _KILLED = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
+_ALLOWED, _DENIED, _NO_MORE, _UNKNOWN, _KILLED = 0x7FFF0000, 0x00050001, 0x0005000B, 0x00050026, 0x80000000
 _ARCHITECTURE_AT, _NUMBER_AT, _ARGUMENTS_AT = 4, 0, 16
 
 
@@ -92,9 +95,11 @@ def call_filter(machine: Architecture) -> bytes:
     for name in REFUSED:
         if name in numbers:
             program += [(_EQUAL, 0, 1, numbers[name]), (_GIVE, 0, 0, _DENIED)]
-    # the C library falls back to clone, whose flags can be read here
+    # the C library falls back to clone, and reports that no more threads can be started
     program += [(_EQUAL, 0, 1, numbers["clone3"]), (_GIVE, 0, 0, _UNKNOWN)]
-    program += _where(numbers["clone"], [(_LOAD, 0, 0, _argument(0)), (_BITS_SET, 1, 0, _CLONE_THREAD), _deny()])
+    thread = [(_LOAD, 0, 0, _argument(0)), (_BITS_SET, 0, 1, _CLONE_THREAD), (_GIVE, 0, 0, _NO_MORE), _deny()]
+    program += _where(numbers["clone"], thread)
+    program += _where(numbers["prctl"], _if_one_of(_argument(0), (_DEATH_SIGNAL,)))
     program += _where(numbers["prlimit64"], _unless_zero(_argument(0), _argument(2), _argument(2) + 4))
     program += _where(numbers["fcntl"], _if_one_of(_argument(1), (_SET_OWNER, _SET_SIGNAL, _SET_OWNER_EX)))
     program.append((_GIVE, 0, 0, _ALLOWED))

@@ -6,8 +6,11 @@ from typing import TypeAlias
 
 from mooncake_lab.exercises.grading.remote import Submission, SubmissionError
 
-Check: TypeAlias = Callable[[Submission, int], str]
-"""A submission and the hidden seed: a sentence on what it did well; `SubmissionError` where it did not."""
+Check: TypeAlias = Callable[[Submission, str], str]
+"""A submission and the hidden seed of this task: a sentence on what went well; `SubmissionError` where it did not.
+
+What is drawn with the seed comes from a `HiddenDraw`.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +25,8 @@ class Task:
     """What is asked, as a statement."""
     points: int
     check: Check
+    cells: tuple[str, ...] = ()
+    """The solution cells that it is about; all of them where none is named."""
 
     def __post_init__(self) -> None:
         if self.points < 1:
