@@ -32,7 +32,7 @@ CROWD_SEED: Final = 20_240_709
 _LIMITS: Final = SLO(ttft_s=10.0, tbt_s=0.04)
 """Of the views made by hand."""
 _CROWD_LIMITS: Final = SLO(ttft_s=25.0, tbt_s=0.05)
-_CROWD_REQUESTS: Final = 1200
+_CROWD_REQUESTS: Final = 2000
 
 Law: TypeAlias = Callable[[AdmissionPolicy], None]
 """Raises `AssertionError` with what went wrong when a policy breaks it."""
@@ -56,7 +56,7 @@ class _Round:
 def crowd(seed: int | random.Random, requests: int = _CROWD_REQUESTS) -> list[TracedRequest]:
     """More than one decode node can serve, and nearly more than three can prefill.
 
-    Prompts have 500 to 16,000 tokens, answers 200 to 800, and every other hundred requests comes twice as fast.
+    Prompts have 1,000 to 16,000 tokens, answers 200 to 800, and every other hundred requests comes twice as fast.
     Decode binds first: who is prefilled and then refused has taken prefill from somebody who could be served.
 
     Args:
@@ -67,8 +67,8 @@ def crowd(seed: int | random.Random, requests: int = _CROWD_REQUESTS) -> list[Tr
     found: list[TracedRequest] = []
     at_s = 0.0
     for i in range(requests):
-        at_s += (0.12 if (i // 100) % 2 else 0.28) * 2 * draw.random()
-        tokens = int(500 * 32 ** draw.random())
+        at_s += (0.14 if (i // 100) % 2 else 0.32) * 2 * draw.random()
+        tokens = int(1000 * 16 ** draw.random())
         blocks = -(-tokens // 512)
         request = Request(
             id=i,

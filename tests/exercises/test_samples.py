@@ -78,7 +78,11 @@ SAMPLES = {
     ],
     "admission": [
         RIGHT,
-        ("partly right", "admits everybody", {"> slo.ttft_s": "> 1e9", "> slo.tbt_s": "> 1e9"}),
+        (
+            "partly right",
+            "counts only who decodes already",
+            {"node.requests": "node.present_requests", "node.context_tokens": "node.present_tokens"},
+        ),
         ("wrong", "refuses everybody", {"> slo.ttft_s": "> -1.0"}),
         (
             "malicious",

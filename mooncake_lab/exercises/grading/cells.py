@@ -17,40 +17,13 @@ from mooncake_lab.exercises.grading.messages import Code
 
 _PACKAGE: Final = "mooncake_lab"
 _PLAIN_CALLS: Final = frozenset(
-    [
-        "dict",
-        "list",
-        "set",
-        "tuple",
-        "frozenset",
-        "range",
-        "OrderedDict",
-        "defaultdict",
-        "deque",
-        "Counter",
-        "dataclass",
-        "namedtuple",
-    ]
+    {"dict", "list", "set", "tuple", "frozenset", "range", "namedtuple"}
+    | {"OrderedDict", "defaultdict", "deque", "Counter"}
 )
 """What an assignment in an added cell may call: it makes a value and computes nothing."""
 _BACK_DOORS: Final = frozenset(
-    [
-        "__builtins__",
-        "__globals__",
-        "__import__",
-        "__loader__",
-        "__spec__",
-        "__subclasses__",
-        "eval",
-        "exec",
-        "gc",
-        "importlib",
-        "inspect",
-        "marshal",
-        "pickle",
-        "pkgutil",
-        "runpy",
-    ]
+    {"__builtins__", "__globals__", "__import__", "__loader__", "__spec__", "__subclasses__", "eval", "exec"}
+    | {"gc", "importlib", "inspect", "marshal", "pickle", "pkgutil", "runpy"}
 )
 """Names with which code is reached that no import names."""
 _UNREADABLE: Final = (SyntaxError, ValueError, RecursionError, MemoryError)
@@ -186,13 +159,15 @@ def _solution(name: str, theirs: Sequence[_Theirs], found: Sequence[int]) -> tup
     for index in found:
         dropped = without_magics(theirs[index].text)[1]
         remarks += [f"left out of cell {name!r}: {line}" for line in dropped]
-    first, last = found[0], found[-1]
     text = _joined(theirs, found)
-    for start, end in ((first, last), (first - 1, last), (first, last + 1), (first - 1, last + 1)):
+    first, last = found[0], found[-1]
+    for start, end in ((first - 1, last), (first, last + 1), (first - 1, last + 1)):
         places = sorted({*found, start, end})
-        if _is_python(text) or places[0] < 0 or places[-1] >= len(theirs):
-            break
-        if all(theirs[index].name in {"", name} for index in places) and _is_python(_joined(theirs, places)):
+        if places[0] < 0 or places[-1] >= len(theirs):
+            continue
+        others = [theirs[index] for index in places if index not in found]
+        torn = not _is_python(text) or not any(_is_python(without_magics(each.text)[0]) for each in others)
+        if torn and not any(each.name for each in others) and _is_python(_joined(theirs, places)):
             return _joined(theirs, places), places, [*remarks, f"cell {name!r} had been split; it was joined"]
     return text, found, remarks
 
