@@ -49,6 +49,16 @@ def test_who_cannot_confine_is_told_before_grading(monkeypatch):
     assert "Landlock" in finding["remedy"]
 
 
+def test_who_cannot_give_private_folders_is_told_what_that_means(monkeypatch):
+    """Where the system forbids private file systems, a teacher learns that submissions cannot write, and why."""
+    monkeypatch.setattr("mooncake_lab.exercises.grading.confine.why_no_folder", lambda: "OSError: not here")
+    found = [one for one in json.loads(doctor("--json").stdout)["findings"] if one["what"] == "grading: files"]
+    assert [(one["standing"], one["found"]) for one in found] in (
+        [],  # this kernel cannot confine at all
+        [("optional", "submissions may write no file: OSError: not here")],
+    )
+
+
 def test_what_everybody_needs_decides_the_exit_code(monkeypatch):
     """One missing thing ends the command with status 1, and a person reads the remedy."""
     lacking = module.Finding(what="Python", standing="missing", found="2.7", remedy="use Python 3.11")

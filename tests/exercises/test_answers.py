@@ -56,6 +56,8 @@ def outcome(path: Path, *tasks: int) -> list[str]:
 
 
 PASSES = "        return proposed"
+CHANGED = """        from dataclasses import replace
+        return replace(proposed, decode="x")"""
 LATE = 'Rejection(request_id=request.id, stage="admission", reason="the first token would be late")'
 
 
@@ -66,7 +68,8 @@ LATE = 'Rejection(request_id=request.id, stage="admission", reason="the first to
         (PASSES, "        return ...", "admit returned Ellipsis, of type ellipsis"),
         (PASSES, "        return None", "admit returned None, of type NoneType"),
         (PASSES, "        return True", "admit returned True, of type bool"),
-        (PASSES, f"        from dataclasses import replace\n{PASSES[:-8]}replace(proposed, decode='x')", "changed"),
+        (PASSES, "        import copy\n        return copy.copy(proposed.reason)", "of type str"),
+        (PASSES, CHANGED, "admit changed the placement"),
         (LATE, LATE.replace("request.id", "request.id + 1"), "was refused"),
         (LATE, LATE.replace("admission", "decode"), "refused at stage 'decode'"),
         (LATE, LATE.replace("the first token would be late", ""), "without a reason"),
