@@ -50,7 +50,7 @@ def grade(
     memory_gib: Annotated[float, typer.Option(min=0.5, help="Memory a submission may use.")] = 2.0,
     cpu_s: Annotated[int, typer.Option(min=1, help="Processor seconds of a submission, over all tasks.")] = 120,
     reply_s: Annotated[float, typer.Option(min=0.1, help="Longest wait for one answer.")] = 20.0,
-    wall_s: Annotated[float, typer.Option(min=1, help="Longest time of a submission, over all tasks.")] = 300.0,
+    wall_s: Annotated[float, typer.Option(min=1, help="Longest time of a submission, over all tasks.")] = 600.0,
     allow_package_answers: Annotated[
         bool, typer.Option(help="Give points for solutions that call the package's own.")
     ] = False,

@@ -17,7 +17,7 @@ from mooncake_lab.exercises.grading.grade import ASSIGNMENTS, grade
 ROOT = Path(__file__).parents[2]
 SOURCES, GUIDE = ROOT / "notebooks" / "assignments", ROOT / "book" / "teach.md"
 MARKED = re.compile(r"(?<=<!-- samples: begin -->\n).*?(?=<!-- samples: end -->)", re.DOTALL)
-PATIENT, IMPATIENT = Allowance(reply_s=60.0), Allowance(reply_s=3.0)
+PATIENT, IMPATIENT = Allowance(reply_s=60.0, wall_s=1800.0), Allowance(reply_s=3.0)
 """Nobody is wronged on a busy machine, and the one who never answers is not waited for."""
 SEED = 4711
 LONGEST_REMARK = 160
@@ -87,7 +87,7 @@ SAMPLES = {
         (
             "malicious",
             "claims ten points and ends the process",
-            {'"""Whom to serve."""': '"""Whom to serve."""\n    print("10 / 10")\n    __import__("os")._exit(0)'},
+            {'"""Whom to serve."""': '"""Whom to serve."""\n    print("10 / 10")\n    import os; os._exit(0)'},
         ),
     ],
 }

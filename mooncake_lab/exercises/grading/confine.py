@@ -73,7 +73,7 @@ class Allowance:
     """How many files and folders it may have."""
     reply_s: float = 20.0
     """The longest wait for one answer."""
-    wall_s: float = 300.0
+    wall_s: float = 600.0
     """From the first cell for the first task to the last answer for the last one."""
 
     def __post_init__(self) -> None:

@@ -153,7 +153,7 @@ def _mark(task: Task, submission: Submission, seed: str) -> Mark:
 def _borrowed(handed: Handed, cells: tuple[str, ...] = ()) -> list[str]:
     """What the solution cells of these names, or all, take from the package."""
     return [
-        f"cell {name!r} takes {', '.join(what)}"
+        f"cell {name!r} reaches for {', '.join(what)}"
         for name, what in handed.borrowed.items()
         if not cells or name in cells
     ]

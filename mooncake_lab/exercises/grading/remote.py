@@ -18,6 +18,7 @@ from typing import Any, Final, Self
 import msgspec
 
 import mooncake_lab
+from mooncake_lab.core import KIB
 from mooncake_lab.exercises.grading.confine import (
     Allowance,
     UnconfinableError,
@@ -44,6 +45,9 @@ from mooncake_lab.store import NothingToEvictError
 
 _START_S: Final = 60.0
 """Python, numpy and this package have to be imported first."""
+
+_MOST_HELD_BYTES: Final = 16 * KIB
+"""Of questions that want no answer: they travel with the next one that does, many in one message."""
 
 
 class SubmissionError(Exception):
@@ -100,7 +104,12 @@ class Submission:
         self._folder = None if why_no_folder() else tempfile.mkdtemp(prefix="submission-")
         self._cpu_before_s = 0.0
         self._status: int | None = None
-        self._process = _started(self._folder, self._allowance)
+        self._told = bytearray()
+        try:
+            self._process = _started(self._folder, self._allowance)
+        except BaseException:
+            self._forget_folder()
+            raise
         self._decoder = msgspec.msgpack.Decoder(Reply)
         self._answers = selectors.DefaultSelector()
         if self._process.stdout is None or self._process.stdin is None:
@@ -137,11 +146,14 @@ class Submission:
                 except OSError:
                     continue  # it was still holding a question nobody will read
         self._answers.close()
+        self._forget_folder()
+
+    def _forget_folder(self) -> None:
         if self._folder is not None:
             try:
                 Path(self._folder).rmdir()  # empty: what was written lay in a file system that is gone
             except OSError as error:
-                warnings.warn(f"the folder of a submission stays behind: {error}", RuntimeWarning, stacklevel=2)
+                warnings.warn(f"the folder of a submission stays behind: {error}", RuntimeWarning, stacklevel=3)
             self._folder = None
 
     def call(self, name: str, *arguments: Any, gives: Any = Any) -> Any:
@@ -171,7 +183,9 @@ class Submission:
 
     def tell(self, number: int, method: str, *arguments: Any) -> None:
         """Call a method without waiting; if it raises, the next answer says so."""
-        self._send(Ask(number, method, _packed(arguments), quiet=True), self._deadline_s())
+        self._told += pack(Ask(number, method, _packed(arguments), quiet=True))
+        if len(self._told) > _MOST_HELD_BYTES:
+            self._send(b"", self._deadline_s())
 
     def _start(self) -> None:
         """Wait until the process is confined; that it cannot be is no fault of the student."""
@@ -189,7 +203,7 @@ class Submission:
 
     def _exchange(self, question: Question) -> Answer:
         deadline_s = self._deadline_s()
-        self._send(question, deadline_s)
+        self._send(pack(question), deadline_s)
         return self._receive(deadline_s)
 
     def _receive(self, deadline_s: float) -> Answer:
@@ -204,8 +218,9 @@ class Submission:
             raise SubmissionError(f"it raised {reply.kind}: {reply.message}".removesuffix(": "))
         return reply
 
-    def _send(self, question: Question, deadline_s: float) -> None:
-        rest = memoryview(pack(question))
+    def _send(self, frame: bytes, deadline_s: float) -> None:
+        rest = memoryview(bytes(self._told) + frame)
+        self._told.clear()
         while rest:
             try:
                 rest = rest[os.write(self._stdin, rest) :]
