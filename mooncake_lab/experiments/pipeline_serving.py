@@ -162,7 +162,8 @@ def capacity(served: pd.DataFrame, slos_s: Sequence[float]) -> pd.DataFrame:
         slos_s: limits on P99 TBT.
 
     Returns:
-        Rows of policy, slo_s, requests_per_s (0 where not even the lowest rate does), requests (of a run).
+        Rows of policy, slo_s, requests_per_s (0 where not even the lowest rate does), requests (of a run) and
+        highest_tested (requests a second).
     """
     rows: list[dict[str, Any]] = []
     for policy, each in served.groupby("policy", sort=False):
@@ -171,7 +172,8 @@ def capacity(served: pd.DataFrame, slos_s: Sequence[float]) -> pd.DataFrame:
             meets = (ordered["p99_tbt_s"] <= slo_s) & (ordered["median_delay_s"] <= DELAY_S)
             passed = ordered["rate"][meets.cumprod().astype(bool)]
             best, requests = max(passed.tolist(), default=0.0), min(ordered["requests"].tolist())
-            rows.append({"policy": policy, "slo_s": slo_s, "requests_per_s": best, "requests": requests})
+            row = {"policy": policy, "slo_s": slo_s, "requests_per_s": best, "requests": requests}
+            rows.append(row | {"highest_tested": max(ordered["rate"].tolist())})
     return pd.DataFrame(rows)
 
 

@@ -18,7 +18,7 @@ from mooncake_lab.experiments import pipeline_capacity as search
 from mooncake_lab.experiments import pipeline_stalls as stalls
 from mooncake_lab.experiments import pipeline_timeline as tl
 from mooncake_lab.experiments import sarathi_serve_testbeds as beds
-from mooncake_lab.experiments.pipeline_beside_papers import beside_papers, gain_at
+from mooncake_lab.experiments.pipeline_beside_papers import beside_papers, bound_at, gain_at
 from mooncake_lab.paper import claims, fact
 from mooncake_lab.simulation import CAUSES
 
@@ -180,6 +180,14 @@ def test_capacity_is_the_last_rate_that_passes(served):
 def apart():
     """Table 4 of Sarathi-Serve from few requests."""
     return stalls.ablation(run(stalls.ablation_points("smoke"), cache=False))
+
+
+def test_a_capacity_at_the_end_of_the_grid_is_a_lower_bound():
+    """A policy that passes the highest rate tried may pass more; one that fails it does not."""
+    slo_s = fact("sarathi_serve_slo", series="Yi-34B", x="strict").value
+    row = {"policy": "Sarathi-Serve 512", "slo_s": slo_s, "highest_tested": 1.2}
+    for reached, bound in ((1.2, "at least"), (0.6, "exact")):
+        assert bound_at(pd.DataFrame([{**row, "requests_per_s": reached}]), "strict", row["policy"]) == bound
 
 
 def test_claims_are_judged(three, apart):
