@@ -190,6 +190,17 @@ def test_a_capacity_at_the_end_of_the_grid_is_a_lower_bound():
         assert bound_at(pd.DataFrame([{**row, "requests_per_s": reached}]), "strict", row["policy"]) == bound
 
 
+def test_the_ablation_is_a_mean_over_seeds():
+    """Two seeds of one variant are one row with the means of both."""
+    rows = [
+        {"workload": "openchat_sharegpt4", "policy": "Sarathi-Serve 512", "apart": False, "requests": 9,
+         "p50_ttft_s": ttft_s, "p99_tbt_s": tbt_s}
+        for ttft_s, tbt_s in ((1.0, 0.2), (3.0, 0.4))
+    ]  # fmt: skip
+    (row,) = stalls.ablation(pd.DataFrame(rows)).to_dict(orient="records")
+    assert (row["ttft_s"], row["tbt_s"], row["variant"]) == (2.0, pytest.approx(0.3), "both")
+
+
 def test_claims_are_judged(three, apart):
     """Every claim of the chapter is decided once; those that hang on the length of a run are too short here."""
     rates = pd.DataFrame(
