@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = sorted((ROOT / "mooncake_lab").rglob("*.py"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "book").glob("*.md"))]
 RUNNING = {"README.md", "intro.md", "run.md", "gpu.md", "teach.md", "cluster.md", "serve.md"}
-HARD_LIMIT_LINES = 300
+HARD_LIMIT_LINES = 400
 HARD_LIMIT_FUNCTION_LINES = 50
 
 
@@ -48,7 +48,7 @@ def test_help_lists_every_target():
 
 @pytest.mark.parametrize("path", PACKAGE, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_files_are_short(path):
-    """No file of the package is longer than 300 lines, no function's body longer than 50."""
+    """No file of the package is longer than 400 lines, no function's body longer than 50."""
     text = path.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= HARD_LIMIT_LINES
     for node in ast.walk(ast.parse(text)):

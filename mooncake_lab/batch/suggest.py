@@ -11,10 +11,10 @@ import pandas as pd
 
 from mooncake_lab import paper
 from mooncake_lab.batch.chapters import tables
+from mooncake_lab.batch.checked_page import Page
 from mooncake_lab.batch.expressions import Records
 from mooncake_lab.batch.plan import topic_of
 from mooncake_lab.batch.prose import Passage
-from mooncake_lab.batch.statements import Page
 from mooncake_lab.paper.scorecard import TABLE
 
 _SHOWN: Final = 6

@@ -5,10 +5,11 @@ import json
 import pytest
 
 from mooncake_lab.batch import statements as module
+from mooncake_lab.batch.checked_page import read_statements
 from mooncake_lab.batch.expressions import Records, holds, pick
 from mooncake_lab.batch.prose import masked, numerals
 from mooncake_lab.batch.provenance import write_provenance
-from mooncake_lab.batch.statements import Book, main, put_prose, read_statements
+from mooncake_lab.batch.statements import Book, main, put_prose
 
 PROSE = """# Alpha in 3 parts
 
