@@ -9,7 +9,7 @@ import typer
 
 from mooncake_lab.batching.policies import CHUNKED_POLICIES
 from mooncake_lab.cli.generate import BatchingName
-from mooncake_lab.cli.simulate import AdmissionName, PlacementName
+from mooncake_lab.cli.simulate_policies import AdmissionName, PlacementName
 from mooncake_lab.conductor import ADMISSION_POLICIES, PlacementPolicy, named_placement
 from mooncake_lab.core import SLO
 

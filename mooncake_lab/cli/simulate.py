@@ -4,78 +4,36 @@ import resource
 import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
 from mooncake_lab.cli.reading import read_or_fail
+from mooncake_lab.cli.simulate_policies import (
+    AdmissionName,
+    BatchingName,
+    PlacementName,
+    coupled_spec,
+    disaggregated_spec,
+    made_placement,
+    settings_of,
+    trace_decode_s,
+)
 from mooncake_lab.cli.simulate_usage import (
-    check_chance,
-    check_decode_s,
     check_failures,
     check_memory,
+    check_policies,
     check_usage,
     named_failures,
 )
-from mooncake_lab.conductor import (
-    ADMISSION_POLICIES,
-    AdmissionPolicy,
-    FewestRequests,
-    KVCacheCentric,
-    LatencyEstimator,
-    PlacementPolicy,
-    full_decode_s,
-    named_admission,
-    named_placement,
-)
+from mooncake_lab.conductor import named_admission
 from mooncake_lab.core import SLO, Record, TracedRequest, log_writer, rare_collections
 from mooncake_lab.perf import LatencyModel, LinkLatency, check_floor, hardware
-from mooncake_lab.simulation import (
-    COUPLED_SYSTEMS,
-    DEFAULT_MAX_TOKENS,
-    Cluster,
-    ClusterSpec,
-    CoupledCluster,
-    CoupledSpec,
-)
+from mooncake_lab.simulation import DEFAULT_MAX_TOKENS, Cluster, CoupledCluster
 from mooncake_lab.workload import Trace, in_class
-
-PlacementName = Literal[
-    "random",
-    "round_robin",
-    "load_balance",
-    "fewest_requests",
-    "longest_prefix",
-    "prefix_affinity",
-    "cache_aware",
-    "kvcache_centric",
-]
-AdmissionName = Literal[
-    "none",
-    "slo",
-    "after_prefill",
-    "early",
-    "committed",
-    "predictive",
-    "length_predicting",
-    "adaptive",
-    "priority",
-]
-BatchingName = Literal[
-    "vllm",
-    "vllm_prefix",
-    "vllm_chunked",
-    "request_level",
-    "orca",
-    "splitfuse",
-    "tensorrt_llm",
-    "tensorrt_llm_max_utilization",
-    "sarathi",
-    "sarathi_serve",
-]
 
 
 def simulate(
@@ -160,28 +118,21 @@ def simulate(
     Example: mooncake-lab simulate data/traces/conversation_trace.jsonl --prefill 8 --decode 8 --json
     """
     # here and not above: no other command reads what the papers say
-    from mooncake_lab.experiments.other_nodes import device_tokens, node_latency
     from mooncake_lab.metrics import RunningSummary, write_perfetto
 
     check_usage(prefill, decode, coupled, batching, placement, max_tokens)
-    check_decode_s(admission, decode_s)
     check_memory(coupled, ssd_tokens, ssd_gb_per_s, prefill_group)
-    check_chance(admission, urgent_share, placement, seed)
+    check_policies(admission, decode_s, urgent_share, placement, seed)
     started = time.perf_counter(), time.process_time()
     slo = SLO(ttft_s=ttft_slo, tbt_s=tbt_slo)
-    try:
-        latency = replace(node_latency(node, model), ssd=LinkLatency(ssd_gb_per_s * 1e9) if ssd_gb_per_s else None)
-        check_floor(latency, hardware(node))
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+    latency, on_device = _node(node, model, ssd_gb_per_s)
     requests = read_or_fail("simulate", trace, lenient=lenient)
-    on_device = device_tokens(hardware(node), latency.shape)
-    if admission == "predictive" and decode_s is None:
-        full_tokens = on_device if coupled is None else cache_tokens or on_device
-        decode_s = _full_decode_s(requests, latency, slo, full_tokens)
+    full_tokens = cache_tokens or on_device if coupled else on_device
     policies: dict[str, Any] = {
-        "placement": _placement(placement, seed or 0, coupled=coupled is not None),
-        "admission": _admission(admission, decode_s),
+        "placement": made_placement(placement, seed or 0, coupled=coupled is not None),
+        "admission": named_admission(
+            admission, decode_s=decode_s or trace_decode_s(requests, latency, slo, full_tokens)
+        ),
         "slo": slo,
         "block_size_tokens": requests.block_size_tokens,
         "view_age_s": view_age,
@@ -189,34 +140,41 @@ def simulate(
     }
     summary, kept = RunningSummary(slo, prefill_group=prefill_group), list[Record]()
     sinks = [summary.read, *([kept.append] if perfetto else [])]
-    keep = _to_all(sinks)
     cluster: Cluster | CoupledCluster
     try:
         if coupled is None:
-            policies |= {"ssd_tokens": ssd_tokens, "prefill_group": prefill_group}
-            spec = _disaggregated(prefill or 0, decode or 0, on_device, cache_tokens, policies)
-            cluster = Cluster(spec, latency, log=keep)
+            policies |= {"ssd_tokens": ssd_tokens, "prefill_group": prefill_group, "decode_tokens": on_device}
+            spec = disaggregated_spec(prefill or 0, decode or 0, cache_tokens, policies)
+            cluster = Cluster(spec, latency, log=_to_all(sinks))
         else:
-            policies["default_max_tokens"] = max_tokens or DEFAULT_MAX_TOKENS
-            spec = _coupled(coupled, batching or "vllm", cache_tokens or on_device, policies)
-            cluster = CoupledCluster(spec, latency, log=keep)
+            policies |= {"default_max_tokens": max_tokens or DEFAULT_MAX_TOKENS, "device_tokens": full_tokens}
+            spec = coupled_spec(coupled, batching or "vllm", policies)
+            cluster = CoupledCluster(spec, latency, log=_to_all(sinks))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     _run(cluster, _arriving(requests, speed, urgent_share, seed or 0), log, sinks)
     if perfetto:
         _written(lambda: write_perfetto(perfetto, kept))
-    settings = {
-        "node": node,
-        "model": model,
-        "speed": speed,
-        "ssd_gb_per_s": ssd_gb_per_s,
-        "urgent_share": urgent_share,
-        "seed": seed or 0,
-        "lenient": lenient,
-        **_of_spec(spec),
-    }
-    numbers: dict[str, Any] = {"file": str(trace), "latency_model": latency.name, "settings": settings}
-    _print(numbers | summary.numbers() | _spent(*started), json_=json_)
+    asked = {"node": node, "model": model, "speed": speed, "ssd_gb_per_s": ssd_gb_per_s, "lenient": lenient}
+    settings = settings_of(spec, **asked, urgent_share=urgent_share, seed=seed or 0)
+    of_run: dict[str, Any] = {"file": str(trace), "latency_model": latency.name, "settings": settings}
+    _print(of_run | summary.numbers() | _spent(*started), json_=json_)
+
+
+def _node(node: str, model: str, ssd_gb_per_s: float | None) -> tuple[LatencyModel, int]:
+    """The latency model of a node, with the speed of its SSDs, and the KVCache tokens that its GPUs hold.
+
+    Raises:
+        typer.BadParameter: when node or model is unknown, or the SSD is faster than the node allows.
+    """
+    from mooncake_lab.experiments.other_nodes import device_tokens, node_latency
+
+    try:
+        latency = replace(node_latency(node, model), ssd=LinkLatency(ssd_gb_per_s * 1e9) if ssd_gb_per_s else None)
+        check_floor(latency, hardware(node))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    return latency, device_tokens(hardware(node), latency.shape)
 
 
 def _to_all(sinks: list[Callable[[Record], None]]) -> Callable[[Record], None]:
@@ -269,57 +227,6 @@ def _print(numbers: dict[str, Any], *, json_: bool) -> None:
         if isinstance(value, dict):
             continue  # settings are what was asked for
         typer.echo(f"{name:28} {value:,.4f}" if isinstance(value, float) else f"{name:28} {value}")
-
-
-def _placement(name: str | None, seed: int, *, coupled: bool) -> PlacementPolicy:
-    if name is None:
-        return FewestRequests() if coupled else KVCacheCentric()
-    return named_placement(name, seed)
-
-
-def _admission(name: str, decode_s: float | None) -> AdmissionPolicy:
-    return ADMISSION_POLICIES[name]() if decode_s is None else named_admission(name, decode_s=decode_s)
-
-
-def _full_decode_s(trace: Trace, latency: LatencyModel, slo: SLO, capacity_tokens: int) -> float:
-    """How long the mean request of a trace decodes on a full node."""
-    return full_decode_s(
-        LatencyEstimator(latency),
-        slo,
-        input_tokens=float(trace.input_tokens.mean()),
-        output_tokens=float(trace.output_tokens.mean()),
-        capacity_tokens=capacity_tokens,
-    )
-
-
-def _of_spec(spec: ClusterSpec | CoupledSpec) -> dict[str, Any]:
-    """The fields of a cluster as JSON has them, a policy as its name and parameters; no setting is left out."""
-    return {each.name: _plain(getattr(spec, each.name)) for each in fields(spec)}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple | list):
-        return [_plain(one) for one in value]
-    if not is_dataclass(value):
-        return value
-    return {
-        "type": type(value).__name__,
-        **{each.name: _plain(getattr(value, each.name)) for each in fields(value)},
-    }
-
-
-def _disaggregated(
-    prefill: int, decode: int, on_device: int, cache_tokens: int | None, policies: dict[str, Any]
-) -> ClusterSpec:
-    sized: dict[str, Any] = {} if cache_tokens is None else {"cache_tokens": cache_tokens}
-    return ClusterSpec(prefill_nodes=prefill, decode_nodes=decode, decode_tokens=on_device, **sized, **policies)
-
-
-def _coupled(nodes: int, batching: str, on_device: int, policies: dict[str, Any]) -> CoupledSpec:
-    policy, prefix_caching = COUPLED_SYSTEMS[batching]
-    return CoupledSpec(
-        nodes=nodes, batching=policy, prefix_caching=prefix_caching, device_tokens=on_device, **policies
-    )
 
 
 def _arriving(trace: Trace, speed: float, urgent_share: float | None, seed: int) -> Iterable[TracedRequest]:

@@ -34,16 +34,6 @@ def check_usage(
         raise typer.BadParameter("--max-tokens is for --coupled nodes; decode nodes reserve nothing")
 
 
-def check_decode_s(admission: str, decode_s: float | None) -> None:
-    """Refuse a decode time that no policy looks at.
-
-    Raises:
-        typer.BadParameter: naming the policy that does.
-    """
-    if decode_s is not None and admission != "predictive":
-        raise typer.BadParameter("--decode-s is for --admission predictive")
-
-
 def check_memory(coupled: int | None, ssd_tokens: int, ssd_gb_per_s: float | None, prefill_group: int) -> None:
     """Refuse an SSD of unknown speed, a speed of no SSD, and both and groups where there are no prefill nodes.
 
@@ -58,12 +48,16 @@ def check_memory(coupled: int | None, ssd_tokens: int, ssd_gb_per_s: float | Non
         raise typer.BadParameter("give --ssd-tokens and --ssd-gb-per-s together, or neither")
 
 
-def check_chance(admission: str, urgent_share: float | None, placement: str | None, seed: int | None) -> None:
-    """Refuse classes that nobody looks at, and a policy of classes where there are none; say what a seed is for.
+def check_policies(
+    admission: str, decode_s: float | None, urgent_share: float | None, placement: str | None, seed: int | None
+) -> None:
+    """Refuse a decode time or classes without a policy that uses them, and the reverse; say what a seed is for.
 
     Raises:
         typer.BadParameter: with what to give instead.
     """
+    if decode_s is not None and admission != "predictive":
+        raise typer.BadParameter("--decode-s is for --admission predictive")
     if (urgent_share is not None) != (admission == "priority"):
         raise typer.BadParameter("give --admission priority and --urgent-share together, or neither")
     if seed is not None and placement != "random" and urgent_share is None:

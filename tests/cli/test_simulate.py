@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mooncake_lab.cli import app
-from mooncake_lab.cli.simulate import AdmissionName, BatchingName, PlacementName
+from mooncake_lab.cli.simulate_policies import AdmissionName, BatchingName, PlacementName
 from mooncake_lab.conductor import ADMISSION_POLICIES, PLACEMENT_POLICIES
 from mooncake_lab.core import SLO, read_log
 from mooncake_lab.metrics import check_log, run_summary
