@@ -114,7 +114,7 @@ def one_knob_at_a_time(base: EndToEnd) -> dict[str, EndToEnd]:
         "vLLM": vllm,
         "vLLM, with the host of Figure 15 (B37)": replace(vllm, host_s=SERVED_HOST_S),
         "vLLM, routed in turns (B39)": replace(vllm, router="round_robin"),
-        "vLLM, routed by chance (B39)": replace(vllm, router="random"),
+        "vLLM, routed at random (B39)": replace(vllm, router="random"),
         "vLLM, replayed 1.25 times as fast (B07)": replace(vllm, speed=1.25),
         "vLLM, memory for 400k tokens (B15)": replace(vllm, device_tokens=400_000),
         "prefix caching": prefix,

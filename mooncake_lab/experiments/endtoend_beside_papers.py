@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import pandas as pd
 
+from mooncake_lab.experiments.endtoend import LIMITS_MS
 from mooncake_lab.experiments.endtoend_rates import PUBLIC, SIMULATED, highest_rate
 from mooncake_lab.paper import (
     Bound,
@@ -16,6 +17,7 @@ from mooncake_lab.paper import (
     claimed,
     claims,
     comparison_table,
+    fact,
     unless_twin,
 )
 
@@ -40,6 +42,10 @@ CURVES: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 """The capacity curves by workload."""
+AT_LIMITS: Final[Mapping[str, str]] = MappingProxyType(
+    {"conversation": "fast_fig01_capacity_at_thresholds", "synthetic": "fast_fig07_capacity_at_thresholds"}
+)
+"""What the paper reads off them at its three limits, for the released traces."""
 REAL: Final[Mapping[str, str]] = MappingProxyType({"mooncake": "Mooncake-[10P+10D]", "vllm": "vLLM-[20M]"})
 """Our systems and the series of arXiv Fig. 13."""
 
@@ -99,6 +105,32 @@ def gain_percent(traces: pd.DataFrame, workload: str, over: str, limit_ms: int) 
     """By how much Mooncake's effective request capacity exceeds a baseline's, in percent of the baseline's."""
     column = f"capacity_{limit_ms}_ms"
     return 100 * (_cell(traces, workload, "mooncake", column) / _cell(traces, workload, over, column) - 1)
+
+
+def attainment(rows: pd.DataFrame) -> pd.DataFrame:
+    """Effective requests of vLLM in percent, one row per router, host, workload and limit, and the paper's.
+
+    Args:
+        rows: rows of `EndToEnd` of vLLM on the workloads of `AT_LIMITS`.
+    """
+    ours = [
+        {
+            "router": row["router"],
+            "host": f"{1e3 * row['host_s']:g} ms",
+            "workload": row["workload"],
+            "limit_ms": limit,
+        }
+        | {"percent": 100 * row[f"capacity_{limit}_ms"]}
+        for row in rows.to_dict(orient="records")
+        for limit in LIMITS_MS
+    ]
+    theirs = [
+        {"router": "FAST'25", "host": "unknown", "workload": workload, "limit_ms": limit}
+        | {"percent": fact(name, series=SYSTEMS["vllm"], x=limit).value}
+        for workload, name in AT_LIMITS.items()
+        for limit in LIMITS_MS
+    ]
+    return pd.DataFrame([*ours, *theirs])
 
 
 def throughput_gain(rates: pd.DataFrame, dataset: str, *, both: bool = False) -> tuple[float, Bound]:

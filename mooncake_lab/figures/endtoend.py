@@ -251,16 +251,36 @@ def overhead(
 
 @styled
 def goodput(rows: pd.DataFrame, names: Mapping[str, str], attained: float) -> BookFigure:
-    """The highest request rate at which the attained share of requests is effective: bars of `Goodput` rows."""
+    """The highest request rate at which the attained share of requests is effective: bars of `Goodput` rows.
+
+    A line across the top of a bar is what the search leaves open: down by the overload that the arrivals are too
+    short to show, up by the tolerance of the bisection.
+
+    Args:
+        rows: rows of `Goodput`; a split is named where a system was searched with several.
+        names: what the paper calls each system.
+        attained: the share of requests that had to be effective.
+    """
     figure, (axes,) = new_figure(width=8, height=3.8)
     limits = sorted(set(rows["tbt_limit_ms"]))
-    for i, (system, label) in enumerate(names.items()):
-        heights = [float(row["requests_per_s"]) for row in _records(rows, "tbt_limit_ms", system=system)]
-        at = [k + 0.27 * (i - (len(names) - 1) / 2) for k in range(len(limits))]
-        axes.bar(at, heights, width=0.25, color=COLOURS[_COLOUR[system]], label=label)
+    searched = list(dict.fromkeys(zip(rows["system"], rows["prefill_nodes"], rows["decode_nodes"], strict=True)))
+    width = 0.8 / len(searched)
+    drawn: list[str] = []
+    for i, (system, prefill, decode) in enumerate(searched):
+        mine = _records(rows, "tbt_limit_ms", system=system, prefill_nodes=prefill, decode_nodes=decode)
+        heights = np.array([float(row["requests_per_s"]) for row in mine])
+        below = [1 - 1 / (1 + float(row["hidden_overload"])) for row in mine]
+        above = [float(row["relative_tolerance"]) for row in mine]
+        at = [k + width * (i - (len(searched) - 1) / 2) for k in range(len(limits))]
+        label = f"{names[system]} {prefill}P+{decode}D" if system == "mooncake" else names[system]
+        colour = COLOURS["mooncake_variant" if system in drawn else _COLOUR[system]]
+        axes.bar(at, heights, width=0.93 * width, color=colour, label=label)
+        axes.errorbar(at, heights, yerr=heights * np.array([below, above]), fmt="none", ecolor=COLOURS["slo"])
+        drawn.append(system)
     axes.set_xticks(range(len(limits)), [f"{limit} ms" for limit in limits])
-    axes.set(xlabel="TBT limit", ylabel=f"rate with {attained:.0%} effective (req/s)", ylim=(0, None))
-    axes.legend(fontsize=8.5)
+    axes.set(xlabel="TBT limit", ylabel=f"rate with {attained:.0%} effective (req/s)")
+    axes.set_ylim(0, 1.35 * axes.get_ylim()[1])
+    axes.legend(fontsize=8.5, ncols=2)
     footer(figure, _SIMULATED + "; " + "; ".join(dict.fromkeys(map(str, rows["source"]))))
     return figure
 

@@ -15,12 +15,13 @@ from mooncake_lab.experiments.endtoend_beside_papers import (
     REAL,
     SYSTEMS,
     WORKLOADS,
+    attainment,
     beside_papers,
     best_split,
     gain_percent,
     throughput_gain,
 )
-from mooncake_lab.experiments.endtoend_goodput import Goodput
+from mooncake_lab.experiments.endtoend_goodput import Goodput, hidden_overload
 from mooncake_lab.experiments.endtoend_rates import (
     PUBLIC,
     SIMULATED,
@@ -168,6 +169,28 @@ def test_a_looser_limit_allows_no_lower_speed():
     assert rows["runs"].max() < 3 * (2 + 5)
 
 
+@pytest.mark.parametrize("first", [150, 1200])
+def test_goodput_is_at_most_what_the_nodes_can_compute(first):
+    """A found rate exceeds what the prefill nodes compute per second by no more than the search says it may."""
+    search = Goodput(first=first, prefill_nodes=2, decode_nodes=4, relative_tolerance=0.2)
+    for row in run(search, cache=False).to_dict(orient="records"):
+        sustained = search.prefill_nodes / row["prefill_gpu_s"]
+        assert 0 < row["requests_per_s"] <= sustained * (1 + row["hidden_overload"])
+
+
+def test_a_short_burst_hides_an_overload():
+    """Arrivals of 19 s pass at more than twice the sustained rate, of 10 minutes at a few percent above it."""
+    assert hidden_overload(19, 30, 0.9) > 1
+    assert hidden_overload(600, 30, 0.9) < 0.06
+
+
+@given(st.floats(1, 1e4), st.floats(0.1, 100), st.floats(0.5, 1))
+def test_hidden_overload_is_what_fails_the_least_share(lasts_s, limit_s, attained):
+    """At the hidden overload the queue reaches the limit when the attained share of requests has arrived."""
+    overload = hidden_overload(lasts_s, limit_s, attained)
+    assert overload * attained * lasts_s == pytest.approx(limit_s)
+
+
 class TestBesidePapers:
     @pytest.fixture(scope="class")
     @staticmethod
@@ -189,6 +212,15 @@ class TestBesidePapers:
         """Every claim of the chapter has one row that decides it."""
         decided = beside_papers(*tables).frame().query("decides")["claim"].tolist()
         assert sorted(decided) == sorted(c.id for c in claims() if c.chapter == "10_endtoend")
+
+    def test_attainment_is_in_percent_beside_the_papers(self, tables):
+        """A row per limit says what a router and a host give, and what FAST'25 reads off its figure."""
+        rows = tables[0].query("system == 'vllm' and workload in ('conversation', 'synthetic')")
+        found = attainment(rows).set_index(["router", "workload", "limit_ms"])["percent"]
+        assert len(found) == 3 * (2 + 2)
+        ours = 100 * rows.set_index("workload").loc["synthetic", "capacity_200_ms"]
+        assert found["fewest_requests", "synthetic", 200] == pytest.approx(ours)
+        assert found["FAST'25", "conversation", 100] == pytest.approx(16, abs=1)
 
     def test_a_gain_is_relative_to_the_baseline(self, tables):
         """Twice the capacity is a gain of 100 percent."""

@@ -101,12 +101,15 @@ def test_what_ifs_name_their_source(traces):
         paper[paper["series"].isin(names.values())]["y"]
     )
     rows = [
-        {"system": s, "tbt_limit_ms": ms, "requests_per_s": 1.0, "source": "here"}
-        for s in names
+        {"system": s, "prefill_nodes": p, "decode_nodes": 16 - p, "tbt_limit_ms": ms, "source": "here"}
+        | {"requests_per_s": 1.0, "hidden_overload": 0.25, "relative_tolerance": 0.1}
+        for s, p in (("mooncake", 8), ("mooncake", 12), ("vllm", 8))
         for ms in (100, 200)
     ]
     bars = draw.goodput(pd.DataFrame(rows), names, 0.9)
-    assert len(bars.axes[0].patches) == 4
+    assert len(bars.axes[0].patches) == 6
+    lowest, highest = bars.axes[0].collections[0].get_segments()[0][:, 1]
+    assert (lowest, highest) == pytest.approx((1 / 1.25, 1.1))
     for each, said in ((figure, "conversation"), (bars, "here")):
         assert each.get_supxlabel().startswith("simulated")
         assert said in each.get_supxlabel()
