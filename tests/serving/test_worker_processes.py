@@ -113,6 +113,14 @@ def test_processes_end_with_their_parent():
     assert until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 20)
 
 
+def test_a_process_whose_parent_died_before_it_began_ends():
+    """A parent that was killed before its child could be bound to it leaves no child either."""
+    done = subprocess.run(
+        [sys.executable, worker_process.__file__, "0", str(2**22 + 1), "foreground"], check=False
+    )
+    assert done.returncode == 0  # it did not get as far as its socket
+
+
 @pytest.fixture
 def program(monkeypatch, tmp_path):
     """Lets worker processes be another program: `program("echo no >&2; exit 3")`."""

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
+from pathlib import Path
 from typing import Final, Literal, Self, final
 
 import msgspec
@@ -29,6 +30,7 @@ MOST_BYTES: Final = 2**16
 READY: Final = b"ready "
 """Begins the message of a process that waits for a `WorkerSpec`; the number of workers it has been follows."""
 _LOG: Final = logging.getLogger(__name__)
+_PROGRAM: Final = Path(__file__).with_name("process.py")
 _JOIN_S: Final = 10.0
 _STDERR_LINES: Final = 12
 _LONGEST_PAUSE_S: Final = 30.0
@@ -41,7 +43,7 @@ class WorkerError(RuntimeError):
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process loads before it knows which worker it will be."""
+    """What a process loads before it knows which worker it will be; the first message to it."""
 
     model: str
     seed: int
@@ -50,14 +52,6 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     max_request_tokens: int
     threads: int
-
-
-class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """The first message to a process."""
-
-    model: ModelSpec
-    background: bool
-    """Whether it loads at low priority, because others serve meanwhile."""
 
 
 def model_spec(spec: LiveSpec) -> ModelSpec:
@@ -71,10 +65,12 @@ class _Process:
 
     Args:
         pool: told of every change of state.
+        background: whether it loads at low priority, because others serve meanwhile.
     """
 
-    def __init__(self, pool: "WorkerPool") -> None:
+    def __init__(self, pool: "WorkerPool", *, background: bool) -> None:
         self.state: State = "starting"
+        self._background = background
         self.assignment = 0
         """How many workers it has been, counting the present one."""
         self.pid: int | None = None
@@ -122,11 +118,12 @@ class _Process:
             self._pool.process_ended(self, reason)
 
     def _start(self) -> subprocess.Popen[bytes] | None:
+        priority = "background" if self._background else "foreground"
         with self._pool.changed:
             if self._pool.is_closed:
                 return None
             process = subprocess.Popen(  # noqa: S603  # our own module
-                [sys.executable, "-m", "mooncake_lab.serving.launch.process", str(self._theirs.fileno())],
+                [sys.executable, str(_PROGRAM), str(self._theirs.fileno()), str(os.getpid()), priority],
                 pass_fds=[self._theirs.fileno()],
                 start_new_session=True,
                 stdin=subprocess.DEVNULL,
@@ -359,9 +356,9 @@ class WorkerPool:
                 self._add(background=True)
 
     def _add(self, *, background: bool) -> _Process:
-        process = _Process(self)
+        process = _Process(self, background=background)
         self._processes.append(process)
-        process.send(msgspec.msgpack.encode(Setup(model=self.model, background=background)))
+        process.send(msgspec.msgpack.encode(self.model))
         process.thread.start()
         return process
 

@@ -1,7 +1,7 @@
 """The program of a worker process: load the model, then be one worker after the other.
 
-Started by `local.WorkerPool`, never by hand. torch is imported inside functions, because a spare imports it at low
-priority, on a thread of its own.
+Started by `local.WorkerPool` as a file, never by hand. Only the standard library is imported at first: the process
+is bound to its parent before that takes long, and a spare imports the rest at low priority, on a thread of its own.
 """
 
 import ctypes
@@ -14,51 +14,72 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
-
-import msgspec
-
-from mooncake_lab.serving.launch.local import MOST_BYTES, READY, ModelSpec, Setup
-from mooncake_lab.serving.spec import WorkerSpec
 
 if TYPE_CHECKING:
     from mooncake_lab.engine import LlamaModel
+    from mooncake_lab.serving.launch.local import ModelSpec
+    from mooncake_lab.serving.spec import WorkerSpec
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
 _NICE: Final = 10
 """Added while a spare is prepared, on one thread: only root may return to a higher priority."""
 _THREADS_END_S: Final = 3.0
+_REASON_BYTES: Final = 2**15
 
 
 def main() -> None:
-    """Prepare, report that, and be a worker for each message until the pool is gone."""
-    _exit_with_parent()
+    """Prepare, report that, and be a worker for each message until the pool is gone.
+
+    Arguments: the file descriptor of the pool's socket, the pid of the parent, and `background` for low priority.
+    """
+    descriptor, parent, priority = sys.argv[1:]
+    _exit_with(int(parent))
     _set_title("spare-worker")
     logging.basicConfig(format="%(message)s")
-    pool = socket.socket(fileno=int(sys.argv[1]))
+    pool = socket.socket(fileno=int(descriptor))
     pool.set_inheritable(False)
-    setup = msgspec.msgpack.decode(pool.recv(MOST_BYTES), type=Setup)
-    workers = 0
     try:
-        models = _prepare_in_background(setup.model) if setup.background else _prepare(setup.model)
-        while True:
-            pool.send(READY + str(workers).encode())
-            message, descriptors, _, _ = socket.recv_fds(pool, MOST_BYTES, 1)
-            if not message:
-                os._exit(0)  # the pool is closed; the destructors of torch take seconds
-            spec = msgspec.msgpack.decode(message, type=WorkerSpec)
-            _set_title(spec.name)
-            _work(socket.socket(fileno=descriptors[0]), spec, models)
-            workers += 1
-            if not _is_clean(spec):
-                os._exit(0)
-            _set_title("spare-worker")
+        models = _prepare_in_background(pool) if priority == "background" else _prepare(pool)
+        _serve(pool, models)
     except BaseException as error:  # noqa: BLE001  # whatever it is, the cluster is told why
         _fail(pool, error)
 
 
-def _prepare(model: ModelSpec) -> "dict[str, LlamaModel]":
+def _serve(pool: socket.socket, models: "dict[str, LlamaModel]") -> None:
+    """Be one worker after the other."""
+    import msgspec
+
+    from mooncake_lab.serving.launch.local import MOST_BYTES, READY
+    from mooncake_lab.serving.spec import WorkerSpec
+
+    workers = 0
+    while True:
+        pool.send(READY + str(workers).encode())
+        message, descriptors, _, _ = socket.recv_fds(pool, MOST_BYTES, 1)
+        if not message:
+            os._exit(0)  # the pool is closed; the destructors of torch take seconds
+        spec = msgspec.msgpack.decode(message, type=WorkerSpec)
+        _set_title(spec.name)
+        _work(socket.socket(fileno=descriptors[0]), spec, models)
+        workers += 1
+        if not _is_clean(spec):
+            os._exit(0)
+        _set_title("spare-worker")
+
+
+def _prepare(pool: socket.socket) -> "dict[str, LlamaModel]":
+    """Import, load and warm up what the pool's first message describes."""
+    import msgspec
+
+    from mooncake_lab.serving.launch.local import MOST_BYTES, ModelSpec
+
+    return _load(msgspec.msgpack.decode(pool.recv(MOST_BYTES), type=ModelSpec))
+
+
+def _load(model: "ModelSpec") -> "dict[str, LlamaModel]":
     """The loaded model by its device: on a CPU one; on GPUs none yet, since the worker decides which GPU."""
     import torch
 
@@ -81,14 +102,14 @@ def _prepare(model: ModelSpec) -> "dict[str, LlamaModel]":
     return {"cpu": loaded}
 
 
-def _prepare_in_background(model: ModelSpec) -> "dict[str, LlamaModel]":
+def _prepare_in_background(pool: socket.socket) -> "dict[str, LlamaModel]":
     """The same at low priority: on a thread that ends with the threads it started, and once more from this one.
 
     The second time nothing is compiled any more, and the threads that compute get this thread's priority.
     """
     lower = (_NICE,)  # on Linux the priority of this one thread, and of those that it starts
     with ThreadPoolExecutor(1, initializer=os.nice, initargs=lower) as executor:
-        models = executor.submit(_prepare, model).result()
+        models = executor.submit(_prepare, pool).result()
     from mooncake_lab.engine import warm_up
 
     for loaded in models.values():
@@ -96,7 +117,7 @@ def _prepare_in_background(model: ModelSpec) -> "dict[str, LlamaModel]":
     return models
 
 
-def _work(control: socket.socket, spec: WorkerSpec, models: "dict[str, LlamaModel]") -> None:
+def _work(control: socket.socket, spec: "WorkerSpec", models: "dict[str, LlamaModel]") -> None:
     """Be a worker until it is told to stop."""
     from mooncake_lab.engine import load_model
     from mooncake_lab.serving.worker import Worker
@@ -115,7 +136,7 @@ def _work(control: socket.socket, spec: WorkerSpec, models: "dict[str, LlamaMode
         Worker(control, spec, models[place]).run()
 
 
-def _place(spec: WorkerSpec, models: "dict[str, LlamaModel]") -> str:
+def _place(spec: "WorkerSpec", models: "dict[str, LlamaModel]") -> str:
     """The device of a worker: GPUs in turn, so that several workers may share one."""
     import torch
 
@@ -124,7 +145,7 @@ def _place(spec: WorkerSpec, models: "dict[str, LlamaModel]") -> str:
     return f"cuda:{spec.index % torch.cuda.device_count()}" if spec.device == "auto" else spec.device
 
 
-def _is_clean(spec: WorkerSpec) -> bool:
+def _is_clean(spec: "WorkerSpec") -> bool:
     """Whether nothing is left of a worker, so that the process can be another one."""
     if spec.transfer == "mooncake":
         return False  # its engine has threads of its own, and no way to end them
@@ -143,16 +164,18 @@ def _fail(pool: socket.socket, error: BaseException) -> None:
         logging.getLogger(__name__).error("a worker process failed", exc_info=error)
         reason = f"{type(error).__name__}: {error}"
     try:
-        pool.send(reason.encode()[: MOST_BYTES // 2])
+        pool.send(reason.encode()[:_REASON_BYTES])
     finally:
         sys.stderr.flush()
         os._exit(1)
 
 
-def _exit_with_parent() -> None:
+def _exit_with(parent: int) -> None:
     """Let the kernel kill this process when its parent dies (Linux), even if it is stopped or its threads hang."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before
+        os._exit(0)
 
 
 def _set_title(name: str) -> None:
@@ -162,4 +185,5 @@ def _set_title(name: str) -> None:
 
 
 if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).parents[3])  # where this package is, not the folder of this file
     main()
