@@ -1,7 +1,7 @@
 """The program of a worker process: load the model, then be one worker after the other.
 
 Started by `local.WorkerPool` as a file, never by hand. Only the standard library is imported at first: the process
-is bound to its parent before that takes long, and a spare imports the rest at low priority, on a thread of its own.
+is bound to its parent at once, and a spare imports the rest at low priority, on a thread of its own.
 """
 
 import ctypes
