@@ -70,7 +70,7 @@ def chunked_s(cost: IterationCost, tokens: int, chunk: int) -> float:
 
 
 def ablation_points(scale: str, *, seed: int = 0) -> tuple[Serving, ...]:
-    """Table 4: each idea alone and both, on both workloads, 128 requests (24 at smoke) per seed, as in the paper."""
+    """Table 4: each idea alone and both, on both workloads, with 128 requests (24 at smoke) per seed."""
     requests, seeds = (24, 1) if scale == "smoke" else (128, ABLATION_SEEDS)
     return tuple(
         point for each in range(seed, seed + seeds) for point in _ablated(Serving(requests=requests, seed=each))
