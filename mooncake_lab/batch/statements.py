@@ -60,7 +60,6 @@ NOT_YET: Final = frozenset(
         "02_stages",
         "03_engine",
         "04_chunked",
-        "05_piggyback",
         "06_pipeline",
         "11_overload",
         "12_compression",
