@@ -1,13 +1,13 @@
 """Arrivals: how a block gets into a tier, and what becomes of those that leave for it."""
 
 import contextlib
-import errno
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Final, final
+from typing import final
 
 import numpy as np
 
+from mooncake_lab.store.interrupts import Uninterrupted
 from mooncake_lab.store.media import (
     AlreadyHeldError,
     Buffer,
@@ -22,16 +22,14 @@ from mooncake_lab.store.media import (
 )
 from mooncake_lab.store.tier import Departure, Slot, Tier
 
-_BAD_BYTES: Final = frozenset({errno.EIO, errno.EBADMSG, errno.EILSEQ, errno.ENODATA})
-"""What systems say of bytes that a device, or a file system with checksums, cannot read."""
-
 
 @final
 class Arrivals:
     """Brings blocks into tiers: a place in the books, room in the medium, the bytes, the commit.
 
     The books of all tiers are guarded by one condition; devices are only asked outside of it. Whatever ends an
-    arrival early takes the block out of the books and gives its room back, errors that are raised included.
+    arrival early takes the block out of the books and gives its room back, errors that are raised included. In
+    the main thread callers hold Ctrl-C off with `Uninterrupted`, from the place to the commit.
 
     Args:
         tiers: the fastest first.
@@ -51,19 +49,20 @@ class Arrivals:
             ValueError: when the key or the layers are out of bounds, or media cannot copy such memory.
         """
         tier = self._tiers[index]
-        with self._books:
-            if tier.holds(key) and not tier.doubts(key):
-                if key in tier.blocks:
-                    tier.blocks.touch(key)
-                return True
-        slot = self.place(index, key, sizes, position)
-        if slot is None:
-            return False
-        room = self.reserve(index, key, slot, sizes, position)
-        if room is None:
-            return slot.ready
-        room = self.write(index, slot, room, layers)
-        return room is not None and self.commit(index, [(slot, room)])
+        with Uninterrupted() as section:
+            with self._books:
+                if tier.holds(key) and not tier.doubts(key):
+                    if key in tier.blocks:
+                        tier.blocks.touch(key)
+                    return True
+            slot = self.place(index, key, sizes, position)
+            if slot is None:
+                return False
+            room = self.reserve(index, key, slot, sizes, position)
+            if room is None:
+                return slot.ready
+            room = self.write(index, slot, room, layers, section)
+            return room is not None and self.commit(index, [(slot, room)])
 
     def place(self, index: int, key: bytes, sizes: Sequence[int], position: int) -> Slot | None:
         """A slot in the tier's books, others leaving for it; `None` where there is none to be had.
@@ -108,18 +107,23 @@ class Arrivals:
             raise
         return slot.reservation
 
-    def write(self, index: int, slot: Slot, room: Reservation, layers: Sequence[Buffer]) -> Reservation | None:
+    def write(
+        self, index: int, slot: Slot, room: Reservation, layers: Sequence[Buffer], section: Uninterrupted
+    ) -> Reservation | None:
         """Write a block into its room; where it lies now, `None` where it was given up.
 
-        A medium that learns only now that it is full gets a second chance, after one more block has left.
+        A medium that learns only now that it is full gets a second chance, after one more block has left. Ctrl-C
+        ends the copy, and no other part of `section`.
         """
         tier = self._tiers[index]
         try:
             try:
-                tier.medium.write(room, layers)
+                with section.interruptible():
+                    tier.medium.write(room, layers)
             except MediumFullError:
                 room = self._other_room(index, slot, room)
-                tier.medium.write(room, layers)
+                with section.interruptible():
+                    tier.medium.write(room, layers)
         except (MediumError, OSError) as error:
             self.give_up(tier, room.key, error)
             return None
@@ -149,11 +153,12 @@ class Arrivals:
     def squeeze(self, index: int) -> bool:
         """Let one more block leave a tier; false when none can."""
         tier = self._tiers[index]
-        with self._books:
-            departures = tier.squeeze()
-            unwanted = self._send_off(index, departures or [])
-        free_quietly(tier, *unwanted)
-        return departures is not None
+        with Uninterrupted():
+            with self._books:
+                departures = tier.squeeze()
+                unwanted = self._send_off(index, departures or [])
+            free_quietly(tier, *unwanted)
+            return departures is not None
 
     def settle(self, tier: Tier, key: bytes, slot: Slot) -> None:
         """The block is committed: let it be read."""
@@ -289,10 +294,3 @@ def free_again(tier: Tier) -> bool:
         if reservation in tier.going:
             return count > 0
     return bool(failed)
-
-
-def is_of_one_block(trouble: BaseException | None) -> bool:
-    """Whether a device answered that it cannot read these bytes: a bad sector, here or at a peer."""
-    if isinstance(trouble, (ConnectionError, TimeoutError)) or not isinstance(trouble, OSError):
-        return False
-    return trouble.errno is None or trouble.errno in _BAD_BYTES

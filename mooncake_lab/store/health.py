@@ -1,8 +1,11 @@
 """Whether a device can be relied on: when it fails it is asked less often, and says why."""
 
+import errno
 import logging
 from typing import Final, final
 
+_FAILED_CHECKSUM: Final = frozenset({errno.EBADMSG, errno.EILSEQ, errno.ENODATA})
+"""What systems answer when a file system or a device compared the bytes with a checksum of its own, in vain."""
 _LOG: Final = logging.getLogger("mooncake_lab.store")
 
 
@@ -52,3 +55,18 @@ class Health:
             _LOG.warning("%s works again; it was degraded: %s", self._what, self.reason)
             self.reason = None
             self._refused = 0
+
+
+def failed_checksum(trouble: BaseException | None) -> bool:
+    """Whether a device answered that these bytes are not what was written; any other error may be the device's."""
+    return isinstance(trouble, OSError) and trouble.errno in _FAILED_CHECKSUM
+
+
+def may_be_one_sector(trouble: BaseException | None, *, is_shared: bool) -> bool:
+    """Whether good bytes may take the place of a block that could not be read: its sector may be bad.
+
+    EIO says as little of a sector as of the device. In a medium that others use too, what they can read stays.
+    """
+    return failed_checksum(trouble) or (
+        isinstance(trouble, OSError) and trouble.errno == errno.EIO and not is_shared
+    )

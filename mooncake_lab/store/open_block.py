@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import final
 
 from mooncake_lab.store.arrivals import Arrivals, free_again, free_quietly
+from mooncake_lab.store.interrupts import Uninterrupted
 from mooncake_lab.store.media import Buffer, MediumError, Reservation
 from mooncake_lab.store.tier import Slot, Tier
 
@@ -36,10 +37,12 @@ class OpenBlock:
             ValueError: when a buffer has not the bytes of its layer.
         """
         if self._is_open:
-            try:
-                self._tier.medium.write(self._reservation, layers, first_layer=first_layer)
-            except (MediumError, OSError) as error:
-                self._fail(error)
+            with Uninterrupted() as section:
+                try:
+                    with section.interruptible():
+                        self._tier.medium.write(self._reservation, layers, first_layer=first_layer)
+                except (MediumError, OSError) as error:
+                    self._fail(error)
         return self._is_open
 
     def commit(self) -> bool:
@@ -50,19 +53,22 @@ class OpenBlock:
         """
         if not self._is_open:
             return False
-        try:
-            self._tier.medium.commit(self._reservation)
-        except (MediumError, OSError) as error:
-            self._fail(error)
-            return False
-        self._is_open = False
-        self._arrivals.settle(self._tier, self._reservation.key, self._slot)
-        free_again(self._tier)
-        return True
+        with Uninterrupted():
+            try:
+                self._tier.medium.commit(self._reservation)
+            except (MediumError, OSError) as error:
+                self._fail(error)
+                return False
+            self._is_open = False
+            self._arrivals.settle(self._tier, self._reservation.key, self._slot)
+            free_again(self._tier)
+            return True
 
     def abandon(self) -> None:
         """Give the room back, because the layers will not come; an ended block is left as it is."""
-        if self._is_open:
+        if not self._is_open:
+            return
+        with Uninterrupted():
             self._is_open = False
             free_quietly(self._tier, self._arrivals.withdraw(self._tier, self._reservation.key))
 

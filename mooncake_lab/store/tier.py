@@ -10,6 +10,7 @@ from mooncake_lab.store.blockstore import Block, BlockStore, Refused
 from mooncake_lab.store.eviction import PolicyFactory, make_policy
 from mooncake_lab.store.health import Health
 from mooncake_lab.store.media import Medium, MooncakeMedium, Reservation, TcpMedium
+from mooncake_lab.store.tier_statistics import Tally, TierStatistics
 
 _ORDINARY_BLOCK_BYTES = 2 * 1024**2
 """What a policy that wants to know its capacity in blocks is told a block has."""
@@ -23,7 +24,7 @@ class Slot:
     ready: bool = False
     """Whether the bytes are there and good; until they are, the block is pinned and not served."""
     failed: bool = False
-    """Whether a read of it failed: after the second it is dropped, and the same bytes may be written anew."""
+    """Whether a read of it failed: the same bytes may be written anew."""
 
 
 @dataclass(slots=True)
@@ -62,53 +63,6 @@ class TierSettings:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TierStatistics:
-    """What a tier did so far, and how it is."""
-
-    name: str
-    capacity_bytes: int
-    used_bytes: int
-    queued_bytes: int
-    blocks: int
-    hits: int
-    misses: int
-    stored: int
-    evicted: int
-    demoted: int
-    """Evicted blocks that reached the tier below."""
-    dropped: int
-    """Evicted blocks that were given up: the queue was full, or the tier below refused them."""
-    promoted: int
-    """Blocks read here that were put into the first tier."""
-    refused: int
-    damaged: int
-    """Blocks that were not what was written, or could not be read twice; each was dropped, and is a miss."""
-    read_errors: int
-    write_errors: int
-    read_bytes: int
-    written_bytes: int
-    degraded: str | None
-    """Why reading or writing is degraded; `None` while all is well."""
-
-
-@dataclass(slots=True)
-class Tally:
-    """The counters behind `TierStatistics`. Mutable: they count."""
-
-    hits: int = 0
-    misses: int = 0
-    stored: int = 0
-    evicted: int = 0
-    demoted: int = 0
-    dropped: int = 0
-    promoted: int = 0
-    refused: int = 0
-    damaged: int = 0
-    read_bytes: int = 0
-    written_bytes: int = 0
-
-
 @final
 @dataclass(slots=True, eq=False)
 class Tier:
@@ -134,6 +88,11 @@ class Tier:
         self.writes = Health(f"writing to {self.medium.name}", patience=1)
 
     @property
+    def is_shared(self) -> bool:
+        """Whether other clients count on what the medium holds."""
+        return isinstance(self.medium, (TcpMedium, MooncakeMedium))
+
+    @property
     def medium(self) -> Medium:
         """Where its bytes are."""
         return self.settings.medium
@@ -151,7 +110,7 @@ class Tier:
                 unwanted = [reservation]
             else:
                 unwanted = [old.payload.reservation for _, old in outcome.evicted if old.payload.reservation]
-            if unwanted and not isinstance(self.medium, (TcpMedium, MooncakeMedium)):
+            if unwanted and not self.is_shared:
                 self.medium.free(*unwanted)
 
     def place(self, key: bytes, layer_bytes: Sequence[int], position: int) -> tuple[Slot | None, list[Departure]]:
@@ -191,9 +150,13 @@ class Tier:
         return (block is not None and not block.payload.failed) or key in self.leaving
 
     def doubts(self, key: BlockKey) -> bool:
-        """Whether a read of the block failed, nobody uses it, and good bytes may take its place."""
+        """Whether a read of the block failed, nobody uses it, and good bytes may take its place.
+
+        While reading is degraded none is in doubt: it is the device that fails, and the block may be good.
+        """
         block = self.blocks.peek(key)
-        return block is not None and block.payload.failed and key not in self.blocks.pins
+        is_free = block is not None and block.payload.failed and key not in self.blocks.pins
+        return is_free and self.reads.reason is None
 
     def read(self, key: bytes, lent: Reservation, *, failed: bool) -> bool:
         """Note whether all of what was borrowed could be read; whether it failed twice, nothing good between."""

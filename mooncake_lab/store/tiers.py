@@ -7,16 +7,14 @@ from typing import Self, final
 
 import numpy as np
 
-from mooncake_lab.store.arrivals import Arrivals, free_again, free_quietly, is_of_one_block
+from mooncake_lab.store.arrivals import Arrivals, free_again, free_quietly
+from mooncake_lab.store.interrupts import Uninterrupted
 from mooncake_lab.store.media import (
     Buffer,
-    DamagedBlockError,
-    MediumError,
-    NotHeldError,
-    Reservation,
     TcpMedium,
 )
 from mooncake_lab.store.open_block import OpenBlock
+from mooncake_lab.store.reading import deliver
 from mooncake_lab.store.tier import Tier, TierSettings, TierStatistics
 from mooncake_lab.store.write_back import WriteBack
 
@@ -28,7 +26,8 @@ class TieredStore:
     A new block goes into the first tier. What a tier evicts waits in a bounded queue for a thread that writes it
     into the tier below; when the queue is full it is dropped: a cache may forget, and a request must not wait. A
     block read whole from a lower tier is put into the first one as well. Each tier has its own `BlockStore` and
-    policy. A tier that fails is skipped and says so; a block that is damaged, or twice not readable, is dropped.
+    policy. A tier that fails is skipped and says so, and keeps its blocks. Only a block that is not what was
+    written is dropped: its checksum is wrong, or the device says so twice.
 
     Keys are chained hashes, so one key names one content. Methods may be called from several threads. Mutable: it
     is the state of a cache, and it owns threads. Its media are its maker's to close, after `close`.
@@ -47,7 +46,8 @@ class TieredStore:
         self._tiers = [Tier(settings, has_tier_below=i + 1 < len(tiers)) for i, settings in enumerate(tiers)]
         for tier in self._tiers:
             tier.adopt()
-        self._books = threading.Condition()  # guards every tier; devices are only asked outside of it
+        self._lock = threading.RLock()  # a `with` of a plain lock cannot be interrupted between block and release
+        self._books = threading.Condition(self._lock)  # guards every tier; devices are only asked outside of it
         self._arrivals = Arrivals(self._tiers, self._books)
         self._write_backs = [WriteBack(self._tiers, i, self._books, self._arrivals) for i in range(len(tiers) - 1)]
         self._pinned_in: dict[bytes, list[int]] = {}
@@ -59,17 +59,17 @@ class TieredStore:
         self.close()
 
     def __contains__(self, key: object) -> bool:
-        with self._books:
+        with self._lock:
             return isinstance(key, bytes) and self._first_tier_with(key) is not None
 
     def match_prefix(self, keys: Iterable[bytes]) -> int:
         """How many of these keys are held, in whatever tier, before the first that is not; changes nothing."""
-        with self._books:
+        with self._lock:
             return sum(1 for _ in takewhile(lambda key: self._first_tier_with(key) is not None, keys))
 
     def layer_bytes(self, key: bytes) -> tuple[int, ...] | None:
         """The bytes of each layer of a block, `None` where it is not held; changes nothing."""
-        with self._books:
+        with self._lock:
             for tier in self._tiers:
                 departure = tier.leaving.get(key)
                 block = tier.blocks.peek(key)
@@ -80,7 +80,7 @@ class TieredStore:
 
     def tier_of(self, key: bytes) -> str | None:
         """The name of the first tier that holds the block, `None` where none does; changes nothing."""
-        with self._books:
+        with self._lock:
             index = self._first_tier_with(key)
         return None if index is None else self._tiers[index].medium.name
 
@@ -94,7 +94,7 @@ class TieredStore:
         """
         sizes = [memoryview(layer).nbytes for layer in layers]  # pyright: ignore[reportArgumentType]  # arrays are
         for index in range(len(self._tiers)):
-            with self._books:
+            with self._lock:
                 if self._is_in_other_hands(key, index):
                     return self._first_tier_with(key) is not None
             if self._arrivals.store(index, key, sizes, layers, position):
@@ -109,15 +109,15 @@ class TieredStore:
         Raises:
             ValueError: when the key or the layers are out of bounds.
         """
-        for index, tier in enumerate(self._tiers):
-            with self._books:
-                if any(other.is_taken(key) for other in self._tiers):
-                    return None
-            slot = self._arrivals.place(index, key, layer_bytes, position)
-            room = self._arrivals.reserve(index, key, slot, layer_bytes, position) if slot else None
-            if slot is not None and room is not None:
-                return OpenBlock(self._arrivals, tier, slot, room)
-        return None
+        block: OpenBlock | None = None
+        try:
+            with Uninterrupted():
+                block = self._open(key, layer_bytes, position)
+            return block  # noqa: TRY300, RET504  # inside, so that an interrupt here is caught too
+        except BaseException:  # an interrupt: nobody will get the block
+            if block is not None:
+                block.abandon()
+            raise
 
     def read_into(self, key: bytes, buffers: Sequence[Buffer], *, first_layer: int = 0) -> str | None:
         """Fill buffers with layers of a block; the tier that had it, or `None` where no tier could deliver it.
@@ -128,12 +128,12 @@ class TieredStore:
             ValueError: when the buffers do not fit the layers.
         """
         for index, tier in enumerate(self._tiers):
-            lent = self._borrow(tier, key)
-            if lent is None or not self._deliver(tier, key, lent, buffers, first_layer):
+            lent = deliver(self._books, tier, key, buffers, first_layer)
+            if lent is None:
                 continue
             if index and tier.settings.promotes and len(buffers) == len(lent.layer_bytes):
                 rose = self._arrivals.store(0, key, lent.layer_bytes, buffers, lent.position)
-                with self._books:
+                with self._lock:
                     tier.tally.promoted += rose
             return tier.medium.name
         return None
@@ -141,7 +141,7 @@ class TieredStore:
     def promote(self, keys: Iterable[bytes]) -> None:
         """Put blocks that only lower tiers hold into the first one: for those that were read a layer at a time."""
         for key in keys:
-            with self._books:
+            with self._lock:
                 index, sizes = self._first_tier_with(key), self.layer_bytes(key)
             if index and sizes is not None and self._tiers[index].settings.promotes:
                 self.read_into(key, [np.empty(size, np.uint8) for size in sizes])
@@ -152,7 +152,7 @@ class TieredStore:
         Raises:
             KeyError: when no tier holds it.
         """
-        with self._books:
+        with Uninterrupted(), self._lock:
             for index, tier in enumerate(self._tiers):
                 block = tier.blocks.peek(key)
                 if block is not None and block.payload.ready:
@@ -167,14 +167,15 @@ class TieredStore:
         Raises:
             ValueError: when the key is not pinned.
         """
-        with self._books:
-            if not self._pinned_in.get(key):
-                raise ValueError(f"block {key.hex()} is not pinned, so it cannot be unpinned")
-            tier = self._tiers[self._pinned_in[key].pop()]
-            if not self._pinned_in[key]:
-                del self._pinned_in[key]
-            unwanted = tier.unpin(key)
-        free_quietly(tier, unwanted)
+        with Uninterrupted():
+            with self._lock:
+                if not self._pinned_in.get(key):
+                    raise ValueError(f"block {key.hex()} is not pinned, so it cannot be unpinned")
+                tier = self._tiers[self._pinned_in[key].pop()]
+                if not self._pinned_in[key]:
+                    del self._pinned_in[key]
+                unwanted = tier.unpin(key)
+            free_quietly(tier, unwanted)
 
     def sink(self) -> None:
         """Move every block that is not pinned down to the last tier, so that what is durable survives a restart.
@@ -184,7 +185,7 @@ class TieredStore:
             RuntimeError: when a write-back thread died, which is a bug of ours.
         """
         for index, tier in enumerate(self._tiers[:-1]):
-            with self._books:
+            with self._lock:
                 blocks = (tier.blocks.peek(key) for key in tier.blocks)
                 largest_bytes = max((block.size_bytes for block in blocks if block), default=0)
             room_bytes = tier.settings.queue_bytes - largest_bytes
@@ -204,7 +205,7 @@ class TieredStore:
         Raises:
             RuntimeError: when a write-back thread died, which is a bug of ours.
         """
-        with self._books:
+        with self._lock:
             self._books.wait_for(lambda: all(write_back.is_idle() for write_back in self._write_backs))
         for write_back in self._write_backs:
             if write_back.crash is not None:
@@ -224,7 +225,7 @@ class TieredStore:
 
     def statistics(self) -> list[TierStatistics]:
         """What each tier did so far, the fastest first."""
-        with self._books:
+        with self._lock:
             return [tier.statistics() for tier in self._tiers]
 
     def check(self) -> None:
@@ -233,7 +234,7 @@ class TieredStore:
         Raises:
             AssertionError: naming the invariant that is broken.
         """
-        with self._books:
+        with self._lock:
             for tier in self._tiers:
                 tier.check()
 
@@ -242,7 +243,7 @@ class TieredStore:
 
         0, or there is a bug or a remote medium that does not answer. Call it after `flush`.
         """
-        with self._books:
+        with self._lock:
             return sum(
                 sum(tier.medium.footprint_bytes(room.key, room.layer_bytes) for room in tier.going)
                 if isinstance(tier.medium, TcpMedium)  # what others hold there is in its used bytes
@@ -250,7 +251,16 @@ class TieredStore:
                 for tier in self._tiers
             )
 
-    # how a block is read
+    def _open(self, key: bytes, layer_bytes: Sequence[int], position: int) -> OpenBlock | None:
+        for index, tier in enumerate(self._tiers):
+            with self._lock:
+                if any(other.is_taken(key) for other in self._tiers):
+                    return None
+            slot = self._arrivals.place(index, key, layer_bytes, position)
+            room = self._arrivals.reserve(index, key, slot, layer_bytes, position) if slot else None
+            if slot is not None and room is not None:
+                return OpenBlock(self._arrivals, tier, slot, room)
+        return None
 
     def _first_tier_with(self, key: bytes) -> int | None:
         return next((index for index, tier in enumerate(self._tiers) if tier.holds(key)), None)
@@ -260,39 +270,3 @@ class TieredStore:
         return any(
             tier.is_taken(key) and (above < index or not tier.holds(key)) for above, tier in enumerate(self._tiers)
         )
-
-    def _borrow(self, tier: Tier, key: bytes) -> Reservation | None:
-        with self._books:
-            lent = tier.borrow(key) if tier.holds(key) and tier.reads.allows() else None
-            if lent is None:
-                tier.tally.misses += 1
-            return lent
-
-    def _deliver(
-        self, tier: Tier, key: bytes, lent: Reservation, buffers: Sequence[Buffer], first_layer: int
-    ) -> bool:
-        """Read what was borrowed and give it back; a block that cannot be read as it was written is dropped."""
-        trouble: BaseException | None = None
-        try:
-            tier.medium.read_into(lent, buffers, first_layer=first_layer)
-        except BaseException as error:  # noqa: BLE001  # what is not the medium's fault is raised again below
-            trouble = error
-        is_gone = isinstance(trouble, (DamagedBlockError, NotHeldError))
-        with self._books:
-            is_bad = is_of_one_block(trouble) and tier.read(key, lent, failed=True)
-            unwanted = tier.give_back(key, lent, damaged=is_gone or is_bad)
-            if trouble is None:
-                tier.tally.hits += 1
-                tier.tally.read_bytes += sum(lent.layer_bytes[first_layer : first_layer + len(buffers)])
-                tier.reads.worked()
-                if len(buffers) == len(lent.layer_bytes):
-                    tier.read(key, lent, failed=False)
-            elif isinstance(trouble, (MediumError, OSError)):
-                tier.tally.misses += 1
-                tier.tally.damaged += is_bad or isinstance(trouble, DamagedBlockError)
-                if not (is_gone or is_bad):  # a block that failed before says nothing new of its device
-                    tier.reads.failed(trouble)
-        free_quietly(tier, unwanted)
-        if trouble is not None and not isinstance(trouble, (MediumError, OSError)):
-            raise trouble
-        return trouble is None

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final, final
 
 from mooncake_lab.store.arrivals import Arrivals, free_quietly
+from mooncake_lab.store.interrupts import Uninterrupted
 from mooncake_lab.store.media import Reservation
 from mooncake_lab.store.tier import Slot, Tier
 
@@ -114,5 +115,5 @@ class WriteBack:
                 free_quietly(self._tiers[index], arrivals.withdraw(self._tiers[index], old.key))
         if layers is None:
             return []
-        room = arrivals.write(index, slot, room, layers)
+        room = arrivals.write(index, slot, room, layers, Uninterrupted())
         return [] if room is None else [(slot, room)]

@@ -183,12 +183,13 @@ class TestDevicesThatFail:
             assert store.statistics()[0].stored == 2
         ssd.close()
 
-    def test_a_block_that_cannot_be_read_twice_is_dropped(self, tmp_path):
+    @pytest.mark.parametrize("code", ["EBADMSG", "EILSEQ", "ENODATA"])
+    def test_a_block_whose_checksum_the_device_refuses_twice_is_dropped(self, tmp_path, code):
         """However often it is asked for, one bad block does not degrade its tier; others are served."""
 
         def bad(reservation, *_given):
             if reservation.key == b"a":
-                raise OSError(errno.EIO, "injected: a bad sector")
+                raise OSError(getattr(errno, code), "injected: a bad sector")
 
         ssd = SsdMedium(tmp_path, 64 * PAGE, fingerprint=b"m")
         with stacked(TierSettings(medium=Wrapped(ssd, read_into=bad))) as store:
@@ -199,6 +200,23 @@ class TestDevicesThatFail:
             assert (found.degraded, found.read_errors, found.damaged, found.blocks) == (None, 1, 1, 1)
             assert read(store, b"b") == "ssd"
         assert [block.key for block in ssd.blocks()] == [b"b"]
+        ssd.close()
+
+    def test_an_unreadable_block_stays_and_does_not_degrade_its_tier(self, tmp_path):
+        """EIO may be the device's: the block is kept, and asked for often it still counts as one failure."""
+
+        def bad(reservation, *_given):
+            if reservation.key == b"a":
+                raise OSError(errno.EIO, "injected: a bad sector")
+
+        ssd = SsdMedium(tmp_path, 64 * PAGE, fingerprint=b"m")
+        with stacked(TierSettings(medium=Wrapped(ssd, read_into=bad))) as store:
+            put(store, b"a", b"b")
+            assert [read(store, b"a") for _ in range(5)] == [None] * 5
+            assert b"a" in store
+            found = store.statistics()[0]
+            assert (found.degraded, found.read_errors, found.damaged, found.blocks) == (None, 1, 0, 2)
+            assert read(store, b"b") == "ssd"
         ssd.close()
 
     def test_a_good_copy_takes_the_place_of_one_that_could_not_be_read(self, tmp_path):

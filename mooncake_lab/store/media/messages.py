@@ -1,5 +1,6 @@
 """What a block server is asked, and what it answers: the bodies of frames, each of a declared type."""
 
+import errno
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -104,6 +105,8 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag=25):
 
     kind: Literal["full", "held", "not_held", "damaged", "doubtful", "value", "device"]
     reason: str
+    error: str | None = None
+    """The name of the system's error number, such as EACCES; numbers differ between systems."""
 
 
 Question: TypeAlias = Reserve | Write | Commit | Read | Free | Blocks | Status
@@ -129,6 +132,8 @@ _KINDS: Final[tuple[tuple[type[Exception], str], ...]] = (
 def failed(error: Exception) -> Failed:
     """The answer that says what went wrong."""
     kind: Any = next((kind for known, kind in _KINDS if isinstance(error, known)), "device")
+    if isinstance(error, OSError) and error.errno is not None:
+        return Failed(kind, str(error.strerror)[:2000], errno.errorcode.get(error.errno))
     return Failed(kind, str(error)[:2000])
 
 
@@ -140,4 +145,7 @@ def error_of(answer: Failed, question: Question) -> Exception:
     """
     if answer.kind == "value" and not isinstance(question, Commit):
         return MediumError(f"the server refuses a {type(question).__name__}: {answer.reason}")
+    number = next((number for number, name in errno.errorcode.items() if name == answer.error), None)
+    if answer.kind == "device" and number is not None:
+        return OSError(number, f"the server says: {answer.reason}")
     return next(known for known, kind in _KINDS if kind == answer.kind)(answer.reason)
