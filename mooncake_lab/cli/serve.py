@@ -1,6 +1,7 @@
 """`mooncake-lab serve`: a live cluster behind an HTTP API that existing clients speak."""
 
 import contextlib
+import functools
 import ipaddress
 import secrets
 from pathlib import Path
@@ -108,15 +109,12 @@ def serve(
 
     def opened(url: str) -> None:
         name = model if served_model_name is None else f"{model} as {served_model_name}"
-        typer.echo(f"serving {name} at {url}/v1 with {', '.join(spec.roles)}", err=True)
-        for line in _warnings(host, token, transfer):
-            typer.echo(line, err=True)
+        lines = [f"serving {name} at {url}/v1 with {', '.join(spec.roles)}", *_warnings(host, token, transfer)]
         if token is not None and token_file is None:
-            typer.echo(f"bearer token: {token}", err=True)
+            lines.append(f"bearer token: {token}")
+        typer.echo("\n".join(lines), err=True)
 
-    def ending(under_way: int) -> None:
-        typer.echo(f"stopping; {under_way} requests under way have {drain:g} s to finish", err=True)
-
+    ending = functools.partial(_tell_ending, drain)
     try:
         with contextlib.ExitStack() as opening:
             records = None if log is None else opening.enter_context(_RunLog(log))
@@ -140,6 +138,10 @@ def _warnings(host: str, token: str | None, transfer: str) -> list[str]:
     if transfer == "mooncake":
         found.append("Mooncake's Transfer Engine listens on all interfaces and authenticates nobody")
     return found
+
+
+def _tell_ending(drain_s: float, under_way: int) -> None:
+    typer.echo(f"stopping; {under_way} requests under way have {drain_s:g} s to finish", err=True)
 
 
 def _is_loopback(host: str) -> bool:

@@ -119,6 +119,7 @@ class OpenDoor:
 
     def __init__(self, spec, believed, pool, address):
         self.spec, self.believed, self.pool = spec, believed, pool
+        self.endings = []
         self.address = Address(**{"token": self.token, "drain_s": 5} | address)
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
@@ -132,7 +133,7 @@ class OpenDoor:
         async with Hall(
             self.spec, self.believed, pool=self.pool, write=telemetry.note, decided=nothing
         ) as self.hall:
-            self.server = web_server(self.hall, telemetry, self.address)
+            self.server = web_server(self.hall, telemetry, self.address, self.endings.append)
             self.ready.set()
             await self.server.serve(sockets=[self.listener])
 

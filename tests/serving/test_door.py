@@ -272,6 +272,7 @@ def test_what_does_not_end_in_time_is_told(open_door):
             said = [line for line in lines if line]
     assert len(said) > 1
     assert "the cluster is shut down" in said[-1]
+    assert door.endings == [1]  # the operator is told how many are waited for
     assert not door.hall.dispatcher.placer.tickets
 
 

@@ -86,11 +86,9 @@ async def serve(
         for number in _SIGNALS:
             loop.add_signal_handler(number, this.cancel)
         async with Hall(spec, write=note, decided=lambda _: None) as hall:
-            server = web_server(hall, telemetry, address)
+            server = web_server(hall, telemetry, address, ending)
 
             def end(_number: int, _frame: object) -> None:
-                if not server.should_exit:
-                    loop.call_soon_threadsafe(ending, len(hall.dispatcher.placer.tickets))
                 server.should_exit = True
 
             for number in _SIGNALS:  # uvicorn takes them over, gives them back and raises them again: no harm
@@ -101,8 +99,10 @@ async def serve(
             await server.serve(sockets=[listener])
 
 
-def web_server(hall: Hall, telemetry: Telemetry, address: Address) -> uvicorn.Server:
-    """Uvicorn before an open cluster."""
+def web_server(
+    hall: Hall, telemetry: Telemetry, address: Address, ending: Callable[[int], None] = lambda _: None
+) -> uvicorn.Server:
+    """Uvicorn before an open cluster; for `ending` see `serve`."""
     limits = address.limits
     door = Door(
         hall,
@@ -126,21 +126,25 @@ def web_server(hall: Hall, telemetry: Telemetry, address: Address) -> uvicorn.Se
         timeout_graceful_shutdown=math.ceil(address.drain_s) + _FAREWELL_S,
         server_header=False,
     )
-    return _Server(config, hall, door, address.drain_s)
+    return _Server(config, hall, door, address.drain_s, ending)
 
 
 @final
 class _Server(uvicorn.Server):
     """Uvicorn that tells the clients whose requests it will not finish, instead of hanging up on them."""
 
-    def __init__(self, config: uvicorn.Config, hall: Hall, door: Door, drain_s: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, hall: Hall, door: Door, drain_s: float, ending: Callable[[int], None]
+    ) -> None:
         super().__init__(config)
+        self._ending = ending
         self._hall = hall
         self._door = door
         self._drain_s = drain_s
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no new connections, and wait for what is under way, as long as agreed."""
+        self._ending(len(self._hall.dispatcher.placer.tickets))
         late = asyncio.get_running_loop().call_later(self._drain_s, self._hall.dismiss)
         try:
             await super().shutdown(sockets)
