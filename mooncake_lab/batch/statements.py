@@ -60,7 +60,6 @@ NOT_YET: Final = frozenset(
         "03_engine",
         "04_chunked",
         "06_pipeline",
-        "11_overload",
         "12_compression",
         "13_live",
         "14_scorecard",

@@ -133,6 +133,15 @@ class TestBesidePapers:
         decided = table[table["decides"]].set_index("claim")
         assert decided.loc["A24", ["ours", "verdict"]].tolist() == [0.4, Verdict.NOT_REPRODUCED]
 
+    def test_rejected_requests_are_whole_and_equal_shares_are_equal_counts(self):
+        """A share is counted out of the 23,000 requests of the paper, whatever the policy."""
+        chat = pd.DataFrame(
+            {"policy": list(topic.TABLE_3), "workload": "conversation", "rejected_share": 13 / 2400}
+        )
+        chat = chat.assign(correlation=-0.2, decode_swing=0.1, peak_lag_s=9.0, seed=0)
+        table = beside.beside_papers(chat, chat, chat).frame()
+        assert table[table["claim"].isin(["A16", "A17", "A18"])]["ours"].unique().tolist() == [125.0]
+
     def test_figure_9_moves_as_the_notes_say(self):
         """The samples give the correlation that the ledger of claims has, and a peak after half a minute."""
         moves = beside.paper_movement()
