@@ -109,18 +109,16 @@ def serve(
 
     def opened(url: str) -> None:
         name = model if served_model_name is None else f"{model} as {served_model_name}"
-        lines = [f"serving {name} at {url}/v1 with {', '.join(spec.roles)}", *_warnings(host, token, transfer)]
-        if token is not None and token_file is None:
-            lines.append(f"bearer token: {token}")
-        typer.echo("\n".join(lines), err=True)
+        made = [] if token is None or token_file is not None else [f"bearer token: {token}"]
+        says = f"serving {name} at {url}/v1 with {', '.join(spec.roles)}"
+        typer.echo("\n".join([says, *_warnings(host, token, transfer), *made]), err=True)
 
     ending = functools.partial(_tell_ending, drain)
     try:
         with contextlib.ExitStack() as opening:
             records = None if log is None else opening.enter_context(_RunLog(log))
-            asyncio.run(
-                serve_until_told(spec, address, opened=opened, write=records and records.write, ending=ending)
-            )
+            write = None if records is None else records.write
+            asyncio.run(serve_until_told(spec, address, opened=opened, write=write, ending=ending))
         if records is not None and records.is_broken:
             raise typer.Exit(1)  # what was lost is said already
     except asyncio.CancelledError:
