@@ -56,7 +56,6 @@ from mooncake_lab.batch.provenance import BOOK_TRACES, Provenance, read_provenan
 NOT_YET: Final = frozenset(
     {
         "00_start",
-        "03_engine",
         "04_chunked",
         "06_pipeline",
         "12_compression",
