@@ -57,7 +57,6 @@ NOT_YET: Final = frozenset(
     {
         "00_start",
         "04_chunked",
-        "06_pipeline",
         "12_compression",
         "13_live",
         "14_scorecard",
