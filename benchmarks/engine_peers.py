@@ -31,6 +31,7 @@ from mooncake_lab.engine import bench_suite, speed_table
 from mooncake_lab.engine.backends import choose_backend
 from mooncake_lab.engine.bench import Case, alternate, comparison, decode_case, prefill_case
 from mooncake_lab.engine.config import config_from_shape
+from mooncake_lab.engine.floors import rates_of, with_floors
 from mooncake_lab.engine.loading import DTYPES
 from mooncake_lab.engine.machine import measure_peaks
 from mooncake_lab.engine.measure import computing_threads
@@ -149,7 +150,7 @@ def measure(wanted: Sequence[Setting], peers: Mapping[str, Path], rounds: int, b
     versions: dict[str, str] = {}
     for setting in wanted:
         with tempfile.TemporaryDirectory() as directory:
-            ours, peaks = _ours(setting, Path(directory)), measure_peaks()
+            ours, peaks = _ours(setting, Path(directory)), measure_peaks(kernels=True)
             for name, python in peers.items():
                 if time.monotonic() > end_s:
                     skipped += [f"{setting.model} {setting.dtype} {name}: {case.name}" for case in setting.cases]
@@ -163,7 +164,7 @@ def measure(wanted: Sequence[Setting], peers: Mapping[str, Path], rounds: int, b
                             f"{setting.model} {setting.dtype} {case.name}: {row['ratio']:.2f} x {name}"
                             f" ({row['same_tokens']} of {row['compared_tokens']} tokens the same)\n"
                         )
-    return {**bench_suite.provenance("wall"), "peers": versions, "rows": rows, "skipped": skipped}
+    return {**bench_suite.provenance("wall"), "peers": versions, "rows": with_floors(rows), "skipped": skipped}
 
 
 def _ours(setting: Setting, directory: Path) -> OurEngine:
@@ -193,6 +194,7 @@ def _row(
         **asdict(found),
         "compared_tokens": len(our_tokens),
         "same_tokens": len(our_tokens) if same is None else same,
+        "peaks": rates_of(peaks, DTYPES[setting.dtype].itemsize)._asdict(),
     }
 
 

@@ -7,7 +7,7 @@ alternating order, so that a busy machine slows both; a ratio is taken within a 
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
@@ -17,6 +17,7 @@ import torch
 
 from mooncake_lab.engine.backends import choose_backend
 from mooncake_lab.engine.config import LlamaConfig, config_from_shape
+from mooncake_lab.engine.floors import floor_seconds, rates_of, with_floors
 from mooncake_lab.engine.loading import DTYPES
 from mooncake_lab.engine.machine import commit, describe_machine, measure_peaks
 from mooncake_lab.engine.model import make_model
@@ -55,8 +56,11 @@ class Comparison:
     seconds: float
     """Ours, the median of the rounds."""
     tokens_per_s: float
+    bytes_moved: float
+    """Weights and KVCache that have to be read."""
+    flops: float
     floor_seconds: float
-    """The least it can take: weights and KVCache over measured bandwidth, or FLOPs over the measured rate."""
+    """The least it can take: bytes over the highest bandwidth, or FLOPs over the highest rate, measured here."""
     bound_by: Literal["bandwidth", "compute"]
     peer_seconds: float | None
     ratio: float | None
@@ -203,13 +207,16 @@ def comparison(
     ratios = np.array(times[1]) / np.array(times[0]) if len(times) > 1 else None
     prefilled, generated = sum(case.prompt_tokens), sum(case.new_tokens)
     tokens = prefilled if case.kind == "prefill" else generated - len(case.new_tokens) * (case.kind == "decode")
-    floor, bound = floor_seconds(case, config, bytes_per_element, peaks)
+    moved, flops = work_of(case, config, bytes_per_element)
+    floor, bound = floor_seconds(moved, flops, rates_of(peaks, bytes_per_element))
     return Comparison(
         case=case.name,
         kind=case.kind,
         tokens=tokens,
         seconds=seconds,
         tokens_per_s=tokens / seconds,
+        bytes_moved=moved,
+        flops=flops,
         floor_seconds=floor,
         bound_by=bound,
         peer_seconds=None if ratios is None else float(np.median(times[1])),
@@ -224,25 +231,20 @@ def _peaks(device: str, clock: Callable[[], float], *, dry: bool) -> Hardware:
     """The machine's peaks; those of a dry run are quick, and not to be quoted."""
     if dry:
         return measure_peaks(device, side=256, copy_bytes=1 << 22, repeats=2, clock=clock)
-    return measure_peaks(device, clock=clock)
+    return measure_peaks(device, kernels=device == "cpu", clock=clock)
 
 
-def floor_seconds(
-    case: Case, config: LlamaConfig, bytes_per_element: int, peaks: Hardware
-) -> tuple[float, Literal["bandwidth", "compute"]]:
-    """The least seconds a machine with these peaks needs for a case, and what of it says so.
+def work_of(case: Case, config: LlamaConfig, bytes_per_element: int) -> tuple[float, float]:
+    """The bytes that a case has to read, and its FLOPs.
 
-    Bandwidth: weights once a step, and each request's KVCache once a step that it decodes. Compute: the
-    multiplications of linear operators and of causal attention. Steps are as few as the longest output allows.
+    Bytes: weights once a step, and each request's KVCache once a step that it decodes. FLOPs: the multiplications
+    of linear operators and of causal attention. Steps are as few as the longest output allows.
     """
-    rate = peaks.float32_flops_per_s
-    if bytes_per_element < 4:
-        rate = max(rate, peaks.bfloat16_flops_per_s)  # what has fewer bits can be computed in float32, too
     weights = config.linear_parameters * bytes_per_element
     kv = config.kv_bytes_per_token(bytes_per_element)
     first = case.kind == "decode"
     steps = max(case.new_tokens) - first
-    moved = steps * weights
+    moved = float(steps * weights)
     flops = 0.0
     for prompt, new in zip(case.prompt_tokens, case.new_tokens, strict=True):
         decodes = new - 1
@@ -253,8 +255,17 @@ def floor_seconds(
         head = config.vocabulary * config.width
         flops += 2.0 * (config.linear_parameters - head) * tokens + 2.0 * head * (new - first)
         flops += 4.0 * config.layers * config.query_width * pairs
-    memory_s, compute_s = moved / peaks.device_memory_bytes_per_s, flops / rate
-    return (memory_s, "bandwidth") if memory_s >= compute_s else (compute_s, "compute")
+    return moved, flops
+
+
+def compared_with_all(rows: Sequence[Comparison], peaks: Hardware, bytes_per_element: int) -> list[Comparison]:
+    """Comparisons of one model on one machine with the floors of `with_floors`."""
+    about = {"threads": 0, "dtype": "one", "peaks": rates_of(peaks, bytes_per_element)._asdict()}
+    floored = with_floors([asdict(row) | about for row in rows])
+    return [
+        replace(row, floor_seconds=found["floor_seconds"], bound_by=found["bound_by"])
+        for row, found in zip(rows, floored, strict=True)
+    ]
 
 
 def table(rows: Sequence[Comparison]) -> str:

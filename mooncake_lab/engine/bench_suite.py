@@ -17,6 +17,8 @@ import torch
 import transformers
 
 from mooncake_lab.engine.bench import Bench, Case, decode_case, mixed_case, prefill_case
+from mooncake_lab.engine.floors import rates_of, with_floors
+from mooncake_lab.engine.loading import DTYPES
 from mooncake_lab.engine.machine import commit, describe_machine
 from mooncake_lab.engine.measure import ClockName, computing_threads
 
@@ -85,7 +87,7 @@ def measure(wanted: tuple[Setting, ...], budget_s: float, clock: ClockName = "wa
                 sys.stderr.write(
                     f"{row['model']} {row['dtype']} {row['case']}: {row['ratio']:.2f} x {row['peer']}\n"
                 )
-    return {**provenance(clock), "rows": rows, "skipped": skipped}
+    return {**provenance(clock), "rows": with_floors(rows), "skipped": skipped}
 
 
 def provenance(clock: ClockName) -> dict[str, Any]:
@@ -108,7 +110,7 @@ def _rows(setting: Setting, end_s: float, skipped: list[str], clock: ClockName) 
     about = {"model": setting.model, "dtype": setting.dtype, "threads": torch.get_num_threads()}
     peaks = {
         "bytes_per_s": bench.peaks.device_memory_bytes_per_s,
-        "flops_per_s": getattr(bench.peaks, f"{setting.dtype}_flops_per_s"),
+        "flops_per_s": rates_of(bench.peaks, DTYPES[setting.dtype].itemsize).flops_per_s,
     }
     for case, peer, rounds in setting.cases:
         if time.monotonic() > end_s:

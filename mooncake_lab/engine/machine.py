@@ -1,7 +1,7 @@
 """The machine this runs on: what it is, and the peaks it reaches when nothing is in the way.
 
 A vendor's peak says little of a virtual machine with two of its cores. So the roof over measurements is
-measured in the same run: the best of several large matrix products and of several large copies.
+measured in the same run: the best of the candidates of `peaks`.
 """
 
 import os
@@ -9,7 +9,6 @@ import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Final
 import torch
 
 from mooncake_lab.core import GIB, MIB
+from mooncake_lab.engine.peaks import peak_of, products, streams
 from mooncake_lab.engine.reference import Clock
 from mooncake_lab.perf import Hardware
 
@@ -72,37 +72,37 @@ def measure_peaks(
     side: int | None = None,
     copy_bytes: int | None = None,
     repeats: int = 5,
+    kernels: bool = False,
     clock: Clock = time.perf_counter,
 ) -> Hardware:
-    """This machine as hardware: FLOP/s of a square matrix product, bytes/s of a copy (read plus written).
+    """This machine as hardware: the best rates of the candidates of `peaks`, FLOP/s and bytes/s.
 
     Args:
         device: `cpu` or `cuda`.
         side: rows and columns of the matrices; large enough for the device by default.
-        copy_bytes: size of the array copied; by default larger than any cache.
-        repeats: the best of so many is the peak.
+        copy_bytes: size of the array read or copied; by default larger than any cache.
+        repeats: the best of so many calls of each candidate counts.
+        kernels: whether the engine's compiled kernels are candidates, too (CPU); the first call compiles them.
         clock: source of seconds.
     """
     side = side or (8192 if device == "cuda" else 1024)
     copy_bytes = copy_bytes or (GIB if device == "cuda" else 64 * MIB)
-    matrix = torch.rand((side, side), device=device)
-    halves = matrix.to(torch.bfloat16)
-    array = torch.zeros(copy_bytes // 4, device=device)
-    target = torch.empty_like(array)
-    flops = 2.0 * side**3
-    best = {
-        "float32": _best_s(lambda: matrix @ matrix, device, repeats, clock),
-        "bfloat16": _best_s(lambda: halves @ halves, device, repeats, clock),
-        "copy": _best_s(lambda: target.copy_(array), device, repeats, clock),
-    }
+    single, half = (
+        peak_of(list(products(dtype, side, device)), repeats, device, clock)
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+    memory = peak_of(list(streams(copy_bytes, device, kernels=kernels)), repeats, device, clock)
     return Hardware(
         name="this-gpu" if device == "cuda" else "this-cpu",
         devices=1,
-        bfloat16_flops_per_s=flops / best["bfloat16"],
-        float32_flops_per_s=flops / best["float32"],
+        bfloat16_flops_per_s=half.per_s,
+        float32_flops_per_s=single.per_s,
         device_memory_bytes=memory_bytes(device),
-        device_memory_bytes_per_s=2 * array.numel() * array.element_size() / best["copy"],
-        source=f"measured here: best of {repeats} products of {side} x {side}, copies of {copy_bytes // MIB} MiB",
+        device_memory_bytes_per_s=memory.per_s,
+        source=(
+            f"measured here, the best of {repeats} calls of several programs each: {single.name}; {half.name};"
+            f" {memory.name} of {copy_bytes // MIB} MiB"
+        ),
     )
 
 
@@ -111,17 +111,6 @@ def memory_bytes(device: str = "cpu") -> float:
     if device == "cuda":
         return float(torch.cuda.get_device_properties(0).total_memory)
     return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-
-
-def _best_s(work: Callable[[], object], device: str, repeats: int, clock: Clock) -> float:
-    best_s = float("inf")
-    for _ in range(repeats + 1):  # the first may have to warm up; being slower, it never counts
-        start_s = clock()
-        work()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        best_s = min(best_s, clock() - start_s)
-    return best_s
 
 
 def driver_version() -> str | None:

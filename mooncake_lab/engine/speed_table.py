@@ -38,7 +38,8 @@ def speed_table(found: Mapping[str, Any]) -> str:
         f" {machine['torch_version']}, transformers {found['transformers']}{beside}, commit {found['commit']},"
         f" load average {found['load_average'][0]:.1f}, by the {found['clock']} clock.{skipped}"
     )
-    return where + "\n\n" + "\n".join(lines) + "\n"
+    floors = f" Floors: {found['floors']}." if "floors" in found else ""
+    return where + floors + "\n\n" + "\n".join(lines) + "\n"
 
 
 def refreshed(page: str, found: Mapping[str, Any], *, mark: str = "speed") -> str:

@@ -9,10 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from mooncake_lab.engine.bench import Case, decode_case, floor_seconds, mixed_case, prefill_case
+from mooncake_lab.engine.bench import (
+    Case,
+    compared_with_all,
+    comparison,
+    decode_case,
+    mixed_case,
+    prefill_case,
+    work_of,
+)
 from mooncake_lab.engine.bench_gpu import main, make_lab, measure
 from mooncake_lab.engine.bench_sections import SECTIONS, prefill_flops
 from mooncake_lab.engine.config import config_from_shape
+from mooncake_lab.engine.floors import Rates, floor_seconds, rates_of, with_floors
 from mooncake_lab.engine.peers import HuggingFaceContinuous, HuggingFaceGenerate, hugging_face, our_engine
 from mooncake_lab.perf import Hardware, model_shape
 from mooncake_lab.perf.models import MODELS
@@ -28,12 +37,17 @@ PEAKS = Hardware(
 )
 
 
+def floor(case, config):
+    """The floor of a case in float32."""
+    return floor_seconds(*work_of(case, config, 4), rates_of(PEAKS, 4))
+
+
 class TestFloor:
     CONFIG = config_from_shape(model_shape("lab-tiny"))
 
     def test_a_decode_step_reads_weights_once_and_each_cache_once(self):
         """Bandwidth bounds small batches: bytes of weights and KVCache, exactly."""
-        seconds, bound = floor_seconds(decode_case(3, 10, 2), self.CONFIG, 4, PEAKS)
+        seconds, bound = floor(decode_case(3, 10, 2), self.CONFIG)
         weights, kv = self.CONFIG.linear_parameters * 4, self.CONFIG.kv_bytes_per_token(4)
         assert bound == "bandwidth"
         assert seconds == pytest.approx((2 * weights + 3 * kv * (11 + 12)) / 1e9)
@@ -41,7 +55,7 @@ class TestFloor:
     def test_a_prefill_multiplies_what_the_sections_count(self):
         """Compute bounds a long prompt, with the FLOPs that `bench_gpu` divides by."""
         case = prefill_case(4096)
-        seconds, bound = floor_seconds(case, self.CONFIG, 4, PEAKS)
+        seconds, bound = floor(case, self.CONFIG)
         lab = make_lab("lab-tiny", "cpu", "float32")
         assert bound == "compute"
         assert seconds == pytest.approx(prefill_flops(lab, 4096) / 1e12)
@@ -49,8 +63,31 @@ class TestFloor:
     def test_chunks_of_work_add_up(self):
         """Prefill and decode floors of a request never exceed that of doing both."""
         both = Case(name="both", kind="mixed", prompt_tokens=(50,), new_tokens=(5,))
-        parts = floor_seconds(prefill_case(50), self.CONFIG, 4, PEAKS)[0]
-        assert floor_seconds(both, self.CONFIG, 4, PEAKS)[0] >= parts
+        assert floor(both, self.CONFIG)[0] >= floor(prefill_case(50), self.CONFIG)[0]
+
+    def test_no_time_lies_below_its_floor(self):
+        """Whatever was timed, ours or a peer's, is a candidate: the highest rate of all is the roof of all."""
+        cases = (decode_case(1, 16, 4), decode_case(32, 16, 4), prefill_case(64))
+        times = ([[1e-9], [1e-3]], [[1e-3], [1e-9]], [[1e-10], [1.0]])
+        rows = [comparison(case, each, self.CONFIG, 4, PEAKS) for case, each in zip(cases, times, strict=True)]
+        assert min(row.seconds / row.floor_seconds for row in rows) < 1  # these peaks are none
+        floored = compared_with_all(rows, PEAKS, 4)
+        over = [min(row.seconds, row.peer_seconds) / row.floor_seconds for row in floored]
+        assert min(over) == pytest.approx(1.0)
+        assert [row.seconds for row in floored] == [row.seconds for row in rows]
+
+    def test_rates_count_for_rows_that_could_have_them(self):
+        """A rate of more threads, or of smaller numbers, says nothing of a row without them."""
+        about = {"bytes_moved": 8.0, "flops": 8.0, "peer_seconds": None, "peaks": Rates(1.0, 1.0)._asdict()}
+        rows = with_floors(
+            [
+                {**about, "threads": 1, "dtype": "float32", "seconds": 4.0},
+                {**about, "threads": 1, "dtype": "bfloat16", "seconds": 2.0},
+                {**about, "threads": 2, "dtype": "float32", "seconds": 1.0},
+            ]
+        )
+        assert [row["peaks"]["flops_per_s"] for row in rows] == [2.0, 4.0, 8.0]
+        assert [row["peaks"]["bytes_per_s"] for row in rows] == [4.0, 4.0, 8.0]
 
     def test_the_burst_has_the_lengths_it_says(self):
         """Prompts of 64 to 1024 tokens, outputs of 16 to 128, the same for the same seed."""

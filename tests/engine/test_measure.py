@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from mooncake_lab.engine.measure import (
     read_measurement,
     write_measurement,
 )
+from mooncake_lab.engine.peaks import Candidate, peak_of, products, streams
 from mooncake_lab.perf import model_shape
 
 TINY = model_shape("lab-tiny")
@@ -85,11 +87,46 @@ def test_threads_are_set_for_the_measurement_and_put_back(measured):
 
 
 def test_peaks_are_work_over_the_best_time():
-    """With a clock that always ticks one second, the rates are the work itself."""
+    """With a clock that always ticks one second, the rates are the most work of any candidate."""
     seconds = iter(range(1000))
     peaks = measure_peaks(side=8, copy_bytes=4096, repeats=2, clock=lambda: float(next(seconds)))
-    assert peaks.float32_flops_per_s == peaks.bfloat16_flops_per_s == 2 * 8**3
+    most = max(each.amount for each in products(torch.float32, 8))
+    assert peaks.float32_flops_per_s == peaks.bfloat16_flops_per_s == most >= 2 * 8**3
     assert peaks.device_memory_bytes_per_s == 2 * 4096
+
+
+@pytest.mark.parametrize("best", range(4))
+def test_a_peak_is_the_maximum_over_its_candidates(best):
+    """Whichever of them is the fastest has the peak, and each counts with its fastest call."""
+    now = [0.0]
+
+    def take(durations):
+        now[0] += next(durations)
+
+    amounts = [8.0, 4.0, 6.0, 2.0]
+    spent = [[9.0, 2.0, 1.0 if i != best else 0.01, 3.0] for i in range(4)]
+    candidates = [
+        Candidate(name=str(i), amount=amount, work=partial(take, iter(durations)))
+        for i, (amount, durations) in enumerate(zip(amounts, spent, strict=True))
+    ]
+    peak = peak_of(candidates, repeats=3, clock=lambda: now[0])
+    assert (peak.name, peak.per_s) == (str(best), pytest.approx(amounts[best] / 0.01))
+    with pytest.raises(ValueError, match="0 candidates"):
+        peak_of([], repeats=3)
+
+
+def test_packed_weights_and_our_kernels_are_candidates():
+    """More than one plain product and one copy: what the engine computes with is among them, and right."""
+    names = [each.name for dtype in (torch.float32, torch.bfloat16) for each in products(dtype, 16)]
+    assert len(names) == 18
+    assert sum("packed" in name for name in names) == 6
+    readers = list(streams(1 << 16, kernels=True))
+    assert {each.name.split(" of ")[0] for each in readers if "kernel" in each.name} == {
+        "float32 kernel",
+        "bfloat16 kernel",
+    }
+    for each in readers:
+        each.work()
 
 
 def test_measurements_survive_a_file(measured, tmp_path):

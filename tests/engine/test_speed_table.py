@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mooncake_lab.engine.bench_suite import SMOKE, main, measure, settings
+from mooncake_lab.engine.floors import Rates, floor_seconds, with_floors
 from mooncake_lab.engine.speed_table import (
     measurements,
     refresh_readme,
@@ -48,6 +49,18 @@ def test_the_readme_has_the_range_of_the_kept_ratios(tmp_path):
     assert (tmp_path / "README.md").read_text() == page
 
 
+@pytest.mark.parametrize("name", ["cpu_engine.json", "cpu_engine_peers.json"])
+def test_no_kept_row_lies_below_its_floor(name):
+    """Every program's time is at least the floor, which is the larger of its two parts at the highest rates."""
+    kept = json.loads((ROOT / "data" / "measured" / name).read_text())
+    for row in kept["rows"]:
+        floor_s, bound = floor_seconds(row["bytes_moved"], row["flops"], Rates(**row["peaks"]))
+        assert (row["floor_seconds"], row["bound_by"]) == (pytest.approx(floor_s), bound)
+        assert min(row["seconds"], row["peer_seconds"]) >= floor_s * (1 - 1e-9)
+    assert with_floors(kept["rows"]) == kept["rows"]
+    assert "from the rates that the rows reached" in speed_table(kept)
+
+
 def test_every_row_is_in_the_table(found):
     """A line a case, with its ratio and how far it is from the floor; where and when above."""
     table = speed_table(found)
@@ -57,6 +70,7 @@ def test_every_row_is_in_the_table(found):
     for line, row in zip(lines, found["rows"], strict=True):
         assert f"**{row['ratio']:.2f}**" in line
         assert f"{row['seconds'] / row['floor_seconds']:.1f}" in line
+        assert row["seconds"] >= row["floor_seconds"] * (1 - 1e-9)
 
 
 def test_a_page_without_marks_is_refused(found):

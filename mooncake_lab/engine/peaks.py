@@ -1,0 +1,125 @@
+"""The highest rates that a machine reaches: the best of many products and of many ways to read memory.
+
+One plain product is no bound: packed weights, other shapes and our own kernels are faster by up to a half. A floor
+that any program beats is none, so every candidate counts, and the best one is the peak.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+
+from mooncake_lab.engine.backends.linear import cpu_linear
+from mooncake_lab.engine.reference import Clock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One way to keep a machine busy."""
+
+    name: str
+    amount: float
+    """FLOPs or bytes of one call."""
+    work: Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """The highest rate of several candidates, and whose it is."""
+
+    name: str
+    per_s: float
+
+
+def peak_of(
+    candidates: Sequence[Candidate], repeats: int, device: str = "cpu", clock: Clock = time.perf_counter
+) -> Peak:
+    """The best of `repeats` calls of each candidate, after one that warms it up.
+
+    Raises:
+        ValueError: when there is no candidate.
+    """
+    if not candidates:
+        raise ValueError("a peak of 0 candidates; at least 1 is needed")
+    rates = [each.amount / _best_s(each.work, repeats, device, clock) for each in candidates]
+    highest = max(rates)
+    return Peak(name=candidates[rates.index(highest)].name, per_s=highest)
+
+
+def products(dtype: torch.dtype, side: int, device: str = "cpu") -> Iterator[Candidate]:
+    """Matrix products of several shapes around `side`, plain and as the engine's linear operators compute them."""
+    short = str(dtype).removeprefix("torch.")
+    for rows, inner, columns in ((side, side, side), (side // 2, side, 4 * side), (2 * side, side, side)):
+        left = torch.rand((rows, inner), device=device).to(dtype)
+        weight = torch.rand((columns, inner), device=device).to(dtype)
+        shape, flops = f"{rows} x {inner} x {columns}", 2.0 * rows * inner * columns
+        yield Candidate(
+            name=f"{short} product {shape}", amount=flops, work=partial(torch.mm, left, weight.T.contiguous())
+        )
+        yield Candidate(
+            name=f"{short} linear {shape}", amount=flops, work=partial(torch.nn.functional.linear, left, weight)
+        )
+        if device == "cpu":
+            packed = cpu_linear(weight, None)
+            yield Candidate(name=f"{short} packed {shape}", amount=flops, work=partial(packed, left))
+
+
+def streams(size_bytes: int, device: str = "cpu", *, kernels: bool = False) -> Iterator[Candidate]:
+    """Ways to move `size_bytes` of memory: a copy (read and written); on a CPU sums and products of few rows, too.
+
+    Args:
+        size_bytes: of the array or the weights.
+        device: where they are.
+        kernels: whether the engine's compiled kernels read too (CPU); the first call compiles them.
+    """
+    array = torch.zeros(size_bytes // 4, device=device)
+    moved = float(array.nbytes)
+    target = torch.empty_like(array)
+    yield Candidate(name="copy", amount=2 * moved, work=partial(target.copy_, array))
+    if device != "cpu":
+        return
+    yield Candidate(name="sum of float32", amount=moved, work=partial(torch.sum, array))
+    whole = array.view(torch.int64) if array.numel() % 2 == 0 else array.view(torch.int32)
+    yield Candidate(name=f"sum of {str(whole.dtype)[6:]}", amount=moved, work=partial(torch.sum, whole))
+    for dtype in (torch.float32, torch.bfloat16):
+        yield from _few_rows(dtype, size_bytes, kernels=kernels)
+
+
+def _few_rows(dtype: torch.dtype, size_bytes: int, *, kernels: bool) -> Iterator[Candidate]:
+    """Products of 1 to 32 rows with weights of `size_bytes`, which read the weights once."""
+    width = 1024 if size_bytes >= 1 << 22 else 16
+    weight = torch.zeros((size_bytes // dtype.itemsize // width, width)).to(dtype)
+    moved, short = float(weight.nbytes), str(dtype).removeprefix("torch.")
+    packed = cpu_linear(weight, None)
+    for rows in (1, 4, 32):
+        inputs = torch.zeros((rows, width), dtype=dtype)
+        yield Candidate(name=f"{short} linear of {rows}", amount=moved, work=partial(packed, inputs))
+        if kernels and rows <= 4:
+            yield Candidate(name=f"{short} kernel of {rows}", amount=moved, work=_kernel(weight, rows))
+    row = torch.zeros(width, dtype=dtype)
+    yield Candidate(name=f"{short} matrix times vector", amount=moved, work=partial(torch.mv, weight, row))
+
+
+def _kernel(weight: torch.Tensor, rows: int) -> Callable[[], object]:
+    """Our compiled linear operator, which decodes."""
+    from mooncake_lab.engine.backends import cpu_step_kernels
+    from mooncake_lab.engine.backends.cpu_step import view
+
+    inputs = np.zeros((rows, weight.shape[1]), np.float32)
+    out = np.zeros((rows, weight.shape[0]), np.float32)
+    none = view(torch.zeros(0, dtype=weight.dtype))
+    return partial(cpu_step_kernels.linear, inputs, view(weight), none, cpu_step_kernels.PLAIN, out)
+
+
+def _best_s(work: Callable[[], object], repeats: int, device: str, clock: Clock) -> float:
+    best_s = float("inf")
+    for _ in range(repeats + 1):  # the first may have to warm up; being slower, it never counts
+        start_s = clock()
+        work()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        best_s = min(best_s, clock() - start_s)
+    return best_s
