@@ -58,7 +58,6 @@ NOT_YET: Final = frozenset(
         "00_start",
         "04_chunked",
         "12_compression",
-        "13_live",
         "14_scorecard",
         "README",
         "assumptions",
