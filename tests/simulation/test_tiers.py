@@ -8,9 +8,9 @@ from families import requests_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooncake_lab.conductor import KVCacheCentric, Placement
+from mooncake_lab.conductor import KVCacheCentric, LoadBalance, Placement
 from mooncake_lab.core import Moved, Prefilled, Request, TracedRequest
-from mooncake_lab.metrics import check_log, reused_share, tier_hit_rates
+from mooncake_lab.metrics import check_log, reused_share, tier_hit_rates, ttft_s
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
 from mooncake_lab.simulation import Cluster, ClusterSpec, Failure, PrefillService, PrefixPool
 
@@ -217,3 +217,61 @@ def test_only_what_was_fetched_comes_by_a_fetch():
     pool.keep("a", first, 4, first=2)
     assert pool.on_ssd("a", first, 4) == 2
     pool.check()
+
+
+class TestThePriceOfReading:
+    """An SSD that delivers 100 tokens a second, where a node computes 1,000."""
+
+    SLOW = replace(MODEL, ssd=LinkLatency(SHAPE.kv_bytes_per_token * 100.0))
+
+    @pytest.mark.xfail(strict=True, reason="an instance reads from SSD even where computing anew is faster")
+    def test_a_slow_ssd_is_not_worse_than_none(self):
+        """The third prompt is computed where that takes less time than to read it."""
+        with_ssd = Cluster(spec(ssd_tokens=4 * 512), self.SLOW).run(THREE)
+        without = Cluster(spec(), MODEL).run(THREE)
+        assert ttft_s(with_ssd)[2] <= ttft_s(without)[2] * (1 + 1e-9)
+
+    @pytest.mark.xfail(strict=True, reason="reads from SSD are in no estimate, so a prompt is later than expected")
+    def test_what_is_read_is_in_the_estimate(self):
+        """The Conductor expects the TTFT that a request has, also where its prefix is on SSD."""
+        expected = {}
+
+        class Noted(LoadBalance):
+            def place(self, request, view, estimate):
+                placed = super().place(request, view, estimate)
+                expected[request.id] = placed.expected_ttft_s
+                return placed
+
+        shape = spec(ssd_tokens=4 * 512, placement=Noted(), first_shown_by="prefill")
+        found = ttft_s(Cluster(shape, self.SLOW).run(THREE))
+        assert expected == pytest.approx(found, abs=0.5)
+
+
+class ReadTwice:
+    """Requests up to 3 on the first node; of the others one there too, and one that fetches from it."""
+
+    def place(self, request, view, estimate):
+        del view, estimate
+        fetches = request.id == 5
+        return Placement(
+            request_id=request.id, prefill=f"prefill-{int(fetches)}", decode="decode-0",
+            reused_tokens=2048 if fetches else 0, fetched_tokens=2048 if fetches else 0,
+            fetch_from="prefill-0" if fetches else None, expected_ttft_s=0.0, expected_tbt_s=0.0, reason="",
+        )  # fmt: skip
+
+
+@pytest.mark.xfail(
+    strict=True, reason="what a node reads from its SSD for itself does not wait for what it reads for others"
+)
+def test_a_disk_reads_one_prefix_at_a_time():
+    """A node that reads one prefix for itself and one for another node takes as long as both."""
+    filling = [family(i, 10.0 * i, i, 4) for i in range(4)]
+    both = [family(4, 100.0, 0, 4), family(5, 100.0, 1, 5)]
+    slow = replace(MODEL, ssd=LinkLatency(SHAPE.kv_bytes_per_token * 500.0))
+    shape = ClusterSpec(
+        prefill_nodes=2, decode_nodes=1, cache_tokens=4 * 512, ssd_tokens=64 * 512, placement=ReadTwice()
+    )
+    log = Cluster(shape, slow).run([*filling, *both])
+    reads = [r for r in log if isinstance(r, Moved) and r.source == "prefill-0/ssd"]
+    assert [r.request_id for r in reads] == [4, 5] or [r.request_id for r in reads] == [5, 4]
+    assert max(r.at_s for r in reads) >= 100.0 + 2 * 2047 / 500
