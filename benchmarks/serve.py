@@ -50,10 +50,8 @@ def main() -> None:
         sys.stdout.write(json.dumps({"model": asked.model, "cores": os.cpu_count(), "runs": found}) + "\n")
         return
     for run in found:
-        sys.stdout.write(
-            f"{run['threads']} threads: start {run['start_s']:.1f} s,"
-            f" replacement {run['replacement_s']:.2f} s (median of {asked.kills})\n"
-        )
+        back = f", replacement {run['replacement_s']:.2f} s (median of {asked.kills})" if asked.kills else ""
+        sys.stdout.write(f"{run['threads']} threads: start {run['start_s']:.1f} s{back}\n")
         for row in run["rows"]:
             sys.stdout.write(
                 f"  batch {row['batch']}: engine {row['engine_per_s']:.0f}, served {row['served_per_s']:.0f}"
@@ -82,7 +80,7 @@ def measure(asked: argparse.Namespace, threads: int, batches: Sequence[int]) -> 
     return {
         "threads": threads,
         "start_s": start_s,
-        "replacement_s": statistics.median(replaced) if replaced else float("nan"),
+        "replacement_s": statistics.median(replaced) if replaced else None,
         "rows": rows,
     }
 
