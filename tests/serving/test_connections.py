@@ -6,12 +6,14 @@ import logging
 import socket
 import threading
 import time
+from dataclasses import replace
 
 import httpx
 import pytest
 
 from mooncake_lab.serving.door import server
 from mooncake_lab.serving.door.connections import Files, Limits
+from mooncake_lab.serving.metronome import Metronome
 
 MODEL = "random:lab-tiny"
 MOST = 8
@@ -151,9 +153,13 @@ def test_strangers_do_not_keep_others_out(door, caplog):
     assert [record.getMessage() for record in said if record.levelno >= logging.WARNING] == []
 
 
-def test_streams_are_not_made_room_of(open_door):
+def test_streams_are_not_made_room_of(open_door, believed):
     """With every connection in a stream, one more is told 503, and the streams go on to their end."""
-    with open_door(address={"limits": LIMITS}) as door, contextlib.ExitStack() as opened:
+    slow = replace(
+        believed, decode=replace(believed.decode, constant_s=0.02)
+    )  # no stream ends before the last opens
+    pace = Metronome.of(slow)
+    with open_door(address={"limits": LIMITS}, metronome=pace) as door, contextlib.ExitStack() as opened:
         headers = {"Authorization": f"Bearer {door.token}"}
         body = {"model": MODEL, "prompt": "x", "max_tokens": 400, "stream": True, "ignore_eos": True}
         streams = []
