@@ -155,9 +155,7 @@ def test_strangers_do_not_keep_others_out(door, caplog):
 
 def test_streams_are_not_made_room_of(open_door, believed):
     """With every connection in a stream, one more is told 503, and the streams go on to their end."""
-    slow = replace(
-        believed, decode=replace(believed.decode, constant_s=0.02)
-    )
+    slow = replace(believed, decode=replace(believed.decode, constant_s=0.02))
     pace = Metronome.of(slow)
     with open_door(address={"limits": LIMITS}, metronome=pace) as door, contextlib.ExitStack() as opened:
         headers = {"Authorization": f"Bearer {door.token}"}
