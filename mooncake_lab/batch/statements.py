@@ -56,14 +56,8 @@ from mooncake_lab.batch.provenance import BOOK_TRACES, Provenance, read_provenan
 NOT_YET: Final = frozenset(
     {
         "00_start",
-        "14_scorecard",
         "README",
         "assumptions",
-        "cluster",
-        "design",
-        "gpu",
-        "intro",
-        "run",
         "scope",
         "serve",
         "teach",
