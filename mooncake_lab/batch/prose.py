@@ -1,7 +1,8 @@
 """What a page says in words: the prose, captions and alternative texts of notebooks and Markdown pages.
 
 Numerals are found in prose only. Code, formulas, headings, links, labels, citations and references to figures,
-sections, chapters, claims and assumptions are blanked first; names such as A800 or Yi-34B hold no numeral.
+sections, chapters, claims and assumptions are blanked first, and tables that a generator writes between its marks;
+names such as A800 or Yi-34B hold no numeral.
 """
 
 import re
@@ -41,6 +42,8 @@ _MASKED: Final = tuple(
     re.compile(pattern, re.DOTALL | re.MULTILINE)
     for pattern in (
         r"\A---\n.*?^---$",  # front matter
+        r"<!-- (?P<made>[\w-]+): begin -->.*?<!-- (?P=made): end -->",  # generated
+        r"^% table: (?!assumptions$).*?^% end of table$",  # generated; assumptions are read
         rf"^(?P<code>```+|~~~+)(?!\{{(?:{_DIRECTIVES})\}}|`).*?^(?P=code)[ \t]*$",
         r"^[ \t]*[`:]{3,}\{[^\n]*$",  # a directive's name and arguments; its content is prose
         r"^[ \t]*:[\w-]+:[^\n]*$",  # and its options

@@ -56,9 +56,6 @@ from mooncake_lab.batch.provenance import BOOK_TRACES, Provenance, read_provenan
 NOT_YET: Final = frozenset(
     {
         "00_start",
-        "README",
-        "assumptions",
-        "scope",
         "serve",
         "teach",
     }
