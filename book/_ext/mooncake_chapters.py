@@ -19,6 +19,7 @@ from mooncake_lab.batch.chapters import Chapter, chapter, figure, figure_data, t
 from mooncake_lab.batch.plan import topic_of
 from mooncake_lab.paper import headlines, scorecard
 from mooncake_lab.paper.comparison import VERDICT_CLASSES
+from mooncake_lab.paper.numbering import chapter_number
 from mooncake_lab.paper.readme import counted
 
 CHAPTERS = "chapters"
@@ -69,7 +70,7 @@ class ChapterTable(SphinxDirective):
 
 def row(told: Chapter, folder: Path) -> str:
     """A chapter's row."""
-    link = f"{told.stem[:2]} [{told.title}]({CHAPTERS}/{told.stem}.ipynb)"
+    link = f"{chapter_number(told.stem)} [{told.title}]({CHAPTERS}/{told.stem}.ipynb)"
     run = "" if told.run_s is None else f"{told.run_s:.0f} s" if told.run_s < 90 else f"{told.run_s / 60:.0f} min"
     record = folder / RECORDS / f"{topic_of(Path(told.stem))}.json"
     counts = verdict_counts(record) if record.is_file() else {}

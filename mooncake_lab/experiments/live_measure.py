@@ -1,4 +1,4 @@
-"""The whole study in one measurement: what chapter 13 shows, and what `data/measured/cpu_live.json` holds.
+"""The whole study in one measurement: what chapter 12 shows, and what `data/measured/cpu_live.json` holds.
 
 `python -m mooncake_lab.experiments.live_measure` measures on this machine and writes that file; best when nothing
 else runs.

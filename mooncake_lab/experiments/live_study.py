@@ -1,4 +1,4 @@
-"""What chapter 13 serves: slices of a scaled-down trace, and the clusters that serve them, live and simulated."""
+"""What chapter 12 serves: slices of a scaled-down trace, and the clusters that serve them, live and simulated."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace

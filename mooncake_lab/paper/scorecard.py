@@ -17,6 +17,7 @@ import msgspec
 
 from mooncake_lab.paper.claims import Claim, claims
 from mooncake_lab.paper.comparison import Cell, band_text, html_table, judged_cells, shown
+from mooncake_lab.paper.numbering import chapter_number
 from mooncake_lab.paper.verdicts import Bound, Verdict
 
 if TYPE_CHECKING:
@@ -204,5 +205,5 @@ def _cells(row: Scored) -> list[Cell]:
         Cell(column="statement", html=f'{escape(said)}<br><small class="place">{place}</small>'),
         Cell(column="paper", html=shown(claim.fact.value, claim.fact.unit)),
         *judged_cells(row.ours, claim.fact, claim.yardstick, claim.evidence, row.verdict, row.bound),
-        Cell(column="chapter", html=f'<a href="{claim.chapter}.html">{claim.chapter[:2]}</a>'),
+        Cell(column="chapter", html=f'<a href="{claim.chapter}.html">{chapter_number(claim.chapter)}</a>'),
     ]

@@ -18,7 +18,7 @@ from mooncake_lab.batch.notebook import read_notebook
 ROOT = Path(__file__).parents[2]
 
 
-QUICK = {"14_scorecard"}
+QUICK = {"13_scorecard"}
 
 
 def pytest_generate_tests(metafunc):

@@ -22,13 +22,13 @@ SECTIONS = (
 """What a chapter has, in this order; what it measures stands between."""
 OTHERWISE = {
     "00_start": {"The model in words", "The code that is the idea", "The papers and us"},  # a tour without numbers
-    "12_compression": {"The papers and us"},  # its table of verdicts ends the last experiment
-    "14_scorecard": {
+    "14_compression": {"The papers and us"},  # its table of verdicts ends the last experiment
+    "13_scorecard": {
         "The model in words", "The code that is the idea", "With pencil and paper", "The papers and us",
     },  # it sums what the others found
 }  # fmt: skip
 """The sections that a chapter may do without."""
-UNJUDGED = {"00_start", "13_live", "14_scorecard"}
+UNJUDGED = {"00_start", "12_live", "13_scorecard"}
 """Chapters without a table of verdicts: a tour, one that holds us against ourselves, and the sum of all tables."""
 
 

@@ -23,7 +23,7 @@ def test_readme_and_book_agree(site):
     assert refreshed(text, numbers) == text, "the README is out of date; run `make readme`"
 
 
-@pytest.mark.parametrize("page", ["intro.html", "chapters/14_scorecard.html"])
+@pytest.mark.parametrize("page", ["intro.html", "chapters/13_scorecard.html"])
 def test_front_page_and_scorecard_open_with_the_headlines(site, page):
     """Both show the eight rows of this book's numbers, before any other table."""
     numbers = site.parents[1] / "_generated"
