@@ -2,9 +2,10 @@
 """What the book says about its own chapters, all of it read from the executed copies when the book is built.
 
 `{headline-table}` shows the eight headlines and how all claims ended. `{chapter-table}` lists the chapters with
-reading time, run time and verdicts. `{chapter-figure}` shows a figure of
-a chapter on another page. Under each figure, wherever it is shown, there is a link to what it draws, and under
-each chapter stand the numbers that it recorded, to be downloaded. A figure without a picture has no number.
+reading time, run time and verdicts. `{chapter-figure}` shows a figure of a chapter on another page. Each chapter
+opens with the steps in the life of a request that it is about, and with how long it takes. Under each figure,
+wherever it is shown, there is a link to what it draws, and under each chapter stand the numbers that it recorded,
+to be downloaded. A figure without a picture has no number.
 """
 
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
+from mooncake_lab.batch import life
 from mooncake_lab.batch.chapters import Chapter, chapter, figure, figure_data, tables, verdict_counts
 from mooncake_lab.batch.plan import topic_of
 from mooncake_lab.paper import headlines, scorecard
@@ -34,6 +36,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("headline-table", HeadlineTable)
     app.add_directive("chapter-table", ChapterTable)
     app.add_directive("chapter-figure", ChapterFigure)
+    app.connect("doctree-read", open_chapter)
     app.connect("doctree-read", unnumber_empty_figures, priority=BEFORE_THE_COLLECTORS)
     app.connect("doctree-read", link_figures)
     app.connect("doctree-read", link_data, priority=BEFORE_THE_COLLECTORS)
@@ -71,7 +74,6 @@ class ChapterTable(SphinxDirective):
 def row(told: Chapter, folder: Path) -> str:
     """A chapter's row."""
     link = f"{chapter_number(told.stem)} [{told.title}]({CHAPTERS}/{told.stem}.ipynb)"
-    run = "" if told.run_s is None else f"{told.run_s:.0f} s" if told.run_s < 90 else f"{told.run_s / 60:.0f} min"
     record = folder / RECORDS / f"{topic_of(Path(told.stem))}.json"
     counts = verdict_counts(record) if record.is_file() else {}
     marks = " ".join(
@@ -79,7 +81,14 @@ def row(told: Chapter, folder: Path) -> str:
         for verdict, css in VERDICT_CLASSES.items()
         if counts.get(verdict.value)
     )
-    return f"| {link} | {told.reading_min} min | {run} | {marks} |"
+    return f"| {link} | {told.reading_min} min | {run_time(told)} | {marks} |"
+
+
+def run_time(told: Chapter) -> str:
+    """How long a chapter ran; nothing where it was not executed."""
+    if told.run_s is None:
+        return ""
+    return f"{told.run_s:.0f} s" if told.run_s < 90 else f"{told.run_s / 60:.0f} min"
 
 
 class ChapterFigure(SphinxDirective):
@@ -104,6 +113,23 @@ class ChapterFigure(SphinxDirective):
         if name in figure_data(source):
             caption.extend(data_of_figure(self.env.docname, stem, name))
         return [nodes.figure("", image, caption)]
+
+
+def open_chapter(app: Sphinx, doctree: nodes.document) -> None:
+    """Put the steps of the chapter, and how long it takes, under its title."""
+    name = app.env.docname
+    if not name.startswith(f"{CHAPTERS}/"):
+        return
+    told = chapter(Path(app.srcdir) / f"{name}.ipynb")
+    times = f"{told.reading_min} minutes to read: {told.words:,} words, {told.lines} lines of code"
+    times += f", {told.figures} figures." + (f" It ran for {run_time(told)}." if told.run_s is not None else "")
+    title = next(doctree.findall(nodes.title))
+    opening = [
+        nodes.raw("", life.strip(topic_of(Path(name))), format="html"),
+        nodes.paragraph("", times, classes=["chapter-times"]),
+    ]
+    for node in reversed(opening):
+        title.parent.insert(title.parent.index(title) + 1, node)
 
 
 def unnumber_empty_figures(_app: Sphinx, doctree: nodes.document) -> None:

@@ -1,7 +1,7 @@
 """What a page says about chapters without executing them: how long to read, how long to run, what was recorded.
 
-Reading time is counted from the prose, run time is what papermill measured when the copy was executed, and tables
-are the numbers that the chapter put on record.
+Reading time is counted from prose, visible code and figures, run time is what papermill measured when the copy was
+executed, and tables are the numbers that the chapter put on record.
 """
 
 import re
@@ -20,6 +20,12 @@ from mooncake_lab.paper.scorecard import TABLE
 
 WORDS_PER_MINUTE: Final = 220
 """An adult's silent reading of English non-fiction: 238 a minute (Brysbaert 2019), less for formulas."""
+LINES_PER_MINUTE: Final = 25
+"""Of code that the page shows: a rough guess, slower than prose."""
+MINUTES_PER_FIGURE: Final = 0.75
+"""To look at a figure and its caption: a rough guess, too."""
+FOLDED: Final = frozenset({"hide-cell", "hide-input", "remove-cell", "remove-input"})
+"""Tags of cells whose code a page does not show at first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,14 +35,18 @@ class Chapter:
     stem: str
     title: str
     words: int
-    """Of prose; code and outputs are not counted."""
+    """Of prose."""
+    lines: int
+    """Of code that the page shows, and of code that a cell prints; blank lines are not counted."""
+    figures: int
     run_s: float | None
     """Seconds of its execution; None where the copy was not executed."""
 
     @property
     def reading_min(self) -> int:
-        """Minutes to read it, at least one."""
-        return max(1, round(self.words / WORDS_PER_MINUTE))
+        """Minutes to read prose and code and to look at the figures, at least one."""
+        prose, code = self.words / WORDS_PER_MINUTE, self.lines / LINES_PER_MINUTE
+        return max(1, round(prose + code + self.figures * MINUTES_PER_FIGURE))
 
 
 def chapter(path: Path) -> Chapter:
@@ -51,7 +61,14 @@ def chapter(path: Path) -> Chapter:
     if title is None:
         raise ValueError(f"{path} has no heading; its first line should be '# Title'")
     words = sum(len(re.findall(r"[^\W_][\w'’-]*", text)) for text in prose)
-    return Chapter(stem=path.stem, title=title, words=words, run_s=_duration(notebook))
+    return Chapter(
+        stem=path.stem,
+        title=title,
+        words=words,
+        lines=sum(_lines(cell) for cell in notebook.cells if cell.cell_type == "code"),
+        figures=sum("name" in _described(cell) for cell in notebook.cells),
+        run_s=_duration(notebook),
+    )
 
 
 def figure(path: Path, name: str) -> tuple[bytes, Mapping[str, str]]:
@@ -110,6 +127,18 @@ def verdict_counts(record: Path) -> Counter[str]:
 
 def _duration(notebook: Notebook) -> float | None:
     return notebook.metadata.get("papermill", {}).get("duration")
+
+
+def _lines(cell: Cell) -> int:
+    shown = "" if FOLDED.intersection(cell.tags) else cell.text
+    if "getsource(" in cell.text:
+        shown += "\n" + "".join(_text(output) for output in cell.outputs)
+    return sum(bool(line.strip()) for line in shown.splitlines())
+
+
+def _text(output: Mapping[str, Any]) -> str:
+    said = output.get("text", "")
+    return said if isinstance(said, str) else "".join(said)
 
 
 def _described(cell: Cell) -> Mapping[str, str]:

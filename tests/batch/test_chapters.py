@@ -4,17 +4,19 @@ import json
 
 import pytest
 
-from mooncake_lab.batch.chapters import WORDS_PER_MINUTE, chapter, figure, tables, verdict_counts
+from mooncake_lab.batch.chapters import LINES_PER_MINUTE, WORDS_PER_MINUTE, chapter, figure, tables, verdict_counts
 
 
 @pytest.fixture
 def executed(tmp_path):
-    """An executed chapter with a heading, 440 words of prose and one drawn figure."""
+    """An executed chapter: a heading, 440 words of prose, 75 visible lines of code, and two figures, one drawn."""
     described = {"figure": {"name": "fig-a", "caption": "A curve."}, "image": {"alt": "It rises."}}
     drawn = {"output_type": "display_data", "data": {"image/svg+xml": ["<svg>", "</svg>"]}, "metadata": {}}
     prose = "# What is kept\n\n" + "word " * (2 * WORDS_PER_MINUTE)
     cells = [
         {"cell_type": "markdown", "source": prose},
+        {"cell_type": "code", "source": "a = 1\n\n" * (3 * LINES_PER_MINUTE - 2)},
+        {"cell_type": "code", "source": "folded = 1\n" * 400, "metadata": {"tags": ["hide-input"]}},
         {"cell_type": "code", "source": "more_words = 1 # that are code", "metadata": {"mystnb": described}},
         {"cell_type": "code", "source": "draw()", "metadata": {"mystnb": described}, "outputs": [drawn]},
     ]
@@ -23,10 +25,23 @@ def executed(tmp_path):
     return path
 
 
-def test_reading_time_counts_prose_and_run_time_is_measured(executed):
-    """Words of Markdown at 220 a minute; seconds as papermill noted them."""
+def test_reading_time_counts_prose_code_and_figures_and_run_time_is_measured(executed):
+    """Two minutes of prose, three of code that is not folded, one and a half of figures; seconds as noted."""
     found = chapter(executed)
-    assert (found.title, found.reading_min, found.run_s) == ("What is kept", 2, 12.5)
+    assert (found.title, found.words, found.lines, found.figures) == ("What is kept", 443, 75, 2)
+    assert (found.reading_min, found.run_s) == (7, 12.5)
+
+
+def test_code_that_a_cell_prints_is_read(executed):
+    """A listing counts as code, other output does not."""
+    printed = [{"output_type": "stream", "name": "stdout", "text": ["def a():\n", "    return 1\n"]}]
+    cells = [{"cell_type": "markdown", "source": "# A"}]
+    cells += [
+        {"cell_type": "code", "source": "print(inspect.getsource(a))", "outputs": printed},
+        {"cell_type": "code", "source": "print(a)", "outputs": printed},
+    ]
+    executed.write_text(json.dumps({"cells": cells, "metadata": {}}))
+    assert chapter(executed).lines == 4
 
 
 def test_a_chapter_that_was_not_executed_has_no_run_time(executed):

@@ -1,6 +1,7 @@
 """What the book's own Sphinx extensions do to a page."""
 
 import importlib
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -35,6 +36,24 @@ def test_a_figure_without_a_picture_is_no_figure(extension, page):
     assert page.astext().count("Not measured.") == 1
     assert "Rates." not in page.astext()
     assert page.children[0]["ids"] == ["fig-gpu"]
+
+
+def test_a_chapter_opens_with_its_steps_and_its_times(extension, page, tmp_path):
+    """Under the title stand the steps of the chapter and how long it takes; other pages stay as they are."""
+    cells = [{"cell_type": "markdown", "source": "# Placement\n" + "word " * 660}]
+    (tmp_path / "chapters").mkdir()
+    executed = {"cells": cells, "metadata": {"papermill": {"duration": 40.0}}}
+    (tmp_path / "chapters" / "09_placement.ipynb").write_text(json.dumps(executed))
+    page += nodes.section("", nodes.title("", "Placement"), nodes.paragraph("", "The claim."))
+    for name in ("serve", "chapters/09_placement"):
+        before = len(page[0])
+        app = SimpleNamespace(env=SimpleNamespace(docname=name), srcdir=tmp_path)
+        extension("mooncake_chapters").open_chapter(app, page)
+        assert len(page[0]) == before + 2 * (name != "serve")
+    title, strip, times, claim = page[0]
+    assert '<li class="here"><strong>decide</strong></li>' in strip.astext()
+    assert times.astext() == "3 minutes to read: 661 words, 0 lines of code, 0 figures. It ran for 40 s."
+    assert (title.astext(), claim.astext()) == ("Placement", "The claim.")
 
 
 def test_exercises_have_ids_of_their_own(extension, page):

@@ -8,6 +8,7 @@ import pytest
 pytestmark = pytest.mark.site
 
 DESK = {"width": 1440, "height": 1000}
+LAPTOP = {"width": 1440, "height": 900}
 SMALL_DESK = {"width": 1280, "height": 800}
 FRONT = "intro.html"
 
@@ -37,6 +38,15 @@ def test_page_fits_a_phone(visit):
     width = visit.page.evaluate("document.documentElement.scrollWidth")
     visit.page.set_viewport_size(DESK)
     assert width <= 390
+
+
+def test_the_first_figure_is_near(chapter):
+    """A chapter's first figure begins within one and a half screens of a laptop."""
+    page = chapter.page
+    page.set_viewport_size(LAPTOP)
+    top = page.evaluate("document.querySelector('.bd-article figure').getBoundingClientRect().top + scrollY")
+    page.set_viewport_size(DESK)
+    assert top <= 1.5 * LAPTOP["height"]
 
 
 TABLES_OF_VERDICTS = "table.comparison, table.chapters"
