@@ -6,7 +6,8 @@ Launch links would name `book/chapters/`, which is generated; the notebooks that
 open are in `notebooks/`. Chapters print functions of the package; what a cell prints is plain text to Sphinx,
 so a print that is Python from its first word is coloured like code. The theme's side bar folds its sections
 behind an arrow that says nothing to a reader who does not see it. Three parts of it write a viewport tag each, and
-all exercises of a page have the same id inside.
+all exercises of a page have the same id inside. Its style sheet draws icons as a font, and a script of 1.5 MB
+draws them again as pictures; it also loads the search on pages that do not search.
 """
 
 import html
@@ -89,6 +90,14 @@ MENDED = {
     '<div role="list" class="citation-list">': '<div class="citation-list">',  # its children are no list items
 }
 
+NOT_NEEDED = re.compile(
+    r'<script[^>]* src="[^"]*(?:scripts/fontawesome|searchtools|language_data|searchindex)\.js[^"]*"></script>'
+)
+"""Icons as pictures, and on pages where nothing is searched what searches."""
+
+SEARCHES = "search.html"
+
+
 VIEWPORT = re.compile(r'<meta name="viewport"[^>]*>')
 
 SCROLLS = re.compile(
@@ -104,6 +113,8 @@ def mend_pages(app: Sphinx, error: Exception | None) -> None:
     if error is None and app.builder.format == "html":
         for page in Path(app.outdir).rglob("*.html"):
             text = mended = page.read_text(encoding="utf-8")
+            if page.name != SEARCHES:
+                mended = NOT_NEEDED.sub("", mended)
             for wrong, right in MENDED.items():
                 mended = mended.replace(wrong, right)
             first, tag, rest = mended.partition(next(iter(VIEWPORT.findall(mended)), "<body"))

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import pandas as pd
 
-from mooncake_lab.batch.pages import FORMULAS, notebook_page, page, provide_formulas
+from mooncake_lab.batch.pages import notebook_page, page
 from mooncake_lab.batch.plan import Job
 from mooncake_lab.batch.report import FOLDER
 
@@ -35,7 +35,6 @@ def write_gallery(
         judged: one row a quantity that is set beside a paper.
         numbers: names of the tables in `summary/numbers`.
     """
-    provide_formulas(folder)
     for job in jobs:
         _write_page(folder, job)
     names = list(summary[0]["parameters"])
@@ -69,13 +68,8 @@ def _write_page(folder: Path, job: Job) -> None:
     if target.is_file() and target.stat().st_mtime_ns > source.stat().st_mtime_ns:
         return
 
-    def link(path: Path) -> str:
-        return Path(os.path.relpath(path, target.parent)).as_posix()
-
-    shown = notebook_page(
-        source, title=job.name, formulas=link(folder / FORMULAS), back=link(folder / "index.html")
-    )
-    target.write_text(shown, encoding="utf-8")
+    back = Path(os.path.relpath(folder / "index.html", target.parent)).as_posix()
+    target.write_text(notebook_page(source, title=job.name, back=back), encoding="utf-8")
 
 
 def _row(folder: Path, job: Job, row: Mapping[str, Any]) -> str:

@@ -6,19 +6,14 @@ them as plain text and folded solutions, and pictures as part of the page.
 """
 
 import base64
-import importlib.util
 import re
-import shutil
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 from string import Template
 from typing import Any, Final
 
-from mooncake_lab.batch.notebook import Cell, Notebook, read_notebook
-
-FORMULAS: Final = "mathjax.js"
-"""The script that sets formulas, one for all pages, beside the index."""
+from mooncake_lab.batch.notebook import Cell, read_notebook
 
 _HIDDEN: Final = frozenset({"remove-cell", "remove-input", "hide-input"})
 _LABEL: Final = re.compile(r"^:[\w-]+:.*\n?", re.MULTILINE)
@@ -32,7 +27,6 @@ _PAGE: Final = Template(
 <title>$title</title>
 <link rel="icon" href="data:,">
 <style>$style</style>
-$scripts
 </head>
 <body><main>
 $body
@@ -58,45 +52,29 @@ aside, details { border-left: 4px solid var(--link); padding: .1em 1em; margin: 
 """
 
 
-def page(title: str, body: str, *, formulas: str | None = None) -> str:
+def page(title: str, body: str) -> str:
     """A whole HTML document.
 
     Args:
         title: plain text.
         body: HTML.
-        formulas: where the script for formulas lies, relative to the page; None where there are no formulas.
     """
-    settings = "window.MathJax={tex:{inlineMath:[['\\\\(','\\\\)']]},options:{enableMenu:false}}"
-    scripts = f'<script>{settings}</script>\n<script defer src="{formulas}"></script>' if formulas else ""
-    return _PAGE.substitute(title=escape(title), style=_STYLE, scripts=scripts, body=body)
+    return _PAGE.substitute(title=escape(title), style=_STYLE, body=body)
 
 
-def notebook_page(path: Path, *, title: str, formulas: str, back: str) -> str:
+def notebook_page(path: Path, *, title: str, back: str) -> str:
     """An executed notebook as a page.
 
     Args:
         path: the executed copy.
         title: of the page.
-        formulas: where the script for formulas lies, relative to the page.
-        back: where the index lies, likewise.
+        back: where the index lies, relative to the page.
     """
     markdown = _markdown()
     notebook = read_notebook(path)
     cells = "\n".join(_cell(cell, markdown) for cell in notebook.cells)
     top = f'<p><a href="{back}">All notebooks of this batch</a></p>'
-    return page(title, top + cells, formulas=formulas if _has_formulas(notebook) else None)
-
-
-def provide_formulas(folder: Path) -> None:
-    """Put the script for formulas into a folder, unless it is there."""
-    target = folder / FORMULAS
-    spec = importlib.util.find_spec("sphinx-mathjax-offline")
-    if not target.is_file() and spec is not None and spec.origin is not None:
-        shutil.copyfile(Path(spec.origin).parent / "static" / "mathjax" / "tex-svg.js", target)
-
-
-def _has_formulas(notebook: Notebook) -> bool:
-    return any("$" in cell.text for cell in notebook.cells if cell.cell_type == "markdown")
+    return page(title, top + cells)
 
 
 def _cell(cell: Cell, markdown: Any) -> str:
@@ -176,8 +154,9 @@ def _markdown() -> Any:
 
 
 def _formula(content: str, options: Mapping[str, Any]) -> str:
-    left, right = (r"\[", r"\]") if options["display_mode"] else (r"\(", r"\)")
-    return escape(left + content + right)
+    from mooncake_lab.batch.formulas import mathml
+
+    return mathml(content, display=options["display_mode"])
 
 
 def _no_label(_: str) -> str:

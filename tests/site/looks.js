@@ -3,7 +3,6 @@
 // Contrast follows from the colour, size and weight of the letters and from the grounds of all boxes around them. So
 // text that agrees in these has one contrast, and some of it is enough: three places or a few more, spread over the
 // page. A box that is placed by itself shares its look with nobody, as it may lie on anything.
-// Formulas for screen readers are not seen.
 //
 // Argument: null, or the numbers of looks of which everything is to be marked. Returns how much of each look
 // is not marked.
@@ -35,7 +34,7 @@
     element.removeAttribute("data-look");
     element.removeAttribute("data-probe");
   }
-  for (const element of document.body.querySelectorAll(":not(mjx-assistive-mml *)")) {
+  for (const element of document.body.querySelectorAll("*")) {
     const written = [...element.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && LETTER.test(node.data));
     if (!written && !element.matches("input, select, textarea")) continue;
     if (!element.checkVisibility({ opacityProperty: true, visibilityProperty: true })) continue;

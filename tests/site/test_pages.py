@@ -19,9 +19,28 @@ def test_page_opens_without_complaint(visit):
 
 
 def test_formulas_are_typeset(visit):
-    """No formula is left as TeX source."""
-    typeset = "() => [...document.querySelectorAll('.math')].every(e => e.querySelector('mjx-container'))"
-    visit.page.wait_for_function(typeset)
+    """Each formula is a `math` element with a size, and none has a part that the browser refused."""
+    wrong = """() => [...document.querySelectorAll('.math')].filter(e => {
+      const formula = e.querySelector('math');
+      return !formula || !formula.getBoundingClientRect().width || formula.querySelector('merror');
+    }).map(e => e.outerHTML)"""
+    assert visit.page.evaluate(wrong) == []
+
+
+MOST_SCRIPT_BYTES = 1_000_000
+SCRIPT_BYTES = """() => {
+  const files = performance.getEntriesByType('resource').filter(e => new URL(e.name).pathname.endsWith('.js'));
+  const inline = [...document.scripts].filter(s => !s.src && s.type !== 'application/json');
+  return [files.reduce((sum, e) => sum + e.decodedBodySize, 0), inline.reduce((sum, s) => sum + s.text.length, 0)];
+}"""
+"""Bytes of the scripts that a page loaded, and characters of those that it contains."""
+
+
+def test_a_page_loads_little_script(visit):
+    """A page runs at most 1 MB of JavaScript, unpacked."""
+    loaded, inline = visit.page.evaluate(SCRIPT_BYTES)
+    assert 0 < loaded + inline <= MOST_SCRIPT_BYTES
+    assert visit.path == "index.html" or loaded > 50_000, "the theme's scripts were not counted"
 
 
 def test_images_load(visit):

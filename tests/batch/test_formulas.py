@@ -1,0 +1,58 @@
+"""Formulas as MathML."""
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+from fontTools.ttLib import TTFont
+
+from mooncake_lab.batch.formulas import mathml
+from mooncake_lab.batch.notebook import read_notebook
+
+ROOT = Path(__file__).parents[2]
+FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<![\\$\w])\$(?!\$)([^$]+?)\$(?!\d)", re.DOTALL)
+
+
+def elements(tex, **settings):
+    """A formula's elements as `(kind, text)`, without the namespace."""
+    formula = ET.fromstring(mathml(tex, **settings))  # noqa: S314 - our own output
+    return [(each.tag.partition("}")[2], each.text) for each in formula.iter()]
+
+
+def test_unknown_commands_are_refused():
+    """A command that the translation would print as its name is an error."""
+    with pytest.raises(ValueError, match=r"\\foo"):
+        mathml(r"\foo x")
+
+
+def test_a_number_with_commas_is_one_number():
+    r"""`4{,}194{,}304` is one number and not three with commas between them."""
+    assert [text for kind, text in elements("4{,}194{,}304") if kind == "mn"] == ["4,194,304"]
+    assert [text for kind, text in elements("f(4, 194)") if kind == "mn"] == ["4", "194"]
+
+
+def test_limits_are_below_a_displayed_maximum():
+    """The index of a maximum is below it on a line of its own, and beside it in text."""
+    assert ("munder", None) in elements(r"\max_j x_j", display=True)
+    assert ("munder", None) not in elements(r"\max_j x_j")
+
+
+def test_a_function_is_close_to_its_parenthesis():
+    """`max(a)` has no space before the parenthesis, and `max a` has one."""
+    assert re.search(r'<mo[^>]*rspace="0"[^>]*>max</mo><mo[^>]*>\(', mathml(r"\max(a)"))
+    assert re.search(r'<mo[^>]*rspace="0.1667em"[^>]*>max</mo><mi>a', mathml(r"\max a"))
+
+
+def test_every_formula_of_the_chapters_translates():
+    """All formulas become MathML, and the font of the book has each of their characters."""
+    font = TTFont(ROOT / "book" / "_static" / "fonts" / "STIXTwoMath.woff").getBestCmap()
+    seen, missing = 0, set()
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        prose = "\n\n".join(cell.text for cell in read_notebook(path).cells if cell.cell_type == "markdown")
+        for found in FORMULA.finditer(re.sub(r"```.*?```|`[^`\n]*`", "", prose, flags=re.DOTALL)):
+            shown = "".join(text or "" for _, text in elements(found[1] or found[2], display=bool(found[1])))
+            missing |= {character for character in shown if ord(character) not in font}
+            seen += 1
+    assert seen > 100
+    assert missing == set()
