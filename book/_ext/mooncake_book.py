@@ -90,10 +90,9 @@ MENDED = {
     '<div role="list" class="citation-list">': '<div class="citation-list">',  # its children are no list items
 }
 
-NOT_NEEDED = re.compile(
-    r'<script[^>]* src="[^"]*(?:scripts/fontawesome|searchtools|language_data|searchindex)\.js[^"]*"></script>'
-)
-"""Icons as pictures, and on pages where nothing is searched what searches."""
+ICON_SCRIPT = re.compile(r'<script[^>]* src="[^"]*scripts/fontawesome\.js[^"]*"></script>')
+
+SEARCH_SCRIPTS = re.compile(r'<script[^>]* src="[^"]*(?:searchtools|language_data|searchindex)\.js[^"]*"></script>')
 
 SEARCHES = "search.html"
 
@@ -113,8 +112,9 @@ def mend_pages(app: Sphinx, error: Exception | None) -> None:
     if error is None and app.builder.format == "html":
         for page in Path(app.outdir).rglob("*.html"):
             text = mended = page.read_text(encoding="utf-8")
+            mended = ICON_SCRIPT.sub("", mended)
             if page.name != SEARCHES:
-                mended = NOT_NEEDED.sub("", mended)
+                mended = SEARCH_SCRIPTS.sub("", mended)
             for wrong, right in MENDED.items():
                 mended = mended.replace(wrong, right)
             first, tag, rest = mended.partition(next(iter(VIEWPORT.findall(mended)), "<body"))
