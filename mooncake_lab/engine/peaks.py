@@ -50,21 +50,24 @@ def peak_of(
 
 
 def products(dtype: torch.dtype, side: int, device: str = "cpu") -> Iterator[Candidate]:
-    """Matrix products of several shapes around `side`, plain and as the engine's linear operators compute them."""
+    """Matrix products of several shapes around `side`, plain and as the engine's linear operators compute them.
+
+    In bfloat16 on a CPU only the packed ones: without instructions for it, a plain product takes a hundred times
+    as long, which is minutes for all shapes.
+    """
     short = str(dtype).removeprefix("torch.")
     for rows, inner, columns in ((side, side, side), (side // 2, side, 4 * side), (2 * side, side, side)):
         left = torch.rand((rows, inner), device=device).to(dtype)
         weight = torch.rand((columns, inner), device=device).to(dtype)
         shape, flops = f"{rows} x {inner} x {columns}", 2.0 * rows * inner * columns
-        yield Candidate(
-            name=f"{short} product {shape}", amount=flops, work=partial(torch.mm, left, weight.T.contiguous())
-        )
-        yield Candidate(
-            name=f"{short} linear {shape}", amount=flops, work=partial(torch.nn.functional.linear, left, weight)
-        )
+        works: dict[str, Callable[[], object]] = {}
+        if device != "cpu" or dtype != torch.bfloat16:
+            works["product"] = partial(torch.mm, left, weight.T.contiguous())
+            works["linear"] = partial(torch.nn.functional.linear, left, weight)
         if device == "cpu":
-            packed = cpu_linear(weight, None)
-            yield Candidate(name=f"{short} packed {shape}", amount=flops, work=partial(packed, left))
+            works["packed"] = partial(cpu_linear(weight, None), left)
+        for name, work in works.items():
+            yield Candidate(name=f"{short} {name} {shape}", amount=flops, work=work)
 
 
 def streams(size_bytes: int, device: str = "cpu", *, kernels: bool = False) -> Iterator[Candidate]:

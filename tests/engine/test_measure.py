@@ -34,6 +34,16 @@ class CountingClock:
         return float(self.readings**2)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _small_peaks():
+    """No test here needs the rates of this machine: products and arrays are small."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "mooncake_lab.engine.measure.measure_peaks", partial(measure_peaks, side=64, copy_bytes=1 << 16)
+        )
+        yield
+
+
 @pytest.fixture(scope="module")
 def measured():
     """A measurement whose clock ticks at every reading."""
@@ -118,8 +128,9 @@ def test_a_peak_is_the_maximum_over_its_candidates(best):
 def test_packed_weights_and_our_kernels_are_candidates():
     """More than one plain product and one copy: what the engine computes with is among them, and right."""
     names = [each.name for dtype in (torch.float32, torch.bfloat16) for each in products(dtype, 16)]
-    assert len(names) == 18
     assert sum("packed" in name for name in names) == 6
+    assert {name.split()[1] for name in names if name.startswith("float32")} == {"product", "linear", "packed"}
+    assert {name.split()[1] for name in names if name.startswith("bfloat16")} == {"packed"}  # others take minutes
     readers = list(streams(1 << 16, kernels=True))
     assert {each.name.split(" of ")[0] for each in readers if "kernel" in each.name} == {
         "float32 kernel",
