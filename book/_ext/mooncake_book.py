@@ -92,7 +92,9 @@ MENDED = {
 
 ICON_SCRIPT = re.compile(r'<script[^>]* src="[^"]*scripts/fontawesome\.js[^"]*"></script>')
 
-SEARCH_SCRIPTS = re.compile(r'<script[^>]* src="[^"]*(?:searchtools|language_data|searchindex)\.js[^"]*"></script>')
+SEARCH_SCRIPTS = re.compile(
+    r'<script[^>]* src="[^"]*(?:searchtools|language_data|searchindex)\.js[^"]*"></script>'
+)
 
 SEARCHES = "search.html"
 
