@@ -19,6 +19,7 @@ from typing import Final
 from mooncake_lab.batch.digest import tree_digest
 from mooncake_lab.batch.provenance import read_provenance
 from mooncake_lab.batch.reference import write_reference
+from mooncake_lab.figures.embed import STATIC
 
 _STAMP: Final = "inputs.sha256"
 _GENERATED: Final = ("_build", "__pycache__")
@@ -51,14 +52,17 @@ def render(book: Path, *, force: bool = False) -> int:
 
 
 def inputs_digest(book: Path) -> str:
-    """One name for all that the renderer reads: pages, executed chapters, configuration, its own version pins."""
+    """One name for all that the renderer reads: pages, executed chapters, widgets, configuration, version pins."""
     inputs = [
         path
         for path in book.rglob("*")
         if path.is_file() and not any(part in _GENERATED for part in path.relative_to(book).parts)
     ]
     pins = book.parent / "requirements.lock"
-    return hashlib.sha256((tree_digest(book, inputs) + tree_digest(book.parent, [pins])).encode()).hexdigest()
+    widgets = tree_digest(STATIC, STATIC.iterdir())
+    return hashlib.sha256(
+        (tree_digest(book, inputs) + tree_digest(book.parent, [pins]) + widgets).encode()
+    ).hexdigest()
 
 
 def _jupyter_book(book: Path) -> int:

@@ -3,11 +3,13 @@
 import json
 import re
 from html.parser import HTMLParser
+from itertools import pairwise
 
 import pandas as pd
 import pytest
 
 from mooncake_lab.batch.browser import find_browser
+from mooncake_lab.figures.embed import embedded
 from mooncake_lab.figures.what_if import what_if
 
 TABLE = pd.DataFrame({"speed": [2.0, 1.0] * 2, "policy": [*"aabb"], "share": [0.2, 0.1, 0.4, 0.3]})
@@ -21,7 +23,7 @@ def page_of(table=TABLE, label="speed", quantities=SHARE, **settings):
 
 def data_of(page):
     """What the page's script reads."""
-    return json.loads(re.search(r'<script type="application/json"[^>]*>(.*?)</script>', page, re.DOTALL)[1])
+    return json.loads(re.search(r'<script type="application/json">(.*?)</script>', page, re.DOTALL)[1])
 
 
 def test_it_is_self_contained():
@@ -30,39 +32,53 @@ def test_it_is_self_contained():
 
 
 def test_it_can_be_used_by_ear():
-    """The slider has a label, the table a caption and headings, and the value is announced."""
+    """The slider has a label and announces its value, and each panel describes its lines."""
     page = page_of()
     assert re.search(r'<label for="([^"]+)".*<input id="\1" type="range" min="0" max="1"', page, re.DOTALL)
-    assert "<caption>Invented.</caption>" in page
-    assert (page.count('scope="row"'), page.count('scope="col"')) == (2, 2)
     assert 'aria-valuetext="1"' in page
+    assert 'aria-label="rejected by speed, from 1 to 2: a from 10% to 20%, b from 30% to 40%."' in page
 
 
 def test_without_scripts_it_shows_the_start():
-    """The value and the cells of the start are there, the slider is not, and a sentence says why."""
+    """The lines and the values of the start are there, the slider is not, and a sentence says why."""
     page = re.sub(r"<script.*?</script>", "", page_of(start=1), flags=re.DOTALL)
-    assert re.findall(r"<span>(.*?)</span>", page) == ["20%", "40%"]
+    assert re.findall(r'class="value"[^>]*>(.*?)<', page) == ["20%", "40%"]
+    assert page.count('class="line"') == 2
     assert re.search(r"<output[^>]*>2</output>", page)
     assert " hidden" in re.search(r"<input[^>]*>", page)[0]
     assert "<noscript>" in page
 
 
-def test_positions_are_in_order_with_a_row_each():
-    """The knob goes upwards whatever the order of the rows, which keep theirs."""
-    points = data_of(page_of())["points"]
-    assert [point["value"] for point in points] == ["1", "2"]
-    assert [point["cells"] for point in points] == [[["10%"], ["30%"]], [["20%"], ["40%"]]]
+def test_positions_are_in_order_and_higher_values_are_higher():
+    """The knob goes upwards whatever the order of the rows, and a line's height is in proportion to its value."""
+    data = data_of(page_of())
+    assert data["values"] == ["1", "2"]
+    first, second = data["panels"][0]["sides"]
+    assert (first["texts"], second["texts"]) == (["10%", "20%"], ["30%", "40%"])
+    heights = [*first["ys"], *second["ys"]]
+    steps = [lower - higher for lower, higher in pairwise(heights)]
+    assert steps == pytest.approx([steps[0]] * 3, abs=0.11)
+    assert steps[0] > 10
 
 
-def test_bars_have_one_scale():
-    """The longest bar of all positions is the longest possible, and lengths are in proportion."""
-    bars = [point["bars"] for point in data_of(page_of(bars=True))["points"]]
-    assert bars == [pytest.approx([1.5, 4.5]), pytest.approx([3.0, 6.0])]
-    assert page_of().count("<i ") == 0
+def test_a_reference_makes_the_panel_logarithmic():
+    """Around a ratio of one, twice is as far above the line as half is below it."""
+    table = TABLE.assign(share=[0.5, 2.0, 1.0, 1.0])
+    page = page_of(table, quantities={"ratio": ("share", "g")}, reference=1.0)
+    up, down = data_of(page)["panels"][0]["sides"][0]["ys"]
+    rule = float(re.search(r'class="rule" d="M\d+ ([\d.]+)H', page)[1])
+    assert down - rule == pytest.approx(rule - up, abs=0.11)
+
+
+def test_names_of_equal_values_do_not_cover_each_other():
+    """Labels beside the lines keep their distance, also where all lines meet."""
+    table = pd.concat([TABLE.assign(policy=name, share=0.3).iloc[:2] for name in "abcde"])
+    labels = [side["labels"][0] for side in data_of(page_of(table))["panels"][0]["sides"]]
+    assert all(below - above >= 26 for above, below in pairwise(sorted(labels)))
 
 
 def test_a_hole_in_the_grid_is_refused():
-    """Every value of the knob needs every row, once."""
+    """Every value of the knob needs every line, once."""
     with pytest.raises(ValueError, match="3 rows; speed x policy needs 2 x 2"):
         page_of(TABLE.iloc[:3])
     with pytest.raises(ValueError, match="8 rows"):
@@ -71,30 +87,44 @@ def test_a_hole_in_the_grid_is_refused():
 
 def test_text_cannot_leave_its_place():
     """Names are escaped in the page and in the data."""
-    page = page_of(TABLE.assign(policy=["</script>", "</script>", "b", "b"]), "<b>&", names={"b": "</table>"})
+    page = page_of(TABLE.assign(policy=["</script>", "</script>", "b", "b"]), "<b>&", names={"b": "</svg>"})
     assert "<b>" not in page
     assert page.count("</script>") == 2
-    assert page.count("</table>") == 1
+    assert page.count("</svg>") == 1
     HTMLParser().feed(page)
 
 
-def test_keys_move_it(tmp_path):
-    """In a browser the arrow keys change the value, the cells and the bars."""
+def test_only_scripts_and_styles_are_embedded():
+    """A file that a page cannot run or apply is refused."""
+    with pytest.raises(ValueError, match=r"widgets\.svg"):
+        embedded("widgets.svg")
+
+
+def test_keys_and_a_pointer_move_it(tmp_path):
+    """In a browser the arrow keys and a pointer over a panel change the value, the texts and the circles."""
     playwright = pytest.importorskip("playwright.sync_api")
     browser = find_browser()
     if browser is None:
         pytest.skip("no chromium on this machine")
-    (tmp_path / "page.html").write_text(f"<!doctype html><title>t</title>{page_of(bars=True)}", encoding="utf-8")
+    (tmp_path / "page.html").write_text(f"<!doctype html><title>t</title>{page_of()}", encoding="utf-8")
     with playwright.sync_playwright() as play:
         chromium = play.chromium.launch(executable_path=str(browser), args=["--no-sandbox", "--disable-gpu"])
         page = chromium.new_page()
+
+        def seen():
+            circles = page.locator("circle").evaluate_all("found => found.map(each => +each.getAttribute('cy'))")
+            return page.inner_text("output"), page.locator(".value").all_text_contents(), circles
+
         page.goto((tmp_path / "page.html").as_uri())
+        before = seen()
         page.keyboard.press("Tab")
         page.keyboard.press("ArrowRight")
-        seen = (
-            page.inner_text("output"),
-            page.locator("td").all_inner_texts(),
-            page.locator("i").last.evaluate("bar => bar.style.width"),
-        )
+        after = seen()
+        announced = page.locator("input").get_attribute("aria-valuetext")
+        page.locator("svg").hover(position={"x": 40, "y": 60})
+        back = seen()
         chromium.close()
-    assert seen == ("2", ["20%", "40%"], "6rem")
+    assert before[:2] == back[:2] == ("1", ["10%", "30%"])
+    assert after[:2] == ("2", ["20%", "40%"])
+    assert announced == "2. rejected: a 20%, b 40%"
+    assert before[2] == back[2] != after[2]
