@@ -115,12 +115,11 @@ class Page:
                 self._broken.append(f"{self.name}: in [let], {name} = {error}")
         self.checked = [self._check(statement) for statement in statements]
 
-    def problems(self, *, compare: bool, covered: bool) -> list[str]:
+    def problems(self, *, compare: bool) -> list[str]:
         """What is wrong, one message each.
 
         Args:
             compare: whether text and records are of the same run.
-            covered: whether each numeral needs a statement.
         """
         found = [
             f"{self.name}: no prose, caption or alternative text has {each.statement.text!r} (any more)"
@@ -131,13 +130,11 @@ class Page:
             found += self._broken
             for each in self.checked:
                 found += self._differences(each)
-        if covered:
-            found += [
-                f"{self.name}, {passage.spot(start)}: {passage.text[start:end]!r} has no statement, in"
-                f" {_squeezed(passage.text[slice(*passage.sentence(start))])!r}"
-                for passage, (start, end) in self.uncovered()
-            ]
-        return found
+        return found + [
+            f"{self.name}, {passage.spot(start)}: {passage.text[start:end]!r} has no statement, in"
+            f" {_squeezed(passage.text[slice(*passage.sentence(start))])!r}"
+            for passage, (start, end) in self.uncovered()
+        ]
 
     def uncovered(self) -> list[tuple[Passage, tuple[int, int]]]:
         """The numerals that no statement accounts for."""

@@ -1,6 +1,7 @@
 """What a page's statements are computed from: the records of the chapters, the papers, and a few functions."""
 
 import ast
+import importlib
 import math
 import statistics
 from collections.abc import Iterator, Mapping
@@ -62,6 +63,21 @@ def measured_file(path: str) -> Any:
     return pd.read_csv(file) if file.suffix == ".csv" else msgspec.json.decode(file.read_bytes())
 
 
+def code(path: str) -> Any:
+    """An object of the package by its full name: `code('mooncake_lab.serving.LiveSpec')().max_requests`.
+
+    Raises:
+        ValueError: when the path leads to no object of the package.
+    """
+    module, _, name = path.rpartition(".")
+    if module.split(".")[0] != "mooncake_lab":
+        raise ValueError(f"{path!r} is not in mooncake_lab")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"there is no {path}: {error}") from error
+
+
 def _fact(name: str, *, series: str | None = None, x: float | str | None = None) -> float:
     return paper.fact(name, series=series, x=x).value
 
@@ -84,7 +100,7 @@ HELPERS: Final[Mapping[str, Any]] = {
         for each in (abs, all, any, bool, dict, enumerate, float, int, len, list, max, min, range)
     },
     **{each.__name__: each for each in (range, round, set, sorted, str, sum, tuple, zip)},
-    **{each.__name__: each for each in (pick, words, near, significant, measured_file)},
+    **{each.__name__: each for each in (pick, words, near, significant, measured_file, code)},
     "median": statistics.median,
     "mean": statistics.fmean,
     "log": math.log,
@@ -104,7 +120,8 @@ HELPERS: Final[Mapping[str, Any]] = {
 """The names of an expression besides the record: `pick(table, column, **where)` for one cell of a table,
 `fact(curve, series=, x=)`, `paper('F41')` (a claim's number), `ours('F41')` and `verdict('F41')` (what a chapter
 recorded for it), `assumption('B46')`, `constant(name)`, `words(3)`, `near(a, b, share)`, `significant(a, digits)`,
-`measured_file(path)`, `record(topic)`, median and mean, and Python's own abs, min, max, round and so on."""
+`measured_file(path)`, `code('mooncake_lab.core.MIB')` (an object of the package), `record(topic)`, median,
+mean and Python's own abs, min, max, round and so on."""
 
 
 class Records:
