@@ -38,6 +38,7 @@ class Budget:
         self._books = books
         self._ended: deque[tuple[float, int]] = deque()  # when, and its tokens
         self._refused: deque[tuple[float, int]] = deque()  # when it may come again, and its tokens
+        self._refused_tokens = 0
 
     def tokens(self, ticket: Ticket) -> int:
         """KVCache that a request is expected to come to.
@@ -82,15 +83,19 @@ class Budget:
         what is under way now will take.
         """
         while self._refused and self._refused[0][0] <= now_s:
-            self._refused.popleft()
+            self._refused_tokens -= self._refused.popleft()[1]
         held, mine = self.held(), self.tokens(ticket)
-        lacking = max(mine, held + mine - self.most()) + sum(tokens for _, tokens in self._refused)
-        lacking = min(lacking, max(held, mine))
+        most = max(held, mine)
+        lacking = min(max(mine, held + mine - self.most()) + self._refused_tokens, most)
         # what ended lately says too little after a quiet time, the model too little where it errs
         rate = max(self._observed_rate(now_s), self._believed_rate(held, now_s, estimate))
         wait_s = min(_LONGEST_S, max(1.0, lacking / rate)) if rate else 1.0
         due_s = max(now_s + wait_s, self._refused[-1][0] if self._refused else 0.0)
-        self._refused.append((due_s, mine))
+        if (
+            self._refused_tokens < most
+        ):  # who comes behind so many waits for all of them: it need not be remembered
+            self._refused.append((due_s, mine))
+            self._refused_tokens += mine
         return float(math.ceil(wait_s))
 
     def _observed_rate(self, now_s: float) -> float:

@@ -152,3 +152,16 @@ def test_retry_after_follows_the_model_where_nothing_ended(make, believed):
         with pytest.raises(RejectedError) as last:
             floor.submit()
     assert np.ceil(512 * step_s) <= last.value.retry_after_s <= np.ceil(whole_s)
+
+
+def test_what_is_remembered_of_refused_clients_is_bounded(make):
+    """However many are refused, no more is remembered of them than what all requests under way need."""
+    floor = make(most_under_way=100)
+    taken, _ = floor.fill()
+    for _ in range(1000):
+        with pytest.raises(RejectedError):
+            floor.submit()
+    budget = floor.placer.budget
+    refused = [tokens for _, tokens in budget._refused]
+    assert len(refused) <= len(taken) + 1
+    assert sum(refused) == budget._refused_tokens

@@ -1,6 +1,7 @@
 """Bodies that load generators and client libraries send, as recorded, are accepted and served."""
 
 import json
+import tracemalloc
 
 import httpx
 import pytest
@@ -137,7 +138,7 @@ def test_neutral_values_change_nothing():
 @pytest.mark.parametrize("name", sorted(NEUTRAL))
 def test_other_values_are_refused(name):
     """A value that asks for something says its option, the value and what is allowed."""
-    with pytest.raises(BadRequestError, match=f"^{name} is 'something', which .* allowed is .*null") as raised:
+    with pytest.raises(BadRequestError, match=f'^{name} is "something", which .* allowed is .*null') as raised:
         chat(**{name: "something"})
     assert raised.value.param == name
 
@@ -169,7 +170,7 @@ def test_numbers_are_bounded(name):
         b'{"model": "\xff\xfe", "prompt": "x"}',
         b'{"model": "m", "prompt": ' + b"[" * 200_000 + b"]" * 200_000 + b"}",
         b'{"model": "m", "tools": ' + b"[" * 200_000 + b"]" * 200_000 + b"}",
-        b'{"model": "m", "user": "\xff", "prompt": 1}',
+        b'{"model": "random:lab-tiny", "user": "\xff", "prompt": 1}',
         b'{"model": "m", "temperature": 1e999}',
         b'{"model": "m", "seed": ' + b"9" * 5000 + b"}",
         b'{"model": "\\ud800", "prompt": "x"}',
@@ -185,6 +186,40 @@ def test_no_body_is_an_error_of_the_server(door, body):
         answer = httpx.post(f"{door.url}/v1/{path}", content=body, headers=headers, timeout=60)
         assert answer.status_code == 400, answer.text
         assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        (b'"prompt": [' + b"1," * 400_000 + b"1]", "a prompt of 400001 tokens; no more than 100 fit"),
+        (b'"prompt": [' + b"[1]," * 200_000 + b"[1]]", "200001 prompts; allowed are 1 to 64"),
+        (b'"prompt": [[' + b"1," * 400_000 + b"1]]", "no more than 100 fit"),
+        (b'"prompt": "a", "tools": [' + b"[]," * 250_000 + b"[]]", "tools is"),
+    ],
+)
+def test_what_has_too_many_items_is_refused_unread(fields, says):
+    """A body of millions of items is refused before they are objects: all that is held are copies of its bytes."""
+    body = b'{"model": "%s", %s}' % (MODEL.encode(), fields)
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadRequestError, match=says):
+            READER.completion(body)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 5 * len(body)
+
+
+def test_messages_are_counted_before_they_are_read():
+    """A conversation of more messages than tokens fit is refused by their number."""
+    with pytest.raises(BadRequestError, match=r"^101 messages; no more than 100 tokens fit$"):
+        chat(messages=[{"role": "user", "content": "x"}] * 101)
+
+
+def test_the_number_of_options_is_bounded():
+    """A body has as many options as there could be, not millions."""
+    with pytest.raises(BadRequestError, match=r"^the body has 302 options; allowed are 256$"):
+        chat(**{f"option_{i}": None for i in range(300)})
 
 
 def test_tools_that_were_called_are_not_ignored():

@@ -1,8 +1,11 @@
 """The front door, as the official client sees it."""
 
 import contextlib
+import json
 import math
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import httpx
@@ -257,6 +260,30 @@ def test_a_body_is_bounded(door, client, monkeypatch):
     assert httpx.get(f"{door.url}/health").status_code == 200  # who watches the server is always let in
     monkeypatch.undo()
     assert client.completions.create(model=MODEL, prompt="y", max_tokens=1).usage.completion_tokens == 1
+
+
+def test_a_body_counts_until_it_is_read(open_door, monkeypatch):
+    """Bodies that wait for a thread that reads them count among those that are being received."""
+    begun, going = threading.Event(), threading.Event()
+    encode = ByteTokenizer.encode
+
+    def wait(self, text):
+        begun.set()
+        assert going.wait(60)
+        return encode(self, text)
+
+    monkeypatch.setattr(ByteTokenizer, "encode", wait)
+    body = json.dumps({"model": MODEL, "prompt": "x", "max_tokens": 1}).encode()
+    monkeypatch.setattr(mooncake_lab.serving.door.app, "MOST_RECEIVED_BYTES", len(body))
+    with open_door() as door, ThreadPoolExecutor(1) as executor:
+        first = executor.submit(post, door, body)
+        assert begun.wait(60)
+        second = post(door, body)
+        going.set()
+        assert second.status_code == 429
+        assert f"{2 * len(body)} bytes are being received" in second.json()["error"]["message"]
+        assert first.result().status_code == 200
+        assert post(door, body).status_code == 200
 
 
 def test_what_does_not_end_in_time_is_told(open_door):

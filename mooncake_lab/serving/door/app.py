@@ -28,7 +28,7 @@ from mooncake_lab.serving.ticket import FailedError, RejectedError
 
 MOST_BODY_BYTES: Final = 8 * 1024**2
 MOST_RECEIVED_BYTES: Final = 256 * 1024**2
-"""Of all bodies that are being received at once."""
+"""Of all bodies that are being received, or wait to be read, at once."""
 _READERS: Final = 2
 """Threads that read requests: behind a long one, a short one still has its turn."""
 _CLIENT_CLOSED: Final = 499
@@ -136,9 +136,9 @@ class Door:
     async def _answer(self, request: Request, read: Callable[[Reader, bytes], Wanted]) -> Response:
         received_s = time.monotonic()
         try:
-            body = await self._body(request)
-            reader = Reader(tokenizer=self._tokenizer, model=self._model, most_tokens=self._hall.longest())
-            wanted = await asyncio.get_running_loop().run_in_executor(self._reading, read, reader, body)
+            async with self._body(request) as body:
+                reader = Reader(tokenizer=self._tokenizer, model=self._model, most_tokens=self._hall.longest())
+                wanted = await asyncio.get_running_loop().run_in_executor(self._reading, read, reader, body)
             name = f"{'chatcmpl' if wanted.is_chat else 'cmpl'}-{secrets.token_hex(12)}"
             choices = begin(self._hall, wanted, self._tokenizer, name)
         except (BadRequestError, UnknownModelError, RejectedError, FailedError) as refused:
@@ -159,30 +159,33 @@ class Door:
                     is_first = False
                 yield piece
 
-    async def _body(self, request: Request) -> bytes:
-        """The body of a request, as far as it may go.
+    @contextlib.asynccontextmanager
+    async def _body(self, request: Request) -> AsyncGenerator[bytes]:
+        """The body of a request, as far as it may go; its bytes count among all that came until it is read.
 
         Raises:
             HTTPException: when it is larger than allowed, takes longer, or comes with too many others.
         """
         found = bytearray()
         try:
-            async with asyncio.timeout(self._body_s):
-                async for chunk in request.stream():
-                    found += chunk
-                    self._received_bytes += len(chunk)
-                    if len(found) > MOST_BODY_BYTES:
-                        raise HTTPException(413, f"the body has more than {MOST_BODY_BYTES} bytes")
-                    if self._received_bytes > MOST_RECEIVED_BYTES:
-                        reason = (
-                            f"{self._received_bytes} bytes are being received; allowed are {MOST_RECEIVED_BYTES}"
-                        )
-                        raise HTTPException(429, reason, headers={"Retry-After": "1"})
-        except TimeoutError:
-            raise HTTPException(408, f"the body did not come within {self._body_s:g} s") from None
+            try:
+                async with asyncio.timeout(self._body_s):
+                    async for chunk in request.stream():
+                        found += chunk
+                        self._received_bytes += len(chunk)
+                        self._check_size(len(found))
+            except TimeoutError:
+                raise HTTPException(408, f"the body did not come within {self._body_s:g} s") from None
+            yield bytes(found)
         finally:
             self._received_bytes -= len(found)
-        return bytes(found)
+
+    def _check_size(self, of_one: int) -> None:
+        if of_one > MOST_BODY_BYTES:
+            raise HTTPException(413, f"the body has more than {MOST_BODY_BYTES} bytes")
+        if self._received_bytes > MOST_RECEIVED_BYTES:
+            reason = f"{self._received_bytes} bytes are being received; allowed are {MOST_RECEIVED_BYTES}"
+            raise HTTPException(429, reason, headers={"Retry-After": "1"})
 
     async def _streamed(
         self, request: Request, envelope: Envelope, choices: list[Choice], news: AsyncGenerator[Piece, None]

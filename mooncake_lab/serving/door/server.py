@@ -117,6 +117,7 @@ def web_server(
     config = uvicorn.Config(
         door.app(),
         http=connection,
+        ws="none",  # whoever asks for a web socket would leave the limits of its connection behind
         lifespan="off",
         log_config=None,
         log_level="error",  # what a client does wrong is no matter for the operator's log

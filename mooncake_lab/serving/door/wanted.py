@@ -1,7 +1,9 @@
 """What a client's request says: OpenAI's JSON, checked. Options that would change the answer are never ignored."""
 
+import contextlib
+import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeVar
@@ -28,6 +30,10 @@ BOUNDS: Final[Mapping[str, tuple[float, float]]] = MappingProxyType(
 _LEAST_TOP_P: Final = 1e-9
 """What `top_p` 0 means: the likeliest token alone."""
 _SEEDS: Final = 2**63
+_MOST_FIELDS: Final = 256
+"""Options of a request, those included that ask for nothing."""
+_LONGEST_NEUTRAL: Final = 1024
+"""Bytes of a value that asks for nothing; a longer one is not looked into."""
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,17 +72,18 @@ class _Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Completion(_Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of `POST /v1/completions`."""
 
-    prompt: str | list[Any]
+    prompt: msgspec.Raw
+    """Text, token ids, or a list of either; decoded when its size is known to be allowed."""
 
 
-class TextPart(msgspec.Struct, frozen=True):
+class TextPart(msgspec.Struct, frozen=True, gc=False):
     """A piece of a message."""
 
     type: Literal["text"]
     text: str
 
 
-class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """One turn of a conversation. Fields that only answers with tools or sound have may be null, not more."""
 
     role: Literal["system", "developer", "user", "assistant"]
@@ -100,6 +107,7 @@ class Chat(_Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 _Body = TypeVar("_Body", Completion, Chat)
+_Prompt = TypeVar("_Prompt")
 
 
 class BadRequestError(ValueError):
@@ -150,15 +158,17 @@ class Reader:
             UnknownModelError: when it is for another model.
         """
         wish = _decode(body, Completion, self.model)
-        prompts = tuple(_array(prompt) for prompt in self._prompts(wish.prompt))
+        prompts = tuple(_array(prompt) for prompt in self._prompts(bytes(wish.prompt)))
         return _wanted(wish, prompts, 16 if wish.max_tokens is None else wish.max_tokens, is_chat=False)
 
     def chat(self, body: bytes) -> Wanted:
         """What a chat completion request wants; for its errors see `completion`."""
         wish = _decode(body, Chat, self.model)
+        if len(wish.messages) > self.most_tokens:
+            raise BadRequestError(
+                f"{len(wish.messages)} messages; no more than {self.most_tokens} tokens fit", "messages"
+            )
         turns: list[Message] = [{"role": turn.role, "content": _text(turn.content)} for turn in wish.messages]
-        if len(turns) > self.most_tokens:
-            raise BadRequestError(f"{len(turns)} messages; no more than {self.most_tokens} tokens fit", "messages")
         self._check_length(sum(len(turn["content"]) for turn in turns), "messages")
         try:
             prompt = _array(self.tokenizer.encode_chat(turns), "messages")
@@ -167,21 +177,39 @@ class Reader:
         most = wish.max_tokens if wish.max_completion_tokens is None else wish.max_completion_tokens
         return _wanted(wish, (prompt,), most or 0, is_chat=True)
 
-    def _prompts(self, prompt: str | list[Any]) -> list[list[int]]:
-        """One prompt or several, as text or as token ids: the four forms that OpenAI's API allows."""
-        several: list[Any] = [prompt] if isinstance(prompt, str) or _is_ids(prompt) else prompt
-        if not 1 <= len(several) <= MOST_PROMPTS:
-            raise BadRequestError(f"{len(several)} prompts; allowed are 1 to {MOST_PROMPTS}", "prompt")
-        for one in several:  # all of them, before the first is tokenised
-            if isinstance(one, str):
-                self._check_length(len(one), "prompt")
-            elif not _is_ids(one):
-                raise BadRequestError("a prompt is text, or a list of token ids, or a list of either", "prompt")
-            elif len(one) > self.most_tokens:
-                raise BadRequestError(
-                    f"a prompt of {len(one)} tokens; no more than {self.most_tokens} fit", "prompt"
-                )
-        return [self.tokenizer.encode(one) if isinstance(one, str) else one for one in several]
+    def _prompts(self, prompt: bytes) -> list[list[int]]:
+        """One prompt or several, as text or as token ids: the four forms that OpenAI's API allows.
+
+        What has too many items is refused before any of them becomes an object: millions do not fit into memory
+        fast, and keep the event loop waiting for the interpreter meanwhile.
+        """
+        begin = re.match(rb"\[?\s*(.?)", prompt, re.DOTALL)
+        is_list, first = prompt.startswith(b"["), begin[1] if begin else b""
+        if not is_list:
+            one = _parsed(prompt, str)
+            self._check_length(len(one), "prompt")
+            return [self.tokenizer.encode(one)]
+        if first == b'"':
+            several = _parsed(prompt, list[str])
+            _check_count(len(several))
+            for text in several:  # all of them, before the first is tokenised
+                self._check_length(len(text), "prompt")
+            return [self.tokenizer.encode(text) for text in several]
+        if first == b"[":
+            _check_count(prompt.count(b"[") - 1)
+            self._check_tokens(prompt.count(b",") // MOST_PROMPTS)
+            ids = _parsed(prompt, list[list[int]])
+        else:
+            _check_count(first != b"]")
+            self._check_tokens(prompt.count(b",") + 1)
+            ids = [_parsed(prompt, list[int])]
+        for each in ids:
+            self._check_tokens(len(each))
+        return ids
+
+    def _check_tokens(self, tokens: int) -> None:
+        if tokens > self.most_tokens:
+            raise BadRequestError(f"a prompt of {tokens} tokens; no more than {self.most_tokens} fit", "prompt")
 
     def _check_length(self, characters: int, name: str) -> None:
         most = self.most_tokens * self.tokenizer.most_characters_a_token
@@ -221,15 +249,11 @@ def _wanted(
 
 def _decode(body: bytes, kind: type[_Body], model: str) -> _Body:
     """The options that this server has, within their bounds, of a request for this model."""
-    try:
+    with _readable("the body is no such request"):
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        if len(fields) > _MOST_FIELDS:
+            raise BadRequestError(f"the body has {len(fields)} options; allowed are {_MOST_FIELDS}")
         wish = msgspec.json.decode(msgspec.json.encode(_offered(fields)), type=kind)
-    except msgspec.MsgspecError as error:
-        raise BadRequestError(f"the body is no such request: {error}") from error
-    except UnicodeDecodeError as error:
-        raise BadRequestError(f"the body is not UTF-8: {error.reason} at byte {error.start}") from error
-    except RecursionError as error:
-        raise BadRequestError("the body nests lists or objects too deep") from error
     if wish.model != model:
         raise UnknownModelError(f"the model {wish.model!r} does not exist; this cluster serves {model!r}")
     for name, (least, most) in BOUNDS.items():
@@ -252,16 +276,15 @@ def _offered(fields: Mapping[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
         if name not in NEUTRAL:
             found[name] = raw
             continue
-        value = msgspec.json.decode(raw)
-        if not is_neutral(name, value):
-            said = f"{name} is {_short(value)}, which this server does not offer; allowed is {allowed(name)}"
+        if len(bytes(raw)) > _LONGEST_NEUTRAL or not is_neutral(name, msgspec.json.decode(raw)):
+            said = f"{name} is {_short(raw)}, which this server does not offer; allowed is {allowed(name)}"
             raise BadRequestError(said, name)
     return found
 
 
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+def _short(raw: bytes) -> str:
+    text = bytes(raw)[:80].decode(errors="replace")
+    return text if len(bytes(raw)) <= 80 else f"{text[:77]}..."
 
 
 def _stops(given: str | Sequence[str]) -> tuple[str, ...]:
@@ -276,8 +299,32 @@ def _stops(given: str | Sequence[str]) -> tuple[str, ...]:
     return stops
 
 
-def _is_ids(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(one) is int for one in value)
+def _parsed(raw: bytes, kind: type[_Prompt]) -> _Prompt:
+    says = "a prompt is text, or a list of token ids, or a list of either"
+    with _readable(says, "prompt"):
+        return msgspec.json.decode(raw, type=kind)
+
+
+@contextlib.contextmanager
+def _readable(says: str, param: str | None = None) -> Generator[None]:
+    """What cannot be decoded inside is an error of the client.
+
+    Raises:
+        BadRequestError: beginning with `says`, or naming what is wrong with the encoding.
+    """
+    try:
+        yield
+    except msgspec.MsgspecError as error:
+        raise BadRequestError(f"{says}: {error}", param) from error
+    except UnicodeDecodeError as error:
+        raise BadRequestError(f"the body is not UTF-8: {error.reason} at byte {error.start}") from error
+    except RecursionError as error:
+        raise BadRequestError("the body nests lists or objects too deep") from error
+
+
+def _check_count(prompts: int) -> None:
+    if not 1 <= prompts <= MOST_PROMPTS:
+        raise BadRequestError(f"{prompts} prompts; allowed are 1 to {MOST_PROMPTS}", "prompt")
 
 
 def _array(tokens: list[int], name: str = "prompt") -> npt.NDArray[np.int32]:
