@@ -23,7 +23,7 @@ _LISTED: Final = re.compile(r'<li class="toctree-l\d[^"]*"><a class="reference i
 _ARTICLE: Final = re.compile(r"<article\b.*?</article>", re.DOTALL)
 _HEAD: Final = re.compile(r"<head>.*?</head>", re.DOTALL)
 _LINK: Final = re.compile(r'\b(?P<name>href|src)="(?P<url>[^"]*)"')
-_ID: Final = re.compile(r'\bid="([^"]+)"')
+_ID: Final = re.compile(r'(\bid="|\burl\(#)')
 _THEME_SWITCH: Final = re.compile(r"<script[^>]*>\s*document\.documentElement\.dataset.*?</script>", re.DOTALL)
 _STYLE: Final = "<style>.page { break-before: page; max-width: 56rem; margin: auto; padding: 1rem; }</style>"
 _PATIENCE_MS: Final = 60_000
@@ -70,7 +70,7 @@ def _section(html: Path, page: str, pages: Sequence[str]) -> str:
     if article is None:
         raise ValueError(f"{html / page} has no article")
     text = article[0].replace('loading="lazy"', "")
-    text = _ID.sub(lambda match: f'id="{_slug(page)}--{match[1]}"', text)
+    text = _ID.sub(lambda match: f"{match[1]}{_slug(page)}--", text)
     return f'<section class="page" id="{_slug(page)}">\n{_rewritten(text, page, pages)}\n</section>'
 
 

@@ -28,14 +28,14 @@ def saturation(speeds: pd.DataFrame, intensity: pd.DataFrame, prefill: Fact, at_
         prefill: the paper's tokens a millisecond where prefill has saturated.
         at_tokens: the tokens at which it has.
     """
-    figure, (left, right) = new_figure(1, 2, width=10, height=4.4)
+    figure, (left, right) = new_figure(1, 2, height=4.4)
     looks = {"prefill": ("-", "mooncake"), "decode": ("-", "vllm"), "decode without its attention": (":", "vllm")}
     for stage, table in speeds.groupby("stage", sort=False):
         line, colour = looks[str(stage)]
         left.plot(table["tokens"], table["tokens_per_ms"], line, color=COLOURS[colour], label=str(stage))
     paper_points(left, [at_tokens.value], [prefill.value], "SARATHI Fig. 4a")
     left.set(xscale="log", yscale="log", xlabel="tokens of the iteration (tokens)", ylabel="speed (tokens/ms)")
-    left.legend(fontsize="small")
+    left.legend()
     for operator in ("ffn1", "attention"):
         for stage, table in intensity[intensity["operator"] == operator].groupby("stage", sort=False):
             colour = COLOURS["mooncake" if stage == "prefill" else "vllm"]
@@ -44,7 +44,7 @@ def saturation(speeds: pd.DataFrame, intensity: pd.DataFrame, prefill: Fact, at_
             right.plot(table["batch"], table["intensity_flops_per_byte"], line, color=colour, label=label)
     right.axhline(intensity["ridge_flops_per_byte"].iloc[0], color=COLOURS["slo"], linestyle=(0, (4, 3)))
     right.set(xscale="log", yscale="log", xlabel="batch size (requests)", ylabel="arithmetic intensity (FLOP/B)")
-    right.legend(fontsize="small", loc="lower right", bbox_to_anchor=(1, 0.12))
+    right.legend(loc="lower right", bbox_to_anchor=(1, 0.12))
     for panel in (left, right):
         _plain_ticks(panel)
     footer(figure, f"left: {MODELLED}, one layer; right: counted")
@@ -55,7 +55,7 @@ def saturation(speeds: pd.DataFrame, intensity: pd.DataFrame, prefill: Fact, at_
 def masks(pieces: Sequence[npt.NDArray[np.int64]]) -> BookFigure:
     """What each piece of a prompt attends to (SARATHI Fig. 6): filled where a query sees a key."""
     longest = pieces[-1].shape[1]
-    figure, axes = new_figure(1, len(pieces), width=3.2 * len(pieces), height=2.4, sharex=True)
+    figure, axes = new_figure(1, len(pieces), height=2.4, sharex=True)
     for number, (panel, mask) in enumerate(zip(axes, pieces, strict=True)):
         start = mask.shape[1] - mask.shape[0]
         for row, column in np.argwhere(mask):
@@ -77,7 +77,7 @@ def overhead(modelled: pd.DataFrame, paper: pd.DataFrame) -> BookFigure:
         modelled: rows of `chunk_overhead`.
         paper: the curve of SARATHI Fig. 13.
     """
-    figure, panels = new_figure(1, 2, width=10, height=4.2, sharex=True)
+    figure, panels = new_figure(1, 2, height=4.2, sharex=True)
     for panel, column, series in zip(
         panels, ("attention", "prefill"), ("attention", "total prefill"), strict=True
     ):
@@ -93,7 +93,7 @@ def overhead(modelled: pd.DataFrame, paper: pd.DataFrame) -> BookFigure:
         panel.axhline(1, color=COLOURS["slo"], linewidth=1)
         panel.set(xlabel="chunk size (tokens)", ylim=(0, None))
         panel.set_xticks(sorted(set(modelled["chunk_tokens"])))
-        panel.legend(fontsize="small", ncols=2)
+        panel.legend(ncols=2)
     panels[0].set_ylabel("attention, chunked over whole (ratio)")
     panels[1].set_ylabel("prefill, chunked over whole (ratio)")
     footer(figure, MODELLED)
@@ -108,7 +108,7 @@ def gain_by_chunk(gains: pd.DataFrame, best: Mapping[int, Fact]) -> BookFigure:
         gains: rows of `end_to_end_gain`.
         best: the paper's gain of the shortest sequences, by chunk size.
     """
-    figure, (axes,) = new_figure(width=8, height=4.2)
+    figure, (axes,) = new_figure(height=4.2)
     for line, (total, table) in zip(LINES, gains.groupby("total_tokens"), strict=False):
         for tiles, rows in table.groupby("tiles"):
             colour = COLOURS["vllm_chunked" if tiles else "straw_man_light"]
@@ -118,7 +118,7 @@ def gain_by_chunk(gains: pd.DataFrame, best: Mapping[int, Fact]) -> BookFigure:
     axes.axhline(1, color=COLOURS["slo"], linewidth=1)
     axes.set(xlabel="chunk and decodes (tokens)", ylabel="throughput over the baseline (ratio)")
     axes.set_xticks(sorted(set(gains["fused_tokens"])))
-    axes.legend(fontsize="small", ncols=2, loc="lower right")
+    axes.legend(ncols=2, loc="lower right")
     footer(figure, MODELLED)
     return figure
 
@@ -126,7 +126,7 @@ def gain_by_chunk(gains: pd.DataFrame, best: Mapping[int, Fact]) -> BookFigure:
 @styled
 def measured(medians: pd.DataFrame, machine: str) -> BookFigure:
     """What chunking costs on this machine: rows of `chunk_medians`; bars from the least to the most of a round."""
-    figure, (left, right) = new_figure(1, 2, width=10, height=4.2, sharex=True)
+    figure, (left, right) = new_figure(1, 2, height=4.2, sharex=True)
     for colour, (tokens, table) in zip(("mooncake", "mooncake_variant"), medians.groupby("tokens"), strict=False):
         hue, label = COLOURS[colour], f"{tokens} tokens"
         left.plot(table["chunk_tokens"], table["tokens_per_s"], "o", color=hue, label=label)
@@ -138,7 +138,7 @@ def measured(medians: pd.DataFrame, machine: str) -> BookFigure:
     left.set_xticks(sorted(set(medians["chunk_tokens"])))
     left.minorticks_off()
     left.xaxis.set_major_formatter(FuncFormatter(plain_number))
-    left.legend(fontsize="small")
+    left.legend()
     footer(figure, f"measured: {machine}")
     return figure
 

@@ -40,7 +40,7 @@ def accuracy(table: pd.DataFrame, source: str) -> BookFigure:
         source: said under the figure.
     """
     tasks = [task for task in _TASKS if task in set(table["task"])]
-    figure, axes = new_figure(1, len(tasks), width=10.5, height=5.4, sharey=True)
+    figure, axes = new_figure(1, len(tasks), height=5.4, sharey=True)
     for panel, task in zip(axes, tasks, strict=True):
         rows = _where(table, task=task, when="asked")
         for method, (colour, marker, label) in _LOOK.items():
@@ -50,7 +50,7 @@ def accuracy(table: pd.DataFrame, source: str) -> BookFigure:
         panel.set(title=_TASKS[task], xlabel="KVCache on the device (share of the full cache)")
     axes[0].set(ylabel="answers entirely right (share)", ylim=(-0.03, 1.03))
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper", fontsize=8.5)
+    figure.legend(handles, labels, loc="outside right upper")
     footer(figure, source)
     return figure
 
@@ -74,7 +74,7 @@ def breaking(table: pd.DataFrame, names: Mapping[str, tuple[str, str]], share: f
         share: of the full cache that methods may keep.
         source: said under the figure.
     """
-    figure, axes = new_figure(1, len(names), width=11.5, height=4.0, sharey=True)
+    figure, axes = new_figure(1, len(names), height=4.0, sharey=True)
     for panel, (name, (task, when)) in zip(axes, names.items(), strict=True):
         rows = _where(table, task=task, when=when)
         chosen = [(method, _at(rows, method, share)) for method in _LOOK]
@@ -82,10 +82,12 @@ def breaking(table: pd.DataFrame, names: Mapping[str, tuple[str, str]], share: f
         for at, (method, row) in enumerate(bars):
             colour = COLOURS[_LOOK[method][0]]
             spread = [[max(0.0, row["accuracy"] - row["low"])], [max(0.0, row["high"] - row["accuracy"])]]
-            panel.bar(at, row["accuracy"], color=colour, width=0.75, yerr=spread, ecolor="#333333", capsize=2)
+            panel.bar(
+                at, row["accuracy"], color=colour, width=0.75, yerr=spread, ecolor=COLOURS["optimum"], capsize=2
+            )
         labels = [_LOOK[method][2].split(",")[0] for method, _ in bars]
-        panel.set_xticks(range(len(bars)), labels, rotation=90, fontsize=8)
-        panel.set_title(name, fontsize=9)
+        panel.set_xticks(range(len(bars)), labels, rotation=90)
+        panel.set_title(name)
     axes[0].set(ylabel="answers entirely right (share)", ylim=(0, 1.05))
     footer(figure, source)
     return figure
@@ -115,7 +117,7 @@ def similarity(table: pd.DataFrame, names: Mapping[str, str], source: str) -> Bo
         names: models and what to call them.
         source: said under the figure.
     """
-    figure, axes = new_figure(1, 2, width=9, height=3.8, sharey=True)
+    figure, axes = new_figure(1, 2, height=3.8, sharey=True)
     colours = (COLOURS["mooncake"], COLOURS["straw_man"])
     for panel, side in zip(axes, ("keys", "values"), strict=True):
         for colour, (model, label) in zip(colours, names.items(), strict=False):
@@ -137,7 +139,7 @@ def decode(table: pd.DataFrame, source: str) -> BookFigure:
         table: rows of `DecodeSteps`.
         source: said under the figure.
     """
-    figure, axes = new_figure(1, 2, width=9, height=3.6)
+    figure, axes = new_figure(1, 2, height=3.6)
     rows = table.to_dict(orient="records")
     labels = [_short(str(row["method"])) for row in rows]
     colours = [COLOURS[_LOOK[str(row["method"]).removesuffix("_4bit")][0]] for row in rows]
@@ -202,7 +204,7 @@ def store(table: pd.DataFrame, names: Mapping[float, str], source: str) -> BookF
         names: stored shares to mark, and which method they stand for.
         source: said under the figure.
     """
-    figure, axes = new_figure(1, 3, width=11.5, height=3.8)
+    figure, axes = new_figure(1, 3, height=3.8)
     capacities = sorted(table["capacity_bytes"].unique())
     for shade, capacity in zip((0.35, 0.6, 1.0), capacities, strict=False):
         rows = _where(table, capacity_bytes=capacity).sort_values(by="stored_share")
@@ -221,7 +223,7 @@ def store(table: pd.DataFrame, names: Mapping[float, str], source: str) -> BookF
         for share, name in names.items():
             panel.axvline(share, color=COLOURS["slo"], linewidth=0.8, linestyle=":")
             if panel is axes[0]:
-                panel.annotate(name, (share, 0.02), xycoords=("data", "axes fraction"), rotation=90, fontsize=7.5)
+                panel.annotate(name, (share, 0.02), xycoords=("data", "axes fraction"), rotation=90)
     axes[0].legend(loc="upper right")
     footer(figure, source)
     return figure

@@ -54,7 +54,7 @@ def capacity(
         names: what the paper calls each system.
         limits_ms: the TBT limits of the paper.
     """
-    size: dict[str, Any] = {"width": 11, "height": 2.4 * len(paper) + 0.5, "sharex": True, "sharey": True}
+    size: dict[str, Any] = {"height": 2.4 * len(paper) + 0.5, "sharex": True, "sharey": True}
     figure, axes = new_figure(len(paper), len(names), **size)
     panels = [(workload, system) for workload in paper for system in names]
     for panel, (workload, system) in zip(axes, panels, strict=True):
@@ -69,9 +69,9 @@ def capacity(
         for limit in limits_ms:
             panel.axvline(limit, color=COLOURS["slo"], linewidth=0.8, linestyle=(0, (4, 3)))
         panel.set(xscale="log", xlim=(grid_ms[0], grid_ms[-1]), ylim=(-3, 103))
-        panel.set_title(f"{names[system]}\n{workload}", fontsize=9)
+        panel.set_title(f"{names[system]}\n{workload}")
         if len(mine) > 1 and panel in axes[-len(names) :]:  # where the lines leave room
-            panel.legend(fontsize=8, loc="lower right")
+            panel.legend(loc="lower right")
     for panel in axes[-len(names) :]:
         _ticks(panel, [30, 100, 300, 1000])
         panel.set_xlabel("TBT limit (ms)")
@@ -100,7 +100,7 @@ def gpu_time(
         names: what the paper calls each system.
         groups: what it calls each workload.
     """
-    figure, (axes,) = new_figure(width=9, height=4.0)
+    figure, (axes,) = new_figure(height=4.0)
     records = rows.to_dict(orient="records")
     for i, (system, series) in enumerate(names.items()):
         heights = {str(r["workload"]): float(r["prefill_gpu_s"]) for r in records if r["system"] == system}
@@ -110,7 +110,7 @@ def gpu_time(
         paper_points(axes, at, [printed[name] for name in groups.values()], "FAST'25 Fig. 8" if i == 0 else "_")
     axes.set_xticks(range(len(groups)), list(groups.values()))
     axes.set(ylabel="prefill GPU time (s/request)", ylim=(0, None))
-    legend_once(axes, fontsize=8.5, ncols=2)
+    legend_once(axes, ncols=2)
     axes.set_ylim(0, 1.35 * axes.get_ylim()[1])
     footer(figure, f"{_SIMULATED}; {_origins(rows)}")
     return figure
@@ -124,7 +124,7 @@ def splits(rows: pd.DataFrame, paper: Mapping[str, pd.DataFrame]) -> BookFigure:
         rows: rows of `EndToEnd` by prefill nodes and host overhead.
         paper: the three curves of FAST'25 Fig. 15 by our column.
     """
-    figure, axes = new_figure(1, 3, width=11, height=3.8)
+    figure, axes = new_figure(1, 3, height=3.8)
     panels = (
         ("effective", 100.0, "effective requests (%)"),
         ("ttft_mean_s", 1.0, "mean TTFT (s)"),
@@ -140,7 +140,7 @@ def splits(rows: pd.DataFrame, paper: Mapping[str, pd.DataFrame]) -> BookFigure:
         paper_points(panel, paper[column]["x"], paper[column]["y"], "FAST'25 Fig. 15")
         panel.set(xlabel="prefill nodes of 16 (nodes)", ylabel=label, ylim=(0, None))
         panel.set_xticks(sorted(set(rows["prefill_nodes"])))
-    axes[2].legend(fontsize=8.5, loc="upper left")
+    axes[2].legend(loc="upper left")
     footer(figure, f"{_SIMULATED}; {_origins(rows)}")
     return figure
 
@@ -157,7 +157,7 @@ def rates(
         datasets: which, in order.
         systems: what the paper calls each system.
     """
-    figure, axes = new_figure(2, len(datasets), width=2.7 * len(datasets) + 1, height=5.2, sharey="row")
+    figure, axes = new_figure(2, len(datasets), height=5.2, sharey="row")
     for k, dataset in enumerate(datasets):
         for panel, metric in zip((axes[k], axes[k + len(datasets)]), ("ttft", "tbt"), strict=True):
             for system, series in systems.items():
@@ -171,11 +171,11 @@ def rates(
                 paper_points(panel, x, y, "arXiv v3" if system == "4M" else "_")
             panel.axhline(1.0, color=COLOURS["slo"], linestyle=(0, (4, 3)), linewidth=1.2)
             panel.set_ylim(0, 1.35)
-        axes[k].set_title(dataset, fontsize=10)
+        axes[k].set_title(dataset)
         axes[k + len(datasets)].set_xlabel("request rate (req/s)")
     axes[0].set_ylabel("P90 TTFT (of its SLO)")
     axes[len(datasets)].set_ylabel("P90 TBT (of its SLO)")
-    legend_once(axes[-1], fontsize=8, loc="center left")
+    legend_once(axes[-1], loc="center left")
     footer(figure, f"{_SIMULATED}; datasets generated like arXiv Table 2")
     return figure
 
@@ -197,7 +197,7 @@ def distributions(
         names: what the paper calls each system.
         limits: by the same columns, the SLO.
     """
-    figure, axes = new_figure(1, 2, width=10, height=4.0, sharey=True)
+    figure, axes = new_figure(1, 2, height=4.0, sharey=True)
     labels = {"ttft_cdf": "TTFT (s)", "tbt_cdf": "TBT, longest tenth of gaps (ms)"}
     for panel, (column, grid) in zip(axes, grids.items(), strict=True):
         for row in rows.to_dict(orient="records"):
@@ -211,7 +211,7 @@ def distributions(
         panel.set(xscale="log", xlabel=labels[column], xlim=(grid[0], grid[-1]), ylim=(-3, 103))
         _ticks(panel, [x for x in (0.1, 1, 10, 30, 100, 300, 1000) if grid[0] <= x <= grid[-1]])
     axes[0].set_ylabel("requests (%)")
-    axes[0].legend(fontsize=8.5, loc="lower right")
+    axes[0].legend(loc="lower right")
     footer(figure, f"{_SIMULATED}; {_origins(rows)}")
     return figure
 
@@ -229,7 +229,7 @@ def overhead(
         limits_ms: which limits.
         served_s: the overhead that Fig. 15 asks for.
     """
-    figure, axes = new_figure(1, len(limits_ms), width=11, height=3.9, sharey=True)
+    figure, axes = new_figure(1, len(limits_ms), height=3.9, sharey=True)
     for panel, limit in zip(axes, limits_ms, strict=True):
         for system, series in names.items():
             line = _records(rows, "host_s", system=system)
@@ -241,10 +241,10 @@ def overhead(
             panel.axhline(printed, color=colour, linestyle=_DASHES, linewidth=1.2)
             paper_points(panel, [x[-1]], [printed], "FAST'25 Fig. 1" if system == "vllm" else "_")
         slo_line(panel, 1e3 * served_s, "Fig. 15", vertical=True)
-        panel.set_title(f"TBT limit {limit} ms", fontsize=10)
+        panel.set_title(f"TBT limit {limit} ms")
         panel.set(xlabel="host overhead (ms/request)", ylim=(0, 104))
     axes[0].set_ylabel("effective requests (%)")
-    legend_once(axes[-1], fontsize=8, loc="center right")
+    legend_once(axes[-1], loc="center right")
     footer(figure, f"{_SIMULATED}; {_origins(rows)}")
     return figure
 
@@ -261,7 +261,7 @@ def goodput(rows: pd.DataFrame, names: Mapping[str, str], attained: float) -> Bo
         names: what the paper calls each system.
         attained: the share of requests that had to be effective.
     """
-    figure, (axes,) = new_figure(width=8, height=3.8)
+    figure, (axes,) = new_figure(height=3.8)
     limits = sorted(set(rows["tbt_limit_ms"]))
     searched = list(dict.fromkeys(zip(rows["system"], rows["prefill_nodes"], rows["decode_nodes"], strict=True)))
     width = 0.8 / len(searched)
@@ -280,7 +280,7 @@ def goodput(rows: pd.DataFrame, names: Mapping[str, str], attained: float) -> Bo
     axes.set_xticks(range(len(limits)), [f"{limit} ms" for limit in limits])
     axes.set(xlabel="TBT limit", ylabel=f"rate with {attained:.0%} effective (req/s)")
     axes.set_ylim(0, 1.35 * axes.get_ylim()[1])
-    axes.legend(fontsize=8.5, ncols=2)
+    axes.legend(ncols=2)
     footer(figure, _SIMULATED + "; " + "; ".join(dict.fromkeys(map(str, rows["source"]))))
     return figure
 

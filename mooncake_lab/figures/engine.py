@@ -51,10 +51,10 @@ def chart(rows: pd.DataFrame) -> BookFigure:
         rows: rows of `FourRequests`, several policies.
     """
     policies = list(rows.groupby("policy", sort=False))
-    figure, axes = new_figure(-(-len(policies) // 2), 2, width=11, height=7.6, sharex=True, sharey=True)
+    figure, axes = new_figure(-(-len(policies) // 2), 2, height=7.6, sharex=True, sharey=True)
     for panel, (policy, table) in zip(axes, policies, strict=False):
         _boxes(panel, table)
-        panel.set_title(LABELS[str(policy)], fontsize=10)
+        panel.set_title(LABELS[str(policy)])
         arrival_ms = table[table["iteration"] == table["late_after"]]["start_ms"].tolist()[0]
         panel.axvline(arrival_ms, color=COLOURS["slo"], linestyle=(0, (4, 3)), linewidth=1.0)
         panel.grid(visible=False, axis="y")
@@ -67,7 +67,7 @@ def chart(rows: pd.DataFrame) -> BookFigure:
         Patch(facecolor=COLOURS[colour], hatch=HATCHES[stage], edgecolor="white", label=_MEANING[letter])
         for letter, (colour, stage) in _LOOKS.items()
     ]
-    figure.legend(handles=keys, loc="outside upper center", ncols=len(keys), fontsize="small")
+    figure.legend(handles=keys, loc="outside upper center", ncols=len(keys))
     model = rows["model"].iloc[0]
     footer(figure, f"measured: iteration logs of {model}, random weights; {rows['machine'].iloc[0]}")
     return figure
@@ -97,14 +97,14 @@ def _boxes(panel: Axes, table: pd.DataFrame) -> None:
 def reuse(rows: pd.DataFrame) -> BookFigure:
     """Prompt tokens computed for each question, without and with prefix reuse: rows of `SharedPrefix`."""
     ways = list(dict.fromkeys(rows["arrive"]))
-    figure, axes = new_figure(1, len(ways), width=9, height=3.6, sharey=True)
+    figure, axes = new_figure(1, len(ways), height=3.6, sharey=True)
     for panel, arrive in zip(axes, ways, strict=True):
         for shift, on, colour in ((-0.2, False, "straw_man"), (0.2, True, "mooncake")):
             table = rows[(rows["arrive"] == arrive) & (rows["reuse"] == on)]
             label = "with prefix reuse" if on else "without"
             at = [question + shift for question in table["question"].tolist()]
             panel.bar(at, table["computed_tokens"], width=0.38, color=COLOURS[colour], label=label)
-        panel.set_title(f"arriving {arrive}", fontsize=10)
+        panel.set_title(f"arriving {arrive}")
         panel.set_xlabel("question (number)")
         panel.set_xticks(sorted(set(rows["question"])))
         panel.grid(visible=False, axis="x")
@@ -117,7 +117,7 @@ def reuse(rows: pd.DataFrame) -> BookFigure:
 @styled
 def race(rows: pd.DataFrame) -> BookFigure:
     """How much faster the engine is than transformers' `generate`: rows of `Race`, medians and extremes."""
-    figure, (axes,) = new_figure(width=8, height=3.0)
+    figure, (axes,) = new_figure(height=3.0)
     at = range(len(rows))
     axes.hlines(at, rows["least"], rows["most"], color=COLOURS["mooncake_variant"], linewidth=3)
     axes.plot(rows["ratio"], at, "o", color=COLOURS["mooncake"])

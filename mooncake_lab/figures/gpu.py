@@ -24,7 +24,7 @@ def rates(decode: pd.DataFrame, prefill: pd.DataFrame, peers: pd.DataFrame, sour
         peers: peer, ratio.
         source: who measured, for the footer.
     """
-    figure, (left, middle, right) = new_figure(1, 3, width=12, height=4.0, width_ratios=(3, 3, 2))
+    figure, (left, middle, right) = new_figure(1, 3, height=4.0, width_ratios=(3, 3, 2))
     for (context, table), colour in zip(decode.groupby("context"), _CONTEXTS, strict=False):
         left.plot(table["batch"], table["share_of_copy"], "o-", color=COLOURS[colour], label=f"{context:g} tokens")
     left.set(
@@ -33,7 +33,7 @@ def rates(decode: pd.DataFrame, prefill: pd.DataFrame, peers: pd.DataFrame, sour
         ylabel="decode, of a copy's bytes (share)",
         ylim=(0, None),
     )
-    left.legend(title="context", fontsize="small")
+    left.legend(title="context")
     slo_line(left, 0.75, "goal 0.75")
     middle.plot(prefill["tokens"], prefill["share_of_gemm"], "o-", color=COLOURS["mooncake"])
     middle.set(
@@ -63,7 +63,7 @@ def chunks(cut: pd.DataFrame, tiles: pd.DataFrame, source: str) -> BookFigure:
         tiles: tokens, seconds.
         source: who measured, for the footer.
     """
-    figure, (left, right) = new_figure(1, 2, width=10, height=4.2)
+    figure, (left, right) = new_figure(1, 2, height=4.2)
     left.plot(cut["chunk"], cut["over_whole"], "o-", color=COLOURS["mooncake"])
     left.set(xscale="log", xlabel="chunk (tokens)", ylabel="time over the whole prompt's (ratio)")
     left.set_title(f"a prompt of {cut['prompt'].iloc[0]:,} tokens")
@@ -83,7 +83,7 @@ def riders(hybrid: pd.DataFrame, bursts: pd.DataFrame, source: str) -> BookFigur
         bursts: ratio, gain, chunk, batch.
         source: who measured, for the footer.
     """
-    figure, (left, right) = new_figure(1, 2, width=10, height=4.4)
+    figure, (left, right) = new_figure(1, 2, height=4.4)
     accounts = (("alone", "straw_man"), ("marginal", "mooncake"), ("fair", "vllm_prefix"))
     sizes = list(hybrid.groupby("chunk"))
     for (_, table), line in zip(sizes, _LINES, strict=False):
@@ -97,7 +97,7 @@ def riders(hybrid: pd.DataFrame, bursts: pd.DataFrame, source: str) -> BookFigur
         Line2D([], [], color=COLOURS["slo"], linestyle=line, label=f"chunk {chunk:g}")
         for (chunk, _), line in zip(sizes, _LINES, strict=False)
     ]
-    left.legend(handles=keys, fontsize="small", ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.2))
+    left.legend(handles=keys, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.2))
     left.yaxis.set_major_formatter(FuncFormatter(plain_number))
     _plain(left)
     right.plot(bursts["ratio"], bursts["gain"], "o-", color=COLOURS["mooncake"])
@@ -106,7 +106,7 @@ def riders(hybrid: pd.DataFrame, bursts: pd.DataFrame, source: str) -> BookFigur
     right.axhline(1, color=COLOURS["slo"], linestyle=(0, (4, 3)), linewidth=1.2)
     right.set(xscale="log", xlabel="P:D ratio (ratio)", ylabel="gain over separate batches (ratio)")
     right.set_title(f"chunks of {chunk}, {batch} at once")
-    right.legend(fontsize="small")
+    right.legend()
     _plain(right)
     footer(figure, source)
     return figure
@@ -121,7 +121,7 @@ def copies(moved: pd.DataFrame, hidden: pd.DataFrame, source: str) -> BookFigure
         hidden: operation, moved_tokens, hidden_share.
         source: who measured, for the footer.
     """
-    figure, (left, right) = new_figure(1, 2, width=10, height=4.2)
+    figure, (left, right) = new_figure(1, 2, height=4.2)
     ways = (("device_to_host", "mooncake"), ("host_to_device", "vllm_prefix"))
     for what, marker in (("arena", "o-"), ("cache", "s")):
         table = moved[moved["what"] == what]
@@ -129,14 +129,14 @@ def copies(moved: pd.DataFrame, hidden: pd.DataFrame, source: str) -> BookFigure
             label = f"{way.replace('_', ' ')}, {what}"
             left.plot(table["bytes"] / 1e6, table[f"{way}_share"], marker, color=COLOURS[colour], label=label)
     left.set(xscale="log", xlabel="size of a piece (MB)", ylabel="rate over the peak (share)", ylim=(0, None))
-    left.legend(fontsize="small", loc="lower right")
+    left.legend(loc="lower right")
     _plain(left)
     for (operation, table), colour in zip(hidden.groupby("operation"), ("vllm_prefix", "mooncake"), strict=True):
         right.plot(table["moved_tokens"], table["hidden_share"], "o-", color=COLOURS[colour], label=str(operation))
     right.set(xlabel="KVCache (tokens)", ylabel="hidden behind prefill (share)")
     right.set_ylim(min(0, *hidden["hidden_share"]) - 0.02, max(1.05, *hidden["hidden_share"]))
     right.set_xticks(sorted(set(hidden["moved_tokens"])))
-    right.legend(fontsize="small", loc="lower right")
+    right.legend(loc="lower right")
     for panel in (left, right):
         slo_line(panel, 0.9, "goal 0.9")
     footer(figure, source)

@@ -30,7 +30,7 @@ def distributions(requests: pd.DataFrame, machine: str) -> BookFigure:
     """
     rows = requests[requests["placement"] == "default"]
     clusters = list(dict.fromkeys(rows["cluster"]))
-    figure, axes = new_figure(2, len(clusters), width=2.9 * len(clusters) + 1, height=5.4, sharey=True)
+    figure, axes = new_figure(2, len(clusters), height=5.4, sharey=True)
     places = [(quantity, cluster) for quantity in _QUANTITY for cluster in clusters]
     for panel, (quantity, cluster) in zip(axes, places, strict=True):
         name, unit, scale = _QUANTITY[quantity]
@@ -47,10 +47,10 @@ def distributions(requests: pd.DataFrame, machine: str) -> BookFigure:
         panel.xaxis.set_major_formatter("{x:g}")
         panel.tick_params(axis="x", which="minor", labelbottom=False)
         if quantity == "ttft_s":
-            panel.set_title(cluster, fontsize=10)
+            panel.set_title(cluster)
     for panel in axes[:: len(clusters)]:
         panel.set_ylabel("requests (share)")
-    figure.legend(handles=_keys(), loc="outside upper center", ncols=4, fontsize="small")
+    figure.legend(handles=_keys(), loc="outside upper center", ncols=4)
     footer(figure, f"points measured: logs of live clusters; lines simulated, calibrated on 1P+1D; {machine}")
     return figure
 
@@ -64,7 +64,7 @@ def errors(rows: pd.DataFrame, machine: str) -> BookFigure:
         machine: which measured.
     """
     runs = list(dict.fromkeys(rows["run"]))
-    figure, axes = new_figure(1, 2, width=10, height=0.42 * len(runs) + 1.9, sharey=True)
+    figure, axes = new_figure(1, 2, height=0.42 * len(runs) + 1.9, sharey=True)
     for panel, quantity in zip(axes, ("TTFT", "TBT"), strict=True):
         for k, (statistic, marker) in enumerate(_STATISTIC.items()):
             chosen = rows.query(f"quantity == {quantity!r} and statistic == {statistic!r}")
@@ -77,9 +77,9 @@ def errors(rows: pd.DataFrame, machine: str) -> BookFigure:
         slo_line(panel, 0.0, "", vertical=True)
         panel.set(xlabel=f"error of {quantity}, simulated over real less one (%)")
         panel.grid(visible=False, axis="y")
-    axes[0].set_yticks(range(len(runs)), runs, fontsize=8.5)
+    axes[0].set_yticks(range(len(runs)), runs)
     axes[0].invert_yaxis()
-    axes[1].legend(fontsize=8.5)
+    axes[1].legend()
     footer(figure, f"measured against simulated, 95 % intervals over requests; {machine}")
     return figure
 
@@ -93,7 +93,7 @@ def causes(rows: pd.DataFrame, machine: str) -> BookFigure:
         machine: which measured.
     """
     runs = list(dict.fromkeys(rows["run"]))
-    figure, (axes,) = new_figure(width=9.5, height=0.5 * len(runs) + 1.7)
+    figure, (axes,) = new_figure(height=0.5 * len(runs) + 1.7)
     left = {(run, side): 0.0 for run in runs for side in ("real", "simulated")}
     for stage, colour in _STAGE.items():
         for row in rows.query(f"stage == {stage!r}").to_dict(orient="records"):
@@ -105,11 +105,11 @@ def causes(rows: pd.DataFrame, machine: str) -> BookFigure:
                     label=stage if side == "real" and row["run"] == runs[0] else "_",
                 )  # fmt: skip
                 left[key] += seconds
-    axes.set_yticks(range(len(runs)), runs, fontsize=8.5)
+    axes.set_yticks(range(len(runs)), runs)
     axes.invert_yaxis()
     axes.set(xlabel="mean time from arrival to first token (s)")
     axes.grid(visible=False, axis="y")
-    axes.legend(fontsize=8.5)
+    axes.legend()
     footer(figure, f"upper bars measured, lower and pale ones simulated; {machine}")
     return figure
 

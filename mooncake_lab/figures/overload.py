@@ -15,6 +15,7 @@ from mooncake_lab.figures.style import (
     HATCHES,
     BookFigure,
     footer,
+    legend_above,
     legend_once,
     new_figure,
     paper_points,
@@ -60,7 +61,7 @@ def rejections(panels: Mapping[str, pd.DataFrame], paper_percent: Mapping[str, f
         panels: rows of `Overload`, one a policy, by the name of the panel.
         paper_percent: what Table 3 prints by policy (%).
     """
-    figure, axes = new_figure(1, len(panels), width=11, height=3.8, sharey=True)
+    figure, axes = new_figure(1, len(panels), height=3.8, sharey=True)
     for axis, (title, rows) in zip(axes, panels.items(), strict=True):
         for at, row in enumerate(_records(rows)):
             late = 100 * row["rejected_late"] / row["requests"]
@@ -73,11 +74,11 @@ def rejections(panels: Mapping[str, pd.DataFrame], paper_percent: Mapping[str, f
             )  # fmt: skip
             if row["policy"] in paper_percent:
                 paper_points(axis, [at], [paper_percent[row["policy"]]], "arXiv Table 3")
-        axis.set_xticks(range(len(rows)), [LABELS[policy] for policy in rows["policy"]], fontsize=7.5)
+        axis.set_xticks(range(len(rows)), [LABELS[policy] for policy in rows["policy"]])
         axis.set(title=title)
         axis.grid(visible=False, axis="x")
     axes[0].set_ylabel("rejected requests (%)")
-    legend_once(axes[0], fontsize=8)
+    legend_once(axes[0])
     _origin(figure, (source for rows in panels.values() for source in rows["source"]))
     return figure
 
@@ -91,7 +92,7 @@ def with_intervals(rows: pd.DataFrame, quantities: Mapping[str, str], policies: 
         quantities: column by its label with unit.
         policies: in the order to draw.
     """
-    figure, axes = new_figure(1, len(quantities), width=11, height=3.8)
+    figure, axes = new_figure(1, len(quantities), height=3.8)
     for axis, (label, column) in zip(axes, quantities.items(), strict=True):
         for at, policy in enumerate(policies):
             values = np.asarray(rows.loc[rows["policy"] == policy, column], dtype=float)
@@ -102,7 +103,7 @@ def with_intervals(rows: pd.DataFrame, quantities: Mapping[str, str], policies: 
             spread = [at - 0.25 + 0.5 * i / max(1, len(values) - 1) for i in range(len(values))]
             (dots,) = axis.plot(spread, values, linestyle="none", color=COLOURS["optimum"], **COMPUTED)
             dots.set_markersize(3)
-        axis.set_xticks(range(len(policies)), [LABELS[policy] for policy in policies], fontsize=7.5)
+        axis.set_xticks(range(len(policies)), [LABELS[policy] for policy in policies])
         axis.set(ylabel=label, ylim=(0, None))
         axis.grid(visible=False, axis="x")
     _origin(figure, rows["source"])
@@ -117,7 +118,7 @@ def series(panels: Mapping[str, pd.DataFrame], paper: pd.DataFrame) -> BookFigur
         panels: rows of `LoadSeries` by the name of the panel.
         paper: the loads of arXiv Fig. 9, columns at_s, prefill, decode.
     """
-    figure, axes = new_figure(len(panels) + 1, 1, width=10, height=2.1 * (len(panels) + 1) + 0.4, sharex=True)
+    figure, axes = new_figure(len(panels) + 1, 1, height=2.1 * (len(panels) + 1) + 0.4, sharex=True)
     for stage, style in (("prefill", "-"), ("decode", "--")):
         paper_points(axes[0], paper["at_s"] / 60, paper[stage], "_")
         axes[0].plot(
@@ -132,7 +133,7 @@ def series(panels: Mapping[str, pd.DataFrame], paper: pd.DataFrame) -> BookFigur
     for axis in axes:
         axis.set(ylabel="load", ylim=(0, 1.15))
         slo_line(axis, 1.0, "full")
-        axis.legend(loc="lower right", fontsize=8, ncols=2)
+        axis.legend(loc="lower right", ncols=2)
     axes[-1].set_xlabel("time (min)")
     _origin(figure, (source for rows in panels.values() for source in rows["source"]))
     return figure
@@ -146,7 +147,7 @@ def four_stages(ours: Mapping[str, pd.DataFrame], paper: Mapping[str, pd.DataFra
         ours: columns number, decode, prefill, by the name of the panel.
         paper: columns stage, decode, prefill, by the same names.
     """
-    figure, axes = new_figure(1, len(ours), width=10, height=3.4, sharey=True)
+    figure, axes = new_figure(1, len(ours), height=3.4, sharey=True)
     for axis, (title, rows) in zip(axes, ours.items(), strict=True):
         for stage, colour, style in (
             ("prefill", COLOURS["mooncake"], "-"),
@@ -159,12 +160,12 @@ def four_stages(ours: Mapping[str, pd.DataFrame], paper: Mapping[str, pd.DataFra
             )  # fmt: skip
             axis.annotate(
                 stage[0], (paper[title]["stage"].iloc[-1], paper[title][stage].iloc[-1]), xytext=(6, -3),
-                textcoords="offset points", fontsize=8, color=points.get_markeredgecolor(),
+                textcoords="offset points", color=points.get_markeredgecolor(),
             )  # fmt: skip
         axis.set(title=title, xlabel="stage", ylim=(0, 1.1))
         axis.set_xticks(list(rows["number"]))
     axes[0].set_ylabel("load (share of full)")
-    legend_once(axes[-1], fontsize=8, loc="lower right")
+    legend_once(axes[-1], loc="lower right")
     footer(figure, "by hand, no simulation; p and d mark the paper's prefill and decode")
     return figure
 
@@ -187,14 +188,14 @@ def sweep(
         quantities: column by its label with unit.
         marks: values of the knob to point out, with what they are.
     """
-    figure, axes = new_figure(1, len(quantities), width=11, height=3.5)
+    figure, axes = new_figure(1, len(quantities), height=3.5)
     for axis, (title, column) in zip(axes, quantities.items(), strict=True):
         _lines(axis, rows, knob, column)
         for value, text in (marks or {}).items():
             slo_line(axis, value, text, vertical=True)
         axis.set(xlabel=label, ylabel=title, ylim=(0, None))
         axis.xaxis.set_major_formatter(plain_number)
-    axes[0].legend(fontsize=8)
+    axes[0].legend()
     _origin(figure, rows["source"])
     return figure
 
@@ -206,23 +207,25 @@ def burst(rows: pd.DataFrame) -> BookFigure:
     Args:
         rows: rows of `Burst`, one a policy.
     """
-    figure, (left, right) = new_figure(1, 2, width=10, height=3.4)
+    figure, (left, right) = new_figure(1, 2, height=3.2)
     at = np.arange(len(rows))
-    _ends(left, at, rows)
-    left.set_ylabel("requests")
-    legend_once(left, fontsize=8)
-    for i, row in enumerate(_records(rows)):
-        colour = _colour(row["policy"])
-        right.plot(i, row["prefill_s"] * 1e3, "o", color=colour, label="all prefills" if i == 0 else "_")
+    _fates(left, at, rows)
+    left.set_ylabel("requests (count)")
+    for column, face, label in (
+        ("prefill_s", COLOURS["prefill"], "all prefills"),
+        ("wasted_prefill_s", "none", ""),
+    ):
         right.plot(
-            i, row["wasted_prefill_s"] * 1e3, "o", markerfacecolor="none", color=colour,
-            label="wasted" if i == 0 else "_",
+            at, 1e3 * rows[column], "o", markerfacecolor=face, color=COLOURS["prefill"],
+            label=label or "of which for requests refused later",
         )  # fmt: skip
     right.set(ylabel="prefill (ms)", ylim=(0, None))
-    right.legend(fontsize=8)
     for axis in (left, right):
-        axis.set_xticks(at, [LABELS[policy] for policy in rows["policy"]], fontsize=8)
-    footer(figure, f"measured: {rows['machine'].iloc[0]}")
+        axis.set_xticks(at, [LABELS[policy] for policy in rows["policy"]])
+        axis.set_xlim(-0.6, len(rows) - 0.4)
+        axis.grid(visible=False, axis="x")
+    legend_above(figure, columns=3)
+    footer(figure, f"measured once, no interval: {rows['machine'].iloc[0]}")
     return figure
 
 
@@ -233,22 +236,22 @@ def crowd(rows: pd.DataFrame) -> BookFigure:
     Args:
         rows: rows of `LiveCrowd`, two a policy.
     """
-    figure, (left, right) = new_figure(1, 2, width=10, height=3.6)
+    figure, (left, right) = new_figure(1, 2, height=3.4)
     policies = list(dict.fromkeys(map(str, rows["policy"])))
     at = np.arange(len(policies))
-    for world, shift, alpha in (("live", -0.21, 1.0), ("simulated", 0.21, 0.45)):
-        look: dict[str, Any] = {"width": 0.38, "alpha": alpha}
+    for world, shift, alpha in (("live", -0.21, 1.0), ("simulated", 0.21, 0.5)):
         table = rows[rows["world"] == world].set_index("policy").loc[policies].reset_index()
-        _ends(left, at + shift, table, **look)
-        colours = [_colour(policy) for policy in policies]
-        right.bar(at + shift, table["wasted_prefill_s"].to_numpy(dtype=float), color=colours, **look)
-    left.set(ylabel="requests", ylim=(0, 1.25 * float(left.dataLim.y1)))
-    legend_once(left, fontsize=8, ncols=3, loc="upper center")
-    right.set(ylabel="prefill in vain (s)", ylim=(0, None))
+        _fates(left, at + shift, table, width=0.38, alpha=alpha, label=world == "live")
+        wasted = table["wasted_prefill_s"].to_numpy(dtype=float)
+        right.bar(at + shift, wasted, width=0.38, alpha=alpha, color=COLOURS["refused_late"])
+    left.set_ylabel("requests (count)")
+    right.set(ylabel="prefill for requests refused later (s)", ylim=(0, None))
     for axis in (left, right):
-        axis.set_xticks(at, [LABELS[policy] for policy in policies], fontsize=8)
-    measured = f"full colour measured, to the beat of a metronome: {rows['machine'].iloc[0]}"
-    footer(figure, f"{measured}; pale simulated at that pace")
+        axis.set_xticks(at, [LABELS[policy] for policy in policies])
+        axis.grid(visible=False, axis="x")
+    legend_above(figure)
+    measured = f"left bar of a pair measured once, no interval: {rows['machine'].iloc[0]}"
+    footer(figure, f"{measured}; right and pale bar simulated at the same pace")
     return figure
 
 
@@ -257,17 +260,16 @@ def _colour(policy: str) -> str:
     return _COLOUR.get(policy, COLOURS["straw_man_light"])
 
 
-def _ends(axis: Axes, at: npt.ArrayLike, rows: pd.DataFrame, **look: Any) -> None:
+def _fates(axis: Axes, at: npt.ArrayLike, rows: pd.DataFrame, *, label: bool = True, **look: Any) -> None:
     """What became of the requests of each policy, stacked."""
     bottom = np.zeros(len(rows))
-    for column, label, hatch in (
-        ("finished", "finished", ""),
-        ("refused_after_prefill", "refused after prefill", "///"),
-        ("refused_on_arrival", "refused on arrival", "..."),
+    for column, name, colour in (
+        ("finished", "finished", "finished"),
+        ("refused_after_prefill", "refused after prefill", "refused_late"),
+        ("refused_on_arrival", "refused on arrival", "refused_early"),
     ):
         heights = rows[column].to_numpy(dtype=float)
-        colours = [_colour(policy) for policy in rows["policy"]]
-        axis.bar(at, heights, bottom=bottom, color=colours, hatch=hatch, edgecolor="white", label=label, **look)
+        axis.bar(at, heights, bottom=bottom, color=COLOURS[colour], label=name if label else "_", **look)
         bottom += heights
 
 

@@ -43,7 +43,7 @@ _ACCOUNTS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
 @styled
 def time_per_token(times: pd.DataFrame, paper: pd.DataFrame) -> BookFigure:
     """Milliseconds a token by operator over batch size (SARATHI Fig. 3): rows of `time_per_token`, the curve."""
-    figure, panels = new_figure(1, 2, width=10, height=4.2)
+    figure, panels = new_figure(1, 2, height=4.2)
     for panel, stage in zip(panels, ("prefill", "decode"), strict=True):
         table = times[times["stage"] == stage].pivot_table(index="batch", columns="operator", values="ms")
         bottom, places = np.zeros(len(table)), np.arange(len(table))
@@ -58,7 +58,7 @@ def time_per_token(times: pd.DataFrame, paper: pd.DataFrame) -> BookFigure:
         paper_points(panel, [list(table.index).index(x) for x in points["x"]], points["y"], "SARATHI Fig. 3")
         panel.set_xticks(places, [str(batch) for batch in table.index])
         panel.set(xlabel="batch size (requests)", ylabel=f"{stage}, a token (ms)")
-    panels[1].legend(fontsize="small")
+    panels[1].legend()
     footer(figure, MODELLED)
     return figure
 
@@ -66,14 +66,14 @@ def time_per_token(times: pd.DataFrame, paper: pd.DataFrame) -> BookFigure:
 @styled
 def sawtooth(times: pd.DataFrame, paper: pd.DataFrame) -> BookFigure:
     """Iteration time over tokens, with tiles and without (SARATHI Fig. 7): rows of `sawtooth`, the curve."""
-    figure, (axes,) = new_figure(width=8, height=4.0)
+    figure, (axes,) = new_figure(height=4.0)
     for tiles, colour in ((False, "straw_man_light"), (True, "vllm_chunked")):
         rows = times[times["tiles"] == tiles]
         axes.plot(rows["tokens"], rows["ms"], color=COLOURS[colour], label="tiles" if tiles else "no tiles")
     paper_points(axes, paper["x"], paper["y"], "SARATHI Fig. 7 (anchors)")
     axes.set(xlabel="tokens of the iteration (tokens)", ylabel="iteration time (ms)", ylim=(0, None))
     axes.set_xticks(np.arange(0, int(max(times["tokens"])) + 1, 128))
-    axes.legend(fontsize="small")
+    axes.legend()
     footer(figure, MODELLED)
     return figure
 
@@ -86,7 +86,7 @@ def accounts(sweep: pd.DataFrame, paper: pd.DataFrame) -> BookFigure:
         sweep: rows of `account_sweep`.
         paper: the curve of SARATHI Fig. 8.
     """
-    figure, (left, right) = new_figure(1, 2, width=10, height=4.2, sharey=True)
+    figure, (left, right) = new_figure(1, 2, height=4.2, sharey=True)
     for label, table in sweep.groupby("label"):
         left.plot(
             table["batch"], table["marginal"], _LINES[str(label)], color=COLOURS["vllm_chunked"], label=str(label)
@@ -98,10 +98,10 @@ def accounts(sweep: pd.DataFrame, paper: pd.DataFrame) -> BookFigure:
     for panel in (left, right):
         panel.axhline(1, color=COLOURS["slo"], linewidth=1)
         panel.set(xlabel="batch size (requests)", ylim=(0, None))
-        panel.legend(fontsize="small")
+        panel.legend()
     left.set_ylabel("decode alone over beside a chunk (ratio)")
-    right.set_title("1K, three accounts", fontsize="small")
-    left.set_title("the paper's account", fontsize="small")
+    right.set_title("1K, three accounts")
+    left.set_title("the paper's account")
     footer(figure, f"{MODELLED}; chunk 256")
     return figure
 
@@ -116,7 +116,7 @@ def ratio_sweep(sweep: pd.DataFrame, peaks: pd.DataFrame, balance: pd.DataFrame)
         balance: rows of `peaks`.
     """
     labels = list(dict.fromkeys(sweep["label"]))
-    figure, panels = new_figure(1, len(labels), width=11, height=3.9, sharey=True)
+    figure, panels = new_figure(1, len(labels), height=3.9, sharey=True)
     for panel, label in zip(panels, labels, strict=True):
         table = _where(sweep, "label", label)
         for fused, rows in table.groupby("fused_tokens"):
@@ -128,10 +128,10 @@ def ratio_sweep(sweep: pd.DataFrame, peaks: pd.DataFrame, balance: pd.DataFrame)
         points = peaks[peaks["series"].str.startswith(label)]
         paper_points(panel, points["x"], points["y"], "SARATHI Fig. 9a" if len(points) else "_nolegend_")
         panel.set(xscale="log", xlabel="P:D (ratio)", ylim=(0.8, 1.35))
-        panel.set_title(f"{label}, batch {table['batch'].iloc[0]}", fontsize="small")
+        panel.set_title(f"{label}, batch {table['batch'].iloc[0]}")
         panel.xaxis.set_major_formatter(FuncFormatter(plain_number))
     panels[0].set_ylabel("throughput over the baseline (ratio)")
-    panels[0].legend(fontsize="small", loc="upper left")
+    panels[0].legend(loc="upper left")
     footer(figure, f"{MODELLED}; dotted: (C - (B-1)) / (B-1)")
     return figure
 
@@ -140,7 +140,7 @@ def ratio_sweep(sweep: pd.DataFrame, peaks: pd.DataFrame, balance: pd.DataFrame)
 def breakdown(parts: pd.DataFrame, paper: pd.DataFrame) -> BookFigure:
     """Seconds of a round by what they are spent on (SARATHI Fig. 10): rows of `breakdown`, the curve."""
     chunks = sorted(set(parts["fused_tokens"]))
-    figure, panels = new_figure(1, len(chunks), width=10, height=4.2, sharey=True)
+    figure, panels = new_figure(1, len(chunks), height=4.2, sharey=True)
     for panel, fused in zip(panels, chunks, strict=True):
         table = parts[parts["fused_tokens"] == fused].pivot_table(
             index=["label", "scheme"], columns="part", values="seconds"
@@ -157,8 +157,8 @@ def breakdown(parts: pd.DataFrame, paper: pd.DataFrame) -> BookFigure:
         if fused == chunks[0]:
             where = [names.index(("1K", str(series))) for series in paper["series"]]
             paper_points(panel, where, paper["y"], "SARATHI Fig. 10, total")
-            panel.legend(fontsize="small", loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2)
-        panel.set_xticks(places, [f"{label}\n{scheme}" for label, scheme in names], fontsize="x-small")
+            panel.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2)
+        panel.set_xticks(places, [f"{label}\n{scheme}" for label, scheme in names])
         panel.set_xlabel(f"sequence length and scheme, chunk {fused} (tokens)")
     panels[0].set_ylabel("a round of the batch (s)")
     footer(figure, MODELLED)
@@ -168,15 +168,15 @@ def breakdown(parts: pd.DataFrame, paper: pd.DataFrame) -> BookFigure:
 @styled
 def predicted(cells: pd.DataFrame) -> BookFigure:
     """Every predicted cell beside the paper's: rows of `predictions`, with the error in percent."""
-    figure, (left, right) = new_figure(1, 2, width=11, height=6.4, sharey=True)
+    figure, (left, right) = new_figure(1, 2, height=6.4, sharey=True)
     names = [f"{place}: {cell}" for place, cell in zip(cells["place"], cells["cell"], strict=True)]
     places = np.arange(len(cells))
     left.barh(places, cells["model"], color=COLOURS["vllm_chunked"], label="model")
     paper_points(left, cells["paper"], places, "SARATHI")
-    left.set_yticks(places, names, fontsize="x-small")
+    left.set_yticks(places, names)
     left.invert_yaxis()
     left.set(xlabel="ratio, or seconds in Figure 10 (1 or s)", ylabel="cell (name)", xlim=(0, None))
-    left.legend(fontsize="small", loc="lower right")
+    left.legend(loc="lower right")
     right.barh(places, cells["error_percent"], color=COLOURS["straw_man"])
     right.axvline(0, color=COLOURS["slo"], linewidth=1)
     right.set_xlabel("model over paper, minus one (%)")
@@ -187,7 +187,7 @@ def predicted(cells: pd.DataFrame) -> BookFigure:
 @styled
 def beside_orca(bars: pd.DataFrame, paper: pd.DataFrame) -> BookFigure:
     """Baseline, Orca-best and SARATHI (SARATHI Fig. 11a): rows of `beside_orca`, and the curve."""
-    figure, (axes,) = new_figure(width=8, height=4.0)
+    figure, (axes,) = new_figure(height=4.0)
     labels = list(dict.fromkeys(bars["label"]))
     looks = {"baseline": "straw_man_light", "Orca best": "straw_man", "SARATHI": "vllm_chunked"}
     for offset, (scheme, colour) in enumerate(looks.items()):
@@ -199,7 +199,7 @@ def beside_orca(bars: pd.DataFrame, paper: pd.DataFrame) -> BookFigure:
         paper_points(axes, where, points["y"], "SARATHI Fig. 11a" if scheme == "SARATHI" else "_nolegend_")
     axes.set_xticks(range(len(labels)), labels)
     axes.set(xlabel="sequence length (tokens)", ylabel="throughput over the baseline (ratio)", ylim=(0, 1.5))
-    axes.legend(fontsize="small", ncols=2)
+    axes.legend(ncols=2)
     footer(figure, f"{MODELLED}; chunk 256, largest batch, balanced P:D")
     return figure
 
@@ -208,7 +208,7 @@ def beside_orca(bars: pd.DataFrame, paper: pd.DataFrame) -> BookFigure:
 def measured_accounts(table: pd.DataFrame, machine: str) -> BookFigure:
     """A decode here, alone and beside a chunk: rows of `rider_accounts`; error bars are quartiles of rounds."""
     widths = sorted(set(table["fused"]))
-    figure, panels = new_figure(1, len(widths), width=3.6 * len(widths), height=4.0, sharey=True)
+    figure, panels = new_figure(1, len(widths), height=4.0, sharey=True)
     for panel, fused in zip(panels, widths, strict=True):
         rows = _where(table, "fused", fused)
         _circles(panel, rows, "alone_ms", "alone", "straw_man")
@@ -222,10 +222,10 @@ def measured_accounts(table: pd.DataFrame, machine: str) -> BookFigure:
             color=COLOURS["vllm_chunked"],
         )  # fmt: skip
         panel.set(xlabel="decodes in the batch (requests)", ylim=(0, None))
-        panel.set_title(f"{fused} tokens in all", fontsize="small")
+        panel.set_title(f"{fused} tokens in all")
         panel.set_xticks(sorted(set(rows["decodes"])))
     panels[0].set_ylabel("time of a decode token (ms)")
-    panels[-1].legend(fontsize="small")
+    panels[-1].legend()
     footer(figure, f"measured: {machine}")
     return figure
 

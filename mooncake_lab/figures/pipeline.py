@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
+from mooncake_lab.figures.colours import FRAME, GROUND
 from mooncake_lab.figures.style import (
     COLOURS,
     COMPUTED,
@@ -35,12 +36,12 @@ _WORK: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
 )
 _IDLE: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "fill": "#E8E8E8",
-        "drain": "#D0D0D0",
-        "PB1": "#E69F00",
-        "PB2": "#D55E00",
-        "PB3": "#F0E442",
-        "no work": "#FFFFFF",
+        "fill": FRAME["grid"][0],
+        "drain": FRAME["shade"][0],
+        "PB1": COLOURS["pb1"],
+        "PB2": COLOURS["pb2"],
+        "PB3": COLOURS["pb3"],
+        "no work": GROUND,
     }
 )
 
@@ -48,16 +49,18 @@ _IDLE: Final[Mapping[str, str]] = MappingProxyType(
 @styled
 def timelines(runs: Mapping[str, pd.DataFrame]) -> BookFigure:
     """Two stages iteration by iteration, gaps by cause (SARATHI Figs. 1 and 5): rows of `timeline` by scheme."""
-    figure, panels = new_figure(len(runs), 1, width=10, height=1.9 * len(runs), sharex=True)
+    figure, panels = new_figure(len(runs), 1, height=1.9 * len(runs), sharex=True)
     for panel, (scheme, rows) in zip(panels, runs.items(), strict=True):
         _timeline(panel, rows)
         panel.set_ylabel(f"{scheme}\n(stage)")
     panels[-1].set_xlabel("time (ms)")
     busy = [Patch(facecolor=COLOURS[c], hatch=h, edgecolor="white", label=n) for n, (c, h) in _WORK.items()]
     idle = [
-        Patch(facecolor=c, edgecolor="#B0B0B0", label=n) for n, c in _IDLE.items() if n in {"PB1", "PB2", "PB3"}
+        Patch(facecolor=c, edgecolor=FRAME["axis"][0], label=n)
+        for n, c in _IDLE.items()
+        if n in {"PB1", "PB2", "PB3"}
     ]
-    figure.legend(handles=[*busy, *idle], loc="outside upper center", ncols=6, fontsize="small")
+    figure.legend(handles=[*busy, *idle], loc="outside upper center", ncols=6)
     footer(figure, "simulated: six requests through GPT-3 in two stages; letters name the micro-batch")
     return figure
 
@@ -72,7 +75,9 @@ def _timeline(panel: Axes, rows: pd.DataFrame) -> None:
             if width > 12:
                 panel.text(start + width / 2, place, "AB"[int(row["micro_batch"])], ha="center", va="center")
         elif what not in {"fill", "drain"}:
-            panel.barh(place, width, left=start, height=0.8, color=_IDLE[what], edgecolor="#B0B0B0", linewidth=0.6)
+            panel.barh(
+                place, width, left=start, height=0.8, color=_IDLE[what], edgecolor=FRAME["axis"][0], linewidth=0.6
+            )
     stages = sorted({int(stage) for stage in rows["stage"].tolist()})
     panel.set_yticks(stages, [str(stage + 1) for stage in stages])
     panel.invert_yaxis()
@@ -82,7 +87,7 @@ def _timeline(panel: Axes, rows: pd.DataFrame) -> None:
 @styled
 def bubbles_and_completion(bubbles: pd.DataFrame, done: pd.DataFrame, paper: pd.DataFrame) -> BookFigure:
     """Bubble time of requests, and requests done over time (SARATHI Fig. 12): quantile rows, the curve."""
-    figure, (left, right) = new_figure(1, 2, width=10, height=4.2)
+    figure, (left, right) = new_figure(1, 2, height=4.2)
     last_s = max(done[done["scheme"] == "SARATHI"]["value"].tolist())
     for scheme, (colour, line) in _SCHEMES.items():
         rows = bubbles[bubbles["scheme"] == scheme]
@@ -98,8 +103,8 @@ def bubbles_and_completion(bubbles: pd.DataFrame, done: pd.DataFrame, paper: pd.
     ratios = paper[paper["x"] == "time_over_sarathi"]["y"]
     paper_points(right, [1.0, *ratios], [100] * (1 + len(ratios)), "SARATHI Fig. 12b")
     right.set(xlabel="time / completion under SARATHI (ratio)", ylabel="requests done (%)", ylim=(0, 104))
-    right.legend(fontsize="small")
-    left.legend(fontsize="small")
+    right.legend()
+    left.legend()
     footer(figure, MODELLED)
     return figure
 
@@ -107,7 +112,7 @@ def bubbles_and_completion(bubbles: pd.DataFrame, done: pd.DataFrame, paper: pd.
 @styled
 def causes(shares: pd.DataFrame) -> BookFigure:
     """What the stages spent their time on, by scheme: the table of `shares_by_cause`."""
-    figure, (axes,) = new_figure(width=9, height=2.8)
+    figure, (axes,) = new_figure(height=2.8)
     left = np.zeros(len(shares))
     places = np.arange(len(shares))
     for name in shares.columns:
@@ -115,13 +120,15 @@ def causes(shares: pd.DataFrame) -> BookFigure:
         if widths.sum() < 0.005 and name != "busy":
             continue
         colour = COLOURS["dram"] if name == "busy" else _IDLE[str(name)]
-        axes.barh(places, widths, left=left, color=colour, edgecolor="#808080", linewidth=0.5, label=str(name))
+        axes.barh(
+            places, widths, left=left, color=colour, edgecolor=FRAME["axis"][0], linewidth=0.5, label=str(name)
+        )
         left += widths
     axes.set_yticks(places, [str(scheme) for scheme in shares.index])
     axes.invert_yaxis()
     axes.set(xlabel="time of all stages (%)", xlim=(0, 100))
     axes.grid(visible=False, axis="y")
-    figure.legend(loc="outside upper center", ncols=7, fontsize="small")
+    figure.legend(loc="outside upper center", ncols=7)
     footer(figure, MODELLED)
     return figure
 
@@ -129,7 +136,7 @@ def causes(shares: pd.DataFrame) -> BookFigure:
 @styled
 def sensitivity(table: pd.DataFrame, paper: pd.DataFrame) -> BookFigure:
     """The three ratios of completion over the cost of a decode iteration: rows of `sensitivity`, the curve."""
-    figure, panels = new_figure(1, 3, width=11, height=3.8, sharex=True)
+    figure, panels = new_figure(1, 3, height=3.8, sharex=True)
     facts = {(s, x): y for s, x, y in zip(paper["series"], paper["x"], paper["y"], strict=True)}
     orca = "Orca best, TP8 x PP8"
     shown = {
@@ -151,11 +158,11 @@ def sensitivity(table: pd.DataFrame, paper: pd.DataFrame) -> BookFigure:
         panel.axhline(float(printed), color=COLOURS["paper"], linewidth=1, linestyle=":")
         panel.annotate(
             f"paper {printed:g}", (0.98, float(printed)), xycoords=("axes fraction", "data"), ha="right",
-            xytext=(0, 3), textcoords="offset points", fontsize="small",
+            xytext=(0, 3), textcoords="offset points",
         )  # fmt: skip
         panel.set(xlabel="prompt of 2K / decode of 27 (ratio)", ylabel=label)
         panel.set_ylim(0, None)
-    legend_once(panels[0], fontsize="x-small", loc="lower right")
+    legend_once(panels[0], loc="lower right")
     footer(figure, MODELLED)
     return figure
 
@@ -163,7 +170,7 @@ def sensitivity(table: pd.DataFrame, paper: pd.DataFrame) -> BookFigure:
 @styled
 def chunk_sizes(runs: pd.DataFrame, orca: pd.DataFrame) -> BookFigure:
     """Idle share and completion over the fused chunk: runs of SARATHI by `fused_tokens`, and one of Orca-best."""
-    figure, (left, right) = new_figure(1, 2, width=10, height=3.8)
+    figure, (left, right) = new_figure(1, 2, height=3.8)
     ordered = runs.sort_values("fused_tokens")
     left.plot(ordered["fused_tokens"], 100 * ordered["idle_share"], **COMPUTED, color=COLOURS["vllm_chunked"])
     right.plot(ordered["fused_tokens"], ordered["completion_s"], **COMPUTED, color=COLOURS["vllm_chunked"])
@@ -173,7 +180,7 @@ def chunk_sizes(runs: pd.DataFrame, orca: pd.DataFrame) -> BookFigure:
     ):
         panel.axhline(value, color=COLOURS["straw_man"])
         panel.annotate("Orca best", (1.0, value), xycoords=("axes fraction", "data"), ha="right",
-                       xytext=(0, 3), textcoords="offset points", fontsize="small")  # fmt: skip
+                       xytext=(0, 3), textcoords="offset points")  # fmt: skip
         panel.set_xlabel("chunk and decodes together (tokens)")
         panel.set_ylim(0, None)
         panel.set_xticks(ordered["fused_tokens"].tolist())
@@ -186,7 +193,7 @@ def chunk_sizes(runs: pd.DataFrame, orca: pd.DataFrame) -> BookFigure:
 @styled
 def measured(rows: Mapping[str, pd.DataFrame], machine: str) -> BookFigure:
     """Who computed and who waited when, on this machine: rows of `activity`, by way."""
-    figure, panels = new_figure(len(rows), 1, width=10, height=1.8 * len(rows))
+    figure, panels = new_figure(len(rows), 1, height=1.8 * len(rows))
     for panel, (way, table) in zip(panels, rows.items(), strict=True):
         for row in table.to_dict("records"):
             width = float(row["end_ms"] - row["start_ms"])
@@ -201,6 +208,6 @@ def measured(rows: Mapping[str, pd.DataFrame], machine: str) -> BookFigure:
         panel.invert_yaxis()
         panel.grid(visible=False, axis="y")
         panel.set(xlabel="time (ms)", ylabel=f"{way}\n(process)")
-    legend_once(panels[0], fontsize="small", loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2)
+    legend_once(panels[0], loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2)
     footer(figure, f"measured: {machine}; each process computes with one thread")
     return figure

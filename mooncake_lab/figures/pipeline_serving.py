@@ -35,14 +35,14 @@ def stalls_and_overhead(stalls: pd.DataFrame, overhead: pd.DataFrame, largest: f
         overhead: rows of `chunk_overhead`.
         largest: the largest added latency that the paper prints.
     """
-    figure, (left, right) = new_figure(1, 2, width=10, height=4.0)
+    figure, (left, right) = new_figure(1, 2, height=4.0)
     decodes = int(max(stalls["decodes"]))
     for way, (colour, line) in _WAYS.items():
         rows = _where(_where(stalls, "decodes", decodes), "way", way)
         left.plot(rows["prompt_tokens"], rows["over_decode"], line, **COMPUTED, color=COLOURS[colour], label=way)
     left.axhline(largest, color=COLOURS["paper"], linewidth=1, linestyle=":")
     left.annotate(f"largest in the paper, {largest:g}", (0.02, largest), xycoords=("axes fraction", "data"),
-                  xytext=(0, 3), textcoords="offset points", fontsize="small")  # fmt: skip
+                  xytext=(0, 3), textcoords="offset points")  # fmt: skip
     left.set(yscale="log", ylabel=f"iteration over {decodes} decodes alone (ratio)")
     for chunk, (colour, line) in _CHUNKS.items():
         rows = _where(overhead, "chunk_tokens", chunk)
@@ -60,7 +60,7 @@ def stalls_and_overhead(stalls: pd.DataFrame, overhead: pd.DataFrame, largest: f
         panel.set_xscale("log", base=2)
         panel.xaxis.set_major_formatter(plain_number)
         panel.set_xlabel("prompt (tokens)")
-        panel.legend(fontsize="small")
+        panel.legend()
     left.set_yticks([2, 5, 10, 20, 50])
     left.yaxis.set_minor_locator(NullLocator())
     left.yaxis.set_major_formatter(plain_number)
@@ -71,7 +71,7 @@ def stalls_and_overhead(stalls: pd.DataFrame, overhead: pd.DataFrame, largest: f
 @styled
 def capacities(table: pd.DataFrame, printed: pd.DataFrame) -> BookFigure:
     """Capacity over vLLM's by machine (Sarathi-Serve Figs. 10, 11): rows of `over_vllm`, and of the curve."""
-    figure, (left, right) = new_figure(1, 2, width=10, height=3.8)
+    figure, (left, right) = new_figure(1, 2, height=3.8)
     rows = table[table["limit"] == "strict"].groupby("testbed", sort=False).first().reset_index()
     places = np.arange(len(rows))
     left.bar(places - 0.2, rows["vllm"], 0.4, color=COLOURS["vllm"], label="vLLM")
@@ -84,10 +84,10 @@ def capacities(table: pd.DataFrame, printed: pd.DataFrame) -> BookFigure:
     left.set_ylabel("capacity, strict limit (requests/s)")
     right.set_ylabel("Sarathi-Serve over vLLM (ratio)")
     for panel in (left, right):
-        panel.set_xticks(places, rows["testbed"].tolist(), fontsize="small")
+        panel.set_xticks(places, rows["testbed"].tolist())
         panel.grid(visible=False, axis="x")
         panel.set_ylim(0, None)
-        panel.legend(fontsize="small")
+        panel.legend()
     footer(figure, "simulated: anchored to Yi-34B's artifact, the others carried over by the roofline; one seed")
     return figure
 
@@ -101,18 +101,18 @@ def layouts(table: pd.DataFrame, ratio: float, assumed_ms: float) -> BookFigure:
         ratio: TBT of TP8 over TP4-PP2 in the paper.
         assumed_ms: the latency that capacities here assume.
     """
-    figure, (axes,) = new_figure(width=8, height=3.6)
+    figure, (axes,) = new_figure(height=3.6)
     axes.plot(table["sum_ms"], table["tensor_ms"], **COMPUTED, color=COLOURS["straw_man"], label="TP8, two nodes")
     axes.plot(table["sum_ms"], table["pipeline_ms"], color=COLOURS["mooncake"], label="TP4-PP2")
     twice = ratio * float(table["pipeline_ms"].iloc[0])
     axes.axhline(twice, color=COLOURS["paper"], linewidth=1, linestyle=":")
     axes.annotate(f"paper: TP8 at {ratio:g} times TP4-PP2", (0.02, twice), xycoords=("axes fraction", "data"),
-                  xytext=(0, 3), textcoords="offset points", fontsize="small")  # fmt: skip
+                  xytext=(0, 3), textcoords="offset points")  # fmt: skip
     axes.axvline(assumed_ms, color=COLOURS["straw_man_light"], linewidth=1)
     axes.annotate("assumed", (assumed_ms, 0.02), xycoords=("data", "axes fraction"),
-                  xytext=(3, 0), textcoords="offset points", fontsize="small")  # fmt: skip
+                  xytext=(3, 0), textcoords="offset points")  # fmt: skip
     axes.set(xlabel="latency of an all-reduce between nodes (ms)", ylabel="decode iteration (ms)", ylim=(0, None))
-    axes.legend(fontsize="small", loc="lower right")
+    axes.legend(loc="lower right")
     footer(figure, "modelled: Falcon-180B, 32 decodes with 4K of context, eight A100s in two nodes")
     return figure
 

@@ -41,7 +41,7 @@ _POLICIES: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
 @styled
 def long_prompts(table: pd.DataFrame) -> BookFigure:
     """Speed-up, model FLOPs utilisation and bytes by prompt length on the most nodes: rows of `three_ways`."""
-    figure, panels = new_figure(1, 3, width=11, height=3.8)
+    figure, panels = new_figure(1, 3, height=3.8)
     nodes = int(max(table["nodes"]))
     rows = _where(table, "nodes", nodes)
     for way, (colour, line) in _WAYS.items():
@@ -59,7 +59,7 @@ def long_prompts(table: pd.DataFrame) -> BookFigure:
         panel.set_xticks((rows["tokens"] / 1024).unique().tolist())
         panel.xaxis.set_major_formatter(plain_number)
         panel.set_xlabel("prompt (thousand tokens of 1024)")
-    panels[0].legend(fontsize="small", loc="lower right")
+    panels[0].legend(loc="lower right")
     footer(figure, NODE)
     return figure
 
@@ -67,7 +67,7 @@ def long_prompts(table: pd.DataFrame) -> BookFigure:
 @styled
 def busy_network(table: pd.DataFrame) -> BookFigure:
     """Time to first token over what is left of the network: rows of `three_ways` over bandwidth shares."""
-    figure, (axes,) = new_figure(width=8, height=3.8)
+    figure, (axes,) = new_figure(height=3.8)
     for way, (colour, line) in _WAYS.items():
         each = _where(table, "way", way).sort_values("bandwidth_share")
         axes.plot(
@@ -81,7 +81,7 @@ def busy_network(table: pd.DataFrame) -> BookFigure:
     axes.minorticks_off()
     axes.set_yticks([5, 10, 20, 50, 100])
     axes.set(xlabel="network left for the prefill (%)", ylabel="TTFT of 128k tokens (s)")
-    axes.legend(fontsize="small")
+    axes.legend()
     footer(figure, NODE)
     return figure
 
@@ -89,7 +89,7 @@ def busy_network(table: pd.DataFrame) -> BookFigure:
 @styled
 def chunks(table: pd.DataFrame) -> BookFigure:
     """Speed-up by four nodes over the length of a chunk: rows of `chunk_sweep`."""
-    figure, (axes,) = new_figure(width=8, height=3.8)
+    figure, (axes,) = new_figure(height=3.8)
     colours = ("mooncake_variant", "mooncake", "optimum")
     shades = dict(zip(sorted(set(table["tokens"].tolist())), colours, strict=False))
     for tokens, constant_ms in sorted({*zip(table["tokens"], table["chunk_constant_ms"], strict=True)}):
@@ -102,7 +102,7 @@ def chunks(table: pd.DataFrame) -> BookFigure:
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(plain_number)
     axes.set(xlabel="chunk (tokens)", ylabel="speed-up by 4 nodes (ratio)", ylim=(0, 4.1))
-    axes.legend(fontsize="small")
+    axes.legend()
     footer(figure, NODE)
     return figure
 
@@ -111,7 +111,7 @@ def chunks(table: pd.DataFrame) -> BookFigure:
 def runahead(table: pd.DataFrame) -> BookFigure:
     """Gain of KV-Runahead over gathering by prompt length, a panel a network: rows of `runahead_sweep`."""
     networks = sorted(set(table["gb_per_s"].tolist()), reverse=True)
-    figure, panels = new_figure(1, len(networks), width=10, height=3.8, sharey=True)
+    figure, panels = new_figure(1, len(networks), height=3.8, sharey=True)
     shades = {2: "mooncake_variant", 4: "mooncake", 8: "optimum"}
     for panel, network in zip(panels, networks, strict=True):
         for processes, each in _where(table, "gb_per_s", network).groupby("processes"):
@@ -122,7 +122,7 @@ def runahead(table: pd.DataFrame) -> BookFigure:
         panel.axhline(1.0, color=COLOURS["straw_man"], linewidth=1)
         panel.set_xlabel(f"prompt at {network:g} GB/s (thousand tokens)")
     panels[0].set(ylabel="TTFT gathering / KV-Runahead (ratio)", ylim=(0, None))
-    panels[0].legend(fontsize="x-small", loc="lower right", ncols=2)
+    panels[0].legend(loc="lower right", ncols=2)
     footer(figure, "modelled: LLaMA-7B on A100s at half their peak, matrices and attention alike")
     return figure
 
@@ -130,7 +130,7 @@ def runahead(table: pd.DataFrame) -> BookFigure:
 @styled
 def slices(table: pd.DataFrame) -> BookFigure:
     """Which tokens each process takes, by setting: rows of `runahead_sweep` with few settings."""
-    figure, (axes,) = new_figure(width=9, height=0.55 * len(table) + 1.4)
+    figure, (axes,) = new_figure(height=0.55 * len(table) + 1.4)
     shades = np.linspace(0.25, 0.9, int(max(table["processes"])))
     names: list[str] = []
     for place, row in enumerate(table.to_dict("records")):
@@ -150,7 +150,7 @@ def slices(table: pd.DataFrame) -> BookFigure:
 @styled
 def capacity(served: pd.DataFrame, table: pd.DataFrame, strict_s: float, relaxed_s: float) -> BookFigure:
     """P99 TBT over load, and capacity over the limit on it (Sarathi-Serve Figs. 10, 12): rows of both tables."""
-    figure, (left, right) = new_figure(1, 2, width=10, height=4.0)
+    figure, (left, right) = new_figure(1, 2, height=4.0)
     for policy, (colour, line) in _POLICIES.items():
         each = _where(served, "policy", policy).sort_values("rate")
         if len(each):
@@ -166,7 +166,7 @@ def capacity(served: pd.DataFrame, table: pd.DataFrame, strict_s: float, relaxed
         slo_line(left, 1000 * value_s, f"{name}, {1000 * value_s:g} ms")
     left.set(xlabel="arrivals (requests/s)", ylabel="P99 TBT (ms)", ylim=(0, None))
     right.set(xlabel="limit on P99 TBT (ms)", ylabel="capacity (requests/s)", ylim=(0, None))
-    legend_once(left, fontsize="small", loc="upper left")
+    legend_once(left, loc="upper left")
     footer(figure, "simulated: Yi-34B on two A100s, anchored to the Sarathi-Serve artifact; one seed of arrivals")
     return figure
 

@@ -58,7 +58,7 @@ def boxes(
         paper: the curve of the paper's box plot, by the same names.
         names: by the same names, what the paper calls each policy.
     """
-    figure, axes = new_figure(1, len(panels), width=10, height=4.6)
+    figure, axes = new_figure(1, len(panels), height=4.6)
     for panel, (title, rows) in zip(axes, panels.items(), strict=True):
         table = {str(row["policy"]): row for row in rows.to_dict(orient="records")}
         policies = [policy for policy in names[title] if policy in table]
@@ -70,7 +70,7 @@ def boxes(
             paper_points(panel, [at + 0.19], [theirs["mean"]], "mean in the paper" if at == 0 else "_")
         panel.set_yscale("log")
         panel.set(title=title, ylabel="TTFT (s)")
-        panel.set_xticks(range(len(policies)), [_LABEL[policy] for policy in policies], fontsize=8.5)
+        panel.set_xticks(range(len(policies)), [_LABEL[policy] for policy in policies])
         panel.yaxis.set_major_formatter("{x:g}")
         slo_line(panel, 30.0, "limit 30 s")
         panel.legend(loc="upper left")
@@ -88,7 +88,7 @@ def caches(rows: pd.DataFrame, paper: Mapping[str, pd.DataFrame], names: Mapping
         paper: the curves of FAST'25 Fig. 10 by `token_hit_rate` and `prefill_gpu_s`.
         names: what the paper calls our workloads.
     """
-    figure, axes = new_figure(1, 2, width=10, height=4.4)
+    figure, axes = new_figure(1, 2, height=4.4)
     records = rows.to_dict(orient="records")
     kinds = ("local, longest_prefix", "local, load_balance", "local, cache_aware", "global")
     panels = (
@@ -112,7 +112,7 @@ def caches(rows: pd.DataFrame, paper: Mapping[str, pd.DataFrame], names: Mapping
             paper_points(panel, at, [printed[name] for name in names.values()], "paper" if offset < 0 else "_")
         panel.set_xticks(range(len(names)), list(names.values()))
         panel.set(ylabel=label, ylim=(0, None))
-    axes[0].legend(fontsize=8.5, loc="upper left")
+    axes[0].legend(loc="upper left")
     axes[0].set_ylim(0, 95)
     _origin(figure, rows["source"])
     return figure
@@ -128,7 +128,7 @@ def replicas(rows: pd.DataFrame, paper: pd.DataFrame, names: Mapping[str, str]) 
         names: what the paper calls our workloads.
     """
     ranks = sorted(set(rows["rank"]))
-    size: dict[str, Any] = {"width": 11, "height": 2.2 * len(names) + 0.6, "sharey": True}
+    size: dict[str, Any] = {"height": 2.2 * len(names) + 0.6, "sharey": True}
     figure, axes = new_figure(len(names), len(ranks), **size)
     for panel, (workload, rank) in zip(axes, [(w, r) for w in names for r in ranks], strict=True):
         table = rows[(rows["workload"] == workload) & (rows["rank"] == rank)]
@@ -137,13 +137,13 @@ def replicas(rows: pd.DataFrame, paper: pd.DataFrame, names: Mapping[str, str]) 
             panel.step(line["at_s"], line["replicas"], where="post", color=COLOURS[colour], label=eviction.upper())
         theirs = paper[paper["series"] == f"{names[workload]}/{rank}th"].iloc[::6]
         paper_points(panel, theirs["x"], theirs["y"], "FAST'25 Fig. 11")
-        panel.set_title(f"{names[workload]}, rank {rank:,}", fontsize=9)
+        panel.set_title(f"{names[workload]}, rank {rank:,}")
         panel.set(ylim=(-0.3, 8.6))
     for panel in axes[:: len(ranks)]:
         panel.set_ylabel("replicas (count)")
     for panel in axes[-len(ranks) :]:
         panel.set_xlabel("time (s)")
-    axes[len(ranks) - 1].legend(fontsize=8, loc="upper right")
+    axes[len(ranks) - 1].legend(loc="upper right")
     footer(figure, _SIMULATED + "; " + _origins(rows))
     return figure
 
@@ -151,7 +151,7 @@ def replicas(rows: pd.DataFrame, paper: pd.DataFrame, names: Mapping[str, str]) 
 @styled
 def thresholds(rows: pd.DataFrame) -> BookFigure:
     """Mean TTFT, and how often a prefix is fetched, by the balancing threshold: rows of `Replay`."""
-    figure, (left, right) = new_figure(1, 2, width=9.5, height=3.8)
+    figure, (left, right) = new_figure(1, 2, height=3.8)
     colour = COLOURS["mooncake"]
     left.plot(rows["threshold"], rows["mean"], **COMPUTED, color=colour)
     left.set(ylabel="mean TTFT (s)", ylim=(0, 1.15 * max(rows["mean"])))
@@ -175,7 +175,7 @@ def load(rows: pd.DataFrame, paper: pd.DataFrame, names: Mapping[str, str]) -> B
         paper: the curve of FAST'25 Fig. 5.
         names: what the paper calls each policy.
     """
-    figure, (axes,) = new_figure(width=8, height=4.4)
+    figure, (axes,) = new_figure(height=4.4)
     for policy in names:
         line = rows[rows["policy"] == policy]
         label = _LABEL[policy].replace("\n", " ")
@@ -198,7 +198,7 @@ def capacity(rows: pd.DataFrame, assumed_tokens: float) -> BookFigure:
         rows: rows of `Capacity`; the first SSD's speed is drawn as a line, others as points beside it.
         assumed_tokens: the DRAM that this book assumes elsewhere.
     """
-    figure, panels = new_figure(1, 2, width=9.5, height=4.0)
+    figure, panels = new_figure(1, 2, height=4.0)
     held = rows.assign(millions=(rows["dram_tokens"] + rows["ssd_tokens"]) / 1e6)
     dram, ssd = held.query("ssd_tokens == 0"), held.query("ssd_tokens > 0")
     usual = float(ssd["ssd_bytes_per_s"].iloc[0])
@@ -233,7 +233,7 @@ def elsewhere(rows: pd.DataFrame, base: pd.DataFrame) -> BookFigure:
         rows: rows of `Replay`, one a policy, of one trace and node.
         base: the same of another.
     """
-    figure, (times, hits) = new_figure(1, 2, width=9.5, height=4.0)
+    figure, (times, hits) = new_figure(1, 2, height=4.0)
     pairs = ((base, "straw_man_light", -0.2), (rows, "mooncake", 0.2))
     names = [str(policy) for policy in rows["policy"]]
     for table, colour, offset in pairs:
@@ -249,8 +249,8 @@ def elsewhere(rows: pd.DataFrame, base: pd.DataFrame) -> BookFigure:
     times.yaxis.set_major_formatter("{x:g}")
     hits.set(ylabel="token hit rate (%)", ylim=(0, None))
     for panel in (times, hits):
-        panel.set_xticks(range(len(names)), [_LABEL[name] for name in names], fontsize=8.5)
-    times.legend(loc="upper left", fontsize=8.5)
+        panel.set_xticks(range(len(names)), [_LABEL[name] for name in names])
+    times.legend(loc="upper left")
     times.set_ylim(top=3 * times.get_ylim()[1])
     times.set_xlim(hits.get_xlim())
     footer(figure, "simulated; " + "; ".join(str(table.iloc[0]["source"]) for table, *_ in pairs))

@@ -42,7 +42,7 @@ def normalised(node: pd.DataFrame, machine: pd.DataFrame, machine_name: str) -> 
         machine: rows of `normalised_machine`.
         machine_name: who measured, for the footer.
     """
-    figure, axes = new_figure(2, 2, width=9.5, height=6.6)
+    figure, axes = new_figure(2, 2, height=6.6)
     for row, (table, owner) in enumerate(((node, "8xA800, 70B"), (machine, "this machine"))):
         for panel, stage in zip(axes[2 * row : 2 * row + 2], ("prefill", "decode"), strict=True):
             _normalised_panel(panel, _where(table, "stage", stage))
@@ -75,7 +75,7 @@ def _identity_legend(panel: Axes, *, paper: bool) -> None:
     else:
         handles.append(Line2D([], [], color=grey, linestyle="none", marker="o", label="measured"))
     handles.append(Line2D([], [], color=grey, label="model"))
-    panel.legend(handles=handles, loc="lower right", fontsize="small")
+    panel.legend(handles=handles, loc="lower right")
 
 
 @styled
@@ -90,7 +90,7 @@ def reuse_bandwidth(
         available: GB/s of the links of the testbed, by name.
         prefix_tokens: the prefix length that the paper's numbers are for.
     """
-    figure, (axes,) = new_figure(width=8, height=4.6)
+    figure, (axes,) = new_figure(height=4.6)
     styles = {"a800-node": COLOURS["mooncake"], "h800-node": COLOURS["mooncake_variant"]}
     for node, table in curves.groupby("node", sort=False):
         colour = styles.get(str(node), COLOURS["optimum"])
@@ -110,7 +110,7 @@ def reuse_bandwidth(
         axes.axhline(rate, color=COLOURS["dram"], linestyle="--", linewidth=1.2)
         text = axes.annotate(
             f"{name}: {rate:g} GB/s", (1, rate), xycoords=("axes fraction", "data"), xytext=(0, 2),
-            textcoords="offset points", ha="right", va="bottom", fontsize="small", color=COLOURS["dram"],
+            textcoords="offset points", ha="right", va="bottom", color=COLOURS["dram"],
         )  # fmt: skip
         if rate == slowest:
             text.set(verticalalignment="top", position=(0, -2))
@@ -118,7 +118,7 @@ def reuse_bandwidth(
     axes.set(xlabel="reused prefix (tokens)", ylabel="least useful bandwidth (GB/s)")
     axes.xaxis.set_major_formatter(FuncFormatter(_thousands))
     axes.yaxis.set_major_formatter(FuncFormatter(plain_number))
-    axes.legend(fontsize="small", ncols=2, loc="lower left")
+    axes.legend(ncols=2, loc="lower left")
     footer(figure, "computed from FAST'25 Eqs. 1 and 2 with Table 1; H800: 989 TFLOP/s a device, assumed")
     return figure
 
@@ -132,7 +132,7 @@ def roofline(node: Hardware, of_paper: pd.DataFrame, measured: pd.DataFrame) -> 
         of_paper: rows of `roofline_of_paper`.
         measured: rows of `MeasuredStages`, which carry the peaks of this machine.
     """
-    figure, (left, right) = new_figure(1, 2, width=10, height=4.6)
+    figure, (left, right) = new_figure(1, 2, height=4.6)
     _roof(
         left,
         node.flops_per_s(),
@@ -146,7 +146,7 @@ def roofline(node: Hardware, of_paper: pd.DataFrame, measured: pd.DataFrame) -> 
             text = f"{point['stage']} {point['label']}"
             _note(left, point["intensity_flops_per_byte"], point["tflops_per_s"], text)
     left.set_title("8xA800, 70B, bfloat16")
-    left.legend(fontsize="small", loc="lower right")
+    left.legend(loc="lower right")
     first = measured.iloc[0]
     unit = "TFLOP/s" if first["peak_flops_per_s"] > TERA else "GFLOP/s"
     intensities = measured["intensity_flops_per_byte"].to_list()
@@ -158,7 +158,7 @@ def roofline(node: Hardware, of_paper: pd.DataFrame, measured: pd.DataFrame) -> 
             markeredgecolor=COLOURS["mooncake"], label=f"{stage}, measured",
         )  # fmt: skip
     right.set_title(f"this machine, {first['dtype']}")
-    right.legend(fontsize="small", loc="lower right")
+    right.legend(loc="lower right")
     footer(figure, f"left: FAST'25 Fig. 14 and arXiv Fig. 2; right: measured, {first['machine']}")
     return figure
 
@@ -176,7 +176,7 @@ def _roof(axes: Axes, flops_per_s: float, bytes_per_s: float, intensities: Seque
 
 def _note(axes: Axes, x: float, y: float, text: str, *, above: bool = False) -> None:
     shift, side = ((0, 5), "right") if above else ((0, -15), "center")
-    axes.annotate(text, (x, y), xytext=shift, textcoords="offset points", ha=side, fontsize="small")
+    axes.annotate(text, (x, y), xytext=shift, textcoords="offset points", ha=side)
 
 
 @styled
@@ -187,7 +187,7 @@ def calibration(misses: pd.DataFrame, *, decode_steps: int) -> BookFigure:
         misses: rows of `calibration_misses`.
         decode_steps: output tokens of a decode bar.
     """
-    figure, panels = new_figure(1, 3, width=10.5, height=4.0)
+    figure, panels = new_figure(1, 3, height=4.0)
     prefill = _where(misses, "stage", "prefill")
     prefill = prefill.assign(reuses=prefill["reused_tokens"] > 0)
     _bars(panels[0], _where(prefill, "reuses", value=False), 1, "prefill")
@@ -197,7 +197,7 @@ def calibration(misses: pd.DataFrame, *, decode_steps: int) -> BookFigure:
     panels[1].set_title("prefill, 95 % reused")
     panels[2].set_title(f"decode, {decode_steps} tokens")
     panels[0].set_ylabel("latency (s)")
-    panels[0].legend(fontsize="small")
+    panels[0].legend()
     footer(figure, "bars: fitted model; diamonds: FAST'25 Fig. 14, read from the drawing")
     return figure
 

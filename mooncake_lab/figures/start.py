@@ -51,7 +51,7 @@ def parts(processes: Mapping[str, int]) -> BookFigure:
     Args:
         processes: of the live cluster, by what runs in them.
     """
-    figure, (axes,) = new_figure(width=9.5, height=5.4)
+    figure, (axes,) = new_figure(height=5.4)
     for left, bottom, width, height, colour, name, here in _PARTS:
         box = FancyBboxPatch(
             (left, bottom), width, height, boxstyle="round,pad=0,rounding_size=0.12",
@@ -59,16 +59,16 @@ def parts(processes: Mapping[str, int]) -> BookFigure:
         )  # fmt: skip
         axes.add_patch(box)
         middle = left + width / 2
-        axes.text(middle, bottom + 0.7 * height, name, ha="center", va="center", fontweight="bold", fontsize=10)
-        axes.text(middle, bottom + 0.3 * height, here, ha="center", va="center", fontsize=7.5)
+        axes.text(middle, bottom + 0.7 * height, name, ha="center", va="center", fontweight="bold")
+        axes.text(middle, bottom + 0.3 * height, here, ha="center", va="center")
     for start, end, word in _ARROWS:
         axes.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": COLOURS["optimum"], "lw": 1.3})
-        axes.text((start[0] + end[0]) / 2 + 0.08, (start[1] + end[1]) / 2, word, fontsize=8.5, va="center")
+        axes.text((start[0] + end[0]) / 2 + 0.08, (start[1] + end[1]) / 2, word, va="center")
     for corners, word, at in _WAYS:
         *way, last = corners
         axes.plot(*zip(*way, strict=True), color=COLOURS["optimum"], linewidth=1.3)
         axes.annotate("", last, way[-1], arrowprops={"arrowstyle": "-|>", "color": COLOURS["optimum"], "lw": 1.3})
-        axes.text(*at, word, fontsize=8.5, ha="center")
+        axes.text(*at, word, ha="center")
     axes.set(xlim=(0, 10.5), ylim=(-0.15, 6.4))
     axes.set_axis_off()
     footer(figure, "drawn after FAST'25 Fig. 2; processes here: " + _listed(processes))
@@ -86,7 +86,7 @@ def timeline(rows: pd.DataFrame, machine: str) -> BookFigure:
     layers = int(rows["layer"].to_numpy(dtype=int).max()) + 1
     prefill, decode = (rows.query(f"what == {what!r}")["where"].tolist()[0] for what in ("prefill", "decode"))
     names = ["Conductor", prefill, *(f"move of layer {k}" for k in range(layers)), decode]
-    figure, (axes,) = new_figure(width=10, height=0.27 * len(names) + 1.9)
+    figure, (axes,) = new_figure(height=0.27 * len(names) + 1.9)
     for row in rows.to_dict(orient="records"):
         if row["what"] == "decide":
             axes.plot(
@@ -102,7 +102,7 @@ def timeline(rows: pd.DataFrame, machine: str) -> BookFigure:
             names.index(name), row["end_ms"] - row["start_ms"], left=row["start_ms"], height=0.72,
             color=COLOURS[colour], hatch=hatch, edgecolor="white" if hatch else COLOURS[colour], linewidth=0.8,
         )  # fmt: skip
-    axes.set_yticks(range(len(names)), names, fontsize=8.5)
+    axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.set(xlabel="time since arrival (ms)", ylim=(len(names) - 0.4, -1.6))
     axes.grid(visible=False, axis="y")
@@ -119,7 +119,7 @@ def burst(rows: pd.DataFrame, machine: str) -> BookFigure:
         machine: which measured it.
     """
     requests = sorted(set(rows["request"]))
-    figure, (axes,) = new_figure(width=10, height=0.42 * len(requests) + 1.7)
+    figure, (axes,) = new_figure(height=0.42 * len(requests) + 1.7)
     for row in rows.to_dict(orient="records"):
         colour, hatch = _LOOKS[str(row["what"])]
         axes.barh(
@@ -134,14 +134,14 @@ def burst(rows: pd.DataFrame, machine: str) -> BookFigure:
         Patch(facecolor=COLOURS[colour], hatch=hatch, edgecolor="white", label=what)
         for what, (colour, hatch) in _LOOKS.items()
     ]
-    figure.legend(handles=keys, loc="outside upper center", ncols=len(keys), fontsize="small")
+    figure.legend(handles=keys, loc="outside upper center", ncols=len(keys))
     footer(figure, f"measured: log of a live cluster; {machine}")
     return figure
 
 
 def _moment(axes: Axes, at_ms: float, word: str) -> None:
     axes.axvline(at_ms, color=COLOURS["slo"], linestyle=(0, (4, 3)), linewidth=1.1)
-    axes.annotate(word, (at_ms, -0.9), xytext=(-4, 0), textcoords="offset points", ha="right", fontsize=8.5)
+    axes.annotate(word, (at_ms, -0.9), xytext=(-4, 0), textcoords="offset points", ha="right")
 
 
 def _listed(processes: Mapping[str, int]) -> str:

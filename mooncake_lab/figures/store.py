@@ -35,12 +35,12 @@ _TABLE_1_LINES: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
 def key_chains(keys: pd.DataFrame) -> BookFigure:
     """Block keys of a few prompts as chains, equal keys in equal colour: rows of `key_table` (arXiv Fig. 3)."""
     names = list(dict.fromkeys(keys["prompt"]))
-    figure, (axes,) = new_figure(width=8, height=1.1 * len(names))
+    figure, (axes,) = new_figure(height=1.1 * len(names))
     for row in keys.to_dict(orient="records"):
         x, y = row["position"], -names.index(row["prompt"])
         colour = COLOURS["mooncake_variant"] if row["shared"] else COLOURS["straw_man_light"]
         axes.add_patch(Rectangle((x + 0.04, y - 0.3), 0.8, 0.6, facecolor=colour, edgecolor="none"))
-        axes.text(x + 0.44, y, f"{row['tokens']}\n{row['key']}", ha="center", va="center", fontsize="small")
+        axes.text(x + 0.44, y, f"{row['tokens']}\n{row['key']}", ha="center", va="center")
         if x:
             axes.annotate(
                 "", (x + 0.04, y), (x - 0.16, y), arrowprops={"arrowstyle": "->", "color": COLOURS["optimum"]}
@@ -64,7 +64,7 @@ def table_1(rates: pd.DataFrame, paper: pd.DataFrame, policies: Mapping[str, str
     """
     workloads = list(dict.fromkeys(rates["workload"]))
     sizes = sorted(set(_sizes(rates["capacity_blocks"].tolist())))
-    figure, axes = new_figure(1, len(workloads), width=9.5, sharey=True)
+    figure, axes = new_figure(1, len(workloads), sharey=True)
     for panel, workload in zip(axes, workloads, strict=True):
         for policy, table in rates[rates["workload"] == workload].groupby("policy", sort=False):
             colour, line = _TABLE_1_LINES[str(policy)]
@@ -78,7 +78,7 @@ def table_1(rates: pd.DataFrame, paper: pd.DataFrame, policies: Mapping[str, str
         paper_points(axes[0], [sizes.index(x) for x in points["x"]], points["y"], "arXiv Table 1, its own trace")
     axes[0].set_ylabel("prefix hit rate (fraction of blocks)")
     for panel in axes:
-        legend_once(panel, fontsize="small", loc="lower right")
+        legend_once(panel, loc="lower right")
     _origin(figure, rates)
     return figure
 
@@ -86,7 +86,7 @@ def table_1(rates: pd.DataFrame, paper: pd.DataFrame, policies: Mapping[str, str
 @styled
 def capacity(points: pd.DataFrame, node_tokens: int) -> BookFigure:
     """Prefix hit rate by capacity beside FAST'25 Fig. 9: rows of `beside_fig_9`, and one node's tokens."""
-    figure, (axes,) = new_figure(width=8, height=4.8)
+    figure, (axes,) = new_figure(height=4.8)
     for workload, table in points.groupby("workload", sort=False):
         name, origin = str(workload), table["origin"].iloc[0]
         axes.plot(
@@ -103,10 +103,9 @@ def capacity(points: pd.DataFrame, node_tokens: int) -> BookFigure:
         ha="right",
         va="top",
         color=COLOURS["dram"],
-        fontsize="small",
     )
     axes.set(xscale="log", ylim=(0, 0.7), xlabel="cache capacity (tokens)", ylabel="hit rate (fraction of tokens)")
-    legend_once(axes, fontsize="small", loc="upper left", bbox_to_anchor=(0, 0.92))
+    legend_once(axes, loc="upper left", bbox_to_anchor=(0, 0.92))
     _origin(figure, points)
     return figure
 
@@ -116,7 +115,7 @@ def optimum(rates: pd.DataFrame) -> BookFigure:
     """Every policy against Belady's optimum: rows of `PolicyHitRates`, one panel a workload and capacity."""
     workloads = set(rates["workload"])
     sizes = set(rates["capacity_blocks"])
-    figure, axes = new_figure(len(workloads), len(sizes), width=10, height=5.6, sharey=True, sharex="row")
+    figure, axes = new_figure(len(workloads), len(sizes), height=5.6, sharey=True, sharex="row")
     panels = iter(axes)
     for _, ours in rates.groupby("workload", sort=False):
         widest = max(ours["prefix_hit_rate"].tolist())
@@ -135,11 +134,9 @@ def _against_best(panel: Axes, rates: pd.DataFrame, widest: float) -> None:
     colours = [COLOURS["mooncake" if policy == "lru" else "straw_man_light"] for policy in found]
     panel.barh([_POLICY[policy] for policy in found], list(found.values()), color=colours)
     panel.axvline(best, color=COLOURS["optimum"], linewidth=2)
-    panel.annotate(
-        f"{best:.2f}", (best, -0.65), xytext=(3, 0), textcoords="offset points", va="center", fontsize="small"
-    )
+    panel.annotate(f"{best:.2f}", (best, -0.65), xytext=(3, 0), textcoords="offset points", va="center")
     workload, size = rates["workload"].iloc[0], rates["capacity_blocks"].iloc[0]
-    panel.set_title(f"{_LABEL[workload]}, {size:,.0f} blocks", fontsize="small", pad=14)
+    panel.set_title(f"{_LABEL[workload]}, {size:,.0f} blocks", pad=14)
     panel.set_xlim(0, max(1.15 * widest, 0.01))  # a few first requests may share nothing
 
 
@@ -163,8 +160,8 @@ def live(blocks: pd.DataFrame, needs: pd.DataFrame) -> BookFigure:
         )
     left.set(yscale="log", ylim=(100, None), xlabel="time (min)", ylabel="blocks (count)")
     right.set(xscale="log", ylim=(0, 102), xlabel="capacity (blocks)", ylabel="share of all possible hits (%)")
-    left.legend(fontsize="small", loc="lower center")
-    right.legend(fontsize="small", loc="upper left")
+    left.legend(loc="lower center")
+    right.legend(loc="upper left")
     _origin(figure, blocks)
     return figure
 

@@ -31,14 +31,14 @@ def tiers(
         crossing: the measured break-even (MB/s), if there is one.
         asked: what Eq. 2 asks for: columns of `tried` and their names.
     """
-    figure, (left, right) = new_figure(1, 2, width=10.5, height=4.6)
+    figure, (left, right) = new_figure(1, 2, height=4.6)
     for tier, rows in turns.groupby("tier", sort=False):
         label, colour, style = _TIERS[str(tier)]
         left.fill_between(rows["prompt_tokens"], rows["least_ms"], rows["most_ms"], color=colour, alpha=0.15, lw=0)
         left.plot(rows["prompt_tokens"], rows["ttft_ms"], "o", linestyle=style, color=colour, label=label)
     left.set(xlabel="prompt of the turn (tokens)", ylabel="TTFT (ms)")
     left.set_ylim(bottom=0)
-    left.legend(fontsize="small")
+    left.legend()
     right.plot(tried["mb_per_s"], tried["ratio"], "o-", color=COLOURS["dram"], label="measured")
     right.axhline(1, color=COLOURS["slo"], linewidth=1)
     for (column, label), style in zip(asked.items(), _LINES, strict=False):
@@ -50,7 +50,7 @@ def tiers(
     right.minorticks_off()
     right.xaxis.set_major_formatter(plain_number)
     right.yaxis.set_major_formatter(plain_number)
-    right.legend(fontsize="x-small", loc="lower right")
+    right.legend(loc="lower right")
     footer(
         figure, f"measured: medians of few rounds, shaded from fastest to slowest; {turns['machine'].to_list()[0]}"
     )

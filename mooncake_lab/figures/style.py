@@ -1,46 +1,39 @@
 """One style for every figure: identity is colour, provenance is marker.
 
-Ours simulated, computed or counted is a line, a bar or a hollow circle; ours measured a filled circle; the paper
-an open black diamond, always: a figure with filled circles whose footer does not say what was measured is refused.
-Prefill is solid, decode hatched. Figures carry no title: the caption does.
+How to draw by it:
+
+1. Decorate with `@styled`, start with `new_figure`, end with `footer`: where the numbers come from, seed, machine.
+2. A figure is 7.5 inches wide or less: 720 px, the column of the page. Wide content goes below, not beside.
+3. Give no font size. Text is 12 px, or 11 px (`SMALL`); a figure with smaller text is refused.
+4. Name a meaning, `COLOURS["vllm"]`; add a meaning to `colours.py` rather than borrow another's colour.
+5. Ours simulated, computed or counted: a line, a bar or a hollow circle (`**COMPUTED`). Ours measured: a filled
+   circle. The paper: `paper_points`, always. A filled circle whose footer does not say measured is refused.
+6. Prefill is solid, decode hatched (`HATCHES`). A limit is an `slo_line`, and the line that is judged is visible.
+7. Name lines with `label_lines`; a legend goes outside with `legend_above`, never onto data.
+8. Axes say `quantity (unit)`; bars start at zero; intervals are drawn, or the footer says why there are none.
+9. No title: the caption says it. `panel_title` names panels.
+10. At most `MOST_BYTES` of SVG: `rasterized=True` for clouds, one hatch for one bar.
 """
 
 import io
+import re
 from collections.abc import Callable, Mapping
 from functools import wraps
+from textwrap import wrap
 from types import MappingProxyType
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
 import matplotlib as mpl
+import numpy as np
+import numpy.typing as npt
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.text import Text
 
+from mooncake_lab.figures.colours import COLOURS, FRAME, GROUND
 from mooncake_lab.figures.drawn import DATA_TYPE, as_csv, has_filled_circles
-
-COLOURS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "mooncake": "#0072B2",
-        "mooncake_variant": "#56B4E9",
-        "vllm": "#D55E00",
-        "vllm_prefix": "#E69F00",
-        "vllm_chunked": "#CC79A7",
-        "straw_man": "#6E6E6E",
-        "straw_man_light": "#BFBFBF",
-        "paper": "#000000",
-        "slo": "#4A4A4A",
-        "optimum": "#444444",
-        "gpu": "#00441B",
-        "dram": "#0B6623",
-        "ssd": "#74C476",
-        "conversation": "#0072B2",
-        "toolagent": "#009E73",
-        "synthetic": "#CC79A7",
-        "all": "#444444",
-    }
-)
-"""Every colour of the book by what it stands for (most of Okabe and Ito's set, and greys)."""
 
 HATCHES: Final[Mapping[str, str]] = MappingProxyType({"prefill": "", "decode": "///"})
 """Prefill is solid, decode hatched."""
@@ -50,25 +43,50 @@ COMPUTED: Final[Mapping[str, Any]] = MappingProxyType(
 )
 """The mark of a point that was simulated, computed or counted, for `axes.plot(..., **COMPUTED)`."""
 
+WIDTH: Final = 7.5
+"""Inches: 720 px of CSS, which the column of a page holds."""
+SMALL: Final = 8.25
+"""Points: 11 px, the least size of text."""
+MOST_BYTES: Final = 200_000
+"""Of the SVG of a figure."""
+
 _RC: Final[Mapping[str, Any]] = MappingProxyType(
     {
         **sns.axes_style("whitegrid"),
-        **sns.plotting_context("notebook", font_scale=0.9),
-        "font.family": ["sans-serif"],
-        "font.sans-serif": ["DejaVu Sans"],
-        "axes.edgecolor": "#B0B0B0",
+        **dict.fromkeys(("font.size", "axes.labelsize", "axes.titlesize"), 9.0),
+        **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 8.5),
+        **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), COLOURS["ink"]),
+        "axes.edgecolor": FRAME["axis"][0],
         "axes.spines.top": False,
         "axes.spines.right": False,
-        "axes.titlesize": "medium",
         "axes.titlelocation": "left",
-        "grid.color": "#E8E8E8",
+        "axes.titleweight": "bold",
+        "font.sans-serif": ["DejaVu Sans"],
+        "grid.color": FRAME["grid"][0],
+        "grid.linewidth": 0.8,
+        "hatch.linewidth": 0.9,
+        "axes.facecolor": "none",
         "legend.frameon": False,
-        "lines.linewidth": 2.0,
-        "lines.markersize": 6.0,
-        "figure.facecolor": "#FFFFFF",
-        "savefig.facecolor": "#FFFFFF",
+        "legend.handlelength": 1.6,
+        "legend.columnspacing": 1.4,
+        "lines.linewidth": 1.7,
+        "lines.markersize": 5.0,
+        "figure.facecolor": GROUND,
+        "savefig.facecolor": GROUND,
+        "svg.fonttype": "none",
         "svg.hashsalt": "mooncake_lab",
     }
+)
+_ROOT: Final = (
+    'font-family="system-ui, -apple-system, Segoe UI, Helvetica Neue, Arial, sans-serif" stroke-linejoin="round"'
+    ' style="fill: #000000"'  # matplotlib leaves black out, and a page has its own
+)
+"""Fonts of the reader's own system; each is narrower than DejaVu Sans, for which matplotlib leaves room."""
+_NEEDLESS: Final = (
+    r"<defs>\s*<style type=.*?</style>\s*</defs>",  # speaks to a whole page, not to this drawing alone
+    r"font-family: [^;]*; ",
+    r' transform="rotate\(-?0 [^"]*"',
+    r"(?<=>)\s+(?=<)",
 )
 
 P = ParamSpec("P")
@@ -82,8 +100,9 @@ class BookFigure(Figure):
         _check_circles(self, self.get_supxlabel())
         with mpl.rc_context(cast("Any", dict(_RC))):
             buffer = io.StringIO()
-            self.savefig(buffer, format="svg", metadata={"Date": None})
-        return buffer.getvalue()
+            self.savefig(buffer, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+        _check_text(self)
+        return _checked_size(_small(buffer.getvalue()))
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         data = as_csv(self)
@@ -102,9 +121,15 @@ def styled(draw: Callable[P, R]) -> Callable[P, R]:
 
 
 def new_figure(
-    rows: int = 1, columns: int = 1, *, width: float = 8.0, height: float = 4.2, **subplots: Any
+    rows: int = 1, columns: int = 1, *, width: float = WIDTH, height: float = 3.6, **subplots: Any
 ) -> tuple[BookFigure, list[Axes]]:
-    """An empty figure (inches) and its axes, row by row; call it inside a `styled` function."""
+    """An empty figure (inches) and its axes, row by row; call it inside a `styled` function.
+
+    Raises:
+        ValueError: when it is wider than a page's column.
+    """
+    if width > WIDTH:
+        raise ValueError(f"a figure of {width} inches is wider than the page; it may have {WIDTH}")
     figure = BookFigure(figsize=(width, height), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **subplots)
     return figure, list(axes.flat)
@@ -129,7 +154,7 @@ def slo_line(axes: Axes, value: float, text: str, *, vertical: bool = False) -> 
         if vertical
         else {"xy": (1.0, value), "xycoords": ("axes fraction", "data"), "xytext": (0, 2), "ha": "right"}
     )
-    axes.annotate(text, textcoords="offset points", color=colour, fontsize="small", **where)
+    axes.annotate(text, textcoords="offset points", color=colour, fontsize=SMALL, **where)
 
 
 def legend_once(axes: Axes, **where: Any) -> None:
@@ -139,6 +164,76 @@ def legend_once(axes: Axes, **where: Any) -> None:
     axes.legend(unique.values(), unique.keys(), **where)
 
 
+def legend_above(figure: BookFigure, handles: Any = None, *, columns: int = 6) -> None:
+    """One legend over all panels, with one entry a label; of what the panels drew, unless handles are given."""
+    if handles is None:
+        pairs = [axes.get_legend_handles_labels() for axes in figure.axes]
+        unique = {label: handle for every in pairs for handle, label in zip(*every, strict=True)}
+    else:
+        unique = {handle.get_label(): handle for handle in handles}
+    figure.legend(
+        list(unique.values()), list(unique), loc="outside upper left", ncols=min(columns, len(unique)), borderpad=0
+    )
+
+
+def panel_title(axes: Axes, text: str) -> None:
+    """Name a panel, above its left end."""
+    axes.set_title(text, fontsize=9, fontweight="bold")
+
+
+def label_lines(axes: Axes, lines: Any = None, *, gap: float = 1.25) -> None:
+    """Write the label of each line beside its last point, in its colour, instead of a legend.
+
+    Args:
+        axes: whose limits are final, with room on the right (this makes some).
+        lines: which; all of the axes that have a label unless given.
+        gap: least distance of two labels, in heights of a line of text.
+    """
+    chosen = [line for line in (lines or axes.get_lines()) if not str(line.get_label()).startswith("_")]
+    axes.autoscale_view()
+    to_pixels, back = axes.transData.transform, axes.transAxes.inverted().transform
+    ends = [to_pixels(_last_point(line)) for line in chosen]
+    places = _spread([float(back(end)[1]) for end in ends], gap * SMALL / 72 / _height_inches(axes))
+    for line, end, place in zip(chosen, ends, places, strict=True):
+        colour = line.get_markeredgecolor() if line.get_linestyle() == "None" else line.get_color()
+        axes.annotate(
+            str(line.get_label()), (float(back(end)[0]), place), xycoords="axes fraction", xytext=(6, 0),
+            textcoords="offset points", va="center", color=colour, fontsize=SMALL, annotation_clip=False,
+        )  # fmt: skip
+
+
+def _last_point(line: Line2D) -> npt.NDArray[np.float64]:
+    points = np.asarray(line.get_xydata(), dtype=float)
+    return points[np.isfinite(points).all(axis=1)][-1]
+
+
+def _height_inches(axes: Axes) -> float:
+    figure = axes.get_figure(root=True)
+    return float(axes.get_position().height * figure.get_figheight()) if figure else 1.0
+
+
+def _spread(wanted: list[float], gap: float) -> list[float]:
+    """Places at least a gap apart, in the order wanted, as near to where they are wanted as that allows."""
+    order = sorted(range(len(wanted)), key=wanted.__getitem__)
+    groups: list[list[int]] = []
+    for index in order:
+        groups.append([index])
+        while len(groups) > 1 and _low(groups[-1], wanted, gap) - _high(groups[-2], wanted, gap) < gap:
+            groups[-2:] = [groups[-2] + groups[-1]]
+    places = dict.fromkeys(order, 0.0)
+    for group in groups:
+        places |= {index: _low(group, wanted, gap) + gap * k for k, index in enumerate(group)}
+    return [places[index] for index in range(len(wanted))]
+
+
+def _low(group: list[int], wanted: list[float], gap: float) -> float:
+    return sum(wanted[index] for index in group) / len(group) - gap * (len(group) - 1) / 2
+
+
+def _high(group: list[int], wanted: list[float], gap: float) -> float:
+    return _low(group, wanted, gap) + gap * (len(group) - 1)
+
+
 def footer(figure: Figure, text: str) -> None:
     """Say under the figure where its numbers came from: simulated or measured, trace, seed, machine.
 
@@ -146,7 +241,8 @@ def footer(figure: Figure, text: str) -> None:
         ValueError: when the figure draws filled circles and the text does not say that something was measured.
     """
     _check_circles(figure, text)
-    figure.supxlabel(text, fontsize=8, color=COLOURS["slo"], x=0.99, ha="right")
+    room = int(13.2 * figure.get_figwidth())  # letters of this size in an inch
+    figure.supxlabel("\n".join(wrap(text, room)), fontsize=SMALL, color=COLOURS["slo"], x=0.01, ha="left")
 
 
 def _check_circles(figure: Figure, text: str) -> None:
@@ -155,6 +251,30 @@ def _check_circles(figure: Figure, text: str) -> None:
             f"a figure draws filled circles, which stand for measurements, above the footer {text!r};"
             " it should say what was measured, or the figure draw hollow ones (COMPUTED)"
         )
+
+
+def _check_text(figure: Figure) -> None:
+    """Refuse text that a reader cannot read at the size at which the page shows it."""
+    texts = (text for text in figure.findobj(Text) if text.get_text().strip())
+    tiny = [text.get_text() for text in texts if float(text.get_fontsize()) < SMALL]
+    if tiny:
+        raise ValueError(f"text below {SMALL} points (11 px) in a figure: {tiny[:3]}; leave its size to the style")
+
+
+def _small(svg: str) -> str:
+    """The same drawing without what no viewer needs: blanks, ids without references, thousandths of a pixel."""
+    wanted = set(re.findall(r'(?:href="|url\()#([^")]+)', svg))
+    svg = re.sub(r' id="([^"]+)"', lambda match: match[0] if match[1] in wanted else "", svg)
+    for needless in _NEEDLESS:
+        svg = re.sub(needless, "", svg, flags=re.DOTALL)
+    svg = re.sub(r' (?:d|x|y)="[^"]*"', lambda match: re.sub(r"(\.\d\d)\d+", r"\1", match[0]), svg)
+    return svg.replace("<svg ", f"<svg {_ROOT} ", 1)
+
+
+def _checked_size(svg: str) -> str:
+    if len(svg) > MOST_BYTES:
+        raise ValueError(f"the SVG of a figure has {len(svg)} bytes, more than {MOST_BYTES}; rasterize its clouds")
+    return svg
 
 
 def plain_number(value: float, _: object = None) -> str:

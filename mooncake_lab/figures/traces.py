@@ -55,7 +55,7 @@ def lengths(histograms: pd.DataFrame, paper: Mapping[str, pd.DataFrame], numbers
 @styled
 def block_uses(uses: pd.DataFrame, paper: pd.DataFrame, numbers: pd.DataFrame) -> BookFigure:
     """How often blocks are used beside arXiv Fig. 6: rows of `BlockUses`, the curve, rows of `TraceNumbers`."""
-    figure, (axes,) = new_figure(width=8, height=4.4)
+    figure, (axes,) = new_figure(height=4.4)
     for workload, table in uses.groupby("workload", sort=False):
         axes.step(table["uses"], table["share_at_most"], where="post", **_identity(workload, numbers))
     paper_points(axes, paper["x"], paper["y"], "arXiv Fig. 6")
@@ -70,7 +70,7 @@ def block_uses(uses: pd.DataFrame, paper: pd.DataFrame, numbers: pd.DataFrame) -
 def arrivals(arriving: pd.DataFrame, numbers: pd.DataFrame) -> BookFigure:
     """Requests at each timestamp of the first seconds: rows of `Arrivals`, one panel a workload."""
     workloads = list(dict.fromkeys(arriving["workload"]))
-    figure, axes = new_figure(len(workloads), 1, width=8, height=2.2 * len(workloads), sharex=True)
+    figure, axes = new_figure(len(workloads), 1, height=2.2 * len(workloads), sharex=True)
     for panel, workload in zip(axes, workloads, strict=True):
         table = arriving[arriving["workload"] == workload]
         panel.vlines(table["at_s"], 0, table["arriving"], linewidth=2, **_identity(workload, numbers))
@@ -111,7 +111,7 @@ def block_sizes(
         paper_block: tokens a block of the paper's store, where its ratios are drawn.
         numbers: rows of `TraceNumbers`, for the labels and the footer.
     """
-    figure, (axes,) = new_figure(width=8, height=4.4)
+    figure, (axes,) = new_figure(height=4.4)
     for workload, table in sizes.groupby("workload", sort=False):
         identity = _identity(workload, numbers)
         axes.plot(table["block_size_tokens"], table["ideal_token_hit_rate"], **COMPUTED, **identity)

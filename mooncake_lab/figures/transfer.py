@@ -56,14 +56,14 @@ def storing(modelled: pd.DataFrame, measured: pd.DataFrame, machine: str) -> Boo
         measured: rows of `layerwise_table`; the longest prompt of each medium is drawn.
         machine: that measured.
     """
-    figure, (left, right) = new_figure(1, 2, width=10, height=4.4)
+    figure, (left, right) = new_figure(1, 2, height=4.4)
     for way, colour in (("serialized", COLOURS["straw_man"]), ("layerwise", COLOURS["mooncake"])):
         label = "layer-wise" if way == "layerwise" else way
         left.plot(modelled["tokens"] / 1000, modelled[f"{way}_s"], color=colour, label=f"{label}, model")
         paper_points(left, modelled["tokens"] / 1000, modelled[f"paper_{way}_s"], "arXiv Fig. 7")
     left.set(xlabel="prompt (thousand tokens)", ylabel="added by storing (s)", title="8xA800, modelled")
     left.set_ylim(bottom=0)
-    legend_once(left, fontsize="small")
+    legend_once(left)
     longest = measured[measured["tokens"] == measured["tokens"].max()].reset_index(drop=True)
     places = np.arange(len(longest))
     right.vlines(
@@ -83,7 +83,7 @@ def storing(modelled: pd.DataFrame, measured: pd.DataFrame, machine: str) -> Boo
         ],
     )
     right.set(ylabel="added to computing (ms)", title=f"here, {longest['tokens'].max()} tokens moved")
-    right.legend(fontsize="small")
+    right.legend()
     footer(figure, f"right: measured, medians of paired rounds; {machine}")
     return figure
 
@@ -97,7 +97,7 @@ def ways(measured: pd.DataFrame, paper: pd.DataFrame, machine: str) -> BookFigur
         paper: the curve of FAST'25 Fig. 12.
         machine: that measured.
     """
-    figure, panels = new_figure(1, 3, width=11, height=4.4)
+    figure, panels = new_figure(1, 3, height=4.4)
     networks = {"4x200Gbps": "paper, 4x200 Gbps", "8x400Gbps": "paper, 8x400 Gbps"}
     for panel, (network, title) in zip(panels, networks.items(), strict=False):
         for engine in ("Gloo", "TCP", "Transfer Engine"):
@@ -119,7 +119,7 @@ def ways(measured: pd.DataFrame, paper: pd.DataFrame, machine: str) -> BookFigur
         panel.set(xscale="log", yscale="log")
         panel.xaxis.set_major_formatter(plain_number)
         panel.yaxis.set_major_formatter(plain_number)
-        legend_once(panel, fontsize="x-small", loc="upper left")
+        legend_once(panel, loc="upper left")
     footer(figure, f"right: measured, medians, shaded from the fastest to the slowest round; {machine}")
     return figure
 
@@ -133,7 +133,7 @@ def demand(rows: pd.DataFrame, paper: pd.DataFrame, limit_s: float) -> BookFigur
         paper: the curve of Fig. 13.
         limit_s: the mean TTFT that the paper asks for.
     """
-    figure, (left, right) = new_figure(1, 2, width=10, height=4.6)
+    figure, (left, right) = new_figure(1, 2, height=4.6)
     reused = rows[rows["reuses"]]
     for streams, name, label in (
         (True, "mooncake", "streamed by layers"),
@@ -163,7 +163,7 @@ def demand(rows: pd.DataFrame, paper: pd.DataFrame, limit_s: float) -> BookFigur
         panel.minorticks_off()
         panel.xaxis.set_major_formatter(plain_number)
         panel.yaxis.set_major_formatter(plain_number)
-        legend_once(panel, fontsize="small")
+        legend_once(panel)
     footer(figure, f"simulated, {_SIMULATED}; {rows['source'].iloc[0]}, {int(rows['requests'].iloc[0])} requests")
     return figure
 
@@ -175,11 +175,11 @@ def breakdown(slices: pd.DataFrame) -> BookFigure:
     Args:
         slices: rows of the experiment's `breakdown`.
     """
-    figure, panels = new_figure(1, 2, width=10, height=4.6)
+    figure, panels = new_figure(1, 2, height=4.6)
     for panel, (percent, rows) in zip(panels, slices.groupby("reused_percent"), strict=True):
         _stack(panel, rows)
         panel.set(xlabel="prompt (tokens)", ylabel="latency (s)", title=f"{percent} % of the prompt reused")
-    legend_once(panels[0], fontsize="small", loc="upper left")
+    legend_once(panels[0], loc="upper left")
     footer(figure, f"stacked: {_SIMULATED}; diamonds: tops of the paper's slices")
     return figure
 

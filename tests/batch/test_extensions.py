@@ -83,3 +83,22 @@ def test_the_address_follows_from_the_repository(extension):
         config = SimpleNamespace(html_theme_options=options, ogp_site_url=given)
         extension("mooncake_book").set_address(None, config)
         assert config.ogp_site_url == expected
+
+
+def test_a_drawing_stands_in_the_page(extension, page, tmp_path):
+    """The picture of a chapter becomes part of the page with its description; a picture of another kind stays."""
+    drawn = tmp_path / "_build" / "jupyter_execute" / "0123456789abcdef.svg"
+    drawn.parent.mkdir(parents=True)
+    drawn.write_text('<?xml version="1.0"?><svg width="1pt"><path id="p" style="fill: #0069a8"/></svg>')
+    figure = nodes.figure("", nodes.image(uri="../_build/jupyter_execute/0123456789abcdef.svg", alt="A curve."))
+    logo = nodes.image(uri="/_static/logo.svg", alt="A logo.")
+    page += [figure, logo]
+    env = SimpleNamespace(docname="chapters/a", doc2path=lambda name: tmp_path / f"{name}.ipynb")
+    app = SimpleNamespace(builder=SimpleNamespace(format="html"), srcdir=tmp_path, env=env)
+    (tmp_path / "chapters").mkdir()
+    extension("mooncake_figures").put_into_page(app, page)
+    assert list(page.findall(nodes.image)) == [logo]
+    (raw,) = page.findall(nodes.raw)
+    assert 'aria-label="A curve."' in raw.astext()
+    assert 'id="d01234567-p"' in raw.astext()
+    assert "var(--fig-mooncake, #0069a8)" in raw.astext()

@@ -1,14 +1,16 @@
 """The style of the figures."""
 
-import re
+import itertools
 
 import matplotlib as mpl
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mooncake_lab.figures import COLOURS, BookFigure, footer, new_figure, paper_points, slo_line, styled
 from mooncake_lab.figures.drawn import has_filled_circles
-from mooncake_lab.figures.style import COMPUTED
+from mooncake_lab.figures.style import COMPUTED, SMALL, _spread, label_lines
 
 
 @styled
@@ -19,12 +21,6 @@ def small() -> BookFigure:
     slo_line(axes, 1.5, "TBT limit 1.5 ms", vertical=True)
     footer(figure, "simulated, seed 0")
     return figure
-
-
-def luminance(colour: str) -> float:
-    channels = np.array(mpl.colors.to_rgb(colour))
-    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
-    return float(linear @ [0.2126, 0.7152, 0.0722])
 
 
 class TestFigure:
@@ -77,9 +73,57 @@ class TestCircles:
             assert figure._repr_svg_()
 
 
-class TestColours:
-    @pytest.mark.parametrize("name", sorted(COLOURS))
-    def test_are_hex_and_visible_on_paper(self, name):
-        """Every colour contrasts with the white ground (lines need 1.5:1 at the very least)."""
-        assert re.fullmatch(r"#[0-9A-F]{6}", COLOURS[name])
-        assert 1.05 / (luminance(COLOURS[name]) + 0.05) > 1.5
+class TestSize:
+    """What a page can show and a reader can read."""
+
+    @styled
+    def drawn(self, size=None, points=2):
+        """A figure with text of a size and a line of so many points."""
+        figure, (axes,) = new_figure()
+        axes.plot(np.arange(points), np.sin(np.arange(points)))
+        axes.text(0.5, 0.5, "words", fontsize=size)
+        return figure
+
+    def test_small_text_is_refused(self):
+        """Text below 11 px makes no picture; the smallest size that the style has makes one."""
+        with pytest.raises(ValueError, match="words"):
+            self.drawn(8.0)._repr_svg_()
+        assert "words</text>" in self.drawn(SMALL)._repr_svg_()
+
+    @styled
+    def test_a_figure_wider_than_the_column_is_refused(self):
+        """It would have to shrink, and its text with it."""
+        with pytest.raises(ValueError, match="wider"):
+            new_figure(width=8.0)
+
+    def test_a_heavy_drawing_is_refused(self):
+        """No figure adds more than 200 KB to a page."""
+        with pytest.raises(ValueError, match="bytes"):
+            self.drawn(points=40_000)._repr_svg_()
+
+
+class TestLabels:
+    """Names of lines stand beside them."""
+
+    @given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.floats(0.01, 0.2))
+    def test_labels_keep_apart_and_in_order(self, wanted, gap):
+        """No two places are nearer than the gap, and who is above stays above."""
+        places = _spread(wanted, gap)
+        order = sorted(range(len(wanted)), key=wanted.__getitem__)
+        assert all(places[b] - places[a] >= gap - 1e-9 for a, b in itertools.pairwise(order))
+
+    @given(st.lists(st.integers(0, 20), min_size=1, max_size=8, unique=True))
+    def test_labels_that_have_room_stay(self, wanted):
+        """Where lines end far enough apart, each label is at the end of its line."""
+        assert _spread([float(each) for each in wanted], 0.9) == pytest.approx(wanted)
+
+    @styled
+    def test_each_line_is_named_in_its_colour(self):
+        """Beside its last point that is a number; lines without a label have none."""
+        figure, (axes,) = new_figure()
+        axes.plot([0, 1, 2], [1, 2, np.nan], color=COLOURS["vllm"], label="vLLM")
+        axes.plot([0, 1], [0, 0], label="_")
+        label_lines(axes)
+        (text,) = axes.texts
+        assert (text.get_text(), text.get_color()) == ("vLLM", COLOURS["vllm"])
+        assert figure._repr_svg_()

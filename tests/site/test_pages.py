@@ -182,7 +182,7 @@ def test_every_drawn_figure_offers_its_data(visit, address):
     if not visit.path.startswith("chapters/") and visit.path != FRONT:
         pytest.skip("only chapters draw")
     page = visit.page
-    figures = page.locator("figure:has(img[src$='.svg'])")
+    figures = page.locator("figure:has(.drawing svg)")
     links = page.locator("figure a.figure-data").evaluate_all("found => found.map(link => link.href)")
     assert len(links) == figures.count() > 0
     for link in links:

@@ -1,0 +1,80 @@
+"""Every colour of the book by what it stands for, on light and on dark paper.
+
+A colour has one meaning. Whoever draws names the meaning, `COLOURS["vllm"]`; the page replaces the colour by its
+dark variant (`figures/inline.py`, `book/_static/figures.css`). Each contrasts with both papers by at least 3:1.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+_MEANINGS: Final = {
+    # systems: meaning, on white, on dark
+    "mooncake": ("#0069A8", "#4FA8E0"),
+    "mooncake_variant": ("#3F97D3", "#A9DAF7"),
+    "vllm": ("#D55E00", "#EA7A35"),
+    "vllm_prefix": ("#6B5200", "#E3C878"),
+    "vllm_chunked": ("#86186A", "#C25DA6"),
+    "straw_man": ("#6E6E6E", "#9E9E9E"),
+    "straw_man_light": ("#929292", "#707070"),
+    "here": ("#4B5D67", "#A9BCC7"),
+    # traces
+    "conversation": ("#4A2BA0", "#8A78EE"),
+    "toolagent": ("#2FA06A", "#86E3B5"),
+    "synthetic": ("#96341F", "#CF6A45"),
+    "all": ("#666666", "#B4B4B4"),
+    # what a request goes through
+    "prefill": ("#16949B", "#74DADD"),
+    "decode": ("#9A45C4", "#CB70E4"),
+    "transfer": ("#B07C00", "#EBCF7A"),
+    # where KVCache lies
+    "gpu": ("#0B2E17", "#D9F5DC"),
+    "dram": ("#23682A", "#6DB877"),
+    "ssd": ("#7A9E3A", "#5F9440"),
+    "remote": ("#B5651D", "#F5CB95"),
+    # eviction, admission
+    "lru": ("#D0587F", "#F0749C"),
+    "lfu": ("#8A6000", "#D9A63C"),
+    "length_aware": ("#0B5F80", "#4FB4D6"),
+    "committed": ("#A9641C", "#F0A660"),
+    "length_predicting": ("#7A1246", "#C04A7C"),
+    # what became of requests
+    "finished": ("#1F4D33", "#8FC7A3"),
+    "refused_late": ("#C23B22", "#F08468"),
+    "refused_early": ("#8C8C8C", "#7A7A7A"),
+    # operators of a layer, and why a pipeline waits
+    "attention": ("#B8422E", "#F08A75"),
+    "pb1": ("#AF8100", "#E8BE45"),
+    "pb2": ("#C4432B", "#EE7B62"),
+    "pb3": ("#7474C8", "#9D9DF0"),
+    # sizes of one thing, from few to many
+    "size_1": ("#7E93A0", "#66798A"),
+    "size_2": ("#5B7383", "#8FA5B5"),
+    "size_3": ("#3B5261", "#B9CBD8"),
+    "size_4": ("#1B2E3A", "#E6EEF4"),
+    # not series
+    "paper": ("#000000", "#FFFFFF"),
+    "slo": ("#4A4A4A", "#B9BFC6"),
+    "optimum": ("#444444", "#E0E0E0"),
+    "ink": ("#262626", "#D8DEE6"),
+}
+
+COLOURS: Final[Mapping[str, str]] = MappingProxyType({name: light for name, (light, _) in _MEANINGS.items()})
+"""What to draw with: the colours on light paper."""
+
+DARK: Final[Mapping[str, str]] = MappingProxyType({name: dark for name, (_, dark) in _MEANINGS.items()})
+"""The same on dark paper."""
+
+FRAME: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {"axis": ("#B0B0B0", "#68717B"), "grid": ("#E8E8E8", "#2B323A"), "shade": ("#D0D0D0", "#3D4650")}
+)
+"""Axes, grid and empty areas, light and dark; they need no contrast."""
+
+GROUND: Final = "#FFFFFF"
+"""The paper: hollow circles and the edges of bars are filled with it."""
+
+
+def properties(theme: int) -> str:
+    """The custom properties of CSS that a figure refers to: 0 for light, 1 for dark."""
+    pairs = {**_MEANINGS, **FRAME}
+    return "\n".join(f"  --fig-{name.replace('_', '-')}: {pair[theme].lower()};" for name, pair in pairs.items())
