@@ -5,6 +5,7 @@ from mooncake_lab.batching.check import check_plan
 from mooncake_lab.batching.decode_only import DecodeOnly
 from mooncake_lab.batching.draft import Draft
 from mooncake_lab.batching.gantt import gantt, padding_waste, tail_waste
+from mooncake_lab.batching.instance import BlockSpace, CountedBlocks, Instance
 from mooncake_lab.batching.orca import Orca
 from mooncake_lab.batching.plan import BatchingPolicy, Limits, Plan, Progress, Refusal, Segment, SegmentKind
 from mooncake_lab.batching.policies import BATCHING_POLICIES, CHUNKED_POLICIES, named_policy
@@ -14,7 +15,7 @@ from mooncake_lab.batching.request_level import RequestLevel
 from mooncake_lab.batching.sarathi import Sarathi
 from mooncake_lab.batching.sarathi_serve import SarathiServe
 from mooncake_lab.batching.splitfuse import SplitFuse
-from mooncake_lab.batching.stretch import decode_stretch_steps
+from mooncake_lab.batching.steady import SteadyPolicy, decode_stretch_steps, steady_while_blocks_last
 from mooncake_lab.batching.tensorrt_llm import TensorRTLLM
 from mooncake_lab.batching.vllm import VLLM
 from mooncake_lab.batching.vllm_chunked import VLLMChunked
@@ -24,8 +25,11 @@ __all__ = [
     "CHUNKED_POLICIES",
     "VLLM",
     "BatchingPolicy",
+    "BlockSpace",
+    "CountedBlocks",
     "DecodeOnly",
     "Draft",
+    "Instance",
     "Iteration",
     "Limits",
     "Orca",
@@ -39,6 +43,7 @@ __all__ = [
     "Segment",
     "SegmentKind",
     "SplitFuse",
+    "SteadyPolicy",
     "TensorRTLLM",
     "VLLMChunked",
     "check_plan",
@@ -47,6 +52,7 @@ __all__ = [
     "known_blocks",
     "named_policy",
     "padding_waste",
+    "steady_while_blocks_last",
     "tail_waste",
     "trace_plans",
     "worst_case_blocks",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from mooncake_lab.batching.blocks import worst_case_blocks
 from mooncake_lab.batching.draft import Draft
 from mooncake_lab.batching.plan import Limits, Plan, Progress, require_positive
+from mooncake_lab.batching.steady import steady_while_blocks_last
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,8 @@ class Orca:
 
     def __post_init__(self) -> None:
         require_positive("Orca.max_prefills", self.max_prefills)
+
+    steady_steps = steady_while_blocks_last
 
     def plan(self, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Plan:
         """All running requests, then whole prompts while places, slots and tokens last."""

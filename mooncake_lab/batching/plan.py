@@ -6,12 +6,11 @@ An iteration computes some pending tokens, and where it computes the last of the
 A decode is the case of one pending token, the one generated last. A preempted request starts again with
 nothing cached and its generated tokens kept.
 
-`Progress`, `Segment` and `Limits` are msgspec structs, frozen like the dataclasses elsewhere: they are
-built once a request and iteration, where the cost of building a frozen dataclass would show.
+All of these are msgspec structs, frozen like the dataclasses elsewhere: they are built per request and iteration,
+where the cost of building a frozen dataclass would show.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import msgspec
@@ -80,9 +79,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The model's window; None where only the KVCache limits a request."""
 
     def __post_init__(self) -> None:
-        for name in ("max_batch_tokens", "max_requests", "block_size_tokens", "capacity_blocks"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"Limits.{name} is {getattr(self, name)}; at least 1 is needed")
+        if min(self.max_batch_tokens, self.max_requests, self.block_size_tokens, self.capacity_blocks) < 1:
+            names = ("max_batch_tokens", "max_requests", "block_size_tokens", "capacity_blocks")
+            name = next(name for name in names if getattr(self, name) < 1)
+            raise ValueError(f"Limits.{name} is {getattr(self, name)}; at least 1 is needed")
         if not 0 <= self.free_blocks <= self.capacity_blocks:
             raise ValueError(f"Limits.free_blocks is {self.free_blocks}; allowed are 0 to {self.capacity_blocks}")
         if self.max_requests > self.max_batch_tokens:
@@ -111,8 +111,7 @@ class Refusal(msgspec.Struct, frozen=True, gc=False):
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """One iteration, complete enough to act on.
 
     The instance acts in this order: it ends the `rejected`; takes the blocks of the `preempted` and the
@@ -130,6 +129,11 @@ class Plan:
     """Requests, waiting or running, that can never be served within the limits."""
     reason: str = ""
     """Why this and not something else, for logs and charts."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether acting on it changes nothing."""
+        return not (self.segments or self.preempted or self.swapped or self.rejected)
 
     @property
     def new_tokens(self) -> int:

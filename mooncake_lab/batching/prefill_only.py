@@ -8,6 +8,7 @@ import msgspec
 from mooncake_lab.batching.blocks import known_blocks, refusal
 from mooncake_lab.batching.draft import Draft
 from mooncake_lab.batching.plan import Limits, Plan, Progress, Refusal, require_positive
+from mooncake_lab.batching.steady import steady_while_blocks_last
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class PrefillOnly:
 
     def __post_init__(self) -> None:
         require_positive("PrefillOnly.chunk_tokens", self.chunk_tokens)
+
+    steady_steps = steady_while_blocks_last
 
     def plan(self, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Plan:
         """Pieces of prompts up to the tokens of an iteration."""

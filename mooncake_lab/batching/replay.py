@@ -3,13 +3,11 @@
 Here, and only here, the output lengths are known. They decide when a request is done; no policy sees them.
 """
 
-from bisect import insort
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-
-import msgspec
+from dataclasses import dataclass
 
 from mooncake_lab.batching.check import check_plan
+from mooncake_lab.batching.instance import CountedBlocks, Instance
 from mooncake_lab.batching.plan import BatchingPolicy, Limits, Plan, Progress
 
 
@@ -26,50 +24,30 @@ class Iteration:
     """Requests that got their last token, in the order of the plan."""
 
 
-@dataclass(slots=True)
-class _Instance:
-    """The state between iterations. Mutable: it is what the plans act on."""
+@dataclass(slots=True, eq=False)
+class _Observer:
+    """A policy that checks what another one plans, and keeps what it saw. Mutable: it keeps the last iteration."""
 
-    limits: Limits
-    output_tokens: Mapping[int, int]
-    waiting: list[Progress] = field(default_factory=list[Progress])
-    running: list[Progress] = field(default_factory=list[Progress])
+    policy: BatchingPolicy
+    seen: tuple[tuple[Progress, ...], tuple[Progress, ...], Limits] | None = None
 
-    def enqueue(self, request: Progress) -> None:
-        insort(self.waiting, request, key=_order)
+    def plan(self, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Plan:
+        """The plan of the other policy.
 
-    def limits_now(self) -> Limits:
-        held = sum(request.held_blocks for request in self.running)
-        return msgspec.structs.replace(self.limits, free_blocks=self.limits.capacity_blocks - held)
+        Raises:
+            ValueError: when an instance could not act on it.
+        """
+        plan = self.policy.plan(waiting, running, limits)
+        check_plan(plan, waiting, running, limits)
+        self.seen = tuple(waiting), tuple(running), limits
+        return plan
 
-    def act(self, plan: Plan) -> list[int]:
-        """Do what the plan says; who got the last token."""
-        refused = {refusal.request_id for refusal in plan.rejected}
-        pushed_out = {*plan.preempted, *plan.swapped}
-        progress = {segment.request_id: segment for segment in plan.segments}
-        held = {request.request_id: request for request in (*self.waiting, *self.running)}
-        self.waiting = [r for r in self.waiting if r.request_id not in progress and r.request_id not in refused]
-        for request_id in (*plan.preempted, *plan.swapped):
-            cached = held[request_id].cached_tokens if request_id in plan.swapped else 0
-            self.enqueue(msgspec.structs.replace(held[request_id], cached_tokens=cached, held_blocks=0))
-        stay = [r for r in self.running if not {r.request_id} & (refused | pushed_out | progress.keys())]
-        finished: list[int] = []
-        for request_id, segment in progress.items():
-            request = self._computed(held[request_id], segment.new_tokens, segment.emits)
-            if request.generated_tokens < self.output_tokens[request_id]:
-                stay.append(request)
-            else:
-                finished.append(request_id)
-        self.running = sorted(stay, key=_order)
-        return finished
-
-    def _computed(self, request: Progress, new_tokens: int, emits: bool) -> Progress:
-        cached = request.cached_tokens + new_tokens
-        return msgspec.structs.replace(
-            request,
-            cached_tokens=cached,
-            generated_tokens=request.generated_tokens + emits,
-            held_blocks=-(-cached // self.limits.block_size_tokens),
+    def iteration(self, index: int, plan: Plan, finished: tuple[int, ...]) -> Iteration:
+        """The last iteration, for the log."""
+        assert self.seen is not None  # noqa: S101  # it was planned
+        waiting, running, limits = self.seen
+        return Iteration(
+            index=index, waiting=waiting, running=running, limits=limits, plan=plan, finished=finished
         )
 
 
@@ -100,7 +78,8 @@ def trace_plans(
     coming = sorted(
         requests, key=lambda request: (enters.get(request.request_id, 0), *_order(request)), reverse=True
     )
-    instance = _Instance(limits, output_tokens)
+    observer = _Observer(policy)
+    instance = Instance(observer, limits, CountedBlocks(limits.capacity_blocks))
     log: list[Iteration] = []
     while coming or instance.waiting or instance.running:
         index = len(log)
@@ -108,21 +87,17 @@ def trace_plans(
             instance.enqueue(coming.pop())
         if index >= max_iterations:
             raise ValueError(f"{policy} is not done after {max_iterations} iterations")
-        log.append(_step(policy, instance, index))
-        plan = log[-1].plan
-        if not (coming or plan.segments or plan.rejected or plan.preempted or plan.swapped):
-            stuck = [request.request_id for request in (*instance.running, *instance.waiting)]
+        plan = instance.plan()
+        if not coming and plan.is_empty:
+            stuck = [request.request_id for request in (*instance.running.values(), *instance.waiting)]
             raise ValueError(f"{policy} does nothing in iteration {index} while requests {stuck} are there")
+        finished = [
+            r.request_id for r in instance.apply(plan) if r.generated_tokens >= output_tokens[r.request_id]
+        ]
+        for request_id in finished:
+            instance.finish(request_id)
+        log.append(observer.iteration(index, plan, tuple(finished)))
     return log
-
-
-def _step(policy: BatchingPolicy, instance: _Instance, index: int) -> Iteration:
-    """Plan, check, act."""
-    waiting, running, limits = tuple(instance.waiting), tuple(instance.running), instance.limits_now()
-    plan = policy.plan(waiting, running, limits)
-    check_plan(plan, waiting, running, limits)
-    finished = tuple(instance.act(plan))
-    return Iteration(index=index, waiting=waiting, running=running, limits=limits, plan=plan, finished=finished)
 
 
 def _order(request: Progress) -> tuple[int, int]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from mooncake_lab.batching.blocks import worst_case_blocks
 from mooncake_lab.batching.draft import Draft
 from mooncake_lab.batching.plan import Limits, Plan, Progress
+from mooncake_lab.batching.steady import steady_while_blocks_last
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,8 @@ class RequestLevel:
     original pads them to the longest, which `padding_waste` counts. The place of a finished request stays
     empty until the batch is drained, which `tail_waste` counts.
     """
+
+    steady_steps = steady_while_blocks_last
 
     def plan(self, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Plan:
         """Decode the batch, or admit the next one where none is left."""

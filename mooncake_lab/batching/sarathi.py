@@ -7,6 +7,7 @@ from typing import Literal
 from mooncake_lab.batching.blocks import worst_case_blocks
 from mooncake_lab.batching.draft import Draft, smaller
 from mooncake_lab.batching.plan import Limits, Plan, Progress, require_positive
+from mooncake_lab.batching.steady import steady_while_blocks_last
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class Sarathi:
         require_positive("Sarathi.chunk_tokens", self.chunk_tokens)
         if self.chunk not in {"filled", "fixed"}:
             raise ValueError(f"Sarathi.chunk is {self.chunk!r}; allowed are filled and fixed")
+
+    steady_steps = steady_while_blocks_last
 
     def plan(self, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Plan:
         """One piece of the oldest unfinished prompt, and every decode."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from mooncake_lab.batching.blocks import known_blocks
 from mooncake_lab.batching.draft import Draft, smaller
 from mooncake_lab.batching.plan import Limits, Plan, Progress, require_positive
+from mooncake_lab.batching.steady import steady_while_blocks_last
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,8 @@ class SarathiServe:
 
     def __post_init__(self) -> None:
         require_positive("SarathiServe.chunk_tokens", self.chunk_tokens)
+
+    steady_steps = steady_while_blocks_last
 
     def plan(self, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Plan:
         """All decodes, then pieces of prompts with what they leave of the budget."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from mooncake_lab.batching.blocks import known_blocks
 from mooncake_lab.batching.draft import Draft
 from mooncake_lab.batching.plan import Limits, Plan, Progress, require_positive
+from mooncake_lab.batching.steady import steady_while_blocks_last
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class SplitFuse:
 
     def __post_init__(self) -> None:
         require_positive("SplitFuse.chunk_tokens", self.chunk_tokens)
+
+    steady_steps = steady_while_blocks_last
 
     def plan(self, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Plan:
         """Decodes, then prompts split and composed to exactly the tokens of a pass where enough wait."""

@@ -7,6 +7,7 @@ from typing import Literal
 from mooncake_lab.batching.blocks import known_blocks, worst_case_blocks
 from mooncake_lab.batching.draft import Draft, smaller
 from mooncake_lab.batching.plan import Limits, Plan, Progress, require_positive
+from mooncake_lab.batching.steady import steady_while_blocks_last
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,8 @@ class TensorRTLLM:
                 f"TensorRTLLM.capacity is {self.capacity!r}; allowed are max_utilization and guaranteed_no_evict"
             )
         require_positive("TensorRTLLM.chunk_tokens", self.chunk_tokens)
+
+    steady_steps = steady_while_blocks_last
 
     def plan(self, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Plan:
         """Generation first in the budget, prompts first in the packed batch."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from mooncake_lab.batching.blocks import known_blocks
 from mooncake_lab.batching.draft import Draft
 from mooncake_lab.batching.plan import Limits, Plan, Progress
+from mooncake_lab.batching.steady import steady_while_blocks_last
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,8 @@ class VLLM:
 
     watermark: float = 0.01
     """Part of the cache that admissions leave free (vLLM's default)."""
+
+    steady_steps = steady_while_blocks_last
 
     def plan(self, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Plan:
         """Prompts if there is room for one, else decodes."""

@@ -10,7 +10,7 @@ from mooncake_lab.simulation.coupled_cluster import (
 )
 from mooncake_lab.simulation.decode import DecodeInstance
 from mooncake_lab.simulation.device_cache import DeviceCache
-from mooncake_lab.simulation.device_memory import DeviceMemory
+from mooncake_lab.simulation.device_memory import CachedBlocks
 from mooncake_lab.simulation.example import four_requests
 from mooncake_lab.simulation.network import Network
 from mooncake_lab.simulation.node_cache import NodeCache
@@ -28,6 +28,7 @@ __all__ = [
     "CAUSES",
     "COUPLED_SYSTEMS",
     "DEFAULT_MAX_TOKENS",
+    "CachedBlocks",
     "Cluster",
     "ClusterSpec",
     "CoupledCluster",
@@ -35,7 +36,6 @@ __all__ = [
     "CoupledSpec",
     "DecodeInstance",
     "DeviceCache",
-    "DeviceMemory",
     "Failure",
     "Job",
     "Network",

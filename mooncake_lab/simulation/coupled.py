@@ -1,24 +1,72 @@
 """A coupled instance in virtual time: prefill and decode on the same GPUs, under any batching policy.
 
-It asks its policy for a plan and runs it as one iteration. Where the policy would say the same again (the
-same decodes, the same piece of a prompt), the iterations up to the next change are one formula and one
-record, so that an hour of traffic takes seconds and no token is lost.
+It asks its policy for a plan and runs it as one iteration. Where the policy would plan the same again (the same
+decodes, the same piece of a prompt), the iterations up to the next change are one formula and one record, so that
+an hour of traffic takes seconds and no token is lost.
 """
 
-from bisect import insort
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from math import fsum, inf
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
-import msgspec
 import simpy
 
-from mooncake_lab.batching import BatchingPolicy, Limits, Plan, Progress, Segment, decode_stretch_steps
+from mooncake_lab.batching import BatchingPolicy, CountedBlocks, Instance, Limits, Plan, Progress, Segment
 from mooncake_lab.conductor import DecodeView, PrefillView, ServedView
-from mooncake_lab.core import DecodeStretch, Finished, FirstToken, Prefilled, Record, Rejected, TracedRequest
+from mooncake_lab.core import (
+    DecodeStretch,
+    Finished,
+    FirstToken,
+    Prefilled,
+    Record,
+    Rejected,
+    Request,
+    TracedRequest,
+)
 from mooncake_lab.perf import LatencyModel
-from mooncake_lab.simulation.device_memory import DeviceMemory, Resident
-from mooncake_lab.simulation.steady import ROUNDING_S, Parts, Steady, pace_of
+from mooncake_lab.simulation.device_cache import DeviceCache
+from mooncake_lab.simulation.device_memory import CachedBlocks
+from mooncake_lab.simulation.steady import ROUNDING_S, Steady, pace_of
+
+
+@dataclass(slots=True, eq=False)
+class CoupledRequest:
+    """What a coupled instance knows of a request beside its `Progress`. Mutable: tokens are added to it."""
+
+    traced: TracedRequest
+    estimated_s: float
+    """How long the Conductor expects its prefill to take."""
+    served: ServedView
+    """The request as the Conductor sees it: when it began to decode here, or is expected to."""
+    generated_tokens: int
+    """Tokens that its user has, those of the iterations under way left out."""
+    shown_tokens: int
+    """Of those, the ones from an instance that failed."""
+    begun: bool = False
+    """Whether some of its prompt has been computed since it was admitted."""
+    preempted: bool = False
+    """Whether it was preempted before.
+
+    A preempted request may find its own blocks again: that saves computation, and is no hit of the workload.
+    """
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens it generates in all; prefill gives one even where the trace says none."""
+        return max(1, self.traced.output_tokens)
+
+
+Parts: TypeAlias = Sequence[tuple[CoupledRequest, Segment]]
+"""The requests of a plan beside their segments."""
+
+
+class Stretch(NamedTuple):
+    """Iterations of one plan: when the first began, how long they take, and how many."""
+
+    start_s: float
+    pace: Steady
+    steps: int
 
 
 class CoupledInstance:
@@ -29,9 +77,10 @@ class CoupledInstance:
         name: of the instance.
         model: how long iterations take (its hybrid step), and what beginning a prompt costs.
         policy: what runs next.
-        memory: its KVCache blocks.
+        limits: of its iterations and its memory.
+        cache: computed prompts in the same memory; None reuses none.
         log: where records go.
-        lost: told each request that was here when it died, and how many tokens its user has.
+        lost: called for each request that was here when the instance failed, with the tokens its user has.
     """
 
     def __init__(
@@ -40,32 +89,46 @@ class CoupledInstance:
         name: str,
         model: LatencyModel,
         policy: BatchingPolicy,
-        memory: DeviceMemory,
+        limits: Limits,
+        cache: DeviceCache | None,
         log: Callable[[Record], None],
         lost: Callable[[TracedRequest, int], None] | None = None,
     ) -> None:
         self.name = name
-        self.memory = memory
+        self.cache = cache
         self.alive = True
         self.assigned_requests = 0
+        self.capacity_tokens = limits.capacity_blocks * limits.block_size_tokens
+        """KVCache tokens that fit."""
         self.horizon_s = inf
         """When the run is cut: iterations that repeat end with the last one before it, as in `DecodeInstance`."""
         self._env = env
         self._model = model
-        self._policy = policy
         self._log = log
         self._lost = lost
-        self._waiting: list[Resident] = []
-        self._running: list[Resident] = []
+        self._requests: dict[int, CoupledRequest] = {}
+        blocks = (
+            CountedBlocks(limits.capacity_blocks)
+            if cache is None
+            else CachedBlocks(limits.capacity_blocks, limits.block_size_tokens, cache, self._request_of)
+        )
+        self.instance = Instance(policy, limits, blocks)
         self._loads: tuple[PrefillView, DecodeView] | None = None  # until something changes
-        self._under_way: tuple[Parts, float, Steady, int] | None = None
+        self._under_way: tuple[Plan, Stretch] | None = None
         self._awake: simpy.Event = env.event()
-        self._life = env.process(self._live())
+        self._process = env.process(self._live())
 
-    @property
-    def residents(self) -> list[Resident]:
+    def _request_of(self, request_id: int) -> Request:
+        return self._requests[request_id].traced.request
+
+    def _present(self) -> list[tuple[Progress, CoupledRequest]]:
         """Requests here: those that wait, then those that run."""
-        return [*self._waiting, *self._running]
+        progress = (*self.instance.waiting, *self.instance.running.values())
+        return [(each, self._requests[each.request_id]) for each in progress]
+
+    def matched_blocks(self, request: Request) -> int:
+        """Leading blocks of a prompt that are in its memory."""
+        return 0 if self.cache is None else self.cache.matched(request)
 
     def view(self, matched_blocks: int) -> tuple[PrefillView, DecodeView]:
         """What the Conductor may know of this instance in either pool, as of the last change.
@@ -73,17 +136,20 @@ class CoupledInstance:
         Requests whose prompt is not computed yet are on their way to decode; they are the prefill backlog, too.
         """
         if self._loads is None:
-            residents = self.residents
-            queued = [r for r in residents if r.is_queued]
+            present = self._present()
+            queued = [request for _, request in present if request.generated_tokens == request.shown_tokens]
+            served = [request.served for _, request in present if request.generated_tokens > request.shown_tokens]
             self._loads = (
-                PrefillView(self.name, fsum(r.believed_s for r in queued), len(queued), self.assigned_requests, 0),
+                PrefillView(
+                    self.name, fsum(r.estimated_s for r in queued), len(queued), self.assigned_requests, 0
+                ),
                 DecodeView(
                     self.name,
-                    len(residents),
-                    sum(max(r.cached_tokens, r.served.input_tokens) for r in residents),
-                    self.memory.capacity_tokens,
-                    tuple(r.served for r in residents if not r.is_queued),
-                    tuple(r.served for r in queued),
+                    len(present),
+                    sum(max(progress.cached_tokens, r.served.input_tokens) for progress, r in present),
+                    self.capacity_tokens,
+                    tuple(served),
+                    tuple([request.served for request in queued]),
                 ),
             )
         prefill, decode = self._loads
@@ -91,36 +157,44 @@ class CoupledInstance:
 
     def tokens_shown(self) -> dict[int, int]:
         """How many tokens each request here has received by now, those of the iterations under way included."""
-        shown = {r.traced.request.id: r.generated_tokens for r in self.residents}
+        shown = {progress.request_id: request.generated_tokens for progress, request in self._present()}
         if self._under_way is not None:
-            parts, start_s, pace, steps = self._under_way
+            plan, (start_s, pace, steps) = self._under_way
             done = min(steps, pace.steps_within(self._env.now - start_s - ROUNDING_S))
-            for resident, segment in parts:
-                shown[resident.traced.request.id] += done * segment.emits
+            for segment in plan.segments:
+                shown[segment.request_id] += done * segment.emits
         return {request_id: tokens for request_id, tokens in shown.items() if tokens}
 
     def submit(
-        self, traced: TracedRequest, *, believed_s: float, starts_s: float, max_tokens: int, shown_tokens: int = 0
+        self,
+        traced: TracedRequest,
+        *,
+        estimated_s: float,
+        starts_s: float,
+        max_tokens: int,
+        shown_tokens: int = 0,
     ) -> None:
         """Queue a placed request; the iteration under way ends first.
 
         Args:
             traced: the request.
-            believed_s: how long the Conductor thinks its prefill takes.
+            estimated_s: how long the Conductor expects its prefill to take.
             starts_s: when the Conductor expects it to decode.
             max_tokens: the most tokens of its answer, for policies that reserve room for all of them.
-            shown_tokens: tokens that its user has from an instance that died: they are computed like its prompt.
+            shown_tokens: tokens that its user has from an instance that failed: they are computed like its prompt.
         """
-        resident = Resident(
-            traced,
-            self.assigned_requests,
-            believed_s,
-            ServedView(traced.request.id, traced.request.input_tokens + shown_tokens, starts_s),
-            max_tokens,
-            generated_tokens=shown_tokens,
-            shown_tokens=shown_tokens,
+        request = traced.request
+        served = ServedView(request.id, request.input_tokens + shown_tokens, starts_s)
+        self._requests[request.id] = CoupledRequest(traced, estimated_s, served, shown_tokens, shown_tokens)
+        self.instance.enqueue(
+            Progress(
+                request_id=request.id,
+                arrival=self.assigned_requests,
+                prompt_tokens=request.input_tokens,
+                generated_tokens=shown_tokens,
+                max_new_tokens=max_tokens,
+            )
         )
-        insort(self._waiting, resident, key=_rank)
         self.assigned_requests += 1
         self._loads = None
         if not self._awake.triggered:
@@ -129,167 +203,132 @@ class CoupledInstance:
     def die(self) -> None:
         """Stop: a step that decodes ends, as in `DecodeInstance`; one of prompts alone is lost at once.
 
-        Whoever is here is lost then, the tokens that were shown are not.
+        The requests here are lost then, the tokens that were shown are not.
         """
         self.alive = False
-        self._life.interrupt()
+        self._process.interrupt()
 
     def _live(self) -> Generator[simpy.Event, Any, None]:
         try:
             yield from self._serve()
         except simpy.Interrupt:
-            for resident in sorted(self.residents, key=_rank):
+            present = sorted(self._present(), key=lambda pair: pair[0].arrival)
+            for _, request in present:
                 if self._lost is not None:
-                    self._lost(resident.traced, resident.generated_tokens)
-            self._waiting, self._running, self._under_way = [], [], None
+                    self._lost(request.traced, request.generated_tokens)
+            self.instance.waiting.clear()
+            self.instance.running.clear()
+            self._requests, self._under_way = {}, None
 
     def _serve(self) -> Generator[simpy.Event, Any, None]:
         while True:
             self._awake = self._env.event()
-            waiting = [self.memory.progress(r) for r in self._waiting]
-            running = [self.memory.progress(r) for r in self._running]
-            limits = self.memory.limits_now(self._running)
-            plan = self._policy.plan(waiting, running, limits)
+            plan = self.instance.plan()
             self._push_out(plan)
             if plan.segments:
-                yield from self._run(plan, {p.request_id: p for p in (*waiting, *running)}, limits)
-            elif self._running and not (plan.rejected or plan.preempted or plan.swapped):
-                raise ValueError(f"{self._policy} plans nothing for {len(running)} requests that run")
-            elif not plan.rejected:
+                yield from self._run(plan)
+            elif plan.is_empty:
+                if self.instance.running:
+                    running = len(self.instance.running)
+                    raise ValueError(f"{self.instance.policy} plans nothing for {running} requests that run")
                 yield self._awake
 
-    def _run(self, plan: Plan, known: Mapping[int, Progress], limits: Limits) -> Generator[simpy.Event, Any, None]:
+    def _run(self, plan: Plan) -> Generator[simpy.Event, Any, None]:
         """Run a plan once, or as often as it stays the plan."""
-        parts = self._enter(plan)
-        pace = pace_of(self._model, parts)
-        start_s = self._env.now
-        steps = self._steady_steps(plan, parts, known, limits)
-        steps = pace.steps_before(steps, self.horizon_s, start_s)
-        self._under_way = parts, start_s, pace, steps
+        parts = [(self._requests[segment.request_id], segment) for segment in plan.segments]
+        begun = sum(segment.kind == "prefill" and not request.begun for request, segment in parts)
+        pace, start_s = pace_of(self._model, plan, begun), self._env.now
+        steps = pace.steps_before(self._steady_steps(plan, parts), self.horizon_s, start_s)
+        self._under_way = plan, Stretch(start_s, pace, steps)
         end = self._env.timeout(pace.seconds(steps))
         try:
             if steps == 1:
                 yield end
             else:
                 yield end | self._awake
-                if not end.processed:  # somebody came: the iteration under way is the last
+                if not end.processed:  # a request came: the iteration under way is the last
                     steps = min(steps, pace.steps_within(self._env.now - start_s) + 1)
                     yield self._env.timeout(max(0.0, start_s + pace.seconds(steps) - self._env.now))
-        except simpy.Interrupt:  # it died
-            if all(segment.kind == "prefill" for _, segment in parts):
+        except simpy.Interrupt:  # the instance failed
+            if all(segment.kind == "prefill" for segment in plan.segments):
                 raise
             steps = min(steps, pace.steps_within(self._env.now - start_s) + 1)
             yield self._env.timeout(max(0.0, start_s + pace.seconds(steps) - self._env.now))
-            self._close(parts, start_s, pace, steps)
+            self._close(plan, parts, Stretch(start_s, pace, steps))
             raise
-        self._close(parts, start_s, pace, steps)
+        self._close(plan, parts, Stretch(start_s, pace, steps))
 
-    def _enter(self, plan: Plan) -> Parts:
-        """The residents of a plan beside their segments; those that waited have a place from now on."""
-        here = {r.traced.request.id: r for r in self.residents}
-        parts = [(here[segment.request_id], segment) for segment in plan.segments]
-        planned = {segment.request_id for segment in plan.segments}
-        for resident in [r for r in self._waiting if r.traced.request.id in planned]:
-            self._waiting.remove(resident)
-            insort(self._running, resident, key=_rank)
-            self.memory.enter(resident)
-        return parts
-
-    def _steady_steps(self, plan: Plan, parts: Parts, known: Mapping[int, Progress], limits: Limits) -> int:
-        """How often the policy would plan the same if nobody came; at least once."""
-        pieces = [(r, segment) for r, segment in parts if segment.kind == "prefill"]
-        changes = plan.preempted or plan.swapped or plan.rejected
-        if changes or len(pieces) > 1 or len(parts) < len(self._running):
+    def _steady_steps(self, plan: Plan, parts: Parts) -> int:
+        """How often the plan repeats if no request comes: until the policy changes it, or a request is done."""
+        steps = self.instance.steady_steps(plan)
+        if steps == 1:
             return 1
-        steps = min((r.output_tokens - r.generated_tokens for r, s in parts if s.kind == "decode"), default=10**9)
-        free = limits.free_blocks
-        for resident, segment in pieces:
-            if segment.emits or not resident.begun:
-                return 1
-            progress = known[segment.request_id]
-            # within a block of its end a prompt may be cut differently, or not at all
-            repeated = (progress.pending_tokens - limits.block_size_tokens) // segment.new_tokens
-            steps = min(steps, repeated)
-            free -= max(0, -(-progress.known_tokens // limits.block_size_tokens) - progress.held_blocks)
-        decoding = [known[segment.request_id] for _, segment in parts if segment.kind == "decode"]
-        if decoding:
-            room = msgspec.structs.replace(limits, free_blocks=max(0, free))
-            steps = min(steps, decode_stretch_steps(decoding, room))
-        return max(1, steps)
+        left = [request.output_tokens - request.generated_tokens for request, segment in parts if segment.emits]
+        return max(1, min(steps, min(left, default=steps)))
 
-    def _close(self, parts: Parts, start_s: float, pace: Steady, steps: int) -> None:
+    def _close(self, plan: Plan, parts: Parts, stretch: Stretch) -> None:
         """Write down what was computed and let finished requests go."""
         self._loads = None
         self._under_way = None
         # a recomputation that is complete shows its user one more token, as a decode does
-        decoded = tuple(r.traced.request.id for r, segment in parts if r.generated_tokens and segment.emits)
+        decoded = [segment.request_id for request, segment in parts if segment.emits and request.generated_tokens]
         if decoded:
             self._log(
                 DecodeStretch(
                     at_s=self._env.now,
                     instance=self.name,
-                    start_s=start_s,
-                    steps=steps,
-                    first_step_s=pace.first_s,
-                    step_growth_s=pace.growth_s,
-                    request_ids=decoded,
+                    start_s=stretch.start_s,
+                    steps=stretch.steps,
+                    first_step_s=stretch.pace.first_s,
+                    step_growth_s=stretch.pace.growth_s,
+                    request_ids=tuple(decoded),
                 )
             )
-        for resident, segment in parts:
-            resident.cached_tokens += segment.new_tokens * steps
-        self.memory.settle(self._running)  # before anybody leaves: the room was needed
-        for resident, segment in parts:
+        self.instance.apply(plan, stretch.steps)
+        for request, segment in parts:
             if segment.kind == "prefill":
-                self._prefilled(resident, segment, start_s, steps)
+                self._prefilled(request, segment, stretch)
             if segment.emits:
-                self._emitted(resident, steps)
+                self._emitted(request, stretch.steps)
 
-    def _prefilled(self, resident: Resident, segment: Segment, start_s: float, steps: int) -> None:
+    def _prefilled(self, request: CoupledRequest, segment: Segment, stretch: Stretch) -> None:
+        is_first = not (request.begun or request.preempted)
         self._log(
             Prefilled(
                 at_s=self._env.now,
                 request_id=segment.request_id,
                 instance=self.name,
-                start_s=start_s,
-                computed_tokens=segment.new_tokens * steps,
-                reused_tokens=0 if resident.begun else resident.reused_tokens,
+                start_s=stretch.start_s,
+                computed_tokens=segment.new_tokens * stretch.steps,
+                reused_tokens=segment.cached_tokens if is_first else 0,
             )
         )
-        resident.begun = True
-        if segment.emits:
-            self.memory.computed(resident)
+        request.begun = True
 
-    def _emitted(self, resident: Resident, steps: int) -> None:
+    def _emitted(self, request: CoupledRequest, steps: int) -> None:
         """A request got its first token, or `steps` more."""
-        request_id, now_s = resident.traced.request.id, self._env.now
-        if resident.is_queued:
-            resident.served = resident.served._replace(starts_s=now_s)
-        if not resident.generated_tokens:
+        request_id, now_s = request.traced.request.id, self._env.now
+        if request.generated_tokens == request.shown_tokens:
+            request.served = request.served._replace(starts_s=now_s)
+        if not request.generated_tokens:
             self._log(FirstToken(at_s=now_s, request_id=request_id))
-        resident.generated_tokens += steps
-        if resident.generated_tokens >= resident.output_tokens:
-            self._running.remove(resident)
-            self.memory.leave(resident)
-            self._log(Finished(at_s=now_s, request_id=request_id, output_tokens=resident.generated_tokens))
+        request.generated_tokens += steps
+        if request.generated_tokens >= request.output_tokens:
+            self.instance.finish(request_id)
+            del self._requests[request_id]
+            self._log(Finished(at_s=now_s, request_id=request_id, output_tokens=request.generated_tokens))
 
     def _push_out(self, plan: Plan) -> None:
-        """Reject what can never be served; put the preempted back among the waiting, with nothing cached."""
-        if not (plan.rejected or plan.preempted or plan.swapped):
-            return
-        self._loads = None
-        reasons = {refusal.request_id: refusal.reason for refusal in plan.rejected}
-        for resident in [r for r in self.residents if r.traced.request.id in reasons]:
-            (self._waiting if resident in self._waiting else self._running).remove(resident)
-            self.memory.leave(resident)
-            request = resident.traced.request
-            known_tokens = request.input_tokens + resident.generated_tokens
-            stage = "capacity" if known_tokens > self.memory.capacity_tokens else "batching"
-            self._log(Rejected(at_s=self._env.now, request_id=request.id, stage=stage, reason=reasons[request.id]))
-        for resident in [r for r in self._running if r.traced.request.id in {*plan.preempted, *plan.swapped}]:
-            self._running.remove(resident)
-            self.memory.leave(resident)
-            insort(self._waiting, resident, key=_rank)
-
-
-def _rank(resident: Resident) -> int:
-    return resident.rank
+        """Write down the requests that can never be served; note the preempted ones."""
+        if plan.rejected or plan.preempted or plan.swapped:
+            self._loads = None
+        # first those that waited
+        for refusal in sorted(plan.rejected, key=lambda refusal: self._requests[refusal.request_id].begun):
+            request = self._requests.pop(refusal.request_id)
+            known_tokens = request.traced.request.input_tokens + request.generated_tokens
+            stage = "capacity" if known_tokens > self.capacity_tokens else "batching"
+            self._log(
+                Rejected(at_s=self._env.now, request_id=refusal.request_id, stage=stage, reason=refusal.reason)
+            )
+        for request_id in (*plan.preempted, *plan.swapped):
+            self._requests[request_id].begun, self._requests[request_id].preempted = False, True

@@ -36,7 +36,6 @@ from mooncake_lab.core import SLO, Record, Request, RunEnded, TracedRequest
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.simulation.coupled import CoupledInstance
 from mooncake_lab.simulation.device_cache import DeviceCache
-from mooncake_lab.simulation.device_memory import DeviceMemory
 from mooncake_lab.simulation.frontdoor import FrontDoor
 from mooncake_lab.simulation.journeys import extended
 from mooncake_lab.simulation.notice_board import NoticeBoard
@@ -149,7 +148,16 @@ class CoupledCluster:
         self.estimate = estimate or LatencyEstimator(model)
         self._env = simpy.Environment()
         self.instances = {
-            name: CoupledInstance(self._env, name, model, spec.batching, _memory(spec), self._write, self._resume)
+            name: CoupledInstance(
+                self._env,
+                name,
+                model,
+                spec.batching,
+                _limits(spec),
+                _device_cache(spec),
+                self._write,
+                self._resume,
+            )
             for name in (f"coupled-{i}" for i in range(spec.nodes))
         }
         self._board = NoticeBoard(self._env, spec.view_age_s, self._look, list(self.instances))
@@ -188,12 +196,7 @@ class CoupledCluster:
 
     def view(self, request: Request) -> ClusterView:
         """What the Conductor may know about this request; every instance is in both pools."""
-        return self._board.view(
-            [
-                0 if instance.memory.cache is None else instance.memory.cache.matched(request)
-                for instance in self.instances.values()
-            ]
-        )
+        return self._board.view([instance.matched_blocks(request) for instance in self.instances.values()])
 
     def _view_to_decide(self, request: Request) -> ClusterView:
         view = self.view(request)
@@ -226,11 +229,11 @@ class CoupledCluster:
                 " do not share their caches, use a placement policy that does not fetch"
             )
         request = traced.request
-        believed_s = self.estimate.prefill_s(request.id, request.input_tokens, placement.reused_tokens)
+        estimated_s = self.estimate.prefill_s(request.id, request.input_tokens, placement.reused_tokens)
         original, shown = self._resumed.pop(request.id, (traced, 0))
         self.instances[placement.prefill].submit(
             original,
-            believed_s=believed_s,
+            estimated_s=estimated_s,
             starts_s=self._env.now + placement.expected_ttft_s,
             max_tokens=self._max_tokens(original),
             shown_tokens=shown,
@@ -259,9 +262,9 @@ class CoupledCluster:
         self._resumed.pop(request.id, None)  # still there where it was refused
 
 
-def _memory(spec: CoupledSpec) -> DeviceMemory:
+def _limits(spec: CoupledSpec) -> Limits:
     blocks = spec.device_tokens // spec.memory_block_tokens
-    limits = Limits(
+    return Limits(
         max_batch_tokens=spec.max_batch_tokens,
         max_requests=spec.max_requests,
         block_size_tokens=spec.memory_block_tokens,
@@ -269,9 +272,10 @@ def _memory(spec: CoupledSpec) -> DeviceMemory:
         free_blocks=blocks,
         max_request_tokens=spec.max_request_tokens,
     )
+
+
+def _device_cache(spec: CoupledSpec) -> DeviceCache | None:
     if not spec.prefix_caching:
-        return DeviceMemory(limits, None)
-    capacity = blocks * spec.memory_block_tokens
-    return DeviceMemory(
-        limits, DeviceCache(capacity, block_size_tokens=spec.block_size_tokens, eviction=spec.eviction)
-    )
+        return None
+    capacity = spec.device_tokens // spec.memory_block_tokens * spec.memory_block_tokens
+    return DeviceCache(capacity, block_size_tokens=spec.block_size_tokens, eviction=spec.eviction)

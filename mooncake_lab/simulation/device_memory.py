@@ -1,127 +1,122 @@
-"""The GPU memory of a coupled instance: which KVCache blocks its requests hold, own and share."""
+"""The GPU memory of a coupled instance with prefix caching: which blocks its requests hold, own and shared."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from typing import final
 
 import msgspec
 
-from mooncake_lab.batching import Limits, Progress
-from mooncake_lab.conductor import ServedView
-from mooncake_lab.core import BlockKey, TracedRequest
+from mooncake_lab.batching import Progress
+from mooncake_lab.core import BlockKey, Request
 from mooncake_lab.simulation.device_cache import DeviceCache
 
 
-@dataclass(slots=True, eq=False)
-class Resident:
-    """A request at an instance; it changes as its tokens are computed."""
+@final
+class CachedBlocks:
+    """A `BlockSpace` over a `DeviceCache`. Mutable: requests take blocks and give them back.
 
-    traced: TracedRequest
-    rank: int
-    """Order of arrival at the instance."""
-    believed_s: float
-    """How long the Conductor thinks its prefill takes."""
-    served: ServedView
-    """It as the Conductor sees it: when it began to decode here, or is expected to."""
-    max_tokens: int
-    """The most tokens of its answer, as its client states it, or by default."""
-    cached_tokens: int = 0
-    generated_tokens: int = 0
-    shown_tokens: int = 0
-    """Those of the generated tokens that its user has from an instance that died."""
-    reused_tokens: int = 0
-    """Prompt tokens that it found in the cache when it was first admitted.
+    The cache counts the blocks of the trace, a policy those of the memory, which are smaller. A request shares the
+    whole trace blocks of its prompt once all of the prompt is computed.
 
-    A preempted request may find its own blocks again: that saves computation, and is no hit of the workload.
+    Args:
+        capacity_blocks: memory blocks.
+        block_size_tokens: tokens per memory block; a trace block is a whole number of them.
+        cache: of the same memory.
+        request_of: gives a request by its id.
     """
-    admitted: bool = False
-    """Whether it was ever given a place; a preempted request stays admitted."""
-    begun: bool = False
-    """Whether some of its prompt has been computed."""
-    keys: tuple[BlockKey, ...] = field(default=())
-    """Blocks it shares through the device cache."""
+
+    def __init__(
+        self,
+        capacity_blocks: int,
+        block_size_tokens: int,
+        cache: DeviceCache,
+        request_of: Callable[[int], Request],
+    ) -> None:
+        self._capacity_blocks = capacity_blocks
+        self._block = block_size_tokens
+        self._cache = cache
+        self._request_of = request_of
+        self._found: dict[int, int] = {}  # trace blocks that each waiting request was shown with
+        self._held: dict[int, int] = {}  # memory blocks of each running request
+        self._shared: dict[int, tuple[BlockKey, ...]] = {}  # trace blocks, of those, that the cache knows
+        self._complete: set[int] = set()  # running requests that share all of their prompt
+        self._private_blocks = 0
 
     @property
-    def is_queued(self) -> bool:
-        """Whether what it brought here, its prompt above all, is still to be computed."""
-        return self.generated_tokens == self.shown_tokens
+    def free_blocks(self) -> int:
+        """Blocks that no running request holds; what is kept only for reuse counts as free."""
+        pinned = self._cache.pinned_tokens // self._block
+        return max(0, self._capacity_blocks - pinned - self._private_blocks)
 
-    @property
-    def output_tokens(self) -> int:
-        """Tokens it generates in all; prefill gives one even where the trace says none."""
-        return max(1, self.traced.output_tokens)
+    def match(
+        self, waiting: Sequence[Progress], running: Sequence[Progress]
+    ) -> tuple[Sequence[Progress], Sequence[Progress]]:
+        """Waiting requests with the prefix that they would find, running ones with the blocks that they share."""
+        self._found.clear()
+        return [self._with_prefix(request) for request in waiting], [self._with_shared(r) for r in running]
 
+    def acquire(self, requests: Sequence[Progress]) -> None:
+        """Count new blocks; a request that held none uses its prefix from the cache."""
+        for progress in requests:
+            request_id = progress.request_id
+            if request_id not in self._held:
+                request, found = self._request_of(request_id), self._found.get(request_id, 0)
+                self._shared[request_id] = self._cache.acquire(request, found)
+                self._private_blocks -= self._in_memory_blocks(request_id)
+            self._private_blocks += progress.held_blocks - self._held.get(request_id, 0)
+            self._held[request_id] = progress.held_blocks
 
-@dataclass(frozen=True, slots=True)
-class DeviceMemory:
-    """Counts blocks in the unit of the instance's limits, with or without a cache for prefixes."""
+    def publish(self, requests: Sequence[Progress]) -> None:
+        """Evict what is in the way of the new tokens, and share the prompts that are complete."""
+        self._cache.make_room(self._private_blocks * self._block)
+        for progress in requests:
+            request_id = progress.request_id
+            if progress.decoding and request_id not in self._complete:
+                self._complete.add(request_id)
+                self._private_blocks += self._in_memory_blocks(request_id)
+                self._shared[request_id] = self._cache.keep(self._request_of(request_id), self._shared[request_id])
+                self._private_blocks -= self._in_memory_blocks(request_id)
 
-    limits: Limits
-    cache: DeviceCache | None
+    def release(self, request: Progress, *, swap: bool = False) -> None:  # noqa: ARG002  # host memory is not modelled
+        """Free the blocks; shared ones stay in the cache while there is room."""
+        request_id = request.request_id
+        if request_id not in self._held:
+            return
+        self._private_blocks -= self._held.pop(request_id) - self._in_memory_blocks(request_id)
+        self._cache.release(self._shared.pop(request_id))
+        self._complete.discard(request_id)
 
-    @property
-    def capacity_tokens(self) -> int:
-        """KVCache tokens that fit."""
-        return self.limits.capacity_blocks * self.limits.block_size_tokens
+    def check(self, running: Collection[Progress]) -> None:
+        """Verify the cache, and that the running requests hold what is not free.
 
-    def limits_now(self, running: Iterable[Resident]) -> Limits:
-        """The limits with the blocks that are free now; blocks kept only for reuse count as free."""
-        pinned = 0 if self.cache is None else self.cache.pinned_tokens // self.limits.block_size_tokens
-        free = self.limits.capacity_blocks - pinned - self._private_blocks(running)
-        return msgspec.structs.replace(self.limits, free_blocks=max(0, free))
+        Raises:
+            AssertionError: naming what is lost or counted twice.
+        """
+        self._cache.check()
+        expected = {request.request_id: request.held_blocks for request in running}
+        assert self._held == expected, f"blocks are held as {self._held}; the running hold {expected}"  # noqa: S101  # our own mistake
+        private = sum(held - self._in_memory_blocks(request_id) for request_id, held in expected.items())
+        assert self._private_blocks == private, f"{self._private_blocks} private blocks, counted {private}"  # noqa: S101  # likewise
 
-    def progress(self, resident: Resident) -> Progress:
-        """A request as its policy may see it."""
-        request, block = resident.traced.request, self.limits.block_size_tokens
-        cached, held, shared = resident.cached_tokens, -(-resident.cached_tokens // block), 0
-        if self.cache is not None:
-            whole = request.block_size_tokens // block
-            if cached:
-                shared = self.cache.pinned_among(resident.keys, times=2) * whole
-            else:
-                matched = self.cache.matched(request)
-                cached = matched * request.block_size_tokens
-                held = self.cache.pinned_among(request.block_keys[:matched]) * whole
-        return Progress(
-            request_id=request.id,
-            arrival=resident.rank,
-            prompt_tokens=request.input_tokens,
-            cached_tokens=cached,
-            generated_tokens=resident.generated_tokens,
-            held_blocks=held,
-            shared_blocks=shared,
-            max_new_tokens=resident.max_tokens,
-        )
+    def _with_prefix(self, progress: Progress) -> Progress:
+        request = self._request_of(progress.request_id)
+        found = self._cache.matched(request)
+        tokens = found * request.block_size_tokens
+        if tokens <= progress.cached_tokens:
+            return progress
+        self._found[progress.request_id] = found
+        in_use = self._cache.pinned_among(request.block_keys[:found])
+        whole = request.block_size_tokens // self._block
+        return msgspec.structs.replace(progress, cached_tokens=tokens, held_blocks=in_use * whole)
 
-    def enter(self, resident: Resident) -> None:
-        """A request got a place: what the cache holds of its prompt is its own now."""
-        if self.cache is not None:
-            request = resident.traced.request
-            resident.keys = self.cache.acquire(request, self.cache.matched(request))
-            resident.cached_tokens = len(resident.keys) * request.block_size_tokens
-            resident.reused_tokens = 0 if resident.admitted else resident.cached_tokens
-        resident.admitted = True
+    def _with_shared(self, progress: Progress) -> Progress:
+        keys = self._shared.get(progress.request_id, ())
+        shared = self._cache.pinned_among(keys, times=2) if keys else 0
+        if not shared:
+            return progress
+        whole = self._request_of(progress.request_id).block_size_tokens // self._block
+        return msgspec.structs.replace(progress, shared_blocks=shared * whole)
 
-    def computed(self, resident: Resident) -> None:
-        """A request's prompt is complete: others may use it."""
-        if self.cache is not None:
-            resident.keys = self.cache.keep(resident.traced.request, resident.keys)
-
-    def leave(self, resident: Resident) -> None:
-        """A request gives up its blocks."""
-        if self.cache is not None:
-            self.cache.release(resident.keys)
-        resident.keys, resident.begun = (), False
-        resident.cached_tokens = resident.reused_tokens = 0
-
-    def settle(self, running: Sequence[Resident]) -> None:
-        """What is kept only for reuse makes room for what the running requests need."""
-        if self.cache is not None:
-            self.cache.make_room(self._private_blocks(running) * self.limits.block_size_tokens)
-
-    def _private_blocks(self, running: Iterable[Resident]) -> int:
-        """Blocks that belong to one running request alone."""
-        block = self.limits.block_size_tokens
-        return sum(
-            -(-r.cached_tokens // block) - len(r.keys) * (r.traced.request.block_size_tokens // block)
-            for r in running
-        )
+    def _in_memory_blocks(self, request_id: int) -> int:
+        """Memory blocks of what a request shares."""
+        keys = self._shared[request_id]
+        return len(keys) * (self._request_of(request_id).block_size_tokens // self._block)

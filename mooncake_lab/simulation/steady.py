@@ -1,15 +1,11 @@
 """Iterations that repeat: each outlasts the one before by a constant, so that many of them are one formula."""
 
-from collections.abc import Sequence
 from math import sqrt
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
-from mooncake_lab.batching import Segment
+from mooncake_lab.batching import Plan
 from mooncake_lab.perf import LatencyModel
-from mooncake_lab.simulation.device_memory import Resident
 
-Parts: TypeAlias = Sequence[tuple[Resident, Segment]]
-"""What an iteration computes, and of whom."""
 ROUNDING_S: Final = 1e-9
 """An iteration that ends so shortly before now may, by rounding, be still to end."""
 
@@ -53,19 +49,24 @@ class Steady(NamedTuple):
         return steps
 
 
-def pace_of(model: LatencyModel, parts: Parts) -> Steady:
-    """How long the iteration takes, and by how much the next one like it takes longer."""
+def pace_of(model: LatencyModel, plan: Plan, begun: int) -> Steady:
+    """How long an iteration takes, and by how much the next one like it takes longer.
+
+    Args:
+        model: of the node.
+        plan: of the iteration.
+        begun: how many prompts the iteration begins; each costs the constant of a prefill.
+    """
     hybrid = model.hybrid
     pieces = list[tuple[int, int]]()
-    decodes = context = begins = 0
-    for resident, segment in parts:
+    decodes = context = 0
+    for segment in plan.segments:
         if segment.kind == "decode":
             decodes += 1
-            context += resident.cached_tokens
+            context += segment.cached_tokens
         else:
-            pieces.append((segment.new_tokens, resident.cached_tokens))
-            begins += not resident.begun
+            pieces.append((segment.new_tokens, segment.cached_tokens))
     step_s = hybrid.batch_s(pieces, decodes, context)
     chunk = sum(new for new, _ in pieces)
     growth_s = hybrid.per_context_token_s * decodes + hybrid.per_token_squared_s * 2 * chunk * chunk
-    return Steady(step_s + begins * model.prefill.constant_s, growth_s)
+    return Steady(step_s + begun * model.prefill.constant_s, growth_s)

@@ -226,8 +226,8 @@ class TestEveryPolicy:
             np.testing.assert_allclose(fast[i], when, rtol=0, atol=1e-9)
         assert check_log(cluster.log) == ()
         (instance,) = cluster.instances.values()
-        instance.memory.cache.check()
-        assert instance.memory.cache.pinned_tokens == 0
+        instance.cache.check()
+        assert instance.cache.pinned_tokens == 0
 
 
 class TestByHand:

@@ -1,9 +1,11 @@
 """Assignment: chunked prefill beside decodes, correct on the real engine."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Final
+
+from msgspec.structs import replace
 
 from mooncake_lab.batching import BatchingPolicy, Limits, Plan, Progress, Segment, named_policy, trace_plans
 from mooncake_lab.batching.replay import Iteration
