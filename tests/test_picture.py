@@ -74,18 +74,19 @@ def test_letters_stand_out(palette, text, ground):
     assert (lighter + 0.05) / (darker + 0.05) >= READABLE
 
 
-PRIMER = sorted((ROOT / "book" / "_static").glob("primer-*.svg"))
+SMALL = [ROOT / "book" / "_static" / "landing.svg", *sorted((ROOT / "book" / "_static").glob("primer-*.svg"))]
 NARROW_PX = 350
 """How wide a picture is on a phone of 390 px."""
 
 
-@pytest.mark.parametrize("path", PRIMER, ids=lambda path: path.stem)
-class TestPrimer:
-    """The drawings of the primer."""
+@pytest.mark.parametrize("path", SMALL, ids=lambda path: path.stem)
+class TestSmallPictures:
+    """The drawings of the first page and of the primer."""
 
     def test_is_shown_with_words_for_those_who_do_not_see_it(self, path):
         """The page shows it, it has title and description, and no id or class of another drawing."""
-        assert f":file: _static/{path.name}" in (ROOT / "book" / "primer.md").read_text(encoding="utf-8")
+        page = "intro.md" if path.stem == "landing" else "primer.md"
+        assert f":file: _static/{path.name}" in (ROOT / "book" / page).read_text(encoding="utf-8")
         root = ET.fromstring(path.read_text(encoding="utf-8"))  # noqa: S314 - our own file
         test_it_can_be_read_by_ear(root)
         names = [element.get("id") for element in root.iter() if element.get("id")]
