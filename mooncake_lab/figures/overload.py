@@ -1,6 +1,7 @@
 """Figures of overload: who was rejected and when, how load swings, and what makes it swing more."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from textwrap import fill
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -16,8 +17,8 @@ from mooncake_lab.figures.style import (
     BookFigure,
     footer,
     legend_above,
-    legend_once,
     new_figure,
+    panel_title,
     paper_points,
     plain_number,
     slo_line,
@@ -50,6 +51,7 @@ _COLOUR: Final[Mapping[str, str]] = MappingProxyType(
         "oracle": COLOURS["optimum"],
     }
 )
+PRODUCTION: Final = "arXiv Fig. 9: production, 20 machines, early rejection"
 _SIMULATED: Final = "simulated, 8xA800 nodes fitted to FAST'25 Fig. 14 and arXiv Fig. 2"
 
 
@@ -61,24 +63,28 @@ def rejections(panels: Mapping[str, pd.DataFrame], paper_percent: Mapping[str, f
         panels: rows of `Overload`, one a policy, by the name of the panel.
         paper_percent: what Table 3 prints by policy (%).
     """
-    figure, axes = new_figure(1, len(panels), height=3.8, sharey=True)
+    policies = list(dict.fromkeys(str(policy) for rows in panels.values() for policy in rows["policy"]))
+    figure, axes = new_figure(1, len(panels), height=0.42 * len(policies) + 1.5, sharex=True, sharey=True)
     for axis, (title, rows) in zip(axes, panels.items(), strict=True):
-        for at, row in enumerate(_records(rows)):
-            late = 100 * row["rejected_late"] / row["requests"]
-            early = 100 * row["rejected_share"] - late
-            colour = _colour(row["policy"])
-            axis.bar(at, early, color=colour, label="refused on arrival", width=0.7)
-            axis.bar(
-                at, late, bottom=early, color=colour, hatch=HATCHES["decode"], edgecolor="white",
-                label="refused after prefill", width=0.7,
-            )  # fmt: skip
-            if row["policy"] in paper_percent:
-                paper_points(axis, [at], [paper_percent[row["policy"]]], "arXiv Table 3")
-        axis.set_xticks(range(len(rows)), [LABELS[policy] for policy in rows["policy"]])
-        axis.set(title=title)
-        axis.grid(visible=False, axis="x")
-    axes[0].set_ylabel("rejected requests (%)")
-    legend_once(axes[0])
+        at = [policies.index(policy) for policy in rows["policy"]]
+        late = (100 * rows["rejected_late"] / rows["requests"]).to_numpy(dtype=float)
+        early = 100 * rows["rejected_share"].to_numpy(dtype=float) - late
+        axis.barh(at, early, color=COLOURS["refused_early"], label="refused on arrival", height=0.7)
+        axis.barh(
+            at, late, left=early, color=COLOURS["refused_late"], hatch=HATCHES["decode"], edgecolor="white",
+            label="refused after prefill", height=0.7,
+        )  # fmt: skip
+        known = [policy for policy in rows["policy"] if policy in paper_percent]
+        paper_points(
+            axis,
+            [paper_percent[each] for each in known],
+            [policies.index(each) for each in known],
+            "arXiv Table 3",
+        )
+        panel_title(axis, title.replace(", ", ",\n"))
+        axis.set_xlabel("rejected requests (%)")
+    _rows_of_policies(axes, policies)
+    legend_above(figure)
     _origin(figure, (source for rows in panels.values() for source in rows["source"]))
     return figure
 
@@ -92,22 +98,28 @@ def with_intervals(rows: pd.DataFrame, quantities: Mapping[str, str], policies: 
         quantities: column by its label with unit.
         policies: in the order to draw.
     """
-    figure, axes = new_figure(1, len(quantities), height=3.8)
+    figure, axes = new_figure(1, len(quantities), height=0.55 * len(policies) + 0.9, sharey=True)
     for axis, (label, column) in zip(axes, quantities.items(), strict=True):
         for at, policy in enumerate(policies):
             values = np.asarray(rows.loc[rows["policy"] == policy, column], dtype=float)
             half = 1.96 * float(np.std(values, ddof=1)) / len(values) ** 0.5
-            colour = _colour(policy)
-            axis.bar(at, values.mean(), color=colour, width=0.7, alpha=0.85)
-            axis.errorbar(at, values.mean(), yerr=half, color=COLOURS["optimum"], capsize=4)
+            axis.barh(at, values.mean(), color=_colour(policy), height=0.5, alpha=0.75)
+            axis.errorbar(values.mean(), at, xerr=half, color=COLOURS["optimum"], capsize=4)
             spread = [at - 0.25 + 0.5 * i / max(1, len(values) - 1) for i in range(len(values))]
-            (dots,) = axis.plot(spread, values, linestyle="none", color=COLOURS["optimum"], **COMPUTED)
+            (dots,) = axis.plot(values, spread, linestyle="none", color=COLOURS["optimum"], **COMPUTED)
             dots.set_markersize(3)
-        axis.set_xticks(range(len(policies)), [LABELS[policy] for policy in policies])
-        axis.set(ylabel=label, ylim=(0, None))
-        axis.grid(visible=False, axis="x")
+        axis.set(xlabel=label, xlim=(0, None))
+    _rows_of_policies(axes, policies)
     _origin(figure, rows["source"])
     return figure
+
+
+def _rows_of_policies(axes: Sequence[Axes], policies: Sequence[str]) -> None:
+    """Policies down the side of the first panel, the first on top."""
+    axes[0].set_yticks(range(len(policies)), [LABELS[policy].replace("\n", " ") for policy in policies])
+    axes[0].set_ylim(len(policies) - 0.45, -0.55)
+    for axis in axes:
+        axis.grid(visible=False, axis="y")
 
 
 @styled
@@ -118,55 +130,50 @@ def series(panels: Mapping[str, pd.DataFrame], paper: pd.DataFrame) -> BookFigur
         panels: rows of `LoadSeries` by the name of the panel.
         paper: the loads of arXiv Fig. 9, columns at_s, prefill, decode.
     """
-    figure, axes = new_figure(len(panels) + 1, 1, height=2.1 * (len(panels) + 1) + 0.4, sharex=True)
-    for stage, style in (("prefill", "-"), ("decode", "--")):
-        paper_points(axes[0], paper["at_s"] / 60, paper[stage], "_")
-        axes[0].plot(
-            paper["at_s"] / 60, paper[stage], style, color=COLOURS["paper"], linewidth=1.0, label=f"{stage}, paper"
-        )
-    axes[0].set_title("arXiv Fig. 9: production, 20 machines, early rejection")
-    for axis, (title, rows) in zip(axes[1:], panels.items(), strict=True):
-        minutes = rows["at_s"] / 60
-        axis.plot(minutes, rows["prefill"], "-", color=COLOURS["mooncake"], linewidth=1.4, label="prefill")
-        axis.plot(minutes, rows["decode"], "--", color=COLOURS["vllm"], linewidth=1.4, label="decode")
-        axis.set_title(title)
-    for axis in axes:
-        axis.set(ylabel="load", ylim=(0, 1.15))
+    figure, axes = new_figure(len(panels) + 1, 1, height=1.5 * (len(panels) + 1) + 0.9, sharex=True)
+    for axis, (title, rows) in zip(axes, {PRODUCTION: paper, **panels}.items(), strict=True):
+        for stage, style in (("prefill", "-"), ("decode", "--")):
+            axis.plot(
+                rows["at_s"] / 60, rows[stage], style, color=COLOURS[stage], linewidth=1.2, label=f"{stage} pool"
+            )
+            if title == PRODUCTION:
+                paper_points(axis, rows["at_s"] / 60, rows[stage], "arXiv Fig. 9").set_markersize(3)
+        panel_title(axis, title)
+        axis.set(ylabel="load (share)", ylim=(0, 1.15), xlim=(0, None))
         slo_line(axis, 1.0, "full")
-        axis.legend(loc="lower right", ncols=2)
     axes[-1].set_xlabel("time (min)")
+    legend_above(figure)
     _origin(figure, (source for rows in panels.values() for source in rows["source"]))
     return figure
 
 
 @styled
 def four_stages(ours: Mapping[str, pd.DataFrame], paper: Mapping[str, pd.DataFrame]) -> BookFigure:
-    """The sketch of arXiv Fig. 10: load of both pools stage by stage, ours as lines, the paper's as diamonds.
+    """The sketch of arXiv Fig. 10: load of both pools stage by stage, ours as bars, the paper's as diamonds.
 
     Args:
         ours: columns number, decode, prefill, by the name of the panel.
         paper: columns stage, decode, prefill, by the same names.
     """
-    figure, axes = new_figure(1, len(ours), height=3.4, sharey=True)
-    for axis, (title, rows) in zip(axes, ours.items(), strict=True):
-        for stage, colour, style in (
-            ("prefill", COLOURS["mooncake"], "-"),
-            ("decode", COLOURS["vllm"], "--"),
-        ):
-            axis.step(rows["number"], rows[stage], style, where="mid", color=colour, label=f"{stage}, by hand")
-            (points,) = axis.plot(
-                paper[title]["stage"], paper[title][stage], "D", markerfacecolor="none", markersize=5.5,
-                markeredgecolor=COLOURS["paper"], label="arXiv Fig. 10", zorder=5,
-            )  # fmt: skip
-            axis.annotate(
-                stage[0], (paper[title]["stage"].iloc[-1], paper[title][stage].iloc[-1]), xytext=(6, -3),
-                textcoords="offset points", color=points.get_markeredgecolor(),
-            )  # fmt: skip
-        axis.set(title=title, xlabel="stage", ylim=(0, 1.1))
-        axis.set_xticks(list(rows["number"]))
-    axes[0].set_ylabel("load (share of full)")
-    legend_once(axes[-1], loc="lower right")
-    footer(figure, "by hand, no simulation; p and d mark the paper's prefill and decode")
+    figure, axes = new_figure(2, len(ours), height=3.6, sharex=True, sharey=True)
+    pools = ("prefill", "decode")
+    for axis, (pool, title) in zip(axes, [(pool, title) for pool in pools for title in ours], strict=True):
+        axis.bar(
+            ours[title]["number"], ours[title][pool], 0.6, color=COLOURS[pool], hatch=HATCHES[pool],
+            edgecolor="white", label=f"{pool} pool, by hand",
+        )  # fmt: skip
+        paper_points(axis, paper[title]["stage"], paper[title][pool], "arXiv Fig. 10")
+        axis.set(ylim=(0, 1.1))
+        axis.set_xticks(list(ours[title]["number"]))
+        axis.grid(visible=False, axis="x")
+        if pool == pools[0]:
+            panel_title(axis, title)
+        else:
+            axis.set_xlabel("stage (number)")
+    for axis, pool in zip(axes[:: len(ours)], pools, strict=True):
+        axis.set_ylabel(f"{pool} load\n(share of full)")
+    legend_above(figure)
+    footer(figure, "by hand, no simulation")
     return figure
 
 
@@ -188,14 +195,14 @@ def sweep(
         quantities: column by its label with unit.
         marks: values of the knob to point out, with what they are.
     """
-    figure, axes = new_figure(1, len(quantities), height=3.5)
+    figure, axes = new_figure(1, len(quantities), height=2.9)
     for axis, (title, column) in zip(axes, quantities.items(), strict=True):
         _lines(axis, rows, knob, column)
         for value, text in (marks or {}).items():
             slo_line(axis, value, text, vertical=True)
-        axis.set(xlabel=label, ylabel=title, ylim=(0, None))
+        axis.set(xlabel=label, ylabel=fill(title, 26), ylim=(0, None))
         axis.xaxis.set_major_formatter(plain_number)
-    axes[0].legend()
+    legend_above(figure)
     _origin(figure, rows["source"])
     return figure
 

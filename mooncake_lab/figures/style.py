@@ -241,7 +241,7 @@ def footer(figure: Figure, text: str) -> None:
         ValueError: when the figure draws filled circles and the text does not say that something was measured.
     """
     _check_circles(figure, text)
-    room = int(13.2 * figure.get_figwidth())  # letters of this size in an inch
+    room = int(14.5 * figure.get_figwidth())  # letters of this size in an inch
     figure.supxlabel("\n".join(wrap(text, room)), fontsize=SMALL, color=COLOURS["slo"], x=0.01, ha="left")
 
 
