@@ -143,7 +143,7 @@ def _against_best(panel: Axes, rates: pd.DataFrame, widest: float) -> None:
 @styled
 def live(blocks: pd.DataFrame, needs: pd.DataFrame) -> BookFigure:
     """Why the optimum needs so little: rows of `LiveBlocks` left, rows of `LRUNeeds` right."""
-    figure, (left, right) = new_figure(1, 2, width=9.5)
+    figure, (left, right) = new_figure(1, 2)
     for workload, table in blocks.groupby("workload", sort=False):
         name, minutes = str(workload), table["at_s"] / 60
         left.plot(minutes, table["seen_blocks"], "--", color=COLOURS[name], label=f"{_LABEL[name]}: seen so far")

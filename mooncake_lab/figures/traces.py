@@ -36,7 +36,7 @@ def lengths(histograms: pd.DataFrame, paper: Mapping[str, pd.DataFrame], numbers
         paper: the curves of arXiv Fig. 5 by `of`.
         numbers: rows of `TraceNumbers`, for the labels and the footer.
     """
-    figure, axes = new_figure(1, 2, width=9.5)
+    figure, axes = new_figure(1, 2)
     for panel, of in zip(axes, ("input", "output"), strict=True):
         table = histograms[histograms["of"] == of]
         for workload, bins in table.groupby("workload", sort=False):
@@ -84,7 +84,7 @@ def arrivals(arriving: pd.DataFrame, numbers: pd.DataFrame) -> BookFigure:
 @styled
 def sharing(conversations: pd.DataFrame, gaps: pd.DataFrame, numbers: pd.DataFrame) -> BookFigure:
     """Who shares and for how long: rows of `Conversations` left, rows of `ReuseGaps` right."""
-    figure, (left, right) = new_figure(1, 2, width=9.5)
+    figure, (left, right) = new_figure(1, 2)
     for workload, table in conversations.groupby("workload", sort=False):
         left.step(table["turns"], table["share_at_least"], where="post", **_identity(workload, numbers))
     left.set(xscale="log", ylim=(0, 1.02), xlabel="turns of the conversation (requests, at least)")
