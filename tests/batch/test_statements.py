@@ -319,6 +319,8 @@ class TestProse:
                 ["6"],
             ),
             ("$$\nx = 2\n$$ (eq-2)\n\nthen 7", ["7"]),
+            ("```{glossary}\nblock\n  Of 512 tokens.\n```\n", ["512"]),
+            ("```{list-table}\n:widths: 8 52\n\n* - I1\n  - after 3 s\n```\n", ["3"]),
         ],
     )
     def test_found(self, text, found):
