@@ -131,7 +131,7 @@ def _duration(notebook: Notebook) -> float | None:
 
 def _lines(cell: Cell) -> int:
     shown = "" if FOLDED.intersection(cell.tags) else cell.text
-    if "getsource(" in cell.text:
+    if "getsource(" in cell.text and "hide-output" not in cell.tags:
         shown += "\n" + "".join(_text(output) for output in cell.outputs)
     return sum(bool(line.strip()) for line in shown.splitlines())
 

@@ -33,7 +33,7 @@ _WORDS: Final = re.compile(
 
 _BLANK: Final = "\0"
 _DIRECTIVES: Final = (
-    "exercise|solution|note|tip|warning|admonition|figure|chapter-figure|dropdown|glossary|list-table"
+    "exercise|solution|hint|note|tip|warning|admonition|figure|chapter-figure|dropdown|glossary|list-table"
 )
 _NAMED: Final = (
     r"(?:[Ff]ig(?:ure|\.)|[Tt]able|[Ss]ection|[Ee]quation|[Ee]q\.|[Ll]isting|[Aa]lgorithm|[Cc]hapter|[Ee]xercise)"

@@ -88,8 +88,6 @@ class Overload:
     """Random where only admission shall see the load, not placement."""
     view_age_s: float = 0.0
     """How old the loads may be on which the Conductor decides."""
-    prompt_factor: int = 1
-    """Prompts so many times as long, arriving as many times more rarely: same tokens, longer prefills."""
     urgent_share: float = 0.3
     """Share of requests with priority 1; only the policy of priorities looks at it."""
     every_s: float = 5.0
@@ -122,7 +120,7 @@ class Overload:
         arrival_s = trace.arrival_s[start : start + count]
         if self.seed:
             arrival_s = np.sort(arrival_s + np.random.default_rng(self.seed).uniform(0, 3.0, count))
-        at_s = (arrival_s - arrival_s[0]) / self.speed * self.prompt_factor
+        at_s = (arrival_s - arrival_s[0]) / self.speed
         chosen = everybody[start : start + count]
         return [self._arriving(each, float(at)) for each, at in zip(chosen, at_s, strict=True)], trace
 
@@ -166,8 +164,7 @@ class Overload:
         return policies[self.policy]
 
     def _arriving(self, traced: TracedRequest, at_s: float) -> TracedRequest:
-        longer = _longer(traced, self.prompt_factor)
-        moved = replace(longer, request=replace(longer.request, arrival_s=at_s))
+        moved = replace(traced, request=replace(traced.request, arrival_s=at_s))
         return in_class(moved, self.urgent_share, seed=self.seed)
 
     def _movement(self, log: list[Record], times_s: npt.NDArray[np.float64]) -> dict[str, float]:
@@ -233,33 +230,31 @@ def _uniform(requests: int = 6000, seed: int = 0) -> Trace:
     return with_poisson_arrivals(alike, len(like) / float(like.arrival_s[-1]), seed=seed)
 
 
-def _longer(traced: TracedRequest, factor: int) -> TracedRequest:
-    """The same request with a prompt so many times as long, each block repeated under names of its own."""
-    if factor == 1:
-        return traced
-    request = traced.request
-    whole = request.input_tokens * factor
-    blocks = -(-whole // request.block_size_tokens)
-    ids = (int(key) for key in request.block_keys)  # of a trace, they are numbers
-    keys = tuple(key * factor + i for key in ids for i in range(factor))[:blocks]
-    return replace(traced, request=replace(request, input_tokens=whole, block_keys=keys))
-
-
 def _counts(log: list[Record], requests: list[TracedRequest], slo: SLO) -> dict[str, Any]:
     table = request_table(log)
     served = effective(table, slo)
     rejected = [record for record in log if isinstance(record, Rejected)]
-    late = sum(record.stage == "decode" for record in rejected)
+    late = {record.request_id for record in rejected if record.stage == "decode"}
+    early = {record.request_id for record in rejected} - late
     urgent = np.array([traced.request.priority > 0 for traced in requests])
     kept = table["end"].to_numpy() != "rejected"
     return {
         "requests": len(requests),
         "rejected": len(rejected),
-        "rejected_late": late,
+        "rejected_late": len(late),
         "rejected_share": len(rejected) / len(requests),
+        "arrival_rejected_tokens": _mean_prompt(requests, early),
+        "late_rejected_tokens": _mean_prompt(requests, late),
+        "kept_tokens": _mean_prompt(requests, {traced.request.id for traced in requests} - late - early),
         "kept_urgent": float(kept[urgent].mean()) if urgent.any() else 1.0,
         "wasted_prefill_s": wasted_prefill_gpu_s(log),
         "prefill_gpu_s": prefill_gpu_s(log),
         "goodput": float(served.mean()),
         "ttft_p90_s": float(np.nanpercentile(table["ttft_s"], 90)) if kept.any() else float("nan"),
     }
+
+
+def _mean_prompt(requests: list[TracedRequest], of: set[int]) -> float:
+    """The mean prompt of some requests; not a number where there are none."""
+    tokens = [traced.request.input_tokens for traced in requests if traced.request.id in of]
+    return float(np.mean(tokens)) if tokens else float("nan")

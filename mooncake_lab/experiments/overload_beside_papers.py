@@ -104,6 +104,36 @@ def ratio_with_interval(
     return float(above.mean() / below.mean()), float(low), float(high)
 
 
+def who_is_rejected(rows: pd.DataFrame) -> pd.DataFrame:
+    """Per policy and stretch: how many requests are rejected when, and how long their prompts are.
+
+    Args:
+        rows: rows of `Overload`, several seeds per policy.
+    """
+    by_policy: dict[str, list[dict[Any, Any]]] = {}
+    for row in _records(rows):
+        by_policy.setdefault(str(row["policy"]), []).append(row)
+    return pd.DataFrame([{"policy": policy, **_who(found)} for policy, found in by_policy.items()])
+
+
+def _who(rows: list[dict[Any, Any]]) -> dict[str, float]:
+    late = np.array([row["rejected_late"] for row in rows], dtype=np.float64)
+    arrival = np.array([row["rejected"] for row in rows], dtype=np.float64) - late
+    kept = np.array([row["requests"] - row["rejected"] for row in rows], dtype=np.float64)
+    found = {"on_arrival": arrival, "after_prefill": late, "kept": kept}
+    columns = {
+        "on_arrival": "arrival_rejected_tokens",
+        "after_prefill": "late_rejected_tokens",
+        "kept": "kept_tokens",
+    }
+    said: dict[str, float] = {}
+    for name, counts in found.items():
+        tokens = np.nan_to_num(np.array([row[columns[name]] for row in rows], dtype=np.float64))
+        said[name] = float(counts.mean())
+        said[f"{name}_tokens"] = float((tokens * counts).sum() / counts.sum()) if counts.sum() else float("nan")
+    return said
+
+
 def _counts(rows: pd.DataFrame, where: str) -> Iterator[Compared]:
     shares = _by_policy(rows, "rejected_share")
     for policy, identifier in _COUNTS.items():

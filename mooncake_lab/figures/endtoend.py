@@ -217,39 +217,6 @@ def distributions(
 
 
 @styled
-def overhead(
-    rows: pd.DataFrame, paper: pd.DataFrame, names: Mapping[str, str], limits_ms: Sequence[int], served_s: float
-) -> BookFigure:
-    """Capacity at each TBT limit over the cost of a request in a decode step, one panel a limit.
-
-    Args:
-        rows: rows of `EndToEnd` by system and host overhead.
-        paper: capacities at the limits; each is a dotted line with a diamond.
-        names: what the paper calls each system.
-        limits_ms: which limits.
-        served_s: the overhead that Fig. 15 asks for.
-    """
-    figure, axes = new_figure(1, len(limits_ms), height=3.9, sharey=True)
-    for panel, limit in zip(axes, limits_ms, strict=True):
-        for system, series in names.items():
-            line = _records(rows, "host_s", system=system)
-            colour = COLOURS[_COLOUR[system]]
-            x = [1e3 * float(row["host_s"]) for row in line]
-            y = [100 * float(row[f"capacity_{limit}_ms"]) for row in line]
-            panel.plot(x, y, color=colour, **COMPUTED, label=series)
-            (printed,) = (float(row["y"]) for row in _records(paper, series=series, x=float(limit)))
-            panel.axhline(printed, color=colour, linestyle=_DASHES, linewidth=1.2)
-            paper_points(panel, [x[-1]], [printed], "FAST'25 Fig. 1" if system == "vllm" else "_")
-        slo_line(panel, 1e3 * served_s, "Fig. 15", vertical=True)
-        panel.set_title(f"TBT limit {limit} ms")
-        panel.set(xlabel="host overhead (ms/request)", ylim=(0, 104))
-    axes[0].set_ylabel("effective requests (%)")
-    legend_once(axes[-1], loc="center right")
-    footer(figure, f"{_SIMULATED}; {_origins(rows)}")
-    return figure
-
-
-@styled
 def goodput(rows: pd.DataFrame, names: Mapping[str, str], attained: float) -> BookFigure:
     """The highest request rate at which the attained share of requests is effective: bars of `Goodput` rows.
 

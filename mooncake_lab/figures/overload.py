@@ -208,35 +208,6 @@ def sweep(
 
 
 @styled
-def burst(rows: pd.DataFrame) -> BookFigure:
-    """A burst on two real engines: what became of the requests, and the seconds of prefill.
-
-    Args:
-        rows: rows of `Burst`, one a policy.
-    """
-    figure, (left, right) = new_figure(1, 2, height=3.2)
-    at = np.arange(len(rows))
-    _fates(left, at, rows)
-    left.set_ylabel("requests (count)")
-    for column, face, label in (
-        ("prefill_s", COLOURS["prefill"], "all prefills"),
-        ("wasted_prefill_s", "none", ""),
-    ):
-        right.plot(
-            at, 1e3 * rows[column], "o", markerfacecolor=face, color=COLOURS["prefill"],
-            label=label or "of which for requests refused later",
-        )  # fmt: skip
-    right.set(ylabel="prefill (ms)", ylim=(0, None))
-    for axis in (left, right):
-        axis.set_xticks(at, [LABELS[policy] for policy in rows["policy"]])
-        axis.set_xlim(-0.6, len(rows) - 0.4)
-        axis.grid(visible=False, axis="x")
-    legend_above(figure, columns=3)
-    footer(figure, f"measured once, no interval: {rows['machine'].iloc[0]}")
-    return figure
-
-
-@styled
 def crowd(rows: pd.DataFrame) -> BookFigure:
     """A crowd on the live cluster beside its simulation: what became of the requests, and prefill in vain.
 

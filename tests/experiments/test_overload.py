@@ -1,4 +1,4 @@
-"""Overload experiments: laws at a small scale, what the oracle may know, and the real burst."""
+"""Overload experiments: laws at a small scale, what the oracle may know, and the live crowd."""
 
 import dataclasses
 import inspect
@@ -13,7 +13,6 @@ from mooncake_lab.experiments import overload as topic
 from mooncake_lab.experiments import overload_beside_papers as beside
 from mooncake_lab.experiments import overload_bounds, run, vary
 from mooncake_lab.experiments.overload_live import LiveCrowd
-from mooncake_lab.experiments.overload_real import Burst
 from mooncake_lab.experiments.overload_stages import stages
 from mooncake_lab.metrics import check_log
 from mooncake_lab.paper import Verdict, claims
@@ -67,15 +66,6 @@ class TestOverload:
         times = [traced.request.arrival_s for traced in one]
         assert times == sorted(times)
         assert times[0] == 0.0
-
-    def test_longer_prompts_bring_the_same_tokens(self):
-        """Twice as long and half as often: the rate of prompt tokens stays, and shared blocks stay shared."""
-        plain = topic.Overload(first=60).requests()[0]
-        longer = topic.Overload(first=60, prompt_factor=2).requests()[0]
-        assert [t.request.input_tokens for t in longer] == [2 * t.request.input_tokens for t in plain]
-        assert longer[-1].request.arrival_s == pytest.approx(2 * plain[-1].request.arrival_s)
-        first = {t.request.block_keys[0] for t in plain}
-        assert len({t.request.block_keys[0] for t in longer}) == len(first)
 
     def test_priority_serves_the_urgent_first(self):
         """A larger share of urgent requests is kept than under a policy that does not tell them apart."""
@@ -157,27 +147,29 @@ class TestBesidePapers:
         assert beside.ratio_with_interval(table, "q", "a", "b") == pytest.approx((2.0, 2.0, 2.0))
 
 
-class TestBurst:
-    @pytest.fixture(scope="class")
-    @staticmethod
-    def bursts():
-        """A small burst on two real engines."""
-        small = Burst(requests=12, prompt_tokens=32, answer_tokens=6, slots=2)
-        return run(vary(small, policy=("after_prefill", "early", "committed")), cache=False).set_index("policy")
+class TestWhoIsRejected:
+    def test_counts_and_lengths_are_over_all_stretches(self):
+        """A stretch with more rejections weighs more in the mean length, and one with none weighs nothing."""
+        table = pd.DataFrame(
+            {
+                "policy": ["early"] * 2, "requests": [100, 100], "rejected": [3, 4], "rejected_late": [0, 3],
+                "arrival_rejected_tokens": [10.0, 30.0], "late_rejected_tokens": [np.nan, 50.0],
+                "kept_tokens": [7.0, 7.0],
+            }
+        )  # fmt: skip
+        (row,) = beside.who_is_rejected(table).to_dict("records")
+        assert (row["on_arrival"], row["on_arrival_tokens"]) == (2.0, 15.0)
+        assert (row["after_prefill"], row["after_prefill_tokens"]) == (1.5, 50.0)
+        assert (row["kept"], row["kept_tokens"]) == (96.5, pytest.approx(7.0))
 
-    def test_everybody_ends(self, bursts):
-        """Finished, refused on arrival and refused after prefill add up, and the finished have whole answers."""
-        ends = bursts[["finished", "refused_on_arrival", "refused_after_prefill"]].sum(axis=1)
-        assert (ends == 12).all()
-        assert (bursts["tokens"] == 6 * bursts["finished"]).all()
-
-    def test_who_is_refused_does_not_depend_on_the_clock(self, bursts):
-        """The baseline refuses only after prefill, counting the coming only on arrival; waste costs seconds."""
-        assert (
-            bursts["refused_on_arrival"]["after_prefill"] == 0 < bursts["refused_after_prefill"]["after_prefill"]
-        )
-        assert bursts["refused_after_prefill"]["committed"] == bursts["wasted_prefill_s"]["committed"] == 0
-        assert 0 < bursts["wasted_prefill_s"]["after_prefill"] < bursts["prefill_s"]["after_prefill"]
+    def test_every_prompt_is_counted_once(self, rows):
+        """Rejected on arrival, rejected after prefill and kept have all tokens of the requests between them."""
+        row = rows.reset_index().set_index("policy").loc["early"]
+        kept = row["requests"] - row["rejected"]
+        tokens = kept * row["kept_tokens"] + row["rejected_late"] * row["late_rejected_tokens"]
+        tokens += (row["rejected"] - row["rejected_late"]) * row["arrival_rejected_tokens"]
+        sent = sum(traced.request.input_tokens for traced in FULL.requests()[0])
+        assert tokens == pytest.approx(sent)
 
 
 @pytest.mark.slow

@@ -91,15 +91,9 @@ def test_distributions_end_where_all_have_been_served():
         assert max(lines(axes)[0].get_ydata()) == 100
 
 
-def test_what_ifs_name_their_source(traces):
-    """Footers say that it is simulated, and on which trace; limits keep the paper's values."""
-    paper = curve("fast_fig01_capacity_at_thresholds")
-    swept = pd.concat([traces[traces["workload"] == "conversation"].assign(host_s=h) for h in (0.0, 0.003)])
+def test_a_search_names_its_source_and_what_it_leaves_open():
+    """The footer says that it is simulated, and on which trace; the line on a bar is as long as the tolerance."""
     names = {name: SYSTEMS[name] for name in ("mooncake", "vllm")}
-    figure = draw.overhead(swept, paper, names, topic.LIMITS_MS, 0.003)
-    assert sorted(y for axes in figure.axes for line in diamonds(axes) for y in line.get_ydata()) == sorted(
-        paper[paper["series"].isin(names.values())]["y"]
-    )
     rows = [
         {"system": s, "prefill_nodes": p, "decode_nodes": 16 - p, "tbt_limit_ms": ms, "source": "here"}
         | {"requests_per_s": 1.0, "hidden_overload": 0.25, "relative_tolerance": 0.1}
@@ -110,6 +104,5 @@ def test_what_ifs_name_their_source(traces):
     assert len(bars.axes[0].patches) == 6
     lowest, highest = bars.axes[0].collections[0].get_segments()[0][:, 1]
     assert (lowest, highest) == pytest.approx((1 / 1.25, 1.1))
-    for each, said in ((figure, "conversation"), (bars, "here")):
-        assert each.get_supxlabel().startswith("simulated")
-        assert said in each.get_supxlabel()
+    assert bars.get_supxlabel().startswith("simulated")
+    assert "here" in bars.get_supxlabel()

@@ -13,7 +13,7 @@ LONGEST_CELL_LINES = 15
 LONGEST_MEDIAN_LINES = 5
 PROSE_WORDS_PER_CODE_LINE = 8
 FENCE = re.compile(r"^(`{3,}|~{3,}|:{3,}).*$", re.MULTILINE)
-OPENING = ("**The claim.**", "**Its place.**", "**Our verdict.**")
+OPENING = ("**The claim.**", "**Why it matters.**", "**Its place.**", "**Our verdict.**")
 """How the first cell says what a chapter is about."""
 SECTIONS = (
     "What you need", "The model in words", "The code that is the idea", "With pencil and paper",
@@ -30,12 +30,21 @@ OTHERWISE = {
 """The sections that a chapter may do without."""
 UNJUDGED = {"00_start", "12_live", "13_scorecard"}
 """Chapters without a table of verdicts: a tour, one that holds us against ourselves, and the sum of all tables."""
+TOUR = {"00_start"}
+"""A chapter that shows a request on its way before it measures anything, and opens as a tour does."""
 
 
 @pytest.fixture
 def notebook(chapter):
     """The chapter, parsed."""
     return read_notebook(chapter)
+
+
+@pytest.fixture
+def but_the_tour(chapter):
+    """Leaves out the chapter that is a tour."""
+    if chapter.stem in TOUR:
+        pytest.skip("a tour")
 
 
 def code_cells(notebook) -> list[Cell]:
@@ -56,6 +65,11 @@ def lines_of(cell: Cell) -> int:
 def is_exercise(cell: Cell) -> bool:
     """Whether a reader is meant to write here."""
     return "exercise" in cell.tags
+
+
+def imports_only(cell: Cell) -> bool:
+    """Whether a cell does nothing but import."""
+    return all(isinstance(statement, ast.Import | ast.ImportFrom) for statement in ast.parse(_python(cell)).body)
 
 
 def has_figure(cell: Cell) -> bool:
@@ -84,7 +98,7 @@ def test_name_is_number_and_topic(chapter):
 def test_first_code_cell_holds_the_parameters(notebook):
     """Scale, seed and out_dir, each with a type, a default and a comment, come first; a chapter may have more."""
     first, *others = code_cells(notebook)
-    assert first.tags == ["parameters"]
+    assert "parameters" in first.tags
     assert not any("parameters" in cell.tags for cell in others)
     defaults = list(parameter_defaults(notebook).items())
     assert defaults[:3] == [("scale", "classroom"), ("seed", 0), ("out_dir", "out")]
@@ -97,6 +111,28 @@ def test_cells_are_short(notebook):
     lengths = [lines_of(cell) for cell in code_cells(notebook)]
     assert max(lengths) <= LONGEST_CELL_LINES
     assert statistics.median(lengths) <= LONGEST_MEDIAN_LINES
+
+
+@pytest.mark.usefixtures("but_the_tour")
+def test_parameters_imports_and_recording_are_folded(notebook):
+    """A page shows the code that is the idea; what every notebook needs is one click away."""
+    for cell in code_cells(notebook):
+        needed = (
+            "parameters" in cell.tags or imports_only(cell) or re.search(r"^record\(", cell.text, re.MULTILINE)
+        )
+        assert is_exercise(cell) or not needed or "hide-input" in cell.tags, cell.text
+
+
+@pytest.mark.usefixtures("but_the_tour")
+def test_the_first_figure_comes_before_the_method(notebook):
+    """A reader sees what came out before what is needed and how it works."""
+    figure = next(number for number, cell in enumerate(notebook.cells) if has_figure(cell))
+    needs = next(
+        number
+        for number, cell in enumerate(notebook.cells)
+        if cell.cell_type == "markdown" and "## What you need" in cell.text
+    )
+    assert figure < needs
 
 
 def test_nothing_is_defined_outside_exercises(notebook):
@@ -177,8 +213,9 @@ def test_title_comes_first(notebook):
     assert len(re.findall(r"^# ", _without_code(prose(notebook)), re.MULTILINE)) == 1
 
 
-def test_opens_with_claim_place_and_verdict(notebook):
-    """The first cell says what is claimed, where, and what came of it, in this order."""
+@pytest.mark.usefixtures("but_the_tour")
+def test_opens_with_claim_reason_place_and_verdict(notebook):
+    """The first cell says what is claimed, why that matters, where, and what came of it, in this order."""
     places = [notebook.cells[0].text.find(words) for words in OPENING]
     assert -1 not in places
     assert places == sorted(places)
@@ -214,10 +251,26 @@ def test_exercises_have_folded_solutions(notebook):
     assert all(":class: dropdown" in body for _, body in solutions)
 
 
+@pytest.mark.usefixtures("but_the_tour")
+def test_exercises_say_how_hard_they_are_and_have_a_hint(notebook):
+    """The title of an exercise has its difficulty and its minutes; a folded hint stands before the solution."""
+    found = re.findall(
+        r"^`{3,}\{(exercise|hint|solution)\}([^\n]*)\n:(?:label|class): (\S+)", prose(notebook), re.MULTILINE
+    )
+    assert [kind for kind, _, _ in found] == ["exercise", "hint", "solution"] * (len(found) // 3)
+    for kind, title, option in found:
+        if kind == "exercise":
+            assert re.fullmatch(r" (easy|medium|hard), \d+ minutes", title), option
+        else:
+            assert option == "dropdown"
+
+
 def test_the_last_exercise_is_to_write_your_own(notebook):
     """A reader leaves each chapter having replaced the part it is about."""
     found = re.findall(
-        r"^(`{3,})\{exercise(?:-start)?\}\n:label: (\S+)\n\n(.*?)^\1", prose(notebook), re.MULTILINE | re.DOTALL
+        r"^(`{3,})\{exercise(?:-start)?\}[^\n]*\n:label: (\S+)\n\n(.*?)^\1",
+        prose(notebook),
+        re.MULTILINE | re.DOTALL,
     )
     _, label, text = found[-1]
     assert label.endswith("-own")
