@@ -48,6 +48,7 @@ _MASKED: Final = tuple(
         r"^% table: (?!assumptions$).*?^% end of table$",  # generated; assumptions are read
         rf"^(?P<code>```+|~~~+)(?!\{{(?:{_DIRECTIVES})\}}|`).*?^(?P=code)[ \t]*$",
         r"^[ \t]*[`:]{3,}\{[^\n]*$",  # a directive's name and arguments; its content is prose
+        r"^[ \t]*(?:`{3,}|:{3,})[ \t]*$",  # the end of one
         r"^[ \t]*:[\w-]+:[^\n]*$",  # and its options
         r"\$\$.*?\$\$(?:[ \t]*\([\w-]+\))?",
         r"<!--.*?-->|<[^<>\n]+>",

@@ -352,3 +352,9 @@ def test_every_numeral_of_this_book_has_a_statement(tmp_path):
     made = Book(data_dir().parents[1] / "book", Records(tmp_path))
     found = [problem for name in made.pages() for problem in made.page(name).problems(compare=False)]
     assert found == []
+
+
+def test_the_ends_of_directives_hide_nothing():
+    """A number between the ends of two directives is read; a lone end does not begin a stretch of code."""
+    text = "```{hint}\nSee `f(1)`.\n```\n\n```{solution} a\nIt is 7.\n```\n\n:::{dropdown} Why\nIt was 8.\n:::\n"
+    assert [text[slice(*span)] for span in numerals(text)] == ["7", "8"]
