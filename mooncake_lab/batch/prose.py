@@ -40,15 +40,14 @@ _NAMED: Final = (
 )
 _NUMBER: Final = r"\d+[a-z]?(?:\.\d+)*\b"
 
+_FENCE: Final = re.compile(r"[ \t]*(?P<marks>`{3,}|~{3,}|:{3,})(?P<rest>[^\n]*?)[ \t]*$")
+_IS_PROSE: Final = re.compile(rf"\{{(?:{_DIRECTIVES})\}}")
 _MASKED: Final = tuple(
     re.compile(pattern, re.DOTALL | re.MULTILINE)
     for pattern in (
         r"\A---\n.*?^---$",  # front matter
         r"<!-- (?P<made>[\w-]+): begin -->.*?<!-- (?P=made): end -->",  # generated
         r"^% table: (?!assumptions$).*?^% end of table$",  # generated; assumptions are read
-        rf"^(?P<code>```+|~~~+)(?!\{{(?:{_DIRECTIVES})\}}|`).*?^(?P=code)[ \t]*$",
-        r"^[ \t]*[`:]{3,}\{[^\n]*$",  # a directive's name and arguments; its content is prose
-        r"^[ \t]*(?:`{3,}|:{3,})[ \t]*$",  # the end of one
         r"^[ \t]*:[\w-]+:[^\n]*$",  # and its options
         r"\$\$.*?\$\$(?:[ \t]*\([\w-]+\))?",
         r"<!--.*?-->|<[^<>\n]+>",
@@ -136,9 +135,29 @@ def rewrite(content: Content, say: Callable[[Passage], str]) -> None:
 
 def masked(text: str) -> str:
     """The text with everything blanked that is no prose; as long as before."""
+    text = _without_fences(text)
     for pattern in _MASKED:
         text = pattern.sub(lambda found: re.sub(r"[^\n]", _BLANK, found[0]), text)
     return text
+
+
+def _without_fences(text: str) -> str:
+    """The text with its code blocks blanked, and the first and last line of each directive; as long as before."""
+    lines: list[str] = []
+    ends: list[str] = []  # of the blocks that are open; within code, none opens
+    in_code = False
+    for line in text.splitlines(keepends=True):
+        fence = _FENCE.match(line)
+        if fence and ends and not fence["rest"] and fence["marks"].startswith(ends[-1]):
+            ends.pop()
+            in_code, blank = False, True
+        elif fence and not in_code and "`" not in fence["rest"]:
+            ends.append(fence["marks"])
+            in_code, blank = not _IS_PROSE.match(fence["rest"]), True
+        else:
+            blank = in_code
+        lines.append(re.sub(r"[^\n]", _BLANK, line) if blank else line)
+    return "".join(lines)
 
 
 def numerals(text: str) -> list[tuple[int, int]]:

@@ -30,21 +30,12 @@ OTHERWISE = {
 """The sections that a chapter may do without."""
 UNJUDGED = {"00_start", "12_live", "13_scorecard"}
 """Chapters without a table of verdicts: a tour, one that holds us against ourselves, and the sum of all tables."""
-TOUR = {"00_start"}
-"""A chapter that shows a request on its way before it measures anything, and opens as a tour does."""
 
 
 @pytest.fixture
 def notebook(chapter):
     """The chapter, parsed."""
     return read_notebook(chapter)
-
-
-@pytest.fixture
-def but_the_tour(chapter):
-    """Leaves out the chapter that is a tour."""
-    if chapter.stem in TOUR:
-        pytest.skip("a tour")
 
 
 def code_cells(notebook) -> list[Cell]:
@@ -113,7 +104,6 @@ def test_cells_are_short(notebook):
     assert statistics.median(lengths) <= LONGEST_MEDIAN_LINES
 
 
-@pytest.mark.usefixtures("but_the_tour")
 def test_parameters_imports_and_recording_are_folded(notebook):
     """A page shows the code that is the idea; what every notebook needs is one click away."""
     for cell in code_cells(notebook):
@@ -123,7 +113,6 @@ def test_parameters_imports_and_recording_are_folded(notebook):
         assert is_exercise(cell) or not needed or "hide-input" in cell.tags, cell.text
 
 
-@pytest.mark.usefixtures("but_the_tour")
 def test_the_first_figure_comes_before_the_method(notebook):
     """A reader sees what came out before what is needed and how it works."""
     figure = next(number for number, cell in enumerate(notebook.cells) if has_figure(cell))
@@ -213,7 +202,6 @@ def test_title_comes_first(notebook):
     assert len(re.findall(r"^# ", _without_code(prose(notebook)), re.MULTILINE)) == 1
 
 
-@pytest.mark.usefixtures("but_the_tour")
 def test_opens_with_claim_reason_place_and_verdict(notebook):
     """The first cell says what is claimed, why that matters, where, and what came of it, in this order."""
     places = [notebook.cells[0].text.find(words) for words in OPENING]
@@ -251,7 +239,6 @@ def test_exercises_have_folded_solutions(notebook):
     assert all(":class: dropdown" in body for _, body in solutions)
 
 
-@pytest.mark.usefixtures("but_the_tour")
 def test_exercises_say_how_hard_they_are_and_have_a_hint(notebook):
     """The title of an exercise has its difficulty and its minutes; a folded hint stands before the solution."""
     found = re.findall(
