@@ -10,7 +10,7 @@ from mooncake_lab.batching.orca import Orca
 from mooncake_lab.batching.plan import BatchingPolicy, Limits, Plan, Progress, Refusal, Segment, SegmentKind
 from mooncake_lab.batching.policies import BATCHING_POLICIES, CHUNKED_POLICIES, named_policy
 from mooncake_lab.batching.prefill_only import PrefillOnly
-from mooncake_lab.batching.replay import Iteration, trace_plans
+from mooncake_lab.batching.replay import Iteration, ObservedPolicy, trace_plans
 from mooncake_lab.batching.request_level import RequestLevel
 from mooncake_lab.batching.sarathi import Sarathi
 from mooncake_lab.batching.sarathi_serve import SarathiServe
@@ -32,6 +32,7 @@ __all__ = [
     "Instance",
     "Iteration",
     "Limits",
+    "ObservedPolicy",
     "Orca",
     "Plan",
     "PrefillOnly",

@@ -1,4 +1,4 @@
-"""The engine: submit requests, then step; a step is schedule, run, postprocess."""
+"""The engine: submit requests, then step; a step is plan, run, apply."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from mooncake_lab.batching import BatchingPolicy, Iteration, Limits
+from mooncake_lab.batching import BatchingPolicy, Instance, Iteration, Limits, ObservedPolicy
 from mooncake_lab.core import blocks_for
 from mooncake_lab.engine.allocator import BlockAllocator
+from mooncake_lab.engine.blocks import EngineBlocks
 from mooncake_lab.engine.graphs import DecodeGraphs, capture_cuda
 from mooncake_lab.engine.kvcache import KVCache, KVSpan, fingerprint
 from mooncake_lab.engine.layerwise.arriving import ArrivingPrefix, PrefixLostError
 from mooncake_lab.engine.model import LlamaModel
-from mooncake_lab.engine.runner import ModelRunner
-from mooncake_lab.engine.scheduler import Schedule, Scheduler
+from mooncake_lab.engine.runner import ModelRunner, Work
 from mooncake_lab.engine.sequence import FinishReason, GenerationRequest, Output, RunningRequest, enter
 from mooncake_lab.engine.settings import EngineSettings, cache_blocks
 
@@ -63,7 +63,7 @@ class Engine:
         if device.type == "cuda" and model.backend.name == "cuda":
             graphs = DecodeGraphs(model, cache, blocks_for(window, size), capture_cuda)
         self.runner = ModelRunner(model, cache, name, graphs)
-        limits = Limits(
+        self.limits = Limits(
             max_batch_tokens=self.settings.max_batch_tokens,
             max_requests=min(self.settings.max_requests, self.settings.max_batch_tokens),
             block_size_tokens=size,
@@ -72,8 +72,12 @@ class Engine:
             max_request_tokens=window,
         )
         self.allocator = BlockAllocator(self.blocks)
+        self.requests: dict[int, RunningRequest] = {}
+        """Those that wait or run, by id."""
         namespace = name if self.settings.prefix_reuse else None
-        self.scheduler = Scheduler(policy, limits, self.allocator, self._park, namespace)
+        self._blocks = EngineBlocks(self.allocator, size, self.requests, namespace, self._swap_out)
+        self._observed = ObservedPolicy(policy, checks=False)
+        self.instance = Instance(self._observed, self.limits, self._blocks)
         self.log: list[TimedIteration] = []
         self._clock = clock
         self._next_id = 0
@@ -85,7 +89,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether requests wait or run, or ended and were not returned yet."""
-        return bool(self._ended or self.scheduler.waiting or self.scheduler.running)
+        return bool(self._ended or self.requests)
 
     def submit(
         self,
@@ -113,12 +117,12 @@ class Engine:
         given = self.runner.accept([kv] if isinstance(kv, ArrivingPrefix) else kv)
         if given > entered.known:
             raise ValueError(f"KVCache of {given} tokens is given for a request of {entered.known}")
-        entered.cached = min(given, entered.known - 1)  # the last token is computed: its logits are what is wanted
+        cached = min(given, entered.known - 1)  # the last token is computed: its logits are what is wanted
         if isinstance(kv, ArrivingPrefix):
-            kv.limit(entered.cached)
-            entered.arriving = kv if entered.cached else None
+            kv.limit(cached)
+            entered.kv_loader = kv if cached else None
         else:
-            entered.parked = tuple(kv) if entered.cached else ()
+            entered.swapped_kv = tuple(kv) if cached else ()
         self._next_id += 1
         reason = self._reason(entered) if generated else None
         if reason is not None:
@@ -126,29 +130,53 @@ class Engine:
             return entered.id
         if before_release is not None:
             self._before_release[entered.id] = before_release
-        self.scheduler.add(entered)
+        self._blocks.name_blocks(entered)
+        self.requests[entered.id] = entered
+        self.instance.enqueue(entered.progress(cached))
         return entered.id
 
     def cancel(self, request_id: int) -> None:
         """End a request before the next iteration; unknown and finished ones are ignored."""
-        if any(r.id == request_id for r in (*self.scheduler.waiting, *self.scheduler.running)):
+        if request_id in self.requests:
             self._cancelled.add(request_id)
 
     def step(self) -> list[Output]:
-        """One iteration; the requests that ended."""
+        """One iteration; the requests that ended.
+
+        Raises:
+            RuntimeError: when the policy does nothing although requests are there.
+        """
         done, self._ended = self._ended + self._cancel(), []
-        if not (self.scheduler.waiting or self.scheduler.running):
+        if not self.requests:
             return done
         start_s = self._clock()
-        schedule = self.scheduler.schedule()
+        plan = self.instance.plan()
+        if plan.is_empty:
+            ids = list(self.requests)[:8]
+            raise RuntimeError(f"{self._observed.policy} does nothing while requests {ids} wait or run")
+        done += [self._end(refusal.request_id, "rejected", refusal.reason) for refusal in plan.rejected]
+        for request_id in (*plan.preempted, *plan.swapped):
+            self.requests[request_id].preemptions += 1
+        work = [(self.requests[segment.request_id], segment) for segment in plan.segments]
         try:
-            tokens = self._run(schedule)
-        except PrefixLostError:  # nothing was counted as computed: the next iteration is planned with what is left
-            self.scheduler.shorten(schedule)
-            return done + self._reject(schedule)
-        done += self._postprocess(schedule, tokens, start_s)
+            tokens = self._run(work)
+        except BaseException as error:
+            self.instance.apply(plan, steps=0)  # nothing was computed: the next iteration is planned anew
+            if isinstance(error, PrefixLostError):
+                self._shorten(work)
+                return done
+            self._ended += done
+            raise
+        self.instance.apply(plan)
+        ended = self._append(work, tokens)
+        if self.settings.keep_log:
+            finished = tuple(output.request_id for output in ended)
+            iteration = self._observed.iteration(self._steps, plan, finished)
+            self.log.append(TimedIteration(start_s, self._clock(), iteration))
+        self._steps += 1
+        done += ended
         try:
-            _tell(schedule)  # last, so that a client's callback finds the engine in order
+            _stream(work)  # last, so that a client's callback finds the engine in order
         except BaseException:
             self._ended += done
             raise
@@ -187,41 +215,37 @@ class Engine:
         Raises:
             AssertionError: naming the block.
         """
-        self.scheduler.check()
+        self.instance.check()
 
-    def _run(self, schedule: Schedule) -> list[int]:
-        for request, _ in schedule.work:
-            if request.parked:
+    def _run(self, work: Work) -> list[int]:
+        """Bring the KVCache that lies elsewhere, and compute; the new tokens."""
+        for request, _ in work:
+            if request.swapped_kv:
                 self.runner.restore(request)
-            if request.arriving is not None:
-                request.arriving.begin(self.runner.cache, request.blocks.tolist())
-        return self.runner.run(schedule.work) if schedule.work else []
+            if request.kv_loader is not None:
+                request.kv_loader.begin(self.runner.cache, request.blocks.tolist())
+        return self.runner.run(work) if work else []
 
-    def _postprocess(self, schedule: Schedule, tokens: list[int], start_s: float) -> list[Output]:
-        """Append the new tokens, end who is done, and write the iteration down."""
-        done = self._reject(schedule)
-        now_s, emitted = self._clock(), iter(tokens)
-        finished: list[int] = []
-        for request, segment in schedule.work:
-            self.scheduler.computed(request, segment.new_tokens)
-            reason = self._append(request, next(emitted), now_s) if segment.emits else None
-            if reason is not None:
-                finished.append(request.id)
-                done.append(self._finish(request, reason, now_s))
-        if self.settings.keep_log:
-            self.log.append(TimedIteration(start_s, now_s, _iteration(self._steps, schedule, tuple(finished))))
-        self._steps += 1
-        return done
+    def _shorten(self, work: Work) -> None:
+        """Part of a prefix was lost while it was loaded: what is left of it counts."""
+        for request, _ in work:
+            if request.kv_loader is not None:
+                request.reused = request.kv_loader.tokens
+                self.instance.shorten(request.id, request.reused)
+                if not request.reused:
+                    request.kv_loader = None
 
-    def _reject(self, schedule: Schedule) -> list[Output]:
-        now_s = self._clock()
-        return [self._end(request, "rejected", now_s, reason) for request, reason in schedule.rejected]
-
-    def _append(self, request: RunningRequest, token: int, now_s: float) -> FinishReason | None:
-        """One token more; why the request ends with it, or None."""
-        request.append(token)
-        request.token_s.append(now_s)
-        return self._reason(request)
+    def _append(self, work: Work, tokens: Sequence[int]) -> list[Output]:
+        """Add each new token to its request; the requests that end with it."""
+        now_s, emitted, ended = self._clock(), iter(tokens), list[Output]()
+        for request, segment in work:
+            if segment.emits:
+                request.append(next(emitted))
+                request.token_s.append(now_s)
+                reason = self._reason(request)
+                if reason is not None:
+                    ended.append(self._finish(request, reason))
+        return ended
 
     def _reason(self, request: RunningRequest) -> FinishReason | None:
         """Why a request ends with the token it has last, or None."""
@@ -232,31 +256,32 @@ class Engine:
             return "end_token"
         return "length" if request.generated >= request.request.max_new_tokens else None
 
-    def _finish(self, request: RunningRequest, reason: FinishReason, now_s: float) -> Output:
+    def _finish(self, request: RunningRequest, reason: FinishReason) -> Output:
         hook = self._before_release.pop(request.id, None)
         if hook is not None and reason != "cancelled":
             hook(request)
-        self.scheduler.remove(request)
-        return self._end(request, reason, now_s)
+        self.instance.finish(request.id)
+        return self._end(request.id, reason)
 
-    def _end(self, request: RunningRequest, reason: FinishReason, now_s: float, error: str = "") -> Output:
-        self._before_release.pop(request.id, None)
-        self._cancelled.discard(request.id)
-        return request.output(reason, now_s, error)
+    def _end(self, request_id: int, reason: FinishReason, error: str = "") -> Output:
+        """A request that the instance no longer has ends."""
+        self._before_release.pop(request_id, None)
+        self._cancelled.discard(request_id)
+        return self.requests.pop(request_id).output(reason, self._clock(), error)
 
     def _cancel(self) -> list[Output]:
-        ids, now_s = self._cancelled, self._clock()
-        self._cancelled = set()
-        found = [r for r in (*self.scheduler.waiting, *self.scheduler.running) if r.id in ids]
-        return [self._finish(request, "cancelled", now_s) for request in found]
+        ids, self._cancelled = self._cancelled, set()
+        return [
+            self._finish(request, "cancelled") for request in list(self.requests.values()) if request.id in ids
+        ]
 
-    def _park(self, request: RunningRequest) -> tuple[KVSpan, ...]:
-        """On the host: what has to leave the device's memory must not stay in it."""
-        span = self.runner.export(request, 0, request.cached)
+    def _swap_out(self, request: RunningRequest, tokens: int) -> tuple[KVSpan, ...]:
+        """The KVCache of its first tokens on the host: what leaves the device's memory must not stay in it."""
+        span = self.runner.export(request, 0, tokens)
         return (replace(span, layers=tuple(layer.cpu() for layer in span.layers)),)
 
     def _check(self, request: GenerationRequest, generated: Sequence[int]) -> None:
-        size, window = self.settings.block_size_tokens, self.scheduler.limits.max_request_tokens
+        size, window = self.settings.block_size_tokens, self.limits.max_request_tokens
         longest = len(request.prompt) + request.max_new_tokens - 1  # the last token is never read again
         if window is not None and longest > window:
             raise ValueError(f"prompt and new tokens make {longest} tokens; the model's window here is {window}")
@@ -276,25 +301,14 @@ class Engine:
             )
 
 
-def _tell(schedule: Schedule) -> None:
-    """Stream the iteration's tokens to those who asked for them; the first who raises is heard last."""
+def _stream(work: Work) -> None:
+    """Pass the iteration's tokens to clients; the first callback error is raised after all callbacks ran."""
     raised: Exception | None = None
-    for request, segment in schedule.work:
+    for request, segment in work:
         if segment.emits and request.request.on_token is not None:
             try:
                 request.request.on_token(request.id, int(request.tokens[request.known - 1]))
-            except Exception as error:  # noqa: BLE001  # a client's own; the other clients are still told
+            except Exception as error:  # noqa: BLE001  # a client's own; the other clients still get their tokens
                 raised = raised or error
     if raised:
         raise raised
-
-
-def _iteration(index: int, schedule: Schedule, finished: tuple[int, ...]) -> Iteration:
-    return Iteration(
-        index=index,
-        waiting=schedule.waiting,
-        running=schedule.running,
-        limits=schedule.limits,
-        plan=schedule.plan,
-        finished=finished,
-    )

@@ -90,7 +90,7 @@ class PrefillEngine:
 
         def keep(done: RunningRequest) -> None:
             given = sum(span.tokens for span in ((prefix,) if isinstance(prefix, ArrivingPrefix) else prefix))
-            self._kv[done.id] = self.engine.runner.export(done, given, done.cached)
+            self._kv[done.id] = self.engine.runner.export(done, given, done.known - 1)
 
         return self.engine.submit(request, kv=prefix, before_release=keep)
 

@@ -38,7 +38,7 @@ class ModelRunner:
         else:
             logits = self.model.forward(batch, self.cache, stream)
         for request, _ in work:
-            request.arriving = None  # the last layer has waited for its last layer
+            request.kv_loader = None  # the last layer has waited for its last layer
         emitting = [request for request, segment in work if segment.emits]
         if not emitting:
             return []
@@ -60,12 +60,12 @@ class ModelRunner:
         return KVSpan(fingerprint=self.fingerprint, start=start, tokens=stop - start, layers=layers)
 
     def restore(self, request: RunningRequest) -> None:
-        """Write a request's parked KVCache into its blocks."""
+        """Write a request's swapped KVCache into its blocks."""
         blocks = request.blocks.tolist()
-        for span in request.parked:
+        for span in request.swapped_kv:
             for layer, tensor in enumerate(span.layers):
                 self.cache.write(layer, blocks, span.start, tensor)
-        request.parked = ()
+        request.swapped_kv = ()
 
     def accept(self, spans: Sequence[KVSpan | ArrivingPrefix]) -> int:
         """Check that spans are this model's and follow each other from position 0; how many tokens they hold.
@@ -89,8 +89,8 @@ class ModelRunner:
     def _stream(self, work: Work) -> LayerHook | None:
         """A hook that hands out new keys and values and waits for given ones, or None where nobody needs it."""
         listening = [(request, segment) for request, segment in work if request.request.on_kv is not None]
-        arriving = [(request.arriving, segment.cached_tokens) for request, segment in work if request.arriving]
-        if not listening and not arriving:
+        loading = [(request.kv_loader, segment.cached_tokens) for request, segment in work if request.kv_loader]
+        if not listening and not loading:
             return None
 
         def on_layer(layer: int) -> None:
@@ -99,7 +99,7 @@ class ModelRunner:
                 span = self.cache.read(layer, request.blocks.tolist(), start, start + segment.new_tokens)
                 if request.request.on_kv is not None:
                     request.request.on_kv(layer, start, span)
-            for prefix, tokens in arriving:
+            for prefix, tokens in loading:
                 prefix.wait(layer, tokens)
 
         return on_layer

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from mooncake_lab.batching import Progress
 from mooncake_lab.core import BlockKey, blocks_for
 from mooncake_lab.engine.kvcache import KVSpan
 from mooncake_lab.engine.layerwise.arriving import ArrivingPrefix
@@ -76,7 +77,7 @@ class Output:
 
 @dataclass(slots=True, eq=False)
 class RunningRequest:
-    """A request in an engine. Mutable: its progress is what an engine is about."""
+    """A request in an engine: its tokens and blocks. The `Instance` keeps its `Progress`. Mutable."""
 
     id: int
     request: GenerationRequest
@@ -87,17 +88,15 @@ class RunningRequest:
     """How many of `tokens` exist."""
     table: npt.NDArray[np.int32]
     """Its blocks, with room for those to come."""
-    cached: int = 0
-    """Leading tokens in the KVCache, or in `parked`."""
     held: int = 0
     """How many of `table` it holds."""
     published: int = 0
     """How many of its blocks others can find."""
     keys: list[BlockKey] = field(default_factory=list[BlockKey])
     """Of its whole blocks, as far as they were known when it began to wait."""
-    parked: tuple[KVSpan, ...] = ()
+    swapped_kv: tuple[KVSpan, ...] = ()
     """Its KVCache while it is outside the engine: given from elsewhere, or swapped out."""
-    arriving: ArrivingPrefix | None = None
+    kv_loader: ArrivingPrefix | None = None
     """KVCache of its first tokens that is brought layer by layer, until its first iteration is over."""
     reused: int | None = None
     preemptions: int = 0
@@ -122,6 +121,17 @@ class RunningRequest:
         """One more token is known."""
         self.tokens[self.known] = token
         self.known += 1
+
+    def progress(self, cached_tokens: int) -> Progress:
+        """How far it has come when it begins to wait."""
+        return Progress(
+            request_id=self.id,
+            arrival=self.id,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=cached_tokens,
+            generated_tokens=self.generated,
+            max_new_tokens=self.request.max_new_tokens,
+        )
 
     def output(self, finish_reason: FinishReason, finished_s: float, error: str = "") -> Output:
         """What became of it."""

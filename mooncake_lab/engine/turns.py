@@ -45,7 +45,7 @@ class OurDecoding:
         spans: list[KVSpan] = []  # of the one prompt that is computed
 
         def keep(done: RunningRequest) -> None:
-            spans.append(engine.runner.export(done, 0, done.cached))
+            spans.append(engine.runner.export(done, 0, done.known - 1))
 
         first = GenerationRequest(prompt=prompt, max_new_tokens=1, end_tokens=())
         engine.submit(first, before_release=keep)
@@ -58,7 +58,7 @@ class OurDecoding:
                 on_token=(lambda _, token: self.tokens.append(token)) if number == 0 else None,
             )
             engine.submit(request, kv=spans, generated=self.tokens[:1])
-        self._ids = [request.id for request in engine.scheduler.waiting]
+        self._ids = list(engine.requests)
 
     def turn(self, steps: int) -> float:
         """Steps of the engine; the first is not timed."""

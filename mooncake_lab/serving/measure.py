@@ -118,7 +118,7 @@ def measure_transfer(port: int, who: Identity, lane: Lane | None = None) -> tupl
 
 
 def _all(engine: CoupledEngine) -> list[RunningRequest]:
-    return [*engine.engine.scheduler.waiting, *engine.engine.scheduler.running]
+    return list(engine.engine.requests.values())
 
 
 def _prompt(model: LlamaModel, tokens: int, seed: int = 0) -> Prompt:
