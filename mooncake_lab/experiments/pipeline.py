@@ -10,14 +10,13 @@ import pandas as pd
 from mooncake_lab.batching import BatchingPolicy, Limits, Orca, Sarathi
 from mooncake_lab.core import Request, TracedRequest, gbps
 from mooncake_lab.experiments.sarathi_testbeds import llama_13b_on_a6000
+from mooncake_lab.metrics.pipeline_bubbles import account, idle_share
 from mooncake_lab.paper import fact
 from mooncake_lab.perf import IterationCost, LinkLatency, hardware, model_shape, transferred
 from mooncake_lab.simulation import (
     PipelineRun,
     PipelineSpec,
     StageClock,
-    account,
-    idle_share,
     run_pipeline,
 )
 
@@ -58,8 +57,8 @@ class Gpt3:
         """One row: completion, idle share, stage-seconds by cause, quantiles of bubbles and of completion."""
         work = zipf_requests(self.requests, seed=self.seed, spread=self.spread)
         runs = [run_pipeline(spec, share) for spec, share in self.pipelines(work)]
-        finished = [seat.token_s[-1] for run in runs for seat in run.seats]
-        bubbles = [seat.bubble_s for run in runs for seat in run.seats]
+        finished = [request.token_s[-1] for run in runs for request in run.requests]
+        bubbles = [request.bubble_s for run in runs for request in run.requests]
         spent = pd.DataFrame([dict(account(run)) for run in runs]).sum()
         yield {
             "completion_s": max(run.makespan_s for run in runs),

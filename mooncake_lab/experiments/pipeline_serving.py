@@ -86,9 +86,9 @@ class Serving:
     def rows(self) -> Iterable[Mapping[str, Any]]:
         """One row: what users saw."""
         run = run_pipeline(self.spec(), self.work())
-        gaps = [b - a for seat in run.seats for a, b in pairwise(seat.token_s)]
-        ttft = [seat.token_s[0] - seat.arrival_s for seat in run.seats]
-        delays = [seat.scheduled_s - seat.arrival_s for seat in run.seats if seat.scheduled_s is not None]
+        gaps = [b - a for request in run.requests for a, b in pairwise(request.token_s)]
+        ttft = [request.token_s[0] - request.arrival_s for request in run.requests]
+        delays = [r.scheduled_s - r.arrival_s for r in run.requests if r.scheduled_s is not None]
         yield {
             "p50_ttft_s": float(np.median(ttft)),
             "p50_tbt_s": float(np.median(gaps)),

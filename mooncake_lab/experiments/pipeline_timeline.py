@@ -7,7 +7,8 @@ import pandas as pd
 
 from mooncake_lab.batching import Limits
 from mooncake_lab.experiments.pipeline import BLOCK_TOKENS, Gpt3, policy_of, traced
-from mooncake_lab.simulation import CAUSES, PipelineRun, PipelineSpec, gap_causes, gaps_s, run_pipeline
+from mooncake_lab.metrics.pipeline_bubbles import CAUSES, gap_causes, gaps_s
+from mooncake_lab.simulation import PipelineRun, PipelineSpec, run_pipeline
 
 SKETCH = ((900, 8), (350, 8), (600, 8), (250, 8), (500, 6), (300, 6))
 """Prompt and output tokens of the requests of the sketch: unequal prompts, a few decodes each."""
@@ -40,11 +41,10 @@ def timeline(run: PipelineRun) -> pd.DataFrame:
     """
     rows: list[dict[str, Any]] = []
     gaps, causes = gaps_s(run), gap_causes(run)
-    for index, batch in enumerate(run.micro_batch.tolist()):
-        prompts, decodes = int(run.prompt_tokens[index]), int(run.decodes[index])
+    for index, batch in enumerate(run.micro_batch):
+        prompts, decodes = run.prompt_tokens[index], run.decodes[index]
         what = "both" if prompts and decodes else "prompts" if prompts else "decodes"
-        for stage in range(run.start_s.shape[1]):
-            start_s, end_s = float(run.start_s[index, stage]), float(run.end_s[index, stage])
+        for stage, (start_s, end_s) in enumerate(zip(run.start_s[index], run.end_s[index], strict=True)):
             shared = {"stage": stage, "micro_batch": batch, "prompt_tokens": prompts, "decodes": decodes}
             rows.append(shared | {"start_ms": 1000 * start_s, "end_ms": 1000 * end_s, "what": what})
             gap_s = float(gaps[index, stage])

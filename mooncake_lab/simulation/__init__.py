@@ -15,8 +15,7 @@ from mooncake_lab.simulation.example import four_requests
 from mooncake_lab.simulation.network import Network
 from mooncake_lab.simulation.node_cache import NodeCache
 from mooncake_lab.simulation.notice_board import NoticeBoard
-from mooncake_lab.simulation.pipeline import PipelineRun, PipelineSpec, run_pipeline
-from mooncake_lab.simulation.pipeline_bubbles import CAUSES, account, gap_causes, gaps_s, idle_share
+from mooncake_lab.simulation.pipeline import PipelineRequest, PipelineRun, PipelineSpec, run_pipeline
 from mooncake_lab.simulation.pipeline_clock import StageClock, plan_s
 from mooncake_lab.simulation.pipeline_prefill import simulate_cpp
 from mooncake_lab.simulation.pool import PrefixPool
@@ -25,7 +24,6 @@ from mooncake_lab.simulation.service import PrefillService
 from mooncake_lab.simulation.spec import ClusterSpec, Failure
 
 __all__ = [
-    "CAUSES",
     "COUPLED_SYSTEMS",
     "DEFAULT_MAX_TOKENS",
     "CachedBlocks",
@@ -41,17 +39,14 @@ __all__ = [
     "Network",
     "NodeCache",
     "NoticeBoard",
+    "PipelineRequest",
     "PipelineRun",
     "PipelineSpec",
     "PrefillInstance",
     "PrefillService",
     "PrefixPool",
     "StageClock",
-    "account",
     "four_requests",
-    "gap_causes",
-    "gaps_s",
-    "idle_share",
     "plan_s",
     "run_pipeline",
     "simulate_cpp",

@@ -1,10 +1,11 @@
 """A model in pipeline stages, several micro-batches in flight, each planned by a batching policy (SARATHI §5.3).
 
-A micro-batch keeps its requests until they are done. When it is back from the last stage and the first one is
-free, its policy plans the next iteration, which passes the stages in order: on stage `s`, the `k`-th iteration
-starts at `max(end[s-1,k] + hop, end[s,k-1])`. Nothing overtakes, so entering is the only event, and a heap of
-micro-batches by the time at which they are back is all the calendar there is. While nobody waits and all of a
-micro-batch decode, its plan stays until somebody is done, and is not asked for again.
+A micro-batch is an `Instance` that keeps its requests until they are done; all take them from one queue. When
+a micro-batch is back from the last stage and the first one is free, its policy plans the next iteration, which
+passes the stages in order: on stage `s`, the `k`-th iteration starts at `max(end[s-1,k] + hop, end[s,k-1])`. No
+iteration overtakes another, so entering is the only event, and a heap of micro-batches by the time at which they
+are back is all the calendar there is. While no request waits and all of a micro-batch decode, its plan stays until
+one is done, and the policy is not asked again.
 """
 
 from collections import deque
@@ -13,15 +14,9 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 
-import numpy as np
-import numpy.typing as npt
-
-from mooncake_lab.batching import BatchingPolicy, Limits, Plan
+from mooncake_lab.batching import BatchingPolicy, CountedBlocks, Instance, Limits, Plan, Progress
 from mooncake_lab.core import TracedRequest
-from mooncake_lab.simulation.pipeline_batch import MicroBatch, Seat
 from mooncake_lab.simulation.pipeline_clock import StageClock
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,43 +40,46 @@ class PipelineSpec:
             )
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class PipelineRun:
-    """What happened: iterations in the order in which they entered, requests in the order of their ids."""
+@dataclass(slots=True, eq=False)
+class PipelineRequest:
+    """One request in a pipeline, and what became of it. Mutable: a run fills it."""
 
-    start_s: Floats
-    """Shape (iterations, stages)."""
-    end_s: Floats
-    """Shape (iterations, stages)."""
-    micro_batch: npt.NDArray[np.int64]
-    """Shape (iterations,): which micro-batch it was."""
-    prompt_tokens: npt.NDArray[np.int64]
-    """Shape (iterations,): tokens of prompts in it."""
-    decodes: npt.NDArray[np.int64]
-    """Shape (iterations,): decodes in it."""
-    starved: npt.NDArray[np.bool_]
-    """Shape (iterations,): whether its micro-batch had nothing to do just before."""
-    seats: Sequence[Seat]
-    """One a request."""
-    rejected: Sequence[int]
-    """Requests that their policy refused."""
+    request_id: int
+    arrival_s: float
+    output_tokens: int
+    scheduled_s: float | None = None
+    """When its first iteration was planned; None before."""
+    bubble_s: float = 0.0
+    """Time for which stages stood idle in front of the iterations that carried it (SARATHI Fig. 12a)."""
+    token_s: list[float] = field(default_factory=list[float])
+    """When each of its tokens appeared."""
+
+
+@dataclass(slots=True, eq=False)
+class PipelineRun:
+    """What happened: a column entry per iteration, in the order in which they entered. Mutable: a run fills it."""
+
+    requests: Sequence[PipelineRequest]
+    """In the order of their ids."""
+    start_s: list[list[float]] = field(default_factory=list[list[float]])
+    """Of each iteration, when it began on each stage."""
+    end_s: list[list[float]] = field(default_factory=list[list[float]])
+    """Likewise, when it ended."""
+    micro_batch: list[int] = field(default_factory=list[int])
+    """Which micro-batch it was."""
+    prompt_tokens: list[int] = field(default_factory=list[int])
+    """Tokens of prompts in it."""
+    decodes: list[int] = field(default_factory=list[int])
+    """Decodes in it."""
+    starved: list[bool] = field(default_factory=list[bool])
+    """Whether its micro-batch had nothing to do just before."""
+    rejected: list[int] = field(default_factory=list[int])
+    """Requests that the policy refused."""
 
     @property
     def makespan_s(self) -> float:
         """When the last stage is done with the last iteration."""
-        return float(self.end_s.max()) if len(self.end_s) else 0.0
-
-
-@dataclass(slots=True)
-class _Log:
-    """Columns in the making. Mutable: a run fills it."""
-
-    start_s: list[list[float]] = field(default_factory=list[list[float]])
-    end_s: list[list[float]] = field(default_factory=list[list[float]])
-    micro_batch: list[int] = field(default_factory=list[int])
-    prompt_tokens: list[int] = field(default_factory=list[int])
-    decodes: list[int] = field(default_factory=list[int])
-    starved: list[bool] = field(default_factory=list[bool])
+        return self.end_s[-1][-1] if self.end_s else 0.0
 
     def add(self, starts: list[float], ends: list[float], index: int, plan: Plan, *, starved: bool) -> None:
         """One iteration has entered."""
@@ -98,11 +96,12 @@ def run_pipeline(spec: PipelineSpec, requests: Sequence[TracedRequest]) -> Pipel
     """Serve requests until all are done or refused.
 
     Raises:
-        ValueError: when a policy plans nothing while its requests run, or requests wait that nobody takes.
+        ValueError: when a policy plans nothing while its requests run or wait, or a request generates nothing: a
+            pipeline serves it until its last token.
     """
     pipeline = _Pipeline(spec, requests)
     pipeline.play()
-    return pipeline.result()
+    return pipeline.run
 
 
 def passage(
@@ -119,26 +118,21 @@ def passage(
 
 
 @dataclass(slots=True)
-class _Flight:
-    """A micro-batch and what it has in the pipeline. Mutable: it comes back and enters again."""
+class _MicroBatch:
+    """An instance and what it has in the pipeline. Mutable: it comes back and enters again."""
 
     index: int
-    batch: MicroBatch
+    instance: Instance
     plan: Plan = field(default_factory=Plan)
     again: int = 0
     """How often the plan may enter again as it is."""
     stage_s: float = 0.0
     hop_s: float = 0.0
     done_s: list[float] = field(default_factory=list[float])
-    """When the iterations of the plan were back that its requests do not yet know of."""
+    """When the iterations of the plan were back that are not applied yet."""
     gap_s: float = 0.0
+    """How long stages stood idle before the first of them."""
     starved: bool = False
-
-    def settle(self) -> None:
-        """Tell the requests of the iterations that are back."""
-        if self.done_s:
-            self.batch.finish(self.plan, self.done_s, self.gap_s)
-        self.done_s, self.gap_s = [], 0.0
 
 
 class _Pipeline:
@@ -147,71 +141,111 @@ class _Pipeline:
     def __init__(self, spec: PipelineSpec, requests: Sequence[TracedRequest]) -> None:
         self._spec = spec
         ordered = sorted(requests, key=lambda traced: (traced.request.arrival_s, traced.request.id))
-        self._seats = [Seat.of(rank, traced) for rank, traced in enumerate(ordered)]
-        self._coming = deque(self._seats)
-        self._queue: list[Seat] = []
+        self._requests = {traced.request.id: _arriving(traced) for traced in ordered}
+        self._coming = deque(
+            Progress(
+                request_id=traced.request.id,
+                arrival=rank,
+                prompt_tokens=traced.request.input_tokens,
+                max_new_tokens=traced.request.max_tokens,
+            )
+            for rank, traced in enumerate(ordered)
+        )
+        self._waiting: list[Progress] = []
         self._free_s = [0.0] * spec.clock.stages
-        self._log = _Log()
-        self._rejected: list[int] = []
-        self._flights = [_Flight(i, MicroBatch(spec.policy, spec.limits)) for i in range(spec.micro_batches)]
+        self._batches = [_MicroBatch(index, self._instance()) for index in range(spec.micro_batches)]
+        self.run = PipelineRun(sorted(self._requests.values(), key=lambda request: request.request_id))
+
+    def _instance(self) -> Instance:
+        limits = self._spec.limits
+        return Instance(self._spec.policy, limits, CountedBlocks(limits.capacity_blocks), self._waiting)
 
     def play(self) -> None:
         """Let micro-batches enter in the order in which they are back, until none comes again."""
-        back = [(0.0, flight.index, flight.index) for flight in self._flights]
+        back = [(0.0, batch.index, batch.index) for batch in self._batches]
         for turn in count(len(back)):
             if not back:
                 return
             at_s, _, index = heappop(back)
-            again_s = self._turn(self._flights[index], max(at_s, self._free_s[0]))
+            again_s = self._turn(self._batches[index], max(at_s, self._free_s[0]))
             if again_s is not None:
                 heappush(back, (again_s, turn, index))
 
-    def _turn(self, flight: _Flight, now_s: float) -> float | None:
-        """A micro-batch has the first stage; when it is back, or None where nothing is left for it to do."""
-        while self._coming and self._coming[0].arrival_s <= now_s:
-            self._queue.append(self._coming.popleft())
-        if flight.again and not self._queue:
-            flight.again -= 1
-            flight.stage_s += self._spec.clock.growth_s(flight.plan)
-            return self._enter(flight, now_s)
-        flight.settle()
-        plan = flight.plan = flight.batch.plan(self._queue, now_s)
-        self._rejected += [refusal.request_id for refusal in plan.rejected]
-        flight.again = flight.batch.steady_steps(plan) - 1 if not self._queue and plan.segments else 0
+    def _turn(self, batch: _MicroBatch, now_s: float) -> float | None:
+        """A micro-batch has the first stage; when it is back, or None where nothing is left for it to do.
+
+        Raises:
+            ValueError: when its policy plans nothing for requests that run, or none of those that wait.
+        """
+        while self._coming and self._requests[self._coming[0].request_id].arrival_s <= now_s:
+            batch.instance.enqueue(self._coming.popleft())
+        if batch.again and not self._waiting:
+            batch.again -= 1
+            batch.stage_s += self._spec.clock.growth_s(batch.plan)
+            return self._enter(batch, now_s)
+        self._apply(batch)
+        plan = batch.plan = batch.instance.plan()
+        self.run.rejected += [refusal.request_id for refusal in plan.rejected]
         if plan.segments:
-            flight.stage_s, flight.hop_s = self._spec.clock.stage_s(plan), self._spec.clock.hop_s(plan)
-            return self._enter(flight, now_s)
-        flight.starved = True
-        if plan.rejected or plan.preempted or plan.swapped:
+            batch.again = self._repeats(batch)
+            self._schedule(plan, now_s)
+            batch.stage_s, batch.hop_s = self._spec.clock.stage_s(plan), self._spec.clock.hop_s(plan)
+            return self._enter(batch, now_s)
+        batch.starved = True
+        if not plan.is_empty:
             return now_s
+        if batch.instance.running:
+            running = len(batch.instance.running)
+            raise ValueError(f"{self._spec.policy} plans nothing for {running} requests that run")
         if self._coming:
-            return self._coming[0].arrival_s
-        if self._queue:
-            left = f"{len(self._queue)} waiting requests"
-            raise ValueError(f"{flight.batch.policy} takes none of {left} into an empty micro-batch")
+            return self._requests[self._coming[0].request_id].arrival_s
+        if self._waiting:
+            left = f"{len(self._waiting)} waiting requests"
+            raise ValueError(f"{self._spec.policy} takes none of {left} into an empty micro-batch")
         return None
 
-    def _enter(self, flight: _Flight, now_s: float) -> float:
+    def _apply(self, batch: _MicroBatch) -> None:
+        """The iterations of a plan are back: their tokens are known, and requests that are done leave."""
+        if batch.done_s:
+            batch.instance.apply(batch.plan, len(batch.done_s))
+            for segment in batch.plan.segments:
+                request = self._requests[segment.request_id]
+                request.bubble_s += batch.gap_s
+                if segment.emits:
+                    request.token_s += batch.done_s
+                    if len(request.token_s) >= request.output_tokens:
+                        batch.instance.finish(segment.request_id)
+        batch.done_s, batch.gap_s = [], 0.0
+
+    def _repeats(self, batch: _MicroBatch) -> int:
+        """How often a plan of decodes stays the plan after its first iteration, while no request comes."""
+        segments = batch.plan.segments
+        if self._waiting or any(segment.kind == "prefill" for segment in segments):
+            return 0
+        requests = [self._requests[segment.request_id] for segment in segments]
+        left = min(request.output_tokens - len(request.token_s) for request in requests)
+        return min(left, batch.instance.steady_steps(batch.plan)) - 1
+
+    def _schedule(self, plan: Plan, now_s: float) -> None:
+        for segment in plan.segments:
+            request = self._requests[segment.request_id]
+            if request.scheduled_s is None:
+                request.scheduled_s = now_s
+
+    def _enter(self, batch: _MicroBatch, now_s: float) -> float:
         """Pass the stages; when the last one is left."""
-        starts, ends = passage(self._free_s, now_s, flight.stage_s, flight.hop_s)
-        if self._log.starved:  # nothing stood idle for want of work before the first
-            flight.gap_s += sum(starts) - sum(self._free_s)
+        starts, ends = passage(self._free_s, now_s, batch.stage_s, batch.hop_s)
+        if self.run.starved:  # no stage was idle for lack of work before the first iteration
+            batch.gap_s += sum(starts) - sum(self._free_s)
         self._free_s = ends
-        self._log.add(starts, ends, flight.index, flight.plan, starved=flight.starved)
-        flight.starved = False
-        flight.done_s.append(ends[-1])
+        self.run.add(starts, ends, batch.index, batch.plan, starved=batch.starved)
+        batch.starved = False
+        batch.done_s.append(ends[-1])
         return ends[-1]
 
-    def result(self) -> PipelineRun:
-        """All of it, once nothing happens any more."""
-        log, stages = self._log, self._spec.clock.stages
-        return PipelineRun(
-            start_s=np.asarray(log.start_s, dtype=np.float64).reshape(-1, stages),
-            end_s=np.asarray(log.end_s, dtype=np.float64).reshape(-1, stages),
-            micro_batch=np.asarray(log.micro_batch, dtype=np.int64),
-            prompt_tokens=np.asarray(log.prompt_tokens, dtype=np.int64),
-            decodes=np.asarray(log.decodes, dtype=np.int64),
-            starved=np.asarray(log.starved, dtype=np.bool_),
-            seats=sorted(self._seats, key=lambda seat: seat.request_id),
-            rejected=tuple(self._rejected),
-        )
+
+def _arriving(traced: TracedRequest) -> PipelineRequest:
+    request = traced.request
+    if traced.output_tokens < 1:
+        raise ValueError(f"request {request.id} has no output tokens; a pipeline needs at least 1")
+    return PipelineRequest(request.id, request.arrival_s, traced.output_tokens)

@@ -19,8 +19,8 @@ from mooncake_lab.experiments import pipeline_stalls as stalls
 from mooncake_lab.experiments import pipeline_timeline as tl
 from mooncake_lab.experiments import sarathi_serve_testbeds as beds
 from mooncake_lab.experiments.pipeline_beside_papers import beside_papers, bound_at, gain_at
+from mooncake_lab.metrics.pipeline_bubbles import CAUSES
 from mooncake_lab.paper import claims, fact
-from mooncake_lab.simulation import CAUSES
 
 SMALL = pipeline.Gpt3(requests=120)
 

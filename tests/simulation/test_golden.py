@@ -115,9 +115,9 @@ def pipelined(trace: Trace, name: str) -> str:
     sha = hashlib.sha256()
     for column in (run.start_s, run.end_s, run.micro_batch, run.prompt_tokens, run.decodes, run.starved):
         sha.update(np.ascontiguousarray(column, dtype=np.float64).tobytes())
-    for seat in run.seats:
-        sha.update(repr((seat.request_id, seat.generated_tokens, seat.scheduled_s, seat.bubble_s)).encode())
-        sha.update(repr(seat.token_s).encode())
+    for each in run.requests:
+        sha.update(repr((each.request_id, len(each.token_s), each.scheduled_s, each.bubble_s)).encode())
+        sha.update(repr(each.token_s).encode())
     sha.update(repr(tuple(run.rejected)).encode())
     return sha.hexdigest()
 

@@ -9,8 +9,18 @@ import simpy
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mooncake_lab.batching import BATCHING_POLICIES, VLLM, Limits, Orca, Sarathi, SarathiServe
+from mooncake_lab.batching import (
+    BATCHING_POLICIES,
+    VLLM,
+    Instance,
+    Limits,
+    Orca,
+    RequestLevel,
+    Sarathi,
+    SarathiServe,
+)
 from mooncake_lab.core import Request, TracedRequest
+from mooncake_lab.metrics.pipeline_bubbles import CAUSES, account, gap_causes, gaps_s, idle_share
 from mooncake_lab.perf import (
     CppGroup,
     IterationCost,
@@ -24,15 +34,9 @@ from mooncake_lab.perf import (
 from mooncake_lab.simulation import (
     PipelineSpec,
     StageClock,
-    account,
-    gap_causes,
-    gaps_s,
-    idle_share,
     run_pipeline,
     simulate_cpp,
 )
-from mooncake_lab.simulation.pipeline_batch import MicroBatch
-from mooncake_lab.simulation.pipeline_bubbles import CAUSES
 
 COST = IterationCost(
     name="a test",
@@ -80,14 +84,13 @@ def test_all_work_is_done_once(rows, policy, batches):
     """Every request gets its tokens in order, after it came; the iterations carry each prompt token once."""
     run = run_pipeline(replace(SPEC, policy=policy, micro_batches=batches), requests_of(rows))
     assert not run.rejected
-    for seat, (prompt, output, arrival) in zip(run.seats, rows, strict=True):
-        assert len(seat.token_s) == output
-        assert seat.scheduled_s is not None
-        assert arrival <= seat.scheduled_s < seat.token_s[0]
-        assert seat.token_s == sorted(seat.token_s)
-        assert seat.cached_tokens == prompt + output - 1
-    assert run.prompt_tokens.sum() == sum(prompt for prompt, _, _ in rows)
-    assert run.decodes.sum() == sum(output - 1 for _, output, _ in rows)
+    for request, (_, output, arrival) in zip(run.requests, rows, strict=True):
+        assert len(request.token_s) == output
+        assert request.scheduled_s is not None
+        assert arrival <= request.scheduled_s < request.token_s[0]
+        assert request.token_s == sorted(request.token_s)
+    assert sum(run.prompt_tokens) == sum(prompt for prompt, _, _ in rows)
+    assert sum(run.decodes) == sum(output - 1 for _, output, _ in rows)
 
 
 def replayed_by_events(run, clock: StageClock, hops: Sequence[float]) -> np.ndarray:
@@ -97,12 +100,12 @@ def replayed_by_events(run, clock: StageClock, hops: Sequence[float]) -> np.ndar
     """
     env = simpy.Environment()
     stages = [simpy.Resource(env) for _ in range(clock.stages)]
-    ends = np.zeros(run.end_s.shape)
-    seconds = run.end_s - run.start_s
+    starts, ends = np.asarray(run.start_s), np.zeros(np.shape(run.end_s))
+    seconds = np.asarray(run.end_s) - starts
     queued = [[env.event() for _ in stages] for _ in seconds]
 
     def passing(index: int):
-        yield env.timeout(run.start_s[index, 0])
+        yield env.timeout(starts[index, 0])
         for stage, resource in enumerate(stages):
             if index:
                 yield queued[index - 1][stage]
@@ -125,8 +128,8 @@ def replayed_by_events(run, clock: StageClock, hops: Sequence[float]) -> np.ndar
 def test_the_recurrence_is_what_events_say(rows, policy):
     """Played again with every stage as a queue of its own, every iteration ends at the same moment."""
     run = run_pipeline(replace(SPEC, policy=policy), requests_of(rows))
-    tokens = run.prompt_tokens + run.decodes
-    hops = [CLOCK.link.seconds(CLOCK.hop_bytes_per_token * int(count)) for count in tokens]
+    tokens = [sum(both) for both in zip(run.prompt_tokens, run.decodes, strict=True)]
+    hops = [CLOCK.link.seconds(CLOCK.hop_bytes_per_token * count) for count in tokens]
     np.testing.assert_allclose(replayed_by_events(run, CLOCK, hops), run.end_s, rtol=1e-9)
 
 
@@ -137,7 +140,7 @@ def test_one_stage_has_no_bubbles_between_iterations(rows, policy):
     spec = replace(SPEC, clock=replace(CLOCK, stages=1), policy=policy)
     run = run_pipeline(spec, requests_of([(prompt, output, 0.0) for prompt, output, _ in rows]))
     assert gaps_s(run) == pytest.approx(0.0, abs=1e-9)
-    assert all(seat.bubble_s == pytest.approx(0.0, abs=1e-9) for seat in run.seats)
+    assert all(request.bubble_s == pytest.approx(0.0, abs=1e-9) for request in run.requests)
 
 
 @given(st.integers(2, 6), st.integers(2, 9))
@@ -169,9 +172,9 @@ def test_a_request_is_charged_the_gaps_before_its_iterations(rows, policy):
     """The bubbles of requests are sums of gaps: nobody is charged more than all, and one alone is charged all."""
     run = run_pipeline(replace(SPEC, policy=policy), requests_of(rows))
     total = gaps_s(run)[1:].sum()
-    assert all(-1e-9 <= seat.bubble_s <= total + 1e-9 for seat in run.seats)
+    assert all(-1e-9 <= request.bubble_s <= total + 1e-9 for request in run.requests)
     alone = run_pipeline(replace(SPEC, policy=policy), requests_of(rows[:1]))
-    assert alone.seats[0].bubble_s == pytest.approx(gaps_s(alone)[1:].sum())
+    assert alone.requests[0].bubble_s == pytest.approx(gaps_s(alone)[1:].sum())
 
 
 def causes_of(rows: Sequence[tuple[int, int, float]]) -> dict[str, float]:
@@ -221,7 +224,7 @@ def test_any_policy_drives_the_pipeline(name):
             run_pipeline(replace(SPEC, policy=BATCHING_POLICIES[name]()), requests_of([(40, 3, 0.0)] * 2))
         return
     run = run_pipeline(replace(SPEC, policy=BATCHING_POLICIES[name]()), requests_of([(40, 3, 0.0)] * 9))
-    assert all(len(seat.token_s) == 3 for seat in run.seats)
+    assert all(len(request.token_s) == 3 for request in run.requests)
 
 
 def test_shortage_preempts_and_nothing_is_lost():
@@ -229,15 +232,23 @@ def test_shortage_preempts_and_nothing_is_lost():
     limits = Limits(max_batch_tokens=512, max_requests=4, block_size_tokens=16, capacity_blocks=9, free_blocks=9)
     spec = replace(SPEC, policy=VLLM(), limits=limits, micro_batches=1)
     run = run_pipeline(spec, requests_of([(30, 60, 0.0)] * 4))
-    assert all(len(seat.token_s) == 60 for seat in run.seats)
-    assert run.prompt_tokens.sum() > 120
+    assert all(len(request.token_s) == 60 for request in run.requests)
+    assert sum(run.prompt_tokens) > 120
 
 
 def test_an_unservable_request_is_refused_and_the_rest_served():
     """A prompt larger than the cache is refused; nobody behind it waits for ever."""
     run = run_pipeline(SPEC, requests_of([(1900, 3, 0.0), (5000, 3, 0.0), (100, 3, 0.0)]))
-    assert run.rejected == (1,)
-    assert [len(seat.token_s) for seat in run.seats] == [3, 0, 3]
+    assert run.rejected == [1]
+    assert [len(request.token_s) for request in run.requests] == [3, 0, 3]
+
+
+def test_refused_requests_take_no_places():
+    """A policy sees the whole queue: behind two refused prompts, a micro-batch fills all of its places."""
+    spec = replace(SPEC, policy=RequestLevel(), limits=replace_places(2), micro_batches=1)
+    run = run_pipeline(spec, requests_of([(5000, 1, 0.0), (5000, 1, 0.0), (100, 2, 0.0), (100, 2, 0.0)]))
+    assert run.rejected == [0, 1]
+    assert run.prompt_tokens == [200, 0]
 
 
 @settings(max_examples=30)
@@ -279,13 +290,12 @@ def test_a_plan_that_stays_need_not_be_asked_for(rows, policy, stages):
     """Asked for every plan or only for those that can differ, a pipeline runs the same iterations."""
     spec = replace(SPEC, clock=replace(CLOCK, stages=stages), micro_batches=stages, policy=policy)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MicroBatch, "steady_steps", lambda *_: 1)
+        patch.setattr(Instance, "steady_steps", lambda *_: 1)
         asked = run_pipeline(spec, requests_of(rows))
     found = run_pipeline(spec, requests_of(rows))
     np.testing.assert_allclose(found.end_s, asked.end_s, rtol=1e-12)
     for name in ("micro_batch", "prompt_tokens", "decodes", "starved"):
-        assert getattr(found, name).tolist() == getattr(asked, name).tolist()
-    for ours, theirs in zip(found.seats, asked.seats, strict=True):
+        assert getattr(found, name) == getattr(asked, name)
+    for ours, theirs in zip(found.requests, asked.requests, strict=True):
         assert ours.token_s == pytest.approx(theirs.token_s, rel=1e-12)
-        assert (ours.cached_tokens, ours.generated_tokens) == (theirs.cached_tokens, theirs.generated_tokens)
         assert ours.bubble_s == pytest.approx(theirs.bubble_s, abs=1e-9)
