@@ -81,6 +81,14 @@ def test_a_syntax_error_costs_its_own_cell(tmp_path):
     assert [each for each in handed.remarks if "is not Python" in each]
 
 
+def test_code_is_bounded_before_it_is_parsed(tmp_path, monkeypatch):
+    """Megabytes of code would be gigabytes of syntax tree in the grader: such a notebook is refused unparsed."""
+    monkeypatch.setattr("ast.parse", lambda *_: pytest.fail("it was parsed"))
+    long = "x = [" + "0," * 60_000 + "0]"
+    with pytest.raises(ValueError, match="letters of code; allowed are 100,000"):
+        prepared(tmp_path, cell("def chain_keys(t, n): ...", "chain-keys"), cell(long))
+
+
 def test_of_added_cells_the_definitions_are_kept(tmp_path):
     """Helper functions, imports and constants are executed; experiments are not."""
     added = (
@@ -103,7 +111,11 @@ def test_of_added_cells_the_definitions_are_kept(tmp_path):
         ("from mooncake_lab import store", "mooncake_lab.store"),
         ("import importlib\nm = importlib.import_module('mooncake' + '_lab')", "importlib"),
         ("m = __import__('mooncake_lab.core')", "__import__"),
-        ("import sys\nm = sys.modules", "sys.modules"),
+        ("import sys\nm = sys.modules", "modules"),
+        ("import sys as s\nm = s.modules", "modules"),
+        ("from sys import modules as m", "modules"),
+        ("import builtins as b\nm = vars(b)", "builtins"),
+        ("import types\nm = types.FunctionType(compile('1', '', 'eval'), {})", "compile"),
         ("def chain_keys(t, n):\n    return helper.__globals__", "__globals__"),
     ],
 )

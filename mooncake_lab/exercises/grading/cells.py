@@ -5,7 +5,6 @@ adds the definitions are kept. What only Jupyter understands is left out and nam
 """
 
 import ast
-import builtins
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,8 @@ from mooncake_lab.batch.notebook import Cell, read_notebook
 from mooncake_lab.exercises.grading.messages import Code
 
 _PACKAGE: Final = "mooncake_lab"
+_MOST_LETTERS: Final = 100_000
+"""Of all code cells of a notebook. A syntax tree takes a thousand times the memory, and it is the grader's."""
 _PLAIN_CALLS: Final = frozenset(
     {"dict", "list", "set", "tuple", "frozenset", "range", "namedtuple"}
     | {"OrderedDict", "defaultdict", "deque", "Counter"}
@@ -23,7 +24,7 @@ _PLAIN_CALLS: Final = frozenset(
 """What an assignment in an added cell may call: it makes a value and computes nothing."""
 _BACK_DOORS: Final = frozenset(
     {"__builtins__", "__globals__", "__import__", "__loader__", "__spec__", "__subclasses__", "eval", "exec"}
-    | {"gc", "importlib", "inspect", "marshal", "pickle", "pkgutil", "runpy"}
+    | {"builtins", "gc", "importlib", "inspect", "marshal", "modules", "pickle", "pkgutil", "runpy"}
 )
 """Names with which code is reached that no import names."""
 _UNREADABLE: Final = (SyntaxError, ValueError, RecursionError, MemoryError)
@@ -57,7 +58,8 @@ def prepare(path: Path, teacher: Path) -> Handed:
     """Make a notebook ready to be executed, in the order of the student.
 
     Raises:
-        ValueError: when a file is not a notebook, or a solution cell is missing; it says which.
+        ValueError: when a file is not a notebook or holds too much code, or a solution cell is missing; it says
+            which.
     """
     source = [cell for cell in read_notebook(teacher).cells if cell.cell_type == "code"]
     names = {name for cell in source if (name := grade_id(cell))}
@@ -66,6 +68,9 @@ def prepare(path: Path, teacher: Path) -> Handed:
         for cell in read_notebook(path).cells
         if cell.cell_type == "code"
     ]
+    letters = sum(len(each.text) for each in theirs)
+    if letters > _MOST_LETTERS:
+        raise ValueError(f"{_shown(path)} has {letters:,} letters of code; allowed are {_MOST_LETTERS:,}")
     given = {grade_id(cell) or f"given {i}": cell.text for i, cell in enumerate(source) if not _is_students(cell)}
     solutions: dict[str, str] = {}
     remarks: list[str] = []
@@ -216,12 +221,13 @@ def _borrowed(text: str, allowed: frozenset[str]) -> Iterator[str]:
         match node:
             case ast.Name(id=name) | ast.Attribute(attr=name) if name in _BACK_DOORS:
                 yield name
-            case ast.Attribute(value=ast.Name(id="sys"), attr="modules"):
-                yield "sys.modules"
+            case ast.Name(id="compile"):  # `re.compile` is another one
+                yield "compile"
             case ast.Import(names=names):
                 yield from (each.name for each in names if each.name.split(".")[0] in _BACK_DOORS)
-            case ast.ImportFrom(module=str(module)) if module.split(".")[0] in {*_BACK_DOORS, builtins.__name__}:
-                yield module
+            case ast.ImportFrom(module=str(module), names=names) if module.split(".")[0] != _PACKAGE:
+                taken = (each.name for each in names)
+                yield from (name for name in (module.split(".")[0], *taken) if name in _BACK_DOORS)
             case ast.Constant(value=str(value)) if value in _BACK_DOORS or _names_module(value):
                 yield value[:80]
             case _:
