@@ -127,6 +127,19 @@ def test_the_seed_of_a_class_cannot_be_tried(tmp_path, graded):
         class_secret(tmp_path / "one")
 
 
+def test_a_secret_is_whole_or_not_there(tmp_path, monkeypatch):
+    """A grader that ends while it makes the secret leaves none that the next one would stumble over."""
+
+    def ended(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("secrets.token_hex", ended)
+    with pytest.raises(KeyboardInterrupt):
+        class_secret(tmp_path)
+    monkeypatch.undo()
+    assert len(class_secret(tmp_path)) == 32
+
+
 @pytest.mark.parametrize("said", ["A" * 3_000_000, "x\ny\x1b[2J\0\u202e" * 1000, "é" * 501])
 def test_a_remark_is_one_short_line(said):
     """Whatever a submission answers, its remark is a line that a table can hold."""

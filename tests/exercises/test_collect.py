@@ -162,6 +162,23 @@ def test_a_closed_folder_is_named(tmp_path, monkeypatch):
     assert graded(tmp_path) == [("ada", "ada/eviction.ipynb")]
 
 
+def test_a_closed_file_is_named(tmp_path, monkeypatch):
+    """A notebook that the grader may not read costs its student the grade, and nobody else."""
+    put(tmp_path, "ada/keys.ipynb", "bob/keys.ipynb")
+    real = Path.open
+
+    def closed(path, *others, **named):
+        if path.parent.name == "bob":
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *others, **named)
+
+    monkeypatch.setattr(Path, "open", closed)
+    assert graded(tmp_path) == [("ada", "ada/keys.ipynb")]
+    assert collect(tmp_path, SOURCES).without == {
+        "bob": "nothing could be graded: bob/keys.ipynb cannot be read: Permission denied"
+    }
+
+
 def test_names_are_made_printable(tmp_path):
     """A name of any bytes can be printed and stored, and writes nothing but itself on a terminal."""
     put(tmp_path, "ada/keys.ipynb", "ada/\x1b[2Jhidden\n")

@@ -22,8 +22,10 @@ def class_secret(folder: Path) -> str:
     path = folder / _BESIDE_GRADES
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        path.touch(mode=0o600)
-        path.write_text(f"{secrets.token_hex(_SECRET_BYTES)}\n", encoding="ascii")
+        part = path.with_suffix(".part")  # an empty secret would be left by whoever ends in between
+        part.touch(mode=0o600)
+        part.write_text(f"{secrets.token_hex(_SECRET_BYTES)}\n", encoding="ascii")
+        part.replace(path)
     found = path.read_text(encoding="ascii").strip()
     if len(found) != 2 * _SECRET_BYTES or not set(found) <= set("0123456789abcdef"):
         raise ValueError(f"{path} holds {found[:40]!r}; {2 * _SECRET_BYTES} hexadecimal digits are needed")
