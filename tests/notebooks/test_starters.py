@@ -71,7 +71,7 @@ def test_a_router():
 
 
 def test_an_admission_policy():
-    """Early rejection serves more than the baseline and less than what counts the coming, which the solution uses."""
+    """Early rejection serves more than the baseline and less than counting the coming, which is the solution."""
     model = paper_node_latency()
     served = [
         goodput(policy, model)
