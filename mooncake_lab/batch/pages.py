@@ -15,6 +15,8 @@ from typing import Any, Final
 
 from mooncake_lab.batch.notebook import Cell, read_notebook
 
+_FOLDED: Final = frozenset({"dropdown", "hint", "solution"})
+"""Directives that show their content only when asked."""
 _HIDDEN: Final = frozenset({"remove-cell", "remove-input", "hide-input"})
 _LABEL: Final = re.compile(r"^:[\w-]+:.*\n?", re.MULTILINE)
 _NAMED: Final = re.compile(r"^(.*?)\s*<.*>$", re.DOTALL)
@@ -137,9 +139,12 @@ def _markdown() -> Any:
         if not kind.startswith("{"):
             return _code(tokens[index].content)
         kind, inner = kind[1:], markdown.render(_LABEL.sub("", tokens[index].content))
-        if kind == "solution":
-            return f"<details><summary>Solution</summary>{inner}</details>"
         named = title.strip() or kind.capitalize()
+        if kind in _FOLDED:
+            summary = named if kind == "dropdown" else kind.capitalize()  # the title of a solution is a label
+            return f"<details><summary>{escape(summary)}</summary>{inner}</details>"
+        if kind == "exercise" and title.strip():
+            named = f"Exercise ({title.strip()})"
         return f"<aside><strong>{escape(named)}</strong>{inner}</aside>"
 
     def role(_: Any, tokens: Any, index: int, *__: Any) -> str:

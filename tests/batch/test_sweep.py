@@ -263,3 +263,17 @@ def test_a_column_called_like_a_parameter_hides_nothing(repository):
         {"seed": 1, "node": "new", "table.node": "old", "y": 2.0}
     ]
     assert list(found["beta.peaks"]["value"]) == [3, 4]
+
+
+def test_exercises_have_their_titles_and_fold_their_hints(tmp_path):
+    """An exercise says how hard it is; a hint and an aside fold under a name that tells what is in them."""
+    source = (
+        "```{exercise} easy, 5 minutes\n:label: ex\n\nWhy?\n```\n\n```{hint}\n:class: dropdown\n\nThink.\n```\n\n"
+        ":::{dropdown} Is it plausible?\nYes.\n:::\n"
+    )
+    path = tmp_path / "01_a.ipynb"
+    path.write_text(json.dumps({"cells": [{"cell_type": "markdown", "source": source}], "metadata": {}}))
+    text = notebook_page(path, title="A", back="index.html")
+    assert "<strong>Exercise (easy, 5 minutes)</strong><p>Why?</p>" in text
+    assert "<summary>Hint</summary><p>Think.</p>" in text
+    assert "<summary>Is it plausible?</summary><p>Yes.</p>" in text
