@@ -169,6 +169,8 @@ class Instance:
             ValueError: when the plan is not in flight.
         """
         if plan.segments:
+            if plan not in self._in_flight:
+                raise ValueError(f"{plan} is not in flight; a plan is applied once, by the instance that made it")
             self._in_flight.remove(plan)
         block, running = self.limits.block_size_tokens, self.running
         advanced: list[Progress] = []
