@@ -1,9 +1,9 @@
-"""What an instance runs next: one pure policy a file, one plan an iteration."""
+"""What an instance runs next: a pure policy plans each iteration, and `Instance` acts on the plan."""
 
+from mooncake_lab.batching.batch_builder import BatchBuilder
 from mooncake_lab.batching.blocks import known_blocks, worst_case_blocks
 from mooncake_lab.batching.check import check_plan
 from mooncake_lab.batching.decode_only import DecodeOnly
-from mooncake_lab.batching.draft import Draft
 from mooncake_lab.batching.gantt import gantt, padding_waste, tail_waste
 from mooncake_lab.batching.instance import BlockSpace, CountedBlocks, Instance
 from mooncake_lab.batching.orca import Orca
@@ -24,11 +24,11 @@ __all__ = [
     "BATCHING_POLICIES",
     "CHUNKED_POLICIES",
     "VLLM",
+    "BatchBuilder",
     "BatchingPolicy",
     "BlockSpace",
     "CountedBlocks",
     "DecodeOnly",
-    "Draft",
     "Instance",
     "Iteration",
     "Limits",

@@ -1,18 +1,18 @@
-"""How many KVCache blocks a request may count on: as it grows, or for the worst case."""
+"""How many KVCache blocks are reserved for a request: those of its known tokens, or of the worst case."""
 
 from collections.abc import Callable
 from typing import TypeAlias
 
 from mooncake_lab.batching.plan import Limits, Progress, Refusal
 
-Promise: TypeAlias = Callable[[Progress, Limits], int]
-"""Blocks a running request may count on; what is promised to one is not given to another."""
+Reservation: TypeAlias = Callable[[Progress, Limits], int]
+"""Blocks that a running request may count on; blocks reserved for one are not given to another."""
 
 
 def known_blocks(request: Progress, limits: Limits) -> int:
     """Blocks for the tokens that exist: the whole prompt at once, then block by block (paged allocation).
 
-    Nothing is set aside for tokens to come, so a cache may run short and somebody must be preempted.
+    Nothing is reserved for tokens to come, so a cache may run short and a request must be preempted.
     """
     return -(-(request.prompt_tokens + request.generated_tokens) // limits.block_size_tokens)
 
@@ -20,14 +20,14 @@ def known_blocks(request: Progress, limits: Limits) -> int:
 def worst_case_blocks(request: Progress, limits: Limits) -> int:
     """Blocks for the longest the request may become (Orca's slots, FasterTransformer's static cache).
 
-    Nobody is ever preempted. Where neither the client nor the model states a limit, that is the whole cache.
+    No request is ever preempted. Where neither the client nor the model states a limit, that is the whole cache.
     """
     block = limits.block_size_tokens
     tokens = limits.capacity_blocks * block
     window, cap = limits.max_request_tokens, request.max_new_tokens
     if window is not None and window < tokens:
         tokens = window
-    # The last token a request generates is never read again, so its keys and values are never written.
+    # The last token is never read again, so its keys and values are never written.
     if cap is not None and request.prompt_tokens + cap - 1 < tokens:
         tokens = request.prompt_tokens + cap - 1
     known = request.prompt_tokens + request.generated_tokens
@@ -41,7 +41,7 @@ def refusal(request: Progress, limits: Limits) -> Refusal | None:
         return Refusal(
             request.request_id, f"a prompt of {request.prompt_tokens} tokens; the model's window is {window}"
         )
-    longest = request.known_tokens
+    longest = request.num_tokens
     if request.max_new_tokens is not None:
         stated = request.prompt_tokens + request.max_new_tokens - 1
         longest = max(longest, stated if window is None else min(stated, window))

@@ -1,4 +1,4 @@
-"""What every plan must keep to, whoever wrote the policy."""
+"""The rules that the plans of every policy must keep."""
 
 from collections.abc import Mapping, Sequence
 

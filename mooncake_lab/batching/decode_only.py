@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mooncake_lab.batching.batch_builder import BatchBuilder
 from mooncake_lab.batching.blocks import known_blocks
-from mooncake_lab.batching.draft import Draft
 from mooncake_lab.batching.plan import Limits, Plan, Progress
 from mooncake_lab.batching.steady import steady_while_blocks_last
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeOnly:
-    """Every request whose KVCache has arrived joins at once and advances by one token an iteration.
+    """Every request whose KVCache has arrived joins at once and advances by one token per iteration.
 
     Published: Mooncake, FAST'25 §3 (decode pool, continuous batching).
 
@@ -26,10 +26,10 @@ class DecodeOnly:
 
     def plan(self, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Plan:
         """All decodes, old and new."""
-        draft = Draft(running, limits, known_blocks, watermark=self.watermark)
-        draft.swap_out()
-        draft.decode()
-        for request in draft.candidates([request for request in waiting if request.decoding]):
-            if not draft.admit(request, 1):
+        batch = BatchBuilder(running, limits, known_blocks, watermark=self.watermark)
+        batch.swap_out()
+        batch.decode()
+        for request in batch.candidates([request for request in waiting if request.decoding]):
+            if not batch.admit(request, 1):
                 break
-        return draft.plan("decodes only")
+        return batch.plan("decodes only")

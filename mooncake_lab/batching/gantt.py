@@ -1,4 +1,4 @@
-"""Reads a log of iterations: one line a request, and what request-level batching wastes."""
+"""Reads a log of iterations: one line per request, and what request-level batching wastes."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,7 +7,7 @@ from mooncake_lab.batching.replay import Iteration
 
 
 def gantt(log: Sequence[Iteration]) -> dict[int, str]:
-    """One string a request, one letter an iteration (Sarathi-Serve, OSDI'24, Fig. 7).
+    """One string per request, one letter per iteration (Sarathi-Serve, OSDI'24, Fig. 7).
 
     `P` the rest of a prompt, whose end gives the first token; `p` a piece of it before that; `d` a decode; `.` a
     running request that stalls; `x` one that is pushed out; `w` one that waits; `r` one that is refused; a space
@@ -40,7 +40,7 @@ def tail_waste(decode_steps: Mapping[int, int]) -> float:
     """The part of a batch's decode places that stay empty until the batch drains: 1 - sum(D) / (B * max(D)).
 
     Args:
-        decode_steps: decode iterations of each request of one batch; 0 waste where there is none.
+        decode_steps: decode iterations of each request of one batch; without any there is no waste.
     """
     steps = decode_steps.values()
     return 1 - sum(steps) / (len(steps) * max(steps)) if any(steps) else 0.0

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mooncake_lab.batching.batch_builder import BatchBuilder
 from mooncake_lab.batching.blocks import worst_case_blocks
-from mooncake_lab.batching.draft import Draft
 from mooncake_lab.batching.plan import Limits, Plan, Progress, require_positive
 from mooncake_lab.batching.steady import steady_while_blocks_last
 
@@ -16,12 +16,12 @@ class Orca:
     Published: Yu et al., OSDI'22, §4.2, Algorithm 1. A new request reserves slots for its longest length; where
     they do not fit, the queue behind it waits too.
 
-    Assumptions: a batch whose prompts exceed the instance's tokens an iteration is closed early, as Orca states
+    Assumptions: a batch whose prompts exceed the instance's tokens per iteration is closed early, as Orca states
     no such limit. With a pipeline of several batches in flight, each is planned with its own share of the cache.
     """
 
     max_prefills: int | None = None
-    """New prompts an iteration; 1 is SARATHI's Orca-best (§5), None is Orca."""
+    """New prompts per iteration; 1 is SARATHI's Orca-best (§5), None is Orca."""
 
     def __post_init__(self) -> None:
         require_positive("Orca.max_prefills", self.max_prefills)
@@ -30,8 +30,8 @@ class Orca:
 
     def plan(self, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Plan:
         """All running requests, then whole prompts while places, slots and tokens last."""
-        draft = Draft(running, limits, worst_case_blocks)
-        for request in draft.running:
-            draft.advance(request, draft.tokens_left)
-        draft.fill_with_whole_prompts(waiting, at_most=self.max_prefills)
-        return draft.plan("first come, first served; whole prompts beside decodes")
+        batch = BatchBuilder(running, limits, worst_case_blocks)
+        for request in batch.running:
+            batch.advance(request, batch.tokens_left)
+        batch.add_whole_prefills(waiting, at_most=self.max_prefills)
+        return batch.plan("first come, first served; whole prompts beside decodes")

@@ -33,12 +33,12 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Blocks it needs no more of, as `Limits.free_blocks` does not count them: its own, and for a waiting request
     those of its reused prefix that running requests hold."""
     shared_blocks: int = 0
-    """Of those, the ones other requests hold too: preempting this one does not free them."""
+    """Held blocks that other requests hold too: preempting this one does not free them."""
     max_new_tokens: int | None = None
     """The most tokens its client allows: a limit stated on arrival, not what it will generate."""
 
     @property
-    def known_tokens(self) -> int:
+    def num_tokens(self) -> int:
         """Tokens that exist so far: the prompt and what was generated."""
         return self.prompt_tokens + self.generated_tokens
 
@@ -67,14 +67,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """
 
     max_batch_tokens: int
-    """Most tokens an iteration may compute, prefill and decode together."""
+    """Most tokens per iteration, prefill and decode together."""
     max_requests: int
     """Most requests that may run at once."""
     block_size_tokens: int
     capacity_blocks: int
     """KVCache blocks that the requests given to the policy can have between them; none that others pin."""
     free_blocks: int
-    """Of those, how many no running request holds; blocks kept only for reuse count as free."""
+    """Blocks that no running request holds; those kept only for reuse count as free."""
     max_request_tokens: int | None = None
     """The model's window; None where only the KVCache limits a request."""
 
@@ -120,7 +120,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     segments: tuple[Segment, ...] = ()
-    """In the order in which the tokens are packed; at most one a request."""
+    """In the order in which the tokens are packed; at most one per request."""
     preempted: tuple[int, ...] = ()
     """Running requests that lose their blocks; their known tokens are computed again later."""
     swapped: tuple[int, ...] = ()

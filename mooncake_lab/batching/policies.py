@@ -49,7 +49,7 @@ CHUNKED_POLICIES: Final[Mapping[str, Callable[[int], BatchingPolicy]]] = Mapping
 
 
 def named_policy(name: str, *, chunk_tokens: int | None = None) -> BatchingPolicy:
-    """The policy of that name, with that many tokens an iteration where it cuts prompts.
+    """The policy of that name, with that many tokens per iteration if it cuts prompts.
 
     Raises:
         ValueError: when there is no such policy, it never cuts a prompt, or the tokens are fewer than 1.

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 
 import msgspec
 
+from mooncake_lab.batching.batch_builder import BatchBuilder
 from mooncake_lab.batching.blocks import known_blocks, refusal
-from mooncake_lab.batching.draft import Draft
 from mooncake_lab.batching.plan import Limits, Plan, Progress, Refusal, require_positive
 from mooncake_lab.batching.steady import steady_while_blocks_last
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillOnly:
-    """Prompts first come, first served; with its first token a request is done here and its blocks move on.
+    """Prompts first come, first served; a request is done here with its first token, then its blocks move on.
 
     Published: Mooncake, FAST'25 §3 (prefill pool; chunked above a threshold, `prefill_chunk`).
 
@@ -32,13 +32,13 @@ class PrefillOnly:
     def plan(self, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Plan:
         """Pieces of prompts up to the tokens of an iteration."""
         prefilling = [request for request in running if not request.decoding]
-        draft = Draft(prefilling, limits, known_blocks, budget_tokens=self.chunk_tokens)
-        for request in draft.running:
-            draft.advance(request, request.pending_tokens)
-        for request in draft.candidates(waiting, refuse=_refusal):
-            if not draft.admit(request, request.pending_tokens):
+        batch = BatchBuilder(prefilling, limits, known_blocks, budget_tokens=self.chunk_tokens)
+        for request in batch.running:
+            batch.advance(request, request.pending_tokens)
+        for request in batch.candidates(waiting, refuse=_refusal):
+            if not batch.admit(request, request.pending_tokens):
                 break
-        return draft.plan("prompts, first come, first served")
+        return batch.plan("prompts, first come, first served")
 
 
 def _refusal(request: Progress, limits: Limits) -> Refusal | None:

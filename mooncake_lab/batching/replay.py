@@ -13,7 +13,7 @@ from mooncake_lab.batching.plan import BatchingPolicy, Limits, Plan, Progress
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Iteration:
-    """One iteration of an instance: what the policy saw, what it decided, who was done."""
+    """One iteration of an instance: what the policy saw and planned, and which requests were done."""
 
     index: int
     waiting: tuple[Progress, ...]

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mooncake_lab.batching.batch_builder import BatchBuilder
 from mooncake_lab.batching.blocks import worst_case_blocks
-from mooncake_lab.batching.draft import Draft
 from mooncake_lab.batching.plan import Limits, Plan, Progress
 from mooncake_lab.batching.steady import steady_while_blocks_last
 
@@ -25,12 +25,12 @@ class RequestLevel:
 
     def plan(self, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Plan:
         """Decode the batch, or admit the next one where none is left."""
-        draft = Draft(running, limits, worst_case_blocks)
-        if not draft.running:
-            draft.fill_with_whole_prompts(waiting)
-            return draft.plan("no batch: admit the next")
-        for request in draft.unfinished:
-            draft.advance(request, request.pending_tokens)
-        if not draft.unfinished:
-            draft.decode()
-        return draft.plan("the batch runs until all its requests are done")
+        batch = BatchBuilder(running, limits, worst_case_blocks)
+        if not batch.running:
+            batch.add_whole_prefills(waiting)
+            return batch.plan("no batch: admit the next")
+        for request in batch.unfinished:
+            batch.advance(request, request.pending_tokens)
+        if not batch.unfinished:
+            batch.decode()
+        return batch.plan("the batch runs until all its requests are done")

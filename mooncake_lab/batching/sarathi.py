@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from mooncake_lab.batching.batch_builder import BatchBuilder, smaller
 from mooncake_lab.batching.blocks import worst_case_blocks
-from mooncake_lab.batching.draft import Draft, smaller
 from mooncake_lab.batching.plan import Limits, Plan, Progress, require_positive
 from mooncake_lab.batching.steady import steady_while_blocks_last
 
@@ -35,17 +35,17 @@ class Sarathi:
 
     def plan(self, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Plan:
         """One piece of the oldest unfinished prompt, and every decode."""
-        draft = Draft(running, limits, worst_case_blocks)
-        draft.decode()
-        piece = self._piece_tokens(len(draft.segments), limits)
-        if draft.unfinished:
-            draft.advance(draft.unfinished[0], piece)
+        batch = BatchBuilder(running, limits, worst_case_blocks)
+        batch.decode()
+        piece = self._piece_tokens(len(batch.segments), limits)
+        if batch.unfinished:
+            batch.advance(batch.unfinished[0], piece)
         else:
-            request = next(draft.candidates(waiting), None)
+            request = next(batch.candidates(waiting), None)
             if request is not None:
-                draft.admit(request, piece)
-        draft.prompts_first()
-        return draft.plan("one piece of one prompt, and all decodes ride along")
+                batch.admit(request, piece)
+        batch.prompts_first()
+        return batch.plan("one piece of one prompt, and all decodes ride along")
 
     def _piece_tokens(self, decodes: int, limits: Limits) -> int:
         """Prompt tokens beside the decodes.

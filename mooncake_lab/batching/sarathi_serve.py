@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mooncake_lab.batching.batch_builder import BatchBuilder, smaller
 from mooncake_lab.batching.blocks import known_blocks
-from mooncake_lab.batching.draft import Draft, smaller
 from mooncake_lab.batching.plan import Limits, Plan, Progress, require_positive
 from mooncake_lab.batching.steady import steady_while_blocks_last
 
@@ -32,10 +32,10 @@ class SarathiServe:
 
     def plan(self, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Plan:
         """All decodes, then pieces of prompts with what they leave of the budget."""
-        draft = Draft(running, limits, known_blocks, watermark=self.watermark)
-        draft.make_room()
-        draft.decode()
+        batch = BatchBuilder(running, limits, known_blocks, watermark=self.watermark)
+        batch.make_room()
+        batch.decode()
         budget = smaller(self.chunk_tokens, limits.max_batch_tokens)
-        draft.tokens_left = min(budget - len(draft.segments), draft.tokens_left)
-        draft.fill_with_pieces(waiting)
-        return draft.plan("no decode stalls; prompts take what is left of the budget")
+        batch.tokens_left = min(budget - len(batch.segments), batch.tokens_left)
+        batch.add_chunked_prefills(waiting)
+        return batch.plan("no decode stalls; prompts take what is left of the budget")

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mooncake_lab.batching.batch_builder import BatchBuilder
 from mooncake_lab.batching.blocks import known_blocks
-from mooncake_lab.batching.draft import Draft
 from mooncake_lab.batching.plan import Limits, Plan, Progress, require_positive
 from mooncake_lab.batching.steady import steady_while_blocks_last
 
@@ -31,8 +31,8 @@ class SplitFuse:
 
     def plan(self, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Plan:
         """Decodes, then prompts split and composed to exactly the tokens of a pass where enough wait."""
-        draft = Draft(running, limits, known_blocks, budget_tokens=self.chunk_tokens)
-        draft.make_room()
-        draft.decode()
-        draft.fill_with_pieces(waiting)
-        return draft.plan("a pass of constant size: decodes, then prompts split and composed")
+        batch = BatchBuilder(running, limits, known_blocks, budget_tokens=self.chunk_tokens)
+        batch.make_room()
+        batch.decode()
+        batch.add_chunked_prefills(waiting)
+        return batch.plan("a pass of constant size: decodes, then prompts split and composed")

@@ -42,7 +42,7 @@ def steady_while_blocks_last(
     decoding = [each for each in running if each is not request]
     if not decoding:
         return steps
-    reserved = max(0, -(-request.known_tokens // block) - request.held_blocks)
+    reserved = max(0, -(-request.num_tokens // block) - request.held_blocks)
     left = msgspec.structs.replace(limits, free_blocks=max(0, limits.free_blocks - reserved))
     return min(steps, decode_stretch_steps(decoding, left))
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from mooncake_lab.batching.batch_builder import BatchBuilder, smaller
 from mooncake_lab.batching.blocks import known_blocks, worst_case_blocks
-from mooncake_lab.batching.draft import Draft, smaller
 from mooncake_lab.batching.plan import Limits, Plan, Progress, require_positive
 from mooncake_lab.batching.steady import steady_while_blocks_last
 
@@ -40,29 +40,29 @@ class TensorRTLLM:
         pauses = self.capacity == "max_utilization"
         promise = known_blocks if pauses else worst_case_blocks
         budget = smaller(self.chunk_tokens, limits.max_batch_tokens)
-        draft = Draft(running, limits, promise, budget_tokens=budget)
+        batch = BatchBuilder(running, limits, promise, budget_tokens=budget)
         if pauses:
-            draft.make_room()
-        draft.decode()
-        # Nobody overtakes a prompt that is under way and gets nothing.
-        if all(draft.advance(request, _piece(request, draft, budget)) for request in draft.unfinished):
-            self._admit(waiting, draft, budget)
-        draft.prompts_first()
-        return draft.plan(f"generation, then prompts ({self.capacity})")
+            batch.make_room()
+        batch.decode()
+        # A prompt that has begun and gets no tokens is not overtaken.
+        if all(batch.advance(request, _piece(request, batch, budget)) for request in batch.unfinished):
+            self._admit(waiting, batch, budget)
+        batch.prompts_first()
+        return batch.plan(f"generation, then prompts ({self.capacity})")
 
-    def _admit(self, waiting: Sequence[Progress], draft: Draft, budget: int) -> None:
+    def _admit(self, waiting: Sequence[Progress], batch: BatchBuilder, budget: int) -> None:
         """Prompts while tokens last: whole ones, or pieces."""
         if self.chunk_tokens is None:
-            draft.fill_with_whole_prompts(waiting)
+            batch.add_whole_prefills(waiting)
             return
-        for request in draft.candidates(waiting):
-            if not draft.admit(request, _piece(request, draft, budget)):
+        for request in batch.candidates(waiting):
+            if not batch.admit(request, _piece(request, batch, budget)):
                 return
 
 
-def _piece(request: Progress, draft: Draft, budget: int) -> int:
+def _piece(request: Progress, batch: BatchBuilder, budget: int) -> int:
     """All that is pending where it fits, else whole blocks of it."""
-    block = draft.limits.block_size_tokens
-    if request.pending_tokens <= draft.tokens_left or budget < block:
+    block = batch.limits.block_size_tokens
+    if request.pending_tokens <= batch.tokens_left or budget < block:
         return request.pending_tokens
-    return draft.tokens_left // block * block
+    return batch.tokens_left // block * block

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mooncake_lab.batching.batch_builder import BatchBuilder
 from mooncake_lab.batching.blocks import known_blocks
-from mooncake_lab.batching.draft import Draft
 from mooncake_lab.batching.plan import Limits, Plan, Progress
 from mooncake_lab.batching.steady import steady_while_blocks_last
 
@@ -28,12 +28,12 @@ class VLLM:
 
     def plan(self, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Plan:
         """Prompts if there is room for one, else decodes."""
-        draft = Draft(running, limits, known_blocks, watermark=self.watermark)
-        draft.make_room()
-        for request in draft.unfinished:
-            draft.advance(request, request.pending_tokens)
-        draft.fill_with_whole_prompts(waiting)
-        if draft.segments:
-            return draft.plan("prompts first: decodes stall")
-        draft.decode()
-        return draft.plan("no prompt can be admitted: decodes only")
+        batch = BatchBuilder(running, limits, known_blocks, watermark=self.watermark)
+        batch.make_room()
+        for request in batch.unfinished:
+            batch.advance(request, request.pending_tokens)
+        batch.add_whole_prefills(waiting)
+        if batch.segments:
+            return batch.plan("prompts first: decodes stall")
+        batch.decode()
+        return batch.plan("no prompt can be admitted: decodes only")

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mooncake_lab.batching.batch_builder import BatchBuilder
 from mooncake_lab.batching.blocks import known_blocks
-from mooncake_lab.batching.draft import Draft
 from mooncake_lab.batching.plan import Limits, Plan, Progress, require_positive
 from mooncake_lab.batching.steady import steady_while_blocks_last
 
@@ -31,8 +31,10 @@ class VLLMChunked:
 
     def plan(self, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Plan:
         """Decodes, then pieces of prompts."""
-        draft = Draft(running, limits, known_blocks, budget_tokens=self.chunk_tokens, watermark=self.watermark)
-        draft.make_room()
-        draft.decode()
-        draft.fill_with_pieces(waiting)
-        return draft.plan("decodes, then pieces of prompts up to the tokens of an iteration")
+        batch = BatchBuilder(
+            running, limits, known_blocks, budget_tokens=self.chunk_tokens, watermark=self.watermark
+        )
+        batch.make_room()
+        batch.decode()
+        batch.add_chunked_prefills(waiting)
+        return batch.plan("decodes, then pieces of prompts up to the tokens of an iteration")

@@ -1,4 +1,4 @@
-"""Which block of the KVCache belongs to whom: free, in use (counted), or kept for reuse under its key."""
+"""The state of each block of the KVCache: free, in use (counted), or kept for reuse under its key."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
@@ -9,7 +9,7 @@ from mooncake_lab.core import BlockKey
 class BlockAllocator:
     """Hands out block ids. In use: held by one request or more. Kept: held by none, findable by key, evicted LRU.
 
-    Mutable, since who holds what changes; knows nothing of tensors.
+    Mutable: blocks change hands. It knows nothing of tensors.
     """
 
     def __init__(self, blocks: int) -> None:
@@ -78,7 +78,7 @@ class BlockAllocator:
             self._key_of[block] = key
 
     def release(self, blocks: Sequence[int]) -> None:
-        """A request lets go of its blocks, given front to back; ones with a key are kept for reuse.
+        """One request fewer holds these blocks, given front to back; those with a key are kept for reuse.
 
         The last of a prefix is evicted first: what follows it is useless without it, not the other way round.
         """

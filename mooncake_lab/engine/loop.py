@@ -20,7 +20,7 @@ from mooncake_lab.engine.settings import EngineSettings, cache_blocks
 
 
 @dataclass(frozen=True, slots=True)
-class TimedIteration:
+class LoggedIteration:
     """One iteration of a real engine: what was planned and done, and when."""
 
     start_s: float
@@ -78,7 +78,7 @@ class Engine:
         self._blocks = EngineBlocks(self.allocator, size, self.requests, namespace, self._swap_out)
         self._observed = ObservedPolicy(policy, checks=False)
         self.instance = Instance(self._observed, self.limits, self._blocks)
-        self.log: list[TimedIteration] = []
+        self.log: list[LoggedIteration] = []
         self._clock = clock
         self._next_id = 0
         self._steps = 0
@@ -172,7 +172,7 @@ class Engine:
         if self.settings.keep_log:
             finished = tuple(output.request_id for output in ended)
             iteration = self._observed.iteration(self._steps, plan, finished)
-            self.log.append(TimedIteration(start_s, self._clock(), iteration))
+            self.log.append(LoggedIteration(start_s, self._clock(), iteration))
         self._steps += 1
         done += ended
         try:

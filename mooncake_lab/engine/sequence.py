@@ -37,7 +37,7 @@ class GenerationRequest:
     end_tokens: tuple[int, ...] | None = None
     """Tokens that end the output (the last one is part of it); None takes the model's."""
     min_new_tokens: int = 0
-    """No end token is chosen before the output has so many tokens (vLLM: `min_tokens`)."""
+    """No end token is chosen before the output has this many tokens (vLLM: `min_tokens`)."""
     on_token: TokenCallback | None = None
     on_kv: KVCallback | None = None
 
@@ -93,7 +93,7 @@ class RunningRequest:
     published: int = 0
     """How many of its blocks others can find."""
     keys: list[BlockKey] = field(default_factory=list[BlockKey])
-    """Of its whole blocks, as far as they were known when it began to wait."""
+    """Keys of its full blocks, as far as its tokens were known when they were named."""
     swapped_kv: tuple[KVSpan, ...] = ()
     """Its KVCache while it is outside the engine: given from elsewhere, or swapped out."""
     kv_loader: ArrivingPrefix | None = None

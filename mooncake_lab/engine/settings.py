@@ -8,7 +8,7 @@ import torch
 from mooncake_lab.engine.config import LlamaConfig
 
 _CPU_SHARE, _CUDA_SHARE = 0.25, 0.85
-"""Part of the free memory a KVCache takes where nobody says how large it is; the rest is for activations."""
+"""Part of the free memory a KVCache takes if its size is not set; the rest is for activations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,8 @@ from mooncake_lab.engine import (
     EngineSettings,
     GenerationRequest,
     LlamaWeights,
+    LoggedIteration,
     Output,
-    TimedIteration,
     choose_backend,
     config_from_shape,
     load_model,
@@ -98,7 +98,7 @@ class FourRequests:
             model = load_model(f"random:{self.model}", device="cpu", seed=self.seed, positions=1024)
             settings = EngineSettings(cache_blocks=256, max_batch_tokens=1024, prefix_reuse=False)
             engine = Engine(model, _policy(self.policy, self.chunk_tokens), settings, clock=clock)
-            runs: list[tuple[list[TimedIteration], list[Output]]] = []
+            runs: list[tuple[list[LoggedIteration], list[Output]]] = []
             for _ in range(self.rounds + 1):  # the first run compiles, and touches memory for the first time
                 engine.log.clear()
                 outputs = self._serve(engine)
@@ -125,7 +125,7 @@ class FourRequests:
         return sorted(done + engine.run(), key=lambda output: output.request_id)
 
     def _of_log(
-        self, log: list[TimedIteration], outputs: list[Output], machine: str
+        self, log: list[LoggedIteration], outputs: list[Output], machine: str
     ) -> Iterable[Mapping[str, Any]]:
         charts = gantt([timed.iteration for timed in log]).values()
         for number, letters_of_one in enumerate(charts):

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from mooncake_lab.simulation import PipelineRun
 
 CAUSES: Final = ("fill", "drain", "PB1", "PB2", "PB3", "no work")
-"""Of idle stages; with *busy* they add up to stages x makespan."""
+"""Why a stage is idle; with *busy* they add up to stages x makespan."""
 
 
 def gaps_s(run: PipelineRun) -> npt.NDArray[np.float64]:

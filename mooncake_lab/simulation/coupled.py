@@ -42,7 +42,7 @@ class CoupledRequest:
     generated_tokens: int
     """Tokens that its user has, those of the iterations under way left out."""
     shown_tokens: int
-    """Of those, the ones from an instance that failed."""
+    """The part of them that came from an instance that failed."""
     begun: bool = False
     """Whether some of its prompt has been computed since it was admitted."""
     preempted: bool = False

@@ -1,4 +1,4 @@
-"""Prefix caching in GPU memory, as engines do it: finished prompts stay until somebody needs the room."""
+"""Prefix caching in GPU memory, as engines do it: computed prompts stay until their room is needed."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,12 +10,12 @@ from mooncake_lab.store.eviction import make_policy
 class DeviceCache:
     """Whole prompt blocks of one instance, counted in tokens; it changes as requests come and go.
 
-    A block is pinned as often as running requests use it. Unpinned ones are kept only while nobody needs
-    their room (vLLM's automatic prefix caching: LRU over what is free).
+    A block is pinned as often as running requests use it. Unpinned ones are kept only while their
+    room is not needed (vLLM's automatic prefix caching: LRU over what is free).
 
     Args:
         capacity_tokens: KVCache tokens of the GPU memory.
-        block_size_tokens: tokens a block; a prompt's last, partial block is never shared.
+        block_size_tokens: tokens per block; a prompt's last, partial block is never shared.
         eviction: a name in `EVICTION_POLICIES`.
 
     Raises:
@@ -37,7 +37,7 @@ class DeviceCache:
         return self._store.match_prefix(request.block_keys[: (request.input_tokens - 1) // self._block])
 
     def pinned_among(self, keys: Iterable[BlockKey], *, times: int = 1) -> int:
-        """How many of these blocks at least so many running requests use."""
+        """How many of these blocks are used by at least `times` running requests."""
         pins = self._store.pins
         return sum(pins.get(key, 0) >= times for key in keys)
 
@@ -63,7 +63,7 @@ class DeviceCache:
             self._store.unpin(key)
 
     def make_room(self, private_tokens: int) -> None:
-        """Evict until so many tokens that are nobody else's business fit beside what is kept."""
+        """Evict until this many tokens outside the cache fit into the memory beside it."""
         room = self._store.capacity_bytes - private_tokens
         while self._store.used_bytes > room and self._store.evict() is not None:
             pass

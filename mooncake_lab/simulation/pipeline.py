@@ -30,7 +30,7 @@ class PipelineSpec:
     clock: StageClock
     policy: BatchingPolicy
     limits: Limits
-    """Of each micro-batch: its places and its share of the KVCache."""
+    """The places of each micro-batch and its share of the KVCache."""
     micro_batches: int
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ class PipelineRun:
     requests: Sequence[PipelineRequest]
     """In the order of their ids."""
     start_s: list[list[float]] = field(default_factory=list[list[float]])
-    """Of each iteration, when it began on each stage."""
+    """When each iteration began on each stage."""
     end_s: list[list[float]] = field(default_factory=list[list[float]])
     """Likewise, when it ended."""
     micro_batch: list[int] = field(default_factory=list[int])

@@ -31,14 +31,14 @@ class StageClock:
     """
 
     cost: IterationCost
-    """Of one iteration over all layers, on the devices of one stage."""
+    """One iteration over all layers, on the devices of one stage."""
     stages: int
     link: LinkLatency
     """From a stage to the next; it works beside the stages."""
     hop_bytes_per_token: float
     """Activations of a token at a boundary."""
     overhead_s: float = 0.0
-    """Of every iteration, over all layers, beside what `cost` says."""
+    """Added to every iteration, over all layers."""
     collective_s_per_token: float = 0.0
     """What the devices of a stage exchange for a token, over all layers (tensor parallelism)."""
     apart: bool = False

@@ -1,4 +1,4 @@
-"""How many blocks a request may count on."""
+"""How many blocks are reserved for a request."""
 
 import pytest
 

@@ -52,7 +52,7 @@ WORLDS = st.tuples(REQUESTS, st.integers(8, 20), st.integers(1, 4), st.sampled_f
 
 
 class Run:
-    """Steps an instance until all requests are done, as a runtime does, and checks the laws on the way."""
+    """Steps an instance until all requests are done, like a runtime, and checks the laws on the way."""
 
     def __init__(self, policy, world, *, coalesce=False, prefilled=False):
         rows, blocks, places, block = world

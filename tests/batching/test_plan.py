@@ -28,7 +28,7 @@ class TestProgress:
     def test_a_decode_has_one_token_pending(self):
         """The token generated last is the one to compute."""
         request = Progress(request_id=1, arrival=0, prompt_tokens=7, cached_tokens=9, generated_tokens=3)
-        assert (request.known_tokens, request.pending_tokens, request.decoding) == (10, 1, True)
+        assert (request.num_tokens, request.pending_tokens, request.decoding) == (10, 1, True)
         assert request.prefilled_tokens == 7
 
     def test_a_preempted_request_has_all_it_knows_pending(self):

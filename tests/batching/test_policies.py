@@ -155,7 +155,7 @@ class TestVLLM:
         assert tokens(policy.plan([new(2, 32)], [], limits(blocks=8))) == [(2, 32)]
 
     def test_preempts_the_newest(self):
-        """On shortage the newest go until the others have a block, and nobody comes in meanwhile."""
+        """On shortage the newest go until the others have a block, and none is admitted meanwhile."""
         running = [decoding(1, 8), decoding(2, 8), decoding(3, 16)]
         plan = VLLM().plan([new(4, 1)], running, limits(blocks=8, free_blocks=0))
         assert plan.preempted == (3,)

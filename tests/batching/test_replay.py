@@ -57,7 +57,7 @@ class Greedy:
 
 @dataclass(frozen=True, slots=True)
 class Picky:
-    """A policy that refuses everybody."""
+    """A policy that refuses every request."""
 
     def plan(self, waiting, running, limits):  # noqa: ARG002 - it looks at the queue alone
         return Plan(rejected=tuple(Refusal(request.request_id, "picky") for request in waiting))
@@ -69,7 +69,7 @@ def request(request_id, prompt_tokens, **changes):
 
 class TestTracePlans:
     def test_a_policy_that_does_nothing_is_stuck(self):
-        """Doing nothing while somebody waits is an error, never a hang."""
+        """Doing nothing while a request waits is an error, never a hang."""
         with pytest.raises(ValueError, match=r"does nothing in iteration 0 while requests \[1\] are there"):
             trace_plans(Idle(), [request(1, 4)], LIMITS, {1: 1})
 
@@ -84,7 +84,7 @@ class TestTracePlans:
             trace_plans(Greedy(), [request(1, 17)], LIMITS, {1: 1})
 
     def test_idle_until_somebody_arrives(self):
-        """Iterations before the first arrival are empty, and nobody is stuck."""
+        """Iterations before the first arrival are empty, and no request is stuck."""
         log = trace_plans(RequestLevel(), [request(1, 4)], LIMITS, {1: 2}, enters_at={1: 2})
         assert gantt(log) == {1: "  Pd"}
 
@@ -139,7 +139,7 @@ class TestDecodeStretch:
     )
     @settings(max_examples=200, deadline=None)
     def test_is_the_last_step_with_enough_blocks(self, requests, block, free):
-        """By brute force: so many steps need no more blocks than are free, and one more does."""
+        """By brute force: these steps need no more blocks than are free, and one more does."""
         limits = Limits(
             max_batch_tokens=8, max_requests=8, block_size_tokens=block, capacity_blocks=1000, free_blocks=free
         )

@@ -106,7 +106,7 @@ class TestRelatives:
     @given(jobs=futures, slots=st.integers(1, 5))
     @settings(max_examples=60, deadline=None)
     def test_without_a_chunk_it_is_orca_best(self, jobs, slots):
-        """SARATHI with an unlimited chunk is Orca with one whole prompt an iteration, plan by plan."""
+        """SARATHI with an unlimited chunk is Orca with one whole prompt per iteration, plan by plan."""
         assert plans_of(Sarathi(), jobs, slots) == plans_of(Orca(max_prefills=1), jobs, slots)
 
     @given(jobs=futures, slots=st.integers(1, 5))

@@ -69,7 +69,7 @@ class TestTimelines:
         assert tuple(gantt(log).values()) == ("P      ", "pP     ", "   pP  ", "   wwpP")
 
     def test_decode_only_joins_at_once(self):
-        """A decode instance takes whoever arrives with its KVCache into the next iteration."""
+        """A decode instance takes each request that arrives with its KVCache into the next iteration."""
         arrived = [
             Progress(
                 request_id=i,

@@ -1,21 +1,21 @@
-"""The page on which a policy writes one plan: who stays, who advances, who comes in."""
+"""Builds one plan for a policy: which requests keep their place, advance, or are admitted."""
 
 from collections.abc import Callable, Iterator, Sequence
 
-from mooncake_lab.batching.blocks import Promise, refusal, too_large, whole_prompt_refusal
+from mooncake_lab.batching.blocks import Reservation, refusal, too_large, whole_prompt_refusal
 from mooncake_lab.batching.plan import Limits, Plan, Progress, Refusal, Segment
 
 
-class Draft:
-    """One iteration in the making. Mutable, because it is filled line by line and then thrown away.
+class BatchBuilder:
+    """A plan under construction. Mutable: a policy adds to it, step by step.
 
-    It keeps the accounts that every policy shares, so that a policy is only its order of service: tokens left
-    in the iteration, places left, and blocks that are free and promised to nobody.
+    It counts what every policy has to count, so that a policy is only its order of service: tokens left in the
+    iteration, places left, and blocks that are neither held nor reserved.
 
     Args:
         running: requests with a place, in order of service.
         limits: what the instance may spend.
-        promise: blocks a running request may count on.
+        reservation: blocks that a running request may count on.
         budget_tokens: tokens of an iteration, where the policy wants fewer than the limits allow.
         watermark: part of the KVCache that admissions leave free, so that growth does not preempt at once.
 
@@ -27,13 +27,13 @@ class Draft:
         self,
         running: Sequence[Progress],
         limits: Limits,
-        promise: Promise,
+        reservation: Reservation,
         *,
         budget_tokens: int | None = None,
         watermark: float = 0.0,
     ) -> None:
         self.limits = limits
-        self.promise = promise
+        self.reservation = reservation
         self.tokens_left = smaller(budget_tokens, limits.max_batch_tokens)
         self.watermark_blocks = int(watermark * limits.capacity_blocks)
         self.blocks_left = limits.free_blocks
@@ -47,8 +47,8 @@ class Draft:
         self._take_stock(running)
 
     def _take_stock(self, running: Sequence[Progress]) -> None:
-        """Count what the running requests were promised; end those that outgrew the whole cache."""
-        promise, limits = self.promise, self.limits
+        """Count the reservations of the running requests; refuse those that outgrew the whole cache."""
+        reservation, limits = self.reservation, self.limits
         capacity_tokens = limits.capacity_blocks * limits.block_size_tokens
         for request in running:
             known = request.prompt_tokens + request.generated_tokens
@@ -61,7 +61,7 @@ class Draft:
                 self.rejected.extend(filter(None, [too_large(request, known, limits)]))
                 self.blocks_left += request.held_blocks - request.shared_blocks
                 continue
-            missing = promise(request, limits) - request.held_blocks
+            missing = reservation(request, limits) - request.held_blocks
             if missing > 0:
                 self.blocks_left -= missing
             self.running.append(request)
@@ -69,7 +69,7 @@ class Draft:
                 self.unfinished.append(request)
 
     def make_room(self) -> None:
-        """Preempt the newest until the rest has the blocks it was promised; their tokens are computed again."""
+        """Preempt the newest until the others have their reserved blocks; its tokens are computed again."""
         self._evict_newest(self.preempted)
 
     def swap_out(self) -> None:
@@ -82,7 +82,7 @@ class Draft:
             victim = self.running.pop()
             if self.unfinished and self.unfinished[-1] is victim:
                 self.unfinished.pop()
-            missing = self.promise(victim, self.limits) - victim.held_blocks
+            missing = self.reservation(victim, self.limits) - victim.held_blocks
             self.blocks_left += max(missing, 0) + victim.held_blocks - victim.shared_blocks
             evicted.append(victim.request_id)
         if self.blocks_left < 0:
@@ -116,8 +116,8 @@ class Draft:
     ) -> Iterator[Progress]:
         """Waiting requests that could be admitted, first come, first served: it stops at the first that cannot.
 
-        Requests that can never be served are refused on the way. Nobody comes in while somebody is pushed out:
-        a preempted request is older than all that wait, and would be overtaken.
+        Requests that can never be served are refused on the way. An iteration that preempts admits no request:
+        the preempted one is older than all that wait, and would be overtaken.
         """
         if self.preempted or self.swapped:
             return
@@ -142,9 +142,9 @@ class Draft:
         return new
 
     def _missing(self, request: Progress) -> int:
-        return max(self.promise(request, self.limits) - request.held_blocks, 0)
+        return max(self.reservation(request, self.limits) - request.held_blocks, 0)
 
-    def fill_with_pieces(self, waiting: Sequence[Progress]) -> None:
+    def add_chunked_prefills(self, waiting: Sequence[Progress]) -> None:
         """Spend the tokens left on prompts, oldest first, cutting the last one to what is left."""
         for request in self.unfinished:
             self.advance(request, request.pending_tokens)
@@ -152,7 +152,7 @@ class Draft:
             if not self.admit(request, request.pending_tokens):
                 return
 
-    def fill_with_whole_prompts(self, waiting: Sequence[Progress], at_most: int | None = None) -> None:
+    def add_whole_prefills(self, waiting: Sequence[Progress], at_most: int | None = None) -> None:
         """Spend the tokens left on `at_most` new prompts, oldest first, none of them cut.
 
         A recomputation can be longer than an iteration; it then comes first and is cut, as it cannot be refused.
