@@ -19,7 +19,7 @@ from mooncake_lab.simulation.pipeline import PipelineRequest, PipelineRun, Pipel
 from mooncake_lab.simulation.pipeline_clock import StageClock, plan_s
 from mooncake_lab.simulation.pipeline_prefill import simulate_cpp
 from mooncake_lab.simulation.pool import PrefixPool
-from mooncake_lab.simulation.prefill import Job, PrefillInstance
+from mooncake_lab.simulation.prefill import PrefillInstance
 from mooncake_lab.simulation.service import PrefillService
 from mooncake_lab.simulation.spec import ClusterSpec, Failure
 
@@ -35,7 +35,6 @@ __all__ = [
     "DecodeInstance",
     "DeviceCache",
     "Failure",
-    "Job",
     "Network",
     "NodeCache",
     "NoticeBoard",

@@ -1,35 +1,49 @@
-"""The cluster in virtual time: requests arrive, the Conductor decides, instances act, the log remembers."""
+"""The runtime of a disaggregated cluster in virtual time: it carries out what the coordinator asks.
 
-from collections.abc import Callable, Iterable, Sequence
+The coordinator (`mooncake_lab.cluster`) decides and keeps the log; here commands take simulated time. The methods of
+`Cluster` are in the order in which a request meets them.
+"""
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
 from math import inf
+from typing import Any
 
 import simpy
 
-from mooncake_lab.conductor import (
-    ClusterView,
-    Estimator,
-    Experience,
-    GroupEstimator,
-    LatencyEstimator,
-    Placement,
+from mooncake_lab.cluster import (
+    CancelAttempt,
+    Coordinator,
+    Event,
+    Finish,
+    KVLoaded,
+    PrepareDecode,
+    Reject,
+    RequestArrived,
+    RunPrefill,
+    SetTimer,
+    StartDecode,
+    TierChanged,
+    TimerFired,
+    WorkerDown,
+    WorkerUp,
 )
-from mooncake_lab.core import BlockKey, CacheChanged, Record, Request, RunEnded, TracedRequest
+from mooncake_lab.conductor import ClusterView, Estimator, GroupEstimator, LatencyEstimator
+from mooncake_lab.core import CacheChanged, Record, Request, RunEnded, TracedRequest, blocks_for
 from mooncake_lab.perf import CppGroup, LatencyModel
 from mooncake_lab.simulation.decode import DecodeInstance
-from mooncake_lab.simulation.fetching import Fetcher
-from mooncake_lab.simulation.frontdoor import FrontDoor
-from mooncake_lab.simulation.handover import Handover
-from mooncake_lab.simulation.journeys import Journeys
+from mooncake_lab.simulation.kv_transfer import KVTransfer, PrefillJob
 from mooncake_lab.simulation.network import Network
-from mooncake_lab.simulation.notice_board import NoticeBoard
+from mooncake_lab.simulation.node_cache import CacheChange
 from mooncake_lab.simulation.pool import PrefixPool
-from mooncake_lab.simulation.prefill import Job, PrefillInstance
+from mooncake_lab.simulation.prefill import PrefillInstance
 from mooncake_lab.simulation.service import PrefillService
 from mooncake_lab.simulation.spec import ClusterSpec, plan_deaths
 
 
 class Cluster:
-    """Prefill and decode pools under one Conductor, simulated with one latency model as its clock.
+    """Prefill and decode pools under one coordinator, simulated with one latency model as its clock.
 
     Args:
         spec: nodes and policies.
@@ -39,7 +53,7 @@ class Cluster:
         seen: told each view that a decision is made on, so that decisions can be replayed.
 
     Raises:
-        ValueError: when nodes have SSDs that the model does not know, or somebody unknown is to die.
+        ValueError: when nodes have SSDs that the model does not know, or an unknown instance is to fail.
     """
 
     def __init__(
@@ -56,21 +70,50 @@ class Cluster:
                 f"nodes hold {spec.ssd_tokens} tokens on SSD; latency model {model.name!r} has no ssd"
             )
         self.log: list[Record] = []
-        self._keep = log or self.log.append
-        self._seen = seen
-        self._spec = spec
         self._model = model
         group = None
         if spec.prefill_group > 1:
             group = CppGroup.of(model, nodes=spec.prefill_group, chunk_tokens=spec.prefill_chunk_tokens)
-        self._service = PrefillService(model, group)
         self.estimate = estimate or (GroupEstimator(model, group) if group else LatencyEstimator(model))
         self._env = simpy.Environment()
-        self._journeys = Journeys()
-        self._experience = Experience()
+        self.coordinator = Coordinator(
+            placement=spec.placement,
+            admission=spec.admission,
+            slo=spec.slo,
+            estimate=self.estimate,
+            write=log or self.log.append,
+            extend=extend,
+            schedule_s=model.schedule_s,
+            view_age_s=spec.view_age_s,
+            first_shown_by=spec.first_shown_by,
+            observe=seen,
+        )
+        self._jobs: dict[int, PrefillJob] = {}  # by request, until it decodes
+        self._output_tokens: dict[int, int] = {}  # of requests in flight
+        self._build(spec, PrefillService(model, group))
+        self._actions: dict[type, Callable[[Any], None]] = {
+            SetTimer: self._set_timer,
+            PrepareDecode: _nothing,  # the coordinator has reserved, and simulated buffers need no preparation
+            RunPrefill: self._run_prefill,
+            StartDecode: self._start_decode,
+            CancelAttempt: self._cancel,
+            Finish: self._forget,
+            Reject: self._forget,
+        }
+        for name in (*self._prefill, *self._decode):
+            role = "prefill" if name in self._prefill else "decode"
+            cache = self.pool.caches.get(name)
+            self.report(
+                WorkerUp(
+                    at_s=0.0, worker=name, role=role, capacity_tokens=spec.decode_tokens, cache=cache
+                )
+            )
+
+    def _build(self, spec: ClusterSpec, service: PrefillService) -> None:
+        env, model = self._env, self._model
         names = [f"prefill-{i}" for i in range(spec.prefill_nodes // spec.prefill_group)]
         cards = dict.fromkeys(names, spec.prefill_group)
-        self._network = Network(self._env, model.transfer.bytes_per_s, model.transfer.latency_s, cards=cards)
+        network = Network(env, model.transfer.bytes_per_s, model.transfer.latency_s, cards=cards)
         self.pool = PrefixPool(
             names,
             capacity_tokens=spec.cache_tokens * spec.prefill_group,
@@ -82,38 +125,19 @@ class Cluster:
             changed=self._cache_changed,
         )
         self._decode = {
-            name: DecodeInstance(self._env, name, model, spec.decode_tokens, self._write, self._resume)
+            name: DecodeInstance(env, name, model, spec.decode_tokens, self.report)
             for name in (f"decode-{i}" for i in range(spec.decode_nodes))
         }
-        self._door = self._front_door()
-        self._handover = Handover(
-            self._env,
-            model,
-            self._network,
-            self._journeys,
-            self._decode,
-            first_shown_by=spec.first_shown_by,
-            streams_layers=spec.streams_layers,
-            double_check=self._door.double_check,
-            log=self._write,
+        self._transfer = KVTransfer(
+            env, model, network, self.pool, streams_layers=spec.streams_layers, report=self.report
         )
-        self._fetcher = self._make_fetcher()
-        self._prefill = {name: self._prefill_instance(name) for name in names}
-        plan_deaths(self._env, spec.failures, (*self._prefill, *self._decode), self._die)
-        self._board = NoticeBoard(self._env, spec.view_age_s, self._look, names)
-
-    def _front_door(self) -> FrontDoor:
-        return FrontDoor(
-            env=self._env,
-            placement=self._spec.placement,
-            admission=self._spec.admission,
-            estimate=self.estimate,
-            slo=self._spec.slo,
-            schedule_s=self._model.schedule_s,
-            view=self._view_to_decide,
-            place=self._place,
-            log=self._write,
-        )
+        self._prefill = {
+            name: PrefillInstance(
+                env, name, service, self.pool, self._transfer, self.report, overtaking=spec.overtaking
+            )
+            for name in names
+        }
+        plan_deaths(env, spec.failures, (*self._prefill, *self._decode), self._fail)
 
     def run(self, requests: Iterable[TracedRequest], until_s: float | None = None) -> list[Record]:
         """Serve requests in order of arrival until all are done, or until the horizon.
@@ -126,102 +150,109 @@ class Cluster:
         """
         for instance in self._decode.values():
             instance.horizon_s = inf if until_s is None else until_s
-        self._door.serve(requests)
+        self._env.process(self._arrivals(iter(requests)))
         self._env.run(until=until_s)
         if until_s is not None:
-            shown = self._journeys.tokens_shown()
+            shown = dict[int, int]()
             for instance in self._decode.values():
                 shown |= instance.tokens_shown()
-            self._write(RunEnded(at_s=until_s, tokens=shown))
+            self.report(RunEnded(at_s=until_s, tokens=shown))
         return self.log
 
     def view(self, request: Request) -> ClusterView:
         """What the Conductor may know about this request; looking changes nothing in the cluster."""
-        view = self._board.view(self.pool.matches(request))
-        if not self._spec.ssd_tokens:
-            return view
-        below = self.pool.on_ssd
-        return view._replace(
-            prefill=tuple(
-                p._replace(matched_on_ssd=below(p.name, request, p.matched_blocks)) for p in view.prefill
-            )
+        return self.coordinator.view(request, self._env.now)
+
+    def report(self, event: Event) -> None:
+        """Tell the coordinator what happened, and carry out what it asks; no command reports anything at once."""
+        for command in self.coordinator.on(event, self._env.now):
+            self._actions[type(command)](command)
+
+    # the way of a request
+
+    def _arrivals(self, requests: Iterator[TracedRequest]) -> Generator[simpy.Event, Any, None]:
+        for traced in requests:
+            request = traced.request
+            wait_s = request.arrival_s - self._env.now
+            if wait_s > 0:
+                yield self._env.timeout(wait_s)
+            self._output_tokens[request.id] = traced.output_tokens
+            self.report(RequestArrived(at_s=self._env.now, request=request))
+
+    def _set_timer(self, command: SetTimer) -> None:
+        self._env.timeout(command.delay_s).callbacks.append(partial(self._timer_fired, command.request_id))
+
+    def _timer_fired(self, request_id: int, _: simpy.Event) -> None:
+        self.report(TimerFired(at_s=self._env.now, request_id=request_id))
+
+    def _run_prefill(self, command: RunPrefill) -> None:
+        """Fetch, compute, and stream to the decode instance: `PrefillInstance` and `KVTransfer` report each."""
+        job = PrefillJob(command.attempt, command.request, command.placement)
+        self._jobs[command.request.id] = job
+        if command.placement.fetch_from:
+            job.fetched = self._transfer.fetch(job)
+        self._prefill[command.placement.prefill].submit(job)
+
+    def _start_decode(self, command: StartDecode) -> None:
+        """From host memory into GPU memory."""
+        job = self._jobs[command.attempt.request_id]
+        load_s = self._model.dram_load_s(job.request.input_tokens)
+        self._env.timeout(load_s).callbacks.append(partial(self._loaded, job, command))
+
+    def _loaded(self, job: PrefillJob, command: StartDecode, _: simpy.Event) -> None:
+        if job.cancelled:
+            return
+        request_id = job.request.id
+        del self._jobs[request_id]
+        self.report(KVLoaded(at_s=self._env.now, attempt=job.attempt))
+        self._decode[command.worker].join(
+            job.attempt,
+            context_tokens=job.request.input_tokens,
+            output_tokens=self._output_tokens[request_id],
+            shown_tokens=command.shown_tokens,
+            shows_computed=command.shows_computed,
         )
 
-    def _view_to_decide(self, request: Request) -> ClusterView:
-        view = self.view(request)
-        if self._seen is not None:
-            self._seen(request, view)
-        return view
+    def _cancel(self, command: CancelAttempt) -> None:
+        """An attempt that is on its way to decode goes no further."""
+        job = self._jobs.get(command.attempt.request_id)
+        if job is not None and job.attempt == command.attempt:
+            job.cancelled = True
+            del self._jobs[command.attempt.request_id]
 
-    def _look(self, matched_blocks: Sequence[int]) -> ClusterView:
-        flows_from, now_s = self._network.flows_from, self._env.now
-        prefill = [
-            instance.view(matched, flows_from(name), now_s)
-            for (name, instance), matched in zip(self._prefill.items(), matched_blocks, strict=True)
-            if instance.alive
-        ]
-        decode = [instance.view() for instance in self._decode.values() if instance.alive]
-        learned = self._experience
-        return ClusterView(now_s, tuple(prefill), tuple(decode), learned.lengths, learned.recent(now_s))
+    def _forget(self, command: Finish | Reject) -> None:
+        del self._output_tokens[command.request_id]
 
-    def _write(self, record: Record) -> None:
-        self._keep(record)
-        self._experience.note(record)
+    # what happens to instances
 
-    def _cache_changed(self, node: str, came: Sequence[BlockKey], left: Sequence[BlockKey]) -> None:
-        self._keep(CacheChanged(at_s=self._env.now, instance=node, added=tuple(came), removed=tuple(left)))
+    def _cache_changed(self, cache: str, change: CacheChange) -> None:
+        now_s = self._env.now
+        if change.added or change.removed:
+            added, removed = tuple(change.added), tuple(change.removed)
+            self.report(CacheChanged(at_s=now_s, instance=cache, added=added, removed=removed))
+        if change.promoted or change.demoted:
+            promoted, demoted = tuple(change.promoted), tuple(change.demoted)
+            self.report(TierChanged(at_s=now_s, cache=cache, promoted=promoted, demoted=demoted))
 
-    def _prefill_instance(self, name: str) -> PrefillInstance:
-        return PrefillInstance(
-            self._env,
-            name,
-            self._service,
-            self.pool,
-            log=self._keep,
-            started=self._handover.stream,
-            rose=self._fetcher.rose,
-            computed=self._handover.hand_over,
-            wanted=lambda job: self._journeys.is_current(job.traced.request.id, job.placement),
-            overtaking=self._spec.overtaking,
-        )
-
-    def _make_fetcher(self) -> Fetcher:
-        return Fetcher(
-            self._env,
-            self._model,
-            self._network,
-            self.pool,
-            self._journeys,
-            alive=lambda name: self._prefill[name].alive,
-            log=self._keep,
-        )
-
-    def _place(self, traced: TracedRequest, placement: Placement) -> None:
-        request = traced.request
-        self._journeys.begin(traced, placement)
-        self._decode[placement.decode].promise(traced, self._env.now + placement.expected_ttft_s)
-        believed_s = self.estimate.prefill_s(request.id, request.input_tokens, placement.reused_tokens)
-        fetched = self._fetcher.fetch(request, placement) if placement.fetch_from else None
-        self._prefill[placement.prefill].submit(Job(traced, placement, believed_s, fetched))
-
-    def _die(self, name: str) -> None:
-        """An instance is gone: whoever was on the way through it is placed again, in order of id."""
-        if not (self._prefill.get(name) or self._decode[name]).alive:
-            return  # dead already
-        self._board.clear()
+    def _fail(self, name: str) -> None:
+        """An instance is down; a decode instance ends its step, and reports its requests as failed then."""
+        instance = self._prefill.get(name) or self._decode[name]
+        if not instance.alive:
+            return
+        instance.die()
         if name in self._prefill:
-            self._prefill[name].die()
             self.pool.drop(name)
-        else:
-            self._decode[name].die()
-        self._network.cancel(name)
-        self._fetcher.cancel(name)
-        for traced, placement in self._journeys.interrupt(name):
-            if self._decode[placement.decode].alive:
-                self._decode[placement.decode].break_promise(traced)
-            self._door.decide(traced, f"placed again after {name} died: ", again=True)
+        self._transfer.cancel(name)
+        self.report(WorkerDown(at_s=self._env.now, worker=name, finishes_step=name in self._decode))
 
-    def _resume(self, traced: TracedRequest, shown_tokens: int) -> None:
-        """A request whose decode instance died: its prompt and the tokens it has shown are prefilled anew."""
-        longer = self._journeys.longer(traced, shown_tokens)
-        self._door.decide(longer, "placed again after its decode instance died: ", again=True)
+
+def extend(request: Request, tokens: int) -> Request:
+    """A request whose prompt has grown by so many tokens of its own answer; no other request shares them."""
+    grown = request.input_tokens + tokens
+    blocks = blocks_for(grown, request.block_size_tokens)
+    own = tuple(f"{request.id}/{k}".encode() for k in range(len(request.block_keys), blocks))
+    return replace(request, input_tokens=grown, block_keys=(*request.block_keys, *own))
+
+
+def _nothing(_: PrepareDecode) -> None:
+    pass

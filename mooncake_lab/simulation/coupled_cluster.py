@@ -37,7 +37,7 @@ from mooncake_lab.perf import LatencyModel
 from mooncake_lab.simulation.coupled import CoupledInstance
 from mooncake_lab.simulation.device_cache import DeviceCache
 from mooncake_lab.simulation.frontdoor import FrontDoor
-from mooncake_lab.simulation.journeys import extended
+from mooncake_lab.simulation.cluster import extend
 from mooncake_lab.simulation.notice_board import NoticeBoard
 from mooncake_lab.simulation.spec import Failure, plan_deaths, refuse_age
 
@@ -256,7 +256,7 @@ class CoupledCluster:
     def _resume(self, traced: TracedRequest, shown_tokens: int) -> None:
         """A request whose instance died is placed again; the tokens its user has are part of its prompt now."""
         request = traced.request
-        longer = replace(traced, request=extended(request, request.input_tokens + shown_tokens))
+        longer = replace(traced, request=extend(request, shown_tokens))
         self._resumed[request.id] = traced, shown_tokens
         self._door.decide(longer, "placed again after its instance died: ", again=True)
         self._resumed.pop(request.id, None)  # still there where it was refused

@@ -3,7 +3,7 @@
 Between two changes of the batch nothing happens that a formula does not know: a step lasts
 `constant + per request + per cached token`, and the cache grows by one token a request and step. So the
 instance sleeps until its first member finishes, its memory is full, or somebody joins; what lay between
-is one `DecodeStretch` record from which every token's time follows.
+is one `StepDone` event from which every token's time follows.
 """
 
 import heapq
@@ -14,8 +14,7 @@ from math import inf
 
 import simpy
 
-from mooncake_lab.conductor import DecodeView, ServedView
-from mooncake_lab.core import DecodeStretch, Finished, FirstToken, Record, Rejected, TracedRequest
+from mooncake_lab.cluster import Attempt, AttemptFailed, DecodeStarted, Event, RequestDone, StepDone
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.simulation.steady import ROUNDING_S, Steady
 
@@ -24,11 +23,15 @@ from mooncake_lab.simulation.steady import ROUNDING_S, Steady
 class _Member:
     """A request in the batch; `cached_tokens` is its context when it joined at step `joined_step`."""
 
-    traced: TracedRequest
+    attempt: Attempt
     cached_tokens: int
+    output_tokens: int
     produced_tokens: int
-    joined_step: int
-    resumed: bool = False
+    """Those of the output that its client had when it joined."""
+    shows_computed: bool
+    """Whether the token that its prefill computed is shown when it joins."""
+    joined_step: int = 0
+    started: bool = False
 
 
 class DecodeInstance:
@@ -44,21 +47,16 @@ class DecodeInstance:
         name: str,
         model: LatencyModel,
         capacity_tokens: int,
-        log: Callable[[Record], None],
-        lost: Callable[[TracedRequest, int], None] | None = None,
+        report: Callable[[Event], None],
     ) -> None:
         self.name = name
         self.alive = True
         self.capacity_tokens = capacity_tokens
         self.horizon_s = inf
         """When the run is cut: a stretch ends with the last step before it, so that its tokens are in the log."""
-        self.promised_requests = 0
-        """Requests placed here whose KVCache has not arrived."""
-        self.promised_tokens = 0
         self._env = env
         self._model = model
-        self._log = log
-        self._lost = lost
+        self._report = report
         self._waiting: deque[_Member] = deque()
         self._members: dict[int, _Member] = {}
         self._finishing: list[tuple[int, int]] = []
@@ -68,66 +66,25 @@ class DecodeInstance:
         self._shortened = False  # whether that stretch was cut short already
         self._may_join = False  # whether joining would cut it short
         self._timer: simpy.Event | None = None  # when to look again
-        self._coming: dict[int, ServedView] = {}
-        self._present: dict[int, ServedView] = {}
-        self._view: DecodeView | None = None  # until something changes
-
-    def view(self) -> DecodeView:
-        """What the Conductor may know of this instance now."""
-        if self._view is None:
-            self._view = DecodeView(
-                self.name,
-                self.requests,
-                self.context_tokens,
-                self.capacity_tokens,
-                tuple(self._present.values()),
-                tuple(self._coming.values()),
-            )
-        return self._view
-
-    @property
-    def requests(self) -> int:
-        """Requests here or on their way."""
-        return len(self._members) + len(self._waiting) + self.promised_requests
-
-    @property
-    def context_tokens(self) -> int:
-        """KVCache tokens here (as of the batch's last change) or on their way."""
-        here = self._context_tokens + self.promised_tokens
-        return here + sum(member.cached_tokens for member in self._waiting) if self._waiting else here
-
-    def promise(self, traced: TracedRequest, starts_s: float) -> None:
-        """Count a request that was placed here and is still being prefilled; it is expected at `starts_s`."""
-        request = traced.request
-        self.promised_requests += 1
-        self.promised_tokens += request.input_tokens
-        self._coming[request.id] = ServedView(request.id, request.input_tokens, starts_s)
-        self._view = None
-
-    def break_promise(self, traced: TracedRequest) -> None:
-        """A promised request goes elsewhere, or is refused."""
-        self.promised_requests -= 1
-        self.promised_tokens -= traced.request.input_tokens
-        del self._coming[traced.request.id]
-        self._view = None
 
     def die(self) -> None:
-        """Stop with the step under way; whoever is here is lost, and said to be."""
+        """Stop with the step under way; each request that is here is then reported as failed."""
         self.alive = False
         self._wake()
 
-    def join(self, traced: TracedRequest, shown_tokens: int = 0, *, resumed: bool = False) -> None:
+    def join(
+        self, attempt: Attempt, *, context_tokens: int, output_tokens: int, shown_tokens: int, shows_computed: bool
+    ) -> None:
         """A request's KVCache is in GPU memory: it joins at the next step boundary.
 
         Args:
-            traced: the request.
-            shown_tokens: tokens its user has seen; with none, joining shows the one that prefill computed.
-            resumed: whether it decoded elsewhere before, and prefill computed one more token than was seen.
+            attempt: of the request.
+            context_tokens: its prompt.
+            output_tokens: those of its answer, the tokens that were shown before included.
+            shown_tokens: tokens that its client has.
+            shows_computed: whether the token that prefill computed is shown as it joins.
         """
-        self.break_promise(traced)
-        request = traced.request
-        self._present[request.id] = ServedView(request.id, request.input_tokens, self._env.now)
-        self._waiting.append(_Member(traced, request.input_tokens, shown_tokens, 0, resumed))
+        self._waiting.append(_Member(attempt, context_tokens, output_tokens, shown_tokens, shows_computed))
         self._wake()
 
     def _wake(self) -> None:
@@ -154,12 +111,11 @@ class DecodeInstance:
         """The stretch is over, or somebody came to an idle instance: on to the next stretch."""
         if timer is not self._timer:
             return  # a stretch that was cut short
-        self._view = None
         if self._stretch is not None:
             self._close(*self._stretch)
         self._stretch = self._timer = None
         if not self.alive:
-            self._lose_everybody()
+            self._fail_all()
             return
         self._admit()
         self._make_room()  # before anything is counted: the stretch is that of those who stay
@@ -176,7 +132,7 @@ class DecodeInstance:
         if self._stretch is not None:
             start_s, pace, steps = self._stretch
             done = min(steps, pace.steps_within(self._env.now - start_s - ROUNDING_S))
-        shown = {member.traced.request.id: member.produced_tokens for member in self._waiting}
+        shown = {member.attempt.request_id: member.produced_tokens for member in self._waiting}
         for request_id, member in self._members.items():
             shown[request_id] = member.produced_tokens + self._step - member.joined_step + done
         return {request_id: tokens for request_id, tokens in shown.items() if tokens}
@@ -191,43 +147,35 @@ class DecodeInstance:
             self._waiting.popleft()
             self._start(member)
 
-    def _lose_everybody(self) -> None:
-        """The instance is dead: its KVCache is gone, the tokens it has shown are not."""
-        for member in (*self._members.values(), *self._waiting):
-            running = member.traced.request.id in self._members
-            shown = member.produced_tokens + (self._step - member.joined_step if running else 0)
-            if self._lost is not None:
-                self._lost(member.traced, shown)
+    def _fail_all(self) -> None:
+        """The instance is down: its KVCache is gone."""
+        members = [*self._members.values(), *self._waiting]
         self._members.clear()
         self._waiting.clear()
+        for member in members:
+            self._fail(member, "its decode instance died", retriable=True)
+
+    def _fail(self, member: _Member, reason: str, *, retriable: bool) -> None:
+        self._report(
+            AttemptFailed(
+                at_s=self._env.now, attempt=member.attempt, reason=reason, retriable=retriable, stage="capacity"
+            )
+        )
 
     def _start(self, member: _Member) -> None:
-        request = member.traced.request
-        if member.resumed:  # a token appears without a step of this batch
-            self._log(
-                DecodeStretch(
-                    at_s=self._env.now,
-                    instance=self.name,
-                    start_s=self._env.now,
-                    steps=1,
-                    first_step_s=0.0,
-                    step_growth_s=0.0,
-                    request_ids=(request.id,),
-                )
-            )
-            member.produced_tokens += 1
-            member.resumed = False
-        if member.produced_tokens == 0:
-            self._log(FirstToken(at_s=self._env.now, request_id=request.id))
-            member.produced_tokens = 1  # prefill computed it
-        remaining = member.traced.output_tokens - member.produced_tokens
+        if not member.started:
+            member.started = True
+            self._report(DecodeStarted(at_s=self._env.now, attempt=member.attempt))
+            member.produced_tokens += member.shows_computed
+        remaining = member.output_tokens - member.produced_tokens
         if remaining <= 0:
-            self._finish(request.id, member.produced_tokens)
+            self._finish(member)
             return
         member.joined_step = self._step
-        self._members[request.id] = member
+        request_id = member.attempt.request_id
+        self._members[request_id] = member
         self._context_tokens += member.cached_tokens
-        heapq.heappush(self._finishing, (self._step + remaining, request.id))
+        heapq.heappush(self._finishing, (self._step + remaining, request_id))
 
     def _steps_until_change(self) -> int:
         """Steps until the first member finishes or memory is full; at least one."""
@@ -245,7 +193,8 @@ class DecodeInstance:
             if self._members:
                 self._waiting.appendleft(member)
             else:
-                self._reject(member)
+                held = f"its KVCache of {member.cached_tokens} tokens cannot grow"
+                self._fail(member, f"{held}: {self.name} holds {self.capacity_tokens}", retriable=False)
                 self._admit()
 
     def _push_out(self) -> _Member:
@@ -258,20 +207,12 @@ class DecodeInstance:
         heapq.heapify(self._finishing)
         return member
 
-    def _reject(self, member: _Member) -> None:
-        request_id = member.traced.request.id
-        del self._present[request_id]
-        reason = (
-            f"its KVCache of {member.cached_tokens} tokens cannot grow: {self.name} holds {self.capacity_tokens}"
-        )
-        self._log(Rejected(at_s=self._env.now, request_id=request_id, stage="capacity", reason=reason))
-
     def _close(self, start_s: float, pace: Steady, steps: int) -> None:
-        """Write the stretch down and let finished members go."""
-        self._log(
-            DecodeStretch(
+        """Report the stretch and let finished members go."""
+        self._report(
+            StepDone(
                 at_s=self._env.now,
-                instance=self.name,
+                worker=self.name,
                 start_s=start_s,
                 steps=steps,
                 first_step_s=pace.first_s,
@@ -285,8 +226,7 @@ class DecodeInstance:
             _, request_id = heapq.heappop(self._finishing)
             member = self._members.pop(request_id)
             self._context_tokens -= member.cached_tokens + self._step - member.joined_step
-            self._finish(request_id, member.traced.output_tokens)
+            self._finish(member)
 
-    def _finish(self, request_id: int, output_tokens: int) -> None:
-        del self._present[request_id]
-        self._log(Finished(at_s=self._env.now, request_id=request_id, output_tokens=output_tokens))
+    def _finish(self, member: _Member) -> None:
+        self._report(RequestDone(at_s=self._env.now, attempt=member.attempt))

@@ -8,6 +8,17 @@ from mooncake_lab.core import BlockKey
 from mooncake_lab.store import Block, BlockStore
 
 
+class CacheChange(NamedTuple):
+    """What came to a node and what left it then, each once, and what has moved between its tiers."""
+
+    added: Sequence[BlockKey] = ()
+    removed: Sequence[BlockKey] = ()
+    promoted: Sequence[BlockKey] = ()
+    """Blocks that were on SSD only, and are in DRAM now."""
+    demoted: Sequence[BlockKey] = ()
+    """Blocks that are on SSD only now."""
+
+
 class Reused(NamedTuple):
     """What of a prompt a node had."""
 
@@ -15,8 +26,8 @@ class Reused(NamedTuple):
     """Leading blocks that were there."""
     from_ssd: int = 0
     """Those of them that had to be read from SSD."""
-    lost: tuple[BlockKey, ...] = ()
-    """What left the node while they rose into DRAM."""
+    change: CacheChange = CacheChange()
+    """What moved, and left the node, while they rose into DRAM."""
 
 
 class NodeCache:
@@ -68,14 +79,32 @@ class NodeCache:
             else:
                 break
             held += 1
-        _, lost = self._put([keys[i] for i in rising], [blocks[i] for i in rising])
-        return Reused(held, len(rising), tuple(lost))
+        return Reused(held, len(rising), self.keep([keys[i] for i in rising], [blocks[i] for i in rising]))
 
-    def keep(
-        self, keys: Sequence[BlockKey], blocks: Iterable[Block[None]]
-    ) -> tuple[list[BlockKey], list[BlockKey]]:
-        """Hold a prompt's blocks, front to back: what came to the node, and what left it then, each once."""
-        return self._put(keys, blocks)
+    def keep(self, keys: Sequence[BlockKey], blocks: Iterable[Block[None]]) -> CacheChange:
+        """Hold a prompt's blocks, front to back."""
+        if self.ssd is None:
+            run = self.dram.put_run(keys, blocks)
+            came, left = run.stored, [key for key, _ in run.evicted]
+            if left and not set(came).isdisjoint(left):  # some went and came back, or came and did not stay
+                # what was there has left as often as it came, and once more unless it is there now
+                was = Counter([*left, *(key for key in {*came, *left} if key in self.dram)])
+                was.subtract(came)
+                came = [key for key in dict.fromkeys(came) if not was[key]]
+                left = [key for key in dict.fromkeys(left) if key not in self.dram]
+            return CacheChange(came, left)
+        new = {key for key in keys if key not in self}
+        run = self.dram.put_run(keys, blocks)
+        leaving = run.evicted
+        sunk = self.ssd.put_run([key for key, _ in leaving], [block for _, block in leaving])
+        gone = dict.fromkeys(key for key, _ in (*leaving, *sunk.evicted) if key not in self)
+        stored = dict.fromkeys(run.stored)
+        return CacheChange(
+            added=[key for key in stored if key in new],
+            removed=list(gone),
+            promoted=[key for key in stored if key not in new and key in self.dram],
+            demoted=[key for key in dict.fromkeys(key for key, _ in leaving) if key in self and key not in self.dram],
+        )
 
     def clear(self) -> None:
         """The node is gone, and all it held."""
@@ -91,23 +120,3 @@ class NodeCache:
         """
         for store in filter(None, (self.dram, self.ssd)):
             store.check()
-
-    def _put(
-        self, keys: Sequence[BlockKey], blocks: Iterable[Block[None]]
-    ) -> tuple[list[BlockKey], list[BlockKey]]:
-        if self.ssd is None:
-            run = self.dram.put_run(keys, blocks)
-            came, left = run.stored, [key for key, _ in run.evicted]
-            if left and not set(came).isdisjoint(left):  # some went and came back, or came and did not stay
-                # what was there has left as often as it came, and once more unless it is there now
-                was = Counter([*left, *(key for key in {*came, *left} if key in self.dram)])
-                was.subtract(came)
-                came = [key for key in dict.fromkeys(came) if not was[key]]
-                left = [key for key in dict.fromkeys(left) if key not in self.dram]
-            return came, left
-        new = {key for key in keys if key not in self}
-        run = self.dram.put_run(keys, blocks)
-        leaving = run.evicted
-        sunk = self.ssd.put_run([key for key, _ in leaving], [block for _, block in leaving])
-        gone = dict.fromkeys(key for key, _ in (*leaving, *sunk.evicted) if key not in self)
-        return [key for key in dict.fromkeys(run.stored) if key in new], list(gone)

@@ -1,0 +1,65 @@
+"""Where a request is in its life, as the coordinator knows it."""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from mooncake_lab.cluster.events import Attempt
+from mooncake_lab.cluster.worker_state import WorkerState
+from mooncake_lab.conductor import Placement
+from mooncake_lab.core import Request
+
+
+class Phase(Enum):
+    """The states of a request that has not ended."""
+
+    DECIDING = auto()
+    """It arrived, and the Conductor has not decided yet."""
+    WAITING = auto()
+    """No worker can serve it; it is placed when one comes up."""
+    UNCONFIRMED = auto()
+    """An attempt failed; it is placed again when it is known which workers are up."""
+    QUEUED = auto()
+    """It is placed, and its prompt waits at the prefill worker."""
+    PREFILLING = auto()
+    """Its prompt is computed."""
+    MOVING = auto()
+    """Its KVCache is on the way to the decode worker."""
+    LOADING = auto()
+    """Its KVCache is in the host memory of the decode worker."""
+    JOINING = auto()
+    """Its KVCache is in GPU memory; it waits for a place in the batch."""
+    DECODING = auto()
+    """It decodes."""
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """One request in flight. Mutable: the coordinator follows it."""
+
+    request: Request
+    """Its prompt is extended by the tokens that a failed attempt has shown."""
+    phase: Phase = Phase.DECIDING
+    attempt: Attempt = field(init=False)
+    """The current one; number 0 before the first placement."""
+    placement: Placement | None = None
+    """Of the current attempt; None while there is none."""
+    prefill: WorkerState | None = None
+    decode: WorkerState | None = None
+    shown_tokens: int = 0
+    """Tokens that its client had when the current attempt began to decode, the one that prefill computed included."""
+    prompt_shown_tokens: int = 0
+    """Those of them that a failure made part of the prompt."""
+    prefix_fetched: bool = False
+    """Whether the prefix has come from another worker, which may go down now."""
+    why: str = ""
+    """What stands before the reason of its next placement in the log."""
+    suspects: set[str] = field(default_factory=set[str])
+    """Workers that have to be confirmed before it is placed again."""
+
+    def __post_init__(self) -> None:
+        self.attempt = Attempt(self.request.id, 0)
+
+    @property
+    def resumes(self) -> bool:
+        """Whether it decoded in an earlier attempt, so that its prefill computes the token after those shown."""
+        return self.prompt_shown_tokens > 0
