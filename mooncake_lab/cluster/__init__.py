@@ -21,6 +21,7 @@ from mooncake_lab.cluster.events import (
     Event,
     KVArrived,
     KVLoaded,
+    KVSent,
     PrefillDone,
     PrefillDropped,
     PrefillSlotFree,
@@ -37,7 +38,9 @@ from mooncake_lab.cluster.events import (
     WorkerUp,
 )
 from mooncake_lab.cluster.request_state import Phase, RequestState
+from mooncake_lab.cluster.spec import CoordinatorSpec
 from mooncake_lab.cluster.worker_state import WorkerState
+from mooncake_lab.cluster.worker_table import WorkerTable
 
 __all__ = [
     "Attempt",
@@ -48,11 +51,13 @@ __all__ = [
     "Command",
     "ConfirmWorkers",
     "Coordinator",
+    "CoordinatorSpec",
     "DecodeStarted",
     "Event",
     "Finish",
     "KVArrived",
     "KVLoaded",
+    "KVSent",
     "Phase",
     "PrefillDone",
     "PrefillDropped",
@@ -74,5 +79,6 @@ __all__ = [
     "WorkerConfirmed",
     "WorkerDown",
     "WorkerState",
+    "WorkerTable",
     "WorkerUp",
 ]

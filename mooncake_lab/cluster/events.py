@@ -91,6 +91,13 @@ class PrefillDone(_Fact, frozen=True, kw_only=True, gc=False):
     reused_tokens: int
 
 
+class KVSent(_Fact, frozen=True, kw_only=True, gc=False):
+    """The last byte of a prefix or of a prompt's KVCache has left a worker; not reported where latency is 0."""
+
+    attempt: Attempt
+    worker: str
+
+
 class KVArrived(_Fact, frozen=True, kw_only=True, gc=False):
     """The KVCache of a prompt is in the host memory of its decode worker."""
 
@@ -199,6 +206,7 @@ Event: TypeAlias = (
     | PrefillSlotFree
     | PrefillDropped
     | PrefillDone
+    | KVSent
     | KVArrived
     | KVLoaded
     | DecodeStarted

@@ -46,7 +46,7 @@ class RequestState:
     prefill: WorkerState | None = None
     decode: WorkerState | None = None
     shown_tokens: int = 0
-    """Tokens that its client had when the current attempt began to decode, the one that prefill computed included."""
+    """Tokens that its client had when the current attempt began to decode, with the one that prefill computed."""
     prompt_shown_tokens: int = 0
     """Those of them that a failure made part of the prompt."""
     prefix_fetched: bool = False
@@ -63,3 +63,12 @@ class RequestState:
     def resumes(self) -> bool:
         """Whether it decoded in an earlier attempt, so that its prefill computes the token after those shown."""
         return self.prompt_shown_tokens > 0
+
+    def needs(self, worker: str) -> bool:
+        """Whether a request on its way to decode needs this worker: to fetch from, to prefill or to decode."""
+        placement = self.placement
+        if placement is None:
+            return False
+        if worker == placement.fetch_from and not self.prefix_fetched:
+            return True
+        return worker in (placement.prefill, placement.decode)

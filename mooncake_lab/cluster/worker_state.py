@@ -39,6 +39,8 @@ class WorkerState:
     """Attempts whose prefix it reads from SSD, to send it to another worker."""
     sending: dict[Attempt, str] = field(default_factory=dict[Attempt, str])
     """Attempts whose KVCache it sends as fast as the network allows, with the worker that receives it."""
+    arriving: dict[Attempt, str] = field(default_factory=dict[Attempt, str])
+    """Those whose last byte is sent, and has not arrived."""
     contexts: dict[int, int] = field(default_factory=dict[int, int])
     """KVCache tokens of each request that decodes there or is on its way."""
     context_tokens: int = 0
@@ -115,9 +117,20 @@ class WorkerState:
         prompt.tier_read = True
         return True
 
+    def sent(self, attempt: Attempt) -> None:
+        """The last byte of a transfer is on its way: the next transfer does not share the network card with it."""
+        destination = self.sending.pop(attempt, None)
+        if destination is not None:
+            self.arriving[attempt] = destination
+
+    def end_sending(self, attempt: Attempt) -> bool:
+        """A transfer has arrived, or is given up; false where that is no news."""
+        under_way = (self.sending, self.arriving, self.reading)
+        return any(transfers.pop(attempt, None) is not None for transfers in under_way)
+
     def stop_sending_to(self, worker: str) -> None:
         """A worker that received KVCache from it is down."""
-        for under_way in (self.reading, self.sending):
+        for under_way in (self.reading, self.sending, self.arriving):
             for attempt in [attempt for attempt, destination in under_way.items() if destination == worker]:
                 del under_way[attempt]
 

@@ -1,7 +1,7 @@
 """The runtime of a disaggregated cluster in virtual time: it carries out what the coordinator asks.
 
-The coordinator (`mooncake_lab.cluster`) decides and keeps the log; here commands take simulated time. The methods of
-`Cluster` are in the order in which a request meets them.
+The coordinator (`mooncake_lab.cluster`) decides and keeps the log; here commands take simulated time. The methods
+of `Cluster` are in the order in which a request meets them.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -15,6 +15,7 @@ import simpy
 from mooncake_lab.cluster import (
     CancelAttempt,
     Coordinator,
+    CoordinatorSpec,
     Event,
     Finish,
     KVLoaded,
@@ -76,17 +77,16 @@ class Cluster:
             group = CppGroup.of(model, nodes=spec.prefill_group, chunk_tokens=spec.prefill_chunk_tokens)
         self.estimate = estimate or (GroupEstimator(model, group) if group else LatencyEstimator(model))
         self._env = simpy.Environment()
-        self.coordinator = Coordinator(
+        rules = CoordinatorSpec(
             placement=spec.placement,
             admission=spec.admission,
             slo=spec.slo,
-            estimate=self.estimate,
-            write=log or self.log.append,
-            extend=extend,
             schedule_s=model.schedule_s,
             view_age_s=spec.view_age_s,
             first_shown_by=spec.first_shown_by,
-            observe=seen,
+        )
+        self.coordinator = Coordinator(
+            rules, self.estimate, write=log or self.log.append, extend=extend, observe=seen
         )
         self._jobs: dict[int, PrefillJob] = {}  # by request, until it decodes
         self._output_tokens: dict[int, int] = {}  # of requests in flight
@@ -104,9 +104,7 @@ class Cluster:
             role = "prefill" if name in self._prefill else "decode"
             cache = self.pool.caches.get(name)
             self.report(
-                WorkerUp(
-                    at_s=0.0, worker=name, role=role, capacity_tokens=spec.decode_tokens, cache=cache
-                )
+                WorkerUp(at_s=0.0, worker=name, role=role, capacity_tokens=spec.decode_tokens, cache=cache)
             )
 
     def _build(self, spec: ClusterSpec, service: PrefillService) -> None:

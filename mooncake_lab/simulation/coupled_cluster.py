@@ -34,10 +34,10 @@ from mooncake_lab.conductor import (
 )
 from mooncake_lab.core import SLO, Record, Request, RunEnded, TracedRequest
 from mooncake_lab.perf import LatencyModel
+from mooncake_lab.simulation.cluster import extend
 from mooncake_lab.simulation.coupled import CoupledInstance
 from mooncake_lab.simulation.device_cache import DeviceCache
 from mooncake_lab.simulation.frontdoor import FrontDoor
-from mooncake_lab.simulation.cluster import extend
 from mooncake_lab.simulation.notice_board import NoticeBoard
 from mooncake_lab.simulation.spec import Failure, plan_deaths, refuse_age
 

@@ -7,11 +7,11 @@ from math import inf
 
 import simpy
 
-from mooncake_lab.cluster import Attempt, Event, KVArrived, PrefixFetched, TierRead
+from mooncake_lab.cluster import Attempt, Event, KVArrived, KVSent, PrefixFetched, TierRead
 from mooncake_lab.conductor import Placement
 from mooncake_lab.core import Request
 from mooncake_lab.perf import LatencyModel
-from mooncake_lab.simulation.network import Network
+from mooncake_lab.simulation.network import Arrival, Network
 from mooncake_lab.simulation.pool import PrefixPool
 
 
@@ -24,7 +24,7 @@ class PrefillJob:
     placement: Placement
     fetched: simpy.Event | None = None
     """Happens when the prefix blocks that come from elsewhere are here."""
-    stream: simpy.Event | None = None
+    stream: Arrival | None = None
     """Happens when its KVCache is at the decode node."""
     cancelled: bool = False
 
@@ -125,6 +125,7 @@ class KVTransfer:
         placement, start_s = job.placement, self._env.now
         source, size = str(placement.fetch_from), placement.fetched_tokens * self._token_bytes
         sent = self._network.transfer(source, placement.prefill, size)
+        self._report_sent(sent, job, source)
 
         def arrived(_: simpy.Event) -> None:
             if source in self._down or placement.prefill in self._down:
@@ -175,6 +176,12 @@ class KVTransfer:
         size = job.request.input_tokens * self._token_bytes
         placed = job.placement
         job.stream = self._network.transfer(placed.prefill, placed.decode, size, most_bytes_per_s=most_bytes_per_s)
+        self._report_sent(job.stream, job, placed.prefill)
+
+    def _report_sent(self, transfer: Arrival, job: PrefillJob, source: str) -> None:
+        """Let it be reported when the last byte has left, where that is not when it arrives."""
+        if self._model.transfer.latency_s:
+            transfer.on_sent = lambda: self._report(KVSent(at_s=self._env.now, attempt=job.attempt, worker=source))
 
     def _kv_arrived(self, job: PrefillJob, start_s: float, _: simpy.Event) -> None:
         if not job.cancelled:

@@ -4,7 +4,7 @@ No flow gets more than it can use, and what one cannot use the others share. Rat
 ends or is let go, so the time a transfer takes depends on what else is under way.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -16,11 +16,16 @@ _INSTANT_S: Final = 1e-9
 """What is shorter than this is over: at hours of simulated time a float cannot tell such moments apart."""
 
 
-class _Arrival(simpy.Event):
+class Arrival(simpy.Event):
     """Happens a latency after its last byte was sent: a `Timeout` whose time is known later than itself."""
+
+    on_sent: Callable[[], None] | None = None
+    """Called when the last byte is on its way."""
 
     def sent(self, latency_s: float) -> None:
         """The last byte is on its way."""
+        if self.on_sent is not None:
+            self.on_sent()
         self._ok, self._value = True, None
         self.env.schedule(self, delay=latency_s)
 
@@ -97,8 +102,8 @@ class Network:
         self._bytes_per_s = float(bytes_per_s)
         self._latency_s = latency_s
         self._cards = cards or {}
-        self._paced: dict[simpy.Event, _Flow] = {}
-        self._greedy: dict[simpy.Event, _Flow] = {}
+        self._paced: dict[Arrival, _Flow] = {}
+        self._greedy: dict[Arrival, _Flow] = {}
         self._sending: dict[str, _Card] = {}
         self._receiving: dict[str, _Card] = {}
         self._crowded = 0  # cards
@@ -112,7 +117,7 @@ class Network:
 
     def transfer(
         self, source: str, destination: str, size_bytes: float, *, most_bytes_per_s: float = inf
-    ) -> simpy.Event:
+    ) -> Arrival:
         """An event that happens when the last byte has arrived.
 
         Args:
@@ -127,7 +132,7 @@ class Network:
         """
         if source == destination:
             raise ValueError(f"a transfer from {source} to itself needs no network")
-        done = _Arrival(self._env)
+        done = Arrival(self._env)
         sender, receiver = self._card(self._sending, source), self._card(self._receiving, destination)
         flow = _Flow(source, destination, float(size_bytes), most_bytes_per_s, sender, receiver)
         if most_bytes_per_s < inf:
@@ -142,7 +147,7 @@ class Network:
         self._share()
         return done
 
-    def release(self, transfer: simpy.Event) -> None:
+    def release(self, transfer: Arrival) -> None:
         """All that is to be sent is there: from now on a transfer may be as fast as the network lets it."""
         flow = self._paced.pop(transfer, None)
         if flow is None:
@@ -171,13 +176,12 @@ class Network:
         self._crowded += flow.sender.count(greedy, paced, paced_bytes_per_s)
         self._crowded += flow.receiver.count(greedy, paced, paced_bytes_per_s)
 
-    def _end(self, flows: dict[simpy.Event, _Flow], done: simpy.Event, latency_s: float) -> None:
+    def _end(self, flows: dict[Arrival, _Flow], done: Arrival, latency_s: float) -> None:
         flow = flows.pop(done)
         if flow.most_bytes_per_s < inf:
             self._count(flow, 0, -1, -flow.most_bytes_per_s)
         else:
             self._count(flow, -1, 0, 0.0)
-        assert isinstance(done, _Arrival)  # noqa: S101  # nothing else is kept as one
         done.sent(latency_s)
 
     def _share(self) -> None:

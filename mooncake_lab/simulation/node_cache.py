@@ -103,7 +103,9 @@ class NodeCache:
             added=[key for key in stored if key in new],
             removed=list(gone),
             promoted=[key for key in stored if key not in new and key in self.dram],
-            demoted=[key for key in dict.fromkeys(key for key, _ in leaving) if key in self and key not in self.dram],
+            demoted=[
+                key for key in dict.fromkeys(key for key, _ in leaving) if key in self and key not in self.dram
+            ],
         )
 
     def clear(self) -> None:

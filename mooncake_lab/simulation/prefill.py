@@ -117,9 +117,7 @@ class PrefillInstance:
         now_s, request, token_bytes = self._env.now, job.request, self._service.model.shape.kv_bytes_per_token
         if from_ssd:
             size = from_ssd * token_bytes
-            self._report(
-                TierRead(at_s=now_s, attempt=job.attempt, worker=self.name, start_s=start_s, bytes=size)
-            )
+            self._report(TierRead(at_s=now_s, attempt=job.attempt, worker=self.name, start_s=start_s, bytes=size))
         self._pool.keep(self.name, request)
         self._report(
             PrefillDone(

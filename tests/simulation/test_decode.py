@@ -3,12 +3,22 @@
 import math
 
 import numpy as np
-import pytest
 import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooncake_lab.core import DecodeStretch, Finished, FirstToken, Rejected, Request, TracedRequest
+from mooncake_lab.cluster import (
+    Attempt,
+    Coordinator,
+    CoordinatorSpec,
+    KVArrived,
+    KVLoaded,
+    PrefillDone,
+    RequestArrived,
+    WorkerUp,
+)
+from mooncake_lab.conductor import LatencyEstimator, LoadBalance
+from mooncake_lab.core import DecodeStretch, Finished, FirstToken, Rejected, Request
 from mooncake_lab.metrics import token_times_s
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
 from mooncake_lab.simulation import DecodeInstance
@@ -24,24 +34,50 @@ MODEL = LatencyModel(
 )
 
 
+def coordinator(log, capacity):
+    """One that knows a prefill worker p and a decode worker d."""
+    made = Coordinator(
+        CoordinatorSpec(placement=LoadBalance()),
+        LatencyEstimator(MODEL),
+        write=log.append,
+        extend=lambda request, _: request,
+    )
+    made.on(WorkerUp(at_s=0.0, worker="p", role="prefill"), 0.0)
+    made.on(WorkerUp(at_s=0.0, worker="d", role="decode", capacity_tokens=capacity), 0.0)
+    return made
+
+
 def simulate(joins, capacity=10**9):
-    env = simpy.Environment()
-    log = []
-    instance = DecodeInstance(env, "d", MODEL, capacity, log.append)
+    """The log, and what the coordinator believes of the instance in the end."""
+    env, log = simpy.Environment(), []
+    conductor = coordinator(log, 10**9)
+
+    def report(event):
+        conductor.on(event, env.now)
+
+    instance = DecodeInstance(env, "d", MODEL, capacity, report)
 
     def feed():
         for i, (at_s, context, outputs) in enumerate(joins):
             yield env.timeout(at_s - env.now)
-            traced = TracedRequest(
-                Request(id=i, arrival_s=0.0, input_tokens=context, block_keys=(i,), block_size_tokens=10**6),
-                outputs,
+            attempt = Attempt(i, 1)
+            request = Request(id=i, arrival_s=0.0, input_tokens=context, block_keys=(i,), block_size_tokens=10**6)
+            report(RequestArrived(at_s=env.now, request=request))
+            report(
+                PrefillDone(
+                    at_s=env.now, attempt=attempt, worker="p", start_s=env.now, computed_tokens=context,
+                    reused_tokens=0,
+                )
+            )  # fmt: skip
+            report(KVArrived(at_s=env.now, attempt=attempt, start_s=env.now, bytes=1))
+            report(KVLoaded(at_s=env.now, attempt=attempt))
+            instance.join(
+                attempt, context_tokens=context, output_tokens=outputs, shown_tokens=0, shows_computed=True
             )
-            instance.promise(traced, env.now)
-            instance.join(traced)
 
     env.process(feed())
     env.run()
-    return log, instance
+    return log, conductor.workers["d"]
 
 
 def step_by_step(joins):
@@ -110,7 +146,7 @@ class TestMemory:
     @given(JOINS, st.integers(100, 5000))
     def test_who_fits_finishes_in_a_small_memory(self, joins, capacity):
         """With little memory requests wait or go back to host memory; only who outgrows all of it is rejected."""
-        log, instance = simulate(joins, capacity)
+        log, worker = simulate(joins, capacity)
         finished = {record.request_id for record in log if isinstance(record, Finished)}
         rejected = {record.request_id for record in log if isinstance(record, Rejected)}
         fits = {
@@ -120,7 +156,7 @@ class TestMemory:
         produced = {i: len(times) for i, times in token_times_s(log)}
         most = {i: min(outputs, max(0, capacity - context) + 1) for i, (_, context, outputs) in enumerate(joins)}
         assert produced == most
-        assert (instance.requests, instance.context_tokens) == (0, 0)
+        assert (worker.contexts, worker.context_tokens, worker.started) == ({}, 0, set())
 
     def test_a_preempted_request_has_one_first_token(self):
         """Going back to host memory does not make a request start anew."""
@@ -138,17 +174,3 @@ class TestMemory:
             assert stretch.first_step_s == MODEL.decode.step_s(len(stretch.request_ids), here)
             for i in stretch.request_ids:
                 context[i] += stretch.steps
-
-
-def test_promises_are_counted_until_the_kvcache_arrives():
-    """The Conductor sees a request on its way as load on the instance it was promised to."""
-    env = simpy.Environment()
-    instance = DecodeInstance(env, "d", MODEL, 1000, lambda _: None)
-    traced = TracedRequest(Request(id=0, arrival_s=0.0, input_tokens=100, block_keys=(0,)), 5)
-    instance.promise(traced, env.now)
-    assert (instance.requests, instance.context_tokens) == (1, 100)
-    instance.join(traced)
-    assert (instance.requests, instance.context_tokens) == (1, 100)
-    env.run()
-    assert instance.requests == 0
-    assert env.now == pytest.approx(MODEL.decode.stretch_s(1, 100, 4))

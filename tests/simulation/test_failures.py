@@ -119,8 +119,7 @@ def test_what_the_dead_send_or_are_sent_is_not_kept(dead):
     died_s = (fetch.start_s + fetch.at_s) / 2
     cluster, log = run(FETCHING, [(dead, died_s)], placement=KVCacheCentric(1.0))
     assert all(dead not in {record.source, record.destination} for record in fetches(log))
-    held = cluster.pool.matches(requests_of(FETCHING)[2].request)
-    assert held[int(dead[-1])] == 0
+    assert cluster.pool.matched(dead, requests_of(FETCHING)[2].request) == 0
 
 
 def test_one_can_die_only_once():

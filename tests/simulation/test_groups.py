@@ -46,8 +46,9 @@ def test_a_group_is_one_instance_with_the_memory_of_its_nodes():
     cluster = Cluster(ClusterSpec(prefill_nodes=8, prefill_group=4, cache_tokens=10_000), MODEL)
     view = cluster.view(alone(512)[0].request)
     assert [p.name for p in view.prefill] == ["prefill-0", "prefill-1"]
-    cluster.pool.keep("prefill-0", alone(38_000)[0].request)
-    assert cluster.pool.matches(alone(38_000)[0].request) == [blocks_for(38_000, 512), 0]
+    request = alone(38_000)[0].request
+    cluster.pool.keep("prefill-0", request)
+    assert [seen.matched_blocks for seen in cluster.view(request).prefill] == [blocks_for(38_000, 512), 0]
 
 
 def test_the_pipeline_stays_full():

@@ -74,7 +74,10 @@ class TestInvariants:
         assert check_log(log) == ()
         cluster.pool.check()
         ((_, held),) = replicas_at(log, [math.inf])
-        assert +held == cluster.pool.index.replicas()
+        index = cluster.coordinator.workers.index
+        assert +held == index.replicas()
+        for name in index.instances:
+            assert index.held_by(name) == cluster.pool.held(name)
         table = request_table(log)
         assert set(table["end"]) <= {"finished", "rejected"}
         finished = table[table["end"] == "finished"]

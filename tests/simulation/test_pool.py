@@ -1,9 +1,11 @@
-"""Who holds which prefix: per-node caches and one shared store."""
+"""The KVCache stores of prefill nodes: one a node, or one for all."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooncake_lab.core import Request
+from mooncake_lab.cluster import TierChanged, WorkerTable, WorkerUp
+from mooncake_lab.conductor import Experience
+from mooncake_lab.core import CacheChanged, Request
 from mooncake_lab.simulation import PrefixPool
 
 
@@ -12,13 +14,18 @@ def request(i, family, blocks) -> Request:
     return Request(id=i, arrival_s=0.0, input_tokens=blocks * 512, block_keys=keys)
 
 
-def pool(capacity_blocks=8, *, shared=False, ssd_blocks=0) -> PrefixPool:
+def matches(caches, wanted):
+    return [caches.matched(node, wanted) for node in "ab"]
+
+
+def pool(capacity_blocks=8, *, shared=False, ssd_blocks=0, changed=None) -> PrefixPool:
     return PrefixPool(
         ["a", "b"],
         capacity_tokens=capacity_blocks * 512,
         bytes_per_token=1,
         shared=shared,
         ssd_tokens=ssd_blocks * 512,
+        changed=changed,
     )
 
 
@@ -27,17 +34,17 @@ class TestPerNode:
         """Without a shared store the other node has no match."""
         caches = pool()
         caches.keep("a", request(0, 1, 4))
-        assert caches.matches(request(1, 1, 6)) == [4, 0]
-        assert caches.replicas() == {100: 1, 101: 1, 102: 1, 103: 1}
+        assert matches(caches, request(1, 1, 6)) == [4, 0]
+        assert (caches.held("a"), caches.held("b")) == ({100, 101, 102, 103}, set())
 
     def test_both_may_hold_a_block(self):
-        """A block kept twice counts two replicas, and one copy may go."""
+        """A block may be on two nodes, and one copy may go."""
         caches = pool()
         caches.keep("a", request(0, 1, 2))
         caches.keep("b", request(1, 1, 2))
-        assert caches.replicas() == {100: 2, 101: 2}
+        assert caches.held("a") == caches.held("b") == {100, 101}
         caches.drop("a")
-        assert caches.matches(request(2, 1, 2)) == [0, 2]
+        assert matches(caches, request(2, 1, 2)) == [0, 2]
 
 
 class TestShared:
@@ -45,7 +52,7 @@ class TestShared:
         """One store: what a node keeps, all match, and its room is that of all nodes together."""
         caches = pool(4, shared=True)
         caches.keep("a", request(0, 1, 8))
-        assert caches.matches(request(1, 1, 9)) == [8, 8]
+        assert matches(caches, request(1, 1, 9)) == [8, 8]
         assert caches.reuse("b", request(1, 1, 9)).blocks == 8
 
     def test_what_one_node_evicts_is_gone_for_all(self):
@@ -53,7 +60,7 @@ class TestShared:
         caches = pool(4, shared=True)
         caches.keep("a", request(0, 1, 8))
         caches.keep("b", request(1, 2, 8))
-        assert caches.matches(request(2, 1, 8)) == [0, 0]
+        assert matches(caches, request(2, 1, 8)) == [0, 0]
 
 
 @settings(max_examples=60, deadline=None)
@@ -62,12 +69,26 @@ class TestShared:
     st.booleans(),
     st.integers(0, 9),
 )
-def test_index_says_what_the_stores_hold(steps, shared, ssd_blocks):
-    """Whatever is kept where, the index agrees with the stores, and matches with a walk through them (I3)."""
-    caches = pool(6, shared=shared, ssd_blocks=ssd_blocks)
+def test_what_is_told_is_what_the_stores_hold(steps, shared, ssd_blocks):
+    """Whatever is kept where, the changes add up to the contents and the tiers of the stores (I3)."""
+    table = WorkerTable()
+
+    def changed(cache, change):
+        table.cache_changed(
+            CacheChanged(at_s=0.0, instance=cache, added=tuple(change.added), removed=tuple(change.removed))
+        )
+        promoted, demoted = tuple(change.promoted), tuple(change.demoted)
+        table.tier_changed(TierChanged(at_s=0.0, cache=cache, promoted=promoted, demoted=demoted))
+
+    caches = pool(6, shared=shared, ssd_blocks=ssd_blocks, changed=changed)
+    for node in "ab":
+        table.add(WorkerUp(at_s=0.0, worker=node, role="prefill", cache=caches.caches[node]))
     for i, (node, family, blocks) in enumerate(steps):
         wanted = request(i, family, blocks)
-        before = caches.matches(wanted)
-        assert caches.reuse(node, wanted).blocks == before["ab".index(node)]
+        for seen in table.view(wanted, 0.0, Experience()).prefill:
+            assert seen.matched_blocks == caches.matched(seen.name, wanted)
+            assert seen.matched_on_ssd == caches.on_ssd(seen.name, wanted, seen.matched_blocks)
+        before = caches.matched(node, wanted)
+        assert caches.reuse(node, wanted).blocks == before
         caches.keep(node, wanted)
         caches.check()

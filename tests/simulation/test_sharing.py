@@ -79,7 +79,7 @@ class TestOneStoreForAll:
         cluster = Cluster(spec, REALISTIC)
         cluster.run(self.REQUESTS)
         held = 8 * LONG // 512
-        assert held / 2 < len(cluster.pool.index) < held
+        assert held / 2 < len(cluster.coordinator.workers.index) < held
 
     @pytest.mark.xfail(
         strict=True, reason="reading the memory of other nodes moves no byte where one store serves all"

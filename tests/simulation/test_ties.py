@@ -8,9 +8,10 @@ from drawn import REALISTIC, REQUESTS, clusters
 from families import requests_of
 from hypothesis import given, settings
 
+from mooncake_lab.cluster import WorkerState
 from mooncake_lab.conductor import LoadBalance
 from mooncake_lab.core import Placed, Request, TracedRequest, blocks_for
-from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledCluster, CoupledSpec, PrefillInstance
+from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledCluster, CoupledSpec
 
 
 def burst_then_calm(calm):
@@ -35,15 +36,15 @@ def test_after_a_burst_idle_nodes_share_requests_evenly():
 def test_a_backlog_is_the_sum_of_what_is_queued(rows, spec):
     """Whenever the Conductor looks, the believed backlog is the exact sum over the queue."""
 
-    def assert_exact(instance, matched, flows, now_s):
-        seen = view(instance, matched, flows, now_s)
-        queued_s = math.fsum(job.believed_s for job in instance._queue)
-        assert seen.backlog_s == queued_s + max(0.0, instance._running_until_s - now_s)
+    def assert_exact(worker, matched, now_s):
+        seen = view(worker, matched, now_s)
+        queued_s = math.fsum(prompt.estimated_s for prompt in worker.prompts.values() if not prompt.started)
+        assert seen.backlog_s == queued_s + max(0.0, worker._latest_until_s - now_s)
         return seen
 
-    view = PrefillInstance.view
+    view = WorkerState.prefill_view
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PrefillInstance, "view", assert_exact)
+        patch.setattr(WorkerState, "prefill_view", assert_exact)
         Cluster(spec, REALISTIC).run(requests_of((at_s / 10, *rest) for at_s, *rest in rows))
 
 
