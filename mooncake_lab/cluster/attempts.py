@@ -21,7 +21,7 @@ from mooncake_lab.conductor import AdmitAll, ClusterView, Decision, Estimator, P
 from mooncake_lab.core import Request
 
 NO_COMMANDS: Final[tuple[Command, ...]] = ()
-AT_DECODE: Final = frozenset({Phase.JOINING, Phase.DECODING})
+AT_DECODE: Final[frozenset[Phase]] = frozenset({"joining", "decoding"})
 """The KVCache is in the GPU memory of the decode worker, and no other worker is needed any more."""
 
 
@@ -66,7 +66,7 @@ class Attempts:
 
     def unplaced(self, phase: Phase) -> list[RequestState]:
         """Requests that wait for workers, or for news of them, in order of arrival."""
-        return sorted((state for state in self._unplaced.values() if state.phase is phase), key=arrival)
+        return sorted((state for state in self._unplaced.values() if state.phase == phase), key=arrival)
 
     def decide(self, state: RequestState, now_s: float) -> Sequence[Command]:
         """Ask the Conductor about a request now; after its first placement, admission is not asked again."""
@@ -85,7 +85,7 @@ class Attempts:
                 slo=spec.slo,
             )
         elif spec.wait_for_workers:
-            self._wait(state, Phase.WAITING)
+            self._wait(state, "waiting")
             return NO_COMMANDS
         else:
             up = f"{len(view.prefill)} prefill and {len(view.decode)} decode instances live"
@@ -102,7 +102,7 @@ class Attempts:
         attempt = state.attempt = Attempt(request.id, state.attempt.n + 1)
         prefill, decode = self._workers[placement.prefill], self._workers[placement.decode]
         state.placement, state.prefill, state.decode = placement, prefill, decode
-        state.phase, state.prefix_fetched = Phase.QUEUED, False
+        state.phase, state.prefix_fetched = "queued", False
         self.in_transit[request.id] = state
         decode.expect(request, now_s + placement.expected_ttft_s)
         prefill.add_prompt(
@@ -130,9 +130,9 @@ class Attempts:
             commands += self.reject(state, "failed", reason, now_s)
             return commands
         state.why = f"placed again after {reason}: "
-        state.suspects = {name for name in suspects if self._workers.is_up(name)}
+        state.suspects = frozenset(filter(self._workers.is_up, suspects))
         if state.suspects:
-            self._wait(state, Phase.UNCONFIRMED)
+            self._wait(state, "unconfirmed")
             commands.append(ConfirmWorkers(tuple(sorted(state.suspects))))
         else:
             commands += self.decide(state, now_s)
@@ -148,11 +148,11 @@ class Attempts:
         del self.in_transit[state.request.id]
         state.prefill.end_sending(state.attempt)
         state.decode.join(state.request.id, at_s)
-        state.phase = Phase.JOINING
+        state.phase = "joining"
 
     def shown_tokens(self, state: RequestState) -> int:
         """Tokens that the client of a request has now."""
-        if state.phase is not Phase.DECODING or state.decode is None:
+        if state.phase != "decoding" or state.decode is None:
             return state.shown_tokens
         return state.shown_tokens + state.decode.contexts[state.request.id] - state.request.input_tokens
 

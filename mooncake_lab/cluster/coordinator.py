@@ -22,7 +22,8 @@ from mooncake_lab.cluster.worker_table import WorkerTable
 from mooncake_lab.conductor import ClusterView, Estimator
 from mooncake_lab.core import CacheChanged, Record, Request, RunEnded
 
-_BEFORE_ARRIVAL: Final = frozenset({Phase.QUEUED, Phase.PREFILLING, Phase.MOVING})
+_AT_PREFILL: Final[frozenset[Phase]] = frozenset({"queued", "prefilling"})
+_BEFORE_ARRIVAL: Final[frozenset[Phase]] = frozenset({"queued", "prefilling", "moving"})
 """Placed, and the KVCache is not at the decode worker yet."""
 
 
@@ -110,7 +111,7 @@ class Coordinator:
 
     def _timer_fired(self, event: events.TimerFired, now_s: float) -> Sequence[Command]:
         state = self._attempts.requests.get(event.request_id)
-        if state is None or state.phase is not Phase.DECIDING:
+        if state is None or state.phase != "deciding":
             return NO_COMMANDS
         return self._attempts.decide(state, now_s)
 
@@ -137,8 +138,8 @@ class Coordinator:
         worker = self.workers.get(event.worker)
         if worker is not None and worker.start_prompt(event.attempt, event.at_s):
             state = self._attempts.current(event.attempt)
-            if state is not None and state.phase is Phase.QUEUED:
-                state.phase = Phase.PREFILLING
+            if state is not None and state.phase == "queued":
+                state.phase = "prefilling"
         return NO_COMMANDS
 
     def _prefill_slot_free(self, event: events.PrefillSlotFree, _now_s: float) -> Sequence[Command]:
@@ -162,8 +163,8 @@ class Coordinator:
         state = self._attempts.current(attempt)
         if state is None or state.decode is None:
             return NO_COMMANDS
-        if state.phase is Phase.PREFILLING or state.phase is Phase.QUEUED:
-            state.phase = Phase.MOVING
+        if state.phase in _AT_PREFILL:
+            state.phase = "moving"
             worker.sending[attempt] = state.decode.name
         if self._spec.first_shown_by == "prefill" and not state.shown_tokens:
             self._show_first(state, event.at_s)
@@ -193,7 +194,7 @@ class Coordinator:
             if refusal is not None:
                 commands = self._attempts.end_attempt(state)
                 return (*commands, *self._attempts.reject(state, refusal.stage, refusal.reason, now_s))
-        state.phase = Phase.LOADING
+        state.phase = "loading"
         shows_computed = state.resumes or not state.shown_tokens
         return (StartDecode(event.attempt, decode.name, state.shown_tokens, shows_computed),)
 
@@ -208,11 +209,11 @@ class Coordinator:
     def _decode_started(self, event: events.DecodeStarted, _now_s: float) -> Sequence[Command]:
         """The token that prefill computed is shown: the first, or after a failure the next."""
         state = self._attempts.current(event.attempt)
-        if state is None or state.phase is Phase.DECODING or state.decode is None:
+        if state is None or state.phase == "decoding" or state.decode is None:
             return NO_COMMANDS
-        if state.phase is not Phase.JOINING:
+        if state.phase != "joining":
             self._attempts.join(state, event.at_s)
-        state.phase = Phase.DECODING
+        state.phase = "decoding"
         state.decode.started.add(state.request.id)
         if state.resumes:
             state.shown_tokens += 1
@@ -239,7 +240,7 @@ class Coordinator:
 
     def _request_done(self, event: events.RequestDone, _now_s: float) -> Sequence[Command]:
         state = self._attempts.current(event.attempt)
-        if state is None or state.phase is not Phase.DECODING:
+        if state is None or state.phase != "decoding":
             return NO_COMMANDS
         tokens = self._attempts.shown_tokens(state)
         self._attempts.release(state)
@@ -285,7 +286,7 @@ class Coordinator:
     def _worker_up(self, event: events.WorkerUp, now_s: float) -> Sequence[Command]:
         self.workers.add(event)
         commands = list[Command]()
-        for state in self._attempts.unplaced(Phase.WAITING):
+        for state in self._attempts.unplaced("waiting"):
             state.why = state.why or f"placed when {event.worker} was up: "
             commands += self._attempts.decide(state, now_s)
         return commands
@@ -313,8 +314,8 @@ class Coordinator:
     def _confirmed(self, worker: str, now_s: float) -> Sequence[Command]:
         """It is known of a worker whether it is up."""
         commands = list[Command]()
-        for state in self._attempts.unplaced(Phase.UNCONFIRMED):
-            state.suspects.discard(worker)
+        for state in self._attempts.unplaced("unconfirmed"):
+            state.suspects -= {worker}
             if not state.suspects:
                 commands += self._attempts.decide(state, now_s)
         return commands

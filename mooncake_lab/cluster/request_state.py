@@ -1,35 +1,38 @@
 """Where a request is in its life, as the coordinator knows it."""
 
-from dataclasses import dataclass, field
-from enum import Enum, auto
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
 
 from mooncake_lab.cluster.events import Attempt
 from mooncake_lab.cluster.worker_state import WorkerState
 from mooncake_lab.conductor import Placement
 from mooncake_lab.core import Request
 
+Phase: TypeAlias = Literal[
+    "deciding",
+    "waiting",
+    "unconfirmed",
+    "queued",
+    "prefilling",
+    "moving",
+    "loading",
+    "joining",
+    "decoding",
+]
+"""Where a request in flight is.
 
-class Phase(Enum):
-    """The states of a request that has not ended."""
+- deciding: it arrived, and the Conductor has not decided yet;
+- waiting: no worker can serve it; it is placed when one comes up;
+- unconfirmed: an attempt failed; it is placed again when it is known which workers are up;
+- queued: it is placed, and its prompt waits at the prefill worker;
+- prefilling: its prompt is computed;
+- moving: its KVCache is on the way to the decode worker;
+- loading: its KVCache is in the host memory of the decode worker;
+- joining: its KVCache is in GPU memory, and it waits for a place in the batch;
+- decoding: it is in the batch.
+"""
 
-    DECIDING = auto()
-    """It arrived, and the Conductor has not decided yet."""
-    WAITING = auto()
-    """No worker can serve it; it is placed when one comes up."""
-    UNCONFIRMED = auto()
-    """An attempt failed; it is placed again when it is known which workers are up."""
-    QUEUED = auto()
-    """It is placed, and its prompt waits at the prefill worker."""
-    PREFILLING = auto()
-    """Its prompt is computed."""
-    MOVING = auto()
-    """Its KVCache is on the way to the decode worker."""
-    LOADING = auto()
-    """Its KVCache is in the host memory of the decode worker."""
-    JOINING = auto()
-    """Its KVCache is in GPU memory; it waits for a place in the batch."""
-    DECODING = auto()
-    """It decodes."""
+_UNPLACED: Final = Attempt(-1, 0)
 
 
 @dataclass(slots=True, eq=False)
@@ -38,9 +41,9 @@ class RequestState:
 
     request: Request
     """Its prompt is extended by the tokens that a failed attempt has shown."""
-    phase: Phase = Phase.DECIDING
-    attempt: Attempt = field(init=False)
-    """The current one; number 0 before the first placement."""
+    phase: Phase = "deciding"
+    attempt: Attempt = _UNPLACED
+    """The current one, or the last."""
     placement: Placement | None = None
     """Of the current attempt; None while there is none."""
     prefill: WorkerState | None = None
@@ -53,11 +56,8 @@ class RequestState:
     """Whether the prefix has come from another worker, which may go down now."""
     why: str = ""
     """What stands before the reason of its next placement in the log."""
-    suspects: set[str] = field(default_factory=set[str])
+    suspects: frozenset[str] = frozenset()
     """Workers that have to be confirmed before it is placed again."""
-
-    def __post_init__(self) -> None:
-        self.attempt = Attempt(self.request.id, 0)
 
     @property
     def resumes(self) -> bool:

@@ -88,6 +88,7 @@ class Cluster:
         self.coordinator = Coordinator(
             rules, self.estimate, write=log or self.log.append, extend=extend, observe=seen
         )
+        self._on = self.coordinator.on
         self._jobs: dict[int, PrefillJob] = {}  # by request, until it decodes
         self._output_tokens: dict[int, int] = {}  # of requests in flight
         self._build(spec, PrefillService(model, group))
@@ -163,8 +164,10 @@ class Cluster:
 
     def report(self, event: Event) -> None:
         """Tell the coordinator what happened, and carry out what it asks; no command reports anything at once."""
-        for command in self.coordinator.on(event, self._env.now):
-            self._actions[type(command)](command)
+        commands = self._on(event, self._env.now)
+        if commands:  # most events need nothing
+            for command in commands:
+                self._actions[type(command)](command)
 
     # the way of a request
 

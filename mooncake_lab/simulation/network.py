@@ -41,6 +41,10 @@ class _Card:
     """Flows through it that take what they get."""
     paced: int = 0
     """Flows through it that are held to a rate of their own."""
+    left_bytes_per_s: float = 0.0
+    """What rates that are settled leave, while fair shares are found."""
+    users: int = 0
+    """Flows through it whose rate is not settled yet."""
     crowded: bool = False
     """Whether something is to be shared; else paced flows have their pace, and at most one other all the rest."""
 
@@ -220,21 +224,28 @@ class Network:
 
 def _share_fairly(flows: list[_Flow], now_s: float) -> None:
     """Max-min fair rates by progressive filling: who can have no more is settled, the others share the rest."""
-    open_flows, left, users = flows, dict[_Card, float](), dict[_Card, int]()
-    for flow in open_flows:
-        for card in (flow.sender, flow.receiver):
-            left[card] = card.bytes_per_s
-            users[card] = users.get(card, 0) + 1
-    while open_flows:
-        tightest = min(users, key=lambda card: left[card] / users[card])
-        level = left[tightest] / users[tightest]
-        settled = [flow for flow in open_flows if flow.most_bytes_per_s <= level]
-        settled = settled or [flow for flow in open_flows if tightest in {flow.sender, flow.receiver}]
+    cards = dict.fromkeys([card for flow in flows for card in (flow.sender, flow.receiver)])
+    for card in cards:
+        card.left_bytes_per_s, card.users = card.bytes_per_s, 0
+    for flow in flows:
+        flow.sender.users += 1
+        flow.receiver.users += 1
+    while flows:
+        tightest = min([card for card in cards if card.users], key=_fair_share)
+        level = _fair_share(tightest)
+        settled = [flow for flow in flows if flow.most_bytes_per_s <= level]
+        if settled:
+            flows = [flow for flow in flows if flow.most_bytes_per_s > level]
+        else:
+            settled = [flow for flow in flows if flow.sender is tightest or flow.receiver is tightest]
+            flows = [flow for flow in flows if flow.sender is not tightest and flow.receiver is not tightest]
         for flow in settled:
             rate = min(flow.most_bytes_per_s, level)
             flow.go(rate, now_s)
             for card in (flow.sender, flow.receiver):
-                left[card] = max(left[card] - rate, 0.0)
-                users[card] -= 1
-        users = {card: count for card, count in users.items() if count}
-        open_flows = [flow for flow in open_flows if flow not in settled]
+                card.left_bytes_per_s = max(card.left_bytes_per_s - rate, 0.0)
+                card.users -= 1
+
+
+def _fair_share(card: _Card) -> float:
+    return card.left_bytes_per_s / card.users

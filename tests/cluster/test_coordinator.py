@@ -1,0 +1,364 @@
+"""The coordinator, one rule at a time: what an event leads to, and what the Conductor sees then."""
+
+import pytest
+from modelled import RefusesSome, bring_up, make_runtime, request
+
+from mooncake_lab import cluster as c
+from mooncake_lab.conductor import LoadBalance, Placement
+from mooncake_lab.core import (
+    CacheChanged,
+    DecodeStretch,
+    Finished,
+    FirstToken,
+    Moved,
+    Placed,
+    Prefilled,
+    Rejected,
+    RunEnded,
+)
+
+A = c.Attempt(0, 1)
+PAIR = ("prefill-0", "decode-0")
+
+
+class Fetches:
+    """Each prompt on prefill-1, with all but its first block from prefill-0."""
+
+    def place(self, request, view, estimate):
+        """Always the same."""
+        del view, estimate
+        return Placement(
+            request_id=request.id, prefill="prefill-1", decode="decode-0", reused_tokens=1536,
+            fetched_tokens=1024, fetch_from="prefill-0", expected_ttft_s=2.0, expected_tbt_s=0.0, reason="so",
+        )  # fmt: skip
+
+
+def arrive(run, i=0, **knobs):
+    run.original[i] = request(i, at_s=run.now, **knobs)
+    return run.tell(c.RequestArrived, request=run.original[i])
+
+
+def prefill(run, attempt=A, worker="prefill-0", end_s=3.0):
+    run.now = end_s - 1
+    run.tell(c.PrefillStarted, attempt=attempt, worker=worker)
+    run.now = end_s
+    run.tell(
+        c.PrefillDone, attempt=attempt, worker=worker, start_s=end_s - 1, computed_tokens=1500, reused_tokens=500
+    )
+
+
+def decode(run, attempt=A):
+    for kind, what in ((c.KVArrived, {"start_s": run.now, "bytes": 9}), (c.KVLoaded, {}), (c.DecodeStarted, {})):
+        run.tell(kind, attempt=attempt, **what)
+
+
+def step(run, steps=4, ids=(0,)):
+    start_s, run.now = run.now, run.now + 1
+    run.tell(
+        c.StepDone, worker="decode-0", start_s=start_s, steps=steps, first_step_s=0.25, step_growth_s=0.1,
+        request_ids=ids,
+    )  # fmt: skip
+
+
+def kinds(records):
+    return [type(record) for record in records]
+
+
+def test_a_request_from_arrival_to_its_last_token():
+    """Each event leads to its commands and records, in order, with the times at which things happened."""
+    run = make_runtime(PAIR, schedule_s=0.5)
+    assert arrive(run) == (c.SetTimer(0, 0.5),)
+    run.now = 0.5
+    prepare, compute = run.tell(c.TimerFired, request_id=0)
+    assert prepare == c.PrepareDecode(A, "decode-0", run.original[0])
+    assert (compute.attempt, compute.request, compute.placement.prefill) == (A, run.original[0], "prefill-0")
+    assert not run.tell(c.TimerFired, request_id=0)
+    prefill(run)
+    assert run.tell(c.KVArrived, attempt=A, start_s=3.0, bytes=9) == (c.StartDecode(A, "decode-0", 0, True),)
+    assert not run.tell(c.KVArrived, attempt=A, start_s=3.0, bytes=9)
+    run.now = 4.0
+    run.tell(c.KVLoaded, attempt=A)
+    assert run.coordinator.workers["decode-0"].decode_view().decoding[0].starts_s == 4.0
+    run.tell(c.DecodeStarted, attempt=A)
+    step(run)
+    assert run.tell(c.RequestDone, attempt=A) == (c.Finish(0),)
+    assert not run.tell(c.RequestDone, attempt=A)
+    assert run.log[2:] == [
+        Prefilled(
+            at_s=3.0, request_id=0, instance="prefill-0", start_s=2.0, computed_tokens=1500, reused_tokens=500
+        ),
+        Moved(at_s=3.0, request_id=0, source="prefill-0", destination="decode-0", start_s=3.0, bytes=9),
+        FirstToken(at_s=4.0, request_id=0),
+        DecodeStretch(
+            at_s=5.0, instance="decode-0", start_s=4.0, steps=4, first_step_s=0.25, step_growth_s=0.1,
+            request_ids=(0,),
+        ),
+        Finished(at_s=5.0, request_id=0, output_tokens=5),
+    ]  # fmt: skip
+    assert not run.coordinator.requests
+
+
+def test_an_answer_goes_on_after_a_failure():
+    """Tokens that were shown are part of the next prompt; the one that it computes is a step of no length."""
+    run = make_runtime(PAIR)
+    arrive(run)
+    prefill(run)
+    decode(run)
+    step(run)
+    *cancels, prepare, compute = run.tell(c.AttemptFailed, attempt=A, reason="it failed", retriable=True)
+    assert cancels == [c.CancelAttempt(A, "prefill-0"), c.CancelAttempt(A, "decode-0")]
+    assert prepare.attempt == compute.attempt == c.Attempt(0, 2)
+    assert compute.request.input_tokens == 2005
+    assert run.log[-1].reason.startswith("placed again after it failed: ")
+    prefill(run, compute.attempt, end_s=9.0)
+    (start,) = run.tell(c.KVArrived, attempt=compute.attempt, start_s=9.0, bytes=9)
+    assert (start.shown_tokens, start.shows_computed) == (5, True)
+    run.tell(c.DecodeStarted, attempt=compute.attempt)
+    assert run.log[-1] == DecodeStretch(
+        at_s=9.0, instance="decode-0", start_s=9.0, steps=1, first_step_s=0.0, step_growth_s=0.0, request_ids=(0,)
+    )
+    run.tell(c.AttemptFailed, attempt=compute.attempt, reason="again", retriable=True)
+    assert run.coordinator.requests[0].request.input_tokens == 2006
+    assert run.coordinator.requests[0].prompt_shown_tokens == 6
+
+
+def test_all_tokens_shown_is_finished():
+    """A failed request whose client has all its tokens is not placed again."""
+    run = make_runtime(PAIR)
+    arrive(run)
+    prefill(run)
+    decode(run)
+    step(run, 30)
+    assert run.tell(c.AttemptFailed, attempt=A, reason="", retriable=True)[-1] == c.Finish(0)
+    assert run.log[-1] == Finished(at_s=run.now, request_id=0, output_tokens=31)
+
+
+def test_the_first_token_at_prefill():
+    """Where prefill shows it, the first token is shown once, and decode goes on with the second."""
+    run = make_runtime(PAIR, first_shown_by="prefill")
+    arrive(run)
+    prefill(run)
+    assert run.log[-1] == FirstToken(at_s=3.0, request_id=0)
+    (start,) = run.tell(c.KVArrived, attempt=A, start_s=3.0, bytes=9)
+    assert start == c.StartDecode(A, "decode-0", 1, False)
+    run.report(RunEnded(at_s=3.0, tokens={7: 2}))
+    assert run.log[-1] == RunEnded(at_s=3.0, tokens={0: 1, 7: 2})
+    run.tell(c.DecodeStarted, attempt=A)
+    assert not isinstance(run.log[-1], FirstToken)
+
+
+def test_a_refusal_after_prefill():
+    """The double check refuses before anything is loaded; both workers are told."""
+    run = make_runtime(PAIR, admission=RefusesSome())
+    for i in range(3):
+        arrive(run, i)
+    prefill(run, c.Attempt(2, 1))
+    commands = run.tell(c.KVArrived, attempt=c.Attempt(2, 1), start_s=3.0, bytes=9)
+    assert kinds(commands) == [c.CancelAttempt, c.CancelAttempt, c.Reject]
+    assert run.log[-1] == Rejected(at_s=3.0, request_id=2, stage="decode", reason="third")
+    assert run.coordinator.workers["decode-0"].decode_view().requests == 2
+
+
+def test_a_limit_of_requests_in_flight():
+    """One more than allowed is rejected before the Conductor is asked."""
+    run = make_runtime(PAIR, max_inflight_requests=2)
+    for i in range(3):
+        arrive(run, i)
+    assert run.log[-1].stage == "frontdoor"
+    assert "2 requests are in flight; allowed are 2" in run.log[-1].reason
+    assert kinds(run.log).count(Placed) == 2
+
+
+def test_a_limit_of_attempts():
+    """After so many attempts a request is given up, with the last reason."""
+    run = make_runtime(PAIR, max_attempts=2)
+    arrive(run)
+    run.tell(c.AttemptFailed, attempt=A, reason="one", retriable=True)
+    run.tell(c.AttemptFailed, attempt=c.Attempt(0, 2), reason="two", retriable=True)
+    assert run.log[-1].stage == "failed"
+    assert run.log[-1].reason == "2 attempts came to nothing, the last because two"
+
+
+def test_what_cannot_be_retried():
+    """The stage and the reason are the worker's."""
+    run = make_runtime(PAIR)
+    arrive(run)
+    run.tell(c.AttemptFailed, attempt=A, reason="too long", retriable=False, stage="capacity")
+    assert run.log[-1] == Rejected(at_s=0.0, request_id=0, stage="capacity", reason="too long")
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_without_workers(waits):
+    """A request that finds no worker is rejected, or waits and is placed when there is one."""
+    run = make_runtime(("prefill-0",), wait_for_workers=waits)
+    for i in (1, 0):
+        arrive(run, i)
+    if not waits:
+        assert "1 prefill and 0 decode" in run.log[-1].reason
+        assert run.log[-1].stage == "capacity"
+        return
+    assert {state.phase for state in run.coordinator.requests.values()} == {"waiting"}
+    bring_up(run, "decode-0")
+    placed = [record for record in run.log if isinstance(record, Placed)]
+    assert [record.request_id for record in placed] == [0, 1]
+    assert placed[0].reason.startswith("placed when decode-0 was up: ")
+
+
+def test_suspects_are_confirmed_first():
+    """A request whose workers may be down is placed when each has answered, or is known to be down."""
+    run = make_runtime()
+    arrive(run)
+    suspects = ("prefill-0", "decode-0", "gone")
+    commands = run.tell(c.AttemptFailed, attempt=A, reason="", retriable=True, suspects=suspects)
+    assert commands[-1] == c.ConfirmWorkers(("decode-0", "prefill-0"))
+    assert not run.tell(c.WorkerConfirmed, worker="prefill-0")
+    del run.up["decode-0"]
+    assert kinds(run.tell(c.WorkerDown, worker="decode-0")) == [c.PrepareDecode, c.RunPrefill]
+    assert run.log[-1].decode_instance == "decode-1"
+    assert not run.tell(c.WorkerDown, worker="decode-0")
+
+
+@pytest.mark.parametrize("finishes_step", [False, True])
+def test_a_decode_worker_goes_down(finishes_step):
+    """Its requests are placed again: those on the way at once, those that decode now or after its step."""
+    run = make_runtime(("prefill-0", "decode-0"))
+    for i in (1, 0):
+        arrive(run, i)
+    prefill(run)
+    decode(run)
+    bring_up(run, "decode-1")
+    del run.up["decode-0"]
+    run.tell(c.WorkerDown, worker="decode-0", finishes_step=finishes_step)
+    again = [record.request_id for record in run.log if isinstance(record, Placed)][2:]
+    assert again == ([1] if finishes_step else [0, 1])
+    if finishes_step:
+        run.tell(c.AttemptFailed, attempt=A, reason="its worker died", retriable=True)
+        assert run.log[-1].request_id == 0
+
+
+def test_a_fetch_and_its_holder():
+    """A fetch is a transfer of its holder until its last byte is sent; the holder is needed until it came."""
+    run = make_runtime(("prefill-0", "prefill-1", "decode-0"), placement=Fetches())
+    holder = run.coordinator.workers["prefill-0"]
+    arrive(run)
+    assert holder.prefill_view(0, 0.0).outgoing_flows == 1
+    run.tell(c.KVSent, attempt=A, worker="prefill-0")
+    assert holder.prefill_view(0, 0.0).outgoing_flows == 0
+    fetched = {"attempt": A, "source": "prefill-0", "worker": "prefill-1", "start_s": 0.0, "bytes": 4}
+    run.tell(c.PrefixFetched, **fetched)
+    assert run.log[-1] == Moved(
+        at_s=0.0, request_id=0, source="prefill-0", destination="prefill-1", start_s=0.0, bytes=4
+    )
+    run.tell(c.PrefixFetched, **fetched)
+    assert kinds(run.log).count(Moved) == 1
+    arrive(run, 1)
+    before = len(run.log)
+    del run.up["prefill-0"]
+    run.tell(c.WorkerDown, worker="prefill-0")
+    assert [record.request_id for record in run.log[before:]] == [1]  # the other has its copy
+
+
+def test_a_transfer_ends_with_its_receiver():
+    """What was on its way to a worker that went down is sent no more."""
+    run = make_runtime(("prefill-0", "decode-0", "decode-1"))
+    arrive(run)
+    prefill(run)
+    worker = run.coordinator.workers["prefill-0"]
+    assert worker.prefill_view(0, 0.0).outgoing_flows == 1
+    del run.up["decode-0"]
+    run.tell(c.WorkerDown, worker="decode-0")
+    assert worker.prefill_view(0, 0.0).outgoing_flows == 0
+
+
+def test_a_prefix_on_ssd():
+    """Blocks on SSD are in the view, are read before they are sent, and each reading is recorded once."""
+    run = make_runtime(("prefill-0", "prefill-1", "decode-0"), placement=Fetches())
+    made = request(0)
+    run.report(CacheChanged(at_s=0.0, instance="prefill-0", added=made.block_keys))
+    run.tell(c.TierChanged, cache="prefill-0", demoted=made.block_keys[1:])
+    run.tell(c.TierChanged, cache="prefill-0", promoted=made.block_keys[3:])
+    seen = run.coordinator.view(made, 0.0).prefill
+    assert [(one.matched_blocks, one.matched_on_ssd) for one in seen] == [(4, 2), (0, 0)]
+    arrive(run)
+    holder = run.coordinator.workers["prefill-0"]
+    assert holder.prefill_view(0, 0.0).outgoing_flows == 0
+    for _ in range(2):
+        run.tell(c.TierRead, attempt=A, worker="prefill-0", start_s=0.0, bytes=5)
+    assert holder.prefill_view(0, 0.0).outgoing_flows == 1
+    for _ in range(2):
+        run.tell(c.TierRead, attempt=A, worker="prefill-1", start_s=0.0, bytes=6)
+    moves = [(record.source, record.destination, record.bytes) for record in run.log if isinstance(record, Moved)]
+    assert moves == [("prefill-0/ssd", "prefill-0/dram", 5), ("prefill-1/ssd", "prefill-1/dram", 6)]
+    run.report(CacheChanged(at_s=0.0, instance="prefill-0", removed=made.block_keys[2:]))
+    assert [one.matched_on_ssd for one in run.coordinator.view(made, 0.0).prefill] == [1, 0]
+    run.tell(c.WorkerDown, worker="prefill-0")
+    assert not run.report(CacheChanged(at_s=0.0, instance="prefill-0", added=made.block_keys))
+    assert [(one.name, one.matched_blocks) for one in run.coordinator.view(made, 0.0).prefill] == [
+        ("prefill-1", 0)
+    ]
+
+
+def test_backlog():
+    """What waits is estimated whole, what runs by what is left of it; a free slot ends that."""
+    run = make_runtime(PAIR)
+    for i in range(2):
+        arrive(run, i)
+    worker = run.coordinator.workers["prefill-0"]
+    assert worker.prefill_view(0, 0.0).backlog_s == 4.0
+    run.now = 1.0
+    run.tell(c.PrefillStarted, attempt=A, worker="prefill-0")
+    assert worker.prefill_view(0, 2.0).backlog_s == 3.0
+    assert worker.prefill_view(0, 9.0).backlog_s == 2.0
+    run.tell(c.PrefillSlotFree, worker="prefill-0")
+    assert worker.prefill_view(0, 2.0).backlog_s == 2.0
+    run.tell(c.PrefillDropped, attempt=c.Attempt(1, 1), worker="prefill-0")
+    assert worker.prefill_view(0, 2.0).backlog_s == 0.0
+    assert (worker.prefill_view(0, 2.0).queued_requests, worker.assigned_requests) == (1, 2)
+
+
+def test_old_views():
+    """Loads may be as old as the spec says, prefix matches and failures never."""
+    run = make_runtime(view_age_s=1.0, placement=LoadBalance())
+    made = request(5)
+    assert run.coordinator.view(made, 0.0).taken_at_s == 0.0
+    arrive(run)
+    run.report(CacheChanged(at_s=0.0, instance="prefill-0", added=made.block_keys))
+    view = run.coordinator.view(made, 1.0)
+    assert (view.taken_at_s, view.prefill[0].queued_requests, view.prefill[0].matched_blocks) == (0.0, 0, 4)
+    view = run.coordinator.view(made, 1.1)
+    assert (view.taken_at_s, view.prefill[0].queued_requests) == (1.1, 1)
+    del run.up["prefill-1"]
+    run.tell(c.WorkerDown, worker="prefill-1")
+    assert len(run.coordinator.view(made, 1.2).prefill) == 1
+
+
+def test_one_cache_for_all():
+    """Workers that share a cache match the same, until the last of them is down."""
+    run = make_runtime(("decode-0",))
+    for name in ("a", "b"):
+        run.tell(c.WorkerUp, worker=name, role="prefill", cache="a")
+    made = request(0)
+    run.report(CacheChanged(at_s=0.0, instance="a", added=made.block_keys[:3]))
+    assert [one.matched_blocks for one in run.coordinator.view(made, 0.0).prefill] == [3, 3]
+    run.tell(c.WorkerDown, worker="a")
+    assert [one.matched_blocks for one in run.coordinator.view(made, 0.0).prefill] == [3]
+    run.tell(c.WorkerDown, worker="b")
+    assert not len(run.coordinator.workers.index)
+
+
+def test_a_client_that_stops_or_leaves():
+    """Who stops has what was shown; who leaves is recorded as the client's rejection; workers are told."""
+    run = make_runtime(PAIR)
+    for i in range(2):
+        arrive(run, i)
+    prefill(run)
+    decode(run)
+    step(run)
+    assert kinds(run.tell(c.ClientStopped, request_id=0)) == [c.CancelAttempt, c.CancelAttempt, c.Finish]
+    assert run.log[-1] == Finished(at_s=run.now, request_id=0, output_tokens=5)
+    assert kinds(run.tell(c.Cancelled, request_id=1)) == [c.CancelAttempt, c.CancelAttempt, c.Reject]
+    assert run.log[-1].stage == "client"
+    assert not run.tell(c.Cancelled, request_id=1)
+    assert not run.tell(c.ClientStopped, request_id=1)
+    worker = run.coordinator.workers["decode-0"]
+    assert (worker.contexts, worker.context_tokens) == ({}, 0)

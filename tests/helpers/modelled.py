@@ -1,0 +1,297 @@
+"""A runtime that does what a test says, in any order, and checks the coordinator against a model of its own."""
+
+import math
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from mooncake_lab import cluster as c
+from mooncake_lab.conductor import AdmitAll, KVCacheCentric, Rejection, decide
+from mooncake_lab.core import (
+    SLO,
+    Arrived,
+    DecodeStretch,
+    Finished,
+    FirstToken,
+    Moved,
+    Placed,
+    Prefilled,
+    Rejected,
+    Request,
+)
+
+
+class Estimate:
+    """A second for each 1,000 tokens to compute, a tenth of that to transfer."""
+
+    def prefill_s(self, request_id, input_tokens, reused_tokens):
+        """Of the tokens that are not reused."""
+        del request_id
+        return (input_tokens - reused_tokens) / 1000
+
+    def transfer_s(self, tokens, flows):
+        """Shared with the flows under way."""
+        return tokens * (flows + 1) / 10_000
+
+    def decode_step_s(self, requests, context_tokens):
+        """Grows with the batch."""
+        return 0.01 * requests + 1e-6 * context_tokens
+
+
+@dataclass(frozen=True)
+class RefusesSome:
+    """Refuses each third request when its KVCache has arrived."""
+
+    def admit(self, request, proposed, view, *, estimate, slo):
+        """All are admitted on arrival."""
+        del request, view, estimate, slo
+        return proposed
+
+    def double_check(self, request, decode, *, estimate, slo):
+        """Not each third."""
+        del estimate, slo
+        assert request.id in {served.request_id for served in decode.coming}
+        return Rejection(request_id=request.id, stage="decode", reason="third") if request.id % 3 == 2 else None
+
+
+def extend(request, tokens):
+    """Longer by so many tokens, with keys of its own; no token is left after 30."""
+    if request.input_tokens + tokens > 2030:
+        return None
+    grown = request.input_tokens + tokens
+    keys = range(len(request.block_keys), -(-grown // 512))
+    own = tuple(request.id * 100 + k for k in keys)
+    return replace(request, input_tokens=grown, block_keys=(*request.block_keys, *own))
+
+
+@dataclass
+class Job:
+    """An attempt as the workers know it."""
+
+    command: c.RunPrefill
+    fetched: bool = True
+    read: bool = False
+    started: bool = False
+    prefilled: bool = False
+    arrived: bool = False
+    start: c.StartDecode | None = None
+    loaded: bool = False
+    decoding: bool = False
+    cancelled: set = field(default_factory=set)
+
+    @property
+    def attempt(self):
+        """Whose it is."""
+        return self.command.attempt
+
+    @property
+    def placement(self):
+        """Where it is."""
+        return self.command.placement
+
+
+class Runtime:
+    """Carries out commands at once, and makes events of them when the test says so."""
+
+    def __init__(self, spec):
+        self.actions = {
+            c.SetTimer: self.set_timer,
+            c.PrepareDecode: self.prepare_decode,
+            c.RunPrefill: self.run_prefill,
+            c.StartDecode: self.start_decode,
+            c.CancelAttempt: self.cancel_attempt,
+            c.ConfirmWorkers: self.confirm_workers,
+            c.Reject: self.ended_so,
+            c.Finish: self.ended_so,
+        }
+        self.now, self.spec, self.estimate = 0.0, spec, Estimate()
+        self.log, self.seen, self.events, self.ended = [], [], [], Counter()
+        self.coordinator = c.Coordinator(
+            spec, self.estimate, write=self.log.append, extend=extend, observe=lambda *seen: self.seen.append(seen)
+        )
+        self.up, self.timers, self.jobs, self.prompts = {}, [], {}, defaultdict(dict)
+        self.steps, self.asked, self.held, self.original = {}, [], defaultdict(set), {}
+        self.prefilled, self.moved = Counter(), Counter()
+        self.latest, self.assigned, self.stepped_s = {}, Counter(), {}
+
+    def tell(self, kind, **what):
+        """Report an event, and carry out the commands."""
+        event = kind(at_s=self.now, **what)
+        self.events.append(event)
+        return self.report(event)
+
+    def report(self, event):
+        """Carry out what an event leads to."""
+        commands = self.coordinator.on(event, self.now)
+        for command in commands:
+            self.actions[type(command)](command)
+        return commands
+
+    # commands
+
+    def set_timer(self, command):
+        self.timers.append(command.request_id)
+
+    def prepare_decode(self, command):
+        assert self.up[command.worker] in {"decode", "coupled"}
+
+    def run_prefill(self, command):
+        placement, request = command.placement, command.request
+        assert self.up[placement.prefill] in {"prefill", "coupled"}
+        job = self.jobs[command.attempt] = Job(command, fetched=placement.fetch_from is None)
+        self.prompts[placement.prefill][command.attempt] = job
+        self.steps[command.attempt] = 0
+        self.assigned[placement.prefill] += 1
+        shown = self.shown(request.id)
+        grown = request.input_tokens - self.original[request.id].input_tokens
+        assert grown in ({shown} if shown != 1 else {0, 1})
+
+    def start_decode(self, command):
+        job = self.jobs[command.attempt]
+        assert job.start is None
+        job.start = command
+        shown = self.shown(command.attempt.request_id)
+        in_prompt = job.command.request.input_tokens - self.original[command.attempt.request_id].input_tokens
+        assert command.shown_tokens == shown
+        assert in_prompt + 1 == shown + command.shows_computed  # the next token is the one after those shown
+        assert command.worker == job.placement.decode
+
+    def cancel_attempt(self, command):
+        job = self.jobs[command.attempt]
+        assert command.worker in {job.placement.prefill, job.placement.decode}
+        assert command.worker in self.up
+        job.cancelled.add(command.worker)
+
+    def confirm_workers(self, command):
+        assert set(command.workers) <= self.up.keys()
+        self.asked += command.workers
+
+    def ended_so(self, command):
+        self.ended[command.request_id] += 1
+
+    # what the log says
+
+    def shown(self, request_id):
+        """Tokens that a client has, by the log."""
+        tokens = 0
+        for record in self.log:
+            if isinstance(record, FirstToken) and record.request_id == request_id:
+                assert not tokens
+                tokens = 1
+            elif isinstance(record, DecodeStretch) and request_id in record.request_ids:
+                assert tokens
+                tokens += record.steps
+        return tokens
+
+    def live(self):
+        """Jobs of current attempts, by request."""
+        states = self.coordinator.requests.values()
+        return {state.request.id: self.jobs[state.attempt] for state in states if state.decode is not None}
+
+    # laws
+
+    def check(self):
+        """What is believed of each worker equals a recount, and the log keeps its laws."""
+        live = self.live()
+        for name, role in self.up.items():
+            worker = self.coordinator.workers[name]
+            assert worker.up
+            prompts = self.prompts[name]
+            assert worker.prompts.keys() == prompts.keys()
+            view = worker.prefill_view(7, self.now)
+            waiting = [job for job in prompts.values() if not job.started]
+            queued_s = math.fsum(self.estimate.prefill_s(*self.estimated(job)) for job in waiting)
+            latest, until_s = self.latest.get(name, (None, 0.0))
+            running_s = max(0.0, until_s - self.now) if latest in prompts else 0.0
+            assert view.backlog_s == pytest.approx(queued_s + running_s, abs=1e-12)
+            assert (view.name, view.queued_requests, view.matched_blocks) == (name, len(prompts), 7)
+            assert view.assigned_requests == self.assigned[name]
+            here = {i: job for i, job in live.items() if job.placement.decode == name}
+            contexts = {i: job.command.request.input_tokens + self.steps[job.attempt] for i, job in here.items()}
+            assert worker.contexts == contexts
+            seen = worker.decode_view()
+            assert (seen.name, seen.requests, seen.context_tokens) == (name, len(here), sum(contexts.values()))
+            assert {one.request_id for one in seen.coming} == {i for i, job in here.items() if not job.loaded}
+            assert {one.request_id for one in seen.decoding} == {i for i, job in here.items() if job.loaded}
+            assert worker.started == {i for i, job in here.items() if job.decoding}
+            assert role != "decode" or not prompts
+        for request_id, state in self.coordinator.requests.items():
+            assert request_id == state.request.id
+            assert not self.ended[request_id]
+
+    @staticmethod
+    def estimated(job):
+        """What the estimate of its prefill was made of."""
+        return job.command.request.id, job.command.request.input_tokens, job.placement.reused_tokens
+
+    def check_log(self):
+        """One end for each arrival, times in order, decisions that replay, all tokens once."""
+        arrived = Counter(r.request_id for r in self.log if isinstance(r, Arrived))
+        ends = Counter(r.request_id for r in self.log if isinstance(r, Finished | Rejected))
+        assert max(arrived.values(), default=1) == 1
+        assert max(ends.values(), default=1) == 1
+        assert ends == +self.ended
+        assert arrived.keys() == ends.keys() | self.coordinator.requests.keys()
+        times = [record.at_s for record in self.log]
+        assert times == sorted(times)
+        for record in self.log:
+            if isinstance(record, Finished):
+                assert record.output_tokens == self.shown(record.request_id)
+        assert self.prefilled == Counter(r.request_id for r in self.log if isinstance(r, Prefilled))
+        assert +self.moved == Counter(
+            (r.request_id, r.source, r.destination) for r in self.log if isinstance(r, Moved)
+        )
+        self.check_decisions()
+
+    def check_decisions(self):
+        """Each Placed record is what the Conductor says about the view that was seen."""
+        placed = [record for record in self.log if isinstance(record, Placed)]
+        tries, number = Counter(), 0
+        for request, view in self.seen:
+            if not (view.prefill and view.decode):
+                continue
+            admission = AdmitAll() if tries[request.id] else self.spec.admission
+            decision = decide(
+                request, view, placement=self.spec.placement, admission=admission, estimate=self.estimate,
+                slo=self.spec.slo,
+            )  # fmt: skip
+            if isinstance(decision, Rejection):
+                continue
+            record, number = placed[number], number + 1
+            tries[request.id] += 1
+            assert (record.request_id, record.prefill_instance, record.decode_instance) == (
+                request.id, decision.prefill, decision.decode,
+            )  # fmt: skip
+            assert record.reason.endswith(decision.reason)
+            if not self.spec.wait_for_workers:
+                assert (record.reason == decision.reason) == (tries[request.id] == 1)
+        assert number == len(placed)
+
+
+def make_runtime(workers=("prefill-0", "prefill-1", "decode-0", "decode-1"), **knobs):
+    """A runtime of a spec, with the workers that are named."""
+    runtime = Runtime(c.CoordinatorSpec(**({"placement": KVCacheCentric(), "slo": SLO()} | knobs)))
+    for name in workers:
+        bring_up(runtime, name)
+    return runtime
+
+
+def bring_up(runtime, name):
+    """A worker comes up, with an empty cache."""
+    role = name.split("-")[0]
+    runtime.up[name] = role
+    runtime.prompts.pop(name, None)
+    runtime.latest.pop(name, None)
+    runtime.stepped_s.pop(name, None)
+    runtime.assigned[name] = 0
+    runtime.held[name] = set()
+    return runtime.tell(
+        c.WorkerUp, worker=name, role=role, capacity_tokens=100_000, cache=None if role == "decode" else name
+    )
+
+
+def request(i, input_tokens=2000, family=0, at_s=0.0):
+    """Blocks of a family are shared."""
+    keys = tuple(family * 10 + k for k in range(-(-input_tokens // 512)))
+    return Request(id=i, arrival_s=at_s, input_tokens=input_tokens, block_keys=keys)
