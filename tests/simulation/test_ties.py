@@ -54,7 +54,7 @@ def test_the_order_of_a_queue_does_not_count():
     (traced,) = requests_of([(0.0, 512, 1, 0)])
     seconds = (0.1, 0.2, 0.3)
     for instance, order in zip(cluster.instances.values(), (seconds, seconds[::-1]), strict=True):
-        for believed_s in order:
-            instance.submit(traced, believed_s=believed_s, starts_s=0.0, max_tokens=1)
+        for estimated_s in order:
+            instance.submit(traced, estimated_s=estimated_s, starts_s=0.0, max_tokens=1)
     forward, backward = (instance.view(0)[0].backlog_s for instance in cluster.instances.values())
     assert forward == backward
