@@ -51,10 +51,10 @@ def test_a_backlog_is_the_sum_of_what_is_queued(rows, spec):
 def test_the_order_of_a_queue_does_not_count():
     """Coupled instances with the same prompts in another order have equal backlogs, to the last bit."""
     cluster = CoupledCluster(CoupledSpec(nodes=2), REALISTIC)
-    (traced,) = requests_of([(0.0, 512, 1, 0)])
+    made = requests_of([(0.0, 512, 1, 0)] * 3)
     seconds = (0.1, 0.2, 0.3)
     for instance, order in zip(cluster.instances.values(), (seconds, seconds[::-1]), strict=True):
-        for estimated_s in order:
+        for traced, estimated_s in zip(made, order, strict=True):
             instance.submit(traced, estimated_s=estimated_s, starts_s=0.0, max_tokens=1)
     forward, backward = (instance.view(0)[0].backlog_s for instance in cluster.instances.values())
     assert forward == backward
