@@ -42,6 +42,9 @@ _MEANINGS: Final = {
     "finished": ("#1F4D33", "#8FC7A3"),
     "refused_late": ("#C23B22", "#F08468"),
     "refused_early": ("#8C8C8C", "#7A7A7A"),
+    # two quantities in one panel
+    "latency": ("#B01E4B", "#F2739A"),
+    "throughput": ("#6C7A00", "#BFCB4A"),
     # operators of a layer, and why a pipeline waits
     "attention": ("#B8422E", "#F08A75"),
     "pb1": ("#AF8100", "#E8BE45"),

@@ -8,7 +8,16 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from mooncake_lab.figures.style import COLOURS, HATCHES, BookFigure, footer, new_figure, styled
+from mooncake_lab.figures.style import (
+    COLOURS,
+    HATCHES,
+    BookFigure,
+    footer,
+    legend_above,
+    new_figure,
+    panel_title,
+    styled,
+)
 
 LABELS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -25,10 +34,10 @@ LABELS: Final[Mapping[str, str]] = MappingProxyType(
 """What the systems behind the policies are called."""
 _LOOKS: Final = MappingProxyType(
     {
-        "P": ("mooncake", "prefill"),
-        "p": ("mooncake_variant", "prefill"),
-        "d": ("vllm_prefix", "decode"),
-        ".": ("straw_man", "prefill"),
+        "P": ("prefill", "prefill"),
+        "p": ("size_1", "prefill"),
+        "d": ("decode", "decode"),
+        ".": ("refused_late", "prefill"),
         "w": ("straw_man_light", "prefill"),
     }
 )
@@ -51,10 +60,12 @@ def chart(rows: pd.DataFrame) -> BookFigure:
         rows: rows of `FourRequests`, several policies.
     """
     policies = list(rows.groupby("policy", sort=False))
-    figure, axes = new_figure(-(-len(policies) // 2), 2, height=7.6, sharex=True, sharey=True)
+    figure, axes = new_figure(
+        -(-len(policies) // 2), 2, height=1.45 * -(-len(policies) // 2) + 1.1, sharex=True, sharey=True
+    )
     for panel, (policy, table) in zip(axes, policies, strict=False):
         _boxes(panel, table)
-        panel.set_title(LABELS[str(policy)])
+        panel_title(panel, LABELS[str(policy)])
         arrival_ms = table[table["iteration"] == table["late_after"]]["start_ms"].tolist()[0]
         panel.axvline(arrival_ms, color=COLOURS["slo"], linestyle=(0, (4, 3)), linewidth=1.0)
         panel.grid(visible=False, axis="y")
@@ -67,7 +78,7 @@ def chart(rows: pd.DataFrame) -> BookFigure:
         Patch(facecolor=COLOURS[colour], hatch=HATCHES[stage], edgecolor="white", label=_MEANING[letter])
         for letter, (colour, stage) in _LOOKS.items()
     ]
-    figure.legend(handles=keys, loc="outside upper center", ncols=len(keys))
+    legend_above(figure, keys)
     model = rows["model"].iloc[0]
     footer(figure, f"measured: iteration logs of {model}, random weights; {rows['machine'].iloc[0]}")
     return figure
@@ -97,19 +108,19 @@ def _boxes(panel: Axes, table: pd.DataFrame) -> None:
 def reuse(rows: pd.DataFrame) -> BookFigure:
     """Prompt tokens computed for each question, without and with prefix reuse: rows of `SharedPrefix`."""
     ways = list(dict.fromkeys(rows["arrive"]))
-    figure, axes = new_figure(1, len(ways), height=3.6, sharey=True)
+    figure, axes = new_figure(1, len(ways), height=3.0, sharey=True)
     for panel, arrive in zip(axes, ways, strict=True):
         for shift, on, colour in ((-0.2, False, "straw_man"), (0.2, True, "mooncake")):
             table = rows[(rows["arrive"] == arrive) & (rows["reuse"] == on)]
             label = "with prefix reuse" if on else "without"
             at = [question + shift for question in table["question"].tolist()]
             panel.bar(at, table["computed_tokens"], width=0.38, color=COLOURS[colour], label=label)
-        panel.set_title(f"arriving {arrive}")
+        panel_title(panel, f"arriving {arrive}")
         panel.set_xlabel("question (number)")
         panel.set_xticks(sorted(set(rows["question"])))
         panel.grid(visible=False, axis="x")
     axes[0].set_ylabel("prompt tokens computed (tokens)")
-    axes[-1].legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=2)
+    legend_above(figure)
     footer(figure, f"counted: by the engine, {rows['model'].iloc[0]}, seed {rows['seed'].iloc[0]}")
     return figure
 
@@ -119,8 +130,8 @@ def race(rows: pd.DataFrame) -> BookFigure:
     """How much faster the engine is than transformers' `generate`: rows of `Race`, medians and extremes."""
     figure, (axes,) = new_figure(height=3.0)
     at = range(len(rows))
-    axes.hlines(at, rows["least"], rows["most"], color=COLOURS["mooncake_variant"], linewidth=3)
-    axes.plot(rows["ratio"], at, "o", color=COLOURS["mooncake"])
+    axes.hlines(at, rows["least"], rows["most"], color=COLOURS["size_1"], linewidth=3)
+    axes.plot(rows["ratio"], at, "o", color=COLOURS["here"])
     axes.axvline(1, color=COLOURS["slo"], linestyle=(0, (4, 3)), linewidth=1.2)
     axes.set(xlim=(0, 1.08 * max(rows["most"])), ylim=(len(rows) - 0.5, -0.5))
     axes.set(xlabel="their time over ours (ratio)", ylabel="case (name)")

@@ -7,10 +7,20 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from mooncake_lab.figures.style import COLOURS, BookFigure, footer, new_figure, plain_number, slo_line, styled
+from mooncake_lab.figures.style import (
+    COLOURS,
+    BookFigure,
+    footer,
+    legend_above,
+    new_figure,
+    panel_title,
+    plain_number,
+    slo_line,
+    styled,
+)
 from mooncake_lab.perf import balanced_ratio
 
-_CONTEXTS: Final = ("mooncake", "mooncake_variant", "vllm_prefix", "vllm")
+_CONTEXTS: Final = ("size_1", "size_2", "size_3", "size_4")
 _LINES: Final = ("-", "--", ":", "-.")
 
 
@@ -24,18 +34,25 @@ def rates(decode: pd.DataFrame, prefill: pd.DataFrame, peers: pd.DataFrame, sour
         peers: peer, ratio.
         source: who measured, for the footer.
     """
-    figure, (left, middle, right) = new_figure(1, 3, height=4.0, width_ratios=(3, 3, 2))
+    figure, (left, middle, right, spare) = new_figure(2, 2, height=5.0, height_ratios=(3, 2))
+    spare.remove()
     for (context, table), colour in zip(decode.groupby("context"), _CONTEXTS, strict=False):
-        left.plot(table["batch"], table["share_of_copy"], "o-", color=COLOURS[colour], label=f"{context:g} tokens")
+        left.plot(
+            table["batch"],
+            table["share_of_copy"],
+            "o-",
+            color=COLOURS[colour],
+            label=f"{context:g} tokens of context",
+        )
     left.set(
         xscale="log",
         xlabel="batch (requests)",
         ylabel="decode, of a copy's bytes (share)",
         ylim=(0, None),
     )
-    left.legend(title="context")
+    legend_above(figure)
     slo_line(left, 0.75, "goal 0.75")
-    middle.plot(prefill["tokens"], prefill["share_of_gemm"], "o-", color=COLOURS["mooncake"])
+    middle.plot(prefill["tokens"], prefill["share_of_gemm"], "o-", color=COLOURS["here"])
     middle.set(
         xscale="log",
         xlabel="prompt (tokens)",
@@ -43,7 +60,7 @@ def rates(decode: pd.DataFrame, prefill: pd.DataFrame, peers: pd.DataFrame, sour
         ylim=(0, None),
     )
     slo_line(middle, 0.65, "goal 0.65")
-    right.plot(peers["ratio"], range(len(peers)), "o", color=COLOURS["mooncake"])
+    right.plot(peers["ratio"], range(len(peers)), "o", color=COLOURS["here"])
     right.set_yticks(range(len(peers)), peers["peer"])
     right.set(xlabel="their time over ours (ratio)", ylabel="transformers (way)", xlim=(0, None))
     right.set_ylim(len(peers) - 0.5, -0.5)
@@ -64,11 +81,11 @@ def chunks(cut: pd.DataFrame, tiles: pd.DataFrame, source: str) -> BookFigure:
         source: who measured, for the footer.
     """
     figure, (left, right) = new_figure(1, 2, height=4.2)
-    left.plot(cut["chunk"], cut["over_whole"], "o-", color=COLOURS["mooncake"])
+    left.plot(cut["chunk"], cut["over_whole"], "o-", color=COLOURS["here"])
     left.set(xscale="log", xlabel="chunk (tokens)", ylabel="time over the whole prompt's (ratio)")
-    left.set_title(f"a prompt of {cut['prompt'].iloc[0]:,} tokens")
+    panel_title(left, f"a prompt of {cut['prompt'].iloc[0]:,} tokens")
     _plain(left)
-    right.plot(tiles["tokens"], 1e3 * tiles["seconds"], "o", color=COLOURS["mooncake"])
+    right.plot(tiles["tokens"], 1e3 * tiles["seconds"], "o", color=COLOURS["here"])
     right.set(xlabel="tokens of an iteration (tokens)", ylabel="time (ms)", ylim=(0, None))
     footer(figure, source)
     return figure
@@ -84,7 +101,7 @@ def riders(hybrid: pd.DataFrame, bursts: pd.DataFrame, source: str) -> BookFigur
         source: who measured, for the footer.
     """
     figure, (left, right) = new_figure(1, 2, height=4.4)
-    accounts = (("alone", "straw_man"), ("marginal", "mooncake"), ("fair", "vllm_prefix"))
+    accounts = (("alone", "straw_man"), ("marginal", "vllm_chunked"), ("fair", "dram"))
     sizes = list(hybrid.groupby("chunk"))
     for (_, table), line in zip(sizes, _LINES, strict=False):
         for account, colour in accounts:
@@ -97,16 +114,17 @@ def riders(hybrid: pd.DataFrame, bursts: pd.DataFrame, source: str) -> BookFigur
         Line2D([], [], color=COLOURS["slo"], linestyle=line, label=f"chunk {chunk:g}")
         for (chunk, _), line in zip(sizes, _LINES, strict=False)
     ]
-    left.legend(handles=keys, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.2))
     left.yaxis.set_major_formatter(FuncFormatter(plain_number))
     _plain(left)
-    right.plot(bursts["ratio"], bursts["gain"], "o-", color=COLOURS["mooncake"])
+    right.plot(bursts["ratio"], bursts["gain"], "o-", color=COLOURS["here"])
     chunk, batch = int(bursts["chunk"].iloc[0]), int(bursts["batch"].iloc[0])
-    right.axvline(balanced_ratio(chunk, batch), color=COLOURS["optimum"], linestyle=":", label="(C-(B-1))/(B-1)")
+    right.axvline(
+        balanced_ratio(chunk, batch), color=COLOURS["optimum"], linestyle=":", label="P:D = (C-(B-1))/(B-1)"
+    )
     right.axhline(1, color=COLOURS["slo"], linestyle=(0, (4, 3)), linewidth=1.2)
     right.set(xscale="log", xlabel="P:D ratio (ratio)", ylabel="gain over separate batches (ratio)")
-    right.set_title(f"chunks of {chunk}, {batch} at once")
-    right.legend()
+    panel_title(right, f"chunks of {chunk}, {batch} at once")
+    legend_above(figure, [*keys, *right.get_legend_handles_labels()[0]])
     _plain(right)
     footer(figure, source)
     return figure
@@ -122,21 +140,20 @@ def copies(moved: pd.DataFrame, hidden: pd.DataFrame, source: str) -> BookFigure
         source: who measured, for the footer.
     """
     figure, (left, right) = new_figure(1, 2, height=4.2)
-    ways = (("device_to_host", "mooncake"), ("host_to_device", "vllm_prefix"))
+    ways = (("device_to_host", "gpu"), ("host_to_device", "dram"))
     for what, marker in (("arena", "o-"), ("cache", "s")):
         table = moved[moved["what"] == what]
         for way, colour in ways:
             label = f"{way.replace('_', ' ')}, {what}"
             left.plot(table["bytes"] / 1e6, table[f"{way}_share"], marker, color=COLOURS[colour], label=label)
     left.set(xscale="log", xlabel="size of a piece (MB)", ylabel="rate over the peak (share)", ylim=(0, None))
-    left.legend(loc="lower right")
     _plain(left)
-    for (operation, table), colour in zip(hidden.groupby("operation"), ("vllm_prefix", "mooncake"), strict=True):
+    for (operation, table), colour in zip(hidden.groupby("operation"), ("dram", "gpu"), strict=True):
         right.plot(table["moved_tokens"], table["hidden_share"], "o-", color=COLOURS[colour], label=str(operation))
     right.set(xlabel="KVCache (tokens)", ylabel="hidden behind prefill (share)")
     right.set_ylim(min(0, *hidden["hidden_share"]) - 0.02, max(1.05, *hidden["hidden_share"]))
     right.set_xticks(sorted(set(hidden["moved_tokens"])))
-    right.legend(loc="lower right")
+    legend_above(figure, columns=4)
     for panel in (left, right):
         slo_line(panel, 0.9, "goal 0.9")
     footer(figure, source)

@@ -8,12 +8,21 @@ import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
 
-from mooncake_lab.figures.style import COLOURS, BookFigure, footer, new_figure, slo_line, styled
+from mooncake_lab.figures.style import (
+    COLOURS,
+    BookFigure,
+    footer,
+    legend_above,
+    new_figure,
+    panel_title,
+    slo_line,
+    styled,
+)
 
-_SHADE: Final[Mapping[str, str]] = MappingProxyType({"light": "mooncake_variant", "overloaded": "mooncake"})
+_SHADE: Final[Mapping[str, str]] = MappingProxyType({"light": "size_1", "overloaded": "size_4"})
 _STATISTIC: Final[Mapping[str, str]] = MappingProxyType({"mean": "s", "median": "o", "P90": "^"})
 _STAGE: Final[Mapping[str, str]] = MappingProxyType(
-    {"wait": "straw_man_light", "prefill": "mooncake", "handover": "dram"}
+    {"wait": "straw_man_light", "prefill": "prefill", "handover": "transfer"}
 )
 _QUANTITY: Final[Mapping[str, tuple[str, str, float]]] = MappingProxyType(
     {"ttft_s": ("TTFT", "s", 1.0), "tbt_s": ("TBT", "ms", 1e3)}
@@ -47,10 +56,10 @@ def distributions(requests: pd.DataFrame, machine: str) -> BookFigure:
         panel.xaxis.set_major_formatter("{x:g}")
         panel.tick_params(axis="x", which="minor", labelbottom=False)
         if quantity == "ttft_s":
-            panel.set_title(cluster)
+            panel_title(panel, cluster)
     for panel in axes[:: len(clusters)]:
         panel.set_ylabel("requests (share)")
-    figure.legend(handles=_keys(), loc="outside upper center", ncols=4)
+    legend_above(figure, _keys())
     footer(figure, f"points measured: logs of live clusters; lines simulated, calibrated on 1P+1D; {machine}")
     return figure
 
@@ -69,17 +78,17 @@ def errors(rows: pd.DataFrame, machine: str) -> BookFigure:
         for k, (statistic, marker) in enumerate(_STATISTIC.items()):
             chosen = rows.query(f"quantity == {quantity!r} and statistic == {statistic!r}")
             at = [runs.index(run) + 0.24 * (k - 1) for run in chosen["run"]]
-            panel.hlines(at, 100 * chosen["low"], 100 * chosen["high"], color=COLOURS["mooncake"], linewidth=1.2)
+            panel.hlines(at, 100 * chosen["low"], 100 * chosen["high"], color=COLOURS["here"], linewidth=1.2)
             panel.plot(
-                100 * chosen["error"], at, linestyle="none", marker=marker, color=COLOURS["mooncake"],
+                100 * chosen["error"], at, linestyle="none", marker=marker, color=COLOURS["here"],
                 markersize=5, label=statistic,
             )  # fmt: skip
         slo_line(panel, 0.0, "", vertical=True)
-        panel.set(xlabel=f"error of {quantity}, simulated over real less one (%)")
+        panel.set_xlabel(f"{quantity}, simulated over real less one (%)")
         panel.grid(visible=False, axis="y")
     axes[0].set_yticks(range(len(runs)), runs)
     axes[0].invert_yaxis()
-    axes[1].legend()
+    legend_above(figure)
     footer(figure, f"measured against simulated, 95 % intervals over requests; {machine}")
     return figure
 
@@ -109,7 +118,7 @@ def causes(rows: pd.DataFrame, machine: str) -> BookFigure:
     axes.invert_yaxis()
     axes.set(xlabel="mean time from arrival to first token (s)")
     axes.grid(visible=False, axis="y")
-    axes.legend()
+    legend_above(figure)
     footer(figure, f"upper bars measured, lower and pale ones simulated; {machine}")
     return figure
 

@@ -1,6 +1,7 @@
 """Figures of pipelines: timelines, bubbles by cause, SARATHI's Fig. 12, its sensitivity, chunk size."""
 
 from collections.abc import Mapping
+from textwrap import fill
 from types import MappingProxyType
 from typing import Final
 
@@ -16,7 +17,7 @@ from mooncake_lab.figures.style import (
     HATCHES,
     BookFigure,
     footer,
-    legend_once,
+    legend_above,
     new_figure,
     paper_points,
     plain_number,
@@ -29,9 +30,9 @@ _SCHEMES: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
 )
 _WORK: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
-        "prompts": ("dram", HATCHES["prefill"]),
+        "prompts": ("prefill", HATCHES["prefill"]),
         "both": ("vllm_chunked", HATCHES["prefill"]),
-        "decodes": ("ssd", HATCHES["decode"]),
+        "decodes": ("decode", HATCHES["decode"]),
     }
 )
 _IDLE: Final[Mapping[str, str]] = MappingProxyType(
@@ -49,7 +50,7 @@ _IDLE: Final[Mapping[str, str]] = MappingProxyType(
 @styled
 def timelines(runs: Mapping[str, pd.DataFrame]) -> BookFigure:
     """Two stages iteration by iteration, gaps by cause (SARATHI Figs. 1 and 5): rows of `timeline` by scheme."""
-    figure, panels = new_figure(len(runs), 1, height=1.9 * len(runs), sharex=True)
+    figure, panels = new_figure(len(runs), 1, height=1.3 * len(runs) + 0.9, sharex=True)
     for panel, (scheme, rows) in zip(panels, runs.items(), strict=True):
         _timeline(panel, rows)
         panel.set_ylabel(f"{scheme}\n(stage)")
@@ -60,7 +61,7 @@ def timelines(runs: Mapping[str, pd.DataFrame]) -> BookFigure:
         for n, c in _IDLE.items()
         if n in {"PB1", "PB2", "PB3"}
     ]
-    figure.legend(handles=[*busy, *idle], loc="outside upper center", ncols=6)
+    legend_above(figure, [*busy, *idle])
     footer(figure, "simulated: six requests through GPT-3 in two stages; letters name the micro-batch")
     return figure
 
@@ -73,7 +74,9 @@ def _timeline(panel: Axes, rows: pd.DataFrame) -> None:
             colour, hatch = _WORK[what]
             panel.barh(place, width, left=start, height=0.8, color=COLOURS[colour], hatch=hatch, edgecolor="white")
             if width > 12:
-                panel.text(start + width / 2, place, "AB"[int(row["micro_batch"])], ha="center", va="center")
+                panel.text(
+                    start + width / 2, place, "AB"[int(row["micro_batch"])], ha="center", va="center", color=GROUND
+                )
         elif what not in {"fill", "drain"}:
             panel.barh(
                 place, width, left=start, height=0.8, color=_IDLE[what], edgecolor=FRAME["axis"][0], linewidth=0.6
@@ -87,7 +90,7 @@ def _timeline(panel: Axes, rows: pd.DataFrame) -> None:
 @styled
 def bubbles_and_completion(bubbles: pd.DataFrame, done: pd.DataFrame, paper: pd.DataFrame) -> BookFigure:
     """Bubble time of requests, and requests done over time (SARATHI Fig. 12): quantile rows, the curve."""
-    figure, (left, right) = new_figure(1, 2, height=4.2)
+    figure, (left, right) = new_figure(1, 2, height=3.4)
     last_s = max(done[done["scheme"] == "SARATHI"]["value"].tolist())
     for scheme, (colour, line) in _SCHEMES.items():
         rows = bubbles[bubbles["scheme"] == scheme]
@@ -103,8 +106,7 @@ def bubbles_and_completion(bubbles: pd.DataFrame, done: pd.DataFrame, paper: pd.
     ratios = paper[paper["x"] == "time_over_sarathi"]["y"]
     paper_points(right, [1.0, *ratios], [100] * (1 + len(ratios)), "SARATHI Fig. 12b")
     right.set(xlabel="time / completion under SARATHI (ratio)", ylabel="requests done (%)", ylim=(0, 104))
-    right.legend()
-    left.legend()
+    legend_above(figure)
     footer(figure, MODELLED)
     return figure
 
@@ -119,7 +121,7 @@ def causes(shares: pd.DataFrame) -> BookFigure:
         widths = shares[name].to_numpy()
         if widths.sum() < 0.005 and name != "busy":
             continue
-        colour = COLOURS["dram"] if name == "busy" else _IDLE[str(name)]
+        colour = COLOURS["size_1"] if name == "busy" else _IDLE[str(name)]
         axes.barh(
             places, widths, left=left, color=colour, edgecolor=FRAME["axis"][0], linewidth=0.5, label=str(name)
         )
@@ -128,7 +130,7 @@ def causes(shares: pd.DataFrame) -> BookFigure:
     axes.invert_yaxis()
     axes.set(xlabel="time of all stages (%)", xlim=(0, 100))
     axes.grid(visible=False, axis="y")
-    figure.legend(loc="outside upper center", ncols=7)
+    legend_above(figure, columns=7)
     footer(figure, MODELLED)
     return figure
 
@@ -136,7 +138,7 @@ def causes(shares: pd.DataFrame) -> BookFigure:
 @styled
 def sensitivity(table: pd.DataFrame, paper: pd.DataFrame) -> BookFigure:
     """The three ratios of completion over the cost of a decode iteration: rows of `sensitivity`, the curve."""
-    figure, panels = new_figure(1, 3, height=3.8, sharex=True)
+    figure, panels = new_figure(1, 3, height=3.2, sharex=True)
     facts = {(s, x): y for s, x, y in zip(paper["series"], paper["x"], paper["y"], strict=True)}
     orca = "Orca best, TP8 x PP8"
     shown = {
@@ -160,9 +162,9 @@ def sensitivity(table: pd.DataFrame, paper: pd.DataFrame) -> BookFigure:
             f"paper {printed:g}", (0.98, float(printed)), xycoords=("axes fraction", "data"), ha="right",
             xytext=(0, 3), textcoords="offset points",
         )  # fmt: skip
-        panel.set(xlabel="prompt of 2K / decode of 27 (ratio)", ylabel=label)
+        panel.set(xlabel="prompt of 2K /\ndecode of 27 (ratio)", ylabel=fill(label, 24))
         panel.set_ylim(0, None)
-    legend_once(panels[0], loc="lower right")
+    legend_above(figure)
     footer(figure, MODELLED)
     return figure
 
@@ -170,7 +172,7 @@ def sensitivity(table: pd.DataFrame, paper: pd.DataFrame) -> BookFigure:
 @styled
 def chunk_sizes(runs: pd.DataFrame, orca: pd.DataFrame) -> BookFigure:
     """Idle share and completion over the fused chunk: runs of SARATHI by `fused_tokens`, and one of Orca-best."""
-    figure, (left, right) = new_figure(1, 2, height=3.8)
+    figure, (left, right) = new_figure(1, 2, height=3.0)
     ordered = runs.sort_values("fused_tokens")
     left.plot(ordered["fused_tokens"], 100 * ordered["idle_share"], **COMPUTED, color=COLOURS["vllm_chunked"])
     right.plot(ordered["fused_tokens"], ordered["completion_s"], **COMPUTED, color=COLOURS["vllm_chunked"])
@@ -193,21 +195,22 @@ def chunk_sizes(runs: pd.DataFrame, orca: pd.DataFrame) -> BookFigure:
 @styled
 def measured(rows: Mapping[str, pd.DataFrame], machine: str) -> BookFigure:
     """Who computed and who waited when, on this machine: rows of `activity`, by way."""
-    figure, panels = new_figure(len(rows), 1, height=1.8 * len(rows))
+    figure, panels = new_figure(len(rows), 1, height=1.1 * len(rows) + 1.0, sharex=True)
     for panel, (way, table) in zip(panels, rows.items(), strict=True):
         for row in table.to_dict("records"):
             width = float(row["end_ms"] - row["start_ms"])
             busy = row["what"] == "compute"
             panel.barh(
                 float(row["rank"]), width, left=float(row["start_ms"]), height=0.7 if busy else 0.25,
-                color=COLOURS["mooncake" if busy else "straw_man_light"], edgecolor="white", linewidth=0.8,
+                color=COLOURS["prefill" if busy else "straw_man_light"], edgecolor="white", linewidth=0.8,
                 label="computes" if busy else "waits",
             )  # fmt: skip
         ranks = sorted(set(table["rank"].tolist()))
         panel.set_yticks(ranks, [str(rank) for rank in ranks])
         panel.invert_yaxis()
         panel.grid(visible=False, axis="y")
-        panel.set(xlabel="time (ms)", ylabel=f"{way}\n(process)")
-    legend_once(panels[0], loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2)
+        panel.set_ylabel(f"{way}\n(process)")
+    panels[-1].set_xlabel("time (ms)")
+    legend_above(figure)
     footer(figure, f"measured: {machine}; each process computes with one thread")
     return figure

@@ -11,14 +11,17 @@ from mooncake_lab.figures.style import (
     COMPUTED,
     BookFigure,
     footer,
+    label_lines,
+    legend_above,
     new_figure,
     paper_points,
     plain_number,
+    slo_line,
     styled,
 )
 
 YI: Final = "modelled: Yi-34B on two A100s, anchored to the Sarathi-Serve artifact"
-_CHUNKS: Final = {512: ("vllm_chunked", "-"), 1024: ("mooncake_variant", "--"), 2048: ("mooncake", "-")}
+_CHUNKS: Final = {512: ("size_1", "-"), 1024: ("size_3", "--"), 2048: ("size_4", "-")}
 _WAYS: Final = {
     "whole prompt": ("vllm", "-"),
     "chunk 2048": ("vllm_chunked", "--"),
@@ -35,7 +38,7 @@ def stalls_and_overhead(stalls: pd.DataFrame, overhead: pd.DataFrame, largest: f
         overhead: rows of `chunk_overhead`.
         largest: the largest added latency that the paper prints.
     """
-    figure, (left, right) = new_figure(1, 2, height=4.0)
+    figure, (left, right) = new_figure(1, 2, height=3.6)
     decodes = int(max(stalls["decodes"]))
     for way, (colour, line) in _WAYS.items():
         rows = _where(_where(stalls, "decodes", decodes), "way", way)
@@ -60,7 +63,8 @@ def stalls_and_overhead(stalls: pd.DataFrame, overhead: pd.DataFrame, largest: f
         panel.set_xscale("log", base=2)
         panel.xaxis.set_major_formatter(plain_number)
         panel.set_xlabel("prompt (tokens)")
-        panel.legend()
+        panel.minorticks_off()
+    legend_above(figure, columns=4)
     left.set_yticks([2, 5, 10, 20, 50])
     left.yaxis.set_minor_locator(NullLocator())
     left.yaxis.set_major_formatter(plain_number)
@@ -71,7 +75,7 @@ def stalls_and_overhead(stalls: pd.DataFrame, overhead: pd.DataFrame, largest: f
 @styled
 def capacities(table: pd.DataFrame, printed: pd.DataFrame) -> BookFigure:
     """Capacity over vLLM's by machine (Sarathi-Serve Figs. 10, 11): rows of `over_vllm`, and of the curve."""
-    figure, (left, right) = new_figure(1, 2, height=3.8)
+    figure, (left, right) = new_figure(1, 2, height=3.2)
     rows = table[table["limit"] == "strict"].groupby("testbed", sort=False).first().reset_index()
     places = np.arange(len(rows))
     left.bar(places - 0.2, rows["vllm"], 0.4, color=COLOURS["vllm"], label="vLLM")
@@ -87,7 +91,7 @@ def capacities(table: pd.DataFrame, printed: pd.DataFrame) -> BookFigure:
         panel.set_xticks(places, rows["testbed"].tolist())
         panel.grid(visible=False, axis="x")
         panel.set_ylim(0, None)
-        panel.legend()
+    legend_above(figure)
     footer(figure, "simulated: anchored to Yi-34B's artifact, the others carried over by the roofline; one seed")
     return figure
 
@@ -103,16 +107,14 @@ def layouts(table: pd.DataFrame, ratio: float, assumed_ms: float) -> BookFigure:
     """
     figure, (axes,) = new_figure(height=3.6)
     axes.plot(table["sum_ms"], table["tensor_ms"], **COMPUTED, color=COLOURS["straw_man"], label="TP8, two nodes")
-    axes.plot(table["sum_ms"], table["pipeline_ms"], color=COLOURS["mooncake"], label="TP4-PP2")
+    axes.plot(table["sum_ms"], table["pipeline_ms"], color=COLOURS["here"], label="TP4-PP2")
     twice = ratio * float(table["pipeline_ms"].iloc[0])
     axes.axhline(twice, color=COLOURS["paper"], linewidth=1, linestyle=":")
     axes.annotate(f"paper: TP8 at {ratio:g} times TP4-PP2", (0.02, twice), xycoords=("axes fraction", "data"),
                   xytext=(0, 3), textcoords="offset points")  # fmt: skip
-    axes.axvline(assumed_ms, color=COLOURS["straw_man_light"], linewidth=1)
-    axes.annotate("assumed", (assumed_ms, 0.02), xycoords=("data", "axes fraction"),
-                  xytext=(3, 0), textcoords="offset points")  # fmt: skip
+    slo_line(axes, assumed_ms, "assumed", vertical=True)
     axes.set(xlabel="latency of an all-reduce between nodes (ms)", ylabel="decode iteration (ms)", ylim=(0, None))
-    axes.legend(loc="lower right")
+    label_lines(axes)
     footer(figure, "modelled: Falcon-180B, 32 decodes with 4K of context, eight A100s in two nodes")
     return figure
 

@@ -5,7 +5,6 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Final, cast
 
-import numpy as np
 import pandas as pd
 
 from mooncake_lab.figures.style import (
@@ -13,8 +12,10 @@ from mooncake_lab.figures.style import (
     COMPUTED,
     BookFigure,
     footer,
-    legend_once,
+    label_lines,
+    legend_above,
     new_figure,
+    panel_title,
     plain_number,
     slo_line,
     styled,
@@ -24,7 +25,7 @@ NODE: Final = "modelled: LLaMA3-70B on nodes of 8 A800, fitted to FAST'25 Fig. 1
 _WAYS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
         "CPP": ("mooncake", "-"),
-        "sequence parallel": ("toolagent", "--"),
+        "sequence parallel": ("remote", "--"),
         "tensor parallel": ("straw_man", ":"),
     }
 )
@@ -41,7 +42,7 @@ _POLICIES: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
 @styled
 def long_prompts(table: pd.DataFrame) -> BookFigure:
     """Speed-up, model FLOPs utilisation and bytes by prompt length on the most nodes: rows of `three_ways`."""
-    figure, panels = new_figure(1, 3, height=3.8)
+    figure, panels = new_figure(1, 3, height=3.2)
     nodes = int(max(table["nodes"]))
     rows = _where(table, "nodes", nodes)
     for way, (colour, line) in _WAYS.items():
@@ -52,14 +53,14 @@ def long_prompts(table: pd.DataFrame) -> BookFigure:
         panels[2].plot(thousands, each["network_gb"], line, **COMPUTED, color=COLOURS[colour], label=way)
     panels[0].set(ylabel=f"speed-up by {nodes} nodes (ratio)", ylim=(0, nodes * 1.03))
     panels[1].set(ylabel="model FLOPs utilisation (%)", ylim=(0, 100))
-    panels[2].set(ylabel="between nodes, a prompt (GB)", yscale="log")
+    panels[2].set(ylabel="moved between nodes (GB/prompt)", yscale="log")
     panels[2].yaxis.set_major_formatter(plain_number)
     for panel in panels:
         panel.set_xscale("log", base=2)
         panel.set_xticks((rows["tokens"] / 1024).unique().tolist())
         panel.xaxis.set_major_formatter(plain_number)
-        panel.set_xlabel("prompt (thousand tokens of 1024)")
-    panels[0].legend(loc="lower right")
+        panel.set_xlabel("prompt (1024 tokens)")
+    legend_above(figure)
     footer(figure, NODE)
     return figure
 
@@ -67,7 +68,7 @@ def long_prompts(table: pd.DataFrame) -> BookFigure:
 @styled
 def busy_network(table: pd.DataFrame) -> BookFigure:
     """Time to first token over what is left of the network: rows of `three_ways` over bandwidth shares."""
-    figure, (axes,) = new_figure(height=3.8)
+    figure, (axes,) = new_figure(height=3.3)
     for way, (colour, line) in _WAYS.items():
         each = _where(table, "way", way).sort_values("bandwidth_share")
         axes.plot(
@@ -81,7 +82,7 @@ def busy_network(table: pd.DataFrame) -> BookFigure:
     axes.minorticks_off()
     axes.set_yticks([5, 10, 20, 50, 100])
     axes.set(xlabel="network left for the prefill (%)", ylabel="TTFT of 128k tokens (s)")
-    axes.legend()
+    label_lines(axes)
     footer(figure, NODE)
     return figure
 
@@ -89,8 +90,8 @@ def busy_network(table: pd.DataFrame) -> BookFigure:
 @styled
 def chunks(table: pd.DataFrame) -> BookFigure:
     """Speed-up by four nodes over the length of a chunk: rows of `chunk_sweep`."""
-    figure, (axes,) = new_figure(height=3.8)
-    colours = ("mooncake_variant", "mooncake", "optimum")
+    figure, (axes,) = new_figure(height=3.3)
+    colours = ("size_1", "size_3", "size_4")
     shades = dict(zip(sorted(set(table["tokens"].tolist())), colours, strict=False))
     for tokens, constant_ms in sorted({*zip(table["tokens"], table["chunk_constant_ms"], strict=True)}):
         each = _where(_where(table, "tokens", tokens), "chunk_constant_ms", constant_ms)
@@ -102,7 +103,7 @@ def chunks(table: pd.DataFrame) -> BookFigure:
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(plain_number)
     axes.set(xlabel="chunk (tokens)", ylabel="speed-up by 4 nodes (ratio)", ylim=(0, 4.1))
-    axes.legend()
+    legend_above(figure, columns=3)
     footer(figure, NODE)
     return figure
 
@@ -111,8 +112,8 @@ def chunks(table: pd.DataFrame) -> BookFigure:
 def runahead(table: pd.DataFrame) -> BookFigure:
     """Gain of KV-Runahead over gathering by prompt length, a panel a network: rows of `runahead_sweep`."""
     networks = sorted(set(table["gb_per_s"].tolist()), reverse=True)
-    figure, panels = new_figure(1, len(networks), height=3.8, sharey=True)
-    shades = {2: "mooncake_variant", 4: "mooncake", 8: "optimum"}
+    figure, panels = new_figure(1, len(networks), height=3.3, sharey=True)
+    shades = {2: "size_1", 4: "size_3", 8: "size_4"}
     for panel, network in zip(panels, networks, strict=True):
         for processes, each in _where(table, "gb_per_s", network).groupby("processes"):
             colour, thousands = COLOURS[shades[int(str(processes))]], each["tokens"] / 1024
@@ -120,9 +121,10 @@ def runahead(table: pd.DataFrame) -> BookFigure:
             even = each["gathered_ms"] / each["even_ms"]
             panel.plot(thousands, even, ":", color=colour, label=f"{processes} GPUs, even slices")
         panel.axhline(1.0, color=COLOURS["straw_man"], linewidth=1)
-        panel.set_xlabel(f"prompt at {network:g} GB/s (thousand tokens)")
+        panel.set_xlabel("prompt (thousand tokens)")
+        panel_title(panel, f"{network:g} GB/s")
     panels[0].set(ylabel="TTFT gathering / KV-Runahead (ratio)", ylim=(0, None))
-    panels[0].legend(loc="lower right", ncols=2)
+    legend_above(figure)
     footer(figure, "modelled: LLaMA-7B on A100s at half their peak, matrices and attention alike")
     return figure
 
@@ -131,13 +133,12 @@ def runahead(table: pd.DataFrame) -> BookFigure:
 def slices(table: pd.DataFrame) -> BookFigure:
     """Which tokens each process takes, by setting: rows of `runahead_sweep` with few settings."""
     figure, (axes,) = new_figure(height=0.55 * len(table) + 1.4)
-    shades = np.linspace(0.25, 0.9, int(max(table["processes"])))
     names: list[str] = []
     for place, row in enumerate(table.to_dict("records")):
         ends = [0, *(int(bound) for bound in str(row["bounds"]).split())]
         for rank, (start, stop) in enumerate(pairwise(ends)):
-            shade = shades[rank]
-            axes.barh(place, stop - start, left=start, color=COLOURS["mooncake"], alpha=shade, edgecolor="w")
+            shade = COLOURS[f"size_{1 + 4 * rank // int(row['processes'])}"]
+            axes.barh(place, stop - start, left=start, color=shade, edgecolor="white")
         names.append(f"{row['gb_per_s']:g}")
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
@@ -150,7 +151,7 @@ def slices(table: pd.DataFrame) -> BookFigure:
 @styled
 def capacity(served: pd.DataFrame, table: pd.DataFrame, strict_s: float, relaxed_s: float) -> BookFigure:
     """P99 TBT over load, and capacity over the limit on it (Sarathi-Serve Figs. 10, 12): rows of both tables."""
-    figure, (left, right) = new_figure(1, 2, height=4.0)
+    figure, (left, right) = new_figure(1, 2, height=3.3)
     for policy, (colour, line) in _POLICIES.items():
         each = _where(served, "policy", policy).sort_values("rate")
         if len(each):
@@ -166,7 +167,7 @@ def capacity(served: pd.DataFrame, table: pd.DataFrame, strict_s: float, relaxed
         slo_line(left, 1000 * value_s, f"{name}, {1000 * value_s:g} ms")
     left.set(xlabel="arrivals (requests/s)", ylabel="P99 TBT (ms)", ylim=(0, None))
     right.set(xlabel="limit on P99 TBT (ms)", ylabel="capacity (requests/s)", ylim=(0, None))
-    legend_once(left, loc="upper left")
+    legend_above(figure)
     footer(figure, "simulated: Yi-34B on two A100s, anchored to the Sarathi-Serve artifact; one seed of arrivals")
     return figure
 

@@ -13,7 +13,10 @@ from mooncake_lab.figures.style import (
     COMPUTED,
     BookFigure,
     footer,
+    label_lines,
+    legend_above,
     new_figure,
+    panel_title,
     paper_points,
     slo_line,
     styled,
@@ -58,7 +61,7 @@ def boxes(
         paper: the curve of the paper's box plot, by the same names.
         names: by the same names, what the paper calls each policy.
     """
-    figure, axes = new_figure(1, len(panels), height=4.6)
+    figure, axes = new_figure(1, len(panels), height=4.0)
     for panel, (title, rows) in zip(axes, panels.items(), strict=True):
         table = {str(row["policy"]): row for row in rows.to_dict(orient="records")}
         policies = [policy for policy in names[title] if policy in table]
@@ -69,12 +72,12 @@ def boxes(
             _box(panel, at + 0.19, theirs, COLOURS["paper"], filled=False)
             paper_points(panel, [at + 0.19], [theirs["mean"]], "mean in the paper" if at == 0 else "_")
         panel.set_yscale("log")
-        panel.set(title=title, ylabel="TTFT (s)")
+        panel_title(panel, title)
+        panel.set_ylabel("TTFT (s)")
         panel.set_xticks(range(len(policies)), [_LABEL[policy] for policy in policies])
         panel.yaxis.set_major_formatter("{x:g}")
         slo_line(panel, 30.0, "limit 30 s")
-        panel.legend(loc="upper left")
-        panel.set_ylim(top=4 * panel.get_ylim()[1])
+    legend_above(figure)
     _origin(figure, (row for rows in panels.values() for row in rows["source"]))
     return figure
 
@@ -88,7 +91,7 @@ def caches(rows: pd.DataFrame, paper: Mapping[str, pd.DataFrame], names: Mapping
         paper: the curves of FAST'25 Fig. 10 by `token_hit_rate` and `prefill_gpu_s`.
         names: what the paper calls our workloads.
     """
-    figure, axes = new_figure(1, 2, height=4.4)
+    figure, axes = new_figure(1, 2, height=3.6)
     records = rows.to_dict(orient="records")
     kinds = ("local, longest_prefix", "local, load_balance", "local, cache_aware", "global")
     panels = (
@@ -112,8 +115,7 @@ def caches(rows: pd.DataFrame, paper: Mapping[str, pd.DataFrame], names: Mapping
             paper_points(panel, at, [printed[name] for name in names.values()], "paper" if offset < 0 else "_")
         panel.set_xticks(range(len(names)), list(names.values()))
         panel.set(ylabel=label, ylim=(0, None))
-    axes[0].legend(loc="upper left")
-    axes[0].set_ylim(0, 95)
+    legend_above(figure, columns=3)
     _origin(figure, rows["source"])
     return figure
 
@@ -128,22 +130,23 @@ def replicas(rows: pd.DataFrame, paper: pd.DataFrame, names: Mapping[str, str]) 
         names: what the paper calls our workloads.
     """
     ranks = sorted(set(rows["rank"]))
-    size: dict[str, Any] = {"height": 2.2 * len(names) + 0.6, "sharey": True}
+    size: dict[str, Any] = {"height": 1.6 * len(names) + 1.1, "sharey": True}
     figure, axes = new_figure(len(names), len(ranks), **size)
     for panel, (workload, rank) in zip(axes, [(w, r) for w in names for r in ranks], strict=True):
         table = rows[(rows["workload"] == workload) & (rows["rank"] == rank)]
-        for eviction, colour in (("lru", "mooncake"), ("lfu", "mooncake_variant")):
+        for eviction, colour in (("lru", "lru"), ("lfu", "lfu")):
             line = table[table["eviction"] == eviction]
             panel.step(line["at_s"], line["replicas"], where="post", color=COLOURS[colour], label=eviction.upper())
         theirs = paper[paper["series"] == f"{names[workload]}/{rank}th"].iloc[::6]
         paper_points(panel, theirs["x"], theirs["y"], "FAST'25 Fig. 11")
-        panel.set_title(f"{names[workload]}, rank {rank:,}")
+        if workload == next(iter(names)):
+            panel_title(panel, f"block of rank {rank:,}")
         panel.set(ylim=(-0.3, 8.6))
-    for panel in axes[:: len(ranks)]:
-        panel.set_ylabel("replicas (count)")
+    for panel, name in zip(axes[:: len(ranks)], names.values(), strict=True):
+        panel.set_ylabel(f"{name}\nreplicas (count)")
     for panel in axes[-len(ranks) :]:
         panel.set_xlabel("time (s)")
-    axes[len(ranks) - 1].legend(loc="upper right")
+    legend_above(figure)
     footer(figure, _SIMULATED + "; " + _origins(rows))
     return figure
 
@@ -151,7 +154,7 @@ def replicas(rows: pd.DataFrame, paper: pd.DataFrame, names: Mapping[str, str]) 
 @styled
 def thresholds(rows: pd.DataFrame) -> BookFigure:
     """Mean TTFT, and how often a prefix is fetched, by the balancing threshold: rows of `Replay`."""
-    figure, (left, right) = new_figure(1, 2, height=3.8)
+    figure, (left, right) = new_figure(1, 2, height=3.0)
     colour = COLOURS["mooncake"]
     left.plot(rows["threshold"], rows["mean"], **COMPUTED, color=colour)
     left.set(ylabel="mean TTFT (s)", ylim=(0, 1.15 * max(rows["mean"])))
@@ -175,7 +178,7 @@ def load(rows: pd.DataFrame, paper: pd.DataFrame, names: Mapping[str, str]) -> B
         paper: the curve of FAST'25 Fig. 5.
         names: what the paper calls each policy.
     """
-    figure, (axes,) = new_figure(height=4.4)
+    figure, (axes,) = new_figure(height=3.6)
     for policy in names:
         line = rows[rows["policy"] == policy]
         label = _LABEL[policy].replace("\n", " ")
@@ -185,7 +188,8 @@ def load(rows: pd.DataFrame, paper: pd.DataFrame, names: Mapping[str, str]) -> B
     axes.set(xlabel="prefill nodes of 16 (nodes)", ylabel="mean TTFT (s)", yscale="log")
     axes.set_xticks(sorted(set(rows["prefill_nodes"])))
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.legend()
+    label_lines(axes, [line for line in axes.get_lines() if line.get_marker() == "o"])
+    legend_above(figure, [line for line in axes.get_lines() if line.get_marker() == "D"])
     _origin(figure, rows["source"])
     return figure
 
@@ -198,7 +202,7 @@ def capacity(rows: pd.DataFrame, assumed_tokens: float) -> BookFigure:
         rows: rows of `Capacity`; the first SSD's speed is drawn as a line, others as points beside it.
         assumed_tokens: the DRAM that this book assumes elsewhere.
     """
-    figure, panels = new_figure(1, 2, height=4.0)
+    figure, panels = new_figure(1, 2, height=3.4)
     held = rows.assign(millions=(rows["dram_tokens"] + rows["ssd_tokens"]) / 1e6)
     dram, ssd = held.query("ssd_tokens == 0"), held.query("ssd_tokens > 0")
     usual = float(ssd["ssd_bytes_per_s"].iloc[0])
@@ -220,7 +224,7 @@ def capacity(rows: pd.DataFrame, assumed_tokens: float) -> BookFigure:
         panels[0].plot(row["millions"], row["ttft_mean_s"], mark, color=COLOURS["ssd"], label=at)
     panels[0].set(ylabel="mean TTFT (s)")
     panels[1].set(ylabel="token hit rate (%)")
-    panels[0].legend(loc="lower right")
+    legend_above(figure, columns=2)
     _origin(figure, rows["source"])
     return figure
 
@@ -233,8 +237,8 @@ def elsewhere(rows: pd.DataFrame, base: pd.DataFrame) -> BookFigure:
         rows: rows of `Replay`, one a policy, of one trace and node.
         base: the same of another.
     """
-    figure, (times, hits) = new_figure(1, 2, height=4.0)
-    pairs = ((base, "straw_man_light", -0.2), (rows, "mooncake", 0.2))
+    figure, (times, hits) = new_figure(1, 2, height=3.4)
+    pairs = ((base, "size_1", -0.2), (rows, "size_4", 0.2))
     names = [str(policy) for policy in rows["policy"]]
     for table, colour, offset in pairs:
         found = table.set_index("policy").loc[names]
@@ -250,8 +254,7 @@ def elsewhere(rows: pd.DataFrame, base: pd.DataFrame) -> BookFigure:
     hits.set(ylabel="token hit rate (%)", ylim=(0, None))
     for panel in (times, hits):
         panel.set_xticks(range(len(names)), [_LABEL[name] for name in names])
-    times.legend(loc="upper left")
-    times.set_ylim(top=3 * times.get_ylim()[1])
+    legend_above(figure)
     times.set_xlim(hits.get_xlim())
     footer(figure, "simulated; " + "; ".join(str(table.iloc[0]["source"]) for table, *_ in pairs))
     return figure

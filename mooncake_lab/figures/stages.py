@@ -16,7 +16,9 @@ from mooncake_lab.figures.style import (
     HATCHES,
     BookFigure,
     footer,
+    legend_above,
     new_figure,
+    panel_title,
     paper_points,
     plain_number,
     styled,
@@ -25,8 +27,9 @@ from mooncake_lab.paper import Fact
 from mooncake_lab.perf import Hardware
 
 _QUANTITIES: Final[Mapping[str, str]] = MappingProxyType(
-    {"latency": COLOURS["mooncake"], "throughput": COLOURS["straw_man"]}
+    {"latency": COLOURS["latency"], "throughput": COLOURS["throughput"]}
 )
+_BELOW: Final = {"first": ((4, -15), "right"), "last": ((14, -27), "right")}
 _UNITS: Final[Mapping[str, float]] = MappingProxyType({"GFLOP/s": GB, "TFLOP/s": TERA})
 _AXES: Final[Mapping[str, str]] = MappingProxyType(
     {"prefill": "prompt length (tokens)", "decode": "batch size (requests)"}
@@ -42,16 +45,17 @@ def normalised(node: pd.DataFrame, machine: pd.DataFrame, machine_name: str) -> 
         machine: rows of `normalised_machine`.
         machine_name: who measured, for the footer.
     """
-    figure, axes = new_figure(2, 2, height=6.6)
+    figure, axes = new_figure(2, 2, height=5.0, sharey=True)
     for row, (table, owner) in enumerate(((node, "8xA800, 70B"), (machine, "this machine"))):
         for panel, stage in zip(axes[2 * row : 2 * row + 2], ("prefill", "decode"), strict=True):
             _normalised_panel(panel, _where(table, "stage", stage))
-            panel.set(xlabel=_AXES[stage], ylabel="share of the largest (1)", ylim=(0, 1.12))
-            panel.set_title(f"{stage}, {owner}")
+            panel.set(xlabel=_AXES[stage], ylim=(0, 1.12))
+            panel_title(panel, f"{stage}, {owner}")
             if stage == "prefill":
                 panel.xaxis.set_major_formatter(FuncFormatter(_thousands))
-    _identity_legend(axes[0], paper=True)
-    _identity_legend(axes[2], paper=False)
+    for panel in axes[::2]:
+        panel.set_ylabel("share of the largest (1)")
+    _identity_legend(figure, axes[0])
     footer(figure, f"top: fitted to FAST'25 Fig. 14 and arXiv Fig. 2; bottom: measured, {machine_name}")
     return figure
 
@@ -67,15 +71,13 @@ def _normalised_panel(panel: Axes, table: pd.DataFrame) -> None:
                 panel.plot(points["x"], points["value"], "-", color=colour)
 
 
-def _identity_legend(panel: Axes, *, paper: bool) -> None:
+def _identity_legend(figure: BookFigure, panel: Axes) -> None:
     handles = [Line2D([], [], color=colour, label=quantity) for quantity, colour in _QUANTITIES.items()]
     grey = COLOURS["optimum"]
-    if paper:
-        handles.append(paper_points(panel, [], [], "arXiv Fig. 2"))
-    else:
-        handles.append(Line2D([], [], color=grey, linestyle="none", marker="o", label="measured"))
     handles.append(Line2D([], [], color=grey, label="model"))
-    panel.legend(handles=handles, loc="lower right")
+    handles.append(Line2D([], [], color=grey, linestyle="none", marker="o", label="measured"))
+    handles.append(paper_points(panel, [], [], "arXiv Fig. 2"))
+    legend_above(figure, handles)
 
 
 @styled
@@ -90,8 +92,8 @@ def reuse_bandwidth(
         available: GB/s of the links of the testbed, by name.
         prefix_tokens: the prefix length that the paper's numbers are for.
     """
-    figure, (axes,) = new_figure(height=4.6)
-    styles = {"a800-node": COLOURS["mooncake"], "h800-node": COLOURS["mooncake_variant"]}
+    figure, (axes,) = new_figure(height=3.8)
+    styles = {"a800-node": COLOURS["size_4"], "h800-node": COLOURS["size_1"]}
     for node, table in curves.groupby("node", sort=False):
         colour = styles.get(str(node), COLOURS["optimum"])
         axes.plot(
@@ -118,7 +120,7 @@ def reuse_bandwidth(
     axes.set(xlabel="reused prefix (tokens)", ylabel="least useful bandwidth (GB/s)")
     axes.xaxis.set_major_formatter(FuncFormatter(_thousands))
     axes.yaxis.set_major_formatter(FuncFormatter(plain_number))
-    axes.legend(ncols=2, loc="lower left")
+    legend_above(figure, columns=3)
     footer(figure, "computed from FAST'25 Eqs. 1 and 2 with Table 1; H800: 989 TFLOP/s a device, assumed")
     return figure
 
@@ -132,7 +134,7 @@ def roofline(node: Hardware, of_paper: pd.DataFrame, measured: pd.DataFrame) -> 
         of_paper: rows of `roofline_of_paper`.
         measured: rows of `MeasuredStages`, which carry the peaks of this machine.
     """
-    figure, (left, right) = new_figure(1, 2, height=4.6)
+    figure, (left, right) = new_figure(1, 2, height=3.6)
     _roof(
         left,
         node.flops_per_s(),
@@ -142,11 +144,13 @@ def roofline(node: Hardware, of_paper: pd.DataFrame, measured: pd.DataFrame) -> 
     )
     paper_points(left, of_paper["intensity_flops_per_byte"], of_paper["tflops_per_s"])
     for _, points in of_paper.groupby("stage", sort=False):
-        for _, point in points.iloc[[0, -1]].iterrows():
-            text = f"{point['stage']} {point['label']}"
-            _note(left, point["intensity_flops_per_byte"], point["tflops_per_s"], text)
-    left.set_title("8xA800, 70B, bfloat16")
-    left.legend(loc="lower right")
+        for end, (_, point) in zip(("first", "last"), points.iloc[[0, -1]].iterrows(), strict=False):
+            shift, side = ((9, -4), "left") if point["stage"] == "decode" else _BELOW[end]
+            left.annotate(
+                f"{point['stage']} {point['label']}", (point["intensity_flops_per_byte"], point["tflops_per_s"]),
+                xytext=shift, textcoords="offset points", ha=side,
+            )  # fmt: skip
+    panel_title(left, "8xA800, 70B, bfloat16")
     first = measured.iloc[0]
     unit = "TFLOP/s" if first["peak_flops_per_s"] > TERA else "GFLOP/s"
     intensities = measured["intensity_flops_per_byte"].to_list()
@@ -154,11 +158,10 @@ def roofline(node: Hardware, of_paper: pd.DataFrame, measured: pd.DataFrame) -> 
     for stage, points in measured.groupby("stage", sort=False):
         right.plot(
             points["intensity_flops_per_byte"], points["flops_per_s"] / _UNITS[unit], linestyle="none", marker="o",
-            markerfacecolor=COLOURS["mooncake"] if stage == "prefill" else "none",
-            markeredgecolor=COLOURS["mooncake"], label=f"{stage}, measured",
+            color=COLOURS[str(stage)], label=f"{stage}, measured",
         )  # fmt: skip
-    right.set_title(f"this machine, {first['dtype']}")
-    right.legend(loc="lower right")
+    panel_title(right, f"this machine, {first['dtype']}")
+    legend_above(figure)
     footer(figure, f"left: FAST'25 Fig. 14 and arXiv Fig. 2; right: measured, {first['machine']}")
     return figure
 
@@ -169,14 +172,9 @@ def _roof(axes: Axes, flops_per_s: float, bytes_per_s: float, intensities: Seque
     roof = np.minimum(flops_per_s, span * bytes_per_s) / _UNITS[unit]
     axes.plot(span, roof, color=COLOURS["optimum"], label="roof")
     peak = f"{flops_per_s / _UNITS[unit]:,.0f} {unit}, {bytes_per_s / GB:,.0f} GB/s"
-    _note(axes, float(span[-1]), float(roof[-1]), peak, above=True)
+    axes.annotate(peak, (0.03, 0.97), xycoords="axes fraction", va="top")
     axes.set(xscale="log", yscale="log", xlabel="arithmetic intensity (FLOP/B)", ylabel=f"speed ({unit})")
-    axes.set_ylim(float(roof[0]) / 10, float(roof[-1]) * 3)
-
-
-def _note(axes: Axes, x: float, y: float, text: str, *, above: bool = False) -> None:
-    shift, side = ((0, 5), "right") if above else ((0, -15), "center")
-    axes.annotate(text, (x, y), xytext=shift, textcoords="offset points", ha=side)
+    axes.set_ylim(float(roof[0]) / 10, float(roof[-1]) * 8)
 
 
 @styled
@@ -187,17 +185,17 @@ def calibration(misses: pd.DataFrame, *, decode_steps: int) -> BookFigure:
         misses: rows of `calibration_misses`.
         decode_steps: output tokens of a decode bar.
     """
-    figure, panels = new_figure(1, 3, height=4.0)
+    figure, panels = new_figure(1, 3, height=3.0)
     prefill = _where(misses, "stage", "prefill")
     prefill = prefill.assign(reuses=prefill["reused_tokens"] > 0)
     _bars(panels[0], _where(prefill, "reuses", value=False), 1, "prefill")
     _bars(panels[1], _where(prefill, "reuses", value=True), 1, "prefill")
     _bars(panels[2], _where(misses, "stage", "decode step, batch 1"), decode_steps, "decode")
-    panels[0].set_title("prefill, nothing reused")
-    panels[1].set_title("prefill, 95 % reused")
-    panels[2].set_title(f"decode, {decode_steps} tokens")
+    panel_title(panels[0], "prefill, nothing reused")
+    panel_title(panels[1], "prefill, 95 % reused")
+    panel_title(panels[2], f"decode, {decode_steps} tokens")
     panels[0].set_ylabel("latency (s)")
-    panels[0].legend()
+    legend_above(figure)
     footer(figure, "bars: fitted model; diamonds: FAST'25 Fig. 14, read from the drawing")
     return figure
 
@@ -205,7 +203,9 @@ def calibration(misses: pd.DataFrame, *, decode_steps: int) -> BookFigure:
 def _bars(panel: Axes, table: pd.DataFrame, times: int, stage: str) -> None:
     places = np.arange(len(table))
     heights = times * table["model_s"]
-    panel.bar(places, heights, label="model", color=COLOURS["mooncake"], edgecolor="white", hatch=HATCHES[stage])
+    panel.bar(
+        places, heights, label=f"{stage}, model", color=COLOURS[stage], edgecolor="white", hatch=HATCHES[stage]
+    )
     paper_points(panel, places, times * table["paper_s"], "FAST'25 Fig. 14")
     panel.set_xticks(places, [_thousands(float(tokens)) for tokens in table["tokens"]])
     panel.set_xlabel("prompt length (tokens)")

@@ -8,30 +8,30 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch, Patch
 
-from mooncake_lab.figures.style import COLOURS, HATCHES, BookFigure, footer, new_figure, styled
+from mooncake_lab.figures.style import COLOURS, HATCHES, BookFigure, footer, legend_above, new_figure, styled
 
 _LOOKS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
         "wait": ("straw_man_light", ""),
-        "prefill": ("mooncake", HATCHES["prefill"]),
-        "hand over": ("dram", ""),
-        "decode": ("mooncake_variant", HATCHES["decode"]),
+        "prefill": ("prefill", HATCHES["prefill"]),
+        "hand over": ("transfer", ""),
+        "decode": ("decode", HATCHES["decode"]),
     }
 )
 _PARTS: Final = (
     # left, bottom, width, height, colour, what it is called, what it is here
     (0.2, 4.3, 1.9, 1.2, "straw_man_light", "client", "serving.door"),
-    (3.0, 4.3, 6.8, 1.2, "vllm_prefix", "Conductor", "conductor: places and admits;\nknows who holds what"),
-    (3.0, 2.6, 2.8, 1.1, "mooncake", "prefill instance", "engine.PrefillEngine, own process"),
-    (7.0, 2.6, 2.8, 1.1, "mooncake_variant", "decode instance", "engine.DecodeEngine, own process"),
-    (3.0, 1.2, 2.8, 1.0, "dram", "DRAM, SSD: KVCache blocks", "store.TieredStore; here its DRAM tier"),
-    (7.0, 1.2, 2.8, 1.0, "dram", "DRAM: KVCache that arrives", "serving.reception"),
-    (3.0, 0.0, 6.8, 0.8, "straw_man", "Messenger (Transfer Engine)", "serving.messenger: layer by layer"),
+    (2.7, 4.3, 7.3, 1.2, "mooncake", "Conductor", "conductor: places and admits;\nknows who holds what"),
+    (2.7, 2.6, 3.3, 1.1, "prefill", "prefill instance", "engine.PrefillEngine, own process"),
+    (6.7, 2.6, 3.3, 1.1, "decode", "decode instance", "engine.DecodeEngine, own process"),
+    (2.7, 1.2, 3.3, 1.0, "dram", "DRAM, SSD: KVCache blocks", "store.TieredStore; here its DRAM tier"),
+    (6.7, 1.2, 3.3, 1.0, "dram", "DRAM: KVCache that arrives", "serving.reception"),
+    (2.7, 0.0, 7.3, 0.8, "transfer", "Messenger (Transfer Engine)", "serving.messenger: layer by layer"),
 )  # fmt: skip  # a drawing: its measures are its own
 _WAYS: Final = (
     # corners, what goes there, where that is written
-    (((2.1, 4.9), (2.1, 4.9), (3.0, 4.9)), "prompt", (2.5, 5.05)),
-    (((9.8, 3.15), (10.2, 3.15), (10.2, 5.95), (1.15, 5.95), (1.15, 5.5)), "tokens", (5.6, 6.05)),
+    (((2.1, 4.9), (2.1, 4.9), (2.7, 4.9)), "prompt", (2.4, 5.05)),
+    (((10.0, 3.15), (10.3, 3.15), (10.3, 5.95), (1.15, 5.95), (1.15, 5.5)), "tokens", (5.6, 6.05)),
 )
 _ARROWS: Final = (
     # from, to, what goes there
@@ -90,7 +90,7 @@ def timeline(rows: pd.DataFrame, machine: str) -> BookFigure:
     for row in rows.to_dict(orient="records"):
         if row["what"] == "decide":
             axes.plot(
-                row["end_ms"], names.index("Conductor"), marker="o", color=COLOURS["vllm_prefix"], clip_on=False
+                row["end_ms"], names.index("Conductor"), marker="o", color=COLOURS["mooncake"], clip_on=False
             )
             continue
         if row["what"] in ("FirstToken", "Finished"):
@@ -134,7 +134,7 @@ def burst(rows: pd.DataFrame, machine: str) -> BookFigure:
         Patch(facecolor=COLOURS[colour], hatch=hatch, edgecolor="white", label=what)
         for what, (colour, hatch) in _LOOKS.items()
     ]
-    figure.legend(handles=keys, loc="outside upper center", ncols=len(keys))
+    legend_above(figure, keys)
     footer(figure, f"measured: log of a live cluster; {machine}")
     return figure
 

@@ -9,7 +9,18 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from mooncake_lab.figures.style import COLOURS, BookFigure, footer, legend_once, new_figure, paper_points, styled
+from mooncake_lab.figures.style import (
+    COLOURS,
+    COMPUTED,
+    BookFigure,
+    footer,
+    label_lines,
+    legend_above,
+    new_figure,
+    panel_title,
+    paper_points,
+    styled,
+)
 
 _LABEL: Final[Mapping[str, str]] = MappingProxyType(
     {"conversation": "conversation", "toolagent": "tool&agent", "synthetic": "synthetic", "all": "all three"}
@@ -26,8 +37,8 @@ _POLICY: Final[Mapping[str, str]] = MappingProxyType(
         "belady": "Belady's optimum",
     }
 )
-_TABLE_1_LINES: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
-    {"lru": ("mooncake", "-"), "lfu": ("straw_man", "--"), "length_aware": ("straw_man", ":")}
+_TABLE_1_LINES: Final[Mapping[str, tuple[str, float]]] = MappingProxyType(
+    {"lru": ("-", -0.24), "lfu": ("--", 0.0), "length_aware": (":", 0.24)}
 )
 
 
@@ -57,6 +68,8 @@ def key_chains(keys: pd.DataFrame) -> BookFigure:
 def table_1(rates: pd.DataFrame, paper: pd.DataFrame, policies: Mapping[str, str]) -> BookFigure:
     """Hit rates by capacity of the three policies of arXiv Table 1, one panel a workload.
 
+    The policies stand side by side at each capacity, so that each diamond is beside the circle that it belongs to.
+
     Args:
         rates: rows of `PolicyHitRates`; an absent capacity is unlimited.
         paper: the curve of arXiv Table 1, drawn in the first panel, whose workload is nearest.
@@ -64,21 +77,22 @@ def table_1(rates: pd.DataFrame, paper: pd.DataFrame, policies: Mapping[str, str
     """
     workloads = list(dict.fromkeys(rates["workload"]))
     sizes = sorted(set(_sizes(rates["capacity_blocks"].tolist())))
-    figure, axes = new_figure(1, len(workloads), sharey=True)
+    figure, axes = new_figure(1, len(workloads), height=3.4, sharey=True)
     for panel, workload in zip(axes, workloads, strict=True):
         for policy, table in rates[rates["workload"] == workload].groupby("policy", sort=False):
-            colour, line = _TABLE_1_LINES[str(policy)]
-            at = [sizes.index(size) for size in _sizes(table["capacity_blocks"].tolist())]
-            label = f"{_POLICY[str(policy)]}, {_LABEL[str(workload)]}"
-            panel.plot(at, table["prefix_hit_rate"], line, color=COLOURS[colour], label=label)
+            line, shift = _TABLE_1_LINES[str(policy)]
+            at = [sizes.index(size) + shift for size in _sizes(table["capacity_blocks"].tolist())]
+            look = {"color": COLOURS[str(policy)], "label": _POLICY[str(policy)], "linewidth": 1.0, **COMPUTED}
+            panel.plot(at, table["prefix_hit_rate"], line, **look)
         panel.set_xticks(range(len(sizes)), [_blocks(size) for size in sizes])
         panel.set(ylim=(0, 0.65), xlabel="capacity (blocks)")
-    for series in policies:
-        points = paper[paper["series"] == series]
-        paper_points(axes[0], [sizes.index(x) for x in points["x"]], points["y"], "arXiv Table 1, its own trace")
+        panel_title(panel, _LABEL[str(workload)])
+    for series, policy in policies.items():
+        points, shift = paper[paper["series"] == series], _TABLE_1_LINES[policy][1]
+        at = [sizes.index(x) + shift for x in points["x"]]
+        paper_points(axes[0], at, points["y"], "arXiv Table 1, its own trace")
     axes[0].set_ylabel("prefix hit rate (fraction of blocks)")
-    for panel in axes:
-        legend_once(panel, loc="lower right")
+    legend_above(figure)
     _origin(figure, rates)
     return figure
 
@@ -86,7 +100,7 @@ def table_1(rates: pd.DataFrame, paper: pd.DataFrame, policies: Mapping[str, str
 @styled
 def capacity(points: pd.DataFrame, node_tokens: int) -> BookFigure:
     """Prefix hit rate by capacity beside FAST'25 Fig. 9: rows of `beside_fig_9`, and one node's tokens."""
-    figure, (axes,) = new_figure(height=4.8)
+    figure, (axes,) = new_figure(height=3.8)
     for workload, table in points.groupby("workload", sort=False):
         name, origin = str(workload), table["origin"].iloc[0]
         axes.plot(
@@ -105,7 +119,8 @@ def capacity(points: pd.DataFrame, node_tokens: int) -> BookFigure:
         color=COLOURS["dram"],
     )
     axes.set(xscale="log", ylim=(0, 0.7), xlabel="cache capacity (tokens)", ylabel="hit rate (fraction of tokens)")
-    legend_once(axes, loc="upper left", bbox_to_anchor=(0, 0.92))
+    label_lines(axes, [line for line in axes.get_lines() if line.get_marker() != "D"])
+    legend_above(figure, [line for line in axes.get_lines() if line.get_marker() == "D"])
     _origin(figure, points)
     return figure
 
@@ -131,26 +146,26 @@ def optimum(rates: pd.DataFrame) -> BookFigure:
 def _against_best(panel: Axes, rates: pd.DataFrame, widest: float) -> None:
     found: dict[str, float] = dict(zip(rates["policy"].tolist(), rates["prefix_hit_rate"].tolist(), strict=True))
     best = found.pop("belady")
-    colours = [COLOURS["mooncake" if policy == "lru" else "straw_man_light"] for policy in found]
+    colours = [COLOURS["lru" if policy == "lru" else "straw_man_light"] for policy in found]
     panel.barh([_POLICY[policy] for policy in found], list(found.values()), color=colours)
     panel.axvline(best, color=COLOURS["optimum"], linewidth=2)
     panel.annotate(f"{best:.2f}", (best, -0.65), xytext=(3, 0), textcoords="offset points", va="center")
     workload, size = rates["workload"].iloc[0], rates["capacity_blocks"].iloc[0]
-    panel.set_title(f"{_LABEL[workload]}, {size:,.0f} blocks", pad=14)
+    panel_title(panel, f"{_LABEL[workload]}, {size:,.0f} blocks\n")
     panel.set_xlim(0, max(1.15 * widest, 0.01))  # a few first requests may share nothing
 
 
 @styled
 def live(blocks: pd.DataFrame, needs: pd.DataFrame) -> BookFigure:
     """Why the optimum needs so little: rows of `LiveBlocks` left, rows of `LRUNeeds` right."""
-    figure, (left, right) = new_figure(1, 2)
+    figure, (left, right) = new_figure(1, 2, height=3.6)
     for workload, table in blocks.groupby("workload", sort=False):
         name, minutes = str(workload), table["at_s"] / 60
         left.plot(minutes, table["seen_blocks"], "--", color=COLOURS[name], label=f"{_LABEL[name]}: seen so far")
         left.plot(minutes, table["live_blocks"], color=COLOURS[name], label=f"{_LABEL[name]}: will be used again")
         enough = int(table["peak_live_blocks"].iloc[0]) + 1
-        label = f"{_LABEL[name]}: {enough:,} do for the optimum"
-        right.axvline(enough, color=COLOURS[name], linestyle=(0, (4, 3)), linewidth=1.2, label=label)
+        label = f"{_LABEL[name]}: {enough:,} blocks do for the optimum"
+        right.axvline(enough, color=COLOURS[name], linestyle=(0, (1.2, 1.6)), label=label)
     for workload, table in needs.groupby("workload", sort=False):
         right.plot(
             table["capacity_blocks"],
@@ -160,8 +175,7 @@ def live(blocks: pd.DataFrame, needs: pd.DataFrame) -> BookFigure:
         )
     left.set(yscale="log", ylim=(100, None), xlabel="time (min)", ylabel="blocks (count)")
     right.set(xscale="log", ylim=(0, 102), xlabel="capacity (blocks)", ylabel="share of all possible hits (%)")
-    left.legend(loc="lower center")
-    right.legend(loc="upper left")
+    legend_above(figure, columns=3)
     _origin(figure, blocks)
     return figure
 

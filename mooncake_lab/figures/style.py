@@ -67,7 +67,7 @@ _RC: Final[Mapping[str, Any]] = MappingProxyType(
         "hatch.linewidth": 0.9,
         "axes.facecolor": "none",
         "legend.frameon": False,
-        "legend.handlelength": 1.6,
+        "legend.handlelength": 2.6,
         "legend.columnspacing": 1.4,
         "lines.linewidth": 1.7,
         "lines.markersize": 5.0,
@@ -84,7 +84,7 @@ _ROOT: Final = (
 """Fonts of the reader's own system; each is narrower than DejaVu Sans, for which matplotlib leaves room."""
 _NEEDLESS: Final = (
     r"<defs>\s*<style type=.*?</style>\s*</defs>",  # speaks to a whole page, not to this drawing alone
-    r"font-family: [^;]*; ",
+    r"font-family: [^;\"]*(?:; )?",
     r' transform="rotate\(-?0 [^"]*"',
     r"(?<=>)\s+(?=<)",
 )
@@ -144,17 +144,25 @@ def paper_points(axes: Axes, x: Any, y: Any, label: str = "paper") -> Line2D:
     return line
 
 
-def slo_line(axes: Axes, value: float, text: str, *, vertical: bool = False) -> None:
-    """Draw a service level objective: dashed grey, with its value."""
+def slo_line(
+    axes: Axes, value: float, text: str, *, vertical: bool = False, left: bool = False, below: bool = False
+) -> None:
+    """Draw a service level objective or another limit: dashed grey, with its value on the right or the left."""
     colour = COLOURS["slo"]
     draw = axes.axvline if vertical else axes.axhline
     draw(value, color=colour, linestyle=(0, (4, 3)), linewidth=1.2)
     where: dict[str, Any] = (
         {"xy": (value, 1.0), "xycoords": ("data", "axes fraction"), "xytext": (4, -2), "ha": "left", "va": "top"}
         if vertical
-        else {"xy": (1.0, value), "xycoords": ("axes fraction", "data"), "xytext": (0, 2), "ha": "right"}
+        else {
+            "xy": (0.0 if left else 1.0, value),
+            "xycoords": ("axes fraction", "data"),
+            "xytext": (3 if left else 0, -2 if below else 2),
+            "va": "top" if below else "bottom",
+            "ha": "left" if left else "right",
+        }
     )
-    axes.annotate(text, textcoords="offset points", color=colour, fontsize=SMALL, **where)
+    axes.annotate(text, textcoords="offset points", color=colour, fontsize=SMALL, in_layout=False, **where)
 
 
 def legend_once(axes: Axes, **where: Any) -> None:

@@ -12,8 +12,9 @@ from mooncake_lab.figures.style import (
     COMPUTED,
     BookFigure,
     footer,
-    legend_once,
+    legend_above,
     new_figure,
+    panel_title,
     paper_points,
     styled,
 )
@@ -36,7 +37,7 @@ def lengths(histograms: pd.DataFrame, paper: Mapping[str, pd.DataFrame], numbers
         paper: the curves of arXiv Fig. 5 by `of`.
         numbers: rows of `TraceNumbers`, for the labels and the footer.
     """
-    figure, axes = new_figure(1, 2)
+    figure, axes = new_figure(1, 2, height=3.4)
     for panel, of in zip(axes, ("input", "output"), strict=True):
         table = histograms[histograms["of"] == of]
         for workload, bins in table.groupby("workload", sort=False):
@@ -47,7 +48,7 @@ def lengths(histograms: pd.DataFrame, paper: Mapping[str, pd.DataFrame], numbers
         paper_points(panel, points["x"] + middle / 2, points["y"], "arXiv Fig. 5")
         panel.set(yscale="log", xlabel=f"{of} length (tokens)", ylabel="requests in the bin (count)")
         panel.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}k" if value >= 1000 else f"{value:g}")
-    axes[1].legend()
+    legend_above(figure)
     _origin(figure, numbers, histograms["workload"])
     return figure
 
@@ -55,13 +56,13 @@ def lengths(histograms: pd.DataFrame, paper: Mapping[str, pd.DataFrame], numbers
 @styled
 def block_uses(uses: pd.DataFrame, paper: pd.DataFrame, numbers: pd.DataFrame) -> BookFigure:
     """How often blocks are used beside arXiv Fig. 6: rows of `BlockUses`, the curve, rows of `TraceNumbers`."""
-    figure, (axes,) = new_figure(height=4.4)
+    figure, (axes,) = new_figure(height=3.7)
     for workload, table in uses.groupby("workload", sort=False):
         axes.step(table["uses"], table["share_at_most"], where="post", **_identity(workload, numbers))
     paper_points(axes, paper["x"], paper["y"], "arXiv Fig. 6")
     axes.set(xscale="log", ylim=(0, 1.02), xlabel="uses of a block (requests)", ylabel="share of blocks (%)")
     axes.yaxis.set_major_formatter(PercentFormatter(1, symbol=""))
-    axes.legend(loc="lower right")
+    legend_above(figure)
     _origin(figure, numbers, uses["workload"])
     return figure
 
@@ -70,12 +71,12 @@ def block_uses(uses: pd.DataFrame, paper: pd.DataFrame, numbers: pd.DataFrame) -
 def arrivals(arriving: pd.DataFrame, numbers: pd.DataFrame) -> BookFigure:
     """Requests at each timestamp of the first seconds: rows of `Arrivals`, one panel a workload."""
     workloads = list(dict.fromkeys(arriving["workload"]))
-    figure, axes = new_figure(len(workloads), 1, height=2.2 * len(workloads), sharex=True)
+    figure, axes = new_figure(len(workloads), 1, height=1.5 * len(workloads) + 0.6, sharex=True)
     for panel, workload in zip(axes, workloads, strict=True):
         table = arriving[arriving["workload"] == workload]
         panel.vlines(table["at_s"], 0, table["arriving"], linewidth=2, **_identity(workload, numbers))
-        panel.set(ylim=(0, 1.4 * table["arriving"].max()), ylabel="requests (count)")  # room for the legend
-        panel.legend(loc="upper right")
+        panel.set(ylim=(0, None), ylabel="requests (count)")
+        panel_title(panel, _identity(workload, numbers)["label"])
     axes[-1].set_xlabel("arrival time (s)")
     _origin(figure, numbers, workloads)
     return figure
@@ -94,7 +95,7 @@ def sharing(conversations: pd.DataFrame, gaps: pd.DataFrame, numbers: pd.DataFra
     for panel, of in ((left, "requests"), (right, "reuses")):
         panel.set_ylabel(f"share of {of} (%)")
         panel.yaxis.set_major_formatter(PercentFormatter(1, symbol=""))
-    left.legend()
+    legend_above(figure)
     _origin(figure, numbers, conversations["workload"])
     return figure
 
@@ -111,7 +112,7 @@ def block_sizes(
         paper_block: tokens a block of the paper's store, where its ratios are drawn.
         numbers: rows of `TraceNumbers`, for the labels and the footer.
     """
-    figure, (axes,) = new_figure(height=4.4)
+    figure, (axes,) = new_figure(height=3.7)
     for workload, table in sizes.groupby("workload", sort=False):
         identity = _identity(workload, numbers)
         axes.plot(table["block_size_tokens"], table["ideal_token_hit_rate"], **COMPUTED, **identity)
@@ -122,7 +123,7 @@ def block_sizes(
     axes.minorticks_off()
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.yaxis.set_major_formatter(PercentFormatter(1, symbol=""))
-    legend_once(axes)
+    legend_above(figure, columns=3)
     _origin(figure, numbers, sizes["workload"])
     return figure
 

@@ -13,8 +13,10 @@ from mooncake_lab.figures.style import (
     HATCHES,
     BookFigure,
     footer,
-    legend_once,
+    label_lines,
+    legend_above,
     new_figure,
+    panel_title,
     paper_points,
     plain_number,
     slo_line,
@@ -34,15 +36,20 @@ _WAY_COLOURS: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 _WAY_LABELS: Final[Mapping[str, str]] = MappingProxyType(
-    {"mooncake": "Mooncake's Transfer Engine, TCP", "socket": "plain socket", "gloo": "Gloo"}
+    {
+        "mooncake": "Transfer\nEngine, TCP",
+        "socket": "plain socket",
+        "gloo": "Gloo",
+        "shared memory": "shared\nmemory",
+    }
 )
 _PART_COLOURS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "schedule": COLOURS["straw_man_light"],
-        "prefill": COLOURS["mooncake"],
-        "transfer": COLOURS["vllm_prefix"],
+        "prefill": COLOURS["prefill"],
+        "transfer": COLOURS["transfer"],
         "load cache": COLOURS["dram"],
-        "decode": COLOURS["mooncake_variant"],
+        "decode": COLOURS["decode"],
     }
 )
 
@@ -56,14 +63,14 @@ def storing(modelled: pd.DataFrame, measured: pd.DataFrame, machine: str) -> Boo
         measured: rows of `layerwise_table`; the longest prompt of each medium is drawn.
         machine: that measured.
     """
-    figure, (left, right) = new_figure(1, 2, height=4.4)
+    figure, (left, right) = new_figure(1, 2, height=3.4)
     for way, colour in (("serialized", COLOURS["straw_man"]), ("layerwise", COLOURS["mooncake"])):
         label = "layer-wise" if way == "layerwise" else way
         left.plot(modelled["tokens"] / 1000, modelled[f"{way}_s"], color=colour, label=f"{label}, model")
         paper_points(left, modelled["tokens"] / 1000, modelled[f"paper_{way}_s"], "arXiv Fig. 7")
-    left.set(xlabel="prompt (thousand tokens)", ylabel="added by storing (s)", title="8xA800, modelled")
+    left.set(xlabel="prompt (thousand tokens)", ylabel="added by storing (s)")
+    panel_title(left, "8xA800, modelled")
     left.set_ylim(bottom=0)
-    legend_once(left)
     longest = measured[measured["tokens"] == measured["tokens"].max()].reset_index(drop=True)
     places = np.arange(len(longest))
     right.vlines(
@@ -82,8 +89,9 @@ def storing(modelled: pd.DataFrame, measured: pd.DataFrame, machine: str) -> Boo
             for medium, operation in zip(longest["medium"], longest["operation"], strict=True)
         ],
     )
-    right.set(ylabel="added to computing (ms)", title=f"here, {longest['tokens'].max()} tokens moved")
-    right.legend()
+    right.set(ylabel="added to computing (ms)")
+    panel_title(right, f"here, {longest['tokens'].max()} tokens moved")
+    legend_above(figure, columns=3)
     footer(figure, f"right: measured, medians of paired rounds; {machine}")
     return figure
 
@@ -97,14 +105,17 @@ def ways(measured: pd.DataFrame, paper: pd.DataFrame, machine: str) -> BookFigur
         paper: the curve of FAST'25 Fig. 12.
         machine: that measured.
     """
-    figure, panels = new_figure(1, 3, height=4.4)
+    figure, panels = new_figure(1, 3, height=3.6)
     networks = {"4x200Gbps": "paper, 4x200 Gbps", "8x400Gbps": "paper, 8x400 Gbps"}
     for panel, (network, title) in zip(panels, networks.items(), strict=False):
         for engine in ("Gloo", "TCP", "Transfer Engine"):
             points = paper[paper["series"] == f"{network}/{engine}"]
-            panel.plot(points["x"], points["y"], color=_WAY_COLOURS[engine], linewidth=1.2, label=engine)
             paper_points(panel, points["x"], points["y"], "FAST'25 Fig. 12")
-        panel.set(xlabel="cache (GB)", title=title, ylim=(0.005, 10))
+            panel.plot(
+                points["x"], points["y"], color=COLOURS["paper"], linewidth=0.8, label=engine.replace(" ", "\n")
+            )
+        panel.set(xlabel="cache (GB)", ylim=(0.005, 10))
+        panel_title(panel, title)
     panels[0].set_ylabel("latency (s)")
     here = panels[2]
     for way, rows in measured.groupby("way", sort=False):
@@ -114,12 +125,15 @@ def ways(measured: pd.DataFrame, paper: pd.DataFrame, machine: str) -> BookFigur
             rows["megabytes"], rows["least_s"], rows["most_s"], color=colour, alpha=0.15, linewidth=0
         )
         here.plot(rows["megabytes"], rows["seconds"], "-o", color=colour, label=label)
-    here.set(xlabel="moved (MB)", title="two processes, this machine")
+    here.set(xlabel="moved (MB)")
+    panel_title(here, "two processes here")
     for panel in panels:
         panel.set(xscale="log", yscale="log")
         panel.xaxis.set_major_formatter(plain_number)
         panel.yaxis.set_major_formatter(plain_number)
-        legend_once(panel, loc="upper left")
+        panel.minorticks_off()
+        label_lines(panel, [line for line in panel.get_lines() if line.get_marker() != "D"], gap=2.1)
+    legend_above(figure, [line for line in panels[0].get_lines() if line.get_marker() == "D"][:1])
     footer(figure, f"right: measured, medians, shaded from the fastest to the slowest round; {machine}")
     return figure
 
@@ -133,7 +147,7 @@ def demand(rows: pd.DataFrame, paper: pd.DataFrame, limit_s: float) -> BookFigur
         paper: the curve of Fig. 13.
         limit_s: the mean TTFT that the paper asks for.
     """
-    figure, (left, right) = new_figure(1, 2, height=4.6)
+    figure, (left, right) = new_figure(1, 2, height=3.6)
     reused = rows[rows["reuses"]]
     for streams, name, label in (
         (True, "mooncake", "streamed by layers"),
@@ -141,7 +155,7 @@ def demand(rows: pd.DataFrame, paper: pd.DataFrame, limit_s: float) -> BookFigur
     ):
         chosen = reused[reused["streams_layers"] == streams]
         left.plot(chosen["gbps"], chosen["mean_ttft_s"], color=COLOURS[name], label=label)
-        right.plot(chosen["gbps"], chosen["exposed_s"], color=COLOURS[name], label=f"left to wait, {label}")
+        right.plot(chosen["gbps"], chosen["exposed_s"], color=COLOURS[name], label="_")
         if not streams:
             right.plot(
                 chosen["gbps"], chosen["alone_s"], "--", color=COLOURS["optimum"], label="alone on the link"
@@ -153,17 +167,17 @@ def demand(rows: pd.DataFrame, paper: pd.DataFrame, limit_s: float) -> BookFigur
     recomputed = drawn["TTFT of recomputation"].iloc[-1]
     paper_points(left, [recomputed["x"]], [recomputed["y"]], "FAST'25 Fig. 13")
     for series in ("transfer time real", "transfer time theoretical"):
-        paper_points(right, drawn[series]["x"], drawn[series]["y"], "FAST'25 Fig. 13, real and theoretical")
+        paper_points(right, drawn[series]["x"], drawn[series]["y"], "FAST'25 Fig. 13")
     slo_line(left, limit_s, f"{limit_s:g} s")
     left.set(ylabel="mean TTFT (s)")
-    right.set(ylabel="transfer (s)")
+    right.set(ylabel="transfer left to wait for (s)")
     for panel in (left, right):
         panel.set(xscale="log", yscale="log", xlabel="bandwidth of a node (Gbps)")
         panel.set_xticks(sorted(set(reused["gbps"])))
         panel.minorticks_off()
         panel.xaxis.set_major_formatter(plain_number)
         panel.yaxis.set_major_formatter(plain_number)
-        legend_once(panel)
+    legend_above(figure, columns=3)
     footer(figure, f"simulated, {_SIMULATED}; {rows['source'].iloc[0]}, {int(rows['requests'].iloc[0])} requests")
     return figure
 
@@ -175,11 +189,12 @@ def breakdown(slices: pd.DataFrame) -> BookFigure:
     Args:
         slices: rows of the experiment's `breakdown`.
     """
-    figure, panels = new_figure(1, 2, height=4.6)
+    figure, panels = new_figure(1, 2, height=3.6)
     for panel, (percent, rows) in zip(panels, slices.groupby("reused_percent"), strict=True):
         _stack(panel, rows)
-        panel.set(xlabel="prompt (tokens)", ylabel="latency (s)", title=f"{percent} % of the prompt reused")
-    legend_once(panels[0], loc="upper left")
+        panel.set(xlabel="prompt (tokens)", ylabel="latency (s)")
+        panel_title(panel, f"{percent} % of the prompt reused")
+    legend_above(figure)
     footer(figure, f"stacked: {_SIMULATED}; diamonds: tops of the paper's slices")
     return figure
 

@@ -34,7 +34,7 @@ def test_capacity_draws_both_ways_to_hold_more():
     dram, ssd = left.lines[0].get_xydata(), left.lines[1].get_xydata()
     assert (len(dram), len(ssd)) == (len(capacity.DRAM_TOKENS), 1 + len(capacity.SSD_TOKENS))
     assert tuple(dram[0]) == tuple(ssd[0])
-    labels = [text.get_text() for text in left.get_legend().get_texts()]
+    labels = [text.get_text() for text in left.figure.legends[0].get_texts()]
     assert labels[1:] == ["1M in DRAM, rest on SSD, 6 GB/s", "the same at 2 GB/s", "the same at 24 GB/s"]
     assert right.get_ylabel() == "token hit rate (%)"
 
@@ -80,7 +80,7 @@ def test_footers_say_simulated_and_name_the_trace(four):
         draw.capacity(planned(), 3e6),
     ]
     for figure in figures:
-        said = figure.get_supxlabel()
+        said = " ".join(figure.get_supxlabel().split())
         assert said.startswith("simulated")
         assert "conversation trace" in said
 
@@ -95,5 +95,5 @@ def test_another_trace_and_node_stand_beside_the_papers(four):
     means = [tuple(line.get_ydata()) for line in left.lines if line.get_marker() == "o"]
     assert means == [tuple(four["mean"]), tuple(faster["mean"])]
     assert len(right.patches) == 8
-    labels = [text.get_text() for text in left.get_legend().get_texts()]
+    labels = [text.get_text() for text in left.figure.legends[0].get_texts()]
     assert labels == ["conversation on a800-node", "synthetic on h200-node"]

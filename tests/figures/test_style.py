@@ -101,6 +101,20 @@ class TestSize:
         with pytest.raises(ValueError, match="bytes"):
             self.drawn(points=40_000)._repr_svg_()
 
+    @styled
+    def test_making_it_small_loses_no_word(self):
+        """Every text of a drawing is in the SVG, however it is aligned, broken or turned."""
+        figure, (axes,) = new_figure()
+        words = ["left", "right", "turned", "above", "below", "bold"]
+        axes.text(0.1, 0.1, "left")
+        axes.text(0.1, 0.2, "right", ha="right", fontweight="bold")
+        axes.text(0.1, 0.3, "turned", rotation=30)
+        axes.text(0.1, 0.4, "above\nbelow", va="center")
+        axes.text(0.1, 0.5, "bold", fontweight="bold")
+        svg = figure._repr_svg_()
+        assert [word for word in words if f">{word}</t" not in svg] == []
+        assert svg.count("font-weight: 700") == 2
+
 
 class TestLabels:
     """Names of lines stand beside them."""

@@ -59,7 +59,7 @@ class TestEvery:
 
     def test_says_where_the_numbers_come_from(self, figures, numbers, name):
         """The footer names the source of each trace drawn."""
-        footer = figures[name].get_supxlabel()
+        footer = " ".join(figures[name].get_supxlabel().split())
         assert all(source in footer for source in numbers["source"])
 
     def test_marker_is_provenance(self, figures, name):
