@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -82,7 +82,12 @@ def table_1(rates: pd.DataFrame, paper: pd.DataFrame, policies: Mapping[str, str
         for policy, table in rates[rates["workload"] == workload].groupby("policy", sort=False):
             line, shift = _TABLE_1_LINES[str(policy)]
             at = [sizes.index(size) + shift for size in _sizes(table["capacity_blocks"].tolist())]
-            look = {"color": COLOURS[str(policy)], "label": _POLICY[str(policy)], "linewidth": 1.0, **COMPUTED}
+            look: dict[str, Any] = {
+                "color": COLOURS[str(policy)],
+                "label": _POLICY[str(policy)],
+                "linewidth": 1.0,
+                **COMPUTED,
+            }
             panel.plot(at, table["prefix_hit_rate"], line, **look)
         panel.set_xticks(range(len(sizes)), [_blocks(size) for size in sizes])
         panel.set(ylim=(0, 0.65), xlabel="capacity (blocks)")
