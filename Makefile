@@ -43,7 +43,7 @@ notebooks: $(ENV) ## Execute the chapters that changed, in parallel [SCALE SEED]
 	@$(BIN)/mooncake-lab batch --scale $(SCALE) --seed $(SEED)
 
 test: $(ENV) ## Check everything that needs neither minutes nor a GPU [PYTEST_FLAGS]
-	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/pytest -n $(TEST_WORKERS) -m 'not slow and not gpu' $(PYTEST_FLAGS)
+	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal -m 'not slow and not gpu' $(PYTEST_FLAGS)
 
 test-slow: $(ENV) ## The tests that take minutes, or ask the network [PYTEST_FLAGS]
 	@$(BIN)/pytest -m 'slow and not gpu' $(PYTEST_FLAGS)

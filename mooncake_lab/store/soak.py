@@ -77,11 +77,11 @@ class Soak:
         self._held: set[bytes] = set()
         self.report = SoakReport()
 
-    def run(self, seconds: float) -> SoakReport:
-        """Live, die, check, flip, check again, until the time is over."""
+    def run(self, seconds: float, *, lives: int = 1) -> SoakReport:
+        """Live, die, check, flip, check again, until the time is over and there were so many lives."""
         self._held = {block.key for block in self._check(set())}
         started_s = time.monotonic()  # however slow the machine, the first life begins in time
-        while time.monotonic() - started_s < seconds:
+        while time.monotonic() - started_s < seconds or self.report.lives < lives:
             self._live()
             blocks = self._check(set())
             if "flip" in self._faults and blocks:

@@ -2,12 +2,12 @@
 
 import itertools
 import json
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 import torch
+from measured import dry_run
 
 from mooncake_lab.engine.bench import (
     Case,
@@ -118,17 +118,13 @@ class TestPeers:
         assert all(config_from_shape(shape).layers for name, shape in MODELS.items() if name.startswith("lab-"))
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    """What `python -m` wrote of a dry run of all sections."""
-    out = tmp_path_factory.mktemp("bench") / "dry.json"
-    command = [sys.executable, "-m", "mooncake_lab.engine.bench_gpu", "--shape", "lab-tiny", "--device", "cpu"]
-    done = subprocess.run([*command, "--out", str(out)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(out.read_text())
+@pytest.fixture
+def written():
+    """What the command wrote of a dry run of all sections."""
+    return dry_run()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def found(written):
     """Its sections."""
     return written["sections"]

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from measured import small_peaks
 
 from mooncake_lab.engine.machine import describe_machine, driver_version, measure_peaks, processor_name
 from mooncake_lab.engine.measure import (
@@ -38,9 +39,7 @@ class CountingClock:
 def _small_peaks():
     """No test here needs the rates of this machine: products and arrays are small."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "mooncake_lab.engine.measure.measure_peaks", partial(measure_peaks, side=64, copy_bytes=1 << 16)
-        )
+        patch.setattr("mooncake_lab.engine.measure.measure_peaks", small_peaks)
         yield
 
 

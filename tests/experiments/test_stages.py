@@ -8,12 +8,11 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
+from measured import stages
 
 from mooncake_lab.core import GB
-from mooncake_lab.experiments import run
 from mooncake_lab.experiments.paper_node import calibrate_paper_node, normalised, paper_node_latency
 from mooncake_lab.experiments.stages import (
-    MeasuredStages,
     beside_committed,
     calibrate_machine,
     committed_measurement,
@@ -38,10 +37,6 @@ from mooncake_lab.experiments.stages_modelled import (
 from mooncake_lab.paper import AGREEMENT, Verdict, constant, fact
 from mooncake_lab.perf import check_floor, hardware, model_shape, reuse_bandwidth_bytes_per_s
 
-TINY = MeasuredStages(
-    model="lab-tiny", prefill_tokens=(8, 16, 32), batches=(1, 2), context_tokens=(8, 24), rounds=1, budget_s=60.0
-)
-
 
 @pytest.fixture(scope="module")
 def node():
@@ -49,10 +44,10 @@ def node():
     return calibrate_paper_node()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def measured():
     """A real measurement of the smallest model."""
-    return run(TINY, cache=False)
+    return stages()
 
 
 class TestPaperNode:

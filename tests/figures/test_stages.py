@@ -1,10 +1,10 @@
 """The figures of the stages chapter."""
 
 import pytest
+from measured import stages
 
-from mooncake_lab.experiments import run
 from mooncake_lab.experiments.paper_node import DECODED_TOKENS, calibrate_paper_node
-from mooncake_lab.experiments.stages import MeasuredStages, calibrate_machine
+from mooncake_lab.experiments.stages import calibrate_machine
 from mooncake_lab.experiments.stages_modelled import (
     calibration_misses,
     equation_2,
@@ -16,16 +16,13 @@ from mooncake_lab.figures import stages as draw
 from mooncake_lab.paper import claim, fact
 from mooncake_lab.perf import hardware
 
-TINY = MeasuredStages(
-    model="lab-tiny", prefill_tokens=(8, 16, 32), batches=(1, 2), context_tokens=(8, 24), rounds=1, budget_s=60.0
-)
 NAMES = ["normalised", "reuse_bandwidth", "roofline", "calibration"]
 
 
 @pytest.fixture(scope="module")
 def figures():
     """Every figure of the chapter, by name."""
-    node, measured = calibrate_paper_node(), run(TINY, cache=False)
+    node, measured = calibrate_paper_node(), stages()
     fitted = calibrate_machine(measured)
     printed = {"a800-node": claim("F43").fact, "h800-node": claim("F44").fact}
     links = {"host link": fact("fast_table1_constants", x="B_h2d_GBps").value, "network": 100.0}

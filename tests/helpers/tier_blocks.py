@@ -1,6 +1,12 @@
 """Blocks whose content their key tells, and how they go into a store of tiers and come out of it."""
 
+import contextlib
+
 import numpy as np
+
+from mooncake_lab.store.media import BlockServer, TcpMedium
+from mooncake_lab.store.tier import TierSettings
+from mooncake_lab.store.tiers import TieredStore
 
 PAGE = 4096
 LAYERS = [PAGE, 100]
@@ -27,3 +33,17 @@ def put(store, *keys):
     for key in keys:
         assert store.put(key, content(key))
         store.flush()
+
+
+@contextlib.contextmanager
+def two_stores(medium, *keys):
+    """Two stores over one lent medium; the first puts some blocks, which the second finds when it opens."""
+    token = b"a token of the tests"
+    with BlockServer(medium, token) as server, contextlib.ExitStack() as stack:
+        stores = []
+        for _ in range(2):
+            remote = TcpMedium(server.address, token, fingerprint=b"m")
+            stack.callback(remote.close)
+            stores.append(stack.enter_context(TieredStore([TierSettings(medium=remote)])))
+            put(stores[0], *keys)
+        yield stores

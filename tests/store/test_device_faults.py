@@ -4,13 +4,12 @@ import contextlib
 import errno
 
 import pytest
-from tier_blocks import PAGE, put, read
+from tier_blocks import PAGE, put, read, two_stores
 
-from mooncake_lab.store.media import BlockServer, DramMedium, SsdMedium, TcpMedium, messages
+from mooncake_lab.store.media import DramMedium, SsdMedium, messages
 from mooncake_lab.store.tier import TierSettings
 from mooncake_lab.store.tiers import TieredStore
 
-TOKEN = b"a token of the tests"
 KEYS = [b"%d" % number for number in range(6)]
 CODES = ["EACCES", "EPERM", "EIO", "ENODEV", "ENXIO", "ESTALE", "EROFS"]
 
@@ -32,13 +31,7 @@ def shared_pool(folder):
     """Two stores over one lent SSD that hold the same six blocks, the SSD, and what lets it fail."""
     fail = FailingReads()
     ssd = SsdMedium(folder, 64 * PAGE, fingerprint=b"m", before=fail)
-    with BlockServer(ssd, TOKEN) as server, contextlib.ExitStack() as stack:
-        stores = []
-        for _ in range(2):
-            remote = TcpMedium(server.address, TOKEN, fingerprint=b"m")
-            stack.callback(remote.close)
-            stores.append(stack.enter_context(TieredStore([TierSettings(medium=remote)])))
-            put(stores[0], *KEYS)
+    with two_stores(ssd, *KEYS) as stores:
         yield stores, ssd, fail
     ssd.close()
 

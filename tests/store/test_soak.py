@@ -95,11 +95,11 @@ def test_flips_are_detected_and_nothing_else_is_lost(tmp_path):
 
 
 def test_lives_and_deaths(tmp_path):
-    """Half a minute of every fault at once: no wrong byte, no lost block, no leak; two lives in three die."""
-    report = Soak(tmp_path, FAULTS, seed=1).run(30)
+    """Lives with every fault at once: no wrong byte, no lost block, no leak; two lives in three die."""
+    report = Soak(tmp_path, FAULTS, seed=1).run(0, lives=9)
     assert report.passed, report.plain()
-    assert report.lives > 0
-    assert report.faults["kill"] == report.lives - report.lives // 3
+    assert report.lives == 9
+    assert report.faults["kill"] == 6
     assert min(report.faults.values()) > 0
     assert report.damage_detected > 0
 

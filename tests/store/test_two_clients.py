@@ -3,13 +3,10 @@
 import contextlib
 
 import pytest
-from tier_blocks import LAYERS, content, put, read
+from tier_blocks import LAYERS, content, put, read, two_stores
 
-from mooncake_lab.store.media import BlockServer, DramMedium, TcpMedium
-from mooncake_lab.store.tier import TierSettings
-from mooncake_lab.store.tiers import TieredStore
+from mooncake_lab.store.media import DramMedium
 
-TOKEN = b"a token of the tests"
 POOL_BLOCKS = 8
 KEYS = [b"%d" % number for number in range(POOL_BLOCKS)]
 
@@ -18,12 +15,7 @@ KEYS = [b"%d" % number for number in range(POOL_BLOCKS)]
 def two_clients():
     """Two stores over a pool of eight blocks, and the pool."""
     pool = DramMedium(POOL_BLOCKS * 2 * 4096)
-    with BlockServer(pool, TOKEN) as server, contextlib.ExitStack() as stack:
-        stores = []
-        for _ in range(2):
-            remote = TcpMedium(server.address, TOKEN, fingerprint=b"m")
-            stack.callback(remote.close)
-            stores.append(stack.enter_context(TieredStore([TierSettings(medium=remote)])))
+    with two_stores(pool) as stores:
         yield (*stores, pool)
     pool.close()
 
