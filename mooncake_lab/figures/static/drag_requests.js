@@ -172,7 +172,7 @@
       scale = null;
       lanes = state.requests.map((_, i) => lane(i));
       rows = state.requests.map((_, i) => row(i));
-      chart.replaceChildren(...lanes.map(({ group }) => group), svg("g", { class: "axis" }));
+      chart.replaceChildren(svg("g", { class: "axis" }), ...lanes.map(({ group }) => group));
       const titles = ["request", ...Object.values(HEADS), "TTFT", "mean TBT", "longest gap"];
       table.replaceChildren(
         html("thead", {}, html("tr", {}, ...titles.map((text) => html("th", { scope: "col" }, text)))),

@@ -1,0 +1,179 @@
+"""What moves in the book: requests to drag, sliders, the table of claims, definitions of terms."""
+
+import json
+import re
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+
+pytestmark = pytest.mark.site
+
+PHONE = {"width": 390, "height": 844}
+DESK = {"width": 1440, "height": 1000}
+GRAVE = {"serious", "critical"}
+
+
+def grave(page, options=None):
+    """What axe finds to be serious or critical."""
+    found = Axe().run(page, options={"preload": False} | (options or {})).response["violations"]
+    return [f"{each['id']}: {each['nodes'][0]['html'][:160]}" for each in found if each["impact"] in GRAVE]
+
+
+def page_with(site, selector):
+    """The address of the chapter that has a widget of this class."""
+    found = [
+        path for path in sorted(site.glob("chapters/*.html")) if f'class="{selector}"' in path.read_text("utf-8")
+    ]
+    if not found:
+        pytest.skip(f"no chapter has a {selector}; run `make book`")
+    return found[0].relative_to(site).as_posix()
+
+
+def test_scripts_of_widgets_are_files(site):
+    """No page carries a widget's script or style in itself."""
+    pages = {path.name: path.read_text(encoding="utf-8") for path in site.glob("**/*.html")}
+    assert [name for name, text in pages.items() if "data-shared=" in text] == []
+
+
+def test_a_page_is_accessible_on_a_phone(visit):
+    """No chapter has a serious violation where it is narrow; colours are those of a desk."""
+    if not visit.path.startswith("chapters/"):
+        pytest.skip("only chapters have widgets and wide outputs")
+    page = visit.page
+    page.set_viewport_size(PHONE)
+    page.wait_for_timeout(100)  # after the window has changed, boxes that scroll are marked
+    found = grave(page, {"rules": {"color-contrast": {"enabled": False}}})
+    page.set_viewport_size(DESK)
+    assert found == []
+    assert visit.faults == []
+
+
+def test_a_box_that_scrolls_says_so(visit):
+    """What is too wide for a phone can be reached by key, with a hint above it; on a desk the hint is gone."""
+    page = visit.page
+    page.set_viewport_size(PHONE)
+    page.wait_for_timeout(100)
+    silent = """() => [...document.querySelectorAll('.bd-article :is(table, div.math)')]
+      .filter(box => box.scrollWidth > box.clientWidth + 1 && getComputedStyle(box).overflowX === 'auto')
+      .filter(box => box.tabIndex !== 0 || !box.previousElementSibling?.checkVisibility())
+      .map(box => box.outerHTML.slice(0, 100))"""
+    found = page.evaluate(silent)
+    page.set_viewport_size(DESK)
+    assert found == []
+
+
+def test_requests_can_be_dragged_in_the_book(open_page, site):
+    """A key moves a request's arrival, another policy changes the chart, and an address brings both back."""
+    path = page_with(site, "batching-widget")
+    visit = open_page(path)
+    page = visit.page
+    flag = page.locator(".batching-widget [role=slider].flag").nth(2)
+    before = float(flag.get_attribute("aria-valuenow"))
+    flag.press("ArrowRight")
+    assert float(flag.get_attribute("aria-valuenow")) == pytest.approx(before + 0.05)
+    said = page.locator(".batching-widget .said")
+    start = said.all_text_contents()
+    page.get_by_role("radio", name="FasterTransformer").check()
+    lanes = said.all_text_contents()
+    assert lanes != start
+    page.wait_for_function("location.hash.startsWith('#drag=request_level')")
+    again = open_page(path + page.evaluate("location.hash"))
+    assert again.page.locator(".batching-widget .said").all_text_contents() == lanes
+    assert visit.faults == again.faults == []
+
+
+def test_claims_are_filtered_and_sorted(open_page, site):
+    """A filter leaves the rows that it names, a heading sorts them, and the address keeps both."""
+    path = page_with(site, "claims-table")
+    visit = open_page(path)
+    page = visit.page
+    rows = page.locator(".claims-table tbody tr")
+    everything = rows.count()
+    page.get_by_role("combobox", name="verdict").select_option("not reproduced")
+    verdicts = page.locator(".claims-table td.verdict").all_text_contents()
+    assert 0 < len(verdicts) < everything
+    assert set(verdicts) == {"not reproduced"}
+    assert page.locator(".claims-table [role=status]").inner_text() == f"{len(verdicts)} of {everything} claims"
+    page.get_by_role("button", name="chapter").click()
+    chapters = page.locator(".claims-table td.chapter").all_text_contents()
+    digits = [int(each) for each in chapters if each.isdigit()]
+    assert digits == sorted(digits)
+    claims = page.locator(".claims-table td.claim").all_text_contents()
+    again = open_page(path + page.evaluate("location.hash"))
+    assert again.page.locator(".claims-table td.claim").all_text_contents() == claims
+    again.page.get_by_role("button", name="Show all").click()
+    assert again.page.locator(".claims-table tbody tr").count() == everything
+    assert visit.faults == again.faults == []
+
+
+def test_claims_are_all_there_without_scripts(site):
+    """The page itself holds a row a claim."""
+    text = (site / page_with(site, "claims-table")).read_text(encoding="utf-8")
+    table = text[text.index('class="claims-table"') :]
+    papers = json.loads(re.search(r'<script type="application/json">(.*?)</script>', table)[1])
+    assert table[: table.index("</table>")].count("<tr") == len(papers) + 1 > 50
+
+
+def test_every_term_has_its_definition(visit):
+    """What leads to an entry of the glossary has the entry's text at hand."""
+    missing = """() => {
+      const source = document.getElementById('glossary-definitions');
+      const known = source ? JSON.parse(source.textContent) : {};
+      return [...document.querySelectorAll("article a[href*='glossary.html#term']")]
+        .filter(link => !known[link.hash.slice(1)]).map(link => link.outerHTML);
+    }"""
+    if visit.path == "glossary.html" or visit.path.startswith(("reference/", "genindex", "search")):
+        pytest.skip("not a page of prose")
+    assert visit.page.evaluate(missing) == []
+
+
+@pytest.fixture
+def term(open_page, site):
+    """A chapter, the first term in it, and the box that shows its definition."""
+    path = sorted(site.glob("chapters/*.html"))[3].relative_to(site).as_posix()
+    page = open_page(path).page
+    return page, page.locator("article a[href*='glossary.html#term']").first, page.locator("#term-definition")
+
+
+def test_a_definition_shows_under_the_pointer_and_with_the_focus(term):
+    """Both show the same words, tell a screen reader, and Escape closes them."""
+    page, link, box = term
+    assert not box.is_visible()
+    link.hover()
+    said = box.inner_text()
+    assert len(said) > 20
+    assert link.get_attribute("aria-describedby") == "term-definition"
+    page.keyboard.press("Escape")
+    assert not box.is_visible()
+    link.focus()
+    assert box.inner_text() == said
+    assert grave(page) == []
+    page.keyboard.press("Escape")
+    assert not box.is_visible()
+    assert link.get_attribute("aria-describedby") is None
+
+
+def test_a_tap_shows_a_definition_and_a_second_one_follows_it(browser, address, site):
+    """On a touch screen the first tap stays on the page."""
+    path = sorted(site.glob("chapters/*.html"))[3].relative_to(site).as_posix()
+    context = browser.new_context(viewport=PHONE, has_touch=True, is_mobile=True)
+    page = context.new_page()
+    page.goto(f"{address}/{path}", wait_until="networkidle")
+    link, box = page.locator("article a[href*='glossary.html#term']").first, page.locator("#term-definition")
+    link.tap()
+    assert box.is_visible()
+    place = box.bounding_box()
+    assert place["x"] >= 0
+    assert place["x"] + place["width"] <= PHONE["width"]
+    link.tap()
+    page.wait_for_url("**/glossary.html#term*")
+    context.close()
+
+
+def test_a_section_marks_a_term_once(visit):
+    """No section has two links of the same term that the book added."""
+    twice = """() => [...document.querySelectorAll('article > section > section')].flatMap(section => {
+      const found = [...section.querySelectorAll('a.glossary-term')].map(link => link.hash);
+      return found.filter((hash, i) => found.indexOf(hash) !== i);
+    })"""
+    assert visit.page.evaluate(twice) == []
