@@ -29,10 +29,15 @@ NOT_PROSE = (nodes.reference, nodes.literal, nodes.title, nodes.caption, nodes.t
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register what marks terms and what adds definitions."""
-    app.connect("env-updated", lambda _app, env: vars(env).pop(KEPT, None))
+    app.connect("env-updated", forget)
     app.connect("doctree-resolved", mark_terms)
     app.connect("html-page-context", add_definitions)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+def forget(_app: Sphinx, env: BuildEnvironment) -> None:
+    """Read the glossary again in the next build."""
+    vars(env).pop(KEPT, None)
 
 
 def definitions(env: BuildEnvironment) -> dict[str, tuple[str, str]]:
