@@ -32,6 +32,11 @@ UNJUDGED = {"00_start", "12_live", "13_scorecard"}
 """Chapters without a table of verdicts: a tour, one that holds us against ourselves, and the sum of all tables."""
 
 
+CITED = re.compile(r"\b(?:Figures?|Fig\.|Tables?|Equations?|Eqs?\.) \d")
+"""What a paper numbers; the book's own figures are cited by reference."""
+PAPER = re.compile(r"FAST['’]25|arXiv|SARATHI|Sarathi-Serve|SnapKV|MiniCache|report")
+
+
 @pytest.fixture
 def notebook(chapter):
     """The chapter, parsed."""
@@ -182,6 +187,23 @@ def test_figures_are_read_to_the_reader(notebook):
         if cell.cell_type == "code" and has_figure(cell):
             assert following.cell_type == "markdown", cell.text
             assert len(following.text.split()) >= 12, following.text
+
+
+def test_figures_of_papers_are_cited_with_their_paper(notebook):
+    """A bare Figure 9 could be ours: the paragraph says first whose it is, or at once of which edition."""
+    captions = [cell.metadata["mystnb"] for cell in code_cells(notebook) if has_figure(cell)]
+    texts = [
+        prose(notebook),
+        *(text for each in captions for text in (each["figure"]["caption"], each["image"]["alt"])),
+    ]
+    paragraphs = [part for text in texts for part in re.split(r"\n\n|\n(?=\|)", text)]
+    bare = [
+        paragraph[max(0, found.start() - 40) : found.end() + 40]
+        for paragraph in paragraphs
+        for found in CITED.finditer(paragraph)
+        if not PAPER.search(paragraph[: found.start()]) and not PAPER.search(paragraph[found.end() :][:25])
+    ]
+    assert bare == []
 
 
 def test_no_outputs_are_kept(notebook):
