@@ -6,6 +6,7 @@
   const mark = () => {
     for (const box of document.querySelectorAll(BOXES)) {
       const scrolls = box.scrollWidth > box.clientWidth + 1 && getComputedStyle(box).overflowX !== "visible";
+      if (box.closest("figure")) continue; // says so itself (figures.css)
       if (scrolls === box.classList.contains("scrolls")) continue;
       box.classList.toggle("scrolls", scrolls);
       if (!scrolls) {
