@@ -170,6 +170,19 @@ def test_the_notebooks_points_are_those_of_the_rubric():
         assert ends[-1] == ASSIGNMENTS[topic].points
 
 
+def test_the_plan_says_of_each_assignment_what_its_head_says():
+    """Difficulty, minutes and chapters are the same in the guide and at the top of the assignment."""
+    guide = GUIDE.read_text(encoding="utf-8")
+    plan = re.findall(r"^\* - `(\w+)`, (\w+), (\d+) minutes, chapters? (.+)$", guide, re.MULTILINE)
+    assert {topic for topic, *_ in plan} == set(ASSIGNMENTS)
+    for topic, difficulty, minutes, chapters in plan:
+        head = json.loads((SOURCES / f"{topic}.ipynb").read_text(encoding="utf-8"))["cells"][0]["source"]
+        said = re.search(
+            r"^\*(\w+), about (\d+) minutes\. Before: chapters? (\d+(?: and \d+)?)", "".join(head), re.MULTILINE
+        )
+        assert said.groups() == (difficulty.capitalize(), minutes, re.sub(r"\[(\d+)\]\(\S+?\)", r"\1", chapters))
+
+
 def test_every_assignment_has_a_sample_of_each_kind():
     """Four kinds for each topic, and the guide has a row for every one."""
     kinds = ["right", "partly right", "wrong", "malicious"]
