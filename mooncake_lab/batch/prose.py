@@ -50,7 +50,7 @@ _MASKED: Final = tuple(
         r"^% table: (?!assumptions$).*?^% end of table$",  # generated; assumptions are read
         r"^[ \t]*:[\w-]+:[^\n]*$",  # and its options
         r"\$\$.*?\$\$(?:[ \t]*\([\w-]+\))?",
-        r"<!--.*?-->|<[^<>\n]+>",
+        r"<!--.*?-->|</?[A-Za-z][^<>\n]*>",  # a tag or an address; not "< 30 s and > 5"
         r"`[^`]*`",  # code, and roles: terms, citations, references
         r"\$[^$\n]+(?:\n[^$\n]+)?\$",
         r"\]\([^)]*\)|https?://\S+|^\([\w-]+\)=",

@@ -314,6 +314,7 @@ class TestProse:
             ),
             ("A800, Yi-34B, 70B Llama, B46, F41, mlx5_1, `16 KB`, $x_2 = 3$, [four](page5.md), <img width=6>", []),
             ("Figure 13, 8 nodes", ["8"]),
+            ("TTFT < 30 s and throughput > 5, <b>7</b>, <https://a.b/6>", ["30", "5", "7"]),
             (
                 "# 3 heads\n\n1. first\n\n```python\nx = 4\n```\n\n```{exercise}\n:label: ex-5\n\nTake 6.\n```\n",
                 ["6"],

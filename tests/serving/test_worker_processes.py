@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -164,6 +165,18 @@ def test_spares_that_fail_are_tried_again(program, caplog):
     assert pool.pids() == []
 
 
+def test_a_start_that_is_given_up_takes_no_process(program):
+    """A cluster that closes while a worker is being started has closed its connection: no process is used up."""
+    program("sleep 60")
+    ours, theirs = socket.socketpair()
+    ours.close()
+    theirs.close()
+    with WorkerPool(LiveSpec(model=MODEL, device="cpu")) as pool:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            pool.launch(worker_spec(LiveSpec(model=MODEL), "prefill-0", b"token"), theirs)
+        assert pool.pids() == []
+
+
 def test_closing_does_not_wait_for_a_model(program):
     """A pool whose processes still load is closed at once."""
     program("exec sleep 600")
@@ -184,8 +197,9 @@ def test_closing_does_not_wait_for_a_model(program):
     thread.join(20)
     assert len(errors) == 1
     assert not Path(f"/proc/{pid}").exists()
-    with pytest.raises(ConnectionError, match="closed"):
-        pool.launch(worker_spec(LiveSpec(), "decode-0", b"t" * 32), None)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(ConnectionError, match="closed"):
+        pool.launch(worker_spec(LiveSpec(), "decode-0", b"t" * 32), theirs)
 
 
 @pytest.mark.parametrize(

@@ -280,24 +280,31 @@ class WorkerPool:
 
         Raises:
             ConnectionError: when the pool is closed.
+            OSError: when the connection is closed.
         """
         message = msgspec.msgpack.encode(spec)
-        while True:
-            with self.changed:
-                if self.is_closed:
-                    raise ConnectionError("the pool of worker processes is closed")
-                idle = next((process for process in self._processes if process.state == "idle"), None)
-                process = idle or self._add(background=False)
-                process.state = "assigned"
-                process.assignment += 1
-                worker = RunningWorker(self, process)
-                self._top_up()
-            try:
-                process.send(message, control.fileno())
-            except OSError:  # it ended while it waited: another takes its place
-                worker.wait(_JOIN_S)
-                continue
-            return worker
+        with control.dup() as theirs:  # its owner may close it meanwhile: that ends the worker, and costs no other
+            while True:
+                process, worker = self._assign()
+                try:
+                    process.send(message, theirs.fileno())
+                except OSError:  # it ended while it waited: another takes its place
+                    worker.wait(_JOIN_S)
+                    continue
+                return worker
+
+    def _assign(self) -> tuple[_Process, RunningWorker]:
+        """A process that is a worker from now on: a ready one, else a new one."""
+        with self.changed:
+            if self.is_closed:
+                raise ConnectionError("the pool of worker processes is closed")
+            idle = next((process for process in self._processes if process.state == "idle"), None)
+            process = idle or self._add(background=False)
+            process.state = "assigned"
+            process.assignment += 1
+            worker = RunningWorker(self, process)
+            self._top_up()
+        return process, worker
 
     def keep_spares(self) -> None:
         """From now on prepare spares in the background, whenever fewer are ready than the spec asks for."""
