@@ -21,7 +21,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "transfer": ("fetch prefix", "transfer"),
         "placement": ("decide", "fetch prefix"),
         "endtoend": STEPS,
-        "overload": ("decide", "transfer"),
+        "overload": ("decide", "decode"),
         "live": STEPS,
         "scorecard": (),
         "compression": ("transfer", "decode"),
