@@ -42,6 +42,15 @@ _MEANINGS: Final = {
     "finished": ("#1F4D33", "#8FC7A3"),
     "refused_late": ("#C23B22", "#F08468"),
     "refused_early": ("#8C8C8C", "#7A7A7A"),
+    # methods that make a KVCache smaller
+    "snapkv": ("#1F6F8B", "#6CC3E0"),
+    "pyramidinfer": ("#5F7F1E", "#A9CC5F"),
+    "minicache": ("#7A3E9D", "#C08BE0"),
+    "rounding": ("#9C5A00", "#E5A85C"),
+    "kcache": ("#B3262E", "#F0777E"),
+    # how a decode beside a chunk is accounted
+    "by_tokens": ("#4F86B8", "#86B8EA"),
+    "by_order": ("#8B6F00", "#D9C15A"),
     # two quantities in one panel
     "latency": ("#B01E4B", "#F2739A"),
     "throughput": ("#6C7A00", "#BFCB4A"),

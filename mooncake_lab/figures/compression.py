@@ -1,6 +1,7 @@
 """Figures of compression: accuracy against bytes, where methods break, layers alike, steps, the store."""
 
 from collections.abc import Mapping
+from textwrap import fill
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -8,50 +9,83 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from mooncake_lab.figures.style import COLOURS, BookFigure, footer, new_figure, plain_number, styled
+from mooncake_lab.figures.style import (
+    COLOURS,
+    BookFigure,
+    footer,
+    label_lines,
+    legend_above,
+    new_figure,
+    panel_title,
+    plain_number,
+    styled,
+)
 
 _LOOK: Final[Mapping[str, tuple[str, str, str]]] = MappingProxyType(
     {
         "full": ("optimum", "o", "full cache"),
         "oracle": ("optimum", "*", "oracle"),
-        "snapkv": ("mooncake", "o", "SnapKV"),
-        "snapkv_wide": ("mooncake_variant", "D", "SnapKV, pooling over 7"),
-        "snapkv_unpooled": ("mooncake_variant", "o", "SnapKV, no pooling"),
-        "pyramidinfer": ("toolagent", "s", "PyramidInfer"),
-        "minicache": ("vllm_chunked", "^", "MiniCache, 32 to 2 bits"),
-        "rounding": ("vllm_prefix", "v", "rounding alone, 8 to 2 bits"),
-        "kcache": ("vllm", "P", "KCache, 128 to 2 values"),
-        "snapkv_kcache": ("vllm", "X", "SnapKV, then KCache"),
+        "snapkv": ("snapkv", "o", "SnapKV"),
+        "snapkv_wide": ("snapkv", "D", "SnapKV, pooling over 7"),
+        "snapkv_unpooled": ("snapkv", "v", "SnapKV, no pooling"),
+        "pyramidinfer": ("pyramidinfer", "s", "PyramidInfer"),
+        "minicache": ("minicache", "^", "MiniCache, 32 to 2 bits"),
+        "rounding": ("rounding", "v", "rounding alone, 8 to 2 bits"),
+        "kcache": ("kcache", "P", "KCache, 128 to 2 values"),
+        "snapkv_kcache": ("snapkv", "X", "SnapKV, then KCache"),
         "sinks_recent": ("straw_man", "s", "sinks and recent"),
         "recent": ("straw_man", "o", "recent"),
-        "random": ("straw_man_light", "o", "random"),
+        "random": ("straw_man_light", "D", "random"),
     }
 )
 """Colour, marker and label of a method; everything here is measured, so everything has a marker."""
 _TASKS: Final = MappingProxyType({"recall": "key-value recall, 16 pairs", "needle": "needle of four tokens"})
 
 
+_FAMILIES: Final = MappingProxyType(
+    {
+        "tokens chosen\nby attention": ("snapkv", "snapkv_wide", "snapkv_unpooled", "pyramidinfer"),
+        "tokens chosen\nwithout it": ("oracle", "sinks_recent", "recent", "random"),
+        "fewer bits": ("minicache", "rounding"),
+        "values left\nin the host": ("kcache", "snapkv_kcache"),
+    }
+)
+"""Rows of the figure of accuracy; the full cache is drawn in each."""
+
+
 @styled
 def accuracy(table: pd.DataFrame, source: str) -> BookFigure:
-    """Right answers over the bytes that are left on the device, a panel a task, with 95 % intervals.
+    """Right answers over the bytes left on the device, with 95 % intervals: a column a task, a row a family.
 
     Args:
         table: what `experiments.compression.accuracy` made, of exams after the question.
         source: said under the figure.
     """
     tasks = [task for task in _TASKS if task in set(table["task"])]
-    figure, axes = new_figure(1, len(tasks), height=5.4, sharey=True)
-    for panel, task in zip(axes, tasks, strict=True):
+    families = {name: some for name, some in _FAMILIES.items() if set(some) & set(table["method"])}
+    figure, axes = new_figure(
+        len(families), len(tasks), height=1.45 * len(families) + 1.0, sharex=True, sharey=True
+    )
+    for panel, (family, task) in zip(axes, [(f, t) for f in families for t in tasks], strict=True):
         rows = _where(table, task=task, when="asked")
-        for method, (colour, marker, label) in _LOOK.items():
-            _points(panel, _where(rows, method=method), COLOURS[colour], marker, label)
+        full = float(_where(rows, method="full")["accuracy"].iloc[0])
+        panel.axhline(full, color=COLOURS["optimum"], linestyle=(0, (4, 3)), linewidth=1.0)
+        for method in families[family]:
+            colour, marker, label = _LOOK[method]
+            if method in set(rows["method"]):
+                _points(panel, _where(rows, method=method), COLOURS[colour], marker, label)
         panel.set_xscale("log", base=2)
         panel.set_xticks([1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1], ["1/32", "1/16", "1/8", "1/4", "1/2", "1"])
-        panel.set(title=_TASKS[task], xlabel="KVCache on the device (share of the full cache)")
-    axes[0].set(ylabel="answers entirely right (share)", ylim=(-0.03, 1.03))
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper")
-    footer(figure, source)
+        panel.set_ylim(-0.03, 1.08)
+        if family == next(iter(families)):
+            panel_title(panel, _TASKS[task])
+        if task == tasks[0]:
+            panel.set_ylabel(f"{family}\nright (share)")
+        if task == tasks[-1]:
+            panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    for panel in axes[-len(tasks) :]:
+        panel.set_xlabel("KVCache on the device (share of full)")
+    footer(figure, f"dashed: the full cache; {source}")
     return figure
 
 
@@ -74,21 +108,21 @@ def breaking(table: pd.DataFrame, names: Mapping[str, tuple[str, str]], share: f
         share: of the full cache that methods may keep.
         source: said under the figure.
     """
-    figure, axes = new_figure(1, len(names), height=4.0, sharey=True)
+    methods = [method for method in _LOOK if method in set(table["method"])]
+    figure, axes = new_figure(1, len(names), height=0.28 * len(methods) + 1.2, sharex=True, sharey=True)
     for panel, (name, (task, when)) in zip(axes, names.items(), strict=True):
         rows = _where(table, task=task, when=when)
-        chosen = [(method, _at(rows, method, share)) for method in _LOOK]
-        bars = [(method, row) for method, row in chosen if row is not None]
-        for at, (method, row) in enumerate(bars):
-            colour = COLOURS[_LOOK[method][0]]
-            spread = [[max(0.0, row["accuracy"] - row["low"])], [max(0.0, row["high"] - row["accuracy"])]]
-            panel.bar(
-                at, row["accuracy"], color=colour, width=0.75, yerr=spread, ecolor=COLOURS["optimum"], capsize=2
-            )
-        labels = [_LOOK[method][2].split(",")[0] for method, _ in bars]
-        panel.set_xticks(range(len(bars)), labels, rotation=90)
-        panel.set_title(name)
-    axes[0].set(ylabel="answers entirely right (share)", ylim=(0, 1.05))
+        for at, method in enumerate(methods):
+            row = _at(rows, method, share)
+            if row is not None:
+                spread = [[max(0.0, row["accuracy"] - row["low"])], [max(0.0, row["high"] - row["accuracy"])]]
+                look: dict[str, Any] = {"color": COLOURS[_LOOK[method][0]], "ecolor": COLOURS["optimum"]}
+                panel.barh(at, row["accuracy"], height=0.7, xerr=spread, capsize=2, **look)
+        panel.grid(visible=False, axis="y")
+        panel_title(panel, fill(name, 18))
+        panel.set(xlabel="right (share)", xlim=(0, 1.05))
+    axes[0].set_yticks(range(len(methods)), [_LOOK[method][2].split(",")[0] for method in methods])
+    axes[0].set_ylim(len(methods) - 0.4, -0.6)
     footer(figure, source)
     return figure
 
@@ -117,16 +151,17 @@ def similarity(table: pd.DataFrame, names: Mapping[str, str], source: str) -> Bo
         names: models and what to call them.
         source: said under the figure.
     """
-    figure, axes = new_figure(1, 2, height=3.8, sharey=True)
-    colours = (COLOURS["mooncake"], COLOURS["straw_man"])
+    figure, axes = new_figure(1, 2, height=3.2, sharey=True)
+    colours = (COLOURS["here"], COLOURS["straw_man_light"])
     for panel, side in zip(axes, ("keys", "values"), strict=True):
         for colour, (model, label) in zip(colours, names.items(), strict=False):
             rows = table[(table["model"] == model) & (table["side"] == side)]
             panel.plot(rows["shallow"] + 1, rows["cosine"], marker="o", color=colour, label=label)
-        panel.set(title=side, xlabel="shallower layer of the pair", ylim=(-0.25, 1.0))
+        panel_title(panel, side)
+        panel.set(xlabel="shallower layer of the pair (number)", ylim=(-0.25, 1.0))
         panel.set_xticks(sorted({int(each) + 1 for each in table["shallow"]}))
-    axes[0].set_ylabel("mean cosine, token by token")
-    axes[0].legend(loc="upper left")
+    axes[0].set_ylabel("mean cosine, token by token (1)")
+    legend_above(figure)
     footer(figure, source)
     return figure
 
@@ -139,7 +174,7 @@ def decode(table: pd.DataFrame, source: str) -> BookFigure:
         table: rows of `DecodeSteps`.
         source: said under the figure.
     """
-    figure, axes = new_figure(1, 2, height=3.6)
+    figure, axes = new_figure(1, 2, height=0.36 * len(table) + 1.2, sharey=True)
     rows = table.to_dict(orient="records")
     labels = [_short(str(row["method"])) for row in rows]
     colours = [COLOURS[_LOOK[str(row["method"]).removesuffix("_4bit")][0]] for row in rows]
@@ -156,8 +191,9 @@ def decode(table: pd.DataFrame, source: str) -> BookFigure:
         hatch="//",
     )
     axes[1].set(xlabel="KVCache (MB; hatched: host memory)")
+    axes[0].invert_yaxis()
     for panel in axes:
-        panel.invert_yaxis()
+        panel.grid(visible=False, axis="y")
     footer(figure, source)
     return figure
 
@@ -174,23 +210,23 @@ def value_reads(table: pd.DataFrame, source: str) -> BookFigure:
         table: rows of `ValueReads`.
         source: said under the figure.
     """
-    figure, (axes,) = new_figure(width=7, height=3.8)
+    figure, (axes,) = new_figure(height=3.4)
     every = table[table["top"] == table["top"].iloc[0]]
     axes.plot(
-        every["context_tokens"], 1e6 * every["all_values_s"], "o-", color=COLOURS["optimum"], label="all values"
+        every["context_tokens"], 1e6 * every["all_values_s"], "o-", color=COLOURS["kcache"], label="all values"
     )
-    for top, alpha in zip(sorted(table["top"].unique()), (0.45, 0.7, 1.0), strict=False):
+    for top, size in zip(sorted(table["top"].unique()), ("size_1", "size_2", "size_4"), strict=False):
         rows = table[table["top"] == top]
         axes.plot(
-            rows["context_tokens"], 1e6 * rows["few_values_s"], "P-", alpha=alpha, color=COLOURS["vllm"],
-            label=f"the {top} of the largest weights",
+            rows["context_tokens"], 1e6 * rows["few_values_s"], "P-", color=COLOURS[size],
+            label=f"the {top} largest",
         )  # fmt: skip
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter(plain_number)
     axes.yaxis.set_major_formatter(plain_number)
     axes.set(xlabel="context (tokens)", ylabel="processor time, one layer (µs)")
-    axes.legend()
+    label_lines(axes)
     footer(figure, source)
     return figure
 
@@ -204,14 +240,12 @@ def store(table: pd.DataFrame, names: Mapping[float, str], source: str) -> BookF
         names: stored shares to mark, and which method they stand for.
         source: said under the figure.
     """
-    figure, axes = new_figure(1, 3, height=3.8)
+    figure, axes = new_figure(1, 3, height=3.6)
     capacities = sorted(table["capacity_bytes"].unique())
-    for shade, capacity in zip((0.35, 0.6, 1.0), capacities, strict=False):
+    for size, capacity in zip(("size_1", "size_2", "size_4"), capacities, strict=False):
         rows = _where(table, capacity_bytes=capacity).sort_values(by="stored_share")
         label = f"{capacity / 1e12:g} TB of store"
-        axes[0].plot(
-            rows["stored_share"], 100 * rows["hit_rate"], color=COLOURS["mooncake"], alpha=shade, label=label
-        )
+        axes[0].plot(rows["stored_share"], 100 * rows["hit_rate"], color=COLOURS[size], label=label)
     one = table.drop_duplicates("stored_share").sort_values(by="stored_share")
     axes[1].plot(one["stored_share"], 1e3 * one["load_s"], color=COLOURS["dram"])
     axes[2].plot(one["stored_share"], one["least_bytes_per_s"] / 1e9, color=COLOURS["dram"])
@@ -223,7 +257,7 @@ def store(table: pd.DataFrame, names: Mapping[float, str], source: str) -> BookF
         for share, name in names.items():
             panel.axvline(share, color=COLOURS["slo"], linewidth=0.8, linestyle=":")
             if panel is axes[0]:
-                panel.annotate(name, (share, 0.02), xycoords=("data", "axes fraction"), rotation=90)
-    axes[0].legend(loc="upper right")
+                panel.annotate(name, (share, 1.01), xycoords=("data", "axes fraction"), rotation=40)
+    legend_above(figure)
     footer(figure, source)
     return figure

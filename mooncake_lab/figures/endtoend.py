@@ -14,8 +14,9 @@ from mooncake_lab.figures.style import (
     COMPUTED,
     BookFigure,
     footer,
-    legend_once,
+    legend_above,
     new_figure,
+    panel_title,
     paper_points,
     plain_number,
     slo_line,
@@ -54,7 +55,7 @@ def capacity(
         names: what the paper calls each system.
         limits_ms: the TBT limits of the paper.
     """
-    size: dict[str, Any] = {"height": 2.4 * len(paper) + 0.5, "sharex": True, "sharey": True}
+    size: dict[str, Any] = {"height": 1.75 * len(paper) + 1.0, "sharex": True, "sharey": True}
     figure, axes = new_figure(len(paper), len(names), **size)
     panels = [(workload, system) for workload in paper for system in names]
     for panel, (workload, system) in zip(axes, panels, strict=True):
@@ -65,18 +66,18 @@ def capacity(
             shares = 100 * np.asarray(row["capacity"])
             panel.plot(grid_ms, shares, color=COLOURS[_COLOUR[system]], linestyle=style, label=label)
         theirs = _thinned(paper[workload], names[system], np.geomspace(30, 1000, 18))
-        paper_points(panel, theirs["x"], theirs["y"], "_")
+        paper_points(panel, theirs["x"], theirs["y"], "FAST'25 Figs. 1, 6, 7")
         for limit in limits_ms:
             panel.axvline(limit, color=COLOURS["slo"], linewidth=0.8, linestyle=(0, (4, 3)))
         panel.set(xscale="log", xlim=(grid_ms[0], grid_ms[-1]), ylim=(-3, 103))
-        panel.set_title(f"{names[system]}\n{workload}")
-        if len(mine) > 1 and panel in axes[-len(names) :]:  # where the lines leave room
-            panel.legend(loc="lower right")
+        if workload == next(iter(paper)):
+            panel_title(panel, names[system].replace(" ", "\n", 1))
     for panel in axes[-len(names) :]:
         _ticks(panel, [30, 100, 300, 1000])
         panel.set_xlabel("TBT limit (ms)")
-    for panel in axes[:: len(names)]:
-        panel.set_ylabel("effective requests (%)")
+    for panel, workload in zip(axes[:: len(names)], paper, strict=True):
+        panel.set_ylabel(f"{workload}\neffective requests (%)")
+    legend_above(figure)
     footer(figure, f"{_SIMULATED}; {_origins(rows)}; diamonds: FAST'25 Figs. 1, 6, 7")
     return figure
 
@@ -100,7 +101,7 @@ def gpu_time(
         names: what the paper calls each system.
         groups: what it calls each workload.
     """
-    figure, (axes,) = new_figure(height=4.0)
+    figure, (axes,) = new_figure(height=3.4)
     records = rows.to_dict(orient="records")
     for i, (system, series) in enumerate(names.items()):
         heights = {str(r["workload"]): float(r["prefill_gpu_s"]) for r in records if r["system"] == system}
@@ -110,8 +111,7 @@ def gpu_time(
         paper_points(axes, at, [printed[name] for name in groups.values()], "FAST'25 Fig. 8" if i == 0 else "_")
     axes.set_xticks(range(len(groups)), list(groups.values()))
     axes.set(ylabel="prefill GPU time (s/request)", ylim=(0, None))
-    legend_once(axes, ncols=2)
-    axes.set_ylim(0, 1.35 * axes.get_ylim()[1])
+    legend_above(figure)
     footer(figure, f"{_SIMULATED}; {_origins(rows)}")
     return figure
 
@@ -124,7 +124,7 @@ def splits(rows: pd.DataFrame, paper: Mapping[str, pd.DataFrame]) -> BookFigure:
         rows: rows of `EndToEnd` by prefill nodes and host overhead.
         paper: the three curves of FAST'25 Fig. 15 by our column.
     """
-    figure, axes = new_figure(1, 3, height=3.8)
+    figure, axes = new_figure(1, 3, height=3.0)
     panels = (
         ("effective", 100.0, "effective requests (%)"),
         ("ttft_mean_s", 1.0, "mean TTFT (s)"),
@@ -134,13 +134,13 @@ def splits(rows: pd.DataFrame, paper: Mapping[str, pd.DataFrame]) -> BookFigure:
     for panel, (column, unit, label) in zip(axes, panels, strict=True):
         for overhead, colour in zip(overheads, _blues(len(overheads)), strict=True):
             line = _records(rows, "prefill_nodes", host_s=overhead)
-            name = f"{1e3 * overhead:g} ms a request"
+            name = f"host: {1e3 * overhead:g} ms/request"
             y = [unit * float(row[column]) for row in line]
             panel.plot([row["prefill_nodes"] for row in line], y, **COMPUTED, color=colour, label=name)
         paper_points(panel, paper[column]["x"], paper[column]["y"], "FAST'25 Fig. 15")
         panel.set(xlabel="prefill nodes of 16 (nodes)", ylabel=label, ylim=(0, None))
-        panel.set_xticks(sorted(set(rows["prefill_nodes"])))
-    axes[2].legend(loc="upper left")
+        panel.set_xticks(sorted(set(rows["prefill_nodes"]))[::2])
+    legend_above(figure)
     footer(figure, f"{_SIMULATED}; {_origins(rows)}")
     return figure
 
@@ -157,7 +157,7 @@ def rates(
         datasets: which, in order.
         systems: what the paper calls each system.
     """
-    figure, axes = new_figure(2, len(datasets), height=5.2, sharey="row")
+    figure, axes = new_figure(2, len(datasets), height=4.8, sharey="row")
     for k, dataset in enumerate(datasets):
         for panel, metric in zip((axes[k], axes[k + len(datasets)]), ("ttft", "tbt"), strict=True):
             for system, series in systems.items():
@@ -169,13 +169,13 @@ def rates(
                 x, y = [float(row["x"]) for row in theirs], [min(float(row["y"]), 1.2) for row in theirs]
                 panel.plot(x, y, color=colour, linestyle=_DASHES, linewidth=1.2)
                 paper_points(panel, x, y, "arXiv v3" if system == "4M" else "_")
-            panel.axhline(1.0, color=COLOURS["slo"], linestyle=(0, (4, 3)), linewidth=1.2)
+            slo_line(panel, 1.0, "SLO", left=True)
             panel.set_ylim(0, 1.35)
-        axes[k].set_title(dataset)
+        panel_title(axes[k], dataset)
         axes[k + len(datasets)].set_xlabel("request rate (req/s)")
     axes[0].set_ylabel("P90 TTFT (of its SLO)")
     axes[len(datasets)].set_ylabel("P90 TBT (of its SLO)")
-    legend_once(axes[-1], loc="center left")
+    legend_above(figure)
     footer(figure, f"{_SIMULATED}; datasets generated like arXiv Table 2")
     return figure
 
@@ -197,21 +197,21 @@ def distributions(
         names: what the paper calls each system.
         limits: by the same columns, the SLO.
     """
-    figure, axes = new_figure(1, 2, height=4.0, sharey=True)
+    figure, axes = new_figure(1, 2, height=3.4, sharey=True)
     labels = {"ttft_cdf": "TTFT (s)", "tbt_cdf": "TBT, longest tenth of gaps (ms)"}
     for panel, (column, grid) in zip(axes, grids.items(), strict=True):
         for row in rows.to_dict(orient="records"):
             system = str(row["system"])
             colour = COLOURS[_COLOUR[system]]
             panel.plot(grid, 100 * np.asarray(row[column]), color=colour, label=names[system])
-            theirs = _thinned(paper[column], names[system], np.geomspace(grid[0], grid[-1], 26))
+            theirs = _thinned(paper[column], names[system], np.geomspace(grid[0], grid[-1], 13))
             panel.plot(theirs["x"], 100 * theirs["y"], color=colour, linestyle=_DASHES, linewidth=1.2)
             paper_points(panel, theirs["x"], 100 * theirs["y"], "arXiv Fig. 13" if system == "vllm" else "_")
         slo_line(panel, limits[column], f"{limits[column]:g}", vertical=True)
         panel.set(xscale="log", xlabel=labels[column], xlim=(grid[0], grid[-1]), ylim=(-3, 103))
         _ticks(panel, [x for x in (0.1, 1, 10, 30, 100, 300, 1000) if grid[0] <= x <= grid[-1]])
     axes[0].set_ylabel("requests (%)")
-    axes[0].legend(loc="lower right")
+    legend_above(figure)
     footer(figure, f"{_SIMULATED}; {_origins(rows)}")
     return figure
 
@@ -228,7 +228,7 @@ def goodput(rows: pd.DataFrame, names: Mapping[str, str], attained: float) -> Bo
         names: what the paper calls each system.
         attained: the share of requests that had to be effective.
     """
-    figure, (axes,) = new_figure(height=3.8)
+    figure, (axes,) = new_figure(height=3.2)
     limits = sorted(set(rows["tbt_limit_ms"]))
     searched = list(dict.fromkeys(zip(rows["system"], rows["prefill_nodes"], rows["decode_nodes"], strict=True)))
     width = 0.8 / len(searched)
@@ -244,10 +244,9 @@ def goodput(rows: pd.DataFrame, names: Mapping[str, str], attained: float) -> Bo
         axes.bar(at, heights, width=0.93 * width, color=colour, label=label)
         axes.errorbar(at, heights, yerr=heights * np.array([below, above]), fmt="none", ecolor=COLOURS["slo"])
         drawn.append(system)
-    axes.set_xticks(range(len(limits)), [f"{limit} ms" for limit in limits])
-    axes.set(xlabel="TBT limit", ylabel=f"rate with {attained:.0%} effective (req/s)")
-    axes.set_ylim(0, 1.35 * axes.get_ylim()[1])
-    axes.legend(ncols=2)
+    axes.set_xticks(range(len(limits)), [f"{limit}" for limit in limits])
+    axes.set(xlabel="TBT limit (ms)", ylabel=f"rate with {attained:.0%} effective (req/s)")
+    legend_above(figure)
     footer(figure, _SIMULATED + "; " + "; ".join(dict.fromkeys(map(str, rows["source"]))))
     return figure
 

@@ -101,7 +101,7 @@ def riders(hybrid: pd.DataFrame, bursts: pd.DataFrame, source: str) -> BookFigur
         source: who measured, for the footer.
     """
     figure, (left, right) = new_figure(1, 2, height=4.4)
-    accounts = (("alone", "straw_man"), ("marginal", "vllm_chunked"), ("fair", "dram"))
+    accounts = (("alone", "straw_man"), ("marginal", "vllm_chunked"), ("fair", "by_tokens"))
     sizes = list(hybrid.groupby("chunk"))
     for (_, table), line in zip(sizes, _LINES, strict=False):
         for account, colour in accounts:

@@ -73,7 +73,7 @@ def _timeline(panel: Axes, rows: pd.DataFrame) -> None:
         if what in _WORK:
             colour, hatch = _WORK[what]
             panel.barh(place, width, left=start, height=0.8, color=COLOURS[colour], hatch=hatch, edgecolor="white")
-            if width > 12:
+            if width > 22:
                 panel.text(
                     start + width / 2, place, "AB"[int(row["micro_batch"])], ha="center", va="center", color=GROUND
                 )
@@ -159,7 +159,7 @@ def sensitivity(table: pd.DataFrame, paper: pd.DataFrame) -> BookFigure:
             )  # fmt: skip
         panel.axhline(float(printed), color=COLOURS["paper"], linewidth=1, linestyle=":")
         panel.annotate(
-            f"paper {printed:g}", (0.98, float(printed)), xycoords=("axes fraction", "data"), ha="right",
+            f"paper {printed:g}", (0.02, float(printed)), xycoords=("axes fraction", "data"),
             xytext=(0, 3), textcoords="offset points",
         )  # fmt: skip
         panel.set(xlabel="prompt of 2K /\ndecode of 27 (ratio)", ylabel=fill(label, 24))

@@ -110,8 +110,10 @@ def layouts(table: pd.DataFrame, ratio: float, assumed_ms: float) -> BookFigure:
     axes.plot(table["sum_ms"], table["pipeline_ms"], color=COLOURS["here"], label="TP4-PP2")
     twice = ratio * float(table["pipeline_ms"].iloc[0])
     axes.axhline(twice, color=COLOURS["paper"], linewidth=1, linestyle=":")
-    axes.annotate(f"paper: TP8 at {ratio:g} times TP4-PP2", (0.02, twice), xycoords=("axes fraction", "data"),
-                  xytext=(0, 3), textcoords="offset points")  # fmt: skip
+    axes.annotate(
+        f"paper: TP8 at {ratio:g} times TP4-PP2", (0.98, twice), xycoords=("axes fraction", "data"), ha="right",
+        xytext=(0, 3), textcoords="offset points",
+    )  # fmt: skip
     slo_line(axes, assumed_ms, "assumed", vertical=True)
     axes.set(xlabel="latency of an all-reduce between nodes (ms)", ylabel="decode iteration (ms)", ylim=(0, None))
     label_lines(axes)

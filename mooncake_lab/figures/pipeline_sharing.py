@@ -124,7 +124,7 @@ def runahead(table: pd.DataFrame) -> BookFigure:
         panel.set_xlabel("prompt (thousand tokens)")
         panel_title(panel, f"{network:g} GB/s")
     panels[0].set(ylabel="TTFT gathering / KV-Runahead (ratio)", ylim=(0, None))
-    legend_above(figure)
+    legend_above(figure, columns=3)
     footer(figure, "modelled: LLaMA-7B on A100s at half their peak, matrices and attention alike")
     return figure
 
@@ -163,8 +163,8 @@ def capacity(served: pd.DataFrame, table: pd.DataFrame, strict_s: float, relaxed
             right.plot(
                 1000 * each["slo_s"], each["requests_per_s"], line, **COMPUTED, color=COLOURS[colour], label=policy
             )
-    for value_s, name in ((strict_s, "strict"), (relaxed_s, "relaxed")):
-        slo_line(left, 1000 * value_s, f"{name}, {1000 * value_s:g} ms")
+    slo_line(left, 1000 * strict_s, f"strict, {1000 * strict_s:g} ms", below=True)
+    slo_line(left, 1000 * relaxed_s, f"relaxed, {1000 * relaxed_s:g} ms", left=True)
     left.set(xlabel="arrivals (requests/s)", ylabel="P99 TBT (ms)", ylim=(0, None))
     right.set(xlabel="limit on P99 TBT (ms)", ylabel="capacity (requests/s)", ylim=(0, None))
     legend_above(figure)

@@ -23,6 +23,11 @@ TOGETHER = (
     ("lru", "lfu", "length_aware"),
     ("finished", "refused_late", "refused_early"),
     ("pb1", "pb2", "pb3"),
+    ("snapkv", "pyramidinfer"),
+    ("minicache", "rounding"),
+    ("kcache", "snapkv"),
+    ("vllm_chunked", "by_tokens", "by_order"),
+    ("latency", "throughput"),
     ("size_1", "size_2", "size_3", "size_4"),
 )
 """Colours that stand side by side in one figure."""

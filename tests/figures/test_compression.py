@@ -15,14 +15,18 @@ def table():
     return topic.accuracy(run(vary(few, task=("recall", "needle")), cache=False))
 
 
-def test_accuracy_has_a_panel_a_task_and_a_line_a_method(table):
-    """Two tasks, three methods each, and the source below."""
+def test_accuracy_has_a_column_a_task_and_a_row_a_family(table):
+    """Two tasks by the families of the two methods; each panel has its method and the full cache behind it."""
     figure = draw.accuracy(table, "measured: here")
-    assert len(figure.axes) == 2
-    for axes in figure.axes:
-        drawn = [container for container in axes.containers if len(container.lines[0].get_xdata())]
-        assert len(drawn) == 3
-    assert figure.get_supxlabel() == "measured: here"
+    assert len(figure.axes) == 4
+    full = table[(table["method"] == "full") & (table["task"] == "recall")]["accuracy"].iloc[0]
+    assert list(figure.axes[0].lines[0].get_ydata()) == [full, full]
+    for axes, method in zip(figure.axes[::2], ("snapkv", "kcache"), strict=True):
+        (drawn,) = axes.containers
+        assert len(drawn.lines[0].get_xdata()) == len(
+            table[(table["method"] == method) & (table["task"] == "recall")]
+        )
+    assert figure.get_supxlabel().endswith("measured: here")
 
 
 def test_breaking_draws_the_row_nearest_to_the_share(table):

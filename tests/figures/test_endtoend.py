@@ -45,7 +45,8 @@ def test_capacity_has_a_panel_for_each_workload_and_system(traces):
         (theirs,) = diamonds(panel)
         known = paper[workload][paper[workload]["series"] == SYSTEMS[system]]
         assert set(theirs.get_ydata()) <= set(known["y"])
-        assert (panel.get_legend() is not None) == (system == "vllm_chunked" and workload == [*CURVES][-1])
+        assert panel.get_legend() is None
+    assert {"512 tokens", "2048 tokens"} <= {text.get_text() for text in figure.legends[0].get_texts()}
 
 
 def test_every_bar_of_figure_8_has_its_diamond(traces):

@@ -61,7 +61,7 @@ def test_the_papers_points_are_open_diamonds(figures, name):
     assert {line.get_markerfacecolor() for line in diamonds} == {"none"}
 
 
-@pytest.mark.parametrize("name", ["time", "breakdown", "orca"])
-def test_bars_start_at_zero(figures, name):
+@pytest.mark.parametrize(("name", "axis"), [("time", "y"), ("breakdown", "x"), ("orca", "y")])
+def test_bars_start_at_zero(figures, name, axis):
     """Bars are honest about size."""
-    assert all(axes.get_ylim()[0] == 0 for axes in figures[name].axes)
+    assert all(getattr(axes, f"get_{axis}lim")()[0] == 0 for axes in figures[name].axes)
