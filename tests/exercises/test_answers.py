@@ -179,6 +179,17 @@ def test_a_policy_that_forgets_bytes_or_replays_differently_is_found(tmp_path):
     assert "chose different victims" in outcome(by_chance, 2)[0]
 
 
+def handed_in(folder, answers):
+    """The notebook of the keys with some answers of one's own, by task."""
+    notebook = json.loads((SOURCES / "keys.ipynb").read_text(encoding="utf-8"))
+    for cell in notebook["cells"]:
+        for task, text in answers.items():
+            cell["source"] = text if f'"{task}"' in json.dumps(cell["metadata"]) else cell["source"]
+    path = folder / "keys.ipynb"
+    path.write_text(json.dumps(notebook), encoding="utf-8")
+    return path
+
+
 @pytest.mark.parametrize(
     ("borrowing", "earned"), [(False, [0, 0, 0, 2, 2]), (True, [2, 3, 1, 2, 2])], ids=["default", "allowed"]
 )
@@ -189,11 +200,7 @@ def test_the_packages_own_answer_is_flagged_and_not_paid(tmp_path, borrowing, ea
         "def chain_keys(tokens, n):\n"
         "    return [hash(tuple(tokens[: i + n])) for i in range(0, len(tokens), n)]"
     )
-    notebook = json.loads((SOURCES / "keys.ipynb").read_text(encoding="utf-8"))
-    for cell in notebook["cells"]:
-        cell["source"] = text if '"chain-keys"' in json.dumps(cell["metadata"]) else cell["source"]
-    path = tmp_path / "keys.ipynb"
-    path.write_text(json.dumps(notebook), encoding="utf-8")
+    path = handed_in(tmp_path, {"chain-keys": text})
     found = grade(path, SOURCES / "keys.ipynb", student="one", seed=1, allowance=PATIENT, borrowing=borrowing)
     assert [mark.earned for mark in found.marks] == earned
     assert any("uses package answer" in each and "block_keys" in each for each in found.remarks)
@@ -215,12 +222,7 @@ def test_no_task_shows_what_the_next_one_asks(tmp_path):
         "        pass\n"
         "    raise RuntimeError('kept')"
     )
-    notebook = json.loads((SOURCES / "keys.ipynb").read_text(encoding="utf-8"))
-    for cell in notebook["cells"]:
-        cell["source"] = text if '"matched-blocks"' in json.dumps(cell["metadata"]) else cell["source"]
-        cell["source"] = "pass" if '"chain-keys"' in json.dumps(cell["metadata"]) else cell["source"]
-    path = tmp_path / "keys.ipynb"
-    path.write_text(json.dumps(notebook), encoding="utf-8")
+    path = handed_in(tmp_path, {"matched-blocks": text, "chain-keys": "pass"})
     found = grade(path, SOURCES / "keys.ipynb", student="one", seed=1, allowance=PATIENT, borrowing=True)
     assert "kept" in found.marks[0].said
     assert "never asked before" in found.marks[3].said

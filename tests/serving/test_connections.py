@@ -41,6 +41,25 @@ def until_closed(peer):
     return found
 
 
+@contextlib.contextmanager
+def dripping(peer):
+    """Send a byte now and then, meanwhile."""
+    stop = threading.Event()
+
+    def drip():
+        while not stop.wait(0.05):
+            with contextlib.suppress(OSError):
+                peer.sendall(b"x")
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
 def health(door):
     return httpx.get(f"{door.url}/health", timeout=ENOUGH_S).status_code
 
@@ -54,20 +73,8 @@ def test_headers_have_a_time(door, sent):
     """A connection whose headers do not come is closed with 408, even if a byte comes now and then."""
     with dial(door) as peer:
         peer.sendall(sent)
-        stop = threading.Event()
-
-        def drip():
-            while not stop.wait(0.05):
-                with contextlib.suppress(OSError):
-                    peer.sendall(b"x")
-
-        dripping = threading.Thread(target=drip)
-        if sent:
-            dripping.start()
-        said = until_closed(peer)
-        stop.set()
-        if sent:
-            dripping.join()
+        with dripping(peer) if sent else contextlib.nullcontext():
+            said = until_closed(peer)
     assert b"408 Request Timeout" in said
     assert health(door) == 200
 
@@ -86,18 +93,8 @@ def test_a_body_behind_the_answer_has_a_time(door):
     """A client that goes on sending what nobody reads, after its answer, is hung up on."""
     with dial(door) as peer:
         peer.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
-        stop = threading.Event()
-
-        def drip():
-            while not stop.wait(0.05):
-                with contextlib.suppress(OSError):
-                    peer.sendall(b"x")
-
-        dripping = threading.Thread(target=drip)
-        dripping.start()
-        said = until_closed(peer)
-        stop.set()
-        dripping.join()
+        with dripping(peer):
+            said = until_closed(peer)
     assert b" 401 " in said.splitlines()[0]
 
 

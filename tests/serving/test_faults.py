@@ -4,11 +4,11 @@ import asyncio
 import os
 import signal
 import threading
-import time
 
 import httpx
 import openai
 import pytest
+from waiting import until
 
 from mooncake_lab.core import Placed
 from mooncake_lab.metrics import check_log
@@ -27,16 +27,6 @@ def cluster(open_cluster):
     """Two workers of each kind."""
     with open_cluster(prefill_nodes=2, decode_nodes=2) as live:
         yield live
-
-
-def until(condition, seconds=60.0):
-    """Whether a condition came true in time."""
-    deadline_s = time.monotonic() + seconds
-    while time.monotonic() < deadline_s:
-        if condition():
-            return True
-        time.sleep(0.01)
-    return False
 
 
 @pytest.mark.parametrize("fault", FAULTS)

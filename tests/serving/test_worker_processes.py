@@ -7,10 +7,10 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from mooncake_lab.serving import LiveCluster, LiveSpec, WorkerError, WorkerPool
 from mooncake_lab.serving.launch import process as worker_process
@@ -19,16 +19,6 @@ from mooncake_lab.serving.spec import worker_spec
 
 MODEL = "random:lab-tiny"
 PROMPTS = [list(range(1, 40)), [7, 8, 9], [5] * 100]
-
-
-def until(condition, seconds=120.0):
-    """Whether a condition came true in time."""
-    deadline_s = time.monotonic() + seconds
-    while time.monotonic() < deadline_s:
-        if condition():
-            return True
-        time.sleep(0.01)
-    return False
 
 
 def title(pid):
@@ -206,13 +196,14 @@ def test_closing_does_not_wait_for_a_model(program):
     ("changes", "says"),
     [
         ({"model": "random:unheard-of"}, "unheard-of"),
-        ({"decode_tokens": 10**12, "prefill_nodes": 0, "decode_nodes": 0, "coupled_nodes": 1},
+        ({"decode_tokens": 10**12},
          r"coupled-0 did not start: decode_tokens is 1000000000000: its KVCache takes [\d.]+ GB; this machine"),
     ],
 )  # fmt: skip
 def test_a_worker_that_cannot_start_says_why(believed, capfd, changes, says):
     """An unknown model and a KVCache that is too large are errors of one sentence, without a traceback."""
-    spec = LiveSpec(**({"model": MODEL, "device": "cpu", "backend": "dense"} | changes))
+    alone = {"prefill_nodes": 0, "decode_nodes": 0, "coupled_nodes": 1, "spares": 0}  # each process takes seconds
+    spec = LiveSpec(**({"model": MODEL, "device": "cpu", "backend": "dense"} | alone | changes))
     with pytest.raises(WorkerError, match=says):
         LiveCluster(spec, believed).__enter__()
     assert "Traceback" not in capfd.readouterr().err
