@@ -200,7 +200,7 @@ class Instance:
         changes = plan.preempted or plan.swapped or plan.rejected or len(plan.segments) < len(self.running)
         if self._steady is None or changes or not plan.segments:
             return 1
-        if any(s.kind == "prefill" and s.request_id in self._admitted for s in plan.segments):
+        if self._admitted and any(s.kind == "prefill" and s.request_id in self._admitted for s in plan.segments):
             return 1
         running = [self.running[segment.request_id] for segment in plan.segments]
         return max(1, self._steady.steady_steps(plan, running, self._limits_now(self.limits.max_requests)))

@@ -136,24 +136,27 @@ class CoupledInstance:
         Requests whose prompt is not computed yet are on their way to decode; they are the prefill backlog, too.
         """
         if self._loads is None:
-            present = self._present()
-            queued = [request for _, request in present if request.generated_tokens == request.shown_tokens]
-            served = [request.served for _, request in present if request.generated_tokens > request.shown_tokens]
-            self._loads = (
-                PrefillView(
-                    self.name, fsum(r.estimated_s for r in queued), len(queued), self.assigned_requests, 0
-                ),
-                DecodeView(
-                    self.name,
-                    len(present),
-                    sum(max(progress.cached_tokens, r.served.input_tokens) for progress, r in present),
-                    self.capacity_tokens,
-                    tuple(served),
-                    tuple([request.served for request in queued]),
-                ),
-            )
+            self._loads = self._loads_now()
         prefill, decode = self._loads
         return (prefill._replace(matched_blocks=matched_blocks) if matched_blocks else prefill), decode
+
+    def _loads_now(self) -> tuple[PrefillView, DecodeView]:
+        queued: list[CoupledRequest] = []
+        served: list[ServedView] = []
+        tokens = 0
+        for progress in (*self.instance.waiting, *self.instance.running.values()):
+            request = self._requests[progress.request_id]
+            tokens += max(progress.cached_tokens, request.served.input_tokens)
+            if request.generated_tokens == request.shown_tokens:
+                queued.append(request)
+            else:
+                served.append(request.served)
+        backlog_s = fsum([request.estimated_s for request in queued])
+        coming = tuple([request.served for request in queued])
+        return (
+            PrefillView(self.name, backlog_s, len(queued), self.assigned_requests, 0),
+            DecodeView(self.name, len(queued) + len(served), tokens, self.capacity_tokens, tuple(served), coming),
+        )
 
     def tokens_shown(self) -> dict[int, int]:
         """How many tokens each request here has received by now, those of the iterations under way included."""
