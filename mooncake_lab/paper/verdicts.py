@@ -190,8 +190,10 @@ def _size(
     paper: float, ours: float, yardstick: Yardstick, *, elsewhere: float | None, bound: Bound
 ) -> Verdict | None:
     """What the size of a number says that has the claim's direction; None where it differs."""
-    if bound == "at least" and ours <= yardstick.limits(paper)[1] < math.inf:
-        return Verdict.AT_LEAST
+    if bound == "at least":  # a lower bound shows neither that the number is below something, nor within a band
+        is_downward = yardstick.sense in {"below", "at_most"}
+        if is_downward or ours <= yardstick.limits(paper)[1] < math.inf:
+            return Verdict.AT_LEAST
     if _agrees(paper, ours, yardstick):
         return Verdict.REPRODUCED
     if elsewhere is not None and _agrees(elsewhere, ours, yardstick):

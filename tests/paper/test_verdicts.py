@@ -200,6 +200,21 @@ def test_a_lower_bound_is_neither_reproduced_nor_missed():
     assert bounded(0.0) is Verdict.NOT_REPRODUCED
 
 
+@pytest.mark.parametrize(
+    "yardstick",
+    [factor(1.5, sense="below", threshold=1), within(0.2, sense="at_most", threshold=1), order("below", 1)],
+)
+def test_a_lower_bound_is_below_nothing(yardstick):
+    """A lower bound under a threshold does not show that the number is under it; one above refutes the claim."""
+
+    def bounded(ours):
+        return judge(0.5, ours, yardstick, evidence="simulated", bound="at least")
+
+    assert bounded(0.5) is bounded(0.9) is bounded(0.1) is Verdict.AT_LEAST
+    assert bounded(1.1) is Verdict.NOT_REPRODUCED
+    assert judge(0.5, 0.5, yardstick, evidence="simulated") is Verdict.REPRODUCED
+
+
 def test_a_claim_is_decided_once():
     """A second row about a claim is a detail, or the table is refused."""
     once = claimed(claim("F27"), 3e6)
