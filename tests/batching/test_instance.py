@@ -51,85 +51,6 @@ REQUESTS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 12)), min_size=
 WORLDS = st.tuples(REQUESTS, st.integers(8, 20), st.integers(1, 4), st.sampled_from([1, 4]))
 
 
-class Run:
-    """Steps an instance until all requests are done, like a runtime, and checks the laws on the way."""
-
-    def __init__(self, policy, world, *, coalesce=False, prefilled=False):
-        rows, blocks, places, block = world
-        self.instance = instance(policy, limits(blocks * 4 // block, places, 24, block))
-        self.outputs = [output + prefilled for _, output in rows]
-        self.computed = [prompt * prefilled for prompt, _ in rows]
-        self.tokens = [[-1] * prefilled for _ in rows]  # of each request, the iteration of each of its tokens
-        for i, (prompt, output) in enumerate(rows):
-            there = {"cached_tokens": prompt, "generated_tokens": 1} if prefilled else {}
-            self.instance.enqueue(request(i, prompt, max_new_tokens=output + prefilled, **there))
-        self.refused, self.iteration, self.coalesce = [], 0, coalesce
-
-    def step(self):
-        plan = self.instance.plan()
-        assert not plan.is_empty
-        self.refused += [refusal.request_id for refusal in plan.rejected]
-        for request_id in plan.preempted:
-            self.computed[request_id] = 0
-        left = [self.outputs[s.request_id] - len(self.tokens[s.request_id]) for s in plan.segments if s.emits]
-        steps = min([self.instance.steady_steps(plan) if self.coalesce else 1, *left])
-        assert steps >= 1
-        for now, segment in zip(self.instance.apply(plan, steps), plan.segments, strict=True):
-            request_id = segment.request_id
-            assert segment.cached_tokens == self.computed[request_id]  # each token once, none left out
-            self.computed[request_id] += segment.new_tokens * steps
-            if segment.emits:
-                self.tokens[request_id] += range(self.iteration, self.iteration + steps)
-            assert (now.cached_tokens, now.generated_tokens) == (
-                self.computed[request_id],
-                len(self.tokens[request_id]),
-            )
-            if now.generated_tokens == self.outputs[request_id]:
-                self.instance.finish(request_id)
-        self.iteration += steps
-        self.instance.check()
-
-    def play(self):
-        while self.instance.waiting or self.instance.running:
-            self.step()
-        assert self.instance.blocks.free_blocks == self.instance.limits.capacity_blocks
-        return self
-
-
-class TestEveryPolicy:
-    @coupled
-    @settings(max_examples=25, deadline=None)
-    @given(world=WORLDS)
-    def test_no_request_and_no_block_is_lost(self, name, world):
-        """Each request computes each token once, and gets all of its output or a refusal; all blocks come back."""
-        run = Run(named_policy(name), world).play()
-        for request_id, output in enumerate(run.outputs):
-            assert len(run.tokens[request_id]) == (0 if request_id in run.refused else output)
-
-    @coupled
-    @settings(max_examples=25, deadline=None)
-    @given(world=WORLDS)
-    def test_coalesced_steps_equal_single_steps(self, name, world):
-        """Steps taken at once give every token in the same iteration as steps taken one by one."""
-        single, several = (Run(named_policy(name), world, coalesce=each).play() for each in (False, True))
-        assert several.tokens == single.tokens
-        assert several.refused == single.refused
-
-    @pytest.mark.parametrize("prefilled", [False, True])
-    @settings(max_examples=25, deadline=None)
-    @given(world=WORLDS)
-    def test_separate_stages_keep_the_laws(self, prefilled, world):
-        """Prefill-only instances of one-token requests and decode-only ones of computed prompts keep both laws."""
-        rows, *rest = world
-        world = ([(prompt, output if prefilled else 1) for prompt, output in rows], *rest)
-        policy = DecodeOnly() if prefilled else PrefillOnly(chunk_tokens=3)
-        single, several = (Run(policy, world, coalesce=each, prefilled=prefilled).play() for each in (False, True))
-        assert several.tokens == single.tokens
-        assert [len(times) for i, times in enumerate(single.tokens) if i not in single.refused] == [
-            output for i, output in enumerate(single.outputs) if i not in single.refused
-        ]
-
-
 class TestSteadiness:
     def test_decodes_repeat_until_blocks_run_out(self):
         """Two decodes that hold two of four blocks of four tokens fill all four before the plan changes."""
@@ -361,3 +282,83 @@ class TestCheck:
         damage(one)
         with pytest.raises(AssertionError, match=message):
             one.check()
+
+
+class Run:
+    """Steps an instance until all requests are done, like a runtime, and checks the laws on the way."""
+
+    def __init__(self, policy, world, *, coalesce=False, prefilled=False):
+        rows, blocks, places, block = world
+        self.instance = instance(policy, limits(blocks * 4 // block, places, 24, block))
+        self.outputs = [output + prefilled for _, output in rows]
+        self.computed = [prompt * prefilled for prompt, _ in rows]
+        self.tokens = [[-1] * prefilled for _ in rows]  # of each request, the iteration of each of its tokens
+        for i, (prompt, output) in enumerate(rows):
+            there = {"cached_tokens": prompt, "generated_tokens": 1} if prefilled else {}
+            self.instance.enqueue(request(i, prompt, max_new_tokens=output + prefilled, **there))
+        self.refused, self.iteration, self.coalesce = [], 0, coalesce
+
+    def step(self):
+        plan = self.instance.plan()
+        assert not plan.is_empty
+        self.refused += [refusal.request_id for refusal in plan.rejected]
+        for request_id in plan.preempted:
+            self.computed[request_id] = 0
+        left = [self.outputs[s.request_id] - len(self.tokens[s.request_id]) for s in plan.segments if s.emits]
+        steps = min([self.instance.steady_steps(plan) if self.coalesce else 1, *left])
+        assert steps >= 1
+        for now, segment in zip(self.instance.apply(plan, steps), plan.segments, strict=True):
+            request_id = segment.request_id
+            assert segment.cached_tokens == self.computed[request_id]  # each token once, none left out
+            self.computed[request_id] += segment.new_tokens * steps
+            if segment.emits:
+                self.tokens[request_id] += range(self.iteration, self.iteration + steps)
+            assert (now.cached_tokens, now.generated_tokens) == (
+                self.computed[request_id],
+                len(self.tokens[request_id]),
+            )
+            if now.generated_tokens == self.outputs[request_id]:
+                self.instance.finish(request_id)
+        self.iteration += steps
+        self.instance.check()
+
+    def play(self):
+        while self.instance.waiting or self.instance.running:
+            self.step()
+            assert self.iteration < 2000  # far more than these requests need
+        assert self.instance.blocks.free_blocks == self.instance.limits.capacity_blocks
+        return self
+
+
+class TestEveryPolicy:
+    @coupled
+    @settings(max_examples=25, deadline=None)
+    @given(world=WORLDS)
+    def test_no_request_and_no_block_is_lost(self, name, world):
+        """Each request computes each token once, and gets all of its output or a refusal; all blocks come back."""
+        run = Run(named_policy(name), world).play()
+        for request_id, output in enumerate(run.outputs):
+            assert len(run.tokens[request_id]) == (0 if request_id in run.refused else output)
+
+    @coupled
+    @settings(max_examples=25, deadline=None)
+    @given(world=WORLDS)
+    def test_coalesced_steps_equal_single_steps(self, name, world):
+        """Steps taken at once give every token in the same iteration as steps taken one by one."""
+        single, several = (Run(named_policy(name), world, coalesce=each).play() for each in (False, True))
+        assert several.tokens == single.tokens
+        assert several.refused == single.refused
+
+    @pytest.mark.parametrize("prefilled", [False, True])
+    @settings(max_examples=25, deadline=None)
+    @given(world=WORLDS)
+    def test_separate_stages_keep_the_laws(self, prefilled, world):
+        """Prefill-only instances of one-token requests and decode-only ones of computed prompts keep both laws."""
+        rows, *rest = world
+        world = ([(prompt, output if prefilled else 1) for prompt, output in rows], *rest)
+        policy = DecodeOnly() if prefilled else PrefillOnly(chunk_tokens=3)
+        single, several = (Run(policy, world, coalesce=each, prefilled=prefilled).play() for each in (False, True))
+        assert several.tokens == single.tokens
+        assert [len(times) for i, times in enumerate(single.tokens) if i not in single.refused] == [
+            output for i, output in enumerate(single.outputs) if i not in single.refused
+        ]
