@@ -41,7 +41,7 @@ def test_a_page_is_accessible_on_a_phone(visit):
         pytest.skip("only chapters have widgets and wide outputs")
     page = visit.page
     page.set_viewport_size(PHONE)
-    page.wait_for_timeout(100)  # after the window has changed, boxes that scroll are marked
+    page.wait_for_timeout(600)  # after the window has changed, boxes that scroll are marked
     found = grave(page, {"rules": {"color-contrast": {"enabled": False}}})
     page.set_viewport_size(DESK)
     assert found == []
@@ -52,7 +52,7 @@ def test_a_box_that_scrolls_says_so(visit):
     """What is too wide for a phone can be reached by key, with a hint above it; on a desk the hint is gone."""
     page = visit.page
     page.set_viewport_size(PHONE)
-    page.wait_for_timeout(100)
+    page.wait_for_timeout(600)
     silent = """() => [...document.querySelectorAll('.bd-article :is(table, div.math)')]
       .filter(box => box.scrollWidth > box.clientWidth + 1 && getComputedStyle(box).overflowX === 'auto')
       .filter(box => box.tabIndex !== 0 || !box.previousElementSibling?.checkVisibility())
