@@ -4,22 +4,14 @@ import json
 import subprocess
 import sys
 
-import pytest
 from typer.testing import CliRunner
 
 from mooncake_lab import __version__
 from mooncake_lab.cli import app
 
 
-@pytest.mark.parametrize("heavy", ["pandas", "torch", "matplotlib", "papermill", "transformers"])
-def test_the_command_line_starts_without(heavy):
-    """Importing the command line imports none of the libraries that take a second and more."""
-    code = f"import sys, mooncake_lab.cli; raise SystemExit({heavy!r} in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_a_simulation_runs_without_any_of_them(tmp_path):
-    """From the command line to its numbers, `simulate` imports no tables, figures, tensors or live cluster."""
+def test_a_simulation_imports_nothing_heavy(tmp_path):
+    """From the start of the command line to its numbers, `simulate` imports no library that takes a second."""
     trace = tmp_path / "trace.jsonl"
     request = {"timestamp": 0, "input_length": 600, "output_length": 3, "hash_ids": [0, 1]}
     trace.write_text(json.dumps(request) + "\n")
