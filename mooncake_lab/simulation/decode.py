@@ -1,9 +1,9 @@
 """A decode instance in virtual time: continuous batching, with exact token times at few events.
 
-Between two changes of the batch nothing happens that a formula does not know: a step lasts
-`constant + per request + per cached token`, and the cache grows by one token a request and step. So the
-instance sleeps until its first member finishes, its memory is full, or somebody joins; what lay between
-is one `StepDone` event from which every token's time follows.
+Between two changes of the batch, step times follow a formula: a step lasts `constant + per request + per cached
+token`, and the cache grows by one token per request and step. So the instance sleeps until its first request
+finishes, its memory is full, or a request joins; the steps until then are one `StepDone` event from which every
+token's time follows. This is the fast path of `Instance` under `DecodeOnly`; tests compare the two.
 """
 
 import heapq
@@ -20,7 +20,7 @@ from mooncake_lab.simulation.steady import ROUNDING_S, Steady
 
 
 @dataclass(slots=True, eq=False)
-class _Member:
+class _DecodeRequest:
     """A request in the batch; `cached_tokens` is its context when it joined at step `joined_step`."""
 
     attempt: Attempt
@@ -57,8 +57,8 @@ class DecodeInstance:
         self._env = env
         self._model = model
         self._report = report
-        self._waiting: deque[_Member] = deque()
-        self._members: dict[int, _Member] = {}
+        self._waiting: deque[_DecodeRequest] = deque()
+        self._members: dict[int, _DecodeRequest] = {}
         self._finishing: list[tuple[int, int]] = []
         self._context_tokens = 0
         self._step = 0
@@ -84,13 +84,13 @@ class DecodeInstance:
             shown_tokens: tokens that its client has.
             shows_computed: whether the token that prefill computed is shown as it joins.
         """
-        self._waiting.append(_Member(attempt, context_tokens, output_tokens, shown_tokens, shows_computed))
+        self._waiting.append(_DecodeRequest(attempt, context_tokens, output_tokens, shown_tokens, shows_computed))
         self._wake()
 
     def _wake(self) -> None:
         """Something changed: an idle instance looks at once, a stretch that runs ends with the step under way.
 
-        Where memory is full, joining has to wait for somebody to finish.
+        Where memory is full, a request can only join when another one finishes.
         """
         if self._stretch is None:
             if self._timer is None:
@@ -108,7 +108,7 @@ class DecodeInstance:
         self._timer.callbacks.append(self._on_time)
 
     def _on_time(self, timer: simpy.Event) -> None:
-        """The stretch is over, or somebody came to an idle instance: on to the next stretch."""
+        """The stretch is over, or a request came to an idle instance: the next stretch begins."""
         if timer is not self._timer:
             return  # a stretch that was cut short
         if self._stretch is not None:
@@ -155,14 +155,14 @@ class DecodeInstance:
         for member in members:
             self._fail(member, "its decode instance died", retriable=True)
 
-    def _fail(self, member: _Member, reason: str, *, retriable: bool) -> None:
+    def _fail(self, member: _DecodeRequest, reason: str, *, retriable: bool) -> None:
         self._report(
             AttemptFailed(
                 at_s=self._env.now, attempt=member.attempt, reason=reason, retriable=retriable, stage="capacity"
             )
         )
 
-    def _start(self, member: _Member) -> None:
+    def _start(self, member: _DecodeRequest) -> None:
         if not member.started:
             member.started = True
             self._report(DecodeStarted(at_s=self._env.now, attempt=member.attempt))
@@ -184,9 +184,9 @@ class DecodeInstance:
         return max(1, min(finish, room))
 
     def _make_room(self) -> None:
-        """When not even one more token a request fits, the newest member goes back to host memory.
+        """Swap out the newest requests until one more token per request fits.
 
-        Who is alone then has outgrown the instance, and is rejected.
+        A request that is alone then has outgrown the instance, and is rejected.
         """
         while self._members and self._context_tokens + len(self._members) > self.capacity_tokens:
             member = self._push_out()
@@ -197,7 +197,7 @@ class DecodeInstance:
                 self._fail(member, f"{held}: {self.name} holds {self.capacity_tokens}", retriable=False)
                 self._admit()
 
-    def _push_out(self) -> _Member:
+    def _push_out(self) -> _DecodeRequest:
         request_id, member = self._members.popitem()
         done = self._step - member.joined_step
         self._context_tokens -= member.cached_tokens + done
@@ -228,5 +228,5 @@ class DecodeInstance:
             self._context_tokens -= member.cached_tokens + self._step - member.joined_step
             self._finish(member)
 
-    def _finish(self, member: _Member) -> None:
+    def _finish(self, member: _DecodeRequest) -> None:
         self._report(RequestDone(at_s=self._env.now, attempt=member.attempt))
