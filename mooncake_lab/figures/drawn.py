@@ -9,7 +9,7 @@ import io
 import math
 import re
 from collections.abc import Callable, Iterator
-from itertools import cycle, pairwise
+from itertools import cycle, groupby, pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -50,6 +50,25 @@ def as_csv(figure: Figure) -> str:
     writer.writeheader()
     writer.writerows({key: _plain(value) for key, value in row.items()} for row in rows)
     return text.getvalue()
+
+
+def in_words(figure: Figure) -> str:
+    """What a figure shows, for whoever does not see it: axes of each panel, and how far each series reaches."""
+    said: list[str] = []
+    for number, rows in groupby(drawn(figure), key=lambda row: row["panel"]):
+        panel = list(rows)
+        name = " ".join(panel[0]["title"].split())
+        axes = " over ".join(filter(None, (panel[0]["y_axis"], panel[0]["x_axis"])))
+        said.append(f"Panel {number}{f', {name}' if name else ''}: {' '.join(axes.split())}.")
+        for series in dict.fromkeys(row["series"] for row in panel):
+            mine = [row for row in panel if row["series"] == series]
+            spans = (f"{axis} from {_reach(mine, axis, min)} to {_reach(mine, axis, max)}" for axis in "xy")
+            said.append(f"{series or 'Not named'}: {', '.join(spans)}.")
+    return " ".join(said)
+
+
+def _reach(rows: list[dict[str, Any]], axis: str, end: Callable[[list[float]], float]) -> str:
+    return f"{end([row[key] for row in rows for key in (axis, f'{axis}_end') if key in row]):.3g}"
 
 
 def has_filled_circles(figure: Figure) -> bool:

@@ -19,6 +19,7 @@ import io
 import re
 from collections.abc import Callable, Mapping
 from functools import wraps
+from html import escape
 from textwrap import wrap
 from types import MappingProxyType
 from typing import Any, Final, ParamSpec, TypeVar, cast
@@ -33,7 +34,7 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
 from mooncake_lab.figures.colours import COLOURS, FRAME, GROUND
-from mooncake_lab.figures.drawn import DATA_TYPE, as_csv, has_filled_circles
+from mooncake_lab.figures.drawn import DATA_TYPE, as_csv, has_filled_circles, in_words
 
 HATCHES: Final[Mapping[str, str]] = MappingProxyType({"prefill": "", "decode": "///"})
 """Prefill is solid, decode hatched."""
@@ -102,7 +103,7 @@ class BookFigure(Figure):
             buffer = io.StringIO()
             self.savefig(buffer, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
         _check_text(self)
-        return _checked_size(_small(buffer.getvalue()))
+        return _checked_size(_small(buffer.getvalue(), in_words(self)))
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         data = as_csv(self)
@@ -269,14 +270,15 @@ def _check_text(figure: Figure) -> None:
         raise ValueError(f"text below {SMALL} points (11 px) in a figure: {tiny[:3]}; leave its size to the style")
 
 
-def _small(svg: str) -> str:
-    """The same drawing without what no viewer needs: blanks, ids without references, thousandths of a pixel."""
+def _small(svg: str, words: str) -> str:
+    """The same drawing, described, without what no viewer needs: blanks, unused ids, thousandths of a pixel."""
     wanted = set(re.findall(r'(?:href="|url\()#([^")]+)', svg))
     svg = re.sub(r' id="([^"]+)"', lambda match: match[0] if match[1] in wanted else "", svg)
     for needless in _NEEDLESS:
         svg = re.sub(needless, "", svg, flags=re.DOTALL)
     svg = re.sub(r' (?:d|x|y)="[^"]*"', lambda match: re.sub(r"(\.\d\d)\d+", r"\1", match[0]), svg)
-    return svg.replace("<svg ", f"<svg {_ROOT} ", 1)
+    start = svg.index(">", svg.index("<svg ")) + 1
+    return f"{svg[:start].replace('<svg ', f'<svg {_ROOT} ', 1)}<desc>{escape(words)}</desc>{svg[start:]}"
 
 
 def _checked_size(svg: str) -> str:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mooncake_lab.figures import COLOURS, new_figure, paper_points, slo_line, styled
-from mooncake_lab.figures.drawn import DATA_TYPE, as_csv, drawn
+from mooncake_lab.figures.drawn import DATA_TYPE, as_csv, drawn, in_words
 
 NUMBERS = st.lists(st.floats(-1e6, 1e6, allow_nan=False, width=32), min_size=1, max_size=20)
 
@@ -113,3 +113,17 @@ def test_a_word_belongs_to_its_tick():
     axes.plot([0.25, 0.5, 1.0], [0, 0, 0])
     axes.set_xticks([0.25, 0.5], ["a quarter", "a half"])
     assert [row["at"] for row in drawn(figure)] == ["a quarter", "a half", ""]
+
+
+def test_the_description_says_how_far_each_series_reaches():
+    """Whoever does not see the figure is told its panels, axes and series, from what is drawn."""
+    figure, (left, right) = empty(2)
+    left.plot([1, 2, 3], [3.0, 4.5, 1.0], label="Mooncake")
+    left.set(xlabel="nodes (count)", ylabel="TTFT (s)", title="busy")
+    right.barh([0.0, 1.0], [7.0, 2.5], label="vLLM")
+    right.set(xlabel="wait (s)")
+    assert in_words(figure) == (
+        "Panel 1, busy: TTFT (s) over nodes (count). Mooncake: x from 1 to 3, y from 1 to 4.5. "
+        "Panel 2: wait (s). vLLM: x from 0 to 7, y from -0.4 to 1.4."
+    )
+    assert f"<desc>{in_words(figure)}</desc>" in figure._repr_svg_()
