@@ -14,8 +14,8 @@ from mooncake_lab.batch.definition import Definition, escaped, markdown, prose, 
 PACKAGE: Final = Path(mooncake_lab.__file__).parent
 
 FLOORS: Final = (
-    "core", "perf", "workload", "store", "batching", "conductor", "engine", "compression", "simulation", "serving",
-    "metrics", "paper", "experiments", "figures", "batch", "exercises",
+    "core", "perf", "workload", "store", "batching", "conductor", "engine", "compression", "cluster", "simulation",
+    "serving", "metrics", "paper", "experiments", "figures", "batch", "exercises",
 )  # fmt: skip
 """The packages from the ground up, as the design lists them."""
 
