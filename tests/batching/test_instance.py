@@ -75,6 +75,12 @@ class TestSteadiness:
         assert one.steady_steps(plan) == (92 - 4) // 8
         assert one.apply(plan, 11)[0].pending_tokens == 4
 
+    def test_decodes_repeat_from_their_first_iteration_on(self):
+        """Of four blocks of four tokens, a computed prompt of six leaves room for ten decodes at once."""
+        one = instance(DecodeOnly(), limits(blocks=4))
+        one.enqueue(request(0, 6, cached_tokens=6, generated_tokens=1))
+        assert one.steady_steps(one.plan()) == 10
+
     def test_two_pieces_do_not_repeat(self):
         """Pieces of two prompts in one iteration are planned one by one."""
         one = instance(PrefillOnly(), limits(blocks=40, requests=2, tokens=40))
