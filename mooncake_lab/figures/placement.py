@@ -76,7 +76,7 @@ def boxes(
         panel.set_ylabel("TTFT (s)")
         panel.set_xticks(range(len(policies)), [_LABEL[policy] for policy in policies])
         panel.yaxis.set_major_formatter("{x:g}")
-        slo_line(panel, 30.0, "limit 30 s")
+        slo_line(panel, 30.0, "limit 30 s", left=True)
     legend_above(figure)
     _origin(figure, (row for rows in panels.values() for row in rows["source"]))
     return figure

@@ -48,7 +48,7 @@ def tiers(
         xscale="log",
         yscale="log",
         xlabel="bandwidth of the tier (MB/s)",
-        ylabel="time of computing over reusing (ratio)",
+        ylabel="time of computing\nover reusing (ratio)",
     )
     right.set_yticks([0.2, 0.5, 1, 2, 5])
     right.minorticks_off()
