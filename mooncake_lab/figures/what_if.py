@@ -23,6 +23,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 246, 30, 186
 """Edges of a panel's plot in CSS pixels; names and values are to the right of it."""
 _APART: Final = 27
 """Between labels of two lines each."""
+_LONGEST_NAME: Final = 16
+"""Characters beside a line, on a phone too."""
 _DASHES: Final = ("", "7 3", "2 3", "9 3 2 3", "4 2", "1 2")
 
 
@@ -168,13 +170,17 @@ def what_if(
         reference: a ratio at which a horizontal line is drawn; the panels are then logarithmic.
 
     Raises:
-        ValueError: when a value of the knob lacks a line, or has one twice.
+        ValueError: when a value of the knob lacks a line, or has one twice, or a name is too long.
     """
     values: Sequence[Any] = sorted(set(table[knob]))
     sides: Sequence[Any] = tuple(dict.fromkeys(table[side]))
     found = {(line[knob], line[side]): line for line in table.to_dict(orient="records")}
     if not len(found) == len(table) == len(values) * len(sides):
         raise ValueError(f"{len(table)} rows; {knob} x {side} needs {len(values)} x {len(sides)}, each once")
+    called = tuple((names or {}).get(row, str(row)).replace("\n", " ") for row in sides)
+    for name in called:
+        if len(name) > _LONGEST_NAME:
+            raise ValueError(f"the name {name!r} is too long; {_LONGEST_NAME} characters fit beside a line")
     grids = {
         head: [[float(found[at, row][column]) for at in values] for row in sides]
         for head, (column, _) in quantities.items()
@@ -184,7 +190,7 @@ def what_if(
         label=label,
         caption=caption,
         values=tuple(value.format(at) for at in values),
-        sides=tuple((names or {}).get(row, str(row)).replace("\n", " ") for row in sides),
+        sides=called,
         colours=tuple((colours or {}).get(row, "straw_man") for row in sides),
         panels=tuple(_panel(head, grids[head], spec, reference) for head, (_, spec) in quantities.items()),
         start=start,

@@ -85,6 +85,12 @@ def test_a_hole_in_the_grid_is_refused():
         page_of(pd.concat([TABLE, TABLE]))
 
 
+def test_a_name_that_does_not_fit_is_refused():
+    """Beside a line there is room for some letters only."""
+    with pytest.raises(ValueError, match="counting the requests to come"):
+        page_of(names={"a": "counting the requests to come"})
+
+
 def test_text_cannot_leave_its_place():
     """Names are escaped in the page and in the data."""
     page = page_of(TABLE.assign(policy=["</script>", "</script>", "b", "b"]), "<b>&", names={"b": "</svg>"})

@@ -101,15 +101,15 @@ def test_every_verdict_is_in_the_window(visit, width):
 
 
 def test_the_promise_is_on_the_first_screen(open_page):
-    """Heading, what a reader gets, and the figure with its caption: one below the other, before any scrolling."""
+    """Heading, what a reader gets, and the drawing: one below the other, before any scrolling."""
     page = open_page(FRONT).page
     page.set_viewport_size(SMALL_DESK)
     parts = [
-        page.locator(f"article {part}").first for part in ("h1", "section > p", "figure", "figure figcaption")
+        page.locator(f"article {part}").first for part in ("h1", "section > p", "section > svg, section > div svg")
     ]
-    heading, promise, figure, caption = (part.bounding_box() for part in parts)
-    assert heading["y"] < promise["y"] < figure["y"] < caption["y"]
-    assert figure["y"] + figure["height"] <= SMALL_DESK["height"]
+    heading, promise, drawing = (part.bounding_box() for part in parts)
+    assert heading["y"] < promise["y"] < drawing["y"]
+    assert drawing["y"] + drawing["height"] <= SMALL_DESK["height"]
 
 
 def test_search_finds_a_word(open_page):
