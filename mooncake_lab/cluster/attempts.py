@@ -170,8 +170,8 @@ class Attempts:
         A prompt stays in the backlog of its prefill worker until that worker says that it dropped or computed it.
         """
         if state.prefill is not None and state.decode is not None:
-            self.in_transit.pop(state.request.id, None)
-            state.prefill.end_sending(state.attempt)
+            if self.in_transit.pop(state.request.id, None) is not None:
+                state.prefill.end_sending(state.attempt)
             state.decode.release(state.request.id)
             state.placement = state.prefill = state.decode = None
 

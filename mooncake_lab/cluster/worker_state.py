@@ -51,11 +51,12 @@ class WorkerState:
     """Requests in its batch, or taken out of it for want of memory."""
     stepped_until_s: float = 0.0
     """When its last decode step ended."""
+    latest_view: DecodeView | None = None
+    """It as a place to decode; None since something changed."""
     _queued_ticks: int = 0
     _queued_s: float = 0.0
     _latest: Attempt | None = None
     _latest_until_s: float = 0.0
-    _decode_view: DecodeView | None = None
 
     # prefill
 
@@ -125,8 +126,10 @@ class WorkerState:
 
     def end_sending(self, attempt: Attempt) -> bool:
         """A transfer has arrived, or is given up; false where that is no news."""
-        under_way = (self.sending, self.arriving, self.reading)
-        return any(transfers.pop(attempt, None) is not None for transfers in under_way)
+        if self.sending.pop(attempt, None) is not None:
+            return True
+        late = self.arriving or self.reading  # often neither, and every request comes by here
+        return bool(late) and (self.arriving.pop(attempt, None) or self.reading.pop(attempt, None)) is not None
 
     def stop_sending_to(self, worker: str) -> None:
         """A worker that received KVCache from it is down."""
@@ -143,9 +146,8 @@ class WorkerState:
 
     def decode_view(self) -> DecodeView:
         """It as a place to decode."""
-        view = self._decode_view
-        if view is None:
-            view = self._decode_view = DecodeView(
+        if self.latest_view is None:
+            self.latest_view = DecodeView(
                 self.name,
                 len(self.contexts),
                 self.context_tokens,
@@ -153,19 +155,19 @@ class WorkerState:
                 tuple(self.decoding.values()),
                 tuple(self.coming.values()),
             )
-        return view
+        return self.latest_view
 
     def expect(self, request: Request, starts_s: float) -> None:
         """A request will decode there."""
         self.coming[request.id] = ServedView(request.id, request.input_tokens, starts_s)
         self.contexts[request.id] = request.input_tokens
         self.context_tokens += request.input_tokens
-        self._decode_view = None
+        self.latest_view = None
 
     def join(self, request_id: int, at_s: float) -> None:
         """A request that was on its way is there."""
-        self.decoding[request_id] = self.coming.pop(request_id)._replace(starts_s=at_s)
-        self._decode_view = None
+        self.decoding[request_id] = ServedView(request_id, self.coming.pop(request_id).input_tokens, at_s)
+        self.latest_view = None
 
     def step(self, request_ids: Sequence[int], steps: int, until_s: float) -> None:
         """Each of these requests has so many tokens more."""
@@ -174,7 +176,7 @@ class WorkerState:
             contexts[request_id] += steps
         self.context_tokens += steps * len(request_ids)
         self.stepped_until_s = until_s
-        self._decode_view = None
+        self.latest_view = None
 
     def release(self, request_id: int) -> None:
         """A request does not decode there any more, or will not."""
@@ -182,4 +184,4 @@ class WorkerState:
         self.coming.pop(request_id, None)
         self.decoding.pop(request_id, None)
         self.started.discard(request_id)
-        self._decode_view = None
+        self.latest_view = None

@@ -108,7 +108,7 @@ class WorkerTable:
         view = self._old_view
         if view is None or now_s - view.taken_at_s > self._view_age_s:
             prefill = tuple([worker.prefill_view(matches[place], now_s) for worker, place in self._prefill])
-            decode = tuple([worker.decode_view() for worker in self._decode])
+            decode = tuple([worker.latest_view or worker.decode_view() for worker in self._decode])
             view = ClusterView(now_s, prefill, decode, history.lengths, history.recent(now_s))
             if self._view_age_s:
                 self._old_view = view

@@ -1,5 +1,7 @@
 """Who serves which request: views in, decisions out, nothing remembered in between (FAST'25 §4, arXiv §6-7)."""
 
+from typing import TYPE_CHECKING
+
 from mooncake_lab.conductor.admission import (
     ADMISSION_POLICIES,
     AdaptiveThreshold,
@@ -35,9 +37,12 @@ from mooncake_lab.conductor.placement import (
     Random,
 )
 from mooncake_lab.conductor.placement_names import PLACEMENT_POLICIES, named_placement
-from mooncake_lab.conductor.regression import PolynomialEstimator
 from mooncake_lab.conductor.routers import FewestRequests, RoundRobin
 from mooncake_lab.conductor.view import ClusterView, DecodeView, PrefillView, RecentView, ServedView
+from mooncake_lab.core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from mooncake_lab.conductor.regression import PolynomialEstimator
 
 __all__ = [
     "ADMISSION_POLICIES",
@@ -85,3 +90,10 @@ __all__ = [
     "needs_of",
     "share_longer",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "regression": ("PolynomialEstimator",),
+    },
+)

@@ -1,9 +1,11 @@
 """The nouns: requests, service levels, block keys, the run log, units."""
 
+from typing import TYPE_CHECKING
+
 from mooncake_lab.core.carried import carried_folder
 from mooncake_lab.core.collection import rare_collections
 from mooncake_lab.core.draws import keyed_uniform
-from mooncake_lab.core.keys import KEY_HASHES, block_keys
+from mooncake_lab.core.lazy import lazy_names
 from mooncake_lab.core.log import (
     Arrived,
     CacheChanged,
@@ -24,6 +26,9 @@ from mooncake_lab.core.request import BlockKey, Request, TracedRequest
 from mooncake_lab.core.scales import SCALES, check_scale
 from mooncake_lab.core.slo import SLO
 from mooncake_lab.core.units import GB, GIB, KIB, MIB, TERA, blocks_for, gbps
+
+if TYPE_CHECKING:
+    from mooncake_lab.core.keys import KEY_HASHES, block_keys
 
 __all__ = [
     "GB",
@@ -59,3 +64,10 @@ __all__ = [
     "read_log",
     "write_log",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "keys": ("KEY_HASHES", "block_keys"),
+    },
+)

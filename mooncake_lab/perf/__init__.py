@@ -1,15 +1,8 @@
 """How long things take: model shapes, hardware, FLOPs and bytes, roofline, latency models, calibration."""
 
-from mooncake_lab.perf.calibration import (
-    Calibration,
-    as_told,
-    column_sizes,
-    fit_decode,
-    fit_link,
-    fit_prefill,
-    nonnegative_fit,
-    per_request_cost_s,
-)
+from typing import TYPE_CHECKING
+
+from mooncake_lab.core.lazy import lazy_names
 from mooncake_lab.perf.cpp import (
     CppGroup,
     chunk_seconds,
@@ -50,6 +43,18 @@ from mooncake_lab.perf.rounds import (
     piggyback_round,
     separate_round,
 )
+
+if TYPE_CHECKING:
+    from mooncake_lab.perf.calibration import (
+        Calibration,
+        as_told,
+        column_sizes,
+        fit_decode,
+        fit_link,
+        fit_prefill,
+        nonnegative_fit,
+        per_request_cost_s,
+    )
 
 __all__ = [
     "HARDWARE",
@@ -105,3 +110,19 @@ __all__ = [
     "separate_round",
     "transferred",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "calibration": (
+            "Calibration",
+            "as_told",
+            "column_sizes",
+            "fit_decode",
+            "fit_link",
+            "fit_prefill",
+            "nonnegative_fit",
+            "per_request_cost_s",
+        ),
+    },
+)

@@ -4,14 +4,15 @@ Eq. 1 is here twice: as the paper prints it, and as it really is. Token counts a
 arrays; all functions work on both.
 """
 
-from typing import Final, TypeVar
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from mooncake_lab.perf.models import ModelShape
 
-Count = TypeVar("Count", float, npt.NDArray[np.float64])
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+Count = TypeVar("Count", float, "npt.NDArray[np.float64]")
 """A number of tokens, or an array of them."""
 
 PRINTED_A: Final = 4
