@@ -362,3 +362,43 @@ def test_a_client_that_stops_or_leaves():
     assert not run.tell(c.ClientStopped, request_id=1)
     worker = run.coordinator.workers["decode-0"]
     assert (worker.contexts, worker.context_tokens) == ({}, 0)
+
+
+def test_what_was_reported_before_or_by_an_unknown_worker():
+    """Neither steps nor prompts are counted twice, and a worker that nobody knows changes nothing."""
+    run = make_runtime(PAIR)
+    arrive(run)
+    prefill(run)
+    decode(run)
+    step(run)
+    before, tokens = len(run.log), run.coordinator.workers["decode-0"].context_tokens
+    for event in [
+        event for event in run.events if isinstance(event, c.StepDone | c.PrefillDone | c.PrefillStarted)
+    ]:
+        assert not run.report(event)
+    stranger = {"attempt": A, "worker": "prefill-9"}
+    step_9 = {"start_s": 9.0, "steps": 1, "first_step_s": 1.0, "step_growth_s": 0.0, "request_ids": (0,)}
+    run.tell(c.StepDone, worker="decode-9", **step_9)
+    run.tell(c.PrefillStarted, **stranger)
+    run.tell(c.PrefillDropped, **stranger)
+    run.tell(c.PrefillDone, **stranger, start_s=0.0, computed_tokens=1, reused_tokens=0)
+    run.tell(c.TierRead, **stranger, start_s=0.0, bytes=1)
+    run.tell(c.KVSent, **stranger)
+    run.tell(c.PrefillSlotFree, worker="prefill-9")
+    run.tell(c.PrefixFetched, **stranger, source="prefill-8", start_s=0.0, bytes=1)
+    assert not run.tell(c.WorkerDown, worker="prefill-9")
+    assert len(run.log) == before
+    assert run.coordinator.workers["decode-0"].context_tokens == tokens
+    assert run.coordinator.requests[0].phase == "decoding"
+
+
+def test_a_prompt_that_starts_after_its_attempt_was_given_up():
+    """The worker's state changes, the request is where it was."""
+    run = make_runtime(PAIR)
+    arrive(run)
+    run.tell(c.AttemptFailed, attempt=A, reason="", retriable=True)
+    run.tell(c.PrefillStarted, attempt=A, worker="prefill-0")
+    assert run.coordinator.requests[0].phase == "queued"
+    run.tell(c.Cancelled, request_id=0)
+    run.tell(c.PrefillStarted, attempt=c.Attempt(0, 2), worker="prefill-0")
+    assert all(prompt.started for prompt in run.coordinator.workers["prefill-0"].prompts.values())
