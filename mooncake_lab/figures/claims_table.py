@@ -16,6 +16,6 @@ class ClaimsTable:
     def _repr_html_(self) -> str:
         papers = json.dumps([row.claim.fact.edition for row in self.card.rows]).replace("<", "\\u003c")
         return (
-            f'<div class="claims-table" id="claims">{self.card._repr_html_()}'
+            f'<div class="claims-table" id="claims">{self.card.html()}'
             f'<script type="application/json">{papers}</script></div>' + embedded("widgets.css", "claims_table.js")
         )

@@ -130,8 +130,12 @@ class Scorecard:
         """The rows of some editions only."""
         return Scorecard(tuple(row for row in self.rows if row.claim.fact.edition in editions))
 
-    def _repr_html_(self) -> str:
+    def html(self) -> str:
+        """The rows as a table of verdicts."""
         return html_table("comparison scorecard", [_cells(row) for row in self.rows])
+
+    def _repr_html_(self) -> str:
+        return self.html()
 
 
 def scorecard(records: str | Path) -> Scorecard:
