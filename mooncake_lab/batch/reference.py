@@ -5,6 +5,7 @@ written. Only public names count, those that a package's `__init__` lists in `__
 """
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -88,14 +89,15 @@ def _public(tree: ast.Module) -> list[str]:
 
 def _defined(name: str, tree: ast.Module, source: Path) -> tuple[Definition, str] | None:
     """Where a name is defined, and the string below it if it is a value; None for a module."""
-    for index, node in enumerate(tree.body):
+    body = list(_statements(tree))
+    for index, node in enumerate(body):
         match node:
             case ast.ClassDef(name=found) | ast.FunctionDef(name=found) | ast.AsyncFunctionDef(name=found):
                 if found == name:
                     return node, ""
             case ast.AnnAssign(target=ast.Name(id=found)) | ast.Assign(targets=[ast.Name(id=found)]):
                 if found == name:
-                    return node, string_after(tree.body, index)
+                    return node, string_after(body, index)
             case ast.ImportFrom(module=str(module), names=names):
                 original = next((each.name for each in names if (each.asname or each.name) == name), None)
                 target = _source_of(module)
@@ -104,6 +106,16 @@ def _defined(name: str, tree: ast.Module, source: Path) -> tuple[Definition, str
             case _:
                 continue
     return None
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
+    """What a module states, with the imports that only a type checker sees: those of names that load when used."""
+    for node in tree.body:
+        match node:
+            case ast.If(test=ast.Name(id="TYPE_CHECKING"), body=body):
+                yield from body
+            case _:
+                yield node
 
 
 def _source_of(module: str) -> Path | None:
