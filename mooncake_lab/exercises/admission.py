@@ -173,7 +173,7 @@ class AdmissionReport:
         ours = "none" if self.goodput is None else f"{self.goodput:.3f}"
         lines.append(
             f"goodput {ours}; rejecting after prefill has {self.baseline_goodput:.3f},"
-            f" early rejection {self.early_goodput:.3f}, counting the coming {self.coming_goodput:.3f}"
+            f" early rejection {self.early_goodput:.3f}, counting prefills {self.coming_goodput:.3f}"
         )
         return "\n".join(lines)
 

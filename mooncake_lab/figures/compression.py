@@ -26,7 +26,7 @@ _LOOK: Final[Mapping[str, tuple[str, str, str]]] = MappingProxyType(
         "full": ("optimum", "o", "full cache"),
         "oracle": ("optimum", "*", "oracle"),
         "snapkv": ("snapkv", "o", "SnapKV"),
-        "snapkv_wide": ("snapkv", "D", "SnapKV, pooling over 7"),
+        "snapkv_wide": ("snapkv", "^", "SnapKV, pooling over 7"),
         "snapkv_unpooled": ("snapkv", "v", "SnapKV, no pooling"),
         "pyramidinfer": ("pyramidinfer", "s", "PyramidInfer"),
         "minicache": ("minicache", "^", "MiniCache, 32 to 2 bits"),
@@ -35,7 +35,7 @@ _LOOK: Final[Mapping[str, tuple[str, str, str]]] = MappingProxyType(
         "snapkv_kcache": ("snapkv", "X", "SnapKV, then KCache"),
         "sinks_recent": ("straw_man", "s", "sinks and recent"),
         "recent": ("straw_man", "o", "recent"),
-        "random": ("straw_man_light", "D", "random"),
+        "random": ("straw_man_light", "^", "random"),
     }
 )
 """Colour, marker and label of a method; everything here is measured, so everything has a marker."""

@@ -31,7 +31,7 @@ LABELS: Final[Mapping[str, str]] = MappingProxyType(
         "after_prefill": "baseline:\nafter prefill",
         "early": "early\nrejection",
         "predictive": "predicted\nload (t_d)",
-        "committed": "counting\nthe coming",
+        "committed": "counting\nprefills",
         "reserving": "predicted,\nreserving",
         "length_predicting": "learned\nlengths",
         "length_reserving": "learned,\nreserving",
@@ -57,7 +57,7 @@ _SIMULATED: Final = "simulated, 8xA800 nodes fitted to FAST'25 Fig. 14 and arXiv
 
 @styled
 def rejections(panels: Mapping[str, pd.DataFrame], paper_percent: Mapping[str, float]) -> BookFigure:
-    """Rejected requests by policy, those refused after prefill hatched; the paper's Table 3 as diamonds.
+    """Rejected requests by policy, those refused after prefill cross-hatched; the paper's Table 3 as diamonds.
 
     Args:
         panels: rows of `Overload`, one a policy, by the name of the panel.
@@ -71,7 +71,7 @@ def rejections(panels: Mapping[str, pd.DataFrame], paper_percent: Mapping[str, f
         early = 100 * rows["rejected_share"].to_numpy(dtype=float) - late
         axis.barh(at, early, color=COLOURS["refused_early"], label="refused on arrival", height=0.7)
         axis.barh(
-            at, late, left=early, color=COLOURS["refused_late"], hatch=HATCHES["decode"], edgecolor="white",
+            at, late, left=early, color=COLOURS["refused_late"], hatch="xx", edgecolor="white",
             label="refused after prefill", height=0.7,
         )  # fmt: skip
         known = [policy for policy in rows["policy"] if policy in paper_percent]

@@ -47,7 +47,7 @@ LADDER: Final[Mapping[str, Callable[[], AdmissionPolicy]]] = MappingProxyType(
         "looking at the present load of decode": lambda: DecideOnce(EarlyRejection()),
         "refusing after prefill": AfterPrefill,
         "early rejection": EarlyRejection,
-        "counting the coming": partial(EarlyRejection, with_coming=True),
+        "counting prefills": partial(EarlyRejection, with_coming=True),
     }
 )
 """What chapter 11 compares, from the least goodput to the most where decode binds and prefill is scarce."""
