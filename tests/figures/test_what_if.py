@@ -8,7 +8,6 @@ from itertools import pairwise
 import pandas as pd
 import pytest
 
-from mooncake_lab.batch.browser import find_browser
 from mooncake_lab.figures.embed import embedded
 from mooncake_lab.figures.what_if import what_if
 
@@ -104,33 +103,3 @@ def test_only_scripts_and_styles_are_embedded():
     """A file that a page cannot run or apply is refused."""
     with pytest.raises(ValueError, match=r"widgets\.svg"):
         embedded("widgets.svg")
-
-
-def test_keys_and_a_pointer_move_it(tmp_path):
-    """In a browser the arrow keys and a pointer over a panel change the value, the texts and the circles."""
-    playwright = pytest.importorskip("playwright.sync_api")
-    browser = find_browser()
-    if browser is None:
-        pytest.skip("no chromium on this machine")
-    (tmp_path / "page.html").write_text(f"<!doctype html><title>t</title>{page_of()}", encoding="utf-8")
-    with playwright.sync_playwright() as play:
-        chromium = play.chromium.launch(executable_path=str(browser), args=["--no-sandbox", "--disable-gpu"])
-        page = chromium.new_page()
-
-        def seen():
-            circles = page.locator("circle").evaluate_all("found => found.map(each => +each.getAttribute('cy'))")
-            return page.inner_text("output"), page.locator(".value").all_text_contents(), circles
-
-        page.goto((tmp_path / "page.html").as_uri())
-        before = seen()
-        page.keyboard.press("Tab")
-        page.keyboard.press("ArrowRight")
-        after = seen()
-        announced = page.locator("input").get_attribute("aria-valuetext")
-        page.locator("svg").hover(position={"x": 40, "y": 60})
-        back = seen()
-        chromium.close()
-    assert before[:2] == back[:2] == ("1", ["10%", "30%"])
-    assert after[:2] == ("2", ["20%", "40%"])
-    assert announced == "2. rejected: a 20%, b 40%"
-    assert before[2] == back[2] != after[2]

@@ -68,7 +68,7 @@ def test_sampled_tokens_survive_a_kill(open_door):
         async def one(client, i):
             nonlocal shown, kill_after
             stream = await client.completions.create(
-                model=MODEL, prompt=prompts[i], max_tokens=40, temperature=0.9, top_p=0.95, seed=i, stream=True,
+                model=MODEL, prompt=prompts[i], max_tokens=100, temperature=0.9, top_p=0.95, seed=i, stream=True,
                 extra_body={"return_token_ids": True, "ignore_eos": True},
             )  # fmt: skip
             tokens = []
@@ -87,9 +87,9 @@ def test_sampled_tokens_survive_a_kill(open_door):
     with open_door(decode_nodes=2) as door:
         undisturbed = asyncio.run(streams(door))
         placements = metric(door, "mooncake_placements_total")
-        assert asyncio.run(streams(door, kill_after=100)) == undisturbed
+        assert asyncio.run(streams(door, kill_after=24)) == undisturbed
         assert metric(door, "mooncake_placements_total") > placements + len(prompts)  # some a second time
-    assert all(len(tokens) == 40 for tokens in undisturbed)
+    assert all(len(tokens) == 100 for tokens in undisturbed)
     assert len({tuple(tokens) for tokens in undisturbed}) == len(prompts)
 
 

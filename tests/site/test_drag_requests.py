@@ -7,11 +7,12 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from mooncake_lab.batch.browser import find_browser
 from mooncake_lab.batching import Limits
 from mooncake_lab.figures.drag_requests import POLICY_NAMES, DraggedRequest, DragRequests
 from mooncake_lab.figures.embed import STATIC
 from mooncake_lab.perf import HybridLatency
+
+pytestmark = pytest.mark.site
 
 LATENCY = HybridLatency(
     floor_s=0.025,
@@ -122,16 +123,11 @@ def told(page):
 
 
 @pytest.fixture(scope="module")
-def page():
+def page(browser):
     """An empty page in Chromium."""
-    playwright = pytest.importorskip("playwright.sync_api")
-    browser = find_browser()
-    if browser is None:
-        pytest.skip("no chromium on this machine")
-    with playwright.sync_playwright() as play:
-        chromium = play.chromium.launch(executable_path=str(browser), args=["--no-sandbox", "--disable-gpu"])
-        yield chromium.new_page()
-        chromium.close()
+    opened = browser.new_page()
+    yield opened
+    opened.close()
 
 
 def test_the_browser_steps_the_policies_as_the_package_does(page):
