@@ -115,7 +115,10 @@ def found():
     return measurement.measure(SMALL)
 
 
+@pytest.mark.slow
 class TestMeasurement:
+    """What each build of the book does as well: chapter 12 makes the same study and checks what it found."""
+
     def test_decisions_are_given_again(self, found):
         """Every live decision follows from its recorded view."""
         assert (found.held.decisions["decisions"] == SMALL.requests).all()
