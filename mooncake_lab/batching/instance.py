@@ -10,7 +10,7 @@ from typing import Protocol, final
 
 from msgspec.structs import replace
 
-from mooncake_lab.batching.plan import BatchingPolicy, Limits, Plan, Progress, Segment
+from mooncake_lab.batching.plan import BatchingPolicy, Limits, Plan, Progress, Segment, queue_order
 from mooncake_lab.batching.steady import SteadyPolicy
 
 
@@ -128,7 +128,7 @@ class Instance:
 
     def enqueue(self, request: Progress) -> None:
         """Let a request wait."""
-        insort(self.waiting, request, key=_order)
+        insort(self.waiting, request, key=queue_order)
 
     def plan(self) -> Plan:
         """Ask the policy for the next iteration, and act on all of its plan but the computation.
@@ -244,7 +244,7 @@ class Instance:
         """
         waiting, running = self.waiting, list(self.running.values())
         for requests in (waiting, running):
-            assert requests == sorted(requests, key=_order), f"out of order: {requests}"  # noqa: S101  # our own mistake
+            assert requests == sorted(requests, key=queue_order), f"out of order: {requests}"  # noqa: S101  # our own mistake
         both = self.running.keys() & {request.request_id for request in waiting}
         assert not both, f"requests {sorted(both)} wait and run"  # noqa: S101  # likewise
         in_flight = self._ids_in_flight()
@@ -274,7 +274,7 @@ class Instance:
             request = running.get(segment.request_id)
             if request is None:
                 request = self._admit(segment.request_id, waiting)
-                in_order = in_order and (last is None or _order(last) < _order(request))
+                in_order = in_order and (last is None or queue_order(last) < queue_order(request))
                 last = request
             elif held <= request.held_blocks:
                 continue
@@ -282,14 +282,14 @@ class Instance:
             running[segment.request_id] = request
             grown.append(request)
         if not in_order:
-            self.running = dict(sorted(running.items(), key=lambda item: _order(item[1])))
+            self.running = dict(sorted(running.items(), key=lambda item: queue_order(item[1])))
         if grown:
             self.blocks.acquire(grown)
 
     def _admit(self, request_id: int, waiting: Sequence[Progress]) -> Progress:
         """Take a request from the queue; it as the policy saw it."""
         request = next(each for each in waiting if each.request_id == request_id)
-        del self.waiting[bisect_left(self.waiting, _order(request), key=_order)]
+        del self.waiting[bisect_left(self.waiting, queue_order(request), key=queue_order)]
         self._admitted.add(request_id)
         return request
 
@@ -300,7 +300,3 @@ class Instance:
         if self._in_flight and request_id in self._ids_in_flight():
             raise ValueError(f"request {request_id} is in flight; it can leave when its iteration was applied")
         return self.running.pop(request_id)
-
-
-def _order(request: Progress) -> tuple[int, int]:
-    return request.arrival, request.request_id

@@ -92,6 +92,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             )
 
 
+def queue_order(request: Progress) -> tuple[int, int]:
+    """The key by which requests are sorted wherever they wait or run."""
+    return request.arrival, request.request_id
+
+
 class Segment(msgspec.Struct, frozen=True, gc=False):
     """New tokens of one request in an iteration: rows `cached_tokens` to `cached_tokens + new_tokens` of it."""
 

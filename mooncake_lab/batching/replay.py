@@ -5,10 +5,11 @@ Here, and only here, the output lengths are known. They decide when a request is
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import final
 
 from mooncake_lab.batching.check import check_plan
 from mooncake_lab.batching.instance import CountedBlocks, Instance
-from mooncake_lab.batching.plan import BatchingPolicy, Limits, Plan, Progress
+from mooncake_lab.batching.plan import BatchingPolicy, Limits, Plan, Progress, queue_order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,62 @@ class ObservedPolicy:
         )
 
 
+@final
+class Replay:
+    """Requests on one instance, stepped by a policy; whoever steps says when requests enter. Mutable.
+
+    Args:
+        policy: what is stepped; each of its plans goes through `check_plan`.
+        limits: of the instance; its free blocks are counted here.
+        output_tokens: tokens each request generates in all, at least 1 more than it has.
+        max_iterations: after which the policy is taken to be stuck.
+    """
+
+    def __init__(
+        self,
+        policy: BatchingPolicy,
+        limits: Limits,
+        output_tokens: Mapping[int, int],
+        max_iterations: int = 100_000,
+    ) -> None:
+        self.log: list[Iteration] = []
+        self._observed = ObservedPolicy(policy, checks=True)
+        self.instance = Instance(self._observed, limits, CountedBlocks(limits.capacity_blocks))
+        self._output_tokens = output_tokens
+        self._max_iterations = max_iterations
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request waits or runs."""
+        return not (self.instance.waiting or self.instance.running)
+
+    def step(self, *, more_come: bool) -> Iteration:
+        """One iteration, which ends the requests that get their last token in it.
+
+        Args:
+            more_come: whether requests will enter later, so that it may do nothing.
+
+        Raises:
+            ValueError: when the plan breaks a rule of `check_plan`, or the policy is stuck.
+        """
+        instance, policy, index = self.instance, self._observed.policy, len(self.log)
+        if index >= self._max_iterations:
+            raise ValueError(f"{policy} is not done after {self._max_iterations} iterations")
+        plan = instance.plan()
+        if not more_come and plan.is_empty:
+            stuck = [request.request_id for request in (*instance.running.values(), *instance.waiting)]
+            raise ValueError(f"{policy} does nothing in iteration {index} while requests {stuck} are there")
+        finished = [
+            request.request_id
+            for request in instance.apply(plan)
+            if request.generated_tokens >= self._output_tokens[request.request_id]
+        ]
+        for request_id in finished:
+            instance.finish(request_id)
+        self.log.append(self._observed.iteration(index, plan, tuple(finished)))
+        return self.log[-1]
+
+
 def trace_plans(
     policy: BatchingPolicy,
     requests: Sequence[Progress],
@@ -79,29 +136,11 @@ def trace_plans(
     """
     enters = enters_at or {}
     coming = sorted(
-        requests, key=lambda request: (enters.get(request.request_id, 0), *_order(request)), reverse=True
+        requests, key=lambda request: (enters.get(request.request_id, 0), *queue_order(request)), reverse=True
     )
-    observer = ObservedPolicy(policy, checks=True)
-    instance = Instance(observer, limits, CountedBlocks(limits.capacity_blocks))
-    log: list[Iteration] = []
-    while coming or instance.waiting or instance.running:
-        index = len(log)
-        while coming and enters.get(coming[-1].request_id, 0) <= index:
-            instance.enqueue(coming.pop())
-        if index >= max_iterations:
-            raise ValueError(f"{policy} is not done after {max_iterations} iterations")
-        plan = instance.plan()
-        if not coming and plan.is_empty:
-            stuck = [request.request_id for request in (*instance.running.values(), *instance.waiting)]
-            raise ValueError(f"{policy} does nothing in iteration {index} while requests {stuck} are there")
-        finished = [
-            r.request_id for r in instance.apply(plan) if r.generated_tokens >= output_tokens[r.request_id]
-        ]
-        for request_id in finished:
-            instance.finish(request_id)
-        log.append(observer.iteration(index, plan, tuple(finished)))
-    return log
-
-
-def _order(request: Progress) -> tuple[int, int]:
-    return request.arrival, request.request_id
+    replay = Replay(policy, limits, output_tokens, max_iterations)
+    while coming or not replay.is_idle:
+        while coming and enters.get(coming[-1].request_id, 0) <= len(replay.log):
+            replay.instance.enqueue(coming.pop())
+        replay.step(more_come=bool(coming))
+    return replay.log

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from mooncake_lab.batching.plan import BatchingPolicy, Limits, Plan, Progress
-from mooncake_lab.batching.replay import Iteration, trace_plans
+from mooncake_lab.batching.plan import BatchingPolicy, Limits, Plan, Progress, queue_order
+from mooncake_lab.batching.replay import Iteration, Replay
 
 IterationSeconds: TypeAlias = Callable[[Plan], float]
 
@@ -30,8 +30,7 @@ def timed_plans(
 ) -> list[TimedIteration]:
     """Run a policy until every request is finished or refused; the iterations with their times.
 
-    A request that arrives during an iteration is seen by the next one. What arrives later changes no earlier
-    iteration, so requests are added one by one, each at the iteration where the log without it has come to.
+    A request that arrives during an iteration is seen by the next one.
 
     Args:
         policy: what is stepped.
@@ -44,27 +43,15 @@ def timed_plans(
     Raises:
         ValueError: as `trace_plans`.
     """
-    enters: dict[int, int] = {}
-    there: list[Progress] = []
-    timed: list[TimedIteration] = []
-    for request in sorted(requests, key=lambda request: (request.arrival, request.request_id)):
-        at_s = arrives_s[request.request_id]
-        later = (i for i, each in enumerate(timed) if each.start_s >= at_s)
-        enters[request.request_id] = next(later, len(timed))
-        there.append(request)
-        log = trace_plans(policy, there, limits, output_tokens, enters_at=enters)
-        timed = _clocked(log, [(enters[each.request_id], arrives_s[each.request_id]) for each in there], seconds)
-    return timed
-
-
-def _clocked(
-    log: Sequence[Iteration], entries: Sequence[tuple[int, float]], seconds: IterationSeconds
-) -> list[TimedIteration]:
-    """Times of the iterations: one after the other, and none before a request that it is the first to see."""
-    now, timed = 0.0, list[TimedIteration]()
-    for step in log:
-        now = max([now, *(at_s for index, at_s in entries if index == step.index)])
-        end = now + (seconds(step.plan) if step.plan.segments else 0.0)
-        timed.append(TimedIteration(step, now, end))
-        now = end
+    coming = sorted(requests, key=queue_order, reverse=True)
+    replay, now_s, timed = Replay(policy, limits, output_tokens), 0.0, list[TimedIteration]()
+    while coming or not replay.is_idle:
+        if replay.is_idle:  # the clock waits for the next request
+            now_s = max(now_s, arrives_s[coming[-1].request_id])
+        while coming and arrives_s[coming[-1].request_id] <= now_s:
+            replay.instance.enqueue(coming.pop())
+        step = replay.step(more_come=False)  # what is there has to get on without those who come later
+        end_s = now_s + (seconds(step.plan) if step.plan.segments else 0.0)
+        timed.append(TimedIteration(step, now_s, end_s))
+        now_s = end_s
     return timed
