@@ -6,6 +6,8 @@ import secrets
 from pathlib import Path
 from typing import Any, Final
 
+from mooncake_lab.exercises.grading.files import replace_file
+
 _SECRET_BYTES: Final = 16
 _BESIDE_GRADES: Final = "secret"  # the name of a file
 
@@ -22,10 +24,7 @@ def class_secret(folder: Path) -> str:
     path = folder / _BESIDE_GRADES
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")  # an empty secret would be left by whoever ends in between
-        part.touch(mode=0o600)
-        part.write_text(f"{secrets.token_hex(_SECRET_BYTES)}\n", encoding="ascii")
-        part.replace(path)
+        replace_file(path, f"{secrets.token_hex(_SECRET_BYTES)}\n", mode=0o600)
     found = path.read_text(encoding="ascii").strip()
     if len(found) != 2 * _SECRET_BYTES or not set(found) <= set("0123456789abcdef"):
         raise ValueError(f"{path} holds {found[:40]!r}; {2 * _SECRET_BYTES} hexadecimal digits are needed")

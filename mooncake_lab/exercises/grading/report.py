@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from mooncake_lab.exercises.grading.files import replace_file
 from mooncake_lab.exercises.grading.grade import Grade, one_line
 
 _STYLE: Final = """
@@ -101,13 +102,6 @@ def write_tables(grades: Sequence[Grade], folder: Path, without: Mapping[str, st
     replace_file(folder / "totals.csv", totals_csv(grades, without))
     replace_file(folder / "grades.csv", grades_csv(grades, without))
     return folder / "grades.csv"
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Write a file so that whoever reads it finds the old one or the new one, whole."""
-    beside = path.with_name(f".{path.name}.new")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)
 
 
 def _total(earned: Mapping[tuple[str, str], int], student: str) -> int:
