@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from mooncake_lab.engine.backends.linear import cpu_linear
+from mooncake_lab.engine.backends.linear import cpu_linear, multiplies_bfloat16
 from mooncake_lab.engine.reference import Clock
 
 
@@ -52,8 +52,8 @@ def peak_of(
 def products(dtype: torch.dtype, side: int, device: str = "cpu") -> Iterator[Candidate]:
     """Matrix products of several shapes around `side`, plain and as the engine's linear operators compute them.
 
-    In bfloat16 on a CPU only the packed ones: without instructions for it, a plain product takes a hundred times
-    as long, which is minutes for all shapes.
+    In bfloat16 on a CPU without instructions for it only the packed ones: a plain product takes a hundred times as
+    long there, which is minutes for all shapes.
     """
     short = str(dtype).removeprefix("torch.")
     for rows, inner, columns in ((side, side, side), (side // 2, side, 4 * side), (2 * side, side, side)):
@@ -61,7 +61,7 @@ def products(dtype: torch.dtype, side: int, device: str = "cpu") -> Iterator[Can
         weight = torch.rand((columns, inner), device=device).to(dtype)
         shape, flops = f"{rows} x {inner} x {columns}", 2.0 * rows * inner * columns
         works: dict[str, Callable[[], object]] = {}
-        if device != "cpu" or dtype != torch.bfloat16:
+        if device != "cpu" or dtype != torch.bfloat16 or multiplies_bfloat16():
             works["product"] = partial(torch.mm, left, weight.T.contiguous())
             works["linear"] = partial(torch.nn.functional.linear, left, weight)
         if device == "cpu":
