@@ -11,7 +11,6 @@ from mooncake_lab.conductor import (
     AdmitAll,
     ClusterView,
     Decision,
-    DecodeView,
     Estimator,
     Placement,
     PlacementPolicy,
@@ -83,10 +82,6 @@ class FrontDoor:
             )
         )
         self.place(traced, decision)
-
-    def double_check(self, request: Request, decode: DecodeView) -> Rejection | None:
-        """Whether a decode instance, asked when the KVCache arrives, refuses after all (arXiv §3, step 4)."""
-        return self.admission.double_check(request, decode, estimate=self.estimate, slo=self.slo)
 
     def _arrivals(self, requests: Iterator[TracedRequest]) -> Generator[simpy.Event, Any, None]:
         for traced in requests:
