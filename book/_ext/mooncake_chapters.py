@@ -2,22 +2,21 @@
 """What the book says about its own chapters, all of it read from the executed copies when the book is built.
 
 `{headline-table}` shows the eight headlines and how all claims ended. `{chapter-table}` lists the chapters with
-reading time, run time and verdicts. `{chapter-figure}` shows a figure of a chapter on another page. Each chapter
-opens with the steps in the life of a request that it is about, and with how long it takes. Under each figure,
-wherever it is shown, there is a link to what it draws, and under each chapter stand the numbers that it recorded,
-to be downloaded. A figure without a picture has no number.
+reading time, run time and verdicts. Each chapter opens with the steps in the life of a request that it is about,
+and with how long it takes. Under each figure there is a link to what it draws, and under each chapter stand the
+numbers that it recorded, to be downloaded. A figure without a picture has no number.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from mooncake_lab.batch import life
-from mooncake_lab.batch.chapters import Chapter, chapter, figure, figure_data, tables, verdict_counts
+from mooncake_lab.batch.chapters import Chapter, chapter, figure_data, tables, verdict_counts
 from mooncake_lab.batch.plan import topic_of
 from mooncake_lab.paper import headlines, scorecard
 from mooncake_lab.paper.comparison import VERDICT_CLASSES
@@ -26,7 +25,6 @@ from mooncake_lab.paper.readme import counted
 
 CHAPTERS = "chapters"
 RECORDS = "_generated"
-PICTURES = "_build/pictures"
 DATA = "data"
 BEFORE_THE_COLLECTORS = 300  # which number the figures and list the sections of a page
 
@@ -35,7 +33,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directives and the downloads."""
     app.add_directive("headline-table", HeadlineTable)
     app.add_directive("chapter-table", ChapterTable)
-    app.add_directive("chapter-figure", ChapterFigure)
     app.connect("doctree-read", open_chapter)
     app.connect("doctree-read", unnumber_empty_figures, priority=BEFORE_THE_COLLECTORS)
     app.connect("doctree-read", link_figures)
@@ -91,30 +88,6 @@ def run_time(told: Chapter) -> str:
     return f"{told.run_s:.0f} s" if told.run_s < 90 else f"{told.run_s / 60:.0f} min"
 
 
-class ChapterFigure(SphinxDirective):
-    """A figure that a chapter has drawn, with its own alternative text; the content is the caption here."""
-
-    required_arguments = 2
-    has_content = True
-    option_spec: ClassVar[dict[str, Any]] = {}
-
-    def run(self) -> list[nodes.Node]:
-        """Take the picture out of the executed chapter."""
-        stem, name = self.arguments
-        folder = Path(self.env.srcdir)
-        source = folder / CHAPTERS / f"{stem}.ipynb"
-        svg, described = figure(source, name)
-        picture = folder / PICTURES / f"{name}.svg"
-        picture.parent.mkdir(parents=True, exist_ok=True)
-        picture.write_bytes(svg)
-        self.env.note_dependency(str(source))
-        image = nodes.image(uri=f"/{PICTURES}/{name}.svg", alt=described["alt"])
-        caption = nodes.caption("", "", *self.parse_inline("\n".join(self.content))[0])
-        if name in figure_data(source):
-            caption.extend(data_of_figure(self.env.docname, stem, name))
-        return [nodes.figure("", image, caption)]
-
-
 def open_chapter(app: Sphinx, doctree: nodes.document) -> None:
     """Put the steps of the chapter, and how long it takes, under its title."""
     name = app.env.docname
@@ -149,14 +122,9 @@ def link_figures(app: Sphinx, doctree: nodes.document) -> None:
     for node in doctree.findall(nodes.figure):
         for called in set(node["names"]) & drawn.keys():
             for caption in node.findall(nodes.caption):
-                caption.extend(data_of_figure(name, Path(name).name, called))
-
-
-def data_of_figure(page: str, stem: str, called: str) -> list[nodes.Node]:
-    """What ends the caption of a chapter's figure on a page: a link to the file that `write_figures` writes."""
-    address = f"{'../' * page.count('/')}{DATA}/{stem}/{called}.csv"
-    link = nodes.reference("", "data", refuri=address, internal=False, classes=["figure-data"])
-    return [nodes.Text(" ("), link, nodes.Text(")")]
+                address = f"../{DATA}/{Path(name).name}/{called}.csv"  # `write_figures` writes it
+                link = nodes.reference("", "data", refuri=address, internal=False, classes=["figure-data"])
+                caption.extend([nodes.Text(" ("), link, nodes.Text(")")])
 
 
 def link_data(app: Sphinx, doctree: nodes.document) -> None:

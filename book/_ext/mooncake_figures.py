@@ -2,8 +2,8 @@
 """Figures stand in the page itself: their text can be selected and found, and their colours follow the theme.
 
 Jupyter Book would write each SVG into a file and show it as an image, which knows neither theme nor fonts of the
-page. Here each drawing of a chapter, on whichever page it is shown, becomes part of the page, in a box that
-scrolls where the window is narrower than the drawing.
+page. Here each drawing of a chapter becomes part of the page, in a box that scrolls where the window is
+narrower than the drawing.
 """
 
 from pathlib import Path
@@ -14,8 +14,8 @@ from sphinx.application import Sphinx
 
 from mooncake_lab.figures.inline import inlined
 
-DRAWN = ("jupyter_execute", "pictures")
-"""Folders of `_build` for what chapters draw, and for what another page shows of it."""
+DRAWN = "jupyter_execute"
+"""The folder of `_build` for what chapters draw."""
 BOX = '<div class="drawing pst-scrollable-table-container" role="group" aria-label="Figure, may scroll">{}</div>'
 """The theme lets a key reach a box of this class when it scrolls."""
 AFTER_EMPTY_ONES_WENT = 310  # and before the collectors number the figures and copy images
@@ -42,4 +42,4 @@ def put_into_page(app: Sphinx, doctree: nodes.document) -> None:
 def picture(app: Sphinx, page: Path, uri: str) -> Path | None:
     """The file of an image, if a chapter drew it."""
     file = Path(app.srcdir, uri.lstrip("/")) if uri.startswith("/") else page.parent / uri
-    return file if file.suffix == ".svg" and file.parent.name in DRAWN else None
+    return file if file.suffix == ".svg" and file.parent.name == DRAWN else None

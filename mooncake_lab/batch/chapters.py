@@ -71,22 +71,6 @@ def chapter(path: Path) -> Chapter:
     )
 
 
-def figure(path: Path, name: str) -> tuple[bytes, Mapping[str, str]]:
-    """A figure of an executed chapter: its SVG, and its name, caption and alternative text.
-
-    Raises:
-        ValueError: when the chapter has no such figure, or was not executed.
-    """
-    for cell in read_notebook(path).cells:
-        described = _described(cell)
-        if described.get("name") != name:
-            continue
-        for output in cell.outputs:
-            if svg := output.get("data", {}).get("image/svg+xml"):
-                return (svg if isinstance(svg, str) else "".join(svg)).encode(), described
-    raise ValueError(f"{path} holds no drawn figure {name!r}; execute the chapter first")
-
-
 def figure_data(path: Path) -> dict[str, str]:
     """What each figure of an executed chapter draws, as CSV by the figure's name."""
     found: dict[str, str] = {}

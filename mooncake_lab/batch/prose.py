@@ -32,9 +32,7 @@ _WORDS: Final = re.compile(
 """Number words that state a size: fractions, multiples and percentages."""
 
 _BLANK: Final = "\0"
-_DIRECTIVES: Final = (
-    "exercise|solution|hint|note|tip|warning|admonition|figure|chapter-figure|dropdown|glossary|list-table"
-)
+_DIRECTIVES: Final = "exercise|solution|hint|note|tip|warning|admonition|figure|dropdown|glossary|list-table"
 _NAMED: Final = (
     r"(?:[Ff]ig(?:ure|\.)|[Tt]able|[Ss]ection|[Ee]quation|[Ee]q\.|[Ll]isting|[Aa]lgorithm|[Cc]hapter|[Ee]xercise)"
 )

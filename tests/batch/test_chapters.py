@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mooncake_lab.batch.chapters import LINES_PER_MINUTE, WORDS_PER_MINUTE, chapter, figure, tables, verdict_counts
+from mooncake_lab.batch.chapters import LINES_PER_MINUTE, WORDS_PER_MINUTE, chapter, tables, verdict_counts
 
 
 @pytest.fixture
@@ -55,15 +55,6 @@ def test_a_chapter_without_a_heading_is_refused(executed):
     executed.write_text(json.dumps({"cells": [], "metadata": {}}))
     with pytest.raises(ValueError, match="has no heading"):
         chapter(executed)
-
-
-def test_a_figure_is_what_the_chapter_drew(executed):
-    """The drawing comes from the executed copy, with its own alternative text, and is never made up."""
-    svg, described = figure(executed, "fig-a")
-    assert svg == b"<svg></svg>"
-    assert described["alt"] == "It rises."
-    with pytest.raises(ValueError, match="no drawn figure 'fig-b'"):
-        figure(executed, "fig-b")
 
 
 def test_a_record_becomes_tables(tmp_path):
