@@ -2,8 +2,8 @@
 """Scripts and styles of widgets are files of the book, where the outputs of notebooks carry them along."""
 
 import re
-from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from docutils import nodes
 from sphinx.application import Sphinx
@@ -45,4 +45,4 @@ def share(app: Sphinx, doctree: nodes.document) -> None:
 
 def version(name: str) -> str:
     """Changes with the file, so that a browser does not keep an old one."""
-    return f"{(Path(STATIC) / name).stat().st_size:x}"
+    return f"{crc32((STATIC / name).read_bytes()):08x}"
