@@ -14,56 +14,56 @@ _MEANINGS: Final = {
     "mooncake_variant": ("#3F97D3", "#A9DAF7"),
     "vllm": ("#D55E00", "#EA7A35"),
     "vllm_prefix": ("#6B5200", "#E3C878"),
-    "vllm_chunked": ("#86186A", "#C25DA6"),
+    "vllm_chunked": ("#8F1F78", "#C25DA6"),
     "straw_man": ("#6E6E6E", "#9E9E9E"),
     "straw_man_light": ("#929292", "#707070"),
-    "here": ("#4B5D67", "#A9BCC7"),
+    "here": ("#1C354C", "#A9BCC7"),
     # traces
-    "conversation": ("#4A2BA0", "#8A78EE"),
+    "conversation": ("#4837A9", "#8A78EE"),
     "toolagent": ("#2FA06A", "#86E3B5"),
-    "synthetic": ("#96341F", "#CF6A45"),
+    "synthetic": ("#7C1A06", "#CF6A45"),
     "all": ("#666666", "#B4B4B4"),
     # what a request goes through
-    "prefill": ("#16949B", "#74DADD"),
-    "decode": ("#9A45C4", "#CB70E4"),
+    "prefill": ("#00879C", "#74DADD"),
+    "decode": ("#9D45CD", "#CB70E4"),
     "transfer": ("#B07C00", "#EBCF7A"),
     # where KVCache lies
     "gpu": ("#0B2E17", "#D9F5DC"),
     "dram": ("#23682A", "#6DB877"),
     "ssd": ("#7A9E3A", "#5F9440"),
-    "remote": ("#B5651D", "#F5CB95"),
+    "remote": ("#A86B00", "#F5CB95"),
     # eviction, admission
-    "lru": ("#D0587F", "#F0749C"),
+    "lru": ("#C84D62", "#F0749C"),
     "lfu": ("#8A6000", "#D9A63C"),
     "length_aware": ("#0B5F80", "#4FB4D6"),
     "committed": ("#A9641C", "#F0A660"),
     "length_predicting": ("#7A1246", "#C04A7C"),
     # what became of requests
-    "finished": ("#1F4D33", "#8FC7A3"),
+    "finished": ("#124224", "#8FC7A3"),
     "refused_late": ("#C23B22", "#F08468"),
     "refused_early": ("#8C8C8C", "#7A7A7A"),
     # methods that make a KVCache smaller
-    "snapkv": ("#1F6F8B", "#6CC3E0"),
-    "pyramidinfer": ("#5F7F1E", "#A9CC5F"),
+    "snapkv": ("#237D99", "#6CC3E0"),
+    "pyramidinfer": ("#327309", "#A9CC5F"),
     "minicache": ("#7A3E9D", "#C08BE0"),
-    "rounding": ("#9C5A00", "#E5A85C"),
-    "kcache": ("#B3262E", "#F0777E"),
+    "rounding": ("#763B08", "#E5A85C"),
+    "kcache": ("#C23C3F", "#F0777E"),
     # how a decode beside a chunk is accounted
     "by_tokens": ("#4F86B8", "#86B8EA"),
     "by_order": ("#8B6F00", "#D9C15A"),
     # two quantities in one panel
-    "latency": ("#B01E4B", "#F2739A"),
-    "throughput": ("#6C7A00", "#BFCB4A"),
+    "latency": ("#B51D19", "#F2739A"),
+    "throughput": ("#70840A", "#BFCB4A"),
     # operators of a layer, and why a pipeline waits
     "attention": ("#B8422E", "#F08A75"),
     "pb1": ("#AF8100", "#E8BE45"),
     "pb2": ("#C4432B", "#EE7B62"),
-    "pb3": ("#7474C8", "#9D9DF0"),
+    "pb3": ("#5C5CA2", "#9D9DF0"),
     # sizes of one thing, from few to many
-    "size_1": ("#7E93A0", "#66798A"),
-    "size_2": ("#5B7383", "#8FA5B5"),
-    "size_3": ("#3B5261", "#B9CBD8"),
-    "size_4": ("#1B2E3A", "#E6EEF4"),
+    "size_1": ("#7493BF", "#66798A"),
+    "size_2": ("#586A73", "#8FA5B5"),
+    "size_3": ("#2E3952", "#B9CBD8"),
+    "size_4": ("#061729", "#E6EEF4"),
     # not series
     "paper": ("#000000", "#FFFFFF"),
     "slo": ("#4A4A4A", "#B9BFC6"),
@@ -86,7 +86,12 @@ GROUND: Final = "#FFFFFF"
 """The paper: hollow circles and the edges of bars are filled with it."""
 
 
+def css_property(meaning: str) -> str:
+    """The custom property of CSS that holds a colour."""
+    return f"--fig-{meaning.replace('_', '-')}"
+
+
 def properties(theme: int) -> str:
     """The custom properties of CSS that a figure refers to: 0 for light, 1 for dark."""
     pairs = {**_MEANINGS, **FRAME}
-    return "\n".join(f"  --fig-{name.replace('_', '-')}: {pair[theme].lower()};" for name, pair in pairs.items())
+    return "\n".join(f"  {css_property(name)}: {pair[theme].lower()};" for name, pair in pairs.items())

@@ -10,16 +10,16 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from mooncake_lab.figures.colours import COLOURS, FRAME, GROUND
+from mooncake_lab.figures.colours import COLOURS, FRAME, GROUND, css_property
 
 _COLOUR: Final = re.compile(r"#[0-9a-fA-F]{6}\b")
 _ID: Final = re.compile(r'\b(id="|href="#|url\(#)')
 _PROLOGUE: Final = re.compile(r"^.*?(?=<svg\b)", re.DOTALL)
 _PROPERTIES: Final[Mapping[str, str]] = MappingProxyType(
     {
-        GROUND.lower(): "ground",
-        **{light.lower(): name for name, (light, _) in FRAME.items()},
-        **{light.lower(): name.replace("_", "-") for name, light in COLOURS.items()},
+        GROUND.lower(): css_property("ground"),
+        **{light.lower(): css_property(name) for name, (light, _) in FRAME.items()},
+        **{light.lower(): css_property(name) for name, light in COLOURS.items()},
     }
 )
 
@@ -39,4 +39,4 @@ def inlined(svg: str, prefix: str, alt: str) -> str:
 
 def _property(colour: re.Match[str]) -> str:
     known = _PROPERTIES.get(colour[0].lower())
-    return f"var(--fig-{known}, {colour[0]})" if known else colour[0]
+    return f"var({known}, {colour[0]})" if known else colour[0]

@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import LogLocator, MaxNLocator
 
+from mooncake_lab.figures.colours import COLOURS, css_property
 from mooncake_lab.figures.embed import embedded
-from mooncake_lab.figures.style import COLOURS
 
 _WIDTH, _HEIGHT = 360, 226
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 246, 30, 186
@@ -123,7 +123,7 @@ class WhatIf:
         ys, at = panel.ys[i], self.start
         line = "L".join(f"{x} {y}" for x, y in zip(xs, ys, strict=True))
         meaning = self.colours[i]
-        colour = f"var(--fig-{meaning.replace('_', '-')}, {COLOURS[meaning]})"
+        colour = f"var({css_property(meaning)}, {COLOURS[meaning]})"
         return (
             f'<g class="side" style="--side: {colour}"><path class="line" d="M{line}"'
             f' stroke-dasharray="{_DASHES[i % len(_DASHES)]}"/>'

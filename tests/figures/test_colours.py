@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mooncake_lab.figures.colours import COLOURS, DARK, FRAME, properties
+from mooncake_lab.figures.colours import COLOURS, DARK, FRAME, css_property, properties
 
 ROOT = Path(__file__).parents[2]
 PAPERS = {"light": ("#FFFDF9", COLOURS), "dark": ("#121212", DARK)}
@@ -89,10 +89,21 @@ def test_colours_of_a_figure_are_told_apart_without_one_kind_of_cone(names, colo
 
 
 def test_the_style_sheet_has_these_colours():
-    """The page's properties are those of the dictionary, light first, then dark."""
+    """The page's properties are those of the dictionary: light everywhere, dark on screens, light on paper."""
     sheet = (ROOT / "book" / "_static" / "figures.css").read_text(encoding="utf-8")
-    assert sheet.index(properties(0)) < sheet.index(properties(1))
-    assert properties(0).replace("  ", "    ") in sheet[sheet.index("@media print") :]
+    everywhere, _, screens = sheet.partition("@media screen {")
+    assert properties(0) in everywhere
+    assert properties(1).replace("  ", "    ") in screens.partition("\n}\n")[0]
+    assert "--fig" not in screens.partition("@media print {")[2]  # paper keeps the light ones
+
+
+def test_the_widgets_fall_back_to_these_colours():
+    """Where a page has no properties, a widget shows the light colour of the same meaning."""
+    css = (ROOT / "mooncake_lab" / "figures" / "static" / "widgets.css").read_text(encoding="utf-8")
+    found = re.findall(r"var\((--fig-[\w-]+), (#[0-9a-f]{6})\)", css)
+    light = {css_property(name): colour.lower() for name, colour in COLOURS.items()}
+    assert len(found) >= 2
+    assert all(light[name] == colour for name, colour in found)
 
 
 def test_figures_draw_with_named_colours_only():

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from axe_playwright_python.sync_playwright import Axe
+from axe import ALL_BUT_CONTRAST, CONTRAST, grave_faults, response
 from matplotlib.image import imread
 
 from mooncake_lab.figures import COLOURS
@@ -20,14 +20,8 @@ from mooncake_lab.figures import COLOURS
 pytestmark = pytest.mark.site
 
 NOT_ON_PAPER = (".bd-sidebar-primary", ".bd-sidebar-secondary", ".article-header-buttons", ".prev-next-footer")
-GRAVE = {"serious", "critical"}
 FRONT_DOOR = "index.html"
 LOOKS = Path(__file__).with_name("looks.js").read_text(encoding="utf-8")
-AXE = {"preload": False}
-"""Without preloading: axe would fetch style sheets again, by paths that only hold where they were."""
-CONTRAST = AXE | {"runOnly": {"type": "rule", "values": ["color-contrast"]}}
-"""What a colour scheme can change."""
-ALL_BUT_CONTRAST = AXE | {"resultTypes": ["violations"], "rules": {"color-contrast": {"enabled": False}}}
 HEAD = ("page", "checked", "passed", "violation", "impact", "places")
 """Of the report."""
 
@@ -66,7 +60,7 @@ def contrast(page):
     wanted, decided, violations = None, set(), []
     for _ in range(2):
         left = page.evaluate(LOOKS, wanted)
-        found = Axe().run(page, context={"include": [["[data-probe]"]]}, options=CONTRAST).response
+        found = response(page, CONTRAST, {"include": [["[data-probe]"]]})
         violations += found["violations"]
         nodes = [node for kind in ("passes", "violations") for each in found[kind] for node in each["nodes"]]
         decided |= {int(look[1]) for node in nodes if (look := re.search(r'data-look="(\d+)"', node["html"]))}
@@ -74,16 +68,6 @@ def contrast(page):
         if not wanted:
             break
     return len(decided), violations
-
-
-def grave_faults(violations):
-    """Serious and critical violations, each with the first places where it is."""
-    return [
-        f"{each['id']} ({each['impact']}): {node['html'][:160]} | {node['failureSummary'][:240]}"
-        for each in violations
-        if each["impact"] in GRAVE
-        for node in each["nodes"][:3]
-    ]
 
 
 def rows(visit, what, passed, violations):
@@ -94,7 +78,7 @@ def rows(visit, what, passed, violations):
 
 def test_axe_finds_nothing_serious(visit, report):
     """No serious or critical violation of any of axe's rules; contrast is the next test's."""
-    found = Axe().run(visit.page, options=ALL_BUT_CONTRAST).response
+    found = response(visit.page, ALL_BUT_CONTRAST)
     report += rows(visit, "rules", len(found["passes"]), found["violations"])
     assert grave_faults(found["violations"]) == []
 

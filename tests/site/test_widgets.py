@@ -4,19 +4,14 @@ import json
 import re
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
+from axe import ALL_BUT_CONTRAST, grave_faults, response
+
+from mooncake_lab.figures.colours import COLOURS, DARK, GROUND
 
 pytestmark = pytest.mark.site
 
 PHONE = {"width": 390, "height": 844}
 DESK = {"width": 1440, "height": 1000}
-GRAVE = {"serious", "critical"}
-
-
-def grave(page, options=None):
-    """What axe finds to be serious or critical."""
-    found = Axe().run(page, options={"preload": False} | (options or {})).response["violations"]
-    return [f"{each['id']}: {each['nodes'][0]['html'][:160]}" for each in found if each["impact"] in GRAVE]
 
 
 def page_with(site, selector):
@@ -42,7 +37,7 @@ def test_a_page_is_accessible_on_a_phone(visit):
     page = visit.page
     page.set_viewport_size(PHONE)
     page.wait_for_timeout(600)  # after the window has changed, boxes that scroll are marked
-    found = grave(page, {"rules": {"color-contrast": {"enabled": False}}})
+    found = grave_faults(response(page, ALL_BUT_CONTRAST)["violations"])
     page.set_viewport_size(DESK)
     assert found == []
     assert visit.faults == []
@@ -148,7 +143,7 @@ def test_a_definition_shows_under_the_pointer_and_with_the_focus(term):
     assert not box.is_visible()
     link.focus()
     assert box.inner_text() == said
-    assert grave(page) == []
+    assert grave_faults(response(page)["violations"]) == []
     page.keyboard.press("Escape")
     assert not box.is_visible()
     assert link.get_attribute("aria-describedby") is None
@@ -178,3 +173,14 @@ def test_a_section_marks_a_term_once(visit):
       return found.filter((hash, i) => found.indexOf(hash) !== i);
     })"""
     assert visit.page.evaluate(twice) == []
+
+
+def test_figures_are_light_on_paper(open_page):
+    """A page that is dark on the screen prints its figures in their light colours."""
+    page = open_page("chapters/09_placement.html").page
+    page.evaluate("document.documentElement.dataset.theme = 'dark'")
+    ink = "getComputedStyle(document.documentElement).getPropertyValue('--fig-ink').trim()"
+    assert page.evaluate(ink) == DARK["ink"].lower()
+    page.emulate_media(media="print")
+    assert page.evaluate(ink) == COLOURS["ink"].lower()
+    assert page.evaluate(ink.replace("ink", "ground")) == GROUND.lower()
