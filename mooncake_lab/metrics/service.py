@@ -3,18 +3,17 @@
 import math
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-import numpy.typing as npt
-
 from mooncake_lab.core import SLO
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pandas as pd
 
 
 def effective(
     requests: "pd.DataFrame", slo: SLO, *, tbt: Literal["fast", "arxiv"] = "fast"
-) -> npt.NDArray[np.bool_]:
+) -> "npt.NDArray[np.bool_]":
     """Which requests of a `request_table` finished within both limits, shape (requests,).
 
     A request that was rejected or still runs at the horizon is not effective, whatever it received.
@@ -24,8 +23,8 @@ def effective(
         slo: the limits; a latency equal to its limit meets it.
         tbt: which edition's time between tokens is held against the limit.
     """
-    ttft = requests["ttft_s"].to_numpy(dtype=np.float64)
-    gap = requests[f"tbt_{tbt}_s"].to_numpy(dtype=np.float64)
+    ttft = requests["ttft_s"].to_numpy(dtype="float64")
+    gap = requests[f"tbt_{tbt}_s"].to_numpy(dtype="float64")
     finished = requests["end"].to_numpy() == "finished"
     return finished & (ttft <= slo.ttft_s) & (gap <= slo.tbt_s)
 

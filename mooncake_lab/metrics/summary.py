@@ -1,14 +1,25 @@
-"""A run in one row: the numbers every comparison of clusters starts from."""
+"""A run in one row: the numbers that comparisons of clusters start from, without numpy and pandas."""
 
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import sub
 from typing import Literal
 
-import numpy as np
-
-from mooncake_lab.core import SLO, CacheChanged, Prefilled, Record
-from mooncake_lab.metrics.latency import request_table
-from mooncake_lab.metrics.service import effective_request_capacity
+from mooncake_lab.core import (
+    SLO,
+    Arrived,
+    CacheChanged,
+    DecodeStretch,
+    Finished,
+    FirstToken,
+    Prefilled,
+    Record,
+    Rejected,
+)
+from mooncake_lab.metrics.averages import mean, percentile
+from mooncake_lab.metrics.latency import tbt_of_gaps_s
+from mooncake_lab.metrics.tokens import step_ends_s
 
 
 @dataclass(slots=True, eq=False)
@@ -52,6 +63,124 @@ def reused_share(records: Iterable[Record]) -> float:
     return reused / (reused + computed) if reused + computed else 0.0
 
 
+@dataclass(slots=True, eq=False)
+class _Received:
+    """The tokens that a running request has received so far. Mutable: it grows."""
+
+    ttft_s: float
+    first_s: float
+    last_s: float
+    gaps_s: list[float] = field(default_factory=list[float])
+
+    def latencies(self, tbt: Literal["fast", "arxiv"]) -> tuple[float, float]:
+        """TTFT and TBT."""
+        if tbt == "fast":
+            return self.ttft_s, tbt_of_gaps_s(self.gaps_s)
+        return self.ttft_s, (self.last_s - self.first_s) / max(1, len(self.gaps_s))
+
+
+@dataclass(slots=True, eq=False)
+class RunningSummary:
+    """Reads records as they come; its numbers are those of `run_summary`.
+
+    It keeps two latencies of each request that has ended and the token gaps of each request that runs, so that
+    memory grows by 16 bytes per request and does not grow with the log. Mutable: it counts.
+
+    Args:
+        slo: the limits of an effective request.
+        tbt: the paper whose definition of the time between tokens is used.
+        prefill_group: nodes of each prefill instance, all of which a prefill occupies.
+    """
+
+    slo: SLO
+    tbt: Literal["fast", "arxiv"] = "fast"
+    prefill_group: int = 1
+    _arrivals_s: dict[int, float] = field(init=False, default_factory=dict)
+    _running: dict[int, _Received] = field(init=False, default_factory=dict)
+    _ttfts_s: "array[float]" = field(init=False, default_factory=lambda: array("d"))
+    _tbts_s: "array[float]" = field(init=False, default_factory=lambda: array("d"))
+    _counts: dict[str, int] = field(init=False)
+    _prefill: PrefillTime = field(init=False)
+    _now_s: float = field(init=False, default=0.0)
+
+    def __post_init__(self) -> None:
+        names = ("requests", "finished", "rejected", "effective", "output_tokens", "reused", "computed")
+        self._counts = dict.fromkeys(names, 0)
+        self._prefill = PrefillTime(self.prefill_group)
+
+    def read(self, record: Record) -> None:
+        """Learn from the next record of the log."""
+        if type(record) is not CacheChanged:  # an instance may fail after the last request has ended
+            self._now_s = record.at_s
+        match record:
+            case DecodeStretch():
+                self._decoded(record)
+            case Arrived():
+                self._counts["requests"] += 1
+                self._arrivals_s[record.request_id] = record.at_s
+            case Prefilled():
+                self._counts["reused"] += record.reused_tokens
+                self._counts["computed"] += record.computed_tokens
+                self._prefill.add(record)
+            case FirstToken():
+                ttft_s = record.at_s - self._arrivals_s[record.request_id]
+                self._running[record.request_id] = _Received(ttft_s, record.at_s, record.at_s)
+            case Finished() | Rejected():
+                self._ended(record.request_id, "finished" if isinstance(record, Finished) else "rejected")
+            case _:
+                pass
+
+    def numbers(self) -> dict[str, float | int | None]:
+        """The summary so far, under the names of `run_summary`.
+
+        Raises:
+            ValueError: when no request arrived.
+        """
+        counts = self._counts
+        if not counts["requests"]:
+            raise ValueError("the summary of 0 requests is undefined; at least 1 is needed")
+        running = [received.latencies(self.tbt) for received in self._running.values()]
+        ttft = sorted([*self._ttfts_s, *(ttft_s for ttft_s, _ in running)])
+        tbt = sorted([*self._tbts_s, *(tbt_s for _, tbt_s in running)])
+        prompt_tokens = counts["reused"] + counts["computed"]
+        return {
+            "requests": counts["requests"],
+            "finished": counts["finished"],
+            "rejected": counts["rejected"],
+            "ttft_mean_s": mean(ttft) if ttft else None,
+            **{f"ttft_p{p}_s": percentile(ttft, p) if ttft else None for p in (50, 90, 99)},
+            "tbt_mean_s": mean(tbt) if tbt else None,
+            "tbt_p90_s": percentile(tbt, 90) if tbt else None,
+            "effective_request_capacity": counts["effective"] / counts["requests"],
+            "token_hit_rate": counts["reused"] / prompt_tokens if prompt_tokens else 0.0,
+            "prefill_gpu_s_per_request": self._prefill.seconds / counts["requests"],
+            "output_tokens": counts["output_tokens"] + sum(1 + len(r.gaps_s) for r in self._running.values()),
+            "simulated_s": self._now_s,
+        }
+
+    def _decoded(self, stretch: DecodeStretch) -> None:
+        """Add a stretch to each of its requests; its inner gaps are computed once for all of them."""
+        ends_s = step_ends_s(stretch)
+        first_s, last_s = ends_s[0], ends_s[-1]
+        gaps_s, running = list(map(sub, ends_s[1:], ends_s)), self._running
+        for request_id in stretch.request_ids:
+            if (received := running.get(request_id)) is not None:
+                received.gaps_s.append(first_s - received.last_s)
+                received.gaps_s += gaps_s
+                received.last_s = last_s
+
+    def _ended(self, request_id: int, end: str) -> None:
+        self._counts[end] += 1
+        if (received := self._running.pop(request_id, None)) is not None:
+            ttft_s, tbt_s = received.latencies(self.tbt)
+            self._ttfts_s.append(ttft_s)
+            self._tbts_s.append(tbt_s)
+            self._counts["output_tokens"] += 1 + len(received.gaps_s)
+            within = ttft_s <= self.slo.ttft_s and tbt_s <= self.slo.tbt_s
+            self._counts["effective"] += within and end == "finished"
+        self._arrivals_s.pop(request_id, None)
+
+
 def run_summary(
     records: Iterable[Record], slo: SLO, *, tbt: Literal["fast", "arxiv"] = "fast", prefill_group: int = 1
 ) -> dict[str, float | int | None]:
@@ -66,24 +195,7 @@ def run_summary(
     Raises:
         ValueError: when no request arrived.
     """
-    log = list(records)
-    table = request_table(log)
-    capacity = effective_request_capacity(table, slo, tbt=tbt)
-    ends = table["end"].to_numpy()
-    served = ~np.isnan(table["ttft_s"].to_numpy(dtype=np.float64))
-    ttft = table["ttft_s"].to_numpy(dtype=np.float64)[served]
-    gap = table[f"tbt_{tbt}_s"].to_numpy(dtype=np.float64)[served]
-    return {
-        "requests": len(table),
-        "finished": int((ends == "finished").sum()),
-        "rejected": int((ends == "rejected").sum()),
-        "ttft_mean_s": float(ttft.mean()) if served.any() else None,
-        **{f"ttft_p{p}_s": float(np.percentile(ttft, p)) if served.any() else None for p in (50, 90, 99)},
-        "tbt_mean_s": float(gap.mean()) if served.any() else None,
-        "tbt_p90_s": float(np.percentile(gap, 90)) if served.any() else None,
-        "effective_request_capacity": capacity,
-        "token_hit_rate": reused_share(log),
-        "prefill_gpu_s_per_request": prefill_gpu_s(log, prefill_group) / len(table),
-        "output_tokens": int(table["output_tokens"].to_numpy().sum()),
-        "simulated_s": next(record.at_s for record in reversed(log) if type(record) is not CacheChanged),
-    }
+    summary = RunningSummary(slo, tbt, prefill_group)
+    for record in records:
+        summary.read(record)
+    return summary.numbers()

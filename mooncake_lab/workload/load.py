@@ -1,13 +1,11 @@
 """The trace of a workload, whatever this machine has: the released file, or its twin; or anybody's own file."""
 
-from dataclasses import replace
 from pathlib import Path
 
 from mooncake_lab.workload.locate import find_trace
 from mooncake_lab.workload.reader import read_trace
 from mooncake_lab.workload.releases import RELEASES, release_of
 from mooncake_lab.workload.trace import Trace
-from mooncake_lab.workload.twin import make_twin
 
 
 def load(name: str, *, seed: int = 0) -> Trace:
@@ -24,9 +22,11 @@ def load(name: str, *, seed: int = 0) -> Trace:
     release = release_of(name)
     path = find_trace(name)
     if path is None:
+        from mooncake_lab.workload.twin import make_twin  # here, because twins are drawn with numpy
+
         return make_twin(name, seed=seed)
     release.check(path)
-    return replace(read_trace(path), name=name, origin="released", source=f"released {release.label} trace")
+    return read_trace(path).replaced(name=name, origin="released", source=f"released {release.label} trace")
 
 
 def load_or_read(name: str, *, seed: int = 0) -> Trace:

@@ -9,12 +9,12 @@ too; a line with a longer answer contradicts itself and is refused. Fields and n
 import gzip
 import math
 import zlib
+from array import array
 from collections.abc import Iterator
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Final, cast
 
-import numpy as np
-import numpy.typing as npt
 from msgspec import UNSET
 
 from mooncake_lab.workload.line import Line, LineError, check_blocks, read_line
@@ -103,21 +103,19 @@ class _Reading:
                 else "it is empty"
             )
             raise TraceError(f"{self.path} holds no request ({why}); allowed is at least one line")
-        arrival_ms = np.array(self.arrival_ms)
-        lines = self.lines
+        arrival_ms, lines = self.arrival_ms, self.lines
         if self.has_delays:
-            order = np.argsort(arrival_ms, kind="stable")
-            arrival_ms = arrival_ms[order]
-            lines = [lines[i] for i in order]
+            order = sorted(range(len(lines)), key=arrival_ms.__getitem__)
+            arrival_ms, lines = [arrival_ms[i] for i in order], [lines[i] for i in order]
         return Trace(
             name=self.path.name.split(".")[0].removesuffix("_trace"),
             origin="file",
             block_size_tokens=self.block_size_tokens or DEFAULT_BLOCK_SIZE_TOKENS,
-            arrival_s=arrival_ms / 1000,
-            input_tokens=np.array([line.input_length for line in lines], dtype=np.int64),
-            output_tokens=np.array([line.output_length for line in lines], dtype=np.int64),
-            block_ids=_flat_ids(lines),
-            block_starts=np.cumsum([0, *(len(line.hash_ids) for line in lines)], dtype=np.int64),
+            arrival_s=array("d", (at_ms / 1000 for at_ms in arrival_ms)),
+            input_tokens=array("q", (cast("int", line.input_length) for line in lines)),
+            output_tokens=array("q", (cast("int", line.output_length) for line in lines)),
+            block_ids=array("Q", chain.from_iterable(line.hash_ids for line in lines)),
+            block_starts=array("q", accumulate((len(line.hash_ids) for line in lines), initial=0)),
             sessions=tuple(line.session_id for line in lines) if self._has_sessions() else None,
             max_tokens=_limits(lines),
             skipped=self.skipped,
@@ -167,14 +165,8 @@ def _numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
             yield number, raw
 
 
-def _limits(lines: list[Line]) -> npt.NDArray[np.int64] | None:
+def _limits(lines: list[Line]) -> "array[int] | None":
     """The max_tokens of each line, 0 where it has none; None where no line has one."""
     if all(line.max_tokens is None for line in lines):
         return None
-    return np.array([line.max_tokens or 0 for line in lines], dtype=np.int64)
-
-
-def _flat_ids(lines: list[Line]) -> npt.NDArray[np.int64]:
-    """All ids end to end, as `Trace.block_ids` stores unsigned ids."""
-    flat = [block_id for line in lines for block_id in line.hash_ids]
-    return np.array(flat, dtype=np.uint64).view(np.int64)
+    return array("q", (line.max_tokens or 0 for line in lines))

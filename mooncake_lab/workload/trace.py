@@ -1,23 +1,63 @@
 """A trace: what arrived when, how long it was, and which KVCache blocks it shares."""
 
+from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 from mooncake_lab.core import Request, TracedRequest
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Floats: TypeAlias = npt.NDArray[np.float64]
+    Integers: TypeAlias = npt.NDArray[np.int64]
 
 Origin: TypeAlias = Literal["released", "twin", "file", "generated"]
 """Where a trace comes from: the authors' published file, our stand-in for it, any other file, or a recipe."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+Value = TypeVar("Value")
+
+
+class _Column(Generic[Value]):
+    """A field that reads as a numpy array and may be given as an array of the standard library.
+
+    Reading the field makes the numpy array, a view without a copy, so that a trace can be loaded and replayed
+    where there is no numpy.
+    """
+
+    def __init__(self, *default: Value) -> None:
+        self.default = default
+        self.name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, trace: "Trace | None", owner: type) -> Value:
+        if trace is None:  # a dataclass asks for the default
+            if not self.default:
+                raise AttributeError(f"{owner.__name__}.{self.name} has no default")
+            return self.default[0]
+        column: Any = vars(trace)[self.name]
+        if isinstance(column, array):
+            import numpy as np
+
+            # unsigned numbers, which are block ids, read as signed ones
+            vars(trace)[self.name] = np.frombuffer(column, np.float64 if column.typecode == "d" else np.int64)
+        return vars(trace)[self.name]
+
+    def __set__(self, trace: "Trace", column: "Value | array[float] | array[int]") -> None:
+        vars(trace)[self.name] = column
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Trace:
     """A trace of n requests as columns, in order of arrival (FAST'25 Appendix A, arXiv §4).
 
-    Block ids are one flat array cut at `block_starts`, so whole-trace arithmetic is a numpy expression.
+    Block ids are one flat array cut at `block_starts`, so whole-trace arithmetic is a numpy expression. Arrays of
+    the standard library are taken as well: "d" for times, "q" for integers, "Q" for block ids.
 
     Raises:
         ValueError: when the columns do not fit each other.
@@ -26,22 +66,22 @@ class Trace:
     name: str
     origin: Origin
     block_size_tokens: int = 512
-    arrival_s: npt.NDArray[np.float64]
+    arrival_s: "_Column[Floats]" = _Column()
     """Shape (n,), seconds since the trace began, never decreasing."""
-    input_tokens: npt.NDArray[np.int64]
+    input_tokens: "_Column[Integers]" = _Column()
     """Shape (n,), prompt lengths."""
-    output_tokens: npt.NDArray[np.int64]
+    output_tokens: "_Column[Integers]" = _Column()
     """Shape (n,), answer lengths: the future, which no policy sees."""
-    block_ids: npt.NDArray[np.int64]
+    block_ids: "_Column[Integers]" = _Column()
     """Shape (total blocks,): the ids of request 0, then those of request 1, and so on.
 
     Ids are unsigned 64-bit numbers; those of 2**63 and above are stored less 2**64 here. The block keys of
     `requests()` are the unsigned ids."""
-    block_starts: npt.NDArray[np.int64]
+    block_starts: "_Column[Integers]" = _Column()
     """Shape (n + 1,): request i owns `block_ids[block_starts[i]:block_starts[i + 1]]`."""
     sessions: tuple[str | None, ...] | None = None
     """The conversation of each request, where the file says so."""
-    max_tokens: npt.NDArray[np.int64] | None = None
+    max_tokens: "_Column[Integers | None]" = _Column(None)
     """Shape (n,), the most tokens a client allows for its answer, 0 where it states nothing; None: none does."""
     skipped: int = 0
     """Lines a lenient reading left out."""
@@ -51,30 +91,28 @@ class Trace:
     """One line for the footer of a figure: which trace this is and how it came about."""
 
     def __post_init__(self) -> None:
-        n = len(self.arrival_s)
-        if not (len(self.input_tokens) == len(self.output_tokens) == len(self.block_starts) - 1 == n):
+        n, column = len(self), vars(self)
+        inputs, outputs, starts = (len(column[name]) for name in ("input_tokens", "output_tokens", "block_starts"))
+        if not inputs == outputs == starts - 1 == n:
             raise ValueError(
-                f"trace {self.name!r} has {n} arrivals, {len(self.input_tokens)} input lengths,"
-                f" {len(self.output_tokens)} output lengths and {len(self.block_starts)} block starts;"
-                " the lengths must be n, n, n and n + 1"
+                f"trace {self.name!r} has {n} arrivals, {inputs} input lengths, {outputs} output lengths and"
+                f" {starts} block starts; the lengths must be n, n, n and n + 1"
             )
-        if self.block_starts[0] != 0 or self.block_starts[-1] != len(self.block_ids):
+        first, last, blocks = column["block_starts"][0], column["block_starts"][-1], len(column["block_ids"])
+        if first != 0 or last != blocks:
             raise ValueError(
-                f"trace {self.name!r} has {len(self.block_ids)} block ids, but its block starts run from"
-                f" {self.block_starts[0]} to {self.block_starts[-1]}; they must run from 0 to the number of ids"
+                f"trace {self.name!r} has {blocks} block ids, but its block starts run from {first} to {last};"
+                " they must run from 0 to the number of ids"
             )
-        if self.sessions is not None and len(self.sessions) != n:
-            raise ValueError(f"trace {self.name!r} has {n} requests and {len(self.sessions)} sessions; one each")
-        if self.max_tokens is not None and len(self.max_tokens) != n:
-            raise ValueError(
-                f"trace {self.name!r} has {n} requests and {len(self.max_tokens)} max_tokens; one each"
-            )
+        for name in ("sessions", "max_tokens"):
+            if column[name] is not None and len(column[name]) != n:
+                raise ValueError(f"trace {self.name!r} has {n} requests and {len(column[name])} {name}; one each")
 
     def __len__(self) -> int:
         """The number of requests."""
-        return len(self.arrival_s)
+        return len(vars(self)["arrival_s"])
 
-    def blocks_of(self, i: int) -> npt.NDArray[np.int64]:
+    def blocks_of(self, i: int) -> "Integers":
         """The block ids of request `i`, front to back, without copying.
 
         Raises:
@@ -86,14 +124,15 @@ class Trace:
 
     def requests(self) -> Iterator[TracedRequest]:
         """The requests with their futures, one at a time, numbered from 0 in order of arrival."""
-        ids: list[int] = self.block_ids.view(np.uint64).tolist()
-        bounds: list[int] = self.block_starts.tolist()
+        column = vars(self)
+        ids = memoryview(memoryview(column["block_ids"]).tobytes()).cast("Q").tolist()
+        bounds: list[int] = column["block_starts"].tolist()
         columns = zip(
-            self.arrival_s.tolist(),
-            self.input_tokens.tolist(),
-            self.output_tokens.tolist(),
+            column["arrival_s"].tolist(),
+            column["input_tokens"].tolist(),
+            column["output_tokens"].tolist(),
             self.sessions or [None] * len(self),
-            [None] * len(self) if self.max_tokens is None else self.max_tokens.tolist(),
+            [None] * len(self) if column["max_tokens"] is None else column["max_tokens"].tolist(),
             strict=True,
         )
         for i, (arrival_s, input_tokens, output_tokens, session, max_tokens) in enumerate(columns):
@@ -116,8 +155,8 @@ class Trace:
         """
         if default < 1:
             raise ValueError(f"clients cannot allow {default} tokens; at least 1 is needed")
-        stated = np.array([traced.max_tokens_or(default) for traced in self.requests()], dtype=np.int64)
-        return replace(self, max_tokens=stated, source=f"{self.source}, max_tokens {default:,}")
+        stated = array("q", (traced.max_tokens_or(default) for traced in self.requests()))
+        return self.replaced(max_tokens=stated, source=f"{self.source}, max_tokens {default:,}")
 
     def head(self, n: int) -> "Trace":
         """The first `n` requests, or all of them when there are fewer; the source line says so.
@@ -129,14 +168,19 @@ class Trace:
             raise ValueError(f"cannot take the first {n} requests of trace {self.name!r}; at least 0 is needed")
         if n >= len(self):
             return self
-        return replace(
-            self,
-            arrival_s=self.arrival_s[:n],
-            input_tokens=self.input_tokens[:n],
-            output_tokens=self.output_tokens[:n],
-            block_ids=self.block_ids[: self.block_starts[n]],
-            block_starts=self.block_starts[: n + 1],
-            sessions=None if self.sessions is None else self.sessions[:n],
-            max_tokens=None if self.max_tokens is None else self.max_tokens[:n],
+        names = ("arrival_s", "input_tokens", "output_tokens", "sessions", "max_tokens")
+        column = vars(self)
+        return self.replaced(
+            **{name: None if column[name] is None else column[name][:n] for name in names},
+            block_ids=column["block_ids"][: column["block_starts"][n]],
+            block_starts=column["block_starts"][: n + 1],
             source=f"{self.source}, first {n:,} requests",
         )
+
+    def replaced(self, **changes: Any) -> "Trace":
+        """The same trace with other values of some fields: `dataclasses.replace` without numpy.
+
+        Raises:
+            ValueError: when the columns do not fit each other.
+        """
+        return Trace(**(vars(self) | changes))

@@ -1,12 +1,11 @@
 """Writing a trace as a file in the released traces' format."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from mooncake_lab.workload.reader import DEFAULT_BLOCK_SIZE_TOKENS
 from mooncake_lab.workload.trace import Trace
@@ -28,32 +27,26 @@ def write_trace(path: str | Path, trace: Trace) -> None:
 
 
 def _lines_of(trace: Trace) -> Iterator[dict[str, Any]]:
-    ids: list[int] = trace.block_ids.view(np.uint64).tolist()
-    bounds: list[int] = trace.block_starts.tolist()
-    columns = zip(
-        _milliseconds(trace.arrival_s), trace.input_tokens.tolist(), trace.output_tokens.tolist(), strict=True
-    )
-    for i, (timestamp, input_length, output_length) in enumerate(columns):
+    for traced in trace.requests():
+        request = traced.request
         line: dict[str, Any] = {
-            "timestamp": timestamp,
-            "input_length": input_length,
-            "output_length": output_length,
-            "hash_ids": ids[bounds[i] : bounds[i + 1]],
+            "timestamp": _milliseconds(request.arrival_s),
+            "input_length": request.input_tokens,
+            "output_length": traced.output_tokens,
+            "hash_ids": request.block_keys,
         }
         if trace.sessions is not None:
-            line["session_id"] = trace.sessions[i]
-        if trace.max_tokens is not None and trace.max_tokens[i]:
-            line["max_tokens"] = int(trace.max_tokens[i])
+            line["session_id"] = request.session
+        if request.max_tokens is not None:
+            line["max_tokens"] = request.max_tokens
         if trace.block_size_tokens != DEFAULT_BLOCK_SIZE_TOKENS:
             line["trace_block_size"] = trace.block_size_tokens
         yield line
 
 
-def _milliseconds(arrival_s: npt.NDArray[np.float64]) -> list[int | float]:
-    """Each time in ms such that dividing by 1000 gives the time again, as a whole number where one does."""
+def _milliseconds(arrival_s: float) -> int | float:
+    """A number of ms that divided by 1000 gives the time again, where one does; a whole number if possible."""
     product = arrival_s * 1000
-    best = np.rint(product)
-    for candidate in (product, np.nextafter(product, -np.inf), np.nextafter(product, np.inf)):
-        best = np.where(best / 1000 == arrival_s, best, candidate)
-    best = np.where(best / 1000 == arrival_s, best, product)
-    return [int(value) if value.is_integer() else value for value in best.tolist()]
+    near = (float(round(product)), product, math.nextafter(product, -math.inf), math.nextafter(product, math.inf))
+    found = next((value for value in near if value / 1000 == arrival_s), product)
+    return int(found) if found.is_integer() else found

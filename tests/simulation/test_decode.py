@@ -145,7 +145,7 @@ class TestExactness:
     def test_two_requests_by_hand(self):
         """Alone a step takes 0.5 + 0.125 + 0; when a second request joins, it waits for the step to end."""
         log, _ = simulate([(0.0, 1024, 3), (1.0, 2048, 2)])
-        times = {i: t.tolist() for i, t in token_times_s(log)}
+        times = dict(token_times_s(log))
         alone = 0.5 + 0.125 + 1024 / 1024  # the first step of request 0
         both = 0.5 + 0.25 + (1025 + 2048) / 1024
         assert times[0] == [0.0, alone, alone + both]

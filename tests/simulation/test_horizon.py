@@ -28,7 +28,7 @@ def long_answers(count=8, output_tokens=2000):
 
 def received(log, until_s):
     """Tokens of each request up to a moment."""
-    counted = {request_id: int((times <= until_s).sum()) for request_id, times in token_times_s(log)}
+    counted = {request_id: sum(at_s <= until_s for at_s in times) for request_id, times in token_times_s(log)}
     return {request_id: tokens for request_id, tokens in counted.items() if tokens}
 
 

@@ -1,9 +1,12 @@
 """The Trace: columns that fit each other, and the requests they make."""
 
+from array import array
 from dataclasses import replace
 
 import numpy as np
 import pytest
+
+from mooncake_lab.workload import Trace
 
 
 class TestColumns:
@@ -62,3 +65,39 @@ class TestHead:
         """A negative number of requests is refused."""
         with pytest.raises(ValueError, match="first -1 requests"):
             make_trace([0]).head(-1)
+
+
+class TestArraysOfTheStandardLibrary:
+    def test_they_make_the_same_trace(self, make_trace):
+        """Columns given as arrays read as the numpy arrays would, without a copy, and make the same requests."""
+        plain = make_trace([0, 1], [0, 2, 3])
+        ids = array("Q", plain.block_ids.tolist())
+        made = plain.replaced(
+            arrival_s=array("d", plain.arrival_s.tolist()),
+            input_tokens=array("q", plain.input_tokens.tolist()),
+            output_tokens=array("q", plain.output_tokens.tolist()),
+            block_ids=ids,
+            block_starts=array("q", plain.block_starts.tolist()),
+            max_tokens=array("q", [7, 0]),
+        )
+        assert [traced.request.max_tokens for traced in made.requests()] == [7, None]
+        assert list(made.replaced(max_tokens=None).requests()) == list(plain.requests())
+        for name in ("arrival_s", "input_tokens", "output_tokens", "block_ids", "block_starts"):
+            assert getattr(made, name).dtype == getattr(plain, name).dtype
+            assert getattr(made, name).tolist() == getattr(plain, name).tolist()
+        ids[0] = 9
+        assert made.block_ids[0] == 9
+        assert made.head(1).block_ids.tolist() == [9, 1]
+
+    def test_large_block_ids_are_stored_less_two_to_the_64(self, make_trace):
+        """An id of 2**64 - 1 is -1 in the column and itself in a request, whichever way it came."""
+        plain = make_trace([-1], [3])
+        made = plain.replaced(block_ids=array("Q", [2**64 - 1, 3]))
+        assert made.block_ids.tolist() == plain.block_ids.tolist() == [-1, 3]
+        for trace in (made, plain, plain.replaced(block_ids=np.array([-1, 0, 3, 0])[::2])):
+            assert [traced.request.block_keys for traced in trace.requests()] == [(2**64 - 1,), (3,)]
+
+    def test_a_column_that_is_missing_is_named(self):
+        """A trace without one of its columns cannot be made."""
+        with pytest.raises(TypeError, match="arrival_s"):
+            Trace(name="none", origin="file", source="a test")
