@@ -28,9 +28,9 @@ from mooncake_lab.figures.style import (
 LABELS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "none": "no rejection",
-        "after_prefill": "baseline:\nafter prefill",
+        "after_prefill": "baseline",
         "early": "early\nrejection",
-        "predictive": "predicted\nload (t_d)",
+        "predictive": "prediction",
         "committed": "counting\nprefills",
         "reserving": "predicted,\nreserving",
         "length_predicting": "learned\nlengths",
@@ -57,7 +57,7 @@ _SIMULATED: Final = "simulated, 8xA800 nodes fitted to FAST'25 Fig. 14 and arXiv
 
 @styled
 def rejections(panels: Mapping[str, pd.DataFrame], paper_percent: Mapping[str, float]) -> BookFigure:
-    """Rejected requests by policy, those refused after prefill cross-hatched; the paper's Table 3 as diamonds.
+    """Rejected requests by policy, those rejected after prefill cross-hatched; the paper's Table 3 as diamonds.
 
     Args:
         panels: rows of `Overload`, one a policy, by the name of the panel.
@@ -69,10 +69,10 @@ def rejections(panels: Mapping[str, pd.DataFrame], paper_percent: Mapping[str, f
         at = [policies.index(policy) for policy in rows["policy"]]
         late = (100 * rows["rejected_late"] / rows["requests"]).to_numpy(dtype=float)
         early = 100 * rows["rejected_share"].to_numpy(dtype=float) - late
-        axis.barh(at, early, color=COLOURS["refused_early"], label="refused on arrival", height=0.7)
+        axis.barh(at, early, color=COLOURS["refused_early"], label="rejected on arrival", height=0.7)
         axis.barh(
             at, late, left=early, color=COLOURS["refused_late"], hatch="xx", edgecolor="white",
-            label="refused after prefill", height=0.7,
+            label="rejected after prefill", height=0.7,
         )  # fmt: skip
         known = [policy for policy in rows["policy"] if policy in paper_percent]
         paper_points(
@@ -223,7 +223,7 @@ def crowd(rows: pd.DataFrame) -> BookFigure:
         wasted = table["wasted_prefill_s"].to_numpy(dtype=float)
         right.bar(at + shift, wasted, width=0.38, alpha=alpha, color=COLOURS["refused_late"])
     left.set_ylabel("requests (count)")
-    right.set(ylabel="prefill for requests refused later (s)", ylim=(0, None))
+    right.set(ylabel="prefill of requests rejected later (s)", ylim=(0, None))
     for axis in (left, right):
         axis.set_xticks(at, [LABELS[policy] for policy in policies])
         axis.grid(visible=False, axis="x")
@@ -243,8 +243,8 @@ def _fates(axis: Axes, at: npt.ArrayLike, rows: pd.DataFrame, *, label: bool = T
     bottom = np.zeros(len(rows))
     for column, name, colour in (
         ("finished", "finished", "finished"),
-        ("refused_after_prefill", "refused after prefill", "refused_late"),
-        ("refused_on_arrival", "refused on arrival", "refused_early"),
+        ("refused_after_prefill", "rejected after prefill", "refused_late"),
+        ("refused_on_arrival", "rejected on arrival", "refused_early"),
     ):
         heights = rows[column].to_numpy(dtype=float)
         axis.bar(at, heights, bottom=bottom, color=COLOURS[colour], label=name if label else "_", **look)

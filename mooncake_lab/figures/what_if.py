@@ -23,7 +23,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 246, 30, 186
 """Edges of a panel's plot in CSS pixels; names and values are to the right of it."""
 _APART: Final = 27
 """Between labels of two lines each."""
-_LONGEST_NAME: Final = 16
+_LONGEST_NAME: Final = 17
 """Characters beside a line, on a phone too."""
 _DASHES: Final = ("", "7 3", "2 3", "9 3 2 3", "4 2", "1 2")
 
