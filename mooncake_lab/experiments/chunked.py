@@ -22,7 +22,7 @@ class ChunkedEqualsWhole:
     model: str = "lab-tiny"
     prompt_tokens: int = 700
     chunks: tuple[int, ...] = (64, 100, 256)
-    """100 does not divide 700, nor do blocks divide 100: nothing has to fit."""
+    """With 64 and 256 the last chunk is short; 100 is not a multiple of `BLOCK_TOKENS`."""
     seed: int = 0
 
     def rows(self) -> Iterable[Mapping[str, Any]]:

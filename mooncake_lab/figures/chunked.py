@@ -86,11 +86,11 @@ def masks(pieces: Sequence[npt.NDArray[np.int64]]) -> BookFigure:
             panel.add_patch(Rectangle((column + 0.06, row + 0.06), 0.88, 0.88, color=colour))
         panel.set(xlim=(0, longest), ylim=(mask.shape[0], 0), aspect="equal")
         panel.set(xlabel="key (position)", ylabel="query (position)")
-        panel_title(panel, f"piece {number + 1}")
+        panel_title(panel, f"chunk {number + 1}")
         panel.set_xticks(np.arange(0, longest, 2) + 0.5, [str(column) for column in range(0, longest, 2)])
         panel.set_yticks(np.arange(mask.shape[0]) + 0.5, [str(start + row) for row in range(mask.shape[0])])
         panel.grid(visible=False)
-    footer(figure, "counted; grey: keys of earlier pieces, read from the KVCache")
+    footer(figure, "counted; grey: keys of earlier chunks, read from the KVCache")
     return figure
 
 
