@@ -1,0 +1,87 @@
+"""What the cluster believes about one worker: exact sums, and events that change nothing."""
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mooncake_lab.cluster import Attempt
+from mooncake_lab.cluster.worker_state import WorkerState
+from mooncake_lab.core import Request
+
+ESTIMATES_S = st.lists(st.floats(4e-9, 1e4), min_size=1, max_size=8)
+
+
+def queued(estimates_s):
+    worker = WorkerState("prefill-0", "prefill")
+    for i, estimated_s in enumerate(estimates_s):
+        worker.add_prompt(Attempt(i, 1), estimated_s)
+    return worker
+
+
+def backlog_s(worker, now_s=0.0):
+    return worker.prefill_view(0, now_s).backlog_s
+
+
+@given(ESTIMATES_S, st.randoms(use_true_random=False))
+def test_the_backlog_is_the_exact_sum_of_what_is_queued(estimates_s, random):
+    """In any order of adding and removing prompts, the backlog is the sum of the rest, rounded once."""
+    worker, left = queued(estimates_s), dict(enumerate(estimates_s))
+    assert backlog_s(worker) == math.fsum(estimates_s)
+    for i in random.sample(sorted(left), len(left)):
+        del left[i]
+        assert worker.remove_prompt(Attempt(i, 1), 0.0)
+        assert backlog_s(worker) == math.fsum(left.values())
+    assert backlog_s(worker) == 0.0
+
+
+@given(st.floats(4e-9, 1e4), st.floats(0.0, 1e4), st.floats(0.0, 2e4))
+def test_a_running_prompt_counts_what_is_left_of_its_estimate(estimated_s, start_s, later_s):
+    """The backlog of a running prompt falls with time to 0, and never below."""
+    worker = queued([estimated_s])
+    assert worker.start_prompt(Attempt(0, 1), start_s)
+    assert backlog_s(worker, start_s + later_s) == max(0.0, start_s + estimated_s - (start_s + later_s))
+
+
+def test_an_event_is_counted_once():
+    """A prompt that is started or removed again, and one of another attempt, change nothing."""
+    worker = queued([2.0])
+    assert not worker.start_prompt(Attempt(0, 2), 0.0)
+    assert worker.start_prompt(Attempt(0, 1), 0.0)
+    assert not worker.start_prompt(Attempt(0, 1), 1.0)
+    assert backlog_s(worker, 1.0) == 1.0
+    assert worker.remove_prompt(Attempt(0, 1), 1.0)
+    assert not worker.remove_prompt(Attempt(0, 1), 1.0)
+    assert (backlog_s(worker, 1.0), worker.assigned_requests) == (0.0, 1)
+
+
+def test_a_request_is_released_once():
+    """Releasing a request that is not there changes no sum."""
+    worker = WorkerState("decode-0", "decode", 100)
+    worker.expect(Request(id=0, arrival_s=0.0, input_tokens=7, block_keys=(1,)), 5.0)
+    worker.expect(Request(id=1, arrival_s=0.0, input_tokens=9, block_keys=(2,)), 6.0)
+    for request_id in (0, 0, 4):
+        worker.release(request_id)
+    assert (worker.context_tokens, worker.contexts) == (9, {1: 9})
+    view = worker.decode_view()
+    assert (view.requests, view.context_tokens, view.capacity_tokens) == (1, 9, 100)
+    assert [(one.request_id, one.starts_s) for one in view.coming] == [(1, 6.0)]
+
+
+def test_a_worker_that_only_prefills_has_no_room_to_decode():
+    """Where no capacity is stated there is none."""
+    assert WorkerState("prefill-0", "prefill").decode_view().capacity_tokens == 0
+
+
+def test_transfers_to_a_failed_worker_end_and_others_go_on():
+    """Of what is read, sent and arriving, only the part for the failed receiver is dropped."""
+    worker = WorkerState("prefill-0", "prefill")
+    for i, receiver in enumerate(("decode-0", "decode-1")):
+        worker.reading[Attempt(i, 1)] = receiver
+        worker.sending[Attempt(i, 2)] = receiver
+        worker.arriving[Attempt(i, 3)] = receiver
+    worker.stop_sending_to("decode-0")
+    assert worker.reading == {Attempt(1, 1): "decode-1"}
+    assert worker.sending == {Attempt(1, 2): "decode-1"}
+    assert worker.arriving == {Attempt(1, 3): "decode-1"}
+    assert [worker.end_sending(Attempt(1, n)) for n in (1, 2, 3, 3)] == [True, True, True, False]
