@@ -1,0 +1,231 @@
+"""Load, now and predicted, by hand: what is counted, at which moment, and over how many instances."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mooncake_lab.conductor import (
+    AdaptiveThreshold,
+    AdmitAll,
+    ClusterView,
+    DecodeView,
+    EarlyRejection,
+    LengthBook,
+    LengthPredicting,
+    Placement,
+    PredictiveRejection,
+    PrefillView,
+    PriorityClasses,
+    RecentView,
+    Rejection,
+    ServedView,
+    WithinSLO,
+    full_decode_s,
+    share_longer,
+)
+from mooncake_lab.conductor.admission import (
+    decode_load,
+    decode_pool_load,
+    predicted_decode_load,
+    prefill_load,
+    refuse_at_decode,
+)
+from mooncake_lab.core import SLO, Request
+
+LIMITS = SLO(ttft_s=10.0, tbt_s=0.5)
+
+
+class Linear:
+    """A step takes a second per request and a millisecond per token of context."""
+
+    def decode_step_s(self, requests, context_tokens):
+        return requests + context_tokens / 1000
+
+
+class PerRequest:
+    """A step takes a quarter of a second per request."""
+
+    def decode_step_s(self, requests, _context_tokens):
+        return requests / 4
+
+
+def request(input_tokens=100, arrival_s=100.0, priority=0):
+    return Request(
+        id=0, arrival_s=arrival_s, input_tokens=input_tokens, block_keys=(0,), block_size_tokens=10**6,
+        priority=priority,
+    )  # fmt: skip
+
+
+def placement(ttft_s=5.0, tbt_s=0.1):
+    return Placement(
+        request_id=0, prefill="p", decode="d0", reused_tokens=0, expected_ttft_s=ttft_s, expected_tbt_s=tbt_s,
+        reason="",
+    )  # fmt: skip
+
+
+def decode(name, decoding=(), coming=()):
+    """An instance with requests of (input tokens, start)."""
+    served = [
+        tuple(ServedView(10 * k + i, tokens, at_s) for i, (tokens, at_s) in enumerate(rows))
+        for k, rows in enumerate((decoding, coming))
+    ]
+    rows = (*decoding, *coming)
+    return DecodeView(name, len(rows), sum(tokens for tokens, _ in rows), 10**6, *served)
+
+
+def view(*instances, **more):
+    return ClusterView(100.0, (PrefillView("p", 0.0, 0, 0, 0),), instances, **more)
+
+
+POOL = view(decode("d0", [(200, 90.0)], [(300, 101.0), (400, 110.0)]), decode("d1"))
+
+
+class TestLoadNow:
+    def test_prefill_is_the_expected_ttft_over_its_limit(self):
+        """Five seconds of ten are half."""
+        assert prefill_load(placement(5.0), LIMITS) == 0.5
+
+    def test_one_instance_counts_who_is_there_and_who_joins(self):
+        """One request of 200 tokens is there; with one of 100 that joins a step takes 2.3 s of 0.5 s."""
+        here = POOL.decode[0]
+        assert decode_load(here, Linear(), LIMITS) == 1.2 / 0.5
+        assert decode_load(here, Linear(), LIMITS, joining=request()) == 2.3 / 0.5
+
+    def test_the_pool_is_its_mean_instance(self):
+        """Two requests on two instances are one each; those on their way count only when asked for."""
+        assert decode_pool_load(request(), POOL, Linear(), LIMITS) == (2 / 2 + 0.3 / 2) / 0.5
+        assert decode_pool_load(request(), POOL, Linear(), LIMITS, with_coming=True) == (4 / 2 + 1.0 / 2) / 0.5
+
+    def test_a_load_at_the_threshold_is_refused(self):
+        """Full is refused and names the load; just below full is not."""
+        load = decode_load(POOL.decode[0], Linear(), LIMITS, joining=request())
+        refused = refuse_at_decode(request(), POOL.decode[0], Linear(), LIMITS, load)
+        assert refused == Rejection(request_id=0, stage="decode", reason="load of d0 4.6 reaches 4.6")
+        assert refuse_at_decode(request(), POOL.decode[0], Linear(), LIMITS, load + 1e-9) is None
+
+
+class TestLoadPredicted:
+    @pytest.mark.parametrize(("reserving", "later"), [(False, []), (True, [(400, 110.0, 110.0)])])
+    def test_each_request_counts_by_its_chance(self, reserving, later):
+        """A half of one that decodes, a quarter of each that comes, and the request itself, over two instances."""
+        asked = []
+
+        def still_there(served, now_s, then_s):
+            asked.append((served.input_tokens, served.starts_s, then_s))
+            assert now_s == 100.0
+            return 0.5 if served.request_id < 10 else 0.25
+
+        found = predicted_decode_load(request(), POOL, 105.0, still_there, Linear(), LIMITS, reserving=reserving)
+        requests = 1 + 0.5 + 0.25 * (1 + len(later))
+        tokens = 100 + 0.5 * 200 + 0.25 * (300 + 400 * len(later))
+        assert found == pytest.approx((requests / 2 + tokens / 2 / 1000) / 0.5)
+        assert asked == [(200, 90.0, 105.0), (300, 101.0, 105.0), *later]
+
+    def test_who_joins_at_the_moment_counts(self):
+        """A request that joins exactly then is there."""
+        asked = []
+        predicted_decode_load(
+            request(), POOL, 110.0, lambda served, *_: asked.append(served.starts_s) or 1.0, Linear(), LIMITS
+        )
+        assert asked == [90.0, 101.0, 110.0]
+
+
+class TestLearnedLengths:
+    BOOK = LengthBook()
+    for _tokens in (8, 30, 30, 100, 200) * 8:
+        BOOK = BOOK.with_answer(200, _tokens)
+
+    @pytest.mark.parametrize("arrival_s", [100.0, 103.0])
+    def test_seconds_become_tokens_by_the_mean_step(self, arrival_s):
+        """Steps of 0.25 s and 0.75 s are 0.5 s on average: 12 s are 24 tokens, the moment asked about has more."""
+        seen = view(
+            decode("d0", [(200, 88.0)]), decode("d1", [(200, 100.0)] * 3, [(200, 102.0)]), lengths=self.BOOK
+        )
+        then_s = arrival_s + 2.0
+        expected = 1 + share_longer(self.BOOK, 200, beyond=(then_s - 88.0) / 0.5, given=12 / 0.5)
+        expected += 3 * share_longer(self.BOOK, 200, beyond=(then_s - 100.0) / 0.5)
+        expected += share_longer(self.BOOK, 200, beyond=(then_s - 102.0) / 0.5)
+        assert 3 < expected < 6
+        limit_s = expected / 2 / 4  # the step of the mean instance is then exactly at the limit
+        for threshold, admitted in ((1 + 1e-9, True), (1 - 1e-9, False)):
+            decision = LengthPredicting(threshold=threshold).admit(
+                request(arrival_s=arrival_s), placement(2.0), seen, estimate=PerRequest(),
+                slo=SLO(ttft_s=10.0, tbt_s=limit_s),
+            )  # fmt: skip
+            assert isinstance(decision, Placement) is admitted
+
+
+class TestDecodeTime:
+    def test_a_full_instance_steps_at_its_limit(self):
+        """100 tokens of output at 0.5 s each, where memory would allow slower steps."""
+        found = full_decode_s(
+            PerRequest(), LIMITS, input_tokens=100.0, output_tokens=100.0, capacity_tokens=3000.0
+        )
+        assert found == 100 * 0.5
+
+    def test_memory_may_be_full_before(self):
+        """225 tokens hold one and a half requests of 150 in mid-answer, whose step takes 0.375 s."""
+        found = full_decode_s(PerRequest(), LIMITS, input_tokens=100.0, output_tokens=100.0, capacity_tokens=225.0)
+        assert found == 100 * 1.5 / 4
+
+    def test_one_request_is_always_there(self):
+        """Where not even one fits on average, the step is that of one."""
+        found = full_decode_s(PerRequest(), LIMITS, input_tokens=100.0, output_tokens=100.0, capacity_tokens=10.0)
+        assert found == 100 * 0.25
+
+    def test_a_request_leaves_after_its_decode_time(self):
+        """With t_d of 8 s, one that began at 90 counts until before 98, from the later of view and arrival."""
+        seen = view(decode("d0", [(1, 90.0)]))
+        slo = SLO(ttft_s=50.0, tbt_s=0.5)  # full with two
+        for view_s, arrival_s, ttft_s, admitted in (
+            (90.0, 91.0, 6.9, False), (90.0, 91.0, 7.0, True), (95.0, 91.0, 2.9, False), (95.0, 91.0, 3.0, True),
+        ):  # fmt: skip
+            decision = PredictiveRejection(decode_s=8.0).admit(
+                request(arrival_s=arrival_s), placement(ttft_s), seen._replace(taken_at_s=view_s),
+                estimate=PerRequest(), slo=slo,
+            )  # fmt: skip
+            assert isinstance(decision, Placement) is admitted
+
+
+@given(st.integers(0, 20), st.integers(1, 20), st.floats(0.1, 2.0))
+def test_the_adaptive_threshold_falls_by_the_share_refused(refused, received, gain):
+    """It is the threshold less the gain times the share, and never below its floor."""
+    refused = min(refused, received)
+    policy = AdaptiveThreshold(gain=gain, least=0.25)
+    seen = view(decode("d0"), recent=RecentView(60.0, received, refused))
+    assert policy.threshold_in(seen) == pytest.approx(max(0.25, 1.0 - gain * refused / received))
+    assert policy.threshold_in(view(decode("d0"))) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("ttft_s", "tbt_s", "names"), [(10.0, 0.5, None), (10.1, 0.5, "TTFT"), (10.0, 0.6, "TBT")]
+)
+def test_algorithm_1_rejects_what_exceeds_a_limit(ttft_s, tbt_s, names):
+    """A latency at its limit meets it; the rejection names the limit that is exceeded."""
+    decision = WithinSLO().admit(request(), placement(ttft_s, tbt_s), POOL, estimate=Linear(), slo=LIMITS)
+    if names is None:
+        assert decision == placement(ttft_s, tbt_s)
+    else:
+        assert isinstance(decision, Rejection)
+        assert decision.reason.startswith(f"expected {names}")
+
+
+@pytest.mark.parametrize(("priority", "threshold"), [(0, 0.25), (1, 0.75), (2, 0.75), (9, 0.75)])
+def test_a_class_has_its_threshold_and_higher_ones_the_last(priority, threshold):
+    """Just below the threshold of its class a request is admitted, at the threshold it is refused."""
+    policy = PriorityClasses(thresholds=(0.25, 0.75))
+    for load, admitted in ((threshold - 1e-9, True), (threshold, False)):
+        decision = policy.admit(
+            request(priority=priority), placement(load * 10), view(decode("d0")), estimate=PerRequest(),
+            slo=SLO(ttft_s=10.0, tbt_s=10.0),
+        )  # fmt: skip
+        assert isinstance(decision, Placement) is admitted
+
+
+def test_the_default_knobs():
+    """The knobs that the chapters leave alone: they are stated in the book."""
+    assert AdaptiveThreshold() == AdaptiveThreshold(inner=EarlyRejection(1.0), gain=1.0, least=0.5)
+    assert PriorityClasses().thresholds == (0.8, 1.0)
+    assert PredictiveRejection() == PredictiveRejection(1.0, 8.5)
+    assert LengthPredicting() == LengthPredicting(1.0)
+    assert AdmitAll().double_check(request(), POOL.decode[0], estimate=Linear(), slo=LIMITS) is None

@@ -1,0 +1,131 @@
+"""Placement, one rule at a time: who holds most, who may decode, and what is expected of the choice."""
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mooncake_lab.conductor import (
+    ClusterView,
+    DecodeView,
+    KVCacheCentric,
+    LoadBalance,
+    LongestPrefix,
+    PrefillView,
+    PrefixAffinity,
+    Random,
+)
+from mooncake_lab.conductor.placement import select_decode
+from mooncake_lab.core import Request
+
+BLOCK = 512
+IDLE = (DecodeView("d0", 0, 0, 10**6),)
+
+
+class Estimate:
+    """A millisecond per computed token; a transfer takes a second, and a tenth of a millisecond per token."""
+
+    def prefill_s(self, _request_id, input_tokens, reused_tokens):
+        return (input_tokens - reused_tokens) * 1e-3
+
+    def transfer_s(self, tokens, flows):
+        return 1.0 + tokens * 1e-4 * (flows + 1)
+
+    def decode_step_s(self, requests, _context_tokens):
+        return 0.01 * requests
+
+
+class Never(Estimate):
+    """No prompt is ever expected to be computed."""
+
+    def prefill_s(self, _request_id, input_tokens, reused_tokens):
+        del input_tokens, reused_tokens
+        return math.inf
+
+
+def request(blocks=10):
+    return Request(id=0, arrival_s=0.0, input_tokens=blocks * BLOCK, block_keys=tuple(range(blocks)))
+
+
+def view(*rows, decode=IDLE):
+    """Rows of (backlog_s, matched_blocks, outgoing_flows) make the prefill pool."""
+    prefill = (PrefillView(f"p{i}", row[0], 0, 0, row[1], row[2] if row[2:] else 0) for i, row in enumerate(rows))
+    return ClusterView(0.0, tuple(prefill), decode)
+
+
+HOLDERS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2)), min_size=2, max_size=6)
+
+
+@given(HOLDERS)
+def test_the_sender_holds_most_then_sends_least_then_comes_first(rows):
+    """Whatever the order of the pool, an idle instance with nothing fetches from the best holder."""
+    pool = view((0.0, 0), *((1e6, matched, flows) for matched, flows in rows))
+    best = min(range(len(rows)), key=lambda i: (-rows[i][0], rows[i][1], i))
+    placed = KVCacheCentric(1.5).place(request(40), pool, Estimate())
+    if rows[best][0] * BLOCK * 1e-3 > Estimate().transfer_s(rows[best][0] * BLOCK, rows[best][1]):
+        assert placed.prefill == "p0"
+    if rows[best][0]:
+        assert placed.fetch_from == f"p{best + 1}"
+    assert placed.reused_tokens == rows[best][0] * BLOCK
+
+
+def test_only_the_missing_part_of_a_prefix_is_fetched():
+    """Two blocks are there and nine elsewhere: seven are moved, and nine are reused."""
+    placed = KVCacheCentric(1.5).place(request(), view((0.0, 2), (90.0, 9)), Estimate())
+    assert (placed.prefill, placed.fetch_from) == ("p0", "p1")
+    assert (placed.reused_tokens, placed.fetched_tokens) == (9 * BLOCK, 7 * BLOCK)
+    assert placed.expected_ttft_s == BLOCK * 1e-3 + (1.0 + 7 * BLOCK * 1e-4)
+
+
+def test_nothing_is_fetched_where_nothing_is_held():
+    """A threshold below 1 moves no empty prefix, and expects no transfer."""
+    placed = KVCacheCentric(0.5).place(request(), view((0.0, 0), (9.0, 0)), Estimate())
+    assert (placed.fetch_from, placed.fetched_tokens) == (None, 0)
+    assert placed.expected_ttft_s == 5.12
+    assert placed.reason == "shortest expected TTFT, local prefix"
+
+
+def test_where_nothing_is_finite_the_first_instance_is_named():
+    """A choice is made even if every estimate is infinite, and admission sees that it is."""
+    placed = KVCacheCentric().place(request(), view((0.0, 0), (0.0, 0)), Never())
+    assert (placed.prefill, placed.expected_ttft_s) == ("p0", math.inf)
+
+
+def test_a_coupled_instance_decodes_what_it_prefills():
+    """An instance that does both keeps its request, however idle the others are; else any may decode."""
+    both = (DecodeView("p0", 0, 0, 10**6), DecodeView("p1", 9, 0, 10**6))
+    seen = view((9.0, 0), (0.0, 0), decode=both)
+    for policy in (KVCacheCentric(), LoadBalance()):
+        placed = policy.place(request(), seen, Estimate())
+        assert (placed.prefill, placed.decode) == ("p1", "p1")
+    apart = (DecodeView("d0", 9, 0, 10**6), DecodeView("d1", 0, 0, 10**6))
+    assert LoadBalance().place(request(), view((0.0, 0), decode=apart), Estimate()).decode == "d1"
+
+
+def test_a_simple_policy_expects_queue_and_computation():
+    """The expected TTFT is the backlog plus the computation of what the instance does not hold."""
+    placed = LongestPrefix().place(request(), view((1.0, 1), (2.0, 4)), Estimate())
+    assert (placed.prefill, placed.reused_tokens, placed.fetched_tokens) == ("p1", 4 * BLOCK, 0)
+    assert placed.expected_ttft_s == 2.0 + 6 * BLOCK * 1e-3
+    assert placed.expected_tbt_s == 0.01
+
+
+def test_a_decode_instance_may_be_filled_to_its_last_token():
+    """A context that fits exactly fits; one token more does not."""
+    needed = request().input_tokens
+    pool = (DecodeView("d0", 5, 1000, 1000 + needed), DecodeView("d1", 9, 0, 10**6))
+    assert select_decode(request(), pool, Estimate())[0].name == "d0"
+    pool = (pool[0]._replace(context_tokens=1001), pool[1])
+    assert select_decode(request(), pool, Estimate())[0].name == "d1"
+
+
+def test_the_first_of_equal_decode_instances_is_chosen():
+    """Ties break on the order of the view."""
+    pool = tuple(DecodeView(f"d{i}", 3, 0, 10**6) for i in range(3))
+    assert select_decode(request(), pool, Estimate())[0].name == "d0"
+
+
+def test_the_default_knobs():
+    """The knobs that every chapter leaves alone: they are stated in the book."""
+    assert KVCacheCentric() == KVCacheCentric(1.5, "fast")
+    assert (LoadBalance(), PrefixAffinity(), Random()) == (LoadBalance("backlog_s"), PrefixAffinity(2), Random(0))
