@@ -256,12 +256,13 @@ def waits(charts: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         By policy: gap_ms and gap_tokens, the most between two tokens of A; first_c_ms and first_c_iterations, from
-        C's arrival to its first token; end_ms, when the last request is done; stalls, letters `.` of A and B.
+        the arrival of C and D to C's first token; first_d_iterations, the same for D; end_ms, when the last
+        request is done; stalls, letters `.` of A and B.
     """
     lines: list[dict[str, Any]] = []
     for policy, table in charts.groupby("policy", sort=False):
         told = table[table["letter"].isin(["P", "d"])]
-        of_a, of_c = told[told["request"] == "A"], told[told["request"] == "C"]
+        of_a, of_c, of_d = (told[told["request"] == name] for name in "ACD")
         once = table.drop_duplicates("iteration")
         computed = dict(zip(once["iteration"], np.cumsum(once["batch_tokens"]), strict=True))
         arrival_ms = table[table["iteration"] == table["late_after"]]["start_ms"].tolist()[0]
@@ -272,6 +273,7 @@ def waits(charts: pd.DataFrame) -> pd.DataFrame:
                 "gap_tokens": max(np.diff([computed[each] for each in of_a["iteration"]]).tolist()),
                 "first_c_ms": min(of_c["end_ms"].tolist()) - arrival_ms,
                 "first_c_iterations": min(of_c["iteration"].tolist()) - table["late_after"].iloc[0] + 1,
+                "first_d_iterations": min(of_d["iteration"].tolist()) - table["late_after"].iloc[0] + 1,
                 "end_ms": max(table["end_ms"].tolist()),
                 "stalls": table["letter"].tolist().count("."),
             }

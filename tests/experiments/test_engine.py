@@ -62,6 +62,11 @@ class TestFourRequests:
         assert waits.loc[["orca", "sarathi_serve"], "gap_tokens"].tolist() == [384 + 192 + 2, 128]
         assert waits.loc[["request_level", "orca", "sarathi_serve"], "first_c_iterations"].tolist() == [11, 1, 4]
 
+    def test_only_sarathi_keeps_d_waiting_while_c_has_pieces(self, charts):
+        """SARATHI leaves the rest of C's last chunk empty; the other chunked policies start D in it."""
+        chunked = engine.waits(charts)["first_d_iterations"].drop(list(engine.WHOLE_PROMPTS))
+        assert chunked.to_dict() == {"vllm_chunked": 5, "splitfuse": 5, "sarathi": 6, "sarathi_serve": 5}
+
     def test_verdicts_rest_on_counts_alone(self, charts):
         """Stall-free batching is reproduced and every statement holds, whatever the clock said."""
         waits = engine.waits(charts)
