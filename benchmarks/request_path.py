@@ -1,17 +1,20 @@
-"""What a reader has to read to follow one request: the package's functions that one request calls in the simulator.
+"""The functions of the package that one request calls in the simulator: what a reader follows to understand it.
 
-One request goes through a simulated cluster, from its arrival to its last token, under `sys.setprofile`. Counted are
-the distinct functions of the package that are called in the meantime, the files that hold them, and the classes whose
-methods they are; lambdas and comprehensions belong to the function around them. The request is computed from scratch:
-no prefix is reused, nothing fails, and no other request is there. The length of a function is that of its source
-lines, docstring and decorators included. Calls into C, such as the construction of a struct, leave no frame and are
-not counted.
+One request goes through a simulated cluster, from its arrival to its last token, under `sys.setprofile`. The
+counts are of the distinct functions of the package that are called meanwhile, of the files that hold them, and of
+the classes whose methods they are. Lambdas and comprehensions belong to the function around them. The request is
+computed from scratch: no prefix is reused, nothing fails, and the cluster has no other request. The length of a
+function is that of its source, with docstring and decorators. Calls into C, such as the construction of a struct,
+have no frame and are not counted. Functions outside `simulation` are in packages that the live cluster uses too.
+
+`--record FILE` writes the counts into a JSON file under the name `now` and keeps its other entries. The numbers of
+`book/design.md` are those of `data/measured/request_path.json`.
 """  # noqa: INP001  # scripts, not a package
 
 import inspect
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import CodeType, FrameType
@@ -76,13 +79,36 @@ def path_of(run: Callable[[], Any]) -> PathOfRequest:
     return PathOfRequest(functions, tuple(files), tuple(classes))
 
 
+def numbers_of(path: PathOfRequest) -> dict[str, int | str]:
+    """The counts of a path."""
+    longest, lines = path.longest
+    return {
+        "functions": len(path.functions),
+        "only_simulated": sum(name.startswith("simulation/") for name in path.functions),
+        "classes": len(path.classes),
+        "files": len(path.files),
+        "longest_lines": lines,
+        "longest": longest,
+    }
+
+
+def joined(paths: Iterable[PathOfRequest]) -> PathOfRequest:
+    """What is on at least one of the paths."""
+    functions, files, classes = dict[str, int](), dict[str, None](), dict[str, None]()
+    for path in paths:
+        functions |= path.functions
+        files |= dict.fromkeys(path.files)
+        classes |= dict.fromkeys(path.classes)
+    return PathOfRequest(functions, tuple(files), tuple(classes))
+
+
 def main(
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
-    counts: Annotated[bool, typer.Option("--counts", help="Leave out the names of functions and files.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print counts and names as JSON.")] = False,
+    record: Annotated[Path | None, typer.Option(help="Write the counts into this JSON file as `now`.")] = None,
     prompt: Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")] = 2000,
     answer: Annotated[int, typer.Option(min=1, help="Tokens of the answer.")] = 20,
 ) -> None:
-    """Print the functions on the way of one request, for a disaggregated and a coupled cluster of four nodes."""
+    """Print the functions that one request calls in a disaggregated, in a coupled and in either cluster."""
     keys = tuple(range(-(-prompt // 512)))
     traced = TracedRequest(Request(id=0, arrival_s=0.0, input_tokens=prompt, block_keys=keys), answer)
     model = paper_node_latency()
@@ -91,27 +117,27 @@ def main(
         "coupled": CoupledCluster(CoupledSpec(nodes=4), model),
     }
     paths = {name: path_of(lambda cluster=cluster: cluster.run([traced])) for name, cluster in clusters.items()}
-    numbers = {
-        name: {
-            "functions": len(path.functions),
-            "files": len(path.files),
-            "classes": len(path.classes),
-            "longest": path.longest[0],
-            "longest_lines": path.longest[1],
-        }
-        for name, path in paths.items()
-    }
+    paths["either"] = joined(paths.values())
+    if record is not None:
+        known = json.loads(record.read_text("utf-8")) if record.exists() else {}
+        known["now"] = {name: numbers_of(path) for name, path in paths.items()}
+        record.write_text(json.dumps(known, indent=2) + "\n", "utf-8")
     if as_json:
-        full = {name: numbers[name] | ({} if counts else {"path": asdict(paths[name])}) for name in paths}
-        typer.echo(json.dumps(full, indent=2))
+        typer.echo(
+            json.dumps(
+                {name: asdict(path) | {"counts": numbers_of(path)} for name, path in paths.items()}, indent=2
+            )
+        )
         return
     for name, path in paths.items():
+        found = numbers_of(path)
         typer.echo(
-            f"{name}: {len(path.functions)} functions, {len(path.classes)} classes, {len(path.files)} files;"
-            f" the longest function is {path.longest[0]}, {path.longest[1]} lines"
+            f"{name}: {found['functions']} functions, {found['only_simulated']} of them in simulation,"
+            f" {found['classes']} classes, {found['files']} files;"
+            f" the longest function is {found['longest']} with {found['longest_lines']} lines"
         )
-        for function, lines in {} if counts else path.functions.items():
-            typer.echo(f"{lines:5d}  {function}")
+    for function, lines in paths["either"].functions.items():
+        typer.echo(f"{lines:5d}  {function}")
 
 
 if __name__ == "__main__":

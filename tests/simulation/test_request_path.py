@@ -1,0 +1,45 @@
+"""The path of one request: what `benchmarks/request_path.py` counts."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "request_path.py"
+
+
+@pytest.fixture(scope="module")
+def paths():
+    """The paths of a request of 600 tokens, as the script prints them."""
+    command = [sys.executable, SCRIPT, "--json", "--prompt", "600", "--answer", "3"]
+    return json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+
+
+def test_no_function_on_the_path_is_long(paths):
+    """Each function that a request calls fits on a screen or two: 60 lines with its docstring."""
+    for path in paths.values():
+        assert {name: lines for name, lines in path["functions"].items() if lines > 60} == {}
+
+
+def test_the_path_leads_through_the_shared_lifecycle(paths):
+    """A request of a disaggregated cluster is decided on and followed by code that the live cluster runs."""
+    found = paths["disaggregated"]["functions"]
+    for name in (
+        "cluster/coordinator.py:Coordinator.on",
+        "conductor/decide.py:decide",
+        "conductor/placement.py:KVCacheCentric.place",
+        "cluster/worker_state.py:WorkerState.prefill_view",
+    ):
+        assert name in found
+    assert not any("<lambda>" in name or "<genexpr>" in name for name in found)
+
+
+def test_counts_are_those_of_the_names(paths):
+    """Each file and class of the path has a function on it, and what is on either path is on one of them."""
+    for path in paths.values():
+        assert {name.partition(":")[0] for name in path["functions"]} == set(path["files"])
+        assert {name.rpartition(".")[0] for name in path["functions"]} >= set(path["classes"])
+    either = set(paths["disaggregated"]["functions"]) | set(paths["coupled"]["functions"])
+    assert set(paths["either"]["functions"]) == either
