@@ -1,0 +1,112 @@
+"""The network cards: what is counted on them while flows come, are released, end and are cancelled."""
+
+import math
+
+import pytest
+import simpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mooncake_lab.simulation import Network
+from mooncake_lab.simulation.network import _Card
+
+PACES = st.sampled_from([math.inf, 10.1, 33.3, 70.7])
+FLOWS = st.lists(
+    st.tuples(
+        st.floats(0, 5),
+        st.sampled_from("ab"),
+        st.sampled_from("cd"),
+        st.floats(1, 500),
+        PACES,
+        st.floats(0.1, 5),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(FLOWS, st.none() | st.tuples(st.floats(0, 10), st.sampled_from("abcd")))
+def test_cards_are_as_new_when_all_is_over(flows, cancelled):
+    """Released, finished and cancelled flows leave no trace on a card, not even one of rounding."""
+    env = simpy.Environment()
+    network = Network(env, 100.0)
+    under_way = dict.fromkeys("ab", 0)
+    alive = set("abcd")
+
+    def flow(start_s, source, destination, size, pace, release_s):
+        yield env.timeout(start_s)
+        if not {source, destination} <= alive:
+            return
+        sent = network.transfer(source, destination, size, most_bytes_per_s=pace)
+        if pace < math.inf:
+            yield env.timeout(release_s) | sent
+            if sent.triggered:
+                return
+            network.release(sent)
+        under_way[source] += 1
+        sent.on_sent = lambda: under_way.update({source: under_way[source] - 1})
+        assert network.flows_from(source) == under_way[source]
+        yield sent
+
+    def cancel(at_s, node):
+        yield env.timeout(at_s)
+        alive.discard(node)
+        network.cancel(node)
+
+    for row in flows:
+        env.process(flow(*row))
+    if cancelled:
+        env.process(cancel(*cancelled))
+    env.run()
+    assert env.now < math.inf
+    assert under_way == {"a": 0, "b": 0}
+    assert network._crowded == 0
+    for card in (*network._sending.values(), *network._receiving.values()):
+        assert (card.greedy, card.paced, card.crowded) == (0, 0, False)
+        assert card.rest_bytes_per_s == card.bytes_per_s == 100.0
+
+
+def test_a_card_is_crowded_when_something_is_to_be_shared():
+    """Two greedy flows, or paced ones that take more than half, crowd a card; one flow of either kind does not."""
+    card = _Card(100.0, 100.0)
+    assert (card.count(1, 0, 0.0), card.crowded) == (0, False)
+    assert (card.count(1, 0, 0.0), card.crowded) == (1, True)
+    assert (card.count(1, 0, 0.0), card.crowded) == (0, True)
+    assert (card.count(-2, 0, 0.0), card.crowded) == (-1, False)
+    card = _Card(100.0, 100.0)
+    assert (card.count(0, 1, 50.0), card.crowded) == (0, False)
+    assert (card.count(0, 1, 1.0), card.crowded) == (1, True)
+    assert (card.count(0, -1, -50.0), card.crowded) == (-1, False)
+
+
+def test_only_greedy_flows_count_as_sent():
+    """A node that was never heard of sends nothing, and a paced flow counts from its release."""
+    env = simpy.Environment()
+    network = Network(env, 100.0)
+    assert network.flows_from("a") == 0
+    paced = network.transfer("a", "b", 100.0, most_bytes_per_s=10.0)
+    assert network.flows_from("a") == 0
+    network.release(paced)
+    assert network.flows_from("a") == 1
+    network.release(paced)  # a second time changes nothing
+    assert network.flows_from("a") == 1
+    env.run()
+    assert network.flows_from("a") == 0
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, math.nan])
+def test_a_rate_must_be_positive(rate):
+    """A network that moves nothing is refused."""
+    with pytest.raises(ValueError, match="the rate must be positive"):
+        Network(simpy.Environment(), rate)
+
+
+def test_a_run_ends_after_a_cancellation():
+    """When the last transfer is cancelled, no timer is set for a moment that never comes."""
+    env = simpy.Environment()
+    network = Network(env, 100.0)
+    network.transfer("a", "b", 1e6)
+    env.timeout(2.0).callbacks.append(lambda _: network.cancel("b"))
+    env.run()
+    assert env.now == 1e6 / 100.0  # the moment for which the transfer had set its timer
