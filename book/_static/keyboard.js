@@ -1,19 +1,19 @@
-// A box that is too wide for its place can be reached by key, and says that it goes on. The theme does the first for some
-// boxes, when the page is parsed and when the window changes. Fonts and opened boxes come later: look again then.
+// A box that is too wide for its place can be reached by key, and says that it goes on. The theme does the first when the
+// page is parsed and some time after the window has changed. Fonts, scroll bars and opened boxes change widths later.
 (() => {
-  const BOXES = ".bd-article :is(table, div.math, .pst-scrollable-table-container, .cell_output > .output)";
+  const BOXES = ".bd-article :is(table, div.math, pre, .pst-scrollable-table-container, .cell_output > .output)";
 
   const mark = () => {
     for (const box of document.querySelectorAll(BOXES)) {
       const scrolls = box.scrollWidth > box.clientWidth + 1 && getComputedStyle(box).overflowX !== "visible";
-      if (box.closest("figure")) continue; // says so itself (figures.css)
+      if (scrolls) box.tabIndex = 0;
+      if (box.matches("pre") || box.closest("figure")) continue; // show by themselves that they go on
       if (scrolls === box.classList.contains("scrolls")) continue;
       box.classList.toggle("scrolls", scrolls);
       if (!scrolls) {
         if (box.previousElementSibling?.matches(".scrolls-hint")) box.previousElementSibling.remove();
         continue;
       }
-      box.tabIndex = 0;
       const hint = document.createElement("p");
       hint.className = "scrolls-hint";
       hint.textContent = "goes on to the right →";
@@ -21,10 +21,11 @@
       box.before(hint);
     }
   };
-  const again = () => {
-    dispatchEvent(new Event("resize"));
-  };
-  addEventListener("resize", mark);
-  addEventListener("load", again);
-  document.addEventListener("toggle", again, true);
+  addEventListener("DOMContentLoaded", () => {
+    mark();
+    new ResizeObserver(() => requestAnimationFrame(mark)).observe(document.querySelector(".bd-article") ?? document.body);
+  });
+  addEventListener("load", mark);
+  document.fonts.ready.then(mark);
+  document.addEventListener("toggle", mark, true);
 })();

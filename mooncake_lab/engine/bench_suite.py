@@ -10,11 +10,11 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-import transformers
 
 from mooncake_lab.engine.bench import Bench, Case, decode_case, mixed_case, prefill_case
 from mooncake_lab.engine.floors import rates_of, with_floors
@@ -99,7 +99,7 @@ def provenance(clock: ClockName) -> dict[str, Any]:
         "date": machine.date,
         "commit": commit(),
         "clock": clock,
-        "transformers": transformers.__version__,
+        "transformers": version("transformers"),
         "load_average": list(os.getloadavg()),
     }
 

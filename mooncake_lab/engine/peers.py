@@ -3,11 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
-from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaForCausalLM
-from transformers import LlamaConfig as HuggingFaceConfig
 
 from mooncake_lab.batching import BatchingPolicy, SarathiServe
 from mooncake_lab.engine.config import LlamaConfig
@@ -16,6 +14,10 @@ from mooncake_lab.engine.model import LlamaModel
 from mooncake_lab.engine.sequence import GenerationRequest
 from mooncake_lab.engine.settings import EngineSettings
 from mooncake_lab.engine.weights import LlamaWeights, state_dict
+
+if TYPE_CHECKING:  # it takes seconds to import
+    from transformers import LlamaConfig as HuggingFaceConfig
+    from transformers import LlamaForCausalLM
 
 Tokens = list[list[int]]
 """Token ids of several requests."""
@@ -48,11 +50,13 @@ class OurEngine:
 class HuggingFaceGenerate:
     """transformers' `generate` with its dynamic cache: one batch, padded on the left, as long as its longest."""
 
-    model: LlamaForCausalLM
+    model: "LlamaForCausalLM"
 
     @torch.inference_mode()
     def generate(self, prompts: Tokens, new_tokens: Sequence[int]) -> Tokens:
         """One padded batch; what it generates beyond a request's tokens is dropped."""
+        from transformers import GenerationConfig
+
         longest, device = max(map(len, prompts)), self.model.device
         ids = torch.tensor(
             [[0] * (longest - len(prompt)) + prompt for prompt in prompts], device=self.model.device
@@ -73,6 +77,8 @@ class HuggingFaceContinuous:
     @torch.inference_mode()
     def generate(self, prompts: Tokens, new_tokens: Sequence[int]) -> Tokens:
         """All at once; starting and stopping its manager is part of it, warming up is not."""
+        from transformers import ContinuousBatchingConfig, GenerationConfig
+
         how = GenerationConfig(do_sample=False, max_new_tokens=max(new_tokens), eos_token_id=-1, pad_token_id=0)
         config = ContinuousBatchingConfig(**self.settings)
         found: dict[str, list[int]] = {}
@@ -108,8 +114,10 @@ def our_engine(
     return OurEngine(Engine(model, policy or SarathiServe(chunk_tokens=chunk_tokens), settings))
 
 
-def hugging_face(weights: LlamaWeights) -> LlamaForCausalLM:
+def hugging_face(weights: LlamaWeights) -> "LlamaForCausalLM":
     """The same weights in transformers, sharing their memory where they are not prepared otherwise."""
+    from transformers import LlamaForCausalLM
+
     config = weights.config
     if config.rope_scaling is not None:
         raise ValueError("peers are built for models without rope scaling; measure with another shape")
@@ -121,7 +129,9 @@ def hugging_face(weights: LlamaWeights) -> LlamaForCausalLM:
     return model.eval()
 
 
-def _config(config: LlamaConfig) -> HuggingFaceConfig:
+def _config(config: LlamaConfig) -> "HuggingFaceConfig":
+    from transformers import LlamaConfig as HuggingFaceConfig
+
     return HuggingFaceConfig(
         vocab_size=config.vocabulary,
         hidden_size=config.width,

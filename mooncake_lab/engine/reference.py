@@ -8,14 +8,16 @@ Its KVCache is transformers' growing one, which copies itself every step: honest
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from mooncake_lab.perf import ModelShape
+
+if TYPE_CHECKING:  # it takes seconds to import
+    from transformers import DynamicCache, LlamaConfig
 
 Clock = Callable[[], float]
 """Seconds from some fixed moment, e.g. `time.perf_counter`."""
@@ -26,12 +28,14 @@ Tokens = npt.NDArray[np.int64]
 _DTYPES: Final = {2: torch.bfloat16, 4: torch.float32}
 
 
-def llama_config(shape: ModelShape) -> LlamaConfig:
+def llama_config(shape: ModelShape) -> "LlamaConfig":
     """The transformers configuration of a shape.
 
     Raises:
         ValueError: when the shape is no Llama (its feed-forward has no gate).
     """
+    from transformers import LlamaConfig
+
     if shape.ffn_matrices != 3:
         raise ValueError(f"model {shape.name!r} has {shape.ffn_matrices} feed-forward matrices; a Llama has 3")
     return LlamaConfig(
@@ -54,7 +58,7 @@ class Prefilled:
     first_token: int
     logits: torch.Tensor
     """Shape (vocabulary,), of the last prompt token."""
-    cache: DynamicCache
+    cache: "DynamicCache"
     tokens: int
     seconds: float
 
@@ -81,6 +85,8 @@ class ReferenceEngine:
     def __init__(
         self, shape: ModelShape, *, seed: int = 0, device: str = "cpu", clock: Clock = time.perf_counter
     ) -> None:
+        from transformers import LlamaForCausalLM
+
         if shape.bytes_per_element not in _DTYPES:
             raise ValueError(
                 f"model {shape.name!r} has {shape.bytes_per_element} bytes an element;"
@@ -101,6 +107,8 @@ class ReferenceEngine:
         Raises:
             ValueError: when the prompt is empty or not a vector.
         """
+        from transformers import DynamicCache
+
         if tokens.ndim != 1 or not len(tokens):
             raise ValueError(f"a prompt has shape {tokens.shape}; a vector of at least one token is needed")
         cache = DynamicCache(config=self._model.config)
@@ -110,7 +118,7 @@ class ReferenceEngine:
             first_token=int(logits[0].argmax()), logits=logits[0], cache=cache, tokens=len(tokens), seconds=seconds
         )
 
-    def decode(self, cache: DynamicCache, next_tokens: Tokens, steps: int) -> Decoded:
+    def decode(self, cache: "DynamicCache", next_tokens: Tokens, steps: int) -> Decoded:
         """Decode greedily, one token a step for each request, growing `cache` by `steps` tokens.
 
         Args:
@@ -136,7 +144,7 @@ class ReferenceEngine:
             inputs = torch.from_numpy(tokens).to(self.device)[None]
             return self._model(inputs, use_cache=False).logits[0]
 
-    def _forward(self, inputs: torch.Tensor, cache: DynamicCache) -> tuple[torch.Tensor, float]:
+    def _forward(self, inputs: torch.Tensor, cache: "DynamicCache") -> tuple[torch.Tensor, float]:
         self._finish()
         start_s = self._clock()
         with torch.inference_mode():

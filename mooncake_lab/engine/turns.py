@@ -5,14 +5,16 @@ So both are timed on the same contexts and the same minutes of a machine, withou
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from transformers import GenerationConfig, LlamaForCausalLM
 
 from mooncake_lab.engine.kvcache import KVSpan  # noqa: TC001  # beside others that are needed when it runs
 from mooncake_lab.engine.loop import Engine
 from mooncake_lab.engine.sequence import GenerationRequest, RunningRequest
+
+if TYPE_CHECKING:  # it takes seconds to import
+    from transformers import LlamaForCausalLM
 
 Clock = Callable[[], float]
 """Gives seconds."""
@@ -79,7 +81,7 @@ class OurDecoding:
 class HuggingFaceDecoding:
     """Decoding with transformers' `generate` and its dynamic cache. Mutable: it goes on."""
 
-    model: LlamaForCausalLM
+    model: "LlamaForCausalLM"
     prompt: Sequence[int]
     batch: int
     clock: Clock
@@ -101,6 +103,8 @@ class HuggingFaceDecoding:
     @torch.inference_mode()
     def _generate(self, new_tokens: int) -> list[float]:
         """Go on by so many tokens; the times at which they appeared."""
+        from transformers import GenerationConfig
+
         watch = _Watch(self.clock)
         how = GenerationConfig(
             do_sample=False, max_new_tokens=new_tokens, pad_token_id=0, return_dict_in_generate=True

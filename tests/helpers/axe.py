@@ -1,5 +1,7 @@
 """What axe finds on a page of the book that keeps readers out."""
 
+from contextlib import contextmanager
+
 from axe_playwright_python.sync_playwright import Axe
 
 GRAVE = {"serious", "critical"}
@@ -8,6 +10,34 @@ AXE = {"preload": False}
 CONTRAST = AXE | {"runOnly": {"type": "rule", "values": ["color-contrast"]}}
 """What a colour scheme can change."""
 ALL_BUT_CONTRAST = AXE | {"resultTypes": ["violations"], "rules": {"color-contrast": {"enabled": False}}}
+
+
+EMPTY_FIGURES = """() => {
+  const figures = [...document.querySelectorAll("svg[role=img][aria-label]")];
+  window.figuresContents = figures.map(svg => [svg, [...svg.childNodes]]);
+  for (const [svg] of window.figuresContents) svg.replaceChildren();
+}"""
+FILL_FIGURES = "() => { for (const [svg, nodes] of window.figuresContents) svg.replaceChildren(...nodes); }"
+
+
+@contextmanager
+def figures_as_images(page):
+    """The page with nothing inside its figures, which are images to a screen reader.
+
+    They are most of a chapter's elements, and axe looks at each. The contrast of their letters is checked
+    by `tests/figures`, not by axe.
+    """
+    page.evaluate(EMPTY_FIGURES)
+    yield
+    page.evaluate(FILL_FIGURES)
+
+
+def settled(page):
+    """Wait until fonts are loaded and two frames are drawn, in which scripts follow what has changed."""
+    page.evaluate(
+        "document.fonts.ready.then(() => new Promise("
+        "done => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done)))))"
+    )
 
 
 def response(page, options=AXE, context=None):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from axe import ALL_BUT_CONTRAST, CONTRAST, grave_faults, response
+from axe import ALL_BUT_CONTRAST, CONTRAST, figures_as_images, grave_faults, response
 from matplotlib.image import imread
 
 from mooncake_lab.figures import COLOURS
@@ -78,7 +78,8 @@ def rows(visit, what, passed, violations):
 
 def test_axe_finds_nothing_serious(visit, report):
     """No serious or critical violation of any of axe's rules; contrast is the next test's."""
-    found = response(visit.page, ALL_BUT_CONTRAST)
+    with figures_as_images(visit.page):
+        found = response(visit.page, ALL_BUT_CONTRAST)
     report += rows(visit, "rules", len(found["passes"]), found["violations"])
     assert grave_faults(found["violations"]) == []
 
@@ -91,7 +92,8 @@ def test_there_is_contrast_in_both_schemes(visit, report, scheme):
     page = visit.page
     page.emulate_media(color_scheme=scheme)
     page.wait_for_function("to => [to, undefined].includes(document.documentElement.dataset.theme)", arg=scheme)
-    decided, violations = contrast(page)
+    with figures_as_images(page):
+        decided, violations = contrast(page)
     page.emulate_media(color_scheme="light")
     report += rows(visit, f"looks, {scheme}", decided, violations)
     assert decided
