@@ -1,6 +1,6 @@
 """The command line: `mooncake-lab`.
 
-Results go to stdout and talk to stderr. Exit codes: 0 done, 1 failed, 2 bad usage.
+Results go to stdout, messages to stderr. Exit codes: 0 done, 1 failed, 2 bad usage.
 """
 
 from typing import Annotated
@@ -23,7 +23,7 @@ from mooncake_lab.cli.trace import app as trace_app
 from mooncake_lab.cli.verdicts import verdicts
 
 app = typer.Typer(
-    help="Run the Mooncake paper: traces, caches, engines, a simulated cluster, and the chapters of the book.",
+    help="Reproduce the Mooncake papers: traces, caches, engines, simulated and live clusters, chapters.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -53,7 +53,7 @@ def _say_version(asked: bool) -> None:
 def _options(
     *,
     version: Annotated[
-        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say which version this is.")
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     del version

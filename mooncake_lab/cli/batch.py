@@ -1,4 +1,4 @@
-"""`mooncake-lab batch`: execute the chapters, all or some, at any scale, over any grid of parameters."""
+"""`mooncake-lab batch`: execute some or all chapters, at any scale, for any grid of parameters."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -20,33 +20,41 @@ from mooncake_lab.core import check_scale
 _TRACEBACK_LINES = 40
 
 _OWN_OPTIONS: Final = {"scale": "--scale", "seed": "--seed", "out_dir": "--out"}
-"""Parameters of the notebooks that `--set` leaves to options of their own, which check them."""
+"""Parameters of the notebooks that have their own options, which check them; `--set` refuses these."""
 
 
 def batch(
-    topics: Annotated[str, typer.Option(help="Chapters by topic, with commas; all when left out.")] = "",
-    scale: Annotated[str, typer.Option(help="smoke, classroom, full or gpu; several with commas.")] = "classroom",
+    topics: Annotated[str, typer.Option(help="Topics of the chapters, separated by commas; all by default.")] = "",
+    scale: Annotated[
+        str, typer.Option(help="smoke, classroom, full or gpu; several separated by commas.")
+    ] = "classroom",
     seed: Annotated[str, typer.Option(help="Seed of everything random; several as 0,1,2 or 0..9.")] = "0",
     set_: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="KEY=VALUES", help="Another parameter of the notebooks; several with commas."
+            "--set",
+            metavar="KEY=VALUES",
+            help="Another parameter of the notebooks; several values separated by commas.",
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for executed notebooks, numbers and an index; the book's own when left out."),
+        typer.Option(help="Folder for executed notebooks, numbers and an index; that of the book by default."),
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=0, help="Notebooks at a time on this machine; 0 or left out: one a core.")
+        int | None,
+        typer.Option(
+            min=0, help="Notebooks to execute in parallel on this machine; by default, or if 0, one per core."
+        ),
     ] = None,
-    executor: Annotated[str, typer.Option(help="processes, or dask://HOST:PORT of a scheduler.")] = PROCESSES,
-    force: Annotated[bool, typer.Option("--force", help="Execute also what is up to date.")] = False,
+    executor: Annotated[str, typer.Option(help="processes, or dask://HOST:PORT of a Dask scheduler.")] = PROCESSES,
+    force: Annotated[bool, typer.Option("--force", help="Execute also notebooks that are up to date.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print the outcomes as one JSON object.")] = False,
 ) -> None:
-    """Execute notebooks with papermill, in parallel, each only when something it depends on changed.
+    """Execute notebooks with papermill, in parallel; a notebook that is up to date is not executed again.
 
-    Parameters with several values span a sweep: every chapter at every point, each point in a folder of its own.
+    If parameters have several values, every chapter runs with every combination of them, and each combination has
+    its own folder.
 
     Example: mooncake-lab batch --topics traces,store --scale smoke --seed 0..9 --out results
     """
@@ -71,7 +79,7 @@ def batch(
             executor=executor,
         )
     except OSError as error:
-        typer.echo(f"mooncake-lab batch: {executor} could not be used: {error}", err=True)
+        typer.echo(f"mooncake-lab batch: {executor} cannot be used: {error}", err=True)
         raise typer.Exit(1) from error
     for point in sweep:
         write_provenance(
@@ -119,7 +127,7 @@ def _planned(
         )
     if len(sweep) > 1:
         raise ValueError(
-            f"a sweep of {len(sweep)} points needs a folder of its own, --out; the book has one point"
+            f"a sweep of {len(sweep)} points needs its own folder, --out; the book shows a single point"
         )
     _refuse_mixture(root / "book/chapters", notebooks, wanted, sweep[0].parameters)
     return plan(
@@ -143,8 +151,8 @@ def _refuse_mixture(
         for name in parameters.keys() & told.keys():
             if told[name] != parameters[name]:
                 raise ValueError(
-                    f"the book's {path.name} was executed with {name}={told[name]}, and {name}={parameters[name]}"
-                    " is asked for; give --out for another folder, or leave out --topics to execute them all"
+                    f"the book's {path.name} was executed with {name}={told[name]}, but {name}={parameters[name]}"
+                    " was requested; name another folder with --out, or leave out --topics to execute them all"
                 )
 
 
@@ -173,8 +181,8 @@ def _check_place(executor: str, jobs: int | None) -> None:
     """Refuse an executor that does not exist, and a number of notebooks that a cluster decides itself."""
     if check_executor(executor) != PROCESSES and jobs is not None:
         raise ValueError(
-            f"--jobs {jobs} counts notebooks on this machine, and {executor} executes one on each of its workers;"
-            " leave it out, and start as many workers as notebooks are to run at a time"
+            f"--jobs {jobs} limits the notebooks on this machine, but {executor} executes one on each of its"
+            " workers; leave out --jobs, and start one worker for each notebook that should run at a time"
         )
 
 
@@ -194,7 +202,9 @@ def _cores() -> int:
 def _notebooks(root: Path) -> list[Path]:
     notebooks = sorted((root / "notebooks").glob("*.ipynb"))
     if not notebooks:
-        raise ValueError(f"{root / 'notebooks'} holds no notebooks; run this in the root of the repository")
+        raise ValueError(
+            f"{root / 'notebooks'} contains no notebooks; run this command in the root of the repository"
+        )
     return notebooks
 
 
@@ -205,7 +215,7 @@ def _scales(text: str) -> tuple[Value, ...]:
 def _seeds(text: str) -> tuple[Value, ...]:
     found = values(text)
     if any(type(value) is not int for value in found):
-        raise ValueError(f"--seed {text!r} is not a whole number, nor several as 0,1,2 or 0..9")
+        raise ValueError(f"--seed {text!r} is not a whole number or a list such as 0,1,2 or 0..9")
     return found
 
 
@@ -216,10 +226,10 @@ def _settings(pairs: list[str]) -> dict[str, Sequence[Value]]:
         if not equals or not name.isidentifier():
             raise ValueError(f"--set {pair!r} is not of the form KEY=VALUE")
         if name in _OWN_OPTIONS:
-            raise ValueError(f"--set {pair!r}: {name} has an option of its own, {_OWN_OPTIONS[name]}")
+            raise ValueError(f"--set {pair!r}: {name} has its own option, {_OWN_OPTIONS[name]}")
         if name in settings:
             raise ValueError(
-                f"--set {pair!r}: {name} was given already; several values go into one --set, with commas"
+                f"--set {pair!r}: {name} is given twice; put several values into one --set, separated by commas"
             )
         settings[name] = values(text)
     return settings

@@ -1,4 +1,4 @@
-"""`mooncake-lab bench`: how fast the engines are on this machine, beside a peer and beside the machine's floor."""
+"""`mooncake-lab bench`: the speed of the engine on this machine, compared with a peer and the machine's peaks."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,21 +17,27 @@ def bench() -> None:
 @app.command()
 def engine(
     model: Annotated[str, typer.Option(help="A Llama shape; its weights are random.")] = "lab-30m",
-    peer: Annotated[Literal["hf", "hf-continuous", "none"], typer.Option(help="Who to compare with.")] = "hf",
-    dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Type of numbers.")] = "float32",
-    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where both run.")] = "cpu",
-    batch: Annotated[list[int] | None, typer.Option(min=1, help="Decode batches; may be repeated.")] = None,
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Of prefill and decode cases.")] = 256,
-    steps: Annotated[int, typer.Option(min=1, help="Decode steps of a round.")] = 16,
-    mixed: Annotated[int, typer.Option(min=0, help="Requests of the mixed burst; 0 leaves it out.")] = 0,
-    rounds: Annotated[int, typer.Option(min=1, help="Paired runs; medians are printed.")] = 5,
+    peer: Annotated[
+        Literal["hf", "hf-continuous", "none"], typer.Option(help="The program to compare with.")
+    ] = "hf",
+    dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Data type of the weights.")] = "float32",
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Device on which both run.")] = "cpu",
+    batch: Annotated[
+        list[int] | None, typer.Option(min=1, help="Batch size of a decode case; may be repeated.")
+    ] = None,
+    prompt_tokens: Annotated[
+        int, typer.Option(min=1, help="Prompt length of the prefill and decode cases.")
+    ] = 256,
+    steps: Annotated[int, typer.Option(min=1, help="Decode steps per round.")] = 16,
+    mixed: Annotated[int, typer.Option(min=0, help="Requests in the mixed burst; 0 for no burst.")] = 0,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of paired runs; the medians are printed.")] = 5,
     out: Annotated[Path | None, typer.Option(help="Write a JSON file, for data/measured.", dir_okay=False)] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Time prefill, decode batches and a mixed burst, paired with a peer on the same weights.
 
-    A ratio above 1 says that we are faster; the floor is what the highest bandwidth and FLOP rate allow that
-    anything reached here: many plain products and reads, and all that was timed.
+    A ratio above 1 means that our engine is faster. The floor is the least time at the highest bandwidth and FLOP
+    rate that this machine reached, in separate matrix products and reads or in one of the timed cases.
 
     Example: mooncake-lab bench engine --model lab-30m --peer hf --batch 1 --batch 8 --out engine.json
     """

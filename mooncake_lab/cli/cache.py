@@ -28,17 +28,19 @@ def cache(
     capacity: Annotated[
         float, typer.Option(parser=_capacity, metavar="N|inf", help="Size of the cache; inf is unlimited.")
     ],
-    policy: Annotated[PolicyName, typer.Option(help="Who leaves a full cache; belady is the optimum.")] = "lru",
+    policy: Annotated[
+        PolicyName, typer.Option(help="Which block a full cache evicts; belady is the optimum.")
+    ] = "lru",
     unit: Annotated[
-        Literal["blocks", "tokens"], typer.Option(help="Of the capacity; tokens are rounded down to blocks.")
+        Literal["blocks", "tokens"], typer.Option(help="Unit of the capacity; tokens are rounded down to blocks.")
     ] = "blocks",
-    lenient: Annotated[bool, typer.Option("--lenient", help="Skip bad lines and say how many.")] = False,
+    lenient: Annotated[bool, typer.Option("--lenient", help="Skip bad lines and report how many.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Replay a trace through one cache and print its hit rate.
 
-    Every hash id is one access, front to back. Prefix hits are those before the first miss of their request:
-    only they save prefill.
+    Every hash id of a request is one access, from front to back. Prefix hits are the hits before the first miss of
+    a request; only these save prefill.
 
     Example: mooncake-lab cache data/traces/conversation_trace.jsonl --policy lru --capacity 10000 --json
     """

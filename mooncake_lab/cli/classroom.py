@@ -1,4 +1,4 @@
-"""`mooncake-lab classroom`: hand assignments out, and grade what comes back."""
+"""`mooncake-lab classroom`: build the students' notebooks, and grade submissions."""
 
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-app = typer.Typer(help="Assignments: build what students get, grade what they hand in.", no_args_is_help=True)
+app = typer.Typer(help="Build the notebooks that students get, and grade what they hand in.", no_args_is_help=True)
 
 _SOURCES: Final = Path("notebooks/assignments")
 
@@ -21,13 +21,13 @@ def build(
     sources: Sources = _SOURCES,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Make the students' versions: without solutions and hidden tests, with nbgrader.
+    """Write the students' versions of the notebooks, without solutions and hidden tests.
 
     Example: mooncake-lab classroom build --out build/classroom
     """
     notebooks = sorted(sources.glob("*.ipynb"))
     if not notebooks:
-        typer.echo(f"mooncake-lab classroom build: {sources} holds no notebooks", err=True)
+        typer.echo(f"mooncake-lab classroom build: {sources} contains no notebooks", err=True)
         raise typer.Exit(1)
     from mooncake_lab.exercises.grading.release import release
 
@@ -45,24 +45,24 @@ def grade(
     ],
     out: Annotated[Path, typer.Option(help="Where grades and feedback go.")] = Path("build/grades"),
     sources: Sources = _SOURCES,
-    seed: Annotated[str, typer.Option(help="Of the hidden workloads; any text. Another one draws others.")] = "",
-    jobs: Annotated[int, typer.Option(min=1, help="Notebooks graded at a time, one core each.")] = 1,
-    memory_gib: Annotated[float, typer.Option(min=0.5, help="Memory a submission may use.")] = 2.0,
-    cpu_s: Annotated[int, typer.Option(min=1, help="Processor seconds of a submission, over all tasks.")] = 120,
-    reply_s: Annotated[float, typer.Option(min=0.1, help="Longest wait for one answer.")] = 20.0,
-    wall_s: Annotated[float, typer.Option(min=1, help="Longest time of a submission, over all tasks.")] = 600.0,
+    seed: Annotated[str, typer.Option(help="Seed of the hidden workloads; any text.")] = "",
+    jobs: Annotated[int, typer.Option(min=1, help="Notebooks to grade in parallel, one core each.")] = 1,
+    memory_gib: Annotated[float, typer.Option(min=0.5, help="Memory that a submission may use (GiB).")] = 2.0,
+    cpu_s: Annotated[int, typer.Option(min=1, help="Processor time of a submission over all tasks (s).")] = 120,
+    reply_s: Annotated[float, typer.Option(min=0.1, help="Longest wait for one answer (s).")] = 20.0,
+    wall_s: Annotated[float, typer.Option(min=1, help="Longest time of a submission over all tasks (s).")] = 600.0,
     allow_package_answers: Annotated[
-        bool, typer.Option(help="Give points for solutions that call the package's own.")
+        bool, typer.Option(help="Give points also to solutions that use the package's own.")
     ] = False,
-    afresh: Annotated[bool, typer.Option(help="Grade again what has a grade and has not changed.")] = False,
+    afresh: Annotated[bool, typer.Option(help="Grade everything again, also what has not changed.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Grade a folder of submissions, each confined by the kernel and asked, never believed.
+    """Grade a folder of submissions; the kernel confines each of them, and the grader checks its answers.
 
-    Leaves grades.csv, totals.csv and one page of feedback per student and assignment. Every grade is on disk as
-    soon as it is given; a second run grades what is missing or has changed. A bad submission is a grade. Anything
-    else in the folder is named, and makes the exit code 1; a student of whom nothing can be graded has a row
-    without points.
+    The command writes grades.csv, totals.csv and one feedback page per student and assignment. Every grade is on
+    disk as soon as it is known; a second run grades only what is missing or has changed. If the folder contains
+    anything that cannot be graded, the command lists it and exits with code 1. A student without any notebook that
+    can be graded gets a row without points.
 
     Example: mooncake-lab classroom grade handed_in --jobs 2 --out build/grades
     """
@@ -76,7 +76,7 @@ def grade(
         _say(f"not graded: {each}")
     if not collected.notebooks:
         topics = ", ".join(path.stem for path in sorted(sources.glob("*.ipynb")))
-        _say(f"{submissions} holds no STUDENT/TOPIC.ipynb; topics are {topics}")
+        _say(f"{submissions} contains no STUDENT/TOPIC.ipynb; topics are {topics}")
         raise typer.Exit(1)
     rules = Rules(
         seed=seed,
@@ -103,7 +103,7 @@ def grade(
         width = max(len(f"{each.student} {each.topic}") for each in grades)
         for each in grades:
             typer.echo(f"{f'{each.student} {each.topic}':{width}}  {each.earned:3} / {each.points}")
-        typer.echo(f"{out / 'grades.csv'}, totals.csv, and a page of feedback each below feedback/", err=True)
+        typer.echo(f"{out / 'grades.csv'}, totals.csv, and the feedback pages in feedback/", err=True)
     if collected.ungraded:
         raise typer.Exit(1)
 

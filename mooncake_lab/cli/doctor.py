@@ -1,4 +1,4 @@
-"""`mooncake-lab doctor`: what this machine can run, and how to get the rest."""
+"""`mooncake-lab doctor`: what this machine can run, and how to install the rest."""
 
 import ctypes.util
 import importlib.metadata
@@ -31,17 +31,17 @@ EXTRAS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing looked at.
+    """The result of one check.
 
-    `standing` is `ready`, `missing` (everybody needs it, and it is not there) or `optional` (part of the book or
-    of the package does without).
+    `standing` is `ready`, `missing` (it is needed by every user and not installed) or `optional` (it is not
+    installed, and only a part of the book or of the package needs it).
     """
 
     what: str
     standing: Standing
     found: str
     remedy: str = ""
-    """How to get it; empty when it is there."""
+    """How to install it; empty when it is ready."""
 
 
 def _needed(what: str, found: str, *, ready: bool, remedy: str) -> Finding:
@@ -64,12 +64,14 @@ def _python() -> Iterator[Finding]:
 def _machine() -> Iterator[Finding]:
     cores = os.cpu_count() or 1
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
-    yield _useful("CPU cores", str(cores), ready=cores >= 2, remedy="the chapters' times are for two cores")
+    yield _useful(
+        "CPU cores", str(cores), ready=cores >= 2, remedy="the stated run times of the chapters are for two cores"
+    )
     found = f"{memory_gib:.1f} GiB"
     remedy = "below 8 GiB run `mooncake-lab batch --jobs 1`, one chapter at a time, before `make book`"
     yield _useful("memory", found, ready=memory_gib >= 8, remedy=remedy)
     compiler = shutil.which("cc")
-    remedy = "apt-get install gcc; only Triton on a GPU and benchmarks/engine_peers.py call one"
+    remedy = "apt-get install gcc; only Triton on a GPU and benchmarks/engine_peers.py need a compiler"
     yield _useful("C compiler", compiler or "none", ready=bool(compiler), remedy=remedy)
 
 
@@ -79,7 +81,7 @@ def _torch() -> Iterator[Finding]:
     build = "the CPU build" if torch.version.cuda is None else f"built for CUDA {torch.version.cuda}"
     yield _needed("PyTorch", f"{torch.__version__}, {build}", ready=True, remedy="")
     found = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    remedy = "every chapter runs without; after installing an NVIDIA driver, remove .venv and run `make env`"
+    remedy = "every chapter runs without a GPU; after installing an NVIDIA driver, remove .venv and run `make env`"
     yield _useful("GPU", found or "none", ready=found is not None, remedy=remedy)
 
 
@@ -93,7 +95,8 @@ def _traces() -> Iterator[Finding]:
     for name in RELEASES:
         path = find_trace(name)
         remedy = (
-            f"mooncake-lab trace fetch {name} (or name a folder in MOONCAKE_LAB_DATA); until then a twin stands in"
+            f"mooncake-lab trace fetch {name} (or name a folder in MOONCAKE_LAB_DATA);"
+            " until then a twin replaces the trace"
         )
         yield _useful(f"trace: {name}", str(path or "none"), ready=path is not None, remedy=remedy)
 
@@ -110,7 +113,7 @@ def _system_libraries() -> Iterator[Finding]:
     found = ctypes.util.find_library("ibverbs")
     remedy = (
         "apt-get install libibverbs1 libnl-3-200 libnl-route-3-200 libnuma1 libcurl4;"
-        " Mooncake's own store needs them even over TCP"
+        " Mooncake's store needs these libraries even over TCP"
     )
     yield _useful("libibverbs", found or "none", ready=found is not None, remedy=remedy)
 
@@ -133,7 +136,9 @@ def _confinement() -> Iterator[Finding]:
         return
     yield _useful("grading", "submissions can be confined", ready=True, remedy="")
     why = why_no_folder()
-    found = f"submissions may write no file: {why}" if why else "a private one of fixed size per submission"
+    found = (
+        f"submissions cannot write files: {why}" if why else "a private file system of fixed size per submission"
+    )
     remedy = "allow unprivileged user namespaces (sysctl kernel.apparmor_restrict_unprivileged_userns=0 on Ubuntu)"
     yield _useful("grading: files", found, ready=not why, remedy=remedy)
 
@@ -151,14 +156,14 @@ CHECKS: Final[tuple[Callable[[], Iterator[Finding]], ...]] = (
 
 
 def examine() -> list[Finding]:
-    """Look at everything, in the order a newcomer meets it."""
+    """Run all checks, in the order in which a new user needs the results."""
     return [finding for check in CHECKS for finding in check()]
 
 
 def doctor(json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
-    """Say what this machine can run, and how to get the rest.
+    """Report what this machine can run, and how to install the rest.
 
-    Ends with status 1 when something is missing that everybody needs; what is only optional does not count.
+    The exit code is 1 if something is missing that every user needs. Missing optional parts do not change it.
 
     Example: mooncake-lab doctor
     """

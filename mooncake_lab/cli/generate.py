@@ -1,4 +1,4 @@
-"""`mooncake-lab generate`: token ids in, token ids out, through a real engine."""
+"""`mooncake-lab generate`: generate tokens from token ids with the real engine."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,33 +26,43 @@ def generate(
     prompt_ids: Annotated[
         Path, typer.Option(help="JSON: a list of lists of token ids.", exists=True, dir_okay=False)
     ],
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens a request generates.")] = 16,
-    batching: Annotated[BatchingName, typer.Option(help="What runs next.")] = "sarathi_serve",
+    max_new_tokens: Annotated[
+        int, typer.Option(min=1, help="Maximum number of tokens to generate per request.")
+    ] = 16,
+    batching: Annotated[BatchingName, typer.Option(help="Batching policy.")] = "sarathi_serve",
     chunk: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of an iteration, where prompts are cut.")
+        int | None, typer.Option(min=1, help="Tokens per iteration, for policies that cut prompts.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None, typer.Option(help="float32 on CPU, bfloat16 on GPU.")
     ] = None,
-    backend: Annotated[Literal["auto", "dense", "cpu", "cuda"], typer.Option(help="Who computes.")] = "auto",
+    backend: Annotated[
+        Literal["auto", "dense", "cpu", "cuda"], typer.Option(help="Implementation of the tensor operations.")
+    ] = "auto",
     cache_blocks: Annotated[
-        int | None, typer.Option(min=1, help="Size of the KVCache; default from memory.")
+        int | None, typer.Option(min=1, help="Size of the KVCache; by default derived from the memory.")
     ] = None,
-    block_size: Annotated[int, typer.Option(min=1, help="Tokens of a KVCache block.")] = 16,
-    max_batch_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an iteration.")] = 2048,
-    max_requests: Annotated[int, typer.Option(min=1, help="Most requests that run at once.")] = 256,
-    prefix_reuse: Annotated[bool, typer.Option(help="Find the KVCache of equal beginnings.")] = True,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.0,
-    top_k: Annotated[int | None, typer.Option(min=1, help="Draw among so many tokens.")] = None,
-    top_p: Annotated[float, typer.Option(help="Draw among tokens that reach this probability.")] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of random weights and of draws.")] = 0,
+    block_size: Annotated[int, typer.Option(min=1, help="Tokens per KVCache block.")] = 16,
+    max_batch_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens per iteration.")] = 2048,
+    max_requests: Annotated[int, typer.Option(min=1, help="Maximum number of running requests.")] = 256,
+    prefix_reuse: Annotated[bool, typer.Option(help="Reuse the KVCache of equal prefixes.")] = True,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, help="Sampling temperature; 0 takes the most probable token.")
+    ] = 0.0,
+    top_k: Annotated[
+        int | None, typer.Option(min=1, help="Sample from this many of the most probable tokens.")
+    ] = None,
+    top_p: Annotated[
+        float, typer.Option(help="Sample from the most probable tokens that together reach this probability.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of random weights and of sampling.")] = 0,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Generate for all prompts of a file, batched continuously over a paged KVCache.
+    """Generate answers to all prompts of a file, with continuous batching and a paged KVCache.
 
-    `outputs` come in the order of the prompts; `requests` holds their timings. A request that the batching policy
-    can never serve has no tokens and says why.
+    In the JSON object, `outputs` has the order of the prompts, and `requests` contains their timings. If the
+    batching policy can never serve a request, its output is empty and its `error` gives the reason.
 
     Example: mooncake-lab generate --model random:lab-tiny --prompt-ids prompts.json --max-new-tokens 8 --json
     """
@@ -80,7 +90,8 @@ def generate(
             typer.echo(" ".join(map(str, tokens)) or f"({request['finish_reason']}: {request['error']})")
         rate = found["generated_tokens"] / found["seconds"]
         typer.echo(
-            f"{found['generated_tokens']} tokens in {found['seconds']:.3f} s, {rate:.0f} a second", err=True
+            f"{found['generated_tokens']} tokens in {found['seconds']:.3f} s, {rate:.0f} tokens per second",
+            err=True,
         )
 
 

@@ -1,4 +1,4 @@
-"""What `serve` and `replay` share: the cluster that options describe, and which options it has no use for."""
+"""What `serve` and `replay` share: the cluster that the options describe, and the options that it refuses."""
 
 import logging
 from collections.abc import Iterable
@@ -44,17 +44,17 @@ def live_spec(
     ssd_dir: Path | None = None,
     **others: Any,
 ) -> "LiveSpec":
-    """The cluster that options describe; one prefill and one decode worker where they say nothing.
+    """The cluster that the options describe; by default it has one prefill and one decode worker.
 
     Raises:
-        typer.BadParameter: when they contradict each other, or one of them would be without effect.
+        typer.BadParameter: when options contradict each other, or one of them would have no effect.
     """
     from mooncake_lab.serving.spec import LiveSpec  # not above: other commands do without the live cluster
 
     _check_pools(context, coupled, batching)
     _check_admission(coupled, admission)
     if placement != "random" and not model.startswith("random:"):
-        refuse_typed(context, ["seed"], f"{model} has its weights, and nothing else here is by chance")
+        refuse_typed(context, ["seed"], f"{model} has its own weights, and nothing else in this run is random")
     try:
         return LiveSpec(
             prefill_nodes=0 if coupled else prefill or 1,
@@ -74,18 +74,18 @@ def live_spec(
 
 
 def show_start() -> None:
-    """Let stderr show which workers start, what they load, and when they are ready."""
+    """Report on stderr which workers start, what they load, and when they are ready."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     for name in ("supervisor", "hall"):
         logging.getLogger(f"mooncake_lab.serving.{name}").setLevel(logging.INFO)
 
 
 def refuse_typed(context: typer.Context, names: Iterable[str], why: str) -> None:
-    """Refuse options that would be without effect, where somebody typed them: a default is no mistake.
+    """Refuse options that were typed but would have no effect; defaults are never refused.
 
     Args:
         context: of the command.
-        names: of parameters, such as `ttft_slo`; those that the command does not have are passed over.
+        names: of parameters, such as `ttft_slo`; those that the command does not have are ignored.
         why: ends the sentence.
 
     Raises:
@@ -99,25 +99,32 @@ def refuse_typed(context: typer.Context, names: Iterable[str], why: str) -> None
 
 
 def _check_pools(context: typer.Context, coupled: int | None, batching: str) -> None:
-    """Refuse what belongs to the other kind of cluster."""
+    """Refuse options of the other kind of cluster."""
     if coupled is None:
-        refuse_typed(context, ["batching"], "it is for --coupled workers; the others have their own")
+        refuse_typed(
+            context,
+            ["batching"],
+            "it is for --coupled workers; prefill and decode workers have their own batching",
+        )
         return
     refuse_typed(context, ["prefill", "decode"], "--coupled workers do both stages")
-    refuse_typed(context, ["transfer"], "--coupled workers move no KVCache")
+    refuse_typed(context, ["transfer"], "--coupled workers do not transfer KVCache")
     store = ["cache_tokens", "ssd_dir", "ssd_tokens"]
-    refuse_typed(context, store, "--coupled workers have no store; their engines hold --decode-tokens")
+    refuse_typed(context, store, "--coupled workers have no store; --decode-tokens sets the size of their KVCache")
     if batching not in CHUNKED_POLICIES:
         refuse_typed(context, ["chunk"], f"--batching {batching} never cuts a prompt")
 
 
 def _check_admission(coupled: int | None, admission: str) -> None:
-    """Refuse policies that look at what is not there, as `simulate` does."""
+    """Refuse policies that need what this cluster does not have, as `simulate` does."""
     if admission == "priority":
-        raise typer.BadParameter("--admission priority is about classes, and live requests have none; give early")
+        raise typer.BadParameter(
+            "--admission priority needs classes of requests, and live requests have none; use early"
+        )
     if coupled is not None and admission not in {"none", "slo", "early"}:
         raise typer.BadParameter(
-            f"--admission {admission} is about what lies between two pools; with --coupled give none, slo or early"
+            f"--admission {admission} needs separate prefill and decode pools;"
+            " with --coupled use none, slo or early"
         )
 
 

@@ -1,4 +1,4 @@
-"""A live view of a run, for people who watch; silent where nobody does."""
+"""A progress bar for a run, shown only on a terminal."""
 
 import contextlib
 from collections.abc import Callable, Generator
@@ -11,7 +11,7 @@ from mooncake_lab.core import Arrived, Finished, FirstToken, Record, Rejected
 
 @contextlib.contextmanager
 def watched(requests: int) -> Generator[Callable[[Record], None], None, None]:
-    """A bar on stderr over the requests of a run; what it yields is to be told of each record."""
+    """A progress bar on stderr over the requests of a run; call the yielded function with each record."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

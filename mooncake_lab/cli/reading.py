@@ -1,4 +1,4 @@
-"""A trace file as the commands take it: read, or ended with a reason; what was skipped is said on stderr."""
+"""Read a trace for a command, or exit with the reason; skipped lines are reported on stderr."""
 
 from pathlib import Path
 

@@ -26,56 +26,68 @@ _OF_A_CLUSTER = (
     "prefill", "decode", "coupled", "batching", "placement", "admission", "ttft_slo", "tbt_slo", "transfer",
     "device", "threads", "seed", "log",
 )  # fmt: skip
-"""Parameters without effect on a server that runs already."""
+"""Parameters without effect on a server that is already running."""
 
 
 def replay(
     context: typer.Context,
     trace: Annotated[Path, typer.Argument(help="A trace, plain or gzipped.", exists=True, dir_okay=False)],
-    requests: Annotated[int, typer.Option(min=1, help="Replay so many of its requests, from the first.")] = 100,
-    speed: Annotated[float, typer.Option(min=1e-6, help="Replay so many times as fast as recorded.")] = 1.0,
-    divide: Annotated[int, typer.Option(min=1, help="Divide lengths by this, and the block size with them.")] = 32,
+    requests: Annotated[
+        int, typer.Option(min=1, help="Number of requests to replay, from the start of the trace.")
+    ] = 100,
+    speed: Annotated[
+        float, typer.Option(min=1e-6, help="Speed of the replay; 2 is twice as fast as recorded.")
+    ] = 1.0,
+    divide: Annotated[int, typer.Option(min=1, help="Divide all lengths and the block size by this number.")] = 32,
     url: Annotated[
-        str | None, typer.Option(help="Replay against this server (http://host:port), not a cluster of its own.")
+        str | None, typer.Option(help="Replay against this server (http://host:port) instead of a new cluster.")
     ] = None,
     token: Annotated[
         str | None, typer.Option(envvar="MOONCAKE_LAB_TOKEN", help="Bearer token of that server.")
     ] = None,
-    model: Annotated[str, typer.Option(metavar="DIR|random:SHAPE", help="What is served.")] = "random:lab-tiny",
+    model: Annotated[
+        str, typer.Option(metavar="DIR|random:SHAPE", help="The model to serve.")
+    ] = "random:lab-tiny",
     prefill: Annotated[int | None, typer.Option(min=1, help="Prefill workers; 1 by default.")] = None,
     decode: Annotated[int | None, typer.Option(min=1, help="Decode workers; 1 by default.")] = None,
-    coupled: Annotated[int | None, typer.Option(min=1, help="Workers that do both, instead of the two.")] = None,
-    batching: Annotated[BatchingName, typer.Option(help="What coupled workers run.")] = "sarathi_serve",
-    placement: Annotated[
-        PlacementName | None, typer.Option(help="Who serves a request; Algorithm 1 by default.")
+    coupled: Annotated[
+        int | None,
+        typer.Option(min=1, help="Workers that do both prefill and decode, instead of separate workers."),
     ] = None,
-    admission: Annotated[AdmissionName, typer.Option(help="Whether a request is served at all.")] = "none",
+    batching: Annotated[BatchingName, typer.Option(help="Batching policy of coupled workers.")] = "sarathi_serve",
+    placement: Annotated[
+        PlacementName | None, typer.Option(help="Placement policy; Algorithm 1 by default.")
+    ] = None,
+    admission: Annotated[AdmissionName, typer.Option(help="Admission policy.")] = "none",
     ttft_slo: Annotated[float, typer.Option(min=1e-9, help="Limit of the time to first token (s).")] = 30.0,
     tbt_slo: Annotated[float, typer.Option(min=1e-9, help="Limit of the time between tokens (s).")] = 0.1,
-    transfer: Annotated[TransferName, typer.Option(help="How KVCache travels; mooncake needs its wheel.")] = "tcp",
+    transfer: Annotated[
+        TransferName, typer.Option(help="How KVCache is transferred; mooncake needs the extra of that name.")
+    ] = "tcp",
     max_request_tokens: Annotated[
         int, typer.Option(min=2, help="Longest context; longer requests are left out.")
     ] = 8192,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1.")] = "auto",
     threads: Annotated[int, typer.Option(min=1, help="Threads of each worker.")] = 1,
-    seed: Annotated[int, typer.Option(min=0, help="Of random weights, and of random placement.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of random weights and of random placement.")] = 0,
     log: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Write the run log here, as JSON lines.")
     ] = None,
-    lenient: Annotated[bool, typer.Option("--lenient", help="Skip bad lines and say how many.")] = False,
+    lenient: Annotated[bool, typer.Option("--lenient", help="Skip bad lines and report how many.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Replay the beginning of a trace in real time, lengths divided and sharing kept, and print how it was served.
+    """Replay the beginning of a trace on a live cluster in real time, and print a summary.
 
-    Equal blocks become equal tokens, so what could be reused in the trace can be reused here. With `--url` the
-    numbers are those of a client; otherwise those of the cluster's run log, as `simulate` prints them.
+    All lengths are divided by `--divide`. Equal blocks become equal tokens, so what could be reused in the trace
+    can be reused here. With `--url` a client measures the numbers; otherwise they come from the run log of the
+    cluster, as in `simulate`.
 
     Example: mooncake-lab replay data/traces/conversation_trace.jsonl --requests 50 --speed 10 --prefill 2 --json
     """
     if url is None:
-        refuse_typed(context, ["token"], "it is for the server of --url; a cluster of its own asks for none")
+        refuse_typed(context, ["token"], "it is for the server of --url; a new cluster needs no token")
     else:
-        refuse_typed(context, _OF_A_CLUSTER, "--url replays against a server that has its own")
+        refuse_typed(context, _OF_A_CLUSTER, "the server of --url has its own settings")
     scaled = _scaled(read_or_fail("replay", trace, lenient=lenient), divide, max_request_tokens, requests, speed)
     slo = SLO(ttft_s=ttft_slo, tbt_s=tbt_slo)
     try:
@@ -132,7 +144,7 @@ def _on_own_cluster(trace: Trace, spec: Any, slo: SLO, log: Path | None) -> dict
         write_log(log, records)
     violations = check_log(records)
     if violations:
-        raise RuntimeError(f"the run log breaks {violations[0].invariant}: {violations[0].sentence}")
+        raise RuntimeError(f"the run log violates {violations[0].invariant}: {violations[0].sentence}")
     summary = run_summary(records, slo)
     summary["run_s"] = summary.pop("simulated_s")
     return {"workers": list(spec.roles), "start_s": opened_s, **summary}

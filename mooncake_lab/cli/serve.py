@@ -1,4 +1,4 @@
-"""`mooncake-lab serve`: a live cluster behind an HTTP API that existing clients speak."""
+"""`mooncake-lab serve`: a live cluster behind an OpenAI-compatible HTTP API."""
 
 import contextlib
 import functools
@@ -37,50 +37,65 @@ def serve(
     ] = None,
     prefill: Annotated[int | None, typer.Option(min=1, help="Prefill workers; 1 by default.")] = None,
     decode: Annotated[int | None, typer.Option(min=1, help="Decode workers; 1 by default.")] = None,
-    coupled: Annotated[int | None, typer.Option(min=1, help="Workers that do both, instead of the two.")] = None,
-    batching: Annotated[BatchingName, typer.Option(help="What coupled workers run.")] = "sarathi_serve",
-    placement: Annotated[
-        PlacementName | None, typer.Option(help="Who serves a request; Algorithm 1 by default.")
+    coupled: Annotated[
+        int | None,
+        typer.Option(min=1, help="Workers that do both prefill and decode, instead of separate workers."),
     ] = None,
-    admission: Annotated[AdmissionName, typer.Option(help="Whether a request is served at all.")] = "none",
+    batching: Annotated[BatchingName, typer.Option(help="Batching policy of coupled workers.")] = "sarathi_serve",
+    placement: Annotated[
+        PlacementName | None, typer.Option(help="Placement policy; Algorithm 1 by default.")
+    ] = None,
+    admission: Annotated[AdmissionName, typer.Option(help="Admission policy.")] = "none",
     ttft_slo: Annotated[float, typer.Option(min=1e-9, help="Limit of the time to first token (s).")] = 30.0,
     tbt_slo: Annotated[float, typer.Option(min=1e-9, help="Limit of the time between tokens (s).")] = 0.1,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1.")] = "auto",
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None, typer.Option(help="float32 on CPU, bfloat16 on GPU.")
     ] = None,
-    backend: Annotated[Literal["auto", "dense", "cpu", "cuda"], typer.Option(help="Who computes.")] = "auto",
-    cache_tokens: Annotated[int, typer.Option(min=1, help="KVCache of a prefill worker, in DRAM.")] = 65_536,
+    backend: Annotated[
+        Literal["auto", "dense", "cpu", "cuda"], typer.Option(help="Implementation of the tensor operations.")
+    ] = "auto",
+    cache_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens of KVCache in the DRAM of a prefill worker.")
+    ] = 65_536,
     ssd_dir: Annotated[
         Path | None,
-        typer.Option(file_okay=False, help="Folder for KVCache that DRAM evicts, one a prefill worker."),
+        typer.Option(file_okay=False, help="Folder for KVCache that is evicted from DRAM."),
     ] = None,
-    ssd_tokens: Annotated[int, typer.Option(min=0, help="KVCache of a prefill worker on SSD.")] = 0,
+    ssd_tokens: Annotated[int, typer.Option(min=0, help="Tokens of KVCache on the SSD of a prefill worker.")] = 0,
     decode_tokens: Annotated[
-        int, typer.Option(min=1, help="KVCache of the engine of a decode or coupled worker.")
+        int, typer.Option(min=1, help="Tokens of KVCache in the engine of a decode or coupled worker.")
     ] = 65_536,
-    transfer: Annotated[TransferName, typer.Option(help="How KVCache travels; mooncake needs its wheel.")] = "tcp",
-    chunk: Annotated[int, typer.Option(min=1, help="Most prompt tokens of an iteration.")] = 512,
-    max_request_tokens: Annotated[int, typer.Option(min=1, help="Longest context.")] = 8192,
-    most_under_way: Annotated[int, typer.Option(min=1, help="Requests at once; more are refused.")] = 1024,
+    transfer: Annotated[
+        TransferName, typer.Option(help="How KVCache is transferred; mooncake needs the extra of that name.")
+    ] = "tcp",
+    chunk: Annotated[int, typer.Option(min=1, help="Maximum number of prompt tokens per iteration.")] = 512,
+    max_request_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens per request.")] = 8192,
+    most_under_way: Annotated[
+        int, typer.Option(min=1, help="Maximum number of unfinished requests; further ones are refused.")
+    ] = 1024,
     threads: Annotated[int, typer.Option(min=1, help="Threads of each worker.")] = 1,
-    host: Annotated[str, typer.Option(help="Where to listen; loopback unless told otherwise.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 lets the system choose.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on; loopback by default.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 lets the system choose one.")
+    ] = 8000,
     token_file: Annotated[
-        Path | None, typer.Option(help="Holds the bearer token.", exists=True, dir_okay=False)
+        Path | None, typer.Option(help="File that contains the bearer token.", exists=True, dir_okay=False)
     ] = None,
-    no_token: Annotated[bool, typer.Option("--no-token", help="Let everybody in who can connect.")] = False,
+    no_token: Annotated[bool, typer.Option("--no-token", help="Require no token from clients.")] = False,
     drain: Annotated[
-        float, typer.Option(min=0, max=86_400, help="Seconds that requests may go on after a signal.")
+        float, typer.Option(min=0, max=86_400, help="Time for unfinished requests after a signal (s).")
     ] = 30.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of random weights, and of random placement.")] = 0,
-    log: Annotated[Path | None, typer.Option(dir_okay=False, help="Append records as heard.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of random weights and of random placement.")] = 0,
+    log: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Append the run log to this file, as JSON lines.")
+    ] = None,
 ) -> None:
-    """Serve a model with prefill and decode workers, each a process, behind OpenAI's completions and chat API.
+    """Serve a model behind OpenAI's completions and chat API; each prefill or decode worker is a process.
 
-    Clients need a bearer token, which is made up and printed unless a file gives it. /health needs none, and
-    /metrics none from this machine. SIGTERM and SIGINT let requests under way finish. A rejected request is
-    answered with 429 and Retry-After.
+    Clients need a bearer token. The command prints a random one unless --token-file gives one. /health needs no
+    token, and /metrics needs none from this machine. After SIGTERM or SIGINT unfinished requests may finish. A
+    rejected request gets status 429 with Retry-After.
 
     Example: mooncake-lab serve --model random:lab-tiny --prefill 2 --decode 2 --port 8000
     """
@@ -95,7 +110,11 @@ def serve(
     from mooncake_lab.serving.launch.local import WorkerError
 
     if admission == "none":
-        refuse_typed(context, ["ttft_slo", "tbt_slo"], "limits are for --admission, and none has no use for them")
+        refuse_typed(
+            context,
+            ["ttft_slo", "tbt_slo"],
+            "the limits are for --admission, and --admission none does not use them",
+        )
     spec = live_spec(
         context, prefill=prefill, decode=decode, coupled=coupled, placement=placement, admission=admission,
         ttft_slo=ttft_slo, tbt_slo=tbt_slo, seed=seed, model=model, batching=batching, device=device, dtype=dtype,
@@ -129,12 +148,12 @@ def serve(
 
 
 def _warnings(host: str, token: str | None, transfer: str) -> list[str]:
-    """What an operator should know before clients come."""
+    """What an operator should know before clients connect."""
     found: list[str] = []
     if token is None and not _is_loopback(host):
-        found.append(f"--no-token at {host}: everybody who can reach this address may use the server")
+        found.append(f"--no-token at {host}: every client that can reach this address can use the server")
     if transfer == "mooncake":
-        found.append("Mooncake's Transfer Engine listens on all interfaces and authenticates nobody")
+        found.append("Mooncake's Transfer Engine listens on all interfaces without authentication")
     return found
 
 
@@ -151,21 +170,23 @@ def _is_loopback(host: str) -> bool:
 
 def _token(context: typer.Context, file: Path | None, *, no_token: bool) -> str | None:
     if no_token:
-        refuse_typed(context, ["token_file"], "--no-token lets everybody in")
+        refuse_typed(context, ["token_file"], "--no-token uses no token")
         return None
     if file is None:
         return secrets.token_urlsafe(24)
     token = file.read_text(encoding="utf-8").strip()
     if not token.isascii() or len(token) < 16 or any(character.isspace() for character in token):
-        raise typer.BadParameter(f"{file} holds no token: at least 16 ASCII characters without spaces are needed")
+        raise typer.BadParameter(
+            f"{file} contains no token: at least 16 ASCII characters without spaces are needed"
+        )
     return token
 
 
 @final
 class _RunLog:
-    """Appends records to a file as they are heard. Mutable: when one cannot be written, it is the end of the log.
+    """Appends records to a file. Mutable: after a record that cannot be written, it writes no more.
 
-    Requests go on without it: a full disk is no reason to lose them.
+    The server continues without the log: a full disk must not stop requests.
     """
 
     def __init__(self, path: Path) -> None:
@@ -197,4 +218,4 @@ class _RunLog:
                 if size is not None:
                     self._file.truncate(size)
             with contextlib.suppress(OSError):  # stderr may be full for the same reason
-                typer.echo(f"the log {self._path} ends here, requests go on: {reason}", err=True)
+                typer.echo(f"the log {self._path} ends here, but requests continue: {reason}", err=True)

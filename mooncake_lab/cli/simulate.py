@@ -40,55 +40,64 @@ def simulate(
     trace: Annotated[Path, typer.Argument(help="A trace, plain or gzipped.", exists=True, dir_okay=False)],
     prefill: Annotated[int | None, typer.Option(min=1, help="Prefill nodes.")] = None,
     decode: Annotated[int | None, typer.Option(min=1, help="Decode nodes.")] = None,
-    coupled: Annotated[int | None, typer.Option(min=1, help="Nodes that do both, instead of the two.")] = None,
-    batching: Annotated[BatchingName | None, typer.Option(help="What coupled nodes run; vllm by default.")] = None,
+    coupled: Annotated[
+        int | None, typer.Option(min=1, help="Nodes that do both prefill and decode, instead of separate nodes.")
+    ] = None,
+    batching: Annotated[
+        BatchingName | None, typer.Option(help="Batching system of coupled nodes; vllm by default.")
+    ] = None,
     placement: Annotated[
         PlacementName | None,
-        typer.Option(help="Who serves which request; kvcache_centric, or fewest_requests when coupled."),
+        typer.Option(help="Placement policy; by default kvcache_centric, or fewest_requests with --coupled."),
     ] = None,
     admission: Annotated[
         AdmissionName,
-        typer.Option(help="Whether a request is served at all; not with --coupled: after_prefill, adaptive."),
+        typer.Option(help="Admission policy; --coupled does not allow after_prefill and adaptive."),
     ] = "none",
     decode_s: Annotated[
         float | None,
         typer.Option(
             min=1e-9,
-            help="How long --admission predictive takes requests to decode (s); by default the mean answer of the"
-            " trace times a decode step of a full node.",
+            help="Decode time per request that --admission predictive assumes (s); by default the mean answer"
+            " length of the trace times a decode step of a full node.",
         ),
     ] = None,
     max_tokens: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help=f"What coupled requests without max_tokens in the trace allow, {DEFAULT_MAX_TOKENS} by default;"
-            " request_level, orca, sarathi and tensorrt_llm reserve it.",
+            help="Limit of the answer for requests that have no max_tokens in the trace,"
+            f" {DEFAULT_MAX_TOKENS} by default; request_level, orca, sarathi and tensorrt_llm reserve it.",
         ),
     ] = None,
-    speed: Annotated[float, typer.Option(min=1e-6, help="Replay so many times as fast as recorded.")] = 1.0,
+    speed: Annotated[
+        float, typer.Option(min=1e-6, help="Speed of the replay; 2 is twice as fast as recorded.")
+    ] = 1.0,
     node: Annotated[str, typer.Option(help="Hardware of every node.")] = "a800-node",
-    model: Annotated[str, typer.Option(help="The model they serve.")] = "llama3-70b",
+    model: Annotated[str, typer.Option(help="The model that the nodes serve.")] = "llama3-70b",
     cache_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="KVCache of a node: DRAM of a prefill node, GPU memory of a coupled one."),
+        typer.Option(
+            min=1,
+            help="Tokens of KVCache per node: in the DRAM of a prefill node, or on the GPUs of a coupled node.",
+        ),
     ] = None,
     ssd_tokens: Annotated[
-        int, typer.Option(min=0, help="KVCache on SSD below the DRAM of a prefill node; needs --ssd-gb-per-s.")
+        int, typer.Option(min=0, help="Tokens of KVCache on the SSDs of a prefill node; needs --ssd-gb-per-s.")
     ] = 0,
     ssd_gb_per_s: Annotated[
-        float | None, typer.Option(min=1e-3, help="Reading KVCache from a node's SSDs (GB/s); no paper states it.")
+        float | None, typer.Option(min=1e-3, help="Read bandwidth of a node's SSDs (GB/s); no paper states it.")
     ] = None,
     prefill_group: Annotated[
         int, typer.Option(min=1, help="Prefill nodes that compute each prompt together, as a pipeline of chunks.")
     ] = 1,
     view_age: Annotated[
-        float, typer.Option(min=0, help="How old the loads may be on which requests are placed (s).")
+        float, typer.Option(min=0, help="Age of the loads that the placement policy sees (s).")
     ] = 0.0,
     fail: Annotated[
         list[str] | None,
         typer.Option(
-            help="Let an instance die: NAME@SECONDS, such as decode-0@600; may be given again.",
+            help="Let an instance fail: NAME@SECONDS, such as decode-0@600; may be repeated.",
             callback=check_failures,
         ),
     ] = None,
@@ -96,10 +105,12 @@ def simulate(
     tbt_slo: Annotated[float, typer.Option(min=1e-9, help="Limit of the time between tokens (s).")] = 0.1,
     urgent_share: Annotated[
         float | None,
-        typer.Option(min=0, max=1, help="Requests of the higher class, by chance; for --admission priority."),
+        typer.Option(
+            min=0, max=1, help="Share of requests in the higher class, drawn at random; for --admission priority."
+        ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Of chance: --placement random, --urgent-share; 0 by default.")
+        int | None, typer.Option(min=0, help="Seed of --placement random and --urgent-share; 0 by default.")
     ] = None,
     log: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Write the run log here, as JSON lines, while it runs.")
@@ -107,13 +118,13 @@ def simulate(
     perfetto: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Write a timeline here, for ui.perfetto.dev.")
     ] = None,
-    lenient: Annotated[bool, typer.Option("--lenient", help="Skip bad lines and say how many.")] = False,
+    lenient: Annotated[bool, typer.Option("--lenient", help="Skip bad lines and report how many.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Replay a trace in virtual time, every token accounted for, and print how it was served.
+    """Replay a trace on a simulated cluster in virtual time, and print a summary.
 
-    TBT of a request is the mean of its longest tenth of token gaps (FAST'25 §5.1). An effective request meets
-    both limits.
+    The TBT of a request is the mean of the longest tenth of its gaps between tokens (FAST'25 §5.1). A request is
+    effective if it meets both limits.
 
     Example: mooncake-lab simulate data/traces/conversation_trace.jsonl --prefill 8 --decode 8 --json
     """
@@ -186,7 +197,7 @@ def _to_all(sinks: list[Callable[[Record], None]]) -> Callable[[Record], None]:
 
 
 def _spent(wall_s: float, cpu_s: float) -> dict[str, float]:
-    """What it cost since those readings of the clocks."""
+    """The time since those readings of the clocks, and the peak memory."""
     return {
         "wall_s": time.perf_counter() - wall_s,
         "cpu_s": time.process_time() - cpu_s,
@@ -200,7 +211,7 @@ def _run(
     log: Path | None,
     sinks: list[Callable[[Record], None]],
 ) -> None:
-    """Let the requests arrive; the log, where one is asked for, is written while the run goes on."""
+    """Run the cluster; if a log file is given, write the log during the run."""
 
     def run() -> None:
         with rare_collections(), log_writer(log) if log else nullcontext() as write:
@@ -211,7 +222,7 @@ def _run(
 
 
 def _written(write: Callable[[], object]) -> None:
-    """Do what writes a file; where the file cannot be written, end with the reason."""
+    """Call a function that writes a file; exit with the reason if the file cannot be written."""
     try:
         write()
     except OSError as error:
@@ -230,7 +241,7 @@ def _print(numbers: dict[str, Any], *, json_: bool) -> None:
 
 
 def _arriving(trace: Trace, speed: float, urgent_share: float | None, seed: int) -> Iterable[TracedRequest]:
-    """The requests of a trace, so many times as fast, and some of them urgent where classes are asked for."""
+    """The requests of a trace at another speed; if a share is given, some of them are urgent."""
     requests = (trace if speed == 1 else replace(trace, arrival_s=trace.arrival_s / speed)).requests()
     if urgent_share is None:
         return requests

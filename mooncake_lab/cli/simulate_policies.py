@@ -1,4 +1,4 @@
-"""Names of `mooncake-lab simulate`, the policies and specs they stand for, and the settings it records."""
+"""Names that `mooncake-lab simulate` accepts, their policies and specs, and the settings that it records."""
 
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal
@@ -52,7 +52,7 @@ BatchingName = Literal[
 
 
 def made_placement(name: str | None, seed: int, *, coupled: bool) -> PlacementPolicy:
-    """The placement policy of a name; without one that of the book, for separate pools or for coupled nodes."""
+    """The placement policy of a name; without a name, the default for separate pools or for coupled nodes."""
     if name is None:
         return FewestRequests() if coupled else KVCacheCentric()
     return named_placement(name, seed)
@@ -86,7 +86,7 @@ def _plain(value: Any) -> Any:
 
 
 def disaggregated_spec(prefill: int, decode: int, cache_tokens: int | None, others: dict[str, Any]) -> ClusterSpec:
-    """Separate pools; the size of the DRAM cache is that of the spec where none is given."""
+    """Separate pools; without a size of the DRAM cache, the spec's default holds."""
     sized: dict[str, Any] = {} if cache_tokens is None else {"cache_tokens": cache_tokens}
     return ClusterSpec(prefill_nodes=prefill, decode_nodes=decode, **sized, **others)
 

@@ -1,4 +1,4 @@
-"""What `mooncake-lab simulate` cannot be asked for: options that would be without effect."""
+"""Combinations of options that `mooncake-lab simulate` refuses, because one of them would have no effect."""
 
 from collections.abc import Iterable
 
@@ -15,7 +15,7 @@ def check_usage(
     placement: str | None,
     max_tokens: int | None,
 ) -> None:
-    """Refuse combinations of pools and policies in which an option would be without effect.
+    """Refuse combinations of pools and policies in which an option would have no effect.
 
     Whether the pools give a policy what it needs is checked where their spec is built.
 
@@ -29,20 +29,20 @@ def check_usage(
     if coupled is None and batching is not None:
         raise typer.BadParameter("--batching is for --coupled nodes; prefill and decode nodes have their own")
     if coupled is not None and placement == "kvcache_centric":
-        raise typer.BadParameter("--coupled nodes share no store to fetch from; cache_aware is the nearest")
+        raise typer.BadParameter("--coupled nodes have no store to fetch from; the nearest policy is cache_aware")
     if coupled is None and max_tokens is not None:
         raise typer.BadParameter("--max-tokens is for --coupled nodes; decode nodes reserve nothing")
 
 
 def check_memory(coupled: int | None, ssd_tokens: int, ssd_gb_per_s: float | None, prefill_group: int) -> None:
-    """Refuse an SSD of unknown speed, a speed of no SSD, and both and groups where there are no prefill nodes.
+    """Refuse an SSD without a speed, a speed without an SSD, and SSDs or groups without prefill nodes.
 
     Raises:
         typer.BadParameter: with what to give instead.
     """
     if coupled is not None and (ssd_tokens or ssd_gb_per_s or prefill_group > 1):
         raise typer.BadParameter(
-            "--ssd-tokens, --ssd-gb-per-s and --prefill-group are for prefill nodes; --coupled has none"
+            "--ssd-tokens, --ssd-gb-per-s and --prefill-group are for prefill nodes; a --coupled cluster has none"
         )
     if bool(ssd_tokens) != (ssd_gb_per_s is not None):
         raise typer.BadParameter("give --ssd-tokens and --ssd-gb-per-s together, or neither")
@@ -51,7 +51,7 @@ def check_memory(coupled: int | None, ssd_tokens: int, ssd_gb_per_s: float | Non
 def check_policies(
     admission: str, decode_s: float | None, urgent_share: float | None, placement: str | None, seed: int | None
 ) -> None:
-    """Refuse a decode time or classes without a policy that uses them, and the reverse; say what a seed is for.
+    """Refuse a decode time or classes without the policy that uses them; warn if a seed has no effect.
 
     Raises:
         typer.BadParameter: with what to give instead.
@@ -61,14 +61,14 @@ def check_policies(
     if (urgent_share is not None) != (admission == "priority"):
         raise typer.BadParameter("give --admission priority and --urgent-share together, or neither")
     if seed is not None and placement != "random" and urgent_share is None:
-        typer.echo("mooncake-lab simulate: nothing here is by chance, so --seed changes nothing", err=True)
+        typer.echo("mooncake-lab simulate: nothing in this run is random, so --seed changes nothing", err=True)
 
 
 def named_failures(said: Iterable[str]) -> tuple[Failure, ...]:
-    """Who is to die when, from `NAME@SECONDS`; whether there is such an instance is the cluster's to say.
+    """Failures from texts `NAME@SECONDS`; the cluster checks whether the instances exist.
 
     Raises:
-        typer.BadParameter: naming what is no name and time.
+        typer.BadParameter: naming the text that has another form.
     """
     found = list[Failure]()
     for one in said:
@@ -83,10 +83,10 @@ def named_failures(said: Iterable[str]) -> tuple[Failure, ...]:
 
 
 def check_failures(said: list[str] | None) -> list[str] | None:
-    """Refuse what `named_failures` would, before anything is read; what was said comes back.
+    """Check the texts as `named_failures` does, before any file is read, and return them.
 
     Raises:
-        typer.BadParameter: naming what is no name and time.
+        typer.BadParameter: naming the text that has another form.
     """
     named_failures(said or ())
     return said

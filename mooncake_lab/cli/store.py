@@ -15,23 +15,27 @@ from mooncake_lab.store.media import MediumError, RoomReport, verify_folder
 from mooncake_lab.store.soak import FAULTS, Soak, SoakReport
 
 app = typer.Typer(
-    help="Look after SSD folders of KVCache blocks.", no_args_is_help=True, pretty_exceptions_enable=False
+    help="Check SSD folders of KVCache blocks, and test the store under faults.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
 )
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @app.callback()
 def store() -> None:
-    """Look after SSD folders of KVCache blocks."""
+    """Check SSD folders of KVCache blocks, and test the store under faults."""
 
 
 @app.command()
 def verify(
-    folder: Annotated[Path, typer.Argument(help="A folder that an SSD tier made; nobody may have it open.")],
+    folder: Annotated[Path, typer.Argument(help="The folder of an SSD tier; no other process may have it open.")],
     repair: Annotated[bool, typer.Option("--repair", help="Drop damaged blocks and rebuild the index.")] = False,
     json_: Json = False,
 ) -> None:
-    """Read every block and compare it with its checksums; exit 1 when something is damaged, repaired or not.
+    """Read every block and compare it with its checksums.
+
+    The exit code is 1 if something is damaged, even if it was repaired.
 
     Example: mooncake-lab store verify /var/cache/kvcache --repair
     """
@@ -54,7 +58,7 @@ def _told(report: RoomReport) -> str:
     lines = [f"model {report.fingerprint}: {report.blocks:,} blocks, {report.payload_bytes:,} bytes"]
     lines += [f"  damaged: {key}" for key in report.damaged]
     if report.trouble is not None:
-        lines.append(f"  this room could not be read, or not repaired: {report.trouble}")
+        lines.append(f"  the blocks of this model could not be read, or not repaired: {report.trouble}")
     elif not report.index_is_whole:
         lines.append("  the index is damaged")
     if report.repaired:
@@ -64,16 +68,18 @@ def _told(report: RoomReport) -> str:
 
 @app.command()
 def soak(
-    folder: Annotated[Path, typer.Option("--dir", help="Where the SSD tier lies; made where it is missing.")],
-    seconds: Annotated[float, typer.Option(min=0, help="How long.")] = 30,
-    faults: Annotated[str, typer.Option(help=f"Some of {','.join(FAULTS)}, or none.")] = ",".join(FAULTS),
-    seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
+    folder: Annotated[Path, typer.Option("--dir", help="Folder of the SSD tier; created if it is missing.")],
+    seconds: Annotated[float, typer.Option(min=0, help="Duration (s).")] = 30,
+    faults: Annotated[
+        str, typer.Option(help=f"Faults to inject: some of {','.join(FAULTS)}, or none.")
+    ] = ",".join(FAULTS),
+    seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 0,
     json_: Json = False,
 ) -> None:
-    """Use DRAM over SSD over TCP hard, under injected faults; exit 1 when a byte was wrong, lost or leaked.
+    """Use DRAM, SSD and TCP tiers under injected faults; the exit code is 1 if a byte was wrong, lost or leaked.
 
-    A life of the store is killed, bits of its files are flipped, writes find no room or are torn, reads fail,
-    permission is lost, and the peer hangs up.
+    The faults: the process of the store is killed, bits of its files are flipped, writes find no space or are cut
+    off, reads fail, permission is lost, and the peer closes its connection.
 
     Example: mooncake-lab store soak --dir /tmp/soak --seconds 600 --json
     """
@@ -99,19 +105,22 @@ def _summary(report: SoakReport) -> str:
 
 def bench_store(
     folder: Annotated[
-        Path | None, typer.Option("--dir", help="On the SSD that counts; the temporary folder when left out.")
+        Path | None, typer.Option("--dir", help="Folder on the SSD to measure; the temporary folder by default.")
     ] = None,
-    media: Annotated[str, typer.Option(help=f"Some of {','.join(MEDIA)}.")] = "dram,ssd,tcp",
-    block_mib: Annotated[list[int] | None, typer.Option(min=1, help="Block size; may be repeated.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds; medians are printed.")] = 5,
-    working_set_mib: Annotated[int, typer.Option(min=1, help="Moved in a pass; more than the caches.")] = 128,
+    media: Annotated[str, typer.Option(help=f"Backends to measure: some of {','.join(MEDIA)}.")] = "dram,ssd,tcp",
+    block_mib: Annotated[list[int] | None, typer.Option(min=1, help="Block size (MiB); may be repeated.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds; the medians are printed.")] = 5,
+    working_set_mib: Annotated[
+        int, typer.Option(min=1, help="Data moved per pass (MiB); should exceed the CPU caches.")
+    ] = 128,
     out: Annotated[Path | None, typer.Option(help="Write a JSON file, for data/measured.", dir_okay=False)] = None,
     json_: Json = False,
 ) -> None:
-    """Time media beside memcpy, plain pwrite and pread (cached and O_DIRECT), a bare socket, Mooncake's bare API.
+    """Compare the store with memcpy, pwrite and pread (cached and O_DIRECT), a plain socket, and Mooncake's API.
 
-    They take turns; a ratio above 1 says that ours is faster. Blocks have 32 layers. SSD writes are synced, ours
-    and theirs. mooncake needs the extra of that name. Last, how long the lookup of a prompt of 128k tokens takes.
+    Both sides run in alternation; a ratio above 1 means that the store is faster. Blocks have 32 layers. SSD
+    writes of both sides are synced. mooncake needs the extra of that name. The last line is the time to look up a
+    prompt of 128k tokens.
 
     Example: mooncake-lab bench store --media dram,ssd,tcp --block-mib 2 --block-mib 16 --json
     """

@@ -1,4 +1,4 @@
-"""`mooncake-lab trace`: look at traces, fetch the released ones, make new ones."""
+"""`mooncake-lab trace`: inspect traces, fetch the released ones, and generate new ones."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -15,17 +15,17 @@ from mooncake_lab.workload.twin import make_twin
 
 Workload: TypeAlias = Literal["conversation", "synthetic", "toolagent", "arxiv"]
 _AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-_Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Replace a file that is already there.")]
+_Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 
-app = typer.Typer(help="Look at traces, fetch the released ones, make new ones.", no_args_is_help=True)
+app = typer.Typer(help="Inspect traces, fetch the released ones, and generate new ones.", no_args_is_help=True)
 
 
 @app.command()
 def stats(
     file: Annotated[Path, typer.Argument(help="A trace, plain or gzipped.", exists=True, dir_okay=False)],
-    lenient: Annotated[bool, typer.Option("--lenient", help="Skip bad lines and say how many.")] = False,
+    lenient: Annotated[bool, typer.Option("--lenient", help="Skip bad lines and report how many.")] = False,
     block_size: Annotated[
-        int | None, typer.Option(min=1, help="Tokens a block; the file's own word, or 512, when left out.")
+        int | None, typer.Option(min=1, help="Tokens per block; by default the value in the file, or 512.")
     ] = None,
     json_: _AsJson = False,
 ) -> None:
@@ -44,7 +44,7 @@ def stats(
 @app.command()
 def fetch(
     name: Annotated[Workload, typer.Argument(help="Which released trace.")],
-    to: Annotated[Path | None, typer.Option(help="Folder to put it in; the user's cache when left out.")] = None,
+    to: Annotated[Path | None, typer.Option(help="Folder for the trace; the user's cache by default.")] = None,
     url: Annotated[str | None, typer.Option(help="Another address of the same file, such as a mirror.")] = None,
     force: _Force = False,
     json_: _AsJson = False,
@@ -65,16 +65,16 @@ def fetch(
 
 @app.command()
 def synth(
-    like: Annotated[Workload, typer.Option(help="The workload whose statistics to follow.")],
+    like: Annotated[Workload, typer.Option(help="The workload whose statistics the trace should have.")],
     output: Annotated[Path, typer.Option("--output", "-o", dir_okay=False, help="The file to write.")],
     requests: Annotated[
-        int | None, typer.Option(min=1, help="How many; as many as released when left out.")
+        int | None, typer.Option(min=1, help="Number of requests; by default as many as in the released trace.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same trace.")] = 0,
     max_tokens: Annotated[
         int | None,
         typer.Option(
-            min=1, help="What clients allow for an answer, doubled where it is longer; not stated by default."
+            min=1, help="Limit that clients set for an answer, doubled for longer answers; not stated by default."
         ),
     ] = None,
     force: _Force = False,

@@ -1,4 +1,4 @@
-"""`mooncake-lab verdicts`: every claim and its verdict, from what the chapters put on record."""
+"""`mooncake-lab verdicts`: every claim and its verdict, from the records of the chapters."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -14,16 +14,16 @@ _COLUMNS = ("id", "place", "paper", "ours", "band", "evidence", "verdict")
 
 def verdicts(
     from_: Annotated[
-        Path, typer.Option("--from", metavar="DIR", help="Folder with the chapters' records, topic.json each.")
+        Path, typer.Option("--from", metavar="DIR", help="Folder with the records of the chapters, TOPIC.json.")
     ] = Path("book/_generated"),
     explain: Annotated[
         str | None, typer.Option(metavar="ID", help="Explain the verdict on one claim, e.g. F01.")
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Print what became of each claim of the papers: the paper's number, ours, the band and the verdict.
+    """Print the verdict on each claim of the papers, with the paper's number, ours, and the band.
 
-    They are read from the records that `make book` or `mooncake-lab batch` wrote; nothing is computed again.
+    The command reads the records that `make book` or `mooncake-lab batch` wrote; it runs no experiment.
 
     Example: mooncake-lab verdicts --explain F01
     """
@@ -31,7 +31,7 @@ def verdicts(
     from mooncake_lab.paper.scorecard import scorecard
 
     if not any(from_.glob("*.json")):
-        _fail(f"{from_} holds no records; `make book` writes them, or name a folder with --from")
+        _fail(f"{from_} contains no records; run `make book`, or name another folder with --from")
     try:
         card = scorecard(from_)
     except ValueError as error:

@@ -54,11 +54,11 @@ def test_a_failing_chapter_is_status_1(shell, repository, write_notebook):
         (("--topics", "gamma"), "there are alpha, beta"),
         (("--set", "n"), "KEY=VALUE"),
         (("--set", "n=3"), "has no parameter 'n'"),
-        (("--set", "scale=huge"), "an option of its own, --scale"),
-        (("--set", "seed=abc"), "an option of its own, --seed"),
-        (("--set", "out_dir=x"), "an option of its own, --out"),
-        (("--set", "n=1", "--set", "n=2"), "n was given already"),
-        (("--jobs", "2", "--executor", "dask://nowhere:8786"), "--jobs 2 counts notebooks on this machine"),
+        (("--set", "scale=huge"), "its own option, --scale"),
+        (("--set", "seed=abc"), "its own option, --seed"),
+        (("--set", "out_dir=x"), "its own option, --out"),
+        (("--set", "n=1", "--set", "n=2"), "n is given twice"),
+        (("--jobs", "2", "--executor", "dask://nowhere:8786"), "--jobs 2 limits the notebooks on this machine"),
     ],
 )
 def test_bad_usage_is_status_2(shell, arguments, complaint):
@@ -114,7 +114,7 @@ def test_the_book_is_of_one_piece(shell, repository):
     (repository / "book/chapters/02_beta.ipynb").write_text(json.dumps(beta))
     refused = shell("--topics", "alpha", "--scale", "classroom")
     assert refused.exit_code == 2
-    assert "02_beta.ipynb was executed with scale=smoke, and scale=classroom is asked for" in refused.stderr
+    assert "02_beta.ipynb was executed with scale=smoke, but scale=classroom was requested" in refused.stderr
     assert not (repository / "book/chapters/01_alpha.ipynb").exists()
 
 

@@ -143,7 +143,7 @@ def test_a_sweep_is_isolated_reported_indexed_and_resumed(shell, repository):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("--seed", "0,1"), "needs a folder of its own"),
+        (("--seed", "0,1"), "needs its own folder"),
         (("--seed", "one"), "not a whole number"),
         (("--scale", "smoke,huge"), "allowed are smoke, classroom, full, gpu"),
         (("--executor", "threads"), "no executor 'threads'"),

@@ -46,14 +46,14 @@ def words(done):
     [
         (("--coupled", 1, "--prefill", 1), "do both stages"),
         (("--coupled", 1, "--placement", "kvcache_centric"), "share no store"),
-        (("--no-token", "--token-file", __file__), "everybody"),
+        (("--no-token", "--token-file", __file__), "--no-token uses no token"),
         (("--token-file", "/dev/null"), "no token"),
         (("--batching", "vllm"), "leave out --batching"),
         (("--coupled", 1, "--cache-tokens", 4096), "leave out --cache-tokens"),
         (("--coupled", 1, "--ssd-dir", ".", "--ssd-tokens", 4096), "leave out --ssd-dir, --ssd-tokens"),
         (("--coupled", 1, "--transfer", "tcp"), "leave out --transfer"),
         (("--coupled", 1, "--batching", "orca", "--chunk", 64), "orca never cuts a prompt"),
-        (("--coupled", 1, "--admission", "predictive"), "between two pools"),
+        (("--coupled", 1, "--admission", "predictive"), "separate prefill and decode pools"),
         (("--admission", "priority"), "live requests have none"),
         (("--ttft-slo", 30), "leave out --ttft-slo"),
         (("--tbt-slo", 1), "leave out --tbt-slo"),
@@ -62,7 +62,7 @@ def words(done):
     ],
 )
 def test_serve_refuses(arguments, says):
-    """Options that contradict each other, or change nothing, are bad usage, said before a worker is born."""
+    """Options that contradict each other, or change nothing, are refused before a worker starts."""
     done = invoke("serve", "--model", "random:lab-tiny", *arguments)
     assert done.exit_code == 2
     assert says in words(done)
@@ -87,8 +87,8 @@ def test_serve_refuses_nothing_that_has_an_effect(arguments):
 @pytest.mark.parametrize(
     ("host", "token", "transfer", "says"),
     [
-        ("0.0.0.0", None, "tcp", ["everybody who can reach"]),  # noqa: S104  # a name, nothing listens
-        ("::", None, "mooncake", ["everybody who can reach", "authenticates nobody"]),
+        ("0.0.0.0", None, "tcp", ["every client that can reach"]),  # noqa: S104  # a name, nothing listens
+        ("::", None, "mooncake", ["every client that can reach", "without authentication"]),
         ("10.0.0.1", "t", "tcp", []),
         ("127.0.0.1", None, "tcp", []),
         ("::1", None, "tcp", []),
@@ -96,7 +96,7 @@ def test_serve_refuses_nothing_that_has_an_effect(arguments):
     ],
 )
 def test_serve_warns(host, token, transfer, says):
-    """Whoever lets everybody in from elsewhere is told so."""
+    """Without a token on an address that others can reach, the server warns."""
     found = _warnings(host, token, transfer)
     assert len(found) == len(says)
     assert all(part in line for part, line in zip(says, found, strict=True))
@@ -148,7 +148,7 @@ def test_a_token_is_for_a_server(file, monkeypatch):
     [
         (("--batching", "vllm"), "leave out --batching"),
         (("--coupled", 1, "--transfer", "tcp"), "leave out --transfer"),
-        (("--coupled", 1, "--admission", "predictive"), "between two pools"),
+        (("--coupled", 1, "--admission", "predictive"), "separate prefill and decode pools"),
         (("--admission", "priority"), "live requests have none"),
         (("--model", "folder", "--seed", 0), "leave out --seed"),
     ],
@@ -203,7 +203,7 @@ def test_a_log_that_ends_says_so(tmp_path, capsys, monkeypatch):
         assert log.is_broken
         log.write(record)
     assert list(read_log(path)) == [record]
-    assert "ends here, requests go on: 5 of" in capsys.readouterr().err
+    assert "ends here, but requests continue: 5 of" in capsys.readouterr().err
     ours, theirs = os.pipe()
     with os.fdopen(ours) as reader, _RunLog(Path(f"/proc/self/fd/{theirs}")) as log:
         os.close(theirs)

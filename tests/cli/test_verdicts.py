@@ -93,7 +93,7 @@ def test_a_folder_without_records_is_bad_usage(tmp_path):
     """Exit code 2, and what writes records."""
     result = verdicts("--from", tmp_path)
     assert result.exit_code == 2
-    assert "holds no records" in result.stderr
+    assert "contains no records" in result.stderr
 
 
 def test_a_bad_record_is_a_failure(records):

@@ -80,7 +80,7 @@ def test_a_room_that_cannot_be_read_does_not_stop_the_others(tmp_path, monkeypat
     monkeypatch.setattr(Slab, "__init__", refuse)
     denied, damaged = verify_folder(tmp_path, repair=True)
     assert "Permission denied" in denied.trouble
-    assert "this room could not be read, or not repaired: " in _told(denied)
+    assert "the blocks of this model could not be read, or not repaired: " in _told(denied)
     assert not denied.is_sound
     assert damaged.repaired
 
