@@ -55,7 +55,7 @@ def test_who_cannot_give_private_folders_is_told_what_that_means(monkeypatch):
     found = [one for one in json.loads(doctor("--json").stdout)["findings"] if one["what"] == "grading: files"]
     assert [(one["standing"], one["found"]) for one in found] in (
         [],  # this kernel cannot confine at all
-        [("optional", "submissions may write no file: OSError: not here")],
+        [("optional", "submissions cannot write files: OSError: not here")],
     )
 
 
