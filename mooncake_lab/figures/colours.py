@@ -85,6 +85,33 @@ FRAME: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
 GROUND: Final = "#FFFFFF"
 """The paper: hollow circles and the edges of bars are filled with it."""
 
+PAPERS: Final = ("#FFFDF9", "#121212")
+"""The pages' backgrounds, light and dark."""
+
+_LEGIBLE: Final = 4.5
+"""The least contrast of small letters that WCAG allows."""
+
+
+def letters(colour: str) -> str:
+    """The colour for letters beside a line of this colour: the same if legible on both papers, otherwise ink."""
+    dark = dict(zip(COLOURS.values(), DARK.values(), strict=True))
+    legible = all(
+        contrast(one, paper) >= _LEGIBLE for one, paper in zip((colour, dark[colour]), PAPERS, strict=True)
+    )
+    return colour if legible else COLOURS["ink"]
+
+
+def contrast(one: str, other: str) -> float:
+    """Contrast of two colours by WCAG's definition, 1 to 21."""
+    dim, bright = sorted((_luminance(one), _luminance(other)))
+    return (bright + 0.05) / (dim + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    srgb = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in srgb)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
 
 def css_property(meaning: str) -> str:
     """The custom property of CSS that holds a colour."""

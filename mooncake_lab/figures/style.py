@@ -33,7 +33,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
-from mooncake_lab.figures.colours import COLOURS, FRAME, GROUND
+from mooncake_lab.figures.colours import COLOURS, FRAME, GROUND, letters
 from mooncake_lab.figures.drawn import DATA_TYPE, as_csv, has_filled_circles, in_words
 
 HATCHES: Final[Mapping[str, str]] = MappingProxyType({"prefill": "", "decode": "///"})
@@ -191,7 +191,7 @@ def panel_title(axes: Axes, text: str) -> None:
 
 
 def label_lines(axes: Axes, lines: Any = None, *, gap: float = 1.25) -> None:
-    """Write the label of each line beside its last point, in its colour, instead of a legend.
+    """Write the label of each line beside its last point, in its colour if that is legible, instead of a legend.
 
     Args:
         axes: whose limits are final, with room on the right (this makes some).
@@ -204,7 +204,7 @@ def label_lines(axes: Axes, lines: Any = None, *, gap: float = 1.25) -> None:
     ends = [to_pixels(_last_point(line)) for line in chosen]
     places = _spread([float(back(end)[1]) for end in ends], gap * SMALL / 72 / _height_inches(axes))
     for line, end, place in zip(chosen, ends, places, strict=True):
-        colour = line.get_markeredgecolor() if line.get_linestyle() == "None" else line.get_color()
+        colour = letters(str(line.get_markeredgecolor() if line.get_linestyle() == "None" else line.get_color()))
         axes.annotate(
             str(line.get_label()), (float(back(end)[0]), place), xycoords="axes fraction", xytext=(6, 0),
             textcoords="offset points", va="center", color=colour, fontsize=SMALL, annotation_clip=False,

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mooncake_lab.figures.colours import COLOURS, DARK, FRAME, css_property, properties
+from mooncake_lab.figures.colours import COLOURS, DARK, FRAME, css_property, letters, properties
 
 ROOT = Path(__file__).parents[2]
 PAPERS = {"light": ("#FFFDF9", COLOURS), "dark": ("#121212", DARK)}
@@ -68,6 +68,13 @@ def test_every_colour_is_visible_on_both_papers(name, paper):
     ground, colours = PAPERS[paper]
     assert re.fullmatch(r"#[0-9A-F]{6}", colours[name])
     assert contrast(colours[name], ground) >= 3.0
+
+
+@pytest.mark.parametrize("name", COLOURS)
+def test_letters_are_legible_on_both_papers(name):
+    """Letters that name something in its colour contrast with the page by at least 4.5:1, in both themes."""
+    written = {light: key for key, light in COLOURS.items()}[letters(COLOURS[name])]
+    assert all(contrast(colours[written], ground) >= 4.5 for ground, colours in PAPERS.values())
 
 
 @pytest.mark.parametrize("colours", [COLOURS, DARK])

@@ -133,11 +133,12 @@ class TestLabels:
 
     @styled
     def test_each_line_is_named_in_its_colour(self):
-        """Beside its last point that is a number; lines without a label have none."""
+        """Beside its last point that is a number, in ink if its colour is too faint; no label, no name."""
         figure, (axes,) = new_figure()
-        axes.plot([0, 1, 2], [1, 2, np.nan], color=COLOURS["vllm"], label="vLLM")
+        axes.plot([0, 1, 2], [1, 2, np.nan], color=COLOURS["mooncake"], label="Mooncake")
+        axes.plot([0, 1, 2], [3, 4, np.nan], color=COLOURS["vllm"], label="vLLM")
         axes.plot([0, 1], [0, 0], label="_")
         label_lines(axes)
-        (text,) = axes.texts
-        assert (text.get_text(), text.get_color()) == ("vLLM", COLOURS["vllm"])
+        found = {text.get_text(): text.get_color() for text in axes.texts}
+        assert found == {"Mooncake": COLOURS["mooncake"], "vLLM": COLOURS["ink"]}
         assert figure._repr_svg_()

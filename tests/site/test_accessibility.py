@@ -16,6 +16,7 @@ from axe import ALL_BUT_CONTRAST, CONTRAST, figures_as_images, grave_faults, res
 from matplotlib.image import imread
 
 from mooncake_lab.figures import COLOURS
+from mooncake_lab.figures.colours import css_property, letters
 
 pytestmark = pytest.mark.site
 
@@ -151,6 +152,18 @@ LEAST_APART = 6.5
 BY_SHAPE = {"paper", "slo", "optimum", "all", "ink"}
 """Black diamonds, dashed limits, thin dark lines and text, which are not told apart by colour."""
 DRAWING = re.compile(r'<svg role="img".*?</svg>', re.DOTALL)
+
+
+def test_letters_of_figures_are_legible(site):
+    """Letters of figures, where axe does not look, contrast with the page by at least 4.5:1 in both themes."""
+    css = {css_property(name): name for name in COLOURS}
+    legible = {key for key, name in css.items() if letters(COLOURS[name]) == COLOURS[name]}
+    faint = set()
+    for path in sorted(site.glob("chapters/*.html")):
+        for figure in DRAWING.findall(path.read_text(encoding="utf-8")):
+            used = set(re.findall(r"<text[^>]*fill: var\((--fig-[a-z0-9-]+)", figure))
+            faint |= {(path.name, each) for each in used & css.keys() - legible}
+    assert faint == set()
 
 
 @pytest.fixture(scope="session")
