@@ -74,7 +74,7 @@ def shares_by_cause(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def sensitivity(runs: pd.DataFrame) -> pd.DataFrame:
-    """The paper's four ratios for every setting of the decode cost.
+    """The paper's three ratios, and Orca's completion time over that of the replicas, by the cost of decodes.
 
     Returns:
         Rows of decode_attention, overhead_ms_a_layer, requests, decode_ms, prompt_ms, fused_ms,
