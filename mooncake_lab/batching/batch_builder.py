@@ -44,9 +44,9 @@ class BatchBuilder:
         self.preempted: list[int] = []
         self.swapped: list[int] = []
         self.rejected: list[Refusal] = []
-        self._take_stock(running)
+        self._count_running(running)
 
-    def _take_stock(self, running: Sequence[Progress]) -> None:
+    def _count_running(self, running: Sequence[Progress]) -> None:
         """Count the reservations of the running requests; refuse those that outgrew the whole cache."""
         reservation, limits = self.reservation, self.limits
         capacity_tokens = limits.capacity_blocks * limits.block_size_tokens
@@ -101,7 +101,7 @@ class BatchBuilder:
 
     def decode(self) -> None:
         """Advance every running decode by its one token, oldest first."""
-        # The hottest loop of a simulation: no call a request.
+        # The hottest loop of a simulation: no call per request.
         segments, room = self.segments, len(self.segments) + self.tokens_left
         for request in self.running:
             cached = request.cached_tokens

@@ -1,4 +1,4 @@
-"""What a decode instance runs: continuous batching over KVCache it was given."""
+"""The policy of a decode instance: continuous batching over KVCache that other instances computed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Reads a log of iterations: one line per request, and what request-level batching wastes."""
+"""A log of iterations as one line per request, and what request-level batching wastes."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,9 +9,9 @@ from mooncake_lab.batching.replay import Iteration
 def gantt(log: Sequence[Iteration]) -> dict[int, str]:
     """One string per request, one letter per iteration (Sarathi-Serve, OSDI'24, Fig. 7).
 
-    `P` the rest of a prompt, whose end gives the first token; `p` a piece of it before that; `d` a decode; `.` a
-    running request that stalls; `x` one that is pushed out; `w` one that waits; `r` one that is refused; a space
-    where it is not there.
+    `p` is a piece of a prompt, and `P` the last piece, which gives the first token. `d` is a decode. A running
+    request without tokens is `.`, a preempted one `x`, a waiting one `w`, and a refused one `r`. A space means
+    that the request is not present.
     """
     ids = {request.request_id for step in log for request in (*step.waiting, *step.running)}
     return {request_id: "".join(_letter(step, request_id) for step in log) for request_id in sorted(ids)}

@@ -1,4 +1,4 @@
-"""What a prefill instance runs: prompts, never a decode."""
+"""The policy of a prefill instance: prompts, and no decodes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

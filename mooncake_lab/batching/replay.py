@@ -1,6 +1,6 @@
-"""Steps a policy through a set of requests, with no clock and no model: the log is a Gantt chart.
+"""Steps a policy through a set of requests without a clock and a model; the log is a Gantt chart.
 
-Here, and only here, the output lengths are known. They decide when a request is done; no policy sees them.
+Only this module has the output lengths. They determine when a request is done, and no policy sees them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ class Iteration:
 
 @dataclass(slots=True, eq=False)
 class ObservedPolicy:
-    """A policy that plans as another one does, and keeps what that saw last. Mutable."""
+    """A policy that plans as another one does, and keeps the last arguments of that one. Mutable."""
 
     policy: BatchingPolicy
     checks: bool
@@ -57,7 +57,7 @@ class ObservedPolicy:
 
 @final
 class Replay:
-    """Requests on one instance, stepped by a policy; whoever steps says when requests enter. Mutable.
+    """Requests on one instance, stepped by a policy; the caller decides when requests enter. Mutable.
 
     Args:
         policy: what is stepped; each of its plans goes through `check_plan`.

@@ -12,7 +12,7 @@ from mooncake_lab.batching.steady import steady_while_blocks_last
 
 @dataclass(frozen=True, slots=True)
 class Sarathi:
-    """One chunk of one prompt, and on the weights it fetched all decodes ride along.
+    """One chunk of one prompt and all decodes, which share the weights that the chunk reads.
 
     Published: Agrawal et al., arXiv 2308.16369, §4. Chunk and decodes together make `chunk_tokens` tokens,
     so that the linear operators run at a multiple of the tile.

@@ -11,7 +11,7 @@ from mooncake_lab.batching.steady import steady_while_blocks_last
 
 @dataclass(frozen=True, slots=True)
 class SplitFuse:
-    """Forward passes of one size: long prompts are split, short ones composed to fill it.
+    """Forward passes of one size: long prompts are split, and short ones combined to fill it.
 
     Published: DeepSpeed-FastGen, arXiv 2401.08671. Throughput is a concave function of the tokens of a pass,
     so equal passes give the most of it.

@@ -1,4 +1,4 @@
-"""How often a plan repeats: what lets a simulator compute many iterations at once without losing a token."""
+"""How often a plan repeats, so that a simulator can compute many iterations at once and keep every token."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -10,7 +10,7 @@ from mooncake_lab.batching.plan import BatchingPolicy, Limits, Plan, Progress
 
 @runtime_checkable
 class SteadyPolicy(BatchingPolicy, Protocol):
-    """A batching policy that knows how long it repeats itself."""
+    """A batching policy that states how often it repeats a plan."""
 
     def steady_steps(self, plan: Plan, running: Sequence[Progress], limits: Limits) -> int:
         """How many iterations in a row it would plan the same while no request comes or goes.

@@ -38,9 +38,9 @@ class TensorRTLLM:
     def plan(self, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Plan:
         """Generation first in the budget, prompts first in the packed batch."""
         pauses = self.capacity == "max_utilization"
-        promise = known_blocks if pauses else worst_case_blocks
+        reservation = known_blocks if pauses else worst_case_blocks
         budget = smaller(self.chunk_tokens, limits.max_batch_tokens)
-        batch = BatchBuilder(running, limits, promise, budget_tokens=budget)
+        batch = BatchBuilder(running, limits, reservation, budget_tokens=budget)
         if pauses:
             batch.make_room()
         batch.decode()

@@ -1,4 +1,4 @@
-"""Steps a policy through requests that arrive at times, where each iteration takes as long as a model says."""
+"""Steps a policy through requests with arrival times; a model gives the duration of each iteration."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ def timed_plans(
             now_s = max(now_s, arrives_s[coming[-1].request_id])
         while coming and arrives_s[coming[-1].request_id] <= now_s:
             replay.instance.enqueue(coming.pop())
-        step = replay.step(more_come=False)  # what is there has to get on without those who come later
+        step = replay.step(more_come=False)  # a policy must not wait for requests that have not arrived
         end_s = now_s + (seconds(step.plan) if step.plan.segments else 0.0)
         timed.append(TimedIteration(step, now_s, end_s))
         now_s = end_s

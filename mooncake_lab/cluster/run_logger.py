@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import final
 
 from mooncake_lab.cluster import events
-from mooncake_lab.conductor import Experience, Placement
+from mooncake_lab.conductor import History, Placement
 from mooncake_lab.core import (
     Arrived,
     CacheChanged,
@@ -30,7 +30,7 @@ class RunLogger:
     """
 
     def __init__(self, write: Callable[[Record], None]) -> None:
-        self.history = Experience()
+        self.history = History()
         self._write = write
 
     def _learn(self, record: Arrived | FirstToken | Finished | Rejected) -> None:

@@ -4,7 +4,7 @@ from typing import final
 
 from mooncake_lab.cluster.events import Attempt, TierChanged, WorkerUp
 from mooncake_lab.cluster.worker_state import WorkerState
-from mooncake_lab.conductor import ClusterView, Experience, Placement
+from mooncake_lab.conductor import ClusterView, History, Placement
 from mooncake_lab.core import BlockKey, CacheChanged, Request
 from mooncake_lab.store import Membership, PrefixIndex
 
@@ -102,7 +102,7 @@ class WorkerTable:
         on_ssd = self._on_ssd.get(worker.cache or "")
         return sum(key in on_ssd for key in keys) if on_ssd else 0
 
-    def view(self, request: Request, now_s: float, history: Experience) -> ClusterView:
+    def view(self, request: Request, now_s: float, history: History) -> ClusterView:
         """What the Conductor may know about a request now, in the order in which workers came up."""
         matches = [*self.index.matches(request.block_keys), 0]  # the last is that of workers without a cache
         view = self._old_view

@@ -1,4 +1,4 @@
-"""Who serves which request: views in, decisions out, nothing remembered in between (FAST'25 §4, arXiv §6-7)."""
+"""Which instances serve a request: pure functions from views to decisions (FAST'25 §4, arXiv §6-7)."""
 
 from typing import TYPE_CHECKING
 
@@ -24,8 +24,8 @@ from mooncake_lab.conductor.estimator import (
     LatencyEstimator,
     NoisyEstimator,
 )
-from mooncake_lab.conductor.experience import Experience
-from mooncake_lab.conductor.lengths import LengthBook, share_longer
+from mooncake_lab.conductor.history import History
+from mooncake_lab.conductor.lengths import LengthHistogram, share_longer
 from mooncake_lab.conductor.needs import NEEDS, Need, check_needs, needs_of
 from mooncake_lab.conductor.placement import (
     CacheAware,
@@ -58,12 +58,12 @@ __all__ = [
     "DecodeView",
     "EarlyRejection",
     "Estimator",
-    "Experience",
     "FewestRequests",
     "GroupEstimator",
+    "History",
     "KVCacheCentric",
     "LatencyEstimator",
-    "LengthBook",
+    "LengthHistogram",
     "LengthPredicting",
     "LoadBalance",
     "LongestPrefix",

@@ -1,4 +1,4 @@
-"""The Conductor's one verb, called by the simulated and by the real cluster alike."""
+"""The decision of the Conductor; the simulated and the live cluster call the same function."""
 
 from mooncake_lab.conductor.admission import AdmissionPolicy
 from mooncake_lab.conductor.decision import Decision, Rejection
@@ -19,8 +19,8 @@ def decide(
 ) -> Decision:
     """Place a request, then ask whether to admit it there (FAST'25 Algorithm 1).
 
-    The same request, view and knobs give the same decision, now or when a log is replayed. A prompt whose KVCache
-    fits on no decode instance is rejected first, whatever the policies: it could never be decoded.
+    The same request, view and policies give the same decision, also when a log is replayed. A prompt whose KVCache
+    fits on no decode instance is rejected before the policies are asked, because it can never be decoded.
 
     Raises:
         ValueError: when the view has no prefill or no decode instance.

@@ -1,4 +1,4 @@
-"""What the Conductor answers: data complete enough to act on, with its reason."""
+"""The decisions of the Conductor: values that a runtime can act on, each with its reason."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -32,7 +32,7 @@ class Rejection:
 
     request_id: int
     stage: str
-    """Who refused: `capacity` what cannot fit, `admission` on arrival, `decode` after prefill."""
+    """Where it was refused: `capacity` if it cannot fit, `admission` on arrival, `decode` after prefill."""
     reason: str
 
 

@@ -1,7 +1,7 @@
-"""What the Conductor believes about time.
+"""The Conductor's latency estimates.
 
-Belief is not truth: the simulated clock and the Conductor's estimates are two latency models of one
-type, equal unless an experiment makes them differ on purpose.
+The simulated clock and the Conductor's estimates are two latency models of one type. They are equal unless an
+experiment makes them differ on purpose.
 """
 
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ class GroupEstimator:
         return cpp_prefill_s(self.group, input_tokens, reused_tokens)
 
     def transfer_s(self, tokens: int, flows: int) -> float:
-        """As between single nodes: who receives may have one card only."""
+        """As between single nodes, because the receiver may have only one network card."""
         return LatencyEstimator(self.model).transfer_s(tokens, flows)
 
     def decode_step_s(self, requests: float, context_tokens: float) -> float:

@@ -1,7 +1,8 @@
-"""What finished requests teach about the length of answers: counts, kept by the cluster and shown in its views.
+"""A histogram of answer lengths, built from finished requests and shown in the views of a cluster.
 
-A request's future stays unknown: only answers that have ended are counted. Prompts and answers are sorted
-by powers of two and of the square root of two; a book of counts is a value, and a new one is made for each answer.
+Only answers that have ended are counted, so the length of a running answer stays unknown. The classes of prompts
+are powers of two, and those of answers powers of the square root of two. A histogram is a value: each answer makes
+a new one.
 """
 
 from math import log2
@@ -16,11 +17,11 @@ _LONGEST_TOLD_APART = 2 ** ((ANSWER_CLASSES - 1) / 2)
 _ONE_ANSWER: Final = tuple((1,) * (k + 1) + (0,) * (ANSWER_CLASSES - k) for k in range(ANSWER_CLASSES + 1))
 """What one answer of class `k` adds to a row."""
 LEAST_SEEN = 16
-"""Answers that a class of prompts must have seen before it speaks for itself; until then all prompts do."""
+"""Answers that a class of prompts needs before its own counts are used; until then those of all prompts are."""
 
 
-class LengthBook(NamedTuple):
-    """How many finished answers were longer than each class boundary, by class of prompt; the last row is all.
+class LengthHistogram(NamedTuple):
+    """Counts of finished answers longer than each class boundary, by class of prompt; the last row has them all.
 
     `longer[i][k]` counts the answers to prompts of class `i` of more than `2 ** (k / 2)` tokens, after a first
     entry at `k = -1`, all of them.
@@ -28,30 +29,30 @@ class LengthBook(NamedTuple):
 
     longer: tuple[tuple[int, ...], ...] = tuple((0,) * (ANSWER_CLASSES + 1) for _ in range(PROMPT_CLASSES + 1))
 
-    def with_answer(self, input_tokens: int, output_tokens: int) -> "LengthBook":
-        """The book after one more answer."""
+    def with_answer(self, input_tokens: int, output_tokens: int) -> "LengthHistogram":
+        """The histogram with one more answer."""
         k = 0 if output_tokens <= 1 else min(ANSWER_CLASSES, int(2 * log2(output_tokens) - 1e-9) + 1)
         rows = list(self.longer)
         for i in (_prompt_class(input_tokens), PROMPT_CLASSES):
-            rows[i] = tuple(map(add, rows[i], _ONE_ANSWER[k]))  # once an answer in every simulation
-        return LengthBook(tuple(rows))
+            rows[i] = tuple(map(add, rows[i], _ONE_ANSWER[k]))  # runs once per answer in every simulation
+        return LengthHistogram(tuple(rows))
 
 
-def share_longer(book: LengthBook, input_tokens: int, *, beyond: float, given: float = 0.0) -> float:
+def share_longer(histogram: LengthHistogram, input_tokens: int, *, beyond: float, given: float = 0.0) -> float:
     """The share of answers longer than `beyond` tokens among those longer than `given`, for similar prompts.
 
-    Between class boundaries the count is interpolated over the logarithm of the length. With nothing seen, or
-    nothing that long, nobody is expected to leave: the share is 1.
+    Between class boundaries the count is interpolated over the logarithm of the length. If no answer of that
+    length was counted, no request is expected to leave, and the share is 1.
 
     Args:
-        book: what was learned.
-        input_tokens: of the prompt.
+        histogram: of the answers so far.
+        input_tokens: length of the prompt.
         beyond: tokens; below `given` the share is 1.
-        given: tokens that this answer has already.
+        given: tokens that this answer already has.
     """
-    row = book.longer[_prompt_class(input_tokens)]
+    row = histogram.longer[_prompt_class(input_tokens)]
     if row[0] < LEAST_SEEN:
-        row = book.longer[PROMPT_CLASSES]
+        row = histogram.longer[PROMPT_CLASSES]
     among = _longer(row, given)
     return 1.0 if among <= 0 or beyond <= given else _longer(row, beyond) / among
 
@@ -61,7 +62,7 @@ def _prompt_class(input_tokens: int) -> int:
 
 
 def _longer(row: tuple[int, ...], tokens: float) -> float:
-    """Answers of more than so many tokens, interpolated."""
+    """Answers longer than a number of tokens, interpolated between class boundaries."""
     if tokens <= 1:
         return row[0] + (row[1] - row[0]) * max(0.0, tokens)
     if tokens >= _LONGEST_TOLD_APART:

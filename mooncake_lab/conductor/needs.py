@@ -17,7 +17,7 @@ Need: TypeAlias = Literal[
     "coupled_instances",
     "priority",
 ]
-"""One thing that a cluster gives to its policies, or does not."""
+"""Information or ability that a cluster may or may not provide."""
 
 NEEDS: Final[Mapping[Need, str]] = MappingProxyType(
     {
@@ -30,7 +30,7 @@ NEEDS: Final[Mapping[Need, str]] = MappingProxyType(
         "priority": "requests that carry a priority (Request.priority)",
     }
 )
-"""Each need in words."""
+"""Each need in words, for messages."""
 
 
 def needs_of(policy: object) -> frozenset[str]:
@@ -39,7 +39,7 @@ def needs_of(policy: object) -> frozenset[str]:
 
 
 def check_needs(owner: str, gives: Collection[str], **policies: object) -> None:
-    """Refuse a policy that needs what its cluster does not give: it would decide on fields that stay empty.
+    """Refuse a policy that needs what its cluster does not provide, because it would decide on empty fields.
 
     Args:
         owner: the spec, for the message, such as `CoupledSpec`.

@@ -1,8 +1,7 @@
-"""Where a request goes: the paper's Algorithm 1 and what it is compared with.
+"""Placement policies: the paper's Algorithm 1 and the policies it is compared with.
 
-A policy is a frozen dataclass of its knobs. It may read the request and the view, ask the estimator,
-and nothing else. Where nothing else is said, ties break on the order of the view, which is the order of the
-instances' names.
+A policy is a frozen dataclass of its parameters. It uses only the request, the view and the estimator. Unless a
+policy states otherwise, ties break on the order of the view, which is the order of the instances' names.
 """
 
 import math
@@ -17,7 +16,7 @@ from mooncake_lab.core import Request, keyed_uniform
 
 
 class PlacementPolicy(Protocol):
-    """Chooses instances for a request; whether to serve it at all is admission's question.
+    """Chooses instances for a request; the admission policy decides whether it is served.
 
     A policy that needs more than loads declares it in an attribute `needs` (`conductor.needs`).
     """
@@ -34,18 +33,18 @@ class Random:
     seed: int = 0
 
     def place(self, request: Request, view: ClusterView, estimate: Estimator) -> Placement:
-        """An instance by chance; whatever prefix happens to be there is reused."""
+        """A random instance; the prefix that it holds is reused."""
         chosen = int(keyed_uniform(self.seed, request.id) * len(view.prefill))
         return _local(request, view, estimate, chosen, "drawn by chance")
 
 
 @dataclass(frozen=True, slots=True)
 class LoadBalance:
-    """The least loaded prefill instance. The papers do not say what load is, so it is a knob.
+    """The least loaded prefill instance. The papers do not define load, so its metric is a parameter.
 
-    The three answers differ by a factor of two and a half in mean TTFT, which is why it matters. Of instances
-    equally loaded, idle ones above all, it is the turn of the one that was given the fewest requests so far: the
-    first of them would get everything while traffic is light, and where instances are coupled decode it all.
+    The three metrics differ by a factor of two and a half in mean TTFT. Ties, which are frequent among idle
+    instances, go to the instance with the fewest assignments so far. Otherwise the first instance would get every
+    request while traffic is light, and a coupled instance would then decode all of them.
     """
 
     metric: Literal["backlog_s", "queued_requests", "assigned_requests"] = "backlog_s"
@@ -58,7 +57,7 @@ class LoadBalance:
 
 @dataclass(frozen=True, slots=True)
 class LongestPrefix:
-    """The prefill instance that holds most of the prompt, whatever its queue: a straw man.
+    """The prefill instance that holds the longest prefix, regardless of its queue: a baseline.
 
     On traces where all requests share a system prompt it sends everything to one instance.
     """
@@ -73,7 +72,7 @@ class LongestPrefix:
 
 @dataclass(frozen=True, slots=True)
 class PrefixAffinity:
-    """Always the same prefill instance for the same first `blocks` blocks: a straw man that needs no index."""
+    """The same prefill instance for the same first `blocks` blocks: a baseline that needs no index."""
 
     blocks: int = 2
 
@@ -97,19 +96,19 @@ class CacheAware:
 
 @dataclass(frozen=True, slots=True)
 class KVCacheCentric:
-    """Algorithm 1: the shortest expected TTFT, where a much longer prefix elsewhere may be fetched first.
+    """Algorithm 1: the shortest expected TTFT; a much longer prefix of another instance may be fetched first.
 
-    The editions differ at one point. arXiv compares with `<` where it estimates and with `>` where it acts,
-    so at exact equality it estimates a transfer which it then does not make; FAST'25 uses `>` in both.
+    The two papers differ at one point. arXiv compares with `<` where it estimates and with `>` where it acts,
+    so at exact equality it estimates a transfer that it then does not make; FAST'25 uses `>` in both places.
     """
 
     balancing_threshold: float = 1.5
-    """kvcache_balancing_threshold: fetch when the best match is more than so many times the local one."""
+    """kvcache_balancing_threshold: the ratio of the best to the local match above which the prefix is fetched."""
     edition: Literal["fast", "arxiv"] = "fast"
 
     @property
     def needs(self) -> frozenset[Need]:
-        """A store to fetch from, unless it never fetches."""
+        """A store to fetch from, unless the threshold is infinite."""
         return frozenset() if math.isinf(self.balancing_threshold) else frozenset({"remote_prefixes"})
 
     def place(self, request: Request, view: ClusterView, estimate: Estimator) -> Placement:
@@ -119,7 +118,7 @@ class KVCacheCentric:
         best_ttft_s, chosen, fetches = math.inf, 0, False  # line 3
         for i, instance in enumerate(view.prefill):  # line 4
             if instance.backlog_s >= best_ttft_s:
-                continue  # cannot become the minimum, whatever the rest takes
+                continue  # its backlog alone exceeds the minimum
             ratio = _ratio(best_blocks, instance.matched_blocks)
             remote = self._estimates_transfer(ratio)  # line 5
             local = _tokens(request, instance.matched_blocks)
@@ -157,8 +156,8 @@ def select_decode(
 ) -> tuple[DecodeView, float]:
     """The decode instance with the smallest predicted TBT, and that TBT (s).
 
-    Instances without room for the request's KVCache come last, and count as infinitely slow: neither paper
-    says what SelectDecodingInstance does beyond balancing load (assumption B05).
+    Instances without room for the request's KVCache come last, and their TBT is infinite. Neither paper specifies
+    SelectDecodingInstance beyond load balancing (assumption B05).
     """
     best, best_tbt_s = decode[0], math.inf
     for instance in decode:
@@ -174,7 +173,7 @@ def select_decode(
 
 
 def _candidates(view: ClusterView, prefill: PrefillView) -> tuple[DecodeView, ...]:
-    """Where a request prefilled here may decode: anywhere, or here, if the instance does both."""
+    """The instances that may decode a request prefilled here: only this one if it does both, else all."""
     own = [instance for instance in view.decode if instance.name == prefill.name]
     return tuple(own) or view.decode
 
@@ -196,7 +195,7 @@ def _local(request: Request, view: ClusterView, estimate: Estimator, chosen: int
 
 
 def _best_match(view: ClusterView) -> tuple[int, PrefillView]:
-    """The longest match anywhere and its holder: the one with fewest transfers under way."""
+    """The longest match and its holder; among equal holders, the one that sends the fewest transfers."""
     holder = view.prefill[0]
     for instance in view.prefill:
         longer = instance.matched_blocks - holder.matched_blocks
@@ -206,12 +205,12 @@ def _best_match(view: ClusterView) -> tuple[int, PrefillView]:
 
 
 def _ratio(best_blocks: int, local_blocks: int) -> float:
-    """Best over local, with nothing over nothing counted as no advantage (assumption B01)."""
+    """The best match divided by the local one; 0 where both are empty (assumption B01)."""
     if local_blocks:
         return best_blocks / local_blocks
     return math.inf if best_blocks else 0.0
 
 
 def _tokens(request: Request, blocks: int) -> int:
-    """Tokens of the first blocks; the prompt's last token is always computed, to have something to sample from."""
+    """Tokens of the first blocks; the last token of the prompt is always computed, since its output is sampled."""
     return min(blocks * request.block_size_tokens, request.input_tokens - 1)

@@ -1,4 +1,4 @@
-"""A Conductor that learned prefill times from offline measurements, as the paper's did (FAST'25 §4.1)."""
+"""Estimates of prefill times by a regression on offline measurements, as in the paper (FAST'25 §4.1)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ from mooncake_lab.perf import as_told, column_sizes
 
 Array = npt.NDArray[np.float64]
 _LEAST_INDEPENDENCE: Final = 1e-7
-"""Of the columns of a regression; below it, nine digits of its coefficients would not tell what it predicts."""
+"""The least independence of the columns; below it, nine digits do not determine the coefficients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolynomialEstimator:
-    """Prefill times by polynomial regression on prompt and prefix length; the rest as another estimator says.
+    """Prefill times by polynomial regression on prompt and prefix length; other times from another estimator.
 
     The paper says no more than "polynomial regression model fitted with offline test data"; the degree is ours
-    (assumption B03). Unlike `LatencyModel` nothing keeps it physical: beyond its data it may say anything, so an
-    estimate below zero is zero, and its errors are kept with it.
+    (assumption B03). Unlike a `LatencyModel`, the polynomial has no physical meaning outside its data. A negative
+    estimate is set to zero, and the errors of the fit are kept with it.
     """
 
     inner: Estimator
@@ -78,11 +78,11 @@ class PolynomialEstimator:
 
     @property
     def max_relative_error(self) -> float:
-        """Its largest miss of a point it was fitted to."""
+        """The largest relative error at a point of the fit."""
         return max(map(abs, self.relative_errors))
 
     def prefill_s(self, request_id: int, input_tokens: int, reused_tokens: int) -> float:
-        """The polynomial's answer."""
+        """The value of the polynomial, or 0 where it is negative."""
         del request_id
         n, p = input_tokens / self.scale_tokens, reused_tokens / self.scale_tokens
         terms = zip(self.coefficients, powers(self.degree), strict=True)

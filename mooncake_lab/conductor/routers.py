@@ -1,4 +1,4 @@
-"""Routers that know nothing of prompts or caches: what stands in front of instances that do not cooperate."""
+"""Routers that use neither prompts nor caches, as in front of instances that do not cooperate."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,16 +13,16 @@ from mooncake_lab.core import Request
 
 @dataclass(frozen=True, slots=True)
 class RoundRobin:
-    """The instance that was given the fewest requests so far: every one in its turn."""
+    """The instance with the fewest assignments so far, so that instances take turns."""
 
     def place(self, request: Request, view: ClusterView, estimate: Estimator) -> Placement:
-        """Whoever's turn it is."""
+        """The next instance in turn."""
         return LoadBalance("assigned_requests").place(request, view, estimate)
 
 
 @dataclass(frozen=True, slots=True)
 class FewestRequests:
-    """The instance with the fewest requests in it, waiting, prefilling or decoding; ties go to whose turn it is.
+    """The instance with the fewest requests that wait, prefill or decode; ties go to the fewest assignments.
 
     For coupled instances, whose prefill and decode views are of the same instances in the same order.
     """
@@ -30,7 +30,7 @@ class FewestRequests:
     needs: ClassVar[frozenset[Need]] = frozenset({"coupled_instances"})
 
     def place(self, request: Request, view: ClusterView, estimate: Estimator) -> Placement:
-        """The least connections, as a load balancer of web servers would count them."""
+        """The instance with the fewest connections, as a load balancer of web servers counts them."""
         pairs = zip(view.decode, view.prefill, strict=True)
         loads = [(here.requests, instance.assigned_requests) for here, instance in pairs]
         chosen = loads.index(min(loads))

@@ -1,13 +1,12 @@
-"""What the Conductor sees when it decides: plain values, taken at one moment, about one request.
+"""The view on which the Conductor decides: plain values, taken at one moment, for one request.
 
-A view is built by whoever runs the cluster, by peeking. How old it is, and whether what it says is
-still true, is that builder's business; a policy only reads it. Views are named tuples because a
-replay of an hour of traffic makes a quarter of a million of them.
+The runtime builds a view without changing any state. A view may be old, and its values may have changed since. A
+policy only reads it. Views are named tuples because a replay of one hour of traffic makes about 250,000 of them.
 """
 
 from typing import NamedTuple
 
-from mooncake_lab.conductor.lengths import LengthBook
+from mooncake_lab.conductor.lengths import LengthHistogram
 
 
 class PrefillView(NamedTuple):
@@ -23,19 +22,19 @@ class PrefillView(NamedTuple):
     matched_blocks: int
     """How many leading blocks of *this* request's prompt it holds."""
     outgoing_flows: int = 0
-    """Transfers it is sending as fast as the network lets it; the next one shares the card with them. KVCache that
-    leaves for decode as its layers are computed is slower, and not counted."""
+    """Transfers that it sends at the full rate of the network; another transfer shares the network card with them.
+    KVCache that is streamed layer by layer is slower and not counted."""
     matched_on_ssd: int = 0
-    """Those of the matched blocks that it would have to read from SSD."""
+    """Matched blocks that it has to read from SSD."""
 
 
 class ServedView(NamedTuple):
-    """One request that decodes, or will when its prefill is done. How long is unknown, by type."""
+    """One request that decodes, or will after its prefill. Its output length is not part of the type."""
 
     request_id: int
     input_tokens: int
     starts_s: float
-    """When it began to decode; for one on its way, when the Conductor expected it to, as it was placed."""
+    """When it began to decode; for a request on its way, when the Conductor expected it to at its placement."""
 
 
 class DecodeView(NamedTuple):
@@ -49,37 +48,37 @@ class DecodeView(NamedTuple):
     capacity_tokens: int
     """KVCache tokens that fit into its GPU memory."""
     decoding: tuple[ServedView, ...] = ()
-    """Those of its requests that are there."""
+    """Requests that are present."""
     coming: tuple[ServedView, ...] = ()
-    """Those that are on their way."""
+    """Requests that are on their way."""
 
     @property
     def present_requests(self) -> int:
-        """Requests that are there."""
+        """Number of requests that are present."""
         return self.requests - len(self.coming)
 
     @property
     def present_tokens(self) -> int:
-        """KVCache tokens that are there."""
+        """KVCache tokens that are present."""
         return self.context_tokens - sum(served.input_tokens for served in self.coming)
 
 
 class RecentView(NamedTuple):
-    """What became of the requests that reached a decode instance lately."""
+    """The requests that reached a decode instance recently."""
 
     window_s: float = 60.0
     received: int = 0
     """Requests whose KVCache arrived in the last `window_s` seconds."""
     refused: int = 0
-    """Those of them that failed the double check: their prefill was wasted."""
+    """Those that failed the double check, so that their prefill was wasted."""
 
 
 class ClusterView(NamedTuple):
-    """The whole cluster, as seen for one request."""
+    """The whole cluster at one moment, for one request."""
 
     taken_at_s: float
     prefill: tuple[PrefillView, ...]
     decode: tuple[DecodeView, ...]
-    lengths: LengthBook = LengthBook()
-    """Answers that have finished so far."""
+    lengths: LengthHistogram = LengthHistogram()
+    """Lengths of the answers that have finished."""
     recent: RecentView = RecentView()

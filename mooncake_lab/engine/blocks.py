@@ -1,4 +1,4 @@
-"""Real block ids under an `Instance`: which blocks of the KVCache each request of an engine holds and shares."""
+"""The blocks of an engine's `Instance`: which KVCache blocks each request holds and shares."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import final
@@ -20,7 +20,7 @@ class EngineBlocks:
         allocator: of the engine's KVCache.
         block_size_tokens: tokens per block.
         requests: of the engine, by id.
-        namespace: names the model in block keys; None reuses no prefixes.
+        namespace: identifies the model in block keys; None disables prefix reuse.
         swap_out: copies the KVCache of a request's first tokens out of the engine.
     """
 
@@ -37,7 +37,7 @@ class EngineBlocks:
         self._requests = requests
         self._namespace = namespace
         self._swap_out = swap_out
-        self._found: dict[int, list[int]] = {}  # blocks with which each waiting request was shown
+        self._found: dict[int, list[int]] = {}  # by waiting request: the cached blocks that `match` found for it
 
     @property
     def free_blocks(self) -> int:
@@ -47,9 +47,9 @@ class EngineBlocks:
     def match(
         self, waiting: Sequence[Progress], running: Sequence[Progress]
     ) -> tuple[Sequence[Progress], Sequence[Progress]]:
-        """Waiting requests with the prefix that they would find, running ones with the blocks that they share.
+        """Waiting requests with the prefix that is cached for them, running requests with their shared blocks.
 
-        A block that a waiting request would find counts as shared: preempting its holder would not free it.
+        A block that a waiting request would reuse counts as shared: preempting its holder would not free it.
         """
         self._found = {}
         shown = [self._with_prefix(progress) for progress in waiting]
@@ -57,7 +57,7 @@ class EngineBlocks:
         return shown, [self._with_shared(progress, wanted) for progress in running]
 
     def acquire(self, requests: Sequence[Progress]) -> None:
-        """Allocate blocks; first come the found ones of all requests, so that none of them is evicted."""
+        """Allocate blocks. The cached blocks of all requests are taken first, so that none of them is evicted."""
         for progress in requests:
             request = self._requests[progress.request_id]
             if not request.held:
@@ -69,7 +69,7 @@ class EngineBlocks:
             request.held = progress.held_blocks
 
     def publish(self, requests: Sequence[Progress]) -> None:
-        """Let prefixes of other requests find the blocks that are full now."""
+        """Add the blocks that are now full to the prefix cache."""
         for progress in requests:
             request = self._requests[progress.request_id]
             full = min(progress.cached_tokens // self._size, len(request.keys))
@@ -78,21 +78,21 @@ class EngineBlocks:
             request.published = max(request.published, full)
 
     def release(self, request: Progress, *, swap: bool = False) -> None:
-        """Give back a request's blocks; those that generation filled get keys first, so that they are found."""
+        """Free the blocks of a request; full blocks of generated tokens first get keys for reuse."""
         running = self._requests[request.request_id]
         if swap:
             running.swapped_kv = self._swap_out(running, request.cached_tokens)
         if running.held and request.cached_tokens // self._size > len(running.keys):
             self.name_blocks(running)
             self.publish([request])
-        if running.kv_loader is not None:  # its blocks go to others: nothing may be written into them any more
+        if running.kv_loader is not None:  # its blocks are reused, so the loader must not write into them
             running.kv_loader.stop()
             running.kv_loader = None
         self._allocator.release(running.blocks.tolist())
         running.held = running.published = 0
 
     def name_blocks(self, request: RunningRequest) -> None:
-        """Compute the keys of the full blocks of all tokens of a request that are known now."""
+        """Compute the keys of the full blocks of all present tokens of a request."""
         if self._namespace is not None:
             tokens = request.tokens[: request.known]
             request.keys = list(block_keys(tokens, self._size, namespace=self._namespace, partial=False))
@@ -110,7 +110,7 @@ class EngineBlocks:
 
     def _with_prefix(self, progress: Progress) -> Progress:
         request = self._requests[progress.request_id]
-        # the last known token is always computed: its logits are what is wanted
+        # the last token is always computed, because its logits are needed
         found = self._allocator.match(request.keys[: (request.known - 1) // self._size])
         if len(found) * self._size <= progress.cached_tokens:
             return progress

@@ -1,4 +1,4 @@
-"""The engine: submit requests, then step; a step is plan, run, apply."""
+"""The engine: requests are submitted, and each step plans, computes and applies one iteration."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +21,7 @@ from mooncake_lab.engine.settings import EngineSettings, cache_blocks
 
 @dataclass(frozen=True, slots=True)
 class LoggedIteration:
-    """One iteration of a real engine: what was planned and done, and when."""
+    """One iteration of a real engine: its plan, its result and its times."""
 
     start_s: float
     end_s: float
@@ -30,7 +30,7 @@ class LoggedIteration:
     def plain(self) -> dict[str, object]:
         """The same as plain values, for JSON."""
         values = msgspec.to_builtins({"start_s": self.start_s, "end_s": self.end_s, "iteration": self.iteration})
-        assert isinstance(values, dict)  # noqa: S101  # a dict went in
+        assert isinstance(values, dict)  # noqa: S101  # the argument is a dict
         return values
 
 
@@ -38,10 +38,10 @@ class Engine:
     """One model on one device under one batching policy: continuous batching over a paged KVCache.
 
     Args:
-        model: what computes.
-        policy: what runs next.
-        settings: what it may use.
-        clock: gives seconds.
+        model: the model that computes.
+        policy: chooses the requests of each iteration.
+        settings: the limits of the engine.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -99,16 +99,17 @@ class Engine:
         generated: Sequence[int] = (),
         before_release: Callable[[RunningRequest], None] | None = None,
     ) -> int:
-        """Let a request wait; its id. One whose tokens so far end it already is returned by the next step.
+        """Queue a request and return its id; the next step returns a request that `generated` already ends.
 
         Args:
-            request: what is asked for.
-            kv: KVCache of its first tokens, computed elsewhere: as it is, or arriving layer by layer.
-            generated: tokens it has generated elsewhere.
-            before_release: called when it is done, while it still holds its blocks.
+            request: the prompt and its limits.
+            kv: KVCache of its first tokens, computed elsewhere: complete, or arriving layer by layer.
+            generated: tokens that were generated elsewhere.
+            before_release: called when the request is done, while it still holds its blocks.
 
         Raises:
-            ValueError: when it can never fit, holds a token the model has not, or the KVCache is not its own.
+            ValueError: when the request can never fit or has a token outside the vocabulary, or the KVCache is
+                that of another request or model.
         """
         self._check(request, generated)
         entered = enter(self._next_id, request, self._clock(), self.settings.block_size_tokens)
@@ -117,7 +118,7 @@ class Engine:
         given = self.runner.accept([kv] if isinstance(kv, ArrivingPrefix) else kv)
         if given > entered.known:
             raise ValueError(f"KVCache of {given} tokens is given for a request of {entered.known}")
-        cached = min(given, entered.known - 1)  # the last token is computed: its logits are what is wanted
+        cached = min(given, entered.known - 1)  # the last token is always computed, because its logits are needed
         if isinstance(kv, ArrivingPrefix):
             kv.limit(cached)
             entered.kv_loader = kv if cached else None
@@ -136,15 +137,15 @@ class Engine:
         return entered.id
 
     def cancel(self, request_id: int) -> None:
-        """End a request before the next iteration; unknown and finished ones are ignored."""
+        """End a request before the next iteration; unknown and finished requests are ignored."""
         if request_id in self.requests:
             self._cancelled.add(request_id)
 
     def step(self) -> list[Output]:
-        """One iteration; the requests that ended.
+        """Run one iteration and return the requests that ended.
 
         Raises:
-            RuntimeError: when the policy does nothing although requests are there.
+            RuntimeError: when the policy plans nothing although requests wait or run.
         """
         done, self._ended = self._ended + self._cancel(), []
         if not self.requests:
@@ -161,7 +162,7 @@ class Engine:
         try:
             tokens = self._run(work)
         except BaseException as error:
-            self.instance.apply(plan, steps=0)  # nothing was computed: the next iteration is planned anew
+            self.instance.apply(plan, steps=0)  # nothing was computed, and the next iteration is planned again
             if isinstance(error, PrefixLostError):
                 self._shorten(work)
                 return done
@@ -176,24 +177,26 @@ class Engine:
         self._steps += 1
         done += ended
         try:
-            _stream(work)  # last, so that a client's callback finds the engine in order
+            _stream(work)  # last, so that a client's callback finds the engine in a consistent state
         except BaseException:
             self._ended += done
             raise
         return done
 
     def run(self) -> list[Output]:
-        """Step until nothing waits or runs; all outputs, by request id."""
+        """Step until no request waits or runs; returns all outputs in order of request id."""
         done: list[Output] = []
         while self.busy:
             done += self.step()
         return sorted(done, key=lambda output: output.request_id)
 
     def generate(self, requests: Iterable[GenerationRequest]) -> list[Output]:
-        """Submit requests and step until they ended; their outputs in order. The rest comes with the next step.
+        """Submit requests, step until they have ended, and return their outputs in order.
+
+        Outputs of other requests are returned by the next step.
 
         Raises:
-            ValueError: when one can never fit or holds a token the model has not; none is submitted then.
+            ValueError: when a request can never fit or has a token outside the vocabulary; none is submitted then.
         """
         wanted = list(requests)
         for request in wanted:
@@ -218,7 +221,7 @@ class Engine:
         self.instance.check()
 
     def _run(self, work: Work) -> list[int]:
-        """Bring the KVCache that lies elsewhere, and compute; the new tokens."""
+        """Restore or load the KVCache from elsewhere, compute, and return the new tokens."""
         for request, _ in work:
             if request.swapped_kv:
                 self.runner.restore(request)
@@ -227,7 +230,7 @@ class Engine:
         return self.runner.run(work) if work else []
 
     def _shorten(self, work: Work) -> None:
-        """Part of a prefix was lost while it was loaded: what is left of it counts."""
+        """Keep the rest of a prefix of which a part was lost while it was loaded."""
         for request, _ in work:
             if request.kv_loader is not None:
                 request.reused = request.kv_loader.tokens
@@ -236,7 +239,7 @@ class Engine:
                     request.kv_loader = None
 
     def _append(self, work: Work, tokens: Sequence[int]) -> list[Output]:
-        """Add each new token to its request; the requests that end with it."""
+        """Add each new token to its request, and return the requests that end with it."""
         now_s, emitted, ended = self._clock(), iter(tokens), list[Output]()
         for request, segment in work:
             if segment.emits:
@@ -248,7 +251,7 @@ class Engine:
         return ended
 
     def _reason(self, request: RunningRequest) -> FinishReason | None:
-        """Why a request ends with the token it has last, or None."""
+        """The reason why a request ends with its last token, or None if it continues."""
         ends = request.request.end_tokens
         if int(request.tokens[request.known - 1]) in (
             self.runner.model.config.end_tokens if ends is None else ends
@@ -264,7 +267,7 @@ class Engine:
         return self._end(request.id, reason)
 
     def _end(self, request_id: int, reason: FinishReason, error: str = "") -> Output:
-        """A request that the instance no longer has ends."""
+        """End a request that has left the instance."""
         self._before_release.pop(request_id, None)
         self._cancelled.discard(request_id)
         return self.requests.pop(request_id).output(reason, self._clock(), error)
@@ -276,13 +279,13 @@ class Engine:
         ]
 
     def _swap_out(self, request: RunningRequest, tokens: int) -> tuple[KVSpan, ...]:
-        """The KVCache of its first tokens on the host: what leaves the device's memory must not stay in it."""
+        """Copy the KVCache of the first tokens of a request to host memory, which frees its device memory."""
         span = self.runner.export(request, 0, tokens)
         return (replace(span, layers=tuple(layer.cpu() for layer in span.layers)),)
 
     def _check(self, request: GenerationRequest, generated: Sequence[int]) -> None:
         size, window = self.settings.block_size_tokens, self.limits.max_request_tokens
-        longest = len(request.prompt) + request.max_new_tokens - 1  # the last token is never read again
+        longest = len(request.prompt) + request.max_new_tokens - 1  # the KVCache of the last token is never read
         if window is not None and longest > window:
             raise ValueError(f"prompt and new tokens make {longest} tokens; the model's window here is {window}")
         if blocks_for(longest, size) > self.blocks:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 from mooncake_lab.conductor import ClusterView, DecodeView, PrefillView, ServedView
-from mooncake_lab.conductor.experience import Experience
+from mooncake_lab.conductor.history import History
 from mooncake_lab.core import Request
 from mooncake_lab.serving.messages import Holds, Job
 from mooncake_lab.serving.spec import Role
@@ -126,7 +126,7 @@ class Books:
         roles = {account.role for account in self.accounts.values()}
         return "coupled" in roles or {"prefill", "decode"} <= roles
 
-    def view(self, request: Request, now_s: float, zero_s: float, learned: Experience) -> ClusterView:
+    def view(self, request: Request, now_s: float, zero_s: float, learned: History) -> ClusterView:
         """What the Conductor may know about a request now, in the order of the workers' names."""
         held = dict(zip(self._index.instances, self._index.matches(request.block_keys), strict=True))
         ordered = [self.accounts[name] for name in sorted(self.accounts, key=_rank)]

@@ -109,7 +109,7 @@ class Dispatcher:
     def view(self, request: Request) -> ClusterView:
         """What the Conductor may know about a request now; looking changes nothing."""
         journal = self.journal
-        return self.placer.books.view(request, time.monotonic(), journal.zero_s, journal.experience)
+        return self.placer.books.view(request, time.monotonic(), journal.zero_s, journal.history)
 
     # what workers do
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Final, final
 
 from mooncake_lab.conductor import Placement
-from mooncake_lab.conductor.experience import Experience
+from mooncake_lab.conductor.history import History
 from mooncake_lab.core import (
     Arrived,
     DecodeStretch,
@@ -35,17 +35,17 @@ class Journal:
 
     def __init__(self, zero_s: float, write: Callable[[Record], None]) -> None:
         self.zero_s = zero_s
-        self.experience = Experience()
+        self.history = History()
         """What the records teach, for the Conductor's views."""
         self._tell = write
 
     def restart(self, zero_s: float) -> None:
         """A new run begins, and what is learned begins anew."""
         self.zero_s = zero_s
-        self.experience = Experience()
+        self.history = History()
 
     def _write(self, record: Record) -> None:
-        self.experience.note(record)
+        self.history.note(record)
         self._tell(record)
 
     def arrived(self, ticket: Ticket, at_s: float) -> None:

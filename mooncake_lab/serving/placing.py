@@ -122,7 +122,7 @@ class Placer:
             self._stranded.append(ticket)
             return
         now_s, is_first = time.monotonic(), ticket.attempt == 0
-        view = self.books.view(ticket.request, now_s, self.journal.zero_s, self.journal.experience)
+        view = self.books.view(ticket.request, now_s, self.journal.zero_s, self.journal.history)
         try:
             decision = decide(
                 ticket.request,

@@ -25,8 +25,8 @@ from mooncake_lab.conductor import (
     AdmitAll,
     ClusterView,
     Estimator,
-    Experience,
     FewestRequests,
+    History,
     LatencyEstimator,
     Placement,
     PlacementPolicy,
@@ -143,7 +143,7 @@ class CoupledCluster:
         self.log: list[Record] = []
         self._keep = log or self.log.append
         self._spec = spec
-        self._experience = Experience()
+        self._experience = History()
         self._seen = seen
         self.estimate = estimate or LatencyEstimator(model)
         self._env = simpy.Environment()

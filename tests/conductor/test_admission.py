@@ -13,7 +13,7 @@ from mooncake_lab.conductor import (
     ClusterView,
     DecodeView,
     EarlyRejection,
-    LengthBook,
+    LengthHistogram,
     LengthPredicting,
     Placement,
     PredictiveRejection,
@@ -139,7 +139,7 @@ class TestLearnedLengths:
 
     def test_short_answers_are_expected_to_leave(self):
         """When all answers had twenty tokens, nine that began long ago make room."""
-        book = LengthBook()
+        book = LengthHistogram()
         for _ in range(20):
             book = book.with_answer(100, 20)
         assert admits(LengthPredicting(), view([99.9] * 9, lengths=book), ttft_s=5.0)

@@ -10,7 +10,7 @@ from mooncake_lab.conductor import (
     ClusterView,
     DecodeView,
     EarlyRejection,
-    LengthBook,
+    LengthHistogram,
     LengthPredicting,
     Placement,
     PredictiveRejection,
@@ -131,7 +131,7 @@ class TestLoadPredicted:
 
 
 class TestLearnedLengths:
-    BOOK = LengthBook()
+    BOOK = LengthHistogram()
     for _tokens in (8, 30, 30, 100, 200) * 8:
         BOOK = BOOK.with_answer(200, _tokens)
 

@@ -1,16 +1,16 @@
-"""What finished answers teach: shares that a count by hand gives, and an experience that only a log feeds."""
+"""What finished answers teach: shares that a count by hand gives, and a history that only a log feeds."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooncake_lab.conductor import Experience, LengthBook, share_longer
+from mooncake_lab.conductor import History, LengthHistogram, share_longer
 from mooncake_lab.core import Arrived, Finished, FirstToken, Rejected
 
 ANSWERS = st.lists(st.integers(1, 5000), min_size=16, max_size=60)
 
 
 def book_of(answers, prompt=1000):
-    book = LengthBook()
+    book = LengthHistogram()
     for answer in answers:
         book = book.with_answer(prompt, answer)
     return book
@@ -45,26 +45,26 @@ def test_prompts_of_another_length_speak_for_themselves_only_when_seen():
 
 def test_experience_learns_from_ends_only():
     """An answer counts when it has finished, never before; double checks are forgotten after the window."""
-    experience = Experience(window_s=10.0)
+    history = History(window_s=10.0)
     for number in range(3):
-        experience.note(Arrived(at_s=0.0, request_id=number, input_tokens=100))
-    experience.note(FirstToken(at_s=1.0, request_id=0))
-    assert experience.lengths == LengthBook()
-    experience.note(Rejected(at_s=2.0, request_id=1, stage="decode", reason="full"))
-    experience.note(Rejected(at_s=3.0, request_id=2, stage="admission", reason="full"))
-    experience.note(Finished(at_s=5.0, request_id=0, output_tokens=7))
-    assert experience.lengths == LengthBook().with_answer(100, 7)
-    assert experience.recent(5.0)[1:] == (2, 1)
-    assert experience.recent(11.0)[1:] == (1, 1)
-    assert experience.recent(11.5)[1:] == (1, 1)
-    assert experience.recent(12.0)[1:] == (0, 0)
+        history.note(Arrived(at_s=0.0, request_id=number, input_tokens=100))
+    history.note(FirstToken(at_s=1.0, request_id=0))
+    assert history.lengths == LengthHistogram()
+    history.note(Rejected(at_s=2.0, request_id=1, stage="decode", reason="full"))
+    history.note(Rejected(at_s=3.0, request_id=2, stage="admission", reason="full"))
+    history.note(Finished(at_s=5.0, request_id=0, output_tokens=7))
+    assert history.lengths == LengthHistogram().with_answer(100, 7)
+    assert history.recent(5.0)[1:] == (2, 1)
+    assert history.recent(11.0)[1:] == (1, 1)
+    assert history.recent(11.5)[1:] == (1, 1)
+    assert history.recent(12.0)[1:] == (0, 0)
 
 
 def test_who_is_refused_after_its_first_token_is_received_once():
     """Where prefill shows first tokens, a failed double check is of a request that was counted already."""
-    experience = Experience(window_s=10.0)
-    experience.note(FirstToken(at_s=1.0, request_id=0))
-    experience.note(Rejected(at_s=2.0, request_id=0, stage="decode", reason="full"))
-    assert experience.recent(3.0)[1:] == (1, 1)
-    assert experience.recent(11.5)[1:] == (1, 1)  # reckoned from the refusal
-    assert experience.recent(12.0)[1:] == (0, 0)
+    history = History(window_s=10.0)
+    history.note(FirstToken(at_s=1.0, request_id=0))
+    history.note(Rejected(at_s=2.0, request_id=0, stage="decode", reason="full"))
+    assert history.recent(3.0)[1:] == (1, 1)
+    assert history.recent(11.5)[1:] == (1, 1)  # reckoned from the refusal
+    assert history.recent(12.0)[1:] == (0, 0)

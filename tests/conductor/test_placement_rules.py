@@ -85,6 +85,13 @@ def test_nothing_is_fetched_where_nothing_is_held():
     assert placed.reason == "shortest expected TTFT, local prefix"
 
 
+def test_the_best_holder_fetches_nothing():
+    """A threshold below 1 does not make an instance fetch the prefix that it holds itself."""
+    placed = KVCacheCentric(0.5).place(request(), view((0.0, 9), (9.0, 3)), Estimate())
+    assert (placed.prefill, placed.reused_tokens) == ("p0", 9 * BLOCK)
+    assert (placed.fetch_from, placed.fetched_tokens) == (None, 0)
+
+
 def test_where_nothing_is_finite_the_first_instance_is_named():
     """A choice is made even if every estimate is infinite, and admission sees that it is."""
     placed = KVCacheCentric().place(request(), view((0.0, 0), (0.0, 0)), Never())

@@ -13,7 +13,7 @@ from mooncake_lab.conductor import (
     ClusterView,
     DecodeView,
     KVCacheCentric,
-    LengthBook,
+    LengthHistogram,
     LoadBalance,
     Placement,
     PrefillView,
@@ -54,7 +54,7 @@ REQUESTS = st.builds(
 
 
 SERVED = st.builds(ServedView, st.integers(0, 99), st.integers(1, 9000), st.floats(0, 1e4))
-BOOKS = st.sampled_from([LengthBook(), LengthBook().with_answer(900, 40).with_answer(2000, 7)])
+BOOKS = st.sampled_from([LengthHistogram(), LengthHistogram().with_answer(900, 40).with_answer(2000, 7)])
 
 
 @st.composite

@@ -1,6 +1,6 @@
 """The whole cluster, slow and obvious: one agenda, every token a moment of its own, every byte moved at each.
 
-It shares with the package what decides (`decide`, the policies, how a `LengthBook` counts an answer) and how long
+It shares with the package what decides (`decide`, the policies, how a `LengthHistogram` counts) and how long
 things take (`LatencyModel`, which is also what is believed); queues, caches, the network, batches and views are
 its own. It knows neither stretches nor timers that are replaced. Nodes are single ones with DRAM under LRU, blocks
 have 512 tokens, views are of the present, and nobody dies.
@@ -18,7 +18,7 @@ from mooncake_lab.conductor import (
     ClusterView,
     DecodeView,
     LatencyEstimator,
-    LengthBook,
+    LengthHistogram,
     PrefillView,
     RecentView,
     Rejection,
@@ -115,7 +115,7 @@ class Reference:
         self.prefill = {f"prefill-{i}": Prefill(f"prefill-{i}", blocks) for i in range(spec.prefill_nodes)}
         self.decode = {f"decode-{i}": Decode(f"decode-{i}") for i in range(spec.decode_nodes)}
         self.now, self.order, self.agenda, self.flows = 0.0, itertools.count(), [], []
-        self.log, self.lengths, self.tokens = [], LengthBook(), defaultdict(list)
+        self.log, self.lengths, self.tokens = [], LengthHistogram(), defaultdict(list)
 
     def at(self, at_s, act, *what):
         heapq.heappush(self.agenda, (at_s, next(self.order), act, what))

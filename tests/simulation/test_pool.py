@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mooncake_lab.cluster import TierChanged, WorkerTable, WorkerUp
-from mooncake_lab.conductor import Experience
+from mooncake_lab.conductor import History
 from mooncake_lab.core import CacheChanged, Request
 from mooncake_lab.simulation import PrefixPool
 
@@ -85,7 +85,7 @@ def test_what_is_told_is_what_the_stores_hold(steps, shared, ssd_blocks):
         table.add(WorkerUp(at_s=0.0, worker=node, role="prefill", cache=caches.caches[node]))
     for i, (node, family, blocks) in enumerate(steps):
         wanted = request(i, family, blocks)
-        for seen in table.view(wanted, 0.0, Experience()).prefill:
+        for seen in table.view(wanted, 0.0, History()).prefill:
             assert seen.matched_blocks == caches.matched(seen.name, wanted)
             assert seen.matched_on_ssd == caches.on_ssd(seen.name, wanted, seen.matched_blocks)
         before = caches.matched(node, wanted)

@@ -8,7 +8,6 @@ from typing import Final
 from mooncake_lab.conductor.admission.adaptive import AdaptiveThreshold
 from mooncake_lab.conductor.admission.after_prefill import AfterPrefill
 from mooncake_lab.conductor.admission.early import EarlyRejection
-from mooncake_lab.conductor.admission.foresight import StillThere, predicted_decode_load
 from mooncake_lab.conductor.admission.length_predicting import LengthPredicting
 from mooncake_lab.conductor.admission.load import (
     decode_load,
@@ -17,6 +16,7 @@ from mooncake_lab.conductor.admission.load import (
     refuse,
     refuse_at_decode,
 )
+from mooncake_lab.conductor.admission.load_prediction import StillThere, predicted_decode_load
 from mooncake_lab.conductor.admission.predictive import PredictiveRejection, full_decode_s
 from mooncake_lab.conductor.admission.priority import PriorityClasses
 from mooncake_lab.conductor.admission.protocol import AdmissionPolicy
@@ -61,7 +61,7 @@ ADMISSION_POLICIES: Final[Mapping[str, Callable[[], AdmissionPolicy]]] = Mapping
 
 
 def named_admission(name: str, *, decode_s: float) -> AdmissionPolicy:
-    """The admission policy of a name, with its own defaults; t_d, where it plays a part, as given (s).
+    """The admission policy of a name with its defaults, and with the given decode time t_d (s) where it has one.
 
     Raises:
         KeyError: when there is no policy of that name.

@@ -1,4 +1,4 @@
-"""An adaptive threshold: the more prefills were wasted lately, the earlier to refuse. Not in the papers."""
+"""An adaptive threshold: it falls as more of the recent prefills were wasted. Not in the papers."""
 
 from dataclasses import dataclass, field, replace
 
@@ -14,31 +14,31 @@ from mooncake_lab.core import SLO, Request
 class AdaptiveThreshold:
     """Early rejection whose threshold falls with the share of recent prefills that the double check refused.
 
-    The share is in the view, so the policy itself remembers nothing.
+    The view contains the share, so the policy has no state of its own.
     """
 
     inner: EarlyRejection = field(default_factory=EarlyRejection)
     gain: float = 1.0
     """Load by which the threshold falls when all recent prefills were refused."""
     least: float = 0.5
-    """It falls no lower."""
+    """The lowest threshold."""
 
     @property
     def needs(self) -> frozenset[str]:
-        """The double checks that it learns from, and what early rejection needs."""
+        """The double checks whose results it reads, and what early rejection needs."""
         return needs_of(self.inner) | {"double_check"}
 
     def admit(
         self, request: Request, proposed: Placement, view: ClusterView, *, estimate: Estimator, slo: SLO
     ) -> Decision:
-        """What early rejection says at the threshold of the moment."""
+        """The decision of early rejection at the present threshold."""
         now = replace(self.inner, threshold=self.threshold_in(view))
         return now.admit(request, proposed, view, estimate=estimate, slo=slo)
 
     def double_check(
         self, request: Request, decode: DecodeView, *, estimate: Estimator, slo: SLO
     ) -> Rejection | None:
-        """A rejection if this request would fill the decode instance, at the threshold that does not adapt."""
+        """A rejection if this request would fill the decode instance; the threshold here does not adapt."""
         return self.inner.double_check(request, decode, estimate=estimate, slo=slo)
 
     def threshold_in(self, view: ClusterView) -> float:

@@ -1,4 +1,4 @@
-"""The baseline: each stage looks at its own load when its turn comes (arXiv §7.2)."""
+"""The baseline: each stage checks its own load when the request reaches it (arXiv §7.2)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,9 +13,9 @@ from mooncake_lab.core import SLO, Request
 
 @dataclass(frozen=True, slots=True)
 class AfterPrefill:
-    """Prefill what the prefill pool can take, and only then ask whether anybody can decode it.
+    """Prefill what the prefill pool can take, and check the decode instance only after prefill.
 
-    What is refused then was prefilled for nothing.
+    The prefill of a request that is refused then is wasted.
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset({"double_check"})

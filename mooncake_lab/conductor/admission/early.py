@@ -1,4 +1,4 @@
-"""Early rejection: both pools are asked on arrival, by their load now (arXiv §7.2)."""
+"""Early rejection: the present load of both pools is checked on arrival (arXiv §7.2)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,10 +13,11 @@ from mooncake_lab.core import SLO, Request
 
 @dataclass(frozen=True, slots=True)
 class EarlyRejection:
-    """Refuse on arrival when the fuller pool is full now.
+    """Refuse on arrival when the prefill or the decode pool is full at present.
 
-    Now is too early: the request decodes only when it is prefilled. What was admitted in the meantime is in
-    nobody's load yet, so too much is admitted, then for as long too little: load swings (arXiv §7.3).
+    The present load is outdated by the time the request decodes. Requests that are still in prefill do not count
+    in the load of the decode pool, so the policy admits too many requests for one prefill time and too few for the
+    next. The load oscillates (arXiv §7.3).
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset({"decode_requests"})
@@ -24,7 +25,7 @@ class EarlyRejection:
     threshold: float = 1.0
     """Load at which a pool is full (assumption B21)."""
     with_coming: bool = False
-    """Count requests that are placed and not yet prefilled as if they were decoding. Not in the paper."""
+    """Count requests that are placed but not yet prefilled as decoding. Not in the paper."""
 
     def admit(
         self, request: Request, proposed: Placement, view: ClusterView, *, estimate: Estimator, slo: SLO

@@ -1,14 +1,15 @@
-"""Request-level prediction: how long each request will decode, learned from those that have finished.
+"""Request-level prediction: the decode time of each request, estimated from the requests that have finished.
 
-The arXiv report leaves it as future work (§7.4): lengths are hard to predict. Nothing here predicts one length;
-it learns how many answers to prompts of similar length go on beyond so many tokens, and adds up chances.
+The arXiv report leaves it as future work (§7.4), because lengths are hard to predict. This module does not predict
+a single length. It counts which share of the answers to prompts of similar length exceeds a number of tokens, and
+adds up these chances over requests.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mooncake_lab.conductor.admission.foresight import predicted_decode_load
 from mooncake_lab.conductor.admission.load import prefill_load, refuse, refuse_at_decode
+from mooncake_lab.conductor.admission.load_prediction import predicted_decode_load
 from mooncake_lab.conductor.decision import Decision, Placement, Rejection
 from mooncake_lab.conductor.estimator import Estimator
 from mooncake_lab.conductor.lengths import share_longer
@@ -26,8 +27,8 @@ class LengthPredicting:
     threshold: float = 1.0
     """Load at which a pool is full (assumption B21)."""
     reserving: bool = False
-    """Keep room for everybody placed before, also for who will join later. Not in the paper: there, a short prompt
-    takes the place that was counted on for a long one, which is refused when its prefill is done."""
+    """Count every request that was placed earlier, including those that will join later. Not in the paper: there,
+    a short prompt can take the place of a long one that was placed earlier, which is refused after its prefill."""
 
     def admit(
         self, request: Request, proposed: Placement, view: ClusterView, *, estimate: Estimator, slo: SLO
@@ -56,6 +57,6 @@ class LengthPredicting:
 
 
 def _mean_step_s(view: ClusterView, estimate: Estimator) -> float:
-    """What a decode step takes now on average, to turn seconds into tokens."""
+    """The present mean duration of a decode step, which converts seconds into tokens."""
     steps = [estimate.decode_step_s(each.present_requests, each.present_tokens) for each in view.decode]
     return sum(steps) / len(steps)

@@ -1,4 +1,4 @@
-"""Load as arXiv §7.1 defines it: a predicted latency over its limit. One is full."""
+"""Load as arXiv §7.1 defines it: a predicted latency divided by its limit. A load of one is full."""
 
 from mooncake_lab.conductor.decision import Placement, Rejection
 from mooncake_lab.conductor.estimator import Estimator
@@ -7,18 +7,18 @@ from mooncake_lab.core import SLO, Request
 
 
 def prefill_load(proposed: Placement, slo: SLO) -> float:
-    """Load of the prefill pool for this request: its predicted TTFT on the best instance over the limit."""
+    """Load of the prefill pool for this request: its predicted TTFT on the best instance, divided by the limit."""
     return proposed.expected_ttft_s / slo.ttft_s
 
 
 def decode_load(decode: DecodeView, estimate: Estimator, slo: SLO, *, joining: Request | None = None) -> float:
-    """Load of one decode instance: the predicted TBT of the requests that are there over the limit.
+    """Load of one decode instance: the predicted TBT of the requests that are present, divided by the limit.
 
     Args:
-        decode: the instance; requests that are still on their way to it do not count.
-        estimate: what the Conductor believes about time.
+        decode: the instance; requests on their way to it do not count.
+        estimate: the Conductor's latency estimates.
         slo: the limits.
-        joining: a request to count as if it were there.
+        joining: a request that counts as present.
     """
     requests, tokens = decode.present_requests, decode.present_tokens
     if joining is not None:
@@ -29,16 +29,16 @@ def decode_load(decode: DecodeView, estimate: Estimator, slo: SLO, *, joining: R
 def decode_pool_load(
     request: Request, view: ClusterView, estimate: Estimator, slo: SLO, *, with_coming: bool = False
 ) -> float:
-    """Load of the decode pool if this request decoded now: the mean over its instances (assumption B24).
+    """Load of the decode pool if this request decoded now: the mean over the instances (assumption B24).
 
-    A step's time is linear in requests and context, so the mean over instances is that of the mean instance.
+    The time of a step is linear in requests and context, so the mean over instances is that of the mean instance.
 
     Args:
-        request: counted as there.
+        request: counts as present.
         view: the cluster.
-        estimate: what the Conductor believes about time.
+        estimate: the Conductor's latency estimates.
         slo: the limits.
-        with_coming: whether requests that are placed and not yet prefilled count as if they were there.
+        with_coming: whether requests that are placed but not yet prefilled count as present.
     """
     requests, tokens = 1, request.input_tokens
     for each in view.decode:

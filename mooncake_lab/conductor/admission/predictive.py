@@ -1,10 +1,10 @@
-"""Early rejection on predicted load: every request decodes for the same time t_d (arXiv §7.4, system level)."""
+"""Early rejection by predicted load, with one decode time t_d for all requests (arXiv §7.4, system level)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mooncake_lab.conductor.admission.foresight import predicted_decode_load
 from mooncake_lab.conductor.admission.load import prefill_load, refuse, refuse_at_decode
+from mooncake_lab.conductor.admission.load_prediction import predicted_decode_load
 from mooncake_lab.conductor.decision import Decision, Placement, Rejection
 from mooncake_lab.conductor.estimator import Estimator
 from mooncake_lab.conductor.needs import Need
@@ -17,11 +17,12 @@ def full_decode_s(
 ) -> float:
     """t_d of a full decode instance: mean answer times the step at its limit, or with its memory full (B22).
 
-    Prediction matters when the pool is full, and a full one steps at the limit on TBT. Where memory is full
-    before, its step is that of as many mean requests as fit, each in the middle of its answer.
+    The prediction matters when the pool is full, and the steps of a full instance take as long as the limit on TBT
+    allows. If the memory is full before, the step is that of the largest batch of mean requests that fits, each in
+    the middle of its answer.
 
     Args:
-        estimate: what the Conductor believes about time.
+        estimate: the Conductor's latency estimates.
         slo: the limits.
         input_tokens: mean prompt.
         output_tokens: mean answer.
@@ -35,7 +36,7 @@ def full_decode_s(
 class PredictiveRejection:
     """Refuse on arrival when the decode pool will be full at the moment this request's prefill ends.
 
-    How long a request decodes depends on trace, model and hardware: state it, or take `full_decode_s`.
+    The decode time depends on trace, model and hardware; `full_decode_s` estimates it.
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset({"decode_requests"})
@@ -43,10 +44,10 @@ class PredictiveRejection:
     threshold: float = 1.0
     """Load at which a pool is full (assumption B21)."""
     decode_s: float = 8.5
-    """t_d: how long every request decodes (assumption B22)."""
+    """t_d: the decode time of every request (assumption B22)."""
     reserving: bool = False
-    """Keep room for everybody placed before, also for who will join later. Not in the paper: there, a short prompt
-    takes the place that was counted on for a long one, which is refused when its prefill is done."""
+    """Count every request that was placed earlier, including those that will join later. Not in the paper: there,
+    a short prompt can take the place of a long one that was placed earlier, which is refused after its prefill."""
 
     def admit(
         self, request: Request, proposed: Placement, view: ClusterView, *, estimate: Estimator, slo: SLO

@@ -1,4 +1,4 @@
-"""Priority classes: when load rises, the less urgent are refused first. Not in the papers."""
+"""Priority classes: as load rises, requests of lower priority are refused first. Not in the papers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -13,12 +13,12 @@ from mooncake_lab.conductor.view import ClusterView, DecodeView
 from mooncake_lab.core import SLO, Request
 
 WithThreshold = EarlyRejection | PredictiveRejection | LengthPredicting
-"""A policy that refuses from a threshold of load on."""
+"""A policy that refuses requests at or above a threshold of load."""
 
 
 @dataclass(frozen=True, slots=True)
 class PriorityClasses:
-    """Another policy with a threshold for each class: the space between two thresholds is kept for the higher one.
+    """Another policy with one threshold per class; the load between two thresholds is kept for the higher class.
 
     Raises:
         ValueError: when there is no class, or a higher class has a lower threshold.
@@ -26,7 +26,7 @@ class PriorityClasses:
 
     inner: WithThreshold = field(default_factory=EarlyRejection)
     thresholds: Sequence[float] = (0.8, 1.0)
-    """Of priority 0, 1, ...; higher priorities than listed have the last one."""
+    """The thresholds of priorities 0, 1, and so on; higher priorities have the last one."""
 
     @property
     def needs(self) -> frozenset[str]:
@@ -40,13 +40,13 @@ class PriorityClasses:
     def admit(
         self, request: Request, proposed: Placement, view: ClusterView, *, estimate: Estimator, slo: SLO
     ) -> Decision:
-        """What the inner policy says at the threshold of the request's class."""
+        """The decision of the inner policy at the threshold of the request's class."""
         return self._of(request).admit(request, proposed, view, estimate=estimate, slo=slo)
 
     def double_check(
         self, request: Request, decode: DecodeView, *, estimate: Estimator, slo: SLO
     ) -> Rejection | None:
-        """What the inner policy says at its own threshold: who was prefilled is refused only if nobody fits."""
+        """The double check of the inner policy at its own threshold, which is the same for every class."""
         return self.inner.double_check(request, decode, estimate=estimate, slo=slo)
 
     def _of(self, request: Request) -> WithThreshold:

@@ -1,4 +1,4 @@
-"""What an admission policy is: one question on arrival, and one when the KVCache has arrived (arXiv §3, §7)."""
+"""The interface of admission policies: a check on arrival and one when the KVCache has arrived (arXiv §3, §7)."""
 
 from typing import Protocol
 
@@ -9,7 +9,7 @@ from mooncake_lab.core import SLO, Request
 
 
 class AdmissionPolicy(Protocol):
-    """Lets a proposed placement pass, or rejects it with a reason; and lets the decode instance refuse later.
+    """Accepts a proposed placement or rejects it with a reason, and lets the decode instance refuse later.
 
     A policy that needs more than loads declares it in an attribute `needs` (`conductor.needs`).
     """
@@ -17,7 +17,7 @@ class AdmissionPolicy(Protocol):
     def admit(
         self, request: Request, proposed: Placement, view: ClusterView, *, estimate: Estimator, slo: SLO
     ) -> Decision:
-        """The placement itself, or a rejection, when the request arrives."""
+        """The placement itself or a rejection, when the request arrives."""
         ...
 
     def double_check(
@@ -28,7 +28,7 @@ class AdmissionPolicy(Protocol):
         Args:
             request: whose KVCache has just arrived.
             decode: the instance now, without this request.
-            estimate: what the Conductor believes about time.
+            estimate: the Conductor's latency estimates.
             slo: the limits.
         """
         ...

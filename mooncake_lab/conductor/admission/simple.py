@@ -1,4 +1,4 @@
-"""Two policies without a theory of overload: serve everything, or what Algorithm 1 expects to be in time."""
+"""Two policies without a model of overload: serve everything, or what Algorithm 1 expects to meet its limits."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ class AdmitAll:
     def double_check(
         self, request: Request, decode: DecodeView, *, estimate: Estimator, slo: SLO
     ) -> Rejection | None:
-        """Nothing against it."""
+        """No rejection."""
         del request, decode, estimate, slo
 
 
@@ -50,5 +50,5 @@ class WithinSLO:
     def double_check(
         self, request: Request, decode: DecodeView, *, estimate: Estimator, slo: SLO
     ) -> Rejection | None:
-        """Nothing against it: Algorithm 1 decides once."""
+        """No rejection: Algorithm 1 decides once, on arrival."""
         del request, decode, estimate, slo
