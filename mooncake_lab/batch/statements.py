@@ -154,6 +154,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("book", type=Path, help="the book's folder")
     parser.add_argument("pages", nargs="*", help="pages by name; all when left out")
     parser.add_argument("--records", type=Path, help="the chapters' records; BOOK/_generated when left out")
+    parser.add_argument(
+        "--require-record", action="store_true", help="fail if the record is of another run than the sources"
+    )
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--update", action="store_true", help="write the record's numbers into the sources")
     action.add_argument("--suggest", action="store_true", help="draft statements for the numerals without one")
@@ -169,6 +172,12 @@ def main(arguments: Sequence[str]) -> int:
 def _act(book: Book, told: argparse.Namespace) -> int:
     run = read_provenance(book.records.folder)
     compare = run is not None and is_committed(run)
+    other_run = (
+        f"{book.records.folder} is not of scale classroom, seed 0 and the released traces"
+        f" {' and '.join(BOOK_TRACES)} alone"
+    )
+    if told.require_record and not compare:
+        raise ValueError(f"{other_run}; nothing can be compared with it")
     if told.suggest:
         from mooncake_lab.batch.suggest import suggested
 
@@ -177,15 +186,14 @@ def _act(book: Book, told: argparse.Namespace) -> int:
         return 0
     if told.update:
         if not compare:
-            raise ValueError(
-                f"{book.records.folder} is not of scale classroom, seed 0 and the released traces"
-                f" {' and '.join(BOOK_TRACES)} alone; the sources say what is so there"
-            )
+            raise ValueError(f"{other_run}; the sources state the numbers of such a run")
         for name in told.pages or book.pages():
             page = book.page(name)
             rewrite(page.content, lambda passage, page=page: page.say(passage, measured=False))
             if write_page(page.path, page.content):
                 sys.stderr.write(f"{page.path} was changed\n")
+    if not compare:
+        sys.stderr.write(f"statements: {other_run}: only their form is checked, not their numbers\n")
     problems = check(book, told.pages, compare=compare)
     sys.stderr.write("".join(f"{problem}\n" for problem in problems))
     if problems:

@@ -266,6 +266,16 @@ class TestRuns:
         words, _ = self.executed(book, RUNS[1:], scale="smoke")
         assert "In this run cannot be checked: “At 100 Gbps the mean TTFT is … s" in words
 
+    @pytest.mark.parametrize("run", [{"scale": "smoke"}, {"seed": 1}, {"traces": TRACES | {"synthetic": None}}])
+    def test_it_is_said_that_nothing_is_compared(self, book, capsys, run):
+        """A wrong number passes beside the record of another run, which is said, and refused if asked for."""
+        say(book, "1.51", "1.58")
+        write_record(book / "_generated", **run)
+        assert main([str(book)]) == 0
+        assert "only their form is checked, not their numbers" in capsys.readouterr().err
+        assert main([str(book), "--require-record"]) == 2
+        assert "nothing can be compared with it" in capsys.readouterr().err
+
 
 class TestUpdate:
     """`--update` writes the record's numbers into the sources."""
