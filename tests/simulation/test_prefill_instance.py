@@ -1,0 +1,155 @@
+"""The simulated prefill instance alone: what it reuses, when it begins the next prompt, and what it reports."""
+
+from types import SimpleNamespace
+
+import simpy
+
+from mooncake_lab.cluster import Attempt, PrefillDone, PrefillDropped, PrefillSlotFree, PrefillStarted, TierRead
+from mooncake_lab.conductor import Placement
+from mooncake_lab.core import Request
+from mooncake_lab.simulation import PrefillInstance
+from mooncake_lab.simulation.kv_transfer import PrefillJob
+
+BLOCK, TOKEN_BYTES = 512, 1000
+
+
+class World:
+    """An instance whose cache, clock and transfers do what a test says, and record what they are asked."""
+
+    def __init__(self, *, found=(0, 0), stages=(1.0,), overtaking=False):
+        self.env = simpy.Environment()
+        self.found, self.stages = found, stages
+        self.asked, self.events, self.streams, self.sent, self.kept = [], [], [], [], []
+        self.model = SimpleNamespace(shape=SimpleNamespace(kv_bytes_per_token=TOKEN_BYTES))
+        self.instance = PrefillInstance(self.env, "p", self, self, self, self.events.append, overtaking=overtaking)
+
+    # the latency model of the node
+
+    def finish_s(self, tokens, reused, from_ssd, free_s):
+        self.asked.append((tokens, reused, from_ssd, list(free_s)))
+        return list(self.stages)
+
+    # its cache
+
+    def reuse(self, node, request):
+        assert node == "p"
+        return SimpleNamespace(blocks=min(self.found[0], len(request.block_keys)), from_ssd=self.found[1])
+
+    def keep(self, node, request):
+        self.kept.append((self.env.now, node, request.id))
+
+    # the network
+
+    def stream(self, job, seconds):
+        self.streams.append((job.attempt.request_id, seconds))
+
+    def finish(self, job):
+        self.sent.append((self.env.now, job.attempt.request_id))
+
+    def job(self, i, tokens=2000, fetched=None):
+        keys = tuple(range(-(-tokens // BLOCK)))
+        request = Request(id=i, arrival_s=0.0, input_tokens=tokens, block_keys=keys, block_size_tokens=BLOCK)
+        placement = Placement(
+            request_id=i, prefill="p", decode="d", reused_tokens=0, expected_ttft_s=0.0, expected_tbt_s=0.0,
+            reason="",
+        )  # fmt: skip
+        return PrefillJob(Attempt(i, 1), request, placement, fetched=fetched)
+
+    def run(self, *jobs):
+        for job in jobs:
+            self.instance.submit(job)
+        self.env.run()
+
+    def at(self, kind):
+        return [(event.at_s, event.attempt.request_id) for event in self.events if isinstance(event, kind)]
+
+
+def test_a_prefix_is_reused_and_the_rest_computed():
+    """Three blocks found, one of them on SSD: the model and the report count tokens, the tier read bytes."""
+    world = World(found=(3, 1))
+    world.run(world.job(0))
+    assert world.asked == [(2000, 3 * BLOCK, BLOCK, [])]
+    read, done = (next(e for e in world.events if isinstance(e, kind)) for kind in (TierRead, PrefillDone))
+    assert (read.at_s, read.start_s, read.bytes) == (1.0, 0.0, BLOCK * TOKEN_BYTES)
+    assert (done.start_s, done.at_s) == (0.0, 1.0)
+    assert (done.computed_tokens, done.reused_tokens) == (2000 - 3 * BLOCK, 3 * BLOCK)
+    assert (world.kept, world.sent, world.streams) == ([(1.0, "p", 0)], [(1.0, 0)], [(0, 1.0)])
+
+
+def test_a_whole_prompt_in_the_cache_leaves_one_token():
+    """The last token of a prompt is computed, and no more is read from SSD than is reused."""
+    world = World(found=(4, 4))
+    world.run(world.job(0, tokens=4 * BLOCK))
+    assert world.asked == [(4 * BLOCK, 4 * BLOCK - 1, 4 * BLOCK - 1, [])]
+    (done,) = (event for event in world.events if isinstance(event, PrefillDone))
+    assert (done.computed_tokens, done.reused_tokens) == (1, 4 * BLOCK - 1)
+
+
+def test_a_single_node_takes_one_prompt_after_the_other():
+    """The next prompt begins when the last one is computed; nothing is read from SSD unless it was there."""
+    world = World(stages=(2.0,))
+    world.run(world.job(0), world.job(1))
+    assert world.at(PrefillStarted) == [(0.0, 0), (2.0, 1)]
+    assert world.at(PrefillDone) == [(2.0, 0), (4.0, 1)]
+    assert [free_s for *_, free_s in world.asked] == [[], []]
+    assert not any(isinstance(event, TierRead | PrefillSlotFree) for event in world.events)
+
+
+def test_a_group_begins_the_next_prompt_when_its_first_node_is_free():
+    """The second prompt begins after the first stage, and is told when the other nodes will be free."""
+    world = World(stages=(1.0, 2.5, 4.0))
+    world.run(world.job(0), world.job(1))
+    assert world.at(PrefillStarted) == [(0.0, 0), (1.0, 1)]
+    assert [event.at_s for event in world.events if isinstance(event, PrefillSlotFree)] == [1.0, 2.0]
+    assert world.at(PrefillDone) == [(4.0, 0), (5.0, 1)]
+    assert world.asked[1][-1] == [0.0, 1.5, 3.0]
+    assert world.streams == [(0, 4.0), (1, 4.0)]
+
+
+def test_an_idle_group_has_no_busy_node():
+    """Long after a prompt, every node is free at once."""
+    world = World(stages=(1.0, 2.0))
+    world.run(world.job(0))
+    world.env.timeout(8.0).callbacks.append(lambda _: world.instance.submit(world.job(1)))
+    world.env.run()
+    assert world.asked[1][-1] == [0.0, 0.0]
+
+
+def test_prompts_wait_for_their_prefix_in_order():
+    """The first prompt waits for its prefix, and the others wait behind it."""
+    world = World()
+    world.run(*(world.job(i, fetched=world.env.timeout(at_s)) for i, at_s in enumerate((3.0, 5.0, 0.5))))
+    assert world.at(PrefillStarted) == [(3.0, 0), (5.0, 1), (6.0, 2)]
+
+
+def test_a_ready_prompt_may_go_first_where_that_is_allowed():
+    """Each prompt that is ready is found, however many before it wait."""
+    world = World(overtaking=True)
+    world.run(*(world.job(i, fetched=world.env.timeout(at_s)) for i, at_s in enumerate((9.0, 7.0, 0.5, 0.5))))
+    assert world.at(PrefillStarted) == [(0.5, 2), (1.5, 3), (7.0, 1), (9.0, 0)]
+
+
+def test_a_cancelled_prompt_is_dropped_or_computed_for_nothing():
+    """A prompt that is cancelled while it waits is dropped; one under way is computed, kept, and not sent."""
+    world = World(stages=(2.0,))
+    jobs = [world.job(i) for i in range(3)]
+
+    def cancel(_):
+        jobs[0].cancelled = jobs[1].cancelled = True
+
+    world.env.timeout(1.0).callbacks.append(cancel)
+    world.run(*jobs)
+    assert world.at(PrefillDropped) == [(2.0, 1)]
+    assert world.at(PrefillDone) == [(2.0, 0), (4.0, 2)]
+    assert [request_id for *_, request_id in world.kept] == [0, 2]
+    assert world.sent == [(4.0, 2)]
+
+
+def test_an_instance_that_fails_reports_nothing_more():
+    """Neither the prompt under way nor those that wait are done after a failure."""
+    world = World(stages=(2.0,))
+    world.env.timeout(1.0).callbacks.append(lambda _: world.instance.die())
+    world.run(world.job(0), world.job(1))
+    assert world.at(PrefillStarted) == [(0.0, 0)]
+    assert not world.at(PrefillDone)
+    assert not world.kept
