@@ -25,7 +25,7 @@ import typer
 import mooncake_lab
 from mooncake_lab.core import Request, TracedRequest
 from mooncake_lab.experiments.paper_node import paper_node_latency
-from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledCluster, CoupledSpec
+from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledSpec
 
 ROOT = Path(mooncake_lab.__file__).parent
 
@@ -114,7 +114,7 @@ def main(
     model = paper_node_latency()
     clusters = {
         "disaggregated": Cluster(ClusterSpec(prefill_nodes=2, decode_nodes=2), model),
-        "coupled": CoupledCluster(CoupledSpec(nodes=4), model),
+        "coupled": Cluster(CoupledSpec(nodes=4), model),
     }
     paths = {name: path_of(lambda cluster=cluster: cluster.run([traced])) for name, cluster in clusters.items()}
     paths["either"] = joined(paths.values())

@@ -27,7 +27,7 @@ import typer
 from mooncake_lab.core import SLO, TracedRequest, rare_collections
 from mooncake_lab.experiments.paper_node import paper_node_latency
 from mooncake_lab.metrics import RunningSummary, run_summary
-from mooncake_lab.simulation import COUPLED_SYSTEMS, Cluster, ClusterSpec, CoupledCluster, CoupledSpec
+from mooncake_lab.simulation import COUPLED_SYSTEMS, Cluster, ClusterSpec, CoupledSpec
 from mooncake_lab.workload import Trace, load
 
 
@@ -43,13 +43,13 @@ def main(
         stream_all(workload, nodes // 2, [int(size) for size in stream.split(",")])
         return
     trace, model, half = load(workload), paper_node_latency(), nodes // 2
-    systems: dict[str, Callable[[], Cluster | CoupledCluster]] = {
+    systems: dict[str, Callable[[], Cluster]] = {
         "kvcache_centric": lambda: Cluster(ClusterSpec(prefill_nodes=half, decode_nodes=half), model)
     }
     for name in ("vllm", "vllm_prefix", "vllm_chunked"):
         policy, caching = COUPLED_SYSTEMS[name]
         spec = CoupledSpec(nodes=nodes, batching=policy, prefix_caching=caching)
-        systems[name] = lambda spec=spec: CoupledCluster(spec, model)
+        systems[name] = lambda spec=spec: Cluster(spec, model)
     typer.echo(f"{trace.source}, {nodes} nodes, median of {rounds} rounds, CPU seconds of this process")
     typer.echo(
         f"{'system':16} {'requests':>9} {'tokens':>10} {'simulate':>9} {'numbers':>8}"
@@ -62,7 +62,7 @@ def main(
     typer.echo(f"peak memory of all of it: {peak_mib:.0f} MiB")
 
 
-def measured(make: Callable[[], Cluster | CoupledCluster], trace: Trace, rounds: int) -> str:
+def measured(make: Callable[[], Cluster], trace: Trace, rounds: int) -> str:
     """One line of the table; `SystemExit` when two rounds differ in a byte."""
     simulating: list[float] = []
     counting: list[float] = []
@@ -137,7 +137,7 @@ def over_and_over(trace: Trace) -> Iterator[TracedRequest]:
             )
 
 
-def events_of(cluster: Cluster | CoupledCluster) -> int:
+def events_of(cluster: Cluster) -> int:
     """How many events a run had; simpy counts them in private."""
     return next(cluster._env._eid)  # noqa: SLF001
 

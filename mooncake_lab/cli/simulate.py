@@ -32,7 +32,7 @@ from mooncake_lab.cli.simulate_usage import (
 from mooncake_lab.conductor import named_admission
 from mooncake_lab.core import SLO, Record, TracedRequest, log_writer, rare_collections
 from mooncake_lab.perf import LatencyModel, LinkLatency, check_floor, hardware
-from mooncake_lab.simulation import DEFAULT_MAX_TOKENS, Cluster, CoupledCluster
+from mooncake_lab.simulation import DEFAULT_MAX_TOKENS, Cluster, ClusterSpec, CoupledSpec
 from mooncake_lab.workload import Trace, in_class
 
 
@@ -151,16 +151,15 @@ def simulate(
     }
     summary, kept = RunningSummary(slo, prefill_group=prefill_group), list[Record]()
     sinks = [summary.read, *([kept.append] if perfetto else [])]
-    cluster: Cluster | CoupledCluster
+    spec: ClusterSpec | CoupledSpec
     try:
         if coupled is None:
             policies |= {"ssd_tokens": ssd_tokens, "prefill_group": prefill_group, "decode_tokens": on_device}
             spec = disaggregated_spec(prefill or 0, decode or 0, cache_tokens, policies)
-            cluster = Cluster(spec, latency, log=_to_all(sinks))
         else:
             policies |= {"default_max_tokens": max_tokens or DEFAULT_MAX_TOKENS, "device_tokens": full_tokens}
             spec = coupled_spec(coupled, batching or "vllm", policies)
-            cluster = CoupledCluster(spec, latency, log=_to_all(sinks))
+        cluster = Cluster(spec, latency, log=_to_all(sinks))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     _run(cluster, _arriving(requests, speed, urgent_share, seed or 0), log, sinks)
@@ -206,7 +205,7 @@ def _spent(wall_s: float, cpu_s: float) -> dict[str, float]:
 
 
 def _run(
-    cluster: Cluster | CoupledCluster,
+    cluster: Cluster,
     arriving: Iterable[TracedRequest],
     log: Path | None,
     sinks: list[Callable[[Record], None]],

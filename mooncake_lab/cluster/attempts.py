@@ -100,7 +100,8 @@ class Attempts:
         """Begin the next attempt, and reserve on its workers."""
         request = state.request
         attempt = state.attempt = Attempt(request.id, state.attempt.n + 1)
-        prefill, decode = self._workers[placement.prefill], self._workers[placement.decode]
+        prefill = self._workers[placement.prefill]
+        decode = prefill if prefill.role == "coupled" else self._workers[placement.decode]
         state.placement, state.prefill, state.decode = placement, prefill, decode
         state.phase, state.prefix_fetched = "queued", False
         self.in_transit[request.id] = state
@@ -110,7 +111,8 @@ class Attempts:
         )
         if placement.fetch_from is not None:
             self._workers.begin_fetch(attempt, request, placement)
-        return (PrepareDecode(attempt, decode.name, request), RunPrefill(attempt, request, placement))
+        compute = RunPrefill(attempt, request, placement)
+        return (compute,) if prefill is decode else (PrepareDecode(attempt, decode.name, request), compute)
 
     def place_again(
         self, state: RequestState, reason: str, now_s: float, suspects: Sequence[str] = ()

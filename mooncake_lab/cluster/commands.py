@@ -17,7 +17,10 @@ class SetTimer(msgspec.Struct, frozen=True, gc=False):
 
 
 class RunPrefill(msgspec.Struct, frozen=True, gc=False):
-    """Fetch the prefix, compute the prompt, and send its KVCache to the decode worker, as the placement says."""
+    """Fetch the prefix, compute the prompt, and send its KVCache to the decode worker, as the placement says.
+
+    A coupled worker decodes the request itself.
+    """
 
     attempt: Attempt
     request: Request

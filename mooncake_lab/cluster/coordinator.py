@@ -63,6 +63,8 @@ class Coordinator:
             events.PrefillSlotFree: self._prefill_slot_free,
             events.PrefillDropped: self._prefill_dropped,
             events.PrefillDone: self._prefill_done,
+            events.ChunkDone: self._chunk_done,
+            events.Preempted: self._preempted,
             events.KVSent: self._kv_sent,
             events.KVArrived: self._kv_arrived,
             events.KVLoaded: self._kv_loaded,
@@ -170,6 +172,31 @@ class Coordinator:
             self._show_first(state, event.at_s)
         return NO_COMMANDS
 
+    # a coupled worker
+
+    def _chunk_done(self, event: events.ChunkDone, _now_s: float) -> Sequence[Command]:
+        worker = self.workers.get(event.worker)
+        if worker is None or event.start_s < worker.up_s or not worker.is_news(event):
+            return NO_COMMANDS
+        self._log.prefilled(event)
+        state = self._attempts.current(event.attempt)
+        if state is not None:
+            if state.phase == "queued":
+                state.phase = "prefilling"
+            worker.hold(state.request.id, max(event.context_tokens, state.request.input_tokens))
+        return NO_COMMANDS
+
+    def _preempted(self, event: events.Preempted, _now_s: float) -> Sequence[Command]:
+        worker = self.workers.get(event.worker)
+        if worker is None or not worker.is_news(event):
+            return NO_COMMANDS
+        state = self._attempts.current(event.attempt)
+        if state is not None:
+            if state.phase == "prefilling":
+                state.phase = "queued"
+            worker.hold(state.request.id, max(event.context_tokens, state.request.input_tokens))
+        return NO_COMMANDS
+
     # from prefill to decode
 
     def _kv_sent(self, event: events.KVSent, _now_s: float) -> Sequence[Command]:
@@ -215,11 +242,14 @@ class Coordinator:
             self._attempts.join(state, event.at_s)
         state.phase = "decoding"
         state.decode.started.add(state.request.id)
-        if state.resumes:
+        coupled = state.decode is state.prefill
+        if coupled:
+            state.decode.remove_prompt(event.attempt, event.at_s)
+        if not state.shown_tokens:
+            self._show_first(state, event.at_s)
+        elif state.resumes and not coupled:
             state.shown_tokens += 1
             self._log.next_token(state.request.id, state.decode.name, event.at_s)
-        elif not state.shown_tokens:
-            self._show_first(state, event.at_s)
         return NO_COMMANDS
 
     def _show_first(self, state: RequestState, at_s: float) -> None:
@@ -293,10 +323,12 @@ class Coordinator:
 
     def _worker_down(self, event: events.WorkerDown, now_s: float) -> Sequence[Command]:
         """The requests that need the worker are placed again, in order of arrival."""
-        name = event.worker
-        if not self.workers.remove(name):
+        name, worker = event.worker, self.workers.get(event.worker)
+        if worker is None or not self.workers.remove(name):
             return NO_COMMANDS
-        interrupted = [state for state in self._attempts.in_transit.values() if state.needs(name)]
+        interrupted = list[RequestState]()
+        if not (event.finishes_step and worker.role == "coupled"):
+            interrupted += [state for state in self._attempts.in_transit.values() if state.needs(name)]
         if not event.finishes_step:
             interrupted += [
                 state
@@ -324,5 +356,7 @@ class Coordinator:
         """The log is cut: requests in flight stay open in it, and go on if the runtime does."""
         in_transit = self._attempts.in_transit.items()
         shown = {request_id: state.shown_tokens for request_id, state in in_transit if state.shown_tokens}
+        for request_id in shown.keys() & event.tokens.keys():  # of a request in the queue of a coupled worker
+            del shown[request_id]
         self._log.run_ended(event.at_s, shown | event.tokens)
         return NO_COMMANDS

@@ -91,6 +91,30 @@ class PrefillDone(_Fact, frozen=True, kw_only=True, gc=False):
     reused_tokens: int
 
 
+class ChunkDone(_Fact, frozen=True, kw_only=True, gc=False):
+    """A coupled worker has computed a piece of a prompt, or of what it computes again after a preemption.
+
+    Where its decodes of the same iteration are reported as well, `StepDone` comes first.
+    """
+
+    attempt: Attempt
+    worker: str
+    start_s: float
+    computed_tokens: int
+    reused_tokens: int
+    context_tokens: int
+    """KVCache tokens of the request in GPU memory now."""
+
+
+class Preempted(_Fact, frozen=True, kw_only=True, gc=False):
+    """A coupled worker took a request out of its batch, to have room for others; it goes on with it later."""
+
+    attempt: Attempt
+    worker: str
+    context_tokens: int
+    """KVCache tokens that it kept outside GPU memory; 0 where all are computed again."""
+
+
 class KVSent(_Fact, frozen=True, kw_only=True, gc=False):
     """The last byte of a prefix or of a prompt's KVCache has left a worker; not reported where latency is 0."""
 
@@ -114,7 +138,11 @@ class KVLoaded(_Fact, frozen=True, kw_only=True, gc=False):
 
 
 class DecodeStarted(_Fact, frozen=True, kw_only=True, gc=False):
-    """A request joined the batch of its decode worker; the token that its prefill computed is shown."""
+    """A request joined the batch of its decode worker; the token that its prefill computed is shown.
+
+    At a coupled worker its prompt is computed. Where tokens were shown before, the token is one of the `StepDone`
+    that follows.
+    """
 
     attempt: Attempt
 
@@ -188,7 +216,8 @@ class WorkerDown(_Fact, frozen=True, kw_only=True, gc=False):
 
     worker: str
     finishes_step: bool = False
-    """Whether the decode step under way ends: the requests that decode there are reported as failed after it."""
+    """Whether a step under way ends: the requests that decode there are reported as failed after it, and at a
+    coupled worker all others that are there with them."""
 
 
 class WorkerConfirmed(_Fact, frozen=True, kw_only=True, gc=False):
@@ -206,6 +235,8 @@ Event: TypeAlias = (
     | PrefillSlotFree
     | PrefillDropped
     | PrefillDone
+    | ChunkDone
+    | Preempted
     | KVSent
     | KVArrived
     | KVLoaded

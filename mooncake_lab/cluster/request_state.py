@@ -25,7 +25,7 @@ Phase: TypeAlias = Literal[
 - waiting: no worker can serve it; it is placed when one comes up;
 - unconfirmed: an attempt failed; it is placed again when it is known which workers are up;
 - queued: it is placed, and its prompt waits at the prefill worker;
-- prefilling: its prompt is computed;
+- prefilling: its prompt is being computed;
 - moving: its KVCache is on the way to the decode worker;
 - loading: its KVCache is in the host memory of the decode worker;
 - joining: its KVCache is in GPU memory, and it waits for a place in the batch;
@@ -48,6 +48,7 @@ class RequestState:
     """Of the current attempt; None while there is none."""
     prefill: WorkerState | None = None
     decode: WorkerState | None = None
+    """The same worker as `prefill` where that is a coupled one."""
     shown_tokens: int = 0
     """Tokens that its client had when the current attempt began to decode, with the one that prefill computed."""
     prompt_shown_tokens: int = 0
@@ -66,9 +67,8 @@ class RequestState:
 
     def needs(self, worker: str) -> bool:
         """Whether a request on its way to decode needs this worker: to fetch from, to prefill or to decode."""
-        placement = self.placement
-        if placement is None:
+        if self.placement is None or self.prefill is None or self.decode is None:
             return False
-        if worker == placement.fetch_from and not self.prefix_fetched:
+        if worker == self.placement.fetch_from and not self.prefix_fetched:
             return True
-        return worker in (placement.prefill, placement.decode)
+        return worker in (self.prefill.name, self.decode.name)

@@ -59,8 +59,8 @@ class RunLogger:
         """A request is not served, or no longer."""
         self._learn(Rejected(at_s=at_s, request_id=request_id, stage=stage, reason=reason))
 
-    def prefilled(self, event: events.PrefillDone) -> None:
-        """A prompt was computed."""
+    def prefilled(self, event: events.PrefillDone | events.ChunkDone) -> None:
+        """A prompt was computed, or a piece of one."""
         self._write(
             Prefilled(
                 at_s=event.at_s,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from mooncake_lab.cluster.events import Attempt, Role
+from mooncake_lab.cluster.events import Attempt, ChunkDone, Preempted, Role
 from mooncake_lab.conductor import DecodeView, PrefillView, ServedView
 from mooncake_lab.core import Request
 
@@ -32,6 +32,8 @@ class WorkerState:
     capacity_tokens: int = 0
     cache: str | None = None
     up: bool = True
+    up_s: float = 0.0
+    """When it came up."""
     assigned_requests: int = 0
     """Requests ever sent there to prefill."""
     prompts: dict[Attempt, _Prompt] = field(default_factory=dict[Attempt, _Prompt])
@@ -42,9 +44,11 @@ class WorkerState:
     arriving: dict[Attempt, str] = field(default_factory=dict[Attempt, str])
     """Those whose last byte is sent, and has not arrived."""
     contexts: dict[int, int] = field(default_factory=dict[int, int])
-    """KVCache tokens of each request that decodes there or is on its way."""
+    """Tokens of each request that decodes there or is on its way: its prompt and what was shown of its answer."""
+    missing: dict[int, int] = field(default_factory=dict[int, int])
+    """Those of them that are not in GPU memory, because the request was preempted or resumed there."""
     context_tokens: int = 0
-    """Their sum."""
+    """KVCache tokens of all of them."""
     coming: dict[int, ServedView] = field(default_factory=dict[int, ServedView])
     decoding: dict[int, ServedView] = field(default_factory=dict[int, ServedView])
     started: set[int] = field(default_factory=set[int])
@@ -53,10 +57,14 @@ class WorkerState:
     """When its last decode step ended."""
     latest_view: DecodeView | None = None
     """It as a place to decode; None since something changed."""
+    _plain_view: PrefillView | None = None
+    """It as a place to prefill while it computes, sends and matches nothing; None since its queue changed."""
     _queued_ticks: int = 0
     _queued_s: float = 0.0
     _latest: Attempt | None = None
     _latest_until_s: float = 0.0
+    _iteration_s: float = 0.0
+    _of_iteration: set[ChunkDone | Preempted] = field(default_factory=set[ChunkDone | Preempted])
 
     # prefill
 
@@ -66,7 +74,10 @@ class WorkerState:
         Of a pipelined group the backlog is that of prompts which follow one another, though they overlap.
         """
         running_s = self._latest_until_s - now_s
-        return PrefillView(
+        plain = running_s <= 0 and not matched_blocks and not self.sending
+        if plain and self._plain_view is not None:
+            return self._plain_view
+        view = PrefillView(
             self.name,
             self._queued_s + running_s if running_s > 0 else self._queued_s,
             len(self.prompts),
@@ -74,6 +85,9 @@ class WorkerState:
             matched_blocks,
             len(self.sending),
         )
+        if plain:
+            self._plain_view = view
+        return view
 
     def add_prompt(self, attempt: Attempt, estimated_s: float) -> None:
         """A prompt is sent there."""
@@ -100,6 +114,7 @@ class WorkerState:
         prompt = self.prompts.pop(attempt, None)
         if prompt is None:
             return False
+        self._plain_view = None
         if not prompt.started:
             self._count(prompt.estimated_s, -1)
         elif self._latest == attempt:
@@ -139,6 +154,7 @@ class WorkerState:
 
     def _count(self, estimated_s: float, sign: int) -> None:
         """Add to the backlog, or take off (-1), without the residue of floats: 1e-16 s would break a tie."""
+        self._plain_view = None
         self._queued_ticks += sign * int(estimated_s * _TICKS_PER_S)
         self._queued_s = self._queued_ticks / _TICKS_PER_S
 
@@ -178,9 +194,27 @@ class WorkerState:
         self.stepped_until_s = until_s
         self.latest_view = None
 
+    def is_news(self, event: ChunkDone | Preempted) -> bool:
+        """Whether an event was not reported before; those of later iterations are reported later."""
+        if event.at_s > self._iteration_s:
+            self._iteration_s = event.at_s
+            self._of_iteration.clear()
+        elif event.at_s < self._iteration_s or event in self._of_iteration:
+            return False
+        self._of_iteration.add(event)
+        return True
+
+    def hold(self, request_id: int, tokens: int) -> None:
+        """So many tokens of a request are in GPU memory, of those of its prompt and its answer."""
+        missing = self.contexts[request_id] - tokens
+        self.context_tokens += self.missing.pop(request_id, 0) - missing
+        if missing:
+            self.missing[request_id] = missing
+        self.latest_view = None
+
     def release(self, request_id: int) -> None:
         """A request does not decode there any more, or will not."""
-        self.context_tokens -= self.contexts.pop(request_id, 0)
+        self.context_tokens -= self.contexts.pop(request_id, 0) - self.missing.pop(request_id, 0)
         self.coming.pop(request_id, None)
         self.decoding.pop(request_id, None)
         self.started.discard(request_id)

@@ -27,6 +27,7 @@ class WorkerTable:
         self._old_view: ClusterView | None = None
         self._members: dict[str, Membership] = {}
         self._on_ssd: dict[str, set[BlockKey]] = {}  # by cache: blocks that are not in DRAM
+        self._on_gpu: dict[str, int] = {}  # caches in the GPU memory of coupled workers, with their place
         self._prefill: list[tuple[WorkerState, int]] = []  # with the place of its cache among matches
         self._decode: list[WorkerState] = []
 
@@ -44,7 +45,14 @@ class WorkerTable:
 
     def add(self, event: WorkerUp) -> None:
         """A worker is up, with nothing to do; under the name of one that is down it replaces that one."""
-        self._workers[event.worker] = WorkerState(event.worker, event.role, event.capacity_tokens, event.cache)
+        self._workers[event.worker] = WorkerState(
+            event.worker,
+            event.role,
+            event.capacity_tokens,
+            event.cache,
+            up_s=event.at_s,
+            stepped_until_s=event.at_s,
+        )
         if event.cache is not None and event.cache not in self._members:
             self._members[event.cache] = self.index.join(event.cache)
         self._arrange()
@@ -69,6 +77,8 @@ class WorkerTable:
         self._old_view = None
         places = {cache: place for place, cache in enumerate(self.index.instances)}
         up = [worker for worker in self._workers.values() if worker.up]
+        coupled = [worker.cache for worker in up if worker.role == "coupled" and worker.cache is not None]
+        self._on_gpu = {cache: places[cache] for cache in coupled}
         self._prefill = [(each, places.get(each.cache or "", -1)) for each in up if each.role != "decode"]
         self._decode = [each for each in up if each.role != "prefill"]
 
@@ -81,7 +91,11 @@ class WorkerTable:
         begun[attempt] = placement.prefill
 
     def cache_changed(self, event: CacheChanged) -> bool:
-        """Blocks came to a cache and others left it; false where no worker has that cache."""
+        """Blocks came to a cache and others left it; whether that is logged.
+
+        It is not where no worker has that cache, or where the cache is in GPU memory: blocks stay there only
+        while no request needs the room.
+        """
         member = self._members.get(event.instance)
         if member is None:
             return False
@@ -89,7 +103,7 @@ class WorkerTable:
         on_ssd = self._on_ssd.get(event.instance)
         if on_ssd:
             on_ssd.difference_update(event.removed)
-        return True
+        return event.instance not in self._on_gpu
 
     def tier_changed(self, event: TierChanged) -> None:
         """Blocks of a cache moved between DRAM and SSD."""
@@ -102,9 +116,23 @@ class WorkerTable:
         on_ssd = self._on_ssd.get(worker.cache or "")
         return sum(key in on_ssd for key in keys) if on_ssd else 0
 
+    def _matches(self, request: Request) -> list[int]:
+        """Leading blocks of a prompt in each cache, and the 0 of workers that have none.
+
+        Of a cache in GPU memory a request reuses whole blocks, and computes at least its last token.
+        """
+        if not self._members:
+            return [0]
+        found = [*self.index.matches(request.block_keys), 0]
+        if self._on_gpu:
+            most = (request.input_tokens - 1) // request.block_size_tokens
+            for place in self._on_gpu.values():
+                found[place] = min(found[place], most)
+        return found
+
     def view(self, request: Request, now_s: float, history: History) -> ClusterView:
         """What the Conductor may know about a request now, in the order in which workers came up."""
-        matches = [*self.index.matches(request.block_keys), 0]  # the last is that of workers without a cache
+        matches = self._matches(request)
         view = self._old_view
         if view is None or now_s - view.taken_at_s > self._view_age_s:
             prefill = tuple([worker.prefill_view(matches[place], now_s) for worker, place in self._prefill])

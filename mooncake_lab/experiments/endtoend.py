@@ -18,7 +18,7 @@ from mooncake_lab.core import SLO, Record
 from mooncake_lab.experiments.paper_node import paper_node_latency
 from mooncake_lab.metrics import effective_request_capacity, prefill_gpu_s, request_table, reused_share
 from mooncake_lab.perf import LatencyModel
-from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledCluster, CoupledSpec
+from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledSpec
 from mooncake_lab.workload import Trace, load
 
 SystemName = Literal["mooncake", "vllm", "vllm_prefix", "vllm_chunked"]
@@ -128,7 +128,7 @@ def capacity_of_router(router: PlacementPolicy, *, first: int = 600, tbt_limit_s
     """Effective request capacity of vLLM on the first conversations behind any router, such as one's own."""
     trace = whole_trace("conversation", 0).head(first)
     spec = CoupledSpec(placement=router, block_size_tokens=trace.block_size_tokens)
-    log = CoupledCluster(spec, clock(EndToEnd(system="vllm"))).run(trace.requests())
+    log = Cluster(spec, clock(EndToEnd(system="vllm"))).run(trace.requests())
     return effective_request_capacity(request_table(log), SLO(tbt_s=tbt_limit_s))
 
 
@@ -151,7 +151,7 @@ def serve(point: EndToEnd, trace: Trace) -> list[Record]:
         block_size_tokens=trace.block_size_tokens,
         placement=_router(point),
     )
-    return CoupledCluster(coupled, model).run(trace.requests())
+    return Cluster(coupled, model).run(trace.requests())
 
 
 def clock(point: EndToEnd) -> LatencyModel:

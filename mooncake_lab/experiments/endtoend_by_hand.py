@@ -8,7 +8,7 @@ from mooncake_lab.conductor.routers import FewestRequests
 from mooncake_lab.core import Record, Request, TracedRequest
 from mooncake_lab.metrics import token_times_s
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
-from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledCluster, CoupledSpec
+from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledSpec
 
 PROMPT_TOKENS = 512
 ARRIVALS_S = (0.0, 1.15, 2.45, 2.45)
@@ -33,7 +33,7 @@ def round_numbers() -> LatencyModel:
 
 def coupled_log(nodes: int = 1) -> list[Record]:
     """The four on instances that do both stages, prompts first."""
-    return CoupledCluster(CoupledSpec(nodes=nodes, placement=FewestRequests()), round_numbers()).run(_four())
+    return Cluster(CoupledSpec(nodes=nodes, placement=FewestRequests()), round_numbers()).run(_four())
 
 
 def split_log() -> list[Record]:

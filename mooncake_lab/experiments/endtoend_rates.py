@@ -14,7 +14,7 @@ from mooncake_lab.experiments.endtoend import latencies
 from mooncake_lab.experiments.paper_node import paper_node_latency
 from mooncake_lab.metrics import request_table, reused_share
 from mooncake_lab.paper import constant, curve, fact
-from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledCluster, CoupledSpec
+from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledSpec
 from mooncake_lab.workload import SharedPrefix, Trace, poisson_arrivals_s
 
 REQUESTS: Final[Mapping[str, int]] = MappingProxyType({"smoke": 24, "classroom": 1000, "full": 1000, "gpu": 1000})
@@ -114,7 +114,7 @@ class AtRate:
         alone = self.dataset in SIMULATED  # vLLM served these one at a time (arXiv v3 §8.1.2)
         # who spreads requests over vLLM instances: assumption B39
         coupled = CoupledSpec(nodes=prefill, max_requests=1 if alone else 256, placement=FewestRequests())
-        return CoupledCluster(coupled, model).run(trace.requests())
+        return Cluster(coupled, model).run(trace.requests())
 
 
 def printed_rates(dataset: str) -> tuple[float, ...]:

@@ -15,7 +15,7 @@ from mooncake_lab.metrics import ttft_s
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.serving import LiveCluster, LiveSpec, Metronome, WorkerPool
 from mooncake_lab.serving.from_log import LogCalibration, model_from_log
-from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledCluster, CoupledSpec
+from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -121,7 +121,7 @@ def simulate(spec: LiveSpec, model: LatencyModel, requests: Sequence[TracedReque
             admission=spec.admission,
             slo=spec.slo,
         )
-        return CoupledCluster(coupled, model).run(requests)
+        return Cluster(coupled, model).run(requests)
     pair = ClusterSpec(
         prefill_nodes=spec.prefill_nodes,
         decode_nodes=spec.decode_nodes,

@@ -2,26 +2,19 @@
 
 from mooncake_lab.simulation.cluster import Cluster
 from mooncake_lab.simulation.coupled import CoupledInstance
-from mooncake_lab.simulation.coupled_cluster import (
-    COUPLED_SYSTEMS,
-    DEFAULT_MAX_TOKENS,
-    CoupledCluster,
-    CoupledSpec,
-)
 from mooncake_lab.simulation.decode import DecodeInstance
 from mooncake_lab.simulation.device_cache import DeviceCache
 from mooncake_lab.simulation.device_memory import CachedBlocks
 from mooncake_lab.simulation.example import four_requests
 from mooncake_lab.simulation.network import Network
 from mooncake_lab.simulation.node_cache import NodeCache
-from mooncake_lab.simulation.notice_board import NoticeBoard
 from mooncake_lab.simulation.pipeline import PipelineRequest, PipelineRun, PipelineSpec, run_pipeline
 from mooncake_lab.simulation.pipeline_clock import StageClock, plan_s
 from mooncake_lab.simulation.pipeline_prefill import simulate_cpp
 from mooncake_lab.simulation.pool import PrefixPool
 from mooncake_lab.simulation.prefill import PrefillInstance
 from mooncake_lab.simulation.service import PrefillService
-from mooncake_lab.simulation.spec import ClusterSpec, Failure
+from mooncake_lab.simulation.spec import COUPLED_SYSTEMS, DEFAULT_MAX_TOKENS, ClusterSpec, CoupledSpec, Failure
 
 __all__ = [
     "COUPLED_SYSTEMS",
@@ -29,7 +22,6 @@ __all__ = [
     "CachedBlocks",
     "Cluster",
     "ClusterSpec",
-    "CoupledCluster",
     "CoupledInstance",
     "CoupledSpec",
     "DecodeInstance",
@@ -37,7 +29,6 @@ __all__ = [
     "Failure",
     "Network",
     "NodeCache",
-    "NoticeBoard",
     "PipelineRequest",
     "PipelineRun",
     "PipelineSpec",

@@ -1,4 +1,4 @@
-"""The runtime of a disaggregated cluster in virtual time: it carries out what the coordinator asks.
+"""A cluster in virtual time, with separate pools or coupled instances: it carries out what the coordinator asks.
 
 The coordinator (`mooncake_lab.cluster`) decides and keeps the log; here commands take simulated time. The methods
 of `Cluster` are in the order in which a request meets them.
@@ -33,18 +33,20 @@ from mooncake_lab.cluster import (
 from mooncake_lab.conductor import ClusterView, Estimator, GroupEstimator, LatencyEstimator
 from mooncake_lab.core import CacheChanged, Record, Request, RunEnded, TracedRequest, blocks_for
 from mooncake_lab.perf import CppGroup, LatencyModel
+from mooncake_lab.simulation.coupled import CoupledInstance
 from mooncake_lab.simulation.decode import DecodeInstance
+from mooncake_lab.simulation.device_cache import DeviceCache
 from mooncake_lab.simulation.kv_transfer import KVTransfer, PrefillJob
 from mooncake_lab.simulation.network import Network
 from mooncake_lab.simulation.node_cache import CacheChange
 from mooncake_lab.simulation.pool import PrefixPool
 from mooncake_lab.simulation.prefill import PrefillInstance
 from mooncake_lab.simulation.service import PrefillService
-from mooncake_lab.simulation.spec import ClusterSpec, plan_deaths
+from mooncake_lab.simulation.spec import ClusterSpec, CoupledSpec, plan_failures
 
 
 class Cluster:
-    """Prefill and decode pools under one coordinator, simulated with one latency model as its clock.
+    """Instances under one coordinator, simulated with one latency model as its clock.
 
     Args:
         spec: nodes and policies.
@@ -57,41 +59,42 @@ class Cluster:
         ValueError: when nodes have SSDs that the model does not know, or an unknown instance is to fail.
     """
 
+    pool: PrefixPool
+    """The caches of prefill instances; coupled ones have their own."""
+    _transfer: KVTransfer
+
     def __init__(
         self,
-        spec: ClusterSpec,
+        spec: ClusterSpec | CoupledSpec,
         model: LatencyModel,
         estimate: Estimator | None = None,
         *,
         log: Callable[[Record], None] | None = None,
         seen: Callable[[Request, ClusterView], None] | None = None,
     ) -> None:
-        if spec.ssd_tokens and model.ssd is None:
-            raise ValueError(
-                f"nodes hold {spec.ssd_tokens} tokens on SSD; latency model {model.name!r} has no ssd"
-            )
         self.log: list[Record] = []
         self._model = model
-        group = None
-        if spec.prefill_group > 1:
-            group = CppGroup.of(model, nodes=spec.prefill_group, chunk_tokens=spec.prefill_chunk_tokens)
-        self.estimate = estimate or (GroupEstimator(model, group) if group else LatencyEstimator(model))
         self._env = simpy.Environment()
+        group, first_shown_by = None, "decode"
+        if isinstance(spec, ClusterSpec):
+            first_shown_by = spec.first_shown_by
+            if spec.prefill_group > 1:
+                group = CppGroup.of(model, nodes=spec.prefill_group, chunk_tokens=spec.prefill_chunk_tokens)
+        self.estimate = estimate or (GroupEstimator(model, group) if group else LatencyEstimator(model))
         rules = CoordinatorSpec(
             placement=spec.placement,
             admission=spec.admission,
             slo=spec.slo,
             schedule_s=model.schedule_s,
             view_age_s=spec.view_age_s,
-            first_shown_by=spec.first_shown_by,
+            first_shown_by=first_shown_by,
         )
         self.coordinator = Coordinator(
             rules, self.estimate, write=log or self.log.append, extend=extend, observe=seen
         )
         self._on = self.coordinator.on
+        self._requests: dict[int, TracedRequest] = {}  # in flight, as they are in the trace
         self._jobs: dict[int, PrefillJob] = {}  # by request, until it decodes
-        self._output_tokens: dict[int, int] = {}  # of requests in flight
-        self._build(spec, PrefillService(model, group))
         self._actions: dict[type, Callable[[Any], None]] = {
             SetTimer: self._set_timer,
             PrepareDecode: _nothing,  # the coordinator has reserved, and simulated buffers need no preparation
@@ -101,15 +104,26 @@ class Cluster:
             Finish: self._forget,
             Reject: self._forget,
         }
-        for name in (*self._prefill, *self._decode):
-            role = "prefill" if name in self._prefill else "decode"
-            cache = self.pool.caches.get(name)
-            self.report(
-                WorkerUp(at_s=0.0, worker=name, role=role, capacity_tokens=spec.decode_tokens, cache=cache)
-            )
+        self._prefill: dict[str, PrefillInstance] = {}
+        self._decode: dict[str, DecodeInstance] = {}
+        self.coupled: dict[str, CoupledInstance] = {}
+        if isinstance(spec, CoupledSpec):
+            self._build_coupled(spec)
+        else:
+            self._build_pools(spec, PrefillService(model, group))
+        plan_failures(self._env, spec.failures, (*self._prefill, *self._decode, *self.coupled), self._fail)
 
-    def _build(self, spec: ClusterSpec, service: PrefillService) -> None:
+    def _build_pools(self, spec: ClusterSpec, service: PrefillService) -> None:
+        """Prefill and decode instances, and the network between them.
+
+        Raises:
+            ValueError: when nodes have SSDs that the model does not know.
+        """
         env, model = self._env, self._model
+        if spec.ssd_tokens and model.ssd is None:
+            raise ValueError(
+                f"nodes hold {spec.ssd_tokens} tokens on SSD; latency model {model.name!r} has no ssd"
+            )
         names = [f"prefill-{i}" for i in range(spec.prefill_nodes // spec.prefill_group)]
         cards = dict.fromkeys(names, spec.prefill_group)
         network = Network(env, model.transfer.bytes_per_s, model.transfer.latency_s, cards=cards)
@@ -136,7 +150,41 @@ class Cluster:
             )
             for name in names
         }
-        plan_deaths(env, spec.failures, (*self._prefill, *self._decode), self._fail)
+        for name in names:
+            cache = self.pool.caches[name]
+            self.report(
+                WorkerUp(at_s=0.0, worker=name, role="prefill", capacity_tokens=spec.decode_tokens, cache=cache)
+            )
+        for name in self._decode:
+            self.report(WorkerUp(at_s=0.0, worker=name, role="decode", capacity_tokens=spec.decode_tokens))
+
+    def _build_coupled(self, spec: CoupledSpec) -> None:
+        """Instances that prefill and decode."""
+        for name in (f"coupled-{i}" for i in range(spec.nodes)):
+            cache = None
+            if spec.prefix_caching:
+                capacity = spec.limits.capacity_blocks * spec.memory_block_tokens
+                cache = DeviceCache(capacity, block_size_tokens=spec.block_size_tokens, eviction=spec.eviction)
+            instance = CoupledInstance(
+                self._env,
+                name,
+                self._model,
+                spec.batching,
+                spec.limits,
+                cache,
+                self.report,
+                max_tokens_of=spec.max_tokens_of,
+            )
+            self.coupled[name] = instance
+            self.report(
+                WorkerUp(
+                    at_s=0.0,
+                    worker=name,
+                    role="coupled",
+                    capacity_tokens=instance.capacity_tokens,
+                    cache=name if cache else None,
+                )
+            )
 
     def run(self, requests: Iterable[TracedRequest], until_s: float | None = None) -> list[Record]:
         """Serve requests in order of arrival until all are done, or until the horizon.
@@ -147,13 +195,14 @@ class Cluster:
         Returns:
             The run's log; empty where it went elsewhere.
         """
-        for instance in self._decode.values():
+        decoding = (*self._decode.values(), *self.coupled.values())
+        for instance in decoding:
             instance.horizon_s = inf if until_s is None else until_s
         self._env.process(self._arrivals(iter(requests)))
         self._env.run(until=until_s)
         if until_s is not None:
             shown = dict[int, int]()
-            for instance in self._decode.values():
+            for instance in decoding:
                 shown |= instance.tokens_shown()
             self.report(RunEnded(at_s=until_s, tokens=shown))
         return self.log
@@ -177,7 +226,7 @@ class Cluster:
             wait_s = request.arrival_s - self._env.now
             if wait_s > 0:
                 yield self._env.timeout(wait_s)
-            self._output_tokens[request.id] = traced.output_tokens
+            self._requests[request.id] = traced
             self.report(RequestArrived(at_s=self._env.now, request=request))
 
     def _set_timer(self, command: SetTimer) -> None:
@@ -187,12 +236,28 @@ class Cluster:
         self.report(TimerFired(at_s=self._env.now, request_id=request_id))
 
     def _run_prefill(self, command: RunPrefill) -> None:
-        """Fetch, compute, and stream to the decode instance: `PrefillInstance` and `KVTransfer` report each."""
-        job = PrefillJob(command.attempt, command.request, command.placement)
-        self._jobs[command.request.id] = job
-        if command.placement.fetch_from:
-            job.fetched = self._transfer.fetch(job)
-        self._prefill[command.placement.prefill].submit(job)
+        """Fetch, compute, and stream to the decode instance: `PrefillInstance` and `KVTransfer` report each.
+
+        Raises:
+            ValueError: when a coupled instance is to fetch: it has no store to fetch from.
+        """
+        placement, request_id = command.placement, command.request.id
+        coupled = self.coupled.get(placement.prefill)
+        if coupled is None:
+            job = PrefillJob(command.attempt, command.request, placement)
+            self._jobs[request_id] = job
+            if placement.fetch_from:
+                job.fetched = self._transfer.fetch(job)
+            self._prefill[placement.prefill].submit(job)
+            return
+        if placement.fetch_from is not None:
+            raise ValueError(
+                f"request {request_id} should fetch from {placement.fetch_from}; coupled instances"
+                " do not share their caches, use a placement policy that does not fetch"
+            )
+        traced = self._requests[request_id]
+        shown_tokens = command.request.input_tokens - traced.request.input_tokens
+        coupled.submit(command.attempt, traced, shown_tokens=shown_tokens)
 
     def _start_decode(self, command: StartDecode) -> None:
         """From host memory into GPU memory."""
@@ -209,20 +274,23 @@ class Cluster:
         self._decode[command.worker].join(
             job.attempt,
             context_tokens=job.request.input_tokens,
-            output_tokens=self._output_tokens[request_id],
+            output_tokens=self._requests[request_id].output_tokens,
             shown_tokens=command.shown_tokens,
             shows_computed=command.shows_computed,
         )
 
     def _cancel(self, command: CancelAttempt) -> None:
-        """An attempt that is on its way to decode goes no further."""
+        """An attempt that is on its way to decode goes no further.
+
+        In a simulated cluster no client leaves: an attempt that decodes or is coupled was ended by its instance.
+        """
         job = self._jobs.get(command.attempt.request_id)
         if job is not None and job.attempt == command.attempt:
             job.cancelled = True
             del self._jobs[command.attempt.request_id]
 
     def _forget(self, command: Finish | Reject) -> None:
-        del self._output_tokens[command.request_id]
+        del self._requests[command.request_id]
 
     # what happens to instances
 
@@ -236,15 +304,16 @@ class Cluster:
             self.report(TierChanged(at_s=now_s, cache=cache, promoted=promoted, demoted=demoted))
 
     def _fail(self, name: str) -> None:
-        """An instance is down; a decode instance ends its step, and reports its requests as failed then."""
-        instance = self._prefill.get(name) or self._decode[name]
+        """An instance is down; one that decodes ends its step, and reports its requests as failed then."""
+        instance = self._prefill.get(name) or self._decode.get(name) or self.coupled[name]
         if not instance.alive:
             return
-        instance.die()
+        instance.stop()
         if name in self._prefill:
             self.pool.drop(name)
-        self._transfer.cancel(name)
-        self.report(WorkerDown(at_s=self._env.now, worker=name, finishes_step=name in self._decode))
+        if name not in self.coupled:
+            self._transfer.cancel(name)
+        self.report(WorkerDown(at_s=self._env.now, worker=name, finishes_step=name not in self._prefill))
 
 
 def extend(request: Request, tokens: int) -> Request:

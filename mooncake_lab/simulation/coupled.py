@@ -1,29 +1,30 @@
 """A coupled instance in virtual time: prefill and decode on the same GPUs, under any batching policy.
 
 It asks its policy for a plan and runs it as one iteration. Where the policy would plan the same again (the same
-decodes, the same piece of a prompt), the iterations up to the next change are one formula and one record, so that
+decodes, the same piece of a prompt), the iterations up to the next change are one formula and one event, so that
 an hour of traffic takes seconds and no token is lost.
 """
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from math import fsum, inf
+from math import inf
 from typing import Any, NamedTuple, TypeAlias
 
 import simpy
 
 from mooncake_lab.batching import BatchingPolicy, CountedBlocks, Instance, Limits, Plan, Progress, Segment
-from mooncake_lab.conductor import DecodeView, PrefillView, ServedView
-from mooncake_lab.core import (
-    DecodeStretch,
-    Finished,
-    FirstToken,
-    Prefilled,
-    Record,
-    Rejected,
-    Request,
-    TracedRequest,
+from mooncake_lab.cluster import (
+    Attempt,
+    AttemptFailed,
+    ChunkDone,
+    DecodeStarted,
+    Event,
+    Preempted,
+    PrefillDropped,
+    RequestDone,
+    StepDone,
 )
+from mooncake_lab.core import CacheChanged, Request, TracedRequest
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.simulation.device_cache import DeviceCache
 from mooncake_lab.simulation.device_memory import CachedBlocks
@@ -34,13 +35,10 @@ from mooncake_lab.simulation.steady import ROUNDING_S, Steady, pace_of
 class CoupledRequest:
     """What a coupled instance knows of a request beside its `Progress`. Mutable: tokens are added to it."""
 
+    attempt: Attempt
     traced: TracedRequest
-    estimated_s: float
-    """How long the Conductor expects its prefill to take."""
-    served: ServedView
-    """The request as the Conductor sees it: when it began to decode here, or is expected to."""
     generated_tokens: int
-    """Tokens that its user has, those of the iterations under way left out."""
+    """Tokens that its client has, those of the iterations under way left out."""
     shown_tokens: int
     """The part of them that came from an instance that failed."""
     begun: bool = False
@@ -79,8 +77,8 @@ class CoupledInstance:
         policy: what runs next.
         limits: of its iterations and its memory.
         cache: computed prompts in the same memory; None reuses none.
-        log: where records go.
-        lost: called for each request that was here when the instance failed, with the tokens its user has.
+        report: told what happened.
+        max_tokens_of: the most tokens of an answer, for policies that reserve room for all of them.
     """
 
     def __init__(
@@ -91,29 +89,29 @@ class CoupledInstance:
         policy: BatchingPolicy,
         limits: Limits,
         cache: DeviceCache | None,
-        log: Callable[[Record], None],
-        lost: Callable[[TracedRequest, int], None] | None = None,
+        report: Callable[[Event], None],
+        *,
+        max_tokens_of: Callable[[TracedRequest], int],
     ) -> None:
         self.name = name
         self.cache = cache
         self.alive = True
-        self.assigned_requests = 0
         self.capacity_tokens = limits.capacity_blocks * limits.block_size_tokens
         """KVCache tokens that fit."""
         self.horizon_s = inf
         """When the run is cut: iterations that repeat end with the last one before it, as in `DecodeInstance`."""
         self._env = env
         self._model = model
-        self._log = log
-        self._lost = lost
-        self._requests: dict[int, CoupledRequest] = {}
+        self._report = report
+        self._max_tokens_of = max_tokens_of
+        self._assigned_requests = 0
+        self._requests: dict[int, CoupledRequest] = {}  # in the order in which they came
         blocks = (
             CountedBlocks(limits.capacity_blocks)
             if cache is None
             else CachedBlocks(limits.capacity_blocks, limits.block_size_tokens, cache, self._request_of)
         )
         self.instance = Instance(policy, limits, blocks)
-        self._loads: tuple[PrefillView, DecodeView] | None = None  # until something changes
         self._under_way: tuple[Plan, Stretch] | None = None
         self._awake: simpy.Event = env.event()
         self._process = env.process(self._live())
@@ -121,46 +119,10 @@ class CoupledInstance:
     def _request_of(self, request_id: int) -> Request:
         return self._requests[request_id].traced.request
 
-    def _present(self) -> list[tuple[Progress, CoupledRequest]]:
-        """Requests here: those that wait, then those that run."""
-        progress = (*self.instance.waiting, *self.instance.running.values())
-        return [(each, self._requests[each.request_id]) for each in progress]
-
-    def matched_blocks(self, request: Request) -> int:
-        """Leading blocks of a prompt that are in its memory."""
-        return 0 if self.cache is None else self.cache.matched(request)
-
-    def view(self, matched_blocks: int) -> tuple[PrefillView, DecodeView]:
-        """What the Conductor may know of this instance in either pool, as of the last change.
-
-        Requests whose prompt is not computed yet are on their way to decode; they are the prefill backlog, too.
-        """
-        if self._loads is None:
-            self._loads = self._loads_now()
-        prefill, decode = self._loads
-        return (prefill._replace(matched_blocks=matched_blocks) if matched_blocks else prefill), decode
-
-    def _loads_now(self) -> tuple[PrefillView, DecodeView]:
-        queued: list[CoupledRequest] = []
-        served: list[ServedView] = []
-        tokens = 0
-        for progress in (*self.instance.waiting, *self.instance.running.values()):
-            request = self._requests[progress.request_id]
-            tokens += max(progress.cached_tokens, request.served.input_tokens)
-            if request.generated_tokens == request.shown_tokens:
-                queued.append(request)
-            else:
-                served.append(request.served)
-        backlog_s = fsum([request.estimated_s for request in queued])
-        coming = tuple([request.served for request in queued])
-        return (
-            PrefillView(self.name, backlog_s, len(queued), self.assigned_requests, 0),
-            DecodeView(self.name, len(queued) + len(served), tokens, self.capacity_tokens, tuple(served), coming),
-        )
-
     def tokens_shown(self) -> dict[int, int]:
         """How many tokens each request here has received by now, those of the iterations under way included."""
-        shown = {progress.request_id: request.generated_tokens for progress, request in self._present()}
+        here = (*(each.request_id for each in self.instance.waiting), *self.instance.running)
+        shown = {request_id: self._requests[request_id].generated_tokens for request_id in here}
         if self._under_way is not None:
             plan, (start_s, pace, steps) = self._under_way
             done = min(steps, pace.steps_within(self._env.now - start_s - ROUNDING_S))
@@ -168,42 +130,31 @@ class CoupledInstance:
                 shown[segment.request_id] += done * segment.emits
         return {request_id: tokens for request_id, tokens in shown.items() if tokens}
 
-    def submit(
-        self,
-        traced: TracedRequest,
-        *,
-        estimated_s: float,
-        starts_s: float,
-        max_tokens: int,
-        shown_tokens: int = 0,
-    ) -> None:
+    def submit(self, attempt: Attempt, traced: TracedRequest, *, shown_tokens: int = 0) -> None:
         """Queue a placed request; the iteration under way ends first.
 
         Args:
-            traced: the request.
-            estimated_s: how long the Conductor expects its prefill to take.
-            starts_s: when the Conductor expects it to decode.
-            max_tokens: the most tokens of its answer, for policies that reserve room for all of them.
-            shown_tokens: tokens that its user has from an instance that failed: they are computed like its prompt.
+            attempt: of the request.
+            traced: the request as it arrived.
+            shown_tokens: tokens that its client has from an instance that failed; they are computed like its
+                prompt.
         """
         request = traced.request
-        served = ServedView(request.id, request.input_tokens + shown_tokens, starts_s)
-        self._requests[request.id] = CoupledRequest(traced, estimated_s, served, shown_tokens, shown_tokens)
+        self._requests[request.id] = CoupledRequest(attempt, traced, shown_tokens, shown_tokens)
         self.instance.enqueue(
             Progress(
                 request_id=request.id,
-                arrival=self.assigned_requests,
+                arrival=self._assigned_requests,
                 prompt_tokens=request.input_tokens,
                 generated_tokens=shown_tokens,
-                max_new_tokens=max_tokens,
+                max_new_tokens=self._max_tokens_of(traced),
             )
         )
-        self.assigned_requests += 1
-        self._loads = None
+        self._assigned_requests += 1
         if not self._awake.triggered:
             self._awake.succeed()
 
-    def die(self) -> None:
+    def stop(self) -> None:
         """Stop: a step that decodes ends, as in `DecodeInstance`; one of prompts alone is lost at once.
 
         The requests here are lost then, the tokens that were shown are not.
@@ -215,13 +166,11 @@ class CoupledInstance:
         try:
             yield from self._serve()
         except simpy.Interrupt:
-            present = sorted(self._present(), key=lambda pair: pair[0].arrival)
-            for _, request in present:
-                if self._lost is not None:
-                    self._lost(request.traced, request.generated_tokens)
+            lost, self._requests, self._under_way = self._requests, {}, None
             self.instance.waiting.clear()
             self.instance.running.clear()
-            self._requests, self._under_way = {}, None
+            for request in lost.values():
+                self._fail(request, "its instance died", retriable=True)
 
     def _serve(self) -> Generator[simpy.Event, Any, None]:
         while True:
@@ -270,16 +219,33 @@ class CoupledInstance:
         return max(1, min(steps, min(left, default=steps)))
 
     def _close(self, plan: Plan, parts: Parts, stretch: Stretch) -> None:
-        """Write down what was computed and let finished requests go."""
-        self._loads = None
+        """Report what was computed, and let finished requests go."""
         self._under_way = None
-        # a recomputation that is complete shows its user one more token, as a decode does
-        decoded = [segment.request_id for request, segment in parts if segment.emits and request.generated_tokens]
+        self._report_decodes(parts, stretch)
+        self.instance.apply(plan, stretch.steps)
+        if self.cache is not None:
+            added, removed = self.cache.take_changes()
+            if added or removed:
+                self._report(CacheChanged(at_s=self._env.now, instance=self.name, added=added, removed=removed))
+        for request, segment in parts:
+            if segment.kind == "prefill":
+                self._report_chunk(request, segment, stretch)
+            if segment.emits:
+                self._emitted(request, stretch.steps)
+
+    def _report_decodes(self, parts: Parts, stretch: Stretch) -> None:
+        """The steps of requests that had tokens before: one more token for each, after a recomputation as well."""
+        decoded = list[int]()
+        for request, segment in parts:
+            if segment.emits and request.generated_tokens:
+                decoded.append(segment.request_id)
+                if request.generated_tokens == request.shown_tokens:  # its first one here
+                    self._report(DecodeStarted(at_s=self._env.now, attempt=request.attempt))
         if decoded:
-            self._log(
-                DecodeStretch(
+            self._report(
+                StepDone(
                     at_s=self._env.now,
-                    instance=self.name,
+                    worker=self.name,
                     start_s=stretch.start_s,
                     steps=stretch.steps,
                     first_step_s=stretch.pace.first_s,
@@ -287,51 +253,61 @@ class CoupledInstance:
                     request_ids=tuple(decoded),
                 )
             )
-        self.instance.apply(plan, stretch.steps)
-        for request, segment in parts:
-            if segment.kind == "prefill":
-                self._prefilled(request, segment, stretch)
-            if segment.emits:
-                self._emitted(request, stretch.steps)
 
-    def _prefilled(self, request: CoupledRequest, segment: Segment, stretch: Stretch) -> None:
+    def _report_chunk(self, request: CoupledRequest, segment: Segment, stretch: Stretch) -> None:
         is_first = not (request.begun or request.preempted)
-        self._log(
-            Prefilled(
+        computed = segment.new_tokens * stretch.steps
+        self._report(
+            ChunkDone(
                 at_s=self._env.now,
-                request_id=segment.request_id,
-                instance=self.name,
+                attempt=request.attempt,
+                worker=self.name,
                 start_s=stretch.start_s,
-                computed_tokens=segment.new_tokens * stretch.steps,
+                computed_tokens=computed,
                 reused_tokens=segment.cached_tokens if is_first else 0,
+                context_tokens=segment.cached_tokens + computed,
             )
         )
         request.begun = True
 
     def _emitted(self, request: CoupledRequest, steps: int) -> None:
         """A request got its first token, or `steps` more."""
-        request_id, now_s = request.traced.request.id, self._env.now
-        if request.generated_tokens == request.shown_tokens:
-            request.served = request.served._replace(starts_s=now_s)
         if not request.generated_tokens:
-            self._log(FirstToken(at_s=now_s, request_id=request_id))
+            self._report(DecodeStarted(at_s=self._env.now, attempt=request.attempt))
         request.generated_tokens += steps
         if request.generated_tokens >= request.output_tokens:
+            request_id = request.traced.request.id
             self.instance.finish(request_id)
             del self._requests[request_id]
-            self._log(Finished(at_s=now_s, request_id=request_id, output_tokens=request.generated_tokens))
+            self._report(RequestDone(at_s=self._env.now, attempt=request.attempt))
 
     def _push_out(self, plan: Plan) -> None:
-        """Write down the requests that can never be served; note the preempted ones."""
-        if plan.rejected or plan.preempted or plan.swapped:
-            self._loads = None
+        """Report the requests that can never be served, and the preempted ones."""
         # first those that waited
         for refusal in sorted(plan.rejected, key=lambda refusal: self._requests[refusal.request_id].begun):
             request = self._requests.pop(refusal.request_id)
             known_tokens = request.traced.request.input_tokens + request.generated_tokens
             stage = "capacity" if known_tokens > self.capacity_tokens else "batching"
-            self._log(
-                Rejected(at_s=self._env.now, request_id=refusal.request_id, stage=stage, reason=refusal.reason)
+            if request.generated_tokens == request.shown_tokens:
+                self._report(PrefillDropped(at_s=self._env.now, attempt=request.attempt, worker=self.name))
+            self._fail(request, refusal.reason, retriable=False, stage=stage)
+        if plan.preempted or plan.swapped:
+            kept = {progress.request_id: progress.cached_tokens for progress in self.instance.waiting}
+            for request_id in (*plan.preempted, *plan.swapped):
+                request = self._requests[request_id]
+                request.begun, request.preempted = False, True
+                self._report(
+                    Preempted(
+                        at_s=self._env.now,
+                        attempt=request.attempt,
+                        worker=self.name,
+                        context_tokens=kept[request_id],
+                    )
+                )
+
+    def _fail(self, request: CoupledRequest, reason: str, *, retriable: bool, stage: str = "failed") -> None:
+        self._report(
+            AttemptFailed(
+                at_s=self._env.now, attempt=request.attempt, reason=reason, retriable=retriable, stage=stage
             )
-        for request_id in (*plan.preempted, *plan.swapped):
-            self._requests[request_id].begun, self._requests[request_id].preempted = False, True
+        )

@@ -67,7 +67,7 @@ class DecodeInstance:
         self._may_join = False  # whether joining would cut it short
         self._timer: simpy.Event | None = None  # when to look again
 
-    def die(self) -> None:
+    def stop(self) -> None:
         """Stop with the step under way; each request that is here is then reported as failed."""
         self.alive = False
         self._wake()

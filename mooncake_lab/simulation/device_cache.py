@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from mooncake_lab.core import BlockKey, Request
-from mooncake_lab.store import BlockStore
+from mooncake_lab.store import BlockStore, Stored
 from mooncake_lab.store.eviction import make_policy
 
 
@@ -26,6 +26,7 @@ class DeviceCache:
         blocks = max(1, capacity_tokens // block_size_tokens)
         self._store = BlockStore[None](capacity_tokens, make_policy(eviction, blocks))
         self._block = block_size_tokens
+        self._changes: dict[BlockKey, bool] = {}  # since they were taken: whether a block came, or else left
 
     @property
     def pinned_tokens(self) -> int:
@@ -53,8 +54,13 @@ class DeviceCache:
         """Share a computed prompt's whole blocks, beyond those held; all that the request holds now."""
         keys = request.block_keys[: request.input_tokens // self._block]
         for position in range(len(held), len(keys)):
-            self._store.put(keys[position], None, size_bytes=self._block, position=position)
-            self._store.pin(keys[position])
+            key = keys[position]
+            put = self._store.put(key, None, size_bytes=self._block, position=position)
+            if isinstance(put, Stored) and not put.was_held:
+                for gone, _ in put.evicted:
+                    self._note(gone, came=False)
+                self._note(key, came=True)
+            self._store.pin(key)
         return keys
 
     def release(self, keys: Iterable[BlockKey]) -> None:
@@ -65,8 +71,21 @@ class DeviceCache:
     def make_room(self, private_tokens: int) -> None:
         """Evict until this many tokens outside the cache fit into the memory beside it."""
         room = self._store.capacity_bytes - private_tokens
-        while self._store.used_bytes > room and self._store.evict() is not None:
-            pass
+        while self._store.used_bytes > room and (gone := self._store.evict()) is not None:
+            self._note(gone[0], came=False)
+
+    def take_changes(self) -> tuple[tuple[BlockKey, ...], tuple[BlockKey, ...]]:
+        """Blocks that came and blocks that left since this was asked last."""
+        if not self._changes:
+            return (), ()
+        changes, self._changes = self._changes.items(), {}
+        return tuple([key for key, came in changes if came]), tuple([key for key, came in changes if not came])
+
+    def _note(self, key: BlockKey, *, came: bool) -> None:
+        if self._changes.get(key, came) is came:
+            self._changes[key] = came
+        else:  # it is again what it was
+            del self._changes[key]
 
     def check(self) -> None:
         """Verify the store's invariants.

@@ -45,7 +45,7 @@ class PrefillInstance:
         self._free_at_s: list[float] = []
         env.process(self._live())
 
-    def die(self) -> None:
+    def stop(self) -> None:
         """Stop at once; what is queued or running here is never finished."""
         self.alive = False
         self._queue.clear()

@@ -1,15 +1,60 @@
-"""What a disaggregated cluster is made of, as plain values: nodes, memory, policies, and who dies when."""
+"""What a simulated cluster is made of, as plain values: nodes, memory, policies, and when instances fail."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from math import isfinite
+from types import MappingProxyType
 from typing import Final, Literal
 
 import simpy
 
-from mooncake_lab.conductor import NEEDS, AdmissionPolicy, AdmitAll, KVCacheCentric, PlacementPolicy, check_needs
-from mooncake_lab.core import SLO
+from mooncake_lab.batching import (
+    VLLM,
+    BatchingPolicy,
+    Limits,
+    Orca,
+    RequestLevel,
+    Sarathi,
+    SarathiServe,
+    SplitFuse,
+    TensorRTLLM,
+    VLLMChunked,
+)
+from mooncake_lab.conductor import (
+    NEEDS,
+    AdmissionPolicy,
+    AdmitAll,
+    FewestRequests,
+    KVCacheCentric,
+    PlacementPolicy,
+    check_needs,
+)
+from mooncake_lab.core import SLO, TracedRequest
+
+DEFAULT_MAX_TOKENS: Final = 2000
+"""What a client that states no max_tokens is taken to allow (assumption B52)."""
+
+COUPLED_SYSTEMS: Final[Mapping[str, tuple[BatchingPolicy, bool]]] = MappingProxyType(
+    {
+        "vllm": (VLLM(), False),
+        "vllm_prefix": (VLLM(), True),
+        "vllm_chunked": (VLLMChunked(chunk_tokens=512), False),
+        "request_level": (RequestLevel(), False),
+        "orca": (Orca(), False),
+        "splitfuse": (SplitFuse(chunk_tokens=512), False),
+        "tensorrt_llm": (TensorRTLLM(), False),
+        "tensorrt_llm_max_utilization": (TensorRTLLM(capacity="max_utilization"), False),
+        "sarathi": (Sarathi(chunk_tokens=512), False),
+        "sarathi_serve": (SarathiServe(chunk_tokens=512), False),
+    }
+)
+"""Coupled systems by the names of the command line: batching policy, and whether prefixes are cached.
+
+FAST'25 §5.1 compares with the first three, testing the two features separately; 512 tokens an iteration is what
+vLLM of that time took for chunked prefill. Those that never preempt (request_level, orca, sarathi, tensorrt_llm)
+reserve prompt and max_tokens of each request.
+"""
 
 _POSITIVE: Final = (
     "prefill_nodes",
@@ -75,7 +120,7 @@ class ClusterSpec:
     placement: PlacementPolicy = field(default_factory=KVCacheCentric)
     failures: tuple[Failure, ...] = ()
     view_age_s: float = 0.0
-    """How old the loads may be on which the Conductor decides (`NoticeBoard`); 0 is always the present."""
+    """How old the loads may be on which the Conductor decides; 0 is always the present."""
     admission: AdmissionPolicy = field(default_factory=AdmitAll)
     slo: SLO = field(default_factory=SLO)
 
@@ -94,6 +139,78 @@ class ClusterSpec:
         check_needs("ClusterSpec", gives, placement=self.placement, admission=self.admission)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoupledSpec:
+    """A cluster whose every instance prefills and decodes, one instance a node (FAST'25 §5.1).
+
+    Raises:
+        ValueError: when a count is not positive, views would be of the future, a trace's block is not a whole
+            number of memory blocks, or a policy needs what coupled instances do not give.
+    """
+
+    nodes: int = 16
+    batching: BatchingPolicy = field(default_factory=VLLM)
+    prefix_caching: bool = False
+    """Keep computed prompts in free GPU memory (vLLM's automatic prefix caching)."""
+    eviction: str = "lru"
+    device_tokens: int = 1_330_000
+    """KVCache that fits into a node's GPU memory."""
+    max_batch_tokens: int = 200_000
+    """Tokens an iteration computes at most; what chunked prefill cuts prompts to is its policy's knob."""
+    max_requests: int = 256
+    max_request_tokens: int = 200_000
+    """The window; the longest requests of the synthetic trace fit."""
+    default_max_tokens: int = DEFAULT_MAX_TOKENS
+    """What a request that states no max_tokens is taken to allow, or the smallest doubling of it that its recorded
+    answer fits into. Policies that reserve for the worst case reserve prompt and max_tokens."""
+    memory_block_tokens: int = 16
+    block_size_tokens: int = 512
+    """Of the trace: what can be shared."""
+    view_age_s: float = 0.0
+    """How old the loads may be on which the Conductor decides; 0 is always the present."""
+    placement: PlacementPolicy = field(default_factory=FewestRequests)
+    """The strongest router that knows nothing of prompts (assumption B39)."""
+    failures: tuple[Failure, ...] = ()
+    admission: AdmissionPolicy = field(default_factory=AdmitAll)
+    slo: SLO = field(default_factory=SLO)
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "device_tokens", "memory_block_tokens", "block_size_tokens", "default_max_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"CoupledSpec.{name} is {getattr(self, name)!r}; at least 1 is needed")
+        refuse_age(self.view_age_s, "CoupledSpec")
+        if self.block_size_tokens % self.memory_block_tokens:
+            raise ValueError(
+                f"CoupledSpec.block_size_tokens is {self.block_size_tokens}, no multiple of memory blocks"
+                f" of {self.memory_block_tokens} tokens"
+            )
+        gives = {"decode_requests", "lengths", "coupled_instances", "priority"}
+        if self.prefix_caching:
+            gives.add("local_prefixes")
+        check_needs("CoupledSpec", gives, placement=self.placement, admission=self.admission)
+
+    @property
+    def limits(self) -> Limits:
+        """What one instance may spend in an iteration."""
+        blocks = self.device_tokens // self.memory_block_tokens
+        return Limits(
+            max_batch_tokens=self.max_batch_tokens,
+            max_requests=self.max_requests,
+            block_size_tokens=self.memory_block_tokens,
+            capacity_blocks=blocks,
+            free_blocks=blocks,
+            max_request_tokens=self.max_request_tokens,
+        )
+
+    def max_tokens_of(self, traced: TracedRequest) -> int:
+        """The most tokens of an answer; a default leaves room for the prompt, as servers' defaults do."""
+        most = traced.max_tokens_or(self.default_max_tokens)
+        if traced.request.max_tokens is None:
+            longest = min(self.max_request_tokens, self.device_tokens)
+            most = max(1, min(most, longest - traced.request.input_tokens + 1))
+        return most
+
+
 def refuse_age(view_age_s: float, owner: str) -> None:
     """Refuse an age of views that is none.
 
@@ -104,17 +221,17 @@ def refuse_age(view_age_s: float, owner: str) -> None:
         raise ValueError(f"{owner}.view_age_s is {view_age_s!r}; allowed are finite times from 0")
 
 
-def plan_deaths(
-    env: simpy.Environment, failures: Iterable[Failure], instances: Collection[str], die: Callable[[str], None]
+def plan_failures(
+    env: simpy.Environment, failures: Iterable[Failure], instances: Collection[str], fail: Callable[[str], None]
 ) -> None:
-    """Let instances die when they should.
+    """Let instances fail when they should.
 
     Raises:
         ValueError: when there is no instance of a name.
     """
 
     def now(name: str, _: simpy.Event) -> None:
-        die(name)
+        fail(name)
 
     for failure in failures:
         if failure.instance not in instances:

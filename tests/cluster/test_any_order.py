@@ -6,10 +6,8 @@ import pytest
 from modelled import RefusesSome, bring_up, make_runtime, request
 
 from mooncake_lab import cluster as c
-from mooncake_lab.conductor import AdmitAll, KVCacheCentric, LoadBalance, Random
+from mooncake_lab.conductor import AdmitAll, CacheAware, FewestRequests, KVCacheCentric, LoadBalance, Random
 from mooncake_lab.core import CacheChanged
-
-WORKERS = ("prefill-0", "prefill-1", "decode-0", "decode-1")
 
 
 def arrive(run, rng):
@@ -79,7 +77,7 @@ def on_the_way(run, rng):
 def step(run, rng):
     name = rng.choice(["decode-0", "decode-1"])
     jobs = [job for job in run.live().values() if job.decoding and job.placement.decode == name]
-    start_s = run.stepped_s.get(name, 0.0)
+    start_s = run.stepped_s[name]
     if name in run.up and jobs and start_s < run.now:
         run.stepped_s[name] = run.now
         steps = rng.randint(1, 4)
@@ -91,6 +89,109 @@ def step(run, rng):
             c.StepDone, worker=name, start_s=start_s, steps=steps, first_step_s=0.1, step_growth_s=0.0,
             request_ids=ids + gone,
         )  # fmt: skip
+
+
+def compute(run, rng, name=None):
+    """A coupled worker ends an iteration: decodes, and pieces of prompts or of what it computes again."""
+    name = name or rng.choice([None, *sorted(run.up)])
+    if name is None:
+        return
+    drop(run, rng, name)
+    start_s = run.stepped_s[name]
+    decodes, pieces = planned(run, rng, name) if start_s < run.now else ([], [])
+    if not decodes and not pieces:
+        return
+    run.stepped_s[name] = run.now
+    live = {job.attempt for job in run.live().values()}
+    emitting = [job for job, computed in pieces if computed == left_of(run, job) and job.attempt in live]
+    resumed = [job for job in emitting if run.tokens[job.attempt.request_id]]
+    for job in resumed:
+        if not job.decoding:
+            started(run, job, name)
+    steps = 1 if pieces else rng.randint(1, 4)
+    step_once(run, name, start_s, [*decodes, *resumed], steps)
+    for job in decodes:
+        job.cached += steps
+    for job, computed in pieces:
+        piece(run, job, computed, name, start_s)
+        if job in emitting and job not in resumed:
+            job.showed_first = True
+            run.tokens[job.attempt.request_id] += 1
+            started(run, job, name)
+    for job in (*decodes, *emitting):
+        assert run.shown(job.attempt.request_id) == run.tokens[job.attempt.request_id]
+
+
+def drop(run, rng, name):
+    """Some prompts whose attempt was given up leave the queue of a coupled worker."""
+    for attempt, job in list(run.prompts[name].items()):
+        if name in job.cancelled and rng.random() < 0.5:
+            del run.prompts[name][attempt]
+            run.tell(c.PrefillDropped, attempt=attempt, worker=name)
+
+
+def left_of(run, job):
+    """Tokens that exist of a request and are not computed at its coupled worker."""
+    return job.command.request.input_tokens + run.steps[job.attempt] + job.showed_first - job.cached
+
+
+def planned(run, rng, name):
+    """Some of the requests that decode at a coupled worker, and pieces of those that have more to compute."""
+    here = [job for job in run.live().values() if job.placement.prefill == name]
+    here += [job for job in run.prompts[name].values() if job not in here]  # cancelled ones
+    here = [job for job in here if left_of(run, job) and rng.random() < 0.7]
+    decodes = [job for job in here if job.decoding and left_of(run, job) == 1]
+    pieces = []
+    for job in here:
+        if job not in decodes:
+            left = left_of(run, job)
+            pieces.append((job, left if rng.random() < 0.5 else rng.randint(1, left)))
+    return decodes, pieces
+
+
+def started(run, job, name):
+    """A request shows its first token at this worker."""
+    job.decoding = job.loaded = True
+    del run.prompts[name][job.attempt]
+    run.tell(c.DecodeStarted, attempt=job.attempt)
+
+
+def step_once(run, name, start_s, jobs, steps):
+    """Each of these requests gets so many tokens."""
+    if not jobs:
+        return
+    for job in jobs:
+        run.steps[job.attempt] += steps
+        run.tokens[job.attempt.request_id] += steps
+    run.tell(
+        c.StepDone, worker=name, start_s=start_s, steps=steps, first_step_s=0.1, step_growth_s=0.0,
+        request_ids=tuple(job.attempt.request_id for job in jobs),
+    )  # fmt: skip
+
+
+def piece(run, job, computed, name, start_s):
+    """A piece of a prompt is computed; what is complete can be shared."""
+    job.cached += computed
+    run.prefilled[job.attempt.request_id] += 1
+    run.tell(
+        c.ChunkDone, attempt=job.attempt, worker=name, start_s=start_s, computed_tokens=computed, reused_tokens=0,
+        context_tokens=job.cached,
+    )  # fmt: skip
+    blocks = set(job.command.request.block_keys) - run.held[name]
+    if blocks and job.cached >= job.command.request.input_tokens:
+        run.held[name] |= blocks
+        before = len(run.log)
+        run.tell(CacheChanged, instance=name, added=tuple(sorted(blocks)))
+        assert len(run.log) == before
+
+
+def preempt(run, rng):
+    """A coupled worker takes a request out of its batch; some of its KVCache may be kept."""
+    job = some(run, rng)
+    if job is not None and job.cached:
+        job.cached = 0 if rng.random() < 0.7 else rng.randint(0, job.cached)
+        name = job.placement.prefill
+        run.tell(c.Preempted, attempt=job.attempt, worker=name, context_tokens=job.cached)
 
 
 def some(run, rng):
@@ -122,17 +223,21 @@ def down(run, rng):
     name = rng.choice(sorted(run.up)) if run.up else None
     if name is not None:
         finishes = rng.random() < 0.5
-        jobs = [job for job in run.live().values() if job.loaded and job.placement.decode == name]
+        coupled = run.up[name] == "coupled"
+        jobs = [job for job in run.live().values() if job.placement.decode == name and (job.loaded or coupled)]
         del run.up[name]
         run.asked = [one for one in run.asked if one != name]
         run.tell(c.WorkerDown, worker=name, finishes_step=finishes)
         if finishes:
+            if coupled:
+                run.now += 0.3
+                compute(run, rng, name)
             for job in jobs:
                 run.tell(c.AttemptFailed, attempt=job.attempt, reason=f"{name} died", retriable=True)
 
 
 def up(run, rng):
-    gone = [name for name in WORKERS if name not in run.up]
+    gone = [name for name in run.names if name not in run.up]
     if gone:
         bring_up(run, rng.choice(gone))
 
@@ -153,7 +258,7 @@ def again(run, rng):
             return  # not a repetition
         if isinstance(event, c.Cancelled | c.ClientStopped | c.WorkerConfirmed):
             return  # they mean the same at any time
-        if isinstance(event, c.PrefillStarted | c.PrefillDone | c.PrefillDropped | c.TimerFired | c.PrefixFetched):
+        if isinstance(event, CHANGE_NOTHING):
             before = len(run.log)
             assert not run.report(event)
             assert len(run.log) == before
@@ -161,6 +266,16 @@ def again(run, rng):
         run.report(event)
 
 
+CHANGE_NOTHING = (
+    c.PrefillStarted,
+    c.PrefillDone,
+    c.PrefillDropped,
+    c.ChunkDone,
+    c.Preempted,
+    c.TimerFired,
+    c.PrefixFetched,
+)
+"""Events of which a repetition leads to no command and no record."""
 ACTIONS = [
     arrive,
     fire,
@@ -198,5 +313,30 @@ def test_laws_hold_in_any_order(seed, waits, first_shown_by):
     for _ in range(150):
         run.now += rng.choice([0.0, 0.3, 1.0])
         rng.choices(ACTIONS, WEIGHTS)[0](run, rng)
+        run.check()
+    run.check_log()
+
+
+COUPLED = ("coupled-0", "coupled-1", "coupled-2")
+COUPLED_ACTIONS = [arrive, fire, compute, preempt, done, fail, leave, down, up, confirm, again]
+COUPLED_WEIGHTS = [4, 6, 24, 3, 3, 1, 1, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("seed", range(40))
+def test_laws_hold_in_any_order_of_coupled_workers(seed, waits):
+    """The same of workers that prefill and decode, with chunks, preemptions and steps that end after a failure."""
+    rng = random.Random(seed)
+    run = make_runtime(
+        COUPLED,
+        placement=rng.choice([CacheAware(), LoadBalance(), Random(), FewestRequests()]),
+        wait_for_workers=waits,
+        schedule_s=rng.choice([0.0, 0.1]),
+        max_attempts=rng.choice([None, 3]),
+        max_inflight_requests=rng.choice([None, 6]),
+    )
+    for _ in range(150):
+        run.now += rng.choice([0.0, 0.3, 1.0])
+        rng.choices(COUPLED_ACTIONS, COUPLED_WEIGHTS)[0](run, rng)
         run.check()
     run.check_log()

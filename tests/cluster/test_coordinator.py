@@ -402,3 +402,132 @@ def test_a_prompt_that_starts_after_its_attempt_was_given_up():
     run.tell(c.Cancelled, request_id=0)
     run.tell(c.PrefillStarted, attempt=c.Attempt(0, 2), worker="prefill-0")
     assert all(prompt.started for prompt in run.coordinator.workers["prefill-0"].prompts.values())
+
+
+def chunk(run, computed, context, attempt=A, lasts_s=1.0):
+    start_s, run.now = run.now, run.now + lasts_s
+    return run.tell(
+        c.ChunkDone, attempt=attempt, worker="coupled-0", start_s=start_s, computed_tokens=computed,
+        reused_tokens=0, context_tokens=context,
+    )  # fmt: skip
+
+
+def coupled_step(run, steps, ids=(0,)):
+    start_s, run.now = run.now, run.now + 1
+    run.tell(
+        c.StepDone, worker="coupled-0", start_s=start_s, steps=steps, first_step_s=0.25, step_growth_s=0.1,
+        request_ids=ids,
+    )  # fmt: skip
+
+
+def test_a_coupled_worker_does_both_stages():
+    """One command places a request; pieces of its prompt are recorded, then it decodes at the same worker."""
+    run = make_runtime(("coupled-0",))
+    (compute,) = arrive(run)
+    assert kinds([compute]) == [c.RunPrefill]
+    worker = run.coordinator.workers["coupled-0"]
+    chunk(run, 1200, 1200)
+    assert run.coordinator.requests[0].phase == "prefilling"
+    assert worker.prefill_view(0, run.now).backlog_s == 2.0  # as long as it was estimated, until it decodes
+    chunk(run, 800, 2000)
+    run.tell(c.DecodeStarted, attempt=A)
+    view = worker.decode_view()
+    assert (worker.prefill_view(0, run.now).queued_requests, view.context_tokens) == (0, 2000)
+    assert view.decoding[0].starts_s == 2.0
+    coupled_step(run, 4)
+    assert worker.decode_view().context_tokens == 2004
+    assert run.tell(c.RequestDone, attempt=A) == (c.Finish(0),)
+    assert kinds(run.log[2:]) == [Prefilled, Prefilled, FirstToken, DecodeStretch, Finished]
+    assert run.log[-1].output_tokens == 5
+
+
+def test_a_preempted_request_keeps_its_tokens():
+    """Its KVCache is gone and grows again with each piece, the tokens that its client has are counted once."""
+    run = make_runtime(("coupled-0",))
+    arrive(run)
+    chunk(run, 2000, 2000)
+    run.tell(c.DecodeStarted, attempt=A)
+    coupled_step(run, 9)
+    worker = run.coordinator.workers["coupled-0"]
+    run.tell(c.Preempted, attempt=A, worker="coupled-0", context_tokens=0)
+    assert worker.decode_view().context_tokens == 2000  # as when it was placed: it needs as much again
+    chunk(run, 2005, 2005)
+    assert worker.decode_view().context_tokens == 2005
+    run.tell(c.Preempted, attempt=A, worker="coupled-0", context_tokens=2005)
+    assert worker.decode_view().context_tokens == 2005
+    start_s = run.now
+    coupled_step(run, 1)
+    run.now = start_s
+    chunk(run, 5, 2010)
+    assert worker.decode_view().context_tokens == 2010
+    run.tell(c.RequestDone, attempt=A)
+    assert run.log[-1].output_tokens == 11
+    assert (worker.context_tokens, worker.missing) == (0, {})
+
+
+def test_a_coupled_worker_ends_its_step_and_goes_down():
+    """Nothing is placed there any more; each of its requests is placed again when it is reported as failed."""
+    run = make_runtime(("coupled-0",))
+    for i in range(2):
+        arrive(run, i)
+    chunk(run, 2000, 2000)
+    run.tell(c.DecodeStarted, attempt=A)
+    bring_up(run, "coupled-1")
+    del run.up["coupled-0"]
+    before = len(run.log)
+    run.tell(c.WorkerDown, worker="coupled-0", finishes_step=True)
+    assert len(run.log) == before
+    coupled_step(run, 1)
+    for i in range(2):
+        run.tell(c.AttemptFailed, attempt=c.Attempt(i, 1), reason="its instance died", retriable=True)
+    again = [record for record in run.log if isinstance(record, Placed)][2:]
+    assert [record.request_id for record in again] == [0, 1]
+    assert {record.prefill_instance for record in again} == {"coupled-1"}
+    assert [run.coordinator.requests[i].request.input_tokens for i in range(2)] == [2002, 2000]
+
+
+def test_an_answer_goes_on_at_a_coupled_worker():
+    """Its next token is one of the step that computed its prompt: there is no step of no length."""
+    run = make_runtime(("coupled-0",))
+    arrive(run)
+    chunk(run, 2000, 2000)
+    run.tell(c.DecodeStarted, attempt=A)
+    coupled_step(run, 4)
+    run.tell(c.AttemptFailed, attempt=A, reason="it failed", retriable=True)
+    again, start_s = c.Attempt(0, 2), run.now
+    run.tell(c.DecodeStarted, attempt=again)
+    assert isinstance(run.log[-1], Placed)
+    coupled_step(run, 1)
+    run.now = start_s
+    chunk(run, 2005, 2005, again)
+    assert kinds(run.log[-2:]) == [DecodeStretch, Prefilled]
+    worker = run.coordinator.workers["coupled-0"]
+    assert worker.decode_view().context_tokens == 2005
+    run.report(RunEnded(at_s=run.now, tokens={0: 6}))
+    assert run.log[-1].tokens == {0: 6}
+    run.tell(c.RequestDone, attempt=again)
+    assert run.log[-1].output_tokens == 6
+
+
+def test_the_cache_of_a_coupled_worker():
+    """Whole blocks can be reused, the last token of a prompt never; changes are not logged."""
+    run = make_runtime(("coupled-0", "coupled-1"))
+    made = request(0)
+    before = len(run.log)
+    run.report(CacheChanged(at_s=0.0, instance="coupled-1", added=made.block_keys))
+    assert len(run.log) == before
+    assert [one.matched_blocks for one in run.coordinator.view(made, 0.0).prefill] == [0, 3]
+    whole = request(1, input_tokens=2048)
+    assert [one.matched_blocks for one in run.coordinator.view(whole, 0.0).prefill] == [0, 3]
+
+
+def test_the_end_of_a_run_counts_what_a_coupled_worker_counts():
+    """A request that was placed again and waits there is counted once, in the worker's order."""
+    run = make_runtime(("coupled-0",))
+    for i in range(2):
+        arrive(run, i)
+        chunk(run, 2000, 2000, c.Attempt(i, 1))
+        run.tell(c.DecodeStarted, attempt=c.Attempt(i, 1))
+    run.tell(c.AttemptFailed, attempt=A, reason="it failed", retriable=True)
+    run.report(RunEnded(at_s=run.now, tokens={1: 1, 0: 1}))
+    assert list(run.log[-1].tokens) == [1, 0]

@@ -78,6 +78,8 @@ class Job:
     start: c.StartDecode | None = None
     loaded: bool = False
     decoding: bool = False
+    cached: int = 0  # of a coupled worker: tokens that it has computed and kept
+    showed_first: bool = False  # whether a coupled worker showed its very first token
     cancelled: set = field(default_factory=set)
 
     @property
@@ -112,7 +114,7 @@ class Runtime:
         )
         self.up, self.timers, self.jobs, self.prompts = {}, [], {}, defaultdict(dict)
         self.steps, self.asked, self.held, self.original = {}, [], defaultdict(set), {}
-        self.prefilled, self.moved = Counter(), Counter()
+        self.prefilled, self.moved, self.tokens = Counter(), Counter(), Counter()
         self.latest, self.assigned, self.stepped_s = {}, Counter(), {}
 
     def tell(self, kind, **what):
@@ -210,6 +212,8 @@ class Runtime:
             here = {i: job for i, job in live.items() if job.placement.decode == name}
             contexts = {i: job.command.request.input_tokens + self.steps[job.attempt] for i, job in here.items()}
             assert worker.contexts == contexts
+            if role == "coupled":
+                contexts = {i: max(job.command.request.input_tokens, job.cached) for i, job in here.items()}
             seen = worker.decode_view()
             assert (seen.name, seen.requests, seen.context_tokens) == (name, len(here), sum(contexts.values()))
             assert {one.request_id for one in seen.coming} == {i for i, job in here.items() if not job.loaded}
@@ -272,6 +276,7 @@ class Runtime:
 def make_runtime(workers=("prefill-0", "prefill-1", "decode-0", "decode-1"), **knobs):
     """A runtime of a spec, with the workers that are named."""
     runtime = Runtime(c.CoordinatorSpec(**({"placement": KVCacheCentric(), "slo": SLO()} | knobs)))
+    runtime.names = workers
     for name in workers:
         bring_up(runtime, name)
     return runtime
@@ -283,7 +288,7 @@ def bring_up(runtime, name):
     runtime.up[name] = role
     runtime.prompts.pop(name, None)
     runtime.latest.pop(name, None)
-    runtime.stepped_s.pop(name, None)
+    runtime.stepped_s[name] = runtime.now
     runtime.assigned[name] = 0
     runtime.held[name] = set()
     return runtime.tell(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mooncake_lab.core import SLO, Arrived
 from mooncake_lab.experiments.paper_node import paper_node_latency
 from mooncake_lab.metrics import RunningSummary, run_summary
-from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledCluster, CoupledSpec
+from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledSpec
 from mooncake_lab.workload import load
 
 MODEL, STRICT = paper_node_latency(), SLO(ttft_s=3.0, tbt_s=0.05)
@@ -24,9 +24,9 @@ def test_read_one_by_one_the_numbers_are_the_same(tbt, until_s, coupled):
     """Served, rejected and still running requests count as in `run_summary`, for both papers' definitions."""
     trace = load("conversation").head(250)
     spec = CoupledSpec(nodes=10) if coupled else ClusterSpec(prefill_nodes=2, decode_nodes=2, decode_tokens=60_000)
-    kept = (CoupledCluster if coupled else Cluster)(spec, MODEL).run(trace.requests(), until_s)
+    kept = Cluster(spec, MODEL).run(trace.requests(), until_s)
     running = RunningSummary(STRICT, tbt)
-    streamed = (CoupledCluster if coupled else Cluster)(spec, MODEL, log=running.read)
+    streamed = Cluster(spec, MODEL, log=running.read)
     assert streamed.run(trace.requests(), until_s) == []
     expected = run_summary(kept, STRICT, tbt=tbt)
     assert running.numbers() == {name: pytest.approx(value) for name, value in expected.items()}

@@ -7,7 +7,7 @@ from mooncake_lab.conductor import KVCacheCentric, Placement, Random, decide
 from mooncake_lab.core import DecodeStretch, Rejected, Request, TracedRequest, blocks_for
 from mooncake_lab.metrics import check_log
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
-from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledCluster, CoupledSpec
+from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledSpec
 
 MODEL = LatencyModel(
     name="by hand",
@@ -38,7 +38,7 @@ def outcome(log):
 def test_both_clusters_reject_the_same_for_the_same_reason(input_tokens, output_tokens):
     """A prompt that cannot fit is never placed; an answer that outgrows the memory ends where it is full."""
     apart = Cluster(ClusterSpec(prefill_nodes=1, decode_nodes=1, decode_tokens=CAPACITY), MODEL)
-    coupled = CoupledCluster(CoupledSpec(nodes=1, device_tokens=CAPACITY), MODEL)
+    coupled = Cluster(CoupledSpec(nodes=1, device_tokens=CAPACITY), MODEL)
     ends = outcome(apart.run([one(input_tokens, output_tokens)]))
     assert ends == outcome(coupled.run([one(input_tokens, output_tokens)]))
     needed = input_tokens + output_tokens - 1

@@ -45,7 +45,7 @@ from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLa
 from mooncake_lab.simulation import (
     COUPLED_SYSTEMS,
     DEFAULT_MAX_TOKENS,
-    CoupledCluster,
+    Cluster,
     CoupledInstance,
     CoupledSpec,
     DeviceCache,
@@ -201,7 +201,7 @@ class TestEveryPolicy:
     @given(rows=ROWS, capacity=CAPACITY)
     def test_every_token_comes_when_the_slow_simulator_says(self, policy, rows, capacity):
         """Fast-forwarding changes no token's time, under any policy, with much memory and with little."""
-        log = CoupledCluster(spec(policy, capacity), MODEL).run(requests(rows))
+        log = Cluster(spec(policy, capacity), MODEL).run(requests(rows))
         assert check_log(log) == ()
         times = dict(token_times_s(log))
         expected = OneByOne(policy, rows, capacity).run()
@@ -215,17 +215,17 @@ class TestEveryPolicy:
         """With prefixes shared through GPU memory, one step at a time gives the same log of tokens."""
         shared = requests(rows, families=[i % family for i in range(len(rows))])
         knobs = spec(policy, capacity, prefix_caching=True)
-        cluster = CoupledCluster(knobs, MODEL)
+        cluster = Cluster(knobs, MODEL)
         fast = dict(token_times_s(cluster.run(shared)))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(CoupledInstance, "_steady_steps", lambda *_: 1)
-            slow_log = CoupledCluster(knobs, MODEL).run(shared)
+            slow_log = Cluster(knobs, MODEL).run(shared)
         slow = dict(token_times_s(slow_log))
         assert set(fast) == set(slow)
         for i, when in slow.items():
             np.testing.assert_allclose(fast[i], when, rtol=0, atol=1e-9)
         assert check_log(cluster.log) == ()
-        (instance,) = cluster.instances.values()
+        (instance,) = cluster.coupled.values()
         instance.cache.check()
         assert instance.cache.pinned_tokens == 0
 
@@ -234,7 +234,7 @@ class TestByHand:
     def test_a_prompt_stalls_decodes_under_vllm(self):
         """Prefill-first: the second prompt is computed between two tokens of the first request."""
         rows = [(0.0, 64, 3), (0.7, 128, 1)]
-        log = CoupledCluster(spec(VLLM(), 4096), MODEL).run(requests(rows))
+        log = Cluster(spec(VLLM(), 4096), MODEL).run(requests(rows))
         first = 0.5 + max(0.25, 64 / 512) + 64**2 / 2**20
         stall = 0.5 + max(0.25, 128 / 512) + 128**2 / 2**20
         times = dict(token_times_s(log))[0]
@@ -244,16 +244,14 @@ class TestByHand:
     def test_a_second_turn_reuses_the_first(self):
         """Prefix caching computes only what the cache does not hold; whole blocks, and never the last token."""
         rows = [(0.0, 64, 1), (20.3, 96, 1), (40.3, 64, 1)]
-        log = CoupledCluster(spec(VLLM(), 4096, prefix_caching=True), MODEL).run(
-            requests(rows, families=[0, 0, 0])
-        )
+        log = Cluster(spec(VLLM(), 4096, prefix_caching=True), MODEL).run(requests(rows, families=[0, 0, 0]))
         spans = [(r.computed_tokens, r.reused_tokens) for r in log if isinstance(r, Prefilled)]
         assert spans == [(64, 0), (32, 64), (32, 32)]
 
     def test_what_is_only_kept_makes_room(self):
         """A request that needs all memory evicts what nobody uses."""
         rows = [(0.0, 160, 1), (20.3, 300, 4), (80.3, 160, 1)]
-        log = CoupledCluster(spec(VLLM(), 352, prefix_caching=True), MODEL).run(requests(rows, families=[0, 1, 0]))
+        log = Cluster(spec(VLLM(), 352, prefix_caching=True), MODEL).run(requests(rows, families=[0, 1, 0]))
         spans = [r.reused_tokens for r in log if isinstance(r, Prefilled)]
         assert spans == [0, 0, 0]
         assert sum(isinstance(r, Finished) for r in log) == 3
@@ -266,7 +264,7 @@ class TestPreempted:
         computed = {}
         for caching in (False, True):
             knobs = CoupledSpec(nodes=1, prefix_caching=caching, device_tokens=40_000)
-            log = CoupledCluster(knobs, MODEL).run(alone)
+            log = Cluster(knobs, MODEL).run(alone)
             assert run_summary(log, SLO())["token_hit_rate"] == 0.0
             computed[caching] = sum(r.computed_tokens for r in log if isinstance(r, Prefilled))
         assert computed[False] > computed[True] > 8 * 4097  # some were preempted, and found their blocks
@@ -275,7 +273,7 @@ class TestPreempted:
         """A request that is preempted keeps the hits of its first admission, once."""
         rows = [(0.0, 4097, 1), *((60.3, 4097, 3000) for _ in range(8))]
         knobs = CoupledSpec(nodes=1, prefix_caching=True, device_tokens=40_000)
-        log = CoupledCluster(knobs, MODEL).run(requests(rows, block=512, families=[0, *range(8)]))
+        log = Cluster(knobs, MODEL).run(requests(rows, block=512, families=[0, *range(8)]))
         spans = [(r.request_id, r.reused_tokens) for r in log if isinstance(r, Prefilled)]
         assert len(spans) > len(rows)
         assert [(i, reused) for i, reused in spans if reused] == [(1, 4096)]
@@ -284,7 +282,7 @@ class TestPreempted:
     @given(rows=ROWS, capacity=CAPACITY, policy=st.sampled_from(list(POLICIES.values())))
     def test_without_sharing_there_is_no_hit(self, rows, capacity, policy):
         """Whatever is preempted under whatever policy: requests that share nothing hit nothing."""
-        log = CoupledCluster(spec(policy, capacity, prefix_caching=True), MODEL).run(requests(rows))
+        log = Cluster(spec(policy, capacity, prefix_caching=True), MODEL).run(requests(rows))
         assert not any(r.reused_tokens for r in log if isinstance(r, Prefilled))
 
 
@@ -304,14 +302,14 @@ def test_a_fetching_policy_that_declares_nothing_is_refused_when_it_fetches():
     rows = [(0.0, 64, 1), (0.1, 300, 200), (30.3, 96, 1), (30.4, 96, 1), (30.5, 96, 1)]
     knobs = CoupledSpec(nodes=2, prefix_caching=True, block_size_tokens=32, placement=Undeclared())
     with pytest.raises(ValueError, match="do not share their caches"):
-        CoupledCluster(knobs, MODEL).run(requests(rows, families=[0, 1, 0, 0, 0]))
+        Cluster(knobs, MODEL).run(requests(rows, families=[0, 1, 0, 0, 0]))
 
 
 def test_one_instance_does_both_stages():
     """A request placed on a coupled instance prefills and decodes there."""
     rows = [(0.1 * i, 64, 5) for i in range(6)]
     knobs = CoupledSpec(nodes=3, block_size_tokens=32, placement=LoadBalance("assigned_requests"))
-    log = CoupledCluster(knobs, MODEL).run(requests(rows))
+    log = Cluster(knobs, MODEL).run(requests(rows))
     placed = [r for r in log if r.__struct_config__.tag == "placed"]
     assert all(r.prefill_instance == r.decode_instance for r in placed)
     assert len({r.prefill_instance for r in placed}) == 3
@@ -329,7 +327,7 @@ def largest_batch(name, limit, **knobs):
         replace(each, request=replace(each.request, max_tokens=limit))
         for each in requests([(0.001 * i, 96, 50) for i in range(40)])
     ]
-    log = CoupledCluster(CoupledSpec(batching=policy, **knobs), MODEL).run(asked)
+    log = Cluster(CoupledSpec(batching=policy, **knobs), MODEL).run(asked)
     assert sum(isinstance(r, Finished) for r in log) == 40
     return max(len(r.request_ids) for r in log if isinstance(r, DecodeStretch))
 
@@ -364,7 +362,7 @@ def test_reserving_stays_near_what_pages_do():
         numbers = RunningSummary(SLO())
         spec = CoupledSpec(nodes=8, batching=policy, **knobs)
         trace = make_twin("conversation", requests=600)
-        CoupledCluster(spec, paper_node_latency(), log=numbers.read).run(trace.requests())
+        Cluster(spec, paper_node_latency(), log=numbers.read).run(trace.requests())
         return numbers.numbers()["ttft_mean_s"]
 
     paged = mean_ttft_s("vllm")
@@ -412,7 +410,7 @@ OVERLOAD = [
 def test_policies_of_the_decode_load_refuse_under_overload(admission):
     """The views of coupled instances show who decodes and who is on the way, so policies that look there act."""
     limits, model = SLO(ttft_s=30.0, tbt_s=0.03), paper_node_latency()
-    cluster = CoupledCluster(CoupledSpec(nodes=2, admission=admission, slo=limits), model)
+    cluster = Cluster(CoupledSpec(nodes=2, admission=admission, slo=limits), model)
     log = cluster.run(OVERLOAD)
     assert check_log(log) == ()
     assert sum(isinstance(r, Rejected) for r in log) > 30
@@ -422,7 +420,7 @@ def test_views_show_who_decodes_and_who_is_on_the_way():
     """A request is on its way until its prompt is computed, then it decodes since then; its context is counted."""
     rows = [(0.0, 64, 40), (8.3, 96, 40), (8.4, 128, 40)]
     views = []
-    cluster = CoupledCluster(spec(VLLM(), 4096), MODEL, seen=lambda _, view: views.append(view))
+    cluster = Cluster(spec(VLLM(), 4096), MODEL, seen=lambda _, view: views.append(view))
     log = cluster.run(requests(rows))
     first_s = next(r.at_s for r in log if isinstance(r, FirstToken) and r.request_id == 0)
     (decode,) = views[2].decode

@@ -20,7 +20,7 @@ from mooncake_lab.core import (
 )
 from mooncake_lab.metrics import check_log, token_times_s
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
-from mooncake_lab.simulation import COUPLED_SYSTEMS, CoupledCluster, CoupledInstance, CoupledSpec, Failure
+from mooncake_lab.simulation import COUPLED_SYSTEMS, Cluster, CoupledInstance, CoupledSpec, Failure
 
 STEP_S, PROMPT_S = 0.25, 2.0
 MODEL = LatencyModel(
@@ -63,7 +63,7 @@ def run(rows, deaths, name="vllm", model=MODEL, **knobs):
         block_size_tokens=64,
         failures=tuple(Failure(*death) for death in deaths),
     )
-    return CoupledCluster(replace(spec, **knobs), model).run(requests_of(rows, 64))
+    return Cluster(replace(spec, **knobs), model).run(requests_of(rows, 64))
 
 
 @pytest.mark.parametrize("name", COUPLED_SYSTEMS)
@@ -167,8 +167,6 @@ def test_the_conductor_decides_on_the_prompt_with_the_tokens_shown():
     spec = CoupledSpec(
         nodes=2, batching=policy, block_size_tokens=64, failures=(Failure("coupled-0", PROMPT_S + 4.5 * STEP_S),)
     )
-    CoupledCluster(spec, MODEL, seen=lambda request, _: seen.append(request)).run(
-        requests_of([(0.0, 1024, 100, 0)], 64)
-    )
+    Cluster(spec, MODEL, seen=lambda request, _: seen.append(request)).run(requests_of([(0.0, 1024, 100, 0)], 64))
     assert [request.input_tokens for request in seen] == [1024, 1024 + 6]
     assert seen[1].block_keys[:16] == seen[0].block_keys

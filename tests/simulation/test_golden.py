@@ -23,7 +23,6 @@ from mooncake_lab.simulation import (
     COUPLED_SYSTEMS,
     Cluster,
     ClusterSpec,
-    CoupledCluster,
     CoupledSpec,
     Failure,
     PipelineSpec,
@@ -59,7 +58,7 @@ def coupled(nodes, name, until_s=None, **knobs):
     """A coupled system by name."""
     policy, caching = COUPLED_SYSTEMS[name]
     spec = CoupledSpec(nodes=nodes, batching=policy, prefix_caching=caching, **knobs)
-    return lambda trace: digest(CoupledCluster(spec, paper_node_latency()).run(trace.requests(), until_s))
+    return lambda trace: digest(Cluster(spec, paper_node_latency()).run(trace.requests(), until_s))
 
 
 def cases(nodes, horizon_s):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mooncake_lab.batching import VLLM, Orca, Sarathi, SarathiServe, SplitFuse, VLLMChunked
 from mooncake_lab.core import SLO, DecodeStretch, Request, RunEnded, TracedRequest
 from mooncake_lab.metrics import check_log, run_summary, token_times_s
-from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledCluster, CoupledSpec, Failure
+from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledSpec, Failure
 
 HORIZONS = st.floats(0.05, 12.0)
 BATCHING = (VLLM(), VLLMChunked(chunk_tokens=512), Sarathi(), SarathiServe(), SplitFuse(), Orca())
@@ -45,7 +45,7 @@ def assert_conserved(make, requests, horizon_s):
 CLUSTERS = {
     "disaggregated": lambda: Cluster(ClusterSpec(prefill_nodes=8, decode_nodes=1), REALISTIC),
     "pipelined": lambda: Cluster(ClusterSpec(prefill_nodes=8, prefill_group=4, decode_nodes=2), REALISTIC),
-    "coupled": lambda: CoupledCluster(CoupledSpec(nodes=1), REALISTIC),
+    "coupled": lambda: Cluster(CoupledSpec(nodes=1), REALISTIC),
 }
 
 
@@ -93,7 +93,7 @@ def test_coupled_tokens_are_conserved_at_any_horizon(rows, batching, caching, de
         nodes=2, batching=batching, prefix_caching=caching, device_tokens=8000, max_request_tokens=6000,
         max_batch_tokens=8000, failures=tuple(deaths),
     )  # fmt: skip
-    assert_conserved(lambda: CoupledCluster(spec, REALISTIC), requests_of(rows), horizon_s)
+    assert_conserved(lambda: Cluster(spec, REALISTIC), requests_of(rows), horizon_s)
 
 
 @pytest.mark.parametrize("make", CLUSTERS.values(), ids=CLUSTERS)

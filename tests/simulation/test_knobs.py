@@ -10,7 +10,7 @@ from mooncake_lab.core import SLO, Placed, Rejected, Request, TracedRequest, blo
 from mooncake_lab.experiments.paper_node import paper_node_latency
 from mooncake_lab.metrics import check_log
 from mooncake_lab.perf import LinkLatency
-from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledCluster, CoupledSpec, Failure
+from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledSpec, Failure
 
 MODEL = dataclasses.replace(paper_node_latency(), ssd=LinkLatency(6e9), transfer=LinkLatency(1e10))
 BASE = ClusterSpec(
@@ -108,9 +108,9 @@ def test_turning_a_knob_of_coupled_instances_moves_the_result(knob):
         base = dataclasses.replace(COUPLED, batching=Orca())
     if knob == "max_request_tokens":  # the window, as far as clients ask for so much
         base = dataclasses.replace(COUPLED, batching=Orca(), default_max_tokens=200_000)
-    log = CoupledCluster(dataclasses.replace(base, **{knob: OTHER_COUPLED[knob]}), MODEL).run(traffic())
+    log = Cluster(dataclasses.replace(base, **{knob: OTHER_COUPLED[knob]}), MODEL).run(traffic())
     assert check_log(log) == ()
-    assert log != CoupledCluster(base, MODEL).run(traffic())
+    assert log != Cluster(base, MODEL).run(traffic())
 
 
 def test_the_base_of_this_test_has_something_of_everything(base_log):
@@ -127,7 +127,7 @@ def test_recorded_views_give_the_recorded_decisions(age_s, coupled):
     if coupled:
         died = (Failure("coupled-1", 10.0),)
         spec = CoupledSpec(nodes=4, device_tokens=150_000, view_age_s=age_s, failures=died)
-        cluster = CoupledCluster(spec, MODEL, seen=lambda request, view: seen.append((request, view)))
+        cluster = Cluster(spec, MODEL, seen=lambda request, view: seen.append((request, view)))
     else:
         spec = dataclasses.replace(BASE, view_age_s=age_s, failures=OTHER["failures"])
         belief = NoisyEstimator(Cluster(spec, MODEL).estimate, 0.3)

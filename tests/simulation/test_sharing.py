@@ -9,7 +9,7 @@ from families import requests_of
 from mooncake_lab.conductor import KVCacheCentric, LoadBalance, Placement
 from mooncake_lab.core import FirstToken, Moved, Prefilled
 from mooncake_lab.perf import LinkLatency, model_shape
-from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledCluster, CoupledSpec, Failure
+from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledSpec, Failure
 
 KV_BYTES = model_shape("llama3-70b").kv_bytes_per_token
 LONG = 2048
@@ -23,7 +23,7 @@ def test_prompts_that_wait_together_are_packed_everywhere():
     """Prompts that wait when an iteration ends are computed in one, on a prefill node as on a coupled node."""
     requests = requests_of([(0.0, 4000, 1, 0), (0.1, 64, 1, 1), (0.1, 64, 1, 2), (0.1, 64, 1, 3)])
     clusters = (
-        CoupledCluster(CoupledSpec(nodes=1), REALISTIC),
+        Cluster(CoupledSpec(nodes=1), REALISTIC),
         Cluster(ClusterSpec(prefill_nodes=1, decode_nodes=1), REALISTIC),
     )
     for cluster in clusters:

@@ -6,7 +6,7 @@ from mooncake_lab.conductor import LoadBalance
 from mooncake_lab.core import Placed, Request, TracedRequest
 from mooncake_lab.metrics import check_log
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
-from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledCluster, CoupledSpec, Failure
+from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledSpec, Failure
 
 MODEL = LatencyModel(
     name="by hand",
@@ -36,7 +36,7 @@ def disaggregated(**knobs):
     return Cluster(ClusterSpec(prefill_nodes=2, decode_nodes=2, placement=LoadBalance(), **knobs), MODEL)
 
 
-class TestNoticeBoard:
+class TestOldViews:
     def test_present_views_spread_the_load(self):
         """With views of the present each request goes where less is queued."""
         assert where(disaggregated(), arriving(0.0, 0.1, 0.2, 0.3)) == ["prefill-0", "prefill-1"] * 2
@@ -62,10 +62,10 @@ class TestNoticeBoard:
         )
         assert chosen == ["prefill-0"] * 2 + ["prefill-1"] * 3  # two are placed again
 
-    def test_coupled_instances_have_a_board_too(self):
+    def test_views_of_coupled_instances_are_as_old(self):
         """The knob is one of both clusters."""
         spread, herd = (
-            where(CoupledCluster(CoupledSpec(nodes=2, view_age_s=age_s), MODEL), arriving(0.0, 0.1, 0.2, 0.3))
+            where(Cluster(CoupledSpec(nodes=2, view_age_s=age_s), MODEL), arriving(0.0, 0.1, 0.2, 0.3))
             for age_s in (0.0, 1.0)
         )
         assert spread == ["coupled-0", "coupled-1"] * 2

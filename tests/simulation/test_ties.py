@@ -8,10 +8,10 @@ from drawn import REALISTIC, REQUESTS, clusters
 from families import requests_of
 from hypothesis import given, settings
 
-from mooncake_lab.cluster import WorkerState
+from mooncake_lab.cluster import Attempt, WorkerState
 from mooncake_lab.conductor import LoadBalance
 from mooncake_lab.core import Placed, Request, TracedRequest, blocks_for
-from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledCluster, CoupledSpec
+from mooncake_lab.simulation import Cluster, ClusterSpec
 
 
 def burst_then_calm(calm):
@@ -49,12 +49,11 @@ def test_a_backlog_is_the_sum_of_what_is_queued(rows, spec):
 
 
 def test_the_order_of_a_queue_does_not_count():
-    """Coupled instances with the same prompts in another order have equal backlogs, to the last bit."""
-    cluster = CoupledCluster(CoupledSpec(nodes=2), REALISTIC)
-    made = requests_of([(0.0, 512, 1, 0)] * 3)
+    """Workers with the same prompts in another order have equal backlogs, to the last bit."""
+    workers = [WorkerState("coupled-0", "coupled"), WorkerState("coupled-0", "coupled")]
     seconds = (0.1, 0.2, 0.3)
-    for instance, order in zip(cluster.instances.values(), (seconds, seconds[::-1]), strict=True):
-        for traced, estimated_s in zip(made, order, strict=True):
-            instance.submit(traced, estimated_s=estimated_s, starts_s=0.0, max_tokens=1)
-    forward, backward = (instance.view(0)[0].backlog_s for instance in cluster.instances.values())
+    for worker, order in zip(workers, (seconds, seconds[::-1]), strict=True):
+        for request_id, estimated_s in enumerate(order):
+            worker.add_prompt(Attempt(request_id, 1), estimated_s)
+    forward, backward = (worker.prefill_view(0, 0.0) for worker in workers)
     assert forward == backward
