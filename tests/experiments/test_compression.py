@@ -10,7 +10,7 @@ from mooncake_lab.compression import MiniCache
 from mooncake_lab.experiments import compression as topic
 from mooncake_lab.experiments import compression_costs as costs
 from mooncake_lab.experiments import run, vary
-from mooncake_lab.experiments.compression_beside_papers import minicache_compression, shipped_share
+from mooncake_lab.experiments.compression_beside_papers import beside_papers, minicache_compression, shipped_share
 from mooncake_lab.experiments.compression_table import main, measured, weights_digest
 from mooncake_lab.paper import claims
 from mooncake_lab.perf import HARDWARE
@@ -136,10 +136,26 @@ def test_shipped_schedules_keep_more_than_the_paper_prints():
     assert shipped_share(0.8, 40, 512, every=2) == pytest.approx(0.723, abs=0.002)
 
 
+def layers_of(model, *cosines):
+    """Rows as `LayerSimilarity` gives them, one cosine per pair of layers, the shallowest pair first."""
+    return pd.DataFrame({"model": model, "shallow": range(len(cosines)), "cosine": cosines})
+
+
 def test_every_claim_of_the_topic_is_in_the_table():
-    """The comparison has a row for each claim of this chapter, by id."""
-    topic_claims = {each.id for each in claims() if each.chapter == "14_compression"}
-    assert topic_claims == {f"C0{number}" for number in range(1, 9)}
+    """The comparison decides each claim of this chapter once, by id."""
+    rows = beside_papers(topic.accuracy(measured()), layers_of("lab-recall", 0.1, 0.2, 0.3)).rows
+    assert sorted(row.claim for row in rows if row.decides) == sorted(
+        each.id for each in claims() if each.chapter == "14_compression"
+    )
+
+
+def test_only_the_trained_models_layers_stand_for_minicache():
+    """C07 is the mean over the deeper pairs of the trained model, also if the table has a random model as well."""
+    trained, chance = layers_of("lab-recall", 0.1, 0.2, 0.4), layers_of("random:lab-recall", -0.5, -0.6, -0.7)
+    for similar in (trained, pd.concat([trained, chance], ignore_index=True)):
+        table = beside_papers(topic.accuracy(measured()), similar)
+        (row,) = (row for row in table.rows if row.claim == "C07")
+        assert row.ours == pytest.approx((0.2 + 0.4) / 2)
 
 
 def test_minicache_holds_what_its_layers_hold():
