@@ -110,11 +110,7 @@ def serve(
     from mooncake_lab.serving.launch.local import WorkerError
 
     if admission == "none":
-        refuse_typed(
-            context,
-            ["ttft_slo", "tbt_slo"],
-            "the limits are for --admission, and --admission none does not use them",
-        )
+        refuse_typed(context, ["ttft_slo", "tbt_slo"], "--admission none uses no limits")
     spec = live_spec(
         context, prefill=prefill, decode=decode, coupled=coupled, placement=placement, admission=admission,
         ttft_slo=ttft_slo, tbt_slo=tbt_slo, seed=seed, model=model, batching=batching, device=device, dtype=dtype,
@@ -129,8 +125,8 @@ def serve(
     def opened(url: str) -> None:
         name = model if served_model_name is None else f"{model} as {served_model_name}"
         made = [] if token is None or token_file is not None else [f"bearer token: {token}"]
-        says = f"serving {name} at {url}/v1 with {', '.join(spec.roles)}"
-        typer.echo("\n".join([says, *_warnings(host, token, transfer), *made]), err=True)
+        first = f"serving {name} at {url}/v1 with {', '.join(spec.roles)}"
+        typer.echo("\n".join([first, *_warnings(host, token, transfer), *made]), err=True)
 
     ending = functools.partial(_tell_ending, drain)
     try:
