@@ -21,6 +21,7 @@ from mooncake_lab.conductor import (
     ServedView,
     WithinSLO,
     full_decode_s,
+    named_admission,
     share_longer,
 )
 from mooncake_lab.conductor.admission import (
@@ -132,7 +133,7 @@ class TestLoadPredicted:
 
 class TestLearnedLengths:
     BOOK = LengthHistogram()
-    for _tokens in (8, 30, 30, 100, 200) * 8:
+    for _tokens in (1, 8, 30, 30, 100, 200) * 8:
         BOOK = BOOK.with_answer(200, _tokens)
 
     @pytest.mark.parametrize("arrival_s", [100.0, 103.0])
@@ -186,6 +187,14 @@ class TestDecodeTime:
             )  # fmt: skip
             assert isinstance(decision, Placement) is admitted
 
+    def test_a_request_that_stays_counts_once(self):
+        """One that decodes and one that asks are two, on an instance that is full with three."""
+        seen = view(decode("d0", [(1, 99.0)]))
+        decision = PredictiveRejection(decode_s=8.0).admit(
+            request(), placement(2.0), seen, estimate=PerRequest(), slo=SLO(ttft_s=50.0, tbt_s=0.75)
+        )
+        assert isinstance(decision, Placement)
+
 
 @given(st.integers(0, 20), st.integers(1, 20), st.floats(0.1, 2.0))
 def test_the_adaptive_threshold_falls_by_the_share_refused(refused, received, gain):
@@ -220,6 +229,12 @@ def test_a_class_has_its_threshold_and_higher_ones_the_last(priority, threshold)
             slo=SLO(ttft_s=10.0, tbt_s=10.0),
         )  # fmt: skip
         assert isinstance(decision, Placement) is admitted
+
+
+def test_a_named_policy_has_the_decode_time_it_is_given():
+    """Only prediction with one decode time for all requests takes it; the others keep their defaults."""
+    assert named_admission("predictive", decode_s=3.0) == PredictiveRejection(decode_s=3.0)
+    assert named_admission("early", decode_s=3.0) == EarlyRejection()
 
 
 def test_the_default_knobs():

@@ -25,7 +25,7 @@ FLOWS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(FLOWS, st.none() | st.tuples(st.floats(0, 10), st.sampled_from("abcd")))
 def test_cards_are_as_new_when_all_is_over(flows, cancelled):
     """Released, finished and cancelled flows leave no trace on a card, not even one of rounding."""
@@ -65,6 +65,42 @@ def test_cards_are_as_new_when_all_is_over(flows, cancelled):
     for card in (*network._sending.values(), *network._receiving.values()):
         assert (card.greedy, card.paced, card.crowded) == (0, 0, False)
         assert card.rest_bytes_per_s == card.bytes_per_s == 100.0
+
+
+def arrivals_s(flows, unit):
+    """When each flow arrives, with `unit` times as many bytes everywhere."""
+    env = simpy.Environment()
+    network = Network(env, 100.0 * unit)
+    arrived = {}
+
+    def flow(i, start_s, source, destination, size, pace, release_s):
+        yield env.timeout(start_s)
+        sent = network.transfer(source, destination, size * unit, most_bytes_per_s=pace * unit)
+        env.timeout(release_s).callbacks.append(lambda _: network.release(sent))
+        yield sent
+        arrived[i] = env.now
+
+    for i, row in enumerate(flows):
+        env.process(flow(i, *row))
+    env.run()
+    return arrived
+
+
+@settings(max_examples=40, deadline=None)
+@given(FLOWS)
+def test_times_do_not_depend_on_the_unit_of_bytes(flows):
+    """With a thousandth of the bytes on cards that are a thousand times slower, every flow arrives as before."""
+    assert arrivals_s(flows, 0.001) == pytest.approx(arrivals_s(flows, 1.0), rel=1e-9, abs=1e-6)
+
+
+def test_paced_flows_leave_the_rest_of_a_slow_card():
+    """One flow of 0.2 bytes/s leaves two others 0.4 each on a card of 1 byte/s; it ends when it is released."""
+    flows = [
+        (0.0, "a", "c", 80.0, 20.0, 4.0),
+        (0.0, "a", "c", 160.0, math.inf, 1.0),
+        (0.0, "a", "d", 160.0, math.inf, 1.0),
+    ]
+    assert arrivals_s(flows, 0.01) == {0: pytest.approx(4.0), 1: pytest.approx(4.0), 2: pytest.approx(4.0)}
 
 
 def test_a_card_is_crowded_when_something_is_to_be_shared():
