@@ -52,7 +52,7 @@ _COLOUR: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 PRODUCTION: Final = "arXiv Fig. 9: production, 20 machines, early rejection"
-_SIMULATED: Final = "simulated, 8xA800 nodes fitted to FAST'25 Fig. 14 and arXiv Fig. 2"
+_SIMULATED: Final = "simulated: nodes of eight A800 GPUs, fitted to FAST'25 Fig. 14 and arXiv Fig. 2"
 
 
 @styled
