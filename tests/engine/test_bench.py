@@ -119,9 +119,9 @@ class TestPeers:
 
 
 @pytest.fixture
-def written():
+def written(tmp_path_factory):
     """What the command wrote of a dry run of all sections."""
-    return dry_run()
+    return dry_run(tmp_path_factory)
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ MACHINE = {"processor": "A GPU", "device": "cuda", "torch_version": "2", "date":
 
 
 @pytest.fixture
-def sections():
+def sections(tmp_path_factory):
     """Two of a dry run, and one that failed."""
-    found = dry_run()["sections"]
+    found = dry_run(tmp_path_factory)["sections"]
     return {name: found[name] for name in ("decode", "tiles")} | {"chunks": {"failed": "RuntimeError: no memory"}}
 
 

@@ -12,9 +12,9 @@ USED = ("decode", "prefill", "hybrid", "tiles", "copies", "layerwise", "beside_t
 
 
 @pytest.fixture
-def tables():
+def tables(tmp_path_factory):
     """All sections that figures draw."""
-    found = dry_run()["sections"]
+    found = dry_run(tmp_path_factory)["sections"]
     return {name: pd.DataFrame(found[name]["rows"]) for name in USED}
 
 

@@ -1,9 +1,8 @@
-"""Measurements on this machine that several test files look at: each process makes each of them once."""
+"""Measurements on this machine that several test files look at, made once per process or once per test run."""
 
-import copy
+import fcntl
 import json
-import tempfile
-from collections.abc import Mapping
+import os
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -29,9 +28,16 @@ def stages() -> pd.DataFrame:
     return _stages().copy()
 
 
-def dry_run() -> dict[str, Any]:
-    """The file that `bench_gpu` writes of a dry run of all sections on a CPU."""
-    return copy.deepcopy(_dry_run())
+def dry_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The file that `bench_gpu` writes of a dry run of all sections on a CPU; one in each run of the tests."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    out = folder / "bench_gpu.json"
+    with (folder / "bench_gpu.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not out.is_file():
+            _run_dry(out)
+    return json.loads(out.read_text())
 
 
 @cache
@@ -41,11 +47,10 @@ def _stages() -> pd.DataFrame:
         return run(_TINY, cache=False)
 
 
-@cache
-def _dry_run() -> Mapping[str, Any]:
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        out = Path(folder, "dry.json")
-        asked = ["--shape", "lab-tiny", "--device", "cpu", "--out", str(out)]
+def _run_dry(out: Path) -> None:
+    unfinished = out.with_suffix(".part")
+    with pytest.MonkeyPatch.context() as patch:
+        asked = ["--shape", "lab-tiny", "--device", "cpu", "--out", str(unfinished)]
         patch.setattr("sys.argv", ["bench_gpu", *asked])
         assert main() == 0
-        return json.loads(out.read_text())
+    unfinished.rename(out)
