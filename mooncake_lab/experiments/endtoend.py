@@ -108,19 +108,19 @@ def one_knob_at_a_time(base: EndToEnd) -> dict[str, EndToEnd]:
     prefix, chunked = replace(base, system="vllm_prefix"), replace(base, system="vllm_chunked")
     return {
         "Mooncake": mooncake,
-        "Mooncake, with the host of Figure 15 (B37)": replace(mooncake, host_s=SERVED_HOST_S),
+        "Mooncake, with the host of FAST'25 Figure 15 (B37)": replace(mooncake, host_s=SERVED_HOST_S),
         "Mooncake, 6 of 16 nodes prefill (B06)": replace(mooncake, prefill_nodes=6, decode_nodes=10),
         "Mooncake, replayed 1.25 times as fast (B07)": replace(mooncake, speed=1.25),
         "vLLM": vllm,
-        "vLLM, with the host of Figure 15 (B37)": replace(vllm, host_s=SERVED_HOST_S),
-        "vLLM, routed in turns (B39)": replace(vllm, router="round_robin"),
-        "vLLM, routed at random (B39)": replace(vllm, router="random"),
+        "vLLM, with the host of FAST'25 Figure 15 (B37)": replace(vllm, host_s=SERVED_HOST_S),
+        "vLLM, round-robin routing (B39)": replace(vllm, router="round_robin"),
+        "vLLM, random routing (B39)": replace(vllm, router="random"),
         "vLLM, replayed 1.25 times as fast (B07)": replace(vllm, speed=1.25),
-        "vLLM, memory for 400k tokens (B15)": replace(vllm, device_tokens=400_000),
-        "prefix caching": prefix,
-        "prefix caching, hashing 40 ns a token (B38)": replace(prefix, hash_s_per_token=40e-9),
-        "chunked prefill, 512 tokens": chunked,
-        "chunked prefill, 2048 tokens (B16)": replace(chunked, chunk_tokens=2048),
+        "vLLM, KVCache memory for 400,000 tokens (B15)": replace(vllm, device_tokens=400_000),
+        "vLLM with prefix caching": prefix,
+        "vLLM with prefix caching, hashing takes 40 ns per token (B38)": replace(prefix, hash_s_per_token=40e-9),
+        "chunked prefill, 512 tokens per iteration": chunked,
+        "chunked prefill, 2,048 tokens per iteration (B16)": replace(chunked, chunk_tokens=2048),
     }
 
 

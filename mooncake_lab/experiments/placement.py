@@ -157,14 +157,14 @@ def one_knob_at_a_time(base: Replay) -> dict[str, Replay]:
     """The same replay with one assumption changed at a time, by what was changed."""
     return {
         "as assumed": base,
-        "arrivals spread over their tick of 3 s (B09)": replace(base, spread_s=3.0),
-        "threshold 4 (B01)": replace(base, threshold=4.0),
-        "Algorithm 1 as in arXiv": replace(base, edition="arxiv"),
-        "beliefs wrong by up to 50 %": replace(base, belief_error=0.5),
-        "beliefs learned from 50 offline tests (B03)": replace(base, offline_tests=50),
-        "who waits for a prefix is overtaken (B51)": replace(base, overtaking=True),
-        "LFU in the caches": replace(base, eviction="lfu"),
-        "caches of 1M tokens (B08)": replace(base, cache_tokens=1_000_000),
+        "arrivals spread over the 3 s after their time stamp (B09)": replace(base, spread_s=3.0),
+        "balancing threshold of 4 (B01)": replace(base, threshold=4.0),
+        "Algorithm 1 of the arXiv edition": replace(base, edition="arxiv"),
+        "estimates wrong by up to 50 %": replace(base, belief_error=0.5),
+        "estimates learned from 50 offline tests (B03)": replace(base, offline_tests=50),
+        "later prompts may overtake one that waits for its prefix (B51)": replace(base, overtaking=True),
+        "LFU in place of LRU in the caches": replace(base, eviction="lfu"),
+        "caches of 1 million tokens (B08)": replace(base, cache_tokens=1_000_000),
         "6 of 16 nodes prefill (B06)": replace(base, prefill_nodes=6, decode_nodes=10),
     }
 
