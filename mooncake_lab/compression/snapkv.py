@@ -40,7 +40,7 @@ class SnapKV:
         return hold_kept(prefilled, pool, self.keep)
 
     def keep(self, prefilled: Prefilled, layer: int) -> torch.Tensor | None:
-        """Places each KV head keeps; None for prompts below the capacity, which stay as they are."""
+        """The positions that each KV head keeps; None if the prompt is shorter than the capacity."""
         keys = prefilled.keys[layer]
         if keys.shape[1] < self.capacity:
             return None
@@ -49,7 +49,7 @@ class SnapKV:
         return with_window(chosen, keys.shape[1], self.window)
 
     def votes(self, prefilled: Prefilled, layer: int) -> torch.Tensor:
-        """Attention the window pays to each earlier token, (query_heads, n - window), summed over the window."""
+        """The sum of the window's attention to each earlier token, (query_heads, n - window)."""
         queries = prefilled.queries[layer][-self.window :]
         weights = window_attention(queries, prefilled.keys[layer])
         return weights[..., : -self.window].sum(dim=1)
