@@ -148,7 +148,7 @@ def test_a_cancelled_prompt_is_dropped_or_computed_for_nothing():
 def test_an_instance_that_fails_reports_nothing_more():
     """Neither the prompt under way nor those that wait are done after a failure."""
     world = World(stages=(2.0,))
-    world.env.timeout(1.0).callbacks.append(lambda _: world.instance.die())
+    world.env.timeout(1.0).callbacks.append(lambda _: world.instance.stop())
     world.run(world.job(0), world.job(1))
     assert world.at(PrefillStarted) == [(0.0, 0)]
     assert not world.at(PrefillDone)
