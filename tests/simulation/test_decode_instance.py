@@ -187,3 +187,55 @@ def test_a_run_that_is_cut_closes_its_stretch_before_the_horizon():
     world.env.run(until=5.0)
     assert world.steps() == [(0.0, lasts(1024, 2), 2, (0,))]
     assert world.instance.tokens_shown() == {0: 3}
+
+
+def assert_paces(world, contexts):
+    """Each stretch has the step time of the contexts that its requests have then."""
+    contexts = dict(contexts)
+    for event in world.events:
+        if isinstance(event, StepDone):
+            assert event.first_step_s == 1.0 + sum(contexts[i] for i in event.request_ids) / 1024
+            for i in event.request_ids:
+                contexts[i] += event.steps
+
+
+def test_a_request_that_leaves_takes_its_context_with_it():
+    """A request joins late and is done early; the steps of the other are then those of its own context."""
+    world = World()
+    world.join(0, outputs=12)
+    world.join(1, context=512, outputs=3, at_s=2.5)
+    shown = []
+    world.at(lasts(1024, 2) + 4.0, lambda: shown.append(world.instance.tokens_shown()))
+    world.env.run()
+    assert [(steps, ids) for *_, steps, ids in world.steps()] == [(2, (0,)), (2, (0, 1)), (7, (0,))]
+    assert shown == [{0: 4, 1: 2}]
+    assert_paces(world, {0: 1024, 1: 512})
+
+
+def test_a_request_that_was_swapped_out_comes_back_with_its_tokens():
+    """A late request is swapped out when memory is full, and goes on with the context that it had."""
+    world = World(capacity=210)
+    world.join(0, context=100, outputs=7)
+    world.join(1, context=100, outputs=8, at_s=1.5)
+    world.env.run()
+    assert [(steps, ids) for *_, steps, ids in world.steps()] == [(2, (0,)), (4, (0, 1)), (3, (1,))]
+    assert [i for _, i in world.seen(RequestDone)] == [0, 1]
+    assert_paces(world, {0: 100, 1: 100})
+    smaller = World(capacity=206)
+    smaller.join(0, context=100, outputs=9)
+    smaller.join(1, context=100, outputs=8, at_s=1.5)
+    smaller.env.run()
+    assert [(steps, ids) for *_, steps, ids in smaller.steps()] == [(2, (0,)), (2, (0, 1)), (4, (0,)), (5, (1,))]
+    assert_paces(smaller, {0: 100, 1: 100})
+
+
+def test_a_request_that_cannot_join_cuts_no_stretch():
+    """Where one waits for memory already, another that comes changes nothing until the batch does."""
+    world = World(capacity=201)
+    world.join(0, context=100, outputs=5)
+    world.join(1, context=100, outputs=2)
+    world.join(2, context=100, outputs=2, at_s=0.5)
+    world.env.run()
+    assert [(steps, ids) for *_, steps, ids in world.steps()] == [(4, (0,)), (1, (1,)), (1, (2,))]
+    first_s = lasts(100, 4)
+    assert world.seen(DecodeStarted) == [(0.0, 0), (first_s, 1), (first_s + lasts(100, 1), 2)]
