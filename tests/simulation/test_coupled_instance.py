@@ -139,7 +139,7 @@ def test_tokens_shown_before_are_computed_like_the_prompt():
 
 
 def test_tokens_shown_at_any_moment():
-    """Shown are the tokens of finished iterations, also of a stretch under way; a waiting request keeps its own."""
+    """Shown are the tokens of finished iterations, also of a stretch under way; a waiting one keeps its own."""
     world = World()
     world.submit(0, outputs=9)
     world.submit(1, outputs=9, shown=2, at_s=3.0)
