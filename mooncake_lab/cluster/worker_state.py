@@ -207,6 +207,8 @@ class WorkerState:
     def hold(self, request_id: int, tokens: int) -> None:
         """So many tokens of a request are in GPU memory, of those of its prompt and its answer."""
         missing = self.contexts[request_id] - tokens
+        if not missing and not self.missing:
+            return
         self.context_tokens += self.missing.pop(request_id, 0) - missing
         if missing:
             self.missing[request_id] = missing

@@ -213,7 +213,7 @@ class Cluster:
 
     def report(self, event: Event) -> None:
         """Tell the coordinator what happened, and carry out what it asks; no command reports anything at once."""
-        commands = self._on(event, self._env.now)
+        commands = self._on(event, event.at_s)
         if commands:  # most events need nothing
             for command in commands:
                 self._actions[type(command)](command)

@@ -36,7 +36,10 @@ class CoupledRequest:
     """What a coupled instance knows of a request beside its `Progress`. Mutable: tokens are added to it."""
 
     attempt: Attempt
-    traced: TracedRequest
+    request: Request
+    """It as it arrived."""
+    output_tokens: int
+    """Tokens it generates in all; prefill gives one even where the trace says none."""
     generated_tokens: int
     """Tokens that its client has, those of the iterations under way left out."""
     shown_tokens: int
@@ -48,11 +51,6 @@ class CoupledRequest:
 
     A preempted request may find its own blocks again: that saves computation, and is no hit of the workload.
     """
-
-    @property
-    def output_tokens(self) -> int:
-        """Tokens it generates in all; prefill gives one even where the trace says none."""
-        return max(1, self.traced.output_tokens)
 
 
 Parts: TypeAlias = Sequence[tuple[CoupledRequest, Segment]]
@@ -117,7 +115,7 @@ class CoupledInstance:
         self._process = env.process(self._live())
 
     def _request_of(self, request_id: int) -> Request:
-        return self._requests[request_id].traced.request
+        return self._requests[request_id].request
 
     def tokens_shown(self) -> dict[int, int]:
         """How many tokens each request here has received by now, those of the iterations under way included."""
@@ -140,7 +138,9 @@ class CoupledInstance:
                 prompt.
         """
         request = traced.request
-        self._requests[request.id] = CoupledRequest(attempt, traced, shown_tokens, shown_tokens)
+        self._requests[request.id] = CoupledRequest(
+            attempt, request, max(1, traced.output_tokens), shown_tokens, shown_tokens
+        )
         self.instance.enqueue(
             Progress(
                 request_id=request.id,
@@ -188,7 +188,7 @@ class CoupledInstance:
     def _run(self, plan: Plan) -> Generator[simpy.Event, Any, None]:
         """Run a plan once, or as often as it stays the plan."""
         parts = [(self._requests[segment.request_id], segment) for segment in plan.segments]
-        begun = sum(segment.kind == "prefill" and not request.begun for request, segment in parts)
+        begun = sum([not request.begun for request, segment in parts if segment.kind == "prefill"])
         pace, start_s = pace_of(self._model, plan, begun), self._env.now
         steps = pace.steps_before(self._steady_steps(plan, parts), self.horizon_s, start_s)
         self._under_way = plan, Stretch(start_s, pace, steps)
@@ -197,7 +197,7 @@ class CoupledInstance:
             if steps == 1:
                 yield end
             else:
-                yield end | self._awake
+                yield self._first_of(end, self._awake)
                 if not end.processed:  # a request came: the iteration under way is the last
                     steps = min(steps, pace.steps_within(self._env.now - start_s) + 1)
                     yield self._env.timeout(max(0.0, start_s + pace.seconds(steps) - self._env.now))
@@ -209,6 +209,19 @@ class CoupledInstance:
             self._close(plan, parts, Stretch(start_s, pace, steps))
             raise
         self._close(plan, parts, Stretch(start_s, pace, steps))
+
+    def _first_of(self, *events: simpy.Event) -> simpy.Event:
+        """An event that happens when the first of these does; a condition of simpy takes several times as long."""
+        first = self._env.event()
+
+        def happened(_: simpy.Event) -> None:
+            if not first.triggered:
+                first.succeed()
+
+        for event in events:
+            assert event.callbacks is not None  # noqa: S101  # none of them has happened
+            event.callbacks.append(happened)
+        return first
 
     def _steady_steps(self, plan: Plan, parts: Parts) -> int:
         """How often the plan repeats if no request comes: until the policy changes it, or a request is done."""
@@ -231,7 +244,13 @@ class CoupledInstance:
             if segment.kind == "prefill":
                 self._report_chunk(request, segment, stretch)
             if segment.emits:
-                self._emitted(request, stretch.steps)
+                if not request.generated_tokens:
+                    self._report(DecodeStarted(at_s=self._env.now, attempt=request.attempt))
+                request.generated_tokens += stretch.steps
+                if request.generated_tokens >= request.output_tokens:
+                    self.instance.finish(segment.request_id)
+                    del self._requests[segment.request_id]
+                    self._report(RequestDone(at_s=self._env.now, attempt=request.attempt))
 
     def _report_decodes(self, parts: Parts, stretch: Stretch) -> None:
         """The steps of requests that had tokens before: one more token for each, after a recomputation as well."""
@@ -270,23 +289,12 @@ class CoupledInstance:
         )
         request.begun = True
 
-    def _emitted(self, request: CoupledRequest, steps: int) -> None:
-        """A request got its first token, or `steps` more."""
-        if not request.generated_tokens:
-            self._report(DecodeStarted(at_s=self._env.now, attempt=request.attempt))
-        request.generated_tokens += steps
-        if request.generated_tokens >= request.output_tokens:
-            request_id = request.traced.request.id
-            self.instance.finish(request_id)
-            del self._requests[request_id]
-            self._report(RequestDone(at_s=self._env.now, attempt=request.attempt))
-
     def _push_out(self, plan: Plan) -> None:
         """Report the requests that can never be served, and the preempted ones."""
         # first those that waited
         for refusal in sorted(plan.rejected, key=lambda refusal: self._requests[refusal.request_id].begun):
             request = self._requests.pop(refusal.request_id)
-            known_tokens = request.traced.request.input_tokens + request.generated_tokens
+            known_tokens = request.request.input_tokens + request.generated_tokens
             stage = "capacity" if known_tokens > self.capacity_tokens else "batching"
             if request.generated_tokens == request.shown_tokens:
                 self._report(PrefillDropped(at_s=self._env.now, attempt=request.attempt, worker=self.name))

@@ -39,8 +39,8 @@ class DeviceCache:
 
     def pinned_among(self, keys: Iterable[BlockKey], *, times: int = 1) -> int:
         """How many of these blocks are used by at least `times` running requests."""
-        pins = self._store.pins
-        return sum(pins.get(key, 0) >= times for key in keys)
+        count = self._store.pins.get
+        return sum([count(key, 0) >= times for key in keys])
 
     def acquire(self, request: Request, blocks: int) -> tuple[BlockKey, ...]:
         """Use the first blocks of a prompt: they stay until released."""
@@ -52,14 +52,15 @@ class DeviceCache:
 
     def keep(self, request: Request, held: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
         """Share a computed prompt's whole blocks, beyond those held; all that the request holds now."""
-        keys = request.block_keys[: request.input_tokens // self._block]
+        keys, changes = request.block_keys[: request.input_tokens // self._block], self._changes
         for position in range(len(held), len(keys)):
             key = keys[position]
             put = self._store.put(key, None, size_bytes=self._block, position=position)
             if isinstance(put, Stored) and not put.was_held:
                 for gone, _ in put.evicted:
-                    self._note(gone, came=False)
-                self._note(key, came=True)
+                    self._left(gone)
+                if changes.pop(key, True):
+                    changes[key] = True  # else it left and is back
             self._store.pin(key)
         return keys
 
@@ -72,7 +73,7 @@ class DeviceCache:
         """Evict until this many tokens outside the cache fit into the memory beside it."""
         room = self._store.capacity_bytes - private_tokens
         while self._store.used_bytes > room and (gone := self._store.evict()) is not None:
-            self._note(gone[0], came=False)
+            self._left(gone[0])
 
     def take_changes(self) -> tuple[tuple[BlockKey, ...], tuple[BlockKey, ...]]:
         """Blocks that came and blocks that left since this was asked last."""
@@ -81,11 +82,9 @@ class DeviceCache:
         changes, self._changes = self._changes.items(), {}
         return tuple([key for key, came in changes if came]), tuple([key for key, came in changes if not came])
 
-    def _note(self, key: BlockKey, *, came: bool) -> None:
-        if self._changes.get(key, came) is came:
-            self._changes[key] = came
-        else:  # it is again what it was
-            del self._changes[key]
+    def _left(self, key: BlockKey) -> None:
+        if not self._changes.pop(key, False):
+            self._changes[key] = False  # else it came and is gone again
 
     def check(self) -> None:
         """Verify the store's invariants.
