@@ -1,4 +1,4 @@
-"""Does an admission policy keep its promises, and how much does it serve? For policies of ours and of students."""
+"""Checks the contract of an admission policy, ours or a student's, and computes its goodput."""
 
 import dataclasses
 import random
@@ -28,7 +28,7 @@ from mooncake_lab.perf import LatencyModel
 from mooncake_lab.simulation import Cluster, ClusterSpec
 
 CROWD_SEED: Final = 20_240_709
-"""Of the crowd where no other is asked for. Grading draws its own, with the teacher's seed."""
+"""The default seed of the crowd. Grading draws its own crowd with the teacher's seed."""
 _LIMITS: Final = SLO(ttft_s=10.0, tbt_s=0.04)
 """Of the views made by hand."""
 _CROWD_LIMITS: Final = SLO(ttft_s=25.0, tbt_s=0.05)
@@ -57,7 +57,8 @@ def crowd(seed: int | random.Random, requests: int = _CROWD_REQUESTS) -> list[Tr
     """More than one decode node can serve, and nearly more than three can prefill.
 
     Prompts have 1,000 to 16,000 tokens, answers 200 to 800, and every other hundred requests comes twice as fast.
-    Decode binds first: who is prefilled and then refused has taken prefill from somebody who could be served.
+    Decode is the bottleneck: a request that is rejected after its prefill took prefill time from another request
+    that could have been served.
 
     Args:
         seed: of the draws, or the draws themselves.
@@ -101,7 +102,8 @@ def answers_about_this_request(policy: AdmissionPolicy) -> None:
         decision = _decide(policy, request, view)
         if isinstance(decision, Rejection):
             require(
-                decision.request_id == request.id, f"request {request.id} came, {decision.request_id} was refused"
+                decision.request_id == request.id,
+                f"request {request.id} arrived, but request {decision.request_id} was refused",
             )
             require(bool(decision.reason), f"request {request.id} was refused without a reason")
         else:
@@ -113,7 +115,7 @@ def decisions_replay(policy: AdmissionPolicy) -> None:
     """The same request and view get the same decision, also after others were asked about."""
     first = [_decide(policy, request, view) for request, view in _cases()]
     second = [_decide(policy, request, view) for request, view in reversed(_cases())]
-    require(first == second[::-1], "the same requests and views got other decisions the second time")
+    require(first == second[::-1], "the same requests and views got different decisions the second time")
 
 
 def holds_no_state(policy: AdmissionPolicy) -> None:
@@ -124,10 +126,10 @@ def holds_no_state(policy: AdmissionPolicy) -> None:
 
 
 def serves_an_idle_cluster(policy: AdmissionPolicy) -> None:
-    """Nobody is refused when there is nothing to do."""
+    """An idle cluster refuses no request."""
     request, view = _cases()[0]
     decision = _decide(policy, request, view)
-    require(isinstance(decision, Placement), f"an idle cluster refused: {decision}")
+    require(isinstance(decision, Placement), f"an idle cluster refused a request: {decision}")
 
 
 def checks_twice(policy: AdmissionPolicy) -> None:
@@ -135,7 +137,7 @@ def checks_twice(policy: AdmissionPolicy) -> None:
     for request, view in _cases():
         answer = policy.double_check(request, view.decode[0], estimate=_Round(), slo=_LIMITS)
         fine = answer is None or (answer.request_id == request.id and answer.stage == "decode")
-        require(fine, f"the double check of request {request.id} answered {answer!r}")
+        require(fine, f"double_check returned {answer!r} for request {request.id}")
 
 
 ADMISSION_LAWS: Final[Mapping[str, Law]] = MappingProxyType(
@@ -147,7 +149,7 @@ ADMISSION_LAWS: Final[Mapping[str, Law]] = MappingProxyType(
         "checks twice": checks_twice,
     }
 )
-"""The contract of `AdmissionPolicy`, one law a promise."""
+"""The contract of `AdmissionPolicy`: one law per rule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +181,7 @@ class AdmissionReport:
 
 
 def check_admission(policy: AdmissionPolicy, model: LatencyModel, *, seed: int = CROWD_SEED) -> AdmissionReport:
-    """Run a policy through the contract, and on a crowd beside three of ours.
+    """Run a policy through the contract, and compare its goodput on a crowd with that of three of our policies.
 
     A bad policy is a finding, not an exception.
 

@@ -1,4 +1,4 @@
-"""Does an eviction policy keep its promises? The contract, run on a policy of ours or on a student's."""
+"""Checks the contract of an eviction policy, ours or a student's."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -54,7 +54,7 @@ def shared_prefix_requests(
 
 
 def chats_and_documents(seed: int | random.Random = 0, *, requests: int = 900) -> list[list[int]]:
-    """Conversations, and between them long documents that nobody asks about twice: hard on recency.
+    """Conversations, and between them long documents that no later request contains, which is hard for LRU.
 
     Args:
         seed: of the draws, or the draws themselves.
@@ -75,8 +75,8 @@ def chats_and_documents(seed: int | random.Random = 0, *, requests: int = 900) -
 def starts_empty(factory: PolicyFactory) -> None:
     """A fresh policy holds nothing, and has no victim."""
     policy = factory(_CAPACITY_BLOCKS)
-    require(len(policy) == 0, f"a fresh policy says it holds {len(policy)} keys")
-    require(0 not in policy, "a fresh policy says it holds key 0")
+    require(len(policy) == 0, f"`len` of a new policy is {len(policy)} instead of 0")
+    require(0 not in policy, "`0 in policy` is true for a new policy")
     _refuses(policy, frozenset())
 
 
@@ -91,7 +91,7 @@ def knows_bytes(factory: PolicyFactory) -> None:
 
 
 def spares_the_pinned(factory: PolicyFactory) -> None:
-    """A spared key is never the victim, and when all are spared it says so instead of choosing."""
+    """A spared key is never the victim, and if all keys are spared the policy raises NothingToEvictError."""
     accesses = list(range(_CAPACITY_BLOCKS))
     for kept in accesses:
         policy = _told(factory, accesses)
@@ -105,7 +105,7 @@ def spares_the_pinned(factory: PolicyFactory) -> None:
 def is_deterministic(factory: PolicyFactory) -> None:
     """The same calls give the same victims."""
     first, second = (_drive(factory, _accesses(3), removals=True) for _ in range(2))
-    require(first == second, "two fresh policies were called alike and chose different victims")
+    require(first == second, "two new policies got the same calls but chose different victims")
 
 
 def serves_a_store(factory: PolicyFactory) -> None:
@@ -116,7 +116,7 @@ def serves_a_store(factory: PolicyFactory) -> None:
     pinned: list[BlockKey] = []
     for key in accesses:
         outcome = store.put(key, None, size_bytes=1 + key % 4, position=key % 5)
-        require(not isinstance(outcome, Refused), f"the store had room, but refused: {outcome}")
+        require(not isinstance(outcome, Refused), f"the store had room but refused a block: {outcome}")
         store.check()
         if draw.random() < 0.3:
             store.pin(key)
@@ -129,7 +129,7 @@ def serves_a_store(factory: PolicyFactory) -> None:
 
 
 def lives_through_a_workload(factory: PolicyFactory) -> None:
-    """Over thousands of accesses of conversations it holds what its store holds, no more and no less."""
+    """Over thousands of accesses of conversations the policy holds the same keys as its store."""
     requests = shared_prefix_requests(6, requests=400)
     accesses = list(chain.from_iterable(requests))
     store: BlockStore[None] = BlockStore(
@@ -152,7 +152,7 @@ EVICTION_LAWS: Final[Mapping[str, Law]] = MappingProxyType(
         "lives through a workload": lives_through_a_workload,
     }
 )
-"""The contract of `EvictionPolicy`, one law a promise."""
+"""The contract of `EvictionPolicy`: one law per rule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +185,7 @@ def check_policy(
     requests: Requests | None = None,
     capacity_blocks: int = _WORKLOAD_CAPACITY_BLOCKS,
 ) -> PolicyReport:
-    """Run a policy through the contract, and on a workload beside LRU and the optimum.
+    """Run a policy through the contract, and compare its hit rate on a workload with LRU and the optimum.
 
     A bad policy is a finding, not an exception.
 
@@ -232,11 +232,13 @@ def _refuses(policy: EvictionPolicy, spared: frozenset[BlockKey]) -> None:
         victim = policy.victim(None, spared)
     except NothingToEvictError:
         return
-    raise AssertionError(f"nothing could go, but the victim was {victim!r}; NothingToEvictError is due")
+    raise AssertionError(
+        f"no block could be evicted, but the victim was {victim!r} instead of a NothingToEvictError"
+    )
 
 
 def _drive(factory: PolicyFactory, accesses: Sequence[BlockKey], *, removals: bool) -> list[BlockKey]:
-    """Run a policy beside a plain set of keys, and return its victims."""
+    """Run a policy, compare it with a plain set of keys after each access, and return its victims."""
     policy = _told(factory, accesses)
     held: set[BlockKey] = set()
     victims: list[BlockKey] = []
@@ -254,7 +256,9 @@ def _drive(factory: PolicyFactory, accesses: Sequence[BlockKey], *, removals: bo
         if removals and step % 11 == 0:
             policy.remove(key)
             held.remove(key)
-        require(len(policy) == len(held), f"it says it holds {len(policy)} keys; it was given {len(held)}")
+        require(
+            len(policy) == len(held), f"`len` of the policy is {len(policy)}, but it should hold {len(held)} keys"
+        )
         wrong = [known for known in set(accesses) if (known in policy) != (known in held)]
-        require(not wrong, f"`in` is wrong for {wrong[:3]}")
+        require(not wrong, f"`key in policy` gives the wrong answer for the keys {wrong[:3]}")
     return victims

@@ -1,4 +1,4 @@
-"""What the contracts have in common: a law is a promise that a policy keeps or breaks, and a report says which."""
+"""What the contracts share. A law is one rule of a contract; a report lists which laws a policy breaks."""
 
 from collections.abc import Callable, Mapping
 from typing import TypeVar
@@ -17,7 +17,7 @@ def require(holds: bool, message: str) -> None:
 
 
 def said(error: Exception) -> str:
-    """What a report says of an error: a broken law's own sentence, or what else was raised."""
+    """The text of an error in a report: the sentence of the broken law, or the type and text of another error."""
     return str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
 
 

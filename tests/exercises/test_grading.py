@@ -239,7 +239,7 @@ def test_nonsense_is_a_remark():
     """An answer of another type than asked for is refused."""
     with (
         submit("def f():\n    return 'one'") as submission,
-        pytest.raises(SubmissionError, match=r"f answered what it should not"),
+        pytest.raises(SubmissionError, match=r"f returned an answer of the wrong type"),
     ):
         submission.call("f", gives=int)
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 SOURCES, GUIDE = ROOT / "notebooks" / "assignments", ROOT / "book" / "teach.md"
 MARKED = re.compile(r"(?<=<!-- samples: begin -->\n).*?(?=<!-- samples: end -->)", re.DOTALL)
 PATIENT, IMPATIENT = Allowance(reply_s=60.0, wall_s=1800.0), Allowance(reply_s=3.0)
-"""Nobody is wronged on a busy machine, and the one who never answers is not waited for."""
+"""A busy machine does not cost a submission its points, and the one that never answers costs little time."""
 SEED = 4711
 LONGEST_REMARK = 160
 """Letters of a remark that the guide shows; students get all of it."""
@@ -30,10 +30,14 @@ SAMPLES = {
         RIGHT,
         (
             "partly right",
-            "a key hashes its own block only",
+            "a key hashes only its own block",
             {"key + repr(tokens[start": "repr(tokens[start"},
         ),
-        ("wrong", "the cell raises", {"def chain_keys": 'raise RuntimeError("half done")\ndef chain_keys'}),
+        (
+            "wrong",
+            "the cell raises an error",
+            {"def chain_keys": 'raise RuntimeError("half done")\ndef chain_keys'},
+        ),
         (
             "malicious",
             "replaces the grader's `require` and returns nothing",
@@ -49,14 +53,14 @@ SAMPLES = {
     "eviction": [
         RIGHT,
         ("partly right", "plain LRU", {"self.ghosts.pop(key, False)": "True"}),
-        ("wrong", "names a victim and keeps it", {"del queue[key]": "pass"}),
+        ("wrong", "does not forget its victim", {"del queue[key]": "pass"}),
         ("malicious", NEVER, {"first_once = ": "while True: pass\n        first_once = "}),
     ],
     "chunked": [
         RIGHT,
         (
             "partly right",
-            "prompts are not cut",
+            "does not cut prompts",
             {"left, places = self.chunk_tokens,": "left, places = limits.max_batch_tokens // 2,"},
         ),
         ("wrong", "plans nothing", {"tuple(segments)": "()"}),
@@ -80,14 +84,14 @@ SAMPLES = {
         RIGHT,
         (
             "partly right",
-            "counts only who decodes already",
+            "counts only requests that decode already",
             {"node.requests": "node.present_requests", "node.context_tokens": "node.present_tokens"},
         ),
-        ("wrong", "refuses everybody", {"> slo.ttft_s": "> -1.0"}),
+        ("wrong", "rejects every request", {"> slo.ttft_s": "> -1.0"}),
         (
             "malicious",
             "claims ten points and ends the process",
-            {'"""Whom to serve."""': '"""Whom to serve."""\n    print("10 / 10")\n    import os; os._exit(0)'},
+            {"    def admit(": '    print("10 / 10")\n    import os; os._exit(0)\n\n    def admit('},
         ),
     ],
 }

@@ -26,18 +26,18 @@ from mooncake_lab.exercises.grading.task import Assignment, Task, require
 
 @dataclass(frozen=True, slots=True)
 class DecideOnce:
-    """What another policy decides on arrival, and no second look when the KVCache has arrived."""
+    """The decisions of another policy on arrival, without a second check when the KVCache has arrived."""
 
     inner: AdmissionPolicy
 
     def admit(
         self, request: Request, proposed: Placement, view: ClusterView, *, estimate: Estimator, slo: SLO
     ) -> Decision:
-        """The other's decision."""
+        """The decision of the other policy."""
         return self.inner.admit(request, proposed, view, estimate=estimate, slo=slo)
 
     def double_check(self, request: Request, decode: DecodeView, *, estimate: Estimator, slo: SLO) -> None:
-        """Nothing against it."""
+        """Reject nothing."""
         del request, decode, estimate, slo
 
 
@@ -45,12 +45,12 @@ LADDER: Final[Mapping[str, Callable[[], AdmissionPolicy]]] = MappingProxyType(
     {
         "looking only at prefill": lambda: DecideOnce(AfterPrefill()),
         "looking at the present load of decode": lambda: DecideOnce(EarlyRejection()),
-        "refusing after prefill": AfterPrefill,
+        "rejecting after prefill": AfterPrefill,
         "early rejection": EarlyRejection,
         "counting prefills": partial(EarlyRejection, with_coming=True),
     }
 )
-"""What chapter 11 compares, from the least goodput to the most where decode binds and prefill is scarce."""
+"""Policies of chapter 11, in the order of their goodput if decode is the bottleneck and prefill is scarce."""
 
 
 @cache
@@ -75,16 +75,16 @@ def _law(name: str, said: str, submission: Submission, seed: str) -> str:
 
 
 def _reaches(name: str, submission: Submission, seed: str) -> str:
-    """Its goodput is nearer to that of a rung, or above it, than to that of the rung below.
+    """Require a goodput of at least the mean of a rung's and of the next lower rung's.
 
-    Where a hidden crowd has the two rungs in the other order, that of the rung itself is enough.
+    If the hidden crowd reverses the order of the two rungs, the goodput of the rung itself is enough.
     """
     from mooncake_lab.experiments.paper_node import paper_node_latency
 
     below = list(LADDER)[list(LADDER).index(name) - 1]
     theirs, less = rung(name, seed), rung(below, seed)
     mine = goodput(_policy(submission), paper_node_latency(), seed=HiddenDraw(seed))
-    said = f"goodput {mine:.3f} on a hidden crowd, where {name} has {theirs:.3f} and {below} {less:.3f}"
+    said = f"goodput on a hidden crowd: your policy {mine:.3f}, {name} {theirs:.3f}, {below} {less:.3f}"
     require(mine >= min((theirs + less) / 2, theirs), said)
     return said
 
@@ -95,24 +95,26 @@ ADMISSION: Final = Assignment(
     chapter="11_overload",
     tasks=(
         Task(
-            name="It answers about the request that came",
+            name="Each decision is about the request that arrived",
             points=1,
             check=partial(
-                _law, "answers about this request", "placements pass unchanged, rejections have a reason"
+                _law,
+                "answers about this request",
+                "placements are returned unchanged, and rejections have a reason",
             ),
         ),
         Task(
-            name="Its decisions replay",
+            name="The same view always gets the same decision",
             points=1,
-            check=partial(_law, "decisions replay", "the same view gets the same answer"),
+            check=partial(_law, "decisions replay", "a repeated view got the same decision"),
         ),
         Task(
-            name="It serves an idle cluster",
+            name="An idle cluster rejects no request",
             points=1,
-            check=partial(_law, "serves an idle cluster", "nobody is refused without need"),
+            check=partial(_law, "serves an idle cluster", "the idle cluster admitted the request"),
         ),
         *(
-            Task(name=f"As good as {name}", points=points, check=partial(_reaches, name))
+            Task(name=f"Goodput as good as that of {name}", points=points, check=partial(_reaches, name))
             for name, points in zip(list(LADDER)[1:], (1, 2, 2, 2), strict=True)
         ),
     ),

@@ -1,4 +1,4 @@
-"""Assignment: chunked prefill beside decodes, correct on the real engine."""
+"""Assignment: chunked prefill in the same iterations as decodes, correct on the real engine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ _NEW_TOKENS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class _Labelled:
-    """Another policy, whose segments say of their requests what is so; which tokens are computed is not changed.
+    """Another policy with corrected labels of its segments; which tokens it computes is not changed.
 
-    One wrong flag costs the task that is about flags, and no other.
+    A policy with a wrong label therefore loses only the points of the task on labels.
     """
 
     inner: BatchingPolicy
@@ -34,7 +34,7 @@ class _Labelled:
         return str(self.inner)
 
     def plan(self, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Plan:
-        """The other's plan."""
+        """The plan of the other policy, with correct labels."""
         plan = self.inner.plan(waiting, running, limits)
         known = {request.request_id: request for request in (*waiting, *running)}
         segments = tuple(_labelled(segment, known.get(segment.request_id)) for segment in plan.segments)
@@ -64,12 +64,12 @@ def _iterations(policy: BatchingPolicy, seed: str) -> list[Iteration]:
     try:
         return trace_plans(policy, requests, _LIMITS, outputs, enters_at=enters, max_iterations=2000)
     except ValueError as error:
-        raise SubmissionError(f"an instance could not act on it: {error}") from error
+        raise SubmissionError(f"an instance could not execute the plan: {error}") from error
 
 
 def _legal(submission: Submission, seed: str) -> str:
     count = len(_iterations(_policy(submission), seed))
-    return f"{count} plans, all of which an instance can act on; every request came to its end"
+    return f"an instance can execute all {count} plans, and every request finishes"
 
 
 def _within_chunk(submission: Submission, seed: str) -> str:
@@ -77,9 +77,9 @@ def _within_chunk(submission: Submission, seed: str) -> str:
         tokens = sum(segment.new_tokens for segment in iteration.plan.prefills)
         require(
             tokens <= _CHUNK_TOKENS,
-            f"iteration {iteration.index} computes {tokens} tokens of prompts; a chunk has {_CHUNK_TOKENS}",
+            f"iteration {iteration.index} computes {tokens} prompt tokens; a chunk has {_CHUNK_TOKENS}",
         )
-    return f"no iteration computes more than {_CHUNK_TOKENS} tokens of prompts"
+    return f"no iteration computes more than {_CHUNK_TOKENS} prompt tokens"
 
 
 def _no_stall(submission: Submission, seed: str) -> str:
@@ -87,9 +87,10 @@ def _no_stall(submission: Submission, seed: str) -> str:
         decoding = {request.request_id for request in iteration.running if request.decoding}
         waits = decoding - {segment.request_id for segment in iteration.plan.decodes}
         require(
-            not waits, f"in iteration {iteration.index} request {min(waits, default=0)} could decode and did not"
+            not waits,
+            f"request {min(waits, default=0)} could decode in iteration {iteration.index}, but the plan omits it",
         )
-    return "no decode ever waited for a prompt"
+    return "no decode waits for a prompt"
 
 
 def _no_idling(submission: Submission, seed: str) -> str:
@@ -99,17 +100,19 @@ def _no_idling(submission: Submission, seed: str) -> str:
         done = sum(segment.new_tokens for segment in iteration.plan.prefills)
         require(
             done >= min(pending, _CHUNK_TOKENS),
-            f"iteration {iteration.index} computes {done} tokens of prompts; {pending} are waiting",
+            f"iteration {iteration.index} computes {done} prompt tokens, but {pending} are waiting",
         )
-    return "no chunk is left half empty while prompts wait"
+    return "every chunk is full if enough prompt tokens are waiting"
 
 
 def _same_tokens(submission: Submission, seed: str) -> str:
     prompts, expected = _reference(seed)
     found = _generate(_Labelled(_policy(submission)), prompts)
     for number, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
-        require(ours == theirs, f"prompt {number} continues with {ours}; prefilled at once it is {theirs}")
-    return f"{len(prompts)} prompts continue exactly as when they are prefilled at once"
+        require(
+            ours == theirs, f"prompt {number} continues with {ours}; without chunks it continues with {theirs}"
+        )
+    return f"{len(prompts)} prompts continue with the same tokens as without chunks"
 
 
 @cache
@@ -120,7 +123,7 @@ def _reference(seed: str) -> tuple[list[list[int]], list[list[int]]]:
 
 
 def _generate(policy: BatchingPolicy, prompts: list[list[int]]) -> list[list[int]]:
-    """Greedy tokens of the real engine under a policy; float32, a small random model."""
+    """The tokens that the real engine generates under a policy: greedy, float32, with a small random model."""
     from mooncake_lab.engine import CoupledEngine, EngineSettings, load_model
 
     model = load_model("random:lab-tiny", device="cpu", positions=256)
@@ -128,7 +131,7 @@ def _generate(policy: BatchingPolicy, prompts: list[list[int]]) -> list[list[int
     try:
         return [list(output.tokens) for output in engine.generate(prompts, max_new_tokens=_NEW_TOKENS)]
     except ValueError as error:
-        raise SubmissionError(f"the engine could not act on it: {error}") from error
+        raise SubmissionError(f"the engine could not execute the plan: {error}") from error
 
 
 CHUNKED: Final = Assignment(
@@ -136,10 +139,10 @@ CHUNKED: Final = Assignment(
     title="Chunked prefill on the real engine",
     chapter="04_chunked",
     tasks=(
-        Task(name="Every plan can be acted on, as it is labelled", points=2, check=_legal),
-        Task(name="A chunk is a chunk", points=2, check=_within_chunk),
+        Task(name="An instance can execute every plan, and all labels are correct", points=2, check=_legal),
+        Task(name="No iteration computes more prompt tokens than a chunk has", points=2, check=_within_chunk),
         Task(name="No decode waits", points=2, check=_no_stall),
-        Task(name="No chunk is wasted", points=1, check=_no_idling),
+        Task(name="No chunk is smaller than it needs to be", points=1, check=_no_idling),
         Task(name="The real engine generates the same tokens", points=3, check=_same_tokens),
     ),
 )

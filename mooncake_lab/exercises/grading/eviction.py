@@ -14,7 +14,7 @@ from mooncake_lab.store import replay
 _CAPACITY_BLOCKS: Final = 300
 _GAP_SHARE: Final = 0.2
 _TRACES: Final = 2
-"""One alone would decide by chance about a policy that is near a limit."""
+"""With a single trace, chance would decide about a policy that is near the limit."""
 
 
 def _policy(submission: Submission, capacity_blocks: int) -> RemoteEviction:
@@ -29,7 +29,7 @@ def _laws(names: tuple[str, ...], said: str, submission: Submission, seed: str) 
     except AssertionError as error:
         raise SubmissionError(str(error)) from error
     except (KeyError, LookupError, ValueError) as error:
-        raise SubmissionError(f"the store could not work with it: {error}") from error
+        raise SubmissionError(f"the store could not use the policy: {error}") from error
     return said
 
 
@@ -46,8 +46,8 @@ def _mean_hit_rates(submission: Submission, seed: str, *rivals: str) -> tuple[fl
 
 def _beats_lru(submission: Submission, seed: str) -> str:
     mine, lru = _mean_hit_rates(submission, seed, "lru")
-    require(mine > lru, f"on {_TRACES} hidden traces LRU reaches {lru:.4f}; yours reaches {mine:.4f}")
-    return f"{mine:.4f} on {_TRACES} hidden traces, where LRU has {lru:.4f}"
+    require(mine > lru, f"mean hit rate over {_TRACES} hidden traces: LRU {lru:.4f}, your policy {mine:.4f}")
+    return f"mean hit rate over {_TRACES} hidden traces: your policy {mine:.4f}, LRU {lru:.4f}"
 
 
 def _closes_the_gap(submission: Submission, seed: str) -> str:
@@ -55,9 +55,9 @@ def _closes_the_gap(submission: Submission, seed: str) -> str:
     share = (mine - lru) / (best - lru)
     require(
         share >= _GAP_SHARE,
-        f"you closed {100 * share:.0f} % of the gap between LRU and the optimum; 20 % are asked",
+        f"your policy closes {100 * share:.0f} % of the gap between LRU and the optimum; 20 % are required",
     )
-    return f"{100 * share:.0f} % of the gap between LRU and the optimum is closed"
+    return f"your policy closes {100 * share:.0f} % of the gap between LRU and the optimum"
 
 
 EVICTION: Final = Assignment(
@@ -66,21 +66,21 @@ EVICTION: Final = Assignment(
     chapter="07_store",
     tasks=(
         Task(
-            name="It holds what it was given",
+            name="The policy holds the keys that were inserted",
             points=1,
             check=partial(
                 _laws,
                 ("starts empty", "holds what it was given", "knows bytes"),
-                "it starts empty and holds exactly the keys it was given, be they numbers or bytes",
+                "the policy starts empty and holds only the keys that were inserted, numbers as well as bytes",
             ),
         ),
         Task(
-            name="It spares the pinned",
+            name="The policy never evicts a pinned block",
             points=2,
-            check=partial(_laws, ("spares the pinned",), "a pinned block is never the victim"),
+            check=partial(_laws, ("spares the pinned",), "no victim was pinned"),
         ),
         Task(
-            name="It serves a store, and replays",
+            name="The policy works in a store and is deterministic",
             points=2,
             check=partial(
                 _laws,
@@ -88,8 +88,12 @@ EVICTION: Final = Assignment(
                 "no block was lost or counted twice, and the same calls give the same victims",
             ),
         ),
-        Task(name="It beats LRU on hidden traces", points=3, check=_beats_lru),
-        Task(name="It closes a fifth of the gap to the optimum", points=2, check=_closes_the_gap),
+        Task(name="The policy has a higher hit rate than LRU on hidden traces", points=3, check=_beats_lru),
+        Task(
+            name="The policy closes a fifth of the gap between LRU and the optimum",
+            points=2,
+            check=_closes_the_gap,
+        ),
     ),
 )
 """Ten points."""

@@ -1,4 +1,4 @@
-"""Grading one submission: its own cells between the teacher's, task by task, and a sentence for each."""
+"""Grading one submission: its solution cells between the given cells, with points and a sentence per task."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ _LONGEST_CODE: Final = 20_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """What became of one task.
+    """The result of one task.
 
     Its remark is one line of at most `LONGEST_REMARK` printable letters, whatever a submission answered.
     """
@@ -51,7 +51,7 @@ class Grade:
     topic: str
     marks: tuple[Mark, ...]
     remarks: tuple[str, ...] = ()
-    """On the notebook as a whole: what was left out, what was joined, what the package was asked for."""
+    """About the whole notebook: what was left out, what was joined, and what the solution uses of the package."""
     cells: tuple[str, ...] = ()
     """The code of the student, for the feedback."""
 
@@ -62,7 +62,7 @@ class Grade:
 
     @property
     def points(self) -> int:
-        """The most there was."""
+        """The most that can be earned."""
         return sum(mark.points for mark in self.marks)
 
 
@@ -84,8 +84,8 @@ def grade(
 ) -> Grade:
     """Grade one notebook; a bad one is a grade, not an exception.
 
-    Each task is put to a fresh process, and has a hidden workload of its own, so that what one shows is of no use
-    for the next.
+    Each task runs in a new process and has its own hidden workload, so a submission cannot use in one task what it
+    saw in another.
 
     Args:
         path: what was handed in.
@@ -126,7 +126,7 @@ def _marks(
     for task in assignment.tasks:
         taken = _borrowed(handed, task.cells)
         if taken and not borrowing:
-            yield _lost(task, f"uses package answer: {'; '.join(taken)}. It is to be written by the student")
+            yield _lost(task, f"uses package answer: {'; '.join(taken)}. The student must write this answer")
             continue
         if hopeless:
             yield _lost(task, hopeless)
@@ -153,7 +153,7 @@ def _mark(task: Task, submission: Submission, seed: str) -> Mark:
 def _borrowed(handed: Handed, cells: tuple[str, ...] = ()) -> list[str]:
     """What the solution cells of these names, or all, take from the package."""
     return [
-        f"cell {name!r} reaches for {', '.join(what)}"
+        f"cell {name!r} uses {', '.join(what)}"
         for name, what in handed.borrowed.items()
         if not cells or name in cells
     ]
@@ -164,7 +164,7 @@ def _told(error: Exception) -> str:
     if isinstance(error, SubmissionError):
         return str(error)
     if isinstance(error, NothingToEvictError):
-        return "it raised NothingToEvictError while blocks could go"
+        return "it raised NothingToEvictError although a block could be evicted"
     return f"its answers could not be used: {type(error).__name__}: {error}"
 
 

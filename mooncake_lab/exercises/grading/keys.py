@@ -14,15 +14,15 @@ _TRIALS: Final = 50
 
 
 def _keys(submission: Submission, tokens: list[int]) -> list[int | bytes | str]:
-    """The keys of a prompt, which is asked about twice: keys that are drawn by chance name nothing."""
+    """The keys of a prompt. We ask for them twice, because a key that is drawn at random identifies nothing."""
     keys, again = (submission.call("chain_keys", tokens, _BLOCK_TOKENS, gives=list[Any]) for _ in range(2))
     strange = [key for key in keys if not isinstance(key, int | bytes | str) or isinstance(key, bool)]
-    require(not strange, f"a key is an int, a str or bytes; one of yours is {strange[:1]}")
-    require(keys == again, "the same prompt got other keys when it was asked about again")
+    require(not strange, f"a key must be an int, a str or bytes; your function returned {strange[:1]}")
+    require(keys == again, "the second call with the same prompt returned different keys")
     return keys
 
 
-def _one_a_block(submission: Submission, seed: str) -> str:
+def _one_per_block(submission: Submission, seed: str) -> str:
     draw = HiddenDraw(seed)
     for _ in range(_TRIALS):
         tokens = [draw.randrange(100) for _ in range(draw.randrange(1, 40))]
@@ -31,7 +31,7 @@ def _one_a_block(submission: Submission, seed: str) -> str:
             found == expected,
             f"{len(tokens)} tokens in blocks of {_BLOCK_TOKENS} have {expected} keys, not {found}",
         )
-    return "every block has a key, the partial one too"
+    return "every block has a key, also a partial last block"
 
 
 def _shared_exactly(submission: Submission, seed: str) -> str:
@@ -49,7 +49,7 @@ def _shared_exactly(submission: Submission, seed: str) -> str:
         )
         equal = [i for i in range(shared, len(ours)) if ours[i] == theirs[i]]
         require(not equal, f"prompts that differ in block {shared} share the key of block {(equal or [0])[0]}")
-    return "keys are equal up to the first difference, and never after it"
+    return "two prompts share the keys before their first difference, and no later key"
 
 
 def _depends_on_all(submission: Submission, seed: str) -> str:
@@ -57,7 +57,8 @@ def _depends_on_all(submission: Submission, seed: str) -> str:
     block = [draw.randrange(100) for _ in range(_BLOCK_TOKENS)]
     keys = _keys(submission, block * 5)
     require(
-        len(set(keys)) == 5, "five equal blocks in a row must have five keys: a key names all that came before"
+        len(set(keys)) == 5,
+        "five equal blocks in a row must have five different keys, because each key depends on all earlier tokens",
     )
     return "equal blocks at different places have different keys"
 
@@ -70,7 +71,8 @@ def _prefix_only(submission: Submission, seed: str) -> str:
         expected = next((i for i, key in enumerate(keys) if key not in held), len(keys))
         found = submission.call("matched_blocks", keys, held, gives=int)
         require(
-            found == expected, f"of the keys {keys}, the cache {held} can serve {expected} blocks, not {found}"
+            found == expected,
+            f"of the prompt {keys}, a cache that holds {held} provides {expected} blocks, not {found}",
         )
     return "only blocks before the first missing one count"
 
@@ -82,9 +84,9 @@ def _hit_rates(submission: Submission, seed: str) -> str:
         found = submission.call("lru_hit_rate", requests, capacity, gives=float)
         require(
             abs(found - expected) < 1e-9,
-            f"with {capacity} blocks the hidden trace has an LRU hit rate of {expected:.4f}, not {found:.4f}",
+            f"an LRU cache of {capacity} blocks has a hit rate of {expected:.4f} here, not {found:.4f}",
         )
-    return "three hit rates of a trace you have not seen are right"
+    return "the hit rates of three capacities are right"
 
 
 KEYS: Final = Assignment(
@@ -92,21 +94,26 @@ KEYS: Final = Assignment(
     title="Prefix keys and hit rates",
     chapter="07_store",
     tasks=(
-        Task(name="One key a block", points=2, check=_one_a_block, cells=("chain-keys",)),
+        Task(name="Each block has one key", points=2, check=_one_per_block, cells=("chain-keys",)),
         Task(
-            name="Keys are shared exactly as long as prompts are equal",
+            name="Two prompts share keys up to their first difference, and no later key",
             points=3,
             check=_shared_exactly,
             cells=("chain-keys",),
         ),
-        Task(name="A key names everything before it", points=1, check=_depends_on_all, cells=("chain-keys",)),
+        Task(name="A key depends on all earlier tokens", points=1, check=_depends_on_all, cells=("chain-keys",)),
         Task(
             name="A match ends at the first missing block",
             points=2,
             check=_prefix_only,
             cells=("matched-blocks",),
         ),
-        Task(name="LRU hit rates of a hidden trace", points=2, check=_hit_rates, cells=("lru-hit-rate",)),
+        Task(
+            name="The LRU hit rates of a hidden trace are right",
+            points=2,
+            check=_hit_rates,
+            cells=("lru-hit-rate",),
+        ),
     ),
 )
 """Ten points."""

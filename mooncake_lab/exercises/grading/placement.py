@@ -22,10 +22,10 @@ def _policy(submission: Submission) -> RemotePlacement:
 
 
 def _seen(seed: str, *, sharing: bool) -> Iterator[tuple[Request, ClusterView]]:
-    """Random requests and clusters; without `sharing` no node's match is worth fetching for another.
+    """Random requests and clusters; without `sharing` no fetch is worthwhile, because all matches are equal.
 
-    Among them are the cases that decide little and are easily forgotten: nobody holds anything; somebody holds the
-    whole prompt; a ratio is the threshold itself; the node to fetch from is sending to others already.
+    They include cases that are easily forgotten: no node holds anything; a node holds the whole prompt; the ratio
+    is equal to the threshold; the node to fetch from is already sending to other nodes.
     """
     draw = HiddenDraw(seed, sharing)
     for number in range(_TRIALS):
@@ -70,7 +70,7 @@ def _agrees(fields: tuple[str, ...], said: str, submission: Submission, seed: st
         for field in fields:
             ours, theirs = getattr(expected, field), getattr(found, field)
             equal = abs(ours - theirs) <= 1e-9 * abs(ours) if isinstance(ours, float) else ours == theirs
-            require(equal, f"for {_told(request, view)} {field} is {ours!r}, not {theirs!r}")
+            require(equal, f"for {_told(request, view)} {field} must be {ours!r}, not {theirs!r}")
     return said
 
 
@@ -83,11 +83,14 @@ def _serves(submission: Submission, seed: str) -> str:
     from mooncake_lab.experiments.placement import mean_ttft_s
 
     first = HiddenDraw(seed).randrange(300, 350)
-    twin = make_twin("conversation")  # a grade must not hang on whether the released trace is here
+    twin = make_twin("conversation")  # a grade must not depend on whether the released trace is on this machine
     ours = mean_ttft_s(KVCacheCentric(), first=first, whole=twin)
     theirs = mean_ttft_s(_policy(submission), first=first, whole=twin)
-    require(theirs <= 1.02 * ours, f"mean TTFT is {theirs:.3f} s with yours and {ours:.3f} s with Algorithm 1")
-    return f"mean TTFT {theirs:.3f} s over {first} requests; Algorithm 1 has {ours:.3f} s"
+    require(
+        theirs <= 1.02 * ours,
+        f"the mean TTFT is {theirs:.3f} s with your policy and {ours:.3f} s with Algorithm 1",
+    )
+    return f"the mean TTFT of {first} requests is {theirs:.3f} s, and {ours:.3f} s with Algorithm 1"
 
 
 _WHERE: Final = ("prefill",)
@@ -99,21 +102,23 @@ PLACEMENT: Final = Assignment(
     chapter="09_placement",
     tasks=(
         Task(
-            name="Queue and computation, where nothing is worth fetching",
+            name="The policy chooses the right node if no fetch is worthwhile",
             points=3,
-            check=partial(_agrees, _WHERE, "the right node every time", sharing=False),
+            check=partial(_agrees, _WHERE, "every chosen node is right", sharing=False),
         ),
         Task(
-            name="The balancing branch: who is chosen, and what is fetched from whom",
+            name="The policy chooses the right node and fetch in the balancing branch",
             points=3,
-            check=partial(_agrees, _WHAT, "every fetch is as Algorithm 1 makes it", sharing=True),
+            check=partial(
+                _agrees, _WHAT, "every chosen node and every fetch is that of Algorithm 1", sharing=True
+            ),
         ),
         Task(
-            name="The expected TTFT that admission will judge",
+            name="The policy estimates the right TTFT",
             points=2,
-            check=partial(_agrees, ("expected_ttft_s",), "estimates agree", sharing=True),
+            check=partial(_agrees, ("expected_ttft_s",), "every estimate is that of Algorithm 1", sharing=True),
         ),
-        Task(name="It serves a cluster as well as ours", points=2, check=_serves),
+        Task(name="A whole cluster is served as well as with our policy", points=2, check=_serves),
     ),
 )
 """Ten points."""

@@ -85,7 +85,7 @@ class RemoteAdmission:
     def admit(
         self, request: Request, proposed: Placement, view: ClusterView, *, estimate: Estimator, slo: SLO
     ) -> Decision:
-        """Ask on arrival; what passes has to be what was proposed, and what is refused the request that came."""
+        """Ask on arrival; the answer must be the proposed placement or a rejection of this request."""
         del estimate
         match self.submission.ask(self.number, "admit", request, proposed, view, slo):
             case Passes(placement) if placement == proposed:
@@ -108,16 +108,16 @@ class RemoteAdmission:
 
 
 def _checked(rejection: Rejection, request: Request, stage: str) -> Rejection:
-    """A rejection that is one of this request at this stage, for a reason.
+    """A rejection, checked: of this request, at this stage, and with a reason.
 
     Raises:
         SubmissionError: when it is not.
     """
     if rejection.request_id != request.id:
-        raise SubmissionError(f"request {request.id} came, {rejection.request_id} was refused")
+        raise SubmissionError(f"request {request.id} arrived, but request {rejection.request_id} was refused")
     if rejection.stage != stage:
         raise SubmissionError(
-            f"request {request.id} was refused at stage {rejection.stage!r}; here it is {stage!r}"
+            f"request {request.id} was refused at stage {rejection.stage!r}; the stage must be {stage!r}"
         )
     if not rejection.reason:
         raise SubmissionError(f"request {request.id} was refused without a reason")

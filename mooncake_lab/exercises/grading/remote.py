@@ -306,4 +306,4 @@ def _decoded(answer: Answer, kind: Any, name: str) -> Any:
     try:
         return msgspec.msgpack.decode(answer.value, type=kind)
     except msgspec.MsgspecError as error:
-        raise SubmissionError(f"{name} answered what it should not: {error}") from error
+        raise SubmissionError(f"{name} returned an answer of the wrong type: {error}") from error
