@@ -242,3 +242,57 @@ def test_a_policy_that_plans_nothing_for_running_requests_is_an_error():
     world.submit(0)
     with pytest.raises(ValueError, match="plans nothing for 1 requests that run"):
         world.env.run()
+
+
+def test_a_failure_ends_a_long_stretch_with_the_step_under_way():
+    """Of eight steps that were planned at once, the one under way is the last."""
+    world = World()
+    world.submit(0, outputs=9)
+    world.at(4.0, world.instance.stop)
+    world.env.run()
+    assert world.steps() == [(1.5, 4.5, 3, (0,))]
+    assert world.seen(AttemptFailed) == [(4.5, 0)]
+
+
+def test_a_failure_in_the_last_step_ends_the_request():
+    """A request whose last token comes with the step under way is done, and nothing is lost."""
+    world = World()
+    world.submit(0, outputs=4)
+    world.at(4.0, world.instance.stop)
+    world.env.run()
+    assert world.steps() == [(1.5, 4.5, 3, (0,))]
+    assert world.seen(RequestDone) == [(4.5, 0)]
+    assert world.seen(AttemptFailed) == []
+
+
+def test_the_shortest_stretch_is_cut_as_well():
+    """Of two steps the second is left to the next plan if a request comes during the first."""
+    world = World()
+    world.submit(0, outputs=3)
+    world.submit(1, outputs=1, at_s=2.0)
+    world.env.run()
+    assert world.steps() == [(1.5, 2.5, 1, (0,)), (4.0, 5.0, 1, (0,))]
+
+
+def test_a_token_that_comes_now_is_not_shown_yet():
+    """At the end of an iteration its token counts once the iteration is reported."""
+    world = World()
+    world.submit(0, outputs=9)
+    shown = []
+    for at_s in (2.5, 2.75):
+        world.at(at_s, lambda: shown.append(world.instance.tokens_shown()))
+    world.env.run()
+    assert shown == [{0: 1}, {0: 2}]
+
+
+def test_tokens_shown_elsewhere_count_against_the_memory():
+    """A prompt and tokens that are too many together are refused by the memory, a full memory alone by nothing."""
+    world = World(blocks=5)
+    world.submit(0, prompt=18, outputs=9, shown=4)
+    world.env.run()
+    assert [e.stage for e in world.events if isinstance(e, AttemptFailed)] == ["capacity"]
+    assert world.seen(PrefillDropped) == [(0.0, 0)]
+    world = World(blocks=5, batch_tokens=16)
+    world.submit(0, prompt=20)
+    world.env.run()
+    assert [e.stage for e in world.events if isinstance(e, AttemptFailed)] == ["batching"]
