@@ -36,8 +36,8 @@ _CHUNKS: Final[Mapping[int, tuple[str, str]]] = MappingProxyType(
 _ACCOUNTS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
         "marginal": ("marginal (the paper's)", "vllm_chunked"),
-        "by_token": ("shared by tokens", "by_tokens"),
-        "by_order": ("mean of both orders", "by_order"),
+        "by_token": ("by token", "by_tokens"),
+        "by_order": ("by order", "by_order"),
     }
 )
 
@@ -59,7 +59,7 @@ def time_per_token(times: pd.DataFrame, paper: pd.DataFrame) -> BookFigure:
         points = paper[(paper["series"] == stage) & paper["x"].isin(list(table.index))]
         paper_points(panel, [list(table.index).index(x) for x in points["x"]], points["y"], "SARATHI Fig. 3")
         panel.set_xticks(places, [str(batch) for batch in table.index])
-        panel.set(xlabel="batch size (requests)", ylabel=f"{stage}, a token (ms)")
+        panel.set(xlabel="batch size (requests)", ylabel=f"time per {stage} token (ms)")
     legend_above(figure)
     footer(figure, MODELLED)
     return figure
@@ -84,7 +84,7 @@ def sawtooth(times: pd.DataFrame, paper: pd.DataFrame) -> BookFigure:
 
 @styled
 def accounts(sweep: pd.DataFrame, paper: pd.DataFrame) -> BookFigure:
-    """How much cheaper a decode gets beside a chunk (SARATHI Fig. 8), and by other accounts.
+    """The speed-up of a decode by a chunk in its iteration (SARATHI Fig. 8), and by other accounts.
 
     Args:
         sweep: rows of `account_sweep`.
@@ -103,7 +103,7 @@ def accounts(sweep: pd.DataFrame, paper: pd.DataFrame) -> BookFigure:
         panel.axhline(1, color=COLOURS["slo"], linewidth=1)
         panel.set(xlabel="batch size (requests)", ylim=(0, None))
     legend_above(figure, columns=4)
-    left.set_ylabel("decode alone over beside a chunk (ratio)")
+    left.set_ylabel("decode speed-up (ratio)")
     panel_title(right, "1K, three accounts")
     panel_title(left, "marginal account, three lengths")
     footer(figure, f"{MODELLED}; chunk 256")
@@ -189,7 +189,7 @@ def predicted(cells: pd.DataFrame) -> BookFigure:
         left.set(xlabel=quantity, xlim=(0, None), ylim=(len(rows) - 0.4, -0.6))
         right.barh(places, rows["error_percent"], color=COLOURS["straw_man"])
         right.axvline(0, color=COLOURS["slo"], linewidth=1)
-        right.set_xlabel("model over paper, less one (%)")
+        right.set_xlabel("error of the model (%)")
         right.set_xlim(-1.1 * max(abs(cells["error_percent"])), 1.1 * max(abs(cells["error_percent"])))
         for panel in (left, right):
             panel.grid(visible=False, axis="y")
