@@ -115,7 +115,7 @@ def hand_in(folder, topic, changes):
 
 
 def graded(topic):
-    """The rows of one assignment: kind, what it does, points, what the first lost task is told."""
+    """The rows of one assignment: kind, what it does, points, remark on the first lost task."""
     for kind, what, changes in SAMPLES[topic]:
         allowance = IMPATIENT if what == NEVER else PATIENT
         with tempfile.TemporaryDirectory() as folder:
@@ -207,6 +207,6 @@ def test_the_guides_points_are_in_order(topic):
 
 
 if __name__ == "__main__":
-    head = "| assignment | submission | what it does | points | what the first lost task is told |\n"
+    head = "| assignment | submission | what it does | points | remark on the first lost task |\n"
     rows = head + "| --- | --- | --- | --- | --- |\n" + "".join(table(topic) for topic in SAMPLES)
     GUIDE.write_text(MARKED.sub(lambda _: f"\n{rows}\n", GUIDE.read_text(encoding="utf-8")), encoding="utf-8")
