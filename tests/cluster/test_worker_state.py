@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooncake_lab.cluster import Attempt
+from mooncake_lab.cluster import Attempt, Preempted
 from mooncake_lab.cluster.worker_state import WorkerState
 from mooncake_lab.core import Request
 
@@ -85,3 +85,38 @@ def test_transfers_to_a_failed_worker_end_and_others_go_on():
     assert worker.sending == {Attempt(1, 2): "decode-1"}
     assert worker.arriving == {Attempt(1, 3): "decode-1"}
     assert [worker.end_sending(Attempt(1, n)) for n in (1, 2, 3, 3)] == [True, True, True, False]
+
+
+def test_a_new_worker_has_nothing_to_do():
+    """No backlog, no transfers and no context; whatever it reports from time 0 on is new."""
+    worker = WorkerState("coupled-0", "coupled", 100)
+    assert worker.prefill_view(0, 0.0)[1:] == (0.0, 0, 0, 0, 0, 0)
+    assert worker.decode_view()[1:] == (0, 0, 100, (), ())
+    assert (worker.up, worker.up_s, worker.stepped_until_s) == (True, 0.0, 0.0)
+    early = Preempted(at_s=0.25, attempt=Attempt(0, 1), worker="coupled-0", context_tokens=0)
+    assert worker.is_news(early)
+    assert not worker.is_news(early)
+
+
+def test_an_iteration_reports_each_request_once():
+    """Events of one moment about different requests are all new; one of an earlier moment is late."""
+    worker = WorkerState("coupled-0", "coupled", 100)
+    now, before = (
+        [Preempted(at_s=at_s, attempt=Attempt(i, 1), worker="coupled-0", context_tokens=0) for i in range(2)]
+        for at_s in (2.0, 1.0)
+    )
+    assert [worker.is_news(event) for event in (*now, *now, *before)] == [True, True, False, False, False, False]
+
+
+def test_a_request_that_is_partly_in_memory_is_released_whole():
+    """What a request lost to a preemption is neither counted nor given back twice."""
+    worker = WorkerState("coupled-0", "coupled", 100)
+    for i in range(2):
+        worker.expect(Request(id=i, arrival_s=0.0, input_tokens=10, block_keys=(i,)), 1.0)
+    worker.hold(0, 4)
+    assert worker.context_tokens == 14
+    worker.release(0)
+    assert (worker.context_tokens, worker.contexts) == (10, {1: 10})
+    worker.hold(1, 0)
+    worker.hold(1, 10)
+    assert worker.context_tokens == 10
