@@ -102,7 +102,7 @@ def over_vllm(capacities: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         Rows of testbed, workload, limit, vllm, orca, sarathi (requests a second), over_vllm, over_orca,
-        requests (of a run at least).
+        requests (of a run at least), seeds (over which capacities are averaged).
     """
     rows: list[dict[str, Any]] = []
     for _, each in capacities.groupby(["testbed", "workload", "limit"], sort=False):
@@ -112,7 +112,7 @@ def over_vllm(capacities: pd.DataFrame) -> pd.DataFrame:
         row: dict[str, Any] = each[["testbed", "workload", "limit"]].iloc[0].to_dict()
         row |= {"vllm": by["vLLM"], "orca": orca, "sarathi": sarathi}
         row |= {"over_vllm": _ratio(sarathi, by["vLLM"]), "over_orca": _ratio(sarathi, orca)}
-        rows.append(row | {"requests": min(each["requests"].tolist())})
+        rows.append(row | {"requests": min(each["requests"].tolist()), "seeds": each["seed"].nunique()})
     return pd.DataFrame(rows)
 
 

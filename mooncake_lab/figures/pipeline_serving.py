@@ -92,7 +92,9 @@ def capacities(table: pd.DataFrame, printed: pd.DataFrame) -> BookFigure:
         panel.grid(visible=False, axis="x")
         panel.set_ylim(0, None)
     legend_above(figure)
-    footer(figure, "simulated: anchored to Yi-34B's artifact, the others carried over by the roofline; one seed")
+    seeds = min(rows["seeds"].tolist())
+    drawn = "one seed" if seeds == 1 else f"means over {seeds} seeds"
+    footer(figure, f"simulated: anchored to Yi-34B's artifact, the others carried over by the roofline; {drawn}")
     return figure
 
 

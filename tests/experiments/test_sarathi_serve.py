@@ -113,12 +113,12 @@ class TestCapacity:
         """A machine has one row, whose ratio is that of the mean capacities."""
         rows = [
             {"testbed": "x", "workload": "w", "limit": "strict", "policy": policy, "requests": 9,
-             "requests_per_s": rate}
+             "seed": seed, "requests_per_s": rate}
             for policy, rates in (("vLLM", (1.0, 3.0)), ("Sarathi-Serve 512", (4.0, 8.0)))
-            for rate in rates
+            for seed, rate in enumerate(rates)
         ]  # fmt: skip
         (row,) = search.over_vllm(pd.DataFrame(rows)).to_dict(orient="records")
-        assert (row["vllm"], row["sarathi"], row["over_vllm"]) == (2.0, 6.0, 3.0)
+        assert (row["vllm"], row["sarathi"], row["over_vllm"], row["seeds"]) == (2.0, 6.0, 3.0, 2)
 
 
 class TestErrata:

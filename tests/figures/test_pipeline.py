@@ -4,8 +4,10 @@ import pandas as pd
 import pytest
 
 from mooncake_lab.experiments import pipeline, pipeline_long, pipeline_runahead, pipeline_serving, run, vary
+from mooncake_lab.experiments import pipeline_capacity as search
 from mooncake_lab.experiments import pipeline_timeline as tl
 from mooncake_lab.figures import pipeline as draw
+from mooncake_lab.figures import pipeline_serving as served_figures
 from mooncake_lab.figures import pipeline_sharing as share
 from mooncake_lab.paper import curve
 
@@ -65,3 +67,16 @@ def test_timelines_show_every_row(figures):
     (axes,) = figures["timelines"].axes
     rows = tl.timeline(tl.two_stages("SARATHI"))
     assert len(axes.patches) == int((~rows["what"].isin(["fill", "drain"])).sum())
+
+
+@pytest.mark.parametrize(("seeds", "said"), [(1, "one seed"), (3, "means over 3 seeds")])
+def test_the_footer_of_capacities_counts_their_seeds(seeds, said):
+    """Bars that are means over seeds do not pass for a single run."""
+    runs = pd.DataFrame(
+        {"testbed": "Yi-34B", "workload": "w", "limit": "strict", "policy": policy, "requests": 9, "seed": seed,
+         "requests_per_s": 1.0}
+        for policy in ("vLLM", "Sarathi-Serve 512")
+        for seed in range(seeds)
+    )  # fmt: skip
+    figure = served_figures.capacities(search.over_vllm(runs), curve("sarathi_serve_capacity_over_vllm"))
+    assert figure.get_supxlabel().endswith(f"; {said}")
