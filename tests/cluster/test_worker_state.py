@@ -120,3 +120,20 @@ def test_a_request_that_is_partly_in_memory_is_released_whole():
     worker.hold(1, 0)
     worker.hold(1, 10)
     assert worker.context_tokens == 10
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.floats(0, 5)), min_size=1, max_size=6))
+def test_a_view_has_the_state_of_its_moment(moments):
+    """Whatever was asked before, a view has the matches of its request, the transfers and the backlog of now."""
+    worker = queued([2.0])
+    worker.start_prompt(Attempt(0, 1), 0.0)
+    worker.remove_prompt(Attempt(0, 1), 0.0)
+    for matched, sends, now_s in moments:
+        worker.sending.clear()
+        if sends:
+            worker.sending[Attempt(9, 1)] = "decode-0"
+        assert worker.prefill_view(matched, now_s)[1:] == (0.0, 0, 1, matched, int(sends), 0)
+    worker.add_prompt(Attempt(1, 1), 3.0)
+    worker.start_prompt(Attempt(1, 1), 1.0)
+    assert [backlog_s(worker, now_s) for now_s in (1.0, 3.5, 4.0, 9.0)] == [3.0, 0.5, 0.0, 0.0]
+    assert worker.prefill_view(0, 9.0).queued_requests == 1
