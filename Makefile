@@ -29,7 +29,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 export HF_HUB_OFFLINE ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-.PHONY: help book notebooks test test-slow test-site screenshots readme pdf serve-book classroom grade traces model check format clean env
+.PHONY: help book notebooks test test-slow test-kernels test-site screenshots readme pdf serve-book classroom grade traces model check format clean env
 
 help: ## List the targets
 	@printf 'Targets (variables in brackets):\n\n'
@@ -48,6 +48,16 @@ test: $(ENV) ## Check everything that needs neither minutes nor a GPU [PYTEST_FL
 
 test-slow: $(ENV) ## The tests that take minutes, or ask the network [PYTEST_FLAGS]
 	@$(BIN)/pytest -m 'slow and not gpu' $(PYTEST_FLAGS)
+
+test-kernels: build/triton/ready ## Check the GPU kernels without a GPU: interpreted, and compiled for A100, H100, B200 [PYTEST_FLAGS]
+	@PYTHONPATH=build/triton TRITON_INTERPRET=1 $(BIN)/pytest -q tests/engine/test_triton.py $(PYTEST_FLAGS)
+	@PYTHONPATH=build/triton $(BIN)/pytest -q tests/engine/test_kernel_resources.py $(PYTEST_FLAGS)
+
+# triton of the release that belongs to the pinned torch, and the newest numpy that its interpreter works with
+build/triton/ready: Makefile $(ENV)
+	@rm -rf build/triton
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --target build/triton triton==3.7.1 numpy==2.3.5
+	@touch $@
 
 test-site: $(ENV) ## Read the built book in a headless browser; leaves book/_build/accessibility.csv
 	@$(BIN)/pytest -n $(TEST_WORKERS) -m site tests/site --ignore=tests/site/test_screenshots.py $(PYTEST_FLAGS)

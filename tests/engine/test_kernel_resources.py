@@ -1,0 +1,42 @@
+"""The GPU kernels compiled for GPUs that are not here: they fit, and no register is spilled.
+
+Triton is no dependency: `make test-kernels` installs it beside the environment.
+"""
+
+import os
+from collections import Counter
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed; `make test-kernels` installs it")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("the interpreter compiles nothing", allow_module_level=True)
+
+from mooncake_lab.engine.kernel_resources import SHARED_BYTES, compiled_resources  # after the guards
+from mooncake_lab.perf import model_shape
+
+KERNELS = {"add_norm", "rotate_and_store", "silu_and_multiply", "decode_stretch", "join_stretches"}
+
+
+@pytest.mark.parametrize("capability", SHARED_BYTES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", ["llama3-8b", "llama3-70b"])
+def test_every_kernel_fits(shape, dtype, capability):
+    """On A100, H100 and B200 a block of each kernel fits into registers and shared memory, without spills."""
+    found = list(compiled_resources(model_shape(shape), dtype, capability))
+    assert {each.kernel for each in found} == KERNELS
+    assert [each for each in found if not each.fits] == []
+
+
+def test_decode_attention_is_compiled_for_every_number_of_parts():
+    """The parts that a context is cut into are compiled in, so each number of them is another kernel."""
+    found = compiled_resources(model_shape("llama3-8b"), torch.bfloat16, 90)
+    assert Counter(each.kernel for each in found)["decode_stretch"] == 3
+
+
+def test_a_block_that_needs_too_much_does_not_fit(monkeypatch):
+    """With less shared memory than the tiles of decode attention need, it does not fit."""
+    monkeypatch.setitem(SHARED_BYTES, 90, 32 * 1024)
+    found = compiled_resources(model_shape("llama3-8b"), torch.bfloat16, 90)
+    assert {each.kernel for each in found if not each.fits} == {"decode_stretch"}
