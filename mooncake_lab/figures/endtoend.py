@@ -34,7 +34,7 @@ _COLOUR: Final[Mapping[str, str]] = MappingProxyType(
         "4M": "vllm",
     }
 )
-_SIMULATED: Final = "simulated, 8xA800 nodes fitted to FAST'25 Fig. 14 and arXiv Fig. 2"
+_SIMULATED: Final = "simulated: nodes of eight A800 GPUs, fitted to FAST'25 Fig. 14 and arXiv Fig. 2"
 _DASHES: Final = (0, (1.2, 1.6))
 
 

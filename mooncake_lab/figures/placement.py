@@ -47,7 +47,7 @@ _LABEL: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 _PARTS: Final = ("q1", "median", "q3", "whisker_low", "whisker_high", "mean")
-_SIMULATED: Final = "simulated, 8xA800 nodes fitted to FAST'25 Fig. 14 and arXiv Fig. 2"
+_SIMULATED: Final = "simulated: nodes of eight A800 GPUs, fitted to FAST'25 Fig. 14 and arXiv Fig. 2"
 
 
 @styled

@@ -46,7 +46,7 @@ def normalised(node: pd.DataFrame, machine: pd.DataFrame, machine_name: str) -> 
         machine_name: who measured, for the footer.
     """
     figure, axes = new_figure(2, 2, height=5.0, sharey=True)
-    for row, (table, owner) in enumerate(((node, "8xA800, 70B"), (machine, "this machine"))):
+    for row, (table, owner) in enumerate(((node, "eight A800 GPUs, 70B"), (machine, "this machine"))):
         for panel, stage in zip(axes[2 * row : 2 * row + 2], ("prefill", "decode"), strict=True):
             _normalised_panel(panel, _where(table, "stage", stage))
             panel.set(xlabel=_AXES[stage], ylim=(0, 1.12))
@@ -150,7 +150,7 @@ def roofline(node: Hardware, of_paper: pd.DataFrame, measured: pd.DataFrame) -> 
                 f"{point['stage']} {point['label']}", (point["intensity_flops_per_byte"], point["tflops_per_s"]),
                 xytext=shift, textcoords="offset points", ha=side,
             )  # fmt: skip
-    panel_title(left, "8xA800, 70B, bfloat16")
+    panel_title(left, "eight A800 GPUs, 70B, bfloat16")
     first = measured.iloc[0]
     unit = "TFLOP/s" if first["peak_flops_per_s"] > TERA else "GFLOP/s"
     intensities = measured["intensity_flops_per_byte"].to_list()

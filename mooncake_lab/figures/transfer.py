@@ -23,7 +23,7 @@ from mooncake_lab.figures.style import (
     styled,
 )
 
-_SIMULATED: Final = "8xA800 nodes fitted to FAST'25 Fig. 14 and arXiv Fig. 2"
+_SIMULATED: Final = "nodes of eight A800 GPUs, fitted to FAST'25 Fig. 14 and arXiv Fig. 2"
 _WAY_COLOURS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "mooncake": COLOURS["mooncake"],
@@ -69,7 +69,7 @@ def storing(modelled: pd.DataFrame, measured: pd.DataFrame, machine: str) -> Boo
         left.plot(modelled["tokens"] / 1000, modelled[f"{way}_s"], color=colour, label=f"{label}, model")
         paper_points(left, modelled["tokens"] / 1000, modelled[f"paper_{way}_s"], "arXiv Fig. 7")
     left.set(xlabel="prompt (thousand tokens)", ylabel="added by storing (s)")
-    panel_title(left, "8xA800, modelled")
+    panel_title(left, "eight A800 GPUs, modelled")
     left.set_ylim(bottom=0)
     longest = measured[measured["tokens"] == measured["tokens"].max()].reset_index(drop=True)
     places = np.arange(len(longest))
@@ -178,7 +178,7 @@ def demand(rows: pd.DataFrame, paper: pd.DataFrame, limit_s: float) -> BookFigur
         panel.xaxis.set_major_formatter(plain_number)
         panel.yaxis.set_major_formatter(plain_number)
     legend_above(figure, columns=3)
-    footer(figure, f"simulated, {_SIMULATED}; {rows['source'].iloc[0]}, {int(rows['requests'].iloc[0])} requests")
+    footer(figure, f"simulated: {_SIMULATED}; {rows['source'].iloc[0]}, {int(rows['requests'].iloc[0])} requests")
     return figure
 
 
