@@ -51,7 +51,9 @@ class Attempts:
         """Those in flight."""
         self.in_transit: dict[int, RequestState] = {}
         """Those of them that are placed, and whose KVCache is not in the GPU memory of the decode worker yet."""
-        self._unplaced: dict[int, RequestState] = {}  # those that wait for workers, or for news of them
+        self._unplaced: dict[
+            int, RequestState
+        ] = {}  # those that wait for a worker to come up, or for a check of one
         self._spec = spec
         self._estimate = estimate
         self._workers = workers
@@ -65,7 +67,7 @@ class Attempts:
         return state if state is not None and state.decode is not None and state.attempt.n == attempt.n else None
 
     def unplaced(self, phase: Phase) -> list[RequestState]:
-        """Requests that wait for workers, or for news of them, in order of arrival."""
+        """Requests that wait for a worker to come up, or for a check of one, in order of arrival."""
         return sorted((state for state in self._unplaced.values() if state.phase == phase), key=arrival)
 
     def decide(self, state: RequestState, now_s: float) -> Sequence[Command]:

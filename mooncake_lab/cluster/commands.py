@@ -10,7 +10,7 @@ from mooncake_lab.core import Request
 
 
 class SetTimer(msgspec.Struct, frozen=True, gc=False):
-    """Report `TimerFired` of a request after so many seconds."""
+    """Report `TimerFired` of a request after `delay_s` seconds."""
 
     request_id: int
     delay_s: float

@@ -45,7 +45,7 @@ class RequestState:
     attempt: Attempt = _UNPLACED
     """The current one, or the last."""
     placement: Placement | None = None
-    """Of the current attempt; None while there is none."""
+    """The placement of the current attempt; None before it is placed."""
     prefill: WorkerState | None = None
     decode: WorkerState | None = None
     """The same worker as `prefill` where that is a coupled one."""

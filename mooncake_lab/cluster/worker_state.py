@@ -69,9 +69,9 @@ class WorkerState:
     # prefill
 
     def prefill_view(self, matched_blocks: int, now_s: float) -> PrefillView:
-        """It as a place to prefill.
+        """The worker as a place to prefill.
 
-        Of a pipelined group the backlog is that of prompts which follow one another, though they overlap.
+        The backlog of a pipelined group is counted as if its prompts did not overlap.
         """
         running_s = self._latest_until_s - now_s
         plain = running_s <= 0 and not matched_blocks and not self.sending
@@ -186,7 +186,7 @@ class WorkerState:
         self.latest_view = None
 
     def step(self, request_ids: Sequence[int], steps: int, until_s: float) -> None:
-        """Each of these requests has so many tokens more."""
+        """Add tokens to each of these requests."""
         contexts = self.contexts
         for request_id in request_ids:
             contexts[request_id] += steps
@@ -205,7 +205,7 @@ class WorkerState:
         return True
 
     def hold(self, request_id: int, tokens: int) -> None:
-        """So many tokens of a request are in GPU memory, of those of its prompt and its answer."""
+        """Set how many tokens of a request's prompt and answer are in GPU memory."""
         missing = self.contexts[request_id] - tokens
         if not missing and not self.missing:
             return

@@ -119,7 +119,7 @@ class WorkerTable:
     def _matches(self, request: Request) -> list[int]:
         """Leading blocks of a prompt in each cache, and the 0 of workers that have none.
 
-        Of a cache in GPU memory a request reuses whole blocks, and computes at least its last token.
+        A request reuses whole blocks of a cache in GPU memory, and computes at least its last token.
         """
         if not self._members:
             return [0]

@@ -317,7 +317,7 @@ class Cluster:
 
 
 def extend(request: Request, tokens: int) -> Request:
-    """A request whose prompt has grown by so many tokens of its own answer; no other request shares them."""
+    """A request whose prompt has grown by tokens of its own answer; no other request shares them."""
     grown = request.input_tokens + tokens
     blocks = blocks_for(grown, request.block_size_tokens)
     own = tuple(f"{request.id}/{k}".encode() for k in range(len(request.block_keys), blocks))

@@ -100,7 +100,7 @@ class KVTransfer:
 
         def read(_: simpy.Event) -> None:
             if came.triggered:
-                return  # one of the two died
+                return  # one of the two instances failed
             self._reading.remove(reading)
             if job.cancelled:
                 self._prefix_fetched(job, start_s, 0)

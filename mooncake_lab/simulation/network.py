@@ -144,7 +144,7 @@ class Network:
             flow.go(most_bytes_per_s, self._env.now)
             self._paced[done] = flow
             if not (sender.greedy or receiver.greedy or self._crowded or self._was_crowded):
-                return done  # most streams: nobody else is slower for it
+                return done  # most streams: no other stream is slower for it
         else:
             self._count(flow, 1, 0, 0.0)
             self._greedy[done] = flow

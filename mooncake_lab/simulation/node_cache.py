@@ -20,7 +20,7 @@ class CacheChange(NamedTuple):
 
 
 class Reused(NamedTuple):
-    """What of a prompt a node had."""
+    """The part of a prompt that a node held."""
 
     blocks: int
     """Leading blocks that were there."""

@@ -58,7 +58,7 @@ class PrefixPool:
         self._changed = changed
 
     def matched(self, node: str, request: Request) -> int:
-        """How many leading blocks of a prompt a node holds; changes nothing."""
+        """The number of leading blocks of a prompt that a node holds; changes nothing."""
         store, held = self._stores[node], 0
         for key in request.block_keys:
             if key not in store:
@@ -97,13 +97,13 @@ class PrefixPool:
             self._changed(self.caches[node], change)
 
     def _positions(self, count: int) -> list[Block[None]]:
-        """A block for each position of a prompt of so many, or more."""
+        """A block for each position of a prompt of at least this length."""
         while len(self._blocks) < count:
             self._blocks.append(Block(None, self._block_bytes, len(self._blocks)))
         return self._blocks
 
     def drop(self, node: str) -> None:
-        """Forget everything a node held, because it died."""
+        """Forget everything that a node held, because it failed."""
         held = sorted(self._stores[node].keys(), key=str)
         self._stores[node].clear()
         self._tell(node, CacheChange(removed=held))

@@ -111,7 +111,7 @@ class PrefillInstance:
         return self._env.timeout(finish_s[0])
 
     def _done(self, job: PrefillJob, start_s: float, reused: int, from_ssd: int, _: simpy.Event) -> None:
-        """A prompt is computed, unless its instance died meanwhile."""
+        """A prompt is computed, unless its instance failed meanwhile."""
         if not self.alive:
             return
         now_s, request, token_bytes = self._env.now, job.request, self._service.model.shape.kv_bytes_per_token

@@ -51,7 +51,7 @@ COUPLED_SYSTEMS: Final[Mapping[str, tuple[BatchingPolicy, bool]]] = MappingProxy
 )
 """Coupled systems by the names of the command line: batching policy, and whether prefixes are cached.
 
-FAST'25 §5.1 compares with the first three, testing the two features separately; 512 tokens an iteration is what
+FAST'25 §5.1 compares with the first three, testing the two features separately; 512 tokens per iteration is what
 vLLM of that time took for chunked prefill. Those that never preempt (request_level, orca, sarathi, tensorrt_llm)
 reserve prompt and max_tokens of each request.
 """
@@ -69,7 +69,7 @@ _POSITIVE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An instance dies, with all KVCache it holds. Nobody's request is lost: they are placed again.
+    """An instance fails and loses all KVCache that it holds. Its requests are placed again.
 
     Raises:
         ValueError: when the time is negative or not finite.
@@ -156,7 +156,7 @@ class CoupledSpec:
     device_tokens: int = 1_330_000
     """KVCache that fits into a node's GPU memory."""
     max_batch_tokens: int = 200_000
-    """Tokens an iteration computes at most; what chunked prefill cuts prompts to is its policy's knob."""
+    """The most tokens that an iteration computes; the chunk size is a parameter of the batching policy."""
     max_requests: int = 256
     max_request_tokens: int = 200_000
     """The window; the longest requests of the synthetic trace fit."""
@@ -165,7 +165,7 @@ class CoupledSpec:
     answer fits into. Policies that reserve for the worst case reserve prompt and max_tokens."""
     memory_block_tokens: int = 16
     block_size_tokens: int = 512
-    """Of the trace: what can be shared."""
+    """Block size of the trace: the unit that requests can share."""
     view_age_s: float = 0.0
     """How old the loads may be on which the Conductor decides; 0 is always the present."""
     placement: PlacementPolicy = field(default_factory=FewestRequests)
@@ -212,7 +212,7 @@ class CoupledSpec:
 
 
 def refuse_age(view_age_s: float, owner: str) -> None:
-    """Refuse an age of views that is none.
+    """Refuse an age of views that is not possible.
 
     Raises:
         ValueError: when it is negative or not finite.
