@@ -261,6 +261,20 @@ def test_exercises_have_folded_solutions(notebook):
     assert all(":class: dropdown" in body for _, body in solutions)
 
 
+def test_no_exercise_hides_inside_another(notebook):
+    """An exercise, hint or solution begins after the fence of the one before has been closed."""
+    for cell in notebook.cells:
+        if cell.cell_type != "markdown":
+            continue
+        outer = ""
+        for fence, info in re.findall(r"^(`{3,})(.*)$", cell.text, re.MULTILINE):
+            assert not outer or not info.startswith(("{exercise", "{hint", "{solution")), info
+            if not outer:
+                outer = fence
+            elif not info.strip() and len(fence) >= len(outer):
+                outer = ""
+
+
 def test_exercises_say_how_hard_they_are_and_have_a_hint(notebook):
     """The title of an exercise has its difficulty and its minutes; a folded hint stands before the solution."""
     found = re.findall(
