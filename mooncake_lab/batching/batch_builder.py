@@ -44,6 +44,7 @@ class BatchBuilder:
         self.preempted: list[int] = []
         self.swapped: list[int] = []
         self.rejected: list[Refusal] = []
+        self.refuses_running = False
         self._count_running(running)
 
     def _count_running(self, running: Sequence[Progress]) -> None:
@@ -59,6 +60,7 @@ class BatchBuilder:
                 )
             if known > capacity_tokens:
                 self.rejected.extend(filter(None, [too_large(request, known, limits)]))
+                self.refuses_running = True
                 self.blocks_left += request.held_blocks - request.shared_blocks
                 continue
             missing = reservation(request, limits) - request.held_blocks
@@ -117,9 +119,10 @@ class BatchBuilder:
         """Waiting requests that could be admitted, first come, first served: it stops at the first that cannot.
 
         Requests that can never be served are refused on the way. An iteration that preempts admits no request:
-        the preempted one is older than all that wait, and would be overtaken.
+        the preempted one is older than all that wait, and would be overtaken. Neither does one that refuses a
+        running request: a candidate may count blocks as held that it shares with that request.
         """
-        if self.preempted or self.swapped:
+        if self.preempted or self.swapped or self.refuses_running:
             return
         for request in waiting:
             if len(self.running) >= self.limits.max_requests:

@@ -29,6 +29,7 @@
       for (const r of running) {
         if (known(r) > limits.capacityBlocks * limits.blockTokens) {
           this.rejected.push(r.id);
+          this.refusesRunning = true;
           this.blocksLeft += r.held;
           continue;
         }
@@ -65,8 +66,8 @@
       for (const r of this.running) if (decoding(r)) this.advance(r, 1);
     }
 
-    * candidates(waiting, refuse = neverFits) { // first come, first served; none while somebody is preempted
-      if (this.preempted.length) return;
+    * candidates(waiting, refuse = neverFits) { // first come, first served; none if a running request loses its place
+      if (this.preempted.length || this.refusesRunning) return;
       for (const r of waiting) {
         if (this.running.length >= this.limits.maxRequests) return;
         if (refuse(r, this.limits)) {
