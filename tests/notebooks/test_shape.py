@@ -262,7 +262,7 @@ def test_exercises_have_folded_solutions(notebook):
 
 
 def test_no_exercise_hides_inside_another(notebook):
-    """An exercise, hint or solution begins after the fence of the one before has been closed."""
+    """An exercise, hint or solution begins after the fence of the one before; each cell closes its last fence."""
     for cell in notebook.cells:
         if cell.cell_type != "markdown":
             continue
@@ -273,6 +273,7 @@ def test_no_exercise_hides_inside_another(notebook):
                 outer = fence
             elif not info.strip() and len(fence) >= len(outer):
                 outer = ""
+        assert not outer, cell.text[-80:]
 
 
 def test_exercises_say_how_hard_they_are_and_have_a_hint(notebook):

@@ -257,7 +257,7 @@ class TestByHand:
         assert sum(isinstance(r, Finished) for r in log) == 3
 
     def test_blocks_shared_with_a_refused_request_are_counted_once(self):
-        """While a request outgrows the memory, a prompt that shares its blocks waits, and another one waits, too."""
+        """While a request outgrows the memory, no prompt is admitted that shares its blocks, or takes them."""
         rows = [(0.0, 270, 99), (0.1, 139, 2), (0.1, 293, 2)]
         roomy = replace(spec(VLLM(), 320, prefix_caching=True), max_request_tokens=600)
         log = Cluster(roomy, MODEL).run(requests(rows, families=[0, 1, 0]))
