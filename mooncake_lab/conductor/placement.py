@@ -42,8 +42,8 @@ class Random:
 class LoadBalance:
     """The least loaded prefill instance. The papers do not define load, so its metric is a parameter.
 
-    The three metrics differ by a factor of two and a half in mean TTFT. Ties, which are frequent among idle
-    instances, go to the instance with the fewest assignments so far. Otherwise the first instance would get every
+    On the conversation trace, the mean TTFTs under the three metrics differ by a factor of 2.5. Ties, which are
+    frequent among idle instances, go to the instance with the fewest assignments so far. Otherwise the first instance would get every
     request while traffic is light, and a coupled instance would then decode all of them.
     """
 
@@ -59,7 +59,7 @@ class LoadBalance:
 class LongestPrefix:
     """The prefill instance that holds the longest prefix, regardless of its queue: a baseline.
 
-    On traces where all requests share a system prompt it sends everything to one instance.
+    It sends every request to one instance: after the first request no other instance ever holds a prefix.
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset({"local_prefixes"})

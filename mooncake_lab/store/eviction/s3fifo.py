@@ -14,8 +14,8 @@ _USES_TO_STAY = 2
 class S3FIFO:
     """Three FIFO queues: small, main and ghost (Yang et al., SOSP'23); not in the Mooncake papers.
 
-    A newcomer enters the small queue, a tenth of the capacity; used twice there it moves to the main queue,
-    else it leaves and only its key is remembered. A remembered key that returns enters the main queue at once.
+    A new block enters the small queue, a tenth of the capacity. After two hits there it moves to the main queue.
+    Otherwise it leaves, and only its key is remembered. A remembered key that returns enters the main queue.
 
     Args:
         capacity_blocks: the capacity of the store.
