@@ -43,8 +43,8 @@ class LoadBalance:
     """The least loaded prefill instance. The papers do not define load, so its metric is a parameter.
 
     On the conversation trace, the mean TTFTs under the three metrics differ by a factor of 2.5. Ties, which are
-    frequent among idle instances, go to the instance with the fewest assignments so far. Otherwise the first instance would get every
-    request while traffic is light, and a coupled instance would then decode all of them.
+    frequent among idle instances, go to the instance with the fewest assignments so far. Otherwise the first
+    instance would get every request while traffic is light, and a coupled instance would then decode all of them.
     """
 
     metric: Literal["backlog_s", "queued_requests", "assigned_requests"] = "backlog_s"
