@@ -40,18 +40,21 @@ def results(records: Path) -> str:
     made = msgspec.json.decode(path.read_bytes(), type=_Made)
     card = scorecard(records)
     twins = sorted(name for name, sha256 in made.traces.items() if sha256 is None)
-    traces = f"twins for {' and '.join(twins)}" if twins else "the released traces"
+    traces = f"generated twins of the traces {' and '.join(twins)}" if twins else "the released traces"
     top = headlines(card)
-    return f"{top.markdown()}\n{top.evidence()} {counted(card)} Scale {made.scale}, seed {made.seed}, {traces}.\n"
+    return (
+        f"{top.markdown()}\n{top.evidence()} {counted(card)}"
+        f" The numbers are those of scale {made.scale}, seed {made.seed} and {traces}.\n"
+    )
 
 
 def counted(card: Scorecard) -> str:
     """The number of claims by verdict, in a sentence or two."""
     totals = card.totals().loc["all"]
     number = totals.pop("claims")
-    said = ", ".join(f"{count} {verdict}" for verdict, count in totals.items() if count)
+    verdicts = ", ".join(f"*{verdict}* ({count})" for verdict, count in totals.items() if count)
     missing = " Some chapters were not executed; `make book` runs them all." if NOT_EXECUTED in totals else ""
-    return f"All {number} claims: {said}.{missing}"
+    return f"The book judges {number} claims: {verdicts}.{missing}"
 
 
 def refreshed(readme: str, records: Path) -> str:
