@@ -11,8 +11,7 @@ MAKEFLAGS += --no-print-directory
 SCALE ?= classroom
 SEED ?= 0
 PORT ?= 8000
-# one more than there are cores: some tests wait for clocks and processes
-TEST_WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+TEST_WORKERS ?= auto
 PYTEST_FLAGS ?=
 SUBMISSIONS ?= submissions
 GRADES ?= build/grades

@@ -32,6 +32,7 @@ def test_alone_there_is_no_ratio():
     assert "load average" in result.stderr
 
 
+@pytest.mark.slow
 def test_transformers_own_batching_gets_the_same_tokens():
     """The mixed burst runs beside transformers' continuous batching and both generate what was asked."""
     result = bench("--peer", "hf-continuous", "--mixed", "1", "--json")
