@@ -17,6 +17,7 @@ SUBMISSIONS ?= submissions
 GRADES ?= build/grades
 HIDDEN_SEED ?=
 JOBS ?= 1
+REQUIRE_RECORD ?=
 
 VENV := .venv
 BIN ?= $(VENV)/bin
@@ -36,7 +37,7 @@ help: ## List the targets
 	@printf '\nStart with `make book`; the first run fills $(VENV), which takes a minute or two.\n'
 
 book: notebooks ## Execute the chapters and render the book; ends with the path to open [SCALE SEED]
-	@$(BIN)/python -m mooncake_lab.batch.statements book
+	@$(BIN)/python -m mooncake_lab.batch.statements book $(if $(REQUIRE_RECORD),--require-record)
 	@$(BIN)/python -m mooncake_lab.batch.render book
 
 notebooks: $(ENV) ## Execute the chapters that changed, in parallel [SCALE SEED]

@@ -3,7 +3,7 @@
 So both are timed on the same contexts and the same minutes of a machine, without computing a prompt per round.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -11,13 +11,11 @@ import torch
 
 from mooncake_lab.engine.kvcache import KVSpan  # noqa: TC001  # beside others that are needed when it runs
 from mooncake_lab.engine.loop import Engine
+from mooncake_lab.engine.reference import Clock
 from mooncake_lab.engine.sequence import GenerationRequest, RunningRequest
 
 if TYPE_CHECKING:  # it takes seconds to import
     from transformers import LlamaForCausalLM
-
-Clock = Callable[[], float]
-"""Gives seconds."""
 
 
 class Decoding(Protocol):

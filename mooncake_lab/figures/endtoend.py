@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from mooncake_lab.figures.style import (
     COLOURS,
     COMPUTED,
+    PAPER_NODES,
     BookFigure,
     footer,
     legend_above,
@@ -34,7 +35,6 @@ _COLOUR: Final[Mapping[str, str]] = MappingProxyType(
         "4M": "vllm",
     }
 )
-_SIMULATED: Final = "simulated: nodes of eight A800 GPUs, fitted to FAST'25 Fig. 14 and arXiv Fig. 2"
 _DASHES: Final = (0, (1.2, 1.6))
 
 
@@ -78,7 +78,7 @@ def capacity(
     for panel, workload in zip(axes[:: len(names)], paper, strict=True):
         panel.set_ylabel(f"{workload}\neffective requests (%)")
     legend_above(figure)
-    footer(figure, f"{_SIMULATED}; {_origins(rows)}; diamonds: FAST'25 Figs. 1, 6, 7")
+    footer(figure, f"simulated: {PAPER_NODES}; {_origins(rows)}; diamonds: FAST'25 Figs. 1, 6, 7")
     return figure
 
 
@@ -112,7 +112,7 @@ def gpu_time(
     axes.set_xticks(range(len(groups)), list(groups.values()))
     axes.set(ylabel="prefill GPU time (s/request)", ylim=(0, None))
     legend_above(figure)
-    footer(figure, f"{_SIMULATED}; {_origins(rows)}")
+    footer(figure, f"simulated: {PAPER_NODES}; {_origins(rows)}")
     return figure
 
 
@@ -141,7 +141,7 @@ def splits(rows: pd.DataFrame, paper: Mapping[str, pd.DataFrame]) -> BookFigure:
         panel.set(xlabel="prefill nodes of 16 (nodes)", ylabel=label, ylim=(0, None))
         panel.set_xticks(sorted(set(rows["prefill_nodes"]))[::2])
     legend_above(figure)
-    footer(figure, f"{_SIMULATED}; {_origins(rows)}")
+    footer(figure, f"simulated: {PAPER_NODES}; {_origins(rows)}")
     return figure
 
 
@@ -176,7 +176,7 @@ def rates(
     axes[0].set_ylabel("P90 TTFT (of its SLO)")
     axes[len(datasets)].set_ylabel("P90 TBT (of its SLO)")
     legend_above(figure)
-    footer(figure, f"{_SIMULATED}; datasets generated like arXiv Table 2")
+    footer(figure, f"simulated: {PAPER_NODES}; datasets generated like arXiv Table 2")
     return figure
 
 
@@ -212,7 +212,7 @@ def distributions(
         _ticks(panel, [x for x in (0.1, 1, 10, 30, 100, 300, 1000) if grid[0] <= x <= grid[-1]])
     axes[0].set_ylabel("requests (%)")
     legend_above(figure)
-    footer(figure, f"{_SIMULATED}; {_origins(rows)}")
+    footer(figure, f"simulated: {PAPER_NODES}; {_origins(rows)}")
     return figure
 
 
@@ -247,7 +247,7 @@ def goodput(rows: pd.DataFrame, names: Mapping[str, str], attained: float) -> Bo
     axes.set_xticks(range(len(limits)), [f"{limit}" for limit in limits])
     axes.set(xlabel="TBT limit (ms)", ylabel=f"rate with {attained:.0%} effective (req/s)")
     legend_above(figure)
-    footer(figure, _SIMULATED + "; " + "; ".join(dict.fromkeys(map(str, rows["source"]))))
+    footer(figure, f"simulated: {PAPER_NODES}; " + "; ".join(dict.fromkeys(map(str, rows["source"]))))
     return figure
 
 

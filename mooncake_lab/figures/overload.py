@@ -14,6 +14,7 @@ from mooncake_lab.figures.style import (
     COLOURS,
     COMPUTED,
     HATCHES,
+    PAPER_NODES,
     BookFigure,
     footer,
     legend_above,
@@ -52,7 +53,6 @@ _COLOUR: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 PRODUCTION: Final = "arXiv Fig. 9: production, 20 machines, early rejection"
-_SIMULATED: Final = "simulated: nodes of eight A800 GPUs, fitted to FAST'25 Fig. 14 and arXiv Fig. 2"
 
 
 @styled
@@ -267,4 +267,4 @@ def _records(rows: pd.DataFrame) -> list[dict[Any, Any]]:
 
 
 def _origin(figure: BookFigure, sources: Iterable[str]) -> None:
-    footer(figure, f"{_SIMULATED}; {'; '.join(dict.fromkeys(sources))}")
+    footer(figure, f"simulated: {PAPER_NODES}; {'; '.join(dict.fromkeys(sources))}")

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from mooncake_lab.figures.style import (
     COLOURS,
     COMPUTED,
+    PAPER_NODES,
     BookFigure,
     footer,
     label_lines,
@@ -47,7 +48,6 @@ _LABEL: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 _PARTS: Final = ("q1", "median", "q3", "whisker_low", "whisker_high", "mean")
-_SIMULATED: Final = "simulated: nodes of eight A800 GPUs, fitted to FAST'25 Fig. 14 and arXiv Fig. 2"
 
 
 @styled
@@ -147,7 +147,7 @@ def replicas(rows: pd.DataFrame, paper: pd.DataFrame, names: Mapping[str, str]) 
     for panel in axes[-len(ranks) :]:
         panel.set_xlabel("time (s)")
     legend_above(figure)
-    footer(figure, _SIMULATED + "; " + _origins(rows))
+    footer(figure, f"simulated: {PAPER_NODES}; " + _origins(rows))
     return figure
 
 
@@ -298,4 +298,4 @@ def _origins(rows: pd.DataFrame) -> str:
 
 
 def _origin(figure: BookFigure, sources: Iterable[Any]) -> None:
-    footer(figure, _SIMULATED + "; " + "; ".join(dict.fromkeys(map(str, sources))))
+    footer(figure, f"simulated: {PAPER_NODES}; " + "; ".join(dict.fromkeys(map(str, sources))))

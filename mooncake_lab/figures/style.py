@@ -44,6 +44,9 @@ COMPUTED: Final[Mapping[str, Any]] = MappingProxyType(
 )
 """The mark of a point that was simulated, computed or counted, for `axes.plot(..., **COMPUTED)`."""
 
+PAPER_NODES: Final = "nodes of eight A800 GPUs, fitted to FAST'25 Fig. 14 and arXiv Fig. 2"
+"""What the simulated clusters of several chapters are made of, for `footer`."""
+
 WIDTH: Final = 7.5
 """Inches: 720 px of CSS, which the column of a page holds."""
 SMALL: Final = 8.25

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from mooncake_lab.figures.style import (
     COLOURS,
     HATCHES,
+    PAPER_NODES,
     BookFigure,
     footer,
     label_lines,
@@ -23,7 +24,6 @@ from mooncake_lab.figures.style import (
     styled,
 )
 
-_SIMULATED: Final = "nodes of eight A800 GPUs, fitted to FAST'25 Fig. 14 and arXiv Fig. 2"
 _WAY_COLOURS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "mooncake": COLOURS["mooncake"],
@@ -178,7 +178,7 @@ def demand(rows: pd.DataFrame, paper: pd.DataFrame, limit_s: float) -> BookFigur
         panel.xaxis.set_major_formatter(plain_number)
         panel.yaxis.set_major_formatter(plain_number)
     legend_above(figure, columns=3)
-    footer(figure, f"simulated: {_SIMULATED}; {rows['source'].iloc[0]}, {int(rows['requests'].iloc[0])} requests")
+    footer(figure, f"simulated: {PAPER_NODES}; {rows['source'].iloc[0]}, {int(rows['requests'].iloc[0])} requests")
     return figure
 
 
@@ -195,7 +195,7 @@ def breakdown(slices: pd.DataFrame) -> BookFigure:
         panel.set(xlabel="prompt (tokens)", ylabel="latency (s)")
         panel_title(panel, f"{percent} % of the prompt reused")
     legend_above(figure)
-    footer(figure, f"stacked: {_SIMULATED}; diamonds: tops of the paper's slices")
+    footer(figure, f"stacked: {PAPER_NODES}; diamonds: tops of the paper's slices")
     return figure
 
 
