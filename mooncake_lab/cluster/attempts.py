@@ -17,7 +17,16 @@ from mooncake_lab.cluster.request_state import Phase, RequestState
 from mooncake_lab.cluster.run_logger import RunLogger
 from mooncake_lab.cluster.spec import CoordinatorSpec
 from mooncake_lab.cluster.worker_table import WorkerTable
-from mooncake_lab.conductor import AdmitAll, ClusterView, Decision, Estimator, Placement, Rejection, decide
+from mooncake_lab.conductor import (
+    AdmitAll,
+    ClusterView,
+    Decided,
+    Decision,
+    Estimator,
+    Placement,
+    Rejection,
+    decide,
+)
 from mooncake_lab.core import Request
 
 NO_COMMANDS: Final[tuple[Command, ...]] = ()
@@ -45,7 +54,7 @@ class Attempts:
         workers: WorkerTable,
         log: RunLogger,
         extend: Callable[[Request, int], Request | None],
-        observe: Callable[[Request, ClusterView], None] | None,
+        observe: Callable[[Decided], None] | None,
     ) -> None:
         self.requests: dict[int, RequestState] = {}
         """Those in flight."""
@@ -72,21 +81,12 @@ class Attempts:
 
     def decide(self, state: RequestState, now_s: float) -> Sequence[Command]:
         """Ask the Conductor about a request now; after its first placement, admission is not asked again."""
-        request, spec = state.request, self._spec
+        request = state.request
         view = self._workers.view(request, now_s, self._log.history)
-        if self._observe is not None:
-            self._observe(request, view)
         decision: Decision
         if view.prefill and view.decode:
-            decision = decide(
-                request,
-                view,
-                placement=spec.placement,
-                admission=AdmitAll() if state.attempt.n else spec.admission,
-                estimate=self._estimate,
-                slo=spec.slo,
-            )
-        elif spec.wait_for_workers:
+            decision = self._decision(request, view, is_first=not state.attempt.n)
+        elif self._spec.wait_for_workers:
             self._wait(state, "waiting")
             return NO_COMMANDS
         else:
@@ -97,6 +97,32 @@ class Attempts:
             return self.reject(state, decision.stage, state.why + decision.reason, now_s)
         self._log.placed(decision, now_s, state.why)
         return self._place(state, decision, now_s)
+
+    def _decision(self, request: Request, view: ClusterView, *, is_first: bool) -> Decision:
+        spec = self._spec
+        try:
+            decision = decide(
+                request,
+                view,
+                placement=spec.placement,
+                admission=spec.admission if is_first else AdmitAll(),
+                estimate=self._estimate,
+                slo=spec.slo,
+            )
+        except Exception as error:
+            if not spec.reject_policy_errors:
+                raise
+            reason = f"the placement or admission policy failed: {error!r}"
+            return Rejection(request_id=request.id, stage="failed", reason=reason)
+        if self._observe is not None:
+            self._observe(Decided(request, view, decision, is_first))
+        if spec.reject_policy_errors and isinstance(decision, Placement):
+            named = (decision.prefill, decision.decode, decision.fetch_from)
+            unknown = [name for name in named if name is not None and not self._workers.is_up(name)]
+            if unknown:
+                reason = f"the placement policy names worker {unknown[0]!r}, which is not up"
+                return Rejection(request_id=request.id, stage="failed", reason=reason)
+        return decision
 
     def _place(self, state: RequestState, placement: Placement, now_s: float) -> Sequence[Command]:
         """Begin the next attempt, and reserve on its workers."""

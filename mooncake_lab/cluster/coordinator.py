@@ -14,12 +14,12 @@ from typing import Any, Final, final
 from mooncake_lab.cluster import events
 from mooncake_lab.cluster.attempts import AT_DECODE, NO_COMMANDS, Attempts, arrival
 from mooncake_lab.cluster.commands import Command, SetTimer, StartDecode
-from mooncake_lab.cluster.events import Event
+from mooncake_lab.cluster.events import Attempt, Event
 from mooncake_lab.cluster.request_state import Phase, RequestState
 from mooncake_lab.cluster.run_logger import RunLogger
 from mooncake_lab.cluster.spec import CoordinatorSpec
 from mooncake_lab.cluster.worker_table import WorkerTable
-from mooncake_lab.conductor import ClusterView, Estimator
+from mooncake_lab.conductor import ClusterView, Decided, Estimator
 from mooncake_lab.core import CacheChanged, Record, Request, RunEnded
 
 _AT_PREFILL: Final[frozenset[Phase]] = frozenset({"queued", "prefilling"})
@@ -37,7 +37,7 @@ class Coordinator:
         write: gets each record of the run log.
         extend: the request of a failed attempt, with as many tokens of its answer at the end of its prompt; None
             where no token is left to generate.
-        observe: told each view that a decision is made on.
+        observe: told each decision, and the view that it is made on.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Coordinator:
         *,
         write: Callable[[Record], None],
         extend: Callable[[Request, int], Request | None],
-        observe: Callable[[Request, ClusterView], None] | None = None,
+        observe: Callable[[Decided], None] | None = None,
     ) -> None:
         self.workers = WorkerTable(spec.view_age_s)
         self._spec = spec
@@ -66,6 +66,7 @@ class Coordinator:
             events.ChunkDone: self._chunk_done,
             events.Preempted: self._preempted,
             events.KVSent: self._kv_sent,
+            events.KVPartArrived: self._kv_part_arrived,
             events.KVArrived: self._kv_arrived,
             events.KVLoaded: self._kv_loaded,
             events.DecodeStarted: self._decode_started,
@@ -95,18 +96,28 @@ class Coordinator:
         """The requests in flight, by id."""
         return self._attempts.requests
 
+    def is_current(self, attempt: Attempt) -> bool:
+        """Whether a request is in this attempt now."""
+        return self._attempts.current(attempt) is not None
+
+    def shown_tokens(self, request_id: int) -> int:
+        """Tokens that the client of a request in flight has now."""
+        return self._attempts.shown_tokens(self._attempts.requests[request_id])
+
     # a request arrives
 
     def _request_arrived(self, event: events.RequestArrived, now_s: float) -> Sequence[Command]:
         request, requests = event.request, self._attempts.requests
         if request.id in requests:
             return NO_COMMANDS
-        self._log.arrived(request, event.at_s)
+        self._log.arrived(event)
         count, most = len(requests), self._spec.max_inflight_requests
         state = requests[request.id] = RequestState(request)
         if most is not None and count >= most:
             reason = f"{count} requests are in flight; allowed are {most}"
             return self._attempts.reject(state, "frontdoor", reason, now_s)
+        if event.refusal:
+            return self._attempts.reject(state, "frontdoor", event.refusal, now_s)
         if self._spec.schedule_s:
             return (SetTimer(request.id, self._spec.schedule_s),)
         return self._attempts.decide(state, now_s)
@@ -203,6 +214,13 @@ class Coordinator:
         worker = self.workers.get(event.worker)
         if worker is not None:
             worker.sent(event.attempt)
+        return NO_COMMANDS
+
+    def _kv_part_arrived(self, event: events.KVPartArrived, _now_s: float) -> Sequence[Command]:
+        state = self._attempts.current(event.attempt)
+        if state is not None and state.phase in _BEFORE_ARRIVAL:
+            assert state.prefill is not None and state.decode is not None  # noqa: S101, PT018  # it is placed
+            self._log.moved(event, state.prefill.name, state.decode.name)
         return NO_COMMANDS
 
     def _kv_arrived(self, event: events.KVArrived, now_s: float) -> Sequence[Command]:

@@ -1,7 +1,8 @@
 """What a runtime reports to the coordinator: facts, with the time at which each happened.
 
 `at_s` is cluster time, in seconds since the run began. Two records of the run log are events as they are:
-`CacheChanged` and `RunEnded`. Events of one worker are reported in order; there is no order between workers.
+`CacheChanged` and `RunEnded`. Events of one worker are reported in order; there is no order between workers. Every
+event can be sent between processes: its name is in the field `event`.
 """
 
 from typing import Literal, TypeAlias
@@ -22,7 +23,7 @@ class Attempt(msgspec.Struct, frozen=True, gc=False):
     """From 1."""
 
 
-class _Fact(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class _Fact(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag=True, tag_field="event"):
     """The field that every event has."""
 
     at_s: float
@@ -32,6 +33,11 @@ class RequestArrived(_Fact, frozen=True, kw_only=True, gc=False):
     """A client sent a request."""
 
     request: Request
+    refusal: str = ""
+    """Why the runtime has no room for it; empty where it has."""
+    completion_id: str | None = None
+    wall_s: float | None = None
+    """The same moment on the wall clock, where the client sent it over HTTP."""
 
 
 class TimerFired(_Fact, frozen=True, kw_only=True, gc=False):
@@ -120,6 +126,14 @@ class KVSent(_Fact, frozen=True, kw_only=True, gc=False):
 
     attempt: Attempt
     worker: str
+
+
+class KVPartArrived(_Fact, frozen=True, kw_only=True, gc=False):
+    """A part of a prompt's KVCache is in the host memory of its decode worker; the last part is a `KVArrived`."""
+
+    attempt: Attempt
+    start_s: float
+    bytes: int
 
 
 class KVArrived(_Fact, frozen=True, kw_only=True, gc=False):
@@ -238,6 +252,7 @@ Event: TypeAlias = (
     | ChunkDone
     | Preempted
     | KVSent
+    | KVPartArrived
     | KVArrived
     | KVLoaded
     | DecodeStarted

@@ -16,7 +16,6 @@ from mooncake_lab.core import (
     Prefilled,
     Record,
     Rejected,
-    Request,
     RunEnded,
 )
 
@@ -37,9 +36,17 @@ class RunLogger:
         self._write(record)
         self.history.note(record)
 
-    def arrived(self, request: Request, at_s: float) -> None:
+    def arrived(self, event: events.RequestArrived) -> None:
         """A request reached the cluster."""
-        self._learn(Arrived(at_s=at_s, request_id=request.id, input_tokens=request.input_tokens))
+        self._learn(
+            Arrived(
+                at_s=event.at_s,
+                request_id=event.request.id,
+                input_tokens=event.request.input_tokens,
+                completion_id=event.completion_id,
+                wall_s=event.wall_s,
+            )
+        )
 
     def placed(self, placement: Placement, at_s: float, why: str) -> None:
         """The Conductor chose workers; `why` stands before its reason."""
@@ -73,7 +80,10 @@ class RunLogger:
         )
 
     def moved(
-        self, event: events.PrefixFetched | events.TierRead | events.KVArrived, source: str, destination: str
+        self,
+        event: events.PrefixFetched | events.TierRead | events.KVPartArrived | events.KVArrived,
+        source: str,
+        destination: str,
     ) -> None:
         """KVCache arrived somewhere."""
         self._write(

@@ -28,3 +28,5 @@ class CoordinatorSpec:
     """One more is rejected; None is no limit."""
     max_attempts: int | None = None
     """How often a request is placed; None is no limit."""
+    reject_policy_errors: bool = False
+    """Whether a policy that raises, or that names an unknown worker, costs only the request that it decides on."""

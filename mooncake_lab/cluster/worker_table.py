@@ -43,6 +43,16 @@ class WorkerTable:
         worker = self._workers.get(name)
         return worker is not None and worker.up
 
+    @property
+    def up(self) -> list[WorkerState]:
+        """The workers that are up, in the order in which they came up."""
+        return [worker for worker in self._workers.values() if worker.up]
+
+    @property
+    def can_serve(self) -> bool:
+        """Whether some worker can prefill and some can decode."""
+        return bool(self._prefill and self._decode)
+
     def add(self, event: WorkerUp) -> None:
         """A worker is up, with nothing to do; under the name of one that is down it replaces that one."""
         self._workers[event.worker] = WorkerState(
@@ -63,7 +73,7 @@ class WorkerTable:
         if worker is None or not worker.up:
             return False
         worker.up = False
-        cache, up = worker.cache, [each for each in self._workers.values() if each.up]
+        cache, up = worker.cache, self.up
         if cache is not None and all(each.cache != cache for each in up):
             del self._members[cache]
             self._on_ssd.pop(cache, None)
@@ -76,7 +86,7 @@ class WorkerTable:
     def _arrange(self) -> None:
         self._old_view = None
         places = {cache: place for place, cache in enumerate(self.index.instances)}
-        up = [worker for worker in self._workers.values() if worker.up]
+        up = self.up
         coupled = [worker.cache for worker in up if worker.role == "coupled" and worker.cache is not None]
         self._on_gpu = {cache: places[cache] for cache in coupled}
         self._prefill = [(each, places.get(each.cache or "", -1)) for each in up if each.role != "decode"]

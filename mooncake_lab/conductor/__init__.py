@@ -16,7 +16,7 @@ from mooncake_lab.conductor.admission import (
     full_decode_s,
     named_admission,
 )
-from mooncake_lab.conductor.decide import decide
+from mooncake_lab.conductor.decide import Decided, decide
 from mooncake_lab.conductor.decision import Decision, Placement, Rejection
 from mooncake_lab.conductor.estimator import (
     Estimator,
@@ -54,6 +54,7 @@ __all__ = [
     "AfterPrefill",
     "CacheAware",
     "ClusterView",
+    "Decided",
     "Decision",
     "DecodeView",
     "EarlyRejection",

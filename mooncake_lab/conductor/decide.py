@@ -1,11 +1,24 @@
 """The decision of the Conductor; the simulated and the live cluster call the same function."""
 
+from dataclasses import dataclass
+
 from mooncake_lab.conductor.admission import AdmissionPolicy
 from mooncake_lab.conductor.decision import Decision, Rejection
 from mooncake_lab.conductor.estimator import Estimator
 from mooncake_lab.conductor.placement import PlacementPolicy
 from mooncake_lab.conductor.view import ClusterView
 from mooncake_lab.core import SLO, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A decision and what it rests on: `decide` gives it again."""
+
+    request: Request
+    view: ClusterView
+    decision: Decision
+    is_first: bool
+    """Whether admission was asked: a request that was accepted once is accepted."""
 
 
 def decide(

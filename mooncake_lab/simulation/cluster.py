@@ -30,7 +30,7 @@ from mooncake_lab.cluster import (
     WorkerDown,
     WorkerUp,
 )
-from mooncake_lab.conductor import ClusterView, Estimator, GroupEstimator, LatencyEstimator
+from mooncake_lab.conductor import ClusterView, Decided, Estimator, GroupEstimator, LatencyEstimator
 from mooncake_lab.core import CacheChanged, Record, Request, RunEnded, TracedRequest, blocks_for
 from mooncake_lab.perf import CppGroup, LatencyModel
 from mooncake_lab.simulation.coupled import CoupledInstance
@@ -53,7 +53,7 @@ class Cluster:
         model: how long everything really takes.
         estimate: what the Conductor believes; the truth unless an experiment says otherwise.
         log: where records go instead of into a list, so that a run of any length needs no memory for them.
-        seen: told each view that a decision is made on, so that decisions can be replayed.
+        seen: told each decision and the view that it is made on, so that decisions can be replayed.
 
     Raises:
         ValueError: when nodes have SSDs that the model does not know, or an unknown instance is to fail.
@@ -70,7 +70,7 @@ class Cluster:
         estimate: Estimator | None = None,
         *,
         log: Callable[[Record], None] | None = None,
-        seen: Callable[[Request, ClusterView], None] | None = None,
+        seen: Callable[[Decided], None] | None = None,
     ) -> None:
         self.log: list[Record] = []
         self._model = model

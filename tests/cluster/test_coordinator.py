@@ -1,11 +1,15 @@
 """The coordinator, one rule at a time: what an event leads to, and what the Conductor sees then."""
 
+from dataclasses import replace
+
+import msgspec
 import pytest
 from modelled import RefusesSome, bring_up, make_runtime, request
 
 from mooncake_lab import cluster as c
 from mooncake_lab.conductor import LoadBalance, Placement
 from mooncake_lab.core import (
+    Arrived,
     CacheChanged,
     DecodeStretch,
     Finished,
@@ -33,9 +37,9 @@ class Fetches:
         )  # fmt: skip
 
 
-def arrive(run, i=0, **knobs):
-    run.original[i] = request(i, at_s=run.now, **knobs)
-    return run.tell(c.RequestArrived, request=run.original[i])
+def arrive(run, i=0, **fields):
+    run.original[i] = request(i, at_s=run.now)
+    return run.tell(c.RequestArrived, request=run.original[i], **fields)
 
 
 def prefill(run, attempt=A, worker="prefill-0", end_s=3.0):
@@ -167,6 +171,64 @@ def test_a_limit_of_requests_in_flight():
     assert run.log[-1].stage == "frontdoor"
     assert "2 requests are in flight; allowed are 2" in run.log[-1].reason
     assert kinds(run.log).count(Placed) == 2
+
+
+def test_no_room_in_the_runtime():
+    """A request that the runtime has no room for is rejected at the front door, with the runtime's reason."""
+    run = make_runtime(PAIR)
+    arrive(run, refusal="no room", completion_id="cmpl-1", wall_s=5.0)
+    assert run.log == [
+        Arrived(at_s=0.0, request_id=0, input_tokens=2000, completion_id="cmpl-1", wall_s=5.0),
+        Rejected(at_s=0.0, request_id=0, stage="frontdoor", reason="no room"),
+    ]
+    assert not run.coordinator.requests
+
+
+class Fails:
+    """Raises for request 1 and names an unknown worker for request 2."""
+
+    def place(self, request, view, estimate):
+        """On the one pair."""
+        if request.id == 1:
+            raise ZeroDivisionError("a mistake")
+        prefill = "prefill-9" if request.id == 2 else "prefill-0"
+        return replace(LoadBalance().place(request, view, estimate), prefill=prefill)
+
+
+def test_a_policy_that_fails():
+    """Its errors cost the requests that it decides on, and no other, where the spec says so; else the run."""
+    run = make_runtime(PAIR, placement=Fails(), reject_policy_errors=True)
+    for i in range(3):
+        arrive(run, i)
+    refused = [(record.request_id, record.stage) for record in run.log if isinstance(record, Rejected)]
+    assert refused == [(1, "failed"), (2, "failed")]
+    assert "ZeroDivisionError('a mistake')" in run.log[-3].reason
+    assert "'prefill-9', which is not up" in run.log[-1].reason
+    assert set(run.coordinator.requests) == {0}
+    with pytest.raises(ZeroDivisionError):
+        arrive(make_runtime(PAIR, placement=Fails()), 1)
+
+
+def test_kvcache_that_arrives_in_parts():
+    """Each part is recorded, until the whole is there; only the last starts the decode."""
+    run = make_runtime(PAIR)
+    arrive(run)
+    part = {"attempt": A, "start_s": 0.0, "bytes": 4}
+    assert not run.tell(c.KVPartArrived, **part)
+    assert run.tell(c.KVArrived, **part)
+    assert not run.tell(c.KVPartArrived, **part)
+    assert [record.bytes for record in run.log if isinstance(record, Moved)] == [4, 4]
+
+
+def test_events_travel():
+    """An event is the same after it was sent to another process."""
+    event = c.StepDone(
+        at_s=2.0, worker="d", start_s=1.0, steps=1, first_step_s=1.0, step_growth_s=0, request_ids=(3,)
+    )
+    changed = CacheChanged(at_s=0.0, instance="p", added=(b"key",))
+    decode = msgspec.msgpack.Decoder(c.StepDone | c.RequestDone | CacheChanged)
+    for each in (event, changed, c.RequestDone(at_s=1.0, attempt=A)):
+        assert decode.decode(msgspec.msgpack.encode(each)) == each
 
 
 def test_a_limit_of_attempts():

@@ -110,7 +110,7 @@ class Runtime:
         self.now, self.spec, self.estimate = 0.0, spec, Estimate()
         self.log, self.seen, self.events, self.ended = [], [], [], Counter()
         self.coordinator = c.Coordinator(
-            spec, self.estimate, write=self.log.append, extend=extend, observe=lambda *seen: self.seen.append(seen)
+            spec, self.estimate, write=self.log.append, extend=extend, observe=self.seen.append
         )
         self.up, self.timers, self.jobs, self.prompts = {}, [], {}, defaultdict(dict)
         self.steps, self.asked, self.held, self.original = {}, [], defaultdict(set), {}
@@ -252,14 +252,14 @@ class Runtime:
         """Each Placed record is what the Conductor says about the view that was seen."""
         placed = [record for record in self.log if isinstance(record, Placed)]
         tries, number = Counter(), 0
-        for request, view in self.seen:
-            if not (view.prefill and view.decode):
-                continue
-            admission = AdmitAll() if tries[request.id] else self.spec.admission
+        for one in self.seen:
+            request = one.request
+            assert one.is_first == (tries[request.id] == 0)
             decision = decide(
-                request, view, placement=self.spec.placement, admission=admission, estimate=self.estimate,
-                slo=self.spec.slo,
+                request, one.view, placement=self.spec.placement, estimate=self.estimate, slo=self.spec.slo,
+                admission=self.spec.admission if one.is_first else AdmitAll(),
             )  # fmt: skip
+            assert decision == one.decision
             if isinstance(decision, Rejection):
                 continue
             record, number = placed[number], number + 1

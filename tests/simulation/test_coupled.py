@@ -428,7 +428,7 @@ def test_views_show_who_decodes_and_who_is_on_the_way():
     """A request is on its way until its prompt is computed, then it decodes since then; its context is counted."""
     rows = [(0.0, 64, 40), (8.3, 96, 40), (8.4, 128, 40)]
     views = []
-    cluster = Cluster(spec(VLLM(), 4096), MODEL, seen=lambda _, view: views.append(view))
+    cluster = Cluster(spec(VLLM(), 4096), MODEL, seen=lambda one: views.append(one.view))
     log = cluster.run(requests(rows))
     first_s = next(r.at_s for r in log if isinstance(r, FirstToken) and r.request_id == 0)
     (decode,) = views[2].decode

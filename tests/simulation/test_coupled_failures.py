@@ -167,6 +167,6 @@ def test_the_conductor_decides_on_the_prompt_with_the_tokens_shown():
     spec = CoupledSpec(
         nodes=2, batching=policy, block_size_tokens=64, failures=(Failure("coupled-0", PROMPT_S + 4.5 * STEP_S),)
     )
-    Cluster(spec, MODEL, seen=lambda request, _: seen.append(request)).run(requests_of([(0.0, 1024, 100, 0)], 64))
+    Cluster(spec, MODEL, seen=lambda one: seen.append(one.request)).run(requests_of([(0.0, 1024, 100, 0)], 64))
     assert [request.input_tokens for request in seen] == [1024, 1024 + 6]
     assert seen[1].block_keys[:16] == seen[0].block_keys

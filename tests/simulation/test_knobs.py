@@ -127,24 +127,26 @@ def test_recorded_views_give_the_recorded_decisions(age_s, coupled):
     if coupled:
         died = (Failure("coupled-1", 10.0),)
         spec = CoupledSpec(nodes=4, device_tokens=150_000, view_age_s=age_s, failures=died)
-        cluster = Cluster(spec, MODEL, seen=lambda request, view: seen.append((request, view)))
+        cluster = Cluster(spec, MODEL, seen=seen.append)
     else:
         spec = dataclasses.replace(BASE, view_age_s=age_s, failures=OTHER["failures"])
         belief = NoisyEstimator(Cluster(spec, MODEL).estimate, 0.3)
-        cluster = Cluster(spec, MODEL, belief, seen=lambda request, view: seen.append((request, view)))
+        cluster = Cluster(spec, MODEL, belief, seen=seen.append)
     log = cluster.run(traffic(80))
     decided = [r for r in log if isinstance(r, Placed) or (isinstance(r, Rejected) and r.stage == "admission")]
     assert len(decided) == len(seen) >= 80
-    for record, (request, view) in zip(decided, seen, strict=True):
+    for record, one in zip(decided, seen, strict=True):
         again = decide(
-            request,
-            view,
+            one.request,
+            one.view,
             placement=spec.placement,
-            admission=AdmitAll() if record.reason.startswith("placed again") else spec.admission,
+            admission=spec.admission if one.is_first else AdmitAll(),
             estimate=cluster.estimate,
             slo=spec.slo,
         )
-        assert record.request_id == request.id
+        assert again == one.decision
+        assert record.request_id == one.request.id
+        assert one.is_first != record.reason.startswith("placed again")
         if isinstance(again, Placement):
             assert isinstance(record, Placed)
             assert (record.prefill_instance, record.decode_instance) == (again.prefill, again.decode)
