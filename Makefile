@@ -53,7 +53,7 @@ test-slow: $(ENV) ## The tests that take minutes, or ask the network [PYTEST_FLA
 
 test-kernels: build/triton/ready ## Check the GPU kernels without a GPU: interpreted, and compiled for A100, H100, B200 [PYTEST_FLAGS]
 	@PYTHONPATH=build/triton TRITON_INTERPRET=1 $(BIN)/pytest -q tests/engine/test_triton.py $(PYTEST_FLAGS)
-	@PYTHONPATH=build/triton $(BIN)/pytest -q tests/engine/test_kernel_resources.py $(PYTEST_FLAGS)
+	@PYTHONPATH=build/triton $(BIN)/pytest -q tests/bench/test_kernel_resources.py $(PYTEST_FLAGS)
 
 # triton of the release that belongs to the pinned torch, and the newest numpy that its interpreter works with
 build/triton/ready: Makefile $(ENV)

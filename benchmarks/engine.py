@@ -2,14 +2,14 @@
 
 Run: python benchmarks/engine.py [--minutes 15] [--threads N] [--clock wall]
 
-Paired, interleaved, medians; see `mooncake_lab.engine.bench` for what is timed. No case begins after the minutes
+Paired, interleaved, medians; see `mooncake_lab.bench.engine` for what is timed. No case begins after the minutes
 given. On a busy machine `--threads 1 --clock processor` counts what was computed, not what was waited.
 """  # noqa: INP001  # scripts, not a package
 
 import sys
 from pathlib import Path
 
-from mooncake_lab.engine import bench_suite, speed_table
+from mooncake_lab.bench import engine_suite, speed_table
 
 ROOT = Path(__file__).parents[1]
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 def main() -> None:
     """Measure, write, refresh."""
     measured = ROOT / "data" / "measured" / "cpu_engine.json"
-    bench_suite.main([str(measured), *sys.argv[1:]])
+    engine_suite.main([str(measured), *sys.argv[1:]])
     speed_table.main(measured, ROOT / "benchmarks" / "README.md")
     speed_table.refresh_readme(ROOT)
 

@@ -20,6 +20,7 @@ import venv
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -27,17 +28,18 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from mooncake_lab.engine import bench_suite, speed_table
+from mooncake_lab.bench import speed_table
+from mooncake_lab.bench.baselines import OurEngine, hugging_face, our_engine
+from mooncake_lab.bench.engine import Case, comparison, decode_case, prefill_case
+from mooncake_lab.bench.floors import rates_of, with_floors
+from mooncake_lab.bench.interleaved import OurDecoding
+from mooncake_lab.bench.machine import measure_peaks, provenance
+from mooncake_lab.bench.rounds import alternate
+from mooncake_lab.bench.stages import computing_threads
 from mooncake_lab.engine.backends import choose_backend
-from mooncake_lab.engine.bench import Case, alternate, comparison, decode_case, prefill_case
 from mooncake_lab.engine.config import config_from_shape
-from mooncake_lab.engine.floors import rates_of, with_floors
 from mooncake_lab.engine.loading import DTYPES
-from mooncake_lab.engine.machine import measure_peaks
-from mooncake_lab.engine.measure import computing_threads
 from mooncake_lab.engine.model import make_model
-from mooncake_lab.engine.peers import OurEngine, hugging_face, our_engine
-from mooncake_lab.engine.turns import OurDecoding
 from mooncake_lab.engine.weights import random_weights
 from mooncake_lab.perf import Hardware, model_shape
 
@@ -164,7 +166,8 @@ def measure(wanted: Sequence[Setting], peers: Mapping[str, Path], rounds: int, b
                             f"{setting.model} {setting.dtype} {case.name}: {row['ratio']:.2f} x {name}"
                             f" ({row['same_tokens']} of {row['compared_tokens']} tokens the same)\n"
                         )
-    return {**bench_suite.provenance("wall"), "peers": versions, "rows": with_floors(rows), "skipped": skipped}
+    about = {**provenance(), "clock": "wall", "transformers": version("transformers"), "peers": versions}
+    return {**about, "rows": with_floors(rows), "skipped": skipped}
 
 
 def _ours(setting: Setting, directory: Path) -> OurEngine:

@@ -6,7 +6,7 @@ The package by floors, each importing only from the floors below it:
     exercises                              the classroom: contracts, assignments, confined grading
     batch                                  notebooks executed with papermill
     figures · experiments                  one topic, one stem, everywhere
-    metrics · paper                        log -> numbers; what the papers say
+    metrics · paper · bench                log -> numbers; what the papers say; measuring this machine
     simulation · serving                   the cluster in virtual time (simpy); the same cluster, live
     compression                            smaller KVCaches (torch)
     engine                                 the real model: prefill and decode (torch)

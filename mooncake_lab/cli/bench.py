@@ -69,7 +69,7 @@ def _measure(
     rounds: int,
 ) -> dict[str, Any]:
     """All comparisons, as plain values."""
-    from mooncake_lab.engine import bench as measure
+    from mooncake_lab.bench import engine as measure
     from mooncake_lab.engine.loading import DTYPES
 
     cases = [measure.prefill_case(prompt_tokens)]

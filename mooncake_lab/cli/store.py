@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from mooncake_lab.bench.soak import FAULTS, Soak, SoakReport
+from mooncake_lab.bench.store import MEDIA, Measured, measure_media
+from mooncake_lab.bench.store_lookup import Lookup, measure_lookup
 from mooncake_lab.core import GB, MIB
-from mooncake_lab.store.measure import MEDIA, Measured, measure_media
-from mooncake_lab.store.measure_lookup import Lookup, measure_lookup
 from mooncake_lab.store.media import MediumError, RoomReport, verify_folder
-from mooncake_lab.store.soak import FAULTS, Soak, SoakReport
 
 app = typer.Typer(
     help="Check SSD folders of KVCache blocks, and test the store under faults.",
@@ -145,11 +145,10 @@ def bench_store(
 
 
 def _numbers(rows: list[Measured], lookup: Lookup, rounds: int) -> dict[str, Any]:
-    from mooncake_lab.engine.machine import commit, describe_machine
+    from mooncake_lab.bench.machine import provenance
 
     return {
-        "machine": asdict(describe_machine()),
-        "commit": commit(),
+        **provenance(),
         "rounds": rounds,
         "layers": 32,
         "rows": [asdict(row) for row in rows],

@@ -10,6 +10,7 @@ from typing import Any, Final
 import pandas as pd
 import torch
 
+from mooncake_lab.bench.machine import describe_machine
 from mooncake_lab.compression import (
     Combined,
     FullCache,
@@ -27,7 +28,6 @@ from mooncake_lab.compression.lab.examine import Make, When, exam, marks
 from mooncake_lab.compression.lab.tasks import NEEDLE_TOKENS, Sample
 from mooncake_lab.core import carried_folder
 from mooncake_lab.engine import LlamaModel, load_model
-from mooncake_lab.engine.machine import describe_machine
 from mooncake_lab.metrics import wilson
 
 SHARES: Final = (0.5, 0.25, 0.125, 0.0625, 0.03125)

@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 import torch
 
+from mooncake_lab.bench.machine import describe_machine
 from mooncake_lab.compression import FullCache, KCache, Method, MiniCache, PyramidInfer, Session, SnapKV
 from mooncake_lab.compression.lab.examine import exam
 from mooncake_lab.compression.minicache import angle
 from mooncake_lab.compression.session import PrefillMethod
 from mooncake_lab.compression.votes import window_attention
-from mooncake_lab.engine.machine import describe_machine
 from mooncake_lab.experiments.compression import lab_model, one_thread
 from mooncake_lab.experiments.store import CapacityHitRates
 from mooncake_lab.perf import HARDWARE, model_shape, reuse_bandwidth_bytes_per_s

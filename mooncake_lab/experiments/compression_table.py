@@ -16,8 +16,8 @@ import numpy.typing as npt
 import pandas as pd
 from tqdm import tqdm
 
+from mooncake_lab.bench.machine import describe_machine
 from mooncake_lab.core import carried_folder
-from mooncake_lab.engine.machine import describe_machine
 from mooncake_lab.experiments.compression import Exam, exams
 from mooncake_lab.experiments.experiment import run
 

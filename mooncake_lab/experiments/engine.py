@@ -9,6 +9,8 @@ import pandas as pd
 import torch
 
 from mooncake_lab.batching import BatchingPolicy, gantt, named_policy
+from mooncake_lab.bench.baselines import HuggingFaceGenerate, hugging_face
+from mooncake_lab.bench.engine import Bench, decode_case, mixed_case
 from mooncake_lab.core import check_scale
 from mooncake_lab.engine import (
     Engine,
@@ -23,8 +25,6 @@ from mooncake_lab.engine import (
     make_model,
     random_weights,
 )
-from mooncake_lab.engine.bench import Bench, decode_case, mixed_case
-from mooncake_lab.engine.peers import HuggingFaceGenerate, hugging_face
 from mooncake_lab.experiments.engine_bench import measured_by, one_thread, random_prompt
 from mooncake_lab.perf import model_shape
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mooncake_lab.engine.machine import describe_machine
+from mooncake_lab.bench.machine import describe_machine
 
 Clock = Callable[[], float]
 

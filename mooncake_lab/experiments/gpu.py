@@ -11,7 +11,7 @@ import pandas as pd
 from mooncake_lab.core import carried_folder
 
 _PATTERN: Final = "engine_h*.json"
-_COMMAND: Final = "python -m mooncake_lab.engine.bench_gpu --out data/measured/engine_h200.json"
+_COMMAND: Final = "python -m mooncake_lab.bench.gpu --out data/measured/engine_h200.json"
 _NOT_MEASURED: Final = (
     f"**Not measured.** This book came without a report of a GPU. On a machine with one, `{_COMMAND}` writes it in"
     " eight minutes; the next build then draws a figure here."

@@ -15,8 +15,8 @@ from typing import Any, Final
 import msgspec
 import pandas as pd
 
+from mooncake_lab.bench.machine import commit, describe_machine
 from mooncake_lab.core import SCALES, carried_folder
-from mooncake_lab.engine.machine import commit, describe_machine
 from mooncake_lab.experiments.cache import plain_rows
 from mooncake_lab.experiments.live import Held, hold_against
 from mooncake_lab.experiments.live_requests import causes, errors, slowed

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from mooncake_lab.bench.machine import describe_machine
 from mooncake_lab.conductor import ADMISSION_POLICIES, named_admission
 from mooncake_lab.core import SLO, Finished, Record, Rejected, Request, TracedRequest, blocks_for
-from mooncake_lab.engine.machine import describe_machine
 from mooncake_lab.experiments.live import simulate, warm_up
 from mooncake_lab.experiments.live_requests import checked
 from mooncake_lab.metrics import prefill_gpu_s, wasted_prefill_gpu_s

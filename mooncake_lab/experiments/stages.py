@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pandas as pd
 import torch
 
+from mooncake_lab.bench.stages import ClockName, StageMeasurement, StagePlan, measure_stages, read_measurement
 from mooncake_lab.core import carried_folder, check_scale
-from mooncake_lab.engine.measure import ClockName, StageMeasurement, StagePlan, measure_stages, read_measurement
 from mooncake_lab.perf import (
     Calibration,
     DecodeLatency,

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import pandas as pd
 
+from mooncake_lab.bench.machine import describe_machine
 from mooncake_lab.conductor import PlacementPolicy
 from mooncake_lab.core import Placed, Record, Request, TracedRequest, blocks_for
 from mooncake_lab.engine import CoupledEngine, EngineSettings, load_model
-from mooncake_lab.engine.machine import describe_machine
 from mooncake_lab.experiments.start_life import latencies
 from mooncake_lab.metrics import check_log
 from mooncake_lab.perf import LatencyModel

@@ -13,13 +13,14 @@ from typing import Any, Final, cast, final
 import numpy as np
 import pandas as pd
 
+from mooncake_lab.bench.layerwise import prefill_engine
+from mooncake_lab.bench.layerwise_backends import LAYERWISE_MEDIA
+from mooncake_lab.bench.machine import describe_machine, measure_peaks
+from mooncake_lab.bench.rounds import timed
+from mooncake_lab.bench.stages import computing_threads
 from mooncake_lab.core import MIB, check_scale
-from mooncake_lab.engine.layerwise.compare import prefill_engine, timed
-from mooncake_lab.engine.layerwise.lent import LAYERWISE_MEDIA
 from mooncake_lab.engine.layerwise.prefill import LayerwisePrefill
 from mooncake_lab.engine.loading import load_model
-from mooncake_lab.engine.machine import describe_machine, measure_peaks
-from mooncake_lab.engine.measure import computing_threads
 from mooncake_lab.perf import exact_prefill_flops, kv_bytes, model_shape, reuse_bandwidth_bytes_per_s
 from mooncake_lab.store.media import Buffer, DramMedium, Medium, Reservation
 from mooncake_lab.store.tier import TierSettings

@@ -11,9 +11,9 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
+from mooncake_lab.bench.layerwise_report import LayerwiseMeasurement, measure_layerwise
+from mooncake_lab.bench.transfer import TransferMeasurement, measure_transfers
 from mooncake_lab.core import GB, MIB, Moved, check_scale
-from mooncake_lab.engine.layerwise.measure import LayerwiseMeasurement, measure_layerwise
-from mooncake_lab.engine.transfer_ways import TransferMeasurement, measure_transfers
 from mooncake_lab.experiments.paper_node import paper_node_latency
 from mooncake_lab.metrics import ttft_s
 from mooncake_lab.paper import curve

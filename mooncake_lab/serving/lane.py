@@ -22,8 +22,8 @@ from mooncake_lab.serving.kv import Bytes
 from mooncake_lab.serving.parcels import Pushed, Where
 from mooncake_lab.store.media import MediumError, MediumFullError, ProtocolError
 from mooncake_lab.store.media.extents import ExtentAllocator
+from mooncake_lab.store.media.mooncake_wheel import open_engine
 from mooncake_lab.store.media.record import checksum
-from mooncake_lab.store.transfer.mooncake import open_engine
 
 WINDOW_BYTES: Final = 4 * 2**20
 """What a sender asks each receiver for; pieces that are longer are cut."""

@@ -8,10 +8,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mooncake_lab.bench.baselines import our_engine
+from mooncake_lab.bench.interleaved import HuggingFaceDecoding, OurDecoding
 from mooncake_lab.engine import GenerationRequest, KVCache
 from mooncake_lab.engine.packing import Piece, pack
-from mooncake_lab.engine.peers import our_engine
-from mooncake_lab.engine.turns import HuggingFaceDecoding, OurDecoding
 
 CPU = torch.device("cpu")
 quick = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

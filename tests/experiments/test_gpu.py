@@ -50,7 +50,7 @@ def test_what_was_not_measured_is_a_sentence(tmp_path, sections):
     (tmp_path / "engine_h200.json").unlink()
     shown = gpu.committed(tmp_path).show(draw, "tiles")
     assert "Not measured" in shown._repr_markdown_()
-    assert "mooncake_lab.engine.bench_gpu" in shown._repr_markdown_()
+    assert "mooncake_lab.bench.gpu" in shown._repr_markdown_()
 
 
 def test_the_newest_report_counts(tmp_path, sections):

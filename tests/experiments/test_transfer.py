@@ -5,9 +5,9 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from mooncake_lab.engine.layerwise.compare import LayerwiseTime
-from mooncake_lab.engine.layerwise.measure import LayerwiseMeasurement
-from mooncake_lab.engine.machine import describe_machine
+from mooncake_lab.bench.layerwise import LayerwiseTime
+from mooncake_lab.bench.layerwise_report import LayerwiseMeasurement
+from mooncake_lab.bench.machine import describe_machine
 from mooncake_lab.experiments import paper_node, run, transfer, transfer_modelled, vary
 from mooncake_lab.experiments.transfer_beside_papers import beside_papers, least_bandwidth_gbps
 

@@ -10,8 +10,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from mooncake_lab.engine.bench_gpu import main
-from mooncake_lab.engine.machine import measure_peaks
+from mooncake_lab.bench.gpu import main
+from mooncake_lab.bench.machine import measure_peaks
 from mooncake_lab.experiments import run
 from mooncake_lab.experiments.stages import MeasuredStages
 
@@ -43,7 +43,7 @@ def dry_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @cache
 def _stages() -> pd.DataFrame:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mooncake_lab.engine.measure.measure_peaks", small_peaks)
+        patch.setattr("mooncake_lab.bench.stages.measure_peaks", small_peaks)
         return run(_TINY, cache=False)
 
 

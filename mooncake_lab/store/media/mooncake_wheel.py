@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
+
 from mooncake_lab.store.media.medium import MediumError
 
 _INSTALL: Final = "apt-get install -y libibverbs1 libnl-3-200 libnl-route-3-200 libnuma1 libcurl4"
@@ -41,6 +44,25 @@ def load_wheel() -> Any:
 def master_binary() -> Path:
     """The `mooncake_master` of the wheel."""
     return _package() / "mooncake_master"
+
+
+def open_engine(area: npt.NDArray[np.uint8]) -> Any:
+    """A Transfer Engine of this process that may read and write an area; peers meet without a directory.
+
+    Raises:
+        MediumError: when the wheel cannot be loaded, or the engine does not start.
+    """
+    load_wheel()  # says what is missing, and keeps its log quiet
+    from mooncake.engine import TransferEngine  # pyright: ignore[reportMissingTypeStubs]
+
+    engine: Any = TransferEngine()
+    for doing, code in (
+        ("start", engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "")),
+        ("register memory", engine.register_memory(area.ctypes.data, area.nbytes)),
+    ):
+        if code:
+            raise MediumError(f"Mooncake's Transfer Engine cannot {doing}: code {code}")
+    return engine
 
 
 def _package() -> Path:

@@ -1,6 +1,6 @@
 """How fast bytes move between two processes of this machine, way by way, as FAST'25 Fig. 12 asks of two nodes.
 
-    python -m mooncake_lab.engine.transfer_ways --mib 1 4 16 64 --rounds 5
+    python -m mooncake_lab.bench.transfer --mib 1 4 16 64 --rounds 5
 
 All ways are open at once and take turns in every round, so that a busy machine slows all of them.
 """
@@ -9,9 +9,9 @@ import argparse
 import contextlib
 import statistics
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -19,13 +19,14 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from mooncake_lab.bench.machine import Machine, describe_machine
+from mooncake_lab.bench.rounds import median_ratio, paired_rounds, timed
+from mooncake_lab.bench.transfer_gloo import gloo
+from mooncake_lab.bench.transfer_pieces import pieces_of
+from mooncake_lab.bench.transfer_ways import WAYS as LIGHT_WAYS
+from mooncake_lab.bench.transfer_ways import Area, Route
 from mooncake_lab.core import MIB
-from mooncake_lab.engine.machine import Machine, describe_machine
-from mooncake_lab.engine.transfer_gloo import gloo
 from mooncake_lab.store.media import MediumError
-from mooncake_lab.store.transfer.pieces import pieces_of
-from mooncake_lab.store.transfer.ways import WAYS as LIGHT_WAYS
-from mooncake_lab.store.transfer.ways import Area, Route
 
 WAYS: Final[Mapping[str, Callable[[Area], contextlib.AbstractContextManager[Route]]]] = MappingProxyType(
     {**LIGHT_WAYS, "gloo": gloo}
@@ -83,7 +84,7 @@ def measure_transfers(
     area = np.random.default_rng(seed).integers(0, 256, max(sizes_bytes), dtype=np.uint8)
     left_out: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
-        routes = {}
+        routes: dict[str, Route] = {}
         for way in WAYS:
             if way not in (*ways, "socket"):
                 continue
@@ -93,18 +94,17 @@ def measure_transfers(
                 left_out[way] = str(error)
         times = []
         for size in sizes_bytes:
-            taken: dict[str, list[float]] = {way: [] for way in routes}
-            for turn in range(rounds + 1):
-                for way, route in routes.items():
-                    started_s = time.perf_counter()
-                    route.send(size)
-                    taken[way] += [time.perf_counter() - started_s] * (turn > 0)
+            taken = paired_rounds(partial(_time_once, routes, size), rounds)
             for way, route in routes.items():
                 route.check(size)
                 times.append(_row(way, size, taken))
     return TransferMeasurement(
         machine=describe_machine(), rounds=rounds, seed=seed, times=tuple(times), left_out=left_out
     )
+
+
+def _time_once(routes: Mapping[str, Route], size: int) -> dict[str, float]:
+    return {way: timed(partial(route.send, size)) for way, route in routes.items()}
 
 
 def _row(way: str, size: int, taken: dict[str, list[float]]) -> TransferTime:
@@ -116,14 +116,14 @@ def _row(way: str, size: int, taken: dict[str, list[float]]) -> TransferTime:
         seconds=statistics.median(mine),
         least_s=min(mine),
         most_s=max(mine),
-        over_socket=statistics.median(a / b for a, b in zip(mine, taken["socket"], strict=True)),
+        over_socket=median_ratio(mine, taken["socket"]),
     )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure this machine and show, or write, the result."""
     first_line = (__doc__ or "").partition("\n")[0]
-    parser = argparse.ArgumentParser(prog="python -m mooncake_lab.engine.transfer_ways", description=first_line)
+    parser = argparse.ArgumentParser(prog="python -m mooncake_lab.bench.transfer", description=first_line)
     parser.add_argument("--mib", type=int, nargs="+", default=[1, 4, 16, 64], help="sizes of transfers")
     parser.add_argument("--ways", nargs="+", default=list(WAYS), help=f"some of {', '.join(WAYS)}")
     parser.add_argument("--rounds", type=int, default=5, help="repetitions")

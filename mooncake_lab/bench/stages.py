@@ -1,6 +1,6 @@
 """Measure the two stages for real: seconds of a prefill over prompt lengths, of a decode step over batches.
 
-    python -m mooncake_lab.engine.measure --model lab-30m --output data/measured/cpu_stages.json
+    python -m mooncake_lab.bench.stages --model lab-30m --output data/measured/cpu_stages.json
 
 Every point is visited once a round and rounds are repeated, so that a machine that slows down for a
 while slows all points a little instead of one a lot; medians over the rounds are reported.
@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 import torch
 
-from mooncake_lab.engine.machine import Machine, describe_machine, measure_peaks
+from mooncake_lab.bench.machine import Machine, describe_machine, measure_peaks
 from mooncake_lab.engine.reference import Clock, Prefilled, ReferenceEngine, Tokens
 from mooncake_lab.perf import Hardware, ModelShape, model_shape
 
@@ -245,7 +245,7 @@ DEFAULT_PLAN: Final = StagePlan(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure this machine and write, or show, the result."""
     first_line = (__doc__ or "").partition("\n")[0]
-    parser = argparse.ArgumentParser(prog="python -m mooncake_lab.engine.measure", description=first_line)
+    parser = argparse.ArgumentParser(prog="python -m mooncake_lab.bench.stages", description=first_line)
     parser.add_argument("--model", default="lab-30m", help="a shape of perf.MODELS (default: lab-30m)")
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu"

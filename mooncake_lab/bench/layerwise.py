@@ -4,7 +4,6 @@ The three ways take turns in every round, so that a busy machine slows all of th
 """
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +12,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from mooncake_lab.bench.layerwise_backends import LAYERWISE_MEDIA
+from mooncake_lab.bench.rounds import paired_rounds, timed
 from mooncake_lab.core import MIB
-from mooncake_lab.engine.layerwise.lent import LAYERWISE_MEDIA
 from mooncake_lab.engine.layerwise.prefill import LayerwisePrefill
 from mooncake_lab.engine.model import LlamaModel
 from mooncake_lab.engine.roles import PrefillEngine
@@ -114,14 +114,13 @@ class _Bench:
 
     def compare(self, operation: Operation, moved: int, tokens: int, rounds: int) -> LayerwiseTime:
         """Time the three ways in turns."""
-        taken: dict[str, list[float]] = {"compute": [], "serialized": [], "layerwise": []}
-        time_once = self._load if operation == "load" else self._store
-        for turn in range(rounds + 1):
+        time_ways = self._load if operation == "load" else self._store
+
+        def time_once() -> dict[str, float]:
             prompt = self._draw.integers(0, self._model.config.vocabulary, tokens).astype(np.int32)
-            seconds = time_once(prompt, moved)
-            if turn:
-                for way, so_far in taken.items():
-                    so_far.append(seconds[way])
+            return time_ways(prompt, moved)
+
+        taken = paired_rounds(time_once, rounds)
         extras = {way: _extra(taken[way], taken["compute"]) for way in ("serialized", "layerwise")}
         return LayerwiseTime(
             medium=self._medium.name,
@@ -190,10 +189,3 @@ def prefill_engine(model: LlamaModel, longest: int) -> PrefillEngine:
 
 def _extra(ours: Sequence[float], compute: Sequence[float]) -> float:
     return statistics.median(mine - alone for mine, alone in zip(ours, compute, strict=True))
-
-
-def timed(work: Callable[[], object]) -> float:
-    """Seconds that some work took."""
-    started_s = time.perf_counter()
-    work()
-    return time.perf_counter() - started_s

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mooncake_lab.engine.bench_lab import Lab, Rows
-from mooncake_lab.engine.layerwise.compare import compare_media
+from mooncake_lab.bench.gpu_lab import Lab, Rows
+from mooncake_lab.bench.layerwise import compare_media
 from mooncake_lab.store.media.dram import DramMedium
 
 _ROUNDS = 3

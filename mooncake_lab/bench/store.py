@@ -7,7 +7,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,8 @@ from typing import Final
 
 import numpy as np
 
-from mooncake_lab.core import MIB
-from mooncake_lab.store.floors import (
+from mooncake_lab.bench.rounds import median_ratio, paired_rounds, timed
+from mooncake_lab.bench.store_floors import (
     Blocks,
     Pass,
     copy,
@@ -27,7 +26,8 @@ from mooncake_lab.store.floors import (
     send,
     writing,
 )
-from mooncake_lab.store.measure_mooncake import BareObjects, provider, segment_bytes
+from mooncake_lab.bench.store_mooncake import BareObjects, provider, segment_bytes
+from mooncake_lab.core import MIB
 from mooncake_lab.store.media import (
     DramMedium,
     Medium,
@@ -188,20 +188,19 @@ def _compare(
     floors: dict[str, tuple[Pass, Pass]],
     forget: Pass | None = None,
 ) -> list[Measured]:
-    """Time our writing and reading and the floors' in turns; a first round warms everything up."""
+    """Time our writing and reading and the floors' in paired rounds."""
     write, read, clear = ours
-    runs: dict[tuple[str, str], list[float]] = {}
-    for turn in range(rounds + 1):
-        taken = {("ours", "write"): _timed(write)}
+
+    def time_once() -> dict[tuple[str, str], float]:
+        taken = {("ours", "write"): timed(write)}
         for name, (plain_write, plain_read) in floors.items():
-            taken[name, "write"] = _timed(plain_write)
+            taken[name, "write"] = timed(plain_write)
             taken.update(_reads(name, plain_read, forget))
         taken.update(_reads("ours", read, forget))
         clear()
-        for key, seconds in taken.items():
-            runs.setdefault(key, [])
-            if turn:
-                runs[key].append(seconds)
+        return taken
+
+    runs = paired_rounds(time_once, rounds)
     return [
         _row(medium, operation, name, size, moved, runs["ours", operation], seconds)
         for (name, operation), seconds in runs.items()
@@ -212,9 +211,9 @@ def _compare(
 def _reads(name: str, read: Pass, forget: Pass | None) -> dict[tuple[str, str], float]:
     """One read, or two where the page cache matters: after it forgot, and again."""
     if forget is None:
-        return {(name, "read"): _timed(read)}
+        return {(name, "read"): timed(read)}
     forget()
-    return {(name, "cold read"): _timed(read), (name, "warm read"): _timed(read)}
+    return {(name, "cold read"): timed(read), (name, "warm read"): timed(read)}
 
 
 def _row(
@@ -227,14 +226,8 @@ def _row(
         block_bytes=size,
         bytes_per_s=moved / statistics.median(ours),
         floor_bytes_per_s=moved / statistics.median(plain),
-        ratio=statistics.median(theirs / mine for mine, theirs in zip(ours, plain, strict=True)),
+        ratio=median_ratio(plain, ours),
     )
-
-
-def _timed(work: Pass) -> float:
-    started_s = time.perf_counter()
-    work()
-    return time.perf_counter() - started_s
 
 
 def _passes(medium: Medium, source: Blocks, target: Blocks, batch: int) -> tuple[Pass, Pass, Pass]:
@@ -278,7 +271,7 @@ def _memory(size: int, count: int) -> Generator[Blocks]:
 @contextlib.contextmanager
 def arena_peer(arena_bytes: int, token: bytes) -> Generator[tuple[int, int]]:
     """A process that lends an arena and runs a bare socket; the ports of both."""
-    command = [sys.executable, "-m", "mooncake_lab.store.measure_peer", str(arena_bytes)]
+    command = [sys.executable, "-m", "mooncake_lab.bench.store_peer", str(arena_bytes)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as peer:  # noqa: S603  # our own
         assert peer.stdin is not None  # noqa: S101  # both were asked for
         assert peer.stdout is not None  # noqa: S101  # likewise

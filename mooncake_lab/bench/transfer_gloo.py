@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import distributed
 
-from mooncake_lab.store.transfer.peer import answer_orders, say
-from mooncake_lab.store.transfer.pieces import pieces_of
-from mooncake_lab.store.transfer.ways import Area, Route, receiver
+from mooncake_lab.bench.transfer_peer import answer_orders, say
+from mooncake_lab.bench.transfer_pieces import pieces_of
+from mooncake_lab.bench.transfer_ways import Area, Route, receiver
 
 _PATIENCE: Final = timedelta(seconds=120)
 

@@ -4,10 +4,9 @@ import errno
 
 import pytest
 
-from mooncake_lab.store import soak_life
-from mooncake_lab.store.media import SsdMedium
-from mooncake_lab.store.soak import FAULTS, Soak
-from mooncake_lab.store.soak_life import (
+from mooncake_lab.bench import soak_process
+from mooncake_lab.bench.soak import FAULTS, Soak
+from mooncake_lab.bench.soak_process import (
     FINGERPRINT,
     SSD_BYTES,
     DeviceFaults,
@@ -16,6 +15,7 @@ from mooncake_lab.store.soak_life import (
     soak_content,
     soak_key,
 )
+from mooncake_lab.store.media import SsdMedium
 
 
 def prepared(folder, blocks=4):
@@ -127,7 +127,7 @@ def test_a_life_without_kills_ends_well(tmp_path):
 def test_a_torn_write_is_short_or_fails(tmp_path, monkeypatch):
     """The first pages are on the device, the last is not; the call says how much it wrote, or fails."""
     outcomes = set()
-    monkeypatch.setattr(soak_life, "tell", outcomes.add)
+    monkeypatch.setattr(soak_process, "tell", outcomes.add)
     torn = TornWrites(seed=5)
     with (tmp_path / "file").open("w+b", buffering=0) as file:
         for _ in range(2000):
@@ -144,7 +144,7 @@ def test_a_torn_write_is_short_or_fails(tmp_path, monkeypatch):
 
 def test_faults_are_what_they_are_called(monkeypatch):
     """Each fault alone raises its own error, and only for its operations."""
-    monkeypatch.setattr(soak_life, "tell", lambda _line: None)
+    monkeypatch.setattr(soak_process, "tell", lambda _line: None)
     raised = {}
     for fault in ("read", "full", "denied"):
         faults = DeviceFaults(7, [fault])

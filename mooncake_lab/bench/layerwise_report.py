@@ -3,7 +3,7 @@
 Stable for other modules: `measure_layerwise(...)` returns a `LayerwiseMeasurement` of `LayerwiseTime` rows, all
 frozen. What is reported are medians, and medians of what was paired within a round.
 
-    python -m mooncake_lab.engine.layerwise.measure --model lab-30m --media dram,ssd,tcp
+    python -m mooncake_lab.bench.layerwise_report --model lab-30m --media dram,ssd,tcp
 """
 
 import argparse
@@ -15,11 +15,11 @@ from pathlib import Path
 
 import msgspec
 
-from mooncake_lab.engine.layerwise.compare import LayerwiseTime, check_media, compare_media
-from mooncake_lab.engine.layerwise.lent import LAYERWISE_MEDIA
+from mooncake_lab.bench.layerwise import LayerwiseTime, check_media, compare_media
+from mooncake_lab.bench.layerwise_backends import LAYERWISE_MEDIA
+from mooncake_lab.bench.machine import Machine, describe_machine
+from mooncake_lab.bench.stages import computing_threads
 from mooncake_lab.engine.loading import load_model
-from mooncake_lab.engine.machine import Machine, describe_machine
-from mooncake_lab.engine.measure import computing_threads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +95,7 @@ def measure_layerwise(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure this machine and show, or write, the result."""
     first_line = (__doc__ or "").partition("\n")[0]
-    parser = argparse.ArgumentParser(
-        prog="python -m mooncake_lab.engine.layerwise.measure", description=first_line
-    )
+    parser = argparse.ArgumentParser(prog="python -m mooncake_lab.bench.layerwise_report", description=first_line)
     parser.add_argument("--model", default="lab-30m", help="a shape of perf.MODELS or a directory of weights")
     parser.add_argument("--media", default="dram,ssd,tcp", help=f"some of {','.join(LAYERWISE_MEDIA)}")
     parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()), help="on the SSD that counts")

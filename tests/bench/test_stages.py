@@ -8,9 +8,9 @@ import pytest
 import torch
 from measured import small_peaks
 
-from mooncake_lab.engine.backends.linear import multiplies_bfloat16
-from mooncake_lab.engine.machine import describe_machine, driver_version, measure_peaks, processor_name
-from mooncake_lab.engine.measure import (
+from mooncake_lab.bench.machine import describe_machine, driver_version, measure_peaks, processor_name
+from mooncake_lab.bench.peaks import Candidate, peak_of, products, streams
+from mooncake_lab.bench.stages import (
     StagePlan,
     computing_threads,
     main,
@@ -18,7 +18,7 @@ from mooncake_lab.engine.measure import (
     read_measurement,
     write_measurement,
 )
-from mooncake_lab.engine.peaks import Candidate, peak_of, products, streams
+from mooncake_lab.engine.backends.linear import multiplies_bfloat16
 from mooncake_lab.perf import model_shape
 
 TINY = model_shape("lab-tiny")
@@ -40,7 +40,7 @@ class CountingClock:
 def _small_peaks():
     """No test here needs the rates of this machine: products and arrays are small."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mooncake_lab.engine.measure.measure_peaks", small_peaks)
+        patch.setattr("mooncake_lab.bench.stages.measure_peaks", small_peaks)
         yield
 
 
@@ -153,7 +153,7 @@ def test_measurements_survive_a_file(measured, tmp_path):
 
 def test_the_command_writes_what_it_measured(tmp_path, monkeypatch):
     """The documented command leaves a file that reads back as a measurement of the model asked for."""
-    monkeypatch.setattr("mooncake_lab.engine.measure.DEFAULT_PLAN", PLAN)
+    monkeypatch.setattr("mooncake_lab.bench.stages.DEFAULT_PLAN", PLAN)
     path = tmp_path / "cpu.json"
     main(["--model", "lab-tiny", "--rounds", "1", "--device", "cpu", "--output", str(path)])
     assert read_measurement(path).model == "lab-tiny"

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Generator
 from typing import final
 
+from mooncake_lab.bench.store_floors import Blocks, Pass
 from mooncake_lab.core import MIB
-from mooncake_lab.store.floors import Blocks, Pass
 from mooncake_lab.store.media import MediumError, MooncakeClient
 
 
@@ -58,7 +58,7 @@ def _check(code: int) -> None:
 @contextlib.contextmanager
 def provider(master: str, lent_bytes: int) -> Generator[None]:
     """Another process of this machine that lends a Mooncake Store its memory."""
-    command = [sys.executable, "-m", "mooncake_lab.store.measure_mooncake", master, str(lent_bytes)]
+    command = [sys.executable, "-m", "mooncake_lab.bench.store_mooncake", master, str(lent_bytes)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603  # our own
         assert process.stdin is not None  # noqa: S101  # both were asked for
         assert process.stdout is not None  # noqa: S101  # likewise

@@ -9,15 +9,15 @@ import platform
 import shutil
 import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 
+from mooncake_lab.bench.peaks import peak_of, products, streams
 from mooncake_lab.core import GIB, MIB
-from mooncake_lab.engine.peaks import peak_of, products, streams
 from mooncake_lab.engine.reference import Clock
 from mooncake_lab.perf import Hardware
 
@@ -54,6 +54,18 @@ def describe_machine(device: str = "cpu") -> Machine:
         torch_version=str(torch.__version__),
         date=datetime.now(UTC).date().isoformat(),
     )
+
+
+def provenance(device: str = "cpu") -> dict[str, Any]:
+    """The machine, the date, the commit and the load: what every file of measurements begins with."""
+    machine = describe_machine(device)
+    return {
+        "machine": asdict(machine),
+        "device": device,
+        "date": machine.date,
+        "commit": commit(),
+        "load_average": list(os.getloadavg()),
+    }
 
 
 def processor_name(cpu_info: Path = _CPU_INFO) -> str:

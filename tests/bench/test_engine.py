@@ -9,7 +9,8 @@ import pytest
 import torch
 from measured import dry_run
 
-from mooncake_lab.engine.bench import (
+from mooncake_lab.bench.baselines import HuggingFaceContinuous, HuggingFaceGenerate, hugging_face, our_engine
+from mooncake_lab.bench.engine import (
     Case,
     compared_with_all,
     comparison,
@@ -18,11 +19,10 @@ from mooncake_lab.engine.bench import (
     prefill_case,
     work_of,
 )
-from mooncake_lab.engine.bench_gpu import main, make_lab, measure
-from mooncake_lab.engine.bench_sections import SECTIONS, prefill_flops
+from mooncake_lab.bench.floors import Rates, floor_seconds, rates_of, with_floors
+from mooncake_lab.bench.gpu import main, make_lab, measure
+from mooncake_lab.bench.gpu_sections import SECTIONS, prefill_flops
 from mooncake_lab.engine.config import config_from_shape
-from mooncake_lab.engine.floors import Rates, floor_seconds, rates_of, with_floors
-from mooncake_lab.engine.peers import HuggingFaceContinuous, HuggingFaceGenerate, hugging_face, our_engine
 from mooncake_lab.perf import Hardware, model_shape
 from mooncake_lab.perf.models import MODELS
 

@@ -15,13 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from mooncake_lab.engine.backends import choose_backend
-from mooncake_lab.engine.config import LlamaConfig, config_from_shape
-from mooncake_lab.engine.floors import floor_seconds, rates_of, with_floors
-from mooncake_lab.engine.loading import DTYPES
-from mooncake_lab.engine.machine import commit, describe_machine, measure_peaks
-from mooncake_lab.engine.model import make_model
-from mooncake_lab.engine.peers import (
+from mooncake_lab.bench.baselines import (
     HuggingFaceContinuous,
     HuggingFaceGenerate,
     Subject,
@@ -29,7 +23,14 @@ from mooncake_lab.engine.peers import (
     hugging_face,
     our_engine,
 )
-from mooncake_lab.engine.turns import Decoding, HuggingFaceDecoding, OurDecoding
+from mooncake_lab.bench.floors import floor_seconds, rates_of, with_floors
+from mooncake_lab.bench.interleaved import Decoding, HuggingFaceDecoding, OurDecoding
+from mooncake_lab.bench.machine import commit, describe_machine, measure_peaks
+from mooncake_lab.bench.rounds import alternate
+from mooncake_lab.engine.backends import choose_backend
+from mooncake_lab.engine.config import LlamaConfig, config_from_shape
+from mooncake_lab.engine.loading import DTYPES
+from mooncake_lab.engine.model import make_model
 from mooncake_lab.engine.weights import random_weights
 from mooncake_lab.perf import Hardware, model_shape
 
@@ -188,15 +189,6 @@ class Bench:
         if [len(tokens) for tokens in found] != list(new_tokens):
             raise RuntimeError(f"{type(subject).__name__} did not generate the tokens it was asked for")
         return seconds
-
-
-def alternate(works: Sequence[Callable[[], float]], turns: range) -> list[list[float]]:
-    """Let each work once a turn, in alternating order; what each gives, turn by turn."""
-    given: list[list[float]] = [[] for _ in works]
-    for turn in turns:
-        for index in range(len(works)) if turn % 2 else reversed(range(len(works))):
-            given[index].append(works[index]())
-    return given
 
 
 def comparison(

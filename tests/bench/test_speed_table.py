@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from mooncake_lab.engine.bench_suite import SMOKE, main, measure, settings
-from mooncake_lab.engine.floors import Rates, floor_seconds, with_floors
-from mooncake_lab.engine.speed_table import (
+from mooncake_lab.bench.engine_suite import SMOKE, main, measure, settings
+from mooncake_lab.bench.floors import Rates, floor_seconds, with_floors
+from mooncake_lab.bench.speed_table import (
     measurements,
     refresh_readme,
     refreshed,

@@ -11,10 +11,10 @@ from typing import Any, Final, final
 
 import numpy as np
 
+from mooncake_lab.bench.soak_process import FINGERPRINT, SSD_BYTES, wrong_bytes
 from mooncake_lab.store.media import DamagedBlockError, Reservation, SsdMedium
 from mooncake_lab.store.media.folder import room_of
 from mooncake_lab.store.media.record import extent_bytes
-from mooncake_lab.store.soak_life import FINGERPRINT, SSD_BYTES, wrong_bytes
 
 FAULTS: Final = ("kill", "flip", "full", "read", "denied", "torn", "hangup")
 _LONGEST_LIFE_S: Final = 1.5
@@ -98,7 +98,7 @@ class Soak:
         """
         self.report.lives += 1
         life_s = self._draw.uniform(0.1, _LONGEST_LIFE_S)
-        module = [sys.executable, "-m", "mooncake_lab.store.soak_life"]
+        module = [sys.executable, "-m", "mooncake_lab.bench.soak_process"]
         mine = [str(self._folder), str(self._draw.randrange(2**31)), ",".join(self._faults) or "none"]
         kills = "kill" in self._faults and self.report.lives % _LIVES_TO_AN_END > 0
         command = [*module, *mine, str(_DEADLINE_S if kills else life_s)]

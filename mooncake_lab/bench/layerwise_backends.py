@@ -8,8 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from mooncake_lab.store.floors import forget_pages
-from mooncake_lab.store.measure import arena_peer
+from mooncake_lab.bench.store import arena_peer
+from mooncake_lab.bench.store_floors import forget_pages
 from mooncake_lab.store.media import DramMedium, Medium, SsdMedium, TcpMedium
 
 Lent = tuple[Medium, Callable[[], None]]

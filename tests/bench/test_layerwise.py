@@ -2,8 +2,8 @@
 
 import pytest
 
-from mooncake_lab.engine.layerwise.measure import main, measure_layerwise
-from mooncake_lab.engine.layerwise.reuse import measure_reuse
+from mooncake_lab.bench.layerwise_report import main, measure_layerwise
+from mooncake_lab.bench.reuse import measure_reuse
 from mooncake_lab.perf import model_shape
 
 SMALL = {"model": "lab-tiny", "prompt_tokens": (32, 64), "new_tokens": 16, "block_tokens": 32, "rounds": 1}

@@ -8,16 +8,16 @@ import numpy as np
 import torch
 
 from mooncake_lab.batching import VLLM, BatchingPolicy, Sarathi
+from mooncake_lab.bench.baselines import HuggingFaceContinuous, HuggingFaceGenerate, hugging_face, our_engine
+from mooncake_lab.bench.gpu_copies import copies, layerwise
+from mooncake_lab.bench.gpu_lab import Lab, Rows
 from mooncake_lab.engine.allocator import BlockAllocator
 from mooncake_lab.engine.backends import DenseBackend, choose_backend
-from mooncake_lab.engine.bench_copies import copies, layerwise
-from mooncake_lab.engine.bench_lab import Lab, Rows
 from mooncake_lab.engine.config import config_from_shape
 from mooncake_lab.engine.kvcache import KVCache
 from mooncake_lab.engine.loop import Engine
 from mooncake_lab.engine.model import make_model
 from mooncake_lab.engine.packing import Piece, pack
-from mooncake_lab.engine.peers import HuggingFaceContinuous, HuggingFaceGenerate, hugging_face, our_engine
 from mooncake_lab.engine.sequence import GenerationRequest
 from mooncake_lab.engine.settings import EngineSettings
 from mooncake_lab.engine.weights import assemble, random_weights, state_dict

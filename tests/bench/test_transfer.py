@@ -6,10 +6,10 @@ import sys
 import numpy as np
 import pytest
 
-from mooncake_lab.engine.transfer_ways import WAYS, main, measure_transfers
+from mooncake_lab.bench.transfer import WAYS, main, measure_transfers
+from mooncake_lab.bench.transfer_pieces import LEAST_BYTES, MOST_PIECES, pieces_of
+from mooncake_lab.bench.transfer_ways import Route, TransferError, receiver
 from mooncake_lab.store.media import MediumError
-from mooncake_lab.store.transfer.pieces import LEAST_BYTES, MOST_PIECES, pieces_of
-from mooncake_lab.store.transfer.ways import Route, TransferError, receiver
 
 
 @pytest.mark.parametrize("size", [1, LEAST_BYTES - 1, LEAST_BYTES, 5 * LEAST_BYTES + 7, 1000 * LEAST_BYTES])
@@ -72,7 +72,7 @@ def test_what_cannot_be_measured_is_refused(changes, said):
 
 def test_the_receiver_needs_no_torch():
     """Three of four receivers start in a moment, because they import neither torch nor the engine."""
-    code = "import mooncake_lab.store.transfer.peer, sys; sys.exit('torch' in sys.modules)"
+    code = "import mooncake_lab.bench.transfer_peer, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -1,7 +1,7 @@
 """Measure a GPU: check that the engine is right on it, then time everything, and write one JSON file.
 
-    python -m mooncake_lab.engine.bench_gpu --out data/measured/engine_h200.json
-    python -m mooncake_lab.engine.bench_gpu --shape lab-tiny --device cpu      (a dry run, anywhere)
+    python -m mooncake_lab.bench.gpu --out data/measured/engine_h200.json
+    python -m mooncake_lab.bench.gpu --shape lab-tiny --device cpu      (a dry run, anywhere)
 
 Sections run in order of importance. One that begins after the budget is spent is written down as skipped, and one
 that fails as failed, with its error; then the exit code is 1 and everything else is still there.
@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
+from mooncake_lab.bench.gpu_lab import DRY, FULL, Lab
+from mooncake_lab.bench.gpu_sections import SECTIONS
+from mooncake_lab.bench.machine import commit, describe_machine, driver_version, measure_peaks
 from mooncake_lab.engine.backends import choose_backend
-from mooncake_lab.engine.bench_lab import DRY, FULL, Lab
-from mooncake_lab.engine.bench_sections import SECTIONS
 from mooncake_lab.engine.config import config_from_shape
 from mooncake_lab.engine.loading import DTYPES
-from mooncake_lab.engine.machine import commit, describe_machine, driver_version, measure_peaks
 from mooncake_lab.engine.model import make_model
 from mooncake_lab.engine.weights import random_weights
 from mooncake_lab.perf import model_shape

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias, final
 import numpy as np
 import numpy.typing as npt
 
-from mooncake_lab.store.transfer.pieces import pieces_of
+from mooncake_lab.bench.transfer_pieces import pieces_of
 
 Area: TypeAlias = npt.NDArray[np.uint8]
 Move: TypeAlias = Callable[[int], None]
@@ -81,7 +81,7 @@ def receiver(command: Sequence[str], fds: tuple[int, ...] = ()) -> Generator[Any
 
 
 def _peer(way: str, area: Area, detail: object = "", fds: tuple[int, ...] = ()) -> Any:
-    return receiver(["-m", "mooncake_lab.store.transfer.peer", way, str(area.nbytes), str(detail)], fds)
+    return receiver(["-m", "mooncake_lab.bench.transfer_peer", way, str(area.nbytes), str(detail)], fds)
 
 
 def _order(process: "subprocess.Popen[str]", line: str) -> None:
@@ -120,7 +120,7 @@ def _socket(area: Area) -> Generator[Route]:
 @contextlib.contextmanager
 def _mooncake(area: Area) -> Generator[Route]:
     """Mooncake's Transfer Engine over TCP: it writes the pieces into the peer's memory."""
-    from mooncake_lab.store.transfer.mooncake import open_engine
+    from mooncake_lab.store.media.mooncake_wheel import open_engine
 
     engine = open_engine(area)
     with _peer("mooncake", area) as (process, (name, address)):

@@ -1,11 +1,10 @@
 """The whole comparison on a CPU, within a few minutes: what `data/measured/cpu_engine.json` holds.
 
-`python -m mooncake_lab.engine.bench_suite OUT` measures and writes; `mooncake_lab.engine.speed_table` shows it.
+`python -m mooncake_lab.bench.engine_suite OUT` measures and writes; `mooncake_lab.bench.speed_table` shows it.
 """
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -16,11 +15,11 @@ from typing import Any, Final
 
 import torch
 
-from mooncake_lab.engine.bench import Bench, Case, decode_case, mixed_case, prefill_case
-from mooncake_lab.engine.floors import rates_of, with_floors
+from mooncake_lab.bench.engine import Bench, Case, decode_case, mixed_case, prefill_case
+from mooncake_lab.bench.floors import rates_of, with_floors
+from mooncake_lab.bench.machine import provenance
+from mooncake_lab.bench.stages import ClockName, computing_threads
 from mooncake_lab.engine.loading import DTYPES
-from mooncake_lab.engine.machine import commit, describe_machine
-from mooncake_lab.engine.measure import ClockName, computing_threads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,21 +86,8 @@ def measure(wanted: tuple[Setting, ...], budget_s: float, clock: ClockName = "wa
                 sys.stderr.write(
                     f"{row['model']} {row['dtype']} {row['case']}: {row['ratio']:.2f} x {row['peer']}\n"
                 )
-    return {**provenance(clock), "rows": with_floors(rows), "skipped": skipped}
-
-
-def provenance(clock: ClockName) -> dict[str, Any]:
-    """Who measured on a CPU, when, with what, by which clock, and how busy the machine was."""
-    machine = describe_machine()
-    return {
-        "machine": asdict(machine),
-        "device": "cpu",
-        "date": machine.date,
-        "commit": commit(),
-        "clock": clock,
-        "transformers": version("transformers"),
-        "load_average": list(os.getloadavg()),
-    }
+    about = {**provenance(), "clock": clock, "transformers": version("transformers")}
+    return {**about, "rows": with_floors(rows), "skipped": skipped}
 
 
 def _rows(setting: Setting, end_s: float, skipped: list[str], clock: ClockName) -> Iterator[dict[str, Any]]:
@@ -126,7 +112,7 @@ def _rows(setting: Setting, end_s: float, skipped: list[str], clock: ClockName) 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and write."""
-    parser = argparse.ArgumentParser(prog="python -m mooncake_lab.engine.bench_suite", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m mooncake_lab.bench.engine_suite", description=__doc__)
     parser.add_argument("out", type=Path, help="JSON file to write")
     parser.add_argument("--minutes", type=float, default=15.0, help="after so many, what is left is skipped")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from mooncake_lab.store.measure_peer import ORDER
+from mooncake_lab.bench.store_peer import ORDER
 
 Blocks: TypeAlias = list[list[npt.NDArray[np.uint8]]]
 """The layers of each block."""

@@ -1,6 +1,6 @@
 """The engine's speed in `benchmarks/README.md` (tables) and `README.md` (one sentence), made from measurements.
 
-`python -m mooncake_lab.engine.speed_table data/measured/cpu_engine.json benchmarks/README.md [MARK]` makes one.
+`python -m mooncake_lab.bench.speed_table data/measured/cpu_engine.json benchmarks/README.md [MARK]` makes one.
 """
 
 import json
@@ -26,7 +26,7 @@ _HEAD = ("model", "threads", "case", "tokens/s", "peer", "times the peer", "roun
 
 
 def speed_table(found: Mapping[str, Any]) -> str:
-    """A measurement of `bench_suite` as Markdown: a sentence on where and when, and a row a case."""
+    """A measurement of `engine_suite` as Markdown: a sentence on where and when, and a row a case."""
     machine = found["machine"]
     lines = [
         "| " + " | ".join(cells) + " |" for cells in (_HEAD, ("---",) * len(_HEAD), *map(_row, found["rows"]))

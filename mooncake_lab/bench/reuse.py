@@ -1,6 +1,6 @@
 """Reusing a prefix from DRAM against computing it again: measured, beside what the latency model predicts.
 
-    python -m mooncake_lab.engine.layerwise.reuse --prefix 2048
+    python -m mooncake_lab.bench.reuse --prefix 2048
 
 The model (FAST'25 Eqs. 1-2 as `perf.PrefillLatency`) is fitted, in the same run, to prefills that are shorter than
 the one it predicts and that reuse nothing; the load is the prefix's bytes over the bandwidth the medium measured.
@@ -15,12 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from mooncake_lab.bench.layerwise import prefill_engine
+from mooncake_lab.bench.machine import Machine, describe_machine
+from mooncake_lab.bench.rounds import median_ratio, paired_rounds, timed
+from mooncake_lab.bench.stages import computing_threads
 from mooncake_lab.core import MIB
-from mooncake_lab.engine.layerwise.compare import prefill_engine, timed
 from mooncake_lab.engine.layerwise.prefill import LayerwisePrefill
 from mooncake_lab.engine.loading import load_model
-from mooncake_lab.engine.machine import Machine, describe_machine
-from mooncake_lab.engine.measure import computing_threads
 from mooncake_lab.engine.roles import PrefillEngine
 from mooncake_lab.perf.calibration import fit_prefill
 from mooncake_lab.store.media import DramMedium
@@ -101,7 +102,7 @@ def measure_reuse(
         new_tokens=new_tokens,
         recompute_s=statistics.median(taken[tokens]),
         reuse_s=statistics.median(taken["reuse"]),
-        ratio=statistics.median(a / b for a, b in zip(taken[tokens], taken["reuse"], strict=True)),
+        ratio=median_ratio(taken[tokens], taken["reuse"]),
         predicted_recompute_s=predicted[0],
         predicted_reuse_s=predicted[1],
         predicted_ratio=predicted[0] / predicted[1],
@@ -120,30 +121,29 @@ def _in_turns(
     rounds: int,
 ) -> dict[int | str, list[float]]:
     """Seconds of prefills from nothing, by length, and of the prompt on a stored prefix; all in each round."""
-    taken: dict[int | str, list[float]] = {}
     with (
         TieredStore([TierSettings(medium=medium)]) as store,
         LayerwisePrefill(engine, store, block_tokens=block_tokens) as layerwise,
     ):
         layerwise.prefill(prompt[:prefix_tokens])
         layerwise.flush()
-        for turn in range(rounds + 1):
+
+        def time_once() -> dict[int | str, float]:
             ways: dict[int | str, float] = {}
             for length in lengths:
                 engine.engine.allocator.forget()
                 ways[length] = timed(lambda length=length: engine.prefill(prompt[:length]))
             engine.engine.allocator.forget()
             ways["reuse"] = timed(lambda: layerwise.prefill(prompt, keep=False))
-            if turn:  # the first round warms up
-                for way, seconds in ways.items():
-                    taken.setdefault(way, []).append(seconds)
-    return taken
+            return ways
+
+        return paired_rounds(time_once, rounds)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure this machine and show measured beside predicted."""
     first_line = (__doc__ or "").partition("\n")[0]
-    parser = argparse.ArgumentParser(prog="python -m mooncake_lab.engine.layerwise.reuse", description=first_line)
+    parser = argparse.ArgumentParser(prog="python -m mooncake_lab.bench.reuse", description=first_line)
     parser.add_argument("--model", default="lab-30m", help="a shape of perf.MODELS")
     parser.add_argument("--prefix", type=int, default=2048, help="tokens of the prefix")
     parser.add_argument("--new", type=int, default=256, help="tokens behind it")
