@@ -1,10 +1,11 @@
-"""The cluster in virtual time (simpy): the same policies, stores and log as the real one."""
+"""The cluster in virtual time (discrete events): the same policies, stores and log as the real one."""
 
 from mooncake_lab.simulation.cluster import Cluster
 from mooncake_lab.simulation.coupled import CoupledInstance
 from mooncake_lab.simulation.decode import DecodeInstance
 from mooncake_lab.simulation.device_cache import DeviceCache
 from mooncake_lab.simulation.device_memory import CachedBlocks
+from mooncake_lab.simulation.event_loop import EventLoop
 from mooncake_lab.simulation.example import four_requests
 from mooncake_lab.simulation.network import Network
 from mooncake_lab.simulation.node_cache import NodeCache
@@ -26,6 +27,7 @@ __all__ = [
     "CoupledSpec",
     "DecodeInstance",
     "DeviceCache",
+    "EventLoop",
     "Failure",
     "Network",
     "NodeCache",

@@ -4,13 +4,10 @@ The coordinator (`mooncake_lab.cluster`) decides and keeps the log; here command
 of `Cluster` are in the order in which a request meets them.
 """
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 from math import inf
 from typing import Any
-
-import simpy
 
 from mooncake_lab.cluster import (
     CancelAttempt,
@@ -36,13 +33,14 @@ from mooncake_lab.perf import CppGroup, LatencyModel
 from mooncake_lab.simulation.coupled import CoupledInstance
 from mooncake_lab.simulation.decode import DecodeInstance
 from mooncake_lab.simulation.device_cache import DeviceCache
+from mooncake_lab.simulation.event_loop import EventLoop
 from mooncake_lab.simulation.kv_transfer import KVTransfer, PrefillJob
 from mooncake_lab.simulation.network import Network
 from mooncake_lab.simulation.node_cache import CacheChange
 from mooncake_lab.simulation.pool import PrefixPool
 from mooncake_lab.simulation.prefill import PrefillInstance
 from mooncake_lab.simulation.service import PrefillService
-from mooncake_lab.simulation.spec import ClusterSpec, CoupledSpec, plan_failures
+from mooncake_lab.simulation.spec import ClusterSpec, CoupledSpec
 
 
 class Cluster:
@@ -74,7 +72,7 @@ class Cluster:
     ) -> None:
         self.log: list[Record] = []
         self._model = model
-        self._env = simpy.Environment()
+        self._loop = EventLoop()
         group, first_shown_by = None, "decode"
         if isinstance(spec, ClusterSpec):
             first_shown_by = spec.first_shown_by
@@ -111,7 +109,14 @@ class Cluster:
             self._build_coupled(spec)
         else:
             self._build_pools(spec, PrefillService(model, group))
-        plan_failures(self._env, spec.failures, (*self._prefill, *self._decode, *self.coupled), self._fail)
+        instances = (*self._prefill, *self._decode, *self.coupled)
+        for failure in spec.failures:
+            if failure.instance not in instances:
+                known = ", ".join(instances)
+                raise ValueError(
+                    f"no instance {failure.instance!r} to fail at {failure.at_s} s; there are {known}"
+                )
+            self._loop.call_later(failure.at_s, self._fail, failure.instance)
 
     def _build_pools(self, spec: ClusterSpec, service: PrefillService) -> None:
         """Prefill and decode instances, and the network between them.
@@ -119,14 +124,14 @@ class Cluster:
         Raises:
             ValueError: when nodes have SSDs that the model does not know.
         """
-        env, model = self._env, self._model
+        loop, model = self._loop, self._model
         if spec.ssd_tokens and model.ssd is None:
             raise ValueError(
                 f"nodes hold {spec.ssd_tokens} tokens on SSD; latency model {model.name!r} has no ssd"
             )
         names = [f"prefill-{i}" for i in range(spec.prefill_nodes // spec.prefill_group)]
         cards = dict.fromkeys(names, spec.prefill_group)
-        network = Network(env, model.transfer.bytes_per_s, model.transfer.latency_s, cards=cards)
+        network = Network(loop, model.transfer.bytes_per_s, model.transfer.latency_s, cards=cards)
         self.pool = PrefixPool(
             names,
             capacity_tokens=spec.cache_tokens * spec.prefill_group,
@@ -138,15 +143,15 @@ class Cluster:
             changed=self._cache_changed,
         )
         self._decode = {
-            name: DecodeInstance(env, name, model, spec.decode_tokens, self.report)
+            name: DecodeInstance(loop, name, model, spec.decode_tokens, self.report)
             for name in (f"decode-{i}" for i in range(spec.decode_nodes))
         }
         self._transfer = KVTransfer(
-            env, model, network, self.pool, streams_layers=spec.streams_layers, report=self.report
+            loop, model, network, self.pool, streams_layers=spec.streams_layers, report=self.report
         )
         self._prefill = {
             name: PrefillInstance(
-                env, name, service, self.pool, self._transfer, self.report, overtaking=spec.overtaking
+                loop, name, service, self.pool, self._transfer, self.report, overtaking=spec.overtaking
             )
             for name in names
         }
@@ -166,7 +171,7 @@ class Cluster:
                 capacity = spec.limits.capacity_blocks * spec.memory_block_tokens
                 cache = DeviceCache(capacity, block_size_tokens=spec.block_size_tokens, eviction=spec.eviction)
             instance = CoupledInstance(
-                self._env,
+                self._loop,
                 name,
                 self._model,
                 spec.batching,
@@ -198,8 +203,8 @@ class Cluster:
         decoding = (*self._decode.values(), *self.coupled.values())
         for instance in decoding:
             instance.horizon_s = inf if until_s is None else until_s
-        self._env.process(self._arrivals(iter(requests)))
-        self._env.run(until=until_s)
+        self._arrive(iter(requests))
+        self._loop.run(until_s)
         if until_s is not None:
             shown = dict[int, int]()
             for instance in decoding:
@@ -209,7 +214,7 @@ class Cluster:
 
     def view(self, request: Request) -> ClusterView:
         """What the Conductor may know about this request; looking changes nothing in the cluster."""
-        return self.coordinator.view(request, self._env.now)
+        return self.coordinator.view(request, self._loop.now_s)
 
     def report(self, event: Event) -> None:
         """Tell the coordinator what happened, and carry out what it asks; no command reports anything at once."""
@@ -220,20 +225,24 @@ class Cluster:
 
     # the way of a request
 
-    def _arrivals(self, requests: Iterator[TracedRequest]) -> Generator[simpy.Event, Any, None]:
-        for traced in requests:
+    def _arrive(self, requests: Iterator[TracedRequest], traced: TracedRequest | None = None) -> None:
+        """A request arrives, and those that come at the same moment; then the next one is awaited."""
+        traced = traced or next(requests, None)
+        while traced is not None:
             request = traced.request
-            wait_s = request.arrival_s - self._env.now
+            wait_s = request.arrival_s - self._loop.now_s
             if wait_s > 0:
-                yield self._env.timeout(wait_s)
+                self._loop.call_later(wait_s, self._arrive, requests, traced)
+                return
             self._requests[request.id] = traced
-            self.report(RequestArrived(at_s=self._env.now, request=request))
+            self.report(RequestArrived(at_s=self._loop.now_s, request=request))
+            traced = next(requests, None)
 
     def _set_timer(self, command: SetTimer) -> None:
-        self._env.timeout(command.delay_s).callbacks.append(partial(self._timer_fired, command.request_id))
+        self._loop.call_later(command.delay_s, self._timer_fired, command.request_id)
 
-    def _timer_fired(self, request_id: int, _: simpy.Event) -> None:
-        self.report(TimerFired(at_s=self._env.now, request_id=request_id))
+    def _timer_fired(self, request_id: int) -> None:
+        self.report(TimerFired(at_s=self._loop.now_s, request_id=request_id))
 
     def _run_prefill(self, command: RunPrefill) -> None:
         """Fetch, compute, and stream to the decode instance: `PrefillInstance` and `KVTransfer` report each.
@@ -247,7 +256,7 @@ class Cluster:
             job = PrefillJob(command.attempt, command.request, placement)
             self._jobs[request_id] = job
             if placement.fetch_from:
-                job.fetched = self._transfer.fetch(job)
+                self._transfer.fetch(job)
             self._prefill[placement.prefill].submit(job)
             return
         if placement.fetch_from is not None:
@@ -263,14 +272,14 @@ class Cluster:
         """From host memory into GPU memory."""
         job = self._jobs[command.attempt.request_id]
         load_s = self._model.dram_load_s(job.request.input_tokens)
-        self._env.timeout(load_s).callbacks.append(partial(self._loaded, job, command))
+        self._loop.call_later(load_s, self._loaded, job, command)
 
-    def _loaded(self, job: PrefillJob, command: StartDecode, _: simpy.Event) -> None:
+    def _loaded(self, job: PrefillJob, command: StartDecode) -> None:
         if job.cancelled:
             return
         request_id = job.request.id
         del self._jobs[request_id]
-        self.report(KVLoaded(at_s=self._env.now, attempt=job.attempt))
+        self.report(KVLoaded(at_s=self._loop.now_s, attempt=job.attempt))
         self._decode[command.worker].join(
             job.attempt,
             context_tokens=job.request.input_tokens,
@@ -295,7 +304,7 @@ class Cluster:
     # what happens to instances
 
     def _cache_changed(self, cache: str, change: CacheChange) -> None:
-        now_s = self._env.now
+        now_s = self._loop.now_s
         if change.added or change.removed:
             added, removed = tuple(change.added), tuple(change.removed)
             self.report(CacheChanged(at_s=now_s, instance=cache, added=added, removed=removed))
@@ -306,14 +315,14 @@ class Cluster:
     def _fail(self, name: str) -> None:
         """An instance is down; one that decodes ends its step, and reports its requests as failed then."""
         instance = self._prefill.get(name) or self._decode.get(name) or self.coupled[name]
-        if not instance.alive:
+        if not instance.up:
             return
-        instance.stop()
         if name in self._prefill:
             self.pool.drop(name)
         if name not in self.coupled:
             self._transfer.cancel(name)
-        self.report(WorkerDown(at_s=self._env.now, worker=name, finishes_step=name not in self._prefill))
+        self.report(WorkerDown(at_s=self._loop.now_s, worker=name, finishes_step=name not in self._prefill))
+        instance.stop()
 
 
 def extend(request: Request, tokens: int) -> Request:

@@ -5,12 +5,10 @@ decodes, the same piece of a prompt), the iterations up to the next change are o
 an hour of traffic takes seconds and no token is lost.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any, NamedTuple, TypeAlias
-
-import simpy
+from typing import NamedTuple, TypeAlias
 
 from mooncake_lab.batching import BatchingPolicy, CountedBlocks, Instance, Limits, Plan, Progress, Segment
 from mooncake_lab.cluster import (
@@ -28,6 +26,7 @@ from mooncake_lab.core import CacheChanged, Request, TracedRequest
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.simulation.device_cache import DeviceCache
 from mooncake_lab.simulation.device_memory import CachedBlocks
+from mooncake_lab.simulation.event_loop import EventLoop
 from mooncake_lab.simulation.steady import ROUNDING_S, Steady, pace_of
 
 
@@ -60,6 +59,8 @@ Parts: TypeAlias = Sequence[tuple[CoupledRequest, Segment]]
 class Stretch(NamedTuple):
     """Iterations of one plan: when the first began, how long they take, and how many."""
 
+    plan: Plan
+    parts: Parts
     start_s: float
     pace: Steady
     steps: int
@@ -69,7 +70,7 @@ class CoupledInstance:
     """Serves whole requests with one batching policy.
 
     Args:
-        env: the virtual time.
+        loop: the virtual time.
         name: of the instance.
         model: how long iterations take (its hybrid step), and what beginning a prompt costs.
         policy: what runs next.
@@ -81,7 +82,7 @@ class CoupledInstance:
 
     def __init__(
         self,
-        env: simpy.Environment,
+        loop: EventLoop,
         name: str,
         model: LatencyModel,
         policy: BatchingPolicy,
@@ -93,12 +94,12 @@ class CoupledInstance:
     ) -> None:
         self.name = name
         self.cache = cache
-        self.alive = True
+        self.up = True
         self.capacity_tokens = limits.capacity_blocks * limits.block_size_tokens
         """KVCache tokens that fit."""
         self.horizon_s = inf
         """When the run is cut: iterations that repeat end with the last one before it, as in `DecodeInstance`."""
-        self._env = env
+        self._loop = loop
         self._model = model
         self._report = report
         self._max_tokens_of = max_tokens_of
@@ -110,9 +111,9 @@ class CoupledInstance:
             else CachedBlocks(limits.capacity_blocks, limits.block_size_tokens, cache, self._request_of)
         )
         self.instance = Instance(policy, limits, blocks)
-        self._under_way: tuple[Plan, Stretch] | None = None
-        self._awake: simpy.Event = env.event()
-        self._process = env.process(self._live())
+        self._under_way: Stretch | None = None
+        self._looks = False  # whether it is about to see that a request came
+        self._timers = 0  # ends of stretches that were set; only the last one counts
 
     def _request_of(self, request_id: int) -> Request:
         return self._requests[request_id].request
@@ -122,8 +123,8 @@ class CoupledInstance:
         here = (*(each.request_id for each in self.instance.waiting), *self.instance.running)
         shown = {request_id: self._requests[request_id].generated_tokens for request_id in here}
         if self._under_way is not None:
-            plan, (start_s, pace, steps) = self._under_way
-            done = min(steps, pace.steps_within(self._env.now - start_s - ROUNDING_S))
+            plan, _, start_s, pace, steps = self._under_way
+            done = min(steps, pace.steps_within(self._loop.now_s - start_s - ROUNDING_S))
             for segment in plan.segments:
                 shown[segment.request_id] += done * segment.emits
         return {request_id: tokens for request_id, tokens in shown.items() if tokens}
@@ -151,77 +152,86 @@ class CoupledInstance:
             )
         )
         self._assigned_requests += 1
-        if not self._awake.triggered:
-            self._awake.succeed()
+        if not self._looks and (self._under_way is None or self._under_way.steps > 1):
+            self._looks = True
+            self._loop.call_later(0.0, self._look)  # after all that arrives at this moment
 
     def stop(self) -> None:
         """Stop: a step that decodes ends, as in `DecodeInstance`; one of prompts alone is lost at once.
 
         The requests here are lost then, the tokens that were shown are not.
         """
-        self.alive = False
-        self._process.interrupt()
+        self.up = False
+        stretch = self._under_way
+        if stretch is not None and any(segment.kind == "decode" for segment in stretch.plan.segments):
+            self._shorten(stretch)
+        else:
+            self._fail_all()
 
-    def _live(self) -> Generator[simpy.Event, Any, None]:
-        try:
-            yield from self._serve()
-        except simpy.Interrupt:
-            lost, self._requests, self._under_way = self._requests, {}, None
-            self.instance.waiting.clear()
-            self.instance.running.clear()
-            for request in lost.values():
-                self._fail(request, "its instance died", retriable=True)
+    def _fail_all(self) -> None:
+        lost, self._requests, self._under_way = self._requests, {}, None
+        self._timers += 1
+        self.instance.waiting.clear()
+        self.instance.running.clear()
+        for request in lost.values():
+            self._fail(request, "its instance died", retriable=True)
 
-    def _serve(self) -> Generator[simpy.Event, Any, None]:
-        while True:
-            self._awake = self._env.event()
-            plan = self.instance.plan()
-            self._push_out(plan)
-            if plan.segments:
-                yield from self._run(plan)
-            elif plan.is_empty:
+    def _look(self) -> None:
+        """A request came: an idle instance begins, and the iteration under way is the last of its stretch."""
+        if not self._looks:
+            return  # the plan that was made meanwhile knows of it
+        self._looks = False
+        if self._under_way is not None:
+            self._shorten(self._under_way)
+        elif self.up:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Run a plan once, or as often as it stays the plan.
+
+        Raises:
+            ValueError: when the policy plans nothing for requests that run.
+        """
+        self._looks = False
+        plan = self.instance.plan()
+        self._push_out(plan)
+        while not plan.segments:
+            if plan.is_empty:
                 if self.instance.running:
                     running = len(self.instance.running)
                     raise ValueError(f"{self.instance.policy} plans nothing for {running} requests that run")
-                yield self._awake
-
-    def _run(self, plan: Plan) -> Generator[simpy.Event, Any, None]:
-        """Run a plan once, or as often as it stays the plan."""
+                return
+            plan = self.instance.plan()
+            self._push_out(plan)
         parts = [(self._requests[segment.request_id], segment) for segment in plan.segments]
         begun = sum([not request.begun for request, segment in parts if segment.kind == "prefill"])
-        pace, start_s = pace_of(self._model, plan, begun), self._env.now
+        pace, start_s = pace_of(self._model, plan, begun), self._loop.now_s
         steps = pace.steps_before(self._steady_steps(plan, parts), self.horizon_s, start_s)
-        self._under_way = plan, Stretch(start_s, pace, steps)
-        end = self._env.timeout(pace.seconds(steps))
-        try:
-            if steps == 1:
-                yield end
-            else:
-                yield self._first_of(end, self._awake)
-                if not end.processed:  # a request came: the iteration under way is the last
-                    steps = min(steps, pace.steps_within(self._env.now - start_s) + 1)
-                    yield self._env.timeout(max(0.0, start_s + pace.seconds(steps) - self._env.now))
-        except simpy.Interrupt:  # the instance failed
-            if all(segment.kind == "prefill" for segment in plan.segments):
-                raise
-            steps = min(steps, pace.steps_within(self._env.now - start_s) + 1)
-            yield self._env.timeout(max(0.0, start_s + pace.seconds(steps) - self._env.now))
-            self._close(plan, parts, Stretch(start_s, pace, steps))
-            raise
-        self._close(plan, parts, Stretch(start_s, pace, steps))
+        self._run(Stretch(plan, parts, start_s, pace, steps), pace.seconds(steps))
 
-    def _first_of(self, *events: simpy.Event) -> simpy.Event:
-        """An event that happens when the first of these does; a condition of simpy takes several times as long."""
-        first = self._env.event()
+    def _run(self, stretch: Stretch, seconds: float) -> None:
+        """Let a stretch end in so many seconds."""
+        self._under_way = stretch
+        self._timers += 1
+        self._loop.call_later(seconds, self._end, self._timers)
 
-        def happened(_: simpy.Event) -> None:
-            if not first.triggered:
-                first.succeed()
+    def _shorten(self, stretch: Stretch) -> None:
+        """The iteration under way is the last one."""
+        _, _, start_s, pace, steps = stretch
+        begun = pace.steps_within(self._loop.now_s - start_s) + 1
+        if begun < steps:
+            end_s = start_s + pace.seconds(begun)
+            self._run(stretch._replace(steps=begun), max(0.0, end_s - self._loop.now_s))
 
-        for event in events:
-            assert event.callbacks is not None  # noqa: S101  # none of them has happened
-            event.callbacks.append(happened)
-        return first
+    def _end(self, timer: int) -> None:
+        """A stretch is over, unless it was cut short."""
+        if timer != self._timers or self._under_way is None:
+            return
+        self._close(self._under_way)
+        if self.up:
+            self._begin()
+        else:
+            self._fail_all()
 
     def _steady_steps(self, plan: Plan, parts: Parts) -> int:
         """How often the plan repeats if no request comes: until the policy changes it, or a request is done."""
@@ -231,39 +241,39 @@ class CoupledInstance:
         left = [request.output_tokens - request.generated_tokens for request, segment in parts if segment.emits]
         return max(1, min(steps, min(left, default=steps)))
 
-    def _close(self, plan: Plan, parts: Parts, stretch: Stretch) -> None:
+    def _close(self, stretch: Stretch) -> None:
         """Report what was computed, and let finished requests go."""
         self._under_way = None
-        self._report_decodes(parts, stretch)
-        self.instance.apply(plan, stretch.steps)
+        self._report_decodes(stretch)
+        self.instance.apply(stretch.plan, stretch.steps)
         if self.cache is not None:
             added, removed = self.cache.take_changes()
             if added or removed:
-                self._report(CacheChanged(at_s=self._env.now, instance=self.name, added=added, removed=removed))
-        for request, segment in parts:
+                self._report(CacheChanged(at_s=self._loop.now_s, instance=self.name, added=added, removed=removed))
+        for request, segment in stretch.parts:
             if segment.kind == "prefill":
                 self._report_chunk(request, segment, stretch)
             if segment.emits:
                 if not request.generated_tokens:
-                    self._report(DecodeStarted(at_s=self._env.now, attempt=request.attempt))
+                    self._report(DecodeStarted(at_s=self._loop.now_s, attempt=request.attempt))
                 request.generated_tokens += stretch.steps
                 if request.generated_tokens >= request.output_tokens:
                     self.instance.finish(segment.request_id)
                     del self._requests[segment.request_id]
-                    self._report(RequestDone(at_s=self._env.now, attempt=request.attempt))
+                    self._report(RequestDone(at_s=self._loop.now_s, attempt=request.attempt))
 
-    def _report_decodes(self, parts: Parts, stretch: Stretch) -> None:
+    def _report_decodes(self, stretch: Stretch) -> None:
         """The steps of requests that had tokens before: one more token for each, after a recomputation as well."""
         decoded = list[int]()
-        for request, segment in parts:
+        for request, segment in stretch.parts:
             if segment.emits and request.generated_tokens:
                 decoded.append(segment.request_id)
                 if request.generated_tokens == request.shown_tokens:  # its first one here
-                    self._report(DecodeStarted(at_s=self._env.now, attempt=request.attempt))
+                    self._report(DecodeStarted(at_s=self._loop.now_s, attempt=request.attempt))
         if decoded:
             self._report(
                 StepDone(
-                    at_s=self._env.now,
+                    at_s=self._loop.now_s,
                     worker=self.name,
                     start_s=stretch.start_s,
                     steps=stretch.steps,
@@ -278,7 +288,7 @@ class CoupledInstance:
         computed = segment.new_tokens * stretch.steps
         self._report(
             ChunkDone(
-                at_s=self._env.now,
+                at_s=self._loop.now_s,
                 attempt=request.attempt,
                 worker=self.name,
                 start_s=stretch.start_s,
@@ -297,7 +307,7 @@ class CoupledInstance:
             known_tokens = request.request.input_tokens + request.generated_tokens
             stage = "capacity" if known_tokens > self.capacity_tokens else "batching"
             if request.generated_tokens == request.shown_tokens:
-                self._report(PrefillDropped(at_s=self._env.now, attempt=request.attempt, worker=self.name))
+                self._report(PrefillDropped(at_s=self._loop.now_s, attempt=request.attempt, worker=self.name))
             self._fail(request, refusal.reason, retriable=False, stage=stage)
         if plan.preempted or plan.swapped:
             kept = {progress.request_id: progress.cached_tokens for progress in self.instance.waiting}
@@ -306,7 +316,7 @@ class CoupledInstance:
                 request.begun, request.preempted = False, True
                 self._report(
                     Preempted(
-                        at_s=self._env.now,
+                        at_s=self._loop.now_s,
                         attempt=request.attempt,
                         worker=self.name,
                         context_tokens=kept[request_id],
@@ -316,6 +326,6 @@ class CoupledInstance:
     def _fail(self, request: CoupledRequest, reason: str, *, retriable: bool, stage: str = "failed") -> None:
         self._report(
             AttemptFailed(
-                at_s=self._env.now, attempt=request.attempt, reason=reason, retriable=retriable, stage=stage
+                at_s=self._loop.now_s, attempt=request.attempt, reason=reason, retriable=retriable, stage=stage
             )
         )

@@ -12,10 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
-import simpy
-
 from mooncake_lab.cluster import Attempt, AttemptFailed, DecodeStarted, Event, RequestDone, StepDone
 from mooncake_lab.perf import LatencyModel
+from mooncake_lab.simulation.event_loop import EventLoop
 from mooncake_lab.simulation.steady import ROUNDING_S, Steady
 
 
@@ -43,18 +42,18 @@ class DecodeInstance:
 
     def __init__(
         self,
-        env: simpy.Environment,
+        loop: EventLoop,
         name: str,
         model: LatencyModel,
         capacity_tokens: int,
         report: Callable[[Event], None],
     ) -> None:
         self.name = name
-        self.alive = True
+        self.up = True
         self.capacity_tokens = capacity_tokens
         self.horizon_s = inf
         """When the run is cut: a stretch ends with the last step before it, so that its tokens are in the log."""
-        self._env = env
+        self._loop = loop
         self._model = model
         self._report = report
         self._waiting: deque[_DecodeRequest] = deque()
@@ -65,11 +64,12 @@ class DecodeInstance:
         self._stretch: tuple[float, Steady, int] | None = None  # that runs: its start, pace and steps
         self._shortened = False  # whether that stretch was cut short already
         self._may_join = False  # whether joining would cut it short
-        self._timer: simpy.Event | None = None  # when to look again
+        self._waits = False  # for the next look
+        self._looks = 0  # timers that were set; only the last one counts
 
     def stop(self) -> None:
         """Stop with the step under way; each request that is here is then reported as failed."""
-        self.alive = False
+        self.up = False
         self._wake()
 
     def join(
@@ -93,34 +93,35 @@ class DecodeInstance:
         Where memory is full, a request can only join when another one finishes.
         """
         if self._stretch is None:
-            if self._timer is None:
+            if not self._waits:
                 self._wait(0.0)
-        elif not self._shortened and (self._may_join or not self.alive):
+        elif not self._shortened and (self._may_join or not self.up):
             self._shortened = True
             start_s, pace, steps = self._stretch
-            begun = pace.steps_within(self._env.now - start_s) + 1
+            begun = pace.steps_within(self._loop.now_s - start_s) + 1
             if begun < steps:
                 self._stretch = (start_s, pace, begun)
-                self._wait(max(start_s + pace.seconds(begun) - self._env.now, 0.0))
+                self._wait(max(start_s + pace.seconds(begun) - self._loop.now_s, 0.0))
 
     def _wait(self, seconds: float) -> None:
-        self._timer = self._env.timeout(seconds)
-        self._timer.callbacks.append(self._on_time)
+        self._waits = True
+        self._looks += 1
+        self._loop.call_later(seconds, self._look, self._looks)
 
-    def _on_time(self, timer: simpy.Event) -> None:
+    def _look(self, timer: int) -> None:
         """The stretch is over, or a request came to an idle instance: the next stretch begins."""
-        if timer is not self._timer:
+        if timer != self._looks:
             return  # a stretch that was cut short
         if self._stretch is not None:
             self._close(*self._stretch)
-        self._stretch = self._timer = None
-        if not self.alive:
+        self._stretch, self._waits = None, False
+        if not self.up:
             self._fail_all()
             return
         self._admit()
         self._make_room()  # before anything is counted: the stretch is that of those who stay
         if self._members:
-            decode, batch, now_s = self._model.decode, len(self._members), self._env.now
+            decode, batch, now_s = self._model.decode, len(self._members), self._loop.now_s
             pace = Steady(decode.step_s(batch, self._context_tokens), decode.step_growth_s(batch))
             steps = pace.steps_before(self._steps_until_change(), self.horizon_s, now_s)
             self._stretch, self._shortened, self._may_join = (now_s, pace, steps), False, not self._waiting
@@ -131,7 +132,7 @@ class DecodeInstance:
         done = 0
         if self._stretch is not None:
             start_s, pace, steps = self._stretch
-            done = min(steps, pace.steps_within(self._env.now - start_s - ROUNDING_S))
+            done = min(steps, pace.steps_within(self._loop.now_s - start_s - ROUNDING_S))
         shown = {member.attempt.request_id: member.produced_tokens for member in self._waiting}
         for request_id, member in self._members.items():
             shown[request_id] = member.produced_tokens + self._step - member.joined_step + done
@@ -158,14 +159,14 @@ class DecodeInstance:
     def _fail(self, member: _DecodeRequest, reason: str, *, retriable: bool) -> None:
         self._report(
             AttemptFailed(
-                at_s=self._env.now, attempt=member.attempt, reason=reason, retriable=retriable, stage="capacity"
+                at_s=self._loop.now_s, attempt=member.attempt, reason=reason, retriable=retriable, stage="capacity"
             )
         )
 
     def _start(self, member: _DecodeRequest) -> None:
         if not member.started:
             member.started = True
-            self._report(DecodeStarted(at_s=self._env.now, attempt=member.attempt))
+            self._report(DecodeStarted(at_s=self._loop.now_s, attempt=member.attempt))
             member.produced_tokens += member.shows_computed
         remaining = member.output_tokens - member.produced_tokens
         if remaining <= 0:
@@ -211,7 +212,7 @@ class DecodeInstance:
         """Report the stretch and let finished members go."""
         self._report(
             StepDone(
-                at_s=self._env.now,
+                at_s=self._loop.now_s,
                 worker=self.name,
                 start_s=start_s,
                 steps=steps,
@@ -229,4 +230,4 @@ class DecodeInstance:
             self._finish(member)
 
     def _finish(self, member: _DecodeRequest) -> None:
-        self._report(RequestDone(at_s=self._env.now, attempt=member.attempt))
+        self._report(RequestDone(at_s=self._loop.now_s, attempt=member.attempt))

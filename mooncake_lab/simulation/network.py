@@ -6,28 +6,13 @@ ends or is let go, so the time a transfer takes depends on what else is under wa
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from math import inf
 from typing import Final
 
-import simpy
+from mooncake_lab.simulation.event_loop import EventLoop
 
 _INSTANT_S: Final = 1e-9
 """What is shorter than this is over: at hours of simulated time a float cannot tell such moments apart."""
-
-
-class Arrival(simpy.Event):
-    """Happens a latency after its last byte was sent: a `Timeout` whose time is known later than itself."""
-
-    on_sent: Callable[[], None] | None = None
-    """Called when the last byte is on its way."""
-
-    def sent(self, latency_s: float) -> None:
-        """The last byte is on its way."""
-        if self.on_sent is not None:
-            self.on_sent()
-        self._ok, self._value = True, None
-        self.env.schedule(self, delay=latency_s)
 
 
 @dataclass(slots=True, eq=False)
@@ -63,7 +48,7 @@ class _Card:
 
 
 @dataclass(slots=True, eq=False)
-class _Flow:
+class Flow:
     """A transfer under way; it changes as its rate does."""
 
     source: str
@@ -73,6 +58,10 @@ class _Flow:
     most_bytes_per_s: float
     sender: _Card
     receiver: _Card
+    arrived: Callable[[], None] | None
+    """Called when the last byte has arrived."""
+    sent: Callable[[], None] | None = None
+    """Called when the last byte is on its way."""
     rate_bytes_per_s: float = 0.0
     since_s: float = 0.0
     ends_s: float = inf
@@ -94,7 +83,7 @@ class Network:
 
     def __init__(
         self,
-        env: simpy.Environment,
+        loop: EventLoop,
         bytes_per_s: float,
         latency_s: float = 0.0,
         *,
@@ -102,12 +91,12 @@ class Network:
     ) -> None:
         if not bytes_per_s > 0:
             raise ValueError(f"a network of {bytes_per_s!r} bytes/s; the rate must be positive")
-        self._env = env
+        self._loop = loop
         self._bytes_per_s = float(bytes_per_s)
         self._latency_s = latency_s
         self._cards = cards or {}
-        self._paced: dict[Arrival, _Flow] = {}
-        self._greedy: dict[Arrival, _Flow] = {}
+        self._paced: dict[Flow, None] = {}
+        self._greedy: dict[Flow, None] = {}
         self._sending: dict[str, _Card] = {}
         self._receiving: dict[str, _Card] = {}
         self._crowded = 0  # cards
@@ -120,14 +109,23 @@ class Network:
         return card.greedy if card else 0
 
     def transfer(
-        self, source: str, destination: str, size_bytes: float, *, most_bytes_per_s: float = inf
-    ) -> Arrival:
-        """An event that happens when the last byte has arrived.
+        self,
+        source: str,
+        destination: str,
+        size_bytes: float,
+        arrived: Callable[[], None] | None = None,
+        *,
+        sent: Callable[[], None] | None = None,
+        most_bytes_per_s: float = inf,
+    ) -> Flow:
+        """Begin a transfer.
 
         Args:
             source: who sends.
             destination: who receives.
             size_bytes: of all of it.
+            arrived: called when the last byte has arrived, a latency after it was sent.
+            sent: called when the last byte is on its way.
             most_bytes_per_s: no faster than this, because it is made no faster, until `release` says that the last
                 byte is made; it arrives after that. What a crowded card holds up is made up for only then.
 
@@ -136,37 +134,36 @@ class Network:
         """
         if source == destination:
             raise ValueError(f"a transfer from {source} to itself needs no network")
-        done = Arrival(self._env)
         sender, receiver = self._card(self._sending, source), self._card(self._receiving, destination)
-        flow = _Flow(source, destination, float(size_bytes), most_bytes_per_s, sender, receiver)
+        size = float(size_bytes)
+        flow = Flow(source, destination, size, most_bytes_per_s, sender, receiver, arrived, sent)
         if most_bytes_per_s < inf:
             self._count(flow, 0, 1, most_bytes_per_s)
-            flow.go(most_bytes_per_s, self._env.now)
-            self._paced[done] = flow
+            flow.go(most_bytes_per_s, self._loop.now_s)
+            self._paced[flow] = None
             if not (sender.greedy or receiver.greedy or self._crowded or self._was_crowded):
-                return done  # most streams: no other stream is slower for it
+                return flow  # most streams: no other stream is slower for it
         else:
             self._count(flow, 1, 0, 0.0)
-            self._greedy[done] = flow
+            self._greedy[flow] = None
         self._share()
-        return done
+        return flow
 
-    def release(self, transfer: Arrival) -> None:
+    def release(self, flow: Flow) -> None:
         """All that is to be sent is there: from now on a transfer may be as fast as the network lets it."""
-        flow = self._paced.pop(transfer, None)
-        if flow is None:
+        if flow not in self._paced:
             return  # it never was held back, or its node is gone
+        del self._paced[flow]
         self._count(flow, 1, -1, -flow.most_bytes_per_s)
         flow.most_bytes_per_s = inf
-        self._greedy[transfer] = flow
+        self._greedy[flow] = None
         self._share()
 
     def cancel(self, node: str) -> None:
         """A node is gone: its transfers end now, whatever is left of them. Who waited finds it dead."""
-        for flows in (self._paced, self._greedy):
-            for done, flow in list(flows.items()):
-                if node in {flow.source, flow.destination}:
-                    self._end(flows, done, 0.0)
+        for flow in [*self._paced, *self._greedy]:
+            if node in (flow.source, flow.destination):
+                self._end(flow, 0.0)
         self._share()
 
     def _card(self, cards: dict[str, _Card], node: str) -> _Card:
@@ -175,54 +172,56 @@ class Network:
             cards[node] = _Card(bytes_per_s, bytes_per_s)
         return cards[node]
 
-    def _count(self, flow: _Flow, greedy: int, paced: int, paced_bytes_per_s: float) -> None:
+    def _count(self, flow: Flow, greedy: int, paced: int, paced_bytes_per_s: float) -> None:
         """A flow comes, goes or is let go: both its cards know."""
         self._crowded += flow.sender.count(greedy, paced, paced_bytes_per_s)
         self._crowded += flow.receiver.count(greedy, paced, paced_bytes_per_s)
 
-    def _end(self, flows: dict[Arrival, _Flow], done: Arrival, latency_s: float) -> None:
-        flow = flows.pop(done)
+    def _end(self, flow: Flow, latency_s: float) -> None:
         if flow.most_bytes_per_s < inf:
+            del self._paced[flow]
             self._count(flow, 0, -1, -flow.most_bytes_per_s)
         else:
+            del self._greedy[flow]
             self._count(flow, -1, 0, 0.0)
-        done.sent(latency_s)
+        if flow.sent is not None:
+            flow.sent()
+        if flow.arrived is not None:
+            self._loop.call_later(latency_s, flow.arrived)
 
     def _share(self) -> None:
         """Give each flow its fair share, and wake up when the first one will be through."""
-        greedy, now_s = self._greedy.values(), self._env.now
+        now_s = self._loop.now_s
         if self._crowded:
-            _share_fairly([*self._paced.values(), *greedy], now_s)
-            self._was_crowded = True
+            _share_fairly([*self._paced, *self._greedy], now_s)
         else:
             if self._was_crowded:
-                self._was_crowded = False
-                for flow in self._paced.values():
+                for flow in self._paced:
                     flow.go(flow.most_bytes_per_s, now_s)
-            for flow in greedy:
+            for flow in self._greedy:
                 rate, received = flow.sender.rest_bytes_per_s, flow.receiver.rest_bytes_per_s
                 rate = min(rate, received)  # half of all moments in a replay come by here
                 if rate != flow.rate_bytes_per_s:
                     flow.go(rate, now_s)
-        wakes_s = min([flow.ends_s for flow in greedy], default=inf)
+        self._was_crowded = self._crowded > 0
+        wakes_s = min([flow.ends_s for flow in self._greedy], default=inf)
         if wakes_s != self._wakes_s:
             self._wakes_s = wakes_s
             if wakes_s < inf:
-                timer = self._env.timeout(max(wakes_s - now_s, 0.0))
-                timer.callbacks.append(partial(self._finish, wakes_s))
+                self._loop.call_later(max(wakes_s - now_s, 0.0), self._finish, wakes_s)
 
-    def _finish(self, wakes_s: float, _: simpy.Event) -> None:
+    def _finish(self, wakes_s: float) -> None:
         """The first flows are through, unless another change came before."""
         if wakes_s != self._wakes_s:
             return
         self._wakes_s = inf
-        through_s = self._env.now + _INSTANT_S
-        for done in [done for done, flow in self._greedy.items() if flow.ends_s <= through_s]:
-            self._end(self._greedy, done, self._latency_s)
+        through_s = self._loop.now_s + _INSTANT_S
+        for flow in [flow for flow in self._greedy if flow.ends_s <= through_s]:
+            self._end(flow, self._latency_s)
         self._share()
 
 
-def _share_fairly(flows: list[_Flow], now_s: float) -> None:
+def _share_fairly(flows: list[Flow], now_s: float) -> None:
     """Max-min fair rates by progressive filling: who can have no more is settled, the others share the rest."""
     cards = dict.fromkeys([card for flow in flows for card in (flow.sender, flow.receiver)])
     for card in cards:

@@ -1,13 +1,10 @@
 """A prefill instance in virtual time: a queue, a prefix cache, and computation one prompt after the other."""
 
 from collections import deque
-from collections.abc import Callable, Generator
-from functools import partial
-from typing import Any
-
-import simpy
+from collections.abc import Callable
 
 from mooncake_lab.cluster import Event, PrefillDone, PrefillDropped, PrefillSlotFree, PrefillStarted, TierRead
+from mooncake_lab.simulation.event_loop import EventLoop
 from mooncake_lab.simulation.kv_transfer import KVTransfer, PrefillJob
 from mooncake_lab.simulation.pool import PrefixPool
 from mooncake_lab.simulation.service import PrefillService
@@ -23,7 +20,7 @@ class PrefillInstance:
 
     def __init__(
         self,
-        env: simpy.Environment,
+        loop: EventLoop,
         name: str,
         service: PrefillService,
         pool: PrefixPool,
@@ -33,34 +30,33 @@ class PrefillInstance:
         overtaking: bool = False,
     ) -> None:
         self.name = name
-        self.alive = True
-        self._env = env
+        self.up = True
+        self._loop = loop
         self._service = service
         self._pool = pool
         self._transfer = transfer
         self._report = report
         self._overtaking = overtaking
         self._queue: deque[PrefillJob] = deque()
-        self._awake: simpy.Event = env.event()
+        self._idle = True  # and not about to look into the queue
         self._free_at_s: list[float] = []
-        env.process(self._live())
 
     def stop(self) -> None:
         """Stop at once; what is queued or running here is never finished."""
-        self.alive = False
+        self.up = False
         self._queue.clear()
 
     def submit(self, job: PrefillJob) -> None:
         """Queue a placed request."""
         self._queue.append(job)
-        if job.fetched is not None:
-            assert job.fetched.callbacks is not None  # noqa: S101  # nothing arrives at the moment it is asked for
-            job.fetched.callbacks.append(self._wake)
+        job.fetched = self._wake
         self._wake()
 
-    def _wake(self, _: simpy.Event | None = None) -> None:
-        if not self._awake.triggered:
-            self._awake.succeed()
+    def _wake(self) -> None:
+        """An idle instance looks into its queue, after all that happens at this moment."""
+        if self._idle:
+            self._idle = False
+            self._loop.call_later(0.0, self._begin)
 
     def _next(self) -> PrefillJob | None:
         """The one to compute now, taken out of the queue; None where all that may start wait for their prefix.
@@ -72,8 +68,8 @@ class PrefillInstance:
             job = self._queue[place]
             if job.cancelled:
                 del self._queue[place]
-                self._report(PrefillDropped(at_s=self._env.now, attempt=job.attempt, worker=self.name))
-            elif job.is_ready:
+                self._report(PrefillDropped(at_s=self._loop.now_s, attempt=job.attempt, worker=self.name))
+            elif not job.fetching:
                 del self._queue[place]
                 return job
             elif self._overtaking:
@@ -82,41 +78,38 @@ class PrefillInstance:
                 return None
         return None
 
-    def _live(self) -> Generator[simpy.Event, Any, None]:
-        while self.alive:
-            job = self._next()
-            if job is None:
-                self._awake = self._env.event()
-                yield self._awake
-                continue
-            self._report(PrefillStarted(at_s=self._env.now, attempt=job.attempt, worker=self.name))
-            yield self._start(job)
-            if self._free_at_s:
-                self._report(PrefillSlotFree(at_s=self._env.now, worker=self.name))
-
-    def _start(self, job: PrefillJob) -> simpy.Event:
-        """Begin with a prompt; what comes back happens when the next one can begin."""
-        request, now_s = job.request, self._env.now
+    def _begin(self) -> None:
+        """Start the next prompt that can start."""
+        job = self._next()
+        if job is None:
+            self._idle = True
+            return
+        request, now_s = job.request, self._loop.now_s
+        self._report(PrefillStarted(at_s=now_s, attempt=job.attempt, worker=self.name))
         found = self._pool.reuse(self.name, request)
         reused = min(found.blocks * request.block_size_tokens, request.input_tokens - 1)
         from_ssd = min(found.from_ssd * request.block_size_tokens, reused)
         free_s = [max(0.0, at_s - now_s) for at_s in self._free_at_s]
         finish_s = self._service.finish_s(request.input_tokens, reused, from_ssd, free_s)
         self._transfer.stream(job, finish_s[-1])  # while the next layers are computed
-        done = self._env.timeout(finish_s[-1])
-        done.callbacks.append(partial(self._done, job, now_s, reused, from_ssd))
-        if len(finish_s) == 1:
-            return done
-        self._free_at_s = [now_s + each_s for each_s in finish_s]
-        return self._env.timeout(finish_s[0])
+        self._loop.call_later(finish_s[-1], self._done, job, now_s, reused, from_ssd)
+        if len(finish_s) > 1:
+            self._free_at_s = [now_s + each_s for each_s in finish_s]
+            self._loop.call_later(finish_s[0], self._slot_free)
 
-    def _done(self, job: PrefillJob, start_s: float, reused: int, from_ssd: int, _: simpy.Event) -> None:
+    def _slot_free(self) -> None:
+        """The first node of a group can begin the next prompt."""
+        if self.up:
+            self._report(PrefillSlotFree(at_s=self._loop.now_s, worker=self.name))
+            self._begin()
+
+    def _done(self, job: PrefillJob, start_s: float, reused: int, from_ssd: int) -> None:
         """A prompt is computed, unless its instance failed meanwhile."""
-        if not self.alive:
+        if not self.up:
             return
-        now_s, request, token_bytes = self._env.now, job.request, self._service.model.shape.kv_bytes_per_token
+        now_s, request = self._loop.now_s, job.request
         if from_ssd:
-            size = from_ssd * token_bytes
+            size = from_ssd * self._service.model.shape.kv_bytes_per_token
             self._report(TierRead(at_s=now_s, attempt=job.attempt, worker=self.name, start_s=start_s, bytes=size))
         self._pool.keep(self.name, request)
         self._report(
@@ -131,3 +124,5 @@ class PrefillInstance:
         )
         if not job.cancelled:
             self._transfer.finish(job)
+        if not self._free_at_s:
+            self._begin()

@@ -1,13 +1,10 @@
 """What a simulated cluster is made of, as plain values: nodes, memory, policies, and when instances fail."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from math import isfinite
 from types import MappingProxyType
 from typing import Final, Literal
-
-import simpy
 
 from mooncake_lab.batching import (
     VLLM,
@@ -80,7 +77,7 @@ class Failure:
 
     def __post_init__(self) -> None:
         if not (isfinite(self.at_s) and self.at_s >= 0):
-            raise ValueError(f"{self.instance!r} should die at {self.at_s!r} s; allowed are finite times from 0")
+            raise ValueError(f"{self.instance!r} should fail at {self.at_s!r} s; allowed are finite times from 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,22 +216,3 @@ def refuse_age(view_age_s: float, owner: str) -> None:
     """
     if not (isfinite(view_age_s) and view_age_s >= 0):
         raise ValueError(f"{owner}.view_age_s is {view_age_s!r}; allowed are finite times from 0")
-
-
-def plan_failures(
-    env: simpy.Environment, failures: Iterable[Failure], instances: Collection[str], fail: Callable[[str], None]
-) -> None:
-    """Let instances fail when they should.
-
-    Raises:
-        ValueError: when there is no instance of a name.
-    """
-
-    def now(name: str, _: simpy.Event) -> None:
-        fail(name)
-
-    for failure in failures:
-        if failure.instance not in instances:
-            known = ", ".join(instances)
-            raise ValueError(f"no instance {failure.instance!r} to die at {failure.at_s} s; there are {known}")
-        env.timeout(failure.at_s).callbacks.append(partial(now, failure.instance))

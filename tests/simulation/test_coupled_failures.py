@@ -152,11 +152,11 @@ def test_the_last_death_ends_requests_and_not_the_run():
     assert all("0 prefill and 0 decode instances live" in record.reason for record in refused)
 
 
-def test_an_unknown_instance_cannot_die():
+def test_an_unknown_instance_cannot_fail():
     """A failure of nobody, or at no time, is a mistake, said clearly."""
-    with pytest.raises(ValueError, match=r"no instance 'prefill-0' to die at 1\.0 s; there are coupled-0"):
+    with pytest.raises(ValueError, match=r"no instance 'prefill-0' to fail at 1\.0 s; there are coupled-0"):
         run([(0.0, 10, 1, 0)], [("prefill-0", 1.0)])
-    with pytest.raises(ValueError, match=r"'coupled-0' should die at -1\.0 s; allowed are finite times from 0"):
+    with pytest.raises(ValueError, match=r"'coupled-0' should fail at -1\.0 s; allowed are finite times from 0"):
         Failure("coupled-0", -1.0)
 
 

@@ -3,7 +3,6 @@
 import math
 
 import numpy as np
-import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +21,7 @@ from mooncake_lab.conductor import LatencyEstimator, LoadBalance
 from mooncake_lab.core import DecodeStretch, Finished, FirstToken, Rejected, Request
 from mooncake_lab.metrics import token_times_s
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
-from mooncake_lab.simulation import DecodeInstance
+from mooncake_lab.simulation import DecodeInstance, EventLoop
 
 MODEL = LatencyModel(
     name="by hand",
@@ -50,34 +49,31 @@ def coordinator(log, capacity):
 
 def simulate(joins, capacity=10**9):
     """The log, and what the coordinator believes of the instance in the end."""
-    env, log = simpy.Environment(), []
+    loop, log = EventLoop(), []
     conductor = coordinator(log, 10**9)
 
     def report(event):
-        conductor.on(event, env.now)
+        conductor.on(event, loop.now_s)
 
-    instance = DecodeInstance(env, "d", MODEL, capacity, report)
+    instance = DecodeInstance(loop, "d", MODEL, capacity, report)
 
-    def feed():
-        for i, (at_s, context, outputs) in enumerate(joins):
-            yield env.timeout(at_s - env.now)
-            attempt = Attempt(i, 1)
-            request = Request(id=i, arrival_s=0.0, input_tokens=context, block_keys=(i,), block_size_tokens=10**6)
-            report(RequestArrived(at_s=env.now, request=request))
-            report(
-                PrefillDone(
-                    at_s=env.now, attempt=attempt, worker="p", start_s=env.now, computed_tokens=context,
-                    reused_tokens=0,
-                )
-            )  # fmt: skip
-            report(KVArrived(at_s=env.now, attempt=attempt, start_s=env.now, bytes=1))
-            report(KVLoaded(at_s=env.now, attempt=attempt))
-            instance.join(
-                attempt, context_tokens=context, output_tokens=outputs, shown_tokens=0, shows_computed=True
+    def feed(i, context, outputs):
+        attempt = Attempt(i, 1)
+        request = Request(id=i, arrival_s=0.0, input_tokens=context, block_keys=(i,), block_size_tokens=10**6)
+        report(RequestArrived(at_s=loop.now_s, request=request))
+        report(
+            PrefillDone(
+                at_s=loop.now_s, attempt=attempt, worker="p", start_s=loop.now_s, computed_tokens=context,
+                reused_tokens=0,
             )
+        )  # fmt: skip
+        report(KVArrived(at_s=loop.now_s, attempt=attempt, start_s=loop.now_s, bytes=1))
+        report(KVLoaded(at_s=loop.now_s, attempt=attempt))
+        instance.join(attempt, context_tokens=context, output_tokens=outputs, shown_tokens=0, shows_computed=True)
 
-    env.process(feed())
-    env.run()
+    for i, (at_s, context, outputs) in enumerate(joins):
+        loop.call_later(at_s, feed, i, context, outputs)
+    loop.run()
     return log, conductor.workers["d"]
 
 

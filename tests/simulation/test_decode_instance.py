@@ -1,10 +1,8 @@
 """The simulated decode instance alone: what it reports, and when, with step times worked by hand."""
 
-import simpy
-
 from mooncake_lab.cluster import Attempt, AttemptFailed, DecodeStarted, RequestDone, StepDone
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
-from mooncake_lab.simulation import DecodeInstance
+from mooncake_lab.simulation import DecodeInstance, EventLoop
 
 MODEL = LatencyModel(
     name="a second per step, and one per 1,024 tokens of context",
@@ -21,8 +19,8 @@ class World:
     """One instance, and everything that it reports."""
 
     def __init__(self, capacity=10**6):
-        self.env, self.events = simpy.Environment(), []
-        self.instance = DecodeInstance(self.env, "d", MODEL, capacity, self.events.append)
+        self.loop, self.events = EventLoop(), []
+        self.instance = DecodeInstance(self.loop, "d", MODEL, capacity, self.events.append)
 
     def join(self, i, context=1024, outputs=4, shown=0, computed=True, at_s=0.0):
         def joins(_=None):
@@ -34,7 +32,7 @@ class World:
         self.at(at_s, joins)
 
     def at(self, at_s, act):
-        self.env.timeout(at_s).callbacks.append(lambda _: act())
+        self.loop.call_later(at_s, act)
 
     def seen(self, kind):
         return [(event.at_s, event.attempt.request_id) for event in self.events if isinstance(event, kind)]
@@ -52,7 +50,7 @@ def test_one_request_is_one_stretch():
     """The first token comes when it joins, the other three in steps that grow with the context."""
     world = World()
     world.join(0)
-    world.env.run()
+    world.loop.run()
     end_s = lasts(1024, 3)
     assert world.seen(DecodeStarted) == [(0.0, 0)]
     assert world.steps() == [(0.0, end_s, 3, (0,))]
@@ -66,7 +64,7 @@ def test_an_answer_of_one_token_takes_no_step():
     world = World()
     world.join(0, outputs=1)
     world.join(1, outputs=5, shown=5, computed=False)
-    world.env.run()
+    world.loop.run()
     assert world.seen(RequestDone) == [(0.0, 0), (0.0, 1)]
     assert world.steps() == []
 
@@ -76,7 +74,7 @@ def test_tokens_shown_before_are_not_generated_again():
     for computed, steps in ((True, 1), (False, 2)):
         world = World()
         world.join(0, outputs=6, shown=4, computed=computed)
-        world.env.run()
+        world.loop.run()
         assert world.steps() == [(0.0, lasts(1024, steps), steps, (0,))]
 
 
@@ -85,7 +83,7 @@ def test_a_request_joins_at_the_end_of_a_step():
     world = World()
     world.join(0, outputs=5)
     world.join(1, outputs=3, context=512, at_s=2.5)
-    world.env.run()
+    world.loop.run()
     joined_s = lasts(1024, 2)
     both_s = lasts(1026 + 512, 2, requests=2)
     assert world.seen(DecodeStarted) == [(0.0, 0), (joined_s, 1)]
@@ -101,7 +99,7 @@ def test_tokens_shown_at_any_moment():
     shown = []
     for at_s in (0.25, 2.0, 2.1, 4.5):
         world.at(at_s, lambda: shown.append(world.instance.tokens_shown()))
-    world.env.run(until=5.0)
+    world.loop.run(5.0)
     assert shown == [{0: 1}, {0: 1, 1: 3}, {0: 2, 1: 3}, {0: 3, 1: 3}]
     assert World().instance.tokens_shown() == {}
 
@@ -112,7 +110,7 @@ def test_a_failure_ends_with_the_step_under_way():
     world.join(0, outputs=10)
     world.join(1, context=2000, outputs=10, at_s=0.5)
     world.at(2.5, world.instance.stop)
-    world.env.run()
+    world.loop.run()
     end_s = lasts(1024, 2)
     assert world.steps() == [
         (0.0, 2.0, 1, (0,)),
@@ -128,7 +126,7 @@ def test_a_failure_in_the_last_step_of_a_stretch_changes_nothing_before_it():
     world = World()
     world.join(0, outputs=3)
     world.at(3.0, world.instance.stop)
-    world.env.run()
+    world.loop.run()
     assert world.steps() == [(0.0, lasts(1024, 2), 2, (0,))]
     assert world.seen(RequestDone) == [(lasts(1024, 2), 0)]
     assert world.seen(AttemptFailed) == []
@@ -139,7 +137,7 @@ def test_an_idle_instance_that_fails_refuses_what_joins():
     world = World()
     world.at(1.0, world.instance.stop)
     world.join(0, at_s=2.0)
-    world.env.run()
+    world.loop.run()
     assert world.seen(AttemptFailed) == [(2.0, 0)]
     assert world.seen(DecodeStarted) == []
 
@@ -150,7 +148,7 @@ def test_requests_wait_until_their_context_and_a_token_for_each_fit():
         world = World(capacity=capacity)
         world.join(0, context=100, outputs=2)
         world.join(1, context=100, outputs=2)
-        world.env.run()
+        world.loop.run()
         assert ([ids for *_, ids in world.steps()] == [(0, 1)]) is together
         assert [i for _, i in world.seen(RequestDone)] == [0, 1]
 
@@ -160,7 +158,7 @@ def test_a_stretch_ends_where_memory_is_full():
     world = World(capacity=206)
     world.join(0, context=100, outputs=6)
     world.join(1, context=100, outputs=6)
-    world.env.run()
+    world.loop.run()
     assert [(steps, ids) for *_, steps, ids in world.steps()] == [(3, (0, 1)), (2, (0,)), (2, (1,))]
     assert [i for _, i in world.seen(DecodeStarted)] == [0, 1]  # the one that comes back does not start anew
     assert [i for _, i in world.seen(RequestDone)] == [0, 1]
@@ -171,7 +169,7 @@ def test_a_request_that_outgrows_the_instance_is_rejected():
     world = World(capacity=102)
     world.join(0, context=100, outputs=9)
     world.join(1, context=50, outputs=2, at_s=0.5)
-    world.env.run()
+    world.loop.run()
     (failure,) = (event for event in world.events if isinstance(event, AttemptFailed))
     assert (failure.attempt.request_id, failure.retriable, failure.stage) == (0, False, "capacity")
     assert failure.reason == "its KVCache of 102 tokens cannot grow: d holds 102"
@@ -184,7 +182,7 @@ def test_a_run_that_is_cut_closes_its_stretch_before_the_horizon():
     world = World()
     world.instance.horizon_s = 5.0
     world.join(0, outputs=100)
-    world.env.run(until=5.0)
+    world.loop.run(5.0)
     assert world.steps() == [(0.0, lasts(1024, 2), 2, (0,))]
     assert world.instance.tokens_shown() == {0: 3}
 
@@ -206,7 +204,7 @@ def test_a_request_that_leaves_takes_its_context_with_it():
     world.join(1, context=512, outputs=3, at_s=2.5)
     shown = []
     world.at(lasts(1024, 2) + 4.0, lambda: shown.append(world.instance.tokens_shown()))
-    world.env.run()
+    world.loop.run()
     assert [(steps, ids) for *_, steps, ids in world.steps()] == [(2, (0,)), (2, (0, 1)), (7, (0,))]
     assert shown == [{0: 4, 1: 2}]
     assert_paces(world, {0: 1024, 1: 512})
@@ -217,14 +215,14 @@ def test_a_request_that_was_swapped_out_comes_back_with_its_tokens():
     world = World(capacity=210)
     world.join(0, context=100, outputs=7)
     world.join(1, context=100, outputs=8, at_s=1.5)
-    world.env.run()
+    world.loop.run()
     assert [(steps, ids) for *_, steps, ids in world.steps()] == [(2, (0,)), (4, (0, 1)), (3, (1,))]
     assert [i for _, i in world.seen(RequestDone)] == [0, 1]
     assert_paces(world, {0: 100, 1: 100})
     smaller = World(capacity=206)
     smaller.join(0, context=100, outputs=9)
     smaller.join(1, context=100, outputs=8, at_s=1.5)
-    smaller.env.run()
+    smaller.loop.run()
     assert [(steps, ids) for *_, steps, ids in smaller.steps()] == [(2, (0,)), (2, (0, 1)), (4, (0,)), (5, (1,))]
     assert_paces(smaller, {0: 100, 1: 100})
 
@@ -235,7 +233,7 @@ def test_a_request_that_cannot_join_cuts_no_stretch():
     world.join(0, context=100, outputs=5)
     world.join(1, context=100, outputs=2)
     world.join(2, context=100, outputs=2, at_s=0.5)
-    world.env.run()
+    world.loop.run()
     assert [(steps, ids) for *_, steps, ids in world.steps()] == [(4, (0,)), (1, (1,)), (1, (2,))]
     first_s = lasts(100, 4)
     assert world.seen(DecodeStarted) == [(0.0, 0), (first_s, 1), (first_s + lasts(100, 1), 2)]

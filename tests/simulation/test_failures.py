@@ -130,9 +130,9 @@ def test_one_can_die_only_once():
         assert run(rows, [(name, 0.3), (name, 0.6)])[1] == run(rows, [(name, 0.3)])[1]
 
 
-def test_an_unknown_instance_cannot_die():
+def test_an_unknown_instance_cannot_fail():
     """A failure of nobody is a mistake, said clearly."""
-    with pytest.raises(ValueError, match="no instance 'prefill-9' to die"):
+    with pytest.raises(ValueError, match="no instance 'prefill-9' to fail"):
         run([(0.0, 10, 1, 0)], [("prefill-9", 1.0)])
 
 

@@ -4,27 +4,19 @@ import math
 
 import numpy as np
 import pytest
-import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooncake_lab.simulation import Network
+from mooncake_lab.simulation import EventLoop, Network
 
 
 def run(flows, rate=100.0, latency_s=0.0):
     """When each flow (start, source, destination, bytes) arrives."""
-    env = simpy.Environment()
-    network = Network(env, rate, latency_s)
-    arrived = {}
-
-    def flow(i, start_s, source, destination, size):
-        yield env.timeout(start_s)
-        yield network.transfer(source, destination, size)
-        arrived[i] = env.now
-
-    for i, row in enumerate(flows):
-        env.process(flow(i, *row))
-    env.run()
+    loop, arrived = EventLoop(), {}
+    network = Network(loop, rate, latency_s)
+    for i, (start_s, *row) in enumerate(flows):
+        loop.call_later(start_s, network.transfer, *row, lambda i=i: arrived.setdefault(i, loop.now_s))
+    loop.run()
     return [arrived[i] for i in range(len(flows))]
 
 
@@ -52,26 +44,24 @@ class TestByHand:
 
     def test_paced_flow_keeps_its_pace_until_it_is_released(self):
         """A flow of 20 bytes/s leaves 80 to another, has 40 of 100 bytes left after 3 s, and then half a card."""
-        env = simpy.Environment()
-        network = Network(env, 100.0)
+        loop = EventLoop()
+        network = Network(loop, 100.0)
         ends = {}
-        paced = network.transfer("a", "b", 100.0, most_bytes_per_s=20.0)
-        other = network.transfer("a", "c", 300.0)
-        for name, done in (("paced", paced), ("other", other)):
-            done.callbacks.append(lambda _, name=name: ends.setdefault(name, env.now))
+        paced = network.transfer("a", "b", 100.0, lambda: ends.update(paced=loop.now_s), most_bytes_per_s=20.0)
+        network.transfer("a", "c", 300.0, lambda: ends.update(other=loop.now_s))
         assert network.flows_from("a") == 1
-        env.timeout(3.0).callbacks.append(lambda _: network.release(paced))
-        env.run()
+        loop.call_later(3.0, network.release, paced)
+        loop.run()
         assert ends == {"paced": pytest.approx(3.8), "other": pytest.approx(3.0 + 0.8 + 0.2)}
 
     def test_what_is_made_too_fast_for_the_card_waits(self):
         """Two flows paced at 80 share 100; what is left when they are released is sent then."""
-        env = simpy.Environment()
-        network = Network(env, 100.0)
+        loop = EventLoop()
+        network = Network(loop, 100.0)
         flows = [network.transfer("a", to, 80.0, most_bytes_per_s=80.0) for to in "bc"]
-        env.timeout(1.0).callbacks.append(lambda _: [network.release(flow) for flow in flows])
-        env.run()
-        assert env.now == pytest.approx(1.6)
+        loop.call_later(1.0, lambda: [network.release(flow) for flow in flows])
+        loop.run()
+        assert loop.now_s == pytest.approx(1.6)
 
     def test_a_rate_may_be_a_numpy_scalar(self):
         """What a sweep over an array gives counts cards as a float does."""
@@ -81,18 +71,17 @@ class TestByHand:
     def test_to_itself_is_refused(self):
         """A node needs no network to reach itself."""
         with pytest.raises(ValueError, match="from a to itself"):
-            Network(simpy.Environment(), 1.0).transfer("a", "a", 1.0)
+            Network(EventLoop(), 1.0).transfer("a", "a", 1.0)
 
     def test_a_node_that_goes_frees_the_cards_of_others(self):
         """Its transfers end at once, and those that shared a card with them run at full rate from then on."""
-        env = simpy.Environment()
-        network = Network(env, 100.0)
+        loop = EventLoop()
+        network = Network(loop, 100.0)
         ends = {}
         for name, source in (("lost", "a"), ("kept", "b")):
-            done = network.transfer(source, "c", 200.0)
-            done.callbacks.append(lambda _, name=name: ends.setdefault(name, env.now))
-        env.timeout(1.0).callbacks.append(lambda _: network.cancel("a"))
-        env.run()
+            network.transfer(source, "c", 200.0, lambda name=name: ends.setdefault(name, loop.now_s))
+        loop.call_later(1.0, network.cancel, "a")
+        loop.run()
         assert ends == {"lost": 1.0, "kept": 2.5}
         assert network.flows_from("a") == network.flows_from("b") == 0
 
@@ -134,10 +123,10 @@ class TestLaws:
     )
     def test_rates_are_max_min_fair(self, flows, cards):
         """Who has less than it can use passes a full card on which nobody has more: that is max-min fairness."""
-        network = Network(simpy.Environment(), 100.0, cards={"a": cards, "c": cards})
+        network = Network(EventLoop(), 100.0, cards={"a": cards, "c": cards})
         for source, destination, most in flows:
             network.transfer(source, destination, 1e6, most_bytes_per_s=most)
-        running = [*network._paced.values(), *network._greedy.values()]
+        running = [*network._paced, *network._greedy]
         on = {id(card): [f for f in running if card in {f.sender, f.receiver}] for f in running
               for card in (f.sender, f.receiver)}  # fmt: skip
         for flow in running:

@@ -3,11 +3,10 @@
 import math
 
 import pytest
-import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooncake_lab.simulation import Network
+from mooncake_lab.simulation import EventLoop, Network
 from mooncake_lab.simulation.network import _Card
 
 PACES = st.sampled_from([math.inf, 10.1, 33.3, 70.7])
@@ -29,37 +28,37 @@ FLOWS = st.lists(
 @given(FLOWS, st.none() | st.tuples(st.floats(0, 10), st.sampled_from("abcd")))
 def test_cards_are_as_new_when_all_is_over(flows, cancelled):
     """Released, finished and cancelled flows leave no trace on a card, not even one of rounding."""
-    env = simpy.Environment()
-    network = Network(env, 100.0)
+    loop = EventLoop()
+    network = Network(loop, 100.0)
     under_way = dict.fromkeys("ab", 0)
-    alive = set("abcd")
+    up = set("abcd")
 
-    def flow(start_s, source, destination, size, pace, release_s):
-        yield env.timeout(start_s)
-        if not {source, destination} <= alive:
-            return
-        sent = network.transfer(source, destination, size, most_bytes_per_s=pace)
-        if pace < math.inf:
-            yield env.timeout(release_s) | sent
-            if sent.triggered:
-                return
-            network.release(sent)
-        under_way[source] += 1
-        sent.on_sent = lambda: under_way.update({source: under_way[source] - 1})
-        assert network.flows_from(source) == under_way[source]
-        yield sent
+    def begin(source, destination, size, pace, release_s):
+        if {source, destination} <= up:
+            flow = network.transfer(source, destination, size, most_bytes_per_s=pace)
+            if pace < math.inf:
+                loop.call_later(release_s, release, flow)
+            else:
+                release(flow)
 
-    def cancel(at_s, node):
-        yield env.timeout(at_s)
-        alive.discard(node)
+    def release(flow):
+        if {flow.source, flow.destination} <= up:
+            network.release(flow)
+            if flow in network._greedy:
+                under_way[flow.source] += 1
+                flow.sent = lambda: under_way.update({flow.source: under_way[flow.source] - 1})
+            assert network.flows_from(flow.source) == under_way[flow.source]
+
+    def cancel(node):
+        up.discard(node)
         network.cancel(node)
 
-    for row in flows:
-        env.process(flow(*row))
+    for start_s, *row in flows:
+        loop.call_later(start_s, begin, *row)
     if cancelled:
-        env.process(cancel(*cancelled))
-    env.run()
-    assert env.now < math.inf
+        loop.call_later(cancelled[0], cancel, cancelled[1])
+    loop.run()
+    assert loop.now_s < math.inf
     assert under_way == {"a": 0, "b": 0}
     assert network._crowded == 0
     for card in (*network._sending.values(), *network._receiving.values()):
@@ -69,20 +68,18 @@ def test_cards_are_as_new_when_all_is_over(flows, cancelled):
 
 def arrivals_s(flows, unit):
     """When each flow arrives, with `unit` times as many bytes everywhere."""
-    env = simpy.Environment()
-    network = Network(env, 100.0 * unit)
-    arrived = {}
+    loop, arrived = EventLoop(), {}
+    network = Network(loop, 100.0 * unit)
 
-    def flow(i, start_s, source, destination, size, pace, release_s):
-        yield env.timeout(start_s)
-        sent = network.transfer(source, destination, size * unit, most_bytes_per_s=pace * unit)
-        env.timeout(release_s).callbacks.append(lambda _: network.release(sent))
-        yield sent
-        arrived[i] = env.now
+    def begin(i, source, destination, size, pace, release_s):
+        flow = network.transfer(
+            source, destination, size * unit, lambda: arrived.update({i: loop.now_s}), most_bytes_per_s=pace * unit
+        )
+        loop.call_later(release_s, network.release, flow)
 
-    for i, row in enumerate(flows):
-        env.process(flow(i, *row))
-    env.run()
+    for i, (start_s, *row) in enumerate(flows):
+        loop.call_later(start_s, begin, i, *row)
+    loop.run()
     return arrived
 
 
@@ -118,8 +115,8 @@ def test_a_card_is_crowded_when_something_is_to_be_shared():
 
 def test_only_greedy_flows_count_as_sent():
     """A node that was never heard of sends nothing, and a paced flow counts from its release."""
-    env = simpy.Environment()
-    network = Network(env, 100.0)
+    loop = EventLoop()
+    network = Network(loop, 100.0)
     assert network.flows_from("a") == 0
     paced = network.transfer("a", "b", 100.0, most_bytes_per_s=10.0)
     assert network.flows_from("a") == 0
@@ -127,7 +124,7 @@ def test_only_greedy_flows_count_as_sent():
     assert network.flows_from("a") == 1
     network.release(paced)  # a second time changes nothing
     assert network.flows_from("a") == 1
-    env.run()
+    loop.run()
     assert network.flows_from("a") == 0
 
 
@@ -135,14 +132,14 @@ def test_only_greedy_flows_count_as_sent():
 def test_a_rate_must_be_positive(rate):
     """A network that moves nothing is refused."""
     with pytest.raises(ValueError, match="the rate must be positive"):
-        Network(simpy.Environment(), rate)
+        Network(EventLoop(), rate)
 
 
 def test_a_run_ends_after_a_cancellation():
     """When the last transfer is cancelled, no timer is set for a moment that never comes."""
-    env = simpy.Environment()
-    network = Network(env, 100.0)
+    loop = EventLoop()
+    network = Network(loop, 100.0)
     network.transfer("a", "b", 1e6)
-    env.timeout(2.0).callbacks.append(lambda _: network.cancel("b"))
-    env.run()
-    assert env.now == 1e6 / 100.0  # the moment for which the transfer had set its timer
+    loop.call_later(2.0, network.cancel, "b")
+    loop.run()
+    assert loop.now_s == 1e6 / 100.0  # the moment for which the transfer had set its timer

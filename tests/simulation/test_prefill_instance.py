@@ -2,12 +2,10 @@
 
 from types import SimpleNamespace
 
-import simpy
-
 from mooncake_lab.cluster import Attempt, PrefillDone, PrefillDropped, PrefillSlotFree, PrefillStarted, TierRead
 from mooncake_lab.conductor import Placement
 from mooncake_lab.core import Request
-from mooncake_lab.simulation import PrefillInstance
+from mooncake_lab.simulation import EventLoop, PrefillInstance
 from mooncake_lab.simulation.kv_transfer import PrefillJob
 
 BLOCK, TOKEN_BYTES = 512, 1000
@@ -17,11 +15,13 @@ class World:
     """An instance whose cache, clock and transfers do what a test says, and record what they are asked."""
 
     def __init__(self, *, found=(0, 0), stages=(1.0,), overtaking=False):
-        self.env = simpy.Environment()
+        self.loop = EventLoop()
         self.found, self.stages = found, stages
         self.asked, self.events, self.streams, self.sent, self.kept = [], [], [], [], []
         self.model = SimpleNamespace(shape=SimpleNamespace(kv_bytes_per_token=TOKEN_BYTES))
-        self.instance = PrefillInstance(self.env, "p", self, self, self, self.events.append, overtaking=overtaking)
+        self.instance = PrefillInstance(
+            self.loop, "p", self, self, self, self.events.append, overtaking=overtaking
+        )
 
     # the latency model of the node
 
@@ -36,7 +36,7 @@ class World:
         return SimpleNamespace(blocks=min(self.found[0], len(request.block_keys)), from_ssd=self.found[1])
 
     def keep(self, node, request):
-        self.kept.append((self.env.now, node, request.id))
+        self.kept.append((self.loop.now_s, node, request.id))
 
     # the network
 
@@ -44,21 +44,24 @@ class World:
         self.streams.append((job.attempt.request_id, seconds))
 
     def finish(self, job):
-        self.sent.append((self.env.now, job.attempt.request_id))
+        self.sent.append((self.loop.now_s, job.attempt.request_id))
 
-    def job(self, i, tokens=2000, fetched=None):
+    def job(self, i, tokens=2000, fetched_s=None):
         keys = tuple(range(-(-tokens // BLOCK)))
         request = Request(id=i, arrival_s=0.0, input_tokens=tokens, block_keys=keys, block_size_tokens=BLOCK)
         placement = Placement(
             request_id=i, prefill="p", decode="d", reused_tokens=0, expected_ttft_s=0.0, expected_tbt_s=0.0,
             reason="",
         )  # fmt: skip
-        return PrefillJob(Attempt(i, 1), request, placement, fetched=fetched)
+        job = PrefillJob(Attempt(i, 1), request, placement, fetching=fetched_s is not None)
+        if fetched_s is not None:
+            self.loop.call_later(fetched_s, job.end_fetching)
+        return job
 
     def run(self, *jobs):
         for job in jobs:
             self.instance.submit(job)
-        self.env.run()
+        self.loop.run()
 
     def at(self, kind):
         return [(event.at_s, event.attempt.request_id) for event in self.events if isinstance(event, kind)]
@@ -110,22 +113,22 @@ def test_an_idle_group_has_no_busy_node():
     """Long after a prompt, every node is free at once."""
     world = World(stages=(1.0, 2.0))
     world.run(world.job(0))
-    world.env.timeout(8.0).callbacks.append(lambda _: world.instance.submit(world.job(1)))
-    world.env.run()
+    world.loop.call_later(8.0, world.instance.submit, world.job(1))
+    world.loop.run()
     assert world.asked[1][-1] == [0.0, 0.0]
 
 
 def test_prompts_wait_for_their_prefix_in_order():
     """The first prompt waits for its prefix, and the others wait behind it."""
     world = World()
-    world.run(*(world.job(i, fetched=world.env.timeout(at_s)) for i, at_s in enumerate((3.0, 5.0, 0.5))))
+    world.run(*(world.job(i, fetched_s=at_s) for i, at_s in enumerate((3.0, 5.0, 0.5))))
     assert world.at(PrefillStarted) == [(3.0, 0), (5.0, 1), (6.0, 2)]
 
 
 def test_a_ready_prompt_may_go_first_where_that_is_allowed():
     """Each prompt that is ready is found, however many before it wait."""
     world = World(overtaking=True)
-    world.run(*(world.job(i, fetched=world.env.timeout(at_s)) for i, at_s in enumerate((9.0, 7.0, 0.5, 0.5))))
+    world.run(*(world.job(i, fetched_s=at_s) for i, at_s in enumerate((9.0, 7.0, 0.5, 0.5))))
     assert world.at(PrefillStarted) == [(0.5, 2), (1.5, 3), (7.0, 1), (9.0, 0)]
 
 
@@ -134,10 +137,10 @@ def test_a_cancelled_prompt_is_dropped_or_computed_for_nothing():
     world = World(stages=(2.0,))
     jobs = [world.job(i) for i in range(3)]
 
-    def cancel(_):
+    def cancel():
         jobs[0].cancelled = jobs[1].cancelled = True
 
-    world.env.timeout(1.0).callbacks.append(cancel)
+    world.loop.call_later(1.0, cancel)
     world.run(*jobs)
     assert world.at(PrefillDropped) == [(2.0, 1)]
     assert world.at(PrefillDone) == [(2.0, 0), (4.0, 2)]
@@ -148,7 +151,7 @@ def test_a_cancelled_prompt_is_dropped_or_computed_for_nothing():
 def test_an_instance_that_fails_reports_nothing_more():
     """Neither the prompt under way nor those that wait are done after a failure."""
     world = World(stages=(2.0,))
-    world.env.timeout(1.0).callbacks.append(lambda _: world.instance.stop())
+    world.loop.call_later(1.0, world.instance.stop)
     world.run(world.job(0), world.job(1))
     assert world.at(PrefillStarted) == [(0.0, 0)]
     assert not world.at(PrefillDone)
