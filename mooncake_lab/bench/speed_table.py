@@ -53,12 +53,12 @@ def refreshed(page: str, found: Mapping[str, Any], *, mark: str = "speed") -> st
 
 def speed_sentence(*measurements: Mapping[str, Any]) -> str:
     """How fast the engine is, in one sentence: median and range of the ratios beside each other program."""
-    names: dict[str, str] = {**PEERS, "hf": "transformers' `generate`"}
+    names: Mapping[str, str] = {**PEERS, "hf": "transformers' `generate`"}
     ratios: dict[str, list[float]] = {}
     for found in measurements:
         for row in found["rows"]:
             if row["peer"] != "whole":  # our own engine, set otherwise
-                ratios.setdefault(names.get(row["peer"], row["peer"]), []).append(row["ratio"])
+                ratios.setdefault(names.get(row["peer"], str(row["peer"])), []).append(row["ratio"])
     beside = "; ".join(f"{peer} {_spread(each)}" for peer, each in ratios.items())
     machine = measurements[0]["machine"]
     return (
