@@ -16,6 +16,7 @@ from mooncake_lab.cluster.events import Attempt
 from mooncake_lab.cluster.request_state import Phase, RequestState
 from mooncake_lab.cluster.run_logger import RunLogger
 from mooncake_lab.cluster.spec import CoordinatorSpec
+from mooncake_lab.cluster.worker_state import WorkerState
 from mooncake_lab.cluster.worker_table import WorkerTable
 from mooncake_lab.conductor import (
     AdmitAll,
@@ -109,11 +110,8 @@ class Attempts:
                 estimate=self._estimate,
                 slo=spec.slo,
             )
-        except Exception as error:
-            if not spec.reject_policy_errors:
-                raise
-            reason = f"the placement or admission policy failed: {error!r}"
-            return Rejection(request_id=request.id, stage="failed", reason=reason)
+        except Exception as error:  # noqa: BLE001  # a policy may raise anything
+            return self._policy_failed(request, error)
         if self._observe is not None:
             self._observe(Decided(request, view, decision, is_first))
         if spec.reject_policy_errors and isinstance(decision, Placement):
@@ -123,6 +121,22 @@ class Attempts:
                 reason = f"the placement policy names worker {unknown[0]!r}, which is not up"
                 return Rejection(request_id=request.id, stage="failed", reason=reason)
         return decision
+
+    def double_check(self, state: RequestState, decode: WorkerState) -> Rejection | None:
+        """Ask admission again when the KVCache of a request is at its decode worker (arXiv §3, step 4)."""
+        spec = self._spec
+        try:
+            return spec.admission.double_check(
+                state.request, decode.decode_view(), estimate=self._estimate, slo=spec.slo
+            )
+        except Exception as error:  # noqa: BLE001  # a policy may raise anything
+            return self._policy_failed(state.request, error)
+
+    def _policy_failed(self, request: Request, error: Exception) -> Rejection:
+        if not self._spec.reject_policy_errors:
+            raise error
+        reason = f"the placement or admission policy failed: {error!r}"
+        return Rejection(request_id=request.id, stage="failed", reason=reason)
 
     def _place(self, state: RequestState, placement: Placement, now_s: float) -> Sequence[Command]:
         """Begin the next attempt, and reserve on its workers."""

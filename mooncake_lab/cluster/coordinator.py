@@ -51,7 +51,6 @@ class Coordinator:
     ) -> None:
         self.workers = WorkerTable(spec.view_age_s)
         self._spec = spec
-        self._estimate = estimate
         self._log = RunLogger(write)
         self._attempts = Attempts(spec, estimate, self.workers, self._log, extend, observe)
         self._handlers: dict[type, Callable[[Any, float], Sequence[Command]]] = {
@@ -232,13 +231,10 @@ class Coordinator:
         assert prefill is not None and decode is not None  # noqa: S101, PT018  # it is placed
         prefill.end_sending(event.attempt)
         self._log.moved(event, prefill.name, decode.name)
-        if not state.resumes:
-            refusal = self._spec.admission.double_check(
-                state.request, decode.decode_view(), estimate=self._estimate, slo=self._spec.slo
-            )
-            if refusal is not None:
-                commands = self._attempts.end_attempt(state)
-                return (*commands, *self._attempts.reject(state, refusal.stage, refusal.reason, now_s))
+        refusal = None if state.resumes else self._attempts.double_check(state, decode)
+        if refusal is not None:
+            commands = self._attempts.end_attempt(state)
+            return (*commands, *self._attempts.reject(state, refusal.stage, refusal.reason, now_s))
         state.phase = "loading"
         shows_computed = state.resumes or not state.shown_tokens
         return (StartDecode(event.attempt, decode.name, state.shown_tokens, shows_computed),)

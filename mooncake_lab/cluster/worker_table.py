@@ -38,6 +38,11 @@ class WorkerTable:
         """A worker that is up, or that was when it was heard of last."""
         return self._workers.get(name)
 
+    def cached(self, name: str) -> set[BlockKey]:
+        """The blocks in the cache of a worker that is up."""
+        cache = self._workers[name].cache
+        return set() if cache is None else self.index.held_by(cache)
+
     def is_up(self, name: str) -> bool:
         """Whether requests can be placed there."""
         worker = self._workers.get(name)

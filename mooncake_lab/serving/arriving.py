@@ -5,15 +5,25 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
+from mooncake_lab.cluster import PrefillDone
 from mooncake_lab.engine import KVSpan
 from mooncake_lab.serving.kv import Bytes
 from mooncake_lab.serving.lane import Region
-from mooncake_lab.serving.messages import Job, Move, Span
+from mooncake_lab.serving.messages import Job
 from mooncake_lab.serving.parcels import Pushed
 from mooncake_lab.store.media import ProtocolError
+
+
+class Move(NamedTuple):
+    """Bytes that arrived, from the first of them to the last."""
+
+    start_s: float
+    end_s: float
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +34,7 @@ class Delivery:
     kv: KVSpan
     first_token: int
     moves: tuple[Move, ...]
-    span: Span
+    prefilled: PrefillDone
 
 
 @dataclass(slots=True, kw_only=True)

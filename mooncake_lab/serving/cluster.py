@@ -2,25 +2,37 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, Self, TypeVar, final
+from typing import Any, Final, Self, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
 
-from mooncake_lab.conductor import ClusterView, Estimator
-from mooncake_lab.core import Record, Request, TracedRequest
+from mooncake_lab.cluster import Event
+from mooncake_lab.conductor import ClusterView, Decided, Estimator
+from mooncake_lab.core import (
+    Arrived,
+    DecodeStretch,
+    Finished,
+    FirstToken,
+    Moved,
+    Placed,
+    Prefilled,
+    Record,
+    Rejected,
+    Request,
+    TracedRequest,
+)
 from mooncake_lab.perf import LatencyModel
-from mooncake_lab.serving.hall import Hall
-from mooncake_lab.serving.journal import in_order
-from mooncake_lab.serving.messages import Generation, Sever
-from mooncake_lab.serving.placing import Decided
+from mooncake_lab.serving.messages import DropConnections, Generation
 from mooncake_lab.serving.prompts import prompt_of
+from mooncake_lab.serving.runtime import ClusterRuntime
 from mooncake_lab.serving.spec import LiveSpec
+from mooncake_lab.serving.stream import RejectedError, RequestStream
 from mooncake_lab.serving.supervisor import Pool
-from mooncake_lab.serving.ticket import RejectedError, Ticket
 
+_RANKS: Final = (Arrived, Placed, Prefilled, Moved, FirstToken, DecodeStretch, Finished, Rejected)
+"""The order of records of one moment."""
 _Result = TypeVar("_Result")
 
 
@@ -49,6 +61,8 @@ class LiveCluster:
         self.log: list[Record] = []
         self.decisions: list[Decided] = []
         """What the Conductor decided in the latest run, and on what view."""
+        self.events: list[tuple[Event, float]] = []
+        """What the coordinator was told in the latest run, and when it learned of it."""
         self.outputs: dict[int, tuple[int, ...]] = {}
         """Tokens of each request of the latest run, by its id."""
         self._heard: list[Record] = []
@@ -56,7 +70,7 @@ class LiveCluster:
         self._given = model, estimate, pool
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="cluster", daemon=True)
-        self._hall: Hall | None = None
+        self._runtime: ClusterRuntime | None = None
 
     def __enter__(self) -> Self:
         """Start the workers.
@@ -66,15 +80,15 @@ class LiveCluster:
         """
         self._thread.start()
         try:
-            self._hall = self._do(self._open())
+            self._runtime = self._do(self._open())
         except BaseException:
             self._stop_loop()
             raise
         return self
 
     def __exit__(self, *_error: object) -> None:
-        if self._hall is not None:
-            self._do(self._hall.close())
+        if self._runtime is not None:
+            self._do(self._runtime.close())
         self._stop_loop()
 
     @property
@@ -84,8 +98,8 @@ class LiveCluster:
         Raises:
             RuntimeError: outside of a `with` block.
         """
-        model = self._open_hall.model
-        assert model is not None  # noqa: S101  # an open hall has one
+        model = self._open_runtime.model
+        assert model is not None  # noqa: S101  # an open cluster has one
         return model
 
     def run(self, requests: Iterable[TracedRequest], until_s: float | None = None) -> list[Record]:
@@ -109,25 +123,15 @@ class LiveCluster:
 
     def view(self, request: Request) -> ClusterView:
         """What the Conductor may know about this request now; looking changes nothing."""
-        return self._do(self._call(lambda: self._open_hall.dispatcher.view(request)))
-
-    def watch(self, every_s: float, look: Callable[[float], None]) -> None:
-        """Call `look` with the time of the run every so many seconds, on the cluster's thread, until it closes."""
-
-        async def watching() -> None:
-            while True:
-                look(time.monotonic() - self._open_hall.journal.zero_s)
-                await asyncio.sleep(every_s)
-
-        asyncio.run_coroutine_threadsafe(watching(), self._loop)
+        return self._do(self._call(lambda: self._open_runtime.view(request)))
 
     def listen(self, ear: Callable[[Record], None] | None) -> None:
         """Tell each record from now on to `ear` too, as it is heard, on the cluster's thread; None ends that."""
         self._ear = ear
 
-    def forget(self) -> None:
+    def reset_prefix_cache(self) -> None:
         """Empty every cache, so that the next run starts cold."""
-        self._do(self._open_hall.forget())
+        self._do(self._open_runtime.reset_prefix_cache())
 
     def kill(self, name: str) -> None:
         """Kill a worker with SIGKILL: a fault, injected.
@@ -135,31 +139,32 @@ class LiveCluster:
         Raises:
             KeyError: when no such worker lives.
         """
-        self._do(self._call(lambda: self._open_hall.supervisor.kill(name)))
+        self._do(self._call(lambda: self._open_runtime.supervisor.kill(name)))
 
-    def sever(self, name: str) -> None:
+    def drop_connections(self, name: str) -> None:
         """Break all of a worker's connections to other workers: a fault, injected.
 
         Raises:
             KeyError: when no such worker lives.
         """
-        self._do(self._call(lambda: self._open_hall.supervisor.links[name].send(Sever())))
+        self._do(self._call(lambda: self._open_runtime.supervisor.links[name].send(DropConnections())))
 
     @property
-    def under_way(self) -> int:
+    def in_flight(self) -> int:
         """Requests that arrived and have not ended."""
-        return len(self._open_hall.dispatcher.placer.tickets)
+        return len(self._open_runtime.streams)
 
     def pids(self) -> dict[str, int]:
         """The process of each living worker."""
-        links = self._open_hall.supervisor.links
+        links = self._open_runtime.supervisor.links
         return {name: link.ready.pid for name, link in list(links.items())}
 
-    async def _open(self) -> Hall:
+    async def _open(self) -> ClusterRuntime:
         model, estimate, pool = self._given
-        hall = Hall(self.spec, model, estimate, pool=pool, write=self._write, decided=self._decide)
-        await hall.__aenter__()
-        return hall
+        runtime = ClusterRuntime(
+            self.spec, model, estimate, pool=pool, write=self._write, decided=self._decide, heard=self._hear
+        )
+        return await runtime.__aenter__()
 
     def _write(self, record: Record) -> None:
         self._heard.append(record)
@@ -169,17 +174,21 @@ class LiveCluster:
     def _decide(self, decided: Decided) -> None:
         self.decisions.append(decided)
 
+    def _hear(self, event: Event, now_s: float) -> None:
+        self.events.append((event, now_s))
+
     async def _run(self, requests: list[TracedRequest], until_s: float | None) -> list[Record]:
-        hall = self._open_hall
-        self._heard, self.decisions, self.outputs = [], [], {}
-        hall.journal.restart(time.monotonic())
-        hall.dispatcher.placer.forget_ended()
+        runtime = self._open_runtime
+        self._heard, self.decisions, self.events, self.outputs = [], [], [], {}
+        runtime.begin_run()
         running = [asyncio.create_task(self._serve(traced)) for traced in requests]
         done, late = await asyncio.wait(running, timeout=until_s) if running else (set(), set())
         for task in late:
             task.cancel()
         await asyncio.gather(*late, return_exceptions=True)
-        await hall.settle()
+        if late:
+            runtime.begin_run()  # those that still run are let go
+        await runtime.drain()
         self.log = in_order(self._heard)
         errors = [error for task in done if (error := task.exception()) is not None]
         if errors:
@@ -187,48 +196,45 @@ class LiveCluster:
         return self.log
 
     async def _serve(self, traced: TracedRequest) -> None:
-        hall, request = self._open_hall, traced.request
-        wait_s = request.arrival_s - (time.monotonic() - hall.journal.zero_s)
+        runtime, request = self._open_runtime, traced.request
+        wait_s = request.arrival_s - runtime.now_s()
         if wait_s > 0:
             await asyncio.sleep(wait_s)
-        ready = hall.dispatcher.placer.ready
-        assert ready is not None  # noqa: S101  # the cluster is open
         asked = Generation(prompt=b"", max_new_tokens=max(1, traced.output_tokens), end_tokens=())
-        ticket: Ticket | None = None
+        stream: RequestStream | None = None
         try:
-            ticket = hall.dispatcher.submit(
-                prompt_of(request, ready.shape.vocabulary),
+            stream = runtime.submit(
+                prompt_of(request, runtime.supervisor.ready.shape.vocabulary),
                 asked,
                 request_id=request.id,
                 arrival_s=request.arrival_s,
                 session=request.session,
                 priority=request.priority,
             )
-            self.outputs[request.id] = tuple([token async for token in ticket])
+            self.outputs[request.id] = tuple([token async for token in stream])
         except RejectedError:
             pass  # the log says so
         except asyncio.CancelledError:
-            if ticket is not None:
-                self.outputs[request.id] = tuple(ticket.tokens)
-                hall.dispatcher.abandon(ticket)
+            if stream is not None:
+                self.outputs[request.id] = tuple(stream.tokens)
             raise
 
     async def _generate(self, prompts: list[npt.NDArray[np.int32]], most: int) -> list[tuple[int, ...]]:
         asked = Generation(prompt=b"", max_new_tokens=most, end_tokens=())
-        tickets = list[Ticket]()
+        streams = list[RequestStream]()
         try:
-            tickets += (self._open_hall.submit(prompt, asked) for prompt in prompts)
-            return [tuple([token async for token in ticket]) for ticket in tickets]
+            streams += (self._open_runtime.submit(prompt, asked) for prompt in prompts)
+            return [tuple([token async for token in stream]) for stream in streams]
         except BaseException:
-            for ticket in tickets:
-                self._open_hall.cancel(ticket, "another request of the call failed")
+            for stream in streams:
+                self._open_runtime.cancel(stream, "another request of the call failed")
             raise
 
     @property
-    def _open_hall(self) -> Hall:
-        if self._hall is None:
+    def _open_runtime(self) -> ClusterRuntime:
+        if self._runtime is None:
             raise RuntimeError("this cluster is not open; use it in a `with` block")
-        return self._hall
+        return self._runtime
 
     async def _call(self, act: Callable[[], _Result]) -> _Result:
         return act()
@@ -240,3 +246,8 @@ class LiveCluster:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def in_order(records: list[Record]) -> list[Record]:
+    """Records by time: each worker reports its own in order, but the cluster hears them interleaved."""
+    return sorted(records, key=lambda record: (record.at_s, _RANKS.index(type(record))))

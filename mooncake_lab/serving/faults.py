@@ -16,7 +16,7 @@ Fault = Callable[[LiveCluster], None]
 
 def _sever_all(cluster: LiveCluster) -> None:
     for name in cluster.pids():
-        cluster.sever(name)
+        cluster.drop_connections(name)
 
 
 FAULTS: Final[Mapping[str, Fault]] = MappingProxyType(
@@ -72,7 +72,7 @@ def strike(
     workers, seen = len(cluster.spec.roles), dict[str, float]()
 
     def act() -> None:
-        seen["in_flight"] = cluster.under_way
+        seen["in_flight"] = cluster.in_flight
         seen["began_s"] = time.monotonic()
         FAULTS[fault](cluster)
         before = cluster.pids()

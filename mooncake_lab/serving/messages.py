@@ -1,24 +1,48 @@
-"""What the cluster and its workers say to each other; every message has a declared type, and nothing is unpickled.
+"""What the cluster and its workers send each other; every message has a declared type, and nothing is unpickled.
 
-The cluster tells workers what to do (`Order`), and workers say what happened (`Event`). What workers say to each
-other is in `parcels`. All times are readings of the machine's monotonic clock, which its processes share.
+The cluster sends workers orders. Workers send reports: the events of the coordinator (`mooncake_lab.cluster`), and
+the tokens that they made. What workers send each other is in `parcels`. All times are readings of the machine's
+monotonic clock, which its processes share.
 """
 
 from typing import Final, TypeAlias
 
 import msgspec
 
+from mooncake_lab.cluster import (
+    Attempt,
+    AttemptFailed,
+    ChunkDone,
+    DecodeStarted,
+    KVArrived,
+    KVLoaded,
+    KVPartArrived,
+    PrefillDone,
+    PrefillDropped,
+    PrefillStarted,
+    PrefixFetched,
+    RequestDone,
+    StepDone,
+    TierRead,
+)
 from mooncake_lab.perf import ModelShape
 
-VERSION: Final = 4
-"""Of this protocol; both sides name theirs before anything else."""
+VERSION: Final = 5
+"""Of this protocol; both sides send theirs before anything else."""
 
 
 class Job(msgspec.Struct, frozen=True, array_like=True):
-    """One attempt at serving one request. A request that is placed again has the next attempt."""
+    """One attempt of a request, in one run of a cluster: request ids begin anew with each run."""
 
-    ticket: int
-    attempt: int
+    run: int
+    request_id: int
+    n: int
+    """The number of the attempt, from 1."""
+
+    @property
+    def attempt(self) -> Attempt:
+        """It as the coordinator names it."""
+        return Attempt(self.request_id, self.n)
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,43 +61,50 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """No end token is chosen before so many."""
 
 
-class Compute(msgspec.Struct, frozen=True, kw_only=True, tag=1):
-    """To a prefill worker: compute this prompt and send its KVCache there. To a coupled one: serve it."""
+class Fetch(msgspec.Struct, frozen=True, array_like=True):
+    """Leading blocks of a prompt that another prefill worker holds."""
+
+    source: str
+    port: int
+    blocks: int
+
+
+class PrefillOrder(msgspec.Struct, frozen=True, kw_only=True, tag=1):
+    """To a prefill worker: compute this prompt, and send its KVCache. To a coupled worker: serve the request."""
 
     job: Job
     asked: Generation
+    shown_tokens: int = 0
+    """Tokens of the answer that an earlier attempt made; they are part of the prompt here."""
     deliver_to: int | None = None
-    """The decode worker's port; None on a coupled worker."""
-    fetch_from: int | None = None
-    """The port of another prefill worker that holds more of the prefix."""
-    fetch_blocks: int = 0
-    """How many leading blocks that one holds."""
+    """The port of the decode worker; None on a coupled worker."""
+    fetch: Fetch | None = None
 
 
-class Expect(msgspec.Struct, frozen=True, kw_only=True, tag=2):
-    """To a decode worker: KVCache for this request will come; decode it then."""
+class DecodeOrder(msgspec.Struct, frozen=True, kw_only=True, tag=2):
+    """To a decode worker: KVCache of this request will come; decode it then."""
 
     job: Job
     asked: Generation
 
 
-class Cancel(msgspec.Struct, frozen=True, tag=3):
-    """Drop whatever is here of this attempt."""
+class CancelOrder(msgspec.Struct, frozen=True, tag=3):
+    """Drop what is here of this attempt."""
 
     job: Job
 
 
 class Ping(msgspec.Struct, frozen=True, tag=4):
-    """Are you there, and is everything said before this said?"""
+    """Answer with a `Pong`, after everything that was reported before."""
 
     number: int
 
 
-class Sever(msgspec.Struct, frozen=True, tag=5):
-    """Break every connection to other workers now: a fault, injected."""
+class DropConnections(msgspec.Struct, frozen=True, tag=5):
+    """Break every connection to other workers now: an injected fault."""
 
 
-class Forget(msgspec.Struct, frozen=True, tag=6):
+class ResetPrefixCache(msgspec.Struct, frozen=True, tag=6):
     """Empty the caches, so that the next run starts cold; answered by a `Pong` when they are empty."""
 
     number: int
@@ -85,16 +116,18 @@ class Measure(msgspec.Struct, frozen=True, tag=7):
     port: int | None
 
 
-class Stop(msgspec.Struct, frozen=True, tag=8):
+class Shutdown(msgspec.Struct, frozen=True, tag=8):
     """End."""
 
 
-Order: TypeAlias = Compute | Expect | Cancel | Ping | Sever | Forget | Measure | Stop
+Order: TypeAlias = (
+    PrefillOrder | DecodeOrder | CancelOrder | Ping | DropConnections | ResetPrefixCache | Measure | Shutdown
+)
 """What a worker is told."""
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=30):
-    """A worker was born; its first words."""
+    """The first message of a worker."""
 
     version: int
     name: str
@@ -110,96 +143,44 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=30):
     device: str
 
 
-class Span(msgspec.Struct, frozen=True, array_like=True):
-    """A prefill, or a piece of one."""
-
-    job: Job
-    start_s: float
-    end_s: float
-    computed_tokens: int
-    reused_tokens: int
-
-
-class Prefilled(msgspec.Struct, frozen=True, tag=31):
-    """A prompt is computed, and this is its first token."""
-
-    span: Span
-    first_token: int
-
-
-class Fetched(msgspec.Struct, frozen=True, kw_only=True, tag=32):
-    """Prefix blocks came from another worker."""
-
-    job: Job
-    start_s: float
-    end_s: float
-    bytes: int
+WorkerEvent: TypeAlias = (
+    PrefixFetched
+    | TierRead
+    | PrefillStarted
+    | PrefillDropped
+    | PrefillDone
+    | ChunkDone
+    | KVPartArrived
+    | KVArrived
+    | KVLoaded
+    | DecodeStarted
+    | StepDone
+    | RequestDone
+    | AttemptFailed
+)
+"""Events of the coordinator that workers report; the runtime changes their times to those of the run."""
 
 
-class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=40):
-    """Prefix blocks came from the worker's own SSD."""
+class Report(msgspec.Struct, frozen=True, tag=31):
+    """What happened at a worker, in order."""
 
-    job: Job
-    start_s: float
-    end_s: float
-    bytes: int
-
-
-class Move(msgspec.Struct, frozen=True, array_like=True):
-    """Bytes that arrived, from the first of them to the last."""
-
-    start_s: float
-    end_s: float
-    bytes: int
+    run: int
+    events: tuple[WorkerEvent, ...]
+    tokens: tuple[tuple[int, int], ...] = ()
+    """Request ids, each with its next token; a token that its client has already is ignored."""
 
 
-class Joined(msgspec.Struct, frozen=True, kw_only=True, tag=33):
-    """A request's KVCache is complete on its decode worker, which shows the first token."""
-
-    job: Job
-    at_s: float
-    first_token: int
-    moves: tuple[Move, ...]
-    span: Span
-    """How its prefill was, in case who computed it died before it could say so."""
-
-
-class Stepped(msgspec.Struct, frozen=True, kw_only=True, tag=34):
-    """One iteration: pieces of prompts it computed, and the tokens it made."""
-
-    start_s: float
-    end_s: float
-    tokens: tuple[tuple[Job, int], ...]
-    spans: tuple[Span, ...] = ()
-
-
-class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=35):
-    """A request has all its tokens."""
-
-    job: Job
-    at_s: float
-    reason: str
-
-
-class Trouble(msgspec.Struct, frozen=True, kw_only=True, tag=36):
-    """An attempt came to nothing here; the request is to be placed again, or refused if that cannot help."""
-
-    job: Job
-    reason: str
-    is_hopeless: bool = False
-
-
-class Holds(msgspec.Struct, frozen=True, kw_only=True, tag=37):
-    """Blocks that came into a worker's cache and blocks that left it."""
+class CacheUpdate(msgspec.Struct, frozen=True, kw_only=True, tag=37):
+    """Blocks that came into a worker's cache, and blocks that left it."""
 
     added: tuple[bytes, ...] = ()
     removed: tuple[bytes, ...] = ()
     damaged_blocks: int = 0
-    """Blocks whose checksum did not match when they were read, since this was last told; they are not used."""
+    """Blocks whose checksum did not match when they were read, since the last update; they are not used."""
 
 
 class Pong(msgspec.Struct, frozen=True, tag=38):
-    """Here, and everything before this is said."""
+    """The worker is up, and everything before this is reported."""
 
     number: int
     busy_s: float
@@ -213,13 +194,11 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, tag=39):
     decode: tuple[tuple[int, int, float], ...] = ()
     transfer: tuple[tuple[int, float], ...] = ()
     load: tuple[tuple[int, float], ...] = ()
-    """Bytes that a decode engine took in, and the seconds by which its iteration was longer."""
+    """Bytes that a decode engine loaded, and the seconds by which its iteration was longer."""
 
 
-Event: TypeAlias = (
-    Ready | Prefilled | Fetched | Loaded | Joined | Stepped | Ended | Trouble | Holds | Pong | Measured
-)
-"""What a worker says."""
+WorkerMessage: TypeAlias = Ready | Report | CacheUpdate | Pong | Measured
+"""What a worker sends."""
 
 ORDERS: Final[msgspec.msgpack.Decoder[Order]] = msgspec.msgpack.Decoder(Order)
-EVENTS: Final[msgspec.msgpack.Decoder[Event]] = msgspec.msgpack.Decoder(Event)
+WORKER_MESSAGES: Final[msgspec.msgpack.Decoder[WorkerMessage]] = msgspec.msgpack.Decoder(WorkerMessage)

@@ -22,7 +22,7 @@ import numpy as np
 
 from mooncake_lab.serving.kv import Bytes
 from mooncake_lab.serving.lane import WINDOW_BYTES, Lane
-from mooncake_lab.serving.messages import VERSION, Cancel, Job
+from mooncake_lab.serving.messages import VERSION, CancelOrder, Job
 from mooncake_lab.serving.parcels import (
     PARCELS,
     Begin,
@@ -42,7 +42,7 @@ HOST: Final = "127.0.0.1"
 """Workers of one machine talk over loopback."""
 MOST_WAITING_BYTES: Final = 2**30
 """Of KVCache, for one destination; then whoever computes more of it waits."""
-_Addressed = Begin | Piece | End | Cancel
+_Addressed = Begin | Piece | End | CancelOrder
 
 
 class RefusedParcelError(MediumError, ConnectionError):
@@ -205,7 +205,7 @@ class Courier:
                 self._waiting_bytes -= sum(part.nbytes for part in payload)
                 self._carried -= 1
                 self._room.notify()
-            if isinstance(parcel, (End, Cancel)):
+            if isinstance(parcel, (End, CancelOrder)):
                 self._lost.discard(parcel.job)
         self._hang_up()
 
@@ -226,7 +226,7 @@ class Courier:
         wire.send_frame(self._peer, parcel, payload, self._who.timeout_s)
         if isinstance(parcel, End):
             expect(self._peer, Taken, self._who.timeout_s)
-        if isinstance(parcel, (End, Cancel)):
+        if isinstance(parcel, (End, CancelOrder)):
             self._open.discard(parcel.job)
 
     def _push(self, peer: socket.socket, lane: Lane, window: Where, piece: Piece, parts: Sequence[Bytes]) -> None:
@@ -244,7 +244,7 @@ class Courier:
         jobs = self._open | {job}
         self._lost |= jobs
         self._open = set()
-        for each in sorted(jobs, key=lambda job: (job.ticket, job.attempt)):
+        for each in sorted(jobs, key=lambda job: (job.run, job.request_id, job.n)):
             self._failed(each, f"KVCache could not be delivered: {reason}")
 
     def _refusal(self) -> str | None:

@@ -4,7 +4,8 @@ from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
-from mooncake_lab.serving.messages import Cancel, Job, Span
+from mooncake_lab.cluster import PrefillDone
+from mooncake_lab.serving.messages import CancelOrder, Job
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=60):
@@ -63,7 +64,8 @@ class End(msgspec.Struct, frozen=True, kw_only=True, tag=63):
 
     job: Job
     first_token: int
-    span: Span
+    prefilled: PrefillDone
+    """How the prefill was: its worker may go down before it reports that."""
 
 
 class Ask(msgspec.Struct, frozen=True, tag=64):
@@ -99,7 +101,9 @@ class Refused(msgspec.Struct, frozen=True, tag=68):
     reason: str
 
 
-Parcel: TypeAlias = Hello | Begin | Piece | End | Cancel | Ask | Give | Probe | Taken | Refused | Borrow | Granted
+Parcel: TypeAlias = (
+    Hello | Begin | Piece | End | CancelOrder | Ask | Give | Probe | Taken | Refused | Borrow | Granted
+)
 """What workers send each other."""
 
 PARCELS: Final[msgspec.msgpack.Decoder[Parcel]] = msgspec.msgpack.Decoder(Parcel)

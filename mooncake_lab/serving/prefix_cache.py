@@ -12,7 +12,7 @@ import torch
 
 from mooncake_lab.engine import KVSpan
 from mooncake_lab.serving.kv import KVShape, raw
-from mooncake_lab.serving.messages import Holds
+from mooncake_lab.serving.messages import CacheUpdate
 from mooncake_lab.serving.spec import WorkerSpec
 from mooncake_lab.store.media import DramMedium, SsdMedium
 from mooncake_lab.store.media.record import extent_bytes
@@ -118,7 +118,7 @@ class PrefixCache:
             with self._using():
                 self._store.put(key, [raw(layer) for layer in block], position=position)
 
-    def news(self, keys: Sequence[bytes] = ()) -> Holds | None:
+    def news(self, keys: Sequence[bytes] = ()) -> CacheUpdate | None:
         """What came and what left since the cluster was last told; `None` where nothing did.
 
         Args:
@@ -137,13 +137,13 @@ class PrefixCache:
             self._announced.difference_update(removed)
         if not (added or removed or damaged):
             return None
-        return Holds(added=added, removed=removed, damaged_blocks=damaged)
+        return CacheUpdate(added=added, removed=removed, damaged_blocks=damaged)
 
-    def found_at_birth(self) -> Holds | None:
+    def found_at_birth(self) -> CacheUpdate | None:
         """What a dead worker left on the SSD."""
         return None if self._ssd is None else self.news([block.key for block in self._ssd.blocks()])
 
-    def forget(self) -> Holds:
+    def forget(self) -> CacheUpdate:
         """Empty every tier."""
         with self._alone():
             self._store.close()
@@ -152,7 +152,7 @@ class PrefixCache:
                 self._ssd.free(*list(self._ssd.blocks()))
             self._store = self._open_store()
         gone, self._announced, self._left, self._damaged = tuple(self._announced), set[bytes](), 0, 0
-        return Holds(removed=gone)
+        return CacheUpdate(removed=gone)
 
     def close(self) -> None:
         """Save what DRAM holds on the SSD, where there is one, and let both go; nobody uses it from then on."""

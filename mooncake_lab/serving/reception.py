@@ -11,11 +11,11 @@ from typing import Final, final
 import numpy as np
 import torch
 
-from mooncake_lab.serving import messages, parcels
-from mooncake_lab.serving.arriving import Delivery, Incoming, Talk
+from mooncake_lab.serving import parcels
+from mooncake_lab.serving.arriving import Delivery, Incoming, Move, Talk
 from mooncake_lab.serving.kv import Bytes, KVShape, raw
 from mooncake_lab.serving.lane import Lane
-from mooncake_lab.serving.messages import VERSION, Job, Move
+from mooncake_lab.serving.messages import VERSION, CancelOrder, Job
 from mooncake_lab.serving.messenger import HOST, Identity, receive
 from mooncake_lab.serving.parcels import Granted, Hello, Pushed, Refused, Taken, Where
 from mooncake_lab.store.media import MediumError, ProtocolError, wire
@@ -213,7 +213,7 @@ class Reception:
             case parcels.End():
                 self._end(parcel, talk.coming)
                 wire.send_frame(talk.peer, Taken(), (), self._who.timeout_s)
-            case messages.Cancel():
+            case CancelOrder():
                 talk.coming.pop(parcel.job, None)
             case parcels.Ask():
                 self._answer(talk.peer, parcel)
@@ -273,7 +273,7 @@ class Reception:
                 kv=self._shape.span(done.layers),
                 first_token=parcel.first_token,
                 moves=tuple(moves),
-                span=parcel.span,
+                prefilled=parcel.prefilled,
             )
         )
 

@@ -1,6 +1,6 @@
-"""Starts the workers of a cluster, receives their events, and replaces those that are silent or gone.
+"""Starts the workers of a cluster, receives their messages, and replaces those that are silent or gone.
 
-Each worker has one socket pair with its cluster. It carries orders and events, it ends when either side ends, and
+Each worker has one socket pair with its cluster. It carries orders and reports, it ends when either side ends, and
 no other process can connect to it; no port, file or shared memory is left behind, however a process ends.
 """
 
@@ -17,7 +17,17 @@ import msgspec
 
 from mooncake_lab.serving.frames import pack, receive_frame
 from mooncake_lab.serving.launch.local import WorkerError, WorkerPool
-from mooncake_lab.serving.messages import EVENTS, VERSION, Event, Forget, Order, Ping, Pong, Ready, Stop
+from mooncake_lab.serving.messages import (
+    VERSION,
+    WORKER_MESSAGES,
+    Order,
+    Ping,
+    Pong,
+    Ready,
+    ResetPrefixCache,
+    Shutdown,
+    WorkerMessage,
+)
 from mooncake_lab.serving.spec import LiveSpec, WorkerSpec, worker_spec
 from mooncake_lab.store.media import MediumError, ProtocolError
 from mooncake_lab.store.media.mooncake_wheel import load_wheel
@@ -82,10 +92,10 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Callbacks:
-    """What is called when a worker is ready, sends an event, or is gone."""
+    """What is called when a worker is ready, sends a message, or is gone."""
 
     worker_up: Callable[[str, Link], None]
-    event: Callable[[str, Event], None]
+    message: Callable[[str, WorkerMessage], None]
     worker_exit: Callable[[str, str], None]
 
 
@@ -103,7 +113,7 @@ class Supervisor:
 
     Args:
         spec: of the cluster.
-        callbacks: told of starts, events and exits, in the order in which they come.
+        callbacks: told of starts, messages and exits, in the order in which they come.
         pool: where workers come from; None makes one for this cluster alone.
 
     Raises:
@@ -123,6 +133,18 @@ class Supervisor:
         self._failed: asyncio.Future[None] | None = None
         self._closing = False
         self._pings = 0
+        self._ready: Ready | None = None
+
+    @property
+    def ready(self) -> Ready:
+        """What the latest worker to come up said of itself.
+
+        Raises:
+            RuntimeError: when none came up.
+        """
+        if self._ready is None:
+            raise RuntimeError("the cluster has no worker yet")
+        return self._ready
 
     async def start(self) -> None:
         """Start all workers, at the same time, and return when they are ready.
@@ -153,7 +175,7 @@ class Supervisor:
         self._closing = True
         processes = [link.process for link in self.links.values()]
         for link in self.links.values():
-            link.send(Stop())
+            link.send(Shutdown())
         running = [task for task in self._tasks if task.get_name() != "pulses"]
         if running:
             await asyncio.wait(running, timeout=_STOP_S)
@@ -175,7 +197,7 @@ class Supervisor:
         """
         self.links[name].process.kill()
 
-    def ask_everybody(self, order: type[Ping | Forget] = Ping) -> int:
+    def ask_everybody(self, order: type[Ping | ResetPrefixCache] = Ping) -> int:
         """Send every worker an order that it answers with a pong; the number that the pongs will carry."""
         self._pings += 1
         for link in self.links.values():
@@ -193,7 +215,7 @@ class Supervisor:
             except (OSError, ValueError, WorkerError, TimeoutError) as error:
                 reason = str(error) or type(error).__name__
             except Exception as error:  # noqa: BLE001  # our own mistake must not cost the worker
-                _LOG.exception("an event of %s could not be handled", name)
+                _LOG.exception("a message of %s could not be handled", name)
                 reason = repr(error)
             if self._closing:
                 return
@@ -224,7 +246,7 @@ class Supervisor:
                 writer=writer,
                 heard_s=time.monotonic(),
             )
-            self.links[name] = link
+            self.links[name], self._ready = link, link.ready
             self._callbacks.worker_up(name, link)
             if len(self.links) == len(self._spec.roles):
                 self._all_ready.set()
@@ -256,20 +278,20 @@ class Supervisor:
         if body is None:
             await asyncio.to_thread(process.wait, _STOP_S)
             raise WorkerError(process.reason())
-        first = EVENTS.decode(body)
+        first = WORKER_MESSAGES.decode(body)
         if not isinstance(first, Ready) or first.version != VERSION:
             raise WorkerError(f"its first message is {first}; this cluster speaks version {VERSION}")
         return first
 
     async def _listen(self, name: str, link: Link, reader: asyncio.StreamReader) -> str:
-        """Pass on events until the connection ends; what is wrong with the worker, empty if it just ended."""
+        """Pass on messages until the connection ends; what is wrong with the worker, empty if it just ended."""
         try:
             while (body := await receive_frame(reader)) is not None:
                 link.heard_s = time.monotonic()
-                event = EVENTS.decode(body)
-                if isinstance(event, Pong) and event.busy_s > _LONGEST_STEP_S:
+                message = WORKER_MESSAGES.decode(body)
+                if isinstance(message, Pong) and message.busy_s > _LONGEST_STEP_S:
                     return f"one iteration took more than {_LONGEST_STEP_S:g} s"
-                self._callbacks.event(name, event)
+                self._callbacks.message(name, message)
         except ConnectionResetError:  # killed in the middle of a frame
             return ""
         except (OSError, ProtocolError, msgspec.MsgspecError) as error:

@@ -16,21 +16,19 @@ from typing import Final, final
 import msgspec
 import torch
 
+from mooncake_lab.cluster import AttemptFailed
 from mooncake_lab.engine import LlamaModel
 from mooncake_lab.engine.kvcache import fingerprint
 from mooncake_lab.perf import ModelShape
 from mooncake_lab.serving import messages
-from mooncake_lab.serving.coupled_duty import CoupledDuty
 from mooncake_lab.serving.couriers import Couriers
-from mooncake_lab.serving.decode_duty import DecodeDuty
-from mooncake_lab.serving.desk import Desk, Duty
 from mooncake_lab.serving.frames import pack, read_frame
 from mooncake_lab.serving.kv import KVShape
 from mooncake_lab.serving.lane import Lane
-from mooncake_lab.serving.messages import ORDERS, VERSION, Event, Job, Pong, Ready, Stop, Trouble
+from mooncake_lab.serving.messages import ORDERS, VERSION, Job, Pong, Ready, Report, Shutdown, WorkerMessage
 from mooncake_lab.serving.messenger import Identity
-from mooncake_lab.serving.prefill_duty import PrefillDuty
 from mooncake_lab.serving.reception import Reception
+from mooncake_lab.serving.roles import CoupledRole, DecodeRole, PrefillRole, WorkerContext, WorkerRole
 from mooncake_lab.serving.spec import WorkerSpec
 
 _SWITCH_S: Final = 0.0005
@@ -53,38 +51,38 @@ class Worker:
     def __init__(self, control: socket.socket, spec: WorkerSpec, model: LlamaModel) -> None:
         self._control = control
         self._inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
-        self._outbox: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[WorkerMessage | None] = queue.SimpleQueue()
         self._step_began_s: float | None = None
         name = fingerprint(model.config, model.weights_digest, model.embedding.dtype)
         self._who = Identity(name=spec.name, token=spec.token, fingerprint=name, timeout_s=spec.peer_timeout_s)
         shape = KVShape.of(model, name)
         _check_memory(spec, shape, model.embedding.device)
         lane = Lane(spec.transfer_bytes) if spec.transfer == "mooncake" else None
-        self._desk = Desk(
+        self._context = WorkerContext(
             spec=spec,
             model=model,
             shape=shape,
-            who=self._who,
+            identity=self._who,
             couriers=Couriers(self._who, self._undelivered, lane),
             lane=lane,
-            say=self._outbox.put,
-            note=self._inbox.put,
+            send=self._outbox.put,
+            enqueue=self._inbox.put,
         )
-        duties = {"prefill": PrefillDuty, "decode": DecodeDuty, "coupled": CoupledDuty}
-        self._duty: Duty = duties[spec.role](self._desk)
+        roles = {"prefill": PrefillRole, "decode": DecodeRole, "coupled": CoupledRole}
+        self._role: WorkerRole = roles[spec.role](self._context)
         self._reception = Reception(
             self._who,
-            self._desk.shape,
+            self._context.shape,
             most_tokens=spec.max_request_tokens,
             delivered=self._inbox.put,
-            give=self._duty.lookup if isinstance(self._duty, PrefillDuty) else lambda _: [],
+            give=self._role.lookup if isinstance(self._role, PrefillRole) else lambda _: [],
             each_layer=spec.log_layers,
             lane=lane,
         )
 
     def run(self) -> None:
         """Work until told to stop; afterwards every thread and connection is closed."""
-        torch.set_num_threads(self._desk.spec.threads)
+        torch.set_num_threads(self._context.spec.threads)
         sys.setswitchinterval(_SWITCH_S)
         self._outbox.put(self._ready())
         threading.Thread(target=self._listen, name="listener", daemon=True).start()
@@ -92,9 +90,9 @@ class Worker:
         speaker.start()
         self._serve()
         self._reception.close()
-        self._desk.couriers.close()
-        if isinstance(self._duty, PrefillDuty):
-            self._duty.close()
+        self._context.couriers.close()
+        if isinstance(self._role, PrefillRole):
+            self._role.close()
         self._outbox.put(None)
         speaker.join()
         with contextlib.suppress(OSError):
@@ -105,17 +103,17 @@ class Worker:
         while True:
             item = self._next()
             while item is not None:
-                if isinstance(item, Stop):
+                if isinstance(item, Shutdown):
                     return
                 self._take(item)
                 item = self._next_if_any()
-            if self._duty.busy:
+            if self._role.busy:
                 self._step_began_s = time.monotonic()
-                self._duty.step()
+                self._role.step()
                 self._step_began_s = None
 
     def _next(self) -> object | None:
-        return self._next_if_any() if self._duty.busy else self._inbox.get()
+        return self._next_if_any() if self._role.busy else self._inbox.get()
 
     def _next_if_any(self) -> object | None:
         try:
@@ -124,11 +122,11 @@ class Worker:
             return None
 
     def _take(self, item: object) -> None:
-        if isinstance(item, messages.Sever):
-            self._desk.couriers.sever()
+        if isinstance(item, messages.DropConnections):
+            self._context.couriers.sever()
             self._reception.sever()
         else:
-            self._duty.take(item)
+            self._role.take(item)
 
     def _listen(self) -> None:
         """Queue orders from the cluster until it says stop; when the cluster is gone, the process ends."""
@@ -141,14 +139,14 @@ class Worker:
                     self._outbox.put(Pong(order.number, busy_s))
                     continue
                 self._inbox.put(order)
-                if isinstance(order, Stop):
+                if isinstance(order, Shutdown):
                     return
         except (OSError, msgspec.MsgspecError) as error:
             logging.getLogger(__name__).warning("%s ends: %s", self._who.name, error)
         os._exit(0)
 
     def _speak(self) -> None:
-        """Send events to the cluster, all that wait at once, until a None says that there are no more."""
+        """Send messages to the cluster, all that wait at once, until a None says that there are no more."""
         is_open = True
         while is_open:
             events = [self._outbox.get()]
@@ -161,10 +159,11 @@ class Worker:
                 os._exit(0)
 
     def _undelivered(self, job: Job, reason: str) -> None:
-        self._outbox.put(Trouble(job=job, reason=reason))
+        failed = AttemptFailed(at_s=time.monotonic(), attempt=job.attempt, reason=reason, retriable=True)
+        self._outbox.put(Report(job.run, (failed,)))
 
     def _ready(self) -> Ready:
-        spec, model = self._desk.spec, self._desk.model
+        spec, model = self._context.spec, self._context.model
         return Ready(
             version=VERSION,
             name=spec.name,
@@ -172,7 +171,7 @@ class Worker:
             port=self._reception.port,
             fingerprint=self._who.fingerprint,
             window=min(spec.max_request_tokens, model.config.max_positions, len(model.rope.cosines)),
-            capacity_tokens=self._duty.capacity_tokens,
+            capacity_tokens=self._role.capacity_tokens,
             shape=_shape(spec, model),
             end_tokens=model.config.end_tokens,
             device=str(model.embedding.device),

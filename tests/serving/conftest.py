@@ -19,7 +19,7 @@ from mooncake_lab.perf import (
     PrefillLatency,
     model_shape,
 )
-from mooncake_lab.serving import Hall, LiveCluster, LiveSpec, WorkerPool, prompt_of
+from mooncake_lab.serving import ClusterRuntime, LiveCluster, LiveSpec, WorkerPool, prompt_of
 from mooncake_lab.serving.door.server import Address, web_server
 from mooncake_lab.serving.door.telemetry import Telemetry
 
@@ -129,11 +129,14 @@ class OpenDoor:
     async def _serve(self):
         telemetry = Telemetry()
         self.loop = asyncio.get_running_loop()
-        nothing = lambda _: None  # noqa: E731
-        async with Hall(
-            self.spec, self.believed, pool=self.pool, write=telemetry.note, decided=nothing
-        ) as self.hall:
-            self.server = web_server(self.hall, telemetry, self.address, self.endings.append)
+        self.log = []
+
+        def write(record):
+            self.log.append(record)
+            telemetry.note(record)
+
+        async with ClusterRuntime(self.spec, self.believed, pool=self.pool, write=write) as self.runtime:
+            self.server = web_server(self.runtime, telemetry, self.address, self.endings.append)
             self.ready.set()
             await self.server.serve(sockets=[self.listener])
 

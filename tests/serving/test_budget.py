@@ -1,58 +1,59 @@
 """What is admitted: by what requests are expected to need, not by the most that they may."""
 
-import time
+import math
 
 import numpy as np
 import pytest
+from quiet_workers import QuietCluster
 
-from mooncake_lab.conductor import LatencyEstimator
-from mooncake_lab.perf import model_shape
-from mooncake_lab.serving import LiveSpec
-from mooncake_lab.serving.dispatcher import Dispatcher
-from mooncake_lab.serving.journal import Journal
-from mooncake_lab.serving.messages import VERSION, Generation, Ready
-from mooncake_lab.serving.ticket import RejectedError
+from mooncake_lab.serving import RejectedError
 
 WINDOW = 8192
 CAPACITY = 65_536
 
 
-class Line:
-    """A link to a worker that hears and does nothing."""
-
-    def __init__(self, name):
-        self.ready = Ready(
-            version=VERSION, name=name, pid=0, port=1, fingerprint=b"f", window=WINDOW, capacity_tokens=CAPACITY,
-            shape=model_shape("lab-tiny"), end_tokens=(), device="cpu",
-        )  # fmt: skip
-
-    def send(self, *orders):
-        pass
-
-
-class Floor:
-    """A dispatcher whose workers do nothing."""
+class Floor(QuietCluster):
+    """A cluster whose workers do nothing, with room for many requests."""
 
     def __init__(self, believed, **changes):
-        spec = LiveSpec(**changes)
-        self.dispatcher = Dispatcher(spec, Journal(time.monotonic(), lambda _: None), lambda _: None)
-        self.placer = self.dispatcher.placer
-        self.placer.estimate = LatencyEstimator(believed)
-        for name in ("prefill-0", "decode-0"):
-            self.dispatcher.born(name, Line(name))
+        super().__init__(believed, window=WINDOW, capacity_tokens=CAPACITY, **changes)
 
-    def submit(self, tokens=20, most=None):
-        asked = Generation(prompt=b"", max_new_tokens=WINDOW - tokens + 1 if most is None else most)
-        return self.dispatcher.submit(np.ones(tokens, dtype=np.int32), asked)
+    @property
+    def budget(self):
+        """Of its run."""
+        return self.runtime._budget
+
+    def one(self, tokens=20, most=None):
+        """A request that may use the whole window."""
+        return self.submit(np.ones(tokens, dtype=np.int32), WINDOW - tokens + 1 if most is None else most)
 
     def fill(self, **asked):
         """Submit until one is refused; those that were taken, and the refusal."""
         taken = []
         while True:
             try:
-                taken.append(self.submit(**asked))
+                taken.append(self.one(**asked))
             except RejectedError as refused:
                 return taken, refused
+
+
+class KnowsNothing:
+    """Estimates that everything takes forever."""
+
+    def decode_step_s(self, requests, context_tokens):
+        """Forever."""
+        del requests, context_tokens
+        return math.inf
+
+    def prefill_s(self, request_id, input_tokens, reused_tokens):
+        """No time: the backlog is not what is tested."""
+        del request_id, input_tokens, reused_tokens
+        return 0.0
+
+    def transfer_s(self, tokens, flows):
+        """No time."""
+        del tokens, flows
+        return 0.0
 
 
 @pytest.fixture
@@ -64,8 +65,8 @@ def test_100_chats_without_a_limit_are_taken(make):
     """Chats that may use the whole window are not refused for what they will not use."""
     floor = make()
     for _ in range(100):
-        floor.submit()
-    assert len(floor.placer.tickets) == 100
+        floor.one()
+    assert len(floor.runtime.streams) == 100
 
 
 def test_the_budget_is_bounded(make):
@@ -74,19 +75,20 @@ def test_the_budget_is_bounded(make):
     rng = np.random.default_rng(0)
     refused = 0
     for _ in range(1500):
-        held = floor.placer.budget.held()
+        held = floor.budget.held()
         try:
-            floor.submit(tokens=int(rng.integers(1, 4000)), most=int(rng.integers(1, 4000)))
-            assert floor.placer.budget.held() <= 4 * CAPACITY
+            floor.one(tokens=int(rng.integers(1, 4000)), most=int(rng.integers(1, 4000)))
+            assert floor.budget.held() <= 4 * CAPACITY
         except RejectedError:
             refused += 1
-            assert floor.placer.budget.held() == held
-        tickets = list(floor.placer.tickets.values())
-        for ticket in rng.choice(tickets, size=min(4, len(tickets)), replace=False):
-            room = ticket.asked.max_new_tokens - len(ticket.tokens)
-            ticket.tokens += [1] * int(min(room, rng.integers(0, 600)))
+            assert floor.budget.held() == held
+        streams = list(floor.runtime.streams.values())
+        for i in rng.choice(len(streams), size=min(4, len(streams)), replace=False):
+            stream = streams[i]
+            room = stream.asked.max_new_tokens - len(stream.tokens)
+            stream.tokens += [1] * int(min(room, rng.integers(0, 600)))
         if rng.random() < 0.3:
-            floor.dispatcher.finish(tickets[int(rng.integers(len(tickets)))])
+            floor.runtime.stop(streams[int(rng.integers(len(streams)))])
     assert refused > 0
 
 
@@ -96,47 +98,46 @@ def test_the_budget_is_bounded(make):
 def test_what_an_answer_is_expected_to_be(make, most, made, answer):
     """The assumption at first, then twice what there is, and never more than is allowed or less than there is."""
     floor = make()
-    ticket = floor.submit(most=most)
-    ticket.tokens += [1] * made
-    assert floor.placer.budget.tokens(ticket) == 20 + answer
+    stream = floor.one(most=most)
+    stream.tokens += [1] * made
+    assert floor.budget.tokens(stream) == 20 + answer
 
 
 def test_alone_everything_that_fits_is_taken(make):
     """A budget smaller than one request admits one at a time."""
     floor = make(most_waiting=0.001)
-    first = floor.submit(tokens=4000)
+    first = floor.one(tokens=4000)
     with pytest.raises(RejectedError, match=r"this one 532; allowed are 65$"):
-        floor.submit()
-    floor.dispatcher.finish(first)
-    floor.submit()
+        floor.one()
+    floor.runtime.stop(first)
+    floor.one()
 
 
 def test_retry_after_is_the_backlog(make, monkeypatch):
     """Refused clients are told when their turn comes at the rate at which requests ended, one behind the other."""
     now_s = 1000.0
     monkeypatch.setattr("time.monotonic", lambda: now_s)
-    floor = make()
-    floor.placer.estimate = None  # nothing is believed: only what was seen counts
+    floor = make(estimate=KnowsNothing())  # only what was seen counts
     taken, first = floor.fill(most=512)
     assert len(taken) == 4 * CAPACITY // 532
     assert first.retry_after_s == 1  # nothing is known yet
     for _ in range(5):
         now_s += 2
-        floor.dispatcher.finish(taken.pop())
+        floor.runtime.stop(taken.pop())
     _, _ = floor.fill(most=512)
     told = []
     for _ in range(1000):
         with pytest.raises(RejectedError) as refused:
-            floor.submit(most=512)
+            floor.one(most=512)
         told.append(refused.value.retry_after_s)
     assert told == sorted(told)
     assert told[0] >= 2
     assert told[3] > told[0]
     rate = 5 * 532 / 8  # tokens a second, over the time since the first of them ended
-    assert told[-1] == min(600, int(np.ceil(floor.placer.budget.held() / rate)))
+    assert told[-1] == min(600, int(np.ceil(floor.budget.held() / rate)))
     now_s += 700
     with pytest.raises(RejectedError) as refused:
-        floor.submit(most=512)
+        floor.one(most=512)
     assert refused.value.retry_after_s == 1  # nothing ended for long, and nothing is known again
 
 
@@ -150,7 +151,7 @@ def test_retry_after_follows_the_model_where_nothing_ended(make, believed):
     assert refused.retry_after_s == 1
     for _ in range(300):
         with pytest.raises(RejectedError) as last:
-            floor.submit()
+            floor.one()
     assert np.ceil(512 * step_s) <= last.value.retry_after_s <= np.ceil(whole_s)
 
 
@@ -160,8 +161,8 @@ def test_what_is_remembered_of_refused_clients_is_bounded(make):
     taken, _ = floor.fill()
     for _ in range(1000):
         with pytest.raises(RejectedError):
-            floor.submit()
-    budget = floor.placer.budget
+            floor.one()
+    budget = floor.budget
     refused = [tokens for _, tokens in budget._refused]
     assert len(refused) <= len(taken) + 1
     assert sum(refused) == budget._refused_tokens

@@ -12,7 +12,7 @@ from mooncake_lab.perf import model_shape
 from mooncake_lab.serving import LiveSpec
 from mooncake_lab.serving.frames import MOST_BODY_BYTES, pack, read_frame, receive_frame
 from mooncake_lab.serving.launch.process import _place
-from mooncake_lab.serving.messages import EVENTS, VERSION, Ping, Pong, Ready
+from mooncake_lab.serving.messages import VERSION, WORKER_MESSAGES, Ping, Pong, Ready
 from mooncake_lab.serving.spec import worker_spec
 from mooncake_lab.serving.supervisor import Callbacks, Supervisor, WorkerError
 from mooncake_lab.store.media import ProtocolError
@@ -53,7 +53,7 @@ BOTH = pytest.mark.parametrize("read", [from_socket, from_stream])
 @BOTH
 def test_frames_come_as_they_were(read):
     """Messages packed in one breath are read one by one; the end of the connection is the end."""
-    assert [EVENTS.decode(body) for body in read(pack([Pong(1, 0.5), Pong(2, 0.0)]))] == [
+    assert [WORKER_MESSAGES.decode(body) for body in read(pack([Pong(1, 0.5), Pong(2, 0.0)]))] == [
         Pong(1, 0.5),
         Pong(2, 0.0),
     ]
@@ -135,7 +135,7 @@ def start(spec, pool):
     """Start a cluster's workers, and close it."""
 
     async def starting():
-        callbacks = Callbacks(worker_up=lambda *_: None, event=lambda *_: None, worker_exit=lambda *_: None)
+        callbacks = Callbacks(worker_up=lambda *_: None, message=lambda *_: None, worker_exit=lambda *_: None)
         supervisor = Supervisor(spec, callbacks, pool)
         try:
             await asyncio.wait_for(supervisor.start(), 20)
@@ -180,7 +180,9 @@ def test_nonsense_later_ends_a_worker(fake_pool, caplog):
 
     async def running():
         gone = asyncio.Event()
-        callbacks = Callbacks(worker_up=lambda *_: None, event=lambda *_: None, worker_exit=lambda *_: gone.set())
+        callbacks = Callbacks(
+            worker_up=lambda *_: None, message=lambda *_: None, worker_exit=lambda *_: gone.set()
+        )
         alone = LiveSpec(device="cpu", prefill_nodes=0, decode_nodes=0, coupled_nodes=1)
         supervisor = Supervisor(alone, callbacks, fake_pool(pack([ready()]), b"\0" * 8))
         await supervisor.start()

@@ -100,7 +100,7 @@ def test_stop_sequence(door, client):
     assert made.choices[0].finish_reason == "stop"
     assert ended(door, "client") == left
     assert ended(door, "finished") == finished + 1
-    assert not door.hall.dispatcher.placer.tickets
+    assert not door.runtime.streams
 
 
 @pytest.mark.parametrize(
@@ -149,13 +149,13 @@ def test_disconnect_cancels(door):
     with door.client() as one:
         stream = one.completions.create(model=MODEL, prompt="hello", max_tokens=4000, stream=True, temperature=0)
         next(iter(stream))
-        assert len(door.hall.dispatcher.placer.tickets) == 1
+        assert len(door.runtime.streams) == 1
         stream.close()
     deadline_s = time.monotonic() + 20
-    while door.hall.dispatcher.placer.tickets and time.monotonic() < deadline_s:
+    while door.runtime.streams and time.monotonic() < deadline_s:
         time.sleep(0.01)
-    assert not door.hall.dispatcher.placer.tickets
-    assert all(not account.contexts for account in door.hall.dispatcher.placer.books.accounts.values())
+    assert not door.runtime.streams
+    assert all(not worker.contexts for worker in door.runtime.workers)
 
 
 def test_rejection(open_door):
@@ -182,7 +182,7 @@ def test_a_late_rejection_is_429_too(open_door, stream):
         with pytest.raises(openai.RateLimitError, match="refused late") as raised:
             one.completions.create(model=MODEL, prompt="x", stream=stream)
         assert int(raised.value.response.headers["retry-after"]) >= 1
-        assert not door.hall.dispatcher.placer.tickets
+        assert not door.runtime.streams
 
 
 def test_a_disconnect_before_the_first_token_cancels(door):
@@ -193,9 +193,9 @@ def test_a_disconnect_before_the_first_token_cancels(door):
         with pytest.raises(httpx.TimeoutException):
             httpx.post(f"{door.url}/v1/completions", json=body, headers=headers, timeout=0.01)
         deadline_s = time.monotonic() + 20
-        while door.hall.dispatcher.placer.tickets and time.monotonic() < deadline_s:
+        while door.runtime.streams and time.monotonic() < deadline_s:
             time.sleep(0.01)
-        assert not door.hall.dispatcher.placer.tickets
+        assert not door.runtime.streams
 
 
 def test_what_is_too_much_is_refused(open_door):
@@ -206,12 +206,12 @@ def test_what_is_too_much_is_refused(open_door):
         ) as first:
             news = iter(first)
             next(news)
-            with pytest.raises(openai.RateLimitError, match="1 requests are under way; allowed are 1") as raised:
+            with pytest.raises(openai.RateLimitError, match="1 requests are in flight; allowed are 1") as raised:
                 one.completions.create(model=MODEL, prompt="y", max_tokens=1)
             assert int(raised.value.response.headers["retry-after"]) >= 1
             assert next(news).choices[0].token_ids
         deadline_s = time.monotonic() + 20
-        while door.hall.dispatcher.placer.tickets and time.monotonic() < deadline_s:
+        while door.runtime.streams and time.monotonic() < deadline_s:
             time.sleep(0.01)
         assert one.completions.create(model=MODEL, prompt="y", max_tokens=1).usage.completion_tokens == 1
 
@@ -233,7 +233,7 @@ def test_memory_is_bounded_by_tokens(open_door, believed):
 def test_nobody_is_let_in_after_the_last_call(open_door):
     """A request that comes when all others have been dismissed is 503, not begun and cut off."""
     with open_door() as closing, closing.client() as one:
-        closing.hall.dismiss()
+        closing.runtime.shut()
         with pytest.raises(openai.InternalServerError, match="the cluster is shut down") as raised:
             one.completions.create(model=MODEL, prompt="x")
         assert raised.value.status_code == 503
@@ -300,7 +300,7 @@ def test_what_does_not_end_in_time_is_told(open_door):
     assert len(said) > 1
     assert "the cluster is shut down" in said[-1]
     assert door.endings == [1]  # the operator is told how many are waited for
-    assert not door.hall.dispatcher.placer.tickets
+    assert not door.runtime.streams
 
 
 def test_replay_against_nobody_says_so(traced):

@@ -18,7 +18,10 @@ MODEL = "random:lab-tiny"
 FAULTS = {
     "prefill worker killed": lambda live: live.kill("prefill-0"),
     "decode worker killed": lambda live: live.kill("decode-0"),
-    "messenger connections broken": lambda live: (live.sever("prefill-0"), live.sever("decode-0")),
+    "messenger connections broken": lambda live: (
+        live.drop_connections("prefill-0"),
+        live.drop_connections("decode-0"),
+    ),
 }
 
 
@@ -32,7 +35,7 @@ def cluster(open_cluster):
 @pytest.mark.parametrize("fault", FAULTS)
 def test_nothing_is_lost_or_wrong(cluster, traced, expected, fault):
     """After a kill or a broken connection under load, every request has the tokens of an undisturbed run."""
-    cluster.forget()
+    cluster.reset_prefix_cache()
     requests = traced(24, output_tokens=24)
     timer = threading.Timer(0.15, FAULTS[fault], (cluster,))
     timer.start()
@@ -78,7 +81,7 @@ def test_sampled_tokens_survive_a_kill(open_door):
                     shown += len(choice.token_ids)
                 if kill_after is not None and shown > kill_after:
                     kill_after = None
-                    os.kill(door.hall.supervisor.links["decode-0"].ready.pid, signal.SIGKILL)
+                    os.kill(door.runtime.supervisor.links["decode-0"].ready.pid, signal.SIGKILL)
             return tokens
 
         async with openai.AsyncOpenAI(base_url=f"{door.url}/v1", api_key=door.token, max_retries=0) as client:

@@ -27,7 +27,7 @@ def test_simulated_log_gives_the_model_back(believed):
 
 def test_live_log_can_be_simulated(cluster, traced):
     """A live run gives a model, and the simulator under it serves the same requests with the same reuse."""
-    cluster.forget()
+    cluster.reset_prefix_cache()
     requests = traced(16, every_s=0.05)
     found = model_from_log(cluster.run(requests), cluster.model)
     assert found.model.decode.step_s(1, 80) > 0

@@ -24,7 +24,7 @@ def test_tokens_equal_one_engine(cluster, reference, rng):
 
 def test_run_keeps_the_simulators_log(cluster, traced, expected):
     """A trace gives tokens, and a log that obeys I1 and I2 and that the metrics read."""
-    cluster.forget()
+    cluster.reset_prefix_cache()
     requests = traced(20)
     log = cluster.run(requests)
     assert cluster.outputs == expected(requests)
@@ -61,7 +61,7 @@ def test_a_placement_on_nobody_fails_its_request_only(open_cluster):
     """A user's policy that errs is told so, and the cluster lives on."""
     with open_cluster(placement=Elsewhere()) as live:
         for _ in range(2):
-            with pytest.raises(FailedError, match="'prefill-9', which does not live"):
+            with pytest.raises(FailedError, match="'prefill-9', which is not up"):
                 live.generate([[1, 2, 3]])
         assert set(live.pids()) == {"prefill-0", "decode-0"}
 
@@ -71,7 +71,7 @@ def test_forgetting_is_done_when_it_returns(cluster, traced):
     requests = traced(1)
     for _ in range(3):
         cluster.run(requests)
-        cluster.forget()
+        cluster.reset_prefix_cache()
         log = cluster.run(requests)
         assert [record.reused_tokens for record in log if isinstance(record, Placed | Prefilled)] == [0, 0]
 
@@ -231,7 +231,7 @@ def test_evicted_blocks_sink_and_come_back(open_cluster, traced, expected, tmp_p
         log = live.run(requests)
         assert live.outputs == expected(requests)
         assert read_from_ssd(log) > 0
-        live.forget()
+        live.reset_prefix_cache()
         log = live.run(requests[:1])
         assert read_from_ssd(log) == 0
     assert check_log(log) == ()

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 import torch
 
+from mooncake_lab.cluster import PrefillDone
 from mooncake_lab.serving.couriers import Couriers
 from mooncake_lab.serving.fetching import fetch
 from mooncake_lab.serving.kv import KVShape, raw
 from mooncake_lab.serving.lane import WINDOW_BYTES, Lane
 from mooncake_lab.serving.measure import measure_transfer
-from mooncake_lab.serving.messages import VERSION, Job, Span
+from mooncake_lab.serving.messages import VERSION, Job
 from mooncake_lab.serving.messenger import HOST, Courier, Identity, _has_ended, borrow, cuts, dial, expect, receive
 from mooncake_lab.serving.parcels import Ask, Begin, End, Hello, Piece, Pushed, Refused, Taken, Where
 from mooncake_lab.serving.reception import _MOST_STRANGERS, Reception
@@ -27,8 +28,10 @@ from mooncake_lab.store.media.mooncake_wheel import load_wheel
 
 SHAPE = KVShape(fingerprint=b"f" * 16, layers=2, kv_heads=2, head_width=4, dtype=torch.float32)
 WHO = Identity(name="sender", token=b"t" * 32, fingerprint=SHAPE.fingerprint, timeout_s=1.0)
-JOB = Job(1, 1)
-SPAN = Span(JOB, 0.0, 1.0, 5, 0)
+JOB = Job(1, 1, 1)
+PREFILLED = PrefillDone(
+    at_s=1.0, attempt=JOB.attempt, worker="prefill-0", start_s=0.0, computed_tokens=5, reused_tokens=0
+)
 
 
 @pytest.fixture
@@ -94,7 +97,7 @@ def test_pieces_make_a_whole(way, request, came):
             parcel, values = piece(layer, start, tokens)
             courier.send(parcel, [raw(values)])
             sent[layer, start] = values
-    courier.send(End(job=JOB, first_token=7, span=SPAN))
+    courier.send(End(job=JOB, first_token=7, prefilled=PREFILLED))
     delivery = came.get(timeout=10)
     courier.close()
     assert failed.empty()
@@ -111,7 +114,7 @@ def send_one_token(courier):
     for layer in range(2):
         parcel, values = piece(layer, 0, 1)
         courier.send(parcel, [raw(values)])
-    courier.send(End(job=JOB, first_token=7, span=SPAN))
+    courier.send(End(job=JOB, first_token=7, prefilled=PREFILLED))
 
 
 @pytest.mark.parametrize("most_bytes", [1, 64, 3 * 64, 5 * 64, 2**20])
@@ -245,7 +248,7 @@ def test_wrong_token_and_model(reception):
         (Begin(job=JOB, tokens=65), 0, "65 tokens"),
         (Begin(job=JOB, tokens=5), 8, "8 bytes behind"),
         (Piece(job=JOB, layer=0, start=0, tokens=1), 64, "never began"),
-        (End(job=JOB, first_token=0, span=SPAN), 0, "before all"),
+        (End(job=JOB, first_token=0, prefilled=PREFILLED), 0, "before all"),
         (Taken(), 0, "no question"),
     ],
 )
@@ -302,7 +305,7 @@ def test_couriers_of_the_dead_are_let_go(reception, came):
     first = couriers.to(port)
     first.send(Begin(job=JOB, tokens=5))
     assert failed.get(timeout=10)[0] == JOB
-    first.send(End(job=JOB, first_token=0, span=SPAN))
+    first.send(End(job=JOB, first_token=0, prefilled=PREFILLED))
     deadline_s = time.monotonic() + 10
     while not first.is_stranded and time.monotonic() < deadline_s:
         time.sleep(0.01)
@@ -410,7 +413,7 @@ def test_a_job_under_way_on_a_broken_connection_is_reported(reception, came):
     couriers.to(reception.port)
     assert couriers.to(port) is courier
     couriers.to(port).send(piece(1, 0, 1)[0], [raw(piece(1, 0, 1)[1])])
-    couriers.to(port).send(End(job=JOB, first_token=7, span=SPAN))
+    couriers.to(port).send(End(job=JOB, first_token=7, prefilled=PREFILLED))
     job, reason = came.get(timeout=10)
     assert job == JOB
     assert "could not be delivered" in reason
@@ -427,7 +430,7 @@ def test_who_sends_too_much_waits(monkeypatch, came, reception):
             parcel, values = piece(layer, start, 1)
             courier.send(parcel, [raw(values)])
             most = max(most, courier._waiting_bytes)
-    courier.send(End(job=JOB, first_token=7, span=SPAN))
+    courier.send(End(job=JOB, first_token=7, prefilled=PREFILLED))
     assert came.get(timeout=10).first_token == 7
     assert most <= 2 * SHAPE.layer_bytes
     courier.close()
@@ -482,7 +485,7 @@ def test_deaf_receiver():
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         courier = Courier(deaf.getsockname()[1], WHO, lambda job, reason: failed.put((job, reason)))
         courier.send(Begin(job=JOB, tokens=5))
-        courier.send(End(job=JOB, first_token=0, span=SPAN))
+        courier.send(End(job=JOB, first_token=0, prefilled=PREFILLED))
         job, reason = failed.get(timeout=30)
         courier.close()
     assert job == JOB
@@ -497,6 +500,6 @@ def test_expect_other(reception):
         for layer in range(2):
             parcel, values = piece(layer, 0, 5)
             wire.send_frame(peer, parcel, (raw(values),), 5)
-        wire.send_frame(peer, End(job=JOB, first_token=0, span=SPAN), (), 5)
+        wire.send_frame(peer, End(job=JOB, first_token=0, prefilled=PREFILLED), (), 5)
         with pytest.raises(ProtocolError, match="Taken where a Hello"):
             expect(peer, Hello, 5)

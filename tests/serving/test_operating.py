@@ -6,15 +6,15 @@ import time
 
 import httpx
 import pytest
+from quiet_workers import QuietCluster
 
 import mooncake_lab.serving.door.server
 from mooncake_lab.core import Arrived, read_log, write_log
-from mooncake_lab.serving.books import Books
 from mooncake_lab.serving.door.app import _is_from_here
 from mooncake_lab.serving.door.telemetry import Telemetry
 from mooncake_lab.serving.door.tokenizer import ByteTokenizer
 from mooncake_lab.serving.door.wanted import BadRequestError, Reader
-from mooncake_lab.serving.messages import Holds
+from mooncake_lab.serving.messages import CacheUpdate
 
 MODEL = "a name"
 
@@ -118,13 +118,10 @@ def test_cached_tokens(open_door, layout):
 def test_the_log_has_names_and_the_time(open_door, tmp_path):
     """The log tells the completion of each request that arrived, and when by the clock on the wall."""
     with open_door(address={"model": MODEL}) as door:
-        heard = []
-        journal = door.hall.journal
-        tell = journal._tell
-        journal._tell = lambda record: (heard.append(record), tell(record))
         before_s = time.time()
         made = post(door, {"prompt": ["x", "y"], "max_tokens": 1}).json()
         after_s = time.time()
+    heard = door.log
     arrived = [record for record in heard if isinstance(record, Arrived)]
     assert [record.completion_id for record in arrived] == [made["id"]] * 2
     assert all(before_s <= record.wall_s <= after_s for record in arrived)
@@ -132,22 +129,22 @@ def test_the_log_has_names_and_the_time(open_door, tmp_path):
     assert list(read_log(tmp_path / "log")) == heard
 
 
-def test_damage_is_counted():
+def test_damage_is_counted(believed):
     """Blocks that workers find damaged are summed over all they say, and no page counts one twice."""
-    books, telemetry = Books(), Telemetry()
-    books.open("prefill-0", "prefill", 64)
+    quiet, telemetry = QuietCluster(believed), Telemetry()
 
     def counted():
-        page = telemetry.page(books, 0).decode().splitlines()
+        runtime = quiet.runtime
+        page = telemetry.page(runtime.workers, runtime.damaged_blocks, len(runtime.streams)).decode().splitlines()
         return [line for line in page if line.startswith("mooncake_damaged_blocks_total")]
 
     assert counted() == []
-    books.note("prefill-0", Holds(damaged_blocks=2))
+    quiet.receive("prefill-0", CacheUpdate(damaged_blocks=2))
     for _ in range(2):
         assert counted() == ['mooncake_damaged_blocks_total{worker="prefill-0"} 2.0']
-    books.close("prefill-0")
-    books.open("prefill-0", "prefill", 64)
-    books.note("prefill-0", Holds(damaged_blocks=1))
+    quiet.take_down("prefill-0")
+    quiet.bring_up("prefill-0")
+    quiet.receive("prefill-0", CacheUpdate(damaged_blocks=1))
     assert counted() == ['mooncake_damaged_blocks_total{worker="prefill-0"} 3.0']
 
 
@@ -187,11 +184,11 @@ def test_tokenising_stops_nobody(open_door, monkeypatch):
         asking = threading.Thread(target=lambda: found.append(post(door, ask, "chat/completions")))
         asking.start()
         assert slow.begun.wait(60)
-        heard_s = {name: link.heard_s for name, link in door.hall.supervisor.links.items()}
+        heard_s = {name: link.heard_s for name, link in door.runtime.supervisor.links.items()}
         made = post(door, {"prompt": "quick", "max_tokens": 20, "ignore_eos": True})
         assert made.json()["usage"]["completion_tokens"] == 20
         assert httpx.get(f"{door.url}/health").json()["status"] == "ok"
-        assert all(link.heard_s > heard_s[name] for name, link in door.hall.supervisor.links.items())
+        assert all(link.heard_s > heard_s[name] for name, link in door.runtime.supervisor.links.items())
         assert found == []
         slow.go_on.set()
         asking.join()

@@ -1,43 +1,25 @@
 """What the live cluster's policies get to know: all they need, or the spec refuses them."""
 
-import time
 from typing import ClassVar
 
 import numpy as np
 import pytest
+from quiet_workers import QuietCluster
 
 from mooncake_lab.conductor import (
     AdaptiveThreshold,
     AdmitAll,
     AfterPrefill,
     EarlyRejection,
-    LatencyEstimator,
     LengthPredicting,
     PredictiveRejection,
     PriorityClasses,
 )
 from mooncake_lab.core import TracedRequest
-from mooncake_lab.perf import model_shape
 from mooncake_lab.serving import LiveSpec
-from mooncake_lab.serving.dispatcher import Dispatcher
-from mooncake_lab.serving.journal import Journal
-from mooncake_lab.serving.messages import VERSION, Generation, Ready
 
 COUPLED = {"prefill_nodes": 0, "decode_nodes": 0, "coupled_nodes": 2}
 ALL = (AdmitAll, AfterPrefill, EarlyRejection, PredictiveRejection, LengthPredicting, AdaptiveThreshold)
-
-
-class Line:
-    """A link to a worker that hears and does nothing."""
-
-    def __init__(self, name):
-        self.ready = Ready(
-            version=VERSION, name=name, pid=0, port=1, fingerprint=b"f", window=4096, capacity_tokens=4096,
-            shape=model_shape("lab-tiny"), end_tokens=(), device="cpu",
-        )  # fmt: skip
-
-    def send(self, *orders):
-        pass
 
 
 class Sees(AdmitAll):
@@ -68,20 +50,17 @@ def test_two_pools_have_all(policy):
 
 
 def test_priority_and_session_reach_policies(believed):
-    """A dispatcher hands both to admission, also when a request is placed again."""
+    """The runtime hands both to admission, also when a request is placed again."""
     Sees.seen.clear()
-    dispatcher = Dispatcher(LiveSpec(admission=Sees()), Journal(time.monotonic(), lambda _: None), lambda _: None)
-    dispatcher.placer.estimate = LatencyEstimator(believed)
-    for name in ("prefill-0", "decode-0"):
-        dispatcher.born(name, Line(name))
-    asked = Generation(prompt=b"", max_new_tokens=4)
-    ticket = dispatcher.submit(np.arange(40, dtype=np.int32), asked, request_id=7, session="s", priority=2)
+    quiet = QuietCluster(believed, admission=Sees())
+    identity = {"request_id": 7, "session": "s", "priority": 2}
+    stream = quiet.submit(np.arange(40, dtype=np.int32), request=identity)
     assert Sees.seen == [(7, 2, "s")]
-    ticket.tokens.append(1)
-    dispatcher.died("decode-0", "it is gone")
-    dispatcher.born("decode-0", Line("decode-0"))
-    assert ticket.attempt == 2
-    assert (ticket.request.priority, ticket.request.session) == (2, "s")
+    quiet.take_down("decode-0")
+    quiet.bring_up("decode-0")
+    assert quiet.attempt(stream).n == 2
+    request = quiet.runtime.coordinator.requests[7].request
+    assert (request.priority, request.session) == (2, "s")
 
 
 def test_a_trace_keeps_its_classes(open_cluster, traced):

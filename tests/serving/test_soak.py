@@ -53,7 +53,7 @@ def test_soak(open_cluster, traced, expected, fault):
     undisturbed = expected(requests)
     with open_cluster(prefill_nodes=2, decode_nodes=2) as live:
         for at_s in (0.4, 0.9):
-            live.forget()
+            live.reset_prefix_cache()
             report = strike(live, requests, fault, at_s=at_s, expected=undisturbed)
             sys.stdout.write(f"{report}\n")
             assert (report.lost, report.wrong) == (0, 0)

@@ -13,9 +13,9 @@ import numpy as np
 from mooncake_lab.serving.door.tokenizer import Tokenizer
 from mooncake_lab.serving.door.wanted import BadRequestError, Wanted
 from mooncake_lab.serving.door.writing import Writer
-from mooncake_lab.serving.hall import Hall
 from mooncake_lab.serving.messages import Generation
-from mooncake_lab.serving.ticket import Ticket
+from mooncake_lab.serving.runtime import ClusterRuntime
+from mooncake_lab.serving.stream import RequestStream
 
 _REASONS: Final = {"length": "length", "end_token": "stop"}
 
@@ -25,7 +25,7 @@ class Choice:
     """One prompt's answer as it grows. Mutable for that reason."""
 
     index: int
-    ticket: Ticket
+    stream: RequestStream
     writer: Writer
     tokens: list[int] = field(default_factory=list[int])
     finish_reason: str | None = None
@@ -40,7 +40,7 @@ class Piece:
     tokens: tuple[int, ...]
 
 
-def begin(hall: Hall, wanted: Wanted, tokenizer: Tokenizer, completion_id: str) -> list[Choice]:
+def begin(runtime: ClusterRuntime, wanted: Wanted, tokenizer: Tokenizer, completion_id: str) -> list[Choice]:
     """Place every prompt of a request; all of them, or none.
 
     Raises:
@@ -52,13 +52,14 @@ def begin(hall: Hall, wanted: Wanted, tokenizer: Tokenizer, completion_id: str) 
         for index, prompt in enumerate(wanted.prompts):
             asked = wanted.asked
             if not asked.max_new_tokens:
-                asked = msgspec.structs.replace(asked, max_new_tokens=max(1, hall.longest() - len(prompt) + 1))
+                room = runtime.max_model_len() - len(prompt) + 1
+                asked = msgspec.structs.replace(asked, max_new_tokens=max(1, room))
             _check_least(asked)
-            ticket = hall.submit(np.asarray(prompt, dtype=np.int32), asked, completion_id=completion_id)
+            stream = runtime.submit(np.asarray(prompt, dtype=np.int32), asked, completion_id=completion_id)
             writer = Writer(tokenizer.stream(), wanted.stops, least_tokens=asked.min_new_tokens)
-            choices.append(Choice(index=index, ticket=ticket, writer=writer))
+            choices.append(Choice(index=index, stream=stream, writer=writer))
     except BaseException as error:
-        stop(hall, choices)
+        stop(runtime, choices)
         if isinstance(error, ValueError) and not isinstance(error, BadRequestError):
             raise BadRequestError(str(error), "messages" if wanted.is_chat else "prompt") from error
         raise
@@ -73,13 +74,13 @@ def _check_least(asked: Generation) -> None:
         )
 
 
-def stop(hall: Hall, choices: Sequence[Choice]) -> None:
+def stop(runtime: ClusterRuntime, choices: Sequence[Choice]) -> None:
     """Let go of whatever of a request still runs."""
     for choice in choices:
-        hall.cancel(choice.ticket)
+        runtime.cancel(choice.stream)
 
 
-async def pieces(hall: Hall, choices: Sequence[Choice]) -> AsyncGenerator[Piece, None]:
+async def pieces(runtime: ClusterRuntime, choices: Sequence[Choice]) -> AsyncGenerator[Piece, None]:
     """What is new, of all choices as it comes.
 
     Raises:
@@ -87,14 +88,14 @@ async def pieces(hall: Hall, choices: Sequence[Choice]) -> AsyncGenerator[Piece,
         FailedError: when one cannot be served.
     """
     if len(choices) == 1:
-        async for piece in _pieces_of(hall, choices[0]):
+        async for piece in _pieces_of(runtime, choices[0]):
             yield piece
         return
     news: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
 
     async def follow(choice: Choice) -> None:
         try:
-            async for piece in _pieces_of(hall, choice):
+            async for piece in _pieces_of(runtime, choice):
                 news.put_nowait(piece)
             news.put_nowait(None)
         except Exception as error:  # noqa: BLE001  # raised again below
@@ -116,19 +117,19 @@ async def pieces(hall: Hall, choices: Sequence[Choice]) -> AsyncGenerator[Piece,
             task.cancel()
 
 
-async def _pieces_of(hall: Hall, choice: Choice) -> AsyncGenerator[Piece, None]:
-    async with contextlib.aclosing(choice.ticket.stream()) as tokens:
+async def _pieces_of(runtime: ClusterRuntime, choice: Choice) -> AsyncGenerator[Piece, None]:
+    async with contextlib.aclosing(choice.stream.stream()) as tokens:
         async for token in tokens:
             choice.tokens.append(token)
             text = choice.writer.push(token)
             if choice.writer.is_stopped:
-                hall.finish(choice.ticket)
+                runtime.stop(choice.stream)
                 choice.finish_reason = "stop"
                 yield Piece(choice, text, (token,))
                 return
             yield Piece(choice, text, (token,))
     text = choice.writer.finish()
-    end = choice.ticket.end
+    end = choice.stream.end
     assert end is not None  # noqa: S101  # its stream is over
     choice.finish_reason = "stop" if choice.writer.is_stopped else _REASONS.get(end.reason, end.reason)
     yield Piece(choice, text, ())
@@ -185,9 +186,9 @@ class Envelope:
 
 def usage(choices: Sequence[Choice]) -> dict[str, Any]:
     """Tokens that a request took and made so far, and those of its prompts whose KVCache was reused."""
-    prompt = sum(len(choice.ticket.prompt) for choice in choices)
+    prompt = sum(len(choice.stream.prompt) for choice in choices)
     made = sum(len(choice.tokens) for choice in choices)
-    cached = sum(choice.ticket.cached_tokens or 0 for choice in choices)
+    cached = sum(choice.stream.cached_tokens or 0 for choice in choices)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": made,

@@ -23,8 +23,8 @@ from mooncake_lab.serving.door.answering import Choice, Envelope, Piece, begin, 
 from mooncake_lab.serving.door.telemetry import Telemetry
 from mooncake_lab.serving.door.tokenizer import Tokenizer
 from mooncake_lab.serving.door.wanted import BadRequestError, Reader, UnknownModelError, Wanted
-from mooncake_lab.serving.hall import Hall
-from mooncake_lab.serving.ticket import FailedError, RejectedError
+from mooncake_lab.serving.runtime import ClusterRuntime
+from mooncake_lab.serving.stream import FailedError, RejectedError
 
 MOST_BODY_BYTES: Final = 8 * 1024**2
 MOST_RECEIVED_BYTES: Final = 256 * 1024**2
@@ -44,7 +44,7 @@ class Door:
     """Answers requests with a cluster. Mutable: it counts the bytes that it is receiving, and owns threads.
 
     Args:
-        hall: the cluster.
+        runtime: the cluster.
         tokenizer: text to tokens and back.
         telemetry: what `/metrics` shows.
         token: what clients must bring; None lets everybody in.
@@ -54,7 +54,7 @@ class Door:
 
     def __init__(
         self,
-        hall: Hall,
+        runtime: ClusterRuntime,
         tokenizer: Tokenizer,
         telemetry: Telemetry,
         token: str | None,
@@ -62,11 +62,11 @@ class Door:
         model: str | None = None,
         body_s: float = 30.0,
     ) -> None:
-        self._hall = hall
+        self._runtime = runtime
         self._tokenizer = tokenizer
         self._telemetry = telemetry
         self._token = token
-        self._model = hall.spec.model if model is None else model
+        self._model = runtime.spec.model if model is None else model
         self._body_s = body_s
         self._opened = int(time.time())
         self._received_bytes = 0
@@ -123,24 +123,25 @@ class Door:
         return _json(self._described)
 
     async def _health(self, _: Request) -> Response:
-        books = self._hall.dispatcher.placer.books
-        workers = sorted(books.accounts)
-        status = "ok" if books.can_serve else "waiting for workers"
-        return _json({"status": status, "workers": workers}, 200 if books.can_serve else 503)
+        table = self._runtime.coordinator.workers
+        workers = sorted(worker.name for worker in table.up)
+        status = "ok" if table.can_serve else "waiting for workers"
+        return _json({"status": status, "workers": workers}, 200 if table.can_serve else 503)
 
     async def _metrics(self, _: Request) -> Response:
-        placer = self._hall.dispatcher.placer
-        page = self._telemetry.page(placer.books, len(placer.tickets))
+        runtime = self._runtime
+        page = self._telemetry.page(runtime.workers, runtime.damaged_blocks, len(runtime.streams))
         return Response(page, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _answer(self, request: Request, read: Callable[[Reader, bytes], Wanted]) -> Response:
         received_s = time.monotonic()
         try:
             async with self._body(request) as body:
-                reader = Reader(tokenizer=self._tokenizer, model=self._model, most_tokens=self._hall.longest())
+                most = self._runtime.max_model_len()
+                reader = Reader(tokenizer=self._tokenizer, model=self._model, most_tokens=most)
                 wanted = await asyncio.get_running_loop().run_in_executor(self._reading, read, reader, body)
             name = f"{'chatcmpl' if wanted.is_chat else 'cmpl'}-{secrets.token_hex(12)}"
-            choices = begin(self._hall, wanted, self._tokenizer, name)
+            choices = begin(self._runtime, wanted, self._tokenizer, name)
         except (BadRequestError, UnknownModelError, RejectedError, FailedError) as refused:
             return _refusal(refused)
         except ClientDisconnect:
@@ -152,7 +153,7 @@ class Door:
     async def _timed(self, choices: list[Choice], received_s: float) -> AsyncGenerator[Piece, None]:
         """What is new; the first token is timed from when the request came, the front's own work included."""
         is_first = True
-        async with contextlib.aclosing(pieces(self._hall, choices)) as news:
+        async with contextlib.aclosing(pieces(self._runtime, choices)) as news:
             async for piece in news:
                 if is_first and piece.tokens:
                     self._telemetry.first_token(time.monotonic() - received_s)
@@ -206,7 +207,7 @@ class Door:
             leaving.cancel()
             if not is_begun:
                 beginning.cancel()
-                stop(self._hall, choices)
+                stop(self._runtime, choices)
         return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
     async def _whole(
@@ -225,7 +226,7 @@ class Door:
         finally:
             for task in (collecting, leaving):
                 task.cancel()
-            stop(self._hall, choices)
+            stop(self._runtime, choices)
 
     async def _events(
         self, envelope: Envelope, choices: list[Choice], first: Piece | None, rest: AsyncGenerator[Piece, None]
@@ -246,7 +247,7 @@ class Door:
         except (FailedError, RejectedError) as failed:
             yield _event(_error_body(503, str(failed), None, "failed"))
         finally:
-            stop(self._hall, choices)
+            stop(self._runtime, choices)
 
     @property
     def _described(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from mooncake_lab.serving.door.app import Door
 from mooncake_lab.serving.door.connections import Connection, Files, Gate, Limits
 from mooncake_lab.serving.door.telemetry import Telemetry
 from mooncake_lab.serving.door.tokenizer import tokenizer_of
-from mooncake_lab.serving.hall import Hall
+from mooncake_lab.serving.runtime import ClusterRuntime
 from mooncake_lab.serving.spec import LiveSpec
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -85,8 +85,8 @@ async def serve(
         assert this is not None  # noqa: S101  # a coroutine runs in a task
         for number in _SIGNALS:
             loop.add_signal_handler(number, this.cancel)
-        async with Hall(spec, write=note, decided=lambda _: None) as hall:
-            server = web_server(hall, telemetry, address, ending)
+        async with ClusterRuntime(spec, write=note) as runtime:
+            server = web_server(runtime, telemetry, address, ending)
 
             def end(_number: int, _frame: object) -> None:
                 server.should_exit = True
@@ -100,13 +100,13 @@ async def serve(
 
 
 def web_server(
-    hall: Hall, telemetry: Telemetry, address: Address, ending: Callable[[int], None] = lambda _: None
+    runtime: ClusterRuntime, telemetry: Telemetry, address: Address, ending: Callable[[int], None] = lambda _: None
 ) -> uvicorn.Server:
     """Uvicorn before an open cluster; for `ending` see `serve`."""
     limits = address.limits
     door = Door(
-        hall,
-        tokenizer_of(hall.spec.model),
+        runtime,
+        tokenizer_of(runtime.spec.model),
         telemetry,
         address.token,
         model=address.model,
@@ -127,7 +127,7 @@ def web_server(
         timeout_graceful_shutdown=math.ceil(address.drain_s) + _FAREWELL_S,
         server_header=False,
     )
-    return _Server(config, hall, door, address.drain_s, ending)
+    return _Server(config, runtime, door, address.drain_s, ending)
 
 
 @final
@@ -135,18 +135,23 @@ class _Server(uvicorn.Server):
     """Uvicorn that tells the clients whose requests it will not finish, instead of hanging up on them."""
 
     def __init__(
-        self, config: uvicorn.Config, hall: Hall, door: Door, drain_s: float, ending: Callable[[int], None]
+        self,
+        config: uvicorn.Config,
+        runtime: ClusterRuntime,
+        door: Door,
+        drain_s: float,
+        ending: Callable[[int], None],
     ) -> None:
         super().__init__(config)
         self._ending = ending
-        self._hall = hall
+        self._runtime = runtime
         self._door = door
         self._drain_s = drain_s
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no new connections, and wait for what is under way, as long as agreed."""
-        self._ending(len(self._hall.dispatcher.placer.tickets))
-        late = asyncio.get_running_loop().call_later(self._drain_s, self._hall.dismiss)
+        self._ending(len(self._runtime.streams))
+        late = asyncio.get_running_loop().call_later(self._drain_s, self._runtime.shut)
         try:
             await super().shutdown(sockets)
         finally:

@@ -1,9 +1,11 @@
-"""What Prometheus scrapes: counters and latencies from the records of the run log, gauges from the books."""
+"""What Prometheus scrapes: counters and latencies from the run log, gauges from the state of workers."""
 
+from collections.abc import Iterable, Mapping
 from typing import Final, final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from mooncake_lab.cluster import WorkerState
 from mooncake_lab.core import (
     Arrived,
     CacheChanged,
@@ -17,7 +19,6 @@ from mooncake_lab.core import (
     Rejected,
     RunEnded,
 )
-from mooncake_lab.serving.books import Books
 
 _PREFIX: Final = "mooncake_"
 _TTFT_BUCKETS_S: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
@@ -86,21 +87,27 @@ class Telemetry:
         """An HTTP request has its first token, so long after it came."""
         self._ttft.observe(seconds)
 
-    def page(self, books: Books, under_way: int) -> bytes:
-        """The metrics now, in Prometheus' text format."""
-        self._under_way.set(under_way)
+    def page(self, workers: Iterable[WorkerState], damaged_blocks: Mapping[str, int], in_flight: int) -> bytes:
+        """The metrics now, in Prometheus' text format.
+
+        Args:
+            workers: those that are up.
+            damaged_blocks: how many the workers of each name have found.
+            in_flight: requests in the cluster.
+        """
+        self._under_way.set(in_flight)
         self._workers.clear()
         self._queued.clear()
         self._context.clear()
-        for account in books.accounts.values():
-            self._workers.labels(account.role).inc()
-            if account.role != "decode":
-                self._queued.labels(account.name).set(len(account.prompts))
-            if account.role != "prefill":
-                self._context.labels(account.name).set(account.context_tokens)
-        for worker, blocks in books.damaged_blocks.items():
-            self._damaged.labels(worker).inc(blocks - self._told_damaged.get(worker, 0))
-        self._told_damaged = dict(books.damaged_blocks)
+        for worker in workers:
+            self._workers.labels(worker.role).inc()
+            if worker.role != "decode":
+                self._queued.labels(worker.name).set(len(worker.prompts))
+            if worker.role != "prefill":
+                self._context.labels(worker.name).set(worker.context_tokens)
+        for name, blocks in damaged_blocks.items():
+            self._damaged.labels(name).inc(blocks - self._told_damaged.get(name, 0))
+        self._told_damaged = dict(damaged_blocks)
         return generate_latest(self._registry)
 
     def _counter(self, name: str, says: str, *labels: str) -> Counter:

@@ -4,25 +4,25 @@ from collections import deque
 
 import pytest
 
-from mooncake_lab.serving.prefill_duty import PrefillDuty, _Prompt
+from mooncake_lab.serving.roles import PrefillRole, Prompt
 
 
 def prompt(*, is_ready):
     """A request that waits, for its prefix too or only for its turn."""
-    return _Prompt(order=None, keys=[], is_ready=is_ready)
+    return Prompt(order=None, keys=[], is_ready=is_ready)
 
 
-def duty(*waiting):
+def role(*waiting):
     """A prefill worker with nothing but a queue."""
-    made = object.__new__(PrefillDuty)
+    made = object.__new__(PrefillRole)
     made._waiting, made._running = deque(waiting), {}
     return made
 
 
 def test_a_prompt_that_is_ready_can_begin():
     """Nothing keeps the first of the queue once its prefix is there; an empty queue is no work."""
-    assert duty(prompt(is_ready=True)).busy
-    assert not duty().busy
+    assert role(prompt(is_ready=True)).busy
+    assert not role().busy
 
 
 @pytest.mark.xfail(
@@ -31,4 +31,4 @@ def test_a_prompt_that_is_ready_can_begin():
 )
 def test_a_stalled_holder_does_not_keep_the_worker():
     """While the first prompt waits for a prefix from elsewhere, the next one can begin."""
-    assert duty(prompt(is_ready=False), prompt(is_ready=True)).busy
+    assert role(prompt(is_ready=False), prompt(is_ready=True)).busy

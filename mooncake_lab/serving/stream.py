@@ -1,0 +1,98 @@
+"""The answer to one request as its client sees it."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from mooncake_lab.serving.messages import Generation
+
+
+class RejectedError(Exception):
+    """The cluster refused a request (HTTP 429).
+
+    Args:
+        stage: what refused it.
+        reason: why.
+        retry_after_s: when the client may try again.
+    """
+
+    def __init__(self, stage: str, reason: str, retry_after_s: float) -> None:
+        super().__init__(f"{stage}: {reason}")
+        self.stage = stage
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+
+
+class FailedError(RuntimeError):
+    """An accepted request could not be served, in any of its attempts (HTTP 503)."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Why a request ended: `length`, `end_token`, `stop`, `cancelled`, or with an error."""
+
+    reason: str
+    error: Exception | None = None
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class RequestStream:
+    """The tokens that a client has of its answer, and those that it waits for. Mutable: tokens are added to it."""
+
+    request_id: int
+    prompt: npt.NDArray[np.int32]
+    asked: Generation
+    tokens: list[int] = field(default_factory=list[int])
+    """Shown to the client, over all attempts."""
+    cached_tokens: int | None = None
+    """Tokens of the prompt whose KVCache was reused when it was first prefilled; None before that."""
+    end: End | None = None
+    _news: asyncio.Queue[int | End] = field(default_factory=asyncio.Queue[int | End])
+
+    def show(self, token: int) -> None:
+        """The client receives its next token."""
+        self.tokens.append(token)
+        self._news.put_nowait(token)
+
+    def close(self, end: End) -> None:
+        """No more tokens come."""
+        self.end = end
+        self._news.put_nowait(end)
+
+    def remaining(self, input_tokens: int) -> Generation:
+        """What is asked of an attempt whose prompt has so many tokens: those after `prompt` were shown before."""
+        shown = input_tokens - len(self.prompt)
+        known = np.concatenate([self.prompt, np.asarray(self.tokens[:shown], dtype=np.int32)])
+        return msgspec.structs.replace(
+            self.asked,
+            prompt=known.astype("<i4").tobytes(),
+            max_new_tokens=self.asked.max_new_tokens - shown,
+            min_new_tokens=max(0, self.asked.min_new_tokens - shown),
+        )
+
+    def complete_by(self, end_tokens: tuple[int, ...]) -> str | None:
+        """Why no more tokens come after those shown, `end_token` or `length`; None where more come."""
+        ends = end_tokens if self.asked.end_tokens is None else self.asked.end_tokens
+        if self.tokens and self.tokens[-1] in ends:
+            return "end_token"
+        return "length" if len(self.tokens) >= self.asked.max_new_tokens else None
+
+    def __aiter__(self) -> AsyncIterator[int]:
+        return self.stream()
+
+    async def stream(self) -> AsyncGenerator[int, None]:
+        """Its tokens as they come.
+
+        Raises:
+            RejectedError: when it is refused.
+            FailedError: when it cannot be served.
+        """
+        while not isinstance(news := await self._news.get(), End):
+            yield news
+        self._news.put_nowait(news)  # a second reader gets it too
+        if news.error is not None:
+            raise news.error

@@ -1,0 +1,83 @@
+"""The events of live runs, fed to a coordinator without any cluster."""
+
+import threading
+
+import pytest
+
+from mooncake_lab.cluster import Coordinator, WorkerDown, WorkerUp
+from mooncake_lab.conductor import LatencyEstimator
+from mooncake_lab.core import CacheChanged
+from mooncake_lab.metrics import check_log
+from mooncake_lab.serving import in_order
+from mooncake_lab.serving.runtime import _rules
+
+COUPLED = {"prefill_nodes": 0, "decode_nodes": 0, "coupled_nodes": 2}
+PAIRS = {"prefill_nodes": 2, "decode_nodes": 2}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        (PAIRS, "prefill-0"),
+        (PAIRS, "decode-0"),
+        (PAIRS | {"first_shown_by": "prefill"}, "decode-1"),
+        (COUPLED, "coupled-0"),
+    ],
+    ids=["prefill", "decode", "shown by prefill", "coupled"],
+)
+def live(request, open_cluster, traced, expected):
+    """A run in which a worker is killed, with the tokens of an undisturbed one."""
+    nodes, killed = request.param
+    requests = traced(24, output_tokens=24)
+    with open_cluster(**nodes) as cluster:
+        timer = threading.Timer(0.15, cluster.kill, (killed,))
+        timer.start()
+        cluster.run(requests)
+        timer.join()
+        assert cluster.outputs == expected(requests)
+        assert any(isinstance(event, WorkerDown) for event, _ in cluster.events)
+        yield cluster
+
+
+def replay(live, events):
+    """A coordinator that was told these events, its log and its decisions."""
+    grown = {(one.request.id, one.request.input_tokens): one.request for one in live.decisions}
+    log, decisions = [], []
+    coordinator = Coordinator(
+        _rules(live.spec),
+        LatencyEstimator(live.model),
+        write=log.append,
+        extend=lambda request, tokens: grown.get((request.id, request.input_tokens + tokens)),
+        observe=decisions.append,
+    )
+    for event, now_s in events:
+        coordinator.on(event, now_s)
+    return coordinator, in_order([record for record in log if not isinstance(record, CacheChanged)]), decisions
+
+
+def test_the_same_events_give_the_same_log_and_decisions(live):
+    """The coordinator depends on nothing but its events: no clock, no order of clients, no worker."""
+    coordinator, log, decisions = replay(live, live.events)
+    assert log == live.log
+    assert decisions == live.decisions
+    assert check_log(log) == ()
+    assert not coordinator.requests
+
+
+def test_nothing_is_left_of_requests_that_ended(live):
+    """What the cluster knows about its workers is as if no request had come, once all have ended."""
+    coordinator, _, _ = replay(live, live.events)
+    for worker in coordinator.workers.up:
+        assert not worker.contexts
+        assert not worker.decoding
+        assert not worker.coming
+        assert worker.context_tokens == 0
+        assert not worker.started
+
+
+def test_events_that_are_reported_twice_change_nothing(live):
+    """Each event of a live run may be reported again at once; only a worker comes up once."""
+    twice = [one for one in live.events for _ in range(1 if isinstance(one[0], WorkerUp) else 2)]
+    _, log, decisions = replay(live, twice)
+    assert log == live.log
+    assert decisions == live.decisions
