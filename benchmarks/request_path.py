@@ -24,8 +24,8 @@ import typer
 
 import mooncake_lab
 from mooncake_lab.core import Request, TracedRequest
-from mooncake_lab.experiments.paper_node import paper_node_latency
 from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledSpec
+from mooncake_lab.testbeds import paper_node_latency
 
 ROOT = Path(mooncake_lab.__file__).parent
 

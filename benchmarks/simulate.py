@@ -25,9 +25,9 @@ import simpy
 import typer
 
 from mooncake_lab.core import SLO, TracedRequest, rare_collections
-from mooncake_lab.experiments.paper_node import paper_node_latency
 from mooncake_lab.metrics import RunningSummary, run_summary
 from mooncake_lab.simulation import COUPLED_SYSTEMS, Cluster, ClusterSpec, CoupledSpec
+from mooncake_lab.testbeds import paper_node_latency
 from mooncake_lab.workload import Trace, load
 
 

@@ -3,9 +3,10 @@
 The package by floors, each importing only from the floors below it:
 
     cli                                    the same things from a shell
-    exercises                              the classroom: contracts, assignments, confined grading
-    batch                                  notebooks executed with papermill
-    figures · experiments                  one topic, one stem, everywhere
+    course                                 assignments and their confined grading
+    batch                                  notebooks executed with papermill, pages rendered
+    chapters                               one folder per chapter: experiment, claims, figures
+    figures · experiments · testbeds       how all figures look; how all experiments run; the papers' machines
     metrics · paper · bench                log -> numbers; what the papers say; measuring this machine
     simulation · serving                   the cluster in virtual time; the same cluster, live
     compression                            smaller KVCaches (torch)

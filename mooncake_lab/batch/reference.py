@@ -16,9 +16,9 @@ PACKAGE: Final = Path(mooncake_lab.__file__).parent
 
 FLOORS: Final = (
     "core", "perf", "workload", "store", "batching", "conductor", "engine", "compression", "cluster", "simulation",
-    "serving", "metrics", "paper", "experiments", "figures", "batch", "exercises",
+    "serving", "metrics", "paper", "testbeds", "experiments", "figures", "batch", "course",
 )  # fmt: skip
-"""The packages from the ground up, as the design lists them."""
+"""The packages from the ground up, as the design lists them, but for those without public names."""
 
 
 def write_reference(folder: Path) -> None:

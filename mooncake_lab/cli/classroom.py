@@ -29,7 +29,7 @@ def build(
     if not notebooks:
         typer.echo(f"mooncake-lab classroom build: {sources} contains no notebooks", err=True)
         raise typer.Exit(1)
-    from mooncake_lab.exercises.grading.release import release
+    from mooncake_lab.course.grading.release import release
 
     written = [str(release(notebook, out)) for notebook in notebooks]
     typer.echo(msgspec.json.encode({"notebooks": written}) if json_ else "\n".join(written))
@@ -67,9 +67,9 @@ def grade(
     Example: mooncake-lab classroom grade handed_in --jobs 2 --out build/grades
     """
     from mooncake_lab.core import GIB
-    from mooncake_lab.exercises.grading.collect import collect, printable
-    from mooncake_lab.exercises.grading.confine import Allowance, UnconfinableError, bounds, check_confinable
-    from mooncake_lab.exercises.grading.whole_class import Rules, grade_class
+    from mooncake_lab.course.grading.collect import collect, printable
+    from mooncake_lab.course.grading.confine import Allowance, UnconfinableError, bounds, check_confinable
+    from mooncake_lab.course.grading.whole_class import Rules, grade_class
 
     collected = collect(submissions, sources)
     for each in collected.ungraded:

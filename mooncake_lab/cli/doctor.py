@@ -126,7 +126,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _confinement() -> Iterator[Finding]:
-    from mooncake_lab.exercises.grading.confine import UnconfinableError, check_confinable, why_no_folder
+    from mooncake_lab.course.grading.confine import UnconfinableError, check_confinable, why_no_folder
 
     try:
         check_confinable()

@@ -42,7 +42,7 @@ def test_what_is_not_there_comes_with_a_way_to_get_it(monkeypatch):
 
 def test_who_cannot_confine_is_told_before_grading(monkeypatch):
     """Where the kernel has no Landlock a teacher learns it here, and not with the first submission."""
-    monkeypatch.setattr("mooncake_lab.exercises.grading.confine.platform.machine", lambda: "s390x")
+    monkeypatch.setattr("mooncake_lab.course.grading.confine.platform.machine", lambda: "s390x")
     (finding,) = [one for one in json.loads(doctor("--json").stdout)["findings"] if one["what"] == "grading"]
     assert finding["standing"] != "ready"
     assert "s390x" in finding["found"]
@@ -51,7 +51,7 @@ def test_who_cannot_confine_is_told_before_grading(monkeypatch):
 
 def test_who_cannot_give_private_folders_is_told_what_that_means(monkeypatch):
     """Where the system forbids private file systems, a teacher learns that submissions cannot write, and why."""
-    monkeypatch.setattr("mooncake_lab.exercises.grading.confine.why_no_folder", lambda: "OSError: not here")
+    monkeypatch.setattr("mooncake_lab.course.grading.confine.why_no_folder", lambda: "OSError: not here")
     found = [one for one in json.loads(doctor("--json").stdout)["findings"] if one["what"] == "grading: files"]
     assert [(one["standing"], one["found"]) for one in found] in (
         [],  # this kernel cannot confine at all

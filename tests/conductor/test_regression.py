@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from mooncake_lab.conductor import KVCacheCentric, LatencyEstimator, PolynomialEstimator
-from mooncake_lab.experiments.paper_node import calibrate_paper_node
 from mooncake_lab.metrics import check_log, ttft_s
 from mooncake_lab.simulation import Cluster, ClusterSpec
+from mooncake_lab.testbeds.paper_node import calibrate_paper_node
 from mooncake_lab.workload import load
 
 NODE = calibrate_paper_node()

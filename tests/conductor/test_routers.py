@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from mooncake_lab.conductor import ClusterView, DecodeView, LatencyEstimator, PrefillView
 from mooncake_lab.conductor.routers import FewestRequests, RoundRobin
 from mooncake_lab.core import Request
-from mooncake_lab.experiments.paper_node import paper_node_latency
+from mooncake_lab.testbeds import paper_node_latency
 
 REQUEST = Request(id=0, arrival_s=0.0, input_tokens=600, block_keys=(1, 2))
 BELIEF = LatencyEstimator(paper_node_latency())

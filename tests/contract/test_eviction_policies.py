@@ -2,7 +2,7 @@
 
 import pytest
 
-from mooncake_lab.exercises.eviction import EVICTION_LAWS
+from mooncake_lab.course.eviction import EVICTION_LAWS
 from mooncake_lab.store import EVICTION_POLICIES
 from mooncake_lab.store.eviction import S3FIFO
 

@@ -11,7 +11,7 @@ SCRIPT = """
 import os, signal, threading, time
 from distributed import Client, LocalCluster
 from mooncake_lab.experiments import run, vary
-from mooncake_lab.experiments.placement import Replay
+from mooncake_lab.chapters.placement.experiment import Replay
 
 def kill_one_that_computes(client, processes, killed):
     while not killed:

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mooncake_lab.core import SLO, Arrived
-from mooncake_lab.experiments.paper_node import paper_node_latency
 from mooncake_lab.metrics import RunningSummary, run_summary
 from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledSpec
+from mooncake_lab.testbeds import paper_node_latency
 from mooncake_lab.workload import load
 
 MODEL, STRICT = paper_node_latency(), SLO(ttft_s=3.0, tbt_s=0.05)

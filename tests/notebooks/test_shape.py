@@ -86,9 +86,9 @@ def draws(cell: Cell, modules: set[str]) -> bool:
 def test_name_is_number_and_topic(chapter):
     """A chapter is called NN_topic, and the package has an experiment and a figure module of that topic."""
     assert re.fullmatch(r"\d\d_[a-z]+", chapter.stem)
-    package = chapter.parents[1] / "mooncake_lab"
-    assert (package / "figures" / f"{topic_of(chapter)}.py").is_file()
-    assert (package / "experiments" / f"{topic_of(chapter)}.py").is_file()
+    folder = chapter.parents[1] / "mooncake_lab" / "chapters" / topic_of(chapter)
+    assert (folder / "experiment.py").is_file()
+    assert (folder / "figures.py").is_file()
 
 
 def test_first_code_cell_holds_the_parameters(notebook):

@@ -6,12 +6,15 @@ from pathlib import Path
 
 from mooncake_lab.batch.notebook import read_notebook
 from mooncake_lab.batching import Sarathi, SarathiServe
+from mooncake_lab.chapters.compression import experiment as compression
+from mooncake_lab.chapters.endtoend import experiment as endtoend
+from mooncake_lab.chapters.pipeline import experiment as pipeline
+from mooncake_lab.chapters.placement import experiment as placement
 from mooncake_lab.conductor import AfterPrefill, EarlyRejection, KVCacheCentric, LoadBalance
 from mooncake_lab.conductor.routers import FewestRequests
-from mooncake_lab.exercises.admission import goodput
-from mooncake_lab.exercises.eviction import check_policy
-from mooncake_lab.experiments import compression, endtoend, pipeline, placement
-from mooncake_lab.experiments.paper_node import paper_node_latency
+from mooncake_lab.course.admission import goodput
+from mooncake_lab.course.eviction import check_policy
+from mooncake_lab.testbeds import paper_node_latency
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 

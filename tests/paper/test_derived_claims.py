@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mooncake_lab.experiments.overload_beside_papers import paper_movement
+from mooncake_lab.chapters.overload.claims import paper_movement
 from mooncake_lab.paper import claim, claims, constant, curve, fact
 
 

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from mooncake_lab.figures.scorecard import VERDICT_COLOURS, VERDICT_HATCHES
+from mooncake_lab.chapters.scorecard.figures import VERDICT_COLOURS, VERDICT_HATCHES
 from mooncake_lab.paper import Verdict, claim, claimed, claims, comparison_table, detail, unless_twin
 from mooncake_lab.paper.scorecard import NOT_EXECUTED, scorecard
 

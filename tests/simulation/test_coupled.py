@@ -38,7 +38,6 @@ from mooncake_lab.core import (
     TracedRequest,
     blocks_for,
 )
-from mooncake_lab.experiments.paper_node import paper_node_latency
 from mooncake_lab.metrics import RunningSummary, check_log, run_summary, token_times_s
 from mooncake_lab.paper import assumption
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
@@ -50,6 +49,7 @@ from mooncake_lab.simulation import (
     CoupledSpec,
     DeviceCache,
 )
+from mooncake_lab.testbeds import paper_node_latency
 from mooncake_lab.workload.twin import make_twin
 
 MODEL = LatencyModel(

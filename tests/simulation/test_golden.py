@@ -17,7 +17,6 @@ import pytest
 from mooncake_lab.batching import BATCHING_POLICIES, Limits, named_policy
 from mooncake_lab.conductor import EarlyRejection, LoadBalance, named_placement
 from mooncake_lab.core import SLO, Placed, Record, Rejected
-from mooncake_lab.experiments.paper_node import paper_node_latency
 from mooncake_lab.perf import IterationCost, LinearCost, LinkLatency
 from mooncake_lab.simulation import (
     COUPLED_SYSTEMS,
@@ -29,6 +28,7 @@ from mooncake_lab.simulation import (
     StageClock,
     run_pipeline,
 )
+from mooncake_lab.testbeds import paper_node_latency
 from mooncake_lab.workload import Trace, find_trace, load
 from mooncake_lab.workload.twin import make_twin
 

@@ -7,10 +7,10 @@ import pytest
 from mooncake_lab.batching import VLLM, Orca, VLLMChunked
 from mooncake_lab.conductor import AdmitAll, CacheAware, LoadBalance, NoisyEstimator, Placement, WithinSLO, decide
 from mooncake_lab.core import SLO, Placed, Rejected, Request, TracedRequest, blocks_for, keyed_uniform
-from mooncake_lab.experiments.paper_node import paper_node_latency
 from mooncake_lab.metrics import check_log
 from mooncake_lab.perf import LinkLatency
 from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledSpec, Failure
+from mooncake_lab.testbeds import paper_node_latency
 
 MODEL = dataclasses.replace(paper_node_latency(), ssd=LinkLatency(6e9), transfer=LinkLatency(1e10))
 BASE = ClusterSpec(

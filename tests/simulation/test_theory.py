@@ -8,10 +8,10 @@ import pytest
 
 from mooncake_lab.conductor import LoadBalance
 from mooncake_lab.core import Finished, Request, TracedRequest
-from mooncake_lab.experiments.paper_node import paper_node_latency
 from mooncake_lab.metrics import request_table
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
 from mooncake_lab.simulation import Cluster, ClusterSpec
+from mooncake_lab.testbeds import paper_node_latency
 
 HUGE = 10**9
 

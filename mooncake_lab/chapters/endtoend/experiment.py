@@ -1,0 +1,205 @@
+"""Whole requests, end to end: Mooncake beside three kinds of vLLM on the papers' traces (FAST'25 §5.2, §5.5)."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+from types import MappingProxyType
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from mooncake_lab.batching import VLLM, BatchingPolicy, VLLMChunked
+from mooncake_lab.conductor import LoadBalance, PlacementPolicy, Random
+from mooncake_lab.conductor.routers import FewestRequests, RoundRobin
+from mooncake_lab.core import SLO, Record
+from mooncake_lab.metrics import effective_request_capacity, prefill_gpu_s, request_table, reused_share
+from mooncake_lab.perf import LatencyModel
+from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledSpec
+from mooncake_lab.testbeds import paper_node_latency
+from mooncake_lab.workload import Trace, load
+
+SystemName = Literal["mooncake", "vllm", "vllm_prefix", "vllm_chunked"]
+
+FIRST_REQUESTS: Final[Mapping[str, int | None]] = MappingProxyType(
+    {"smoke": 200, "classroom": 4000, "full": None, "gpu": None}
+)
+"""How many requests of each trace a scale replays; None is all of them."""
+LIMITS_MS: Final = (100, 200, 300)
+"""The three TBT limits of FAST'25 §5.1."""
+TBT_GRID_MS: Final = tuple(float(x) for x in np.geomspace(25, 1000, 81).round(2))
+"""Where TBT distributions are recorded, as wide as FAST'25 Figs. 1, 6 and 7."""
+TTFT_GRID_S: Final = tuple(float(x) for x in np.geomspace(0.1, 100, 61).round(4))
+"""Where TTFT distributions are recorded (arXiv Fig. 13)."""
+SERVED_HOST_S: Final = 0.0045
+"""The host's part of a decode step that the mean TBT of FAST'25 Fig. 15 asks for (assumption B37): no verdict
+rests on it, since it is fitted to one of the figures that are redrawn."""
+VLLM_BLOCK_TOKENS: Final = 16
+"""vLLM's default KVCache block."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndToEnd:
+    """One trace served by one system, from arrival to last token."""
+
+    workload: str = "conversation"
+    system: SystemName = "mooncake"
+    prefill_nodes: int = 8
+    """Mooncake's split (assumption B06); vLLM has as many instances as both together."""
+    decode_nodes: int = 8
+    host_s: float = 0.0
+    """What the host adds to a decode step for each request beyond `host_free`: `SERVED_HOST_S`, or nothing."""
+    host_free: float = 1.5
+    chunk_tokens: int = 512
+    """Tokens an iteration of chunked prefill computes (assumption B16)."""
+    hash_s_per_token: float = 0.0
+    """With prefix caching, what hashing a token costs vLLM, each time it does (assumption B38)."""
+    router: Literal["fewest_requests", "round_robin", "least_backlog", "random"] = "fewest_requests"
+    """What spreads requests over vLLM instances (assumption B39)."""
+    device_tokens: int = 1_330_000
+    """KVCache in the GPU memory of a node that decodes (assumption B15)."""
+    ttft_limit_s: float = 30.0
+    tbt_limit_s: float = 0.1
+    """Of `effective` alone; the distribution of TBT is recorded anyway."""
+    speed: float = 1.0
+    """Replay so many times as fast as recorded."""
+    first: int | None = None
+    seed: int = 0
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """One row: latencies by both editions, capacity over TBT, prefill GPU time."""
+        trace = whole_trace(self.workload, self.seed)
+        trace = trace if self.first is None else trace.head(self.first)
+        log = serve(self, replace(trace, arrival_s=trace.arrival_s / self.speed))
+        requests = request_table(log)
+        yield {
+            **latencies(requests),
+            "capacity": [self._capacity(requests, tbt_ms / 1e3) for tbt_ms in TBT_GRID_MS],
+            **{f"capacity_{ms}_ms": self._capacity(requests, ms / 1e3) for ms in LIMITS_MS},
+            "effective": self._capacity(requests, self.tbt_limit_s),
+            "within_ttft": float((requests["ttft_s"].to_numpy() <= self.ttft_limit_s).mean()),
+            "within_tbt": float((requests["tbt_fast_s"].to_numpy() <= self.tbt_limit_s).mean()),
+            "ttft_cdf": shares(requests["ttft_s"].to_numpy(), TTFT_GRID_S),
+            "tbt_cdf": shares(1e3 * requests["tbt_fast_s"].to_numpy(), TBT_GRID_MS),
+            "prefill_gpu_s": prefill_gpu_s(log) / len(requests),
+            "token_hit_rate": reused_share(log),
+            "requests": len(requests),
+            "trace_requests_per_s": len(trace) / float(trace.arrival_s[-1]) if trace.arrival_s[-1] else np.nan,
+            "origin": trace.origin,
+            "source": trace.source,
+        }
+
+    def _capacity(self, requests: pd.DataFrame, tbt_s: float) -> float:
+        return effective_request_capacity(requests, SLO(self.ttft_limit_s, tbt_s))
+
+
+def splits(base: EndToEnd, prefill_nodes: Iterable[int], hosts_s: Iterable[float]) -> tuple[EndToEnd, ...]:
+    """The same number of nodes split differently, with several costs of the host (FAST'25 Fig. 15)."""
+    nodes = base.prefill_nodes + base.decode_nodes
+    pairs = product(tuple(prefill_nodes), tuple(hosts_s))
+    return tuple(replace(base, prefill_nodes=p, decode_nodes=nodes - p, host_s=host_s) for p, host_s in pairs)
+
+
+def one_knob_at_a_time(base: EndToEnd) -> dict[str, EndToEnd]:
+    """The same replay with one assumption changed at a time, by what was changed."""
+    mooncake, vllm = replace(base, system="mooncake"), replace(base, system="vllm")
+    prefix, chunked = replace(base, system="vllm_prefix"), replace(base, system="vllm_chunked")
+    return {
+        "Mooncake": mooncake,
+        "Mooncake, with the host of FAST'25 Figure 15 (B37)": replace(mooncake, host_s=SERVED_HOST_S),
+        "Mooncake, 6 of 16 nodes prefill (B06)": replace(mooncake, prefill_nodes=6, decode_nodes=10),
+        "Mooncake, replayed 1.25 times as fast (B07)": replace(mooncake, speed=1.25),
+        "vLLM": vllm,
+        "vLLM, with the host of FAST'25 Figure 15 (B37)": replace(vllm, host_s=SERVED_HOST_S),
+        "vLLM, round-robin routing (B39)": replace(vllm, router="round_robin"),
+        "vLLM, random routing (B39)": replace(vllm, router="random"),
+        "vLLM, replayed 1.25 times as fast (B07)": replace(vllm, speed=1.25),
+        "vLLM, KVCache memory for 400,000 tokens (B15)": replace(vllm, device_tokens=400_000),
+        "vLLM with prefix caching": prefix,
+        "vLLM with prefix caching, hashing takes 40 ns per token (B38)": replace(prefix, hash_s_per_token=40e-9),
+        "chunked prefill, 512 tokens per iteration": chunked,
+        "chunked prefill, 2,048 tokens per iteration (B16)": replace(chunked, chunk_tokens=2048),
+    }
+
+
+def capacity_of_router(router: PlacementPolicy, *, first: int = 600, tbt_limit_s: float = 0.1) -> float:
+    """Effective request capacity of vLLM on the first conversations behind any router, such as one's own."""
+    trace = whole_trace("conversation", 0).head(first)
+    spec = CoupledSpec(placement=router, block_size_tokens=trace.block_size_tokens)
+    log = Cluster(spec, clock(EndToEnd(system="vllm"))).run(trace.requests())
+    return effective_request_capacity(request_table(log), SLO(tbt_s=tbt_limit_s))
+
+
+def serve(point: EndToEnd, trace: Trace) -> list[Record]:
+    """The run log of a trace on the system that the point names."""
+    model = clock(point)
+    if point.system == "mooncake":
+        spec = ClusterSpec(
+            prefill_nodes=point.prefill_nodes,
+            decode_nodes=point.decode_nodes,
+            decode_tokens=point.device_tokens,
+            block_size_tokens=trace.block_size_tokens,
+        )
+        return Cluster(spec, model).run(trace.requests())
+    coupled = CoupledSpec(
+        nodes=point.prefill_nodes + point.decode_nodes,
+        batching=_batching(point),
+        prefix_caching=point.system == "vllm_prefix",
+        device_tokens=point.device_tokens,
+        block_size_tokens=trace.block_size_tokens,
+        placement=_router(point),
+    )
+    return Cluster(coupled, model).run(trace.requests())
+
+
+def clock(point: EndToEnd) -> LatencyModel:
+    """The calibrated node with what the point adds to it.
+
+    vLLM 0.5 hashes, for each block of a prompt, all tokens up to its end: half the square of the prompt over the
+    block size. That is a quadratic cost of prefill, paid where prefixes are cached. Here only tokens that are
+    computed pay it; those found in the cache were hashed as well, so it is a lower bound.
+    """
+    model = paper_node_latency().with_host(point.host_s, point.host_free)
+    if point.system != "vllm_prefix" or not point.hash_s_per_token:
+        return model
+    hashing_s = point.hash_s_per_token / (2 * VLLM_BLOCK_TOKENS)
+    hybrid = replace(model.hybrid, per_token_squared_s=model.hybrid.per_token_squared_s + hashing_s)
+    return replace(model, hybrid=hybrid)
+
+
+def latencies(requests: pd.DataFrame) -> dict[str, float]:
+    """Mean, median, P90 and P99 of TTFT, and of TBT by both editions, in seconds: columns of a row."""
+    found: dict[str, float] = {}
+    for name in ("ttft", "tbt_fast", "tbt_arxiv"):
+        values = requests[f"{name}_s"].to_numpy(dtype=np.float64)
+        values = values[~np.isnan(values)]
+        found[f"{name}_mean_s"] = float(values.mean())
+        for percent in (50, 90, 99):
+            found[f"{name}_p{percent}_s"] = float(np.percentile(values, percent))
+    return found
+
+
+def shares(values: npt.NDArray[np.float64], grid: tuple[float, ...]) -> list[float]:
+    """The share of all values that is at most each point of the grid; not a number counts as never."""
+    ordered = np.sort(values[~np.isnan(values)])
+    return (np.searchsorted(ordered, np.asarray(grid), side="right") / values.size).tolist()
+
+
+@cache
+def whole_trace(workload: str, seed: int) -> Trace:
+    """A workload's trace, read or made once."""
+    return load(workload, seed=seed)
+
+
+def _batching(point: EndToEnd) -> BatchingPolicy:
+    return VLLMChunked(chunk_tokens=point.chunk_tokens) if point.system == "vllm_chunked" else VLLM()
+
+
+def _router(point: EndToEnd) -> PlacementPolicy:
+    if point.router == "random":
+        return Random(point.seed)
+    if point.router == "fewest_requests":
+        return FewestRequests()
+    return RoundRobin() if point.router == "round_robin" else LoadBalance()

@@ -1,0 +1,1 @@
+"""What chapters 03, 04, 05 and 08 show of a GPU, where one was measured."""

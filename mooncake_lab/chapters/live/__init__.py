@@ -1,0 +1,1 @@
+"""Chapter 12: the simulator held against the live cluster."""

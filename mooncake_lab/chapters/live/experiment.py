@@ -1,0 +1,206 @@
+"""The simulator held against the live cluster: calibrate on one set of runs, predict others."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+
+from mooncake_lab.batching import SarathiServe
+from mooncake_lab.chapters.live.requests import checked, side_by_side, slowed
+from mooncake_lab.chapters.live.study import Study
+from mooncake_lab.conductor import LatencyEstimator, PlacementPolicy, decide
+from mooncake_lab.core import Record, TracedRequest
+from mooncake_lab.metrics import ttft_s
+from mooncake_lab.perf import LatencyModel
+from mooncake_lab.serving import LiveCluster, LiveSpec, Metronome, WorkerPool
+from mooncake_lab.serving.from_log import LogCalibration, model_from_log
+from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Held:
+    """What a study found."""
+
+    calibration: LogCalibration
+    rates_per_s: Mapping[str, float]
+    """Requests a second of each load."""
+    requests: pd.DataFrame
+    """Rows of run, cluster, placement, load, request and what `live_requests.side_by_side` says of it."""
+    again: pd.DataFrame
+    """The same for the first run, predicted by a second run of the very same: no model can do better."""
+    decisions: pd.DataFrame
+    """Rows by run: decisions, and how many of them the Conductor gives again on the recorded view."""
+
+
+def hold_against(plan: Study, pool: WorkerPool, pace: Metronome | None = None) -> Held:
+    """Calibrate on the first slice on 1P+1D, then serve the second slice live and simulated, run by run.
+
+    Args:
+        plan: what is served where.
+        pool: where workers come from.
+        pace: at which they compute; None lets them compute as fast as this machine can.
+
+    Raises:
+        ValueError: when a log breaks an invariant.
+    """
+    calibration, rates = calibrate(plan, pool, pace)
+    tables, decided, logs = list[pd.DataFrame](), list[dict[str, Any]](), list[list[Record]]()
+    for cluster, placement, load_name in plan.runs():
+        requests = plan.slice(1, rates[load_name])
+        spec = plan.spec(cluster, placement, metronome=pace)
+        log, found = serve(spec, calibration.model, requests, pool)
+        run = f"{cluster}, {load_name}" + ("" if placement is None else f", {placement}")
+        about = {"run": run, "cluster": cluster, "placement": placement or "default", "load": load_name}
+        predicted = side_by_side(log, simulate(spec, calibration.model, requests))
+        tables.append(_apart(predicted, calibration, coupled=spec.coupled_nodes > 0).assign(**about))
+        decided.append({"run": run, **found})
+        logs.append(log)
+    first_cluster, first_placement, first_load = next(iter(plan.runs()))
+    requests = plan.slice(1, rates[first_load])
+    spec = plan.spec(first_cluster, first_placement, metronome=pace)
+    repeated, _ = serve(spec, calibration.model, requests, pool)
+    return Held(
+        calibration=calibration,
+        rates_per_s=rates,
+        requests=pd.concat(tables, ignore_index=True),
+        again=side_by_side(logs[0], repeated).assign(run=f"{first_cluster}, {first_load}, by a repetition"),
+        decisions=pd.DataFrame(decided).set_index("run"),
+    )
+
+
+def serve(
+    spec: LiveSpec, model: LatencyModel, requests: Sequence[TracedRequest], pool: WorkerPool
+) -> tuple[list[Record], dict[str, int]]:
+    """The log of a live run; how many decisions it took, and how many the Conductor gives again."""
+    with LiveCluster(spec, model, pool=pool) as live:
+        warm_up(live)
+        log = checked(live.run(requests))
+        return log, {"decisions": len(live.decisions), "given again": replayed(live)}
+
+
+def calibrate(
+    plan: Study, pool: WorkerPool, pace: Metronome | None = None
+) -> tuple[LogCalibration, dict[str, float]]:
+    """A latency model from a run on 1P+1D: half of it light, so that idle workers are met, half of it overloaded.
+
+    Returns:
+        The calibration, and the requests a second of each load: shares of what one prefill worker computes.
+    """
+    with LiveCluster(plan.spec(metronome=pace), pool=pool) as live:
+        warm_up(live)
+        rates = _rates(plan, live.model)
+        light = plan.slice(0, rates["light"])
+        half = len(light) // 2
+        ratio = rates["light"] / rates["overloaded"]
+        turn_s = light[half].request.arrival_s
+        mixed = [
+            replace(one, request=replace(one.request, arrival_s=turn_s + ratio * (one.request.arrival_s - turn_s)))
+            if i > half
+            else one
+            for i, one in enumerate(light)
+        ]
+        found = model_from_log(checked(live.run(mixed)), live.model)
+    return found, _rates(plan, found.model)
+
+
+def simulate(spec: LiveSpec, model: LatencyModel, requests: Sequence[TracedRequest]) -> list[Record]:
+    """The log of the same cluster in virtual time."""
+    if spec.coupled_nodes:
+        coupled = CoupledSpec(
+            nodes=spec.coupled_nodes,
+            batching=SarathiServe(chunk_tokens=spec.chunk_tokens),
+            prefix_caching=spec.prefix_reuse,
+            device_tokens=spec.decode_tokens,
+            max_batch_tokens=max(spec.chunk_tokens, spec.max_requests),
+            max_requests=spec.max_requests,
+            max_request_tokens=spec.max_request_tokens,
+            memory_block_tokens=spec.block_size_tokens,
+            block_size_tokens=spec.block_size_tokens,
+            placement=spec.places,
+            admission=spec.admission,
+            slo=spec.slo,
+        )
+        return Cluster(coupled, model).run(requests)
+    pair = ClusterSpec(
+        prefill_nodes=spec.prefill_nodes,
+        decode_nodes=spec.decode_nodes,
+        cache_tokens=spec.cache_tokens,
+        ssd_tokens=spec.ssd_tokens,
+        decode_tokens=spec.decode_tokens,
+        block_size_tokens=spec.block_size_tokens,
+        first_shown_by=spec.first_shown_by,
+        streams_layers=spec.layerwise,
+        placement=spec.places,
+        admission=spec.admission,
+        slo=spec.slo,
+    )
+    return Cluster(pair, model).run(requests)
+
+
+def informed(plan: Study, held: Held) -> pd.DataFrame:
+    """The predictions again, told how long prefill really took on average in each run.
+
+    Returns:
+        Rows by run: slower, the real mean prefill over the predicted one; and the error of mean TTFT before
+        and after.
+    """
+    rows = list[dict[str, Any]]()
+    for (cluster, placement, load_name), (run, table) in zip(
+        plan.runs(), held.requests.groupby("run", sort=False), strict=True
+    ):
+        slower = _mean(table, "real_prefill_s") / _mean(table, "simulated_prefill_s")
+        spec, requests = plan.spec(cluster, placement), plan.slice(1, held.rates_per_s[load_name])
+        again = ttft_s(simulate(spec, slowed(held.calibration.model, slower), requests))
+        real_s = _mean(table, "real_ttft_s")
+        before = _mean(table, "simulated_ttft_s") / real_s - 1
+        after = sum(again.values()) / len(again) / real_s - 1
+        rows.append({"run": run, "slower": slower, "error before": before, "error after": after})
+    return pd.DataFrame(rows).set_index("run")
+
+
+def _mean(table: pd.DataFrame, column: str) -> float:
+    return float(table[column].to_numpy(dtype=float).mean())
+
+
+def predicted_ttft_s(policy: PlacementPolicy, plan: Study, held: Held, load_name: str = "overloaded") -> float:
+    """Mean TTFT of the second slice on a simulated 2P+1D under any placement policy, such as one's own."""
+    spec = replace(plan.spec("2P+1D"), placement=policy)
+    log = simulate(spec, held.calibration.model, plan.slice(1, held.rates_per_s[load_name]))
+    found = ttft_s(log)
+    return sum(found.values()) / len(found)
+
+
+def warm_up(live: LiveCluster) -> None:
+    """Let every worker touch its memory once; the tokens are none that a trace is likely to begin with."""
+    for number in range(2 * len(live.spec.roles)):
+        live.generate([[number, 1, 2, 3] * 20], max_new_tokens=3)
+
+
+def replayed(live: LiveCluster) -> int:
+    """How many decisions of the latest run the Conductor gives again on the view that was recorded (I7)."""
+    spec, estimate = live.spec, LatencyEstimator(live.model)
+    return sum(
+        decide(
+            one.request, one.view, placement=spec.places, admission=spec.admission, estimate=estimate, slo=spec.slo
+        )
+        == one.decision
+        for one in live.decisions
+    )
+
+
+def _apart(table: pd.DataFrame, calibration: LogCalibration, *, coupled: bool) -> pd.DataFrame:
+    """What the fit added to prefill for the time between prompts, back where the log of a live run has it."""
+    if coupled or not calibration.between_s:
+        return table
+    between_s = sum(calibration.between_s) / len(calibration.between_s)
+    return table.assign(
+        simulated_prefill_s=table["simulated_prefill_s"] - between_s,
+        simulated_handover_s=table["simulated_handover_s"] + between_s,
+    )
+
+
+def _rates(plan: Study, model: LatencyModel) -> dict[str, float]:
+    prompts = [float(one.request.input_tokens) for one in plan.slice(1, 1.0)]
+    capacity_per_s = len(prompts) / sum(float(model.prefill.seconds(tokens)) for tokens in prompts)
+    return {"light": plan.light * capacity_per_s, "overloaded": plan.overloaded * capacity_per_s}

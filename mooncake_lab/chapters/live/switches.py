@@ -1,0 +1,135 @@
+"""What ideas do in the live cluster, on and off: reuse, streaming, piggybacking, another road; and a kill."""
+
+import logging
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from mooncake_lab.chapters.live.experiment import warm_up
+from mooncake_lab.chapters.live.requests import checked, per_request
+from mooncake_lab.chapters.live.study import Study
+from mooncake_lab.core import DecodeStretch, Moved, Prefilled, Record, TracedRequest
+from mooncake_lab.metrics import request_table
+from mooncake_lab.perf import LatencyModel
+from mooncake_lab.serving import LiveCluster, LiveSpec, WorkerPool
+from mooncake_lab.serving.faults import strike
+from mooncake_lab.store.media import MediumError
+from mooncake_lab.store.media.mooncake_wheel import load_wheel
+
+_ANSWER_TOKENS: Final = 48
+"""Of requests during which a worker is killed, so that the kill meets some of them."""
+
+
+def switches(plan: Study, pool: WorkerPool, model: LatencyModel, rates_per_s: dict[str, float]) -> pd.DataFrame:
+    """The same slice with a feature on and off: rows of feature, is_on, what is counted, and latencies.
+
+    Whether tokens are the same either way is in the column `same_tokens`. Mooncake's Transfer Engine is among the
+    features where its wheel can be loaded.
+    """
+    light, crowd = plan.slice(1, rates_per_s["light"]), plan.slice(1, rates_per_s["overloaded"])
+    pairs: tuple[tuple[str, str, Sequence[TracedRequest], dict[bool, dict[str, Any]]], ...] = (
+        ("prefix reuse", "1P+1D", light, {is_on: {"prefix_reuse": is_on} for is_on in (True, False)}),
+        (
+            "layer-wise streaming", "1P+1D", light,
+            {is_on: {"layerwise": is_on, "log_layers": True} for is_on in (True, False)},
+        ),
+        (
+            "piggybacking", "1 coupled", crowd,
+            {True: {"batching": "sarathi_serve"}, False: {"batching": "vllm"}},
+        ),
+    )  # fmt: skip
+    if has_transfer_engine():
+        ways = {is_on: {"transfer": "mooncake" if is_on else "tcp"} for is_on in (True, False)}
+        pairs = (*pairs, ("Transfer Engine", "1P+1D", light, ways))
+    rows = list[dict[str, Any]]()
+    for feature, cluster, requests, ways in pairs:
+        outputs = list[dict[int, tuple[int, ...]]]()
+        for is_on, changes in ways.items():
+            log, tokens = _served(plan.spec(cluster, **changes), pool, model, requests)
+            outputs.append(tokens)
+            rows.append({"feature": feature, "on": is_on, **counted(log), **_latencies(log)})
+        for row in rows[-2:]:
+            row["same_tokens"] = outputs[0] == outputs[1]
+    return pd.DataFrame(rows)
+
+
+def has_transfer_engine() -> bool:
+    """Whether Mooncake's own can be loaded here (extra `mooncake`)."""
+    try:
+        load_wheel()
+    except MediumError:
+        return False
+    return True
+
+
+def counted(log: Sequence[Record]) -> dict[str, float]:
+    """What a log holds that is no time: prompt tokens computed, KVCache that arrived early, shared iterations.
+
+    Early is before the request's prefill ended; a shared iteration computes prompts and decodes together.
+    """
+    prefilled = [record for record in log if isinstance(record, Prefilled)]
+    ends = {record.request_id: record.at_s for record in prefilled}
+    moves = [record for record in log if isinstance(record, Moved) and record.destination.startswith("decode")]
+    sent = sum(move.bytes for move in moves)
+    early = sum(move.bytes for move in moves if move.at_s < ends[move.request_id])
+    beside = {(record.instance, record.start_s) for record in prefilled}
+    shared = sum(isinstance(r, DecodeStretch) and (r.instance, r.start_s) in beside for r in log)
+    return {
+        "computed_tokens": float(sum(record.computed_tokens for record in prefilled)),
+        "early_share": early / sent if sent else float("nan"),
+        "shared_iterations": float(shared),
+    }
+
+
+def kill_one(plan: Study, pool: WorkerPool, model: LatencyModel, requests_per_s: float) -> pd.DataFrame:
+    """One row: the decode worker killed in a run with longer answers, held against an undisturbed run.
+
+    Columns are those of `serving.faults.FaultReport`, and `said`: what the cluster logged meanwhile.
+    """
+    longer = [replace(one, output_tokens=_ANSWER_TOKENS) for one in plan.slice(1, requests_per_s)]
+    with LiveCluster(plan.spec(), model, pool=pool) as live, overheard() as said:
+        warm_up(live)
+        undisturbed = checked(live.run(longer))
+        expected = dict(live.outputs)
+        at_s = 0.25 * undisturbed[-1].at_s
+        report = strike(live, longer, "kill -9 a decode worker", at_s=at_s, expected=expected)
+        checked(live.log)
+    return pd.DataFrame([asdict(report) | {"said": "; ".join(said)}])
+
+
+@contextmanager
+def overheard() -> Generator[list[str]]:
+    """Collect what the serving layer logs in this process meanwhile, instead of showing it."""
+    said = list[str]()
+
+    class Ear(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    logger, ear = logging.getLogger("mooncake_lab.serving"), Ear()
+    logger.addHandler(ear)
+    before, logger.propagate = logger.propagate, False
+    try:
+        yield said
+    finally:
+        logger.propagate = before
+        logger.removeHandler(ear)
+
+
+def _served(
+    spec: LiveSpec, pool: WorkerPool, model: LatencyModel, requests: Sequence[TracedRequest]
+) -> tuple[list[Record], dict[int, tuple[int, ...]]]:
+    with LiveCluster(spec, model, pool=pool) as live:
+        warm_up(live)
+        return checked(live.run(requests)), live.outputs
+
+
+def _latencies(log: Sequence[Record]) -> dict[str, float]:
+    """Medians over requests (ms)."""
+    table, gaps_s = per_request(log), request_table(log)["tbt_fast_s"]
+    columns = {"ttft_ms": table["ttft_s"], "handover_ms": table["handover_s"], "longest_gap_ms": gaps_s}
+    return {name: 1e3 * float(np.median(values)) for name, values in columns.items()}

@@ -1,0 +1,189 @@
+"""Overload held against arXiv Table 3 and Fig. 9."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from mooncake_lab.chapters.overload.experiment import TABLE_3
+from mooncake_lab.metrics import lagged_correlation
+from mooncake_lab.paper import Compared, ComparisonTable, claim, claimed, comparison_table, curve, fact
+
+_COUNTS: Mapping[str, str] = {"after_prefill": "A16", "early": "A17", "predictive": "A18"}
+_TABLE_3_REQUESTS: Final = 23_000
+"""How many requests the paper replayed; our counts are scaled to as many."""
+_DECIDES: Final = "conversation"
+"""The workload that claims are judged on."""
+_CHANGES: Mapping[str, str] = {"early": "A31", "predictive": "A32"}
+
+
+def beside_papers(published: pd.DataFrame, tight: pd.DataFrame, windows: pd.DataFrame) -> ComparisonTable:
+    """Every claim of this topic with our number; the released trace decides, others stand beside it.
+
+    Args:
+        published: rows of `Overload` at the paper's setting, the three policies of Table 3, some workloads.
+        tight: the same where both pools are full.
+        windows: likewise over many stretches of the conversation trace, which decide the changes and the
+            correlation: one replay may be luck.
+    """
+    rows: list[Compared] = []
+    for workload, of_workload in published.groupby("workload", sort=False):
+        rows += _judged(_counts(of_workload, f"{workload}, as published"), str(workload))
+    for workload, of_workload in tight.groupby("workload", sort=False):
+        where = f"{workload}, both pools full"
+        rows += [replace(row, decides=False) for row in _counts(of_workload, where)]
+        rows += [replace(row, decides=False) for row in _changes(of_workload, f"{where}, one replay")]
+        if bool(of_workload["correlation"].notna().all()):  # a short replay may have none
+            rows += [replace(row, decides=False) for row in _correlation(of_workload, f"{where}, one replay")]
+    many = f"conversation, both pools full, mean of {windows['seed'].nunique()} stretches"
+    return comparison_table(
+        [*rows, *_correlation(windows, many), *_movement(windows, many), *_changes(windows, many)]
+    )
+
+
+def paper_stages(panel: str) -> pd.DataFrame:
+    """The sketch of arXiv Fig. 10, panel `a` or `b`: columns stage, decode and prefill."""
+    read = curve("arxiv_fig10_conceptual_load")
+    after = {
+        name: read[read["series"] == f"{panel}/{series}"].set_index("x")["y"]
+        for name, series in (("decode", "decoding"), ("prefill", "prefill"))
+    }
+    return pd.DataFrame(after).reset_index(names="stage")
+
+
+def paper_series() -> pd.DataFrame:
+    """The two loads of arXiv Fig. 9: at_s, prefill and decode, as shares of full."""
+    read = curve("arxiv_fig09_load_fluctuation")
+    wide = read.pivot_table(index="x", columns="series", values="y").reset_index()
+    return pd.DataFrame(
+        {"at_s": wide["x"], "prefill": wide["Prefill"] / 100, "decode": wide[_decode_name(read)] / 100}
+    )
+
+
+def paper_movement() -> dict[str, float]:
+    """How the two loads of arXiv Fig. 9 move: correlation, its peak and the lag of the peak (s), swing."""
+    loads = paper_series()
+    prefill, decode = (loads[name].to_numpy(dtype=np.float64) for name in ("prefill", "decode"))
+    together = lagged_correlation(prefill, decode, 6)
+    every_s = float(loads["at_s"].iloc[1] - loads["at_s"].iloc[0])
+    low, high = np.percentile(decode, [10, 90])
+    return {
+        "correlation": float(together[0]),
+        "peak_correlation": float(together.max()),
+        "peak_lag_s": float(together.argmax() * every_s),
+        "decode_swing": float(high - low),
+    }
+
+
+def rejected_percent(policy: str) -> float:
+    """What arXiv Table 3 prints for one of our policies, in percent of its requests."""
+    found = fact("arxiv_table3_rejections", series=TABLE_3[policy], x="rejected_percent_of_23000")
+    return float(found)
+
+
+def ratio_with_interval(
+    rows: pd.DataFrame, quantity: str, policy: str, to: str, *, draws: int = 2000, seed: int = 0
+) -> tuple[float, float, float]:
+    """The ratio of two policies' means over the same seeds, with its 95 % interval by resampling seeds.
+
+    Args:
+        rows: rows of `Overload`, a policy and seed each.
+        quantity: a column.
+        policy: above the line.
+        to: below the line.
+        draws: how often to resample.
+        seed: of the resampling.
+    """
+    wide = rows.pivot_table(index="seed", columns="policy", values=quantity)
+    above, below = wide[policy].to_numpy(dtype=np.float64), wide[to].to_numpy(dtype=np.float64)
+    picked = np.random.default_rng(seed).integers(0, len(above), (draws, len(above)))
+    ratios = above[picked].mean(axis=1) / below[picked].mean(axis=1)
+    low, high = np.percentile(ratios, [2.5, 97.5])
+    return float(above.mean() / below.mean()), float(low), float(high)
+
+
+def who_is_rejected(rows: pd.DataFrame) -> pd.DataFrame:
+    """Per policy and stretch: how many requests are rejected when, and how long their prompts are.
+
+    Args:
+        rows: rows of `Overload`, several seeds per policy.
+    """
+    by_policy: dict[str, list[dict[Any, Any]]] = {}
+    for row in _records(rows):
+        by_policy.setdefault(str(row["policy"]), []).append(row)
+    return pd.DataFrame([{"policy": policy, **_who(found)} for policy, found in by_policy.items()])
+
+
+def _who(rows: list[dict[Any, Any]]) -> dict[str, float]:
+    late = np.array([row["rejected_late"] for row in rows], dtype=np.float64)
+    arrival = np.array([row["rejected"] for row in rows], dtype=np.float64) - late
+    kept = np.array([row["requests"] - row["rejected"] for row in rows], dtype=np.float64)
+    found = {"on_arrival": arrival, "after_prefill": late, "kept": kept}
+    columns = {
+        "on_arrival": "arrival_rejected_tokens",
+        "after_prefill": "late_rejected_tokens",
+        "kept": "kept_tokens",
+    }
+    said: dict[str, float] = {}
+    for name, counts in found.items():
+        tokens = np.nan_to_num(np.array([row[columns[name]] for row in rows], dtype=np.float64))
+        said[name] = float(counts.mean())
+        said[f"{name}_tokens"] = float((tokens * counts).sum() / counts.sum()) if counts.sum() else float("nan")
+    return said
+
+
+def _counts(rows: pd.DataFrame, where: str) -> Iterator[Compared]:
+    shares = _by_policy(rows, "rejected_share")
+    for policy, identifier in _COUNTS.items():
+        asked = claim(identifier)
+        found = claimed(asked, float(round(shares[policy] * _TABLE_3_REQUESTS)))
+        yield replace(found, quantity=f"{found.quantity} ({where})")
+
+
+def _changes(rows: pd.DataFrame, where: str) -> Iterator[Compared]:
+    shares = _by_policy(rows, "rejected_share")
+    for policy, identifier in _CHANGES.items():
+        found = claimed(claim(identifier), 100 * (shares[policy] / shares["after_prefill"] - 1))
+        yield replace(found, quantity=f"{found.quantity} ({where})")
+
+
+def _correlation(rows: pd.DataFrame, where: str) -> Iterator[Compared]:
+    mean = _by_policy(_long_enough(rows), "correlation").get("early")
+    found = claimed(claim("A24"), mean)
+    yield replace(found, quantity=f"{found.quantity} ({where})", too_short=mean is None)
+
+
+def _movement(rows: pd.DataFrame, where: str) -> Iterator[Compared]:
+    """A35 and A36: how far the decode load swings, and how late it follows prefill, over stretches."""
+    for identifier, column in (("A35", "decode_swing"), ("A36", "peak_lag_s")):
+        mean = _by_policy(_long_enough(rows), column).get("early")
+        found = claimed(claim(identifier), mean)
+        yield replace(found, quantity=f"{found.quantity} ({where})", too_short=mean is None)
+
+
+def _long_enough(rows: pd.DataFrame) -> pd.DataFrame:
+    """Replays with samples enough for a correlation."""
+    return rows.dropna(subset=["correlation"])
+
+
+def _judged(rows: Iterator[Compared], workload: str) -> Iterator[Compared]:
+    """Only the conversation trace decides a claim; other workloads are shown."""
+    return (replace(row, decides=workload == _DECIDES) for row in rows)
+
+
+def _by_policy(rows: pd.DataFrame, quantity: str) -> dict[str, float]:
+    found: dict[str, list[float]] = {}
+    for row in _records(rows):
+        found.setdefault(str(row["policy"]), []).append(float(row[quantity]))
+    return {policy: sum(values) / len(values) for policy, values in found.items()}
+
+
+def _records(rows: pd.DataFrame) -> list[dict[Any, Any]]:
+    return rows.to_dict(orient="records")
+
+
+def _decode_name(read: pd.DataFrame) -> str:
+    (name,) = {str(series) for series in read["series"]} - {"Prefill"}
+    return name

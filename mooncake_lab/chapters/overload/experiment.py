@@ -1,0 +1,260 @@
+"""More requests than a cluster can serve: who is rejected, when, and how load moves then (arXiv §7, §8.2)."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from types import MappingProxyType
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from mooncake_lab.chapters.overload.bounds import Oracle
+from mooncake_lab.conductor import (
+    AdaptiveThreshold,
+    AdmissionPolicy,
+    AdmitAll,
+    AfterPrefill,
+    EarlyRejection,
+    KVCacheCentric,
+    LengthPredicting,
+    PredictiveRejection,
+    PriorityClasses,
+    Random,
+)
+from mooncake_lab.core import SLO, Record, Rejected, TracedRequest, blocks_for, keyed_uniform
+from mooncake_lab.metrics import (
+    decode_load_series,
+    effective,
+    lagged_correlation,
+    period_s,
+    prefill_gpu_s,
+    prefill_load_series,
+    request_table,
+    swing,
+    wasted_prefill_gpu_s,
+)
+from mooncake_lab.simulation import Cluster, ClusterSpec
+from mooncake_lab.testbeds import paper_node_latency
+from mooncake_lab.workload import Trace, in_class, load, with_poisson_arrivals
+
+PolicyName = Literal[
+    "none",
+    "after_prefill",
+    "early",
+    "committed",
+    "predictive",
+    "length_predicting",
+    "adaptive",
+    "priority",
+    "oracle",
+]
+TABLE_3: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "after_prefill": "Baseline",
+        "early": "Early Rejection",
+        "predictive": "Early Rejection based on Prediction",
+    }
+)
+"""Our policies and the rows of arXiv Table 3."""
+REQUESTS: Final[Mapping[str, int]] = MappingProxyType(
+    {"smoke": 400, "classroom": 2400, "full": 23_000, "gpu": 23_000}
+)
+"""How many requests of a trace a scale replays at most."""
+SEEDS: Final[Mapping[str, int]] = MappingProxyType({"smoke": 2, "classroom": 10, "full": 20, "gpu": 20})
+"""How many windows of a trace a scale replays where it gives an interval."""
+_MOST_LAG_S: Final = 90.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overload:
+    """A stretch of a trace, replayed faster than recorded, on a cluster that may say no."""
+
+    workload: str = "conversation"
+    policy: PolicyName = "early"
+    speed: float = 2.0
+    """Replay so many times as fast as recorded."""
+    first: int = 2000
+    """How many requests."""
+    prefill_nodes: int = 8
+    decode_nodes: int = 8
+    ttft_limit_s: float = 30.0
+    tbt_limit_s: float = 0.1
+    threshold: float = 1.0
+    """Load at which a pool is full (assumption B21)."""
+    decode_s: float | None = None
+    """t_d of the predictive policy; None takes the mean answer times the TBT limit (assumption B22)."""
+    placement: Literal["kvcache_centric", "random"] = "kvcache_centric"
+    """Random where only admission shall see the load, not placement."""
+    view_age_s: float = 0.0
+    """How old the loads may be on which the Conductor decides."""
+    urgent_share: float = 0.3
+    """Share of requests with priority 1; only the policy of priorities looks at it."""
+    every_s: float = 5.0
+    """Spacing of the load series."""
+    seed: int = 0
+    """From 1 on, another stretch of the trace, with arrivals spread over their tick (assumption B09)."""
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """One row: what was rejected where, what was wasted, what was served, and how load moved."""
+        requests, trace = self.requests()
+        log, times_s = self.replay(requests, trace.block_size_tokens)
+        yield {
+            **_counts(log, requests, self.slo),
+            **self._movement(log, times_s),
+            "duration_s": float(requests[-1].request.arrival_s - requests[0].request.arrival_s),
+            "origin": trace.origin,
+            "source": trace.source,
+        }
+
+    @property
+    def slo(self) -> SLO:
+        """The limits."""
+        return SLO(ttft_s=self.ttft_limit_s, tbt_s=self.tbt_limit_s)
+
+    def requests(self) -> tuple[list[TracedRequest], Trace]:
+        """The requests as they arrive, from second 0 on, and the trace they are from."""
+        everybody, trace = _whole(self.workload)
+        count = min(self.first, len(everybody))
+        start = int(keyed_uniform(self.seed, "window") * (len(everybody) - count)) if self.seed else 0
+        arrival_s = trace.arrival_s[start : start + count]
+        if self.seed:
+            arrival_s = np.sort(arrival_s + np.random.default_rng(self.seed).uniform(0, 3.0, count))
+        at_s = (arrival_s - arrival_s[0]) / self.speed
+        chosen = everybody[start : start + count]
+        return [self._arriving(each, float(at)) for each, at in zip(chosen, at_s, strict=True)], trace
+
+    def replay(
+        self, requests: list[TracedRequest], block_size_tokens: int
+    ) -> tuple[list[Record], npt.NDArray[np.float64]]:
+        """The log, and the times of the load series: while requests arrive, after the cluster has filled."""
+        spec = ClusterSpec(
+            prefill_nodes=self.prefill_nodes,
+            decode_nodes=self.decode_nodes,
+            placement=KVCacheCentric() if self.placement == "kvcache_centric" else Random(self.seed),
+            admission=self.admission(requests),
+            view_age_s=self.view_age_s,
+            slo=self.slo,
+            block_size_tokens=block_size_tokens,
+        )
+        log = Cluster(spec, paper_node_latency()).run(requests)
+        end_s = requests[-1].request.arrival_s
+        return log, np.arange(min(60.0, end_s / 5), end_s, self.every_s)
+
+    def admission(self, requests: list[TracedRequest]) -> AdmissionPolicy:
+        """The policy; only the oracle is told the future, and no command line can build it."""
+        decode_s = self.decode_s
+        if decode_s is None:
+            decode_s = self.tbt_limit_s * sum(t.output_tokens for t in requests) / len(requests)
+        policies: dict[str, AdmissionPolicy] = {
+            "none": AdmitAll(),
+            "after_prefill": AfterPrefill(self.threshold),
+            "early": EarlyRejection(self.threshold),
+            "committed": EarlyRejection(self.threshold, with_coming=True),
+            "predictive": PredictiveRejection(self.threshold, decode_s),
+            "reserving": PredictiveRejection(self.threshold, decode_s, reserving=True),
+            "length_predicting": LengthPredicting(self.threshold),
+            "length_reserving": LengthPredicting(self.threshold, reserving=True),
+            "adaptive": AdaptiveThreshold(inner=EarlyRejection(self.threshold)),
+            "priority": PriorityClasses(
+                PredictiveRejection(self.threshold, decode_s), (0.9 * self.threshold, self.threshold)
+            ),
+            "oracle": Oracle({t.request.id: t.output_tokens for t in requests}, self.threshold),
+        }
+        return policies[self.policy]
+
+    def _arriving(self, traced: TracedRequest, at_s: float) -> TracedRequest:
+        moved = replace(traced, request=replace(traced.request, arrival_s=at_s))
+        return in_class(moved, self.urgent_share, seed=self.seed)
+
+    def _movement(self, log: list[Record], times_s: npt.NDArray[np.float64]) -> dict[str, float]:
+        prefill = prefill_load_series(log, times_s, self.prefill_nodes, self.slo)
+        decode = decode_load_series(log, times_s, self.decode_nodes, self.slo)
+        found = {
+            "prefill_load": float(prefill.mean()),
+            "decode_load": float(decode.mean()),
+            "prefill_swing": swing(prefill),
+            "decode_swing": swing(decode),
+        }
+        lags = min(int(_MOST_LAG_S / self.every_s), len(times_s) // 3)
+        if len(times_s) < 8 or not (np.ptp(prefill) and np.ptp(decode)):
+            return found  # too short, or nothing moves
+        together = lagged_correlation(prefill, decode, lags)
+        return found | {
+            "correlation": float(together[0]),
+            "peak_correlation": float(together.max()),
+            "peak_lag_s": float(together.argmax() * self.every_s),
+            "period_s": period_s(decode, self.every_s),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSeries:
+    """The two loads of one replay over time (arXiv Fig. 9)."""
+
+    replay: Overload
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """One row a sample: at_s, prefill and decode, as shares of full."""
+        requests, trace = self.replay.requests()
+        log, times_s = self.replay.replay(requests, trace.block_size_tokens)
+        prefill = prefill_load_series(log, times_s, self.replay.prefill_nodes, self.replay.slo)
+        decode = decode_load_series(log, times_s, self.replay.decode_nodes, self.replay.slo)
+        for at_s, p, d in zip(times_s, prefill, decode, strict=True):
+            yield {"at_s": float(at_s), "prefill": float(p), "decode": float(d), "source": trace.source}
+
+
+@cache
+def _whole(workload: str) -> tuple[list[TracedRequest], Trace]:
+    trace = _uniform() if workload == "uniform" else load(workload)
+    return list(trace.requests()), trace
+
+
+def _uniform(requests: int = 6000, seed: int = 0) -> Trace:
+    """Requests that are all alike, at the mean lengths and rate of the conversation trace, with nothing shared."""
+    like = load("conversation")
+    blocks = blocks_for(int(like.input_tokens.mean()), like.block_size_tokens)
+    ones = np.ones(requests, dtype=np.int64)
+    alike = replace(
+        like.head(0),
+        name="uniform",
+        source=f"{requests} requests alike, of the mean lengths of: {like.source}",
+        arrival_s=np.zeros(requests),
+        input_tokens=ones * int(like.input_tokens.mean()),
+        output_tokens=ones * int(like.output_tokens.mean()),
+        block_ids=np.arange(requests * blocks),
+        block_starts=np.arange(requests + 1) * blocks,
+        sessions=None,
+        max_tokens=None,
+    )
+    return with_poisson_arrivals(alike, len(like) / float(like.arrival_s[-1]), seed=seed)
+
+
+def _counts(log: list[Record], requests: list[TracedRequest], slo: SLO) -> dict[str, Any]:
+    table = request_table(log)
+    served = effective(table, slo)
+    rejected = [record for record in log if isinstance(record, Rejected)]
+    late = {record.request_id for record in rejected if record.stage == "decode"}
+    early = {record.request_id for record in rejected} - late
+    urgent = np.array([traced.request.priority > 0 for traced in requests])
+    kept = table["end"].to_numpy() != "rejected"
+    return {
+        "requests": len(requests),
+        "rejected": len(rejected),
+        "rejected_late": len(late),
+        "rejected_share": len(rejected) / len(requests),
+        "arrival_rejected_tokens": _mean_prompt(requests, early),
+        "late_rejected_tokens": _mean_prompt(requests, late),
+        "kept_tokens": _mean_prompt(requests, {traced.request.id for traced in requests} - late - early),
+        "kept_urgent": float(kept[urgent].mean()) if urgent.any() else 1.0,
+        "wasted_prefill_s": wasted_prefill_gpu_s(log),
+        "prefill_gpu_s": prefill_gpu_s(log),
+        "goodput": float(served.mean()),
+        "ttft_p90_s": float(np.nanpercentile(table["ttft_s"], 90)) if kept.any() else float("nan"),
+    }
+
+
+def _mean_prompt(requests: list[TracedRequest], of: set[int]) -> float:
+    """The mean prompt of some requests; not a number where there are none."""
+    tokens = [traced.request.input_tokens for traced in requests if traced.request.id in of]
+    return float(np.mean(tokens)) if tokens else float("nan")

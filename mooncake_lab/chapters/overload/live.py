@@ -1,0 +1,133 @@
+"""Admission on the live cluster: a crowd that processes really prefill and decode, beside the same in simulation.
+
+To the beat of a metronome, so that the pools fill as they would on nodes of their own: tokens, KVCache, sockets
+and decisions are real, the pace of computing is given. The simulator is told that pace, and nothing else.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from mooncake_lab.bench.machine import describe_machine
+from mooncake_lab.chapters.live.experiment import simulate, warm_up
+from mooncake_lab.chapters.live.requests import checked
+from mooncake_lab.conductor import ADMISSION_POLICIES, named_admission
+from mooncake_lab.core import SLO, Finished, Record, Rejected, Request, TracedRequest, blocks_for
+from mooncake_lab.metrics import prefill_gpu_s, wasted_prefill_gpu_s
+from mooncake_lab.perf import (
+    DecodeLatency,
+    HybridLatency,
+    LatencyModel,
+    LinkLatency,
+    PrefillLatency,
+    model_shape,
+)
+from mooncake_lab.serving import LiveCluster, LiveSpec, Metronome, WorkerPool
+
+_BLOCK_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveCrowd:
+    """More requests than one decode worker has places for, one after the other, under several policies.
+
+    Raises:
+        ValueError: when there are no requests, no places or no policies, or a policy is unknown.
+    """
+
+    policies: tuple[str, ...] = ("after_prefill", "early", "predictive", "committed")
+    requests: int = 24
+    every_s: float = 0.15
+    """Between arrivals."""
+    prefill_s: float = 0.18
+    """Of a prompt, by the metronome."""
+    step_s: float = 0.012
+    """Of a decode step of nobody, by the metronome."""
+    step_s_per_request: float = 0.006
+    slots: int = 4
+    """Requests that may decode at a time: one more would break the limit of TBT."""
+    prompt_tokens: int = 256
+    answer_tokens: int = 40
+    model: str = "random:lab-tiny"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.requests, self.slots, len(self.policies)) < 1:
+            raise ValueError(
+                f"{self.requests} requests, {self.slots} slots and {len(self.policies)} policies;"
+                " at least one of each is needed"
+            )
+        for name in self.policies:
+            if name not in ADMISSION_POLICIES:
+                raise ValueError(f"{name!r} is no admission policy; there are {', '.join(ADMISSION_POLICIES)}")
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Two rows a policy, one for each world: what was served, what was refused when, and prefill in vain."""
+        requests, machine = self.arrivals(), str(describe_machine())
+        with WorkerPool(self.spec(self.policies[0])) as pool:
+            for policy in self.policies:
+                spec = self.spec(policy)
+                with LiveCluster(spec, self.pace(), pool=pool) as live:
+                    warm_up(live)
+                    log = checked(live.run(requests))
+                yield {"policy": policy, "world": "live", **_counted(log), "machine": machine}
+                log = simulate(spec, self.pace(), requests)
+                yield {"policy": policy, "world": "simulated", **_counted(log), "machine": machine}
+
+    def arrivals(self) -> list[TracedRequest]:
+        """The crowd: all alike, no block in common."""
+        blocks = blocks_for(self.prompt_tokens, _BLOCK_TOKENS)
+        return [
+            TracedRequest(
+                Request(
+                    id=i,
+                    arrival_s=i * self.every_s,
+                    input_tokens=self.prompt_tokens,
+                    block_keys=tuple(range(i * blocks, (i + 1) * blocks)),
+                    block_size_tokens=_BLOCK_TOKENS,
+                ),
+                self.answer_tokens,
+            )
+            for i in range(self.requests)
+        ]
+
+    def pace(self) -> LatencyModel:
+        """What the metronome beats, the Conductor believes and the simulator is told."""
+        prefill = PrefillLatency(constant_s=self.prefill_s, per_token_s=0.0, per_token_squared_s=0.0)
+        decode = DecodeLatency(self.step_s, self.step_s_per_request, 0.0)
+        return LatencyModel(
+            name=f"a metronome: {self.prefill_s:g} s a prompt, {self.step_s:g} s a step",
+            shape=model_shape(self.model.removeprefix("random:")),
+            prefill=prefill,
+            decode=decode,
+            hybrid=HybridLatency.of(prefill, decode),
+            transfer=LinkLatency(1e9),
+            dram=LinkLatency(1e9),
+        )
+
+    def spec(self, policy: str) -> LiveSpec:
+        """One prefill and one decode worker under an admission policy; t_d is an answer in a full pool."""
+        pace = self.pace()
+        full_s, beyond_s = (float(pace.decode.step_s(self.slots + more, 0)) for more in (0, 1))
+        return LiveSpec(
+            model=self.model,
+            seed=self.seed,
+            device="cpu",
+            backend="dense",
+            block_size_tokens=_BLOCK_TOKENS,
+            admission=named_admission(policy, decode_s=(self.answer_tokens - 1) * full_s),
+            slo=SLO(ttft_s=self.requests * self.prefill_s, tbt_s=beyond_s),
+            metronome=Metronome.of(pace),
+            spares=0,
+        )
+
+
+def _counted(log: list[Record]) -> dict[str, Any]:
+    stages = [record.stage for record in log if isinstance(record, Rejected)]
+    return {
+        "finished": sum(isinstance(record, Finished) for record in log),
+        "refused_on_arrival": sum(stage != "decode" for stage in stages),
+        "refused_after_prefill": stages.count("decode"),
+        "prefill_s": prefill_gpu_s(log),
+        "wasted_prefill_s": wasted_prefill_gpu_s(log),
+    }

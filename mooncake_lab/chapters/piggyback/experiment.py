@@ -1,0 +1,218 @@
+"""Decode-maximal batching under real policies: on the modelled A6000, and measured on the real engine."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+
+from mooncake_lab.batching import BatchingPolicy, Sarathi
+from mooncake_lab.chapters.engine.measuring import Clock, measured_by, one_thread, random_prompt
+from mooncake_lab.chapters.piggyback.policies import BLOCK_TOKENS, POLICIES, policy_of
+from mooncake_lab.core import check_scale
+from mooncake_lab.engine import CoupledEngine, EngineSettings, GenerationRequest, LlamaModel, load_model
+from mooncake_lab.perf import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRiders:
+    """Decodes alone, a chunk alone, and both in one iteration, on the real engine; paired within each round.
+
+    The requests that decode are prefilled once and go on decoding through all rounds, so their contexts grow by a
+    few tokens. Run it with `cache=False`.
+    """
+
+    model: str = "lab-30m"
+    fused_tokens: tuple[int, ...] = (64, 128, 256)
+    riders: tuple[int, ...] = (1, 3, 7)
+    context_tokens: int = 256
+    rounds: int = 7
+    seed: int = 0
+    device: str = "cpu"
+
+    def rows(self) -> Iterable[Mapping[str, Any]]:
+        """One row a width, number of riders and round: the three times, in seconds."""
+        with one_thread(self.device) as clock:
+            room = (
+                self.context_tokens + 8 * (self.rounds + 2) * len(self.fused_tokens) + 2 * max(self.fused_tokens)
+            )
+            model = load_model(f"random:{self.model}", device=self.device, seed=self.seed, positions=room)
+            decoding = {count: self._decoding(model, count, room, clock) for count in self.riders}
+            alone = self._engine(model, 1, room, clock)
+            for number in range(self.rounds + 1):
+                for count, engine in decoding.items():
+                    for fused in self.fused_tokens:
+                        times = self._round(alone, engine, fused, fused - count, model.config.vocabulary)
+                        if number:  # round 0 warms up
+                            yield {"round": number, "fused": fused, "decodes": count, **times,
+                                   "machine": measured_by(self.device)}  # fmt: skip
+
+    def _engine(self, model: LlamaModel, count: int, room: int, clock: Clock) -> CoupledEngine:
+        settings = EngineSettings(
+            prefix_reuse=False,
+            block_size_tokens=BLOCK_TOKENS,
+            cache_blocks=(count + 1) * -(-room // BLOCK_TOKENS),
+            max_batch_tokens=room,
+            max_requests=count + 1,
+        )
+        return CoupledEngine(model, Sarathi(), settings, clock=clock)
+
+    def _decoding(self, model: LlamaModel, count: int, room: int, clock: Clock) -> CoupledEngine:
+        """An engine in which so many requests decode."""
+        engine = self._engine(model, count, room, clock)
+        for number in range(count):
+            prompt = random_prompt(self.context_tokens, model.config.vocabulary, seed=self.seed, number=number + 1)
+            engine.submit(GenerationRequest(prompt=prompt, max_new_tokens=room - self.context_tokens))
+        for _ in range(count):
+            engine.step()
+        return engine
+
+    def _round(
+        self, alone: CoupledEngine, both: CoupledEngine, fused: int, chunk: int, vocabulary: int
+    ) -> dict[str, float]:
+        """A full-width chunk alone, decodes alone, and a shorter chunk beside them."""
+        prompt = random_prompt(fused, vocabulary, seed=self.seed)
+        return {
+            "chunk_s": _step_with(alone, prompt),
+            "decodes_s": _last_step_s(both),
+            "both_s": _step_with(both, prompt[:chunk]),
+        }
+
+
+def _step_with(engine: CoupledEngine, prompt: Any) -> float:
+    """One iteration with this prompt in it, which is gone afterwards."""
+    engine.submit(GenerationRequest(prompt=prompt, max_new_tokens=1))
+    return _last_step_s(engine)
+
+
+def _last_step_s(engine: CoupledEngine) -> float:
+    engine.step()
+    last = engine.engine.log[-1]
+    return last.end_s - last.start_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredGain:
+    """Equal requests, really generated under each scheme at the balanced P:D ratio; paired within each round."""
+
+    model: str = "lab-30m"
+    fused_tokens: int = 128
+    total_tokens: int = 256
+    batch: int = 8
+    requests: int = 16
+    rounds: int = 3
+    seed: int = 0
+    device: str = "cpu"
+
+    def rows(self) -> Iterable[Mapping[str, Any]]:
+        """One row a scheme and round: seconds, gain over the baseline of the round, and whether tokens agree."""
+        work = Workload.balanced(self.total_tokens, self.fused_tokens, self.batch)
+        with one_thread(self.device) as clock:
+            model = load_model(
+                f"random:{self.model}", device=self.device, seed=self.seed, positions=self.total_tokens + 1
+            )
+            for number in range(self.rounds):
+                runs = {
+                    name: self._run(model, policy_of(name, self.fused_tokens), work, clock) for name in POLICIES
+                }
+                seconds, tokens = runs["baseline"]
+                for name, (each, generated) in runs.items():
+                    yield {
+                        "round": number,
+                        "scheme": name,
+                        "prompt_tokens": work.prompt_tokens,
+                        "decode_steps": work.decode_steps,
+                        "seconds": each,
+                        "gain": seconds / each,
+                        "same_tokens": generated == tokens,
+                        "machine": measured_by(self.device),
+                    }
+
+    def _run(self, model: LlamaModel, policy: BatchingPolicy, work: Workload, clock: Clock) -> tuple[float, Any]:
+        longest = work.prompt_tokens + work.decode_steps + 1
+        settings = EngineSettings(
+            prefix_reuse=False,
+            block_size_tokens=BLOCK_TOKENS,
+            cache_blocks=self.batch * -(-longest // BLOCK_TOKENS),
+            max_batch_tokens=self.batch * work.prompt_tokens,
+            max_requests=self.batch,
+        )
+        engine = CoupledEngine(model, policy, settings, clock=clock)
+        for number in range(self.requests):
+            prompt = random_prompt(work.prompt_tokens, model.config.vocabulary, seed=self.seed, number=number)
+            engine.submit(GenerationRequest(prompt=prompt, max_new_tokens=work.decode_steps + 1))
+        outputs = engine.run()
+        log = engine.engine.log
+        return sum(each.end_s - each.start_s for each in log), [output.tokens for output in outputs]
+
+
+def measured_riders(scale: str, *, seed: int = 0) -> MeasuredRiders:
+    """What is measured of single iterations at a scale.
+
+    Raises:
+        ValueError: when there is no such scale.
+    """
+    base = MeasuredRiders(seed=seed)
+    by_scale = {
+        "smoke": replace(base, model="lab-8m", fused_tokens=(32, 64), riders=(1, 3), context_tokens=64, rounds=2),
+        "classroom": base,
+        "full": replace(base, model="lab-100m", riders=(1, 3, 7, 15), context_tokens=1024, rounds=15),
+        "gpu": replace(
+            base, model="llama3-8b", fused_tokens=(128, 256, 512, 1024), riders=(1, 3, 7, 17, 63),
+            context_tokens=1024, rounds=15, device="cuda",
+        ),
+    }  # fmt: skip  # one line of numbers a scale
+    return by_scale[check_scale(scale)]
+
+
+def measured_gain(scale: str, *, seed: int = 0) -> MeasuredGain:
+    """What is measured end to end at a scale.
+
+    Raises:
+        ValueError: when there is no such scale.
+    """
+    base = MeasuredGain(seed=seed)
+    by_scale = {
+        "smoke": replace(base, model="lab-8m", fused_tokens=32, total_tokens=64, batch=4, requests=8, rounds=2),
+        "classroom": base,
+        "full": replace(base, model="lab-100m", total_tokens=1024, requests=24, rounds=5),
+        "gpu": replace(
+            base, model="llama3-8b", fused_tokens=256, total_tokens=1024, batch=18, requests=72, rounds=5,
+            device="cuda",
+        ),
+    }  # fmt: skip  # one line of numbers a scale
+    return by_scale[check_scale(scale)]
+
+
+def rider_accounts(measured: pd.DataFrame) -> pd.DataFrame:
+    """Three accounts of a decode's cost from measured iterations, as in the model; medians over the rounds.
+
+    `by_token` splits the chunk's time by tokens and adds what the decodes made the iteration longer; all of the
+    chunk's own attention is in it too, so it is an upper bound here.
+
+    Returns:
+        Rows of fused, decodes, alone_ms, marginal_ms, by_token_ms, by_order_ms, marginal's quartiles, and
+        apart_over_together: a chunk and then decodes, over both at once.
+    """
+    each = measured.assign(
+        alone_ms=1000 * measured["decodes_s"] / measured["decodes"],
+        marginal_ms=1000 * (measured["both_s"] - measured["chunk_s"]) / measured["decodes"],
+        by_order_ms=500 * (measured["both_s"] - measured["chunk_s"] + measured["decodes_s"]) / measured["decodes"],
+    )
+    separate_s = measured["chunk_s"] * (1 - measured["decodes"] / measured["fused"]) + measured["decodes_s"]
+    each["apart_over_together"] = separate_s / measured["both_s"]
+    each["by_token_ms"] = each["marginal_ms"] + 1000 * measured["chunk_s"] / measured["fused"]
+    accounts = ["alone_ms", "marginal_ms", "by_token_ms", "by_order_ms", "apart_over_together"]
+    grouped = each.groupby(["fused", "decodes"])
+    table = grouped[accounts].median()
+    table["marginal_low_ms"] = grouped["marginal_ms"].quantile(0.25)
+    table["marginal_high_ms"] = grouped["marginal_ms"].quantile(0.75)
+    return table.reset_index()
+
+
+def gain_medians(measured: pd.DataFrame) -> pd.DataFrame:
+    """Median gain of each scheme over the baseline, with its extremes: scheme, gain, least, most, seconds."""
+    grouped = measured.groupby("scheme", sort=False).agg(
+        gain=("gain", "median"), least=("gain", "min"), most=("gain", "max"), seconds=("seconds", "median")
+    )
+    return grouped.reset_index()

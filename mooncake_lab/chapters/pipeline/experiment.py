@@ -1,0 +1,176 @@
+"""GPT-3 on 64 A100s, as SARATHI §5.3 simulates it: a pipeline under Orca and SARATHI, and replicas without one."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from mooncake_lab.batching import BatchingPolicy, Limits, Orca, Sarathi
+from mooncake_lab.core import Request, TracedRequest, gbps
+from mooncake_lab.metrics.pipeline_bubbles import account, idle_share
+from mooncake_lab.paper import fact
+from mooncake_lab.perf import IterationCost, LinkLatency, hardware, model_shape, transferred
+from mooncake_lab.simulation import (
+    PipelineRun,
+    PipelineSpec,
+    StageClock,
+    run_pipeline,
+)
+from mooncake_lab.testbeds.sarathi import llama_13b_on_a6000
+
+SCHEMES: Final = ("Orca best", "SARATHI", "TP8 replicas")
+"""The scenarios of SARATHI Fig. 12: two pipelines of eight stages, and eight nodes on their own."""
+SHORTEST, LONGEST, RATIO, ZIPF = 1024, 4096, 10, 0.4
+"""Lengths of the requests, their P:D ratio, and the exponent of the lengths (SARATHI §5.3)."""
+TEXT, MACHINE = "sarathi_text_constants", "GPT-3/64 A100"
+STAGES: Final = 8
+BLOCK_TOKENS: Final = 16
+GPUS: Final = 8
+"""Of one node: they share each layer (TP8)."""
+LINK: Final = LinkLatency(8 * gbps(200), 10e-6)
+"""Between nodes: eight InfiniBand cards of 200 Gbps (assumption B40)."""
+PERCENTS: Final = tuple(range(0, 101, 5))
+REQUESTS: Final = {"smoke": 250, "classroom": 2000, "full": 10_000}
+"""Of the three schemes, by scale; the paper has 10,000, and 216 are in flight."""
+SWEPT: Final = {"smoke": 80, "classroom": 500, "full": 10_000}
+"""Of each run of a sweep: ramps weigh more, and ratios are smaller."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpt3:
+    """10,000 requests, all there at the start, served by one of the paper's schemes."""
+
+    scheme: str = "SARATHI"
+    requests: int = 1000
+    fused_tokens: int = 256
+    decode_attention: float = 1.0
+    """Seconds of decode attention over those that the roofline carries over from the A6000."""
+    overhead_ms_a_layer: float = 0.0
+    """Of every iteration, beside the roofline: kernels that wait to be launched, collectives, Python."""
+    spread: float = 1.0
+    """Of the lengths about their mean; 0 makes all requests alike."""
+    seed: int = 0
+
+    def rows(self) -> Iterable[Mapping[str, Any]]:
+        """One row: completion, idle share, stage-seconds by cause, quantiles of bubbles and of completion."""
+        work = zipf_requests(self.requests, seed=self.seed, spread=self.spread)
+        runs = [run_pipeline(spec, share) for spec, share in self.pipelines(work)]
+        finished = [request.token_s[-1] for run in runs for request in run.requests]
+        bubbles = [request.bubble_s for run in runs for request in run.requests]
+        spent = pd.DataFrame([dict(account(run)) for run in runs]).sum()
+        yield {
+            "completion_s": max(run.makespan_s for run in runs),
+            "idle_share": float(np.average([idle_share(run) for run in runs])),
+            "median_bubble_s": float(np.median(bubbles)),
+            "iterations": sum(len(run.start_s) for run in runs),
+            **{f"spent_{name}_s": seconds for name, seconds in spent.items()},
+            **{f"bubble_p{q}": float(np.percentile(bubbles, q)) for q in PERCENTS},
+            **{f"done_p{q}": float(np.percentile(finished, q)) for q in PERCENTS},
+            **self.stage_ms(),
+        }
+
+    def pipelines(self, work: Sequence[TracedRequest]) -> list[tuple[PipelineSpec, Sequence[TracedRequest]]]:
+        """What runs, and its share of the requests: one pipeline, or eight nodes in turn."""
+        if self.scheme != "TP8 replicas":
+            places = int(fact(TEXT, series=MACHINE, x="largest_batch_tp8_pp8").value)
+            return [(self._spec(STAGES, places), work)]
+        places = int(fact(TEXT, series=MACHINE, x="largest_batch_tp8").value)
+        return [(self._spec(1, places), work[node::STAGES]) for node in range(STAGES)]
+
+    def clock(self, stages: int) -> StageClock:
+        """What an iteration costs."""
+        cost, shape = gpt3_on_a_node(), model_shape("gpt3-175b")
+        return StageClock(
+            cost=replace(cost, per_context_token_s=cost.per_context_token_s * self.decode_attention),
+            stages=stages,
+            link=LINK,
+            hop_bytes_per_token=shape.width * shape.bytes_per_element,
+            overhead_s=self.overhead_ms_a_layer / 1000 * shape.layers,
+        )
+
+    def stage_ms(self) -> Mapping[str, float]:
+        """Milliseconds of a stage: a full batch that decodes, a prompt of 2K, and a fused iteration."""
+        clock, places = self.clock(STAGES), int(fact(TEXT, series=MACHINE, x="largest_batch_tp8_pp8").value)
+        context, chunk = places * 2048, self.fused_tokens - places + 1
+        whole = {
+            "decode_ms": clock.cost.step_s(0, 0, places, context),
+            "prompt_ms": clock.cost.step_s(2048, 0),
+            "fused_ms": clock.cost.step_s(chunk, 1024, places - 1, (places - 1) * 2048),
+        }
+        return {name: 1000 * (seconds + clock.overhead_s) / STAGES for name, seconds in whole.items()}
+
+    def _spec(self, stages: int, places: int) -> PipelineSpec:
+        capacity = places * LONGEST // BLOCK_TOKENS
+        limits = Limits(
+            max_batch_tokens=2 * LONGEST,
+            max_requests=places,
+            block_size_tokens=BLOCK_TOKENS,
+            capacity_blocks=capacity,
+            free_blocks=capacity,
+            max_request_tokens=LONGEST,
+        )
+        return PipelineSpec(
+            clock=self.clock(stages),
+            policy=policy_of(self.scheme, self.fused_tokens),
+            limits=limits,
+            micro_batches=stages,
+        )
+
+
+def policy_of(scheme: str, fused_tokens: int) -> BatchingPolicy:
+    """The batching policy behind a scheme; the replicas run Orca-best.
+
+    Raises:
+        ValueError: naming those there are.
+    """
+    if scheme not in SCHEMES:
+        raise ValueError(f"no scheme {scheme!r}; allowed are {', '.join(SCHEMES)}")
+    return Sarathi(chunk_tokens=fused_tokens) if scheme == "SARATHI" else Orca(max_prefills=1)
+
+
+def gpt3_on_a_node() -> IterationCost:
+    """GPT-3 on eight A100s that share each layer: LLaMA-13B on an A6000, carried over by the roofline."""
+    return transferred(
+        llama_13b_on_a6000(),
+        source=(model_shape("llama-13b"), hardware("a6000")),
+        target=(model_shape("gpt3-175b"), replace(hardware("a100"), name="8 x a100", devices=GPUS)),
+        name="GPT-3 on 8 A100s, carried over from LLaMA-13B on an A6000 by the roofline",
+    )
+
+
+def zipf_requests(count: int, *, seed: int = 0, spread: float = 1.0) -> list[TracedRequest]:
+    """Requests of 1K to 4K tokens, short ones more often (`rank**-0.4`), ten prompt tokens for every decode."""
+    lengths = np.arange(SHORTEST, LONGEST + 1)
+    weights = np.arange(1, len(lengths) + 1, dtype=np.float64) ** -ZIPF
+    drawn = np.random.default_rng(seed).choice(lengths, count, p=weights / weights.sum())
+    drawn = np.rint(drawn.mean() + spread * (drawn - drawn.mean())).astype(np.int64)
+    return [
+        traced(index, 0.0, int(n) - int(n) // (RATIO + 1), int(n) // (RATIO + 1)) for index, n in enumerate(drawn)
+    ]
+
+
+def traced(index: int, arrival_s: float, prompt_tokens: int, output_tokens: int) -> TracedRequest:
+    """A request that shares nothing with any other."""
+    request = Request(
+        id=index,
+        arrival_s=arrival_s,
+        input_tokens=prompt_tokens,
+        block_keys=(index,),
+        block_size_tokens=prompt_tokens,
+    )
+    return TracedRequest(request, output_tokens)
+
+
+def simulated(point: Gpt3) -> PipelineRun:
+    """The run behind a point that has one pipeline, for charts of its stages."""
+    (spec, work), *_ = point.pipelines(zipf_requests(point.requests, seed=point.seed))
+    return run_pipeline(spec, work)
+
+
+def with_policy(policy: BatchingPolicy, *, requests: int = 150, seed: int = 0) -> tuple[float, float]:
+    """Seconds until all requests are done in the pipeline under any batching policy, and its idle share."""
+    (spec, work), *_ = Gpt3(requests=requests, seed=seed).pipelines(zipf_requests(requests, seed=seed))
+    run = run_pipeline(replace(spec, policy=policy), work)
+    return run.makespan_s, idle_share(run)

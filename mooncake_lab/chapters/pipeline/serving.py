@@ -1,0 +1,182 @@
+"""Sarathi-Serve's machines under Poisson traffic, stall-free against prefill-first (OSDI'24 §5)."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from mooncake_lab.batching import VLLM, BatchingPolicy, Limits, Orca, SarathiServe
+from mooncake_lab.chapters.pipeline.experiment import traced
+from mooncake_lab.core import TracedRequest
+from mooncake_lab.paper import fact
+from mooncake_lab.perf import IterationCost
+from mooncake_lab.simulation import PipelineSpec, run_pipeline
+from mooncake_lab.testbeds.sarathi_serve import BLOCK_TOKENS, testbed, yi_34b_on_two_a100s
+from mooncake_lab.workload.arrivals import poisson_arrivals_s
+
+WORKLOADS: Final = "sarathi_serve_table2_workloads"
+MOST_REQUESTS, MOST_OF_ORCA, DELAY_S = 128, 16, 2.0
+"""Batches of vLLM and Orca in the paper's runs; the median scheduling delay above which a rate is too high."""
+POLICIES: Final[Mapping[str, BatchingPolicy]] = MappingProxyType(
+    {
+        "vLLM": VLLM(),
+        "Orca": Orca(),
+        "whole prompts beside decodes": SarathiServe(),
+        "Sarathi-Serve 512": SarathiServe(chunk_tokens=512),
+        "Sarathi-Serve 1024": SarathiServe(chunk_tokens=1024),
+        "Sarathi-Serve 1536": SarathiServe(chunk_tokens=1536),
+        "Sarathi-Serve 2048": SarathiServe(chunk_tokens=2048),
+    }
+)
+"""The policies of the figures; a number is a token budget."""
+RATES: Final = {
+    "smoke": (0.2, 0.6, 1.2),
+    "classroom": tuple(round(0.16 * 1.25**step, 3) for step in range(11)),
+    "full": tuple(round(0.1 * 1.1**step, 3) for step in range(30)),
+}
+REQUESTS: Final = {"smoke": 60, "classroom": 120, "full": 2048}
+"""Of each run; the paper has 2048."""
+
+
+def budgets(slos_s: Sequence[float], decodes: int = 32, context_tokens: int = 4096) -> pd.DataFrame:
+    """The largest token budget, in tiles of 128, whose iteration beside these decodes meets each TBT SLO.
+
+    Returns:
+        One row a SLO: slo_s, budget_tokens (0 where none does), iteration_s.
+    """
+    cost, rows = yi_34b_on_two_a100s(), list[dict[str, float]]()
+    for slo_s in slos_s:
+        fits = [n for n in range(128, 8193, 128) if _fused_s(cost, n, decodes, context_tokens) <= slo_s]
+        budget = max(fits, default=0)
+        rows.append(
+            {
+                "slo_s": slo_s,
+                "budget_tokens": budget,
+                "iteration_s": _fused_s(cost, budget, decodes, context_tokens) if budget else np.nan,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _fused_s(cost: IterationCost, tokens: int, decodes: int, context_tokens: int) -> float:
+    """An iteration of the budget in the middle of a prompt of 4K, beside the decodes."""
+    return cost.step_s(tokens - decodes, 2048, decodes, decodes * context_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """One engine under one policy and one rate of arrivals."""
+
+    testbed: str = "Yi-34B"
+    policy: str = "vLLM"
+    rate: float = 0.5
+    """Requests a second."""
+    workload: str = "openchat_sharegpt4"
+    requests: int = 200
+    sum_ms: float = 0.0
+    """Latency of an all-reduce between nodes, where the testbed needs one."""
+    apart: bool = False
+    """Whether chunks and decodes of a plan take turns in place of sharing an iteration."""
+    seed: int = 0
+
+    def rows(self) -> Iterable[Mapping[str, Any]]:
+        """One row: what users saw."""
+        run = run_pipeline(self.spec(), self.work())
+        gaps = [b - a for request in run.requests for a, b in pairwise(request.token_s)]
+        ttft = [request.token_s[0] - request.arrival_s for request in run.requests]
+        delays = [r.scheduled_s - r.arrival_s for r in run.requests if r.scheduled_s is not None]
+        yield {
+            "p50_ttft_s": float(np.median(ttft)),
+            "p50_tbt_s": float(np.median(gaps)),
+            "p99_tbt_s": float(np.percentile(gaps, 99)),
+            "largest_tbt_s": max(gaps),
+            "median_delay_s": float(np.median(delays)),
+            "refused": len(run.rejected),
+        }
+
+    def spec(self) -> PipelineSpec:
+        """As many micro-batches as stages, each with its share of places and of the KVCache."""
+        bed = testbed(self.testbed)
+        most = (MOST_OF_ORCA if self.policy == "Orca" else MOST_REQUESTS) // bed.stages
+        capacity = bed.capacity_tokens() // BLOCK_TOKENS // bed.stages
+        window = int(fact(WORKLOADS, series=self.workload, x="total_at_most").value)
+        return PipelineSpec(
+            clock=replace(bed.clock(self.sum_ms / 1000), apart=self.apart),
+            policy=policy_of(self.policy),
+            limits=Limits(
+                max_batch_tokens=window + most,
+                max_requests=most,
+                block_size_tokens=BLOCK_TOKENS,
+                capacity_blocks=capacity,
+                free_blocks=capacity,
+                max_request_tokens=window,
+            ),
+            micro_batches=bed.stages,
+        )
+
+    def work(self) -> list[TracedRequest]:
+        """Requests with the workload's median and 90th percentile of lengths, arriving as a Poisson process."""
+        lengths = draw_lengths(self.workload, self.requests, seed=self.seed)
+        arrivals = poisson_arrivals_s(self.requests, self.rate, seed=self.seed)
+        return [
+            traced(index, at_s, prompt, output)
+            for index, (at_s, (prompt, output)) in enumerate(zip(arrivals.tolist(), lengths, strict=True))
+        ]
+
+
+def policy_of(name: str) -> BatchingPolicy:
+    """The policy behind a name of the figure.
+
+    Raises:
+        ValueError: naming those there are.
+    """
+    if name not in POLICIES:
+        raise ValueError(f"no policy {name!r}; allowed are {', '.join(POLICIES)}")
+    return POLICIES[name]
+
+
+def draw_lengths(workload: str, count: int, *, seed: int = 0) -> list[tuple[int, int]]:
+    """Prompt and output lengths: log-normal through the published medians and 90th percentiles.
+
+    Those with more tokens in all than the paper keeps are drawn again.
+    """
+    rng, most = np.random.default_rng(seed), fact(WORKLOADS, series=workload, x="total_at_most").value
+    shapes = [_lognormal(workload, part) for part in ("prompt", "output")]
+    found: list[tuple[int, int]] = []
+    while len(found) < count:
+        prompt, output = (max(1, round(rng.lognormal(*shape))) for shape in shapes)
+        if prompt + output <= most:
+            found.append((prompt, output))
+    return found
+
+
+def capacity(served: pd.DataFrame, slos_s: Sequence[float]) -> pd.DataFrame:
+    """The highest rate up to which every rate meets the SLO on P99 TBT and the limit on scheduling delay.
+
+    Args:
+        served: rows of `Serving` over rates.
+        slos_s: limits on P99 TBT.
+
+    Returns:
+        Rows of policy, slo_s, requests_per_s (0 where not even the lowest rate does), requests (of a run) and
+        highest_tested (requests a second).
+    """
+    rows: list[dict[str, Any]] = []
+    for policy, each in served.groupby("policy", sort=False):
+        ordered = each.sort_values("rate")
+        for slo_s in slos_s:
+            meets = (ordered["p99_tbt_s"] <= slo_s) & (ordered["median_delay_s"] <= DELAY_S)
+            passed = ordered["rate"][meets.cumprod().astype(bool)]
+            best, requests = max(passed.tolist(), default=0.0), min(ordered["requests"].tolist())
+            row = {"policy": policy, "slo_s": slo_s, "requests_per_s": best, "requests": requests}
+            rows.append(row | {"highest_tested": max(ordered["rate"].tolist())})
+    return pd.DataFrame(rows)
+
+
+def _lognormal(workload: str, part: str) -> tuple[float, float]:
+    median, high = (fact(WORKLOADS, series=workload, x=f"{part}_{which}").value for which in ("median", "p90"))
+    return float(np.log(median)), float(np.log(high / median) / 1.2815515655446004)

@@ -1,0 +1,1 @@
+"""Chapter 07: what a KVCache store keeps."""

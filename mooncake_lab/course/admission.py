@@ -1,0 +1,223 @@
+"""Checks the contract of an admission policy, ours or a student's, and computes its goodput."""
+
+import dataclasses
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, TypeAlias
+
+from mooncake_lab.conductor import (
+    AdmissionPolicy,
+    AfterPrefill,
+    CacheAware,
+    ClusterView,
+    DecodeView,
+    EarlyRejection,
+    Estimator,
+    Placement,
+    PrefillView,
+    Rejection,
+    ServedView,
+    decide,
+)
+from mooncake_lab.core import SLO, Request, TracedRequest
+from mooncake_lab.course.laws import broken_laws, law_lines, require, said
+from mooncake_lab.metrics import effective, request_table
+from mooncake_lab.perf import LatencyModel
+from mooncake_lab.simulation import Cluster, ClusterSpec
+
+CROWD_SEED: Final = 20_240_709
+"""The default seed of the crowd. Grading draws its own crowd with the teacher's seed."""
+_LIMITS: Final = SLO(ttft_s=10.0, tbt_s=0.04)
+"""Of the views made by hand."""
+_CROWD_LIMITS: Final = SLO(ttft_s=25.0, tbt_s=0.05)
+_CROWD_REQUESTS: Final = 2000
+
+Law: TypeAlias = Callable[[AdmissionPolicy], None]
+"""Raises `AssertionError` with what went wrong when a policy breaks it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """An estimator of round numbers, for views made by hand."""
+
+    def prefill_s(self, request_id: int, input_tokens: int, reused_tokens: int) -> float:
+        del request_id
+        return (input_tokens - reused_tokens) * 1e-3
+
+    def transfer_s(self, tokens: int, flows: int) -> float:
+        return tokens * 1e-6 * (flows + 1)
+
+    def decode_step_s(self, requests: float, context_tokens: float) -> float:
+        return 0.02 + 1e-3 * requests + 1e-8 * context_tokens
+
+
+def crowd(seed: int | random.Random, requests: int = _CROWD_REQUESTS) -> list[TracedRequest]:
+    """More than one decode node can serve, and nearly more than three can prefill.
+
+    Prompts have 1,000 to 16,000 tokens, answers 200 to 800, and every other hundred requests comes twice as fast.
+    Decode is the bottleneck: a request that is rejected after its prefill took prefill time from another request
+    that could have been served.
+
+    Args:
+        seed: of the draws, or the draws themselves.
+        requests: how many.
+    """
+    draw = seed if isinstance(seed, random.Random) else random.Random(seed)  # noqa: S311  # a workload
+    found: list[TracedRequest] = []
+    at_s = 0.0
+    for i in range(requests):
+        at_s += (0.14 if (i // 100) % 2 else 0.32) * 2 * draw.random()
+        tokens = int(1000 * 16 ** draw.random())
+        blocks = -(-tokens // 512)
+        request = Request(
+            id=i,
+            arrival_s=at_s,
+            input_tokens=tokens,
+            block_keys=tuple(range(100 * i, 100 * i + blocks)),
+        )
+        found.append(TracedRequest(request, int(200 * 4 ** draw.random())))
+    return found
+
+
+def goodput(policy: AdmissionPolicy, model: LatencyModel, *, seed: int | random.Random = CROWD_SEED) -> float:
+    """The share of a crowd that finishes within both limits on three prefill nodes and one decode node.
+
+    Args:
+        policy: whose admissions.
+        model: the clock of the cluster.
+        seed: of the crowd, or its draws.
+    """
+    spec = ClusterSpec(
+        prefill_nodes=3, decode_nodes=1, placement=CacheAware(), admission=policy, slo=_CROWD_LIMITS
+    )
+    table = request_table(Cluster(spec, model).run(crowd(seed)))
+    return float(effective(table, _CROWD_LIMITS).mean())
+
+
+def answers_about_this_request(policy: AdmissionPolicy) -> None:
+    """It returns the placement it was given, unchanged, or a rejection of the same request with a reason."""
+    for request, view in _cases():
+        decision = _decide(policy, request, view)
+        if isinstance(decision, Rejection):
+            require(
+                decision.request_id == request.id,
+                f"request {request.id} arrived, but request {decision.request_id} was refused",
+            )
+            require(bool(decision.reason), f"request {request.id} was refused without a reason")
+        else:
+            proposed = CacheAware().place(request, view, _Round())
+            require(decision == proposed, f"the placement of request {request.id} was changed")
+
+
+def decisions_replay(policy: AdmissionPolicy) -> None:
+    """The same request and view get the same decision, also after others were asked about."""
+    first = [_decide(policy, request, view) for request, view in _cases()]
+    second = [_decide(policy, request, view) for request, view in reversed(_cases())]
+    require(first == second[::-1], "the same requests and views got different decisions the second time")
+
+
+def holds_no_state(policy: AdmissionPolicy) -> None:
+    """It is a frozen dataclass of knobs."""
+    require(dataclasses.is_dataclass(policy), f"{type(policy).__name__} is not a dataclass")
+    parameters = getattr(type(policy), "__dataclass_params__", None)
+    require(bool(parameters and parameters.frozen), f"{type(policy).__name__} is not frozen")
+
+
+def serves_an_idle_cluster(policy: AdmissionPolicy) -> None:
+    """An idle cluster refuses no request."""
+    request, view = _cases()[0]
+    decision = _decide(policy, request, view)
+    require(isinstance(decision, Placement), f"an idle cluster refused a request: {decision}")
+
+
+def checks_twice(policy: AdmissionPolicy) -> None:
+    """The decode instance's answer is a rejection at stage `decode`, or None."""
+    for request, view in _cases():
+        answer = policy.double_check(request, view.decode[0], estimate=_Round(), slo=_LIMITS)
+        fine = answer is None or (answer.request_id == request.id and answer.stage == "decode")
+        require(fine, f"double_check returned {answer!r} for request {request.id}")
+
+
+ADMISSION_LAWS: Final[Mapping[str, Law]] = MappingProxyType(
+    {
+        "answers about this request": answers_about_this_request,
+        "decisions replay": decisions_replay,
+        "holds no state": holds_no_state,
+        "serves an idle cluster": serves_an_idle_cluster,
+        "checks twice": checks_twice,
+    }
+)
+"""The contract of `AdmissionPolicy`: one law per rule."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionReport:
+    """What `check_admission` found; print it to read it."""
+
+    broken: Mapping[str, str]
+    """Name of each broken law, and what went wrong."""
+    goodput: float | None
+    """On the crowd of the seed; `None` when the policy could not be run."""
+    baseline_goodput: float
+    early_goodput: float
+    coming_goodput: float
+    """Of early rejection that counts the requests on their way to decode."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether every law holds."""
+        return not self.broken
+
+    def __str__(self) -> str:
+        lines = law_lines(ADMISSION_LAWS, self.broken)
+        ours = "none" if self.goodput is None else f"{self.goodput:.3f}"
+        lines.append(
+            f"goodput {ours}; rejecting after prefill has {self.baseline_goodput:.3f},"
+            f" early rejection {self.early_goodput:.3f}, counting prefills {self.coming_goodput:.3f}"
+        )
+        return "\n".join(lines)
+
+
+def check_admission(policy: AdmissionPolicy, model: LatencyModel, *, seed: int = CROWD_SEED) -> AdmissionReport:
+    """Run a policy through the contract, and compare its goodput on a crowd with that of three of our policies.
+
+    A bad policy is a finding, not an exception.
+
+    Args:
+        policy: whose.
+        model: the clock of the cluster it is graded on.
+        seed: of the crowd.
+    """
+    broken = broken_laws(ADMISSION_LAWS, policy)
+    served = None
+    try:
+        served = goodput(policy, model, seed=seed)
+    except Exception as error:  # noqa: BLE001  # likewise; a policy that cannot run has also broken a law
+        broken.setdefault("answers about this request", said(error))
+    return AdmissionReport(
+        broken=MappingProxyType(broken),
+        goodput=served,
+        baseline_goodput=goodput(AfterPrefill(), model, seed=seed),
+        early_goodput=goodput(EarlyRejection(), model, seed=seed),
+        coming_goodput=goodput(EarlyRejection(with_coming=True), model, seed=seed),
+    )
+
+
+def _cases() -> list[tuple[Request, ClusterView]]:
+    """An idle cluster, and some that are fuller and fuller."""
+    cases: list[tuple[Request, ClusterView]] = []
+    for i in range(8):
+        request = Request(id=i, arrival_s=10.0 * i, input_tokens=500, block_keys=(i,))
+        decoding = tuple(ServedView(100 + k, 900, 10.0 * i - k) for k in range(4 * i))
+        coming = tuple(ServedView(200 + k, 900, 10.0 * i + k) for k in range(2 * i))
+        tokens = 900 * len((*decoding, *coming))
+        decode = DecodeView("decode-0", len(decoding) + len(coming), tokens, 10**6, decoding, coming)
+        cases.append((request, ClusterView(10.0 * i, (PrefillView("prefill-0", 2.0 * i, i, i, 0),), (decode,))))
+    return cases
+
+
+def _decide(policy: AdmissionPolicy, request: Request, view: ClusterView) -> Placement | Rejection:
+    estimate: Estimator = _Round()
+    return decide(request, view, placement=CacheAware(), admission=policy, estimate=estimate, slo=_LIMITS)

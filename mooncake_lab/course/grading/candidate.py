@@ -1,0 +1,192 @@
+"""The side of a submission: a confined process that executes somebody's cells and answers questions about them.
+
+Started by `enter.py`. Questions come on stdin, answers leave on what was stdout; what cells print goes nowhere.
+"""
+
+import io
+import os
+import reprlib
+import sys
+import time
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mooncake_lab.conductor import Estimator, Placement, Rejection
+from mooncake_lab.course.grading.confine import Allowance, UnconfinableError, confine
+from mooncake_lab.course.grading.messages import (
+    SIGNATURES,
+    Answer,
+    Ask,
+    Call,
+    Code,
+    Load,
+    Make,
+    Passes,
+    Question,
+    Raised,
+    Refuses,
+    Reply,
+    pack,
+    read_question,
+)
+
+_LONGEST_MESSAGE = 2000
+
+
+class Candidate:
+    """A namespace that cells fill, and the objects that were made from it; mutable because cells are.
+
+    Args:
+        names: the namespace; a fresh one where none is given.
+    """
+
+    def __init__(self, names: dict[str, Any] | None = None) -> None:
+        self._names: dict[str, Any] = {"__name__": "__main__"} if names is None else names
+        self._made: list[Any] = []
+        self._owed: Raised | None = None
+
+    def answer(self, question: Question) -> Reply | None:
+        """What the cells answer; whatever they raise is an answer too."""
+        try:
+            reply = self._act(question)
+        except BaseException as error:  # noqa: BLE001  # a submission may raise anything, SystemExit included
+            reply = Raised(type(error).__name__, str(error)[:_LONGEST_MESSAGE])
+        if isinstance(question, Ask) and question.quiet:
+            self._owed = self._owed or (reply if isinstance(reply, Raised) else None)
+            return None
+        owed, self._owed = self._owed, None
+        return owed or reply
+
+    def _act(self, question: Question) -> Reply:
+        match question:
+            case Load(cells):
+                return _answer([said for cell in cells if (said := self._execute(cell))])
+            case Call(name, arguments):
+                return _answer(self._named(name)(*arguments))
+            case Make(name, arguments):
+                self._made.append(self._named(name)(*arguments))
+                return _answer(len(self._made) - 1)
+            case Ask(number, method, arguments):
+                return _ask(self._made[number], method, arguments)
+
+    def _execute(self, cell: Code) -> str:
+        """Execute a cell; what went wrong in it, or nothing."""
+        try:
+            exec(compile(cell.text, f"<cell {cell.name}>", "exec"), self._names)  # noqa: S102  # what this is for
+        except BaseException as error:  # noqa: BLE001  # a cell may raise anything, SystemExit included
+            return f"cell {cell.name!r} raised {type(error).__name__}: {str(error)[:_LONGEST_MESSAGE]}"
+        return ""
+
+    def _named(self, name: str) -> Any:
+        if name not in self._names:
+            raise NameError(f"the notebook defines no {name!r}")
+        return self._names[name]
+
+
+def _ask(target: Any, method: str, raw: msgspec.Raw) -> Answer:
+    if method not in SIGNATURES:
+        return _answer(getattr(target, method)(*msgspec.msgpack.decode(raw)))
+    takes = SIGNATURES[method].takes
+    parts = msgspec.msgpack.decode(raw, type=list[msgspec.Raw])
+    arguments: list[Any] = [
+        msgspec.msgpack.decode(part, type=kind) for part, kind in zip(parts, takes, strict=True)
+    ]
+    match method:
+        case "place":
+            return _answer(target.place(*arguments, _estimator()))
+        case "admit" | "double_check":
+            *seen, slo = arguments
+            given = getattr(target, method)(*seen, estimate=_estimator(), slo=slo)
+            return _answer(_verdict(method, given))
+        case _:
+            return _answer(getattr(target, method)(*arguments))
+
+
+def _verdict(method: str, given: Any) -> Passes | Refuses:
+    """An answer of a type that the method may give.
+
+    Raises:
+        TypeError: when it is another one.
+    """
+    if isinstance(given, Rejection):
+        return Refuses(given)
+    passing, allowed = (Placement, "the placement that was proposed") if method == "admit" else (None, "None")
+    if given is None if passing is None else isinstance(given, passing):
+        return Passes(given)
+    raise TypeError(
+        f"{method} returned {reprlib.repr(given)}, of type {type(given).__name__};"
+        f" allowed are {allowed} and a Rejection"
+    )
+
+
+def _answer(value: Any) -> Answer:
+    try:
+        encoded = msgspec.msgpack.encode(value, enc_hook=_plain)
+    except OverflowError:
+        encoded = msgspec.msgpack.encode(_with_words(value), enc_hook=_plain)
+    return Answer(msgspec.Raw(encoded))
+
+
+def _plain(value: Any) -> Any:
+    """Numbers and arrays of numpy as numbers and lists of Python.
+
+    Raises:
+        TypeError: when it is something else that cannot be sent.
+    """
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.generic | numpy.ndarray):
+        return value.tolist()
+    raise TypeError(
+        f"an answer holds {reprlib.repr(value)}, of type {type(value).__name__}, which is no plain value"
+    )
+
+
+def _with_words(value: Any) -> Any:
+    """The same with integers of more than 64 bits as text: keys may be of any size."""
+    match value:
+        case int():
+            return value if -(2**63) <= value < 2**64 else str(value)
+        case list() | tuple():
+            return [_with_words(each) for each in value]
+        case dict():
+            return {_with_words(key): _with_words(each) for key, each in value.items()}
+        case _:
+            return value
+
+
+@cache
+def _estimator() -> Estimator:
+    """What the Conductor believes, the same as in the grader's own simulation."""
+    from mooncake_lab.conductor import LatencyEstimator
+    from mooncake_lab.testbeds import paper_node_latency
+
+    return LatencyEstimator(paper_node_latency())
+
+
+def start(order: Mapping[str, Any]) -> None:
+    """Confine this process, and answer until the grader hangs up.
+
+    Args:
+        order: its `folder` (None where it gets none) and its `allowance`.
+    """
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
+    questions = io.BufferedReader(io.FileIO(os.dup(sys.stdin.fileno())))
+    for stream, mode in ((sys.stdin, os.O_RDONLY), (sys.stdout, os.O_WRONLY), (sys.stderr, os.O_WRONLY)):
+        os.dup2(os.open(os.devnull, mode), stream.fileno())
+    folder = None if order["folder"] is None else Path(order["folder"])
+    try:
+        confine(folder, msgspec.convert(order["allowance"], Allowance))
+    except (OSError, ValueError, UnconfinableError) as error:
+        answers.write(pack(Raised(type(error).__name__, str(error))))
+        return
+    answers.write(pack(_answer(time.process_time())))
+    candidate = Candidate()
+    decoder = msgspec.msgpack.Decoder(Question)
+    while (frame := read_question(questions)) is not None:
+        reply = candidate.answer(decoder.decode(frame))
+        if reply is not None:
+            answers.write(pack(reply))

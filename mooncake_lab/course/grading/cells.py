@@ -1,0 +1,258 @@
+"""From a notebook that was handed in to the code that is executed, and to what is remarked about it.
+
+The teacher's cells are put back, tests are left out, solutions are the student's, and of the cells that a student
+adds the definitions are kept. What only Jupyter understands is left out and named.
+"""
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from mooncake_lab.batch.notebook import Cell, read_notebook
+from mooncake_lab.course.grading.messages import Code
+
+_PACKAGE: Final = "mooncake_lab"
+_MOST_LETTERS: Final = 100_000
+"""Of all code cells of a notebook. A syntax tree takes a thousand times the memory, and it is the grader's."""
+_PLAIN_CALLS: Final = frozenset(
+    {"dict", "list", "set", "tuple", "frozenset", "range", "namedtuple"}
+    | {"OrderedDict", "defaultdict", "deque", "Counter"}
+)
+"""What an assignment in an added cell may call: it makes a value and computes nothing."""
+_BACK_DOORS: Final = frozenset(
+    {"__builtins__", "__globals__", "__import__", "__loader__", "__spec__", "__subclasses__", "eval", "exec"}
+    | {"builtins", "gc", "importlib", "inspect", "marshal", "modules", "pickle", "pkgutil", "runpy"}
+)
+"""Names with which code is reached that no import names."""
+_UNREADABLE: Final = (SyntaxError, ValueError, RecursionError, MemoryError)
+"""What `ast.parse` may raise for text that is not Python."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handed:
+    """What a student handed in, made ready."""
+
+    code: tuple[Code, ...]
+    """To execute, in order."""
+    own: tuple[Code, ...]
+    """The student's part of it."""
+    remarks: tuple[str, ...]
+    """What was left out or joined."""
+    borrowed: Mapping[str, tuple[str, ...]]
+    """Solution cells that take more from the package than the assignment imports, and what."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Theirs:
+    """A code cell of a student."""
+
+    name: str
+    """Empty for one that is not of the assignment."""
+    text: str
+
+
+def prepare(path: Path, teacher: Path) -> Handed:
+    """Make a notebook ready to be executed, in the order of the student.
+
+    Raises:
+        ValueError: when a file is not a notebook or holds too much code, or a solution cell is missing; it says
+            which.
+    """
+    source = [cell for cell in read_notebook(teacher).cells if cell.cell_type == "code"]
+    names = {name for cell in source if (name := grade_id(cell))}
+    theirs = [
+        _Theirs(name if (name := grade_id(cell)) in names else "", cell.text)
+        for cell in read_notebook(path).cells
+        if cell.cell_type == "code"
+    ]
+    letters = sum(len(each.text) for each in theirs)
+    if letters > _MOST_LETTERS:
+        raise ValueError(f"{_shown(path)} has {letters:,} letters of code; allowed are {_MOST_LETTERS:,}")
+    given = {grade_id(cell) or f"given {i}": cell.text for i, cell in enumerate(source) if not _is_students(cell)}
+    solutions: dict[str, str] = {}
+    remarks: list[str] = []
+    taken: set[int] = set()
+    for name in (grade_id(cell) for cell in source if role(cell).get("solution")):
+        found = [index for index, each in enumerate(theirs) if each.name == name]
+        if not found:
+            raise ValueError(f"{_shown(path)} has lost the cell {name!r}, in which the solution belongs")
+        solutions[name], joined, told = _solution(name, theirs, found)
+        taken.update(joined)
+        remarks += told
+    allowed = frozenset(_imported("\n".join(given.values())))
+    rest = [each for index, each in enumerate(theirs) if index not in taken or each.name]
+    code, told = _in_order(rest, given, solutions, allowed)
+    own = tuple(each for each in code if each.name not in given)
+    borrowed = {name: tuple(_borrowed(text, allowed)) for name, text in solutions.items()}
+    return Handed(
+        code=tuple(code),
+        own=own,
+        remarks=(*remarks, *told),
+        borrowed=MappingProxyType({name: what for name, what in borrowed.items() if what}),
+    )
+
+
+def _is_students(cell: Cell) -> bool:
+    """Whether nothing of a cell of the assignment is put back: a solution, or a test, which is not run."""
+    return bool(role(cell).get("solution") or role(cell).get("grade"))
+
+
+def _in_order(
+    theirs: Sequence[_Theirs], given: Mapping[str, str], solutions: Mapping[str, str], allowed: frozenset[str]
+) -> tuple[list[Code], list[str]]:
+    """The cells to execute; what of the teacher's is missing comes first."""
+    there = {each.name for each in theirs}
+    code = [Code(name, text) for name, text in given.items() if name not in there]
+    remarks: list[str] = []
+    done: set[str] = set()
+    for number, each in enumerate(theirs, start=1):
+        if each.name in done:
+            continue
+        if each.name in given or each.name in solutions:
+            done.add(each.name)
+            code.append(Code(each.name, given.get(each.name, "") or solutions.get(each.name, "")))
+        elif not each.name:
+            text, told = _added(f"code cell {number}", each.text, allowed)
+            remarks += told
+            code += [Code(f"code cell {number}", text)] if text else []
+    return code, remarks
+
+
+def role(cell: Cell) -> dict[str, Any]:
+    """What nbgrader was told of a cell."""
+    told = cell.metadata.get("nbgrader")
+    return told if isinstance(told, dict) else {}
+
+
+def grade_id(cell: Cell) -> str:
+    """The name of a cell; empty where it has none."""
+    return str(role(cell).get("grade_id") or "")
+
+
+def without_magics(text: str) -> tuple[str, tuple[str, ...]]:
+    """A cell without the lines that only Jupyter understands, and those lines.
+
+    Nothing is changed in a cell that is Python as it stands: `%` may begin a line inside an expression.
+    """
+    if _is_python(text):
+        return text, ()
+    kept: list[str] = []
+    dropped: list[str] = []
+    for line in text.splitlines():
+        stripped = line.strip()
+        if stripped.startswith(("%", "!", "?")) or (stripped.endswith("?") and "#" not in stripped):
+            dropped.append(stripped)
+            kept.append(f"{line[: len(line) - len(line.lstrip())]}pass")
+        else:
+            kept.append(line)
+    return "\n".join(kept), tuple(dropped)
+
+
+def _shown(path: Path) -> str:
+    """The name of a file, without the folders of the teacher."""
+    return "".join(letter if letter.isprintable() else "?" for letter in path.name)
+
+
+def _solution(name: str, theirs: Sequence[_Theirs], found: Sequence[int]) -> tuple[str, Iterable[int], list[str]]:
+    """The text of a solution, also where its cell was split; the places of its parts, and what there is to say."""
+    remarks: list[str] = []
+    if len(found) > 1:
+        remarks.append(f"cell {name!r} was found in {len(found)} parts, which were joined")
+    for index in found:
+        dropped = without_magics(theirs[index].text)[1]
+        remarks += [f"left out of cell {name!r}: {line}" for line in dropped]
+    text = _joined(theirs, found)
+    first, last = found[0], found[-1]
+    for start, end in ((first - 1, last), (first, last + 1), (first - 1, last + 1)):
+        places = sorted({*found, start, end})
+        if places[0] < 0 or places[-1] >= len(theirs):
+            continue
+        others = [theirs[index] for index in places if index not in found]
+        torn = not _is_python(text) or not any(_is_python(without_magics(each.text)[0]) for each in others)
+        if torn and not any(each.name for each in others) and _is_python(_joined(theirs, places)):
+            return _joined(theirs, places), places, [*remarks, f"cell {name!r} had been split; it was joined"]
+    return text, found, remarks
+
+
+def _joined(theirs: Sequence[_Theirs], places: Iterable[int]) -> str:
+    return "\n".join(without_magics(theirs[index].text)[0] for index in places)
+
+
+def _added(name: str, text: str, allowed: frozenset[str]) -> tuple[str, list[str]]:
+    """What is kept of a cell that a student added: definitions that do not take answers from the package."""
+    try:
+        tree = ast.parse(without_magics(text)[0])
+    except _UNREADABLE as error:
+        return "", [f"{name} is not Python and was left out: {error}"]
+    kept: list[str] = []
+    remarks: list[str] = []
+    for statement in filter(_defines, tree.body):
+        said = ast.unparse(statement)
+        borrowed = [*_borrowed(said, allowed)]
+        remarks += [f"left out of {name}: what takes {what} from the package" for what in borrowed]
+        kept += [] if borrowed else [said]
+    return "\n".join(kept), remarks
+
+
+def _defines(statement: ast.stmt) -> bool:
+    """Whether a statement makes something that a solution may use, and computes nothing."""
+    match statement:
+        case ast.Import() | ast.ImportFrom() | ast.FunctionDef() | ast.ClassDef():
+            return True
+        case ast.Assign(value=value) | ast.AnnAssign(value=ast.expr() as value):
+            calls = [each for each in ast.walk(value) if isinstance(each, ast.Call)]
+            loops = any(isinstance(each, ast.comprehension | ast.Await) for each in ast.walk(value))
+            return not loops and all(isinstance(c.func, ast.Name) and c.func.id in _PLAIN_CALLS for c in calls)
+        case _:
+            return False
+
+
+def _borrowed(text: str, allowed: frozenset[str]) -> Iterator[str]:
+    """What a cell takes from the package beyond what the assignment imports."""
+    try:
+        tree = ast.parse(text)
+    except _UNREADABLE:
+        return
+    yield from sorted(set(_imported(text)) - allowed)
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) if name in _BACK_DOORS:
+                yield name
+            case ast.Name(id="compile"):  # `re.compile` is another one
+                yield "compile"
+            case ast.Import(names=names):
+                yield from (each.name for each in names if each.name.split(".")[0] in _BACK_DOORS)
+            case ast.ImportFrom(module=str(module), names=names) if module.split(".")[0] != _PACKAGE:
+                taken = (each.name for each in names)
+                yield from (name for name in (module.split(".")[0], *taken) if name in _BACK_DOORS)
+            case ast.Constant(value=str(value)) if value in _BACK_DOORS or _names_module(value):
+                yield value[:80]
+            case _:
+                continue
+
+
+def _names_module(text: str) -> bool:
+    return text.split(".", maxsplit=1)[0] == _PACKAGE and " " not in text
+
+
+def _imported(text: str) -> Iterator[str]:
+    """What is imported from the package: a module, or a name of one."""
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Import(names=names):
+                yield from (each.name for each in names if each.name.split(".")[0] == _PACKAGE)
+            case ast.ImportFrom(module=str(module), names=names) if module.split(".")[0] == _PACKAGE:
+                yield from (f"{module}.{each.name}" for each in names)
+            case _:
+                continue
+
+
+def _is_python(text: str) -> bool:
+    try:
+        ast.parse(text)
+    except _UNREADABLE:
+        return False
+    return True

@@ -1,0 +1,172 @@
+"""Grading one submission: its solution cells between the given cells, with points and a sentence per task."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from mooncake_lab.course.grading.admission import ADMISSION
+from mooncake_lab.course.grading.cells import Handed, prepare
+from mooncake_lab.course.grading.chunked import CHUNKED
+from mooncake_lab.course.grading.confine import Allowance
+from mooncake_lab.course.grading.eviction import EVICTION
+from mooncake_lab.course.grading.keys import KEYS
+from mooncake_lab.course.grading.placement import PLACEMENT
+from mooncake_lab.course.grading.remote import Budget, Submission, SubmissionError
+from mooncake_lab.course.grading.task import Assignment, Task
+from mooncake_lab.store import NothingToEvictError
+
+ASSIGNMENTS: Final[Mapping[str, Assignment]] = MappingProxyType(
+    {each.topic: each for each in (KEYS, EVICTION, CHUNKED, PLACEMENT, ADMISSION)}
+)
+"""Every assignment by its topic."""
+LONGEST_REMARK: Final = 500
+"""Letters of a remark that are kept."""
+_LONGEST_CODE: Final = 20_000
+"""Letters of a cell that the feedback shows, of twenty cells at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """The result of one task.
+
+    Its remark is one line of at most `LONGEST_REMARK` printable letters, whatever a submission answered.
+    """
+
+    task: str
+    points: int
+    earned: int
+    said: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "said", one_line(self.said))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grade:
+    """One student's assignment."""
+
+    student: str
+    topic: str
+    marks: tuple[Mark, ...]
+    remarks: tuple[str, ...] = ()
+    """About the whole notebook: what was left out, what was joined, and what the solution uses of the package."""
+    cells: tuple[str, ...] = ()
+    """The code of the student, for the feedback."""
+
+    @property
+    def earned(self) -> int:
+        """Points."""
+        return sum(mark.earned for mark in self.marks)
+
+    @property
+    def points(self) -> int:
+        """The most that can be earned."""
+        return sum(mark.points for mark in self.marks)
+
+
+def one_line(text: str) -> str:
+    """A text of a submission as a remark: in one line, printable, and not longer than `LONGEST_REMARK`."""
+    words = " ".join(text[: 4 * LONGEST_REMARK].split())
+    shown = "".join(letter if letter.isprintable() else "?" for letter in words)
+    return shown if len(shown) <= LONGEST_REMARK else f"{shown[: LONGEST_REMARK - 1]}…"
+
+
+def grade(
+    path: Path,
+    teacher: Path,
+    *,
+    student: str,
+    seed: int | str,
+    allowance: Allowance | None = None,
+    borrowing: bool = False,
+) -> Grade:
+    """Grade one notebook; a bad one is a grade, not an exception.
+
+    Each task runs in a new process and has its own hidden workload, so a submission cannot use in one task what it
+    saw in another.
+
+    Args:
+        path: what was handed in.
+        teacher: the source of the assignment, named after its topic.
+        student: whose it is.
+        seed: of hidden workloads; the same for a class.
+        allowance: what the submission may use, over all tasks.
+        borrowing: whether a solution that takes its answer from the package earns points; it is named in any case.
+
+    Raises:
+        ValueError: when the topic has no assignment.
+        UnconfinableError: when this machine cannot confine a submission.
+    """
+    topic = teacher.stem
+    if topic not in ASSIGNMENTS:
+        raise ValueError(f"there is no assignment {topic!r}; there are {', '.join(ASSIGNMENTS)}")
+    assignment = ASSIGNMENTS[topic]
+    try:
+        handed = prepare(path, teacher)
+    except Exception as error:  # noqa: BLE001  # a file that was handed in may be anything
+        marks = tuple(_lost(task, str(error)) for task in assignment.tasks)
+        return Grade(student=student, topic=topic, marks=marks)
+    remarks = [*handed.remarks, *(f"uses package answer: {each}" for each in _borrowed(handed))]
+    return Grade(
+        student=student,
+        topic=topic,
+        marks=tuple(_marks(assignment, handed, str(seed), allowance or Allowance(), borrowing=borrowing)),
+        remarks=tuple(one_line(each) for each in remarks[:20]),
+        cells=tuple(cell.text[:_LONGEST_CODE] for cell in handed.own[:20]),
+    )
+
+
+def _marks(
+    assignment: Assignment, handed: Handed, seed: str, allowance: Allowance, *, borrowing: bool
+) -> Iterator[Mark]:
+    budget = Budget(allowance=allowance)
+    hopeless = ""
+    for task in assignment.tasks:
+        taken = _borrowed(handed, task.cells)
+        if taken and not borrowing:
+            yield _lost(task, f"uses package answer: {'; '.join(taken)}. The student must write this answer")
+            continue
+        if hopeless:
+            yield _lost(task, hopeless)
+            continue
+        try:
+            submission = Submission(handed.code, budget=budget)
+        except (SubmissionError, NothingToEvictError, RecursionError) as error:  # it will not load the next time
+            hopeless = _told(error)
+            yield _lost(task, hopeless)
+            continue
+        with submission:
+            yield _mark(task, submission, f"{seed}/{assignment.topic}/{task.name}")
+
+
+def _mark(task: Task, submission: Submission, seed: str) -> Mark:
+    try:
+        said = task.check(submission, seed)
+    except Exception as error:  # noqa: BLE001  # answers may be wrong in ways that no check foresees
+        cells = f" ({'; '.join(submission.failed_cells)})" if submission.failed_cells else ""
+        return _lost(task, f"{_told(error)}{cells}")
+    return Mark(task=task.name, points=task.points, earned=task.points, said=said)
+
+
+def _borrowed(handed: Handed, cells: tuple[str, ...] = ()) -> list[str]:
+    """What the solution cells of these names, or all, take from the package."""
+    return [
+        f"cell {name!r} uses {', '.join(what)}"
+        for name, what in handed.borrowed.items()
+        if not cells or name in cells
+    ]
+
+
+def _told(error: Exception) -> str:
+    """What a student reads of it."""
+    if isinstance(error, SubmissionError):
+        return str(error)
+    if isinstance(error, NothingToEvictError):
+        return "it raised NothingToEvictError although a block could be evicted"
+    return f"its answers could not be used: {type(error).__name__}: {error}"
+
+
+def _lost(task: Task, said: str) -> Mark:
+    return Mark(task=task.name, points=task.points, earned=0, said=said)

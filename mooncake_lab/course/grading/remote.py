@@ -1,0 +1,309 @@
+"""The side of the grader: questions to a confined submission, answers with a deadline, and nothing believed."""
+
+import math
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import msgspec
+
+import mooncake_lab
+from mooncake_lab.core import KIB
+from mooncake_lab.course.grading.confine import (
+    Allowance,
+    UnconfinableError,
+    check_confinable,
+    why_no_folder,
+)
+from mooncake_lab.course.grading.messages import (
+    HEAD_BYTES,
+    LONGEST_ANSWER_BYTES,
+    SIGNATURES,
+    Answer,
+    Ask,
+    Call,
+    Code,
+    Load,
+    Make,
+    Question,
+    Raised,
+    Reply,
+    length_of,
+    pack,
+)
+from mooncake_lab.store import NothingToEvictError
+
+_START_S: Final = 60.0
+"""Python, numpy and this package have to be imported first."""
+
+_MOST_HELD_BYTES: Final = 16 * KIB
+"""Of questions that want no answer: they travel with the next one that does, many in one message."""
+
+
+class SubmissionError(Exception):
+    """A submission raised, answered nonsense, took too long or ended; the message is for the student."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Budget:
+    """What one submission may use over all its tasks; mutable because it is used up."""
+
+    allowance: Allowance
+    cpu_used_s: float = 0.0
+    ends_s: float = math.inf
+    """When its time is over, by the monotonic clock; known since its first cell."""
+
+    def begin(self) -> None:
+        """Its first cell is about to be executed."""
+        if math.isinf(self.ends_s):
+            self.ends_s = time.monotonic() + self.allowance.wall_s
+
+    def left(self) -> Allowance:
+        """What the next process may use.
+
+        Raises:
+            SubmissionError: when processor time or time is used up.
+        """
+        if time.monotonic() >= self.ends_s:
+            raise SubmissionError(f"it took more than {self.allowance.wall_s:g} s in all")
+        cpu_s = math.ceil(self.allowance.cpu_s - self.cpu_used_s)
+        if cpu_s <= 0:
+            raise SubmissionError(f"it used more than {self.allowance.cpu_s} s of processor time in all")
+        return replace(self.allowance, cpu_s=cpu_s)
+
+
+class Submission:
+    """A student's cells in a confined process. A context manager; mutable because a process is.
+
+    Args:
+        cells: the code, in the order of the notebook.
+        allowance: what it may use; where a budget is given, that of the budget.
+        budget: what it shares with the other processes of the same submission.
+
+    Raises:
+        UnconfinableError: when this machine cannot confine a process.
+        SubmissionError: when its process ends or takes too long while the cells are executed.
+    """
+
+    def __init__(
+        self, cells: Sequence[Code], allowance: Allowance | None = None, budget: Budget | None = None
+    ) -> None:
+        check_confinable()
+        self._budget = budget or Budget(allowance=allowance or Allowance())
+        self._allowance = self._budget.left()
+        self._folder = None if why_no_folder() else tempfile.mkdtemp(prefix="submission-")
+        self._cpu_before_s = 0.0
+        self._status: int | None = None
+        self._told = bytearray()
+        try:
+            self._process = _started(self._folder, self._allowance)
+        except BaseException:
+            self._forget_folder()
+            raise
+        self._decoder = msgspec.msgpack.Decoder(Reply)
+        self._answers = selectors.DefaultSelector()
+        if self._process.stdout is None or self._process.stdin is None:
+            raise AssertionError("the pipes were asked for")
+        self._stdout, self._stdin = self._process.stdout.fileno(), self._process.stdin.fileno()
+        os.set_blocking(self._stdin, False)
+        self._answers.register(self._stdout, selectors.EVENT_READ)
+        try:
+            self._start()
+            self._budget.begin()
+            loaded = self._exchange(Load([*cells]))
+            self.failed_cells: tuple[str, ...] = _decoded(loaded, tuple[str, ...], "the notebook")
+            """What went wrong in which cell."""
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process, whatever it is doing; its files go with it."""
+        self._kill()
+        self._reap()
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except OSError:
+                    continue  # it was still holding a question nobody will read
+        self._answers.close()
+        self._forget_folder()
+
+    def _forget_folder(self) -> None:
+        if self._folder is not None:
+            try:
+                Path(self._folder).rmdir()  # empty: what was written lay in a file system that is gone
+            except OSError as error:
+                warnings.warn(f"the folder of a submission stays behind: {error}", RuntimeWarning, stacklevel=3)
+            self._folder = None
+
+    def call(self, name: str, *arguments: Any, gives: Any = Any) -> Any:
+        """Call one of its functions with plain values; the answer must be of the type `gives`.
+
+        Raises:
+            SubmissionError: when it raises, takes too long, ends, or answers something else.
+        """
+        return _decoded(self._exchange(Call(name, list(arguments))), gives, name)
+
+    def make(self, name: str, *arguments: Any) -> int:
+        """Make an object of one of its classes; the answer is a number to ask it by.
+
+        Raises:
+            SubmissionError: when it raises, takes too long, or ends.
+        """
+        return _decoded(self._exchange(Make(name, list(arguments))), int, name)
+
+    def ask(self, number: int, method: str, *arguments: Any, gives: Any = Any) -> Any:
+        """Call a method of an object it made.
+
+        Raises:
+            SubmissionError: when it raises, takes too long, ends, or answers something else.
+        """
+        answer = self._exchange(Ask(number, method, _packed(arguments)))
+        return _decoded(answer, SIGNATURES[method].gives if method in SIGNATURES else gives, method)
+
+    def tell(self, number: int, method: str, *arguments: Any) -> None:
+        """Call a method without waiting; if it raises, the next answer says so."""
+        self._told += pack(Ask(number, method, _packed(arguments), quiet=True))
+        if len(self._told) > _MOST_HELD_BYTES:
+            self._send(b"", self._deadline_s())
+
+    def _start(self) -> None:
+        """Wait until the process is confined; that it cannot be is no fault of the student."""
+        try:
+            ready = self._receive(time.monotonic() + _START_S)
+            self._cpu_before_s = _decoded(ready, float, "the process")
+        except SubmissionError as error:
+            self._kill()
+            told = self._process.stderr.read(2000).decode(errors="replace").strip() if self._process.stderr else ""
+            reason = told.splitlines()[-1] if told else str(error)
+            raise UnconfinableError(f"no confined process starts here: {reason}") from error
+
+    def _deadline_s(self) -> float:
+        return min(time.monotonic() + self._allowance.reply_s, self._budget.ends_s)
+
+    def _exchange(self, question: Question) -> Answer:
+        deadline_s = self._deadline_s()
+        self._send(pack(question), deadline_s)
+        return self._receive(deadline_s)
+
+    def _receive(self, deadline_s: float) -> Answer:
+        try:
+            length = length_of(self._read(HEAD_BYTES, deadline_s), LONGEST_ANSWER_BYTES)
+            reply = self._decoder.decode(self._read(length, deadline_s))
+        except (ValueError, msgspec.MsgspecError) as error:
+            raise SubmissionError(f"its process answered nonsense: {error}") from error
+        if isinstance(reply, Raised):
+            if reply.kind == NothingToEvictError.__name__:
+                raise NothingToEvictError(0)
+            raise SubmissionError(f"it raised {reply.kind}: {reply.message}".removesuffix(": "))
+        return reply
+
+    def _send(self, frame: bytes, deadline_s: float) -> None:
+        rest = memoryview(bytes(self._told) + frame)
+        self._told.clear()
+        while rest:
+            try:
+                rest = rest[os.write(self._stdin, rest) :]
+            except BlockingIOError:
+                if time.monotonic() > deadline_s:
+                    raise self._too_late() from None
+                time.sleep(0.0005)
+            except BrokenPipeError:
+                raise self._ended() from None
+
+    def _read(self, count: int, deadline_s: float) -> bytes:
+        parts = bytearray()
+        while len(parts) < count:
+            if not self._answers.select(max(deadline_s - time.monotonic(), 0)):
+                raise self._too_late()
+            part = os.read(self._stdout, count - len(parts))
+            if not part:
+                raise self._ended()
+            parts += part
+        return bytes(parts)
+
+    def _too_late(self) -> SubmissionError:
+        self._kill()
+        if time.monotonic() >= self._budget.ends_s:
+            return SubmissionError(f"it took more than {self._allowance.wall_s:g} s in all")
+        return SubmissionError(
+            f"it gave no answer within {self._allowance.reply_s:g} s; is there an endless loop?"
+        )
+
+    def _ended(self) -> SubmissionError:
+        code = self._reap()
+        how = f"signal {-code}" if code < 0 else f"status {code}"
+        return SubmissionError(
+            f"its process ended with {how}; it may have used more than {self._budget.allowance.cpu_s} s of"
+            " processor time in all, or done what is not allowed"
+        )
+
+    def _kill(self) -> None:
+        """Not `Popen.kill`, which would wait for a process that has ended and forget what it used."""
+        if self._status is None:
+            os.kill(self._process.pid, signal.SIGKILL)
+
+    def _reap(self) -> int:
+        """Wait for the end of the process and charge what it used; its exit code."""
+        if self._status is None:
+            _, status, used = os.wait4(self._process.pid, 0)
+            self._status = self._process.returncode = os.waitstatus_to_exitcode(status)
+            self._budget.cpu_used_s += max(used.ru_utime + used.ru_stime - self._cpu_before_s, 0.0)
+        return self._status
+
+
+def _started(folder: str | None, allowance: Allowance) -> subprocess.Popen[bytes]:
+    """The process, which has yet to confine itself."""
+    package = Path(mooncake_lab.__file__).resolve().parent
+    order = msgspec.json.encode({"folder": folder, "allowance": asdict(allowance), "package": str(package)})
+    script = Path(__file__).resolve().with_name("enter.py")
+    home = folder or "/nonexistent"
+    environment = {
+        **{name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL") if name in os.environ},
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "HOME": home,
+        "TMPDIR": home,
+        "NUMBA_CACHE_DIR": home,
+        "PYTHONHASHSEED": "0",
+    }
+    pipe = subprocess.PIPE
+    return subprocess.Popen(  # noqa: S603  # our own interpreter and script
+        [sys.executable, "-P", "-I", str(script), "enter", order.decode()],
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
+        env=environment,
+        start_new_session=True,
+    )
+
+
+def _packed(arguments: Sequence[Any]) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.msgpack.encode(arguments))
+
+
+def _decoded(answer: Answer, kind: Any, name: str) -> Any:
+    try:
+        return msgspec.msgpack.decode(answer.value, type=kind)
+    except msgspec.MsgspecError as error:
+        raise SubmissionError(f"{name} returned an answer of the wrong type: {error}") from error

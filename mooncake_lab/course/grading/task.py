@@ -1,0 +1,60 @@
+"""What is graded: tasks with points, each a question to a submission and a check of its answers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from mooncake_lab.course.grading.remote import Submission, SubmissionError
+
+Check: TypeAlias = Callable[[Submission, str], str]
+"""A submission and the hidden seed of this task: a sentence on what went well; `SubmissionError` where it did not.
+
+What is drawn with the seed comes from a `HiddenDraw`.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One thing to get right, all or nothing.
+
+    Raises:
+        ValueError: when it is worth nothing.
+    """
+
+    name: str
+    """What is asked, as a statement."""
+    points: int
+    check: Check
+    cells: tuple[str, ...] = ()
+    """The solution cells that it is about; all of them where none is named."""
+
+    def __post_init__(self) -> None:
+        if self.points < 1:
+            raise ValueError(f"task {self.name!r} is worth {self.points} points; at least 1 is needed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """An evening's work: a notebook, and the tasks it is graded by."""
+
+    topic: str
+    """Stem of its notebook in `notebooks/assignments`."""
+    title: str
+    chapter: str
+    """Stem of the chapter it belongs to."""
+    tasks: tuple[Task, ...]
+
+    @property
+    def points(self) -> int:
+        """The most that can be earned."""
+        return sum(task.points for task in self.tasks)
+
+
+def require(holds: bool, message: str) -> None:
+    """Fail a task with a sentence for the student.
+
+    Raises:
+        SubmissionError: unless it holds.
+    """
+    if not holds:
+        raise SubmissionError(message)

@@ -1,0 +1,233 @@
+"""Overload experiments: laws at a small scale, what the oracle may know, and the live crowd."""
+
+import dataclasses
+import inspect
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mooncake_lab.chapters.overload import bounds as overload_bounds
+from mooncake_lab.chapters.overload import claims as beside
+from mooncake_lab.chapters.overload import experiment as topic
+from mooncake_lab.chapters.overload.live import LiveCrowd
+from mooncake_lab.chapters.overload.stages import stages
+from mooncake_lab.conductor import ADMISSION_POLICIES
+from mooncake_lab.core import Prefilled, Rejected
+from mooncake_lab.experiments import run, vary
+from mooncake_lab.metrics import check_log
+from mooncake_lab.paper import Verdict, claims
+
+FULL = topic.Overload(
+    workload="uniform", first=260, prefill_nodes=8, decode_nodes=1, tbt_limit_s=0.04, every_s=2.0
+)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """Six policies on the same crowd of requests that are alike."""
+    names = ("after_prefill", "early", "committed", "predictive", "oracle", "none")
+    return run(vary(FULL, policy=names), cache=False).set_index("policy")
+
+
+class TestOverload:
+    def test_the_baseline_wastes_all_that_decode_refuses(self, rows):
+        """It refuses on arrival only for prefill, so that nearly all its rejections come after prefill."""
+        assert rows["rejected_late"]["after_prefill"] > 0.9 * rows["rejected"]["after_prefill"] > 0
+
+    def test_waste_falls_in_the_order_of_table_3(self, rows):
+        """Baseline, early rejection, prediction: the seconds of prefill for nothing fall in this order."""
+        waste = rows["wasted_prefill_s"]
+        assert waste["after_prefill"] > waste["early"] > waste["predictive"] >= waste["committed"]
+
+    def test_nobody_is_rejected_who_is_not_counted(self, rows):
+        """Serving everybody rejects nobody and wastes nothing, and misses its limits."""
+        assert rows["rejected"]["none"] == rows["wasted_prefill_s"]["none"] == 0
+        assert rows["goodput"]["none"] < rows["goodput"]["committed"]
+
+    @pytest.mark.parametrize("policy", ["after_prefill", "early", "length_reserving", "priority", "adaptive"])
+    def test_logs_keep_the_invariants(self, policy):
+        """Nothing is lost and causes precede effects, also for those who are refused after prefill."""
+        replay = dataclasses.replace(FULL, policy=policy, first=150)
+        requests, trace = replay.requests()
+        log, _ = replay.replay(requests, trace.block_size_tokens)
+        assert check_log(log) == ()
+        late = {r.request_id for r in log if isinstance(r, Rejected) and r.stage == "decode"}
+        assert late <= {r.request_id for r in log if isinstance(r, Prefilled)}
+
+    def test_the_same_row_every_time(self):
+        """An experiment is a function of its fields."""
+        small = dataclasses.replace(FULL, first=80, policy="length_predicting")
+        assert run(small, cache=False).equals(run(small, cache=False))
+
+    def test_seeds_are_stretches_of_the_trace(self):
+        """Another seed is another window, from second 0 on and in order."""
+        one, two = (dataclasses.replace(FULL, seed=seed).requests()[0] for seed in (1, 2))
+        assert one[0].request.id != two[0].request.id
+        times = [traced.request.arrival_s for traced in one]
+        assert times == sorted(times)
+        assert times[0] == 0.0
+
+    def test_priority_serves_the_urgent_first(self):
+        """A larger share of urgent requests is kept than under a policy that does not tell them apart."""
+        kept = run(vary(FULL, policy=("predictive", "priority")), cache=False).set_index("policy")["kept_urgent"]
+        assert kept["priority"] > kept["predictive"]
+
+
+def test_only_an_experiment_can_build_the_oracle():
+    """No name on the command line leads to it, and no module of the Conductor mentions it."""
+    assert overload_bounds.Oracle not in {type(make()) for make in ADMISSION_POLICIES.values()}
+    assert all("racle" not in inspect.getsource(type(make())) for make in ADMISSION_POLICIES.values())
+
+
+class TestStages:
+    def test_early_rejection_alternates(self):
+        """All or nothing, and each stage decodes what the one before prefilled."""
+        found = list(stages(0.8, 0.5, predicted=False, count=6))
+        assert [stage.prefill for stage in found] == [0.8, 0.0] * 3
+        assert [stage.decode for stage in found[1:]] == [stage.prefill for stage in found[:-1]]
+
+    def test_prediction_is_steady(self):
+        """From the second stage on nothing changes."""
+        found = list(stages(0.8, 0.5, predicted=True, count=6))
+        assert {(stage.decode, stage.prefill) for stage in found[1:]} == {(0.5, 0.5)}
+
+
+class TestBesidePapers:
+    def test_every_claim_of_the_chapter_is_graded_once(self):
+        """No claim that the ledger gives to this chapter is left out or decided twice."""
+        crowd = topic.Overload(first=300, decode_nodes=3, tbt_limit_s=0.04)
+        rows = run(vary(crowd, policy=tuple(topic.TABLE_3)), cache=False)
+        graded = [row.claim for row in beside.beside_papers(rows, rows, rows).rows if row.decides]
+        assert sorted(graded) == sorted(c.id for c in claims() if c.chapter == "11_overload")
+
+    def test_a_replay_too_short_to_correlate_costs_another_workload_its_row(self):
+        """Without samples enough the tool&agent row is left out; stretches without any judge nothing."""
+        policies = list(topic.TABLE_3)
+        shares = {"rejected_share": 0.1, "seed": 0, "decode_swing": 0.1, "peak_lag_s": 9.0}
+        chat = pd.DataFrame({"policy": policies, "workload": "conversation", "correlation": -0.2, **shares})
+        agents = chat.assign(workload="toolagent", correlation=np.nan)
+        both = pd.concat([chat, agents])
+        named = [row.quantity for row in beside.beside_papers(both, both, chat).rows if "at lag 0" in row.quantity]
+        assert len(named) == 2
+        assert all("conversation" in each for each in named)
+        table = beside.beside_papers(both, both, chat.assign(correlation=np.nan)).frame()
+        (short,) = table[table["decides"] & (table["claim"] == "A24")]["verdict"]
+        assert short == Verdict.TOO_SHORT
+
+    def test_stretches_decide_the_correlation(self):
+        """One replay in anti-phase does not outweigh stretches in phase."""
+        chat = pd.DataFrame({"policy": list(topic.TABLE_3), "workload": "conversation", "rejected_share": 0.1})
+        chat = chat.assign(decode_swing=0.1, peak_lag_s=9.0)
+        one, many = (chat.assign(seed=0, correlation=value) for value in (-0.5, 0.4))
+        table = beside.beside_papers(one, one, many).frame()
+        decided = table[table["decides"]].set_index("claim")
+        assert decided.loc["A24", ["ours", "verdict"]].tolist() == [0.4, Verdict.NOT_REPRODUCED]
+
+    def test_rejected_requests_are_whole_and_equal_shares_are_equal_counts(self):
+        """A share is counted out of the 23,000 requests of the paper, whatever the policy."""
+        chat = pd.DataFrame(
+            {"policy": list(topic.TABLE_3), "workload": "conversation", "rejected_share": 13 / 2400}
+        )
+        chat = chat.assign(correlation=-0.2, decode_swing=0.1, peak_lag_s=9.0, seed=0)
+        table = beside.beside_papers(chat, chat, chat).frame()
+        assert table[table["claim"].isin(["A16", "A17", "A18"])]["ours"].unique().tolist() == [125.0]
+
+    def test_figure_9_moves_as_the_notes_say(self):
+        """The samples give the correlation that the ledger of claims has, and a peak after half a minute."""
+        moves = beside.paper_movement()
+        assert moves["correlation"] == pytest.approx(-0.5236, abs=1e-3)
+        assert 30 <= moves["peak_lag_s"] <= 45
+        assert len(beside.paper_series()) == 81
+
+    def test_the_interval_of_a_ratio_contains_it(self):
+        """For two policies whose ratio is two in every stretch, it is two with no width."""
+        table = pd.DataFrame(
+            {"seed": np.repeat(range(5), 2), "policy": ["a", "b"] * 5, "q": [2, 1, 4, 2, 6, 3, 8, 4, 10, 5]}
+        )
+        assert beside.ratio_with_interval(table, "q", "a", "b") == pytest.approx((2.0, 2.0, 2.0))
+
+
+class TestWhoIsRejected:
+    def test_counts_and_lengths_are_over_all_stretches(self):
+        """A stretch with more rejections weighs more in the mean length, and one with none weighs nothing."""
+        table = pd.DataFrame(
+            {
+                "policy": ["early"] * 2, "requests": [100, 100], "rejected": [3, 4], "rejected_late": [0, 3],
+                "arrival_rejected_tokens": [10.0, 30.0], "late_rejected_tokens": [np.nan, 50.0],
+                "kept_tokens": [7.0, 7.0],
+            }
+        )  # fmt: skip
+        (row,) = beside.who_is_rejected(table).to_dict("records")
+        assert (row["on_arrival"], row["on_arrival_tokens"]) == (2.0, 15.0)
+        assert (row["after_prefill"], row["after_prefill_tokens"]) == (1.5, 50.0)
+        assert (row["kept"], row["kept_tokens"]) == (96.5, pytest.approx(7.0))
+
+    def test_every_prompt_is_counted_once(self, rows):
+        """Rejected on arrival, rejected after prefill and kept have all tokens of the requests between them."""
+        row = rows.reset_index().set_index("policy").loc["early"]
+        kept = row["requests"] - row["rejected"]
+        tokens = kept * row["kept_tokens"] + row["rejected_late"] * row["late_rejected_tokens"]
+        tokens += (row["rejected"] - row["rejected_late"]) * row["arrival_rejected_tokens"]
+        sent = sum(traced.request.input_tokens for traced in FULL.requests()[0])
+        assert tokens == pytest.approx(sent)
+
+
+@pytest.mark.slow
+def test_old_views_make_early_rejection_swing_and_prediction_damps_it():
+    """With views up to 20 s old, early rejection swings more than with fresh ones, and more than prediction."""
+    alike = dataclasses.replace(FULL, placement="random", speed=1.0, first=600)
+    swing = run(vary(alike, view_age_s=(0.0, 20.0), policy=("early", "predictive")), cache=False)
+    swing = swing.set_index(["view_age_s", "policy"])["decode_swing"]
+    assert swing[20.0, "early"] > 2 * swing[0.0, "early"]
+    assert swing[20.0, "early"] > 2 * swing[20.0, "predictive"]
+
+
+class TestLiveCrowd:
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def crowd():
+        """Ten requests for two places, under two policies, live and simulated."""
+        small = LiveCrowd(
+            policies=("after_prefill", "committed"),
+            requests=10,
+            every_s=0.06,
+            slots=2,
+            prompt_tokens=64,
+            answer_tokens=40,
+        )
+        return run(small, cache=False).set_index(["policy", "world"])
+
+    def test_everybody_ends(self, crowd):
+        """Requests are answered or refused, on arrival or after prefill, in both worlds."""
+        ends = crowd[["finished", "refused_on_arrival", "refused_after_prefill"]].sum(axis=1)
+        assert (ends == 10).all()
+        assert (crowd["finished"] > 0).all()
+
+    def test_only_the_baseline_prefills_in_vain(self, crowd):
+        """It refuses nobody on arrival and somebody later; who counts the coming does the reverse."""
+        baseline, counting = crowd.loc["after_prefill"], crowd.loc["committed"]
+        assert (baseline["refused_on_arrival"] == 0).all()
+        assert (baseline["wasted_prefill_s"] > 0).all()
+        assert (counting["refused_on_arrival"] > 0).all()
+        assert (counting[["refused_after_prefill", "wasted_prefill_s"]] == 0).all(axis=None)
+
+    def test_prefill_takes_what_the_metronome_says(self, crowd):
+        """Ten prompts under the baseline take ten beats, and in processes that share a machine a little more."""
+        beats = 10 * LiveCrowd().prefill_s
+        live, simulated = (crowd.loc["after_prefill", world]["prefill_s"] for world in ("live", "simulated"))
+        assert simulated == pytest.approx(beats)
+        assert live >= beats * (1 - 1e-6)
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            ({"policies": ("nobody",)}, "no admission policy"),
+            ({"policies": ()}, "0 policies"),
+            ({"slots": 0}, "0 slots"),
+        ],
+    )
+    def test_bad_crowds_are_refused(self, change, said):
+        """An unknown policy, no policy at all, no place to decode."""
+        with pytest.raises(ValueError, match=said):
+            LiveCrowd(**change)

@@ -1,0 +1,80 @@
+"""The figures of the piggyback chapter."""
+
+import pytest
+
+from mooncake_lab.chapters.piggyback import figures as draw
+from mooncake_lab.chapters.piggyback import model, operators
+from mooncake_lab.chapters.piggyback.experiment import MeasuredRiders, rider_accounts
+from mooncake_lab.experiments import run
+from mooncake_lab.paper import curve
+
+NAMES = ["time", "tiles", "accounts", "ratio", "breakdown", "orca", "predicted", "measured"]
+OF_PAPER = NAMES[:-1]
+
+
+@pytest.fixture(scope="module")
+def figures():
+    """Every figure of the chapter, by name."""
+    tiny = MeasuredRiders(model="lab-tiny", fused_tokens=(8, 16), riders=(1, 2), context_tokens=8, rounds=2)
+    riders = run(tiny, cache=False)
+    return {
+        "time": draw.time_per_token(operators.time_per_token(), curve("sarathi_fig03_time_per_token")),
+        "tiles": draw.sawtooth(operators.sawtooth(300), curve("sarathi_fig07_tile_quantisation")),
+        "accounts": draw.accounts(model.account_sweep(), curve(model.FIGURE_8)),
+        "ratio": draw.ratio_sweep(model.ratio_sweep(("1K",)), curve(model.FIGURE_9), model.peaks(("1K",))),
+        "breakdown": draw.breakdown(operators.breakdown(), curve(model.FIGURE_10)),
+        "orca": draw.beside_orca(model.beside_orca(), curve(model.FIGURE_11)),
+        "predicted": draw.predicted(model.predictions()),
+        "measured": draw.measured_accounts(rider_accounts(riders), riders["machine"].iloc[0]),
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+class TestEvery:
+    def test_labelled_axes_say_quantity_and_unit(self, figures, name):
+        """Each axis label names a quantity and, in brackets, its unit."""
+        for axes in figures[name].axes:
+            labels = [label for label in (axes.get_ylabel(), axes.get_xlabel()) if label]
+            assert labels
+            assert all(label.endswith(")") and "(" in label for label in labels)
+
+    def test_it_says_where_its_numbers_come_from(self, figures, name):
+        """The footer says modelled, predicted or measured."""
+        assert any(word in figures[name].get_supxlabel() for word in ("modelled", "predicted", "measured"))
+
+    def test_a_notebook_can_show_it(self, figures, name):
+        """It renders to SVG."""
+        assert "<svg" in figures[name]._repr_svg_()
+
+
+@pytest.mark.parametrize("name", OF_PAPER)
+def test_the_papers_points_are_open_diamonds(figures, name):
+    """Figures with a counterpart in the paper show its points, hollow."""
+    diamonds = [
+        line
+        for axes in figures[name].axes
+        for line in axes.lines
+        if line.get_marker() == "D" and len(line.get_xdata())
+    ]
+    assert diamonds
+    assert {line.get_markerfacecolor() for line in diamonds} == {"none"}
+
+
+@pytest.mark.parametrize(("name", "axis"), [("time", "y"), ("breakdown", "x"), ("orca", "y")])
+def test_bars_start_at_zero(figures, name, axis):
+    """Bars are honest about size."""
+    assert all(getattr(axes, f"get_{axis}lim")()[0] == 0 for axes in figures[name].axes)
+
+
+def test_accounts_have_one_name_in_legend_and_table(figures):
+    """Both figures with accounts call each account what its column is called: `by token` is `by_token`."""
+    table = model.account_sweep().columns
+    for name in ("accounts", "measured"):
+        handles = [axes.get_legend_handles_labels()[1] for axes in figures[name].axes]
+        words = {label.partition(" (")[0].replace(" ", "_") for labels in handles for label in labels}
+        assert {"marginal", "by_token", "by_order"} <= words & set(table)
+
+
+def test_the_account_figure_names_its_ratio(figures):
+    """The label of the vertical axis is the term of the text."""
+    assert figures["accounts"].axes[0].get_ylabel() == "decode speed-up (ratio)"

@@ -1,0 +1,24 @@
+"""The figures of the scorecard show every judgement they are given."""
+
+import numpy as np
+import pandas as pd
+
+from mooncake_lab.chapters.scorecard import figures as draw
+
+
+def test_bars_are_as_long_as_their_chapter():
+    """The segments of a bar add up to the chapter's judgements."""
+    counts = pd.DataFrame({"reproduced": [2, 0], "out of scope": [1, 4]}, index=["01_traces", "02_stages"])
+    (axes,) = draw.verdicts(counts).axes
+    ends = [
+        max(p.get_x() + p.get_width() for p in axes.patches if abs(p.get_y() + 0.4 - row) < 0.1) for row in (0, 1)
+    ]
+    assert ends == [3, 4]
+
+
+def test_every_ratio_is_a_dot():
+    """Each judged number appears once, at its ratio."""
+    table = pd.DataFrame({"ratio": [0.1, 2.0, 1.0], "verdict": ["not reproduced", "reproduced", "reproduced"]})
+    (axes,) = draw.ratios(table).axes
+    dots = np.concatenate([line.get_xdata() for line in axes.lines if line.get_marker() == "s"])
+    assert sorted(dots) == [0.1, 1.0, 2.0]

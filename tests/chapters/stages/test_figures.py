@@ -1,0 +1,86 @@
+"""The figures of the stages chapter."""
+
+import pytest
+from measured import stages
+
+from mooncake_lab.chapters.stages import figures as draw
+from mooncake_lab.chapters.stages.experiment import calibrate_machine
+from mooncake_lab.chapters.stages.model import (
+    calibration_misses,
+    equation_2,
+    normalised_machine,
+    normalised_node,
+    roofline_of_paper,
+)
+from mooncake_lab.paper import claim, fact
+from mooncake_lab.perf import hardware
+from mooncake_lab.testbeds.paper_node import DECODED_TOKENS, calibrate_paper_node
+
+NAMES = ["normalised", "reuse_bandwidth", "roofline", "calibration"]
+
+
+@pytest.fixture(scope="module")
+def figures():
+    """Every figure of the chapter, by name."""
+    node, measured = calibrate_paper_node(), stages()
+    fitted = calibrate_machine(measured)
+    printed = {"a800-node": claim("F43").fact, "h800-node": claim("F44").fact}
+    links = {"host link": fact("fast_table1_constants", x="B_h2d_GBps").value, "network": 100.0}
+    return {
+        "normalised": draw.normalised(
+            normalised_node(node.latency), normalised_machine(measured, fitted, 24), fitted.machine
+        ),
+        "reuse_bandwidth": draw.reuse_bandwidth(equation_2(), printed, links, 8192),
+        "roofline": draw.roofline(hardware("a800-node"), roofline_of_paper(node), measured),
+        "calibration": draw.calibration(calibration_misses(node), decode_steps=DECODED_TOKENS),
+    }
+
+
+def diamonds(figure):
+    """The lines of open diamonds in a figure that have points."""
+    return [
+        line for axes in figure.axes for line in axes.lines if line.get_marker() == "D" and len(line.get_xdata())
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+class TestEvery:
+    def test_labelled_axes_say_quantity_and_unit(self, figures, name):
+        """Each axis label names a quantity and, in brackets, its unit."""
+        for axes in figures[name].axes:
+            labels = [label for label in (axes.get_ylabel(), axes.get_xlabel()) if label]
+            assert labels
+            assert all(label.endswith(")") and "(" in label for label in labels)
+
+    def test_the_paper_is_open_black_diamonds(self, figures, name):
+        """The paper's points are there, hollow, and nothing else looks like them."""
+        found = diamonds(figures[name])
+        assert found
+        assert {line.get_markerfacecolor() for line in found} == {"none"}
+
+    def test_it_says_where_its_numbers_come_from(self, figures, name):
+        """The footer names an edition of the paper."""
+        assert "FAST'25" in figures[name].get_supxlabel()
+
+    def test_a_notebook_can_show_it(self, figures, name):
+        """It renders to SVG, without a title above the axes."""
+        assert "<svg" in figures[name]._repr_svg_()
+        assert not figures[name].get_suptitle()
+
+
+def test_measured_points_are_filled_circles_and_name_their_machine(figures):
+    """What this machine did is drawn as circles, and the footer says which machine it was."""
+    panel = figures["normalised"].axes[2]
+    assert any(line.get_marker() == "o" and len(line.get_xdata()) for line in panel.lines)
+    assert "torch" in figures["normalised"].get_supxlabel()
+    assert "torch" in figures["roofline"].get_supxlabel()
+
+
+def test_bars_start_at_zero(figures):
+    """The calibration's bars are honest about size."""
+    assert all(axes.get_ylim()[0] == 0 for axes in figures["calibration"].axes)
+
+
+def test_prompt_lengths_are_said_as_people_say_them():
+    """Multiples of 1024 are k, other thousands too, small numbers themselves."""
+    assert [draw._thousands(value) for value in (512, 8192, 131072, 20000)] == ["512", "8k", "128k", "20k"]

@@ -1,0 +1,87 @@
+"""The figures of the traces chapter."""
+
+import pytest
+
+from mooncake_lab.chapters.traces import figures as draw
+from mooncake_lab.chapters.traces.experiment import (
+    Arrivals,
+    BlockUses,
+    Conversations,
+    LargerBlocks,
+    LengthHistogram,
+    ReuseGaps,
+    TraceNumbers,
+)
+from mooncake_lab.experiments import run, vary
+from mooncake_lab.paper import constant, curve, fact
+
+BOTH = ("conversation", "synthetic")
+FIRST = 200
+
+
+@pytest.fixture(scope="module")
+def numbers():
+    return run(vary(TraceNumbers(first=FIRST), workload=BOTH), cache=False)
+
+
+def few(kind, **axes):
+    """The table of an experiment on both workloads, cut short."""
+    return run(vary(kind(first=FIRST), workload=BOTH, **axes), cache=False)
+
+
+@pytest.fixture(scope="module")
+def figures(numbers):
+    """Every figure of the chapter, by name."""
+    paper = {of: curve(f"arxiv_fig05_{of}_length_histogram") for of in ("input", "output")}
+    ratio = {name: fact("fast_table2_workloads", series=name.title(), x="cache_ratio_percent") for name in BOTH}
+    return {
+        "lengths": draw.lengths(few(LengthHistogram, of=("input", "output")), paper, numbers),
+        "block_uses": draw.block_uses(few(BlockUses), curve("arxiv_fig06_block_hit_count_cdf"), numbers),
+        "arrivals": draw.arrivals(few(Arrivals), numbers),
+        "sharing": draw.sharing(few(Conversations), few(ReuseGaps), numbers),
+        "block_sizes": draw.block_sizes(
+            few(LargerBlocks, factor=(1, 2)), ratio, constant("block_tokens_store"), numbers
+        ),
+    }
+
+
+NAMES = ["lengths", "block_uses", "arrivals", "sharing", "block_sizes"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+class TestEvery:
+    def test_every_axis_says_quantity_and_unit(self, figures, name):
+        """Each axis that has a label of its own names a quantity and, in brackets, its unit."""
+        for axes in figures[name].axes:
+            labels = [axes.get_ylabel(), axes.get_xlabel()]
+            assert labels[0]
+            assert all(label.endswith(")") and "(" in label for label in labels if label)
+
+    def test_says_where_the_numbers_come_from(self, figures, numbers, name):
+        """The footer names the source of each trace drawn."""
+        footer = " ".join(figures[name].get_supxlabel().split())
+        assert all(source in footer for source in numbers["source"])
+
+    def test_marker_is_provenance(self, figures, name):
+        """Diamonds without a line are the paper's, everything else is a line of ours."""
+        for axes in figures[name].axes:
+            for line in axes.get_lines():
+                assert (line.get_marker() == "D") == (line.get_linestyle() == "None")
+
+    def test_labels_tell_released_from_twin(self, figures, numbers, name):
+        """The legend says of each trace whether it is released or a twin."""
+        labels = [label for axes in figures[name].axes for label in axes.get_legend_handles_labels()[1]]
+        for workload, origin in zip(numbers["workload"], numbers["origin"], strict=True):
+            assert f"{workload} ({origin})" in labels
+
+    def test_can_be_shown(self, figures, name):
+        """It renders as SVG."""
+        assert "<svg" in figures[name]._repr_svg_()
+
+
+class TestPaper:
+    @pytest.mark.parametrize("name", ["lengths", "block_uses", "block_sizes"])
+    def test_the_papers_points_are_drawn(self, figures, name):
+        """Figures with a counterpart in the papers show it as diamonds in every panel."""
+        for axes in figures[name].axes:
+            assert any(line.get_marker() == "D" for line in axes.get_lines())

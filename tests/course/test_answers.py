@@ -1,0 +1,242 @@
+"""Answers are typed and checked: what is no answer, is not the student's, or misses a case earns nothing."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from mooncake_lab.course.grading.admission import LADDER, rung
+from mooncake_lab.course.grading.cells import prepare
+from mooncake_lab.course.grading.confine import Allowance, UnconfinableError, check_confinable
+from mooncake_lab.course.grading.grade import ASSIGNMENTS, grade
+from mooncake_lab.course.grading.hidden import HiddenDraw
+from mooncake_lab.course.grading.remote import Submission, SubmissionError
+
+SOURCES = Path(__file__).parents[2] / "notebooks" / "assignments"
+PATIENT = Allowance(reply_s=60, wall_s=600)
+
+try:
+    check_confinable()
+except UnconfinableError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+
+def changed(folder: Path, topic: str, *changes: tuple[str, str]) -> Path:
+    """The teacher's notebook with changes in its solutions; each has to find its place."""
+    notebook = json.loads((SOURCES / f"{topic}.ipynb").read_text(encoding="utf-8"))
+    missing = {old for old, _ in changes}
+    for cell in notebook["cells"]:
+        if cell["metadata"].get("nbgrader", {}).get("solution"):
+            text = "".join(cell["source"])
+            for old, new in changes:
+                missing -= {old} if old in text else set()
+                text = text.replace(old, new)
+            cell["source"] = text
+    assert not missing
+    path = folder / f"{topic}.ipynb"
+    path.write_text(json.dumps(notebook), encoding="utf-8")
+    return path
+
+
+def outcome(path: Path, *tasks: int) -> list[str]:
+    """What is said of some tasks of a submission, all put to one process; `ok` for those it has right."""
+    assignment = ASSIGNMENTS[path.stem]
+    found = []
+    with Submission(prepare(path, SOURCES / path.name).code, PATIENT) as submission:
+        for number in tasks:
+            task = assignment.tasks[number]
+            try:
+                task.check(submission, f"7/{task.name}")
+            except SubmissionError as error:
+                found.append(str(error))
+            else:
+                found.append("ok")
+    return found
+
+
+PASSES = "        return proposed"
+CHANGED = """        from dataclasses import replace
+        return replace(proposed, decode="x")"""
+LATE = 'Rejection(request_id=request.id, stage="admission", reason="the first token would be late")'
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (PASSES, '        return "nonsense"', "admit returned 'nonsense', of type str"),
+        (PASSES, "        return ...", "admit returned Ellipsis, of type ellipsis"),
+        (PASSES, "        return None", "admit returned None, of type NoneType"),
+        (PASSES, "        return True", "admit returned True, of type bool"),
+        (PASSES, "        import copy\n        return copy.copy(proposed.reason)", "of type str"),
+        (PASSES, CHANGED, "admit changed the placement"),
+        (LATE, LATE.replace("request.id", "request.id + 1"), "was refused"),
+        (LATE, LATE.replace("admission", "decode"), "refused at stage 'decode'"),
+        (LATE, LATE.replace("the first token would be late", ""), "without a reason"),
+    ],
+)  # fmt: skip
+def test_what_is_no_decision_is_named(tmp_path, old, new, said):
+    """On arrival, what is neither the placement nor a rejection of this request loses, with a reason."""
+    (found,) = outcome(changed(tmp_path, "admission", (old, new)), 0)
+    assert said in found
+
+
+@pytest.mark.parametrize(("new", "said"), [("...", "Ellipsis"), ("True", "of type bool"), ("'no'", "'no'")])
+def test_the_second_look_is_typed_too(tmp_path, new, said):
+    """At the decode instance None passes and a rejection refuses; nothing else is an answer."""
+    path = changed(tmp_path, "admission", ("        return None", f"        return {new}"))
+    (found,) = outcome(path, 5)
+    assert f"double_check returned {said}" in found or said in found
+    assert "double_check returned" in found
+
+
+@pytest.mark.slow
+def test_the_ladder_of_admission_is_strict():
+    """On twenty hidden crowds goodput rises from each policy that chapter 11 compares to the next."""
+    order = list(LADDER)
+    for seed in range(20):
+        found = [rung(name, str(seed)) for name in order]
+        assert all(low < high for low, high in pairwise(found)), (seed, found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "earned"),
+    [
+        ((), 10),
+        ((("node.requests", "node.present_requests"), ("node.context_tokens", "node.present_tokens")), 8),
+        ((("if estimate.decode_step_s(requests, tokens) > slo.tbt_s", "if False"),), 6),
+        (
+            (
+                ("node.requests", "node.present_requests"),
+                ("node.context_tokens", "node.present_tokens"),
+                ("if step_s > slo.tbt_s", "if False"),
+            ),
+            4,
+        ),
+        (
+            (
+                ("if estimate.decode_step_s(requests, tokens) > slo.tbt_s", "if False"),
+                ("if step_s > slo.tbt_s", "if False"),
+            ),
+            3,
+        ),
+    ],
+    ids=["coming", "early", "after prefill", "present", "prefill"],
+)  # fmt: skip
+def test_admission_pays_in_the_order_that_is_taught(tmp_path, changes, earned):
+    """Who counts the coming earns most, then early rejection, after prefill, the present load, prefill alone."""
+    path = changed(tmp_path, "admission", *changes)
+    found = grade(path, SOURCES / "admission.ipynb", student="one", seed="any", allowance=PATIENT)
+    assert found.earned == earned, [mark.said for mark in found.marks]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "tasks"),
+    [
+        ("estimate.transfer_s(moved, holder.outgoing_flows)", "estimate.transfer_s(moved, 0)", (1, 2)),
+        ("(-node.matched_blocks, node.outgoing_flows)", "-node.matched_blocks", (1, 2)),
+        ("min(blocks * size, length - 1)", "blocks * size", (1, 2)),
+        ("ratio > self.threshold", "ratio >= self.threshold", (1, 2)),
+        ("key=lambda answer: answer[0]", "key=lambda answer: (answer[0], -int(answer[1].name[8:]))", (0, 1)),
+    ],
+    ids=["flows of the holder", "which holder", "one token", "the threshold itself", "ties"],
+)
+def test_placement_catches_what_is_easily_forgotten(tmp_path, old, new, tasks):
+    """Each small departure from Algorithm 1 loses a task."""
+    assert "ok" not in outcome(changed(tmp_path, "placement", (old, new)), tasks[-1])
+    assert set(outcome(changed(tmp_path, "placement", (old, new)), *tasks)) != {"ok"}
+
+
+def test_one_wrong_flag_costs_one_task(tmp_path):
+    """Plans whose segments say the wrong thing of themselves lose the task about that, and none of the others."""
+    path = changed(tmp_path, "chunked", ("new == r.pending_tokens)", "False)"))
+    found = outcome(path, 0, 1, 2, 3)
+    assert "allowed is" in found[0]
+    assert found[1:] == ["ok"] * 3
+
+
+def test_keys_by_chance_earn_nothing(tmp_path):
+    """Random bytes name no block: all three tasks about keys are lost."""
+    path = changed(tmp_path, "keys", ("    return keys\n", "    return [random.randbytes(8) for _ in keys]\n"),
+                   ("def chain_keys", "import random\ndef chain_keys"))  # fmt: skip
+    assert outcome(path, 0, 1, 2, 3, 4)[3:] == ["ok"] * 2
+    assert all("second call" in said for said in outcome(path, 0, 1, 2))
+
+
+def test_a_policy_that_forgets_bytes_or_replays_differently_is_found(tmp_path):
+    """What the guide calls the contract of an eviction policy is graded."""
+    path = changed(
+        tmp_path, "eviction", ("return key in self.once or", "return isinstance(key, int) and key in self.once or")
+    )
+    assert "`key in policy` gives the wrong answer" in outcome(path, 0)[0]
+    by_chance = changed(
+        tmp_path,
+        "eviction",
+        ("            for key in queue:", "            for key in random.sample(list(queue), len(queue)):"),
+        ("class MyPolicy", "import random\nclass MyPolicy"),
+    )  # fmt: skip
+    assert "chose different victims" in outcome(by_chance, 2)[0]
+
+
+def handed_in(folder, answers):
+    """The notebook of the keys with some answers of one's own, by task."""
+    notebook = json.loads((SOURCES / "keys.ipynb").read_text(encoding="utf-8"))
+    for cell in notebook["cells"]:
+        for task, text in answers.items():
+            cell["source"] = text if f'"{task}"' in json.dumps(cell["metadata"]) else cell["source"]
+    path = folder / "keys.ipynb"
+    path.write_text(json.dumps(notebook), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("borrowing", "earned"), [(False, [0, 0, 0, 2, 2]), (True, [2, 3, 1, 2, 2])], ids=["default", "allowed"]
+)
+def test_the_packages_own_answer_is_flagged_and_not_paid(tmp_path, borrowing, earned):
+    """A solution in one import is named, and earns points only where the teacher wants it."""
+    text = (
+        "from mooncake_lab.core import block_keys\n"
+        "def chain_keys(tokens, n):\n"
+        "    return [hash(tuple(tokens[: i + n])) for i in range(0, len(tokens), n)]"
+    )
+    path = handed_in(tmp_path, {"chain-keys": text})
+    found = grade(path, SOURCES / "keys.ipynb", student="one", seed=1, allowance=PATIENT, borrowing=borrowing)
+    assert [mark.earned for mark in found.marks] == earned
+    assert any("uses package answer" in each and "block_keys" in each for each in found.remarks)
+
+
+def test_no_task_shows_what_the_next_one_asks(tmp_path):
+    """Each task has a process and draws of its own: what is kept anywhere in one is gone in the next."""
+    text = (
+        "import os, mooncake_lab.core\n"
+        "def matched_blocks(keys, held):\n"
+        "    seen = os.listdir('.') + [n for n in vars(mooncake_lab.core) if n.startswith('kept')]\n"
+        "    assert not seen, seen\n"
+        "    raise RuntimeError('never asked before')\n"
+        "def chain_keys(tokens, n):\n"
+        "    mooncake_lab.core.kept = tokens\n"
+        "    try:\n"
+        "        open('kept', 'w').write(str(tokens))\n"
+        "    except OSError:\n"
+        "        pass\n"
+        "    raise RuntimeError('kept')"
+    )
+    path = handed_in(tmp_path, {"matched-blocks": text, "chain-keys": "pass"})
+    found = grade(path, SOURCES / "keys.ipynb", student="one", seed=1, allowance=PATIENT, borrowing=True)
+    assert "kept" in found.marks[0].said
+    assert "never asked before" in found.marks[3].said
+
+
+def test_draws_are_their_seed_and_cannot_be_continued():
+    """The same names give the same numbers, others others; Python's generator does not know them."""
+    first, second = ([draw.random() for _ in range(5)] for draw in (HiddenDraw("s", 1), HiddenDraw("s", 1)))
+    assert first == second
+    assert first != [HiddenDraw("s", 2).random() for _ in range(5)]
+    draw = HiddenDraw("s")
+    before = draw.getstate()
+    values = [draw.getrandbits(32) for _ in range(700)]
+    assert draw.getstate() == before, "the state of Python's own generator has no part in it"
+    assert len(set(values)) > 690
+    assert all(0 <= value < 2**32 for value in values)
+    assert HiddenDraw("s").getrandbits(1000).bit_length() > 900

@@ -1,0 +1,139 @@
+"""Notebooks as students write them are executed as they were meant, and what is left out or taken is named."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mooncake_lab.course.grading.cells import prepare, without_magics
+
+SOURCES = Path(__file__).parents[2] / "notebooks" / "assignments"
+TOPICS = sorted(path.stem for path in SOURCES.glob("*.ipynb"))
+ROLE = {"nbgrader": {"grade": False, "solution": True, "locked": False, "schema_version": 3}}
+
+
+def cell(text, name=""):
+    """A code cell; with a name a solution of the assignment, without one added by the student."""
+    metadata = {"nbgrader": {**ROLE["nbgrader"], "grade_id": name}} if name else {}
+    return {"cell_type": "code", "source": text, "metadata": metadata, "outputs": [], "execution_count": None}
+
+
+def prepared(folder, *cells):
+    """A submission to `keys` with these cells for its first solution, made ready."""
+    notebook = json.loads((SOURCES / "keys.ipynb").read_text(encoding="utf-8"))
+    place = next(i for i, each in enumerate(notebook["cells"]) if "chain-keys" in str(each["metadata"]))
+    notebook["cells"][place : place + 1] = cells
+    path = folder / "keys.ipynb"
+    path.write_text(json.dumps(notebook), encoding="utf-8")
+    return prepare(path, SOURCES / "keys.ipynb")
+
+
+def names_of(handed):
+    """What the cells define, executed one after the other."""
+    names = {}
+    for each in handed.code:
+        exec(compile(each.text, each.name, "exec"), names)  # noqa: S102  # cells of this test
+    return names
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_the_teachers_notebook_needs_nothing(topic):
+    """Nothing of it is left out, joined or flagged, and its tests are not run."""
+    handed = prepare(SOURCES / f"{topic}.ipynb", SOURCES / f"{topic}.ipynb")
+    assert (handed.remarks, dict(handed.borrowed)) == ((), {})
+    assert not any("HIDDEN TESTS" in each.text for each in handed.code)
+
+
+@pytest.mark.parametrize(
+    ("text", "dropped"),
+    [
+        ("%%time\ndef chain_keys(t, n):\n    return 1", ("%%time",)),
+        ("!pip install xxhash\ndef chain_keys(t, n):\n    return 1", ("!pip install xxhash",)),
+        ("def chain_keys(t, n):\n    %timeit 3\n    return 1\nchain_keys?", ("%timeit 3", "chain_keys?")),
+        ("def chain_keys(t, n):\n    return (7\n% 2)", ()),
+    ],
+)
+def test_what_only_jupyter_understands_is_left_out_and_named(tmp_path, text, dropped):
+    """Magics and shell lines go, the rest stays; an operator at the start of a line is no magic."""
+    handed = prepared(tmp_path, cell(text, "chain-keys"))
+    assert names_of(handed)["chain_keys"](0, 0) == 1
+    assert handed.remarks == tuple(f"left out of cell 'chain-keys': {line}" for line in dropped)
+    assert without_magics(text)[1] == dropped
+
+
+HALVES = ("def chain_keys(t, n):\n    x = 1", "    return x")
+
+
+@pytest.mark.parametrize("named", [(True, True), (True, False), (False, True)])
+def test_a_split_cell_is_joined(tmp_path, named):
+    """Whichever of the halves kept the name, or both, the solution is what it was before."""
+    handed = prepared(
+        tmp_path, *(cell(text, "chain-keys" if keeps else "") for text, keeps in zip(HALVES, named, strict=True))
+    )
+    assert names_of(handed)["chain_keys"](0, 0) == 1
+    assert any("joined" in each for each in handed.remarks)
+
+
+def test_a_syntax_error_costs_its_own_cell(tmp_path):
+    """An added cell that is no Python is named; the others are executed."""
+    handed = prepared(tmp_path, cell("def chain_keys(t, n):\n    return 1", "chain-keys"), cell("x = = 1"))
+    assert names_of(handed)["chain_keys"](0, 0) == 1
+    assert [each for each in handed.remarks if "is not Python" in each]
+
+
+def test_code_is_bounded_before_it_is_parsed(tmp_path, monkeypatch):
+    """Megabytes of code would be gigabytes of syntax tree in the grader: such a notebook is refused unparsed."""
+    monkeypatch.setattr("ast.parse", lambda *_: pytest.fail("it was parsed"))
+    long = "x = [" + "0," * 60_000 + "0]"
+    with pytest.raises(ValueError, match="letters of code; allowed are 100,000"):
+        prepared(tmp_path, cell("def chain_keys(t, n): ...", "chain-keys"), cell(long))
+
+
+def test_of_added_cells_the_definitions_are_kept(tmp_path):
+    """Helper functions, imports and constants are executed; experiments are not."""
+    added = (
+        "import math\nSIZE = 4\nheld = dict(a=1)\n"
+        "def helper():\n    return SIZE\n"
+        "for _ in iter(int, 1): pass\nx = sum(iter(int, 1))"
+    )
+    handed = prepared(tmp_path, cell(added), cell("def chain_keys(t, n):\n    return helper()", "chain-keys"))
+    names = names_of(handed)
+    assert names["chain_keys"](0, 0) == 4
+    assert {"math", "held"} < names.keys()
+    assert "x" not in names
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("from mooncake_lab.core import block_keys as chain_keys", "mooncake_lab.core.block_keys"),
+        ("import mooncake_lab.store.eviction as e", "mooncake_lab.store.eviction"),
+        ("from mooncake_lab import store", "mooncake_lab.store"),
+        ("import importlib\nm = importlib.import_module('mooncake' + '_lab')", "importlib"),
+        ("m = __import__('mooncake_lab.core')", "__import__"),
+        ("import sys\nm = sys.modules", "modules"),
+        ("import sys as s\nm = s.modules", "modules"),
+        ("from sys import modules as m", "modules"),
+        ("import builtins as b\nm = vars(b)", "builtins"),
+        ("import types\nm = types.FunctionType(compile('1', '', 'eval'), {})", "compile"),
+        ("def chain_keys(t, n):\n    return helper.__globals__", "__globals__"),
+    ],
+)
+def test_what_is_taken_from_the_package_is_named(tmp_path, text, what):
+    """A solution that imports more than the assignment does is flagged; in an added cell it is left out."""
+    assert what in prepared(tmp_path, cell(text, "chain-keys")).borrowed["chain-keys"]
+    added = prepared(tmp_path, cell("def chain_keys(t, n):\n    return 1", "chain-keys"), cell(text))
+    assert not added.borrowed
+    assert "mooncake_lab" not in "".join(each.text for each in added.code if each.name.startswith("code cell"))
+
+
+def test_what_the_assignment_imports_may_be_imported_again(tmp_path):
+    """The teacher's own imports are nobody's answer."""
+    text = "from mooncake_lab.store import NothingToEvictError\nclass MyPolicy: pass"
+    notebook = json.loads((SOURCES / "eviction.ipynb").read_text(encoding="utf-8"))
+    for each in notebook["cells"]:
+        if "my-policy" in str(each["metadata"]) and "solution" in str(each["metadata"]):
+            each["source"] = text if each["metadata"]["nbgrader"]["solution"] else each["source"]
+    path = tmp_path / "eviction.ipynb"
+    path.write_text(json.dumps(notebook), encoding="utf-8")
+    assert not prepare(path, SOURCES / "eviction.ipynb").borrowed

@@ -1,0 +1,326 @@
+"""Grading gives a submission what it earned, and believes it nothing."""
+
+import csv
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mooncake_lab.cli import app
+from mooncake_lab.course.grading.confine import Allowance, UnconfinableError, check_confinable
+from mooncake_lab.course.grading.grade import ASSIGNMENTS, grade
+from mooncake_lab.course.grading.messages import Code
+from mooncake_lab.course.grading.remote import Submission, SubmissionError
+
+SOURCES = Path(__file__).parents[2] / "notebooks" / "assignments"
+QUICK = Allowance(reply_s=15.0, cpu_s=30)
+FORGETFUL = (
+    "def chain_keys(tokens, n):\n    return [hash(tuple(tokens[i : i + n])) for i in range(0, len(tokens), n)]"
+)
+
+try:
+    check_confinable()
+except UnconfinableError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+
+def hand_in(folder: Path, student: str, topic: str, **solutions: str) -> Path:
+    """A notebook of a student: the teacher's, with some solution cells replaced."""
+    notebook = json.loads((SOURCES / f"{topic}.ipynb").read_text(encoding="utf-8"))
+    for cell in notebook["cells"]:
+        name = cell["metadata"].get("nbgrader", {}).get("grade_id", "").replace("-", "_")
+        cell["source"] = solutions.get(name, cell["source"])
+    path = folder / student / f"{topic}.ipynb"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(notebook), encoding="utf-8")
+    return path
+
+
+def submit(code: str, allowance: Allowance = QUICK) -> Submission:
+    """A confined process that has executed one cell."""
+    return Submission([Code("one", code)], allowance)
+
+
+def told(code: str, allowance: Allowance = QUICK) -> str:
+    """What is said of a cell that does not go well."""
+    try:
+        with submit(code, allowance) as submission:
+            return "; ".join(submission.failed_cells)
+    except SubmissionError as error:
+        return str(error)
+
+
+def grade_keys(folder: Path, **solutions: str):
+    """The grade of a submission to the assignment on keys."""
+    path = hand_in(folder, "somebody", "keys", **solutions)
+    return grade(path, SOURCES / "keys.ipynb", student="somebody", seed=3, allowance=QUICK)
+
+
+def test_every_assignment_has_a_notebook_and_ten_points():
+    """Notebooks and graders name the same topics, and an evening is worth the same in each."""
+    assert sorted(ASSIGNMENTS) == sorted(path.stem for path in SOURCES.glob("*.ipynb"))
+    assert {assignment.points for assignment in ASSIGNMENTS.values()} == {10}
+
+
+def test_the_teachers_solution_gets_all_points():
+    """What the instructor wrote passes its own hidden tasks."""
+    path = SOURCES / "keys.ipynb"
+    found = grade(path, path, student="teacher", seed=1)
+    assert found.earned == found.points, [mark for mark in found.marks if not mark.earned]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topic", sorted(ASSIGNMENTS))
+def test_every_solution_gets_all_points_on_other_seeds(topic):
+    """The hidden workload may be another one, and the solution still holds."""
+    path = SOURCES / f"{topic}.ipynb"
+    found = grade(path, path, student="teacher", seed=17)
+    assert found.earned == found.points, [mark for mark in found.marks if not mark.earned]
+
+
+def test_partly_right_is_partly_paid(tmp_path):
+    """Keys that forget what came before lose the tasks about that, and no other."""
+    found = grade_keys(tmp_path, chain_keys=FORGETFUL)
+    assert [mark.earned > 0 for mark in found.marks] == [True, False, False, True, True]
+    assert "share the key" in found.marks[1].said
+
+
+def test_what_does_not_load_earns_nothing_and_says_why(tmp_path):
+    """A cell that raises costs the tasks that need it, with the reason, and no other."""
+    found = grade_keys(tmp_path, chain_keys="raise RuntimeError('half done')")
+    assert [mark.earned > 0 for mark in found.marks] == [False, False, False, True, True]
+    for mark in found.marks[:3]:
+        assert "defines no 'chain_keys'" in mark.said
+        assert "cell 'chain-keys' raised RuntimeError: half done" in mark.said
+
+
+def test_a_lost_cell_is_named(tmp_path):
+    """Without the cell that a solution belongs in, the remark says which is missing."""
+    path = hand_in(tmp_path, "somebody", "keys")
+    notebook = json.loads(path.read_text())
+    notebook["cells"] = [c for c in notebook["cells"] if "chain-keys" not in str(c["metadata"])]
+    path.write_text(json.dumps(notebook))
+    found = grade(path, SOURCES / "keys.ipynb", student="somebody", seed=0)
+    assert found.earned == 0
+    assert "lost the cell 'chain-keys'" in found.marks[0].said
+
+
+def test_tampering_with_the_tests_earns_nothing(tmp_path):
+    """Test cells of the student are not run, and patching the grader's code happens in the wrong process."""
+    patch = (
+        "import mooncake_lab.course.grading.keys as g, mooncake_lab.course.grading.task as t\n"
+        "t.require = g.require = lambda *_: None\n"
+        "def chain_keys(tokens, n):\n    return []"
+    )
+    path = hand_in(tmp_path, "somebody", "keys", chain_keys=patch, test_chain_keys="assert True")
+    source = SOURCES / "keys.ipynb"
+    found = grade(path, source, student="somebody", seed=3, allowance=QUICK, borrowing=True)
+    assert [mark.earned > 0 for mark in found.marks] == [False, False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("x = bytearray(8 * 2**30)", "MemoryError"),
+        ("import os\nos._exit(0)", "its process ended with status 0"),
+        ("raise SystemExit", "SystemExit"),
+        ("import os\nos.fork()", "PermissionError"),
+        ("import threading\nthreading.Thread(target=print).start()", "can't start new thread"),
+        ("open('/etc/shadow').read()", "PermissionError"),
+        ("open('/etc/passwd').read()", "PermissionError"),
+        ("import ctypes\nassert ctypes.CDLL(None).prctl(1, 0, 0, 0, 0) == 0", "AssertionError"),
+        ("import socket\nsocket.create_connection(('127.0.0.1', 9))", "PermissionError"),
+        ("import subprocess\nsubprocess.run(['true'])", "PermissionError"),
+        ("import os\nos.kill(os.getppid(), 9)", "PermissionError"),
+        ("open({outside!r}, 'w')", "PermissionError"),
+        ("open({secret!r}).read()", "PermissionError"),
+        ("import os\nos.truncate({secret!r}, 0)", "PermissionError"),
+        ("import os\nos.chmod({secret!r}, 0)", "PermissionError"),
+        ("import os\nos.chown({secret!r}, 1, 1)", "PermissionError"),
+        ("import os\nos.utime({secret!r}, (1, 1))", "PermissionError"),
+        ("import os\nos.setxattr({secret!r}, 'user.x', b'x')", "PermissionError"),
+        ("import os, resource\nresource.prlimit(os.getppid(), resource.RLIMIT_CPU, (9, 9))", "PermissionError"),
+        ("import resource\nresource.setrlimit(resource.RLIMIT_AS, (2**40, 2**40))", "PermissionError|ValueError"),
+        ("import os\nos.setpriority(os.PRIO_PROCESS, os.getppid(), 19)", "PermissionError"),
+        ("import os\nos.sched_setaffinity(os.getppid(), {{0}})", "PermissionError"),
+        ("import os\nos.memfd_create('flood')", "PermissionError"),
+        ("import ctypes\nassert ctypes.CDLL(None).shmget(0, 4096, 0o600) >= 0", "AssertionError"),
+        (
+            "import ctypes, os\nassert not ctypes.CDLL(None).tgkill(os.getppid(), os.getppid(), 9)",
+            "AssertionError",
+        ),
+        (
+            "import ctypes, os\nassert not ctypes.CDLL(None).syscall(234, os.getppid(), os.getppid(), 9)",
+            "Assertion",
+        ),
+        ("import fcntl, os\nfcntl.fcntl(open('x', 'w'), fcntl.F_SETOWN, os.getppid())", "PermissionError"),
+    ],
+)
+def test_what_a_submission_may_not_do(tmp_path, code, said):
+    """It cannot flood, leave, multiply, call out, kill, or touch what is not its own."""
+    secret = tmp_path / "secret"
+    secret.write_text("the hidden tests")
+    outside = tmp_path / "written"
+    assert re.search(said, told(code.format(outside=str(outside), secret=str(secret))))
+    assert not outside.exists()
+    assert secret.read_text() == "the hidden tests"
+
+
+def test_an_endless_loop_ends():
+    """No answer in time is an answer, and the process is gone afterwards."""
+    with submit("def spin():\n    while True: pass", Allowance(reply_s=2.0)) as submission:
+        process = submission._process
+        with pytest.raises(SubmissionError, match=r"no answer within 2 s"):
+            submission.call("spin")
+    assert process.poll() is not None
+
+
+def test_its_own_limits_can_still_be_read():
+    """Libraries ask for them, and for the flags of files."""
+    asks = (
+        "import fcntl, resource\n"
+        "limit = resource.getrlimit(resource.RLIMIT_AS)[0]\n"
+        "flags = fcntl.fcntl(open('x', 'w'), fcntl.F_GETFL)\n"
+        "def limits():\n    return [limit, flags]"
+    )
+    with submit(asks) as submission:
+        assert submission.call("limits", gives=list[int])[0] == QUICK.memory_bytes
+
+
+def test_sleeping_ends_too():
+    """Answers in time, each, are not enough: all together have a limit as well."""
+    slow = "import time\ndef f():\n    time.sleep(0.4)"
+    with submit(slow, Allowance(reply_s=5, wall_s=2)) as submission:
+        submission.call("f")
+        calls = iter(lambda: submission.call("f"), "never")
+        with pytest.raises(SubmissionError, match=r"more than 2 s in all"):
+            list(calls)
+
+
+def test_a_machine_that_cannot_confine_is_the_teachers_affair(tmp_path, monkeypatch):
+    """Where the process does not even start confined, nobody gets a zero for it."""
+    path = hand_in(tmp_path, "somebody", "keys")
+    monkeypatch.setattr("mooncake_lab.course.grading.remote._START_S", 0.01)
+    with pytest.raises(UnconfinableError, match="no confined process starts here"):
+        grade(path, SOURCES / "keys.ipynb", student="somebody", seed=0)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from mooncake_lab.store import NothingToEvictError\nraise NothingToEvictError(0)",
+        "raise KeyboardInterrupt",
+    ],
+)
+def test_nothing_that_a_cell_raises_stops_the_class(tmp_path, code):
+    """Whatever it is, it is a grade: without the points of that cell."""
+    assert grade_keys(tmp_path, chain_keys=code).earned == 4
+
+
+def test_metadata_may_be_anything(tmp_path):
+    """A cell whose metadata a tool has emptied is a cell without a role."""
+    path = hand_in(tmp_path, "somebody", "keys")
+    notebook = json.loads(path.read_text())
+    notebook["cells"].append({"cell_type": "code", "source": "", "metadata": {"nbgrader": None}})
+    path.write_text(json.dumps(notebook))
+    assert grade(path, SOURCES / "keys.ipynb", student="somebody", seed=0).earned == 10
+
+
+def test_keys_may_be_large():
+    """An integer of any size can be answered."""
+    with submit("def f():\n    return [2**100, 3]") as submission:
+        assert submission.call("f", gives=list[int | str]) == [str(2**100), 3]
+
+
+def test_nonsense_is_a_remark():
+    """An answer of another type than asked for is refused."""
+    with (
+        submit("def f():\n    return 'one'") as submission,
+        pytest.raises(SubmissionError, match=r"f returned an answer of the wrong type"),
+    ):
+        submission.call("f", gives=int)
+
+
+def test_secrets_of_the_environment_stay_outside(monkeypatch):
+    """A submission inherits no variable but those it needs."""
+    monkeypatch.setenv("TEACHER_TOKEN", "secret")
+    with submit("import os\ndef names():\n    return sorted(os.environ)") as submission:
+        assert "TEACHER_TOKEN" not in submission.call("names", gives=list[str])
+    assert "TEACHER_TOKEN" in os.environ
+
+
+def test_a_class_is_graded(tmp_path):
+    """The command grades every folder, writes a table and pages, and a bad submission is no failure."""
+    hand_in(tmp_path / "in", "ada", "keys")
+    hand_in(tmp_path / "in", "bob", "keys", chain_keys="raise ValueError('<b>no</b>')")
+    arguments = ["classroom", "grade", str(tmp_path / "in"), "--out", str(tmp_path / "out"), "--json"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.stderr
+    found = {each["student"]: each["earned"] for each in json.loads(result.stdout)["grades"]}
+    assert found == {"ada": 10, "bob": 4}
+    assert (tmp_path / "out" / "grades.csv").read_text().count("\n") == 1 + 2 * 5
+    assert (tmp_path / "out" / "totals.csv").read_text() == "student,keys,total\nada,10,10\nbob,4,4\n"
+    page = (tmp_path / "out" / "feedback" / "bob" / "keys.html").read_text()
+    assert "&lt;b&gt;no&lt;/b&gt;" in page
+    assert "<b>no" not in page
+
+
+def test_an_empty_folder_is_said(tmp_path):
+    """Nothing to grade is an error that says what is expected."""
+    result = CliRunner().invoke(app, ["classroom", "grade", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "STUDENT/TOPIC.ipynb" in result.stderr
+
+
+def test_what_cannot_be_graded_is_named(tmp_path):
+    """Links and other names are listed, the others graded, and the exit code says that something was not."""
+    folder = tmp_path / "in"
+    mine = hand_in(folder, "ada", "keys")
+    (folder / "eve").mkdir()
+    (folder / "eve" / "keys.ipynb").symlink_to(mine)
+    (folder / "bob" / "keys").mkdir(parents=True)
+    mine.with_name("keys (1).ipynb").write_bytes(mine.read_bytes())
+    (folder / "bob" / "keys" / "keys.ipynb").write_bytes(mine.read_bytes())
+    arguments = ["classroom", "grade", str(folder), "--out", str(tmp_path / "out"), "--seed", "7", "--json"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert {each["student"]: each["earned"] for each in found["grades"]} == {"ada": 10, "bob": 10}
+    assert {Path(each["path"]).name: each["why"].split()[1] for each in found["not_graded"]} == {
+        "keys (1).ipynb": "not",
+        "keys.ipynb": "a",
+        "eve": "nothing",
+    }
+    assert not (tmp_path / "out" / "feedback" / "eve").exists()
+
+
+def test_nobody_is_lost(tmp_path):
+    """Whoever handed in what cannot be graded is named, has a row in the table, and makes the exit code 1."""
+    folder = tmp_path / "in"
+    mine = hand_in(folder, "ada", "keys")
+    for lost in ("keys.ipynb", "bob/keys.zip", "bob/KEYS.IPYNB", "cleo/week1/keys/keys.ipynb"):
+        (folder / lost).parent.mkdir(parents=True, exist_ok=True)
+        (folder / lost).write_bytes(mine.read_bytes())
+    (folder / "dan").mkdir()
+    arguments = ["classroom", "grade", str(folder), "--out", str(tmp_path / "out"), "--seed", "7"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 1
+    assert result.stdout.split() == ["ada", "keys", "10", "/", "10"]
+    lines = [line for line in result.stderr.splitlines() if "not graded: " in line]
+    named = [line.split("not graded: ")[1].split()[0].removeprefix(f"{folder}/") for line in lines]
+    assert named == [
+        "bob/KEYS.IPYNB",
+        "bob/keys.zip",
+        "bob",
+        "cleo/week1/keys/keys.ipynb",
+        "cleo",
+        "dan",
+        "keys.ipynb",
+    ]
+    with (tmp_path / "out" / "grades.csv").open(newline="") as file:
+        rows = [(row["student"], row["points"], row["out_of"]) for row in csv.DictReader(file)]
+    assert {row[0] for row in rows[:5]} == {"ada"}
+    assert rows[5:] == [("bob", "0", "0"), ("cleo", "0", "0"), ("dan", "0", "0")]
