@@ -15,7 +15,7 @@ from mooncake_lab.serving.kv import Bytes
 from mooncake_lab.serving.lane import Region
 from mooncake_lab.serving.messages import Job
 from mooncake_lab.serving.parcels import Pushed
-from mooncake_lab.store.media import ProtocolError
+from mooncake_lab.store.backends import ProtocolError
 
 
 class Move(NamedTuple):

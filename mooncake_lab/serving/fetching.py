@@ -11,8 +11,9 @@ from mooncake_lab.serving.kv import KVShape, raw
 from mooncake_lab.serving.lane import Lane
 from mooncake_lab.serving.messenger import Identity, dial, expect
 from mooncake_lab.serving.parcels import Ask, Give
-from mooncake_lab.store.media import MediumError, ProtocolError, wire
-from mooncake_lab.store.media.wire import SLOWEST_BYTES_PER_S
+from mooncake_lab.store.backends import ProtocolError, wire
+from mooncake_lab.store.backends import StorageError as MediumError
+from mooncake_lab.store.backends.wire import SLOWEST_BYTES_PER_S
 
 _LOG: Final = logging.getLogger(__name__)
 

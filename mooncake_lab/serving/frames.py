@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from mooncake_lab.store.media import ProtocolError
+from mooncake_lab.store.backends import ProtocolError
 
 MOST_BODY_BYTES: Final = 16 * 1024**2
 """Of one frame: a prompt of four million tokens."""

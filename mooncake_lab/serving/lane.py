@@ -20,10 +20,12 @@ import numpy as np
 
 from mooncake_lab.serving.kv import Bytes
 from mooncake_lab.serving.parcels import Pushed, Where
-from mooncake_lab.store.media import MediumError, MediumFullError, ProtocolError
-from mooncake_lab.store.media.extents import ExtentAllocator
-from mooncake_lab.store.media.mooncake_wheel import open_engine
-from mooncake_lab.store.media.record import checksum
+from mooncake_lab.store.backends import ProtocolError
+from mooncake_lab.store.backends import StorageError as MediumError
+from mooncake_lab.store.backends import StorageFullError as MediumFullError
+from mooncake_lab.store.backends.allocation import ExtentAllocator
+from mooncake_lab.store.backends.checksums import checksum
+from mooncake_lab.store.backends.mooncake_client import open_engine
 
 WINDOW_BYTES: Final = 4 * 2**20
 """What a sender asks each receiver for; pieces that are longer are cut."""

@@ -15,7 +15,7 @@ from mooncake_lab.serving.messages import Measured
 from mooncake_lab.serving.messenger import Identity, borrow, dial, expect
 from mooncake_lab.serving.parcels import Probe, Taken
 from mooncake_lab.serving.spec import WorkerSpec
-from mooncake_lab.store.media import wire
+from mooncake_lab.store.backends import wire
 
 _PROMPTS: Final = ((16, 0), (64, 0), (128, 0), (256, 0), (512, 0), (1024, 0), (512, 256), (1024, 768))
 """Tokens and how many of them are reused."""

@@ -36,7 +36,8 @@ from mooncake_lab.serving.parcels import (
     Taken,
     Where,
 )
-from mooncake_lab.store.media import MediumError, ProtocolError, wire
+from mooncake_lab.store.backends import ProtocolError, wire
+from mooncake_lab.store.backends import StorageError as MediumError
 
 HOST: Final = "127.0.0.1"
 """Workers of one machine talk over loopback."""

@@ -14,8 +14,9 @@ from mooncake_lab.engine import KVSpan
 from mooncake_lab.serving.kv import KVShape, raw
 from mooncake_lab.serving.messages import CacheUpdate
 from mooncake_lab.serving.spec import WorkerSpec
-from mooncake_lab.store.media import DramMedium, SsdMedium
-from mooncake_lab.store.media.record import extent_bytes
+from mooncake_lab.store.backends import DramBackend as DramMedium
+from mooncake_lab.store.backends import SsdBackend as SsdMedium
+from mooncake_lab.store.backends.ssd_slab import extent_bytes
 from mooncake_lab.store.tier import TierSettings
 from mooncake_lab.store.tiers import TieredStore
 

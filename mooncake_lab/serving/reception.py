@@ -18,7 +18,8 @@ from mooncake_lab.serving.lane import Lane
 from mooncake_lab.serving.messages import VERSION, CancelOrder, Job
 from mooncake_lab.serving.messenger import HOST, Identity, receive
 from mooncake_lab.serving.parcels import Granted, Hello, Pushed, Refused, Taken, Where
-from mooncake_lab.store.media import MediumError, ProtocolError, wire
+from mooncake_lab.store.backends import ProtocolError, wire
+from mooncake_lab.store.backends import StorageError as MediumError
 
 _LOG: Final = logging.getLogger(__name__)
 _IDLE_S: Final = 3600.0

@@ -29,8 +29,9 @@ from mooncake_lab.serving.messages import (
     WorkerMessage,
 )
 from mooncake_lab.serving.spec import LiveSpec, WorkerSpec, worker_spec
-from mooncake_lab.store.media import MediumError, ProtocolError
-from mooncake_lab.store.media.mooncake_wheel import load_wheel
+from mooncake_lab.store.backends import ProtocolError
+from mooncake_lab.store.backends import StorageError as MediumError
+from mooncake_lab.store.backends.mooncake_client import load_wheel
 
 _LOG: Final = logging.getLogger(__name__)
 _STOP_S: Final = 3.0

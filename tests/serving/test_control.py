@@ -15,7 +15,7 @@ from mooncake_lab.serving.launch.process import _place
 from mooncake_lab.serving.messages import VERSION, WORKER_MESSAGES, Ping, Pong, Ready
 from mooncake_lab.serving.spec import worker_spec
 from mooncake_lab.serving.supervisor import Callbacks, Supervisor, WorkerError
-from mooncake_lab.store.media import ProtocolError
+from mooncake_lab.store.backends import ProtocolError
 
 HEADER = struct.Struct("<4sI")
 

@@ -10,8 +10,8 @@ from mooncake_lab.core import SLO, Finished, Moved, Placed, Prefilled, Rejected
 from mooncake_lab.metrics import check_log, run_summary
 from mooncake_lab.perf import model_shape
 from mooncake_lab.serving import FailedError, LiveCluster, LiveSpec, prompt_of, scaled_down
-from mooncake_lab.store.media import MediumError
-from mooncake_lab.store.media.mooncake_wheel import load_wheel
+from mooncake_lab.store.backends import StorageError as MediumError
+from mooncake_lab.store.backends.mooncake_client import load_wheel
 from mooncake_lab.workload import SharedPrefix
 
 

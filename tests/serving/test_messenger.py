@@ -23,8 +23,9 @@ from mooncake_lab.serving.messages import VERSION, Job
 from mooncake_lab.serving.messenger import HOST, Courier, Identity, _has_ended, borrow, cuts, dial, expect, receive
 from mooncake_lab.serving.parcels import Ask, Begin, End, Hello, Piece, Pushed, Refused, Taken, Where
 from mooncake_lab.serving.reception import _MOST_STRANGERS, Reception
-from mooncake_lab.store.media import MediumError, PeerRefusedError, ProtocolError, wire
-from mooncake_lab.store.media.mooncake_wheel import load_wheel
+from mooncake_lab.store.backends import PeerRefusedError, ProtocolError, wire
+from mooncake_lab.store.backends import StorageError as MediumError
+from mooncake_lab.store.backends.mooncake_client import load_wheel
 
 SHAPE = KVShape(fingerprint=b"f" * 16, layers=2, kv_heads=2, head_width=4, dtype=torch.float32)
 WHO = Identity(name="sender", token=b"t" * 32, fingerprint=SHAPE.fingerprint, timeout_s=1.0)

@@ -11,7 +11,7 @@ from mooncake_lab.serving import LiveSpec
 from mooncake_lab.serving.kv import KVShape
 from mooncake_lab.serving.prefix_cache import PrefixCache
 from mooncake_lab.serving.spec import worker_spec
-from mooncake_lab.store.media import SsdMedium
+from mooncake_lab.store.backends import SsdBackend as SsdMedium
 
 SIZE = 16
 SHAPE = KVShape(fingerprint=b"model", layers=2, kv_heads=1, head_width=128, dtype=torch.float32)

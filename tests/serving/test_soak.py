@@ -16,8 +16,8 @@ import pytest
 
 from mooncake_lab.metrics import check_log
 from mooncake_lab.serving.faults import FAULTS, strike
-from mooncake_lab.store.media import MediumError
-from mooncake_lab.store.media.mooncake_wheel import load_wheel
+from mooncake_lab.store.backends import StorageError as MediumError
+from mooncake_lab.store.backends.mooncake_client import load_wheel
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108  # looked at, not used
 MODEL = "random:lab-tiny"
