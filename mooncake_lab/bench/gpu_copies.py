@@ -9,7 +9,7 @@ import torch
 
 from mooncake_lab.bench.gpu_lab import Lab, Rows
 from mooncake_lab.bench.layerwise import compare_media
-from mooncake_lab.store.media.dram import DramMedium
+from mooncake_lab.store.backends.dram import DramBackend
 
 _ROUNDS = 3
 
@@ -21,14 +21,14 @@ def copies(lab: Lab) -> Rows:
     """
     on_gpu, most = lab.device.type == "cuda", max(lab.sizes.copy_bytes)
     device = torch.empty(most, dtype=torch.uint8, device=lab.device)
-    arena = DramMedium(2 * most, pinned=True if on_gpu else None)
+    arena = DramBackend(2 * most, pinned=True if on_gpu else None)
     try:
         block = arena.reserve(b"piece", [most])
         arena.write(block, [np.zeros(most, np.uint8)])
         arena.commit(block)
         with torch.inference_mode():
             peaks = _both_ways(lab, torch.empty(most, dtype=torch.uint8, pin_memory=on_gpu), device)
-            piece = torch.from_numpy(arena.layers(block)[0])
+            piece = torch.from_numpy(arena.read(block, 0, 1)[0])
             rows = [
                 {"what": "arena", "bytes": size}
                 | _rates(size, _both_ways(lab, piece[:size], device[:size]), most, peaks)

@@ -20,7 +20,7 @@ from mooncake_lab.engine.model import LlamaModel
 from mooncake_lab.engine.roles import PrefillEngine
 from mooncake_lab.engine.sequence import GenerationRequest
 from mooncake_lab.engine.settings import EngineSettings
-from mooncake_lab.store.media import Medium
+from mooncake_lab.store.backends import StorageBackend
 from mooncake_lab.store.tier import TierSettings
 from mooncake_lab.store.tiers import TieredStore
 
@@ -98,7 +98,7 @@ class _Bench:
     def __init__(
         self,
         model: LlamaModel,
-        medium: Medium,
+        medium: StorageBackend,
         grow_cold: Callable[[], None],
         block_tokens: int,
         longest: int,

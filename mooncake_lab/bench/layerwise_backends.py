@@ -10,15 +10,15 @@ from typing import Final
 
 from mooncake_lab.bench.store import arena_peer
 from mooncake_lab.bench.store_floors import forget_pages
-from mooncake_lab.store.media import DramMedium, Medium, SsdMedium, TcpMedium
+from mooncake_lab.store.backends import DramBackend, RemoteBackend, SsdBackend, StorageBackend
 
-Lent = tuple[Medium, Callable[[], None]]
+Lent = tuple[StorageBackend, Callable[[], None]]
 """A medium, and what makes its next read as slow as a first one."""
 
 
 @contextlib.contextmanager
 def _dram(_folder: Path, room_bytes: int) -> Generator[Lent]:
-    medium = DramMedium(room_bytes)
+    medium = DramBackend(room_bytes)
     try:
         yield medium, lambda: None
     finally:
@@ -29,7 +29,7 @@ def _dram(_folder: Path, room_bytes: int) -> Generator[Lent]:
 def _ssd(folder: Path, room_bytes: int) -> Generator[Lent]:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        medium = SsdMedium(Path(scratch), room_bytes, fingerprint=b"layerwise")
+        medium = SsdBackend(Path(scratch), room_bytes, fingerprint=b"layerwise")
         try:
             yield medium, lambda: forget_pages(Path(scratch) / b"layerwise".hex() / "slab")
         finally:
@@ -41,7 +41,7 @@ def _tcp(_folder: Path, room_bytes: int) -> Generator[Lent]:
     """Another process of this machine lends its memory."""
     token = secrets.token_bytes(32)
     with arena_peer(room_bytes, token) as (port, _):
-        medium = TcpMedium(("127.0.0.1", port), token, fingerprint=b"layerwise", name="tcp")
+        medium = RemoteBackend(("127.0.0.1", port), token, fingerprint=b"layerwise", name="tcp")
         try:
             yield medium, lambda: None
         finally:

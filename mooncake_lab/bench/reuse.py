@@ -24,7 +24,7 @@ from mooncake_lab.engine.layerwise.prefill import LayerwisePrefill
 from mooncake_lab.engine.loading import load_model
 from mooncake_lab.engine.roles import PrefillEngine
 from mooncake_lab.perf.calibration import fit_prefill
-from mooncake_lab.store.media import DramMedium
+from mooncake_lab.store.backends import DramBackend
 from mooncake_lab.store.tier import TierSettings
 from mooncake_lab.store.tiers import TieredStore
 
@@ -46,7 +46,7 @@ class PrefixReuse:
     predicted_reuse_s: float
     predicted_ratio: float
     read_bytes_per_s: float
-    """Of the medium, as it measured itself meanwhile."""
+    """Of DRAM, in the reads of the reused prefix."""
     machine: Machine
 
     @property
@@ -80,10 +80,11 @@ def measure_reuse(
         ready = load_model(f"random:{model}", device="cpu", seed=seed, positions=tokens + 1)
         prefix_bytes = prefix_tokens * ready.config.kv_bytes_per_token(ready.embedding.dtype.itemsize)
         engine, draw = prefill_engine(ready, tokens), np.random.default_rng(seed)
-        medium = DramMedium(prefix_bytes + 16 * MIB)
+        medium = DramBackend(prefix_bytes + 16 * MIB)
         prompt = draw.integers(0, ready.config.vocabulary, tokens).astype(np.int32)
-        taken = _in_turns(engine, medium, prompt, (*lengths, tokens), prefix_tokens, block_tokens, rounds)
-        read_bytes_per_s = medium.bandwidth().read_bytes_per_s or 0.0
+        taken, read_bytes_per_s = _in_turns(
+            engine, medium, prompt, (*lengths, tokens), prefix_tokens, block_tokens, rounds
+        )
         medium.close()
         machine = describe_machine("cpu")
     fitted = fit_prefill(
@@ -113,14 +114,14 @@ def measure_reuse(
 
 def _in_turns(
     engine: PrefillEngine,
-    medium: DramMedium,
+    medium: DramBackend,
     prompt: npt.NDArray[np.int32],
     lengths: Sequence[int],
     prefix_tokens: int,
     block_tokens: int,
     rounds: int,
-) -> dict[int | str, list[float]]:
-    """Seconds of prefills from nothing, by length, and of the prompt on a stored prefix; all in each round."""
+) -> tuple[dict[int | str, list[float]], float]:
+    """Seconds of prefills from nothing by length, and of the prompt on a stored prefix; the rate of its reads."""
     with (
         TieredStore([TierSettings(medium=medium)]) as store,
         LayerwisePrefill(engine, store, block_tokens=block_tokens) as layerwise,
@@ -137,7 +138,9 @@ def _in_turns(
             ways["reuse"] = timed(lambda: layerwise.prefill(prompt, keep=False))
             return ways
 
-        return paired_rounds(time_once, rounds)
+        taken = paired_rounds(time_once, rounds)
+        tier = store.statistics()[0]
+    return taken, tier.read_bytes / tier.read_s
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -12,9 +12,9 @@ from typing import Any, Final, final
 import numpy as np
 
 from mooncake_lab.bench.soak_process import FINGERPRINT, SSD_BYTES, wrong_bytes
-from mooncake_lab.store.media import DamagedBlockError, Reservation, SsdMedium
-from mooncake_lab.store.media.folder import room_of
-from mooncake_lab.store.media.record import extent_bytes
+from mooncake_lab.store.backends import DamagedBlockError, Reservation, SsdBackend
+from mooncake_lab.store.backends.ssd_folder import index_path, model_folder
+from mooncake_lab.store.backends.ssd_slab import extent_bytes
 
 FAULTS: Final = ("kill", "flip", "full", "read", "denied", "torn", "hangup")
 _LONGEST_LIFE_S: Final = 1.5
@@ -145,7 +145,7 @@ class Soak:
 
     def _check(self, hit: set[bytes]) -> list[Reservation]:
         """Open the folder as the next process would, and compare every block with the truth."""
-        medium = SsdMedium(self._folder, SSD_BYTES, fingerprint=FINGERPRINT)
+        medium = SsdBackend(self._folder, SSD_BYTES, fingerprint=FINGERPRINT)
         try:
             blocks = list(medium.blocks())
             good = [block for block in blocks if self._is_right(medium, block, hit)]
@@ -157,7 +157,7 @@ class Soak:
         self.report.lost_committed_blocks += len(self._held - {block.key for block in good} - hit)
         return good
 
-    def _is_right(self, medium: SsdMedium, block: Reservation, hit: set[bytes]) -> bool:
+    def _is_right(self, medium: SsdBackend, block: Reservation, hit: set[bytes]) -> bool:
         self.report.blocks_checked += 1
         buffers = [np.empty(size, np.uint8) for size in block.layer_bytes]
         try:
@@ -171,17 +171,17 @@ class Soak:
 
     def _flip(self, blocks: Sequence[Reservation]) -> set[bytes]:
         """Flip a bit of some bytes of the slab and the index; the keys of the blocks whose extent was hit."""
-        room = room_of(self._folder, FINGERPRINT)
+        model = model_folder(self._folder, FINGERPRINT)
         hit: set[bytes] = set()
         for _ in range(self._draw.randrange(1, 4)):
             self.report.faults["flip"] += 1
             if self._draw.random() < 0.3:
-                index = room / "index.mdb"
+                index = index_path(model)
                 _flip_bit(index, self._draw.randrange(index.stat().st_size), self._draw.randrange(8))
                 continue
             block = self._draw.choice(blocks)
             size = extent_bytes(block.key, block.layer_bytes)
-            _flip_bit(room / "slab", block.offset_bytes + self._draw.randrange(size), self._draw.randrange(8))
+            _flip_bit(model / "slab", block.offset_bytes + self._draw.randrange(size), self._draw.randrange(8))
             hit.add(block.key)
         return hit
 

@@ -18,17 +18,17 @@ import numpy as np
 import numpy.typing as npt
 
 from mooncake_lab.core import KIB, MIB
-from mooncake_lab.store.media import (
-    Bandwidth,
+from mooncake_lab.store.backends import (
     BlockServer,
     Buffer,
-    DramMedium,
-    Medium,
+    DramBackend,
+    RemoteBackend,
     Reservation,
-    SsdMedium,
-    TcpMedium,
+    SsdBackend,
+    StorageBackend,
 )
-from mooncake_lab.store.media.slab import Operation
+from mooncake_lab.store.backends.base import Bytes
+from mooncake_lab.store.backends.ssd_index import Operation
 from mooncake_lab.store.tier import TierSettings
 from mooncake_lab.store.tiers import TieredStore
 
@@ -71,10 +71,11 @@ def tell(line: str) -> None:
 class Witness:
     """A medium that tells of each commit after it, and of each freed block before it."""
 
-    def __init__(self, medium: Medium) -> None:
+    def __init__(self, medium: StorageBackend) -> None:
         self._medium = medium
         self.name = medium.name
         self.capacity_bytes = medium.capacity_bytes
+        self.is_shared = medium.is_shared
 
     @property
     def used_bytes(self) -> int:
@@ -88,6 +89,10 @@ class Witness:
     def reserve(self, key: bytes, layer_bytes: Sequence[int], *, position: int = 0) -> Reservation:
         """As the medium."""
         return self._medium.reserve(key, layer_bytes, position=position)
+
+    def write_buffers(self, reservation: Reservation, first_layer: int, layers: int) -> list[Bytes]:
+        """As the medium."""
+        return self._medium.write_buffers(reservation, first_layer, layers)
 
     def write(self, reservation: Reservation, layers: Sequence[Buffer], *, first_layer: int = 0) -> None:
         """As the medium."""
@@ -103,6 +108,10 @@ class Witness:
         """As the medium."""
         self._medium.read_into(reservation, buffers, first_layer=first_layer)
 
+    def read(self, reservation: Reservation, first_layer: int, layers: int) -> list[Bytes]:
+        """As the medium."""
+        return self._medium.read(reservation, first_layer, layers)
+
     def free(self, *reservations: Reservation) -> None:
         """Told, and then as the medium."""
         for reservation in reservations:
@@ -112,10 +121,6 @@ class Witness:
     def blocks(self) -> Iterator[Reservation]:
         """As the medium."""
         return self._medium.blocks()
-
-    def bandwidth(self) -> Bandwidth:
-        """As the medium."""
-        return self._medium.bandwidth()
 
     def close(self) -> None:
         """As the medium."""
@@ -187,9 +192,9 @@ class Peer:
     """Memory behind a block server, the remote tier of the store. Mutable: its server comes and goes."""
 
     def __init__(self) -> None:
-        self._arena = DramMedium(_REMOTE_BYTES)
+        self._arena = DramBackend(_REMOTE_BYTES)
         self._server = BlockServer(self._arena, _TOKEN, timeout_s=5)
-        self.medium = TcpMedium(self._server.address, _TOKEN, fingerprint=FINGERPRINT, timeout_s=5)
+        self.medium = RemoteBackend(self._server.address, _TOKEN, fingerprint=FINGERPRINT, timeout_s=5)
 
     def hang_up(self) -> None:
         """End every connection, whatever moves over it, and listen anew in the same place."""
@@ -212,10 +217,10 @@ def live(folder: Path, seed: int, faults: Sequence[str], seconds: float) -> None
     tell("R")
     if "torn" in faults:
         os.pwritev = TornWrites(seed)  # of this process, which is nobody else's
-    ssd = SsdMedium(folder, SSD_BYTES, fingerprint=FINGERPRINT, before=DeviceFaults(seed, faults))
+    ssd = SsdBackend(folder, SSD_BYTES, fingerprint=FINGERPRINT, before=DeviceFaults(seed, faults))
     peer = Peer()
     tiers = [
-        TierSettings(medium=DramMedium(_DRAM_BYTES), queue_bytes=_QUEUE_BYTES),
+        TierSettings(medium=DramBackend(_DRAM_BYTES), queue_bytes=_QUEUE_BYTES),
         TierSettings(medium=Witness(ssd), eviction="sieve", queue_bytes=_QUEUE_BYTES),
         TierSettings(medium=peer.medium),
     ]

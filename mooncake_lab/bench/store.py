@@ -28,15 +28,15 @@ from mooncake_lab.bench.store_floors import (
 )
 from mooncake_lab.bench.store_mooncake import BareObjects, provider, segment_bytes
 from mooncake_lab.core import MIB
-from mooncake_lab.store.media import (
-    DramMedium,
-    Medium,
+from mooncake_lab.store.backends import (
+    DramBackend,
+    MooncakeBackend,
     MooncakeClient,
     MooncakeMaster,
-    MooncakeMedium,
+    RemoteBackend,
     Reservation,
-    SsdMedium,
-    TcpMedium,
+    SsdBackend,
+    StorageBackend,
 )
 
 MEDIA: Final = ("dram", "ssd", "tcp", "mooncake")
@@ -78,7 +78,7 @@ def measure_media(
 
     Raises:
         ValueError: when a medium is unknown or a size is no multiple of 32 pages.
-        MediumError: when Mooncake's wheel cannot be loaded.
+        StorageError: when Mooncake's wheel cannot be loaded.
         OSError: when the folder has no room.
     """
     unknown = [name for name in media if name not in MEDIA]
@@ -103,7 +103,7 @@ def measure_media(
 
 
 def _dram(source: Blocks, target: Blocks, size: int, rounds: int) -> list[Measured]:
-    medium = DramMedium(size * len(source))
+    medium = DramBackend(size * len(source))
     with _memory(size, len(source)) as plain:
         rows = _compare("dram", size, size * len(source), rounds, _passes(medium, source, target, 1), {
             "memcpy": (lambda: copy(source, plain), lambda: copy(plain, target)),
@@ -116,7 +116,7 @@ def _ssd(folder: Path, source: Blocks, target: Blocks, size: int, rounds: int) -
     rows: list[Measured] = []
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        medium = SsdMedium(Path(scratch) / "store", (size + MIB) * len(source), fingerprint=b"bench")
+        medium = SsdBackend(Path(scratch) / "store", (size + MIB) * len(source), fingerprint=b"bench")
         slab = Path(scratch) / "store" / b"bench".hex() / "slab"
         with plain_file(Path(scratch) / "plain", size * len(source)) as (cached, direct):
             for batch in (1, _BATCH_BLOCKS):
@@ -136,7 +136,7 @@ def _ssd(folder: Path, source: Blocks, target: Blocks, size: int, rounds: int) -
 def _tcp(source: Blocks, target: Blocks, size: int, rounds: int) -> list[Measured]:
     token = secrets.token_bytes(32)
     with arena_peer(size * (len(source) + 1), token) as (lent, bare):
-        medium = TcpMedium(("127.0.0.1", lent), token, fingerprint=b"bench")
+        medium = RemoteBackend(("127.0.0.1", lent), token, fingerprint=b"bench")
         with socket.create_connection(("127.0.0.1", bare)) as plain:
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             floors = {"bare socket": (lambda: send(plain, source), lambda: receive(plain, target))}
@@ -162,7 +162,7 @@ def _beside_bare(
     """With checksums, as a medium has them unless told, and without, as the bare interface is."""
     moved, rows = size * len(source), list[Measured]()
     for shown, checksums in ((name, True), (f"{name}, unchecked", False)):
-        medium = MooncakeMedium(client, moved, fingerprint=b"bench", checksums=checksums)
+        medium = MooncakeBackend(client, moved, fingerprint=b"bench", checksums=checksums)
         bare = BareObjects(client)
         write, read, clear = _passes(medium, source, target, 1)
         floors = {"its bare API": bare.passes(source, target)}
@@ -230,7 +230,7 @@ def _row(
     )
 
 
-def _passes(medium: Medium, source: Blocks, target: Blocks, batch: int) -> tuple[Pass, Pass, Pass]:
+def _passes(medium: StorageBackend, source: Blocks, target: Blocks, batch: int) -> tuple[Pass, Pass, Pass]:
     """Store every block, read every block, free every block."""
     held: list[Reservation] = []
 
@@ -258,8 +258,11 @@ def _passes(medium: Medium, source: Blocks, target: Blocks, batch: int) -> tuple
 @contextlib.contextmanager
 def _memory(size: int, count: int) -> Generator[Blocks]:
     """Blocks of page-aligned layers in touched memory, all different."""
-    arena = DramMedium(size * count, pinned=False)
-    blocks = [arena.open_layers(arena.reserve(b"%d" % i, [size // _LAYERS] * _LAYERS)) for i in range(count)]
+    arena = DramBackend(size * count, pinned=False)
+    blocks = [
+        arena.write_buffers(arena.reserve(b"%d" % i, [size // _LAYERS] * _LAYERS), 0, _LAYERS)
+        for i in range(count)
+    ]
     draw = np.random.default_rng(0)
     for layers in blocks:
         for layer in layers:

@@ -8,7 +8,7 @@ from typing import final
 
 from mooncake_lab.bench.store_floors import Blocks, Pass
 from mooncake_lab.core import MIB
-from mooncake_lab.store.media import MediumError, MooncakeClient
+from mooncake_lab.store.backends import MooncakeClient, StorageError
 
 
 def segment_bytes(working_set_bytes: int) -> int:
@@ -52,7 +52,7 @@ class BareObjects:
 
 def _check(code: int) -> None:
     if code < 0:
-        raise MediumError(f"Mooncake's bare interface fails: code {code}")
+        raise StorageError(f"Mooncake's bare interface fails: code {code}")
 
 
 @contextlib.contextmanager

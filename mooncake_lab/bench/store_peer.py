@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from mooncake_lab.core import MIB
-from mooncake_lab.store.media import BlockServer, DramMedium
+from mooncake_lab.store.backends import BlockServer, DramBackend
 
 ORDER: Final = struct.Struct("<cQ")
 """What a client of the bare socket asks: w to take or r to send, and how many bytes; w is answered by one byte."""
@@ -21,7 +21,7 @@ ORDER: Final = struct.Struct("<cQ")
 def main(arena_bytes: int) -> None:
     """Serve until stdin closes."""
     token = bytes.fromhex(sys.stdin.readline().strip())
-    arena = DramMedium(arena_bytes)
+    arena = DramBackend(arena_bytes)
     with BlockServer(arena, token) as server, socket.create_server(("127.0.0.1", 0)) as bare:
         threading.Thread(target=_bare, args=(bare,), daemon=True).start()
         sys.stdout.write(f"{server.address[1]} {bare.getsockname()[1]}\n")

@@ -26,7 +26,7 @@ from mooncake_lab.bench.transfer_pieces import pieces_of
 from mooncake_lab.bench.transfer_ways import WAYS as LIGHT_WAYS
 from mooncake_lab.bench.transfer_ways import Area, Route
 from mooncake_lab.core import MIB
-from mooncake_lab.store.media import MediumError
+from mooncake_lab.store.backends import StorageError
 
 WAYS: Final[Mapping[str, Callable[[Area], contextlib.AbstractContextManager[Route]]]] = MappingProxyType(
     {**LIGHT_WAYS, "gloo": gloo}
@@ -90,7 +90,7 @@ def measure_transfers(
                 continue
             try:
                 routes[way] = stack.enter_context(WAYS[way](area))
-            except MediumError as error:  # Mooncake's wheel is an extra
+            except StorageError as error:  # Mooncake's wheel is an extra
                 left_out[way] = str(error)
         times = []
         for size in sizes_bytes:

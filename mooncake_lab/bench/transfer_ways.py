@@ -120,7 +120,7 @@ def _socket(area: Area) -> Generator[Route]:
 @contextlib.contextmanager
 def _mooncake(area: Area) -> Generator[Route]:
     """Mooncake's Transfer Engine over TCP: it writes the pieces into the peer's memory."""
-    from mooncake_lab.store.media.mooncake_wheel import open_engine
+    from mooncake_lab.store.backends.mooncake_client import open_engine
 
     engine = open_engine(area)
     with _peer("mooncake", area) as (process, (name, address)):

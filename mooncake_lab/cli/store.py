@@ -12,7 +12,7 @@ from mooncake_lab.bench.soak import FAULTS, Soak, SoakReport
 from mooncake_lab.bench.store import MEDIA, Measured, measure_media
 from mooncake_lab.bench.store_lookup import Lookup, measure_lookup
 from mooncake_lab.core import GB, MIB
-from mooncake_lab.store.media import MediumError, RoomReport, verify_folder
+from mooncake_lab.store.backends import FolderReport, StorageError, verify_folder
 
 app = typer.Typer(
     help="Check SSD folders of KVCache blocks, and test the store under faults.",
@@ -41,7 +41,7 @@ def verify(
     """
     try:
         reports = verify_folder(folder, repair=repair)
-    except (MediumError, ValueError, OSError) as error:
+    except (StorageError, ValueError, OSError) as error:
         typer.echo(f"mooncake-lab store verify: {error}", err=True)
         raise typer.Exit(1) from error
     if json_:
@@ -54,7 +54,7 @@ def verify(
         raise typer.Exit(1)
 
 
-def _told(report: RoomReport) -> str:
+def _told(report: FolderReport) -> str:
     lines = [f"model {report.fingerprint}: {report.blocks:,} blocks, {report.payload_bytes:,} bytes"]
     lines += [f"  damaged: {key}" for key in report.damaged]
     if report.trouble is not None:
@@ -85,7 +85,7 @@ def soak(
     """
     try:
         report = Soak(folder, [] if faults == "none" else faults.split(","), seed).run(seconds)
-    except (MediumError, ValueError, OSError) as error:
+    except (StorageError, ValueError, OSError) as error:
         typer.echo(f"mooncake-lab store soak: {error}", err=True)
         raise typer.Exit(1) from error
     typer.echo(msgspec.json.encode(report.plain()) if json_ else _summary(report))
@@ -138,7 +138,7 @@ def bench_store(
         found = _numbers(rows, lookup, rounds)
         if out is not None:
             out.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
-    except (MediumError, ValueError, OSError) as error:
+    except (StorageError, ValueError, OSError) as error:
         typer.echo(f"mooncake-lab bench store: {error}", err=True)
         raise typer.Exit(1) from error
     typer.echo(msgspec.json.encode(found) if json_ else f"{_table(rows)}\n{_lookup_line(lookup)}")

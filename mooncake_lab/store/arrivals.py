@@ -5,21 +5,18 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import final
 
-import numpy as np
-
-from mooncake_lab.store.interrupts import Uninterrupted
-from mooncake_lab.store.media import (
-    AlreadyHeldError,
+from mooncake_lab.store.backends import (
+    BlockExistsError,
+    BlockNotFoundError,
     Buffer,
     DamagedBlockError,
-    DoubtfulBlockError,
-    DramMedium,
-    MediumError,
-    MediumFullError,
-    NotHeldError,
     Reservation,
-    check_block,
+    StorageError,
+    StorageFullError,
+    SuspectBlockError,
 )
+from mooncake_lab.store.backends.base import check_block
+from mooncake_lab.store.interrupts import Uninterrupted
 from mooncake_lab.store.tier import Departure, Slot, Tier
 
 
@@ -92,14 +89,14 @@ class Arrivals:
         tier = self._tiers[index]
         try:
             slot.reservation = self._room(index, key, sizes, position)
-        except AlreadyHeldError as error:
+        except BlockExistsError as error:
             if not self._take_over(tier, key, slot, sizes):
                 self.give_up(tier, key, error)
             return None
-        except MediumFullError:
+        except StorageFullError:
             self._refuse(tier, key)
             return None
-        except (MediumError, OSError) as error:
+        except (StorageError, OSError) as error:
             self.give_up(tier, key, error)
             return None
         except BaseException:
@@ -120,11 +117,11 @@ class Arrivals:
             try:
                 with section.interruptible():
                     tier.medium.write(room, layers)
-            except MediumFullError:
+            except StorageFullError:
                 room = self._other_room(index, slot, room)
                 with section.interruptible():
                     tier.medium.write(room, layers)
-        except (MediumError, OSError) as error:
+        except (StorageError, OSError) as error:
             self.give_up(tier, room.key, error)
             return None
         except BaseException:
@@ -137,7 +134,7 @@ class Arrivals:
         tier = self._tiers[index]
         try:
             tier.medium.commit(*(room for _, room in written))
-        except (MediumError, OSError) as error:
+        except (StorageError, OSError) as error:
             for _, room in written:
                 self.give_up(tier, room.key, error)
             return False
@@ -176,18 +173,14 @@ class Arrivals:
     def read_leaving(self, tier: Tier, block: Reservation) -> Sequence[Buffer] | None:
         """The layers of a departing block, where possible not a copy; `None` where they cannot be had."""
         try:
-            if isinstance(tier.medium, DramMedium):
-                return tier.medium.layers(block)
-            copies = [np.empty(size, np.uint8) for size in block.layer_bytes]
-            tier.medium.read_into(block, copies)
-        except (MediumError, OSError) as error:
+            return tier.medium.read(block, 0, len(block.layer_bytes))
+        except (StorageError, OSError) as error:
             with self._books:
                 if isinstance(error, DamagedBlockError):
                     tier.tally.damaged += 1
                 else:
                     tier.reads.failed(error)
             return None
-        return copies
 
     def give_up(self, tier: Tier, key: bytes, error: Exception) -> None:
         """Take a block that cannot come out of the books; where the medium failed, think less of the tier.
@@ -195,14 +188,14 @@ class Arrivals:
         Where it is full and said so late, one more block leaves, so that the next one finds room. A doubtful block
         is no second failure: the tier was told of the first.
         """
-        if not isinstance(error, (MediumFullError, AlreadyHeldError, DoubtfulBlockError)):
+        if not isinstance(error, (StorageFullError, BlockExistsError, SuspectBlockError)):
             with self._books:
                 tier.writes.failed(error)
                 unwanted = tier.withdraw(key)
             free_quietly(tier, unwanted)
             return
         self._refuse(tier, key)
-        if isinstance(error, MediumFullError):
+        if isinstance(error, StorageFullError):
             self.squeeze(self._tiers.index(tier))
 
     def _room(self, index: int, key: bytes, sizes: Sequence[int], position: int) -> Reservation:
@@ -211,11 +204,11 @@ class Arrivals:
         while True:
             try:
                 return tier.medium.reserve(key, sizes, position=position)
-            except (MediumFullError, AlreadyHeldError) as error:
+            except (StorageFullError, BlockExistsError) as error:
                 if free_again(tier):
                     continue
                 stuck = sum(list(tier.going.values()))
-                if isinstance(error, AlreadyHeldError) or not self.squeeze(index):
+                if isinstance(error, BlockExistsError) or not self.squeeze(index):
                     raise
                 if sum(list(tier.going.values())) > stuck:
                     raise  # what left could not be freed: others would leave for nothing
@@ -236,7 +229,7 @@ class Arrivals:
         going = list(tier.going)  # before asking: what is freed meanwhile must not be believed
         try:
             found = next((block for block in tier.medium.blocks() if block.key == key), None)
-        except (MediumError, OSError):
+        except (StorageError, OSError):
             return False
         if found is None or found in going or found.layer_bytes != tuple(sizes):
             return False
@@ -277,9 +270,9 @@ def free_quietly(tier: Tier, *unwanted: Reservation | None) -> None:
         if reservation is None:
             continue
         try:
-            with contextlib.suppress(NotHeldError):
+            with contextlib.suppress(BlockNotFoundError):
                 tier.medium.free(reservation)
-        except (MediumError, OSError):
+        except (StorageError, OSError):
             tier.going.pop(reservation, None)
             tier.going[reservation] = True  # behind all others, which may be luckier
         else:

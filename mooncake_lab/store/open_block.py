@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import final
 
 from mooncake_lab.store.arrivals import Arrivals, free_again, free_quietly
+from mooncake_lab.store.backends import Buffer, Reservation, StorageError
 from mooncake_lab.store.interrupts import Uninterrupted
-from mooncake_lab.store.media import Buffer, MediumError, Reservation
 from mooncake_lab.store.tier import Slot, Tier
 
 
@@ -41,7 +41,7 @@ class OpenBlock:
                 try:
                     with section.interruptible():
                         self._tier.medium.write(self._reservation, layers, first_layer=first_layer)
-                except (MediumError, OSError) as error:
+                except (StorageError, OSError) as error:
                     self._fail(error)
         return self._is_open
 
@@ -56,7 +56,7 @@ class OpenBlock:
         with Uninterrupted():
             try:
                 self._tier.medium.commit(self._reservation)
-            except (MediumError, OSError) as error:
+            except (StorageError, OSError) as error:
                 self._fail(error)
                 return False
             self._is_open = False

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import final
 
 from mooncake_lab.core import BlockKey
+from mooncake_lab.store.backends import Reservation, StorageBackend
 from mooncake_lab.store.blockstore import Block, BlockStore, Refused
 from mooncake_lab.store.eviction import PolicyFactory, make_policy
 from mooncake_lab.store.health import Health
-from mooncake_lab.store.media import Medium, MooncakeMedium, Reservation, TcpMedium
 from mooncake_lab.store.tier_statistics import Tally, TierStatistics
 
 _ORDINARY_BLOCK_BYTES = 2 * 1024**2
@@ -47,7 +47,7 @@ class TierSettings:
         ValueError: when the queue would take all of the medium.
     """
 
-    medium: Medium
+    medium: StorageBackend
     eviction: str | PolicyFactory = "lru"
     """A name in `EVICTION_POLICIES`, or what makes a policy."""
     promotes: bool = True
@@ -90,10 +90,10 @@ class Tier:
     @property
     def is_shared(self) -> bool:
         """Whether other clients count on what the medium holds."""
-        return isinstance(self.medium, (TcpMedium, MooncakeMedium))
+        return self.medium.is_shared
 
     @property
-    def medium(self) -> Medium:
+    def medium(self) -> StorageBackend:
         """Where its bytes are."""
         return self.settings.medium
 

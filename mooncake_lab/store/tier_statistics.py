@@ -28,6 +28,8 @@ class TierStatistics:
     read_errors: int
     write_errors: int
     read_bytes: int
+    read_s: float
+    """Time spent in successful reads."""
     written_bytes: int
     degraded: str | None
     """Why reading or writing is degraded; `None` while all is well."""
@@ -47,4 +49,5 @@ class Tally:
     refused: int = 0
     damaged: int = 0
     read_bytes: int = 0
+    read_s: float = 0.0
     written_bytes: int = 0

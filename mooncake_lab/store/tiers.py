@@ -8,11 +8,10 @@ from typing import Self, final
 import numpy as np
 
 from mooncake_lab.store.arrivals import Arrivals, free_again, free_quietly
-from mooncake_lab.store.interrupts import Uninterrupted
-from mooncake_lab.store.media import (
+from mooncake_lab.store.backends import (
     Buffer,
-    TcpMedium,
 )
+from mooncake_lab.store.interrupts import Uninterrupted
 from mooncake_lab.store.open_block import OpenBlock
 from mooncake_lab.store.reading import deliver
 from mooncake_lab.store.tier import Tier, TierSettings, TierStatistics
@@ -246,7 +245,7 @@ class TieredStore:
         with self._lock:
             return sum(
                 sum(tier.medium.footprint_bytes(room.key, room.layer_bytes) for room in tier.going)
-                if isinstance(tier.medium, TcpMedium)  # what others hold there is in its used bytes
+                if tier.is_shared  # what others hold there is in its used bytes
                 else tier.medium.used_bytes - tier.blocks.used_bytes - tier.leaving_bytes
                 for tier in self._tiers
             )

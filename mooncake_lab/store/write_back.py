@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Final, final
 
 from mooncake_lab.store.arrivals import Arrivals, free_quietly
+from mooncake_lab.store.backends import Reservation
 from mooncake_lab.store.interrupts import Uninterrupted
-from mooncake_lab.store.media import Reservation
 from mooncake_lab.store.tier import Slot, Tier
 
 _LOG: Final = logging.getLogger("mooncake_lab.store")

@@ -15,12 +15,12 @@ from mooncake_lab.bench.soak_process import (
     soak_content,
     soak_key,
 )
-from mooncake_lab.store.media import SsdMedium
+from mooncake_lab.store.backends import SsdBackend
 
 
 def prepared(folder, blocks=4):
     """A soak over a folder that holds some true blocks, and knows that it does."""
-    medium = SsdMedium(folder, SSD_BYTES, fingerprint=FINGERPRINT)
+    medium = SsdBackend(folder, SSD_BYTES, fingerprint=FINGERPRINT)
     for number in range(blocks):
         key = soak_key(number)
         block = medium.reserve(key, [layer.nbytes for layer in soak_content(key)])
@@ -54,11 +54,11 @@ def test_a_lost_block_is_noticed(tmp_path):
 def test_a_wrong_byte_is_noticed(tmp_path, monkeypatch):
     """A store that would serve damaged bytes fails the soak, byte by byte."""
     soak = prepared(tmp_path)
-    medium = SsdMedium(tmp_path, None, fingerprint=FINGERPRINT)
+    medium = SsdBackend(tmp_path, None, fingerprint=FINGERPRINT)
     hit = next(medium.blocks())
     medium.close()
     soak._flip([hit])
-    monkeypatch.setattr(SsdMedium, "read_into", unchecked_read)
+    monkeypatch.setattr(SsdBackend, "read_into", unchecked_read)
     soak._check(set())
     assert soak.report.wrong_bytes >= 1
     assert not soak.report.passed
@@ -76,8 +76,8 @@ def unchecked_read(medium, reservation, buffers, *, first_layer=0):
 def test_a_leak_is_noticed(tmp_path, monkeypatch):
     """Bytes in use without a block count."""
     soak = prepared(tmp_path)
-    plain = SsdMedium.used_bytes.fget
-    monkeypatch.setattr(SsdMedium, "used_bytes", property(lambda medium: plain(medium) + 4096))
+    plain = SsdBackend.used_bytes.fget
+    monkeypatch.setattr(SsdBackend, "used_bytes", property(lambda medium: plain(medium) + 4096))
     soak._check(set())
     assert soak.report.leaked_bytes == 4096
 

@@ -9,7 +9,7 @@ import pytest
 from mooncake_lab.bench.transfer import WAYS, main, measure_transfers
 from mooncake_lab.bench.transfer_pieces import LEAST_BYTES, MOST_PIECES, pieces_of
 from mooncake_lab.bench.transfer_ways import Route, TransferError, receiver
-from mooncake_lab.store.media import MediumError
+from mooncake_lab.store.backends import StorageError
 
 
 @pytest.mark.parametrize("size", [1, LEAST_BYTES - 1, LEAST_BYTES, 5 * LEAST_BYTES + 7, 1000 * LEAST_BYTES])
@@ -36,7 +36,7 @@ def test_what_arrives_is_what_was_sent(way):
             area[0] += 1
             with pytest.raises(TransferError, match="checksum"):
                 route.check(1000)
-    except MediumError as error:
+    except StorageError as error:
         pytest.skip(str(error))
 
 

@@ -6,14 +6,14 @@ import pytest
 from typer.testing import CliRunner
 
 from mooncake_lab.cli import app
-from mooncake_lab.store.media import MediumError, SsdMedium
-from mooncake_lab.store.media.mooncake_wheel import load_wheel
+from mooncake_lab.store.backends import SsdBackend, StorageError
+from mooncake_lab.store.backends.mooncake_client import load_wheel
 
 
 @pytest.fixture
 def folder(tmp_path):
     """A closed SSD folder of three blocks."""
-    medium = SsdMedium(tmp_path / "kv", 2**20, fingerprint=b"model")
+    medium = SsdBackend(tmp_path / "kv", 2**20, fingerprint=b"model")
     for key in (b"a", b"b", b"c"):
         block = medium.reserve(key, [5000])
         medium.write(block, [key * 5000])
@@ -58,7 +58,7 @@ def test_verify_fails_on_damage_until_it_is_repaired(folder):
 
 def test_verify_of_a_folder_in_use_or_without_a_store_fails(folder, tmp_path):
     """Both are one sentence on stderr, and exit 1."""
-    medium = SsdMedium(folder, None, fingerprint=b"model")
+    medium = SsdBackend(folder, None, fingerprint=b"model")
     done = invoke("store", "verify", folder)
     medium.close()
     assert done.exit_code == 1
@@ -94,7 +94,7 @@ def test_bench_compares_with_floors(tmp_path, medium):
     if medium == "mooncake":
         try:
             load_wheel()
-        except MediumError as error:
+        except StorageError as error:
             pytest.skip(str(error))
     arguments = ["--dir", tmp_path, "--media", medium, "--block-mib", 1, "--rounds", 1, "--json"]
     arguments += ["--working-set-mib", 8]

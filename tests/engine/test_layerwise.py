@@ -15,8 +15,8 @@ from mooncake_lab.engine.layerwise.arriving import ArrivingPrefix
 from mooncake_lab.engine.layerwise.layout import bytes_of, layout_of
 from mooncake_lab.engine.layerwise.leaving import KVWriter, LeavingKV
 from mooncake_lab.engine.layerwise.prefill import LayerwisePrefill, StoredBlocks
-from mooncake_lab.store.media import BlockServer, DramMedium, SsdMedium, TcpMedium
-from mooncake_lab.store.media.folder import room_of
+from mooncake_lab.store.backends import BlockServer, DramBackend, RemoteBackend, SsdBackend
+from mooncake_lab.store.backends.ssd_folder import model_folder
 from mooncake_lab.store.tier import TierSettings
 from mooncake_lab.store.tiers import TieredStore
 
@@ -64,7 +64,7 @@ def test_tokens_are_those_of_a_prefill_without_a_store(model, block_tokens, chun
     prompts = [prompt_of(50), np.concatenate([prompt_of(50)[:40], prompt_of(20, seed=1)])]
     engine = PrefillEngine(model, ROOM, chunk_tokens=chunk_tokens)
     with (
-        tiers(DramMedium(MIB)) as store,
+        tiers(DramBackend(MIB)) as store,
         LayerwisePrefill(engine, store, block_tokens=block_tokens, overlap=overlap) as layerwise,
     ):
         for turn, prompt in enumerate([*prompts, prompts[0]]):
@@ -83,7 +83,7 @@ def test_tokens_are_those_of_a_prefill_without_a_store(model, block_tokens, chun
 def test_what_is_stored_is_what_was_computed(model):
     """Each block in the store holds, bit by bit, the KVCache of its tokens."""
     prompt, engine = prompt_of(50), PrefillEngine(model, ROOM, chunk_tokens=21)
-    with tiers(DramMedium(MIB)) as store, LayerwisePrefill(engine, store, block_tokens=16) as layerwise:
+    with tiers(DramBackend(MIB)) as store, LayerwisePrefill(engine, store, block_tokens=16) as layerwise:
         computed = layerwise.prefill(prompt).prefill.kv
         layerwise.flush()
         for block, key in enumerate(layerwise.layout.keys(prompt)):
@@ -114,7 +114,7 @@ def test_a_lost_block_is_computed_again(model, layer, block, second, overlap):
     """Lost at any layer, even twice, next to others in the batch: the same tokens, what came before it reused."""
     prompt, other = prompt_of(40), prompt_of(11, seed=3)
     engine = PrefillEngine(model, ROOM)
-    with tiers(DramMedium(MIB)) as store, LayerwisePrefill(engine, store, block_tokens=8) as layerwise:
+    with tiers(DramBackend(MIB)) as store, LayerwisePrefill(engine, store, block_tokens=8) as layerwise:
         layerwise.prefill(prompt)
         layerwise.flush()
         source = StoredBlocks(store, layerwise.layout.keys(prompt)[:4])
@@ -139,13 +139,13 @@ def test_a_lost_block_is_computed_again(model, layer, block, second, overlap):
 def test_a_flipped_byte_on_disk_is_computed_again(model, tmp_path):
     """Its checksum says so: the prefix ends before the block, the tier counts it, the tokens are right."""
     prompt, engine = prompt_of(50), PrefillEngine(model, ROOM)
-    ssd = SsdMedium(tmp_path, MIB, fingerprint=b"model")
+    ssd = SsdBackend(tmp_path, MIB, fingerprint=b"model")
     with tiers(ssd) as store, LayerwisePrefill(engine, store, block_tokens=16) as layerwise:
         layerwise.prefill(prompt)
         layerwise.flush()
         keys = layerwise.layout.keys(prompt)
         block = next(block for block in ssd.blocks() if block.key == keys[1])
-        with (room_of(tmp_path, b"model") / "slab").open("r+b") as slab:
+        with (model_folder(tmp_path, b"model") / "slab").open("r+b") as slab:
             slab.seek(block.offset_bytes + 4096 * 2)  # behind header and first layer
             slab.write(b"\xff\x00\xff")
         result = layerwise.prefill(prompt)
@@ -157,9 +157,9 @@ def test_a_flipped_byte_on_disk_is_computed_again(model, tmp_path):
 def test_a_dead_peer_is_computed_without(model):
     """The peer answers what it holds and dies: every token is computed, and is right."""
     prompt, engine = prompt_of(50), PrefillEngine(model, ROOM)
-    arena = DramMedium(MIB)
+    arena = DramBackend(MIB)
     server = BlockServer(arena, TOKEN, timeout_s=5)
-    remote = TcpMedium(server.address, TOKEN, fingerprint=b"model", timeout_s=1)
+    remote = RemoteBackend(server.address, TOKEN, fingerprint=b"model", timeout_s=1)
     with TieredStore([TierSettings(medium=remote)]) as store:
         layerwise = LayerwisePrefill(engine, store, block_tokens=16)
         layerwise.prefill(prompt)
@@ -179,12 +179,12 @@ def test_a_dead_peer_is_computed_without(model):
 def test_what_was_loaded_layer_by_layer_rises(model, tmp_path):
     """A prefix that came from SSD is in DRAM afterwards, and comes from there the next time."""
     prompt, engine = prompt_of(50), PrefillEngine(model, ROOM)
-    ssd = SsdMedium(tmp_path, MIB, fingerprint=b"model")
+    ssd = SsdBackend(tmp_path, MIB, fingerprint=b"model")
     with tiers(ssd) as store, LayerwisePrefill(engine, store, block_tokens=16) as layerwise:
         layerwise.prefill(prompt)
         layerwise.flush()
-    ssd = SsdMedium(tmp_path, MIB, fingerprint=b"model")
-    with tiers(DramMedium(MIB), ssd) as store, LayerwisePrefill(engine, store, block_tokens=16) as layerwise:
+    ssd = SsdBackend(tmp_path, MIB, fingerprint=b"model")
+    with tiers(DramBackend(MIB), ssd) as store, LayerwisePrefill(engine, store, block_tokens=16) as layerwise:
         keys = layerwise.layout.keys(prompt)
         assert {store.tier_of(key) for key in keys} == {"ssd"}
         for _ in range(2):
@@ -216,7 +216,7 @@ class Meeting:
 def test_computation_waits_only_for_its_own_layer(model):
     """Layer 1 is loaded after layer 0 computed: an engine that waited for all of the prefix would never begin."""
     prompt, engine = prompt_of(40), PrefillEngine(model, ROOM)
-    with tiers(DramMedium(MIB)) as store, LayerwisePrefill(engine, store, block_tokens=8) as layerwise:
+    with tiers(DramBackend(MIB)) as store, LayerwisePrefill(engine, store, block_tokens=8) as layerwise:
         layerwise.prefill(prompt)
         layerwise.flush()
         source = Meeting(StoredBlocks(store, layerwise.layout.keys(prompt)[:4]))
@@ -227,12 +227,12 @@ def test_computation_waits_only_for_its_own_layer(model):
         assert result.first_token == alone(model, prompt).first_token
 
 
-def test_layers_are_stored_while_later_ones_compute(model):
-    """Layer 0 is in the medium before layer 1 computes: storing does not wait for the end."""
+def test_layers_are_stored_while_later_ones_compute(model, monkeypatch):
+    """Layer 0 is in the backend before layer 1 computes: storing does not wait for the end."""
     prompt, engine = prompt_of(40), PrefillEngine(model, ROOM)
-    arena = DramMedium(MIB)
+    arena, writes, write = DramBackend(MIB), [], DramBackend.write
+    monkeypatch.setattr(DramBackend, "write", lambda *given, **more: writes.append(given) or write(*given, **more))
     written = threading.Event()
-    real = arena.bandwidth
     with tiers(arena) as store:
         layout = layout_of(model.config, engine.engine.runner.fingerprint, torch.float32, 8)
         writer = KVWriter(store, layout)
@@ -241,7 +241,7 @@ def test_layers_are_stored_while_later_ones_compute(model):
         def on_kv(layer, start, span):
             if layer == 1:
                 writer.flush()
-                written.set() if real().write_bytes_per_s else None
+                written.set() if writes else None
             leaving.on_layer(layer, start, span)
 
         engine.submit(prompt, on_kv=on_kv)
@@ -256,7 +256,7 @@ def test_a_full_queue_drops_blocks_and_nothing_else(model):
     """What does not fit is not stored and counted; the prefill is as ever, and no room leaks."""
     prompt, engine = prompt_of(50), PrefillEngine(model, ROOM)
     with (
-        tiers(DramMedium(MIB)) as store,
+        tiers(DramBackend(MIB)) as store,
         LayerwisePrefill(engine, store, block_tokens=16, queue_bytes=100) as layerwise,
     ):
         result = layerwise.prefill(prompt)
@@ -274,7 +274,7 @@ def test_a_medium_that_cannot_write_stores_nothing(model, tmp_path):
         if operation == "write":
             raise OSError(28, "injected: no space left")
 
-    ssd = SsdMedium(tmp_path, MIB, fingerprint=b"model", before=refuse)
+    ssd = SsdBackend(tmp_path, MIB, fingerprint=b"model", before=refuse)
     with tiers(ssd) as store, LayerwisePrefill(engine, store, block_tokens=16) as layerwise:
         result = layerwise.prefill(prompt)
         layerwise.flush()
@@ -289,7 +289,7 @@ def test_a_block_that_began_elsewhere_is_not_stored(model):
     """Where the engine found half a block in its own cache, that block is left out, and the next are stored."""
     prompt, engine = prompt_of(50), PrefillEngine(model, replace(ROOM, prefix_reuse=True))
     engine.prefill(prompt[:9])  # 8 tokens stay in the engine
-    with tiers(DramMedium(MIB)) as store, LayerwisePrefill(engine, store, block_tokens=16) as layerwise:
+    with tiers(DramBackend(MIB)) as store, LayerwisePrefill(engine, store, block_tokens=16) as layerwise:
         result = layerwise.prefill(prompt)
         layerwise.flush()
         assert result.prefill.reused_tokens == 8
@@ -300,7 +300,7 @@ def test_a_block_that_began_elsewhere_is_not_stored(model):
 def test_a_cancelled_request_is_written_into_no_more(model):
     """Cancelled after a loss, while its loader still reads: its blocks are free once the loader has stopped."""
     prompt, engine = prompt_of(40), PrefillEngine(model, ROOM)
-    with tiers(DramMedium(MIB)) as store, LayerwisePrefill(engine, store, block_tokens=8) as layerwise:
+    with tiers(DramBackend(MIB)) as store, LayerwisePrefill(engine, store, block_tokens=8) as layerwise:
         layerwise.prefill(prompt)
         layerwise.flush()
         source = StoredBlocks(store, layerwise.layout.keys(prompt)[:4])
@@ -317,7 +317,7 @@ def test_a_prefix_of_another_model_is_refused(model):
     """Its fingerprint is not this model's."""
     engine = PrefillEngine(model, ROOM)
     layout = layout_of(model.config, b"another model", torch.float32, 8)
-    with tiers(DramMedium(MIB)) as store, pytest.raises(ValueError, match="another model"):
+    with tiers(DramBackend(MIB)) as store, pytest.raises(ValueError, match="another model"):
         engine.submit(prompt_of(40), prefix=ArrivingPrefix(StoredBlocks(store, [b"k"] * 4), layout))
 
 
@@ -330,7 +330,7 @@ def test_on_a_device_the_tokens_are_the_same():
     room = EngineSettings(block_size_tokens=16, cache_blocks=600, max_batch_tokens=4096, prefix_reuse=False)
     expected = PrefillEngine(model, room).prefill(prompt)
     with (
-        tiers(DramMedium(512 * MIB)) as store,
+        tiers(DramBackend(512 * MIB)) as store,
         LayerwisePrefill(PrefillEngine(model, room), store, block_tokens=256) as layerwise,
     ):
         for loaded in (0, 2816):

@@ -4,7 +4,7 @@ import contextlib
 
 import numpy as np
 
-from mooncake_lab.store.media import BlockServer, TcpMedium
+from mooncake_lab.store.backends import BlockServer, RemoteBackend
 from mooncake_lab.store.tier import TierSettings
 from mooncake_lab.store.tiers import TieredStore
 
@@ -42,7 +42,7 @@ def two_stores(medium, *keys):
     with BlockServer(medium, token) as server, contextlib.ExitStack() as stack:
         stores = []
         for _ in range(2):
-            remote = TcpMedium(server.address, token, fingerprint=b"m")
+            remote = RemoteBackend(server.address, token, fingerprint=b"m")
             stack.callback(remote.close)
             stores.append(stack.enter_context(TieredStore([TierSettings(medium=remote)])))
             put(stores[0], *keys)

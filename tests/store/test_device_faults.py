@@ -6,7 +6,8 @@ import errno
 import pytest
 from tier_blocks import PAGE, put, read, two_stores
 
-from mooncake_lab.store.media import DramMedium, SsdMedium, messages
+from mooncake_lab.store.backends import DramBackend, SsdBackend
+from mooncake_lab.store.backends import remote_messages as messages
 from mooncake_lab.store.tier import TierSettings
 from mooncake_lab.store.tiers import TieredStore
 
@@ -30,7 +31,7 @@ class FailingReads:
 def shared_pool(folder):
     """Two stores over one lent SSD that hold the same six blocks, the SSD, and what lets it fail."""
     fail = FailingReads()
-    ssd = SsdMedium(folder, 64 * PAGE, fingerprint=b"m", before=fail)
+    ssd = SsdBackend(folder, 64 * PAGE, fingerprint=b"m", before=fail)
     with two_stores(ssd, *KEYS) as stores:
         yield stores, ssd, fail
     ssd.close()
@@ -58,7 +59,7 @@ def test_one_clients_read_errors_leave_a_shared_pool_alone(tmp_path, code):
 def test_a_local_device_that_fails_keeps_its_blocks(tmp_path, code):
     """Here as at a peer: nothing is freed, however often reads fail, and all is there when the device is."""
     fail = FailingReads()
-    ssd = SsdMedium(tmp_path, 64 * PAGE, fingerprint=b"m", before=fail)
+    ssd = SsdBackend(tmp_path, 64 * PAGE, fingerprint=b"m", before=fail)
     with TieredStore([TierSettings(medium=ssd)]) as store:
         put(store, *KEYS)
         fail.code = code
@@ -115,7 +116,7 @@ def test_a_server_without_error_numbers_is_understood():
 
 def test_reads_of_an_unknown_error_free_nothing():
     """An OSError without a number says nothing of one block: it is kept."""
-    arena = DramMedium(64 * PAGE)
+    arena = DramBackend(64 * PAGE)
     with TieredStore([TierSettings(medium=arena)]) as store:
         put(store, *KEYS)
         with pytest.MonkeyPatch.context() as patch:
@@ -123,7 +124,7 @@ def test_reads_of_an_unknown_error_free_nothing():
             def fail(*_given, **_named):
                 raise OSError("injected without a number")
 
-            patch.setattr(DramMedium, "read_into", fail)
+            patch.setattr(DramBackend, "read_into", fail)
             assert [read(store, KEYS[0]) for _ in range(3)] == [None] * 3
         assert len(list(arena.blocks())) == len(KEYS)
     arena.close()

@@ -2,6 +2,7 @@
 
 import contextlib
 import linecache
+import re
 import signal
 import sys
 import threading
@@ -11,8 +12,8 @@ import pytest
 from tier_blocks import LAYERS, PAGE, content, put, read
 
 import mooncake_lab.store
+from mooncake_lab.store.backends import DramBackend
 from mooncake_lab.store.interrupts import Uninterrupted
-from mooncake_lab.store.media import DramMedium
 from mooncake_lab.store.tier import TierSettings
 from mooncake_lab.store.tiers import TieredStore
 
@@ -50,9 +51,9 @@ class Interrupt:
         return self._line if frame.f_code.co_filename.startswith(ROOT) else None
 
     def _line(self, frame, event, _argument):
-        # `with lock:` of a plain lock is a line once more at its end, where real signals are not handled
+        # `with lock:` is a line once more at its end, where real signals are not handled
         text = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-        if event == "line" and not text.lstrip().startswith("with self._lock"):
+        if event == "line" and not re.match(r"\s*with self\.(_table\.)?_?lock\b", text):
             self.lines += 1
             if self.lines == self.line:
                 signal.raise_signal(signal.SIGINT)
@@ -62,7 +63,7 @@ class Interrupt:
 @contextlib.contextmanager
 def full_store():
     """A small store of two tiers, the upper one full."""
-    dram, below = DramMedium(8 * PAGE, name="dram"), DramMedium(64 * PAGE, name="below")
+    dram, below = DramBackend(8 * PAGE, name="dram"), DramBackend(64 * PAGE, name="below")
     with TieredStore([TierSettings(medium=dram, queue_bytes=2 * PAGE), TierSettings(medium=below)]) as store:
         put(store, *HELD)
         yield store

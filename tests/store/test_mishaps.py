@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tier_blocks import LAYERS, PAGE, content, put, read
 
-from mooncake_lab.store.media import BlockServer, DramMedium, MediumFullError, SsdMedium, TcpMedium
+from mooncake_lab.store.backends import BlockServer, DramBackend, RemoteBackend, SsdBackend, StorageFullError
 from mooncake_lab.store.tier import TierSettings
 from mooncake_lab.store.tiers import TieredStore
 
@@ -49,7 +49,7 @@ def stacked(*tiers):
 
 def over(below, blocks=1):
     """Tiers: DRAM of so many blocks, which sink into a medium."""
-    above = DramMedium((blocks + 8) * 2 * PAGE)
+    above = DramBackend((blocks + 8) * 2 * PAGE)
     return TierSettings(medium=above, queue_bytes=16 * PAGE), TierSettings(medium=below)
 
 
@@ -59,7 +59,7 @@ class TestErrorsThatAreRaised:
     @pytest.mark.parametrize("tier", ["dram", "ssd"])
     def test_memory_that_cannot_be_copied_takes_no_slot(self, tmp_path, tier):
         """Scattered memory is refused; the same key can be stored right after, and nothing is pinned."""
-        medium = DramMedium(8 * PAGE) if tier == "dram" else SsdMedium(tmp_path, 12 * PAGE, fingerprint=b"m")
+        medium = DramBackend(8 * PAGE) if tier == "dram" else SsdBackend(tmp_path, 12 * PAGE, fingerprint=b"m")
         with stacked(TierSettings(medium=medium)) as store:
             for _ in range(9):
                 with pytest.raises(ValueError, match="not contiguous"):
@@ -77,7 +77,7 @@ class TestErrorsThatAreRaised:
             raise trouble.pop() if trouble else AssertionError
 
         trouble = [ZeroDivisionError()]
-        medium = Wrapped(DramMedium(8 * PAGE), **{method: refuse})
+        medium = Wrapped(DramBackend(8 * PAGE), **{method: refuse})
         with stacked(TierSettings(medium=medium)) as store:
             with pytest.raises(ZeroDivisionError):
                 store.put(b"a", content(b"a"))
@@ -91,7 +91,7 @@ class TestErrorsThatAreRaised:
         def refuse(*_given):
             raise ValueError("injected")
 
-        medium = Wrapped(DramMedium(8 * PAGE), reserve=refuse)
+        medium = Wrapped(DramBackend(8 * PAGE), reserve=refuse)
         with stacked(TierSettings(medium=medium)) as store:
             with pytest.raises(ValueError, match="injected"):
                 store.open(b"a", LAYERS)
@@ -110,7 +110,7 @@ class TestErrorsThatAreRaised:
             if named == b"a":
                 raise ValueError("injected")
 
-        below = Wrapped(DramMedium(64 * PAGE, name="below"), **{method: refuse})
+        below = Wrapped(DramBackend(64 * PAGE, name="below"), **{method: refuse})
         with stacked(*over(below)) as store:
             put(store, b"a", b"b", b"c")
             assert [store.tier_of(key) for key in (b"a", b"b", b"c")] == [None, "below", "dram"]
@@ -128,7 +128,7 @@ class TestDevicesThatFail:
             raise TimeoutError("injected: nobody answers")
 
         gate = threading.Event()
-        below = Wrapped(DramMedium(64 * PAGE, name="below"), reserve=lambda *_given: gate.wait(30) and stall())
+        below = Wrapped(DramBackend(64 * PAGE, name="below"), reserve=lambda *_given: gate.wait(30) and stall())
         with stacked(*over(below)) as store:
             for number in range(9):  # the first one waits while the others queue behind it
                 store.put(b"%d" % number, content(b"%d" % number))
@@ -146,7 +146,7 @@ class TestDevicesThatFail:
                 raise OSError(errno.EIO, "injected: pages were lost")
 
         broken = []
-        ssd = SsdMedium(tmp_path, 64 * PAGE, fingerprint=b"m", before=fail)
+        ssd = SsdBackend(tmp_path, 64 * PAGE, fingerprint=b"m", before=fail)
         with stacked(TierSettings(medium=ssd)) as store:
             doubtful = [store.open(key, LAYERS) for key in (b"a", b"b")]
             for block, key in zip(doubtful, (b"a", b"b"), strict=True):
@@ -172,7 +172,7 @@ class TestDevicesThatFail:
                 raise OSError(errno.EIO, "injected: a bad sector")
 
         sectors = set()
-        ssd = SsdMedium(tmp_path, 64 * PAGE, fingerprint=b"m")
+        ssd = SsdBackend(tmp_path, 64 * PAGE, fingerprint=b"m")
         with stacked(TierSettings(medium=Wrapped(ssd, read_into=bad))) as store:
             put(store, b"a")
             sectors.add(next(ssd.blocks()).offset_bytes)
@@ -191,7 +191,7 @@ class TestDevicesThatFail:
             if reservation.key == b"a":
                 raise OSError(getattr(errno, code), "injected: a bad sector")
 
-        ssd = SsdMedium(tmp_path, 64 * PAGE, fingerprint=b"m")
+        ssd = SsdBackend(tmp_path, 64 * PAGE, fingerprint=b"m")
         with stacked(TierSettings(medium=Wrapped(ssd, read_into=bad))) as store:
             put(store, b"a", b"b")
             assert [read(store, b"a") for _ in range(5)] == [None] * 5
@@ -209,7 +209,7 @@ class TestDevicesThatFail:
             if reservation.key == b"a":
                 raise OSError(errno.EIO, "injected: a bad sector")
 
-        ssd = SsdMedium(tmp_path, 64 * PAGE, fingerprint=b"m")
+        ssd = SsdBackend(tmp_path, 64 * PAGE, fingerprint=b"m")
         with stacked(TierSettings(medium=Wrapped(ssd, read_into=bad))) as store:
             put(store, b"a", b"b")
             assert [read(store, b"a") for _ in range(5)] == [None] * 5
@@ -227,7 +227,7 @@ class TestDevicesThatFail:
                 raise OSError(errno.EIO, "injected: a bad sector")
 
         sectors = set()
-        ssd = SsdMedium(tmp_path, 64 * PAGE, fingerprint=b"m")
+        ssd = SsdBackend(tmp_path, 64 * PAGE, fingerprint=b"m")
         with stacked(*over(Wrapped(ssd, read_into=bad))) as store:
             put(store, b"a", b"b")
             sectors.add(next(ssd.blocks()).offset_bytes)
@@ -243,7 +243,7 @@ class TestDevicesThatFail:
         def dead(*_given):
             raise OSError(errno.EIO, "injected: the device is gone")
 
-        ssd = Wrapped(SsdMedium(tmp_path, 64 * PAGE, fingerprint=b"m"))
+        ssd = Wrapped(SsdBackend(tmp_path, 64 * PAGE, fingerprint=b"m"))
         with stacked(TierSettings(medium=ssd)) as store:
             put(store, b"a", b"b", b"c", b"d")
             ssd._instead["read_into"] = dead
@@ -265,7 +265,7 @@ class TestSharedMedia:
                 raise TimeoutError("injected: nobody answers")
 
         is_silent = threading.Event()
-        arena = DramMedium(8 * PAGE)
+        arena = DramBackend(8 * PAGE)
         medium = Wrapped(arena, free=silent)
         with stacked(TierSettings(medium=medium)) as store:
             put(store, b"a", b"b", b"c", b"d")
@@ -287,17 +287,17 @@ class TestSharedMedia:
                 raise TimeoutError("injected: nobody answers")
 
         is_silent = threading.Event()
-        arena = DramMedium(64 * PAGE)
+        arena = DramBackend(64 * PAGE)
         with BlockServer(arena, TOKEN, timeout_s=20) as server:
-            remote = TcpMedium(server.address, TOKEN, fingerprint=b"m", timeout_s=20)
-            plain = TcpMedium.free
+            remote = RemoteBackend(server.address, TOKEN, fingerprint=b"m", timeout_s=20)
+            plain = RemoteBackend.free
 
             def free(medium, *given):
                 silent()
                 plain(medium, *given)
 
             with pytest.MonkeyPatch.context() as patched:
-                patched.setattr(TcpMedium, "free", free)
+                patched.setattr(RemoteBackend, "free", free)
                 with stacked(TierSettings(medium=remote)) as store:
                     put(store, b"a", b"b")
                     is_silent.set()
@@ -309,9 +309,9 @@ class TestSharedMedia:
 
     def test_a_block_of_another_client_is_taken_over(self):
         """Who stores what another client stored meanwhile has it, and no byte is moved."""
-        arena = DramMedium(64 * PAGE)
+        arena = DramBackend(64 * PAGE)
         with BlockServer(arena, TOKEN, timeout_s=20) as server:
-            one, other = (TcpMedium(server.address, TOKEN, fingerprint=b"m", timeout_s=20) for _ in range(2))
+            one, other = (RemoteBackend(server.address, TOKEN, fingerprint=b"m", timeout_s=20) for _ in range(2))
             with stacked(TierSettings(medium=one)) as first, stacked(*over(other)) as second:
                 put(first, b"a")
                 put(second, b"a", b"b")
@@ -330,9 +330,9 @@ class TestSharedMedia:
 
         def late(reservation, *_given):
             if sum(block.size_bytes for block in arena.blocks()) + reservation.size_bytes > 3 * sum(LAYERS):
-                raise MediumFullError("injected: the segment is full")
+                raise StorageFullError("injected: the segment is full")
 
-        arena = DramMedium(64 * PAGE)
+        arena = DramBackend(64 * PAGE)
         medium = Wrapped(arena, write=late)
         keys = [b"%d" % number for number in range(9)]
         with stacked(TierSettings(medium=medium)) as store:
@@ -351,9 +351,9 @@ class TestSharedMedia:
 
         def late(reservation, *_given):
             if sum(block.size_bytes for block in arena.blocks()) + reservation.size_bytes > 3 * sum(LAYERS):
-                raise MediumFullError("injected: the segment is full")
+                raise StorageFullError("injected: the segment is full")
 
-        arena = DramMedium(64 * PAGE, name="below")
+        arena = DramBackend(64 * PAGE, name="below")
         keys = [b"%d" % number for number in range(9)]
         with stacked(*over(Wrapped(arena, write=late))) as store:
             put(store, *keys)
@@ -365,7 +365,7 @@ class TestTwoWriters:
 
     def test_an_open_block_gets_no_second_room(self):
         """While somebody writes a block, nobody else is given room for it, in no tier; afterwards they are."""
-        below = DramMedium(64 * PAGE, name="below")
+        below = DramBackend(64 * PAGE, name="below")
         with stacked(*over(below, blocks=4)) as store:
             block = store.open(b"a", LAYERS)
             assert store.open(b"a", LAYERS) is None
@@ -387,8 +387,8 @@ class TestTwoWriters:
             began.set()
             gate.wait(30)
 
-        below = DramMedium(64 * PAGE, name="below")
-        first = TierSettings(medium=Wrapped(DramMedium(16 * PAGE), write=wait), queue_bytes=4 * PAGE)
+        below = DramBackend(64 * PAGE, name="below")
+        first = TierSettings(medium=Wrapped(DramBackend(16 * PAGE), write=wait), queue_bytes=4 * PAGE)
         with stacked(first, TierSettings(medium=below)) as store:
             writer = threading.Thread(target=store.put, args=(b"a", content(b"a")))
             writer.start()
@@ -402,7 +402,7 @@ class TestTwoWriters:
 
     def test_a_tier_without_room_is_passed_over_still(self):
         """Where the first tier is full of pinned blocks and nobody writes the block, the next one takes it."""
-        with stacked(*over(DramMedium(64 * PAGE, name="below"))) as store:
+        with stacked(*over(DramBackend(64 * PAGE, name="below"))) as store:
             put(store, b"a")
             store.pin(b"a")
             assert store.put(b"b", content(b"b"))

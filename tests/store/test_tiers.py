@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tier_blocks import LAYERS, PAGE, content, put, read
 
 from mooncake_lab.store import EVICTION_POLICIES
-from mooncake_lab.store.media import BlockServer, DramMedium, MediumFullError, SsdMedium, TcpMedium
+from mooncake_lab.store.backends import BlockServer, DramBackend, RemoteBackend, SsdBackend, StorageFullError
 from mooncake_lab.store.tier import TierSettings
 from mooncake_lab.store.tiers import TieredStore
 
@@ -22,8 +22,8 @@ from mooncake_lab.store.tiers import TieredStore
 def dram_tiers(*blocks, **settings_of_all):
     """A store of DRAM tiers that hold so many blocks each; every queue holds eight."""
     names = [f"tier {index}" for index in range(len(blocks))]
-    media = [DramMedium((count + 8) * 2 * PAGE, name=name) for count, name in zip(blocks, names, strict=True)]
-    media[-1] = DramMedium(blocks[-1] * 2 * PAGE, name=names[-1])
+    media = [DramBackend((count + 8) * 2 * PAGE, name=name) for count, name in zip(blocks, names, strict=True)]
+    media[-1] = DramBackend(blocks[-1] * 2 * PAGE, name=names[-1])
     queues = [16 * PAGE] * (len(blocks) - 1) + [0]
     tiers = [
         TierSettings(medium=medium, queue_bytes=queue, **settings_of_all)
@@ -182,8 +182,8 @@ def test_a_pinned_block_stays_in_its_tier():
 def test_a_full_queue_drops_and_never_waits(tmp_path):
     """While the tier below stalls, puts go on; what finds the queue full is dropped and counted."""
     gate = threading.Event()
-    slow = SsdMedium(tmp_path, 64 * PAGE, fingerprint=b"m", before=lambda _operation: gate.wait(30) or None)
-    fast = DramMedium(4 * 2 * PAGE)
+    slow = SsdBackend(tmp_path, 64 * PAGE, fingerprint=b"m", before=lambda _operation: gate.wait(30) or None)
+    fast = DramBackend(4 * 2 * PAGE)
     with TieredStore([TierSettings(medium=fast, queue_bytes=2 * 2 * PAGE), TierSettings(medium=slow)]) as store:
         for number in range(10):
             assert store.put(b"%d" % number, content(b"%d" % number))
@@ -203,7 +203,7 @@ def test_a_full_queue_drops_and_never_waits(tmp_path):
 def test_durable_tiers_are_taken_over(tmp_path):
     """What an SSD tier held before is found by the next store, oldest first to leave."""
     for life in range(2):
-        ssd = SsdMedium(tmp_path, 9 * PAGE, fingerprint=b"m")
+        ssd = SsdBackend(tmp_path, 9 * PAGE, fingerprint=b"m")
         with TieredStore([TierSettings(medium=ssd)]) as store:
             if life == 0:
                 put(store, b"a", b"b", b"c")
@@ -218,8 +218,8 @@ def test_durable_tiers_are_taken_over(tmp_path):
 def test_what_sinks_survives(tmp_path):
     """After `sink` every block that is not pinned is in the last tier, through a queue of one block at a time."""
     keys = [b"%d" % number for number in range(6)]
-    ssd = SsdMedium(tmp_path, 64 * PAGE, fingerprint=b"m")
-    dram = DramMedium(8 * 2 * PAGE)
+    ssd = SsdBackend(tmp_path, 64 * PAGE, fingerprint=b"m")
+    dram = DramBackend(8 * 2 * PAGE)
     with TieredStore([TierSettings(medium=dram, queue_bytes=2 * PAGE), TierSettings(medium=ssd)]) as store:
         put(store, *keys)
         store.pin(b"0")
@@ -229,11 +229,11 @@ def test_what_sinks_survives(tmp_path):
         store.unpin(b"0")
         store.sink()
     ssd.close()
-    with TieredStore([TierSettings(medium=dram), TierSettings(medium=DramMedium(PAGE))]) as store:
+    with TieredStore([TierSettings(medium=dram), TierSettings(medium=DramBackend(PAGE))]) as store:
         put(store, b"a")
         with pytest.raises(ValueError, match="cannot sink a block of 8192 bytes: its queue has 0"):
             store.sink()
-    ssd = SsdMedium(tmp_path, None, fingerprint=b"m")
+    ssd = SsdBackend(tmp_path, None, fingerprint=b"m")
     with TieredStore([TierSettings(medium=ssd)]) as store:
         assert [read(store, key) for key in keys] == ["ssd"] * 6
     ssd.close()
@@ -264,8 +264,8 @@ class Faults:
 def test_a_tier_that_cannot_be_written_is_skipped_and_says_so(tmp_path, caplog, operation):
     """Requests go on, statistics and log have the reason, and when the device recovers so does the tier."""
     faults = Faults()
-    ssd = SsdMedium(tmp_path, 640 * PAGE, fingerprint=b"m", before=faults)
-    dram = DramMedium(9 * 2 * PAGE)
+    ssd = SsdBackend(tmp_path, 640 * PAGE, fingerprint=b"m", before=faults)
+    dram = DramBackend(9 * 2 * PAGE)
     tiers = [TierSettings(medium=dram, queue_bytes=16 * PAGE), TierSettings(medium=ssd)]
     with TieredStore(tiers) as store, caplog.at_level(logging.WARNING, "mooncake_lab.store"):
         put(store, b"a", b"b")
@@ -289,7 +289,7 @@ def test_a_tier_that_cannot_be_written_is_skipped_and_says_so(tmp_path, caplog, 
 def test_a_tier_that_cannot_be_read_is_a_miss(tmp_path):
     """A read error is counted and the request falls through; after three blocks the tier is asked less often."""
     faults = Faults()
-    ssd = SsdMedium(tmp_path, 64 * PAGE, fingerprint=b"m", before=faults)
+    ssd = SsdBackend(tmp_path, 64 * PAGE, fingerprint=b"m", before=faults)
     with TieredStore([TierSettings(medium=ssd)]) as store:
         keys = [b"%d" % number for number in range(10)]
         put(store, *keys)
@@ -305,7 +305,7 @@ def test_a_tier_that_cannot_be_read_is_a_miss(tmp_path):
 
 def test_a_damaged_block_is_a_miss_and_is_dropped(tmp_path):
     """One flipped byte: not served, counted, its room free again, and the block can be stored anew."""
-    ssd = SsdMedium(tmp_path, 64 * PAGE, fingerprint=b"m")
+    ssd = SsdBackend(tmp_path, 64 * PAGE, fingerprint=b"m")
     with TieredStore([TierSettings(medium=ssd)]) as store:
         put(store, b"a", b"b")
         damage_first_block(tmp_path)
@@ -322,8 +322,8 @@ def test_a_damaged_block_is_a_miss_and_is_dropped(tmp_path):
 
 def test_damage_on_the_way_down_is_the_upper_tiers(tmp_path):
     """A damaged block is not sunk, and only the tier where it was damaged hears of it."""
-    ssd = SsdMedium(tmp_path, 20 * PAGE, fingerprint=b"m")
-    below = DramMedium(64 * PAGE, name="below")
+    ssd = SsdBackend(tmp_path, 20 * PAGE, fingerprint=b"m")
+    below = DramBackend(64 * PAGE, name="below")
     tiers = [TierSettings(medium=ssd, queue_bytes=4 * PAGE), TierSettings(medium=below)]
     with TieredStore(tiers) as store:
         put(store, b"a", b"b")
@@ -351,13 +351,13 @@ class FullLate:
 
     def write(self, reservation, layers, *, first_layer=0):
         """Always too late."""
-        raise MediumFullError(f"no room for {reservation.key.hex()}, {len(layers)} layers from {first_layer}")
+        raise StorageFullError(f"no room for {reservation.key.hex()}, {len(layers)} layers from {first_layer}")
 
 
 def test_a_medium_that_is_full_is_not_degraded():
     """Room that is missing when the bytes come is a refusal like any other."""
-    arena = FullLate(DramMedium(64 * PAGE, name="late"))
-    tiers = [TierSettings(medium=DramMedium(8 * PAGE), queue_bytes=4 * PAGE), TierSettings(medium=arena)]
+    arena = FullLate(DramBackend(64 * PAGE, name="late"))
+    tiers = [TierSettings(medium=DramBackend(8 * PAGE), queue_bytes=4 * PAGE), TierSettings(medium=arena)]
     with TieredStore(tiers) as store:
         put(store, b"a", b"b", b"c")
         assert (store.statistics()[1].degraded, store.statistics()[1].refused) == (None, 1)
@@ -369,13 +369,13 @@ def test_a_medium_that_is_full_is_not_degraded():
 
 def test_other_clients_blocks_are_left_alone():
     """A store that takes over less than a shared medium holds frees nothing of it."""
-    arena = DramMedium(64 * PAGE)
+    arena = DramBackend(64 * PAGE)
     with BlockServer(arena, b"a token of the tests", timeout_s=2) as server:
-        remote = TcpMedium(server.address, b"a token of the tests", fingerprint=b"m", timeout_s=2)
+        remote = RemoteBackend(server.address, b"a token of the tests", fingerprint=b"m", timeout_s=2)
         with TieredStore([TierSettings(medium=remote)]) as store:
             put(store, *(b"%d" % number for number in range(6)))
         small = TierSettings(medium=remote)
-        remote._capacity_bytes = 2 * sum(LAYERS)
+        remote.capacity_bytes = 2 * sum(LAYERS)
         with TieredStore([small]) as store:
             assert [store.tier_of(b"%d" % number) for number in range(6)] == [None] * 4 + ["remote"] * 2
         assert len(list(arena.blocks())) == 6
@@ -390,8 +390,8 @@ def test_a_permission_that_is_lost_is_a_miss(tmp_path):
         if operation in denied:
             raise PermissionError(errno.EACCES, "Permission denied")
 
-    ssd = SsdMedium(tmp_path, 64 * PAGE, fingerprint=b"m", before=before)
-    dram = DramMedium(8 * PAGE)
+    ssd = SsdBackend(tmp_path, 64 * PAGE, fingerprint=b"m", before=before)
+    dram = DramBackend(8 * PAGE)
     with TieredStore([TierSettings(medium=dram, queue_bytes=4 * PAGE), TierSettings(medium=ssd)]) as store:
         put(store, b"a", b"b", b"c")
         denied.update({"read", "write", "sync", "index"})
@@ -405,10 +405,10 @@ def test_a_permission_that_is_lost_is_a_miss(tmp_path):
 
 def test_a_remote_tier_that_dies_is_a_miss():
     """When the server goes, its blocks are misses, puts go on, and nothing hangs."""
-    arena = DramMedium(64 * PAGE)
+    arena = DramBackend(64 * PAGE)
     server = BlockServer(arena, b"a token of the tests", timeout_s=2)
-    remote = TcpMedium(server.address, b"a token of the tests", fingerprint=b"m", timeout_s=2)
-    tiers = [TierSettings(medium=DramMedium(6 * PAGE), queue_bytes=4 * PAGE), TierSettings(medium=remote)]
+    remote = RemoteBackend(server.address, b"a token of the tests", fingerprint=b"m", timeout_s=2)
+    tiers = [TierSettings(medium=DramBackend(6 * PAGE), queue_bytes=4 * PAGE), TierSettings(medium=remote)]
     with TieredStore(tiers) as store:
         put(store, b"a", b"b")
         assert read(store, b"a") == "remote"
@@ -450,4 +450,4 @@ def test_bad_settings_are_refused():
     with pytest.raises(ValueError, match="0 tiers"):
         TieredStore([])
     with pytest.raises(ValueError, match="cannot keep a queue"):
-        TierSettings(medium=DramMedium(PAGE), queue_bytes=PAGE)
+        TierSettings(medium=DramBackend(PAGE), queue_bytes=PAGE)

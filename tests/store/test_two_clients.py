@@ -5,7 +5,7 @@ import contextlib
 import pytest
 from tier_blocks import LAYERS, content, put, read, two_stores
 
-from mooncake_lab.store.media import DramMedium
+from mooncake_lab.store.backends import DramBackend
 
 POOL_BLOCKS = 8
 KEYS = [b"%d" % number for number in range(POOL_BLOCKS)]
@@ -14,7 +14,7 @@ KEYS = [b"%d" % number for number in range(POOL_BLOCKS)]
 @contextlib.contextmanager
 def two_clients():
     """Two stores over a pool of eight blocks, and the pool."""
-    pool = DramMedium(POOL_BLOCKS * 2 * 4096)
+    pool = DramBackend(POOL_BLOCKS * 2 * 4096)
     with two_stores(pool) as stores:
         yield (*stores, pool)
     pool.close()

@@ -17,8 +17,8 @@ from mooncake_lab.metrics import request_table
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.serving import LiveCluster, LiveSpec, WorkerPool
 from mooncake_lab.serving.faults import strike
-from mooncake_lab.store.media import MediumError
-from mooncake_lab.store.media.mooncake_wheel import load_wheel
+from mooncake_lab.store.backends import StorageError
+from mooncake_lab.store.backends.mooncake_client import load_wheel
 
 _ANSWER_TOKENS: Final = 48
 """Of requests during which a worker is killed, so that the kill meets some of them."""
@@ -61,7 +61,7 @@ def has_transfer_engine() -> bool:
     """Whether Mooncake's own can be loaded here (extra `mooncake`)."""
     try:
         load_wheel()
-    except MediumError:
+    except StorageError:
         return False
     return True
 

@@ -22,7 +22,7 @@ from mooncake_lab.core import MIB, check_scale
 from mooncake_lab.engine.layerwise.prefill import LayerwisePrefill
 from mooncake_lab.engine.loading import load_model
 from mooncake_lab.perf import exact_prefill_flops, kv_bytes, model_shape, reuse_bandwidth_bytes_per_s
-from mooncake_lab.store.media import Buffer, DramMedium, Medium, Reservation
+from mooncake_lab.store.backends import Buffer, DramBackend, Reservation, StorageBackend
 from mooncake_lab.store.tier import TierSettings
 from mooncake_lab.store.tiers import TieredStore
 
@@ -153,7 +153,7 @@ class _Throttled:
     Mutable: the bandwidth is turned between reads.
     """
 
-    def __init__(self, medium: DramMedium) -> None:
+    def __init__(self, medium: DramBackend) -> None:
         self._medium = medium
         self.bytes_per_s = float("inf")
 
@@ -192,10 +192,10 @@ class BreakEven:
             prefix_bytes = self.prefix_tokens * ready.config.kv_bytes_per_token(ready.embedding.dtype.itemsize)
             engine = prefill_engine(ready, tokens)
             prompt = np.random.default_rng(self.seed).integers(0, ready.config.vocabulary, tokens).astype(np.int32)
-            inner = DramMedium(prefix_bytes + 16 * MIB)
+            inner = DramBackend(prefix_bytes + 16 * MIB)
             medium = _Throttled(inner)
             with (
-                TieredStore([TierSettings(medium=cast("Medium", medium))]) as store,
+                TieredStore([TierSettings(medium=cast("StorageBackend", medium))]) as store,
                 LayerwisePrefill(engine, store, block_tokens=self.block_tokens, overlap=False) as layerwise,
             ):
                 layerwise.prefill(prompt[: self.prefix_tokens])

@@ -1,0 +1,46 @@
+"""Storage backends for the bytes of KVCache: DRAM, SSD, a remote node, Mooncake Store; one contract for all."""
+
+from mooncake_lab.store.backends.base import (
+    BlockExistsError,
+    BlockNotFoundError,
+    Buffer,
+    DamagedBlockError,
+    FolderInUseError,
+    Reservation,
+    StorageBackend,
+    StorageError,
+    StorageFullError,
+    SuspectBlockError,
+)
+from mooncake_lab.store.backends.dram import DramBackend
+from mooncake_lab.store.backends.mooncake import MooncakeBackend
+from mooncake_lab.store.backends.mooncake_client import MooncakeClient, MooncakeMaster
+from mooncake_lab.store.backends.remote import RemoteBackend
+from mooncake_lab.store.backends.remote_server import BlockServer
+from mooncake_lab.store.backends.ssd import SsdBackend
+from mooncake_lab.store.backends.ssd_folder import FolderReport, verify_folder
+from mooncake_lab.store.backends.wire import PeerRefusedError, ProtocolError
+
+__all__ = [
+    "BlockExistsError",
+    "BlockNotFoundError",
+    "BlockServer",
+    "Buffer",
+    "DamagedBlockError",
+    "DramBackend",
+    "FolderInUseError",
+    "FolderReport",
+    "MooncakeBackend",
+    "MooncakeClient",
+    "MooncakeMaster",
+    "PeerRefusedError",
+    "ProtocolError",
+    "RemoteBackend",
+    "Reservation",
+    "SsdBackend",
+    "StorageBackend",
+    "StorageError",
+    "StorageFullError",
+    "SuspectBlockError",
+    "verify_folder",
+]

@@ -1,0 +1,231 @@
+"""Which bytes of a backend are free, and which blocks are reserved or committed."""
+
+import threading
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from typing import final
+
+from mooncake_lab.store.backends.base import (
+    BlockExistsError,
+    BlockNotFoundError,
+    Reservation,
+    StorageFullError,
+    check_block,
+)
+
+
+@final
+class ExtentAllocator:
+    """The free runs of `capacity_bytes`, in multiples of `alignment_bytes`; first fit, neighbours are merged.
+
+    First fit wastes nothing on blocks of one size, the usual case. Mutable, and not locked.
+    """
+
+    __slots__ = ("_alignment_bytes", "_free_bytes", "_sizes", "_starts", "capacity_bytes")
+
+    def __init__(self, capacity_bytes: int, alignment_bytes: int = 4096) -> None:
+        if alignment_bytes < 1 or capacity_bytes < alignment_bytes:
+            raise ValueError(
+                f"{capacity_bytes} bytes aligned to {alignment_bytes}; at least one aligned run must fit"
+            )
+        self._alignment_bytes = alignment_bytes
+        self.capacity_bytes: int = capacity_bytes - capacity_bytes % alignment_bytes
+        """Bytes that can be allocated."""
+        self._starts = [0]
+        self._sizes = {0: self.capacity_bytes}
+        self._free_bytes = self.capacity_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """Allocated bytes."""
+        return self.capacity_bytes - self._free_bytes
+
+    def aligned(self, size_bytes: int) -> int:
+        """The size rounded up to the alignment."""
+        return -(-size_bytes // self._alignment_bytes) * self._alignment_bytes
+
+    def take(self, size_bytes: int) -> int | None:
+        """Allocate a run of at least that size; its start, or `None` when no free run is long enough."""
+        size = self.aligned(size_bytes)
+        for start in self._starts:
+            if self._sizes[start] >= size:
+                self.take_at(start, size)
+                return start
+        return None
+
+    def take_at(self, start: int, size_bytes: int) -> bool:
+        """Allocate this run; false, and nothing changes, where part of it is not free."""
+        size = self.aligned(size_bytes)
+        index = bisect_left(self._starts, start + 1) - 1
+        if index < 0 or size < 1 or start % self._alignment_bytes:
+            return False
+        run = self._starts[index]
+        run_end = run + self._sizes[run]
+        if start + size > run_end:
+            return False
+        del self._sizes[run]
+        pieces = [(run, start - run), (start + size, run_end - start - size)]
+        kept = [(begin, length) for begin, length in pieces if length]
+        self._starts[index : index + 1] = [begin for begin, _ in kept]
+        self._sizes.update(kept)
+        self._free_bytes -= size
+        return True
+
+    def give(self, start: int, size_bytes: int) -> None:
+        """Free an allocated run and merge it with its free neighbours.
+
+        Raises:
+            ValueError: when part of it is free already, or outside the capacity.
+        """
+        size = self.aligned(size_bytes)
+        index = bisect_left(self._starts, start)
+        before = self._starts[index - 1] if index else None
+        after = self._starts[index] if index < len(self._starts) else None
+        ends = start + size
+        overlaps = before is not None and before + self._sizes[before] > start
+        if overlaps or (after is not None and ends > after) or start < 0 or ends > self.capacity_bytes:
+            raise ValueError(f"{size} bytes from {start} are not in use; only used runs can be freed")
+        self._free_bytes += size
+        if after is not None and after == ends:
+            size += self._sizes.pop(after)
+            del self._starts[index]
+        if before is not None and before + self._sizes[before] == start:
+            self._sizes[before] += size
+            return
+        self._starts.insert(index, start)
+        self._sizes[start] = size
+
+
+@final
+class AllocationTable:
+    """The reserved and the committed blocks of one backend. Mutable; each method holds `lock`.
+
+    Args:
+        backend: its name, for messages.
+        capacity_bytes: as in `ExtentAllocator`.
+        alignment_bytes: as in `ExtentAllocator`.
+    """
+
+    __slots__ = ("_backend", "_committed", "_missing", "_sequence", "extents", "lock")
+
+    def __init__(self, backend: str, capacity_bytes: int, alignment_bytes: int) -> None:
+        self._backend = backend
+        self.extents = ExtentAllocator(capacity_bytes, alignment_bytes)
+        self.lock = threading.RLock()
+        """Reentrant: a backend holds it to change this table and its own state together."""
+        self._committed: dict[bytes, Reservation] = {}
+        self._missing: dict[bytes, tuple[Reservation, set[int]]] = {}  # and the layers not yet written
+        self._sequence = 0
+
+    def reserve(self, key: bytes, layer_bytes: Sequence[int], position: int, footprint_bytes: int) -> Reservation:
+        """Allocate `footprint_bytes` for the block; for its errors see `StorageBackend.reserve`."""
+        check_block(key, layer_bytes)
+        with self.lock:
+            if key in self._committed or key in self._missing:
+                raise BlockExistsError(f"{self._backend} has block {key.hex()} already; one key names one content")
+            offset = self.extents.take(footprint_bytes)
+            if offset is None:
+                free = self.extents.capacity_bytes - self.extents.used_bytes
+                raise StorageFullError(
+                    f"{self._backend} has no run of {footprint_bytes} bytes for block {key.hex()}; {free} are free"
+                )
+            self._sequence += 1
+            reservation = Reservation(key, tuple(layer_bytes), position, offset, self._sequence)
+            self._missing[key] = (reservation, set(range(len(layer_bytes))))
+            return reservation
+
+    def recover(self, reservation: Reservation, footprint_bytes: int) -> bool:
+        """Hold a block that was found on the device; false where another block has its key or its bytes."""
+        with self.lock:
+            known = reservation.key in self._committed
+            if known or not self.extents.take_at(reservation.offset_bytes, footprint_bytes):
+                return False
+            self._committed[reservation.key] = reservation
+            self._sequence = max(self._sequence, reservation.sequence)
+            return True
+
+    def check_open(self, reservation: Reservation) -> None:
+        """Refuse what is not reserved, or is committed.
+
+        Raises:
+            BlockNotFoundError: when it is so.
+        """
+        if self._missing.get(reservation.key, (None,))[0] != reservation:
+            raise BlockNotFoundError(f"{self._backend} has no open reservation for block {reservation.key.hex()}")
+
+    def written(self, reservation: Reservation, first_layer: int, layers: int) -> None:
+        """Record layers that were written; nothing changes if the reservation was freed meanwhile."""
+        with self.lock:
+            held = self._missing.get(reservation.key)
+            if held and held[0] == reservation:
+                held[1].difference_update(range(first_layer, first_layer + layers))
+
+    def check_complete(self, reservations: Sequence[Reservation]) -> None:
+        """Refuse reservations with unwritten layers.
+
+        Raises:
+            BlockNotFoundError: when one is not reserved.
+            ValueError: when a layer is missing, or one reservation comes twice.
+        """
+        seen = set[Reservation]()
+        with self.lock:
+            for reservation in reservations:
+                self.check_open(reservation)
+                if reservation in seen:
+                    raise ValueError(f"block {reservation.key.hex()} comes twice in one commit; once is allowed")
+                seen.add(reservation)
+                missing = self._missing[reservation.key][1]
+                if missing:
+                    raise ValueError(
+                        f"block {reservation.key.hex()} lacks layers {sorted(missing)[:8]}; all have to be written"
+                    )
+
+    def commit(self, reservations: Sequence[Reservation]) -> None:
+        """Hold reservations that `check_complete` accepted."""
+        with self.lock:
+            for reservation in reservations:
+                self._committed[reservation.key] = self._missing.pop(reservation.key)[0]
+
+    def check_committed(self, reservation: Reservation) -> None:
+        """Refuse what is not committed.
+
+        Raises:
+            BlockNotFoundError: when it is so.
+        """
+        if not self.is_committed(reservation):
+            raise BlockNotFoundError(f"{self._backend} does not hold block {reservation.key.hex()}")
+
+    def is_committed(self, reservation: Reservation) -> bool:
+        """Whether it is committed and not freed."""
+        return self._committed.get(reservation.key) == reservation
+
+    def remove(self, reservation: Reservation) -> bool:
+        """Stop holding it; whether it was committed. Its bytes stay allocated until `extents.give`.
+
+        Raises:
+            BlockNotFoundError: when it is neither reserved nor committed.
+        """
+        with self.lock:
+            if self.is_committed(reservation):
+                del self._committed[reservation.key]
+                return True
+            self.check_open(reservation)
+            del self._missing[reservation.key]
+            return False
+
+    def free(self, reservations: Sequence[Reservation]) -> None:
+        """Remove blocks whose footprint is the bytes of their layers, and free their bytes at once."""
+        with self.lock:
+            for reservation in reservations:
+                self.remove(reservation)
+                self.extents.give(reservation.offset_bytes, reservation.size_bytes)
+
+    def committed(self) -> Iterator[Reservation]:
+        """The committed blocks, oldest first."""
+        with self.lock:
+            return iter(sorted(self._committed.values(), key=lambda block: block.sequence))
+
+    def open_blocks(self) -> list[Reservation]:
+        """The reservations that are not committed."""
+        with self.lock:
+            return [reservation for reservation, _ in self._missing.values()]

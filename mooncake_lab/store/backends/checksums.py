@@ -1,0 +1,84 @@
+"""Checksums of layers, and how to take them on a helper thread while the device works."""
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, wait
+from typing import TypeVar, cast
+
+import xxhash
+
+from mooncake_lab.store.backends.base import Buffer, Bytes, flat
+
+_Mine = TypeVar("_Mine")
+_Other = TypeVar("_Other")
+
+
+def checksums(layers: Sequence[Bytes], seed: int) -> list[int]:
+    """The xxh3_64 of each layer."""
+    digest = cast("Callable[[Bytes, int], int]", xxhash.xxh3_64_intdigest)  # any buffer does
+    return [digest(layer, seed) for layer in layers]
+
+
+def checksum(data: Buffer, seed: int) -> int:
+    """The xxh3_64 of any contiguous memory."""
+    return checksums([flat(data)], seed)[0]
+
+
+def layer_runs(sizes: Sequence[int], max_bytes: int) -> Iterator[slice]:
+    """Runs of consecutive layers of at most `max_bytes`; a larger layer is a run of its own."""
+    start, total = 0, 0
+    for index, size in enumerate(sizes):
+        if index > start and total + size > max_bytes:
+            yield slice(start, index)
+            start, total = index, 0
+        total += size
+    if start < len(sizes):
+        yield slice(start, len(sizes))
+
+
+def run_concurrently(
+    helpers: Executor, other: Callable[[], _Other], mine: Callable[[], _Mine]
+) -> tuple[_Other, _Mine]:
+    """The results of both: `other` runs on a helper thread while `mine` runs here.
+
+    Neither runs any more when this returns or raises, so that no thread touches buffers that were given back. If
+    no helper has begun `other` when `mine` ends, the caller runs it.
+    """
+    begun = Future[_Other]()
+
+    def help_out() -> None:
+        if begun.set_running_or_notify_cancel():
+            try:
+                begun.set_result(other())
+            except BaseException as error:  # noqa: BLE001  # the caller raises it
+                begun.set_exception(error)
+
+    with contextlib.suppress(RuntimeError):  # the helpers were shut down
+        helpers.submit(help_out)
+    try:
+        done = mine()
+        return (other() if begun.cancel() else begun.result()), done
+    finally:
+        while not (begun.cancel() or begun.done()):  # an interrupt must not leave a helper at the caller's buffers
+            with contextlib.suppress(KeyboardInterrupt):
+                wait([begun])
+
+
+def run_all(helpers: Executor, tasks: Iterable[Callable[[], None]]) -> None:
+    """Run each task once, here or on a helper thread; after one that raised, no other begins."""
+    left = deque(tasks)
+
+    def work() -> None:
+        while True:
+            try:
+                task = left.popleft()
+            except IndexError:
+                return
+            try:
+                task()
+            except BaseException:
+                left.clear()
+                raise
+
+    run_concurrently(helpers, work, work)

@@ -1,0 +1,207 @@
+"""Mooncake's own wheel (extra `mooncake`): its master, the one client of a process, and its Transfer Engine."""
+
+import contextlib
+import ctypes
+import importlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final, Self, final
+
+from mooncake_lab.core import MIB
+from mooncake_lab.store.backends.base import Bytes, StorageError
+
+_HOST: Final = "127.0.0.1"
+_START_S: Final = 20.0
+_STOP_S: Final = 10.0
+_WATCHED: Final = '"$@" </dev/null >/dev/null 2>&1 & read -r _; kill "$!" 2>/dev/null; wait "$!"'
+"""Runs the master until stdin closes, which it does when this process is killed: the master is never orphaned."""
+_INSTALL: Final = "apt-get install -y libibverbs1 libnl-3-200 libnl-route-3-200 libnuma1 libcurl4"
+_SILENT: Final = 4
+"""Above glog's highest level, FATAL = 3."""
+
+
+@final
+class MooncakeMaster:
+    """A running `mooncake_master`: the index of a Mooncake Store (FAST'25 §3.2), without etcd. A context manager.
+
+    It ends with this process in every case. Close clients first: without their master they take ten seconds to
+    close. Mutable: it owns a process.
+
+    Args:
+        lease_ms: how long an object that is read stays; a read that takes longer fails. 10 s is their default.
+
+    Raises:
+        StorageError: when the wheel is missing, or the master does not answer in time.
+    """
+
+    def __init__(self, *, lease_ms: int = 10_000) -> None:
+        load_wheel()  # says what is missing
+        self._port = _free_port()
+        self._clients: list[MooncakeClient] = []
+        options = {
+            "rpc_address": _HOST,
+            "rpc_port": self._port,
+            "metrics_host": _HOST,
+            "metrics_port": _free_port(),
+            "default_kv_lease_ttl": f"{lease_ms}ms",
+            "enable_metric_reporting": "false",
+        }
+        flags = [f"--{name}={value}" for name, value in options.items()]
+        self._process = subprocess.Popen(  # noqa: S603  # the wheel's own
+            ["/bin/sh", "-c", _WATCHED, "sh", str(_package() / "mooncake_master"), *flags],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # where the shell would report a killed master
+        )
+        try:
+            self._await_start()
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def address(self) -> str:
+        """Where clients connect."""
+        return f"{_HOST}:{self._port}"
+
+    def client(self, segment_bytes: int) -> "MooncakeClient":
+        """A client of it, which is closed before it stops."""
+        made = MooncakeClient(self.address, segment_bytes)
+        self._clients.append(made)
+        return made
+
+    def stop(self) -> None:
+        """Close its clients and end it. Stopping twice is allowed."""
+        while self._clients:
+            self._clients.pop().close()
+        assert self._process.stdin is not None  # noqa: S101  # it was asked for
+        self._process.stdin.close()
+        try:
+            self._process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.stop()
+
+    def _await_start(self) -> None:
+        ends_s = time.monotonic() + _START_S
+        while time.monotonic() < ends_s:
+            if self._process.poll() is not None:
+                raise StorageError(f"mooncake_master ended at once with status {self._process.returncode}")
+            with contextlib.suppress(OSError), socket.create_connection((_HOST, self._port), 1):
+                return
+            time.sleep(0.02)
+        raise StorageError(f"mooncake_master does not answer on port {self._port} after {_START_S:g} s")
+
+
+@final
+class MooncakeClient:
+    """This process in a Mooncake Store: it lends a segment of its memory, and reads and writes all segments.
+
+    A process should have one; several backends may use it. Close it before its master ends. Mutable: a connection.
+
+    Args:
+        master: address of the master.
+        segment_bytes: memory that it lends; 0 lends nothing, otherwise at least 16 MiB.
+        host: the address at which other processes reach its memory.
+
+    Raises:
+        StorageError: when the wheel is missing, or the master cannot be reached.
+    """
+
+    def __init__(self, master: str, segment_bytes: int, *, host: str = _HOST) -> None:
+        wheel = load_wheel()
+        self.api: Any = wheel.MooncakeDistributedStore()
+        """Mooncake's own interface."""
+        self.pinned: Any = wheel.ReplicateConfig()
+        """The request that an object is never evicted: a backend does not forget what was committed."""
+        self.pinned.with_hard_pin = True
+        self._is_open = True
+        code = self.api.setup(host, "P2PHANDSHAKE", segment_bytes, 16 * MIB, "tcp", "", master)
+        if code:
+            self.close()
+            raise StorageError(f"the Mooncake master at {master} cannot be joined: code {code}")
+
+    def close(self) -> None:
+        """Leave the store and take the segment back. Closing twice is allowed."""
+        if self._is_open:
+            self._is_open = False
+            self.api.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+
+def open_engine(area: Bytes) -> Any:
+    """A Transfer Engine of this process that may read and write `area`; peers connect without a directory.
+
+    Raises:
+        StorageError: when the wheel cannot be loaded, or the engine does not start.
+    """
+    load_wheel()  # says what is missing, and keeps its log quiet
+    from mooncake.engine import TransferEngine  # pyright: ignore[reportMissingTypeStubs]
+
+    engine: Any = TransferEngine()
+    for step, code in (
+        ("start", engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "")),
+        ("register memory", engine.register_memory(area.ctypes.data, area.nbytes)),
+    ):
+        if code:
+            raise StorageError(f"Mooncake's Transfer Engine cannot {step}: code {code}")
+    return engine
+
+
+def load_wheel() -> Any:
+    """The module `mooncake.store`, with its log silenced unless MC_LOG_LEVEL asks for more than ERROR.
+
+    Raises:
+        StorageError: when the wheel or one of its system libraries is missing, with how to install it.
+    """
+    level = os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
+    was_loaded = "mooncake.store" in sys.modules
+    try:
+        module = importlib.import_module("mooncake.store")
+    except ModuleNotFoundError as error:
+        raise StorageError(
+            "Mooncake Store needs its wheel, which has Linux builds for Python 3.11 and 3.12:"
+            " pip install 'mooncake-lab[mooncake]'"
+        ) from error
+    except ImportError as error:
+        raise StorageError(
+            f"Mooncake's wheel finds a system library missing ({error}); on Debian or Ubuntu: {_INSTALL}"
+        ) from error
+    if level == "ERROR" and not was_loaded:
+        _silence(_package())
+    return module
+
+
+def _package() -> Path:
+    """The folder of the wheel's package; loading it alone needs no system library."""
+    return Path(str(importlib.import_module("mooncake").__file__)).parent
+
+
+def _silence(package: Path) -> None:
+    """Let the wheel's glog write neither to stderr nor to files; Mooncake has no setting for that."""
+    for path in package.parent.glob("mooncake_transfer_engine*.libs/libglog*"):
+        glog = ctypes.CDLL(str(path))
+        glog["_ZN6google17InitGoogleLoggingEPKc"](b"mooncake")
+        for level in range(_SILENT):
+            glog["_ZN6google17SetLogDestinationEiPKc"](level, b"")
+        ctypes.c_int32.in_dll(glog, "_ZN3fLI21FLAGS_stderrthresholdE").value = _SILENT
+
+
+def _free_port() -> int:
+    with socket.create_server((_HOST, 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port

@@ -1,0 +1,317 @@
+"""Frames over TCP between processes that share a token, with bounded lengths and bounded waits.
+
+A frame is a fixed header, a msgpack body of a declared type, and a payload of layers. Nothing is unpickled, every
+length is compared with its bound before it is used, and no peer is waited for longer than its bytes may take. The
+handshake authenticates; it does not encrypt. Use it inside a trusted network, or through a tunnel.
+"""
+
+import hashlib
+import hmac
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final, final
+
+import msgspec
+import numpy as np
+
+from mooncake_lab.store.backends.base import MAX_FINGERPRINT_BYTES, Bytes, StorageError
+from mooncake_lab.store.backends.checksums import checksums, layer_runs
+
+SLOWEST_BYTES_PER_S: Final = 1_000_000
+"""A slower link counts as stalled."""
+MAX_BODY_BYTES: Final = 256 * 1024
+MIN_TOKEN_BYTES: Final = 16
+_HEADER: Final = struct.Struct("<4sIQ")  # magic, bytes of the body, bytes of the payload
+_MAGIC: Final = b"MCK2"
+_GREETING: Final = b"mooncake-lab-3\0\0"
+_NONCE_BYTES: Final = 32
+_MAC_BYTES: Final = 32
+_SUM_BYTES: Final = 8
+_RUN_BYTES: Final = 128 * 1024
+"""Layers that are hashed at once: they stay in the processor's own cache meanwhile."""
+_MAX_VECTORS: Final = 512
+
+
+class ProtocolError(StorageError, ConnectionError):
+    """The peer does not speak this protocol, or broke a bound; the connection is closed."""
+
+
+class TruncatedFrameError(ProtocolError):
+    """The connection ended in the middle of a frame."""
+
+
+class PeerRefusedError(StorageError, ConnectionError):
+    """One side does not know the other's token."""
+
+
+@final
+class _Frame:
+    """One frame in one direction: no wait exceeds the timeout, and the whole takes no longer than on a slow link.
+
+    The kernel keeps the time, on a blocking socket with a timeout, so that no call has to poll first. Mutable.
+    """
+
+    __slots__ = ("_deadline_s", "_option", "_peer", "_timeout_s")
+
+    def __init__(self, peer: socket.socket, option: int, size_bytes: int, timeout_s: float) -> None:
+        self._peer = peer
+        self._option = option
+        self._timeout_s = timeout_s
+        self._deadline_s = time.monotonic() + timeout_s + size_bytes / SLOWEST_BYTES_PER_S
+        if peer.gettimeout() is not None:
+            peer.settimeout(None)
+        peer.setsockopt(socket.SOL_SOCKET, option, _timeval(timeout_s))
+
+    def send(self, parts: Sequence[bytes | Bytes]) -> None:
+        """Send the next bytes; for its errors see `send_frame`."""
+        left = [part.data if isinstance(part, np.ndarray) else memoryview(part) for part in parts if len(part)]
+        while left:
+            self._limit()
+            try:
+                moved = self._peer.sendmsg(left[:_MAX_VECTORS])
+            except BlockingIOError as error:
+                raise TimeoutError(f"the peer stalled for {self._timeout_s:g} s") from error
+            _consume(left, moved)
+
+    def receive(self, parts: Sequence[memoryview]) -> None:
+        """Fill these parts with the next bytes; for its errors see `receive_into`."""
+        left = [part for part in parts if part.nbytes]
+        missing = sum([part.nbytes for part in left])
+        while missing:
+            got = self.receive_some(left[:_MAX_VECTORS], socket.MSG_WAITALL)
+            missing -= got
+            if not missing:
+                return
+            if not got:
+                raise TruncatedFrameError(
+                    f"the connection ended in the middle of a frame, {missing} bytes too early"
+                )
+            _consume(left, got)
+
+    def receive_some(self, parts: Sequence[memoryview | bytearray], flags: int = 0) -> int:
+        """Fill these parts with what has come, waiting for the first byte; how many bytes, 0 at the end."""
+        self._limit()
+        try:
+            return self._peer.recvmsg_into(parts, 0, flags)[0]
+        except BlockingIOError as error:
+            raise TimeoutError(f"the peer stalled for {self._timeout_s:g} s") from error
+
+    def _limit(self) -> None:
+        """Let the next call wait no longer than is left of the frame's time."""
+        left_s = self._deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError(f"the peer took longer over a frame than a link of {SLOWEST_BYTES_PER_S} bytes/s")
+        if left_s < self._timeout_s:
+            self._peer.setsockopt(socket.SOL_SOCKET, self._option, _timeval(left_s))
+
+
+def send_frame(peer: socket.socket, body: msgspec.Struct, payload: Sequence[Bytes], timeout_s: float) -> None:
+    """Send one frame.
+
+    Raises:
+        ProtocolError: when the body is out of bounds; nothing is sent then.
+        TimeoutError: when the peer takes nothing for `timeout_s`, or is slower than a slow link.
+        OSError: when the connection breaks.
+    """
+    size = sum(part.nbytes for part in payload)
+    head = _head(body, size)
+    _Frame(peer, socket.SO_SNDTIMEO, len(head) + size, timeout_s).send([head, *payload])
+
+
+def send_layers(
+    peer: socket.socket,
+    body: msgspec.Struct,
+    layers: Sequence[Bytes],
+    timeout_s: float,
+    *,
+    seed: int,
+    known: Sequence[int] | None = None,
+) -> None:
+    """Send a frame with layers, followed by the checksum of each, which may be known already.
+
+    Checksums come last, so that each run is hashed and then sent while it is in the processor's cache, and while
+    the peer takes the run before. For its errors see `send_frame`.
+    """
+    sizes = [layer.nbytes for layer in layers]
+    size = layers_bytes(sizes)
+    head = _head(body, size)
+    frame = _Frame(peer, socket.SO_SNDTIMEO, len(head) + size, timeout_s)
+    waiting: list[bytes | Bytes] = [head]
+    sums: list[int] = []
+    for run in layer_runs(sizes, _RUN_BYTES if known is None else size):
+        sums += checksums(layers[run], seed) if known is None else known[run]
+        waiting += layers[run]
+        if len(sums) < len(layers):
+            frame.send(waiting)
+            waiting = []
+    frame.send([*waiting, struct.pack(f"<{len(sums)}Q", *sums)])
+
+
+def receive_head(peer: socket.socket, timeout_s: float, *, idle_s: float | None = None) -> tuple[bytes, int]:
+    """The body of the next frame, and the bytes of the payload that follows.
+
+    Args:
+        peer: the connection.
+        timeout_s: how long a frame that has begun may take.
+        idle_s: how long to wait for one to begin; `None` is `timeout_s`.
+
+    Raises:
+        TimeoutError: when it takes longer.
+        ProtocolError: when it is not a frame, or its body is out of bounds.
+        ConnectionError: when the peer is gone.
+    """
+    begun = bytearray(_HEADER.size)
+    first = _Frame(peer, socket.SO_RCVTIMEO, 0, timeout_s if idle_s is None else idle_s)
+    got = first.receive_some([begun])
+    if not got:
+        raise ConnectionResetError("the peer closed the connection")
+    frame = _Frame(peer, socket.SO_RCVTIMEO, MAX_BODY_BYTES, timeout_s)
+    if got < len(begun):
+        frame.receive([memoryview(begun)[got:]])
+    magic, body_bytes, payload_bytes = _HEADER.unpack(begun)
+    if magic != _MAGIC or body_bytes > MAX_BODY_BYTES:
+        raise ProtocolError(
+            f"a frame that begins with {magic!r} and a body of {body_bytes} bytes; allowed are {_MAGIC!r}"
+            f" and {MAX_BODY_BYTES}"
+        )
+    body = bytearray(body_bytes)
+    frame.receive([memoryview(body)])
+    return bytes(body), payload_bytes
+
+
+def receive_into(peer: socket.socket, parts: Sequence[Bytes], timeout_s: float) -> None:
+    """Fill these parts with what comes next.
+
+    Raises:
+        TimeoutError: when nothing comes for `timeout_s`, or it all takes longer than a slow link would.
+        TruncatedFrameError: when the connection ends before they are full.
+        OSError: when it breaks.
+    """
+    frame = _Frame(peer, socket.SO_RCVTIMEO, sum(part.nbytes for part in parts), timeout_s)
+    frame.receive([part.data for part in parts])
+
+
+def receive_layers(
+    peer: socket.socket, layers: Sequence[Bytes], seed: int, timeout_s: float
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Fill layers with what comes next; their checksums as they came, and as the peer sent them.
+
+    A run is hashed while it is in the processor's cache, and while the peer sends the next one. For its errors see
+    `receive_into`; the allowed time is one for all layers.
+    """
+    sizes = [layer.nbytes for layer in layers]
+    frame = _Frame(peer, socket.SO_RCVTIMEO, layers_bytes(sizes), timeout_s)
+    came: list[int] = []
+    sent = bytearray(_SUM_BYTES * len(layers))
+    for run in layer_runs(sizes, _RUN_BYTES):
+        parts = [layer.data for layer in layers[run]]
+        frame.receive(parts if run.stop < len(layers) else [*parts, memoryview(sent)])
+        came += checksums(layers[run], seed)
+    return tuple(came), struct.unpack(f"<{len(layers)}Q", sent)
+
+
+def skip(peer: socket.socket, size_bytes: int, timeout_s: float) -> None:
+    """Discard the next bytes; for its errors see `receive_into`."""
+    frame = _Frame(peer, socket.SO_RCVTIMEO, size_bytes, timeout_s)
+    scratch = memoryview(bytearray(min(size_bytes, 2**20)))
+    while size_bytes:
+        part = scratch[:size_bytes]
+        frame.receive([part])
+        size_bytes -= part.nbytes
+
+
+def layers_bytes(sizes: Sequence[int]) -> int:
+    """The payload of layers of these sizes: their bytes, and the checksum of each."""
+    return sum(sizes) + _SUM_BYTES * len(sizes)
+
+
+def greet_as_server(peer: socket.socket, token: bytes, timeout_s: float) -> bytes:
+    """Challenge a client; the fingerprint of its model once it has proved that it knows the token.
+
+    Raises:
+        PeerRefusedError: when it does not know it.
+        ProtocolError: when it names no model.
+        OSError: when the connection breaks or the client stalls.
+    """
+    challenge = secrets.token_bytes(_NONCE_BYTES)
+    peer.settimeout(timeout_s)
+    peer.sendall(_GREETING + challenge)
+    reply = _receive(peer, _NONCE_BYTES + _MAC_BYTES + 1 + MAX_FINGERPRINT_BYTES, timeout_s)
+    nonce, named = reply[:_NONCE_BYTES], reply[_NONCE_BYTES + _MAC_BYTES :]
+    mac = reply[_NONCE_BYTES : _NONCE_BYTES + _MAC_BYTES]
+    if not hmac.compare_digest(mac, _mac(token, b"client", challenge, nonce, named)):
+        raise PeerRefusedError("a client does not know the token")
+    if not 0 < named[0] <= MAX_FINGERPRINT_BYTES:
+        raise ProtocolError(f"a model fingerprint of {named[0]} bytes; allowed are 1 to {MAX_FINGERPRINT_BYTES}")
+    peer.sendall(_mac(token, b"server", nonce, challenge, named))
+    return named[1 : 1 + named[0]]
+
+
+def greet_as_client(peer: socket.socket, token: bytes, fingerprint: bytes, timeout_s: float) -> None:
+    """Answer the server's challenge, and have it prove that it knows the token, too.
+
+    Raises:
+        PeerRefusedError: when either side does not know it.
+        ProtocolError: when it is no such server.
+        OSError: when the connection breaks or the server stalls.
+    """
+    greeting = _receive(peer, len(_GREETING) + _NONCE_BYTES, timeout_s)
+    magic, challenge = greeting[: len(_GREETING)], greeting[len(_GREETING) :]
+    if magic != _GREETING:
+        raise ProtocolError(f"the server greets with {magic!r}; a block store greets with {_GREETING!r}")
+    nonce = secrets.token_bytes(_NONCE_BYTES)
+    named = bytes([len(fingerprint)]) + fingerprint.ljust(MAX_FINGERPRINT_BYTES, b"\0")
+    peer.sendall(nonce + _mac(token, b"client", challenge, nonce, named) + named)
+    try:
+        proof = _receive(peer, _MAC_BYTES, timeout_s)
+    except ConnectionError as error:
+        raise PeerRefusedError("the server closed the connection: it does not accept this token") from error
+    if not hmac.compare_digest(proof, _mac(token, b"server", nonce, challenge, named)):
+        raise PeerRefusedError("the server does not know the token")
+
+
+def check_token(token: bytes) -> None:
+    """Refuse tokens that could be guessed.
+
+    Raises:
+        ValueError: when it is shorter than 16 bytes.
+    """
+    if len(token) < MIN_TOKEN_BYTES:
+        raise ValueError(f"a token of {len(token)} bytes; at least {MIN_TOKEN_BYTES} are needed")
+
+
+def _receive(peer: socket.socket, size_bytes: int, timeout_s: float) -> bytes:
+    received = np.empty(size_bytes, np.uint8)
+    receive_into(peer, [received], timeout_s)
+    return received.tobytes()
+
+
+def _mac(token: bytes, role: bytes, *parts: bytes) -> bytes:
+    return hmac.new(token, b"".join((role, *parts)), hashlib.sha256).digest()
+
+
+def _head(body: msgspec.Struct, payload_bytes: int) -> bytes:
+    encoded = msgspec.msgpack.encode(body)
+    if len(encoded) > MAX_BODY_BYTES:
+        raise ProtocolError(
+            f"a {type(body).__name__} of {len(encoded)} bytes; a frame's body may have {MAX_BODY_BYTES}"
+        )
+    return _HEADER.pack(_MAGIC, len(encoded), payload_bytes) + encoded
+
+
+@lru_cache(maxsize=32)
+def _timeval(seconds: float) -> bytes:
+    """A C timeval; 0 would be for ever."""
+    return struct.pack("@ll", *divmod(max(round(seconds * 1e6), 1), 1_000_000))
+
+
+def _consume(left: list[memoryview], moved: int) -> None:
+    """Drop the first `moved` bytes of a list of views."""
+    while left and moved >= left[0].nbytes:
+        moved -= left.pop(0).nbytes
+    if moved:
+        left[0] = left[0][moved:]

@@ -1,0 +1,314 @@
+"""The contract of media, law by law, for every medium we ship."""
+
+import contextlib
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mooncake_lab.store.backends import (
+    BlockExistsError,
+    BlockNotFoundError,
+    BlockServer,
+    DramBackend,
+    MooncakeBackend,
+    MooncakeMaster,
+    RemoteBackend,
+    SsdBackend,
+    StorageError,
+    StorageFullError,
+)
+
+CAPACITY = 64 * 4096
+TOKEN = b"a token of the tests"
+MODEL = b"model"
+
+
+@contextlib.contextmanager
+def lent(medium):
+    """A medium behind a server, and its client."""
+    with BlockServer(medium, TOKEN, timeout_s=5) as server:
+        client = RemoteBackend(server.address, TOKEN, fingerprint=MODEL, timeout_s=5)
+        try:
+            yield client
+        finally:
+            client.close()
+            medium.close()
+
+
+@contextlib.contextmanager
+def owned(medium):
+    """A medium that is closed at the end."""
+    try:
+        yield medium
+    finally:
+        medium.close()
+
+
+MEDIA = {
+    "dram": lambda _folder: owned(DramBackend(CAPACITY)),
+    "ssd": lambda folder: owned(SsdBackend(folder, CAPACITY, fingerprint=MODEL)),
+    "tcp_dram": lambda _folder: lent(DramBackend(CAPACITY)),
+    "mooncake": lambda client: owned(MooncakeBackend(client, CAPACITY, fingerprint=MODEL)),
+    "tcp_ssd": lambda folder: lent(SsdBackend(folder, CAPACITY, fingerprint=b"server")),
+}
+
+
+@pytest.fixture(scope="session")
+def mooncake():
+    """A client of a Mooncake Store, where its wheel can be loaded: a process has one."""
+    try:
+        master = MooncakeMaster()
+    except StorageError as error:
+        pytest.skip(str(error))
+    with master:
+        yield master.client(32 * 2**20)
+
+
+@pytest.fixture(params=MEDIA)
+def medium(request, tmp_path):
+    """Each medium, empty, of 64 pages."""
+    place = request.getfixturevalue("mooncake") if request.param == "mooncake" else tmp_path / "store"
+    with MEDIA[request.param](place) as made:
+        yield made
+
+
+def content(key, layer_bytes):
+    """The layers that a key stands for."""
+    draw = np.random.default_rng(list(key))
+    return [draw.integers(0, 256, size, np.uint8) for size in layer_bytes]
+
+
+def store(medium, key, layer_bytes):
+    """Reserve, write and commit a block."""
+    reservation = medium.reserve(key, layer_bytes)
+    medium.write(reservation, content(key, layer_bytes))
+    medium.commit(reservation)
+    return reservation
+
+
+def load(medium, reservation, first_layer=0, layers=None):
+    """Layers of a block, into buffers of their size."""
+    sizes = reservation.layer_bytes[first_layer:][:layers]
+    buffers = [np.full(size, 7, np.uint8) for size in sizes]
+    medium.read_into(reservation, buffers, first_layer=first_layer)
+    return [buffer.tobytes() for buffer in buffers]
+
+
+def expected(reservation):
+    """The bytes that a reservation's key stands for."""
+    return [layer.tobytes() for layer in content(reservation.key, reservation.layer_bytes)]
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(layer_bytes=st.lists(st.integers(1, 9000), min_size=1, max_size=9), first=st.integers(0, 8))
+def test_what_is_written_is_read(medium, layer_bytes, first):
+    """A block of any layers comes back bit by bit, whole and one layer at a time, and leaves no byte behind."""
+    block = store(medium, b"key", layer_bytes)
+    assert load(medium, block) == expected(block)
+    layer = first % len(layer_bytes)
+    assert load(medium, block, layer, 1) == expected(block)[layer : layer + 1]
+    medium.free(block)
+    assert medium.used_bytes == 0
+
+
+def test_one_commit_takes_a_block_once(medium):
+    """A block named twice is refused before anything changes; named once, it commits and its room comes back."""
+    block = medium.reserve(b"key", [100])
+    medium.write(block, content(b"key", [100]))
+    with pytest.raises(ValueError, match="twice"):
+        medium.commit(block, block)
+    assert list(medium.blocks()) == []
+    medium.commit(block)
+    assert load(medium, block) == expected(block)
+    medium.free(block)
+    assert medium.used_bytes == 0
+
+
+def test_layers_may_come_in_any_order(medium):
+    """Layers written one by one, the last one first, make the same block."""
+    block = medium.reserve(b"key", [100, 4096, 5000])
+    for layer in (2, 0, 1):
+        medium.write(block, [content(b"key", block.layer_bytes)[layer]], first_layer=layer)
+    medium.commit(block)
+    assert load(medium, block) == expected(block)
+
+
+def test_any_contiguous_buffer_will_do(medium):
+    """Bytes, bytearrays, memoryviews and arrays of any type are written; bytearrays and arrays are read into."""
+    numbers = np.arange(8, dtype=np.float32)
+    block = medium.reserve(b"key", [4, 4, 4, 32])
+    medium.write(block, [b"abcd", bytearray(b"efgh"), memoryview(b"ijkl"), numbers])
+    medium.commit(block)
+    found = [bytearray(4), bytearray(4), bytearray(4), np.empty((2, 4), np.float32)]
+    medium.read_into(block, found)
+    assert b"".join(found[:3]) == b"abcdefghijkl"
+    assert np.array_equal(found[3].ravel(), numbers)
+
+
+def test_nothing_is_read_before_the_commit(medium):
+    """An open reservation cannot be read, and is not listed."""
+    block = medium.reserve(b"key", [10])
+    medium.write(block, content(b"key", [10]))
+    with pytest.raises(BlockNotFoundError):
+        load(medium, block)
+    assert list(medium.blocks()) == []
+
+
+def test_a_commit_needs_every_layer(medium):
+    """A block with a missing layer is not committed, and stays open."""
+    block = medium.reserve(b"key", [10, 20])
+    medium.write(block, content(b"key", [10, 20])[1:], first_layer=1)
+    with pytest.raises(ValueError, match=r"lacks layers \[0\]"):
+        medium.commit(block)
+    medium.write(block, content(b"key", [10, 20])[:1])
+    medium.commit(block)
+    assert load(medium, block) == expected(block)
+
+
+def test_a_committed_block_cannot_be_changed(medium):
+    """Writing after the commit is refused, and changes nothing."""
+    block = store(medium, b"key", [10])
+    with pytest.raises(BlockNotFoundError):
+        medium.write(block, [b"0123456789"])
+    assert load(medium, block) == expected(block)
+
+
+def test_one_key_is_held_once(medium):
+    """A reserved or held key cannot be reserved; a freed one can."""
+    block = medium.reserve(b"key", [10])
+    with pytest.raises(BlockExistsError):
+        medium.reserve(b"key", [10])
+    medium.free(block)
+    block = store(medium, b"key", [10])
+    with pytest.raises(BlockExistsError):
+        medium.reserve(b"key", [10])
+    medium.free(block)
+    assert load(medium, store(medium, b"key", [10])) == expected(block)
+
+
+def test_a_freed_block_is_gone(medium):
+    """It cannot be read or freed again, and an old handle does not reach a new block of the same key."""
+    block = store(medium, b"key", [10])
+    medium.free(block)
+    for _ in range(2):
+        with pytest.raises(BlockNotFoundError):
+            load(medium, block)
+        with pytest.raises(BlockNotFoundError):
+            medium.free(block)
+        store(medium, b"key", [10]) if not list(medium.blocks()) else None
+
+
+def test_a_full_medium_says_so_and_keeps_what_it_has(medium):
+    """Blocks fit until they do not; the refusal changes nothing, and freeing one makes room for one."""
+    held = []
+
+    def fill():
+        for number in range(100):
+            held.append(store(medium, b"%d" % number, [5000, 5000]))  # noqa: PERF401  # ends by the error
+
+    with pytest.raises(StorageFullError):
+        fill()
+    assert len(held) > 5
+    assert medium.used_bytes <= medium.capacity_bytes
+    assert [load(medium, block) for block in held] == [expected(block) for block in held]
+    medium.free(held.pop(3))
+    held.append(store(medium, b"newcomer", [5000, 5000]))
+    assert [load(medium, block) for block in held] == [expected(block) for block in held]
+
+
+def test_blocks_are_listed_oldest_first(medium):
+    """What is committed, and nothing else, in the order of its reservation, with its position."""
+    for number in (3, 1, 2):
+        block = medium.reserve(b"%d" % number, [4], position=number)
+        medium.write(block, [b"data"])
+        medium.commit(block)
+    medium.free(next(medium.blocks()))
+    assert [(block.key, block.position) for block in medium.blocks()] == [(b"1", 1), (b"2", 2)]
+
+
+def test_many_blocks_commit_together(medium):
+    """One commit for several blocks is a commit of each."""
+    blocks = [medium.reserve(b"%d" % number, [4096]) for number in range(9)]
+    for block in blocks:
+        medium.write(block, content(block.key, [4096]))
+    medium.commit(*blocks)
+    assert [load(medium, block) for block in blocks] == [expected(block) for block in blocks]
+
+
+@pytest.mark.parametrize(
+    ("key", "layer_bytes"), [(b"", [1]), (b"k" * 129, [1]), (b"k", []), (b"k", [1, 0]), (b"k", [1] * 513)]
+)
+def test_bad_blocks_are_refused(medium, key, layer_bytes):
+    """Keys and layers out of bounds are an error, and reserve nothing."""
+    with pytest.raises(ValueError, match="allowed are 1 to"):
+        medium.reserve(key, layer_bytes)
+    assert medium.used_bytes == 0
+
+
+def test_buffers_must_fit_their_layers(medium):
+    """Wrong sizes, layers that do not exist and scattered or read-only memory are errors."""
+    block = medium.reserve(b"key", [10, 20])
+    for buffers, first in [([b"short"], 0), ([bytes(10), bytes(20), bytes(1)], 0), ([bytes(10)], 2), ([], 0)]:
+        with pytest.raises(ValueError, match="buffers of"):
+            medium.write(block, buffers, first_layer=first)
+    with pytest.raises(ValueError, match="not contiguous"):
+        medium.write(block, [np.zeros(20, np.uint8)[::2]])
+    medium.write(block, content(b"key", [10, 20]))
+    medium.commit(block)
+    with pytest.raises(ValueError, match="not contiguous and writable"):
+        medium.read_into(block, [bytes(10)])
+
+
+def test_footprints_are_what_is_used(medium):
+    """The announced footprint is at most what a block then takes; for media of this machine it is exactly that."""
+    announced = medium.footprint_bytes(b"key", [5000, 10])
+    store(medium, b"key", [5000, 10])
+    if medium.is_shared:
+        assert announced <= medium.used_bytes
+    else:
+        assert announced == medium.used_bytes
+
+
+def test_layers_are_written_and_read_through_its_own_buffers(medium):
+    """What is put into the write buffers of a backend and written is what `read` returns."""
+    block = medium.reserve(b"key", [100, 4096, 5000])
+    for first, count in ((2, 1), (0, 2)):
+        buffers = medium.write_buffers(block, first, count)
+        for buffer, layer in zip(buffers, content(b"key", block.layer_bytes)[first:], strict=False):
+            buffer[:] = layer
+        medium.write(block, buffers, first_layer=first)
+    medium.commit(block)
+    assert [layer.tobytes() for layer in medium.read(block, 0, 3)] == expected(block)
+    assert [layer.tobytes() for layer in medium.read(block, 1, 1)] == expected(block)[1:2]
+    medium.free(block)
+    with pytest.raises(BlockNotFoundError):
+        medium.read(block, 0, 3)
+
+
+def test_threads_share_a_medium(medium):
+    """Threads that store, read and free their own blocks never see anything else."""
+    wrong = []
+
+    def work(thread):
+        for turn in range(12):
+            block = store(medium, b"%d/%d" % (thread, turn), [3000, 4096])
+            if load(medium, block) != expected(block):
+                wrong.append(block)
+            medium.free(block)
+
+    threads = [threading.Thread(target=work, args=(thread,)) for thread in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert wrong == []
+    assert medium.used_bytes == 0
+
+
+def test_closing_twice_is_fine(medium):
+    """The second close does nothing."""
+    medium.close()
+    medium.close()

@@ -1,0 +1,92 @@
+"""Two things at once: both end before anybody goes on, and nothing is done twice."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from mooncake_lab.store.backends.checksums import run_all, run_concurrently
+
+
+@pytest.fixture
+def helpers():
+    """One helper thread."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+def test_both_results_come_back(helpers):
+    """What the helper returned, and what was returned here."""
+    assert run_concurrently(helpers, lambda: "other", lambda: "mine") == ("other", "mine")
+
+
+def test_a_helper_that_does_not_come_is_not_waited_for(helpers):
+    """While the only helper is busy the caller does both, on its own thread."""
+    over, begun = threading.Event(), threading.Event()
+    helpers.submit(lambda: (begun.set(), over.wait(30)))
+    assert begun.wait(30)
+    assert run_concurrently(helpers, threading.get_ident, threading.get_ident) == (threading.get_ident(),) * 2
+    over.set()
+
+
+@pytest.mark.parametrize("who", ["other", "mine"])
+def test_an_error_waits_for_the_other_one(helpers, who):
+    """Whoever fails, neither runs any more when the error arrives: buffers may be given back."""
+    ended, begun = [], threading.Event()
+
+    def fail():
+        begun.wait(30)
+        raise OSError("injected")
+
+    def work():
+        begun.set()
+        threading.Event().wait(0.1)
+        ended.append(True)
+
+    parts = (fail, work) if who == "other" else (work, fail)
+    with pytest.raises(OSError, match="injected"):
+        run_concurrently(helpers, *parts)
+    assert ended == [True]
+
+
+def test_shared_tasks_are_done_once_each(helpers):
+    """A thousand tasks, each by one of the two threads."""
+    done = []
+    run_all(helpers, [lambda number=number: done.append(number) for number in range(1000)])
+    assert sorted(done) == list(range(1000))
+
+
+def test_a_failed_task_is_the_last_that_begins(helpers):
+    """Its error is raised, and what was left is not begun."""
+    done = []
+
+    def fail():
+        raise OSError("injected")
+
+    tasks = [fail, *(lambda number=number: done.append(number) for number in range(1000))]
+    helpers.submit(threading.Event().wait, 0.2)  # so that the caller takes the first one
+    with pytest.raises(OSError, match="injected"):
+        run_all(helpers, tasks)
+    assert done == []
+
+
+def test_without_helpers_the_caller_does_it_all(helpers):
+    """Threads that were let go are no error of their own: what a closed medium raises is the medium's."""
+    helpers.shutdown()
+    assert run_concurrently(helpers, threading.get_ident, threading.get_ident) == (threading.get_ident(),) * 2
+
+
+def test_what_could_not_be_started_never_runs_late():
+    """Where no thread can be started, the task that stayed queued is cancelled when a helper comes by."""
+    done = []
+
+    class NoThreads(ThreadPoolExecutor):
+        def submit(self, task, /):
+            queued.append(task)
+            raise RuntimeError("can't start new thread")
+
+    queued = []
+    with NoThreads(1) as helpers:
+        assert run_concurrently(helpers, lambda: done.append("other"), lambda: done.append("mine")) == (None, None)
+    queued[0]()
+    assert sorted(done) == ["mine", "other"]

@@ -1,0 +1,180 @@
+"""The block server stays up: what fails with one client, or is lacking for a while, is not the end for others."""
+
+import errno
+import socket
+import threading
+import time
+
+import pytest
+
+from mooncake_lab.store.backends import BlockServer, DramBackend, RemoteBackend, remote_server, wire
+
+TOKEN = b"a token of the tests"
+
+
+class Wrapped:
+    """A medium that is not the server's own memory, and whose writes a test can hold up."""
+
+    def __init__(self, medium):
+        self._medium = medium
+        self.gate = threading.Event()
+        self.writing = threading.Event()
+
+    def __getattr__(self, name):
+        """As the medium."""
+        return getattr(self._medium, name)
+
+    def write(self, *given, **named):
+        """Wait for the gate, half a second at most, and write."""
+        self.writing.set()
+        self.gate.wait(0.5)
+        self._medium.write(*given, **named)
+        self.writing.clear()
+
+
+@pytest.fixture
+def arena():
+    """What the server lends."""
+    medium = DramBackend(2**20)
+    yield medium
+    medium.close()
+
+
+def client_of(server):
+    """A client of the server."""
+    return RemoteBackend(server.address, TOKEN, fingerprint=b"model", timeout_s=5)
+
+
+def store(medium, key):
+    """A block of one layer."""
+    block = medium.reserve(key, [4])
+    medium.write(block, [b"data"])
+    medium.commit(block)
+
+
+def is_hung_up(peer):
+    """Whether the server has closed the connection, within five seconds."""
+    peer.settimeout(5)
+    try:
+        while peer.recv(4096):
+            pass
+    except ConnectionError:
+        pass
+    except TimeoutError:
+        return False
+    return True
+
+
+class Refusing:
+    """A listener that has no descriptor for its next clients."""
+
+    def __init__(self, listener, times):
+        self._listener = listener
+        self._times = times
+
+    def __getattr__(self, name):
+        """As the listener."""
+        return getattr(self._listener, name)
+
+    def accept(self):
+        """Fail as often as asked for, then accept."""
+        if self._times:
+            self._times -= 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return self._listener.accept()
+
+
+def test_a_failed_accept_is_not_the_end(arena, caplog):
+    """Out of descriptors, the server says so, waits a little and goes on; it still closes."""
+    with BlockServer(arena, TOKEN, timeout_s=5) as server:
+        server._listener = Refusing(server._listener, 2)
+        for _ in range(3):  # the first one is accepted by the call that was under way
+            client = client_of(server)
+            store(client, b"%d" % len(list(client.blocks())))
+            client.close()
+        assert caplog.text.count("Too many open files") == 2
+        accepting = server._accepting
+    assert not accepting.is_alive()
+
+
+def test_a_client_without_a_thread_is_hung_up_on(arena, monkeypatch):
+    """Where no thread can be started, one client is turned away, and the next one is served."""
+
+    class Unstartable:
+        def __init__(self, **_settings):
+            monkeypatch.undo()
+
+        def start(self):
+            raise RuntimeError("can't start new thread")
+
+    with BlockServer(arena, TOKEN, timeout_s=5) as server:
+        monkeypatch.setattr(remote_server.threading, "Thread", Unstartable)
+        peer = socket.create_connection(server.address, 5)
+        assert is_hung_up(peer)
+        peer.close()
+        client = client_of(server)
+        store(client, b"key")
+        client.close()
+
+
+def test_close_waits_for_those_who_write(arena):
+    """When `close` has returned nobody touches the medium any more, and what was not committed is freed."""
+    medium = Wrapped(arena)
+    server = BlockServer(medium, TOKEN, timeout_s=5)
+    client = client_of(server)
+    block = client.reserve(b"key", [4])
+
+    def write():
+        with pytest.raises(OSError, match=r".*"):
+            client.write(block, [b"data"])
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert medium.writing.wait(5)
+    server.close()
+    assert not medium.writing.is_set()
+    assert arena.used_bytes == 0
+    writer.join()
+    client.close()
+
+
+def test_silent_strangers_lock_nobody_out(arena, monkeypatch):
+    """However many sockets say nothing, who knows the token is let in; the first of them is hung up on."""
+    monkeypatch.setattr(remote_server, "_MAX_UNAUTHENTICATED", 4)
+    with BlockServer(arena, TOKEN, timeout_s=60, max_clients=2) as server:
+        strangers = [socket.create_connection(server.address, 5) for _ in range(12)]
+        clients = [client_of(server), client_of(server)]
+        for client in clients:
+            store(client, b"key" + bytes([clients.index(client)]))
+        assert is_hung_up(strangers[0])
+        with pytest.raises(ConnectionError):
+            client_of(server)
+        assert len(server._unauthenticated) <= 4
+        for peer in [*strangers, *clients]:
+            peer.close()
+
+
+def test_a_machine_that_vanishes_is_noticed(arena):
+    """Connections are probed: a client that is gone without a word does not keep its reservations for an hour."""
+    with BlockServer(arena, TOKEN, timeout_s=9) as server:
+        client = client_of(server)
+        (served,) = server._threads
+        assert served.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        expected = {"TCP_KEEPIDLE": 9, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 18_000}
+        there = {name: value for name, value in expected.items() if hasattr(socket, name)}
+        assert there == {name: served.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in there}
+        client.close()
+
+
+def test_nothing_is_left_of_a_client_that_went(arena):
+    """Sockets and threads of clients do not pile up, whether they knew the token or not."""
+    with BlockServer(arena, TOKEN, timeout_s=5) as server:
+        for _ in range(5):
+            client_of(server).close()
+            peer = socket.create_connection(server.address, 5)
+            wire.receive_into(peer, [wire.np.empty(48, wire.np.uint8)], 5)
+            peer.close()
+        ends_s = time.monotonic() + 5
+        while server._threads and time.monotonic() < ends_s:
+            time.sleep(0.01)
+        assert (server._threads, server._unauthenticated, server._clients) == ({}, {}, set())

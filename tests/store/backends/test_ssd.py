@@ -1,0 +1,704 @@
+"""The SSD medium: what survives, what is noticed, and who is kept out."""
+
+import errno
+import mmap
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mooncake_lab.store.backends import (
+    BlockNotFoundError,
+    DamagedBlockError,
+    FolderInUseError,
+    SsdBackend,
+    SuspectBlockError,
+    ssd_index,
+    verify_folder,
+)
+from mooncake_lab.store.backends.ssd_folder import index_path
+from mooncake_lab.store.backends.ssd_slab import BlockFile, Slab
+
+PAGE = 4096
+CAPACITY = 100 * PAGE
+MODEL = b"model"
+
+
+def content(key, sizes):
+    """The layers that a key stands for."""
+    draw = np.random.default_rng(list(key))
+    return [draw.integers(0, 256, size, np.uint8) for size in sizes]
+
+
+def store(medium, key, sizes=(5000, 100)):
+    """A committed block."""
+    block = medium.reserve(key, sizes)
+    write_and_commit(medium, block)
+    return block
+
+
+def write_and_commit(medium, block):
+    """All layers of a reservation, and the commit."""
+    medium.write(block, content(block.key, block.layer_bytes))
+    medium.commit(block)
+
+
+def is_right(medium, block):
+    """Whether a block is served as it was written; false where the medium says that it is damaged."""
+    buffers = [np.empty(size, np.uint8) for size in block.layer_bytes]
+    try:
+        medium.read_into(block, buffers)
+    except DamagedBlockError:
+        return False
+    truth = content(block.key, block.layer_bytes)
+    assert [buffer.tobytes() for buffer in buffers] == [layer.tobytes() for layer in truth]
+    return True
+
+
+def opened(folder, capacity=CAPACITY, model=MODEL, **more):
+    """The medium in a folder."""
+    return SsdBackend(folder, capacity, fingerprint=model, **more)
+
+
+def abandon(medium):
+    """Let go of a medium as a kill does: nothing is written any more, only the lock goes."""
+    os.close(medium._index._file)
+    medium._slab.close()
+    medium._folder_lock.release()
+    medium._is_open = False
+
+
+def filled(folder, blocks=8):
+    """A closed folder with some blocks."""
+    medium = opened(folder)
+    for number in range(blocks):
+        store(medium, b"%d" % number)
+    medium.close()
+
+
+def flip(path, offset, bit=0):
+    """Flip one bit of a file."""
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ (1 << bit)]))
+
+
+@pytest.mark.parametrize("end", [SsdBackend.close, abandon], ids=["closed", "killed"])
+def test_blocks_survive(tmp_path, end):
+    """After a close or a kill every committed block is there, in order, and an open reservation is not."""
+    medium = opened(tmp_path)
+    blocks = [store(medium, b"%d" % number) for number in range(5)]
+    medium.free(blocks[1])
+    open_one = medium.reserve(b"open", [100])
+    medium.write(open_one, [bytes(100)])
+    end(medium)
+    medium = opened(tmp_path, None)
+    assert medium.index_was_whole
+    found = list(medium.blocks())
+    kept = [block for block in found if block.key != b"1"]  # a freed block may reappear after a kill
+    assert [block.key for block in kept] == [b"0", b"2", b"3", b"4"]
+    assert all(is_right(medium, block) for block in found)
+    assert medium.used_bytes == sum(medium.footprint_bytes(block.key, block.layer_bytes) for block in found)
+    store(medium, b"open")
+    store(medium, b"1") if len(found) == 4 else None
+    assert all(is_right(medium, block) for block in medium.blocks())
+    medium.close()
+
+
+KILLED = """
+import sys, numpy as np
+from pathlib import Path
+from mooncake_lab.store.backends import SsdBackend
+medium = SsdBackend(Path(sys.argv[1]), 100 * 4096, fingerprint=b"model")
+number, held = 0, []
+while True:
+    key = b"%d" % number
+    draw = np.random.default_rng(list(key))
+    if len(held) == 12:
+        oldest = held.pop(0)
+        print("freeing", oldest.key.decode(), flush=True)
+        medium.free(oldest)
+    block = medium.reserve(key, (5000, 8192, 100))
+    medium.write(block, [draw.integers(0, 256, size, np.uint8) for size in (5000, 8192, 100)])
+    medium.commit(block)
+    held.append(block)
+    print("held", key.decode(), flush=True)
+    number += 1
+"""
+
+
+@pytest.mark.parametrize("after", [3, 17, 40])
+def test_a_killed_writer_loses_nothing(tmp_path, after):
+    """Kill -9 amid writes and frees: all that was committed and not freed is bit-exact, and none is torn."""
+    held = set()
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as writer:
+        for _ in range(after):
+            word, number = writer.stdout.readline().split()
+            (held.add if word == "held" else held.discard)(number.encode())
+        writer.kill()
+        for line in writer.stdout.read().splitlines():
+            word, number = line.split()
+            (held.add if word == "held" else held.discard)(number.encode())
+    medium = opened(tmp_path)
+    blocks = list(medium.blocks())
+    assert held <= {block.key for block in blocks}
+    assert all(is_right(medium, block) for block in blocks)
+    assert medium.used_bytes == sum(medium.footprint_bytes(block.key, block.layer_bytes) for block in blocks)
+    medium.close()
+    assert all(report.is_sound for report in verify_folder(tmp_path))
+
+
+def test_a_second_process_is_told_who_has_the_folder(tmp_path):
+    """The folder of a live medium cannot be opened, here or elsewhere, by verify neither; closed, it can."""
+    medium = opened(tmp_path)
+    with pytest.raises(FolderInUseError, match=rf"is open in process {os.getpid()}"):
+        opened(tmp_path)
+    code = (
+        "import sys; from pathlib import Path; from mooncake_lab.store.backends import SsdBackend\n"
+        "SsdBackend(Path(sys.argv[1]), 409600, fingerprint=b'other')"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    other = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert f"FolderInUseError: {tmp_path} is open in process {os.getpid()}" in other.stderr
+    with pytest.raises(FolderInUseError):
+        verify_folder(tmp_path)
+    medium.close()
+    opened(tmp_path).close()
+
+
+def test_models_do_not_see_each_other(tmp_path):
+    """A block of one model is not found by another, not even when its folder is given the other's name."""
+    filled(tmp_path, 3)
+    other = opened(tmp_path, model=b"other")
+    assert list(other.blocks()) == []
+    other.close()
+    (tmp_path / b"other".hex()).rename(tmp_path / "elsewhere")
+    (tmp_path / MODEL.hex()).rename(tmp_path / b"other".hex())
+    other = opened(tmp_path, model=b"other")
+    assert list(other.blocks()) == []
+    other.close()
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), number=st.integers(0, 7))
+def test_any_flipped_payload_byte_is_noticed(tmp_path, place, bit, number):
+    """Wherever a block's layer is hit, it is damaged, its other layers and all other blocks are served."""
+    if not (tmp_path / "lock").exists():
+        filled(tmp_path)
+    medium = opened(tmp_path)
+    blocks = list(medium.blocks())
+    hit = blocks[number]
+    slab = tmp_path / MODEL.hex() / "slab"
+    offset = hit.offset_bytes + PAGE + int(place * 5000)
+    flip(slab, offset, bit)
+    assert [is_right(medium, block) for block in blocks] == [block != hit for block in blocks]
+    short = np.empty(100, np.uint8)
+    medium.read_into(hit, [short], first_layer=1)
+    medium.close()
+    (report,) = verify_folder(tmp_path)
+    assert report.damaged == (hit.key.hex(),)
+    assert report.blocks == 8
+    flip(slab, offset, bit)
+    assert verify_folder(tmp_path)[0].is_sound
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(places=st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=4), bit=st.integers(0, 7))
+def test_a_damaged_index_is_rebuilt_from_the_slab(tmp_path, places, bit):
+    """Whatever bytes of a closed index are flipped, no block is lost and none is wrong."""
+    if not (tmp_path / "lock").exists():
+        filled(tmp_path)
+    index = index_path(tmp_path / MODEL.hex())
+    size = index.stat().st_size
+    for place in places:
+        flip(index, int(place * size), bit)
+    medium = opened(tmp_path)
+    assert sorted(block.key for block in medium.blocks()) == [b"%d" % number for number in range(8)]
+    assert all(is_right(medium, block) for block in medium.blocks())
+    medium.close()
+    assert verify_folder(tmp_path)[0].is_sound
+
+
+def test_a_missing_index_is_rebuilt(tmp_path):
+    """Without its index a folder still has all its blocks."""
+    filled(tmp_path)
+    index_path(tmp_path / MODEL.hex()).unlink()
+    medium = opened(tmp_path)
+    assert not medium.index_was_whole
+    assert len(list(medium.blocks())) == 8
+    assert all(is_right(medium, block) for block in medium.blocks())
+    medium.close()
+
+
+def test_a_damaged_header_is_found_and_repaired(tmp_path):
+    """A block whose header is damaged is served from the index, but a lost index would lose it: that is damage."""
+    filled(tmp_path)
+    medium = opened(tmp_path)
+    hit = next(medium.blocks())
+    medium.close()
+    flip(tmp_path / MODEL.hex() / "slab", hit.offset_bytes + 30, 3)
+    (report,) = verify_folder(tmp_path)
+    assert report.damaged == (hit.key.hex(),)
+    (report,) = verify_folder(tmp_path, repair=True)
+    assert report.repaired
+    (report,) = verify_folder(tmp_path)
+    assert report.is_sound
+    assert report.blocks == 7
+
+
+def test_an_index_that_saw_a_power_cut_is_not_believed(tmp_path, monkeypatch):
+    """Where the machine went down with the folder open, blocks are looked for in the slab, and all are found."""
+    medium = opened(tmp_path)
+    for number in range(5):
+        store(medium, b"%d" % number)
+    abandon(medium)
+    (tmp_path / "boot_id").write_text("another boot")
+    monkeypatch.setattr(ssd_index, "_BOOT_ID", tmp_path / "boot_id")
+    medium = opened(tmp_path)
+    assert not medium.index_was_whole
+    assert [block.key for block in medium.blocks()] == [b"%d" % number for number in range(5)]
+    assert all(is_right(medium, block) for block in medium.blocks())
+    medium.close()
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_a_damaged_index_of_a_killed_process_serves_nothing_wrong(tmp_path, place, bit):
+    """Killed and then flipped: whatever is still found is right, and the folder works on."""
+    medium = opened(tmp_path)
+    for number in range(5):
+        if not any(block.key == b"%d" % number for block in medium.blocks()):
+            store(medium, b"%d" % number)
+    abandon(medium)
+    index = index_path(tmp_path / MODEL.hex())
+    flip(index, int(place * index.stat().st_size), bit)
+    medium = opened(tmp_path)
+    assert all(is_right(medium, block) for block in medium.blocks())
+    medium.close()
+
+
+def test_a_rebuilt_folder_has_no_stale_blocks(tmp_path):
+    """A block whose bytes were reused is not found in the slab; a freed one is right if it reappears."""
+    medium = opened(tmp_path, 12 * PAGE)
+    for number in range(20):
+        if len(list(medium.blocks())) == 3:
+            medium.free(next(medium.blocks()))
+        store(medium, b"%d" % number)
+    live = {block.key for block in medium.blocks()}
+    medium.close()
+    index_path(tmp_path / MODEL.hex()).unlink()
+    medium = opened(tmp_path, 12 * PAGE)
+    assert live <= {block.key for block in medium.blocks()}
+    assert all(is_right(medium, block) for block in medium.blocks())
+    medium.close()
+
+
+def test_a_truncated_slab_is_damage(tmp_path):
+    """Blocks behind the end are damaged, those before it are served, and nothing crashes."""
+    filled(tmp_path)
+    os.truncate(tmp_path / MODEL.hex() / "slab", 6 * PAGE)
+    medium = opened(tmp_path)
+    rights = [is_right(medium, block) for block in medium.blocks()]
+    assert rights == [True] + [False] * 7
+    medium.close()
+
+
+def test_verify_repairs(tmp_path):
+    """Repair drops damaged blocks, rebuilds the index, and leaves a sound folder with everything else."""
+    filled(tmp_path)
+    room = tmp_path / MODEL.hex()
+    flip(room / "slab", PAGE + 50)
+    flip(index_path(room), 300)
+    assert not verify_folder(tmp_path)[0].is_sound
+    assert not verify_folder(tmp_path)[0].is_sound  # looking changes nothing
+    assert verify_folder(tmp_path, repair=True)[0].repaired
+    (report,) = verify_folder(tmp_path)
+    assert report.is_sound
+    assert report.blocks == 7
+
+
+def test_verify_wants_a_store(tmp_path):
+    """A folder without one is an error."""
+    with pytest.raises(ValueError, match="holds no block store"):
+        verify_folder(tmp_path)
+    with pytest.raises(ValueError, match="holds no block store"):
+        verify_folder(tmp_path / "missing")
+
+
+def test_a_slab_only_grows(tmp_path):
+    """It may be opened larger, or as it is; smaller is refused, and so is a new one without a size."""
+    with pytest.raises(ValueError, match="a capacity is needed"):
+        opened(tmp_path, None)
+    filled(tmp_path)
+    with pytest.raises(ValueError, match="can only grow"):
+        opened(tmp_path, CAPACITY // 2)
+    medium = opened(tmp_path, 2 * CAPACITY)
+    assert medium.capacity_bytes == 2 * CAPACITY
+    assert len(list(medium.blocks())) == 8
+    medium.close()
+    with pytest.raises(ValueError, match="allowed are 1 to 64"):
+        opened(tmp_path, model=b"")
+
+
+LARGE = (200_000, 4096, 131_072, 524_288, 100, 65_536, 65_536, 65_536)
+"""Layers of a block that is written and read in parts, with a helper thread."""
+
+
+def test_a_large_block_is_whole_after_a_lost_index(tmp_path):
+    """Written in two parts at once, its header fits its layers: it is found in the slab, whole and by layers."""
+    medium = opened(tmp_path, 2**23)
+    store(medium, b"large", LARGE)
+    medium.close()
+    index_path(tmp_path / MODEL.hex()).unlink()
+    medium = opened(tmp_path, None)
+    (block,) = medium.blocks()
+    assert is_right(medium, block)
+    truth = content(b"large", LARGE)
+    for first in range(len(LARGE)):
+        buffers = [np.empty(size, np.uint8) for size in LARGE[first:]]
+        medium.read_into(block, buffers, first_layer=first)
+        assert all(np.array_equal(*pair) for pair in zip(buffers, truth[first:], strict=True))
+    medium.close()
+
+
+@pytest.mark.parametrize("layer", range(len(LARGE)))
+def test_a_flipped_byte_of_a_large_block_is_noticed(tmp_path, layer):
+    """Whoever reads the layer, helper or caller, it is the one that is called damaged."""
+    medium = opened(tmp_path, 2**23)
+    block = store(medium, b"large", LARGE)
+    before = sum(-(-size // PAGE) * PAGE for size in LARGE[:layer])
+    flip(tmp_path / MODEL.hex() / "slab", block.offset_bytes + PAGE + before + LARGE[layer] - 1)
+    with pytest.raises(DamagedBlockError, match=f"^layer {layer} of block"):
+        medium.read_into(block, [np.empty(size, np.uint8) for size in LARGE])
+    medium.close()
+
+
+@pytest.mark.parametrize("refused", [0, 1])
+def test_a_large_block_with_a_failed_part_is_not_committed(tmp_path, refused):
+    """Whichever of the two writes of a block fails, the block is not held, and its room comes back."""
+    calls = []
+
+    def before(operation):
+        if operation == "write":
+            calls.append(operation)
+            if len(calls) == refused + 1:
+                raise OSError(errno.ENOSPC, "injected")
+
+    medium = opened(tmp_path, 2**23, before=before)
+    block = medium.reserve(b"large", LARGE)
+    with pytest.raises(OSError, match="injected"):
+        medium.write(block, content(b"large", LARGE))
+    with pytest.raises(ValueError, match="lacks layers"):
+        medium.commit(block)
+    medium.free(block)
+    assert medium.used_bytes == 0
+    assert is_right(medium, store(medium, b"large", LARGE))
+    medium.close()
+
+
+def test_a_closed_medium_is_an_os_error(tmp_path):
+    """Reading and writing blocks of any size after the close raises what a failing device does."""
+    medium = opened(tmp_path, 2**23)
+    block, other = store(medium, b"large", LARGE), medium.reserve(b"other", LARGE)
+    medium.close()
+    with pytest.raises(OSError, match="closed"):
+        medium.read_into(block, [np.empty(size, np.uint8) for size in LARGE])
+    with pytest.raises(OSError, match="closed"):
+        medium.write(other, content(b"other", LARGE))
+
+
+def test_a_layer_that_is_written_again_is_in_the_header_too(tmp_path):
+    """A whole block, a layer of it rewritten before the commit, then a lost index: the later bytes are served."""
+    medium = opened(tmp_path)
+    block = medium.reserve(b"key", [5000, 100])
+    medium.write(block, [bytes(5000), bytes(100)])
+    medium.write(block, content(b"key", [5000, 100])[:1])
+    medium.write(block, content(b"key", [5000, 100])[1:], first_layer=1)
+    medium.commit(block)
+    medium.close()
+    assert verify_folder(tmp_path)[0].is_sound
+    index_path(tmp_path / MODEL.hex()).unlink()
+    medium = opened(tmp_path)
+    (found,) = medium.blocks()
+    assert is_right(medium, found)
+    medium.close()
+
+
+def test_a_slab_that_could_not_grow_is_as_it_was(tmp_path, monkeypatch):
+    """A device that fills up halfway through growing leaves a slab that opens with its old size."""
+    filled(tmp_path)
+
+    def fill_up(file, _start, size):
+        os.ftruncate(file, size - PAGE)
+        raise OSError(errno.ENOSPC, "injected")
+
+    monkeypatch.setattr(os, "posix_fallocate", fill_up)
+    with pytest.raises(OSError, match="injected"):
+        opened(tmp_path, 2 * CAPACITY)
+    medium = opened(tmp_path, CAPACITY)
+    assert len(list(medium.blocks())) == 8
+    medium.close()
+
+
+def test_a_file_system_that_refuses_direct_writes_is_told_once(tmp_path, monkeypatch, caplog):
+    """O_DIRECT that opens but cannot be used: writes go through the page cache, and a warning says so, once."""
+    medium = opened(tmp_path)
+    if not medium.writes_directly:
+        medium.close()
+        pytest.skip("this file system opens nothing with O_DIRECT")
+    direct, pwritev = medium._slab._direct, os.pwritev
+
+    def refuse(file, *more):
+        if file == direct:
+            raise OSError(errno.EINVAL, "injected")
+        return pwritev(file, *more)
+
+    monkeypatch.setattr(os, "pwritev", refuse)
+    layers = [np.frombuffer(mmap.mmap(-1, PAGE), np.uint8)]
+    for number in range(3):
+        block = medium.reserve(b"%d" % number, [PAGE])
+        layers[0][:] = number
+        medium.write(block, layers)
+        medium.commit(block)
+        found = bytearray(PAGE)
+        medium.read_into(block, [found])
+        assert found == bytes([number]) * PAGE
+    assert not medium.writes_directly
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    medium.close()
+
+
+class Refusing:
+    """Refuses one operation, once or for ever."""
+
+    def __init__(self, operation):
+        self.operation = operation
+        self.on = False
+
+    def __call__(self, operation):
+        """Raise what a full device does."""
+        if self.on and operation == self.operation:
+            raise OSError(errno.ENOSPC, "injected")
+
+
+@pytest.mark.parametrize("operation", ["write", "sync", "index"])
+def test_a_failed_commit_commits_nothing(tmp_path, operation):
+    """When the device refuses, the block is not held; freed, its room is used again, also after a reopening."""
+    refuse = Refusing(operation)
+    medium = opened(tmp_path, before=refuse)
+    kept = store(medium, b"kept")
+    refuse.on = True
+    block = medium.reserve(b"key", [5000])
+    with pytest.raises(OSError, match="injected"):
+        write_and_commit(medium, block)
+    with pytest.raises(BlockNotFoundError):
+        medium.read_into(block, [bytearray(5000)])
+    medium.free(block)
+    refuse.on = False
+    again = store(medium, b"key", [5000])
+    assert is_right(medium, again)
+    assert is_right(medium, kept)
+    medium.close()
+    medium = opened(tmp_path)
+    assert [block.key for block in medium.blocks()] == [b"kept", b"key"]
+    assert all(is_right(medium, block) for block in medium.blocks())
+    medium.close()
+
+
+def test_what_a_lost_sync_may_have_lost_is_never_committed(tmp_path):
+    """A device says once that it lost pages: no block that was being written then is ever acknowledged."""
+    refuse = Refusing("sync")
+    medium = opened(tmp_path, before=refuse)
+    whole, half, fresh, failing = (medium.reserve(key, [5000, 100]) for key in (b"a", b"b", b"c", b"d"))
+    medium.write(whole, content(b"a", [5000, 100]))
+    medium.write(half, content(b"b", [5000, 100])[:1])
+    refuse.on = True
+    with pytest.raises(OSError, match="injected"):
+        write_and_commit(medium, failing)
+    refuse.on = False
+    for again in (
+        lambda: medium.write(half, content(b"b", [5000, 100])[1:], first_layer=1),
+        lambda: medium.commit(whole),
+        lambda: medium.commit(failing),
+    ):
+        with pytest.raises(SuspectBlockError, match="free it and write it anew"):
+            again()
+    write_and_commit(medium, fresh)
+    assert [block.key for block in medium.blocks()] == [b"c"]
+    medium.free(whole, half, failing)
+    assert all(is_right(medium, store(medium, key)) for key in (b"a", b"b", b"d"))
+    assert not medium._written
+    medium.close()
+
+
+def test_closing_waits_for_what_is_being_read_or_written(tmp_path):
+    """No operation finds its file closed, or another file under the same number."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def linger(operation):
+        if operation == "read":
+            entered.set()
+            assert leave.wait(10)
+
+    slab = Slab(tmp_path / "slab", CAPACITY, linger)
+    page = np.arange(PAGE, dtype=np.uint8)
+    slab.write(0, [page])
+    found = np.empty(PAGE, np.uint8)
+    reader = threading.Thread(target=slab.read, args=(0, [found]))
+    reader.start()
+    assert entered.wait(10)
+    closer = threading.Thread(target=slab.close)
+    closer.start()
+    closer.join(0.1)
+    assert closer.is_alive()
+    leave.set()
+    reader.join(10)
+    closer.join(10)
+    assert not closer.is_alive()
+    assert np.array_equal(found, page)
+    for operation in (lambda: slab.read(0, [found]), lambda: slab.write(0, [page]), slab.sync):
+        with pytest.raises(OSError, match="closed"):
+            operation()
+    slab.close()
+
+
+def test_closing_waits_for_a_commit(tmp_path):
+    """What is being committed while the medium closes is there when it is opened again."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def linger(operation):
+        if operation == "index":
+            entered.set()
+            assert leave.wait(10)
+
+    medium = opened(tmp_path, before=linger)
+    writer = threading.Thread(target=store, args=(medium, b"key"))
+    writer.start()
+    assert entered.wait(10)
+    closers = [threading.Thread(target=medium.close) for _ in range(2)]
+    for closer in closers:
+        closer.start()
+    closers[0].join(0.1)
+    assert all(closer.is_alive() for closer in closers)
+    leave.set()
+    for thread in (writer, *closers):
+        thread.join(10)
+        assert not thread.is_alive()
+    medium = opened(tmp_path)
+    assert [block.key for block in medium.blocks()] == [b"key"]
+    medium.close()
+
+
+@pytest.mark.parametrize("step", ["SsdBackend.commit", "BlockFile.close", "Slab.close"])
+def test_an_interrupt_while_closing_leaves_the_folder_to_others(tmp_path, monkeypatch, step):
+    """Ctrl-C ends one step of closing, and leaves out none of the others."""
+
+    def interrupt(_self):
+        raise KeyboardInterrupt
+
+    medium = opened(tmp_path)
+    kept = store(medium, b"kept")
+    owner, method = step.split(".")
+    with monkeypatch.context() as patch:
+        patch.setattr({"SsdBackend": SsdBackend, "BlockFile": BlockFile, "Slab": Slab}[owner], method, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            medium.close()
+    again = opened(tmp_path)
+    assert is_right(again, kept)
+    again.close()
+    medium.close()
+
+
+def test_an_interrupt_before_an_operation_does_not_keep_a_slab_open(tmp_path):
+    """Whoever was interrupted does not count as a user that closing waits for."""
+
+    def interrupt(_operation):
+        raise KeyboardInterrupt
+
+    slab = Slab(tmp_path / "slab", CAPACITY, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        slab.write(0, [np.zeros(PAGE, np.uint8)])
+    closer = threading.Thread(target=slab.close, daemon=True)
+    closer.start()
+    closer.join(10)
+    assert not closer.is_alive()
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
+    """No room for the slab, or no folder to be had: an `OSError`, and the lock is free again."""
+    with pytest.raises(OSError, match=r"No space|too large|Invalid"):
+        opened(tmp_path, 2**60)
+    opened(tmp_path / "other").close()
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(OSError, match=r"exists|directory"):
+        opened(tmp_path / "file")
+    medium = opened(tmp_path, model=b"second")
+    medium.close()
+
+
+def test_a_long_index_is_rewritten(tmp_path, monkeypatch):
+    """A log of many commits and few live blocks is replaced by a short one, and all blocks are found again."""
+    monkeypatch.setattr(ssd_index, "_COMPACT_BYTES", 1000)
+    medium = opened(tmp_path, 12 * PAGE)
+    sizes = set()
+    for number in range(100):
+        block = store(medium, b"%d" % number, [1, 1])
+        if number < 97:
+            medium.free(block)
+        sizes.add(index_path(tmp_path / MODEL.hex()).stat().st_size)
+    assert max(sizes) < 4000
+    abandon(medium)
+    medium = opened(tmp_path, None)
+    assert medium.index_was_whole
+    assert {b"97", b"98", b"99"} <= {block.key for block in medium.blocks()}
+    medium.close()
+
+
+@pytest.mark.parametrize("cut", [1, 11, 30])
+def test_an_unfinished_entry_is_no_damage(tmp_path, cut):
+    """A process that is killed while it appends loses only the commit that never returned."""
+    medium = opened(tmp_path)
+    store(medium, b"kept")
+    index = index_path(tmp_path / MODEL.hex())
+    kept_bytes = index.stat().st_size
+    store(medium, b"late")
+    abandon(medium)
+    os.truncate(index, kept_bytes + cut)
+    medium = opened(tmp_path)
+    assert medium.index_was_whole
+    assert [block.key for block in medium.blocks()] == [b"kept"]
+    assert medium.used_bytes == 4 * PAGE
+    medium.close()
+
+
+def test_an_entry_that_could_not_be_written_is_written_over(tmp_path, monkeypatch):
+    """A device that fills up within an entry commits nothing, and the next commit is whole."""
+    medium = opened(tmp_path)
+    store(medium, b"kept")
+    pwrite = os.pwrite
+
+    def fill_up(file, data, offset):
+        pwrite(file, data[:20], offset)
+        raise OSError(errno.ENOSPC, "injected")
+
+    block = medium.reserve(b"key", [5000])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", fill_up)
+        patch.setattr(os, "ftruncate", lambda *_given: None)
+        with pytest.raises(OSError, match="injected"):
+            write_and_commit(medium, block)
+    medium.commit(block)
+    abandon(medium)
+    medium = opened(tmp_path)
+    assert medium.index_was_whole
+    assert [block.key for block in medium.blocks()] == [b"kept", b"key"]
+    medium.close()
