@@ -1,4 +1,4 @@
-"""What `engine.bench_gpu` measured on a GPU, for the chapters: tables where somebody ran it, else the reason."""
+"""What `bench.gpu` measured on a GPU, for the chapters: tables where somebody ran it, else the reason."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
