@@ -157,14 +157,14 @@ class WorkerTable:
                 self._old_view = view
         else:
             prefill = tuple(
-                old._replace(matched_blocks=matches[place])
+                old.replace(matched_blocks=matches[place])
                 for old, (_, place) in zip(view.prefill, self._prefill, strict=True)
             )
-            view = view._replace(prefill=prefill)
+            view = view.replace(prefill=prefill)
         if self._on_ssd:
-            view = view._replace(
+            view = view.replace(
                 prefill=tuple(
-                    each._replace(
+                    each.replace(
                         matched_on_ssd=self._blocks_on_ssd(worker, request.block_keys[: each.matched_blocks])
                     )
                     for each, (worker, _) in zip(view.prefill, self._prefill, strict=True)

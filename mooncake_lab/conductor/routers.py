@@ -34,4 +34,4 @@ class FewestRequests:
         pairs = zip(view.decode, view.prefill, strict=True)
         loads = [(here.requests, instance.assigned_requests) for here, instance in pairs]
         chosen = loads.index(min(loads))
-        return LoadBalance().place(request, view._replace(prefill=(view.prefill[chosen],)), estimate)
+        return LoadBalance().place(request, view.replace(prefill=(view.prefill[chosen],)), estimate)

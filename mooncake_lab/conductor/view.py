@@ -1,15 +1,25 @@
 """The view on which the Conductor decides: plain values, taken at one moment, for one request.
 
 The runtime builds a view without changing any state. A view may be old, and its values may have changed since. A
-policy only reads it. Views are named tuples because a replay of one hour of traffic makes about 250,000 of them.
+policy only reads it. Views are msgspec structs, because a replay of one hour of traffic makes about 250,000.
 """
 
-from typing import NamedTuple
+from typing import Any, Self
+
+import msgspec
 
 from mooncake_lab.conductor.lengths import LengthHistogram
 
 
-class PrefillView(NamedTuple):
+class _View(msgspec.Struct, frozen=True, gc=False):
+    """What all views have in common."""
+
+    def replace(self, **changes: Any) -> Self:
+        """The view with other values in some fields."""
+        return msgspec.structs.replace(self, **changes)
+
+
+class PrefillView(_View, frozen=True, gc=False):
     """One prefill instance."""
 
     name: str
@@ -28,7 +38,7 @@ class PrefillView(NamedTuple):
     """Matched blocks that it has to read from SSD."""
 
 
-class ServedView(NamedTuple):
+class ServedView(_View, frozen=True, gc=False):
     """One request that decodes, or will after its prefill. Its output length is not part of the type."""
 
     request_id: int
@@ -37,7 +47,7 @@ class ServedView(NamedTuple):
     """When it began to decode; for a request on its way, when the Conductor expected it to at its placement."""
 
 
-class DecodeView(NamedTuple):
+class DecodeView(_View, frozen=True, gc=False):
     """One decode instance."""
 
     name: str
@@ -63,7 +73,7 @@ class DecodeView(NamedTuple):
         return self.context_tokens - sum(served.input_tokens for served in self.coming)
 
 
-class RecentView(NamedTuple):
+class RecentView(_View, frozen=True, gc=False):
     """The requests that reached a decode instance recently."""
 
     window_s: float = 60.0
@@ -73,7 +83,7 @@ class RecentView(NamedTuple):
     """Those that failed the double check, so that their prefill was wasted."""
 
 
-class ClusterView(NamedTuple):
+class ClusterView(_View, frozen=True, gc=False):
     """The whole cluster at one moment, for one request."""
 
     taken_at_s: float

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from mooncake_lab.cluster import Attempt, Preempted
 from mooncake_lab.cluster.worker_state import WorkerState
+from mooncake_lab.conductor import DecodeView, PrefillView
 from mooncake_lab.core import Request
 
 ESTIMATES_S = st.lists(st.floats(4e-9, 1e4), min_size=1, max_size=8)
@@ -90,8 +91,8 @@ def test_transfers_to_a_failed_worker_end_and_others_go_on():
 def test_a_new_worker_has_nothing_to_do():
     """No backlog, no transfers and no context; whatever it reports from time 0 on is new."""
     worker = WorkerState("coupled-0", "coupled", 100)
-    assert worker.prefill_view(0, 0.0)[1:] == (0.0, 0, 0, 0, 0, 0)
-    assert worker.decode_view()[1:] == (0, 0, 100, (), ())
+    assert worker.prefill_view(0, 0.0) == PrefillView(worker.name, 0.0, 0, 0, 0)
+    assert worker.decode_view() == DecodeView(worker.name, 0, 0, 100)
     assert (worker.up, worker.up_s, worker.stepped_until_s) == (True, 0.0, 0.0)
     early = Preempted(at_s=0.25, attempt=Attempt(0, 1), worker="coupled-0", context_tokens=0)
     assert worker.is_news(early)
@@ -132,7 +133,7 @@ def test_a_view_has_the_state_of_its_moment(moments):
         worker.sending.clear()
         if sends:
             worker.sending[Attempt(9, 1)] = "decode-0"
-        assert worker.prefill_view(matched, now_s)[1:] == (0.0, 0, 1, matched, int(sends), 0)
+        assert worker.prefill_view(matched, now_s) == PrefillView(worker.name, 0.0, 0, 1, matched, int(sends))
     worker.add_prompt(Attempt(1, 1), 3.0)
     worker.start_prompt(Attempt(1, 1), 1.0)
     assert [backlog_s(worker, now_s) for now_s in (1.0, 3.5, 4.0, 9.0)] == [3.0, 0.5, 0.0, 0.0]

@@ -182,7 +182,7 @@ class TestDecodeTime:
             (90.0, 91.0, 6.9, False), (90.0, 91.0, 7.0, True), (95.0, 91.0, 2.9, False), (95.0, 91.0, 3.0, True),
         ):  # fmt: skip
             decision = PredictiveRejection(decode_s=8.0).admit(
-                request(arrival_s=arrival_s), placement(ttft_s), seen._replace(taken_at_s=view_s),
+                request(arrival_s=arrival_s), placement(ttft_s), seen.replace(taken_at_s=view_s),
                 estimate=PerRequest(), slo=slo,
             )  # fmt: skip
             assert isinstance(decision, Placement) is admitted

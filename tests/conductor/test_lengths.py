@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooncake_lab.conductor import History, LengthHistogram, share_longer
+from mooncake_lab.conductor import History, LengthHistogram, RecentView, share_longer
 from mooncake_lab.core import Arrived, Finished, FirstToken, Rejected
 
 ANSWERS = st.lists(st.integers(1, 5000), min_size=16, max_size=60)
@@ -54,10 +54,10 @@ def test_experience_learns_from_ends_only():
     history.note(Rejected(at_s=3.0, request_id=2, stage="admission", reason="full"))
     history.note(Finished(at_s=5.0, request_id=0, output_tokens=7))
     assert history.lengths == LengthHistogram().with_answer(100, 7)
-    assert history.recent(5.0)[1:] == (2, 1)
-    assert history.recent(11.0)[1:] == (1, 1)
-    assert history.recent(11.5)[1:] == (1, 1)
-    assert history.recent(12.0)[1:] == (0, 0)
+    assert history.recent(5.0) == RecentView(10.0, 2, 1)
+    assert history.recent(11.0) == RecentView(10.0, 1, 1)
+    assert history.recent(11.5) == RecentView(10.0, 1, 1)
+    assert history.recent(12.0) == RecentView(10.0, 0, 0)
 
 
 def test_who_is_refused_after_its_first_token_is_received_once():
@@ -65,6 +65,6 @@ def test_who_is_refused_after_its_first_token_is_received_once():
     history = History(window_s=10.0)
     history.note(FirstToken(at_s=1.0, request_id=0))
     history.note(Rejected(at_s=2.0, request_id=0, stage="decode", reason="full"))
-    assert history.recent(3.0)[1:] == (1, 1)
-    assert history.recent(11.5)[1:] == (1, 1)  # reckoned from the refusal
-    assert history.recent(12.0)[1:] == (0, 0)
+    assert history.recent(3.0) == RecentView(10.0, 1, 1)
+    assert history.recent(11.5) == RecentView(10.0, 1, 1)  # reckoned from the refusal
+    assert history.recent(12.0) == RecentView(10.0, 0, 0)

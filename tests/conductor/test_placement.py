@@ -114,8 +114,8 @@ class TestComparedWith:
         ]
         seen = ClusterView(0.0, tuple(pool), view((0, 0)).decode)
         assert LoadBalance().place(request(), seen, Estimate()).prefill == "p1"
-        pool = [*(each._replace(backlog_s=1.0) for each in pool[:2]), PrefillView("p2", 0.5, 0, 9, 0)]
-        assert LoadBalance().place(request(), seen._replace(prefill=tuple(pool)), Estimate()).prefill == "p2"
+        pool = [*(each.replace(backlog_s=1.0) for each in pool[:2]), PrefillView("p2", 0.5, 0, 9, 0)]
+        assert LoadBalance().place(request(), seen.replace(prefill=tuple(pool)), Estimate()).prefill == "p2"
 
     def test_longest_prefix_ignores_the_queue(self):
         """One block more outweighs any backlog."""

@@ -122,7 +122,7 @@ def test_a_decode_instance_may_be_filled_to_its_last_token():
     needed = request().input_tokens
     pool = (DecodeView("d0", 5, 1000, 1000 + needed), DecodeView("d1", 9, 0, 10**6))
     assert select_decode(request(), pool, Estimate())[0].name == "d0"
-    pool = (pool[0]._replace(context_tokens=1001), pool[1])
+    pool = (pool[0].replace(context_tokens=1001), pool[1])
     assert select_decode(request(), pool, Estimate())[0].name == "d1"
 
 

@@ -84,7 +84,7 @@ def cases(draw):
     decodes = draw(st.lists(decode, min_size=1, max_size=4))
     view = ClusterView(
         draw(st.floats(0, 1e4)),
-        tuple(p._replace(name=f"prefill-{i}") for i, p in enumerate(prefills)),
+        tuple(p.replace(name=f"prefill-{i}") for i, p in enumerate(prefills)),
         tuple(_consistent(d, f"decode-{i}") for i, d in enumerate(decodes)),
         draw(BOOKS),
         RecentView(60.0, 4, draw(st.integers(0, 4))),
@@ -95,7 +95,7 @@ def cases(draw):
 def _consistent(decode, name):
     """An instance whose counts cover those who are on their way."""
     coming_tokens = sum(served.input_tokens for served in decode.coming)
-    return decode._replace(
+    return decode.replace(
         name=name,
         requests=decode.requests + len(decode.coming),
         context_tokens=decode.context_tokens + coming_tokens,

@@ -66,7 +66,7 @@ def test_a_router():
             instances = few if request.input_tokens > 20_000 else many
             least = min(instances, key=lambda each: each.requests)
             chosen = view.prefill[view.decode.index(least)]
-            return LoadBalance().place(request, view._replace(prefill=(chosen,)), estimate)
+            return LoadBalance().place(request, view.replace(prefill=(chosen,)), estimate)
 
     routers = (starter("10_endtoend", "MyRouter")(), FewestRequests(), Apart())
     mine, fewest, apart = (endtoend.capacity_of_router(router) for router in routers)

@@ -56,7 +56,7 @@ def test_the_largest_instance_decides():
     """A prompt is served as long as any instance can hold it."""
     cluster = Cluster(ClusterSpec(prefill_nodes=1, decode_nodes=2, decode_tokens=CAPACITY), MODEL)
     view = cluster.view(one(100, 1).request)
-    large = view._replace(decode=(view.decode[0], view.decode[1]._replace(capacity_tokens=9000)))
+    large = view.replace(decode=(view.decode[0], view.decode[1].replace(capacity_tokens=9000)))
     spec = ClusterSpec()
     for policy in (KVCacheCentric(), Random()):
         placed = decide(

@@ -24,44 +24,50 @@ FLOWS = st.lists(
 )
 
 
+class Cards:
+    """A network whose greedy flows are counted beside it."""
+
+    def __init__(self):
+        self.loop = EventLoop()
+        self.network = Network(self.loop, 100.0)
+        self.under_way = dict.fromkeys("ab", 0)
+        self.up = set("abcd")
+
+    def begin(self, source, destination, size, pace, release_s):
+        if {source, destination} <= self.up:
+            flow = self.network.transfer(source, destination, size, most_bytes_per_s=pace)
+            if pace < math.inf:
+                self.loop.call_later(release_s, self.release, flow)
+            else:
+                self.release(flow)
+
+    def release(self, flow):
+        if {flow.source, flow.destination} <= self.up:
+            self.network.release(flow)
+            if flow in self.network._greedy:
+                self.under_way[flow.source] += 1
+                flow.sent = lambda: self.under_way.update({flow.source: self.under_way[flow.source] - 1})
+            assert self.network.flows_from(flow.source) == self.under_way[flow.source]
+
+    def cancel(self, node):
+        self.up.discard(node)
+        self.network.cancel(node)
+
+
 @settings(max_examples=40, deadline=None)
 @given(FLOWS, st.none() | st.tuples(st.floats(0, 10), st.sampled_from("abcd")))
 def test_cards_are_as_new_when_all_is_over(flows, cancelled):
     """Released, finished and cancelled flows leave no trace on a card, not even one of rounding."""
-    loop = EventLoop()
-    network = Network(loop, 100.0)
-    under_way = dict.fromkeys("ab", 0)
-    up = set("abcd")
-
-    def begin(source, destination, size, pace, release_s):
-        if {source, destination} <= up:
-            flow = network.transfer(source, destination, size, most_bytes_per_s=pace)
-            if pace < math.inf:
-                loop.call_later(release_s, release, flow)
-            else:
-                release(flow)
-
-    def release(flow):
-        if {flow.source, flow.destination} <= up:
-            network.release(flow)
-            if flow in network._greedy:
-                under_way[flow.source] += 1
-                flow.sent = lambda: under_way.update({flow.source: under_way[flow.source] - 1})
-            assert network.flows_from(flow.source) == under_way[flow.source]
-
-    def cancel(node):
-        up.discard(node)
-        network.cancel(node)
-
+    world = Cards()
     for start_s, *row in flows:
-        loop.call_later(start_s, begin, *row)
+        world.loop.call_later(start_s, world.begin, *row)
     if cancelled:
-        loop.call_later(cancelled[0], cancel, cancelled[1])
-    loop.run()
-    assert loop.now_s < math.inf
-    assert under_way == {"a": 0, "b": 0}
-    assert network._crowded == 0
-    for card in (*network._sending.values(), *network._receiving.values()):
+        world.loop.call_later(cancelled[0], world.cancel, cancelled[1])
+    world.loop.run()
+    assert world.loop.now_s < math.inf
+    assert world.under_way == {"a": 0, "b": 0}
+    assert world.network._crowded == 0
+    for card in (*world.network._sending.values(), *world.network._receiving.values()):
         assert (card.greedy, card.paced, card.crowded) == (0, 0, False)
         assert card.rest_bytes_per_s == card.bytes_per_s == 100.0
 
