@@ -17,8 +17,7 @@ from mooncake_lab.serving.spec import WorkerSpec
 from mooncake_lab.store.backends import DramBackend as DramMedium
 from mooncake_lab.store.backends import SsdBackend as SsdMedium
 from mooncake_lab.store.backends.ssd_slab import extent_bytes
-from mooncake_lab.store.tier import TierSettings
-from mooncake_lab.store.tiers import TieredStore
+from mooncake_lab.store.tiered_store import TieredStore, TierSettings
 
 _QUEUED_SHARE: Final = 4
 """One part in so many of DRAM is for blocks on their way to the SSD."""
