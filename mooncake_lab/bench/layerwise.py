@@ -21,8 +21,7 @@ from mooncake_lab.engine.roles import PrefillEngine
 from mooncake_lab.engine.sequence import GenerationRequest
 from mooncake_lab.engine.settings import EngineSettings
 from mooncake_lab.store.backends import StorageBackend
-from mooncake_lab.store.tier import TierSettings
-from mooncake_lab.store.tiers import TieredStore
+from mooncake_lab.store.tiered_store import TieredStore, TierSettings
 
 Operation = Literal["load", "store"]
 _Tokens = npt.NDArray[np.int32]

@@ -25,8 +25,7 @@ from mooncake_lab.engine.loading import load_model
 from mooncake_lab.engine.roles import PrefillEngine
 from mooncake_lab.perf.calibration import fit_prefill
 from mooncake_lab.store.backends import DramBackend
-from mooncake_lab.store.tier import TierSettings
-from mooncake_lab.store.tiers import TieredStore
+from mooncake_lab.store.tiered_store import TieredStore, TierSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,8 +29,7 @@ from mooncake_lab.store.backends import (
 )
 from mooncake_lab.store.backends.base import Bytes
 from mooncake_lab.store.backends.ssd_index import Operation
-from mooncake_lab.store.tier import TierSettings
-from mooncake_lab.store.tiers import TieredStore
+from mooncake_lab.store.tiered_store import TieredStore, TierSettings
 
 FINGERPRINT: Final = b"soak"
 SSD_BYTES: Final = 24 * MIB

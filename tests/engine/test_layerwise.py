@@ -17,8 +17,7 @@ from mooncake_lab.engine.layerwise.leaving import KVWriter, LeavingKV
 from mooncake_lab.engine.layerwise.prefill import LayerwisePrefill, StoredBlocks
 from mooncake_lab.store.backends import BlockServer, DramBackend, RemoteBackend, SsdBackend
 from mooncake_lab.store.backends.ssd_folder import model_folder
-from mooncake_lab.store.tier import TierSettings
-from mooncake_lab.store.tiers import TieredStore
+from mooncake_lab.store.tiered_store import TieredStore, TierSettings
 
 ROOM = EngineSettings(
     block_size_tokens=8, cache_blocks=60, max_batch_tokens=64, max_requests=8, prefix_reuse=False

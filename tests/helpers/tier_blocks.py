@@ -5,8 +5,7 @@ import contextlib
 import numpy as np
 
 from mooncake_lab.store.backends import BlockServer, RemoteBackend
-from mooncake_lab.store.tier import TierSettings
-from mooncake_lab.store.tiers import TieredStore
+from mooncake_lab.store.tiered_store import TieredStore, TierSettings
 
 PAGE = 4096
 LAYERS = [PAGE, 100]

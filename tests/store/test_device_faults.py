@@ -8,8 +8,7 @@ from tier_blocks import PAGE, put, read, two_stores
 
 from mooncake_lab.store.backends import DramBackend, SsdBackend
 from mooncake_lab.store.backends import remote_messages as messages
-from mooncake_lab.store.tier import TierSettings
-from mooncake_lab.store.tiers import TieredStore
+from mooncake_lab.store.tiered_store import TieredStore, TierSettings
 
 KEYS = [b"%d" % number for number in range(6)]
 CODES = ["EACCES", "EPERM", "EIO", "ENODEV", "ENXIO", "ESTALE", "EROFS"]

@@ -14,8 +14,7 @@ from tier_blocks import LAYERS, PAGE, content, put, read
 import mooncake_lab.store
 from mooncake_lab.store.backends import DramBackend
 from mooncake_lab.store.interrupts import Uninterrupted
-from mooncake_lab.store.tier import TierSettings
-from mooncake_lab.store.tiers import TieredStore
+from mooncake_lab.store.tiered_store import TieredStore, TierSettings
 
 ROOT = str(Path(mooncake_lab.store.__file__).parent)
 HELD = [b"held %d" % number for number in range(4)]
@@ -117,7 +116,7 @@ def assert_well(store):
     store.flush()
     store.check()
     assert store.leaked_bytes() == 0
-    assert not any(tier.blocks.pins for tier in store._tiers)
+    assert not any(tier.blocks.pins for tier in store._stack.tiers)
     put(store, b"new")
     assert read(store, b"new") == "dram"
     put(store, *(b"more %d" % number for number in range(4)))

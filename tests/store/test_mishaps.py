@@ -9,8 +9,7 @@ import pytest
 from tier_blocks import LAYERS, PAGE, content, put, read
 
 from mooncake_lab.store.backends import BlockServer, DramBackend, RemoteBackend, SsdBackend, StorageFullError
-from mooncake_lab.store.tier import TierSettings
-from mooncake_lab.store.tiers import TieredStore
+from mooncake_lab.store.tiered_store import TieredStore, TierSettings
 
 TOKEN = b"a token of the tests"
 
@@ -301,7 +300,7 @@ class TestSharedMedia:
                 with stacked(TierSettings(medium=remote)) as store:
                     put(store, b"a", b"b")
                     is_silent.set()
-                    assert store._arrivals.squeeze(0)
+                    assert store._writer.evict_one(0)
                     assert store.leaked_bytes() == sum(LAYERS)
                     is_silent.clear()
                 assert [block.key for block in remote.blocks()] == [b"b"]

@@ -14,8 +14,7 @@ from tier_blocks import LAYERS, PAGE, content, put, read
 
 from mooncake_lab.store import EVICTION_POLICIES
 from mooncake_lab.store.backends import BlockServer, DramBackend, RemoteBackend, SsdBackend, StorageFullError
-from mooncake_lab.store.tier import TierSettings
-from mooncake_lab.store.tiers import TieredStore
+from mooncake_lab.store.tiered_store import TieredStore, TierSettings
 
 
 @contextlib.contextmanager

@@ -23,8 +23,7 @@ from mooncake_lab.engine.layerwise.prefill import LayerwisePrefill
 from mooncake_lab.engine.loading import load_model
 from mooncake_lab.perf import exact_prefill_flops, kv_bytes, model_shape, reuse_bandwidth_bytes_per_s
 from mooncake_lab.store.backends import Buffer, DramBackend, Reservation, StorageBackend
-from mooncake_lab.store.tier import TierSettings
-from mooncake_lab.store.tiers import TieredStore
+from mooncake_lab.store.tiered_store import TieredStore, TierSettings
 
 NO_TIER: Final = "none"
 MB: Final = 1e6

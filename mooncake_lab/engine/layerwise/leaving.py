@@ -10,8 +10,8 @@ import torch
 
 from mooncake_lab.core import MIB
 from mooncake_lab.engine.layerwise.layout import StoreLayout, bytes_of
-from mooncake_lab.store.open_block import OpenBlock
-from mooncake_lab.store.tiers import TieredStore
+from mooncake_lab.store.tier_writer import BlockWriter
+from mooncake_lab.store.tiered_store import TieredStore
 
 QUEUE_BYTES: Final = 256 * MIB
 
@@ -20,7 +20,7 @@ QUEUE_BYTES: Final = 256 * MIB
 class _Filling:
     """A block whose layers are on their way. Mutable: it fills."""
 
-    room: OpenBlock
+    room: BlockWriter
     layers_done: set[int] = field(default_factory=set[int])
     parts: dict[int, tuple[torch.Tensor, int]] = field(default_factory=dict[int, tuple[torch.Tensor, int]])
     """Layers that came in part, because chunks end within blocks: their memory, and how many tokens are there."""

@@ -12,7 +12,7 @@ from mooncake_lab.engine.layerwise.layout import bytes_of, layout_of
 from mooncake_lab.engine.layerwise.leaving import QUEUE_BYTES, KVWriter, LeavingKV
 from mooncake_lab.engine.roles import PrefillEngine, PrefillResult, Prompt
 from mooncake_lab.engine.sampling import GREEDY, Sampling
-from mooncake_lab.store.tiers import TieredStore
+from mooncake_lab.store.tiered_store import TieredStore
 
 
 @dataclass(frozen=True, slots=True)

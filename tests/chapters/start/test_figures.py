@@ -58,7 +58,7 @@ def test_parts_name_modules_of_the_package():
     import mooncake_lab.serving.messenger
     import mooncake_lab.serving.reception  # noqa: F401
     from mooncake_lab.engine import DecodeEngine, PrefillEngine  # noqa: F401
-    from mooncake_lab.store.tiers import TieredStore  # noqa: F401
+    from mooncake_lab.store.tiered_store import TieredStore  # noqa: F401
 
     figure = draw.parts({"Conductor": 7, "prefill-0": 8})
     words = " ".join(text.get_text() for text in figure.axes[0].texts)

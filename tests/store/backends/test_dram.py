@@ -43,7 +43,7 @@ def test_a_pinned_arena_copies_to_the_device():
 def test_the_store_does_not_import_torch():
     """Media and tiers, DRAM included, are had without torch."""
     code = (
-        "import sys, mooncake_lab.store.tiers; from mooncake_lab.store.backends import DramBackend;"
+        "import sys, mooncake_lab.store.tiered_store; from mooncake_lab.store.backends import DramBackend;"
         " DramBackend(65536); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

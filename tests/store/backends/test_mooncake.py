@@ -24,8 +24,7 @@ from mooncake_lab.store.backends import (
     mooncake,
 )
 from mooncake_lab.store.backends.mooncake_client import load_wheel
-from mooncake_lab.store.tier import TierSettings
-from mooncake_lab.store.tiers import TieredStore
+from mooncake_lab.store.tiered_store import TieredStore, TierSettings
 
 MIB = 2**20
 SIZES = [MIB, 1000]

@@ -1,0 +1,200 @@
+"""Which block is in which tier: the pure part of a tiered store, without I/O, clock or threads.
+
+The caller holds one lock around all calls, or has one thread. It carries out the commands that it gets (`Free`,
+`Demote`) and reports what came of its transfers (`end_write`, `abort_write`, `end_read`, `end_demotion`). Where
+transfers take no time, as in a simulator, `put_at_once` and `read_at_once` do both.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
+from typing import Generic, NamedTuple, final
+
+from mooncake_lab.core import BlockKey
+from mooncake_lab.store.blockstore import Block, Refused
+from mooncake_lab.store.tier import Demote, Entry, Free, Handle, PendingEviction, Tier, TierSpec
+
+
+class Placement(NamedTuple, Generic[Handle]):
+    """Outcome of `begin_write`: the entry to fill, `None` where the tier does not take the block; and commands."""
+
+    entry: Entry[Handle] | None
+    commands: Sequence[Free[Handle] | Demote] = ()
+
+
+@final
+class TierStack(Generic[Handle]):
+    """Tiers, the fastest first, and the rules between them. Mutable.
+
+    A new block goes into the first tier that takes it. An evicted block goes to the tier below, where it is only
+    touched if it is held there already; when the queue is full it is dropped, because no request may wait for it.
+
+    Args:
+        specs: the fastest first.
+
+    Raises:
+        ValueError: when there are none.
+    """
+
+    __slots__ = ("tiers",)
+
+    def __init__(self, specs: Sequence[TierSpec]) -> None:
+        if not specs:
+            raise ValueError("a tiered store of 0 tiers; at least 1 is needed")
+        self.tiers: list[Tier[Handle]] = [
+            Tier(spec, index, is_last=index + 1 == len(specs)) for index, spec in enumerate(specs)
+        ]
+
+    def tier_of(self, key: BlockKey) -> int | None:
+        """The first tier that holds a block; changes nothing."""
+        return next((tier.index for tier in self.tiers if tier.holds(key)), None)
+
+    def match_prefix(self, keys: Iterable[BlockKey]) -> int:
+        """How many of these keys are held, in any tier, before the first that is not; changes nothing."""
+        return sum(1 for _ in takewhile(lambda key: self.tier_of(key) is not None, keys))
+
+    def is_taken(self, key: BlockKey) -> bool:
+        """Whether any tier has the block or is being written."""
+        return any(tier.is_taken(key) for tier in self.tiers)
+
+    def is_taken_above(self, key: BlockKey, index: int) -> bool:
+        """Whether a tier above this one has the block by now, or another writer has begun to write it anywhere."""
+        return any(tier.is_taken(key) and (tier.index < index or not tier.holds(key)) for tier in self.tiers)
+
+    def begin_write(self, index: int, key: BlockKey, size_bytes: int, position: int) -> Placement[Handle]:
+        """Evict until the block fits and pin an entry for it, which is readable after `end_write`.
+
+        A block that could not be read is replaced, since its bytes are at hand now.
+        """
+        tier = self.tiers[index]
+        is_stale = tier.is_replaceable(key)
+        if (key in tier.blocks and not is_stale) or key in tier.pending or not tier.writes.allows():
+            return Placement(None)
+        commands: list[Free[Handle] | Demote] = []
+        if is_stale:
+            commands += tier.free(tier.blocks.remove(key).payload.handle)
+        entry = Entry[Handle]()
+        outcome = tier.blocks.put(key, entry, size_bytes=size_bytes, position=position)
+        if isinstance(outcome, Refused):
+            tier.counters.refused += 1
+            return Placement(None, commands)
+        tier.blocks.pin(key)
+        return Placement(entry, commands + self._depart(tier, outcome.evicted))
+
+    def end_write(self, index: int, key: BlockKey) -> None:
+        """The bytes of a block are there: it can be read."""
+        blocks = self.tiers[index].blocks
+        block = blocks.peek(key)
+        if block is not None:
+            block.payload.is_ready = True
+        blocks.unpin(key)
+
+    def abort_write(self, index: int, key: BlockKey) -> list[Free[Handle]]:
+        """The bytes of a block will not come."""
+        tier = self.tiers[index]
+        tier.blocks.unpin(key)
+        return tier.free(tier.blocks.remove(key).payload.handle)
+
+    def evict_one(self, index: int) -> Sequence[Free[Handle] | Demote] | None:
+        """Evict one block for space in one piece; `None` when all are pinned."""
+        tier = self.tiers[index]
+        victim = tier.blocks.evict()
+        return None if victim is None else self._depart(tier, [victim])
+
+    def end_demotion(self, index: int, key: BlockKey) -> list[Free[Handle]]:
+        """A `Demote` has ended; counts whether the block is in the tier below now."""
+        tier = self.tiers[index]
+        is_below = self.tiers[index + 1].has_intact(key)
+        tier.counters.demoted += is_below
+        tier.counters.dropped += not is_below
+        return tier.unref(key)
+
+    def recover(self, index: int, key: BlockKey, handle: Handle, size_bytes: int, position: int) -> list[Handle]:
+        """Hold a block that was found on the device; the handles that are not held because of it."""
+        entry = Entry(handle, is_ready=True)
+        outcome = self.tiers[index].blocks.put(key, entry, size_bytes=size_bytes, position=position)
+        if isinstance(outcome, Refused):
+            return [handle]
+        return [old.payload.handle for _, old in outcome.evicted if old.payload.handle is not None]
+
+    def put_at_once(self, key: BlockKey, handle: Handle, size_bytes: int, position: int = 0) -> bool:
+        """Put a block into the first tier and demote what it evicts, without delay; whether the tier holds it."""
+        first = self.tiers[0]
+        if first.has_intact(key):
+            first.touch(key)
+            return True
+        is_stored = self._write_at_once(0, key, handle, size_bytes, position)
+        for tier in self.tiers[:-1]:
+            while tier.queue:
+                evicted = tier.queue.popleft()
+                pending = tier.pending[evicted]
+                self._write_at_once(tier.index + 1, evicted, pending.handle, pending.size_bytes, pending.position)
+                self._free_at_once(self.end_demotion(tier.index, evicted))
+        return is_stored
+
+    def read_at_once(self, keys: Iterable[BlockKey]) -> list[int]:
+        """Use the leading blocks that are held, and promote those of lower tiers; the tier that each was in."""
+        found: list[int] = []
+        rising: list[tuple[BlockKey, Handle, Block[Entry[Handle]]]] = []
+        for key in keys:
+            index = self.tier_of(key)
+            if index is None:
+                break
+            tier = self.tiers[index]
+            handle = tier.begin_read(key)
+            if handle is None:
+                break
+            block = tier.blocks.peek(key)
+            tier.end_read(key, handle)
+            found.append(index)
+            if index and tier.spec.promotes and block is not None:
+                rising.append((key, handle, block))
+        for key, handle, block in rising:
+            self.put_at_once(key, handle, block.size_bytes, block.position)
+        return found
+
+    def check(self) -> None:
+        """Verify every tier's invariants.
+
+        Raises:
+            AssertionError: naming the one that is broken.
+        """
+        for tier in self.tiers:
+            tier.check()
+
+    def _write_at_once(self, index: int, key: BlockKey, handle: Handle, size_bytes: int, position: int) -> bool:
+        entry, commands = self.begin_write(index, key, size_bytes, position)
+        self._free_at_once(commands)
+        if entry is None:
+            return False
+        entry.handle = handle
+        self.end_write(index, key)
+        return True
+
+    def _free_at_once(self, commands: Iterable[Free[Handle] | Demote]) -> None:
+        for command in commands:
+            if isinstance(command, Free):
+                self.tiers[command.tier].freed(command.handle)
+
+    def _depart(
+        self, tier: Tier[Handle], evicted: Iterable[tuple[BlockKey, Block[Entry[Handle]]]]
+    ) -> list[Free[Handle] | Demote]:
+        """Queue what the tier below lacks or could not read, and free the rest."""
+        below = None if tier.is_last else self.tiers[tier.index + 1]
+        commands: list[Free[Handle] | Demote] = []
+        for key, block in evicted:
+            handle, size = block.payload.handle, block.size_bytes
+            if handle is None:
+                continue  # not reachable: an entry without bytes is pinned
+            tier.counters.evicted += 1
+            if below is not None and below.has_intact(key):
+                below.touch(key)
+                commands += tier.free(handle)
+            elif below is not None and tier.pending_bytes + size <= tier.spec.queue_bytes:
+                tier.pending[key] = PendingEviction(handle, size, block.position)
+                tier.pending_bytes += size
+                tier.queue.append(key)
+                commands.append(Demote(tier.index))
+            else:
+                tier.counters.dropped += below is not None
+                commands += tier.free(handle)
+        return commands

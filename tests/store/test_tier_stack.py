@@ -1,0 +1,189 @@
+"""The pure part of a tiered store: its rules without bytes, and with transfers that take no time."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from mooncake_lab.simulation.node_cache import NodeCache
+from mooncake_lab.store import Block, BlockStore
+from mooncake_lab.store.eviction import make_policy
+from mooncake_lab.store.tier import Demote, Free, TierSpec
+from mooncake_lab.store.tier_stack import TierStack
+
+SIZE = 10
+MANY = 10**9
+
+
+def stack_of(*blocks, queue=2, eviction="lru"):
+    """Tiers of so many blocks, and queues of `queue` blocks."""
+    queues = [queue * SIZE] * (len(blocks) - 1) + [0]
+    return TierStack(
+        [
+            TierSpec(name=f"tier {i}", capacity_bytes=count * SIZE + wait, queue_bytes=wait, eviction=eviction)
+            for i, (count, wait) in enumerate(zip(blocks, queues, strict=True))
+        ]
+    )
+
+
+class Transfers(RuleBasedStateMachine):
+    """Writes, reads and demotions that begin and end in any order, with bytes that exist until they are freed."""
+
+    def __init__(self):
+        super().__init__()
+        self.stack = stack_of(2, 3, 4)
+        self.bytes = [{}, {}, {}]  # handle: key, of each tier's device
+        self.writing = []
+        self.reading = []
+        self.demotions = [0, 0, 0]
+        self.handles = 0
+
+    def carry_out(self, commands):
+        """Free at once; demotions wait for their rule."""
+        for command in commands:
+            if isinstance(command, Free):
+                del self.bytes[command.tier][command.handle]
+                self.stack.tiers[command.tier].freed(command.handle)
+            else:
+                assert isinstance(command, Demote)
+                self.demotions[command.tier] += 1
+
+    def begin(self, tier, key):
+        """Place a block, and give it bytes."""
+        entry, commands = self.stack.begin_write(tier, key, SIZE, 0)
+        self.carry_out(commands)
+        if entry is not None:
+            self.handles += 1
+            entry.handle = self.handles
+            self.bytes[tier][self.handles] = key
+        return entry is not None
+
+    @rule(tier=st.integers(0, 2), key=st.integers(0, 9))
+    def write(self, tier, key):
+        """A write begins where the tier takes the block."""
+        if self.begin(tier, key):
+            self.writing.append((tier, key))
+
+    @precondition(lambda self: self.writing)
+    @rule(draw=st.data(), succeeds=st.booleans())
+    def end_write(self, draw, succeeds):
+        """It ends, or it is aborted and its bytes are freed."""
+        tier, key = self.writing.pop(draw.draw(st.integers(0, len(self.writing) - 1)))
+        if succeeds:
+            self.stack.end_write(tier, key)
+            assert self.stack.tiers[tier].holds(key)
+        else:
+            self.carry_out(self.stack.abort_write(tier, key))
+
+    @rule(key=st.integers(0, 9))
+    def read(self, key):
+        """A held block is read where its bytes are."""
+        index = self.stack.tier_of(key)
+        if index is not None:
+            handle = self.stack.tiers[index].begin_read(key)
+            assert self.bytes[index][handle] == key
+            self.reading.append((index, key, handle))
+
+    @precondition(lambda self: self.reading)
+    @rule(draw=st.data(), damaged=st.booleans())
+    def end_read(self, draw, damaged):
+        """Its bytes were there until now; a damaged block is not read again."""
+        index, key, handle = self.reading.pop(draw.draw(st.integers(0, len(self.reading) - 1)))
+        tier = self.stack.tiers[index]
+        assert self.bytes[index][handle] == key
+        is_leaving = key in tier.pending and tier.pending[key].handle == handle
+        self.carry_out(tier.end_read(key, handle, is_damaged=damaged))
+        if damaged and not is_leaving:
+            assert not tier.holds(key)
+
+    @precondition(lambda self: any(self.demotions))
+    @rule()
+    def demote(self):
+        """The first queued block of a tier goes into the tier below, if that takes it."""
+        index = next(i for i, count in enumerate(self.demotions) if count)
+        self.demotions[index] -= 1
+        tier = self.stack.tiers[index]
+        key = tier.queue.popleft()
+        assert self.bytes[index][tier.pending[key].handle] == key
+        if self.begin(index + 1, key):
+            self.stack.end_write(index + 1, key)
+        self.carry_out(self.stack.end_demotion(index, key))
+
+    @rule(tier=st.integers(0, 2))
+    def evict(self, tier):
+        """One block more leaves, unless all are pinned."""
+        self.carry_out(self.stack.evict_one(tier) or ())
+
+    @invariant()
+    def every_byte_is_known(self):
+        """The devices hold what the tiers know, and what is read or written is never freed."""
+        self.stack.check()
+        for tier, held in zip(self.stack.tiers, self.bytes, strict=True):
+            known = {block.payload.handle for key in tier.blocks if (block := tier.blocks.peek(key))}
+            assert known | {pending.handle for pending in tier.pending.values()} == set(held)
+            assert len(tier.queue) == self.demotions[tier.index]
+        for index, _, handle in self.reading:
+            assert handle in self.bytes[index]
+
+
+TestTransfers = Transfers.TestCase
+TestTransfers.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+OPERATIONS = st.lists(
+    st.tuples(st.booleans(), st.lists(st.integers(0, 14), unique=True, min_size=1, max_size=8)), max_size=25
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(operations=OPERATIONS, sizes=st.tuples(st.integers(1, 5), st.integers(1, 8)))
+@pytest.mark.parametrize("eviction", ["lru", "lfu", "fifo", "sieve"])
+def test_the_simulators_tiers_follow_the_same_rules(operations, sizes, eviction):
+    """A simulated node's cache holds, reuses and reads from SSD exactly what the pure part does at once."""
+    dram, ssd = (BlockStore(count * SIZE, make_policy(eviction, count)) for count in sizes)
+    simulated = NodeCache(dram, ssd)
+    stack = TierStack(
+        [
+            TierSpec(name="dram", capacity_bytes=sizes[0] * SIZE + MANY, queue_bytes=MANY, eviction=eviction),
+            TierSpec(name="ssd", capacity_bytes=sizes[1] * SIZE, eviction=eviction),
+        ]
+    )
+    blocks = [Block(None, SIZE, position) for position in range(8)]
+    for reads, keys in operations:
+        if reads:
+            reused = simulated.reuse(keys, blocks)
+            found = stack.read_at_once(keys)
+            assert (reused.blocks, reused.from_ssd) == (len(found), sum(found))
+        else:
+            simulated.keep(keys, blocks)
+            for position, key in enumerate(keys):
+                stack.put_at_once(key, key, SIZE, position)
+        assert [set(tier.blocks) for tier in stack.tiers] == [set(dram), set(ssd)]
+        assert not any(tier.pending or tier.freeing for tier in stack.tiers)
+        stack.check()
+
+
+def test_a_full_queue_drops():
+    """No request waits: what finds the queue full is freed and counted."""
+    stack = stack_of(1, 4, queue=1)
+    commands = []
+    for key in range(4):
+        entry, new = stack.begin_write(0, key, SIZE, 0)
+        entry.handle = key
+        stack.end_write(0, key)
+        commands += new
+    assert commands == [Demote(0), Free(0, 1), Free(0, 2)]
+    assert stack.tiers[0].counters.dropped == 2
+    assert stack.tier_of(0) == 0  # still readable on its way down
+
+
+def test_a_pinned_block_stays():
+    """A block that is read is not evicted, and a tier full of such blocks takes nothing."""
+    stack = stack_of(1, 4)
+    assert stack.put_at_once("a", 1, SIZE)
+    stack.tiers[0].begin_read("a")
+    assert not stack.put_at_once("b", 2, SIZE)
+    assert stack.evict_one(0) is None
+    stack.tiers[0].end_read("a", 1)
+    assert stack.put_at_once("b", 2, SIZE)
+    assert [stack.tier_of(key) for key in ("a", "b")] == [1, 0]
