@@ -8,7 +8,7 @@ The package by floors, each importing only from the floors below it:
     chapters                               one folder per chapter: experiment, claims, figures
     figures · experiments · testbeds       how all figures look; how all experiments run; the papers' machines
     metrics · paper · bench                log -> numbers; what the papers say; measuring this machine
-    simulation · serving                   the cluster in virtual time; the same cluster, live
+    simulation · serving                   the cluster in virtual time (simpy); the same cluster, live
     compression                            smaller KVCaches (torch)
     engine                                 the real model: prefill and decode (torch)
     conductor · batching                   who serves which request; what an instance runs next
