@@ -11,7 +11,7 @@ import torch
 
 from mooncake_lab.cluster import PrefillDone
 from mooncake_lab.engine import KVSpan
-from mooncake_lab.serving.kv import Bytes
+from mooncake_lab.engine.kv_layout import Bytes
 from mooncake_lab.serving.lane import Region
 from mooncake_lab.serving.messages import Job
 from mooncake_lab.serving.parcels import Pushed

@@ -7,7 +7,8 @@ from typing import Final
 
 import torch
 
-from mooncake_lab.serving.kv import KVShape, raw
+from mooncake_lab.engine.kv_layout import KVLayout as KVShape
+from mooncake_lab.engine.kv_layout import bytes_of as raw
 from mooncake_lab.serving.lane import Lane
 from mooncake_lab.serving.messenger import Identity, dial, expect
 from mooncake_lab.serving.parcels import Ask, Give

@@ -18,7 +18,7 @@ from typing import Final, final
 
 import numpy as np
 
-from mooncake_lab.serving.kv import Bytes
+from mooncake_lab.engine.kv_layout import Bytes
 from mooncake_lab.serving.parcels import Pushed, Where
 from mooncake_lab.store.backends import ProtocolError
 from mooncake_lab.store.backends import StorageError as MediumError

@@ -7,9 +7,9 @@ from typing import Final
 import numpy as np
 
 from mooncake_lab.engine import CoupledEngine, DecodeEngine, GenerationRequest, KVSpan, LlamaModel, PrefillEngine
+from mooncake_lab.engine.kv_layout import KVLayout as KVShape
 from mooncake_lab.engine.roles import Prompt
 from mooncake_lab.engine.sequence import RunningRequest
-from mooncake_lab.serving.kv import KVShape
 from mooncake_lab.serving.lane import Lane
 from mooncake_lab.serving.messages import Measured
 from mooncake_lab.serving.messenger import Identity, borrow, dial, expect

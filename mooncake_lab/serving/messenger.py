@@ -20,7 +20,7 @@ from typing import Final, final
 import msgspec
 import numpy as np
 
-from mooncake_lab.serving.kv import Bytes
+from mooncake_lab.engine.kv_layout import Bytes
 from mooncake_lab.serving.lane import WINDOW_BYTES, Lane
 from mooncake_lab.serving.messages import VERSION, CancelOrder, Job
 from mooncake_lab.serving.parcels import (

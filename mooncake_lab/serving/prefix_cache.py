@@ -11,7 +11,8 @@ from typing import Final, final
 import torch
 
 from mooncake_lab.engine import KVSpan
-from mooncake_lab.serving.kv import KVShape, raw
+from mooncake_lab.engine.kv_layout import KVLayout as KVShape
+from mooncake_lab.engine.kv_layout import bytes_of as raw
 from mooncake_lab.serving.messages import CacheUpdate
 from mooncake_lab.serving.spec import WorkerSpec
 from mooncake_lab.store.backends import DramBackend as DramMedium

@@ -11,9 +11,11 @@ from typing import Final, final
 import numpy as np
 import torch
 
+from mooncake_lab.engine.kv_layout import Bytes
+from mooncake_lab.engine.kv_layout import KVLayout as KVShape
+from mooncake_lab.engine.kv_layout import bytes_of as raw
 from mooncake_lab.serving import parcels
 from mooncake_lab.serving.arriving import Delivery, Incoming, Move, Talk
-from mooncake_lab.serving.kv import Bytes, KVShape, raw
 from mooncake_lab.serving.lane import Lane
 from mooncake_lab.serving.messages import VERSION, CancelOrder, Job
 from mooncake_lab.serving.messenger import HOST, Identity, receive

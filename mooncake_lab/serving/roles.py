@@ -40,11 +40,12 @@ from mooncake_lab.engine import (
     PrefillResult,
     Sampling,
 )
+from mooncake_lab.engine.kv_layout import KVLayout as KVShape
+from mooncake_lab.engine.kv_layout import bytes_of as raw
 from mooncake_lab.engine.sequence import TokenCallback
 from mooncake_lab.serving.arriving import Delivery
 from mooncake_lab.serving.couriers import Couriers
 from mooncake_lab.serving.fetching import fetch
-from mooncake_lab.serving.kv import KVShape, raw
 from mooncake_lab.serving.lane import Lane
 from mooncake_lab.serving.measure import measure_coupled, measure_decode, measure_prefill, measure_transfer
 from mooncake_lab.serving.messages import (

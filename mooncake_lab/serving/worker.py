@@ -18,12 +18,12 @@ import torch
 
 from mooncake_lab.cluster import AttemptFailed
 from mooncake_lab.engine import LlamaModel
+from mooncake_lab.engine.kv_layout import KVLayout as KVShape
 from mooncake_lab.engine.kvcache import fingerprint
 from mooncake_lab.perf import ModelShape
 from mooncake_lab.serving import messages
 from mooncake_lab.serving.couriers import Couriers
 from mooncake_lab.serving.frames import pack, read_frame
-from mooncake_lab.serving.kv import KVShape
 from mooncake_lab.serving.lane import Lane
 from mooncake_lab.serving.messages import ORDERS, VERSION, Job, Pong, Ready, Report, Shutdown, WorkerMessage
 from mooncake_lab.serving.messenger import Identity

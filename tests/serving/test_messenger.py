@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from mooncake_lab.cluster import PrefillDone
+from mooncake_lab.engine.kv_layout import KVLayout as KVShape
+from mooncake_lab.engine.kv_layout import bytes_of as raw
 from mooncake_lab.serving.couriers import Couriers
 from mooncake_lab.serving.fetching import fetch
-from mooncake_lab.serving.kv import KVShape, raw
 from mooncake_lab.serving.lane import WINDOW_BYTES, Lane
 from mooncake_lab.serving.measure import measure_transfer
 from mooncake_lab.serving.messages import VERSION, Job

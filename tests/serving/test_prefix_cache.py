@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from mooncake_lab.engine import KVSpan
+from mooncake_lab.engine.kv_layout import KVLayout as KVShape
 from mooncake_lab.serving import LiveSpec
-from mooncake_lab.serving.kv import KVShape
 from mooncake_lab.serving.prefix_cache import PrefixCache
 from mooncake_lab.serving.spec import worker_spec
 from mooncake_lab.store.backends import SsdBackend as SsdMedium
