@@ -1,4 +1,4 @@
-"""What is kept: block stores, eviction policies, replay of requests through a cache."""
+"""KVCache storage: block stores, eviction policies, tiers, backends, and replay of requests through a cache."""
 
 from typing import TYPE_CHECKING
 
@@ -8,8 +8,6 @@ from mooncake_lab.store.eviction import EVICTION_POLICIES, EvictionPolicy, Nothi
 from mooncake_lab.store.index import Membership, PrefixIndex
 
 if TYPE_CHECKING:
-    from mooncake_lab.store.fine_grained import fine_grained_reuse
-    from mooncake_lab.store.live_set import LiveSet, live_set, reuse_distances
     from mooncake_lab.store.replay import Replay, Requests, replay, replay_tokens
 
 __all__ = [
@@ -17,7 +15,6 @@ __all__ = [
     "Block",
     "BlockStore",
     "EvictionPolicy",
-    "LiveSet",
     "Membership",
     "NothingToEvictError",
     "PolicyFactory",
@@ -27,18 +24,11 @@ __all__ = [
     "Requests",
     "Run",
     "Stored",
-    "fine_grained_reuse",
-    "live_set",
     "replay",
     "replay_tokens",
-    "reuse_distances",
 ]
 
 __getattr__ = lazy_names(
     __name__,
-    {
-        "fine_grained": ("fine_grained_reuse",),
-        "live_set": ("LiveSet", "live_set", "reuse_distances"),
-        "replay": ("Replay", "Requests", "replay", "replay_tokens"),
-    },
+    {"replay": ("Replay", "Requests", "replay", "replay_tokens")},
 )

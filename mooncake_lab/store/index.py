@@ -1,11 +1,11 @@
 """The global index: which instance holds which blocks, and how much of a prompt each could reuse.
 
-A block's holders are the bits of one integer, a bit an instance. One walk along a prompt's keys then gives every
-instance's prefix match at once: an instance drops out where its bit does.
+The holders of a block are the bits of one integer, one bit per instance. One walk along the keys of a prompt gives
+the prefix match of every instance at once: an instance drops out where its bit does.
 """
 
 import threading
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -14,34 +14,33 @@ from mooncake_lab.core import BlockKey
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Membership:
-    """One life of an instance in a `PrefixIndex`: what it says is believed while that life lasts."""
+    """One incarnation of an instance in a `PrefixIndex`; its updates count until it is dropped."""
 
     instance: str
     bit: int
-    """The place of its bit among a block's holders."""
+    """Its bit among the holders of a block."""
 
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """What a reader sees at once: who is in, and who holds what."""
+    """What a reader sees at once: the members, and the holders of each block."""
 
     members: tuple[Membership | None, ...]
-    """By bit; `None` where the instance is gone."""
+    """By bit; `None` where the instance was dropped."""
     alive: int
     holders: dict[BlockKey, int]
 
 
 @final
 class PrefixIndex:
-    """Who holds which prefix over all instances (FAST'25 §3: what Conductor places requests by).
+    """Which instance holds which prefix (FAST'25 §3: what Conductor places requests by).
 
-    It is told and does not ask. An instance that joins gets a `Membership`, and with it announces and retracts its
-    blocks, in the order in which they came and went. One that died is dropped and, when it comes back, joins anew;
-    what was still under way from its former life is not believed then, so nobody is sent to blocks that died. What
-    is read is a hint and may be old: whoever acts on it finds out at the instance.
+    It only knows what it is told. An instance that joins gets a `Membership`, and reports with it which blocks it
+    added and removed, in order. A failed instance is dropped and joins again when it comes back; late updates of
+    its former incarnation are ignored. A match is a hint and may be old: the instance itself knows.
 
-    Any thread may call any method. Changes take a lock; reading takes none, and sees each block either before or
-    after a change. Mutable: it changes as blocks come and go.
+    Any thread may call any method. Changes take a lock; reads take none, and see each block either before or after
+    a change. Mutable.
     """
 
     __slots__ = ("_changing", "_view")
@@ -55,14 +54,14 @@ class PrefixIndex:
 
     @property
     def instances(self) -> tuple[str, ...]:
-        """Those that are in, in the order of `matches`."""
+        """The members, in the order of `matches`."""
         return tuple(member.instance for member in self._view.members if member is not None)
 
     def join(self, instance: str) -> Membership:
-        """Let an instance in, holding nothing.
+        """Add an instance that holds nothing.
 
         Raises:
-            ValueError: when it is in already.
+            ValueError: when it is a member already.
         """
         with self._changing:
             if instance in self.instances:
@@ -74,10 +73,10 @@ class PrefixIndex:
             return member
 
     def drop(self, instance: str) -> None:
-        """Forget an instance and all it held. It goes through every block anybody holds, about 0.1 us each.
+        """Remove an instance and all it held. It visits every block of all instances, about 0.1 us each.
 
         Raises:
-            KeyError: when it is not in.
+            KeyError: when it is no member.
         """
         with self._changing:
             member = self._member(instance)
@@ -85,25 +84,20 @@ class PrefixIndex:
             holders = {key: left for key, mask in self._view.holders.items() if (left := mask & alive)}
             self._view = _View(_replaced(self._view.members, member.bit, None), alive, holders)
 
-    def announce(self, member: Membership, keys: Iterable[BlockKey]) -> bool:
-        """The instance holds these blocks from now on; false, and nothing changed, where its life is over."""
-        return self._change(member, keys, ())
-
-    def retract(self, member: Membership, keys: Iterable[BlockKey]) -> bool:
-        """The instance holds these blocks no longer, if it did; false where its life is over."""
-        return self._change(member, (), keys)
-
-    def update(self, member: Membership, added: Iterable[BlockKey], removed: Iterable[BlockKey]) -> bool:
-        """Blocks came and others left at once; false where its life is over."""
-        return self._change(member, added, removed)
-
-    def replace(self, member: Membership, keys: Collection[BlockKey]) -> bool:
-        """The instance holds exactly these blocks: for when messages were lost. False where its life is over."""
-        kept = frozenset(keys)
+    def update(self, member: Membership, added: Iterable[BlockKey], removed: Iterable[BlockKey] = ()) -> bool:
+        """Add, then remove blocks of an instance; false, and nothing changed, where it was dropped."""
         with self._changing:
-            if not self._believes(member):
+            if self._view.members[member.bit] is not member:
                 return False
-            self._apply(member, kept, [key for key in self._held_by(member) if key not in kept])
+            bit, holders = 1 << member.bit, self._view.holders
+            for key in added:
+                holders[key] = holders.get(key, 0) | bit
+            for key in removed:
+                left = holders.get(key, 0) & ~bit
+                if left:
+                    holders[key] = left
+                else:
+                    holders.pop(key, None)
             return True
 
     def matches(self, keys: Sequence[BlockKey]) -> list[int]:
@@ -114,60 +108,19 @@ class PrefixIndex:
             return [depth for depth, member in zip(found, view.members, strict=True) if member is not None]
         return found
 
-    def longest(self, keys: Sequence[BlockKey]) -> tuple[str, int] | None:
-        """The instance with the longest prefix of a prompt and its blocks; `None` where nobody holds the first.
-
-        Of several it is the first by name, whoever joined when.
-        """
-        view = self._view
-        found = zip(_walk(view, keys), view.members, strict=True)
-        ranked = [(-blocks, member.instance) for blocks, member in found if member is not None and blocks]
-        return (min(ranked)[1], -min(ranked)[0]) if ranked else None
-
-    def holders(self, key: BlockKey) -> tuple[str, ...]:
-        """Who holds a block, in the order of `instances`."""
-        view = self._view
-        mask = view.holders.get(key, 0)
-        return tuple(member.instance for member in view.members if member is not None and mask >> member.bit & 1)
-
     def held_by(self, instance: str) -> set[BlockKey]:
-        """What an instance holds; goes through every block.
+        """What an instance holds; visits every block.
 
         Raises:
-            KeyError: when it is not in.
+            KeyError: when it is no member.
         """
         with self._changing:
-            return self._held_by(self._member(instance))
+            bit = self._member(instance).bit
+            return {key for key, mask in self._view.holders.items() if mask >> bit & 1}
 
     def replicas(self) -> dict[BlockKey, int]:
-        """By how many instances each held block is held (FAST'25 Fig. 11)."""
+        """How many instances hold each block (FAST'25 Fig. 11)."""
         return {key: mask.bit_count() for key, mask in self._view.holders.copy().items()}
-
-    # with the lock held
-
-    def _change(self, member: Membership, added: Iterable[BlockKey], removed: Iterable[BlockKey]) -> bool:
-        with self._changing:
-            if not self._believes(member):
-                return False
-            self._apply(member, added, removed)
-            return True
-
-    def _apply(self, member: Membership, added: Iterable[BlockKey], removed: Iterable[BlockKey]) -> None:
-        bit, holders = 1 << member.bit, self._view.holders
-        for key in added:
-            holders[key] = holders.get(key, 0) | bit
-        for key in removed:
-            left = holders.get(key, 0) & ~bit
-            if left:
-                holders[key] = left
-            else:
-                holders.pop(key, None)
-
-    def _believes(self, member: Membership) -> bool:
-        return self._view.members[member.bit] is member
-
-    def _held_by(self, member: Membership) -> set[BlockKey]:
-        return {key for key, mask in self._view.holders.items() if mask >> member.bit & 1}
 
     def _member(self, instance: str) -> Membership:
         for member in self._view.members:

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mooncake_lab.engine import EngineSettings, PrefillEngine
+from mooncake_lab.engine.kv_layout import KVLayout, bytes_of
 from mooncake_lab.engine.layerwise.arriving import ArrivingPrefix
-from mooncake_lab.engine.layerwise.layout import bytes_of, layout_of
 from mooncake_lab.engine.layerwise.leaving import KVWriter, LeavingKV
 from mooncake_lab.engine.layerwise.prefill import LayerwisePrefill, StoredBlocks
 from mooncake_lab.store.backends import BlockServer, DramBackend, RemoteBackend, SsdBackend
@@ -233,7 +233,7 @@ def test_layers_are_stored_while_later_ones_compute(model, monkeypatch):
     monkeypatch.setattr(DramBackend, "write", lambda *given, **more: writes.append(given) or write(*given, **more))
     written = threading.Event()
     with tiers(arena) as store:
-        layout = layout_of(model.config, engine.engine.runner.fingerprint, torch.float32, 8)
+        layout = KVLayout.of(model, engine.engine.runner.fingerprint, block_tokens=8)
         writer = KVWriter(store, layout)
         leaving = LeavingKV(writer, layout.keys(prompt))
 
@@ -315,7 +315,7 @@ def test_a_cancelled_request_is_written_into_no_more(model):
 def test_a_prefix_of_another_model_is_refused(model):
     """Its fingerprint is not this model's."""
     engine = PrefillEngine(model, ROOM)
-    layout = layout_of(model.config, b"another model", torch.float32, 8)
+    layout = KVLayout.of(model, b"another model", block_tokens=8)
     with tiers(DramBackend(MIB)) as store, pytest.raises(ValueError, match="another model"):
         engine.submit(prompt_of(40), prefix=ArrivingPrefix(StoredBlocks(store, [b"k"] * 4), layout))
 

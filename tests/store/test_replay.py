@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mooncake_lab.chapters.store.fine_grained import fine_grained_reuse
 from mooncake_lab.metrics import hits as hit_rates
-from mooncake_lab.store import EVICTION_POLICIES, BlockStore, Refused, fine_grained_reuse, replay, replay_tokens
+from mooncake_lab.store import EVICTION_POLICIES, BlockStore, Refused, replay, replay_tokens
 from mooncake_lab.store.eviction import LRU, S3FIFO, make_policy
 
 REFERENCE = Path(__file__).parents[2] / "data/measured/reference_hit_rates.csv"

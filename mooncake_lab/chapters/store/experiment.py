@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from mooncake_lab.chapters.store.fine_grained import fine_grained_reuse
+from mooncake_lab.chapters.store.live_set import live_set, reuse_distances
 from mooncake_lab.core import block_keys
 from mooncake_lab.metrics.hits import covered_tokens, token_hit_rate
 from mooncake_lab.paper import assumption
@@ -17,11 +19,8 @@ from mooncake_lab.store import (
     BlockStore,
     Requests,
     Stored,
-    fine_grained_reuse,
-    live_set,
     replay,
     replay_tokens,
-    reuse_distances,
 )
 from mooncake_lab.store.eviction import Belady, make_policy
 from mooncake_lab.workload import Trace, load

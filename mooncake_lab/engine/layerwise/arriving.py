@@ -7,8 +7,8 @@ from typing import Protocol, final
 
 import torch
 
+from mooncake_lab.engine.kv_layout import KVLayout
 from mooncake_lab.engine.kvcache import KVCache
-from mooncake_lab.engine.layerwise.layout import StoreLayout
 
 
 class PrefixLostError(Exception):
@@ -24,7 +24,7 @@ class LayerSource(Protocol):
         ...
 
     def read(self, layer: int, block: int, into: torch.Tensor) -> bool:
-        """Fill a CPU tensor of `StoreLayout.layer_shape`; false where the block is lost, and `into` of no use."""
+        """Fill a CPU tensor of `KVLayout.layer_shape`; false where the block is lost, and `into` of no use."""
         ...
 
 
@@ -50,7 +50,7 @@ class ArrivingPrefix:
         "_stopping", "_thread", "_turn", "_whole", "lost_blocks", "waited_s",
     )  # fmt: skip
 
-    def __init__(self, source: LayerSource, layout: StoreLayout, *, whole: bool = False) -> None:
+    def __init__(self, source: LayerSource, layout: KVLayout, *, whole: bool = False) -> None:
         self._source = source
         self._layout = layout
         self._whole = whole

@@ -9,7 +9,7 @@ from typing import Final, final
 import torch
 
 from mooncake_lab.core import MIB
-from mooncake_lab.engine.layerwise.layout import StoreLayout, bytes_of
+from mooncake_lab.engine.kv_layout import KVLayout, bytes_of
 from mooncake_lab.store.tier_writer import BlockWriter
 from mooncake_lab.store.tiered_store import TieredStore
 
@@ -66,7 +66,7 @@ class KVWriter:
         queue_bytes: how much may wait; what comes when it is full is not stored.
     """
 
-    def __init__(self, store: TieredStore, layout: StoreLayout, *, queue_bytes: int = QUEUE_BYTES) -> None:
+    def __init__(self, store: TieredStore, layout: KVLayout, *, queue_bytes: int = QUEUE_BYTES) -> None:
         self.store = store
         self.layout = layout
         self.counts = LeavingCounts()

@@ -7,8 +7,8 @@ from typing import Self, final
 
 import torch
 
+from mooncake_lab.engine.kv_layout import KVLayout, bytes_of
 from mooncake_lab.engine.layerwise.arriving import ArrivingPrefix
-from mooncake_lab.engine.layerwise.layout import bytes_of, layout_of
 from mooncake_lab.engine.layerwise.leaving import QUEUE_BYTES, KVWriter, LeavingKV
 from mooncake_lab.engine.roles import PrefillEngine, PrefillResult, Prompt
 from mooncake_lab.engine.sampling import GREEDY, Sampling
@@ -71,8 +71,7 @@ class LayerwisePrefill:
         overlap: bool = True,
     ) -> None:
         runner = engine.engine.runner
-        dtype = runner.model.embedding.dtype
-        self.layout = layout_of(runner.model.config, runner.fingerprint, dtype, block_tokens)
+        self.layout = KVLayout.of(runner.model, runner.fingerprint, block_tokens=block_tokens)
         self.writer = KVWriter(store, self.layout, queue_bytes=queue_bytes)
         self._engine = engine
         self._store = store
