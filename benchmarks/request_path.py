@@ -24,7 +24,7 @@ import typer
 
 import mooncake_lab
 from mooncake_lab.core import Request, TracedRequest
-from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledSpec
+from mooncake_lab.simulation import Cluster, ClusterSpec
 from mooncake_lab.testbeds import paper_node_latency
 
 ROOT = Path(mooncake_lab.__file__).parent
@@ -113,8 +113,8 @@ def main(
     traced = TracedRequest(Request(id=0, arrival_s=0.0, input_tokens=prompt, block_keys=keys), answer)
     model = paper_node_latency()
     clusters = {
-        "disaggregated": Cluster(ClusterSpec(prefill_nodes=2, decode_nodes=2), model),
-        "coupled": Cluster(CoupledSpec(nodes=4), model),
+        "disaggregated": Cluster(ClusterSpec.disaggregated(prefill_nodes=2, decode_nodes=2), model),
+        "coupled": Cluster(ClusterSpec.coupled(nodes=4), model),
     }
     paths = {name: path_of(lambda cluster=cluster: cluster.run([traced])) for name, cluster in clusters.items()}
     paths["either"] = joined(paths.values())

@@ -26,7 +26,7 @@ import typer
 
 from mooncake_lab.core import SLO, TracedRequest, rare_collections
 from mooncake_lab.metrics import RunningSummary, run_summary
-from mooncake_lab.simulation import COUPLED_SYSTEMS, Cluster, ClusterSpec, CoupledSpec
+from mooncake_lab.simulation import COUPLED_SYSTEMS, Cluster, ClusterSpec
 from mooncake_lab.testbeds import paper_node_latency
 from mooncake_lab.workload import Trace, load
 
@@ -44,11 +44,11 @@ def main(
         return
     trace, model, half = load(workload), paper_node_latency(), nodes // 2
     systems: dict[str, Callable[[], Cluster]] = {
-        "kvcache_centric": lambda: Cluster(ClusterSpec(prefill_nodes=half, decode_nodes=half), model)
+        "kvcache_centric": lambda: Cluster(ClusterSpec.disaggregated(prefill_nodes=half, decode_nodes=half), model)
     }
     for name in ("vllm", "vllm_prefix", "vllm_chunked"):
         policy, caching = COUPLED_SYSTEMS[name]
-        spec = CoupledSpec(nodes=nodes, batching=policy, prefix_caching=caching)
+        spec = ClusterSpec.coupled(nodes=nodes, batching=policy, prefix_caching=caching)
         systems[name] = lambda spec=spec: Cluster(spec, model)
     typer.echo(f"{trace.source}, {nodes} nodes, median of {rounds} rounds, CPU seconds of this process")
     typer.echo(
@@ -105,7 +105,7 @@ def stream_all(workload: str, half: int, sizes: list[int]) -> None:
 def streamed(workload: str, half: int, size: int) -> str:
     """One line: what so many requests cost when nothing of them is kept."""
     trace, numbers = load(workload), RunningSummary(SLO())
-    spec = ClusterSpec(prefill_nodes=half, decode_nodes=half)
+    spec = ClusterSpec.disaggregated(prefill_nodes=half, decode_nodes=half)
     start_s = time.process_time()
     with rare_collections():
         cluster = Cluster(spec, paper_node_latency(), log=numbers.read)

@@ -32,7 +32,7 @@ from mooncake_lab.cli.simulate_usage import (
 from mooncake_lab.conductor import named_admission
 from mooncake_lab.core import SLO, Record, TracedRequest, log_writer, rare_collections
 from mooncake_lab.perf import LatencyModel, LinkLatency, check_floor, hardware
-from mooncake_lab.simulation import DEFAULT_MAX_TOKENS, Cluster, ClusterSpec, CoupledSpec
+from mooncake_lab.simulation import DEFAULT_MAX_TOKENS, Cluster, ClusterSpec
 from mooncake_lab.workload import Trace, in_class
 
 
@@ -151,7 +151,7 @@ def simulate(
     }
     summary, kept = RunningSummary(slo, prefill_group=prefill_group), list[Record]()
     sinks = [summary.read, *([kept.append] if perfetto else [])]
-    spec: ClusterSpec | CoupledSpec
+    spec: ClusterSpec
     try:
         if coupled is None:
             policies |= {"ssd_tokens": ssd_tokens, "prefill_group": prefill_group, "decode_tokens": on_device}

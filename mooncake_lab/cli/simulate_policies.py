@@ -13,7 +13,7 @@ from mooncake_lab.conductor import (
 )
 from mooncake_lab.core import SLO
 from mooncake_lab.perf import LatencyModel
-from mooncake_lab.simulation import COUPLED_SYSTEMS, ClusterSpec, CoupledSpec
+from mooncake_lab.simulation import COUPLED_SYSTEMS, ClusterSpec
 from mooncake_lab.workload import Trace
 
 PlacementName = Literal[
@@ -69,7 +69,7 @@ def trace_decode_s(trace: Trace, latency: LatencyModel, slo: SLO, capacity_token
     )
 
 
-def settings_of(spec: ClusterSpec | CoupledSpec, **others: Any) -> dict[str, Any]:
+def settings_of(spec: ClusterSpec, **others: Any) -> dict[str, Any]:
     """The settings of a run as JSON has them: others, then its spec, policies with their parameters."""
     return others | {each.name: _plain(getattr(spec, each.name)) for each in fields(spec)}
 
@@ -88,10 +88,10 @@ def _plain(value: Any) -> Any:
 def disaggregated_spec(prefill: int, decode: int, cache_tokens: int | None, others: dict[str, Any]) -> ClusterSpec:
     """Separate pools; without a size of the DRAM cache, the spec's default holds."""
     sized: dict[str, Any] = {} if cache_tokens is None else {"cache_tokens": cache_tokens}
-    return ClusterSpec(prefill_nodes=prefill, decode_nodes=decode, **sized, **others)
+    return ClusterSpec.disaggregated(prefill_nodes=prefill, decode_nodes=decode, **sized, **others)
 
 
-def coupled_spec(nodes: int, batching: str, others: dict[str, Any]) -> CoupledSpec:
+def coupled_spec(nodes: int, batching: str, others: dict[str, Any]) -> ClusterSpec:
     """Coupled nodes under a batching system of the command line."""
     policy, prefix_caching = COUPLED_SYSTEMS[batching]
-    return CoupledSpec(nodes=nodes, batching=policy, prefix_caching=prefix_caching, **others)
+    return ClusterSpec.coupled(nodes=nodes, batching=policy, prefix_caching=prefix_caching, **others)

@@ -42,7 +42,7 @@ def check_needs(owner: str, gives: Collection[str], **policies: object) -> None:
     """Refuse a policy that needs what its cluster does not provide, because it would decide on empty fields.
 
     Args:
-        owner: the spec, for the message, such as `CoupledSpec`.
+        owner: the spec, for the message, such as `ClusterSpec`.
         gives: what the clusters of this spec give.
         **policies: each policy by the name of its field.
 

@@ -89,7 +89,7 @@ def goodput(policy: AdmissionPolicy, model: LatencyModel, *, seed: int | random.
         model: the clock of the cluster.
         seed: of the crowd, or its draws.
     """
-    spec = ClusterSpec(
+    spec = ClusterSpec.disaggregated(
         prefill_nodes=3, decode_nodes=1, placement=CacheAware(), admission=policy, slo=_CROWD_LIMITS
     )
     table = request_table(Cluster(spec, model).run(crowd(seed)))

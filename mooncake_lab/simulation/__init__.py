@@ -15,17 +15,28 @@ from mooncake_lab.simulation.pipeline_prefill import simulate_cpp
 from mooncake_lab.simulation.pool import PrefixPool
 from mooncake_lab.simulation.prefill import PrefillInstance
 from mooncake_lab.simulation.service import PrefillService
-from mooncake_lab.simulation.spec import COUPLED_SYSTEMS, DEFAULT_MAX_TOKENS, ClusterSpec, CoupledSpec, Failure
+from mooncake_lab.simulation.spec import (
+    COUPLED_SYSTEMS,
+    DEFAULT_MAX_TOKENS,
+    DEVICE_TOKENS,
+    ClusterSpec,
+    CoupledPool,
+    DecodePool,
+    Failure,
+    PrefillPool,
+)
 
 __all__ = [
     "COUPLED_SYSTEMS",
     "DEFAULT_MAX_TOKENS",
+    "DEVICE_TOKENS",
     "CachedBlocks",
     "Cluster",
     "ClusterSpec",
     "CoupledInstance",
-    "CoupledSpec",
+    "CoupledPool",
     "DecodeInstance",
+    "DecodePool",
     "DeviceCache",
     "EventLoop",
     "Failure",
@@ -35,6 +46,7 @@ __all__ = [
     "PipelineRun",
     "PipelineSpec",
     "PrefillInstance",
+    "PrefillPool",
     "PrefillService",
     "PrefixPool",
     "StageClock",

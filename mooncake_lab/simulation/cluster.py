@@ -19,6 +19,7 @@ from mooncake_lab.cluster import (
     PrepareDecode,
     Reject,
     RequestArrived,
+    Role,
     RunPrefill,
     SetTimer,
     StartDecode,
@@ -40,7 +41,7 @@ from mooncake_lab.simulation.node_cache import CacheChange
 from mooncake_lab.simulation.pool import PrefixPool
 from mooncake_lab.simulation.prefill import PrefillInstance
 from mooncake_lab.simulation.service import PrefillService
-from mooncake_lab.simulation.spec import ClusterSpec, CoupledSpec
+from mooncake_lab.simulation.spec import ClusterSpec, CoupledPool, DecodePool, PrefillPool
 
 
 class Cluster:
@@ -63,7 +64,7 @@ class Cluster:
 
     def __init__(
         self,
-        spec: ClusterSpec | CoupledSpec,
+        spec: ClusterSpec,
         model: LatencyModel,
         estimate: Estimator | None = None,
         *,
@@ -73,11 +74,9 @@ class Cluster:
         self.log: list[Record] = []
         self._model = model
         self._loop = EventLoop()
-        group, first_shown_by = None, "decode"
-        if isinstance(spec, ClusterSpec):
-            first_shown_by = spec.first_shown_by
-            if spec.prefill_group > 1:
-                group = CppGroup.of(model, nodes=spec.prefill_group, chunk_tokens=spec.prefill_chunk_tokens)
+        group = None
+        if isinstance(spec.pools[0], PrefillPool) and spec.pools[0].group > 1:
+            group = CppGroup.of(model, nodes=spec.pools[0].group, chunk_tokens=spec.pools[0].chunk_tokens)
         self.estimate = estimate or (GroupEstimator(model, group) if group else LatencyEstimator(model))
         rules = CoordinatorSpec(
             placement=spec.placement,
@@ -85,7 +84,7 @@ class Cluster:
             slo=spec.slo,
             schedule_s=model.schedule_s,
             view_age_s=spec.view_age_s,
-            first_shown_by=first_shown_by,
+            first_shown_by=spec.first_shown_by,
         )
         self.coordinator = Coordinator(
             rules, self.estimate, write=log or self.log.append, extend=extend, observe=seen
@@ -105,10 +104,11 @@ class Cluster:
         self._prefill: dict[str, PrefillInstance] = {}
         self._decode: dict[str, DecodeInstance] = {}
         self.coupled: dict[str, CoupledInstance] = {}
-        if isinstance(spec, CoupledSpec):
-            self._build_coupled(spec)
-        else:
-            self._build_pools(spec, PrefillService(model, group))
+        match spec.pools:
+            case (prefill, decode):
+                self._add_pools(spec, prefill, decode, PrefillService(model, group))
+            case (coupled,):
+                self._add_coupled(spec, coupled)
         instances = (*self._prefill, *self._decode, *self.coupled)
         for failure in spec.failures:
             if failure.instance not in instances:
@@ -118,78 +118,65 @@ class Cluster:
                 )
             self._loop.call_later(failure.at_s, self._fail, failure.instance)
 
-    def _build_pools(self, spec: ClusterSpec, service: PrefillService) -> None:
+    def _add_pools(
+        self, spec: ClusterSpec, prefill: PrefillPool, decode: DecodePool, service: PrefillService
+    ) -> None:
         """Prefill and decode instances, and the network between them.
 
         Raises:
             ValueError: when nodes have SSDs that the model does not know.
         """
         loop, model = self._loop, self._model
-        if spec.ssd_tokens and model.ssd is None:
+        if prefill.ssd_tokens and model.ssd is None:
             raise ValueError(
-                f"nodes hold {spec.ssd_tokens} tokens on SSD; latency model {model.name!r} has no ssd"
+                f"nodes hold {prefill.ssd_tokens} tokens on SSD; latency model {model.name!r} has no ssd"
             )
-        names = [f"prefill-{i}" for i in range(spec.prefill_nodes // spec.prefill_group)]
-        cards = dict.fromkeys(names, spec.prefill_group)
+        names = [f"prefill-{i}" for i in range(prefill.nodes // prefill.group)]
+        cards = dict.fromkeys(names, prefill.group)
         network = Network(loop, model.transfer.bytes_per_s, model.transfer.latency_s, cards=cards)
         self.pool = PrefixPool(
             names,
-            capacity_tokens=spec.cache_tokens * spec.prefill_group,
-            ssd_tokens=spec.ssd_tokens * spec.prefill_group,
+            capacity_tokens=prefill.cache_tokens * prefill.group,
+            ssd_tokens=prefill.ssd_tokens * prefill.group,
             bytes_per_token=model.shape.kv_bytes_per_token,
             block_size_tokens=spec.block_size_tokens,
-            eviction=spec.eviction,
-            shared=spec.shared_cache,
+            eviction=prefill.eviction,
+            shared=prefill.shared_cache,
             changed=self._cache_changed,
         )
-        self._decode = {
-            name: DecodeInstance(loop, name, model, spec.decode_tokens, self.report)
-            for name in (f"decode-{i}" for i in range(spec.decode_nodes))
-        }
         self._transfer = KVTransfer(
             loop, model, network, self.pool, streams_layers=spec.streams_layers, report=self.report
         )
-        self._prefill = {
-            name: PrefillInstance(
-                loop, name, service, self.pool, self._transfer, self.report, overtaking=spec.overtaking
-            )
-            for name in names
-        }
         for name in names:
-            cache = self.pool.caches[name]
-            self.report(
-                WorkerUp(at_s=0.0, worker=name, role="prefill", capacity_tokens=spec.decode_tokens, cache=cache)
+            self._prefill[name] = PrefillInstance(
+                loop, name, service, self.pool, self._transfer, self.report, overtaking=prefill.overtaking
             )
-        for name in self._decode:
-            self.report(WorkerUp(at_s=0.0, worker=name, role="decode", capacity_tokens=spec.decode_tokens))
+            self._up(name, "prefill", 0, self.pool.caches[name])
+        for name in (f"decode-{i}" for i in range(decode.nodes)):
+            self._decode[name] = DecodeInstance(loop, name, model, decode.device_tokens, self.report)
+            self._up(name, "decode", decode.device_tokens)
 
-    def _build_coupled(self, spec: CoupledSpec) -> None:
+    def _add_coupled(self, spec: ClusterSpec, pool: CoupledPool) -> None:
         """Instances that prefill and decode."""
-        for name in (f"coupled-{i}" for i in range(spec.nodes)):
+        for name in (f"coupled-{i}" for i in range(pool.nodes)):
             cache = None
-            if spec.prefix_caching:
-                capacity = spec.limits.capacity_blocks * spec.memory_block_tokens
-                cache = DeviceCache(capacity, block_size_tokens=spec.block_size_tokens, eviction=spec.eviction)
-            instance = CoupledInstance(
+            if pool.prefix_caching:
+                capacity = pool.limits.capacity_blocks * pool.memory_block_tokens
+                cache = DeviceCache(capacity, block_size_tokens=spec.block_size_tokens, eviction=pool.eviction)
+            instance = self.coupled[name] = CoupledInstance(
                 self._loop,
                 name,
                 self._model,
-                spec.batching,
-                spec.limits,
+                pool.batching,
+                pool.limits,
                 cache,
                 self.report,
-                max_tokens_of=spec.max_tokens_of,
+                max_tokens_of=pool.max_tokens_of,
             )
-            self.coupled[name] = instance
-            self.report(
-                WorkerUp(
-                    at_s=0.0,
-                    worker=name,
-                    role="coupled",
-                    capacity_tokens=instance.capacity_tokens,
-                    cache=name if cache else None,
-                )
-            )
+            self._up(name, "coupled", instance.capacity_tokens, name if cache else None)
+
+    def _up(self, name: str, role: Role, capacity_tokens: int, cache: str | None = None) -> None:
+        self.report(WorkerUp(at_s=0.0, worker=name, role=role, capacity_tokens=capacity_tokens, cache=cache))
 
     def run(self, requests: Iterable[TracedRequest], until_s: float | None = None) -> list[Record]:
         """Serve requests in order of arrival until all are done, or until the horizon.

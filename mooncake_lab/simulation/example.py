@@ -27,7 +27,7 @@ def four_requests() -> tuple[ClusterSpec, LatencyModel, list[TracedRequest]]:
         transfer=LinkLatency(10_000.0 * token),
         dram=LinkLatency(20_000.0 * token),
     )
-    spec = ClusterSpec(
+    spec = ClusterSpec.disaggregated(
         prefill_nodes=2,
         decode_nodes=1,
         cache_tokens=20_000,

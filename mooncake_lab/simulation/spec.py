@@ -1,10 +1,10 @@
-"""What a simulated cluster is made of, as plain values: nodes, memory, policies, and when instances fail."""
+"""What a simulated cluster is made of, as plain values: pools of nodes, policies, and when instances fail."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import isfinite
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Any, Final, Literal, Self
 
 from mooncake_lab.batching import (
     VLLM,
@@ -32,6 +32,9 @@ from mooncake_lab.core import SLO, TracedRequest
 DEFAULT_MAX_TOKENS: Final = 2000
 """What a client that states no max_tokens is taken to allow (assumption B52)."""
 
+DEVICE_TOKENS: Final = 1_330_000
+"""KVCache that fits into the GPU memory of a node of the papers."""
+
 COUPLED_SYSTEMS: Final[Mapping[str, tuple[BatchingPolicy, bool]]] = MappingProxyType(
     {
         "vllm": (VLLM(), False),
@@ -53,16 +56,6 @@ vLLM of that time took for chunked prefill. Those that never preempt (request_le
 reserve prompt and max_tokens of each request.
 """
 
-_POSITIVE: Final = (
-    "prefill_nodes",
-    "decode_nodes",
-    "prefill_group",
-    "prefill_chunk_tokens",
-    "cache_tokens",
-    "decode_tokens",
-    "block_size_tokens",
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -81,68 +74,59 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterSpec:
-    """A disaggregated cluster and its policies.
+class PrefillPool:
+    """Nodes that prefill, and their caches.
 
     Raises:
-        ValueError: when a count or a capacity is not positive, groups are not whole, views are of the future, or a
-            policy needs what separate pools do not give.
+        ValueError: when a count or a capacity is not positive, or groups are not whole.
     """
 
-    prefill_nodes: int = 8
-    decode_nodes: int = 8
-    cache_tokens: int = 3_000_000
-    """KVCache each prefill node holds in DRAM (FAST'25 §2.2: about 1 TB)."""
-    ssd_tokens: int = 0
-    """KVCache each prefill node holds on SSD besides; 0 where it has none."""
-    prefill_group: int = 1
-    """Prefill nodes that compute each prompt together by chunked pipeline parallelism (arXiv §5.1). A group is one
+    nodes: int = 8
+    group: int = 1
+    """Nodes that compute each prompt together by chunked pipeline parallelism (arXiv §5.1). A group is one
     instance: prompts follow one another through it. It has the memory and the network cards of all its nodes."""
-    prefill_chunk_tokens: int = 4096
+    chunk_tokens: int = 4096
     """What a group cuts prompts to (assumption B14)."""
-    decode_tokens: int = 1_330_000
-    """KVCache that fits into a decode node's GPU memory."""
+    cache_tokens: int = 3_000_000
+    """KVCache each node holds in DRAM (FAST'25 §2.2: about 1 TB)."""
+    ssd_tokens: int = 0
+    """KVCache each node holds on SSD besides; 0 where it has none."""
     shared_cache: bool = False
-    """One Mooncake Store over all prefill nodes instead of a cache a node (FAST'25 §5.3)."""
+    """One Mooncake Store over all nodes instead of a cache a node (FAST'25 §5.3)."""
     eviction: str = "lru"
-    block_size_tokens: int = 512
-    first_shown_by: Literal["decode", "prefill"] = "decode"
-    """Who shows the first token to the user: the decode instance when the KVCache is there, so that TTFT includes
-    transfer and load as in FAST'25 Fig. 14, or the prefill instance when it is computed."""
-    streams_layers: bool = True
-    """Whether each layer's KVCache leaves for the decode instance while the next is computed (arXiv §5.2); else
-    all of it leaves when the prompt is computed."""
     overtaking: bool = False
     """Whether a prompt whose prefix is still on its way lets those behind it start; else all start in order."""
-    placement: PlacementPolicy = field(default_factory=KVCacheCentric)
-    failures: tuple[Failure, ...] = ()
-    view_age_s: float = 0.0
-    """How old the loads may be on which the Conductor decides; 0 is always the present."""
-    admission: AdmissionPolicy = field(default_factory=AdmitAll)
-    slo: SLO = field(default_factory=SLO)
 
     def __post_init__(self) -> None:
-        for name in _POSITIVE:
-            if getattr(self, name) < 1:
-                raise ValueError(f"ClusterSpec.{name} is {getattr(self, name)!r}; at least 1 is needed")
+        _require_positive(self, "nodes", "group", "chunk_tokens", "cache_tokens")
         if self.ssd_tokens < 0:
-            raise ValueError(f"ClusterSpec.ssd_tokens is {self.ssd_tokens!r}; at least 0 is needed")
-        if self.prefill_nodes % self.prefill_group:
-            raise ValueError(
-                f"{self.prefill_nodes} prefill nodes are no whole number of groups of {self.prefill_group}"
-            )
-        refuse_age(self.view_age_s, "ClusterSpec")
-        gives = NEEDS.keys() - {"coupled_instances"}
-        check_needs("ClusterSpec", gives, placement=self.placement, admission=self.admission)
+            raise ValueError(f"PrefillPool.ssd_tokens is {self.ssd_tokens!r}; at least 0 is needed")
+        if self.nodes % self.group:
+            raise ValueError(f"{self.nodes} prefill nodes are no whole number of groups of {self.group}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CoupledSpec:
-    """A cluster whose every instance prefills and decodes, one instance a node (FAST'25 §5.1).
+class DecodePool:
+    """Nodes that decode.
 
     Raises:
-        ValueError: when a count is not positive, views would be of the future, a trace's block is not a whole
-            number of memory blocks, or a policy needs what coupled instances do not give.
+        ValueError: when a count or a capacity is not positive.
+    """
+
+    nodes: int = 8
+    device_tokens: int = DEVICE_TOKENS
+    """KVCache that fits into a node's GPU memory."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "nodes", "device_tokens")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoupledPool:
+    """Nodes that prefill and decode, each an instance (FAST'25 §5.1).
+
+    Raises:
+        ValueError: when a count or a capacity is not positive.
     """
 
     nodes: int = 16
@@ -150,7 +134,7 @@ class CoupledSpec:
     prefix_caching: bool = False
     """Keep computed prompts in free GPU memory (vLLM's automatic prefix caching)."""
     eviction: str = "lru"
-    device_tokens: int = 1_330_000
+    device_tokens: int = DEVICE_TOKENS
     """KVCache that fits into a node's GPU memory."""
     max_batch_tokens: int = 200_000
     """The most tokens that an iteration computes; the chunk size is a parameter of the batching policy."""
@@ -161,30 +145,9 @@ class CoupledSpec:
     """What a request that states no max_tokens is taken to allow, or the smallest doubling of it that its recorded
     answer fits into. Policies that reserve for the worst case reserve prompt and max_tokens."""
     memory_block_tokens: int = 16
-    block_size_tokens: int = 512
-    """Block size of the trace: the unit that requests can share."""
-    view_age_s: float = 0.0
-    """How old the loads may be on which the Conductor decides; 0 is always the present."""
-    placement: PlacementPolicy = field(default_factory=FewestRequests)
-    """The strongest router that knows nothing of prompts (assumption B39)."""
-    failures: tuple[Failure, ...] = ()
-    admission: AdmissionPolicy = field(default_factory=AdmitAll)
-    slo: SLO = field(default_factory=SLO)
 
     def __post_init__(self) -> None:
-        for name in ("nodes", "device_tokens", "memory_block_tokens", "block_size_tokens", "default_max_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"CoupledSpec.{name} is {getattr(self, name)!r}; at least 1 is needed")
-        refuse_age(self.view_age_s, "CoupledSpec")
-        if self.block_size_tokens % self.memory_block_tokens:
-            raise ValueError(
-                f"CoupledSpec.block_size_tokens is {self.block_size_tokens}, no multiple of memory blocks"
-                f" of {self.memory_block_tokens} tokens"
-            )
-        gives = {"decode_requests", "lengths", "coupled_instances", "priority"}
-        if self.prefix_caching:
-            gives.add("local_prefixes")
-        check_needs("CoupledSpec", gives, placement=self.placement, admission=self.admission)
+        _require_positive(self, "nodes", "device_tokens", "memory_block_tokens", "default_max_tokens")
 
     @property
     def limits(self) -> Limits:
@@ -208,11 +171,101 @@ class CoupledSpec:
         return most
 
 
-def refuse_age(view_age_s: float, owner: str) -> None:
-    """Refuse an age of views that is not possible.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSpec:
+    """A cluster and its policies; `disaggregated` and `coupled` make the common ones.
 
     Raises:
-        ValueError: when it is negative or not finite.
+        ValueError: when the pools are not a prefill and a decode pool, or one coupled pool; a trace's block is not
+            a whole number of memory blocks; views would be of the future; or a policy needs what the cluster does
+            not give.
     """
-    if not (isfinite(view_age_s) and view_age_s >= 0):
-        raise ValueError(f"{owner}.view_age_s is {view_age_s!r}; allowed are finite times from 0")
+
+    pools: tuple[PrefillPool, DecodePool] | tuple[CoupledPool]
+    block_size_tokens: int = 512
+    """Block size of the trace: the unit that requests can share."""
+    first_shown_by: Literal["decode", "prefill"] = "decode"
+    """Who shows the first token to the user: the decode instance when the KVCache is there, so that TTFT includes
+    transfer and load as in FAST'25 Fig. 14, or the prefill instance when it is computed."""
+    streams_layers: bool = True
+    """Whether each layer's KVCache leaves for the decode instance while the next is computed (arXiv §5.2); else
+    all of it leaves when the prompt is computed."""
+    placement: PlacementPolicy
+    failures: tuple[Failure, ...] = ()
+    view_age_s: float = 0.0
+    """How old the loads may be on which the Conductor decides; 0 is always the present."""
+    admission: AdmissionPolicy = field(default_factory=AdmitAll)
+    slo: SLO = field(default_factory=SLO)
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "block_size_tokens")
+        if not (isfinite(self.view_age_s) and self.view_age_s >= 0):
+            raise ValueError(f"ClusterSpec.view_age_s is {self.view_age_s!r}; allowed are finite times from 0")
+        if tuple(map(type, self.pools)) not in {(PrefillPool, DecodePool), (CoupledPool,)}:
+            raise ValueError(f"pools {self.pools}; allowed are a prefill and a decode pool, or one coupled pool")
+        gives = set(NEEDS) - {"coupled_instances"}
+        if isinstance(self.pools[0], CoupledPool):
+            gives = set(NEEDS) - {"double_check", "remote_prefixes", "local_prefixes"}
+            if self.pools[0].prefix_caching:
+                gives.add("local_prefixes")
+            if self.block_size_tokens % self.pools[0].memory_block_tokens:
+                raise ValueError(
+                    f"ClusterSpec.block_size_tokens is {self.block_size_tokens}, no multiple of memory blocks"
+                    f" of {self.pools[0].memory_block_tokens} tokens"
+                )
+        check_needs("ClusterSpec", gives, placement=self.placement, admission=self.admission)
+
+    @classmethod
+    def disaggregated(
+        cls,
+        *,
+        prefill_nodes: int = 8,
+        prefill_group: int = 1,
+        prefill_chunk_tokens: int = 4096,
+        decode_nodes: int = 8,
+        decode_tokens: int = DEVICE_TOKENS,
+        **settings: Any,
+    ) -> Self:
+        """Separate pools.
+
+        Args:
+            prefill_nodes: nodes that prefill.
+            prefill_group: nodes that compute each prompt together.
+            prefill_chunk_tokens: what such a group cuts prompts to.
+            decode_nodes: nodes that decode.
+            decode_tokens: KVCache that fits into the GPU memory of each of these.
+            **settings: further fields of `PrefillPool` and of the spec.
+        """
+        prefill = PrefillPool(
+            nodes=prefill_nodes,
+            group=prefill_group,
+            chunk_tokens=prefill_chunk_tokens,
+            **_fields_of(PrefillPool, settings),
+        )
+        decode = DecodePool(nodes=decode_nodes, device_tokens=decode_tokens)
+        return cls(pools=(prefill, decode), **_placed(KVCacheCentric(), settings))
+
+    @classmethod
+    def coupled(cls, **settings: Any) -> Self:
+        """Nodes that prefill and decode, behind the strongest router that knows nothing of prompts (B39).
+
+        Args:
+            **settings: fields of `CoupledPool` and of the spec.
+        """
+        pool = CoupledPool(**_fields_of(CoupledPool, settings))
+        return cls(pools=(pool,), **_placed(FewestRequests(), settings))
+
+
+def _fields_of(pool: type[PrefillPool | CoupledPool], settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings that are fields of a pool, taken out of them."""
+    return {each.name: settings.pop(each.name) for each in fields(pool) if each.name in settings}
+
+
+def _placed(default: PlacementPolicy, settings: dict[str, Any]) -> dict[str, Any]:
+    return {"placement": default} | settings
+
+
+def _require_positive(spec: object, *names: str) -> None:
+    for name in names:
+        if getattr(spec, name) < 1:
+            raise ValueError(f"{type(spec).__name__}.{name} is {getattr(spec, name)!r}; at least 1 is needed")

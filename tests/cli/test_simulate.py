@@ -255,17 +255,15 @@ def test_the_router_of_coupled_nodes_is_that_of_the_book(file):
 def test_json_holds_its_own_settings(file):
     """`--json` says what was asked for and what the defaults were, policies with their parameters."""
     found = settings(file, *COUPLED, "--batching", "tensorrt_llm", "--max-tokens", 77, "--fail", "coupled-0@3")
-    assert (found["nodes"], found["default_max_tokens"], found["node"], found["speed"]) == (
-        4,
-        77,
-        "a800-node",
-        1.0,
-    )
-    assert found["batching"] == {"type": "TensorRTLLM", "capacity": "guaranteed_no_evict", "chunk_tokens": None}
+    (pool,) = found["pools"]
+    assert (pool["type"], pool["nodes"], pool["default_max_tokens"]) == ("CoupledPool", 4, 77)
+    assert (found["node"], found["speed"]) == ("a800-node", 1.0)
+    assert pool["batching"] == {"type": "TensorRTLLM", "capacity": "guaranteed_no_evict", "chunk_tokens": None}
     assert found["failures"] == [{"type": "Failure", "instance": "coupled-0", "at_s": 3.0}]
     apart = settings(file, *DISAGGREGATED, "--ttft-slo", 9)
     assert apart["placement"] == {"type": "KVCacheCentric", "balancing_threshold": 1.5, "edition": "fast"}
-    assert (apart["prefill_nodes"], apart["slo"]["ttft_s"], apart["cache_tokens"]) == (2, 9.0, 3_000_000)
+    prefill, _ = apart["pools"]
+    assert (prefill["nodes"], apart["slo"]["ttft_s"], prefill["cache_tokens"]) == (2, 9.0, 3_000_000)
 
 
 def test_the_decode_time_of_prediction_follows_trace_model_and_hardware(file):

@@ -18,7 +18,7 @@ from mooncake_lab.conductor import (
     needs_of,
 )
 from mooncake_lab.conductor.routers import FewestRequests
-from mooncake_lab.simulation import ClusterSpec, CoupledSpec
+from mooncake_lab.simulation import ClusterSpec
 
 
 def test_every_declared_need_exists():
@@ -38,17 +38,17 @@ def test_a_policy_around_another_needs_what_the_other_needs():
 @pytest.mark.parametrize("admission", [AfterPrefill(), AdaptiveThreshold()])
 def test_coupled_instances_refuse_policies_of_the_double_check(admission):
     """Coupled instances have no second check, so policies that rely on it are refused when the spec is built."""
-    with pytest.raises(ValueError, match=r"CoupledSpec\.admission is .* \(double_check: a second check"):
-        CoupledSpec(admission=admission)
+    with pytest.raises(ValueError, match=r"ClusterSpec\.admission is .* \(double_check: a second check"):
+        ClusterSpec.coupled(admission=admission)
 
 
 def test_each_need_is_checked_where_it_is_missing():
     """Prefixes need a cache, and counting requests of both stages needs coupled instances."""
-    with pytest.raises(ValueError, match=r"CoupledSpec\.placement is LongestPrefix\(\).*local_prefixes"):
-        CoupledSpec(placement=LongestPrefix())
-    assert CoupledSpec(placement=LongestPrefix(), prefix_caching=True).prefix_caching
+    with pytest.raises(ValueError, match=r"ClusterSpec\.placement is LongestPrefix\(\).*local_prefixes"):
+        ClusterSpec.coupled(placement=LongestPrefix())
+    assert ClusterSpec.coupled(placement=LongestPrefix(), prefix_caching=True).pools[0].prefix_caching
     with pytest.raises(ValueError, match=r"ClusterSpec\.placement is FewestRequests\(\).*coupled_instances"):
-        ClusterSpec(placement=FewestRequests())
+        ClusterSpec.disaggregated(placement=FewestRequests())
 
 
 def test_an_unknown_need_is_refused():

@@ -69,7 +69,7 @@ def test_lengths_that_hardly_differ_do_not_determine_it_either():
 def test_a_conductor_may_believe_it():
     """A cluster runs on learned beliefs, and serves almost as well as with the truth."""
     trace = load("conversation").head(300)
-    spec = ClusterSpec(prefill_nodes=3, decode_nodes=3, placement=KVCacheCentric())
+    spec = ClusterSpec.disaggregated(prefill_nodes=3, decode_nodes=3, placement=KVCacheCentric())
     mean = {}
     for name, belief in (("truth", TRUTH), ("learned", PolynomialEstimator.fit(TRUTH, *measured(0.05)))):
         log = Cluster(spec, NODE.latency, belief).run(trace.requests())

@@ -48,7 +48,7 @@ def clusters(draw):
     instances, decode, group = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 2))
     names = [f"prefill-{i}" for i in range(instances)] + [f"decode-{i}" for i in range(decode)]
     deaths = st.builds(Failure, st.sampled_from(names), st.floats(0.0, 6.0))
-    return ClusterSpec(
+    return ClusterSpec.disaggregated(
         prefill_nodes=instances * group,
         prefill_group=group,
         prefill_chunk_tokens=1000,

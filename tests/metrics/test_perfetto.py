@@ -115,8 +115,8 @@ def test_spans_lie_where_the_log_says(log):
 
 def test_every_request_begins_and_ends_once():
     """Also where one dies on the way and is placed again."""
-    spec, model, requests = four_requests()
-    dying = type(spec)(
+    _, model, requests = four_requests()
+    dying = ClusterSpec.disaggregated(
         prefill_nodes=2, decode_nodes=2, block_size_tokens=500, failures=(Failure("decode-0", 1.1),)
     )
     phases = [(e["ph"], e["id"]) for e in trace_events(Cluster(dying, model).run(requests)) if "id" in e]
@@ -127,7 +127,9 @@ def test_every_request_begins_and_ends_once():
 def test_spans_of_a_track_do_not_overlap():
     """Also where a group of nodes computes two prompts at once: each span is over before the next one begins."""
     _, model, requests = four_requests()
-    grouped = ClusterSpec(prefill_nodes=2, prefill_group=2, prefill_chunk_tokens=500, block_size_tokens=500)
+    grouped = ClusterSpec.disaggregated(
+        prefill_nodes=2, prefill_group=2, prefill_chunk_tokens=500, block_size_tokens=500
+    )
     at_once = [
         replace(traced, request=replace(traced.request, arrival_s=0.0), output_tokens=3) for traced in requests
     ]

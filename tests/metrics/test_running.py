@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mooncake_lab.core import SLO, Arrived
 from mooncake_lab.metrics import RunningSummary, run_summary
-from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledSpec
+from mooncake_lab.simulation import Cluster, ClusterSpec
 from mooncake_lab.testbeds import paper_node_latency
 from mooncake_lab.workload import load
 
@@ -23,7 +23,11 @@ MODEL, STRICT = paper_node_latency(), SLO(ttft_s=3.0, tbt_s=0.05)
 def test_read_one_by_one_the_numbers_are_the_same(tbt, until_s, coupled):
     """Served, rejected and still running requests count as in `run_summary`, for both papers' definitions."""
     trace = load("conversation").head(250)
-    spec = CoupledSpec(nodes=10) if coupled else ClusterSpec(prefill_nodes=2, decode_nodes=2, decode_tokens=60_000)
+    spec = (
+        ClusterSpec.coupled(nodes=10)
+        if coupled
+        else ClusterSpec.disaggregated(prefill_nodes=2, decode_nodes=2, decode_tokens=60_000)
+    )
     kept = Cluster(spec, MODEL).run(trace.requests(), until_s)
     running = RunningSummary(STRICT, tbt)
     streamed = Cluster(spec, MODEL, log=running.read)
@@ -38,7 +42,7 @@ def test_read_one_by_one_the_numbers_are_the_same(tbt, until_s, coupled):
 @given(REQUESTS, clusters(), st.none() | st.floats(0.5, 8.0))
 def test_summaries_agree_on_any_cluster(rows, spec, until_s):
     """Read at once or one record after the other, groups of prefill nodes and deaths included."""
-    group = spec.prefill_group
+    group = spec.pools[0].group
     running = RunningSummary(SLO(), prefill_group=group)
     log = Cluster(spec, REALISTIC).run(requests_of(rows), until_s)
     for record in log:

@@ -14,7 +14,7 @@ def test_simulated_log_gives_the_model_back(believed):
         block_size_tokens=16,
     ).make()  # fmt: skip
     mixed = [one for i, one in enumerate(trace.requests()) if i % 2 or one.request.id < 100]
-    spec = ClusterSpec(prefill_nodes=2, decode_nodes=1, block_size_tokens=16)
+    spec = ClusterSpec.disaggregated(prefill_nodes=2, decode_nodes=1, block_size_tokens=16)
     log = Cluster(spec, believed).run(mixed)
     found = model_from_log(log, believed)
     assert found.prefill.max_relative_error < 1e-6
@@ -32,7 +32,7 @@ def test_live_log_can_be_simulated(cluster, traced):
     found = model_from_log(cluster.run(requests), cluster.model)
     assert found.model.decode.step_s(1, 80) > 0
     assert found.model.schedule_s < 1
-    spec = ClusterSpec(prefill_nodes=1, decode_nodes=1, block_size_tokens=16, cache_tokens=65_536)
+    spec = ClusterSpec.disaggregated(prefill_nodes=1, decode_nodes=1, block_size_tokens=16, cache_tokens=65_536)
     log = Cluster(spec, found.model).run(requests)
     assert sum(type(record).__name__ == "Finished" for record in log) == len(requests)
 

@@ -111,9 +111,10 @@ class Reference:
     def __init__(self, spec, model):
         self.spec, self.model, self.estimate = spec, model, LatencyEstimator(model)
         self.bytes = model.shape.kv_bytes_per_token
-        blocks = spec.cache_tokens // spec.block_size_tokens
-        self.prefill = {f"prefill-{i}": Prefill(f"prefill-{i}", blocks) for i in range(spec.prefill_nodes)}
-        self.decode = {f"decode-{i}": Decode(f"decode-{i}") for i in range(spec.decode_nodes)}
+        self.prefill_pool, self.decode_pool = spec.pools
+        blocks = self.prefill_pool.cache_tokens // spec.block_size_tokens
+        self.prefill = {f"prefill-{i}": Prefill(f"prefill-{i}", blocks) for i in range(self.prefill_pool.nodes)}
+        self.decode = {f"decode-{i}": Decode(f"decode-{i}") for i in range(self.decode_pool.nodes)}
         self.now, self.order, self.agenda, self.flows = 0.0, itertools.count(), [], []
         self.log, self.lengths, self.tokens = [], LengthHistogram(), defaultdict(list)
 
@@ -216,7 +217,7 @@ class Reference:
             node.name,
             requests,
             node.batch_tokens + outside,
-            self.spec.decode_tokens,
+            self.decode_pool.device_tokens,
             tuple(node.present.values()),
             tuple(node.coming.values()),
         )
@@ -272,7 +273,7 @@ class Reference:
 
     def start(self, node):
         ready = [job for job in node.queue if job.ready]
-        if node.running or not ready or not (self.spec.overtaking or node.queue[0].ready):
+        if node.running or not ready or not (self.prefill_pool.overtaking or node.queue[0].ready):
             return
         job = node.running = ready[0]
         request = job.traced.request
@@ -347,7 +348,7 @@ class Reference:
         """Between two steps: who may joins, who has no room goes, and the next step begins."""
         changed = changed or bool(node.waiting and not node.held_back)
         self.let_in(node)
-        while node.members and node.context + len(node.members) > self.spec.decode_tokens:
+        while node.members and node.context + len(node.members) > self.decode_pool.device_tokens:
             changed = True
             newest = node.members.pop()
             if node.members:
@@ -368,7 +369,7 @@ class Reference:
         while node.waiting:
             member = node.waiting[0]
             needs = node.context + len(node.members) + member.cached
-            if node.members and needs >= self.spec.decode_tokens:
+            if node.members and needs >= self.decode_pool.device_tokens:
                 return
             node.waiting.pop(0)
             if not member.produced:

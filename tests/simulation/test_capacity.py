@@ -7,7 +7,7 @@ from mooncake_lab.conductor import KVCacheCentric, Placement, Random, decide
 from mooncake_lab.core import DecodeStretch, Rejected, Request, TracedRequest, blocks_for
 from mooncake_lab.metrics import check_log
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
-from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledSpec
+from mooncake_lab.simulation import Cluster, ClusterSpec
 
 MODEL = LatencyModel(
     name="by hand",
@@ -37,8 +37,8 @@ def outcome(log):
 @given(st.integers(CAPACITY - 20, CAPACITY + 5), st.integers(1, 30))
 def test_both_clusters_reject_the_same_for_the_same_reason(input_tokens, output_tokens):
     """A prompt that cannot fit is never placed; an answer that outgrows the memory ends where it is full."""
-    apart = Cluster(ClusterSpec(prefill_nodes=1, decode_nodes=1, decode_tokens=CAPACITY), MODEL)
-    coupled = Cluster(CoupledSpec(nodes=1, device_tokens=CAPACITY), MODEL)
+    apart = Cluster(ClusterSpec.disaggregated(prefill_nodes=1, decode_nodes=1, decode_tokens=CAPACITY), MODEL)
+    coupled = Cluster(ClusterSpec.coupled(nodes=1, device_tokens=CAPACITY), MODEL)
     ends = outcome(apart.run([one(input_tokens, output_tokens)]))
     assert ends == outcome(coupled.run([one(input_tokens, output_tokens)]))
     needed = input_tokens + output_tokens - 1
@@ -47,17 +47,17 @@ def test_both_clusters_reject_the_same_for_the_same_reason(input_tokens, output_
 
 def test_the_reason_names_the_tokens_and_the_room():
     """Nobody has to guess why a request was rejected, and no policy is asked."""
-    cluster = Cluster(ClusterSpec(prefill_nodes=1, decode_nodes=2, decode_tokens=CAPACITY), MODEL)
+    cluster = Cluster(ClusterSpec.disaggregated(prefill_nodes=1, decode_nodes=2, decode_tokens=CAPACITY), MODEL)
     (rejected,) = [r for r in cluster.run([one(CAPACITY + 1, 1)]) if isinstance(r, Rejected)]
     assert rejected.reason == "a prompt of 321 tokens; no decode instance holds more than 320"
 
 
 def test_the_largest_instance_decides():
     """A prompt is served as long as any instance can hold it."""
-    cluster = Cluster(ClusterSpec(prefill_nodes=1, decode_nodes=2, decode_tokens=CAPACITY), MODEL)
+    cluster = Cluster(ClusterSpec.disaggregated(prefill_nodes=1, decode_nodes=2, decode_tokens=CAPACITY), MODEL)
     view = cluster.view(one(100, 1).request)
     large = view.replace(decode=(view.decode[0], view.decode[1].replace(capacity_tokens=9000)))
-    spec = ClusterSpec()
+    spec = ClusterSpec.disaggregated()
     for policy in (KVCacheCentric(), Random()):
         placed = decide(
             one(5000, 1).request,

@@ -45,8 +45,9 @@ from mooncake_lab.simulation import (
     COUPLED_SYSTEMS,
     DEFAULT_MAX_TOKENS,
     Cluster,
+    ClusterSpec,
     CoupledInstance,
-    CoupledSpec,
+    CoupledPool,
     DeviceCache,
 )
 from mooncake_lab.testbeds import paper_node_latency
@@ -106,11 +107,11 @@ def requests(rows, block=32, families=None) -> list[TracedRequest]:
     ]
 
 
-def spec(policy, capacity, **knobs) -> CoupledSpec:
+def spec(policy, capacity, max_request_tokens=328, **knobs) -> ClusterSpec:
     """One node with small memory; the window keeps policies that reserve the worst case alive."""
-    return CoupledSpec(
+    return ClusterSpec.coupled(
         nodes=1, batching=policy, device_tokens=capacity, max_batch_tokens=400, max_requests=4,
-        max_request_tokens=328, memory_block_tokens=8, block_size_tokens=32, **knobs,
+        max_request_tokens=max_request_tokens, memory_block_tokens=8, block_size_tokens=32, **knobs,
     )  # fmt: skip
 
 
@@ -259,7 +260,7 @@ class TestByHand:
     def test_blocks_shared_with_a_refused_request_are_counted_once(self):
         """While a request outgrows the memory, no prompt is admitted that shares its blocks, or takes them."""
         rows = [(0.0, 270, 99), (0.1, 139, 2), (0.1, 293, 2)]
-        roomy = replace(spec(VLLM(), 320, prefix_caching=True), max_request_tokens=600)
+        roomy = spec(VLLM(), 320, max_request_tokens=600, prefix_caching=True)
         log = Cluster(roomy, MODEL).run(requests(rows, families=[0, 1, 0]))
         assert [r.request_id for r in log if isinstance(r, Rejected)] == [0]
         assert [r.request_id for r in log if isinstance(r, Finished)] == [1, 2]
@@ -271,7 +272,7 @@ class TestPreempted:
         alone = requests([(0.0, 4097, 3000)] * 8, block=512)
         computed = {}
         for caching in (False, True):
-            knobs = CoupledSpec(nodes=1, prefix_caching=caching, device_tokens=40_000)
+            knobs = ClusterSpec.coupled(nodes=1, prefix_caching=caching, device_tokens=40_000)
             log = Cluster(knobs, MODEL).run(alone)
             assert run_summary(log, SLO())["token_hit_rate"] == 0.0
             computed[caching] = sum(r.computed_tokens for r in log if isinstance(r, Prefilled))
@@ -280,7 +281,7 @@ class TestPreempted:
     def test_what_others_computed_is_a_hit(self):
         """A request that is preempted keeps the hits of its first admission, once."""
         rows = [(0.0, 4097, 1), *((60.3, 4097, 3000) for _ in range(8))]
-        knobs = CoupledSpec(nodes=1, prefix_caching=True, device_tokens=40_000)
+        knobs = ClusterSpec.coupled(nodes=1, prefix_caching=True, device_tokens=40_000)
         log = Cluster(knobs, MODEL).run(requests(rows, block=512, families=[0, *range(8)]))
         spans = [(r.request_id, r.reused_tokens) for r in log if isinstance(r, Prefilled)]
         assert len(spans) > len(rows)
@@ -296,8 +297,8 @@ class TestPreempted:
 
 def test_a_fetching_policy_is_refused():
     """Coupled instances have no store to fetch from, and say so."""
-    with pytest.raises(ValueError, match=r"CoupledSpec\.placement is KVCacheCentric.*\(remote_prefixes: a store"):
-        CoupledSpec(prefix_caching=True, placement=KVCacheCentric(balancing_threshold=1.0))
+    with pytest.raises(ValueError, match=r"ClusterSpec\.placement is KVCacheCentric.*\(remote_prefixes: a store"):
+        ClusterSpec.coupled(prefix_caching=True, placement=KVCacheCentric(balancing_threshold=1.0))
 
 
 def test_a_fetching_policy_that_declares_nothing_is_refused_when_it_fetches():
@@ -308,7 +309,7 @@ def test_a_fetching_policy_that_declares_nothing_is_refused_when_it_fetches():
             return KVCacheCentric(balancing_threshold=1.0).place(request, view, estimate)
 
     rows = [(0.0, 64, 1), (0.1, 300, 200), (30.3, 96, 1), (30.4, 96, 1), (30.5, 96, 1)]
-    knobs = CoupledSpec(nodes=2, prefix_caching=True, block_size_tokens=32, placement=Undeclared())
+    knobs = ClusterSpec.coupled(nodes=2, prefix_caching=True, block_size_tokens=32, placement=Undeclared())
     with pytest.raises(ValueError, match="do not share their caches"):
         Cluster(knobs, MODEL).run(requests(rows, families=[0, 1, 0, 0, 0]))
 
@@ -316,7 +317,7 @@ def test_a_fetching_policy_that_declares_nothing_is_refused_when_it_fetches():
 def test_one_instance_does_both_stages():
     """A request placed on a coupled instance prefills and decodes there."""
     rows = [(0.1 * i, 64, 5) for i in range(6)]
-    knobs = CoupledSpec(nodes=3, block_size_tokens=32, placement=LoadBalance("assigned_requests"))
+    knobs = ClusterSpec.coupled(nodes=3, block_size_tokens=32, placement=LoadBalance("assigned_requests"))
     log = Cluster(knobs, MODEL).run(requests(rows))
     placed = [r for r in log if r.__struct_config__.tag == "placed"]
     assert all(r.prefill_instance == r.decode_instance for r in placed)
@@ -335,7 +336,7 @@ def largest_batch(name, limit, **knobs):
         replace(each, request=replace(each.request, max_tokens=limit))
         for each in requests([(0.001 * i, 96, 50) for i in range(40)])
     ]
-    log = Cluster(CoupledSpec(batching=policy, **knobs), MODEL).run(asked)
+    log = Cluster(ClusterSpec.coupled(batching=policy, **knobs), MODEL).run(asked)
     assert sum(isinstance(r, Finished) for r in log) == 40
     return max(len(r.request_ids) for r in log if isinstance(r, DecodeStretch))
 
@@ -359,7 +360,7 @@ def test_without_max_tokens_the_default_is_reserved(name):
 
 def test_the_default_is_the_assumption():
     """What clients are taken to allow is recorded among the assumptions."""
-    assert assumption("B52").value == DEFAULT_MAX_TOKENS == CoupledSpec().default_max_tokens
+    assert assumption("B52").value == DEFAULT_MAX_TOKENS == CoupledPool().default_max_tokens
 
 
 def test_reserving_stays_near_what_pages_do():
@@ -368,7 +369,7 @@ def test_reserving_stays_near_what_pages_do():
     def mean_ttft_s(name, **knobs):
         policy, _ = COUPLED_SYSTEMS[name]
         numbers = RunningSummary(SLO())
-        spec = CoupledSpec(nodes=8, batching=policy, **knobs)
+        spec = ClusterSpec.coupled(nodes=8, batching=policy, **knobs)
         trace = make_twin("conversation", requests=600)
         Cluster(spec, paper_node_latency(), log=numbers.read).run(trace.requests())
         return numbers.numbers()["ttft_mean_s"]
@@ -418,7 +419,7 @@ OVERLOAD = [
 def test_policies_of_the_decode_load_refuse_under_overload(admission):
     """The views of coupled instances show who decodes and who is on the way, so policies that look there act."""
     limits, model = SLO(ttft_s=30.0, tbt_s=0.03), paper_node_latency()
-    cluster = Cluster(CoupledSpec(nodes=2, admission=admission, slo=limits), model)
+    cluster = Cluster(ClusterSpec.coupled(nodes=2, admission=admission, slo=limits), model)
     log = cluster.run(OVERLOAD)
     assert check_log(log) == ()
     assert sum(isinstance(r, Rejected) for r in log) > 30

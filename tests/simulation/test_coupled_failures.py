@@ -20,7 +20,7 @@ from mooncake_lab.core import (
 )
 from mooncake_lab.metrics import check_log, token_times_s
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
-from mooncake_lab.simulation import COUPLED_SYSTEMS, Cluster, CoupledInstance, CoupledSpec, Failure
+from mooncake_lab.simulation import COUPLED_SYSTEMS, Cluster, ClusterSpec, CoupledInstance, Failure
 
 STEP_S, PROMPT_S = 0.25, 2.0
 MODEL = LatencyModel(
@@ -54,16 +54,16 @@ DEATHS = st.lists(st.tuples(st.sampled_from(["coupled-0", "coupled-1"]), st.floa
 
 def run(rows, deaths, name="vllm", model=MODEL, **knobs):
     policy, caching = COUPLED_SYSTEMS[name]
-    spec = CoupledSpec(
-        nodes=3,
-        batching=policy,
-        prefix_caching=caching,
-        device_tokens=16_000,
-        max_request_tokens=2000,
-        block_size_tokens=64,
-        failures=tuple(Failure(*death) for death in deaths),
-    )
-    return Cluster(replace(spec, **knobs), model).run(requests_of(rows, 64))
+    settings = {
+        "nodes": 3,
+        "batching": policy,
+        "prefix_caching": caching,
+        "device_tokens": 16_000,
+        "max_request_tokens": 2000,
+        "block_size_tokens": 64,
+        "failures": tuple(Failure(*death) for death in deaths),
+    }
+    return Cluster(ClusterSpec.coupled(**settings | knobs), model).run(requests_of(rows, 64))
 
 
 @pytest.mark.parametrize("name", COUPLED_SYSTEMS)
@@ -164,7 +164,7 @@ def test_the_conductor_decides_on_the_prompt_with_the_tokens_shown():
     """Who is placed again is placed by prompt and shown tokens together: all of it is computed anew."""
     seen = []
     policy, _ = COUPLED_SYSTEMS["vllm"]
-    spec = CoupledSpec(
+    spec = ClusterSpec.coupled(
         nodes=2, batching=policy, block_size_tokens=64, failures=(Failure("coupled-0", PROMPT_S + 4.5 * STEP_S),)
     )
     Cluster(spec, MODEL, seen=lambda one: seen.append(one.request)).run(requests_of([(0.0, 1024, 100, 0)], 64))

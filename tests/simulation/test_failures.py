@@ -45,7 +45,7 @@ DEATHS = st.lists(
 
 
 def run(rows, deaths, **knobs):
-    spec = ClusterSpec(
+    spec = ClusterSpec.disaggregated(
         prefill_nodes=3, decode_nodes=3, cache_tokens=3000, failures=tuple(Failure(*d) for d in deaths), **knobs
     )
     cluster = Cluster(spec, MODEL)
@@ -181,7 +181,7 @@ def test_the_last_death_ends_requests_and_not_the_run(pool):
     """When a whole pool is dead, whoever needs it is refused with that reason; what is finished stays so."""
     made = requests_of([(0.1 * i, 3000, 30, i % 3) for i in range(40)])
     failures = tuple(Failure(f"{pool}-{i}", 1.0 + i) for i in range(2))
-    log = Cluster(ClusterSpec(prefill_nodes=2, decode_nodes=2, failures=failures), MODEL).run(made)
+    log = Cluster(ClusterSpec.disaggregated(prefill_nodes=2, decode_nodes=2, failures=failures), MODEL).run(made)
     assert check_log(log) == ()
     ends = Counter(type(record).__name__ for record in log if isinstance(record, Finished | Rejected))
     assert sum(ends.values()) == 40

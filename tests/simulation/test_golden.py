@@ -22,7 +22,6 @@ from mooncake_lab.simulation import (
     COUPLED_SYSTEMS,
     Cluster,
     ClusterSpec,
-    CoupledSpec,
     Failure,
     PipelineSpec,
     StageClock,
@@ -49,7 +48,7 @@ def digest(log: Iterable[Record]) -> str:
 def disaggregated(nodes, until_s=None, **knobs):
     """A cluster of which half the nodes prefill."""
     half = nodes // 2
-    spec = ClusterSpec(prefill_nodes=half, decode_nodes=half, **knobs)
+    spec = ClusterSpec.disaggregated(prefill_nodes=half, decode_nodes=half, **knobs)
     model = replace(paper_node_latency(), ssd=LinkLatency(6e9))
     return lambda trace: digest(Cluster(spec, model).run(trace.requests(), until_s))
 
@@ -57,7 +56,7 @@ def disaggregated(nodes, until_s=None, **knobs):
 def coupled(nodes, name, until_s=None, **knobs):
     """A coupled system by name."""
     policy, caching = COUPLED_SYSTEMS[name]
-    spec = CoupledSpec(nodes=nodes, batching=policy, prefix_caching=caching, **knobs)
+    spec = ClusterSpec.coupled(nodes=nodes, batching=policy, prefix_caching=caching, **knobs)
     return lambda trace: digest(Cluster(spec, paper_node_latency()).run(trace.requests(), until_s))
 
 

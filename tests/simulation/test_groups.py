@@ -26,7 +26,7 @@ def prefill_s(spec, input_tokens):
 @pytest.mark.parametrize("nodes", [2, 4])
 def test_a_group_takes_what_the_recurrence_says(nodes):
     """A prompt alone on a group takes the time of chunked pipeline parallelism, less than one node needs."""
-    took_s, _ = prefill_s(ClusterSpec(prefill_nodes=4, prefill_group=nodes), 100_000)
+    took_s, _ = prefill_s(ClusterSpec.disaggregated(prefill_nodes=4, prefill_group=nodes), 100_000)
     group = CppGroup.of(MODEL, nodes=nodes, chunk_tokens=4096)
     assert took_s == pytest.approx(cpp_prefill_s(group, 100_000))
     assert MODEL.prefill.seconds(100_000) / nodes < took_s < MODEL.prefill.seconds(100_000)
@@ -35,7 +35,9 @@ def test_a_group_takes_what_the_recurrence_says(nodes):
 def test_smaller_chunks_fill_the_pipeline_sooner():
     """The chunk length is no knob without effect."""
     coarse, fine = (
-        prefill_s(ClusterSpec(prefill_nodes=4, prefill_group=4, prefill_chunk_tokens=chunk), 100_000)[0]
+        prefill_s(
+            ClusterSpec.disaggregated(prefill_nodes=4, prefill_group=4, prefill_chunk_tokens=chunk), 100_000
+        )[0]
         for chunk in (16_384, 2048)
     )
     assert fine < coarse
@@ -43,7 +45,7 @@ def test_smaller_chunks_fill_the_pipeline_sooner():
 
 def test_a_group_is_one_instance_with_the_memory_of_its_nodes():
     """Two groups of four are two instances, each with four caches' room."""
-    cluster = Cluster(ClusterSpec(prefill_nodes=8, prefill_group=4, cache_tokens=10_000), MODEL)
+    cluster = Cluster(ClusterSpec.disaggregated(prefill_nodes=8, prefill_group=4, cache_tokens=10_000), MODEL)
     view = cluster.view(alone(512)[0].request)
     assert [p.name for p in view.prefill] == ["prefill-0", "prefill-1"]
     request = alone(38_000)[0].request
@@ -56,7 +58,7 @@ def test_the_pipeline_stays_full():
 
     The time in which both are computed counts once.
     """
-    spec = ClusterSpec(prefill_nodes=4, prefill_group=4, decode_nodes=1)
+    spec = ClusterSpec.disaggregated(prefill_nodes=4, prefill_group=4, decode_nodes=1)
     keys = [tuple((i, k) for k in range(blocks_for(60_000, 512))) for i in range(2)]
     prompts = [Request(id=i, arrival_s=0.0, input_tokens=60_000, block_keys=keys[i]) for i in range(2)]
     log = Cluster(spec, MODEL).run([TracedRequest(prompt, 1) for prompt in prompts])
@@ -74,4 +76,4 @@ def test_the_pipeline_stays_full():
 def test_groups_are_whole():
     """Eight nodes are no groups of three."""
     with pytest.raises(ValueError, match="no whole number of groups of 3"):
-        ClusterSpec(prefill_nodes=8, prefill_group=3)
+        ClusterSpec.disaggregated(prefill_nodes=8, prefill_group=3)

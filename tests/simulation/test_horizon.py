@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mooncake_lab.batching import VLLM, Orca, Sarathi, SarathiServe, SplitFuse, VLLMChunked
 from mooncake_lab.core import SLO, DecodeStretch, Request, RunEnded, TracedRequest
 from mooncake_lab.metrics import check_log, run_summary, token_times_s
-from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledSpec, Failure
+from mooncake_lab.simulation import Cluster, ClusterSpec, Failure
 
 HORIZONS = st.floats(0.05, 12.0)
 BATCHING = (VLLM(), VLLMChunked(chunk_tokens=512), Sarathi(), SarathiServe(), SplitFuse(), Orca())
@@ -43,9 +43,11 @@ def assert_conserved(make, requests, horizon_s):
 
 
 CLUSTERS = {
-    "disaggregated": lambda: Cluster(ClusterSpec(prefill_nodes=8, decode_nodes=1), REALISTIC),
-    "pipelined": lambda: Cluster(ClusterSpec(prefill_nodes=8, prefill_group=4, decode_nodes=2), REALISTIC),
-    "coupled": lambda: Cluster(CoupledSpec(nodes=1), REALISTIC),
+    "disaggregated": lambda: Cluster(ClusterSpec.disaggregated(prefill_nodes=8, decode_nodes=1), REALISTIC),
+    "pipelined": lambda: Cluster(
+        ClusterSpec.disaggregated(prefill_nodes=8, prefill_group=4, decode_nodes=2), REALISTIC
+    ),
+    "coupled": lambda: Cluster(ClusterSpec.coupled(nodes=1), REALISTIC),
 }
 
 
@@ -89,7 +91,7 @@ def test_tokens_are_conserved_at_any_horizon(rows, spec, horizon_s):
 )
 def test_coupled_tokens_are_conserved_at_any_horizon(rows, batching, caching, deaths, horizon_s):
     """Of coupled nodes under any policy too, chunks of prompts beside decodes included."""
-    spec = CoupledSpec(
+    spec = ClusterSpec.coupled(
         nodes=2, batching=batching, prefix_caching=caching, device_tokens=8000, max_request_tokens=6000,
         max_batch_tokens=8000, failures=tuple(deaths),
     )  # fmt: skip
@@ -109,7 +111,7 @@ def test_a_step_that_ends_at_the_horizon(make, steps):
 
 def test_a_cut_run_goes_on():
     """A run that is cut and continued gives every request its answer."""
-    cluster = Cluster(ClusterSpec(prefill_nodes=2, decode_nodes=1), REALISTIC)
+    cluster = Cluster(ClusterSpec.disaggregated(prefill_nodes=2, decode_nodes=1), REALISTIC)
     cluster.run(long_answers(3, 200), until_s=3.0)
     cluster.run([], until_s=4.0)
     log = [record for record in cluster.run([]) if not isinstance(record, RunEnded)]

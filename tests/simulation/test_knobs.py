@@ -9,20 +9,20 @@ from mooncake_lab.conductor import AdmitAll, CacheAware, LoadBalance, NoisyEstim
 from mooncake_lab.core import SLO, Placed, Rejected, Request, TracedRequest, blocks_for, keyed_uniform
 from mooncake_lab.metrics import check_log
 from mooncake_lab.perf import LinkLatency
-from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledSpec, Failure
+from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledPool, Failure, PrefillPool
 from mooncake_lab.testbeds import paper_node_latency
 
 MODEL = dataclasses.replace(paper_node_latency(), ssd=LinkLatency(6e9), transfer=LinkLatency(1e10))
-BASE = ClusterSpec(
-    prefill_nodes=4,
-    decode_nodes=3,
-    cache_tokens=60_000,
-    decode_tokens=120_000,
-    ssd_tokens=40_000,
-    prefill_group=2,
-    admission=WithinSLO(),
-    slo=SLO(ttft_s=8.0, tbt_s=0.06),
-)
+BASE = {
+    "prefill_nodes": 4,
+    "decode_nodes": 3,
+    "cache_tokens": 60_000,
+    "decode_tokens": 120_000,
+    "ssd_tokens": 40_000,
+    "prefill_group": 2,
+    "admission": WithinSLO(),
+    "slo": SLO(ttft_s=8.0, tbt_s=0.06),
+}
 OTHER = {
     "prefill_nodes": 6,
     "decode_nodes": 2,
@@ -40,20 +40,20 @@ OTHER = {
     "placement": LoadBalance(),
     "failures": (Failure("decode-1", 20.0),),
     "view_age_s": 4.0,
-    "admission": ClusterSpec().admission,
+    "admission": AdmitAll(),
     "slo": SLO(ttft_s=4.0, tbt_s=0.06),
 }
 
 
-COUPLED = CoupledSpec(
-    nodes=3,
-    batching=VLLMChunked(chunk_tokens=2048),
-    prefix_caching=True,
-    device_tokens=90_000,
-    max_requests=8,
-    admission=WithinSLO(),
-    slo=SLO(ttft_s=20.0, tbt_s=0.2),
-)
+COUPLED = {
+    "nodes": 3,
+    "batching": VLLMChunked(chunk_tokens=2048),
+    "prefix_caching": True,
+    "device_tokens": 90_000,
+    "max_requests": 8,
+    "admission": WithinSLO(),
+    "slo": SLO(ttft_s=20.0, tbt_s=0.2),
+}
 OTHER_COUPLED = {
     "nodes": 4,
     "batching": VLLM(),
@@ -69,7 +69,7 @@ OTHER_COUPLED = {
     "view_age_s": 4.0,
     "placement": CacheAware(),
     "failures": (Failure("coupled-1", 20.0),),
-    "admission": CoupledSpec().admission,
+    "admission": AdmitAll(),
     "slo": SLO(ttft_s=8.0, tbt_s=0.2),
 }
 
@@ -89,28 +89,39 @@ def traffic(n=150):
 
 @pytest.fixture(scope="module")
 def base_log():
-    return Cluster(BASE, MODEL).run(traffic())
+    return Cluster(ClusterSpec.disaggregated(**BASE), MODEL).run(traffic())
 
 
-@pytest.mark.parametrize("knob", [field.name for field in dataclasses.fields(ClusterSpec)])
+@pytest.mark.parametrize("knob", OTHER)
 def test_turning_a_knob_moves_the_result(base_log, knob):
-    """Each field of the specification changes what happens, and breaks nothing."""
-    log = Cluster(dataclasses.replace(BASE, **{knob: OTHER[knob]}), MODEL).run(traffic())
+    """Each setting changes what happens, and breaks nothing."""
+    spec = ClusterSpec.disaggregated(**BASE | {knob: OTHER[knob]})
+    log = Cluster(spec, MODEL).run(traffic())
     assert check_log(log) == ()
     assert log != base_log
 
 
-@pytest.mark.parametrize("knob", [field.name for field in dataclasses.fields(CoupledSpec)])
+@pytest.mark.parametrize("knob", OTHER_COUPLED)
 def test_turning_a_knob_of_coupled_instances_moves_the_result(knob):
     """The same for the cluster that Mooncake is compared with."""
     base = COUPLED
     if knob == "default_max_tokens":  # which only some policies reserve
-        base = dataclasses.replace(COUPLED, batching=Orca())
+        base = COUPLED | {"batching": Orca()}
     if knob == "max_request_tokens":  # the window, as far as clients ask for so much
-        base = dataclasses.replace(COUPLED, batching=Orca(), default_max_tokens=200_000)
-    log = Cluster(dataclasses.replace(base, **{knob: OTHER_COUPLED[knob]}), MODEL).run(traffic())
+        base = COUPLED | {"batching": Orca(), "default_max_tokens": 200_000}
+    log = Cluster(ClusterSpec.coupled(**base | {knob: OTHER_COUPLED[knob]}), MODEL).run(traffic())
     assert check_log(log) == ()
-    assert log != Cluster(base, MODEL).run(traffic())
+    assert log != Cluster(ClusterSpec.coupled(**base), MODEL).run(traffic())
+
+
+def test_every_field_is_turned():
+    """The settings above are all fields of the spec and of its pools."""
+    ours = {each.name for each in dataclasses.fields(ClusterSpec)} - {"pools"}
+    prefill = {each.name for each in dataclasses.fields(PrefillPool)} - {"nodes", "group", "chunk_tokens"}
+    flat = {"prefill_nodes", "prefill_group", "prefill_chunk_tokens", "decode_nodes", "decode_tokens"}
+    assert OTHER.keys() == ours | prefill | flat
+    pool = {each.name for each in dataclasses.fields(CoupledPool)}
+    assert OTHER_COUPLED.keys() == (ours - {"first_shown_by", "streams_layers"}) | pool
 
 
 def test_the_base_of_this_test_has_something_of_everything(base_log):
@@ -126,10 +137,10 @@ def test_recorded_views_give_the_recorded_decisions(age_s, coupled):
     seen = []
     if coupled:
         died = (Failure("coupled-1", 10.0),)
-        spec = CoupledSpec(nodes=4, device_tokens=150_000, view_age_s=age_s, failures=died)
+        spec = ClusterSpec.coupled(nodes=4, device_tokens=150_000, view_age_s=age_s, failures=died)
         cluster = Cluster(spec, MODEL, seen=seen.append)
     else:
-        spec = dataclasses.replace(BASE, view_age_s=age_s, failures=OTHER["failures"])
+        spec = ClusterSpec.disaggregated(**BASE, view_age_s=age_s, failures=OTHER["failures"])
         belief = NoisyEstimator(Cluster(spec, MODEL).estimate, 0.3)
         cluster = Cluster(spec, MODEL, belief, seen=seen.append)
     log = cluster.run(traffic(80))
@@ -158,6 +169,15 @@ def test_recorded_views_give_the_recorded_decisions(age_s, coupled):
 def test_a_log_that_streams_is_the_log():
     """Written record by record it is the same, and the cluster keeps none of it."""
     records = []
-    cluster = Cluster(BASE, MODEL, log=records.append)
+    cluster = Cluster(ClusterSpec.disaggregated(**BASE), MODEL, log=records.append)
     assert cluster.run(iter(traffic())) == []
-    assert records == Cluster(BASE, MODEL).run(traffic())
+    assert records == Cluster(ClusterSpec.disaggregated(**BASE), MODEL).run(traffic())
+
+
+def test_pools_must_make_a_cluster():
+    """A prefill pool alone, a mixture, or a setting that no pool has is refused."""
+    for pools in ((PrefillPool(),), (CoupledPool(), PrefillPool()), ()):
+        with pytest.raises(ValueError, match="allowed are a prefill and a decode pool, or one coupled pool"):
+            ClusterSpec(pools=pools, placement=LoadBalance())
+    with pytest.raises(TypeError, match="batching"):
+        ClusterSpec.disaggregated(batching=VLLM())

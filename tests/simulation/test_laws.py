@@ -31,7 +31,9 @@ class TestQueueingTheory:
         rng = np.random.default_rng(0)
         arrivals = np.cumsum(rng.exponential(1 / utilisation, 20_000))
         requests = [fresh(i, float(t), 512) for i, t in enumerate(arrivals)]
-        spec = ClusterSpec(prefill_nodes=1, decode_nodes=1, cache_tokens=512, placement=LoadBalance())
+        spec = ClusterSpec.disaggregated(
+            prefill_nodes=1, decode_nodes=1, cache_tokens=512, placement=LoadBalance()
+        )
         table = request_table(Cluster(spec, make_model(constant_s=1.0)).run(requests))
         waits = (table["ttft_s"] - 1.0).to_numpy()
         expected = utilisation / (2 * (1 - utilisation))
@@ -57,7 +59,9 @@ class TestQueueingTheory:
             )
             for i, (t, size) in enumerate(zip(arrivals, lengths, strict=True))
         ]
-        spec = ClusterSpec(prefill_nodes=1, decode_nodes=1, decode_tokens=10**12, placement=LoadBalance())
+        spec = ClusterSpec.disaggregated(
+            prefill_nodes=1, decode_nodes=1, decode_tokens=10**12, placement=LoadBalance()
+        )
         table = request_table(Cluster(spec, make_model(per_token_s=1e-5)).run(requests))
         sojourn = table["ttft_s"].to_numpy()
         batches = sojourn.reshape(40, -1).mean(axis=1)
@@ -94,7 +98,7 @@ class TestInvariants:
     @given(REQUESTS, POLICIES)
     def test_no_request_beats_its_lower_bound(self, rows, policy):
         """I9: no first token before its own prefill with everything but one token reused, on an idle node."""
-        spec = ClusterSpec(prefill_nodes=2, decode_nodes=2, cache_tokens=3000, placement=policy)
+        spec = ClusterSpec.disaggregated(prefill_nodes=2, decode_nodes=2, cache_tokens=3000, placement=policy)
         table = request_table(Cluster(spec, REALISTIC).run(requests_of(rows)))
         for traced in requests_of(rows):
             least = REALISTIC.prefill.seconds(traced.request.input_tokens, traced.request.input_tokens - 1)
@@ -105,7 +109,7 @@ class TestInvariants:
     def test_no_instance_idles_while_it_has_work(self, rows, nodes, overtaking):
         """I4: from the moment a prompt may start at an instance until it starts, that one computes."""
         policy = KVCacheCentric(balancing_threshold=1.1)
-        spec = ClusterSpec(
+        spec = ClusterSpec.disaggregated(
             prefill_nodes=nodes, decode_nodes=2, cache_tokens=3000, placement=policy, overtaking=overtaking
         )
         log = Cluster(spec, make_model(constant_s=0.05, per_token_s=1e-4, bytes_per_s=2e9)).run(requests_of(rows))
@@ -151,7 +155,9 @@ class TestInvariants:
                 )  # fmt: skip
 
         model = make_model(per_token_s=1e-4, bytes_per_s=2 * 4096 * model_shape("llama3-70b").kv_bytes_per_token)
-        spec = ClusterSpec(prefill_nodes=2, decode_nodes=1, placement=OneThenOther(), overtaking=overtaking)
+        spec = ClusterSpec.disaggregated(
+            prefill_nodes=2, decode_nodes=1, placement=OneThenOther(), overtaking=overtaking
+        )
         starts = {r.request_id: r.start_s for r in Cluster(spec, model).run(requests) if isinstance(r, Prefilled)}
         assert starts[1] == pytest.approx(start_s[0], abs=1e-3)
         assert starts[2] == pytest.approx(start_s[1], abs=1e-3)

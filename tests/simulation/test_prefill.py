@@ -41,7 +41,7 @@ def in_general(rows):
 def test_prompts_are_computed_as_by_a_general_instance(rows):
     """Without shared prefixes, each prompt begins and ends when an instance under `PrefillOnly` says."""
     requests = requests_of((at_s, tokens, 2, i) for i, (at_s, tokens) in enumerate(rows))
-    log = Cluster(ClusterSpec(prefill_nodes=1, decode_nodes=1), REALISTIC).run(requests)
+    log = Cluster(ClusterSpec.disaggregated(prefill_nodes=1, decode_nodes=1), REALISTIC).run(requests)
     found, expected = [r for r in log if isinstance(r, Prefilled)], in_general(rows)
     assert [r.request_id for r in found] == [i for i, _, _ in expected]
     np.testing.assert_allclose([(r.start_s, r.at_s) for r in found], [span for _, *span in expected], atol=1e-9)

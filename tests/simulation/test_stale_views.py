@@ -6,7 +6,7 @@ from mooncake_lab.conductor import LoadBalance
 from mooncake_lab.core import Placed, Request, TracedRequest
 from mooncake_lab.metrics import check_log
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
-from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledSpec, Failure
+from mooncake_lab.simulation import Cluster, ClusterSpec, Failure
 
 MODEL = LatencyModel(
     name="by hand",
@@ -33,7 +33,9 @@ def where(cluster, requests):
 
 
 def disaggregated(**knobs):
-    return Cluster(ClusterSpec(prefill_nodes=2, decode_nodes=2, placement=LoadBalance(), **knobs), MODEL)
+    return Cluster(
+        ClusterSpec.disaggregated(prefill_nodes=2, decode_nodes=2, placement=LoadBalance(), **knobs), MODEL
+    )
 
 
 class TestOldViews:
@@ -65,7 +67,7 @@ class TestOldViews:
     def test_views_of_coupled_instances_are_as_old(self):
         """The knob is one of both clusters."""
         spread, herd = (
-            where(Cluster(CoupledSpec(nodes=2, view_age_s=age_s), MODEL), arriving(0.0, 0.1, 0.2, 0.3))
+            where(Cluster(ClusterSpec.coupled(nodes=2, view_age_s=age_s), MODEL), arriving(0.0, 0.1, 0.2, 0.3))
             for age_s in (0.0, 1.0)
         )
         assert spread == ["coupled-0", "coupled-1"] * 2
@@ -75,4 +77,4 @@ class TestOldViews:
     def test_views_of_the_future_are_refused(self, age_s):
         """An age is a finite time from 0."""
         with pytest.raises(ValueError, match="view_age_s"):
-            ClusterSpec(view_age_s=age_s)
+            ClusterSpec.disaggregated(view_age_s=age_s)

@@ -53,7 +53,9 @@ def test_least_backlog_over_c_nodes_waits_as_in_m_m_c():
     """Sent to the least work by a Conductor that estimates truly, requests wait as in one queue for all (I8)."""
     rng, servers, rate, n = np.random.default_rng(2), 3, 2.4, 8_000
     requests = arriving(np.cumsum(rng.exponential(1 / rate, n)), np.maximum(1, rng.exponential(1e6, n)))
-    spec = ClusterSpec(prefill_nodes=servers, decode_nodes=1, decode_tokens=10**12, placement=LoadBalance())
+    spec = ClusterSpec.disaggregated(
+        prefill_nodes=servers, decode_nodes=1, decode_tokens=10**12, placement=LoadBalance()
+    )
     sojourn = request_table(Cluster(spec, clock(per_token_s=1e-6)).run(requests))["ttft_s"].to_numpy()
     assert within_three_errors(sojourn, 1 + erlang_c(servers, rate) / (servers - rate))
 
@@ -61,7 +63,7 @@ def test_least_backlog_over_c_nodes_waits_as_in_m_m_c():
 def tandem(first_s, second_s, arrivals_s):
     """Departures from two stages with one request at a time: prefill, then a decode node with room for one."""
     model = clock(constant_s=first_s, step_s=second_s)
-    spec = ClusterSpec(prefill_nodes=1, decode_nodes=1, decode_tokens=1500, placement=LoadBalance())
+    spec = ClusterSpec.disaggregated(prefill_nodes=1, decode_nodes=1, decode_tokens=1500, placement=LoadBalance())
     log = Cluster(spec, model).run(arriving(arrivals_s, [1000] * len(arrivals_s), output_tokens=2))
     return np.array([record.at_s for record in log if isinstance(record, Finished)])
 
@@ -92,7 +94,7 @@ def test_distserve_intra_operator_ttft():
     """TTFT with a speed-up K is D/K + R D^2 / (2K (K - R D)) (DistServe, OSDI'24 §3.1)."""
     rate, whole_s, speedup = 0.9, 1.0, 1.6
     arrivals_s = np.cumsum(np.random.default_rng(5).exponential(1 / rate, 6_000))
-    spec = ClusterSpec(prefill_nodes=1, decode_nodes=1, placement=LoadBalance())
+    spec = ClusterSpec.disaggregated(prefill_nodes=1, decode_nodes=1, placement=LoadBalance())
     log = Cluster(spec, clock(constant_s=whole_s / speedup)).run(arriving(arrivals_s, [10] * len(arrivals_s)))
     expected = whole_s / speedup + rate * whole_s**2 / (2 * speedup * (speedup - rate * whole_s))
     assert within_three_errors(request_table(log)["ttft_s"].to_numpy(), expected)
@@ -116,7 +118,9 @@ class TestOverlap:
         """Alone, a first token comes after the longer of computing and sending, and the last layer (I9)."""
         model = replace(paper_node_latency(), transfer=LinkLatency(bytes_per_s), schedule_s=0.0)
         tokens = 20_000
-        (ttft_s,) = request_table(Cluster(ClusterSpec(), model).run(arriving([0.0], [tokens])))["ttft_s"]
+        (ttft_s,) = request_table(Cluster(ClusterSpec.disaggregated(), model).run(arriving([0.0], [tokens])))[
+            "ttft_s"
+        ]
         compute_s, send_s = model.prefill.seconds(tokens), model.transfer_s(tokens)
         layer_s = send_s / model.shape.layers
         assert ttft_s == pytest.approx(max(compute_s + layer_s, send_s) + model.dram_load_s(tokens))

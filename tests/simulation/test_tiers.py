@@ -32,8 +32,8 @@ def family(i, at_s, number, blocks) -> TracedRequest:
     return TracedRequest(Request(id=i, arrival_s=at_s, input_tokens=blocks * 512, block_keys=keys), 1)
 
 
-def spec(**knobs):
-    return ClusterSpec(prefill_nodes=1, decode_nodes=1, cache_tokens=4 * 512, **knobs)
+def spec(prefill_nodes=1, **knobs):
+    return ClusterSpec.disaggregated(prefill_nodes=prefill_nodes, decode_nodes=1, cache_tokens=4 * 512, **knobs)
 
 
 THREE = [family(0, 0.0, 1, 4), family(1, 10.0, 2, 4), family(2, 20.0, 1, 4)]
@@ -66,10 +66,9 @@ class TestSinkingAndRising:
     @given(REQUESTS, clusters())
     def test_shares_of_tiers_are_shares(self, rows, drawn):
         """Of any cluster: no tier has less than nothing, and together they have the token hit rate."""
-        fetching = replace(
-            drawn, placement=KVCacheCentric(1.0), prefill_nodes=3 * drawn.prefill_group, cache_tokens=1024,
-            ssd_tokens=4096, shared_cache=False,
-        )  # fmt: skip
+        prefill, decode = drawn.pools
+        prefill = replace(prefill, nodes=3 * prefill.group, cache_tokens=1024, ssd_tokens=4096, shared_cache=False)
+        fetching = replace(drawn, placement=KVCacheCentric(1.0), pools=(prefill, decode))
         crowded = requests_of((at_s / 5, *rest) for at_s, *rest in rows)
         log = Cluster(fetching, REALISTIC).run(crowded)
         if any(isinstance(r, Prefilled) for r in log):
@@ -157,10 +156,8 @@ def test_what_lies_on_its_holders_ssd_is_read_before_it_is_sent(dies):
 
     If nobody is left to decode, nothing is sent that nobody waits for.
     """
-    two = replace(
-        spec(ssd_tokens=4 * 512), prefill_nodes=2, placement=Fetching(),
-        failures=(Failure(dies, 20.5),) if dies else (),
-    )  # fmt: skip
+    failures = (Failure(dies, 20.5),) if dies else ()
+    two = spec(prefill_nodes=2, ssd_tokens=4 * 512, placement=Fetching(), failures=failures)
     log = Cluster(two, MODEL).run(THREE)
     assert check_log(log) == ()
     moves = [r for r in log if isinstance(r, Moved) and r.request_id == 2 and "decode" not in r.destination]
@@ -199,7 +196,7 @@ def test_a_block_that_was_read_for_another_node_has_risen():
                 reason="",
             )  # fmt: skip
 
-    three = replace(spec(ssd_tokens=16 * 512), prefill_nodes=3, placement=Told())
+    three = spec(prefill_nodes=3, ssd_tokens=16 * 512, placement=Told())
     log = Cluster(three, MODEL).run(requests)
     reads = [record for record in log if isinstance(record, Moved) and record.source == "prefill-0/ssd"]
     assert [record.request_id for record in reads] == [3, 4]
@@ -268,7 +265,7 @@ def test_a_disk_reads_one_prefix_at_a_time():
     filling = [family(i, 10.0 * i, i, 4) for i in range(4)]
     both = [family(4, 100.0, 0, 4), family(5, 100.0, 1, 5)]
     slow = replace(MODEL, ssd=LinkLatency(SHAPE.kv_bytes_per_token * 500.0))
-    shape = ClusterSpec(
+    shape = ClusterSpec.disaggregated(
         prefill_nodes=2, decode_nodes=1, cache_tokens=4 * 512, ssd_tokens=64 * 512, placement=ReadTwice()
     )
     log = Cluster(shape, slow).run([*filling, *both])

@@ -25,7 +25,7 @@ def burst_then_calm(calm):
 
 def test_after_a_burst_idle_nodes_share_requests_evenly():
     """Load balancing gives each of four idle instances a quarter of the requests, whatever came before."""
-    spec = ClusterSpec(prefill_nodes=4, decode_nodes=1, placement=LoadBalance())
+    spec = ClusterSpec.disaggregated(prefill_nodes=4, decode_nodes=1, placement=LoadBalance())
     log = Cluster(spec, REALISTIC).run(burst_then_calm(80))
     calm = Counter(r.prefill_instance for r in log if isinstance(r, Placed) and r.request_id >= 40)
     assert calm == dict.fromkeys(("prefill-0", "prefill-1", "prefill-2", "prefill-3"), 20)

@@ -47,7 +47,7 @@ def clusters(draw):
     """Single nodes with DRAM, LRU and the present in view, in all else any cluster."""
     named = [make() for make in PLACEMENT_POLICIES.values()]
     policies = [*(one for one in named if "coupled_instances" not in needs_of(one)), *[FETCHING] * 4]
-    return ClusterSpec(
+    return ClusterSpec.disaggregated(
         prefill_nodes=draw(st.integers(1, 3)),
         decode_nodes=draw(st.integers(1, 3)),
         cache_tokens=draw(st.sampled_from([600, 8000, 10**6])),

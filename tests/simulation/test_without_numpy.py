@@ -9,7 +9,7 @@ import pytest
 
 from mooncake_lab.core import SLO
 from mooncake_lab.metrics import run_summary
-from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledSpec, four_requests
+from mooncake_lab.simulation import Cluster, ClusterSpec, four_requests
 from mooncake_lab.workload import read_trace
 
 BLOCK = """
@@ -20,7 +20,7 @@ for name in ("numpy", "pandas", "torch", "scipy"):
 
 RUN = """
 import msgspec
-from mooncake_lab.simulation import Cluster, CoupledSpec, four_requests
+from mooncake_lab.simulation import Cluster, ClusterSpec, four_requests
 spec, model, requests = four_requests()
 sys.stdout.buffer.write(msgspec.json.encode({run}.run(requests)))
 """
@@ -29,12 +29,12 @@ SUMMARISE = """
 import json
 from mooncake_lab.core import SLO
 from mooncake_lab.metrics import run_summary
-from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledSpec, four_requests
+from mooncake_lab.simulation import Cluster, ClusterSpec, four_requests
 from mooncake_lab.workload import read_trace
 model = four_requests()[1]
 for make, spec in (
-    (Cluster, ClusterSpec(prefill_nodes=1, decode_nodes=1)),
-    (Cluster, CoupledSpec(nodes=2, prefix_caching=True)),
+    (Cluster, ClusterSpec.disaggregated(prefill_nodes=1, decode_nodes=1)),
+    (Cluster, ClusterSpec.coupled(nodes=2, prefix_caching=True)),
 ):
     print(json.dumps(run_summary(make(spec, model).run(read_trace(sys.argv[1]).requests()), SLO())))
 """
@@ -55,8 +55,8 @@ def test_a_run_needs_no_numpy(kind):
     if kind == "disaggregated":
         run, cluster = "Cluster(spec, model)", Cluster(spec, model)
     else:
-        run = "Cluster(CoupledSpec(nodes=2, block_size_tokens=512), model)"
-        cluster = Cluster(CoupledSpec(nodes=2, block_size_tokens=512), model)
+        run = "Cluster(ClusterSpec.coupled(nodes=2, block_size_tokens=512), model)"
+        cluster = Cluster(ClusterSpec.coupled(nodes=2, block_size_tokens=512), model)
     assert without_numpy(RUN.replace("{run}", run)) == msgspec.json.encode(cluster.run(requests))
 
 
@@ -75,8 +75,10 @@ def test_reading_a_trace_and_summarising_a_run_need_no_numpy(tmp_path):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     model, requests = four_requests()[1], list(read_trace(path).requests())
     expected = [
-        run_summary(Cluster(ClusterSpec(prefill_nodes=1, decode_nodes=1), model).run(requests), SLO()),
-        run_summary(Cluster(CoupledSpec(nodes=2, prefix_caching=True), model).run(requests), SLO()),
+        run_summary(
+            Cluster(ClusterSpec.disaggregated(prefill_nodes=1, decode_nodes=1), model).run(requests), SLO()
+        ),
+        run_summary(Cluster(ClusterSpec.coupled(nodes=2, prefix_caching=True), model).run(requests), SLO()),
     ]
     assert [json.loads(line) for line in without_numpy(SUMMARISE, str(path)).splitlines()] == expected
     assert all(numbers["finished"] and numbers["tbt_p90_s"] for numbers in expected)

@@ -8,7 +8,7 @@ from mooncake_lab.conductor.routers import FewestRequests
 from mooncake_lab.core import Record, Request, TracedRequest
 from mooncake_lab.metrics import token_times_s
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
-from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledSpec
+from mooncake_lab.simulation import Cluster, ClusterSpec
 
 PROMPT_TOKENS = 512
 ARRIVALS_S = (0.0, 1.15, 2.45, 2.45)
@@ -33,12 +33,12 @@ def round_numbers() -> LatencyModel:
 
 def coupled_log(nodes: int = 1) -> list[Record]:
     """The four on instances that do both stages, prompts first."""
-    return Cluster(CoupledSpec(nodes=nodes, placement=FewestRequests()), round_numbers()).run(_four())
+    return Cluster(ClusterSpec.coupled(nodes=nodes, placement=FewestRequests()), round_numbers()).run(_four())
 
 
 def split_log() -> list[Record]:
     """The four on a prefill and a decode node."""
-    return Cluster(ClusterSpec(prefill_nodes=1, decode_nodes=1), round_numbers()).run(_four())
+    return Cluster(ClusterSpec.disaggregated(prefill_nodes=1, decode_nodes=1), round_numbers()).run(_four())
 
 
 def longest_gaps_s(log: Iterable[Record]) -> list[float]:

@@ -17,7 +17,7 @@ from mooncake_lab.conductor.routers import FewestRequests, RoundRobin
 from mooncake_lab.core import SLO, Record
 from mooncake_lab.metrics import effective_request_capacity, prefill_gpu_s, request_table, reused_share
 from mooncake_lab.perf import LatencyModel
-from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledSpec
+from mooncake_lab.simulation import Cluster, ClusterSpec
 from mooncake_lab.testbeds import paper_node_latency
 from mooncake_lab.workload import Trace, load
 
@@ -127,7 +127,7 @@ def one_knob_at_a_time(base: EndToEnd) -> dict[str, EndToEnd]:
 def capacity_of_router(router: PlacementPolicy, *, first: int = 600, tbt_limit_s: float = 0.1) -> float:
     """Effective request capacity of vLLM on the first conversations behind any router, such as one's own."""
     trace = whole_trace("conversation", 0).head(first)
-    spec = CoupledSpec(placement=router, block_size_tokens=trace.block_size_tokens)
+    spec = ClusterSpec.coupled(placement=router, block_size_tokens=trace.block_size_tokens)
     log = Cluster(spec, clock(EndToEnd(system="vllm"))).run(trace.requests())
     return effective_request_capacity(request_table(log), SLO(tbt_s=tbt_limit_s))
 
@@ -136,14 +136,14 @@ def serve(point: EndToEnd, trace: Trace) -> list[Record]:
     """The run log of a trace on the system that the point names."""
     model = clock(point)
     if point.system == "mooncake":
-        spec = ClusterSpec(
+        spec = ClusterSpec.disaggregated(
             prefill_nodes=point.prefill_nodes,
             decode_nodes=point.decode_nodes,
             decode_tokens=point.device_tokens,
             block_size_tokens=trace.block_size_tokens,
         )
         return Cluster(spec, model).run(trace.requests())
-    coupled = CoupledSpec(
+    coupled = ClusterSpec.coupled(
         nodes=point.prefill_nodes + point.decode_nodes,
         batching=_batching(point),
         prefix_caching=point.system == "vllm_prefix",

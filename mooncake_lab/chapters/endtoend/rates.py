@@ -13,7 +13,7 @@ from mooncake_lab.conductor.routers import FewestRequests
 from mooncake_lab.core import Record, blocks_for
 from mooncake_lab.metrics import request_table, reused_share
 from mooncake_lab.paper import constant, curve, fact
-from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledSpec
+from mooncake_lab.simulation import Cluster, ClusterSpec
 from mooncake_lab.testbeds import paper_node_latency
 from mooncake_lab.workload import SharedPrefix, Trace, poisson_arrivals_s
 
@@ -109,11 +109,11 @@ class AtRate:
         model = paper_node_latency().with_host(self.host_s)
         prefill, decode = _NODES[self.system]
         if decode:
-            spec = ClusterSpec(prefill_nodes=prefill, decode_nodes=decode)
+            spec = ClusterSpec.disaggregated(prefill_nodes=prefill, decode_nodes=decode)
             return Cluster(spec, model).run(trace.requests())
         alone = self.dataset in SIMULATED  # vLLM served these one at a time (arXiv v3 §8.1.2)
         # who spreads requests over vLLM instances: assumption B39
-        coupled = CoupledSpec(nodes=prefill, max_requests=1 if alone else 256, placement=FewestRequests())
+        coupled = ClusterSpec.coupled(nodes=prefill, max_requests=1 if alone else 256, placement=FewestRequests())
         return Cluster(coupled, model).run(trace.requests())
 
 

@@ -15,7 +15,7 @@ from mooncake_lab.metrics import ttft_s
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.serving import LiveCluster, LiveSpec, Metronome, WorkerPool
 from mooncake_lab.serving.from_log import LogCalibration, model_from_log
-from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledSpec
+from mooncake_lab.simulation import Cluster, ClusterSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -107,7 +107,7 @@ def calibrate(
 def simulate(spec: LiveSpec, model: LatencyModel, requests: Sequence[TracedRequest]) -> list[Record]:
     """The log of the same cluster in virtual time."""
     if spec.coupled_nodes:
-        coupled = CoupledSpec(
+        coupled = ClusterSpec.coupled(
             nodes=spec.coupled_nodes,
             batching=SarathiServe(chunk_tokens=spec.chunk_tokens),
             prefix_caching=spec.prefix_reuse,
@@ -122,7 +122,7 @@ def simulate(spec: LiveSpec, model: LatencyModel, requests: Sequence[TracedReque
             slo=spec.slo,
         )
         return Cluster(coupled, model).run(requests)
-    pair = ClusterSpec(
+    pair = ClusterSpec.disaggregated(
         prefill_nodes=spec.prefill_nodes,
         decode_nodes=spec.decode_nodes,
         cache_tokens=spec.cache_tokens,

@@ -128,7 +128,7 @@ class Overload:
         self, requests: list[TracedRequest], block_size_tokens: int
     ) -> tuple[list[Record], npt.NDArray[np.float64]]:
         """The log, and the times of the load series: while requests arrive, after the cluster has filled."""
-        spec = ClusterSpec(
+        spec = ClusterSpec.disaggregated(
             prefill_nodes=self.prefill_nodes,
             decode_nodes=self.decode_nodes,
             placement=KVCacheCentric() if self.placement == "kvcache_centric" else Random(self.seed),

@@ -39,7 +39,7 @@ class Capacity:
         """One row: TTFT, hit rates by tier, prefill GPU time a request, bytes of both tiers."""
         trace, requests = _arriving(self.workload, self.seed, self.first)
         model = replace(paper_node_latency(), ssd=LinkLatency(self.ssd_bytes_per_s))
-        spec = ClusterSpec(
+        spec = ClusterSpec.disaggregated(
             prefill_nodes=self.prefill_nodes,
             decode_nodes=self.decode_nodes,
             cache_tokens=self.dram_tokens,

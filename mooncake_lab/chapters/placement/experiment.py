@@ -174,7 +174,9 @@ def mean_ttft_s(
 ) -> float:
     """Mean TTFT of the first requests of a trace, conversation by default, under any policy, such as one's own."""
     trace = (whole or load("conversation")).head(first)
-    spec = ClusterSpec(prefill_nodes=prefill_nodes, placement=policy, block_size_tokens=trace.block_size_tokens)
+    spec = ClusterSpec.disaggregated(
+        prefill_nodes=prefill_nodes, placement=policy, block_size_tokens=trace.block_size_tokens
+    )
     latencies = ttft_s(Cluster(spec, paper_node_latency()).run(trace.requests())).values()
     return sum(latencies) / len(latencies)
 
@@ -232,7 +234,7 @@ def _arriving(replay: Replay, *_sha256: str) -> tuple[TracedRequest, ...]:
 
 def _cluster(replay: Replay, block_size_tokens: int) -> Cluster:
     model = node_latency(replay.node)
-    spec = ClusterSpec(
+    spec = ClusterSpec.disaggregated(
         prefill_nodes=replay.prefill_nodes,
         decode_nodes=replay.decode_nodes,
         decode_tokens=device_tokens(hardware(replay.node), model.shape),

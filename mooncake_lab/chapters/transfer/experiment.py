@@ -16,7 +16,7 @@ from mooncake_lab.bench.transfer import TransferMeasurement, measure_transfers
 from mooncake_lab.core import GB, MIB, Moved, check_scale
 from mooncake_lab.metrics import ttft_s
 from mooncake_lab.paper import curve
-from mooncake_lab.simulation import Cluster, ClusterSpec
+from mooncake_lab.simulation import Cluster, ClusterSpec, PrefillPool
 from mooncake_lab.testbeds.paper_node import paper_node_latency
 from mooncake_lab.workload import Trace, load
 
@@ -50,10 +50,10 @@ class BandwidthDemand:
         trace = trace if self.first is None else trace.head(self.first)
         model = paper_node_latency()
         bytes_per_s = self.gbps * GB / BITS_PER_BYTE
-        spec = ClusterSpec(
+        spec = ClusterSpec.disaggregated(
             prefill_nodes=self.prefill_nodes,
             decode_nodes=self.decode_nodes,
-            cache_tokens=ClusterSpec().cache_tokens if self.reuses else trace.block_size_tokens,
+            cache_tokens=PrefillPool().cache_tokens if self.reuses else trace.block_size_tokens,
             streams_layers=self.streams_layers,
             block_size_tokens=trace.block_size_tokens,
         )
