@@ -33,7 +33,7 @@ class Subject(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OurEngine:
-    """This package's engine; prefixes are not reused, since nobody else's are here."""
+    """This package's engine; prefixes are not reused, as in the baselines."""
 
     engine: Engine
 
@@ -103,7 +103,7 @@ def our_engine(
     policy: BatchingPolicy | None = None,
     block_size_tokens: int = 16,
 ) -> OurEngine:
-    """This package's engine, with room for so many tokens of KVCache."""
+    """This package's engine, with space for `cache_tokens` of KVCache."""
     settings = EngineSettings(
         block_size_tokens=block_size_tokens,
         cache_blocks=-(-cache_tokens // block_size_tokens),

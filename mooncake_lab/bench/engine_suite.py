@@ -24,7 +24,7 @@ from mooncake_lab.engine.loading import DTYPES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A model on so many threads, and what is timed of it: cases, each with a peer and a number of rounds."""
+    """A model on a number of threads, and what is timed: cases, each with a peer and a number of rounds."""
 
     model: str
     dtype: str

@@ -26,7 +26,7 @@ def rates_of(peaks: Hardware, bytes_per_element: int) -> Rates:
 
 
 def floor_seconds(bytes_moved: float, flops: float, rates: Rates) -> tuple[float, Literal["bandwidth", "compute"]]:
-    """The least seconds for so much work at these rates, and which of the two says so."""
+    """The least seconds for this work at these rates, and which of the two sets them."""
     memory_s, compute_s = bytes_moved / rates.bytes_per_s, flops / rates.flops_per_s
     return (memory_s, "bandwidth") if memory_s >= compute_s else (compute_s, "compute")
 

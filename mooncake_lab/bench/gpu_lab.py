@@ -41,7 +41,7 @@ class Sizes:
     pd_chunk: int
     pd_ratios: tuple[int, ...]
     copy_bytes: tuple[int, ...]
-    """Of the pieces that are copied; the largest tells the peak."""
+    """Sizes of the copied pieces; the largest gives the peak."""
     copy_tokens: int
     layerwise_tokens: tuple[int, ...]
     """Prompts whose KVCache is loaded and stored; several of the longest have to fit beside the lab's own."""

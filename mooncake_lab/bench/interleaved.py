@@ -25,7 +25,7 @@ class Decoding(Protocol):
     """What the first request has generated."""
 
     def turn(self, steps: int) -> float:
-        """Generate `steps + 1` tokens a request; seconds from the first of them to the last."""
+        """Generate `steps + 1` tokens per request; seconds from the first of them to the last."""
         ...
 
 
@@ -100,7 +100,7 @@ class HuggingFaceDecoding:
 
     @torch.inference_mode()
     def _generate(self, new_tokens: int) -> list[float]:
-        """Go on by so many tokens; the times at which they appeared."""
+        """Generate more tokens; the times at which they appeared."""
         from transformers import GenerationConfig
 
         watch = _Watch(self.clock)

@@ -51,4 +51,4 @@ def _tcp(_folder: Path, room_bytes: int) -> Generator[Lent]:
 LAYERWISE_MEDIA: Final[Mapping[str, Callable[[Path, int], contextlib.AbstractContextManager[Lent]]]] = (
     MappingProxyType({"dram": _dram, "ssd": _ssd, "tcp": _tcp})
 )
-"""Media by name: made in a folder with so much room. SSD is read cold: the page cache forgets it before."""
+"""Backends by name: made in a folder with a capacity. SSD is read cold: the page cache drops it first."""

@@ -93,7 +93,7 @@ def measure_peaks(
         device: `cpu` or `cuda`.
         side: rows and columns of the matrices; large enough for the device by default.
         copy_bytes: size of the array read or copied; by default larger than any cache.
-        repeats: the best of so many calls of each candidate counts.
+        repeats: calls of each candidate, of which the best counts.
         kernels: whether the engine's compiled kernels are candidates, too (CPU); the first call compiles them.
         clock: source of seconds.
     """
@@ -126,7 +126,7 @@ def memory_bytes(device: str = "cpu") -> float:
 
 
 def driver_version() -> str | None:
-    """Of NVIDIA's driver, as its own tool tells it; None where there is none."""
+    """Of NVIDIA's driver, as its own tool reports it; `None` without a driver."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None

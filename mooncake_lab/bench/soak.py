@@ -56,7 +56,7 @@ class SoakReport:
 
 @final
 class Soak:
-    """A folder that lives through faults. Mutable: it knows what the folder has to hold.
+    """The checker of one folder under faults. Mutable: it knows what the folder has to hold.
 
     Args:
         folder: where the SSD tier lies; made where it is missing.
@@ -78,7 +78,7 @@ class Soak:
         self.report = SoakReport()
 
     def run(self, seconds: float, *, lives: int = 1) -> SoakReport:
-        """Live, die, check, flip, check again, until the time is over and there were so many lives."""
+        """Live, die, check, flip, check again, until the time is over and there were at least `lives`."""
         self._held = {block.key for block in self._check(set())}
         started_s = time.monotonic()  # however slow the machine, the first life begins in time
         while time.monotonic() - started_s < seconds or self.report.lives < lives:

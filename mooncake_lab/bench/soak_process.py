@@ -1,8 +1,7 @@
-"""One life of a soak: a process that uses a tiered store hard, tells what it did, and may be killed at any moment.
+"""One life of a soak: a process that uses a tiered store and reports what it did; it may be killed at any time.
 
-What it tells goes to stdout, a line at a time: `C key` a block was committed to SSD, `F key` it is about to be
-freed, `O n` so many operations more, `X fault` one was injected, `W n` so many wrong bytes were served, `L n` so
-many leaked.
+It reports to stdout, one line each: `C key` a block was committed to SSD, `F key` it is about to be freed, `O n`
+operations were done, `X fault` one was injected, `W n` wrong bytes were served, `L n` bytes leaked.
 """
 
 import errno
@@ -163,7 +162,7 @@ class DeviceFaults:
 
 @final
 class TornWrites:
-    """Stands in for `os.pwritev`, and writes only the first pages now and then: it says so, or it fails."""
+    """Replaces `os.pwritev`, and writes only the first pages now and then: it says so, or it fails."""
 
     def __init__(self, seed: int) -> None:
         self._draw = random.Random(seed)  # noqa: S311  # protects nothing
@@ -203,7 +202,7 @@ class Peer:
         self._server = BlockServer(self._arena, _TOKEN, port=port, timeout_s=5)
 
     def close(self, known_blocks: int) -> int:
-        """End it; the bytes that it holds for nobody, where a closed store knows of so many blocks."""
+        """End it; the bytes that it holds besides the `known_blocks` of a closed store."""
         self.medium.close()
         self._server.close()
         blocks = list(self._arena.blocks())
@@ -215,7 +214,7 @@ def live(folder: Path, seed: int, faults: Sequence[str], seconds: float) -> None
     """Use the store for so long, then close it and tell what leaked."""
     tell("R")
     if "torn" in faults:
-        os.pwritev = TornWrites(seed)  # of this process, which is nobody else's
+        os.pwritev = TornWrites(seed)  # in this process only
     ssd = SsdBackend(folder, SSD_BYTES, fingerprint=FINGERPRINT, before=DeviceFaults(seed, faults))
     peer = Peer()
     tiers = [

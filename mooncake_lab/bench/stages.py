@@ -143,7 +143,7 @@ def measure_stages(
 
 @contextmanager
 def computing_threads(threads: int | None) -> Generator[None]:
-    """Let torch compute with so many threads for a while; None changes nothing."""
+    """Set the threads of torch for a while; `None` changes nothing."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
     try:

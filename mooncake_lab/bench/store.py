@@ -74,7 +74,7 @@ def measure_media(
         media: names in `MEDIA`.
         block_bytes: sizes of blocks, each of 32 equal layers.
         rounds: rounds of each; ours and the floors take turns in each round.
-        working_set_bytes: moved in one pass: more than the processor's caches hold, so that they flatter nobody.
+        working_set_bytes: moved in one pass: more than the processor's caches hold, so that they favour no side.
 
     Raises:
         ValueError: when a medium is unknown or a size is no multiple of 32 pages.

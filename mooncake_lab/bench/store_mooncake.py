@@ -1,4 +1,4 @@
-"""Mooncake Store beside its own bare interface: what checksums, books and layers cost."""
+"""Mooncake Store beside its own bare interface: what checksums, allocation and layers cost."""
 
 import contextlib
 import subprocess

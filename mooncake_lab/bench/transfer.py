@@ -22,7 +22,7 @@ import numpy as np
 from mooncake_lab.bench.machine import Machine, describe_machine
 from mooncake_lab.bench.rounds import median_ratio, paired_rounds, timed
 from mooncake_lab.bench.transfer_gloo import gloo
-from mooncake_lab.bench.transfer_pieces import pieces_of
+from mooncake_lab.bench.transfer_peer import pieces_of
 from mooncake_lab.bench.transfer_ways import WAYS as LIGHT_WAYS
 from mooncake_lab.bench.transfer_ways import Area, Route
 from mooncake_lab.core import MIB

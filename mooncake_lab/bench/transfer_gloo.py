@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import distributed
 
-from mooncake_lab.bench.transfer_peer import answer_orders, say
-from mooncake_lab.bench.transfer_pieces import pieces_of
+from mooncake_lab.bench.transfer_peer import answer_orders, pieces_of, say
 from mooncake_lab.bench.transfer_ways import Area, Route, receiver
 
 _PATIENCE: Final = timedelta(seconds=120)

@@ -19,11 +19,16 @@ import numpy.typing as npt
 
 Area: TypeAlias = npt.NDArray[np.uint8]
 Take: TypeAlias = Callable[[int], None]
-"""Returns when so many bytes are at the beginning of the area."""
+"""Returns when this number of bytes is at the beginning of the area."""
+
+LEAST_BYTES: Final = 128 * 1024
+"""No piece is smaller (FAST'25 §5.4.1: a granularity of at least 128 KB)."""
+MOST_PIECES: Final = 64
+"""Pieces in flight at a time (FAST'25 §5.4.1: a concurrency of 64)."""
 
 
 def _nothing(_size: int) -> None:
-    """Whoever writes into our memory says so only when it is done."""
+    """The sender writes into this memory and reports when it is done."""
 
 
 def _shared(room_bytes: int, fd: str) -> tuple[Area, Take]:
@@ -63,6 +68,13 @@ def _mooncake(room_bytes: int, _detail: str) -> tuple[Area, Take]:
     return area, take
 
 
+def pieces_of(size_bytes: int) -> list[slice]:
+    """Equal pieces of a transfer, as many as the paper's setting allows; the last may be longer."""
+    count = min(MOST_PIECES, max(1, size_bytes // LEAST_BYTES))
+    step = size_bytes // count
+    return [slice(i * step, size_bytes if i == count - 1 else (i + 1) * step) for i in range(count)]
+
+
 _WAYS: Final[Mapping[str, Callable[[int, str], tuple[Area, Take]]]] = MappingProxyType(
     {"shared memory": _shared, "socket": _socket, "mooncake": _mooncake}
 )
@@ -80,7 +92,7 @@ def main(way: str, room_bytes: int, detail: str) -> None:
 
 
 def answer_orders(area: Area, take: Take) -> None:
-    """Do what stdin says until it closes, and end the process: threads of Gloo and Mooncake wait for nobody."""
+    """Follow stdin until it closes, and exit hard: threads of Gloo and Mooncake do not end by themselves."""
     for line in sys.stdin:
         order, size = line.split()
         if order == "take":

@@ -17,11 +17,11 @@ from typing import Any, Final, TypeAlias, final
 import numpy as np
 import numpy.typing as npt
 
-from mooncake_lab.bench.transfer_pieces import pieces_of
+from mooncake_lab.bench.transfer_peer import pieces_of
 
 Area: TypeAlias = npt.NDArray[np.uint8]
 Move: TypeAlias = Callable[[int], None]
-"""Moves so many bytes from the beginning of our area to the beginning of the peer's."""
+"""Moves bytes from the beginning of our area to the beginning of the peer's."""
 
 
 class TransferError(RuntimeError):

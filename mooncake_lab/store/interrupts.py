@@ -1,4 +1,4 @@
-"""Ctrl-C waits while the books of a store change, so that no block stays half placed; copies can be ended."""
+"""Ctrl-C waits while the state of a store changes, so that no block stays half written; copies can be ended."""
 
 import importlib
 import threading
@@ -9,15 +9,15 @@ from typing import Any, Final, Self, final
 
 _MAIN_THREAD: Final = threading.main_thread().ident
 _signal: Final[Any] = importlib.import_module("_signal")
-"""What is below `signal`, which turns each handler into an enumeration and back, and takes ten times as long."""
+"""The module below `signal`, which converts handlers to enumerations and back and takes ten times as long."""
 
 
 @final
 class Uninterrupted:
     """A section that SIGINT does not end: its handler runs when the section is over.
 
-    A second SIGINT is handled at once. Python handles signals in the main thread alone: in any other, and inside
-    another section, this does nothing. Mutable: it notes a signal.
+    A second SIGINT is handled at once. Python handles signals in the main thread only: in any other thread, and
+    inside another section, this does nothing. Mutable: it records a signal.
     """
 
     __slots__ = ("_is_open", "_prior", "is_interrupted")
@@ -44,7 +44,7 @@ class Uninterrupted:
                 prior(_signal.SIGINT, None)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """Note a signal; in an interruptible part, or the second time, do what would be done without us."""
+        """Record a signal; in an interruptible part, or the second time, call the prior handler."""
         if self._prior is not None and (self._is_open or self.is_interrupted):
             self._is_open = self.is_interrupted = False  # the part ends here, even if it ends before it began
             self._prior(number, frame)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mooncake_lab.bench.layerwise_report import main, measure_layerwise
+from mooncake_lab.bench.layerwise import main, measure_layerwise
 from mooncake_lab.bench.reuse import measure_reuse
 from mooncake_lab.perf import model_shape
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mooncake_lab.bench.transfer import WAYS, main, measure_transfers
-from mooncake_lab.bench.transfer_pieces import LEAST_BYTES, MOST_PIECES, pieces_of
+from mooncake_lab.bench.transfer_peer import LEAST_BYTES, MOST_PIECES, pieces_of
 from mooncake_lab.bench.transfer_ways import Route, TransferError, receiver
 from mooncake_lab.store.backends import StorageError
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from mooncake_lab.bench.layerwise_report import LayerwiseMeasurement, measure_layerwise
+from mooncake_lab.bench.layerwise import LayerwiseMeasurement, measure_layerwise
 from mooncake_lab.bench.transfer import TransferMeasurement, measure_transfers
 from mooncake_lab.core import GB, MIB, Moved, check_scale
 from mooncake_lab.metrics import ttft_s

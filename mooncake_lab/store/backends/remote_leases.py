@@ -29,7 +29,7 @@ class Leases:
         """The reservation, which is not freed meanwhile.
 
         Raises:
-            BlockNotFoundError: when there is none of this name.
+            BlockNotFoundError: when no block has this name.
         """
         with self._changed:
             block = self._blocks.get(name)

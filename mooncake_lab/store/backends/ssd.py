@@ -29,7 +29,7 @@ class _Written:
     """What was written of an open reservation. Mutable."""
 
     failed_syncs: int
-    """Of the device, before the first write."""
+    """Failed syncs of the device before the first write."""
     checksums: dict[int, int] = field(default_factory=dict[int, int])
     """By layer."""
     has_header: bool = False
@@ -41,7 +41,7 @@ class SsdBackend:
 
     A commit syncs the layers and sealed headers of its blocks before the index records them in one entry. Freed
     blocks leave the index with the next commit, and their bytes are not reused before. So a process killed at any
-    moment leaves no torn block in the index and loses no committed one. After a failed sync nobody knows which
+    moment leaves no torn block in the index and loses no committed one. After a failed sync it is unknown which
     bytes reached the device, and a later sync would not report it: blocks that were being written have to be freed
     and written again. Every read verifies the checksum of every layer. Mutable: it owns a folder.
 

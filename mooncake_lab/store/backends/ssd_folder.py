@@ -93,7 +93,7 @@ def find_records(model: Path, seed: int, slab: Slab) -> tuple[list[Record], bool
 
 
 def _scan(slab: Slab, seed: int) -> Iterator[Record]:
-    """Every readable record whose header stands in the slab where the record says."""
+    """Every readable record whose header is in the slab at the offset in the record."""
     for start in range(0, slab.size_bytes, _CHUNK_BYTES):
         chunk = np.empty(min(_CHUNK_BYTES, slab.size_bytes - start), np.uint8)
         try:

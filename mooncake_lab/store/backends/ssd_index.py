@@ -1,7 +1,7 @@
 """The records of committed blocks: sealed, in a log beside the slab and as a header before each block.
 
 A seal is a checksum whose seed is the model's fingerprint: no block of another model ever has a valid one. The
-same records stand in both places, so that a lost index is rebuilt from the slab.
+same records are in both places, so that a lost index is rebuilt from the slab.
 """
 
 import contextlib
@@ -155,8 +155,9 @@ class Index:
     def _rewrite(self) -> None:
         """Replace the log by one that only has the live records."""
         fresh = self._path.with_name("index.new")
-        body = seal(msgspec.msgpack.encode(_Opened(_boot_id())), self._seed)
-        body += seal(msgspec.msgpack.encode(_Change((), tuple(self.records.values()))), self._seed)
+        body = bytearray(seal(msgspec.msgpack.encode(_Opened(_boot_id())), self._seed))
+        for record in self.records.values():  # one entry each: a damaged byte costs one record
+            body += seal(msgspec.msgpack.encode(_Change((), (record,))), self._seed)
         file = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
             with open(file, "wb", closefd=False) as log:  # a descriptor, not a path
@@ -200,13 +201,14 @@ def read_index(path: Path, seed: int) -> tuple[dict[bytes, Record], bool]:
 
 
 def _entries(log: bytes, seed: int) -> Iterator[_Entry | None]:
-    """The entries of a log, `None` for damaged ones; after a damaged length there is nothing more to find."""
+    """The entries of a log, `None` for damaged ones; after a damaged length the next entry is searched."""
     at = 0
-    while at + SEAL_BYTES <= len(log):
+    while 0 <= at <= len(log) - SEAL_BYTES:
         length = _length(log, at, seed)
         if length is None:
             yield None
-            return
+            at = log.find(MAGIC, at + 1)
+            continue
         if at + SEAL_BYTES + length > len(log):
             return  # unfinished
         body = _unseal(log, at, seed)

@@ -21,7 +21,7 @@ from mooncake_lab.store.backends.ssd_index import BeforeOperation, Operation, Re
 
 _LOG: Final = logging.getLogger(__name__)
 ALIGNMENT_BYTES: Final = 4096
-"""Of blocks, and of every layer in them: what O_DIRECT requires, and a page."""
+"""Alignment of blocks and of every layer in them: what O_DIRECT requires, and a page."""
 _HEADER_FIXED_BYTES: Final = 96
 _HEADER_LAYER_BYTES: Final = 24
 _MAX_VECTORS: Final = 512  # a call takes at most 1024, and every layer may need its padding

@@ -14,8 +14,8 @@ _NEVER = -1
 class Belady:
     """Evicts the key that is next used last (MIN; Belady 1966): no policy gets more block hits from equal blocks.
 
-    A bound, not a policy anybody can run: `foresee` must be told every access before the first one. The optimum is
-    of *block* hits; a policy that keeps prefixes whole can have more *prefix* hits.
+    A bound, not a policy that a system can run: `foresee` must be told every access before the first one. The
+    optimum is of *block* hits; a policy that keeps prefixes whole can have more *prefix* hits.
     """
 
     __slots__ = ("_dead", "_future", "_next_use", "_next_use_of", "_now", "_uses_to_come")

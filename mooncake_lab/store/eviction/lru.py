@@ -1,4 +1,4 @@
-"""LRU: the block nobody asked for the longest time leaves first."""
+"""LRU: the least recently used block leaves first."""
 
 from collections import OrderedDict
 from collections.abc import Set as AbstractSet

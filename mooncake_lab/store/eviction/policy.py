@@ -1,4 +1,4 @@
-"""What every eviction policy promises: it orders keys, and knows nothing of bytes, payloads or clocks."""
+"""The contract of eviction policies: they order keys, and know nothing of bytes, payloads or clocks."""
 
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
@@ -25,7 +25,7 @@ class EvictionPolicy(Protocol):
     """
 
     def touch(self, key: BlockKey, /) -> None:
-        """Note a hit on a held key. Changes the order, never the set of keys."""
+        """Record a hit on a held key. Changes the order, never the set of keys."""
         ...
 
     def insert(self, key: BlockKey, position: int = 0, /) -> None:
@@ -37,10 +37,10 @@ class EvictionPolicy(Protocol):
     ) -> BlockKey:
         """Choose the key that leaves, forget it and return it; never one of `spared` (the pinned ones).
 
-        `incoming` is the key that needs the room, `None` when nobody does.
+        `incoming` is the key that needs the space, `None` without one.
 
         Raises:
-            NothingToEvictError: when every held key is spared, or there is none.
+            NothingToEvictError: when every held key is spared, or no key is held.
         """
         ...
 
@@ -58,4 +58,4 @@ class EvictionPolicy(Protocol):
 
 
 PolicyFactory: TypeAlias = Callable[[int], EvictionPolicy]
-"""Makes a fresh policy for a store of so many blocks."""
+"""Makes a fresh policy for a store, from its capacity in blocks."""

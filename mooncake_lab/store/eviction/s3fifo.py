@@ -71,7 +71,7 @@ class S3FIFO:
     def victim(
         self, incoming: BlockKey | None = None, spared: AbstractSet[BlockKey] = NOTHING_SPARED, /
     ) -> BlockKey:
-        """Forget and return a block nobody wanted again, moving on the wanted ones it meets on the way.
+        """Forget and return a block without a second use, moving on the used ones it meets on the way.
 
         A spared block is in use, and treated as wanted.
         """

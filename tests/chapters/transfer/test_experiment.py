@@ -5,8 +5,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from mooncake_lab.bench.layerwise import LayerwiseTime
-from mooncake_lab.bench.layerwise_report import LayerwiseMeasurement
+from mooncake_lab.bench.layerwise import LayerwiseMeasurement, LayerwiseTime
 from mooncake_lab.bench.machine import describe_machine
 from mooncake_lab.chapters.transfer import experiment as transfer
 from mooncake_lab.chapters.transfer import model as transfer_modelled

@@ -228,6 +228,25 @@ def test_a_damaged_index_is_rebuilt_from_the_slab(tmp_path, places, bit):
     assert verify_folder(tmp_path)[0].is_sound
 
 
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_a_flip_in_the_index_costs_one_record(tmp_path, place, bit):
+    """Where the slab cannot help, because every header is damaged, a damaged index still has all other blocks."""
+    folder = tmp_path / f"{place}-{bit}"
+    filled(folder)
+    medium = opened(folder)
+    blocks = list(medium.blocks())
+    medium.close()
+    for block in blocks:
+        flip(folder / MODEL.hex() / "slab", block.offset_bytes + 40)
+    index = index_path(folder / MODEL.hex())
+    flip(index, int(place * index.stat().st_size), bit)
+    medium = opened(folder)
+    assert len(list(medium.blocks())) >= len(blocks) - 1
+    assert all(is_right(medium, block) for block in medium.blocks())
+    medium.close()
+
+
 def test_a_missing_index_is_rebuilt(tmp_path):
     """Without its index a folder still has all its blocks."""
     filled(tmp_path)
