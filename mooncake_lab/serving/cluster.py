@@ -150,6 +150,11 @@ class LiveCluster:
         self._do(self._call(lambda: self._open_runtime.supervisor.links[name].send(DropConnections())))
 
     @property
+    def now_s(self) -> float:
+        """Seconds since the latest run began."""
+        return self._open_runtime.now_s()
+
+    @property
     def in_flight(self) -> int:
         """Requests that arrived and have not ended."""
         return len(self._open_runtime.streams)

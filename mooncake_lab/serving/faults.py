@@ -73,7 +73,7 @@ def strike(
 
     def act() -> None:
         seen["in_flight"] = cluster.in_flight
-        seen["began_s"] = time.monotonic()
+        seen["began_s"], seen["struck_s"] = time.monotonic(), cluster.now_s
         FAULTS[fault](cluster)
         before = cluster.pids()
         while fault.startswith("kill") and time.monotonic() < seen["began_s"] + patience_s:
@@ -99,7 +99,9 @@ def strike(
         placed_again=_placed_again(log),
         lost=sum(one.request.id not in finished for one in requests),
         wrong=sum(cluster.outputs.get(key) != tokens for key, tokens in expected.items() if key in finished),
-        recovery_s=max(seen["back_s"] - seen["began_s"], _until_moved(log, at_s)) if fault != "none" else 0.0,
+        recovery_s=0.0
+        if fault == "none"
+        else max(seen["back_s"] - seen["began_s"], _until_moved(log, seen["struck_s"])),
     )
 
 
@@ -109,6 +111,10 @@ def _placed_again(log: Sequence[Record]) -> int:
 
 
 def _until_moved(log: Sequence[Record], at_s: float) -> float:
-    """Seconds from the fault to the end of the first move that began after it; 0 where nothing had to move."""
+    """Seconds from the fault to the end of the first move that began after it; 0 where nothing had to move.
+
+    On a loaded machine a run begins later than it was asked to. The fault is then earlier in the run than planned,
+    and so are the moves that end the recovery.
+    """
     after = [record.at_s for record in log if isinstance(record, Moved) and record.start_s > at_s]
     return min(after) - at_s if after else 0.0

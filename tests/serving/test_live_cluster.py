@@ -1,6 +1,7 @@
 """The live cluster: the same face and log as the simulator, over processes that really compute."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from mooncake_lab.conductor import ADMISSION_POLICIES, LatencyEstimator, Placeme
 from mooncake_lab.core import SLO, Finished, Moved, Placed, Prefilled, Rejected
 from mooncake_lab.metrics import check_log, run_summary
 from mooncake_lab.perf import model_shape
-from mooncake_lab.serving import FailedError, LiveCluster, LiveSpec, prompt_of, scaled_down
+from mooncake_lab.serving import FailedError, LiveCluster, LiveSpec, Metronome, prompt_of, scaled_down
 from mooncake_lab.store.backends import StorageError as MediumError
 from mooncake_lab.store.backends.mooncake_client import load_wheel
 from mooncake_lab.workload import SharedPrefix
@@ -138,10 +139,14 @@ def test_whole_kvcache_after_prefill(open_cluster, traced, expected):
     assert all(record.reused_tokens == 0 for record in log if isinstance(record, Prefilled))
 
 
-def test_prefix_is_fetched(open_cluster, traced, expected):
-    """Where another worker holds much more of a prompt, its blocks are fetched, and are there afterwards."""
+def test_prefix_is_fetched(open_cluster, traced, expected, believed):
+    """Where another worker holds much more of a prompt, its blocks are fetched, and are there afterwards.
+
+    A prompt takes long, so that the queue of the holder is as long as the requests that came at once.
+    """
     requests = traced(12, every_s=0.0, tokens=400, shared_blocks=24, output_tokens=3)
-    with open_cluster(prefill_nodes=2) as live:
+    slow = Metronome.of(replace(believed, prefill=replace(believed.prefill, constant_s=0.25)))
+    with open_cluster(prefill_nodes=2, metronome=slow) as live:
         live.run(requests[:3])
         log = live.run(requests[3:])
         assert live.outputs == expected(requests[3:])
