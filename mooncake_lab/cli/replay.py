@@ -93,7 +93,7 @@ def replay(
     try:
         if url is not None:
             try:
-                from mooncake_lab.serving.client import replay_over_http
+                from mooncake_lab.serving.openai_api.client import replay_over_http
             except ModuleNotFoundError as error:
                 raise RuntimeError(f"--url needs {error.name}: install mooncake-lab[serve]") from error
 
@@ -120,7 +120,7 @@ def replay(
 
 
 def _scaled(trace: Trace, divide: int, most_tokens: int, requests: int, speed: float) -> Trace:
-    from mooncake_lab.serving.prompts import scaled_down
+    from mooncake_lab.workload.prompts import scaled_down
 
     try:
         scaled = scaled_down(trace, divide, most_tokens=most_tokens).head(requests)

@@ -102,8 +102,8 @@ def serve(
     import asyncio
 
     try:
-        from mooncake_lab.serving.door.server import Address
-        from mooncake_lab.serving.door.server import serve as serve_until_told
+        from mooncake_lab.serving.openai_api.server import Address
+        from mooncake_lab.serving.openai_api.server import serve as serve_until_told
     except ModuleNotFoundError as error:
         typer.echo(f"mooncake-lab serve needs {error.name}: install mooncake-lab[serve]", err=True)
         raise typer.Exit(1) from error

@@ -1,9 +1,8 @@
-"""The cluster in real time: workers that really compute, a Messenger between them, the same Conductor and log."""
+"""The cluster in real time: processes that compute and send KVCache, under the simulator's coordinator."""
 
 from mooncake_lab.serving.cluster import LiveCluster, in_order
 from mooncake_lab.serving.launch.local import WorkerError, WorkerPool
 from mooncake_lab.serving.metronome import Metronome
-from mooncake_lab.serving.prompts import prompt_of, scaled_down
 from mooncake_lab.serving.runtime import ClusterRuntime
 from mooncake_lab.serving.spec import LiveSpec
 from mooncake_lab.serving.stream import FailedError, RejectedError, RequestStream
@@ -19,6 +18,4 @@ __all__ = [
     "WorkerError",
     "WorkerPool",
     "in_order",
-    "prompt_of",
-    "scaled_down",
 ]

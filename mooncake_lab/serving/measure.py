@@ -7,13 +7,13 @@ from typing import Final
 import numpy as np
 
 from mooncake_lab.engine import CoupledEngine, DecodeEngine, GenerationRequest, KVSpan, LlamaModel, PrefillEngine
-from mooncake_lab.engine.kv_layout import KVLayout as KVShape
+from mooncake_lab.engine.kv_layout import KVLayout
 from mooncake_lab.engine.roles import Prompt
 from mooncake_lab.engine.sequence import RunningRequest
-from mooncake_lab.serving.lane import Lane
+from mooncake_lab.serving.kv_transfer.protocol import Ack, Probe
+from mooncake_lab.serving.kv_transfer.sender import Identity, borrow, dial, expect
+from mooncake_lab.serving.kv_transfer.transfer_engine import TransferEngineChannel
 from mooncake_lab.serving.messages import Measured
-from mooncake_lab.serving.messenger import Identity, borrow, dial, expect
-from mooncake_lab.serving.parcels import Probe, Taken
 from mooncake_lab.serving.spec import WorkerSpec
 from mooncake_lab.store.backends import wire
 
@@ -27,7 +27,7 @@ _PROBES_BYTES: Final = (2**10, 2**16, 2**20, 2**22)
 
 
 def measure_prefill(
-    engine: PrefillEngine, model: LlamaModel, shape: KVShape, spec: WorkerSpec
+    engine: PrefillEngine, model: LlamaModel, shape: KVLayout, spec: WorkerSpec
 ) -> tuple[tuple[int, int, float], ...]:
     """Rows of prompt tokens, reused tokens and the fastest of a few times (s)."""
     rows: list[tuple[int, int, float]] = []
@@ -39,7 +39,7 @@ def measure_prefill(
     return tuple(rows)
 
 
-def measure_decode(engine: DecodeEngine, model: LlamaModel, shape: KVShape, spec: WorkerSpec) -> Measured:
+def measure_decode(engine: DecodeEngine, model: LlamaModel, shape: KVLayout, spec: WorkerSpec) -> Measured:
     """Steps of batches (median), and what loading their KVCache added to the first step."""
     rows: list[tuple[int, int, float]] = []
     loads: list[tuple[int, float]] = []
@@ -93,25 +93,27 @@ def measure_coupled(engine: CoupledEngine, model: LlamaModel, spec: WorkerSpec) 
     return Measured(prefill=tuple(prefill), decode=tuple(decode))
 
 
-def measure_transfer(port: int, who: Identity, lane: Lane | None = None) -> tuple[tuple[int, float], ...]:
+def measure_transfer(
+    port: int, identity: Identity, channel: TransferEngineChannel | None = None
+) -> tuple[tuple[int, float], ...]:
     """Rows of bytes and the fastest of a few times until they were acknowledged (s), by the way KVCache takes.
 
     Raises:
         OSError: when the other worker is gone.
-        MediumError: when it refuses.
+        StorageError: when it refuses.
     """
     rows: list[tuple[int, float]] = []
-    with dial(port, who) as peer:
-        window = None if lane is None else borrow(peer, who, max(_PROBES_BYTES))
+    with dial(port, identity) as peer:
+        window = None if channel is None else borrow(peer, identity, max(_PROBES_BYTES))
         for size in _PROBES_BYTES:
             payload = np.zeros(size, np.uint8)
             best_s = float("inf")
             for _ in range(_REPEATS):
                 start_s = time.perf_counter()
-                pushed = None if lane is None or window is None else lane.write(window, [payload])
+                pushed = None if channel is None or window is None else channel.write(window, [payload])
                 probe, rest = (Probe(), (payload,)) if pushed is None else (Probe(pushed, size), ())
-                wire.send_frame(peer, probe, rest, who.timeout_s)
-                expect(peer, Taken, who.timeout_s)
+                wire.send_frame(peer, probe, rest, identity.timeout_s)
+                expect(peer, Ack, identity.timeout_s)
                 best_s = min(best_s, time.perf_counter() - start_s)
             rows.append((size, best_s))
     return tuple(rows)
@@ -125,7 +127,7 @@ def _prompt(model: LlamaModel, tokens: int, seed: int = 0) -> Prompt:
     return np.random.default_rng(seed).integers(0, model.config.vocabulary, tokens).astype(np.int32)
 
 
-def _filled(shape: KVShape, tokens: int) -> KVSpan:
+def _filled(shape: KVLayout, tokens: int) -> KVSpan:
     return shape.span([layer.zero_() for layer in shape.empty(tokens)])
 
 

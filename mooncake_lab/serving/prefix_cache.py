@@ -11,12 +11,10 @@ from typing import Final, final
 import torch
 
 from mooncake_lab.engine import KVSpan
-from mooncake_lab.engine.kv_layout import KVLayout as KVShape
-from mooncake_lab.engine.kv_layout import bytes_of as raw
+from mooncake_lab.engine.kv_layout import KVLayout, bytes_of
 from mooncake_lab.serving.messages import CacheUpdate
 from mooncake_lab.serving.spec import WorkerSpec
-from mooncake_lab.store.backends import DramBackend as DramMedium
-from mooncake_lab.store.backends import SsdBackend as SsdMedium
+from mooncake_lab.store.backends import DramBackend, SsdBackend
 from mooncake_lab.store.backends.ssd_slab import extent_bytes
 from mooncake_lab.store.tiered_store import TieredStore, TierSettings
 
@@ -54,12 +52,12 @@ class PrefixCache:
         ValueError: when the folder's slab is larger than what it shall hold.
     """
 
-    def __init__(self, spec: WorkerSpec, shape: KVShape) -> None:
+    def __init__(self, spec: WorkerSpec, shape: KVLayout) -> None:
         self._shape = shape
         self._block_tokens = spec.block_size_tokens
         self._dram_bytes = spec.cache_tokens * shape.bytes_per_token
         self._ssd = None if spec.ssd_dir is None else self._open_ssd(spec, spec.ssd_dir)
-        self._dram = DramMedium(self._dram_bytes)
+        self._dram = DramBackend(self._dram_bytes)
         self._store = self._open_store()
         self._turn = threading.Condition()
         self._users = 0
@@ -94,7 +92,7 @@ class PrefixCache:
         with self._using():
             for key in keys[: self._store.match_prefix(keys)]:
                 block = self._shape.empty(self._block_tokens)
-                tier = self._store.read_into(key, [raw(layer) for layer in block])
+                tier = self._store.read_into(key, [bytes_of(layer) for layer in block])
                 if tier is None:
                     break
                 if self._ssd is not None and tier == self._ssd.name:
@@ -111,13 +109,13 @@ class PrefixCache:
             begin = index * size - kv.start
             block = [layer[:, begin : begin + size].cpu().contiguous() for layer in kv.layers]
             with self._using():
-                self._store.put(keys[index], [raw(layer) for layer in block], position=index)
+                self._store.put(keys[index], [bytes_of(layer) for layer in block], position=index)
 
     def adopt(self, keys: Sequence[bytes], blocks: Sequence[tuple[torch.Tensor, ...]], *, first: int) -> None:
         """Store blocks that came from another worker; `first` is the position of the first of them."""
         for position, (key, block) in enumerate(zip(keys, blocks, strict=True), first):
             with self._using():
-                self._store.put(key, [raw(layer) for layer in block], position=position)
+                self._store.put(key, [bytes_of(layer) for layer in block], position=position)
 
     def news(self, keys: Sequence[bytes] = ()) -> CacheUpdate | None:
         """What came and what left since the cluster was last told; `None` where nothing did.
@@ -194,11 +192,11 @@ class PrefixCache:
             self._turn.wait_for(lambda: not self._users)
             self._users = -1
 
-    def _open_ssd(self, spec: WorkerSpec, folder: str) -> SsdMedium:
+    def _open_ssd(self, spec: WorkerSpec, folder: str) -> SsdBackend:
         layers = [self._block_tokens * self._shape.layer_bytes] * self._shape.layers
         blocks = max(1, spec.ssd_tokens // self._block_tokens)
         capacity = blocks * extent_bytes(bytes(_KEY_BYTES), layers)
-        return SsdMedium(Path(folder) / spec.name, capacity, fingerprint=self._shape.fingerprint)
+        return SsdBackend(Path(folder) / spec.name, capacity, fingerprint=self._shape.fingerprint)
 
     def _open_store(self) -> TieredStore:
         if self._ssd is None:

@@ -40,13 +40,13 @@ from mooncake_lab.engine import (
     PrefillResult,
     Sampling,
 )
-from mooncake_lab.engine.kv_layout import KVLayout as KVShape
-from mooncake_lab.engine.kv_layout import bytes_of as raw
+from mooncake_lab.engine.kv_layout import KVLayout, bytes_of
 from mooncake_lab.engine.sequence import TokenCallback
-from mooncake_lab.serving.arriving import Delivery
-from mooncake_lab.serving.couriers import Couriers
-from mooncake_lab.serving.fetching import fetch
-from mooncake_lab.serving.lane import Lane
+from mooncake_lab.serving.kv_transfer.fetch import fetch
+from mooncake_lab.serving.kv_transfer.protocol import EndTransfer, KVChunk, StartTransfer
+from mooncake_lab.serving.kv_transfer.receiver import ReceivedKV
+from mooncake_lab.serving.kv_transfer.sender import Identity, KVSenders
+from mooncake_lab.serving.kv_transfer.transfer_engine import TransferEngineChannel
 from mooncake_lab.serving.measure import measure_coupled, measure_decode, measure_prefill, measure_transfer
 from mooncake_lab.serving.messages import (
     CacheUpdate,
@@ -64,8 +64,6 @@ from mooncake_lab.serving.messages import (
     WorkerEvent,
     WorkerMessage,
 )
-from mooncake_lab.serving.messenger import Identity
-from mooncake_lab.serving.parcels import Begin, End, Piece
 from mooncake_lab.serving.prefix_cache import PrefixCache
 from mooncake_lab.serving.spec import WorkerSpec
 
@@ -79,10 +77,10 @@ class WorkerContext:
 
     spec: WorkerSpec
     model: LlamaModel
-    shape: KVShape
+    shape: KVLayout
     identity: Identity
-    couriers: Couriers
-    lane: Lane | None
+    senders: KVSenders
+    channel: TransferEngineChannel | None
     """What KVCache travels by; None is the connections between workers."""
     send: Callable[[WorkerMessage], None]
     """Sends a message to the cluster."""
@@ -250,7 +248,7 @@ class PrefillRole:
         """Fetch the blocks that are not here; how many bytes came."""
         context, have = self._context, self._cache.match(keys)
         size = context.spec.block_size_tokens
-        blocks = fetch(port, context.identity, context.shape, keys[have:], size, context.lane)
+        blocks = fetch(port, context.identity, context.shape, keys[have:], size, context.channel)
         self._cache.adopt(keys[have : have + len(blocks)], blocks, first=have)
         return len(blocks) * size * context.shape.bytes_per_token
 
@@ -262,12 +260,12 @@ class PrefillRole:
         tokens = _tokens(asked)
         prefix = self._reuse(prompt) if context.spec.prefix_reuse else None
         assert order.deliver_to is not None  # noqa: S101  # the cluster names a decode worker with each prompt
-        courier = context.couriers.to(order.deliver_to)
-        courier.send(Begin(job=order.job, tokens=len(tokens)))
+        sender = context.senders.to(order.deliver_to)
+        sender.send(StartTransfer(job=order.job, tokens=len(tokens)))
 
         def stream(layer: int, start: int, span: torch.Tensor) -> None:
             host = span.cpu().contiguous()
-            courier.send(Piece(job=order.job, layer=layer, start=start, tokens=host.shape[1]), [raw(host)])
+            sender.send(KVChunk(job=order.job, layer=layer, start=start, tokens=host.shape[1]), [bytes_of(host)])
 
         if prefix is not None:
             for layer, tensor in enumerate(prefix.layers):
@@ -282,7 +280,7 @@ class PrefillRole:
                 on_kv=stream if context.spec.layerwise else None,
             )
         except ValueError as error:
-            courier.send(CancelOrder(order.job))
+            sender.send(CancelOrder(order.job))
             now_s = time.monotonic()
             dropped = PrefillDropped(at_s=now_s, attempt=attempt, worker=name)
             context.report(order.job, dropped, _hopeless(order.job, str(error)))
@@ -304,13 +302,13 @@ class PrefillRole:
         )
         context.report(job, prefilled, tokens=[(job.request_id, result.first_token)])
         assert order.deliver_to is not None  # noqa: S101  # as above
-        courier = context.couriers.to(order.deliver_to)
+        sender = context.senders.to(order.deliver_to)
         if not context.spec.layerwise and result.kv.tokens:
             for layer, tensor in enumerate(result.kv.layers):
                 host = tensor.cpu().contiguous()
-                piece = Piece(job=job, layer=layer, start=result.kv.start, tokens=result.kv.tokens)
-                courier.send(piece, [raw(host)])
-        courier.send(End(job=job, first_token=result.first_token, prefilled=prefilled))
+                piece = KVChunk(job=job, layer=layer, start=result.kv.start, tokens=result.kv.tokens)
+                sender.send(piece, [bytes_of(host)])
+        sender.send(EndTransfer(job=job, first_token=result.first_token, prefilled=prefilled))
         if context.spec.prefix_reuse:
             self._cache.keep(prompt.keys, result.kv)
             self._update(self._cache.news(prompt.keys))
@@ -347,7 +345,7 @@ class PrefillRole:
                 self._engine.engine.cancel(request_id)
                 self._engine.step()
                 if prompt.order.deliver_to is not None:
-                    self._context.couriers.to(prompt.order.deliver_to).send(CancelOrder(job))
+                    self._context.senders.to(prompt.order.deliver_to).send(CancelOrder(job))
         _report_dropped(self._context, job)
 
     def _measure(self, port: int | None) -> None:
@@ -355,7 +353,7 @@ class PrefillRole:
         self._context.send(
             Measured(
                 prefill=measure_prefill(self._engine, context.model, context.shape, context.spec),
-                transfer=() if port is None else measure_transfer(port, context.identity, context.lane),
+                transfer=() if port is None else measure_transfer(port, context.identity, context.channel),
             )
         )
 
@@ -371,7 +369,7 @@ class DecodeRole:
         )
         self.capacity_tokens = self._engine.engine.blocks * context.spec.block_size_tokens
         self._expected: dict[Job, DecodeOrder] = {}
-        self._arrived: dict[Job, Delivery] = {}
+        self._arrived: dict[Job, ReceivedKV] = {}
         self._cancelled: OrderedDict[Job, None] = OrderedDict()
         self._running: dict[int, Job] = {}
         self._made: list[tuple[Job, int]] = []
@@ -387,7 +385,7 @@ class DecodeRole:
             case DecodeOrder():
                 self._expected[item.job] = item
                 self._join(item.job)
-            case Delivery():
+            case ReceivedKV():
                 if item.job not in self._cancelled:
                     self._arrived[item.job] = item
                     self._join(item.job)
@@ -439,7 +437,7 @@ class DecodeRole:
         self._running[request_id] = job
         self._report_joined(job, came)
 
-    def _report_joined(self, job: Job, came: Delivery) -> None:
+    def _report_joined(self, job: Job, came: ReceivedKV) -> None:
         """KVCache arrived, and the token that prefill computed is shown."""
         attempt, now_s = job.attempt, time.monotonic()
         *parts, last = came.moves

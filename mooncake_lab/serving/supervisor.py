@@ -29,8 +29,7 @@ from mooncake_lab.serving.messages import (
     WorkerMessage,
 )
 from mooncake_lab.serving.spec import LiveSpec, WorkerSpec, worker_spec
-from mooncake_lab.store.backends import ProtocolError
-from mooncake_lab.store.backends import StorageError as MediumError
+from mooncake_lab.store.backends import ProtocolError, StorageError
 from mooncake_lab.store.backends.mooncake_client import load_wheel
 
 _LOG: Final = logging.getLogger(__name__)
@@ -104,7 +103,7 @@ def _check_engine() -> None:
     """Whether workers will find the Transfer Engine, before any is started."""
     try:
         load_wheel()
-    except MediumError as error:
+    except StorageError as error:
         raise WorkerError(str(error)) from error
 
 

@@ -18,21 +18,20 @@ import torch
 
 from mooncake_lab.cluster import AttemptFailed
 from mooncake_lab.engine import LlamaModel
-from mooncake_lab.engine.kv_layout import KVLayout as KVShape
+from mooncake_lab.engine.kv_layout import KVLayout
 from mooncake_lab.engine.kvcache import fingerprint
 from mooncake_lab.perf import ModelShape
 from mooncake_lab.serving import messages
-from mooncake_lab.serving.couriers import Couriers
 from mooncake_lab.serving.frames import pack, read_frame
-from mooncake_lab.serving.lane import Lane
+from mooncake_lab.serving.kv_transfer.receiver import KVReceiver
+from mooncake_lab.serving.kv_transfer.sender import Identity, KVSenders
+from mooncake_lab.serving.kv_transfer.transfer_engine import TransferEngineChannel
 from mooncake_lab.serving.messages import ORDERS, VERSION, Job, Pong, Ready, Report, Shutdown, WorkerMessage
-from mooncake_lab.serving.messenger import Identity
-from mooncake_lab.serving.reception import Reception
 from mooncake_lab.serving.roles import CoupledRole, DecodeRole, PrefillRole, WorkerContext, WorkerRole
 from mooncake_lab.serving.spec import WorkerSpec
 
 _SWITCH_S: Final = 0.0005
-"""How long the engine's thread may keep a courier from the interpreter; Python's own 5 ms are a decode step."""
+"""How long the engine's thread may keep a sender from the interpreter; Python's own 5 ms are a decode step."""
 
 
 @final
@@ -54,30 +53,32 @@ class Worker:
         self._outbox: queue.SimpleQueue[WorkerMessage | None] = queue.SimpleQueue()
         self._step_began_s: float | None = None
         name = fingerprint(model.config, model.weights_digest, model.embedding.dtype)
-        self._who = Identity(name=spec.name, token=spec.token, fingerprint=name, timeout_s=spec.peer_timeout_s)
-        shape = KVShape.of(model, name)
+        self._identity = Identity(
+            name=spec.name, token=spec.token, fingerprint=name, timeout_s=spec.peer_timeout_s
+        )
+        shape = KVLayout.of(model, name)
         _check_memory(spec, shape, model.embedding.device)
-        lane = Lane(spec.transfer_bytes) if spec.transfer == "mooncake" else None
+        channel = TransferEngineChannel(spec.transfer_bytes) if spec.transfer == "mooncake" else None
         self._context = WorkerContext(
             spec=spec,
             model=model,
             shape=shape,
-            identity=self._who,
-            couriers=Couriers(self._who, self._undelivered, lane),
-            lane=lane,
+            identity=self._identity,
+            senders=KVSenders(self._identity, self._undelivered, channel),
+            channel=channel,
             send=self._outbox.put,
             enqueue=self._inbox.put,
         )
         roles = {"prefill": PrefillRole, "decode": DecodeRole, "coupled": CoupledRole}
         self._role: WorkerRole = roles[spec.role](self._context)
-        self._reception = Reception(
-            self._who,
+        self._reception = KVReceiver(
+            self._identity,
             self._context.shape,
             most_tokens=spec.max_request_tokens,
             delivered=self._inbox.put,
             give=self._role.lookup if isinstance(self._role, PrefillRole) else lambda _: [],
             each_layer=spec.log_layers,
-            lane=lane,
+            channel=channel,
         )
 
     def run(self) -> None:
@@ -90,7 +91,7 @@ class Worker:
         speaker.start()
         self._serve()
         self._reception.close()
-        self._context.couriers.close()
+        self._context.senders.close()
         if isinstance(self._role, PrefillRole):
             self._role.close()
         self._outbox.put(None)
@@ -123,7 +124,7 @@ class Worker:
 
     def _take(self, item: object) -> None:
         if isinstance(item, messages.DropConnections):
-            self._context.couriers.sever()
+            self._context.senders.sever()
             self._reception.sever()
         else:
             self._role.take(item)
@@ -142,7 +143,7 @@ class Worker:
                 if isinstance(order, Shutdown):
                     return
         except (OSError, msgspec.MsgspecError) as error:
-            logging.getLogger(__name__).warning("%s ends: %s", self._who.name, error)
+            logging.getLogger(__name__).warning("%s ends: %s", self._identity.name, error)
         os._exit(0)
 
     def _speak(self) -> None:
@@ -169,7 +170,7 @@ class Worker:
             name=spec.name,
             pid=os.getpid(),
             port=self._reception.port,
-            fingerprint=self._who.fingerprint,
+            fingerprint=self._identity.fingerprint,
             window=min(spec.max_request_tokens, model.config.max_positions, len(model.rope.cosines)),
             capacity_tokens=self._role.capacity_tokens,
             shape=_shape(spec, model),
@@ -195,7 +196,7 @@ def _shape(spec: WorkerSpec, model: LlamaModel) -> ModelShape:
     )
 
 
-def _check_memory(spec: WorkerSpec, shape: KVShape, device: torch.device) -> None:
+def _check_memory(spec: WorkerSpec, shape: KVLayout, device: torch.device) -> None:
     """Refuse a KVCache that can never fit; otherwise the kernel would kill the process once it uses the memory."""
     name = "cache_tokens" if spec.role == "prefill" else "decode_tokens"
     have, where = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "this machine has"

@@ -19,9 +19,10 @@ from mooncake_lab.perf import (
     PrefillLatency,
     model_shape,
 )
-from mooncake_lab.serving import ClusterRuntime, LiveCluster, LiveSpec, WorkerPool, prompt_of
-from mooncake_lab.serving.door.server import Address, web_server
-from mooncake_lab.serving.door.telemetry import Telemetry
+from mooncake_lab.serving import ClusterRuntime, LiveCluster, LiveSpec, WorkerPool
+from mooncake_lab.serving.openai_api.server import Address, web_server
+from mooncake_lab.serving.openai_api.telemetry import Telemetry
+from mooncake_lab.workload.prompts import prompt_of
 
 MODEL = "random:lab-tiny"
 BLOCK = 16

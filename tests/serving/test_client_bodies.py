@@ -6,9 +6,9 @@ import tracemalloc
 import httpx
 import pytest
 
-from mooncake_lab.serving.door.neutral import HINTS, NEUTRAL
-from mooncake_lab.serving.door.tokenizer import ByteTokenizer
-from mooncake_lab.serving.door.wanted import BOUNDS, BadRequestError, Reader
+from mooncake_lab.serving.openai_api.neutral import HINTS, NEUTRAL
+from mooncake_lab.serving.openai_api.parsing import BOUNDS, BadRequestError, Reader
+from mooncake_lab.serving.openai_api.tokenizer import ByteTokenizer
 
 MODEL = "random:lab-tiny"
 READER = Reader(tokenizer=ByteTokenizer(), model=MODEL, most_tokens=100)

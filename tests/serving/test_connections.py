@@ -11,9 +11,9 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from mooncake_lab.serving.door import server
-from mooncake_lab.serving.door.connections import Files, Limits
 from mooncake_lab.serving.metronome import Metronome
+from mooncake_lab.serving.openai_api import server
+from mooncake_lab.serving.openai_api.connections import Files, Limits
 
 MODEL = "random:lab-tiny"
 MOST = 8

@@ -12,17 +12,17 @@ import httpx
 import openai
 import pytest
 
-import mooncake_lab.serving.door.app
+import mooncake_lab.serving.openai_api.app
 from mooncake_lab.conductor import AdmitAll, Rejection, WithinSLO
 from mooncake_lab.core import SLO
 from mooncake_lab.perf import DecodeLatency
 from mooncake_lab.serving import Metronome
-from mooncake_lab.serving.client import replay_over_http
-from mooncake_lab.serving.door.app import MOST_BODY_BYTES
-from mooncake_lab.serving.door.server import Address
-from mooncake_lab.serving.door.tokenizer import ByteTokenizer
-from mooncake_lab.serving.door.wanted import BadRequestError, Reader, UnknownModelError
-from mooncake_lab.serving.door.writing import Writer
+from mooncake_lab.serving.openai_api.app import MOST_BODY_BYTES
+from mooncake_lab.serving.openai_api.client import replay_over_http
+from mooncake_lab.serving.openai_api.parsing import BadRequestError, Reader, UnknownModelError
+from mooncake_lab.serving.openai_api.server import Address
+from mooncake_lab.serving.openai_api.stop_strings import Writer
+from mooncake_lab.serving.openai_api.tokenizer import ByteTokenizer
 
 MODEL = "random:lab-tiny"
 
@@ -253,7 +253,7 @@ def test_a_body_is_bounded(door, client, monkeypatch):
     answer = post(door, b" " * (MOST_BODY_BYTES + 1))
     assert (answer.status_code, str(MOST_BODY_BYTES) in answer.json()["error"]["message"]) == (413, True)
 
-    monkeypatch.setattr(mooncake_lab.serving.door.app, "MOST_RECEIVED_BYTES", 8)
+    monkeypatch.setattr(mooncake_lab.serving.openai_api.app, "MOST_RECEIVED_BYTES", 8)
     answer = post(door, b'{"model": 1}')
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
     assert "12 bytes are being received; allowed are 8" in answer.json()["error"]["message"]
@@ -274,7 +274,7 @@ def test_a_body_counts_until_it_is_read(open_door, monkeypatch):
 
     monkeypatch.setattr(ByteTokenizer, "encode", wait)
     body = json.dumps({"model": MODEL, "prompt": "x", "max_tokens": 1}).encode()
-    monkeypatch.setattr(mooncake_lab.serving.door.app, "MOST_RECEIVED_BYTES", len(body))
+    monkeypatch.setattr(mooncake_lab.serving.openai_api.app, "MOST_RECEIVED_BYTES", len(body))
     with open_door() as door, ThreadPoolExecutor(1) as executor:
         first = executor.submit(post, door, body)
         assert begun.wait(60)

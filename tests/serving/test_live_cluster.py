@@ -10,10 +10,11 @@ from mooncake_lab.conductor import ADMISSION_POLICIES, LatencyEstimator, Placeme
 from mooncake_lab.core import SLO, Finished, Moved, Placed, Prefilled, Rejected
 from mooncake_lab.metrics import check_log, run_summary
 from mooncake_lab.perf import model_shape
-from mooncake_lab.serving import FailedError, LiveCluster, LiveSpec, Metronome, prompt_of, scaled_down
-from mooncake_lab.store.backends import StorageError as MediumError
+from mooncake_lab.serving import FailedError, LiveCluster, LiveSpec, Metronome
+from mooncake_lab.store.backends import StorageError
 from mooncake_lab.store.backends.mooncake_client import load_wheel
 from mooncake_lab.workload import SharedPrefix
+from mooncake_lab.workload.prompts import prompt_of, scaled_down
 
 
 def test_tokens_equal_one_engine(cluster, reference, rng):
@@ -247,7 +248,7 @@ def test_kvcache_travels_by_mooncakes_engine(open_cluster, traced, expected):
     """Streamed layers and fetched blocks through Mooncake's Transfer Engine: equal tokens, also after a kill."""
     try:
         load_wheel()
-    except MediumError as error:
+    except StorageError as error:
         pytest.skip(str(error))
     requests = traced(8, tokens=96, every_s=0.02)  # whole blocks: a full hit computes its last token again
     with open_cluster(prefill_nodes=2, transfer="mooncake") as live:

@@ -8,13 +8,13 @@ import httpx
 import pytest
 from quiet_workers import QuietCluster
 
-import mooncake_lab.serving.door.server
+import mooncake_lab.serving.openai_api.server
 from mooncake_lab.core import Arrived, read_log, write_log
-from mooncake_lab.serving.door.app import _is_from_here
-from mooncake_lab.serving.door.telemetry import Telemetry
-from mooncake_lab.serving.door.tokenizer import ByteTokenizer
-from mooncake_lab.serving.door.wanted import BadRequestError, Reader
 from mooncake_lab.serving.messages import CacheUpdate
+from mooncake_lab.serving.openai_api.app import _is_from_here
+from mooncake_lab.serving.openai_api.parsing import BadRequestError, Reader
+from mooncake_lab.serving.openai_api.telemetry import Telemetry
+from mooncake_lab.serving.openai_api.tokenizer import ByteTokenizer
 
 MODEL = "a name"
 
@@ -177,7 +177,7 @@ class Slow:
 def test_tokenising_stops_nobody(open_door, monkeypatch):
     """While one prompt is tokenised the loop goes on: other requests are served, and workers are heard."""
     slow = Slow()
-    monkeypatch.setattr(mooncake_lab.serving.door.server, "tokenizer_of", lambda _: slow)
+    monkeypatch.setattr(mooncake_lab.serving.openai_api.server, "tokenizer_of", lambda _: slow)
     with open_door(address={"model": MODEL}) as door:
         found = []
         ask = {"messages": [{"role": "user", "content": "slow" + "x" * 4000}], "max_tokens": 2}

@@ -7,14 +7,14 @@ import numpy as np
 import torch
 
 from mooncake_lab.engine import KVSpan
-from mooncake_lab.engine.kv_layout import KVLayout as KVShape
+from mooncake_lab.engine.kv_layout import KVLayout
 from mooncake_lab.serving import LiveSpec
 from mooncake_lab.serving.prefix_cache import PrefixCache
 from mooncake_lab.serving.spec import worker_spec
-from mooncake_lab.store.backends import SsdBackend as SsdMedium
+from mooncake_lab.store.backends import SsdBackend
 
 SIZE = 16
-SHAPE = KVShape(fingerprint=b"model", layers=2, kv_heads=1, head_width=128, dtype=torch.float32)
+SHAPE = KVLayout(fingerprint=b"model", layers=2, kv_heads=1, head_width=128, dtype=torch.float32)
 """A block of 16 tokens has 64 KiB, over two layers."""
 
 
@@ -52,14 +52,14 @@ def test_what_it_holds_survives_a_clean_end(tmp_path):
 def test_blocks_that_could_not_sink_are_retracted(tmp_path, monkeypatch):
     """Evicted, announced while on its way down, and then refused by the SSD: the cluster hears that it is gone."""
     broken = threading.Event()
-    real = SsdMedium.write
+    real = SsdBackend.write
 
     def write(medium, reservation, layers, *, first_layer=0):
         if broken.is_set():
             raise OSError(errno.ENOSPC, "injected: no space left")
         real(medium, reservation, layers, first_layer=first_layer)
 
-    monkeypatch.setattr(SsdMedium, "write", write)
+    monkeypatch.setattr(SsdBackend, "write", write)
     cache, held = PrefixCache(spec_of(tmp_path), SHAPE), set()
     broken.set()
     for turn in range(4):

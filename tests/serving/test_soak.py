@@ -14,9 +14,9 @@ import numpy as np
 import openai
 import pytest
 
+from mooncake_lab.bench.faults import FAULTS, strike
 from mooncake_lab.metrics import check_log
-from mooncake_lab.serving.faults import FAULTS, strike
-from mooncake_lab.store.backends import StorageError as MediumError
+from mooncake_lab.store.backends import StorageError
 from mooncake_lab.store.backends.mooncake_client import load_wheel
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108  # looked at, not used
@@ -88,7 +88,7 @@ def test_no_orphans(end, transfer):
     if transfer == "mooncake":
         try:
             load_wheel()
-        except MediumError as error:
+        except StorageError as error:
             pytest.skip(str(error))
     before = set(Path(SHARED_MEMORY).iterdir())
     command = [

@@ -13,8 +13,8 @@ from mooncake_lab.conductor import LatencyEstimator, PlacementPolicy, decide
 from mooncake_lab.core import Record, TracedRequest
 from mooncake_lab.metrics import ttft_s
 from mooncake_lab.perf import LatencyModel
+from mooncake_lab.perf.log_calibration import LogCalibration, model_from_log
 from mooncake_lab.serving import LiveCluster, LiveSpec, Metronome, WorkerPool
-from mooncake_lab.serving.from_log import LogCalibration, model_from_log
 from mooncake_lab.simulation import Cluster, ClusterSpec
 
 

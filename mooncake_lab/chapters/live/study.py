@@ -8,8 +8,9 @@ from typing import Any, Final
 
 from mooncake_lab.conductor import named_placement
 from mooncake_lab.core import TracedRequest, check_scale
-from mooncake_lab.serving import LiveSpec, scaled_down
+from mooncake_lab.serving import LiveSpec
 from mooncake_lab.workload import Trace, load, with_poisson_arrivals
+from mooncake_lab.workload.prompts import scaled_down
 
 CLUSTERS: Final[Mapping[str, tuple[int, int, int]]] = MappingProxyType(
     {"1P+1D": (1, 1, 0), "2P+1D": (2, 1, 0), "1P+2D": (1, 2, 0), "2 coupled": (0, 0, 2), "1 coupled": (0, 0, 1)}

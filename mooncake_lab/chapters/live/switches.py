@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
+from mooncake_lab.bench.faults import strike
 from mooncake_lab.chapters.live.experiment import warm_up
 from mooncake_lab.chapters.live.requests import checked, per_request
 from mooncake_lab.chapters.live.study import Study
@@ -16,7 +17,6 @@ from mooncake_lab.core import DecodeStretch, Moved, Prefilled, Record, TracedReq
 from mooncake_lab.metrics import request_table
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.serving import LiveCluster, LiveSpec, WorkerPool
-from mooncake_lab.serving.faults import strike
 from mooncake_lab.store.backends import StorageError
 from mooncake_lab.store.backends.mooncake_client import load_wheel
 

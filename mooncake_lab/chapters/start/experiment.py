@@ -16,7 +16,8 @@ from mooncake_lab.core import Placed, Record, Request, TracedRequest, blocks_for
 from mooncake_lab.engine import CoupledEngine, EngineSettings, load_model
 from mooncake_lab.metrics import check_log
 from mooncake_lab.perf import LatencyModel
-from mooncake_lab.serving import LiveCluster, LiveSpec, WorkerPool, prompt_of
+from mooncake_lab.serving import LiveCluster, LiveSpec, WorkerPool
+from mooncake_lab.workload.prompts import prompt_of
 
 SHARED_TOKENS: Final[Mapping[str, int]] = MappingProxyType(
     {"smoke": 128, "classroom": 256, "full": 256, "gpu": 256}

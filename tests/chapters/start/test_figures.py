@@ -55,13 +55,12 @@ def test_burst_has_a_lane_for_each_request(log):
 
 def test_parts_name_modules_of_the_package():
     """Every part of the drawing is code that exists, and the footer names the processes."""
-    import mooncake_lab.serving.messenger
-    import mooncake_lab.serving.reception  # noqa: F401
+    import mooncake_lab.serving.kv_transfer.receiver  # noqa: F401
     from mooncake_lab.engine import DecodeEngine, PrefillEngine  # noqa: F401
     from mooncake_lab.store.tiered_store import TieredStore  # noqa: F401
 
     figure = draw.parts({"Conductor": 7, "prefill-0": 8})
     words = " ".join(text.get_text() for text in figure.axes[0].texts)
-    for part in ("engine.PrefillEngine", "engine.DecodeEngine", "store.TieredStore", "serving.messenger"):
+    for part in ("engine.PrefillEngine", "engine.DecodeEngine", "store.TieredStore", "serving.kv_transfer"):
         assert part in words
     assert "prefill-0 8" in figure.get_supxlabel()

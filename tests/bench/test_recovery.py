@@ -3,8 +3,8 @@
 import threading
 import time
 
+from mooncake_lab.bench.faults import strike
 from mooncake_lab.core import Moved
-from mooncake_lab.serving.faults import strike
 
 
 class Spec:
@@ -31,6 +31,7 @@ class LateRun:
 
     def run(self, requests):
         """Until the fault was noticed."""
+        del requests
         time.sleep(self.late_s)
         self.began_s = time.monotonic()
         assert self.killed.wait(60)

@@ -10,10 +10,10 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from mooncake_lab.serving.door.tokenizer import Tokenizer
-from mooncake_lab.serving.door.wanted import BadRequestError, Wanted
-from mooncake_lab.serving.door.writing import Writer
 from mooncake_lab.serving.messages import Generation
+from mooncake_lab.serving.openai_api.parsing import BadRequestError, Wanted
+from mooncake_lab.serving.openai_api.stop_strings import Writer
+from mooncake_lab.serving.openai_api.tokenizer import Tokenizer
 from mooncake_lab.serving.runtime import ClusterRuntime
 from mooncake_lab.serving.stream import RequestStream
 

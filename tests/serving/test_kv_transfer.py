@@ -14,21 +14,34 @@ import pytest
 import torch
 
 from mooncake_lab.cluster import PrefillDone
-from mooncake_lab.engine.kv_layout import KVLayout as KVShape
-from mooncake_lab.engine.kv_layout import bytes_of as raw
-from mooncake_lab.serving.couriers import Couriers
-from mooncake_lab.serving.fetching import fetch
-from mooncake_lab.serving.lane import WINDOW_BYTES, Lane
+from mooncake_lab.engine.kv_layout import KVLayout, bytes_of
+from mooncake_lab.serving.kv_transfer.fetch import fetch
+from mooncake_lab.serving.kv_transfer.protocol import (
+    HOST,
+    Ack,
+    EndTransfer,
+    GetBlocks,
+    Hello,
+    Identity,
+    KVChunk,
+    Refused,
+    RemoteAddress,
+    RemoteWrite,
+    StartTransfer,
+    borrow,
+    dial,
+    expect,
+    receive,
+)
+from mooncake_lab.serving.kv_transfer.receiver import _MOST_STRANGERS, KVReceiver
+from mooncake_lab.serving.kv_transfer.sender import KVSender, KVSenders, _has_ended, cuts
+from mooncake_lab.serving.kv_transfer.transfer_engine import WINDOW_BYTES, TransferEngineChannel
 from mooncake_lab.serving.measure import measure_transfer
 from mooncake_lab.serving.messages import VERSION, Job
-from mooncake_lab.serving.messenger import HOST, Courier, Identity, _has_ended, borrow, cuts, dial, expect, receive
-from mooncake_lab.serving.parcels import Ask, Begin, End, Hello, Piece, Pushed, Refused, Taken, Where
-from mooncake_lab.serving.reception import _MOST_STRANGERS, Reception
-from mooncake_lab.store.backends import PeerRefusedError, ProtocolError, wire
-from mooncake_lab.store.backends import StorageError as MediumError
+from mooncake_lab.store.backends import PeerRefusedError, ProtocolError, StorageError, wire
 from mooncake_lab.store.backends.mooncake_client import load_wheel
 
-SHAPE = KVShape(fingerprint=b"f" * 16, layers=2, kv_heads=2, head_width=4, dtype=torch.float32)
+SHAPE = KVLayout(fingerprint=b"f" * 16, layers=2, kv_heads=2, head_width=4, dtype=torch.float32)
 WHO = Identity(name="sender", token=b"t" * 32, fingerprint=SHAPE.fingerprint, timeout_s=1.0)
 JOB = Job(1, 1, 1)
 PREFILLED = PrefillDone(
@@ -43,31 +56,31 @@ def came():
 
 @pytest.fixture
 def reception(came):
-    one = Reception(WHO, SHAPE, most_tokens=64, delivered=came.put, give=lambda _: [])
+    one = KVReceiver(WHO, SHAPE, most_tokens=64, delivered=came.put, give=lambda _: [])
     yield one
     one.close()
 
 
 @pytest.fixture(scope="module")
-def lane():
+def channel():
     """Mooncake's Transfer Engine, which here writes into its own process."""
     try:
         load_wheel()
-    except MediumError as error:
+    except StorageError as error:
         pytest.skip(str(error))
-    return Lane(2 * WINDOW_BYTES + 2**20)
+    return TransferEngineChannel(2 * WINDOW_BYTES + 2**20)
 
 
 @pytest.fixture
-def granting(came, lane):
+def granting(came, channel):
     """A reception that peers may push to; at the end all memory that it lent is back."""
-    one = Reception(WHO, SHAPE, most_tokens=64, delivered=came.put, give=blocks_of, lane=lane)
+    one = KVReceiver(WHO, SHAPE, most_tokens=64, delivered=came.put, give=blocks_of, channel=channel)
     yield one
     one.close()
     deadline_s = time.monotonic() + 5
-    while lane.used_bytes and time.monotonic() < deadline_s:
+    while channel.used_bytes and time.monotonic() < deadline_s:
         time.sleep(0.01)
-    assert lane.used_bytes == 0
+    assert channel.used_bytes == 0
 
 
 def blocks_of(keys):
@@ -81,42 +94,42 @@ def blocks_of(keys):
 
 def piece(layer, start, tokens):
     values = torch.arange(2 * tokens * 8, dtype=torch.float32).reshape(2, tokens, 2, 4) + 1000 * layer + start
-    return Piece(job=JOB, layer=layer, start=start, tokens=tokens), values
+    return KVChunk(job=JOB, layer=layer, start=start, tokens=tokens), values
 
 
-@pytest.mark.parametrize("way", ["connection", "lane"])
+@pytest.mark.parametrize("way", ["connection", "channel"])
 def test_pieces_make_a_whole(way, request, came):
     """Layers that come in pieces, overlapping by a token, arrive as they were, by either way."""
     reception = request.getfixturevalue("reception" if way == "connection" else "granting")
-    lane = None if way == "connection" else request.getfixturevalue("lane")
-    before = 0 if lane is None else lane.written_bytes
+    channel = None if way == "connection" else request.getfixturevalue("channel")
+    before = 0 if channel is None else channel.written_bytes
     failed = queue.SimpleQueue()
-    courier = Courier(reception.port, WHO, lambda job, reason: failed.put((job, reason)), lane)
-    courier.send(Begin(job=JOB, tokens=5))
+    sender = KVSender(reception.port, WHO, lambda job, reason: failed.put((job, reason)), channel)
+    sender.send(StartTransfer(job=JOB, tokens=5))
     sent = {}
     for start, tokens in ((0, 3), (2, 3)):
         for layer in range(2):
-            parcel, values = piece(layer, start, tokens)
-            courier.send(parcel, [raw(values)])
+            message, values = piece(layer, start, tokens)
+            sender.send(message, [bytes_of(values)])
             sent[layer, start] = values
-    courier.send(End(job=JOB, first_token=7, prefilled=PREFILLED))
+    sender.send(EndTransfer(job=JOB, first_token=7, prefilled=PREFILLED))
     delivery = came.get(timeout=10)
-    courier.close()
+    sender.close()
     assert failed.empty()
     assert delivery.first_token == 7
     for layer, tensor in enumerate(delivery.kv.layers):
         assert torch.equal(tensor[:, 2:], sent[layer, 2])
         assert torch.equal(tensor[:, :2], sent[layer, 0][:, :2])
-    assert lane is None or lane.written_bytes - before == 4 * 3 * SHAPE.layer_bytes
+    assert channel is None or channel.written_bytes - before == 4 * 3 * SHAPE.layer_bytes
 
 
-def send_one_token(courier):
+def send_one_token(sender):
     """A whole delivery of one token in two layers."""
-    courier.send(Begin(job=JOB, tokens=1))
+    sender.send(StartTransfer(job=JOB, tokens=1))
     for layer in range(2):
-        parcel, values = piece(layer, 0, 1)
-        courier.send(parcel, [raw(values)])
-    courier.send(End(job=JOB, first_token=7, prefilled=PREFILLED))
+        message, values = piece(layer, 0, 1)
+        sender.send(message, [bytes_of(values)])
+    sender.send(EndTransfer(job=JOB, first_token=7, prefilled=PREFILLED))
 
 
 @pytest.mark.parametrize("most_bytes", [1, 64, 3 * 64, 5 * 64, 2**20])
@@ -124,35 +137,35 @@ def test_long_pieces_are_cut_into_whole_tokens(most_bytes):
     """Parts of a piece put together are the piece; none is longer than the window, if a token is not."""
     whole, values = piece(1, 3, 5)
     built = torch.zeros_like(values)
-    for part, (keys, its_values) in cuts(whole, raw(values), most_bytes):
+    for part, (keys, its_values) in cuts(whole, bytes_of(values), most_bytes):
         where = slice(part.start - 3, part.start - 3 + part.tokens)
-        raw(built[0, where])[:], raw(built[1, where])[:] = keys, its_values
+        bytes_of(built[0, where])[:], bytes_of(built[1, where])[:] = keys, its_values
         assert keys.nbytes + its_values.nbytes <= max(most_bytes, SHAPE.layer_bytes)
         assert (part.job, part.layer) == (whole.job, whole.layer)
     assert torch.equal(built, values)
 
 
-def test_fetched_blocks_come_by_the_lane(granting, lane):
+def test_fetched_blocks_come_by_the_lane(granting, channel):
     """Blocks that another worker holds are written where we want them; what it lacks does not come."""
-    before = lane.written_bytes
-    blocks = fetch(granting.port, WHO, SHAPE, [b"a", b"b", b"c"], 4, lane)
+    before = channel.written_bytes
+    blocks = fetch(granting.port, WHO, SHAPE, [b"a", b"b", b"c"], 4, channel)
     assert_blocks(blocks)
-    assert lane.written_bytes - before == 2 * 4 * SHAPE.bytes_per_token
+    assert channel.written_bytes - before == 2 * 4 * SHAPE.bytes_per_token
 
 
-def test_without_memory_the_connection_carries_the_bytes(granting, reception, came, lane):
-    """A lane that has no room, on either side, is none: nothing is refused, nothing waits."""
-    before, held = lane.written_bytes, lane.take(2 * WINDOW_BYTES + 2**20)
+def test_without_memory_the_connection_carries_the_bytes(granting, reception, came, channel):
+    """A channel that has no room, on either side, is none: nothing is refused, nothing waits."""
+    before, held = channel.written_bytes, channel.take(2 * WINDOW_BYTES + 2**20)
     try:
-        assert_blocks(fetch(granting.port, WHO, SHAPE, [b"a", b"b"], 4, lane))
+        assert_blocks(fetch(granting.port, WHO, SHAPE, [b"a", b"b"], 4, channel))
         for one in (granting, reception):
-            courier = Courier(one.port, WHO, lambda job, reason: came.put((job, reason)), lane)
-            send_one_token(courier)
+            sender = KVSender(one.port, WHO, lambda job, reason: came.put((job, reason)), channel)
+            send_one_token(sender)
             assert came.get(timeout=10).first_token == 7
-            courier.close()
+            sender.close()
     finally:
-        lane.give(held)
-    assert lane.written_bytes == before
+        channel.give(held)
+    assert channel.written_bytes == before
 
 
 def assert_blocks(blocks):
@@ -163,23 +176,23 @@ def assert_blocks(blocks):
             assert torch.equal(tensor, torch.full_like(tensor, 10 * number + layer))
 
 
-def test_lane_is_timed(granting, lane):
-    """A measurement goes by the lane, and gives its memory back."""
-    before = lane.written_bytes
-    rows = measure_transfer(granting.port, WHO, lane)
+def test_lane_is_timed(granting, channel):
+    """A measurement goes by the channel, and gives its memory back."""
+    before = channel.written_bytes
+    rows = measure_transfer(granting.port, WHO, channel)
     assert len(rows) > 2
-    assert lane.written_bytes - before >= sum(size for size, _ in rows)
+    assert channel.written_bytes - before >= sum(size for size, _ in rows)
 
 
-def test_bytes_that_somebody_else_wrote_are_refused(granting, came, lane):
+def test_bytes_that_somebody_else_wrote_are_refused(granting, came, channel):
     """What lies in the window must be what the sender says it wrote."""
     with dial(granting.port, WHO) as peer:
         window = borrow(peer, WHO, 4096)
-        wire.send_frame(peer, Begin(job=JOB, tokens=5), (), 5)
-        parcel, values = piece(0, 0, 5)
-        pushed = lane.write(window, [raw(values)])
-        lane.write(window, [np.ones(8, np.uint8)])
-        wire.send_frame(peer, msgspec.structs.replace(parcel, pushed=pushed), (), 5)
+        wire.send_frame(peer, StartTransfer(job=JOB, tokens=5), (), 5)
+        message, values = piece(0, 0, 5)
+        pushed = channel.write(window, [bytes_of(values)])
+        channel.write(window, [np.ones(8, np.uint8)])
+        wire.send_frame(peer, msgspec.structs.replace(message, pushed=pushed), (), 5)
         assert "not as they were sent" in refusal_of(peer)
     assert came.empty()
 
@@ -198,9 +211,9 @@ def test_pushes_that_cannot_be_are_refused(granting, window_bytes, start_s, reas
     with dial(granting.port, WHO) as peer:
         if window_bytes:
             borrow(peer, WHO, window_bytes)
-        wire.send_frame(peer, Begin(job=JOB, tokens=5), (), 5)
-        parcel, _ = piece(0, 0, 5)
-        wire.send_frame(peer, msgspec.structs.replace(parcel, pushed=Pushed(1, start_s)), (), 5)
+        wire.send_frame(peer, StartTransfer(job=JOB, tokens=5), (), 5)
+        message, _ = piece(0, 0, 5)
+        wire.send_frame(peer, msgspec.structs.replace(message, pushed=RemoteWrite(1, start_s)), (), 5)
         assert reason in refusal_of(peer)
 
 
@@ -208,24 +221,24 @@ def test_pushes_that_cannot_be_are_refused(granting, window_bytes, start_s, reas
 def test_engines_write_to_this_machine_only(granting, segment):
     """A peer cannot send our engine to another machine."""
     with dial(granting.port, WHO) as peer:
-        wire.send_frame(peer, Ask((b"a",), Where(segment, 4096)), (), 5)
-        assert "no parcel" in refusal_of(peer)
+        wire.send_frame(peer, GetBlocks((b"a",), RemoteAddress(segment, 4096)), (), 5)
+        assert "no message" in refusal_of(peer)
 
 
-def test_a_write_that_fails_is_trouble(lane):
+def test_a_write_that_fails_is_trouble(channel):
     """An address that was never lent, and a process that is not there, are errors and no hang."""
-    region = lane.take(64)
-    lane.give(region)
-    for where in (Where("127.0.0.1:9", 4096), Where(region.where.segment, 4096)):
-        with pytest.raises(MediumError, match="cannot write"):
-            lane.write(where, [np.ones(64, np.uint8)])
-    assert lane.used_bytes == 0
+    region = channel.take(64)
+    channel.give(region)
+    for where in (RemoteAddress("127.0.0.1:9", 4096), RemoteAddress(region.where.segment, 4096)):
+        with pytest.raises(StorageError, match="cannot write"):
+            channel.write(where, [np.ones(64, np.uint8)])
+    assert channel.used_bytes == 0
 
 
 def refusal_of(peer):
-    parcel, _ = receive(peer, 5)
-    assert isinstance(parcel, Refused)
-    return parcel.reason
+    message, _ = receive(peer, 5)
+    assert isinstance(message, Refused)
+    return message.reason
 
 
 def test_wrong_version(reception):
@@ -245,19 +258,19 @@ def test_wrong_token_and_model(reception):
 
 
 @pytest.mark.parametrize(
-    ("parcel", "payload_bytes", "says"),
+    ("message", "payload_bytes", "says"),
     [
-        (Begin(job=JOB, tokens=65), 0, "65 tokens"),
-        (Begin(job=JOB, tokens=5), 8, "8 bytes behind"),
-        (Piece(job=JOB, layer=0, start=0, tokens=1), 64, "never began"),
-        (End(job=JOB, first_token=0, prefilled=PREFILLED), 0, "before all"),
-        (Taken(), 0, "no question"),
+        (StartTransfer(job=JOB, tokens=65), 0, "65 tokens"),
+        (StartTransfer(job=JOB, tokens=5), 8, "8 bytes behind"),
+        (KVChunk(job=JOB, layer=0, start=0, tokens=1), 64, "never began"),
+        (EndTransfer(job=JOB, first_token=0, prefilled=PREFILLED), 0, "before all"),
+        (Ack(), 0, "no question"),
     ],
 )
-def test_what_is_out_of_bounds(reception, came, parcel, payload_bytes, says):
-    """Oversized, unexpected and incomplete parcels are refused with their reason, and nothing is delivered."""
+def test_what_is_out_of_bounds(reception, came, message, payload_bytes, says):
+    """Oversized, unexpected and incomplete messages are refused with their reason, and nothing is delivered."""
     with dial(reception.port, WHO) as peer:
-        wire.send_frame(peer, parcel, (np.zeros(payload_bytes, np.uint8),), 5)
+        wire.send_frame(peer, message, (np.zeros(payload_bytes, np.uint8),), 5)
         assert says in refusal_of(peer)
     assert came.empty()
 
@@ -273,10 +286,10 @@ def test_lengths_are_not_believed(reception):
 def test_slow_sender(reception, came):
     """A frame that stops in its middle is waited for no longer than agreed."""
     with dial(reception.port, WHO) as peer:
-        wire.send_frame(peer, Begin(job=JOB, tokens=5), (), 5)
-        parcel, values = piece(0, 0, 5)
-        frame = np.concatenate([raw(values)[:100]])
-        body = wire.msgspec.msgpack.encode(parcel)
+        wire.send_frame(peer, StartTransfer(job=JOB, tokens=5), (), 5)
+        message, values = piece(0, 0, 5)
+        frame = np.concatenate([bytes_of(values)[:100]])
+        body = wire.msgspec.msgpack.encode(message)
         peer.sendall(wire._HEADER.pack(wire._MAGIC, len(body), values.nbytes) + body + frame.tobytes())
         assert "took too long" in refusal_of(peer)
     assert came.empty()
@@ -285,11 +298,11 @@ def test_slow_sender(reception, came):
 @pytest.mark.parametrize("cut", [3, 20, -1])
 def test_truncated_frame(reception, came, cut):
     """A frame that its sender cuts short is refused by how much is missing; nothing of it is delivered."""
-    parcel, values = piece(0, 0, 5)
-    body = wire.msgspec.msgpack.encode(parcel)
-    frame = wire._HEADER.pack(wire._MAGIC, len(body), values.nbytes) + body + raw(values).tobytes()
+    message, values = piece(0, 0, 5)
+    body = wire.msgspec.msgpack.encode(message)
+    frame = wire._HEADER.pack(wire._MAGIC, len(body), values.nbytes) + body + bytes_of(values).tobytes()
     with dial(reception.port, WHO) as peer:
-        wire.send_frame(peer, Begin(job=JOB, tokens=5), (), 5)
+        wire.send_frame(peer, StartTransfer(job=JOB, tokens=5), (), 5)
         peer.sendall(frame[:cut])
         peer.shutdown(socket.SHUT_WR)
         reason = refusal_of(peer)
@@ -298,42 +311,42 @@ def test_truncated_frame(reception, came, cut):
     assert came.empty()
 
 
-def test_couriers_of_the_dead_are_let_go(reception, came):
-    """A destination that is gone costs no thread for ever: its courier ends when another one is needed."""
+def test_senders_of_the_dead_are_let_go(reception, came):
+    """A destination that is gone costs no thread for ever: its sender ends when another one is needed."""
     failed = queue.SimpleQueue()
-    couriers = Couriers(WHO, lambda job, reason: failed.put((job, reason)))
+    senders = KVSenders(WHO, lambda job, reason: failed.put((job, reason)))
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
-    first = couriers.to(port)
-    first.send(Begin(job=JOB, tokens=5))
+    first = senders.to(port)
+    first.send(StartTransfer(job=JOB, tokens=5))
     assert failed.get(timeout=10)[0] == JOB
-    first.send(End(job=JOB, first_token=0, prefilled=PREFILLED))
+    first.send(EndTransfer(job=JOB, first_token=0, prefilled=PREFILLED))
     deadline_s = time.monotonic() + 10
     while not first.is_stranded and time.monotonic() < deadline_s:
         time.sleep(0.01)
-    second = couriers.to(reception.port)
+    second = senders.to(reception.port)
     first._thread.join(10)
     assert not first._thread.is_alive()
-    assert couriers.to(reception.port) is second
+    assert senders.to(reception.port) is second
     assert came.empty()
 
 
 def test_a_courier_whose_peer_died_while_it_idled_is_let_go(reception, came):
     """A connection that ended between two requests is noticed, too."""
-    couriers = Couriers(WHO, lambda job, reason: came.put((job, reason)))
-    other = Reception(WHO, SHAPE, most_tokens=64, delivered=came.put, give=lambda _: [])
-    courier = couriers.to(other.port)
-    send_one_token(courier)
+    senders = KVSenders(WHO, lambda job, reason: came.put((job, reason)))
+    other = KVReceiver(WHO, SHAPE, most_tokens=64, delivered=came.put, give=lambda _: [])
+    sender = senders.to(other.port)
+    send_one_token(sender)
     assert came.get(timeout=10).first_token == 7
-    assert not courier.is_stranded
-    time.sleep(0.5)  # until the courier has its receipt, too
+    assert not sender.is_stranded
+    time.sleep(0.5)  # until the sender has its receipt, too
     other.close()
     deadline_s = time.monotonic() + 10
-    while not courier.is_stranded and time.monotonic() < deadline_s:
+    while not sender.is_stranded and time.monotonic() < deadline_s:
         time.sleep(0.01)
-    couriers.to(reception.port)
-    courier._thread.join(10)
-    assert not courier._thread.is_alive()
+    senders.to(reception.port)
+    sender._thread.join(10)
+    assert not sender._thread.is_alive()
     assert came.empty()
 
 
@@ -345,8 +358,8 @@ def test_looking_at_a_connection_takes_nothing_and_waits_for_nothing(monkeypatch
     theirs.sendall(b"receipt")
     assert not _has_ended(ours)
     assert ours.recv(100) == b"receipt"
-    with monkeypatch.context() as patch:  # it was readable, and its courier has read it meanwhile
-        patch.setattr("mooncake_lab.serving.messenger.select.select", lambda *_: ([ours], [], []))
+    with monkeypatch.context() as patch:  # it was readable, and its sender has read it meanwhile
+        patch.setattr("mooncake_lab.serving.kv_transfer.sender.select.select", lambda *_: ([ours], [], []))
         assert not _has_ended(ours)
     theirs.close()
     assert _has_ended(ours)
@@ -355,32 +368,32 @@ def test_looking_at_a_connection_takes_nothing_and_waits_for_nothing(monkeypatch
 
 
 def test_a_courier_with_a_parcel_in_its_hands_is_not_stranded(monkeypatch):
-    """Between taking a parcel from the queue and beginning its job it carries something."""
+    """Between taking a message from the queue and beginning its job it carries something."""
     came = queue.SimpleQueue()
     held, leave = threading.Event(), threading.Event()
-    deliver = Courier._deliver
+    deliver = KVSender._deliver
 
-    def dawdle(self, parcel, payload):
+    def dawdle(self, message, payload):
         held.set()
         assert leave.wait(10)
-        deliver(self, parcel, payload)
+        deliver(self, message, payload)
 
-    monkeypatch.setattr(Courier, "_deliver", dawdle)
+    monkeypatch.setattr(KVSender, "_deliver", dawdle)
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
-    courier = Courier(port, WHO, lambda job, reason: came.put((job, reason)))
-    courier._is_broken = True  # as after a request that failed
-    assert courier.is_stranded
-    courier.send(Begin(job=JOB, tokens=1))
+    sender = KVSender(port, WHO, lambda job, reason: came.put((job, reason)))
+    sender._is_broken = True  # as after a request that failed
+    assert sender.is_stranded
+    sender.send(StartTransfer(job=JOB, tokens=1))
     assert held.wait(10)
-    assert not courier.is_stranded
+    assert not sender.is_stranded
     leave.set()
     assert came.get(timeout=10)[0] == JOB
-    courier.close()
+    sender.close()
 
 
 def test_a_courier_whose_receipt_is_read_meanwhile_is_not_stranded(reception, came, monkeypatch):
-    """Looking at a connection does not take a receipt, which its courier then reads, for the end of it."""
+    """Looking at a connection does not take a receipt, which its sender then reads, for the end of it."""
     look = select.select
 
     def look_slowly(*args):
@@ -388,34 +401,34 @@ def test_a_courier_whose_receipt_is_read_meanwhile_is_not_stranded(reception, ca
         time.sleep(0.002)
         return found
 
-    couriers = Couriers(WHO, lambda job, reason: came.put((job, reason)))
-    courier = couriers.to(reception.port)
-    monkeypatch.setattr("mooncake_lab.serving.messenger.select.select", look_slowly)
+    senders = KVSenders(WHO, lambda job, reason: came.put((job, reason)))
+    sender = senders.to(reception.port)
+    monkeypatch.setattr("mooncake_lab.serving.kv_transfer.sender.select.select", look_slowly)
     for _ in range(100):
-        send_one_token(courier)
+        send_one_token(sender)
         while came.empty():
-            assert not courier.is_stranded
+            assert not sender.is_stranded
         assert came.get().first_token == 7
-    courier.close()
+    sender.close()
 
 
 def test_a_job_under_way_on_a_broken_connection_is_reported(reception, came):
-    """Who writes to a third worker meanwhile does not make a courier forget the job it has begun."""
-    couriers = Couriers(WHO, lambda job, reason: came.put((job, reason)))
-    other = Reception(WHO, SHAPE, most_tokens=64, delivered=came.put, give=lambda _: [])
+    """Who writes to a third worker meanwhile does not make a sender forget the job it has begun."""
+    senders = KVSenders(WHO, lambda job, reason: came.put((job, reason)))
+    other = KVReceiver(WHO, SHAPE, most_tokens=64, delivered=came.put, give=lambda _: [])
     port = other.port
-    courier = couriers.to(port)
-    courier.send(Begin(job=JOB, tokens=1))
-    courier.send(piece(0, 0, 1)[0], [raw(piece(0, 0, 1)[1])])
+    sender = senders.to(port)
+    sender.send(StartTransfer(job=JOB, tokens=1))
+    sender.send(piece(0, 0, 1)[0], [bytes_of(piece(0, 0, 1)[1])])
     deadline_s = time.monotonic() + 10
-    while not courier._queue.empty() and time.monotonic() < deadline_s:
+    while not sender._queue.empty() and time.monotonic() < deadline_s:
         time.sleep(0.01)
     other.close()
     time.sleep(0.2)
-    couriers.to(reception.port)
-    assert couriers.to(port) is courier
-    couriers.to(port).send(piece(1, 0, 1)[0], [raw(piece(1, 0, 1)[1])])
-    couriers.to(port).send(End(job=JOB, first_token=7, prefilled=PREFILLED))
+    senders.to(reception.port)
+    assert senders.to(port) is sender
+    senders.to(port).send(piece(1, 0, 1)[0], [bytes_of(piece(1, 0, 1)[1])])
+    senders.to(port).send(EndTransfer(job=JOB, first_token=7, prefilled=PREFILLED))
     job, reason = came.get(timeout=10)
     assert job == JOB
     assert "could not be delivered" in reason
@@ -423,39 +436,39 @@ def test_a_job_under_way_on_a_broken_connection_is_reported(reception, came):
 
 def test_who_sends_too_much_waits(monkeypatch, came, reception):
     """What waits for a destination is bounded: the next piece waits until there is room, and all arrive."""
-    monkeypatch.setattr("mooncake_lab.serving.messenger.MOST_WAITING_BYTES", 2 * SHAPE.layer_bytes)
-    courier = Courier(reception.port, WHO, lambda job, reason: came.put((job, reason)))
+    monkeypatch.setattr("mooncake_lab.serving.kv_transfer.sender.MOST_WAITING_BYTES", 2 * SHAPE.layer_bytes)
+    sender = KVSender(reception.port, WHO, lambda job, reason: came.put((job, reason)))
     most = 0
-    courier.send(Begin(job=JOB, tokens=5))
+    sender.send(StartTransfer(job=JOB, tokens=5))
     for start in range(5):
         for layer in range(2):
-            parcel, values = piece(layer, start, 1)
-            courier.send(parcel, [raw(values)])
-            most = max(most, courier._waiting_bytes)
-    courier.send(End(job=JOB, first_token=7, prefilled=PREFILLED))
+            message, values = piece(layer, start, 1)
+            sender.send(message, [bytes_of(values)])
+            most = max(most, sender._waiting_bytes)
+    sender.send(EndTransfer(job=JOB, first_token=7, prefilled=PREFILLED))
     assert came.get(timeout=10).first_token == 7
     assert most <= 2 * SHAPE.layer_bytes
-    courier.close()
+    sender.close()
 
 
 def test_strangers_do_not_keep_workers_out(came, caplog):
     """With more connections that prove nothing than a worker allows, others deliver, and the log stays short."""
     patient = Identity(name="patient", token=WHO.token, fingerprint=WHO.fingerprint, timeout_s=600.0)
-    one = Reception(patient, SHAPE, most_tokens=64, delivered=came.put, give=lambda _: [])
+    one = KVReceiver(patient, SHAPE, most_tokens=64, delivered=came.put, give=lambda _: [])
     with contextlib.ExitStack() as opened, caplog.at_level(logging.WARNING):
         opened.callback(one.close)
         strangers = [
             opened.enter_context(socket.create_connection((HOST, one.port), 10))
             for _ in range(2 * _MOST_STRANGERS)
         ]
-        courier = Courier(one.port, WHO, lambda job, reason: came.put((job, reason)))
-        send_one_token(courier)
+        sender = KVSender(one.port, WHO, lambda job, reason: came.put((job, reason)))
+        send_one_token(sender)
         assert came.get(timeout=10).first_token == 7
         assert len(one._strangers) <= _MOST_STRANGERS
         greeting = strangers[0].recv(2**10)
         while part := strangers[0].recv(2**10):  # the first of them has been hung up on
             greeting += part
-        courier.close()
+        sender.close()
     said = [record for record in caplog.records if "hangs up on a peer" in record.getMessage()]
     assert len(said) == 1
 
@@ -474,22 +487,22 @@ def test_strangers_have_a_time(reception):
 
 def test_workers_are_counted_apart(reception, monkeypatch):
     """A worker too many is told so; who knows the token is no stranger any more."""
-    monkeypatch.setattr("mooncake_lab.serving.reception._MOST_PEERS", 2)
+    monkeypatch.setattr("mooncake_lab.serving.kv_transfer.receiver._MOST_PEERS", 2)
     with dial(reception.port, WHO), dial(reception.port, WHO):
         assert (len(reception._peers), len(reception._strangers)) == (2, 0)
-        with pytest.raises(MediumError, match="sender has 2 peers; allowed are 2"):
+        with pytest.raises(StorageError, match="sender has 2 peers; allowed are 2"):
             dial(reception.port, WHO)
 
 
 def test_deaf_receiver():
-    """A peer that accepts and then says nothing costs a courier its time limit, and the job is reported."""
+    """A peer that accepts and then says nothing costs a sender its time limit, and the job is reported."""
     failed = queue.SimpleQueue()
     with socket.create_server(("127.0.0.1", 0)) as deaf:
-        courier = Courier(deaf.getsockname()[1], WHO, lambda job, reason: failed.put((job, reason)))
-        courier.send(Begin(job=JOB, tokens=5))
-        courier.send(End(job=JOB, first_token=0, prefilled=PREFILLED))
+        sender = KVSender(deaf.getsockname()[1], WHO, lambda job, reason: failed.put((job, reason)))
+        sender.send(StartTransfer(job=JOB, tokens=5))
+        sender.send(EndTransfer(job=JOB, first_token=0, prefilled=PREFILLED))
         job, reason = failed.get(timeout=30)
-        courier.close()
+        sender.close()
     assert job == JOB
     assert "could not be delivered" in reason
     assert failed.empty()
@@ -498,10 +511,10 @@ def test_deaf_receiver():
 def test_expect_other(reception):
     """An answer of another kind than expected is no answer."""
     with dial(reception.port, WHO) as peer:
-        wire.send_frame(peer, Begin(job=JOB, tokens=5), (), 5)
+        wire.send_frame(peer, StartTransfer(job=JOB, tokens=5), (), 5)
         for layer in range(2):
-            parcel, values = piece(layer, 0, 5)
-            wire.send_frame(peer, parcel, (raw(values),), 5)
-        wire.send_frame(peer, End(job=JOB, first_token=0, prefilled=PREFILLED), (), 5)
-        with pytest.raises(ProtocolError, match="Taken where a Hello"):
+            message, values = piece(layer, 0, 5)
+            wire.send_frame(peer, message, (bytes_of(values),), 5)
+        wire.send_frame(peer, EndTransfer(job=JOB, first_token=0, prefilled=PREFILLED), (), 5)
+        with pytest.raises(ProtocolError, match="Ack where a Hello"):
             expect(peer, Hello, 5)

@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 
-from mooncake_lab.serving.prompts import prompt_of, scaled_down
 from mooncake_lab.workload import read_trace
+from mooncake_lab.workload.prompts import prompt_of, scaled_down
 
 
 def written(path, lines):

@@ -1,11 +1,11 @@
 """KVCache by Mooncake's own Transfer Engine, which writes into the receiver's memory (FAST'25 §4.3).
 
-The Messenger's connection still carries every word; only the bytes of keys and values take the lane. A receiver
+The Messenger's connection still carries every word; only the bytes of keys and values take the channel. A receiver
 lends a window of its memory to each connection. The sender writes a piece there and says so with a checksum; the
 receiver takes a copy of its own, compares, and says that the window is free again. A checksum finds what a late
 write destroyed. It is no seal: the engine's TCP transport listens on all interfaces and authenticates nobody (its
 `MC_TCP_BIND_ADDRESS` was tried and changes nothing), so that whoever reaches its port can read and write all
-memory of the lane, with whatever KVCache last lay there. Use it inside a network you trust.
+memory of the channel, with whatever KVCache last lay there. Use it inside a network you trust.
 """
 
 import contextlib
@@ -19,10 +19,8 @@ from typing import Final, final
 import numpy as np
 
 from mooncake_lab.engine.kv_layout import Bytes
-from mooncake_lab.serving.parcels import Pushed, Where
-from mooncake_lab.store.backends import ProtocolError
-from mooncake_lab.store.backends import StorageError as MediumError
-from mooncake_lab.store.backends import StorageFullError as MediumFullError
+from mooncake_lab.serving.kv_transfer.protocol import RemoteAddress, RemoteWrite
+from mooncake_lab.store.backends import ProtocolError, StorageError, StorageFullError
 from mooncake_lab.store.backends.allocation import ExtentAllocator
 from mooncake_lab.store.backends.checksums import checksum
 from mooncake_lab.store.backends.mooncake_client import open_engine
@@ -34,15 +32,15 @@ _ALIGNMENT_BYTES: Final = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Region:
+class Buffer:
     """Memory that the engine may read and write."""
 
     start: int
     memory: Bytes
-    where: Where
+    where: RemoteAddress
     """How others name it."""
 
-    def copy_to(self, parts: Sequence[Bytes], pushed: Pushed) -> None:
+    def copy_to(self, parts: Sequence[Bytes], pushed: RemoteWrite) -> None:
         """Fill memory of the receiver's own with what was written here, and compare it with what was said.
 
         Raises:
@@ -63,14 +61,14 @@ class Region:
 
 
 @final
-class Lane:
+class TransferEngineChannel:
     """A Transfer Engine of this process, and the memory that it may touch. Mutable: it lends it.
 
     Args:
         room_bytes: of that memory, to receive into and to send from.
 
     Raises:
-        MediumError: when the wheel is missing, or the engine does not start.
+        StorageError: when the wheel is missing, or the engine does not start.
     """
 
     __slots__ = ("_arena", "_engine", "_extents", "_lock", "_segment", "written_bytes")
@@ -88,42 +86,42 @@ class Lane:
         """What is lent, or sent from now."""
         return self._extents.used_bytes
 
-    def take(self, size_bytes: int) -> Region:
+    def take(self, size_bytes: int) -> Buffer:
         """Memory for a while; `give` it back.
 
         Raises:
-            MediumFullError: when there is not so much left in one piece.
+            StorageFullError: when there is not so much left in one piece.
         """
         with self._lock:
             start = self._extents.take(size_bytes) if size_bytes > 0 else None
         if start is None:
-            raise MediumFullError(
+            raise StorageFullError(
                 f"no {size_bytes} bytes for the Transfer Engine; {self.used_bytes} of"
                 f" {self._extents.capacity_bytes} are in use (LiveSpec.transfer_bytes)"
             )
         memory = self._arena[start : start + size_bytes]
-        return Region(start, memory, Where(self._segment, memory.ctypes.data))
+        return Buffer(start, memory, RemoteAddress(self._segment, memory.ctypes.data))
 
-    def give(self, region: Region) -> None:
+    def give(self, region: Buffer) -> None:
         """Take it back."""
         with self._lock:
             self._extents.give(region.start, region.memory.nbytes)
 
-    def lend(self, size_bytes: int, until: contextlib.ExitStack) -> Region | None:
+    def lend(self, size_bytes: int, until: contextlib.ExitStack) -> Buffer | None:
         """Memory until a stack ends; None where there is none left: then the connection carries the bytes."""
         try:
             region = self.take(size_bytes)
-        except MediumFullError as error:
+        except StorageFullError as error:
             _LOG.info("a connection carries KVCache: %s", error)
             return None
         until.callback(self.give, region)
         return region
 
-    def write(self, into: Where, parts: Sequence[Bytes]) -> Pushed | None:
+    def write(self, into: RemoteAddress, parts: Sequence[Bytes]) -> RemoteWrite | None:
         """Write parts into another process, one behind the other; None where there is no memory to send from.
 
         Raises:
-            MediumError: when they cannot be written.
+            StorageError: when they cannot be written.
         """
         start_s = time.monotonic()
         size = sum(part.nbytes for part in parts)
@@ -135,11 +133,11 @@ class Lane:
             try:
                 code = self._engine.transfer_sync_write(into.segment, staged.where.address, into.address, size)
             except (TypeError, RuntimeError) as error:  # whatever C++ throws
-                raise MediumError(f"Mooncake's Transfer Engine cannot write {size} bytes: {error}") from error
+                raise StorageError(f"Mooncake's Transfer Engine cannot write {size} bytes: {error}") from error
             if code:
-                raise MediumError(f"Mooncake's Transfer Engine cannot write {size} bytes: code {code}")
+                raise StorageError(f"Mooncake's Transfer Engine cannot write {size} bytes: code {code}")
         self.written_bytes += size
-        return Pushed(_checksum(parts), start_s)
+        return RemoteWrite(_checksum(parts), start_s)
 
 
 def _checksum(parts: Sequence[Bytes]) -> int:

@@ -13,10 +13,10 @@ from typing import Any, Final, final
 import uvicorn
 
 from mooncake_lab.core import Record
-from mooncake_lab.serving.door.app import Door
-from mooncake_lab.serving.door.connections import Connection, Files, Gate, Limits
-from mooncake_lab.serving.door.telemetry import Telemetry
-from mooncake_lab.serving.door.tokenizer import tokenizer_of
+from mooncake_lab.serving.openai_api.app import Door
+from mooncake_lab.serving.openai_api.connections import Connection, Files, Gate, Limits
+from mooncake_lab.serving.openai_api.telemetry import Telemetry
+from mooncake_lab.serving.openai_api.tokenizer import tokenizer_of
 from mooncake_lab.serving.runtime import ClusterRuntime
 from mooncake_lab.serving.spec import LiveSpec
 

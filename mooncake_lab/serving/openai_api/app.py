@@ -19,10 +19,10 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from mooncake_lab.serving.door.answering import Choice, Envelope, Piece, begin, pieces, stop
-from mooncake_lab.serving.door.telemetry import Telemetry
-from mooncake_lab.serving.door.tokenizer import Tokenizer
-from mooncake_lab.serving.door.wanted import BadRequestError, Reader, UnknownModelError, Wanted
+from mooncake_lab.serving.openai_api.parsing import BadRequestError, Reader, UnknownModelError, Wanted
+from mooncake_lab.serving.openai_api.streaming import Choice, Envelope, Piece, begin, pieces, stop
+from mooncake_lab.serving.openai_api.telemetry import Telemetry
+from mooncake_lab.serving.openai_api.tokenizer import Tokenizer
 from mooncake_lab.serving.runtime import ClusterRuntime
 from mooncake_lab.serving.stream import FailedError, RejectedError
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import final
 
-from mooncake_lab.serving.door.tokenizer import TextStream
+from mooncake_lab.serving.openai_api.tokenizer import TextStream
 
 
 @final

@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from mooncake_lab.serving.door.neutral import HINTS, NEUTRAL, allowed, is_neutral
-from mooncake_lab.serving.door.tokenizer import Message, Tokenizer
 from mooncake_lab.serving.messages import Generation
+from mooncake_lab.serving.openai_api.neutral import HINTS, NEUTRAL, allowed, is_neutral
+from mooncake_lab.serving.openai_api.tokenizer import Message, Tokenizer
 
 MOST_PROMPTS: Final = 64
 MOST_STOPS: Final = 16

@@ -1,0 +1,198 @@
+"""What workers send each other to move KVCache: messages, some with bytes behind them, over authenticated TCP."""
+
+import socket
+from dataclasses import dataclass
+from typing import Annotated, Final, TypeAlias
+
+import msgspec
+
+from mooncake_lab.cluster import PrefillDone
+from mooncake_lab.serving.messages import VERSION, CancelOrder, Job
+from mooncake_lab.store.backends import ProtocolError, StorageError, wire
+
+HOST: Final = "127.0.0.1"
+"""Workers of one machine are connected over loopback."""
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=60):
+    """First message on a connection; answered by `Ack` or `Refused`."""
+
+    version: int
+    name: str
+    fingerprint: bytes
+
+
+class StartTransfer(msgspec.Struct, frozen=True, kw_only=True, tag=61):
+    """KVCache of a request follows, in any order of pieces."""
+
+    job: Job
+    tokens: int
+
+
+class RemoteAddress(msgspec.Struct, frozen=True, array_like=True):
+    """Memory of a process of this machine, as Transfer Engines name it."""
+
+    segment: Annotated[str, msgspec.Meta(pattern=r"^127\.0\.0\.1:[0-9]{1,5}$")]
+    address: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+
+
+class RemoteWrite(msgspec.Struct, frozen=True, array_like=True):
+    """A Transfer Engine has written the bytes into the memory that was lent."""
+
+    checksum: int
+    start_s: float
+
+
+class AllocBuffer(msgspec.Struct, frozen=True, tag=69):
+    """Lend this connection memory that a Transfer Engine may write; answered by `BufferGranted`."""
+
+    bytes: Annotated[int, msgspec.Meta(ge=1, le=2**30)]
+
+
+class BufferGranted(msgspec.Struct, frozen=True, tag=70):
+    """Here, or nowhere: then the connection carries the bytes."""
+
+    where: RemoteAddress | None
+
+
+class KVChunk(msgspec.Struct, frozen=True, kw_only=True, tag=62):
+    """Keys, then values, of some tokens of one layer follow as bytes; or were pushed, which `Ack` answers."""
+
+    job: Job
+    layer: int
+    start: int
+    tokens: int
+    pushed: RemoteWrite | None = None
+
+
+class EndTransfer(msgspec.Struct, frozen=True, kw_only=True, tag=63):
+    """That was all of it; answered by `Ack`."""
+
+    job: Job
+    first_token: int
+    prefilled: PrefillDone
+    """How the prefill was: its worker may go down before it reports that."""
+
+
+class GetBlocks(msgspec.Struct, frozen=True, tag=64):
+    """Send these blocks, as far as you have them; answered by `Blocks` and their bytes."""
+
+    keys: tuple[bytes, ...]
+    into: RemoteAddress | None = None
+    """Memory that a Transfer Engine may write all of them to."""
+
+
+class Blocks(msgspec.Struct, frozen=True, tag=65):
+    """So many of the leading blocks follow as bytes, layer after layer of each, or were pushed."""
+
+    blocks: int
+    pushed: RemoteWrite | None = None
+
+
+class Probe(msgspec.Struct, frozen=True, tag=66):
+    """Bytes follow, to be thrown away and answered by `Ack`: a measurement."""
+
+    pushed: RemoteWrite | None = None
+    """Or so many bytes were pushed."""
+    pushed_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
+class Ack(msgspec.Struct, frozen=True, tag=67):
+    """It is here."""
+
+
+class Refused(msgspec.Struct, frozen=True, tag=68):
+    """It is not taken, and why; the connection ends."""
+
+    reason: str
+
+
+TransferMessage: TypeAlias = (
+    Hello
+    | StartTransfer
+    | KVChunk
+    | EndTransfer
+    | CancelOrder
+    | GetBlocks
+    | Blocks
+    | Probe
+    | Ack
+    | Refused
+    | AllocBuffer
+    | BufferGranted
+)
+"""What workers send each other."""
+
+TRANSFER_MESSAGES: Final[msgspec.msgpack.Decoder[TransferMessage]] = msgspec.msgpack.Decoder(TransferMessage)
+
+
+class RefusedByPeerError(StorageError, ConnectionError):
+    """The other worker refused, with its reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What a worker shows to its peers."""
+
+    name: str
+    token: bytes
+    fingerprint: bytes
+    timeout_s: float
+
+
+def dial(port: int, identity: Identity) -> socket.socket:
+    """A connection to another worker, after both sides proved that they belong to this cluster.
+
+    Raises:
+        OSError: when there is no such worker, or it stalls.
+        StorageError: when one side refuses the other.
+    """
+    peer = socket.create_connection((HOST, port), identity.timeout_s)
+    try:
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        wire.greet_as_client(peer, identity.token, identity.fingerprint, identity.timeout_s)
+        hello = Hello(version=VERSION, name=identity.name, fingerprint=identity.fingerprint)
+        wire.send_frame(peer, hello, (), identity.timeout_s)
+        expect(peer, Ack, identity.timeout_s)
+    except BaseException:
+        peer.close()
+        raise
+    return peer
+
+
+def receive(peer: socket.socket, timeout_s: float, *, idle_s: float | None = None) -> tuple[TransferMessage, int]:
+    """The next message, and the bytes that follow it.
+
+    Raises:
+        OSError: when the peer is gone or stalls.
+        ProtocolError: when what comes is no message.
+    """
+    body, size = wire.receive_head(peer, timeout_s, idle_s=idle_s)
+    try:
+        return TRANSFER_MESSAGES.decode(body), size
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"a frame that is no message: {error}") from error
+
+
+def expect(peer: socket.socket, kind: type[TransferMessage], timeout_s: float) -> tuple[TransferMessage, int]:
+    """The next message, when it is of this kind.
+
+    Raises:
+        RefusedByPeerError: when the peer refuses.
+        ProtocolError: when it is of another kind.
+        OSError: when the peer is gone or stalls.
+    """
+    message, size = receive(peer, timeout_s)
+    if isinstance(message, Refused):
+        raise RefusedByPeerError(message.reason)
+    if not isinstance(message, kind):
+        raise ProtocolError(f"a {type(message).__name__} where a {kind.__name__} was expected")
+    return message, size
+
+
+def borrow(peer: socket.socket, identity: Identity, size_bytes: int) -> RemoteAddress | None:
+    """Memory of a peer for the rest of this connection; None where it lends none. For its errors see `expect`."""
+    wire.send_frame(peer, AllocBuffer(size_bytes), (), identity.timeout_s)
+    granted, _ = expect(peer, BufferGranted, identity.timeout_s)
+    assert isinstance(granted, BufferGranted)  # noqa: S101  # `expect` has checked
+    return granted.where

@@ -1,0 +1,388 @@
+"""Where a worker receives: KVCache of requests that it will decode, and requests for blocks that it holds."""
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, final
+
+import numpy as np
+import torch
+
+from mooncake_lab.cluster import PrefillDone
+from mooncake_lab.engine import KVSpan
+from mooncake_lab.engine.kv_layout import Bytes, KVLayout, bytes_of
+from mooncake_lab.serving.kv_transfer.protocol import (
+    HOST,
+    Ack,
+    AllocBuffer,
+    Blocks,
+    BufferGranted,
+    EndTransfer,
+    GetBlocks,
+    Hello,
+    Identity,
+    KVChunk,
+    Probe,
+    Refused,
+    RemoteAddress,
+    RemoteWrite,
+    StartTransfer,
+    TransferMessage,
+    receive,
+)
+from mooncake_lab.serving.kv_transfer.transfer_engine import Buffer, TransferEngineChannel
+from mooncake_lab.serving.messages import VERSION, CancelOrder, Job
+from mooncake_lab.store.backends import ProtocolError, StorageError, wire
+
+_LOG: Final = logging.getLogger(__name__)
+_IDLE_S: Final = 3600.0
+_PAUSE_S: Final = 0.1
+_MOST_PEERS: Final = 64
+"""Other workers that are connected at once."""
+_MOST_STRANGERS: Final = 64
+"""Connections at once that have not proved yet to be a worker's."""
+_SELDOM_S: Final = 10.0
+"""Between two lines about peers in the log: whoever can connect could fill it otherwise."""
+_MOST_PROBE_BYTES: Final = 2**26
+_MOST_KEYS: Final = 8192
+
+
+Answer = Callable[[Sequence[bytes]], list[tuple[torch.Tensor, ...]]]
+"""Gives the leading blocks of these keys that a worker holds, each as its layers."""
+
+
+class Move(NamedTuple):
+    """Bytes that arrived, from the first of them to the last."""
+
+    start_s: float
+    end_s: float
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceivedKV:
+    """A request's KVCache, complete."""
+
+    job: Job
+    kv: KVSpan
+    first_token: int
+    moves: tuple[Move, ...]
+    prefilled: PrefillDone
+
+
+@dataclass(slots=True, kw_only=True)
+class PartialKV:
+    """A request whose KVCache is arriving. Mutable: it fills up."""
+
+    tokens: int
+    layers: tuple[torch.Tensor, ...]
+    covered: list[int]
+    """Tokens of each layer that are here, from the front."""
+    moves: list[Move] = field(default_factory=list[Move])
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Connection:
+    """One connection. Mutable: requests come in over it."""
+
+    peer: socket.socket
+    lent: contextlib.ExitStack
+    """Gives memory back when the connection ends."""
+    coming: dict[Job, PartialKV] = field(default_factory=dict[Job, PartialKV])
+    window: Buffer | None = None
+    """Memory that a Transfer Engine may write."""
+
+    def take_pushed(self, parts: Sequence[Bytes], pushed: RemoteWrite) -> float:
+        """Copy what such an engine has written; when it began to (s)."""
+        if self.window is None or not 0 <= pushed.start_s <= time.monotonic():
+            raise ProtocolError("bytes are said to be pushed, but no window is lent, or before they were")
+        self.window.copy_to(parts, pushed)
+        return pushed.start_s
+
+
+@final
+class KVReceiver:
+    """Listens for other workers of the cluster until the process ends. Mutable: it owns a port and threads.
+
+    Args:
+        identity: what this worker shows to its peers; peers must know the same token and model.
+        shape: of the KVCache.
+        most_tokens: of one request.
+        delivered: told of each complete request, on the thread of its connection.
+        give: looks for blocks that others ask for.
+        each_layer: whether each piece's move is told, or one for all of them.
+        channel: lends memory that peers may write; None lends none.
+    """
+
+    __slots__ = (
+        "_channel",
+        "_closing",
+        "_delivered",
+        "_each_layer",
+        "_give",
+        "_identity",
+        "_listener",
+        "_most_tokens",
+        "_peers",
+        "_peers_lock",
+        "_quiet_until_s",
+        "_shape",
+        "_strangers",
+        "_unsaid",
+    )
+
+    def __init__(
+        self,
+        identity: Identity,
+        shape: KVLayout,
+        *,
+        most_tokens: int,
+        delivered: Callable[[ReceivedKV], None],
+        give: Answer,
+        each_layer: bool = False,
+        channel: TransferEngineChannel | None = None,
+    ) -> None:
+        self._identity = identity
+        self._shape = shape
+        self._most_tokens = most_tokens
+        self._delivered = delivered
+        self._give = give
+        self._each_layer = each_layer
+        self._channel = channel
+        self._closing = False
+        self._peers: set[socket.socket] = set()
+        self._strangers: dict[socket.socket, None] = {}
+        """Those who have not proved yet who they are, who came first in front."""
+        self._quiet_until_s = 0.0
+        self._unsaid = 0
+        self._peers_lock = threading.Lock()
+        self._listener = socket.create_server((HOST, 0))
+        threading.Thread(target=self._accept, name="reception", daemon=True).start()
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return int(self._listener.getsockname()[1])
+
+    def sever(self) -> None:
+        """Break every connection, as a network would."""
+        with self._peers_lock:
+            peers = [*self._peers, *self._strangers]
+        for peer in peers:
+            with contextlib.suppress(OSError):
+                peer.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Stop listening, and hang up."""
+        self._closing = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.sever()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                peer, _ = self._listener.accept()
+            except OSError as error:
+                if self._closing:
+                    return
+                self._warn(f"{self._identity.name} cannot take another peer now: {error}")
+                time.sleep(_PAUSE_S)  # no descriptor is free, say; those who wait are not forgotten
+                continue
+            self._admit(peer)
+            threading.Thread(target=self._serve, args=(peer,), name="receiver", daemon=True).start()
+
+    def _admit(self, peer: socket.socket) -> None:
+        """Let somebody try to prove who it is; where too many try, the one who has tried longest is hung up on."""
+        with self._peers_lock:
+            oldest = next(iter(self._strangers)) if len(self._strangers) >= _MOST_STRANGERS else None
+            if oldest is not None:
+                del self._strangers[oldest]
+            self._strangers[peer] = None
+        if oldest is not None:
+            self._warn(f"{self._identity.name} hangs up on a peer: {_MOST_STRANGERS} have not proved who they are")
+            with contextlib.suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)
+
+    def _warn(self, message: str) -> None:
+        """Write a line to the log, unless there was one just now; the next says how many were left out."""
+        with self._peers_lock:
+            now_s = time.monotonic()
+            if now_s < self._quiet_until_s:
+                self._unsaid += 1
+                return
+            self._quiet_until_s = now_s + _SELDOM_S
+            left_out, self._unsaid = self._unsaid, 0
+        _LOG.warning("%s%s", message, f" ({left_out} such lines were left out)" if left_out else "")
+
+    def _serve(self, peer: socket.socket) -> None:
+        try:
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            wire.greet_as_server(peer, self._identity.token, self._identity.timeout_s)
+            self._welcome(peer)
+            self._receive_messages(peer)
+        except (ConnectionResetError, BrokenPipeError):
+            pass  # between two frames, or reset: the sender knows, and says so to the cluster
+        except TimeoutError:
+            self._refuse(
+                peer, f"the peer took too long to send a frame; allowed are {self._identity.timeout_s:g} s"
+            )
+        except (StorageError, ValueError) as error:
+            self._warn(f"{self._identity.name} refuses a peer: {error}")
+            self._refuse(peer, str(error))
+        except OSError as error:
+            _LOG.info("%s lost a peer: %s", self._identity.name, error)
+        finally:
+            peer.close()
+            with self._peers_lock:
+                self._peers.discard(peer)
+                self._strangers.pop(peer, None)
+
+    def _welcome(self, peer: socket.socket) -> None:
+        message, _ = receive(peer, self._identity.timeout_s)
+        if not isinstance(message, Hello):
+            raise ProtocolError(f"a peer begins with {type(message).__name__}; it must begin with Hello")
+        if message.version != VERSION:
+            raise ProtocolError(
+                f"{message.name} speaks version {message.version}; {self._identity.name} speaks {VERSION}"
+            )
+        if message.fingerprint != self._shape.fingerprint:
+            raise ProtocolError(f"{message.name} runs another model than {self._identity.name}")
+        with self._peers_lock:
+            known = len(self._peers)
+            if known < _MOST_PEERS:
+                self._strangers.pop(peer, None)
+                self._peers.add(peer)
+        if known >= _MOST_PEERS:
+            raise ProtocolError(f"{self._identity.name} has {known} peers; allowed are {_MOST_PEERS}")
+        wire.send_frame(peer, Ack(), (), self._identity.timeout_s)
+
+    def _receive_messages(self, peer: socket.socket) -> None:
+        with contextlib.ExitStack() as lent:
+            connection = Connection(peer=peer, lent=lent)
+            while True:
+                message, size = receive(peer, self._identity.timeout_s, idle_s=_IDLE_S)
+                if size and not isinstance(message, (KVChunk, Probe)):
+                    raise ProtocolError(f"a {type(message).__name__} with {size} bytes behind it; allowed are 0")
+                self._take(connection, message, size)
+
+    def _take(self, connection: Connection, message: TransferMessage, size: int) -> None:
+        match message:
+            case AllocBuffer():
+                wire.send_frame(
+                    connection.peer,
+                    BufferGranted(self._lend(connection, message.bytes)),
+                    (),
+                    self._identity.timeout_s,
+                )
+            case StartTransfer():
+                connection.coming[message.job] = self._begin(message)
+            case KVChunk():
+                self._piece(connection, message, size)
+            case EndTransfer():
+                self._end(message, connection.coming)
+                wire.send_frame(connection.peer, Ack(), (), self._identity.timeout_s)
+            case CancelOrder():
+                connection.coming.pop(message.job, None)
+            case GetBlocks():
+                self._answer(connection.peer, message)
+            case Probe():
+                self._probe(connection, message, size)
+                wire.send_frame(connection.peer, Ack(), (), self._identity.timeout_s)
+            case _:
+                raise ProtocolError(f"a {type(message).__name__} is no question")
+
+    def _begin(self, message: StartTransfer) -> PartialKV:
+        if not 0 < message.tokens <= self._most_tokens:
+            raise ProtocolError(f"a request of {message.tokens} tokens; allowed are 1 to {self._most_tokens}")
+        layers = self._shape.empty(message.tokens)
+        return PartialKV(tokens=message.tokens, layers=layers, covered=[0] * len(layers))
+
+    def _lend(self, connection: Connection, size_bytes: int) -> RemoteAddress | None:
+        if connection.window is not None:
+            raise ProtocolError("a second window for one connection; allowed is 1")
+        if self._channel is not None:
+            connection.window = self._channel.lend(size_bytes, connection.lent)
+        return None if connection.window is None else connection.window.where
+
+    def _piece(self, connection: Connection, message: KVChunk, size: int) -> None:
+        into = connection.coming.get(message.job)
+        if into is None:
+            raise ProtocolError(f"a piece of {message.job}, which never began here")
+        stop = message.start + message.tokens
+        fits = 0 <= message.layer < len(into.layers) and 0 <= message.start < stop <= into.tokens
+        moved = message.tokens * self._shape.layer_bytes
+        follow = moved if message.pushed is None else 0
+        if not fits or message.start > into.covered[message.layer] or size != follow:
+            raise ProtocolError(
+                f"{size} bytes for tokens {message.start} to {stop} of layer {message.layer}; it has {into.tokens}"
+                f" tokens in {len(into.layers)} layers, {self._shape.layer_bytes} bytes a token and layer"
+            )
+        start_s = time.monotonic()
+        place = into.layers[message.layer]
+        parts = [bytes_of(half[message.start : stop]) for half in place]  # keys, then values
+        if message.pushed is None:
+            wire.receive_into(connection.peer, parts, self._identity.timeout_s)
+        else:
+            start_s = connection.take_pushed(parts, message.pushed)
+            wire.send_frame(connection.peer, Ack(), (), self._identity.timeout_s)
+        into.covered[message.layer] = max(into.covered[message.layer], stop)
+        into.moves.append(Move(start_s, time.monotonic(), moved))
+
+    def _end(self, message: EndTransfer, coming: dict[Job, PartialKV]) -> None:
+        done = coming.pop(message.job, None)
+        if done is None or min(done.covered) < done.tokens:
+            raise ProtocolError(f"{message.job} ends before all of its KVCache came")
+        moves = done.moves
+        if not self._each_layer:
+            moves = [Move(moves[0].start_s, moves[-1].end_s, sum(move.bytes for move in moves))]
+        self._delivered(
+            ReceivedKV(
+                job=message.job,
+                kv=self._shape.span(done.layers),
+                first_token=message.first_token,
+                moves=tuple(moves),
+                prefilled=message.prefilled,
+            )
+        )
+
+    def _answer(self, peer: socket.socket, message: GetBlocks) -> None:
+        if len(message.keys) > _MOST_KEYS:
+            raise ProtocolError(f"a question for {len(message.keys)} blocks; allowed are {_MOST_KEYS}")
+        blocks = self._give(message.keys)
+        payload = [bytes_of(layer) for block in blocks for layer in block]
+        pushed = self._push(message.into, payload)
+        wire.send_frame(peer, Blocks(len(blocks), pushed), () if pushed else payload, self._identity.timeout_s)
+
+    def _push(self, into: RemoteAddress | None, payload: Sequence[Bytes]) -> RemoteWrite | None:
+        if self._channel is None or into is None or not payload:
+            return None
+        return self._channel.write(into, payload)
+
+    def _probe(self, connection: Connection, message: Probe, size: int) -> None:
+        if size + message.pushed_bytes > _MOST_PROBE_BYTES or (size and message.pushed is not None):
+            raise ProtocolError(
+                f"a probe of {size} bytes and {message.pushed_bytes} pushed ones; allowed are {_MOST_PROBE_BYTES}"
+            )
+        if message.pushed is not None:
+            connection.take_pushed([np.empty(message.pushed_bytes, np.uint8)], message.pushed)
+            return
+        scratch: Bytes = np.empty(min(size, 2**20) or 1, np.uint8)
+        while size:
+            wire.receive_into(connection.peer, [scratch[:size]], self._identity.timeout_s)
+            size -= min(size, scratch.nbytes)
+
+    def _refuse(self, peer: socket.socket, reason: str) -> None:
+        """Say why, and read on for a moment: closing with unread bytes would destroy what was said."""
+        with contextlib.suppress(OSError, StorageError):
+            wire.send_frame(peer, Refused(reason[:1000]), (), 1.0)
+            peer.shutdown(socket.SHUT_WR)
+            peer.settimeout(0.5)
+            for _ in range(256):
+                if not peer.recv(2**16):
+                    return
