@@ -107,7 +107,7 @@ def serve(
     except ModuleNotFoundError as error:
         typer.echo(f"mooncake-lab serve needs {error.name}: install mooncake-lab[serve]", err=True)
         raise typer.Exit(1) from error
-    from mooncake_lab.serving.launch.local import WorkerError
+    from mooncake_lab.serving.launch import WorkerError
 
     if admission == "none":
         refuse_typed(context, ["ttft_slo", "tbt_slo"], "--admission none uses no limits")

@@ -24,11 +24,11 @@ from mooncake_lab.core import (
     TracedRequest,
 )
 from mooncake_lab.perf import LatencyModel
+from mooncake_lab.serving.launch import Launcher
 from mooncake_lab.serving.messages import DropConnections, Generation
 from mooncake_lab.serving.runtime import ClusterRuntime
 from mooncake_lab.serving.spec import LiveSpec
 from mooncake_lab.serving.stream import RejectedError, RequestStream
-from mooncake_lab.serving.supervisor import Pool
 from mooncake_lab.workload.prompts import prompt_of
 
 _RANKS: Final = (Arrived, Placed, Prefilled, Moved, FirstToken, DecodeStretch, Finished, Rejected)
@@ -55,7 +55,7 @@ class LiveCluster:
         model: LatencyModel | None = None,
         estimate: Estimator | None = None,
         *,
-        pool: Pool | None = None,
+        pool: Launcher | None = None,
     ) -> None:
         self.spec = spec
         self.log: list[Record] = []

@@ -48,6 +48,7 @@ from mooncake_lab.core import CacheChanged, Record, Request, block_keys
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.serving.budget import Budget
 from mooncake_lab.serving.calibration import latency_model
+from mooncake_lab.serving.launch import Launcher, WorkerError
 from mooncake_lab.serving.messages import (
     CacheUpdate,
     CancelOrder,
@@ -68,7 +69,7 @@ from mooncake_lab.serving.messages import (
 )
 from mooncake_lab.serving.spec import LiveSpec
 from mooncake_lab.serving.stream import End, FailedError, RejectedError, RequestStream
-from mooncake_lab.serving.supervisor import Callbacks, Link, Pool, Supervisor, WorkerError
+from mooncake_lab.serving.supervisor import Callbacks, Link, Supervisor
 
 _LOG: Final = logging.getLogger(__name__)
 _SHUT: Final = "the cluster is shut down"
@@ -95,7 +96,7 @@ class ClusterRuntime:
         model: LatencyModel | None = None,
         estimate: Estimator | None = None,
         *,
-        pool: Pool | None = None,
+        pool: Launcher | None = None,
         write: Callable[[Record], None],
         decided: Callable[[Decided], None] | None = None,
         heard: Callable[[Event, float], None] | None = None,

@@ -11,12 +11,13 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol, final
+from typing import Final, final
 
 import msgspec
 
 from mooncake_lab.serving.frames import pack, receive_frame
-from mooncake_lab.serving.launch.local import WorkerError, WorkerPool
+from mooncake_lab.serving.launch import LaunchedWorker, Launcher, WorkerError
+from mooncake_lab.serving.launch.local import WorkerPool
 from mooncake_lab.serving.messages import (
     VERSION,
     WORKER_MESSAGES,
@@ -28,7 +29,7 @@ from mooncake_lab.serving.messages import (
     Shutdown,
     WorkerMessage,
 )
-from mooncake_lab.serving.spec import LiveSpec, WorkerSpec, worker_spec
+from mooncake_lab.serving.spec import LiveSpec, worker_spec
 from mooncake_lab.store.backends import ProtocolError, StorageError
 from mooncake_lab.store.backends.mooncake_client import load_wheel
 
@@ -39,48 +40,12 @@ _LONGEST_STEP_S: Final = 300.0
 _LONGEST_PAUSE_S: Final = 10.0
 
 
-class Running(Protocol):
-    """The process of a worker."""
-
-    def kill(self) -> None:
-        """End it, unless it is no longer this worker."""
-        ...
-
-    def wait(self, timeout_s: float) -> bool:
-        """Wait until it is no longer this worker; whether that came to be in time."""
-        ...
-
-    def reason(self) -> str:
-        """Why it ended."""
-        ...
-
-
-class Pool(Protocol):
-    """What starts workers: `launch.local.WorkerPool`."""
-
-    def check(self, spec: LiveSpec) -> None:
-        """Raise ValueError for a cluster that it cannot start workers for."""
-        ...
-
-    def launch(self, spec: WorkerSpec, control: socket.socket) -> Running:
-        """Start a worker that holds one end of its control connection."""
-        ...
-
-    def keep_spares(self) -> None:
-        """Prepare replacements from now on."""
-        ...
-
-    def close(self) -> None:
-        """End all processes."""
-        ...
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class Link:
     """A worker as the cluster knows it. Mutable: it is heard from, and ends."""
 
     ready: Ready
-    process: Running
+    process: LaunchedWorker
     writer: asyncio.StreamWriter
     heard_s: float
 
@@ -120,7 +85,7 @@ class Supervisor:
         ValueError: when the pool has loaded another model.
     """
 
-    def __init__(self, spec: LiveSpec, callbacks: Callbacks, pool: Pool | None = None) -> None:
+    def __init__(self, spec: LiveSpec, callbacks: Callbacks, pool: Launcher | None = None) -> None:
         self._spec = spec
         self._callbacks = callbacks
         self._token = secrets.token_bytes(32)
@@ -264,7 +229,7 @@ class Supervisor:
         await asyncio.to_thread(process.wait, _STOP_S)
         return process.reason()
 
-    async def _first_message(self, reader: asyncio.StreamReader, process: Running) -> Ready:
+    async def _first_message(self, reader: asyncio.StreamReader, process: LaunchedWorker) -> Ready:
         """A worker begins with its version, name and address.
 
         Raises:

@@ -11,10 +11,11 @@ import pytest
 from mooncake_lab.perf import model_shape
 from mooncake_lab.serving import LiveSpec
 from mooncake_lab.serving.frames import MOST_BODY_BYTES, pack, read_frame, receive_frame
+from mooncake_lab.serving.launch import WorkerError
 from mooncake_lab.serving.launch.process import _place
 from mooncake_lab.serving.messages import VERSION, WORKER_MESSAGES, Ping, Pong, Ready
 from mooncake_lab.serving.spec import worker_spec
-from mooncake_lab.serving.supervisor import Callbacks, Supervisor, WorkerError
+from mooncake_lab.serving.supervisor import Callbacks, Supervisor
 from mooncake_lab.store.backends import ProtocolError
 
 HEADER = struct.Struct("<4sI")

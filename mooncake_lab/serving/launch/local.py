@@ -23,6 +23,7 @@ from typing import Final, Literal, Self, final
 
 import msgspec
 
+from mooncake_lab.serving.launch import WorkerError
 from mooncake_lab.serving.spec import LiveSpec, WorkerSpec
 
 MOST_BYTES: Final = 2**16
@@ -36,10 +37,6 @@ _STDERR_LINES: Final = 12
 _LONGEST_PAUSE_S: Final = 30.0
 
 State = Literal["starting", "idle", "assigned", "ended"]
-
-
-class WorkerError(RuntimeError):
-    """A worker could not be started."""
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
