@@ -3,22 +3,18 @@
 from mooncake_lab.batching.batch_builder import BatchBuilder
 from mooncake_lab.batching.blocks import known_blocks, worst_case_blocks
 from mooncake_lab.batching.check import check_plan
-from mooncake_lab.batching.decode_only import DecodeOnly
-from mooncake_lab.batching.gantt import gantt, padding_waste, tail_waste
 from mooncake_lab.batching.instance import BlockSpace, CountedBlocks, Instance
+from mooncake_lab.batching.one_stage import DecodeOnly, PrefillOnly
 from mooncake_lab.batching.orca import Orca
 from mooncake_lab.batching.plan import BatchingPolicy, Limits, Plan, Progress, Refusal, Segment, SegmentKind
 from mooncake_lab.batching.policies import BATCHING_POLICIES, CHUNKED_POLICIES, named_policy
-from mooncake_lab.batching.prefill_only import PrefillOnly
-from mooncake_lab.batching.replay import Iteration, ObservedPolicy, trace_plans
+from mooncake_lab.batching.replay import Iteration, ObservedPolicy, gantt, padding_waste, tail_waste, trace_plans
 from mooncake_lab.batching.request_level import RequestLevel
-from mooncake_lab.batching.sarathi import Sarathi
-from mooncake_lab.batching.sarathi_serve import SarathiServe
+from mooncake_lab.batching.sarathi import Sarathi, SarathiServe
 from mooncake_lab.batching.splitfuse import SplitFuse
 from mooncake_lab.batching.steady import SteadyPolicy, decode_stretch_steps, steady_while_blocks_last
 from mooncake_lab.batching.tensorrt_llm import TensorRTLLM
-from mooncake_lab.batching.vllm import VLLM
-from mooncake_lab.batching.vllm_chunked import VLLMChunked
+from mooncake_lab.batching.vllm import VLLM, VLLMChunked
 
 __all__ = [
     "BATCHING_POLICIES",

@@ -5,17 +5,14 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final
 
-from mooncake_lab.batching.decode_only import DecodeOnly
+from mooncake_lab.batching.one_stage import DecodeOnly, PrefillOnly
 from mooncake_lab.batching.orca import Orca
 from mooncake_lab.batching.plan import BatchingPolicy
-from mooncake_lab.batching.prefill_only import PrefillOnly
 from mooncake_lab.batching.request_level import RequestLevel
-from mooncake_lab.batching.sarathi import Sarathi
-from mooncake_lab.batching.sarathi_serve import SarathiServe
+from mooncake_lab.batching.sarathi import Sarathi, SarathiServe
 from mooncake_lab.batching.splitfuse import SplitFuse
 from mooncake_lab.batching.tensorrt_llm import TensorRTLLM
-from mooncake_lab.batching.vllm import VLLM
-from mooncake_lab.batching.vllm_chunked import VLLMChunked
+from mooncake_lab.batching.vllm import VLLM, VLLMChunked
 
 BATCHING_POLICIES: Final[Mapping[str, Callable[[], BatchingPolicy]]] = MappingProxyType(
     {

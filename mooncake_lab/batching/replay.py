@@ -3,9 +3,9 @@
 Only this module has the output lengths. They determine when a request is done, and no policy sees them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import TypeAlias, final
 
 from mooncake_lab.batching.check import check_plan
 from mooncake_lab.batching.instance import CountedBlocks, Instance
@@ -144,3 +144,93 @@ def trace_plans(
             replay.instance.enqueue(coming.pop())
         replay.step(more_come=bool(coming))
     return replay.log
+
+
+IterationSeconds: TypeAlias = Callable[[Plan], float]
+
+
+@dataclass(frozen=True, slots=True)
+class TimedIteration:
+    """An iteration, and when it ran."""
+
+    step: Iteration
+    start_s: float
+    end_s: float
+
+
+def timed_plans(
+    policy: BatchingPolicy,
+    requests: Sequence[Progress],
+    limits: Limits,
+    output_tokens: Mapping[int, int],
+    *,
+    arrives_s: Mapping[int, float],
+    seconds: IterationSeconds,
+) -> list[TimedIteration]:
+    """Run a policy until every request is finished or refused; the iterations with their times.
+
+    A request that arrives during an iteration is seen by the next one.
+
+    Args:
+        policy: what is stepped.
+        requests: their ranks of arrival agree with `arrives_s`.
+        limits: of the instance.
+        output_tokens: tokens each request generates in all.
+        arrives_s: when each request arrives.
+        seconds: how long an iteration takes.
+
+    Raises:
+        ValueError: as `trace_plans`.
+    """
+    coming = sorted(requests, key=queue_order, reverse=True)
+    replay, now_s, timed = Replay(policy, limits, output_tokens), 0.0, list[TimedIteration]()
+    while coming or not replay.is_idle:
+        if replay.is_idle:  # the clock waits for the next request
+            now_s = max(now_s, arrives_s[coming[-1].request_id])
+        while coming and arrives_s[coming[-1].request_id] <= now_s:
+            replay.instance.enqueue(coming.pop())
+        step = replay.step(more_come=False)  # a policy must not wait for requests that have not arrived
+        end_s = now_s + (seconds(step.plan) if step.plan.segments else 0.0)
+        timed.append(TimedIteration(step, now_s, end_s))
+        now_s = end_s
+    return timed
+
+
+def gantt(log: Sequence[Iteration]) -> dict[int, str]:
+    """One string per request, one letter per iteration (Sarathi-Serve, OSDI'24, Fig. 7).
+
+    `p` is a piece of a prompt, and `P` the last piece, which gives the first token. `d` is a decode. A running
+    request without tokens is `.`, a preempted one `x`, a waiting one `w`, and a refused one `r`. A space means
+    that the request is not present.
+    """
+    ids = {request.request_id for step in log for request in (*step.waiting, *step.running)}
+    return {request_id: "".join(_letter(step, request_id) for step in log) for request_id in sorted(ids)}
+
+
+def _letter(step: Iteration, request_id: int) -> str:
+    for segment in step.plan.segments:
+        if segment.request_id == request_id:
+            return "d" if segment.kind == "decode" else "P" if segment.emits else "p"
+    if request_id in step.plan.preempted or request_id in step.plan.swapped:
+        return "x"
+    if any(refusal.request_id == request_id for refusal in step.plan.rejected):
+        return "r"
+    if any(request.request_id == request_id for request in step.running):
+        return "."
+    return "w" if any(request.request_id == request_id for request in step.waiting) else " "
+
+
+def padding_waste(plan: Plan) -> float:
+    """The part of a rectangular prefill batch that is padding: 1 - sum(P) / (B * max(P)); 0 without prefill."""
+    prompts = [segment.new_tokens for segment in plan.prefills]
+    return 1 - sum(prompts) / (len(prompts) * max(prompts)) if prompts else 0.0
+
+
+def tail_waste(decode_steps: Mapping[int, int]) -> float:
+    """The part of a batch's decode places that stay empty until the batch drains: 1 - sum(D) / (B * max(D)).
+
+    Args:
+        decode_steps: decode iterations of each request of one batch; without any there is no waste.
+    """
+    steps = decode_steps.values()
+    return 1 - sum(steps) / (len(steps) * max(steps)) if any(steps) else 0.0

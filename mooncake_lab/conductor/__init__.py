@@ -28,16 +28,18 @@ from mooncake_lab.conductor.history import History
 from mooncake_lab.conductor.lengths import LengthHistogram, share_longer
 from mooncake_lab.conductor.needs import NEEDS, Need, check_needs, needs_of
 from mooncake_lab.conductor.placement import (
+    PLACEMENT_POLICIES,
     CacheAware,
+    FewestRequests,
     KVCacheCentric,
     LoadBalance,
     LongestPrefix,
     PlacementPolicy,
     PrefixAffinity,
     Random,
+    RoundRobin,
+    named_placement,
 )
-from mooncake_lab.conductor.placement_names import PLACEMENT_POLICIES, named_placement
-from mooncake_lab.conductor.routers import FewestRequests, RoundRobin
 from mooncake_lab.conductor.view import ClusterView, DecodeView, PrefillView, RecentView, ServedView
 from mooncake_lab.core.lazy import lazy_names
 

@@ -5,8 +5,10 @@ policy states otherwise, ties break on the order of the view, which is the order
 """
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from types import MappingProxyType
+from typing import ClassVar, Final, Literal, Protocol
 
 from mooncake_lab.conductor.decision import Placement
 from mooncake_lab.conductor.estimator import Estimator
@@ -214,3 +216,53 @@ def _ratio(best_blocks: int, local_blocks: int) -> float:
 def _tokens(request: Request, blocks: int) -> int:
     """Tokens of the first blocks; the last token of the prompt is always computed, since its output is sampled."""
     return min(blocks * request.block_size_tokens, request.input_tokens - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRobin:
+    """The instance with the fewest assignments so far, so that instances take turns."""
+
+    def place(self, request: Request, view: ClusterView, estimate: Estimator) -> Placement:
+        """The next instance in turn."""
+        return LoadBalance("assigned_requests").place(request, view, estimate)
+
+
+@dataclass(frozen=True, slots=True)
+class FewestRequests:
+    """The instance with the fewest requests that wait, prefill or decode; ties go to the fewest assignments.
+
+    For coupled instances, whose prefill and decode views are of the same instances in the same order.
+    """
+
+    needs: ClassVar[frozenset[Need]] = frozenset({"coupled_instances"})
+
+    def place(self, request: Request, view: ClusterView, estimate: Estimator) -> Placement:
+        """The instance with the fewest connections, as a load balancer of web servers counts them."""
+        pairs = zip(view.decode, view.prefill, strict=True)
+        loads = [(here.requests, instance.assigned_requests) for here, instance in pairs]
+        chosen = loads.index(min(loads))
+        return LoadBalance().place(request, view.replace(prefill=(view.prefill[chosen],)), estimate)
+
+
+PLACEMENT_POLICIES: Final[Mapping[str, Callable[[], PlacementPolicy]]] = MappingProxyType(
+    {
+        "random": Random,
+        "round_robin": RoundRobin,
+        "load_balance": LoadBalance,
+        "fewest_requests": FewestRequests,
+        "longest_prefix": LongestPrefix,
+        "prefix_affinity": PrefixAffinity,
+        "cache_aware": CacheAware,
+        "kvcache_centric": KVCacheCentric,
+    }
+)
+"""Every placement policy by the name the command line uses."""
+
+
+def named_placement(name: str, seed: int = 0) -> PlacementPolicy:
+    """The placement policy of a name, with its own defaults; chance, where it plays a part, by the seed.
+
+    Raises:
+        KeyError: when there is no policy of that name.
+    """
+    return Random(seed) if name == "random" else PLACEMENT_POLICIES[name]()

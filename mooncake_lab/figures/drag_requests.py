@@ -14,7 +14,7 @@ from typing import Final
 
 from mooncake_lab.batching import Limits, Plan, Progress, gantt, named_policy
 from mooncake_lab.batching.policies import CHUNKED_POLICIES
-from mooncake_lab.batching.timed import IterationSeconds, TimedIteration, timed_plans
+from mooncake_lab.batching.replay import IterationSeconds, TimedIteration, timed_plans
 from mooncake_lab.figures.embed import embedded
 from mooncake_lab.perf import HybridLatency
 

@@ -3,18 +3,15 @@
 from mooncake_lab.simulation.cluster import Cluster
 from mooncake_lab.simulation.coupled import CoupledInstance
 from mooncake_lab.simulation.decode import DecodeInstance
-from mooncake_lab.simulation.device_cache import DeviceCache
-from mooncake_lab.simulation.device_memory import CachedBlocks
+from mooncake_lab.simulation.device_memory import CachedBlocks, DeviceCache
 from mooncake_lab.simulation.event_loop import EventLoop
 from mooncake_lab.simulation.example import four_requests
 from mooncake_lab.simulation.network import Network
-from mooncake_lab.simulation.node_cache import NodeCache
 from mooncake_lab.simulation.pipeline import PipelineRequest, PipelineRun, PipelineSpec, run_pipeline
 from mooncake_lab.simulation.pipeline_clock import StageClock, plan_s
 from mooncake_lab.simulation.pipeline_prefill import simulate_cpp
-from mooncake_lab.simulation.pool import PrefixPool
-from mooncake_lab.simulation.prefill import PrefillInstance
-from mooncake_lab.simulation.service import PrefillService
+from mooncake_lab.simulation.pool import NodeCache, PrefixPool
+from mooncake_lab.simulation.prefill import PrefillInstance, PrefillService
 from mooncake_lab.simulation.spec import (
     COUPLED_SYSTEMS,
     DEFAULT_MAX_TOKENS,

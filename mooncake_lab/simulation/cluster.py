@@ -33,14 +33,12 @@ from mooncake_lab.core import CacheChanged, Record, Request, RunEnded, TracedReq
 from mooncake_lab.perf import CppGroup, LatencyModel
 from mooncake_lab.simulation.coupled import CoupledInstance
 from mooncake_lab.simulation.decode import DecodeInstance
-from mooncake_lab.simulation.device_cache import DeviceCache
+from mooncake_lab.simulation.device_memory import DeviceCache
 from mooncake_lab.simulation.event_loop import EventLoop
 from mooncake_lab.simulation.kv_transfer import KVTransfer, PrefillJob
 from mooncake_lab.simulation.network import Network
-from mooncake_lab.simulation.node_cache import CacheChange
-from mooncake_lab.simulation.pool import PrefixPool
-from mooncake_lab.simulation.prefill import PrefillInstance
-from mooncake_lab.simulation.service import PrefillService
+from mooncake_lab.simulation.pool import CacheChange, PrefixPool
+from mooncake_lab.simulation.prefill import PrefillInstance, PrefillService
 from mooncake_lab.simulation.spec import ClusterSpec, CoupledPool, DecodePool, PrefillPool
 
 

@@ -24,8 +24,7 @@ from mooncake_lab.cluster import (
 )
 from mooncake_lab.core import CacheChanged, Request, TracedRequest
 from mooncake_lab.perf import LatencyModel
-from mooncake_lab.simulation.device_cache import DeviceCache
-from mooncake_lab.simulation.device_memory import CachedBlocks
+from mooncake_lab.simulation.device_memory import CachedBlocks, DeviceCache
 from mooncake_lab.simulation.event_loop import EventLoop
 from mooncake_lab.simulation.steady import ROUNDING_S, Steady, pace_of
 

@@ -24,7 +24,7 @@ from mooncake_lab.conductor import (
     named_admission,
     share_longer,
 )
-from mooncake_lab.conductor.admission import (
+from mooncake_lab.conductor.load import (
     decode_load,
     decode_pool_load,
     predicted_decode_load,

@@ -17,7 +17,7 @@ from mooncake_lab.conductor import (
     check_needs,
     needs_of,
 )
-from mooncake_lab.conductor.routers import FewestRequests
+from mooncake_lab.conductor.placement import FewestRequests
 from mooncake_lab.simulation import ClusterSpec
 
 

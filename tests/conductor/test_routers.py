@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooncake_lab.conductor import ClusterView, DecodeView, LatencyEstimator, PrefillView
-from mooncake_lab.conductor.routers import FewestRequests, RoundRobin
+from mooncake_lab.conductor.placement import FewestRequests, RoundRobin
 from mooncake_lab.core import Request
 from mooncake_lab.testbeds import paper_node_latency
 

@@ -11,7 +11,7 @@ from mooncake_lab.chapters.endtoend import experiment as endtoend
 from mooncake_lab.chapters.pipeline import experiment as pipeline
 from mooncake_lab.chapters.placement import experiment as placement
 from mooncake_lab.conductor import AfterPrefill, EarlyRejection, KVCacheCentric, LoadBalance
-from mooncake_lab.conductor.routers import FewestRequests
+from mooncake_lab.conductor.placement import FewestRequests
 from mooncake_lab.course.admission import goodput
 from mooncake_lab.course.eviction import check_policy
 from mooncake_lab.testbeds import paper_node_latency

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mooncake_lab.simulation.node_cache import NodeCache
+from mooncake_lab.simulation.pool import NodeCache
 from mooncake_lab.store import Block, BlockStore
 from mooncake_lab.store.eviction import make_policy
 from mooncake_lab.store.tier import Demote, Free, TierSpec

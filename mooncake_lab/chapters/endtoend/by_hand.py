@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from mooncake_lab.conductor.routers import FewestRequests
+from mooncake_lab.conductor.placement import FewestRequests
 from mooncake_lab.core import Record, Request, TracedRequest
 from mooncake_lab.metrics import token_times_s
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape

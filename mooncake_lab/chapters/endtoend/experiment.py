@@ -13,7 +13,7 @@ import pandas as pd
 
 from mooncake_lab.batching import VLLM, BatchingPolicy, VLLMChunked
 from mooncake_lab.conductor import LoadBalance, PlacementPolicy, Random
-from mooncake_lab.conductor.routers import FewestRequests, RoundRobin
+from mooncake_lab.conductor.placement import FewestRequests, RoundRobin
 from mooncake_lab.core import SLO, Record
 from mooncake_lab.metrics import effective_request_capacity, prefill_gpu_s, request_table, reused_share
 from mooncake_lab.perf import LatencyModel

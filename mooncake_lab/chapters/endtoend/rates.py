@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from mooncake_lab.chapters.endtoend.experiment import latencies
-from mooncake_lab.conductor.routers import FewestRequests
+from mooncake_lab.conductor.placement import FewestRequests
 from mooncake_lab.core import Record, blocks_for
 from mooncake_lab.metrics import request_table, reused_share
 from mooncake_lab.paper import constant, curve, fact

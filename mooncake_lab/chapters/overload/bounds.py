@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mooncake_lab.conductor import ClusterView, Decision, DecodeView, Estimator, Placement, Rejection, ServedView
-from mooncake_lab.conductor.admission import predicted_decode_load, prefill_load, refuse, refuse_at_decode
+from mooncake_lab.conductor.load import predicted_decode_load, prefill_load, refuse, refuse_at_decode
 from mooncake_lab.core import SLO, Request
 
 
