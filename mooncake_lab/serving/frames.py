@@ -11,7 +11,7 @@ import msgspec
 from mooncake_lab.store.backends import ProtocolError
 
 MOST_BODY_BYTES: Final = 16 * 1024**2
-"""Of one frame: a prompt of four million tokens."""
+"""The largest frame: a prompt of four million tokens."""
 _HEADER: Final = struct.Struct("<4sI")
 _MAGIC: Final = b"MLC1"
 
@@ -71,7 +71,7 @@ def _body_bytes(head: bytes) -> int:
 
 
 def _read(peer: socket.socket, size: int) -> bytes | None:
-    """Exactly so many bytes, or `None` where the connection ends before the first."""
+    """Exactly `size` bytes, or `None` where the connection ends before the first."""
     found = bytearray(size)
     view, got = memoryview(found), 0
     while got < size:

@@ -28,7 +28,7 @@ from mooncake_lab.cluster import (
 from mooncake_lab.perf import ModelShape
 
 VERSION: Final = 5
-"""Of this protocol; both sides send theirs before anything else."""
+"""The version of this protocol; both sides send theirs before anything else."""
 
 
 class Job(msgspec.Struct, frozen=True, array_like=True):
@@ -58,7 +58,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     end_tokens: tuple[int, ...] | None = None
     """None takes the model's."""
     min_new_tokens: int = 0
-    """No end token is chosen before so many."""
+    """No end token is chosen before this number of tokens."""
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True):

@@ -19,7 +19,7 @@ from mooncake_lab.store.backends.ssd_slab import extent_bytes
 from mooncake_lab.store.tiered_store import TieredStore, TierSettings
 
 _QUEUED_SHARE: Final = 4
-"""One part in so many of DRAM is for blocks on their way to the SSD."""
+"""One part in four of DRAM is for blocks on their way to the SSD."""
 _KEY_BYTES: Final = 32
 
 
@@ -38,8 +38,8 @@ class Found:
 class PrefixCache:
     """Blocks by key in a `TieredStore`, and what the cluster was told of them.
 
-    Blocks on the SSD outlive the worker: one that is born with the folder of a dead one finds them. Methods may be
-    called from several threads, but `news`, `forget` and `close` only from one; these two wait for the others.
+    Blocks on the SSD stay when a worker fails: its replacement opens the same folder and finds them. Methods may
+    be called from several threads, but `news`, `forget` and `close` only from one; these two wait for the others.
     Mutable: it is a cache, and owns its media.
 
     Args:
@@ -49,7 +49,7 @@ class PrefixCache:
     Raises:
         OSError: when the SSD's folder cannot be used.
         FolderInUseError: when another process has it open.
-        ValueError: when the folder's slab is larger than what it shall hold.
+        ValueError: when the folder's slab is larger than `ssd_tokens` allow.
     """
 
     def __init__(self, spec: WorkerSpec, shape: KVLayout) -> None:
@@ -61,7 +61,7 @@ class PrefixCache:
         self._store = self._open_store()
         self._turn = threading.Condition()
         self._users = 0
-        """Calls that use the store now; below 0, nobody else may."""
+        """Calls that use the store now; below 0, one call has it alone."""
         self._announced = set[bytes]()
         self._left = 0
         """Blocks that had left some tier when the cluster was last told."""
@@ -154,7 +154,7 @@ class PrefixCache:
         return CacheUpdate(removed=gone)
 
     def close(self) -> None:
-        """Save what DRAM holds on the SSD, where there is one, and let both go; nobody uses it from then on."""
+        """Save what DRAM holds on the SSD, and close both; no method may be called afterwards."""
         self._shut_out()
         if self._ssd is not None:
             self._store.sink()
@@ -178,7 +178,7 @@ class PrefixCache:
 
     @contextmanager
     def _alone(self) -> Generator[None]:
-        """Nobody else uses the store meanwhile."""
+        """Keep every other call from the store meanwhile."""
         self._shut_out()
         try:
             yield

@@ -92,7 +92,7 @@ class WorkerContext:
         self.send(Report(job.run, events, tuple(tokens)))
 
     def settings(self, tokens: int, *, prefix_reuse: bool = False) -> EngineSettings:
-        """Those of an engine with KVCache for so many tokens."""
+        """The settings of an engine with KVCache for this number of tokens."""
         spec = self.spec
         cuts_prompts = spec.role != "coupled" or spec.batching in CHUNKED_POLICIES
         widest = spec.chunk_tokens if cuts_prompts else spec.max_request_tokens

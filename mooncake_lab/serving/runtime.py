@@ -104,7 +104,7 @@ class ClusterRuntime:
         self.spec = spec
         self.model = model
         self.streams: dict[int, RequestStream] = {}
-        """Of the requests in flight, by request id."""
+        """The answers to requests in flight, by request id."""
         self.damaged_blocks: dict[str, int] = {}
         """Blocks that the workers of each name have found damaged in their stores."""
         callbacks = Callbacks(worker_up=self._worker_up, message=self._heard, worker_exit=self._worker_exit)
@@ -201,7 +201,7 @@ class ClusterRuntime:
 
     @property
     def coordinator(self) -> Coordinator:
-        """Of the current run.
+        """The coordinator of the current run.
 
         Raises:
             RuntimeError: when the cluster is not open.

@@ -58,9 +58,9 @@ class LiveSpec:
     layerwise: bool = True
     """Whether KVCache leaves layer by layer while prefill runs (arXiv §5.2), or all of it afterwards."""
     transfer: Transfer = "tcp"
-    """How KVCache travels: over the Messenger's own connections, or by Mooncake's Transfer Engine.
+    """How KVCache travels: over the workers' own connections, or by Mooncake's Transfer Engine.
 
-    The latter needs the extra `mooncake`, listens on all interfaces and authenticates nobody.
+    The latter needs the extra `mooncake`, listens on all interfaces without authentication.
     """
     transfer_bytes: int = 2**26
     """Memory of each worker that this engine may touch; what finds no room there takes the connection."""

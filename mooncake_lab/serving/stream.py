@@ -64,7 +64,7 @@ class RequestStream:
         self._news.put_nowait(end)
 
     def remaining(self, input_tokens: int) -> Generation:
-        """What is asked of an attempt whose prompt has so many tokens: those after `prompt` were shown before."""
+        """What is asked of an attempt with this many prompt tokens; those after `prompt` were shown before."""
         shown = input_tokens - len(self.prompt)
         known = np.concatenate([self.prompt, np.asarray(self.tokens[:shown], dtype=np.int32)])
         return msgspec.structs.replace(

@@ -83,7 +83,7 @@ class GetBlocks(msgspec.Struct, frozen=True, tag=64):
 
 
 class Blocks(msgspec.Struct, frozen=True, tag=65):
-    """So many of the leading blocks follow as bytes, layer after layer of each, or were pushed."""
+    """This number of leading blocks follows as bytes, layer after layer of each, or were pushed."""
 
     blocks: int
     pushed: RemoteWrite | None = None
@@ -93,7 +93,7 @@ class Probe(msgspec.Struct, frozen=True, tag=66):
     """Bytes follow, to be thrown away and answered by `Ack`: a measurement."""
 
     pushed: RemoteWrite | None = None
-    """Or so many bytes were pushed."""
+    """Or this number of bytes was pushed."""
     pushed_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 

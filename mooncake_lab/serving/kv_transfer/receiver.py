@@ -46,7 +46,7 @@ _MOST_PEERS: Final = 64
 _MOST_STRANGERS: Final = 64
 """Connections at once that have not proved yet to be a worker's."""
 _SELDOM_S: Final = 10.0
-"""Between two lines about peers in the log: whoever can connect could fill it otherwise."""
+"""Between two lines about peers in the log: a process that can connect could fill it otherwise."""
 _MOST_PROBE_BYTES: Final = 2**26
 _MOST_KEYS: Final = 8192
 
@@ -198,7 +198,7 @@ class KVReceiver:
             threading.Thread(target=self._serve, args=(peer,), name="receiver", daemon=True).start()
 
     def _admit(self, peer: socket.socket) -> None:
-        """Let somebody try to prove who it is; where too many try, the one who has tried longest is hung up on."""
+        """Wait for a peer to authenticate; where too many do, the oldest connection is closed."""
         with self._peers_lock:
             oldest = next(iter(self._strangers)) if len(self._strangers) >= _MOST_STRANGERS else None
             if oldest is not None:

@@ -35,7 +35,7 @@ from mooncake_lab.serving.messages import CancelOrder, Job
 from mooncake_lab.store.backends import StorageError, wire
 
 MOST_WAITING_BYTES: Final = 2**30
-"""Of KVCache, for one destination; then whoever computes more of it waits."""
+"""Of KVCache that waits for one destination; then the engine waits, too."""
 _Addressed = StartTransfer | KVChunk | EndTransfer | CancelOrder
 
 
@@ -210,7 +210,7 @@ def _has_ended(peer: socket.socket) -> bool:
 
 
 def cuts(piece: KVChunk, payload: Bytes, most_bytes: int) -> Iterator[tuple[KVChunk, tuple[Bytes, Bytes]]]:
-    """A piece in parts of at most so many bytes, or of one token; keys and values of each."""
+    """A chunk in parts of at most `most_bytes`, or of one token; keys and values of each."""
     keys, values = np.split(payload, 2)
     half = keys.nbytes // piece.tokens
     step = max(1, most_bytes // (2 * half))

@@ -1,11 +1,11 @@
 """KVCache by Mooncake's own Transfer Engine, which writes into the receiver's memory (FAST'25 §4.3).
 
-The Messenger's connection still carries every word; only the bytes of keys and values take the channel. A receiver
-lends a window of its memory to each connection. The sender writes a piece there and says so with a checksum; the
-receiver takes a copy of its own, compares, and says that the window is free again. A checksum finds what a late
-write destroyed. It is no seal: the engine's TCP transport listens on all interfaces and authenticates nobody (its
-`MC_TCP_BIND_ADDRESS` was tried and changes nothing), so that whoever reaches its port can read and write all
-memory of the channel, with whatever KVCache last lay there. Use it inside a network you trust.
+The connection between two workers still carries every message; only the bytes of keys and values take the channel.
+A receiver lends each connection a buffer. The sender writes a chunk there and sends its checksum; the receiver
+copies the chunk, compares, and replies that the buffer is free again. The checksum detects bytes that a late write
+destroyed. It does not authenticate: the engine's TCP transport listens on all interfaces without authentication
+(its `MC_TCP_BIND_ADDRESS` was tried and changes nothing), so that each process that reaches its port can read and
+write all memory of the channel, with the KVCache that lay there last. Use it only inside a network that you trust.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ class Buffer:
         if _checksum(parts) != pushed.checksum:
             raise ProtocolError(
                 f"{size} bytes that were pushed are not as they were sent:"
-                " the Transfer Engine's memory was written late, or by somebody else"
+                " the Transfer Engine's memory was written late, or by another process"
             )
 
 
@@ -90,7 +90,7 @@ class TransferEngineChannel:
         """Memory for a while; `give` it back.
 
         Raises:
-            StorageFullError: when there is not so much left in one piece.
+            StorageFullError: when no free piece is as large.
         """
         with self._lock:
             start = self._extents.take(size_bytes) if size_bytes > 0 else None
