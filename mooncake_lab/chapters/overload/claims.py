@@ -24,7 +24,7 @@ def beside_papers(published: pd.DataFrame, tight: pd.DataFrame, windows: pd.Data
 
     Args:
         published: rows of `Overload` at the paper's setting, the three policies of Table 3, some workloads.
-        tight: the same where both pools are full.
+        tight: the same where the decode pool is full.
         windows: likewise over many stretches of the conversation trace, which decide the changes and the
             correlation: one replay may be luck.
     """
@@ -32,12 +32,12 @@ def beside_papers(published: pd.DataFrame, tight: pd.DataFrame, windows: pd.Data
     for workload, of_workload in published.groupby("workload", sort=False):
         rows += _judged(_counts(of_workload, f"{workload}, as published"), str(workload))
     for workload, of_workload in tight.groupby("workload", sort=False):
-        where = f"{workload}, both pools full"
+        where = f"{workload}, decode pool full"
         rows += [replace(row, decides=False) for row in _counts(of_workload, where)]
         rows += [replace(row, decides=False) for row in _changes(of_workload, f"{where}, one replay")]
         if bool(of_workload["correlation"].notna().all()):  # a short replay may have none
             rows += [replace(row, decides=False) for row in _correlation(of_workload, f"{where}, one replay")]
-    many = f"conversation, both pools full, mean of {windows['seed'].nunique()} stretches"
+    many = f"conversation, decode pool full, mean of {windows['seed'].nunique()} stretches"
     return comparison_table(
         [*rows, *_correlation(windows, many), *_movement(windows, many), *_changes(windows, many)]
     )
