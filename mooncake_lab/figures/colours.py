@@ -1,6 +1,6 @@
-"""Every colour of the book by what it stands for, on light and on dark paper.
+"""Every colour of the book by its meaning, on light and on dark paper.
 
-A colour has one meaning. Whoever draws names the meaning, `COLOURS["vllm"]`; the page replaces the colour by its
+A colour has one meaning. Drawing code names the meaning, `COLOURS["vllm"]`; the page replaces the colour by its
 dark variant (`figures/inline.py`, `book/_static/figures.css`). Each contrasts with both papers by at least 3:1.
 """
 

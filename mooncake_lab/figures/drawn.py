@@ -53,7 +53,7 @@ def as_csv(figure: Figure) -> str:
 
 
 def in_words(figure: Figure) -> str:
-    """What a figure shows, for whoever does not see it: axes of each panel, and how far each series reaches."""
+    """A figure described for readers who cannot see it: axes of each panel, and how far each series reaches."""
     said: list[str] = []
     for number, rows in groupby(drawn(figure), key=lambda row: row["panel"]):
         panel = list(rows)
@@ -176,7 +176,7 @@ def _is_data(artist: Artist, axes: Axes) -> bool:
 
 
 def _words(axis: Any) -> dict[float, str]:
-    """What is written at the ticks where somebody chose both, unless it is the number itself."""
+    """Tick labels by position, where both were set explicitly; labels that are numbers are left out."""
     if not isinstance(axis.get_major_locator(), FixedLocator):
         return {}
     written = [" ".join(label.get_text().split()) for label in axis.get_majorticklabels()]

@@ -25,12 +25,12 @@ _PROPERTIES: Final[Mapping[str, str]] = MappingProxyType(
 
 
 def inlined(svg: str, prefix: str, alt: str) -> str:
-    """The SVG of a figure as it stands in a page.
+    """The SVG of a figure, prepared for embedding in a page.
 
     Args:
         svg: what the notebook holds.
-        prefix: begins the ids of the drawing, which would else be those of other drawings of the page.
-        alt: what a screen reader says instead.
+        prefix: begins the ids of the drawing, so that they differ from those of other drawings on the page.
+        alt: what a screen reader reads instead.
     """
     drawing = _ID.sub(rf"\g<1>{prefix}", _PROLOGUE.sub("", svg, count=1))
     drawing = _COLOUR.sub(_property, drawing)

@@ -52,7 +52,7 @@ WIDTH: Final = 7.5
 SMALL: Final = 8.25
 """Points: 11 px, the least size of text."""
 MOST_BYTES: Final = 200_000
-"""Of the SVG of a figure."""
+"""Largest size of a figure's SVG."""
 
 _RC: Final[Mapping[str, Any]] = MappingProxyType(
     {

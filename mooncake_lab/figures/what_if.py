@@ -34,7 +34,7 @@ class Panel:
 
     head: str
     texts: tuple[tuple[str, ...], ...]
-    """Of each side, the value at each position of the slider."""
+    """For each side, the value at each position of the slider."""
     ys: tuple[tuple[float, ...], ...]
     ticks: tuple[tuple[float, str], ...]
     reference: float | None = None
@@ -53,13 +53,13 @@ class WhatIf:
     name: str
     """Unique on its page."""
     label: str
-    """Of the slider."""
+    """Label of the slider."""
     caption: str
     values: tuple[str, ...]
     """What the knob is at each position."""
     sides: tuple[str, ...]
     colours: tuple[str, ...]
-    """Of each side, a name in `COLOURS`."""
+    """For each side, a name in `COLOURS`."""
     panels: tuple[Panel, ...]
     start: int = 0
 

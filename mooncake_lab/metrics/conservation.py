@@ -47,7 +47,7 @@ class _Life:
     ended_s: float = math.inf
 
     def forbids(self, record: Record) -> bool:
-        """Whether nothing more may be told of it; work that began before its end may still end, for nobody."""
+        """Whether the end of the request rules out this record; work that began before the end may be recorded."""
         if isinstance(record, (Prefilled, Moved)):
             return record.start_s > self.ended_s + TOLERANCE_S
         return self.ended is not None

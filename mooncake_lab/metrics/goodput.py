@@ -10,13 +10,13 @@ def highest_passing(
     """The highest load between `low` and `high` that passes, down to a relative tolerance; None where none does.
 
     Loads are halved on a logarithmic scale, since a rate of 0.2 against 0.4 matters as much as 2 against 4. It
-    presumes that what passes at some load passes at every lower one. A simulation need not be so kind near the
-    limit; then the answer is a load that passed, with one no farther above it than the tolerance that did not.
+    presumes that what passes at some load passes at every lower one. A simulation may break this near the limit;
+    the answer is then a load that passed, and a load that failed lies no farther above it than the tolerance.
 
     Args:
         passes: whether a load, such as requests a second or a replay speed, meets the objectives.
-        low: tried first; a load below which nobody looks.
-        high: tried second; a load above which nobody looks, and the answer where it passes.
+        low: tried first; lower loads are not tried.
+        high: tried second; higher loads are not tried, and it is the answer if it passes.
         relative_tolerance: how far above the answer the lowest failing load may be, as a share of the answer.
 
     Raises:

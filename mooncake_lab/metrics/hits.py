@@ -54,7 +54,7 @@ def request_hit_rate(reused: npt.ArrayLike, asked: npt.ArrayLike) -> float:
 
 
 def tier_hit_rates(records: Iterable[Record], kv_bytes_per_token: int) -> dict[str, float]:
-    """Of all prompt tokens, the shares reused from DRAM and from SSD; together they are the token hit rate.
+    """Shares of all prompt tokens that are reused from DRAM and from SSD; together they are the token hit rate.
 
     A request has no more hits from SSD than it reused: a block that was read from SSD, and then evicted before the
     prefill began, is no hit, and one that was read again counts once.

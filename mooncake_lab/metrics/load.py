@@ -14,8 +14,8 @@ Array = npt.NDArray[np.float64]
 def prefill_load_series(records: Iterable[Record], times_s: Array, instances: int, slo: SLO) -> Array:
     """Load of the prefill pool at given times: the largest TTFT of those waiting, over its limit.
 
-    Of each instance the largest time from arrival to the end of prefill among requests queued or running there;
-    the mean over instances. A log knows how the predictions turned out.
+    For each instance, it takes the largest time from arrival to the end of prefill among requests queued or
+    running there, and then the mean over instances. The ends are those in the log, not predictions.
 
     Args:
         records: a log.

@@ -1,4 +1,4 @@
-"""Shares of right answers, and how sure of them so many trials make us."""
+"""Shares of right answers, and their confidence intervals."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""On how many nodes a block is, over time (FAST'25 Fig. 11): what a log says of the caches, added up."""
+"""The number of nodes that hold a block over time (FAST'25 Fig. 11), counted from the cache changes of a log."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -9,9 +9,9 @@ from mooncake_lab.core import BlockKey, CacheChanged, Record
 def replicas_at(
     records: Iterable[Record], moments_s: Iterable[float]
 ) -> Iterator[tuple[float, Counter[BlockKey]]]:
-    """The moments, each with the number of caches that hold each block then; blocks nobody holds count zero.
+    """Each moment with the number of caches that hold each block then; zero for a block that no cache holds.
 
-    The same counter comes out every time, changed: read it before the next.
+    The iterator changes and yields the same counter each time: read it before the next moment.
 
     Args:
         records: a run's log.

@@ -184,7 +184,7 @@ class RunningSummary:
 def run_summary(
     records: Iterable[Record], slo: SLO, *, tbt: Literal["fast", "arxiv"] = "fast", prefill_group: int = 1
 ) -> dict[str, float | int | None]:
-    """Counts, latencies and hit rate of a run, by name; a latency of a run without any token is None.
+    """Counts, latencies and hit rate of a run, by name; without any token, the latencies are None.
 
     Args:
         records: the run's log.

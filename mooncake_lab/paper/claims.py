@@ -44,10 +44,10 @@ class Claim:
         self.yardstick.check_band(self.fact.value)
 
     def is_too_short(self, requests: int | None) -> bool:
-        """Whether a run of so many requests says too little about this claim.
+        """Whether a run of that number of requests is too short to decide this claim.
 
         Raises:
-            ValueError: when the claim hangs on the length of the run, and that is not given.
+            ValueError: when the claim depends on the length of the run, which is not given.
         """
         if self.least_requests is None:
             return False
@@ -73,7 +73,7 @@ def claim(identifier: str) -> Claim:
     """The claim of that id.
 
     Raises:
-        ValueError: listing the ids there are, when there is none of that name.
+        ValueError: when no claim has that id; the message lists the ids.
     """
     found = {each.id: each for each in claims()}
     if identifier not in found:
@@ -87,7 +87,7 @@ def grade(claim: Claim, ours: float | None, *, requests: int | None = None, boun
     Args:
         claim: the claim.
         ours: our number.
-        requests: of the run that it comes from, where the claim hangs on them.
+        requests: of the run that our number comes from, where the claim depends on their count.
         bound: whether our number is only a lower bound.
 
     Raises:

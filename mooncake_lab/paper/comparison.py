@@ -101,11 +101,11 @@ def claimed(claim: Claim, ours: float | None, *, requests: int | None = None, bo
     Args:
         claim: the claim.
         ours: our number in its unit; None where it was not measured.
-        requests: of the run that it comes from, where the claim hangs on them.
+        requests: of the run that our number comes from, where the claim depends on their count.
         bound: whether our number is only a lower bound.
 
     Raises:
-        ValueError: when the claim hangs on the length of the run, and that is not given.
+        ValueError: when the claim depends on the length of the run, which is not given.
     """
     return Compared(
         quantity=claim.sentence,

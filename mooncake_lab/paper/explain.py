@@ -91,7 +91,7 @@ def _lines(row: Scored) -> Iterator[tuple[str, str]]:
 
 
 def bounded_text(row: Scored) -> str:
-    """Our number with its unit, and a sign where it is only a lower bound; a dash where there is none."""
+    """Our number with its unit, and a sign where it is only a lower bound; a dash without a number."""
     if row.ours is None:
         return "–"
     return ("≥ " if row.bound == "at least" else "") + number_text(row.ours, row.claim.fact.unit)

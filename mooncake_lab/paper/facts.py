@@ -37,11 +37,11 @@ class Fact:
 def curve(name: str) -> "pd.DataFrame":
     """A figure or table as data: columns series, x, y, source, and unit where every row has its own.
 
-    `x` is numeric where every x is a number (an unlimited capacity is `inf`), and text otherwise. What
-    the axes mean and their units stand in `index()`; how it was read, in `data/paper/README.md`.
+    `x` is numeric where every x is a number (an unlimited capacity is `inf`), and text otherwise. `index()`
+    gives the meaning and units of the axes; `data/paper/README.md` describes how the curve was read.
 
     Raises:
-        ValueError: listing the curves there are, when there is none of that name.
+        ValueError: when no curve has that name; the message lists the curves.
     """
     import pandas as pd  # not above: it takes a second, and `mooncake-lab simulate` does without
 
@@ -99,7 +99,7 @@ def constant(name: str) -> Fact:
     """One of the papers' constants, or a number that follows from them (`data/paper/constants.csv`).
 
     Raises:
-        ValueError: listing the constants there are, when there is none of that name.
+        ValueError: when no constant has that name; the message lists the constants.
     """
     rows = {row["name"]: row for row in read_rows("constants.csv")}
     if name not in rows:

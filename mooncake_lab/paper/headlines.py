@@ -30,7 +30,7 @@ class Headline:
     verdicts: tuple[tuple[str, int], ...]
     """Each verdict with the number of claims that got it, in the order of the claims."""
     evidence: tuple[str, ...]
-    """What our numbers are; empty where there is none."""
+    """The kinds of evidence of our numbers; empty without any number."""
     why: str = ""
 
     @property

@@ -35,7 +35,7 @@ class Assumption:
     """The assumed number, where the assumption is one."""
     unit: str
     sensitivity: str
-    """How much it matters, or why nobody measured that."""
+    """How much the results depend on it, or why that was not measured."""
     chapter: str
 
 
@@ -57,7 +57,7 @@ def assumption(identifier: str) -> Assumption:
     """The assumption of that id.
 
     Raises:
-        ValueError: listing the ids and topics there are, when there is none of that name.
+        ValueError: when no assumption has that id; the message lists the ids and topics.
     """
     found = {each.id: each for each in assumptions()}
     if identifier not in found:

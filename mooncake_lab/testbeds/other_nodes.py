@@ -32,7 +32,7 @@ def node_latency(node: str = "a800-node", model: str = "llama3-70b") -> LatencyM
     """The latency model of a node running a model: the paper's own, or that one scaled.
 
     Raises:
-        ValueError: naming the nodes there are, when this is none; when the model is unknown or does not fit.
+        ValueError: when the node is unknown (the message lists all); when the model is unknown or does not fit.
     """
     nodes = [name for name in HARDWARE if _is_node(hardware(name))]
     if node not in nodes:

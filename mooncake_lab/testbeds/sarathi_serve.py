@@ -30,11 +30,11 @@ from mooncake_lab.simulation import StageClock
 DECODES, PREFILLS = "sarathi_serve_artifact_yi34b_decode", "sarathi_serve_artifact_yi34b_prefill"
 TEXT, LIMITS = "sarathi_serve_text_constants", "sarathi_serve_slo"
 CONTEXT_TOKENS: Final = 1024
-"""Of the decodes that the artifact timed, which does not say (assumption B41)."""
+"""Context of the decodes that the artifact timed; the artifact does not state it (assumption B41)."""
 ATTENTION_SHARE: Final = 0.77
-"""Of the memory's bandwidth that decode attention reaches: that of SARATHI's A6000 (Table 2)."""
+"""Share of the memory bandwidth that decode attention reaches, as on SARATHI's A6000 (Table 2)."""
 BLOCK_TOKENS: Final = 16
-"""Of vLLM's block in the paper's runs."""
+"""Tokens per block of vLLM in the paper's runs."""
 LAYER_SUMS: Final = 2
 """All-reduces of a layer whose matrices are cut: after attention and after the feed-forward part."""
 

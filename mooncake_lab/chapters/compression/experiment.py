@@ -31,7 +31,7 @@ from mooncake_lab.engine import LlamaModel, load_model
 from mooncake_lab.metrics import wilson
 
 SHARES: Final = (0.5, 0.25, 0.125, 0.0625, 0.03125)
-"""Of the prompt, that an eviction keeps."""
+"""Shares of the prompt that an eviction keeps."""
 KNOBS: Final[Mapping[str, tuple[float, ...]]] = MappingProxyType(
     {
         "full": (1,),

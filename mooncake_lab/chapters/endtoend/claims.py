@@ -265,5 +265,5 @@ def _is_twin(rows: pd.DataFrame, workload: str) -> bool:
 
 
 def _named(row: Compared, twin: Any) -> Compared:
-    """A twin stands in for a trace; it was made to match lengths and sharing, not latencies."""
+    """The row, marked if it comes from a twin, which matches a trace in lengths and sharing, not in latencies."""
     return replace(row, quantity=f"{row.quantity} (on the twin)") if twin else row

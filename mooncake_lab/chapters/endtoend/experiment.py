@@ -53,7 +53,7 @@ class EndToEnd:
     """What the host adds to a decode step for each request beyond `host_free`: `SERVED_HOST_S`, or nothing."""
     host_free: float = 1.5
     chunk_tokens: int = 512
-    """Tokens an iteration of chunked prefill computes (assumption B16)."""
+    """Tokens per iteration of chunked prefill (assumption B16)."""
     hash_s_per_token: float = 0.0
     """With prefix caching, what hashing a token costs vLLM, each time it does (assumption B38)."""
     router: Literal["fewest_requests", "round_robin", "least_backlog", "random"] = "fewest_requests"
@@ -62,9 +62,9 @@ class EndToEnd:
     """KVCache in the GPU memory of a node that decodes (assumption B15)."""
     ttft_limit_s: float = 30.0
     tbt_limit_s: float = 0.1
-    """Of `effective` alone; the distribution of TBT is recorded anyway."""
+    """Used only by `effective`; the distribution of TBT is recorded in any case."""
     speed: float = 1.0
-    """Replay so many times as fast as recorded."""
+    """Speed of the replay relative to the recording."""
     first: int | None = None
     seed: int = 0
 

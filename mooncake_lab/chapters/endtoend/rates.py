@@ -82,7 +82,7 @@ class AtRate:
         ).make(seed=self.seed)
 
     def _asked(self, lengths: Any, answer_tokens: int, questions: int) -> Trace:
-        """Documents with so many questions each, in random order; all but the last tenth of a prompt is shared."""
+        """Documents with several questions each, in random order; the first nine tenths of a prompt are shared."""
         document = np.repeat(np.arange(len(lengths)), questions)
         np.random.default_rng([self.seed, 3]).shuffle(document)
         ids: list[int] = []

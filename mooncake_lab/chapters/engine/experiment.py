@@ -32,7 +32,7 @@ POLICIES: Final = (
     "request_level", "orca", "vllm", "tensorrt_llm", "vllm_chunked", "splitfuse", "sarathi", "sarathi_serve",
 )  # fmt: skip  # two kinds: those that compute prompts whole, in the order of their years, and those that cut them
 WHOLE_PROMPTS: Final = frozenset(POLICIES[:4])
-"""Of these, the ones that are run without cutting prompts."""
+"""The policies that run without cutting prompts."""
 NAMES: Final = "ABCD"  # of the four requests
 
 
@@ -252,7 +252,7 @@ def letters(charts: pd.DataFrame) -> pd.DataFrame:
 
 
 def waits(charts: pd.DataFrame) -> pd.DataFrame:
-    """What each policy lets whom wait for, in milliseconds, and in tokens and iterations, which no clock changes.
+    """How long requests wait under each policy: in milliseconds, and in tokens and iterations (without a clock).
 
     Returns:
         By policy: gap_ms and gap_tokens, the most between two tokens of A; first_c_ms and first_c_iterations, from

@@ -1,4 +1,4 @@
-"""What `bench.gpu` measured on a GPU, for the chapters: tables where somebody ran it, else the reason."""
+"""Results of `bench.gpu` for the chapters: tables if it was run on a GPU, otherwise the reason why not."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -79,10 +79,10 @@ def read_gpu_report(path: Path) -> GpuReport:
 
 
 def committed(folder: Path | None = None) -> GpuReport:
-    """The newest report that came with the book; one without tables where nobody has measured a GPU yet.
+    """The newest report in the repository; a report without tables if the repository has none yet.
 
     Raises:
-        ValueError: when a file there is no report of a GPU.
+        ValueError: when a file there is not a report of a GPU.
     """
     newest = GpuReport(device="cuda", date="", source="", tables={}, gaps={})
     for path in sorted((folder or carried_folder("measured")).glob(_PATTERN)):

@@ -70,7 +70,7 @@ def kept() -> dict[str, Any]:
     """The measurement that is kept in the repository: machine, date, commit, load_average, plan, and tables.
 
     Raises:
-        FileNotFoundError: when there is none.
+        FileNotFoundError: when the repository has no measurement.
     """
     return msgspec.json.decode((carried_folder("measured") / _KEPT).read_bytes())
 

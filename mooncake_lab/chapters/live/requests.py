@@ -129,7 +129,7 @@ def checked(log: list[Record]) -> list[Record]:
 
 
 def slowed(model: LatencyModel, factor: float, *, decode: bool = False) -> LatencyModel:
-    """The model with every prefill so many times as long, and with `decode` every decode step, too."""
+    """The model with every prefill `factor` times as long; with `decode`, every decode step as well."""
     prefill = times_as_long(model.prefill, factor)
     second = times_as_long(model.decode, factor) if decode else model.decode
     return replace(model, prefill=prefill, decode=second, hybrid=HybridLatency.of(prefill, second))

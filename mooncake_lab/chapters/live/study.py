@@ -26,11 +26,11 @@ class Study:
 
     workload: str = "toolagent"
     divide: int = 16
-    """Lengths, and the block size with them."""
+    """Divisor of the lengths and of the block size."""
     most_tokens: int = 1024
     """Longer requests are left out."""
     requests: int = 24
-    """Of a run; calibration has its own, which come before."""
+    """Requests per run; calibration uses its own, which come earlier in the trace."""
     model: str = "random:lab-tiny"
     device: str = "cpu"
     """On auto, workers take the machine's GPUs in turn."""
@@ -42,9 +42,9 @@ class Study:
     overloaded: float = 6.0
     clusters: tuple[str, ...] = ("1P+1D", "2P+1D", "1P+2D", "2 coupled")
     placements: tuple[str, ...] = ("load_balance", "random")
-    """Tried on 2P+1D besides the default, overloaded."""
+    """Tried on an overloaded 2P+1D besides the default."""
     beat: float = 3.0
-    """Of the metronome: seconds for each second that this machine needs to compute."""
+    """Seconds that the metronome allots for each second that this machine needs to compute."""
     seed: int = 0
 
     def spec(self, cluster: str = "1P+1D", placement: str | None = None, **changes: Any) -> LiveSpec:
@@ -74,7 +74,7 @@ class Study:
         return _scaled(self.workload, self.divide, self.most_tokens, self.seed)
 
     def slice(self, number: int, requests_per_s: float) -> list[TracedRequest]:
-        """So many requests of the trace, number 0 for calibration, as a Poisson process from time 0."""
+        """One slice of `requests` requests as a Poisson process from time 0; slice 0 is for calibration."""
         chosen = list(self.trace().head((number + 1) * self.requests).requests())[number * self.requests :]
         timed = with_poisson_arrivals(self.trace().head(len(chosen)), requests_per_s, seed=self.seed + number)
         return [

@@ -21,7 +21,7 @@ from mooncake_lab.store.backends import StorageError
 from mooncake_lab.store.backends.mooncake_client import load_wheel
 
 _ANSWER_TOKENS: Final = 48
-"""Of requests during which a worker is killed, so that the kill meets some of them."""
+"""Answer length where a worker is killed: long enough that some requests are still running then."""
 
 
 def switches(plan: Study, pool: WorkerPool, model: LatencyModel, rates_per_s: dict[str, float]) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""More requests than a cluster can serve: who is rejected, when, and how load moves then (arXiv §7, §8.2)."""
+"""More requests than a cluster can serve: which are rejected, when, and how the load changes (arXiv §7, §8.2)."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -68,12 +68,12 @@ _MOST_LAG_S: Final = 90.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overload:
-    """A stretch of a trace, replayed faster than recorded, on a cluster that may say no."""
+    """A stretch of a trace, replayed faster than recorded, on a cluster that may reject requests."""
 
     workload: str = "conversation"
     policy: PolicyName = "early"
     speed: float = 2.0
-    """Replay so many times as fast as recorded."""
+    """Speed of the replay relative to the recording."""
     first: int = 2000
     """How many requests."""
     prefill_nodes: int = 8

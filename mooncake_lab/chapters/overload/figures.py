@@ -1,4 +1,4 @@
-"""Figures of overload: who was rejected and when, how load swings, and what makes it swing more."""
+"""Figures of overload: which requests were rejected and when, how load swings, and what makes it swing more."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from textwrap import fill

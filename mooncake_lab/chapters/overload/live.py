@@ -1,7 +1,7 @@
-"""Admission on the live cluster: a crowd that processes really prefill and decode, beside the same in simulation.
+"""Admission on the live cluster: a burst of requests in real processes, beside the same burst in simulation.
 
-To the beat of a metronome, so that the pools fill as they would on nodes of their own: tokens, KVCache, sockets
-and decisions are real, the pace of computing is given. The simulator is told that pace, and nothing else.
+A metronome sets the pace of computing, so that the pools fill as they would on nodes of their own. Tokens,
+KVCache, sockets and decisions are real. The simulator's latency model contains only that pace.
 """
 
 from collections.abc import Iterator
@@ -38,11 +38,11 @@ class LiveCrowd:
     policies: tuple[str, ...] = ("after_prefill", "early", "predictive", "committed")
     requests: int = 24
     every_s: float = 0.15
-    """Between arrivals."""
+    """Time between arrivals."""
     prefill_s: float = 0.18
-    """Of a prompt, by the metronome."""
+    """Prefill of one prompt, by the metronome."""
     step_s: float = 0.012
-    """Of a decode step of nobody, by the metronome."""
+    """Decode step without its share per request, by the metronome."""
     step_s_per_request: float = 0.006
     slots: int = 4
     """Requests that may decode at a time: one more would break the limit of TBT."""
@@ -62,7 +62,7 @@ class LiveCrowd:
                 raise ValueError(f"{name!r} is no admission policy; there are {', '.join(ADMISSION_POLICIES)}")
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Two rows a policy, one for each world: what was served, what was refused when, and prefill in vain."""
+        """Two rows per policy, live and simulated: requests served, rejections by stage, wasted prefill."""
         requests, machine = self.arrivals(), str(describe_machine())
         with WorkerPool(self.spec(self.policies[0])) as pool:
             for policy in self.policies:
@@ -75,7 +75,7 @@ class LiveCrowd:
                 yield {"policy": policy, "world": "simulated", **_counted(log), "machine": machine}
 
     def arrivals(self) -> list[TracedRequest]:
-        """The crowd: all alike, no block in common."""
+        """The burst: requests of equal length that share no block."""
         blocks = blocks_for(self.prompt_tokens, _BLOCK_TOKENS)
         return [
             TracedRequest(
@@ -92,7 +92,7 @@ class LiveCrowd:
         ]
 
     def pace(self) -> LatencyModel:
-        """What the metronome beats, the Conductor believes and the simulator is told."""
+        """The latency model of the metronome, which the Conductor and the simulator use too."""
         prefill = PrefillLatency(constant_s=self.prefill_s, per_token_s=0.0, per_token_squared_s=0.0)
         decode = DecodeLatency(self.step_s, self.step_s_per_request, 0.0)
         return LatencyModel(

@@ -15,10 +15,10 @@ class Stage(NamedTuple):
 
 
 def stages(offered: float, limit: float, *, predicted: bool, count: int = 8) -> Iterator[Stage]:
-    """A cluster in which prefill takes one stage and decoding takes one stage, and nothing else happens.
+    """A cluster in which prefill takes one stage and decoding takes one stage.
 
-    With early rejection, everybody who comes is admitted while the decode load of this stage is below the limit,
-    and nobody otherwise. With prediction, as many are admitted as the next stage has room for.
+    With early rejection, all arriving requests are admitted while the decode load of this stage is below the
+    limit, and otherwise none. With prediction, as many are admitted as the next stage has room for.
 
     Args:
         offered: load that arrives in each stage.

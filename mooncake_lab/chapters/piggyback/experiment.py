@@ -58,7 +58,7 @@ class MeasuredRiders:
         return CoupledEngine(model, Sarathi(), settings, clock=clock)
 
     def _decoding(self, model: LlamaModel, count: int, room: int, clock: Clock) -> CoupledEngine:
-        """An engine in which so many requests decode."""
+        """An engine in which `count` requests decode."""
         engine = self._engine(model, count, room, clock)
         for number in range(count):
             prompt = random_prompt(self.context_tokens, model.config.vocabulary, seed=self.seed, number=number + 1)

@@ -12,13 +12,13 @@ from mooncake_lab.paper import fact
 from mooncake_lab.testbeds.sarathi_serve import TESTBEDS, TEXT, slo_s
 
 LOWEST, DOUBLINGS, HALVINGS = 0.05, 7, 2
-"""Requests a second at which a search begins, how often it doubles, and how often it halves the last step."""
+"""Requests per second at which a search begins, how often it doubles, and how often it halves the last step."""
 REQUESTS: Final = {"smoke": 16, "classroom": 256, "full": 2048}
-"""Of each run at least; the paper has 2048."""
+"""Least number of requests per run; the paper has 2048."""
 SEEDS: Final = {"smoke": 1, "classroom": 3, "full": 1}
 """Seeds over which capacities are averaged: another seed moves a capacity by a step of the search."""
 SECONDS: Final = {"smoke": 20.0, "classroom": 120.0, "full": 0.0}
-"""Over which they arrive at least: a run must be long beside what one request takes."""
+"""Least time over which they arrive: a run must be long compared with one request."""
 WORKLOADS: Final = ("openchat_sharegpt4", "arxiv_summarization")
 LIMITS: Final = ("strict", "relaxed")
 
@@ -32,9 +32,9 @@ class Capacity:
     policy: str = "vLLM"
     limit: str = "strict"
     requests: int = 48
-    """Of each run at least."""
+    """Least number of requests per run."""
     seconds: float = 120.0
-    """For which requests arrive at least."""
+    """Least time over which requests arrive."""
     sum_ms: float = 0.0
     seed: int = 0
 

@@ -28,14 +28,14 @@ TEXT, MACHINE = "sarathi_text_constants", "GPT-3/64 A100"
 STAGES: Final = 8
 BLOCK_TOKENS: Final = 16
 GPUS: Final = 8
-"""Of one node: they share each layer (TP8)."""
+"""GPUs per node: they share each layer (TP8)."""
 LINK: Final = LinkLatency(8 * gbps(200), 10e-6)
 """Between nodes: eight InfiniBand cards of 200 Gbps (assumption B40)."""
 PERCENTS: Final = tuple(range(0, 101, 5))
 REQUESTS: Final = {"smoke": 250, "classroom": 2000, "full": 10_000}
-"""Of the three schemes, by scale; the paper has 10,000, and 216 are in flight."""
+"""Requests of the three schemes, by scale; the paper has 10,000, and 216 are in flight."""
 SWEPT: Final = {"smoke": 80, "classroom": 500, "full": 10_000}
-"""Of each run of a sweep: ramps weigh more, and ratios are smaller."""
+"""Requests per run of a sweep: ramps weigh more in a short run, and ratios are smaller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +48,9 @@ class Gpt3:
     decode_attention: float = 1.0
     """Seconds of decode attention over those that the roofline carries over from the A6000."""
     overhead_ms_a_layer: float = 0.0
-    """Of every iteration, beside the roofline: kernels that wait to be launched, collectives, Python."""
+    """Added to the roofline in every iteration: kernels that wait to be launched, collectives, Python."""
     spread: float = 1.0
-    """Of the lengths about their mean; 0 makes all requests alike."""
+    """Spread of the lengths about their mean; 0 makes all requests alike."""
     seed: int = 0
 
     def rows(self) -> Iterable[Mapping[str, Any]]:

@@ -24,7 +24,7 @@ class Live:
     device: str = "cpu"
     dtype: str = "float32"
     backend: str = "dense"
-    """Of the operators; the dense one compiles nothing, so that a crew is up soon."""
+    """Backend of the operators; the dense one compiles nothing, so the workers start quickly."""
     timeout_s: float = 600.0
     seed: int = 0
 

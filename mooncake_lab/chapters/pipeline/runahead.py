@@ -18,7 +18,7 @@ from mooncake_lab.perf.runahead import (
 from mooncake_lab.perf.runahead_search import best_bounds
 
 EFFICIENCY = 0.5
-"""Of the peak, for matrices and for attention (assumption B42)."""
+"""Share of the peak that matrices and attention reach (assumption B42)."""
 NVLINK_BYTES_PER_S, SLOW_BYTES_PER_S = 300e9, 10e9
 """The two networks of the paper's experiments."""
 MESSAGE_S = 10e-6

@@ -39,7 +39,7 @@ RATES: Final = {
     "full": tuple(round(0.1 * 1.1**step, 3) for step in range(30)),
 }
 REQUESTS: Final = {"smoke": 60, "classroom": 120, "full": 2048}
-"""Of each run; the paper has 2048."""
+"""Requests per run; the paper has 2048."""
 
 
 def budgets(slos_s: Sequence[float], decodes: int = 32, context_tokens: int = 4096) -> pd.DataFrame:

@@ -15,13 +15,13 @@ from mooncake_lab.testbeds.sarathi_serve import TESTBEDS, TEXT, testbed, yi_34b_
 OVERHEADS, ABLATION = "sarathi_serve_artifact_chunk_overhead", "sarathi_serve_table4_ablation"
 WAYS: Final = ("whole prompt", "chunk 2048", "chunk 512")
 RATES: Final = {"openchat_sharegpt4": 0.5, "arxiv_summarization": 0.2}
-"""Requests a second of the ablation, which the paper does not print (assumption B49)."""
+"""Requests per second of the ablation, which the paper does not print (assumption B49)."""
 VARIANTS: Final = ("hybrid batching only", "chunked prefill only", "both")
 """Rows of Table 4. Alone, hybrid batches hold whole prompts, and chunks take turns with decodes."""
 BUDGETS: Final = (1024, 512)
-"""Of the table's caption, and of the scripts that the authors ship for it."""
+"""Token budgets of the table's caption, and of the scripts that the authors ship for it."""
 ABLATION_SEEDS: Final = 3
-"""Seeds over which the ablation is averaged: a 99th percentile of 128 requests is a few of them."""
+"""Seeds over which the ablation is averaged: the 99th percentile of 128 requests depends on very few of them."""
 FALCON, FALCON_TP8 = "Falcon-180B", "Falcon-180B, TP8"
 
 
@@ -148,7 +148,7 @@ def layouts(
 
 
 def sum_ms_for(ratio: float | None = None) -> float:
-    """Milliseconds of an all-reduce at which TP8 takes so many times TP4-PP2; None takes the paper's ratio."""
+    """Milliseconds of an all-reduce at which TP8 takes `ratio` times as long as TP4-PP2; None: the paper's."""
     ratio = fact(TEXT, series=FALCON, x="tbt_tp8_over_tp4_pp2").value if ratio is None else ratio
     table = layouts((0.0, 1.0))
     slope = float(np.diff(table["tensor_ms"])[0])

@@ -16,19 +16,19 @@ from mooncake_lab.testbeds import paper_node_latency
 from mooncake_lab.workload import Trace, load
 
 DRAM_TOKENS: Final = (1_000_000, 3_000_000, 6_000_000, 12_000_000)
-"""Of a node without SSD; the smallest is that of a node with one."""
+"""DRAM of a node without SSD; a node with SSD has the smallest of them."""
 SSD_TOKENS: Final = (2_000_000, 11_000_000)
-"""Below the smallest DRAM: the node holds then what nodes with more DRAM hold."""
+"""SSD beside the smallest DRAM: the node then holds as much as a node with more DRAM."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """One trace on one cluster whose prefill nodes hold so much KVCache in DRAM and on SSD."""
+    """One trace on one cluster whose prefill nodes hold a given amount of KVCache in DRAM and on SSD."""
 
     dram_tokens: int = 3_000_000
     ssd_tokens: int = 0
     ssd_bytes_per_s: float
-    """Reading KVCache from a node's SSDs. No edition states it, so that whoever asks has to."""
+    """Read bandwidth of a node's SSDs. No edition states it, so it has no default."""
     workload: str = "conversation"
     prefill_nodes: int = 8
     decode_nodes: int = 8

@@ -73,9 +73,9 @@ class Replay:
     """Whether a prompt whose prefix is on its way lets those behind it start (assumption B51)."""
     eviction: str = "lru"
     speed: float = 1.0
-    """Replay so many times as fast as recorded."""
+    """Speed of the replay relative to the recording."""
     spread_s: float = 0.0
-    """Spread arrivals evenly over so many seconds after their tick (assumption B09)."""
+    """Seconds after their tick over which arrivals are spread evenly (assumption B09)."""
     one_token: bool = False
     """Force every answer to one token, as in FAST'25 §5.3.2."""
     belief_error: float = 0.0
@@ -85,7 +85,7 @@ class Replay:
     knows them."""
     first: int | None = None
     seed: int = 0
-    """Of random placement, spread arrivals, wrong beliefs, and the twin where there is no released file."""
+    """Seed of random placement, spread arrivals, estimate errors, and the twin where there is no released file."""
 
     def __post_init__(self) -> None:
         check_workload(self.workload)

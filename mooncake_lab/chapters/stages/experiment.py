@@ -134,7 +134,7 @@ def measured_rows(measured: StageMeasurement) -> list[dict[str, Any]]:
 
 
 def committed_measurement(path: Path = _COMMITTED) -> StageMeasurement:
-    """The measurement that came with the book, for a printed comparison and nothing else."""
+    """The measurement in the repository, used only for a printed comparison."""
     return read_measurement(path)
 
 

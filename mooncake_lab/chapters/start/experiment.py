@@ -32,9 +32,9 @@ class Start:
 
     model: str = "random:lab-8m"
     shared_tokens: int = 256
-    """Of a system prompt that all requests begin with."""
+    """Length of the system prompt that all requests begin with."""
     own_tokens: int = 256
-    """Of each request's own."""
+    """Length of each request's own part of the prompt."""
     answer_tokens: int = 12
     chunk_tokens: int = 128
     burst: int = 6
@@ -80,10 +80,10 @@ class Followed:
     processes: Mapping[str, int]
     """The process of each worker, and of the Conductor."""
     log: tuple[Record, ...]
-    """Of the one request."""
+    """Records of the request that is followed."""
     burst: tuple[Record, ...]
     believed: LatencyModel
-    """How long things take there, as the cluster measured when it started."""
+    """The latency model that the cluster measured when it started."""
     tokens_equal: bool
     """Whether every answer is that of one engine in this process that computes everything itself."""
     machine: str
@@ -98,7 +98,7 @@ def follow(setting: Start) -> Followed:
     numbers = range(2, 2 + setting.burst)
     crowd = [setting.request(n, (n - 2) * setting.burst_every_s) for n in numbers]
     with WorkerPool(setting.spec()) as pool, LiveCluster(setting.spec(), pool=pool) as cluster:
-        _checked(cluster.run([setting.request(0)]))  # somebody asked before: the system prompt is stored
+        _checked(cluster.run([setting.request(0)]))  # an earlier request stores the system prompt
         answers = dict(cluster.outputs)
         log = _checked(cluster.run([setting.request(1)]))
         answers |= cluster.outputs

@@ -1,4 +1,4 @@
-"""Figures of the front chapter: the parts, one request's timeline, and a burst, a lane a request."""
+"""Figures of the front chapter: the parts, one request's timeline, and a burst with one row per request."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -112,7 +112,7 @@ def timeline(rows: pd.DataFrame, machine: str) -> BookFigure:
 
 @styled
 def burst(rows: pd.DataFrame, machine: str) -> BookFigure:
-    """Several requests at once, a lane each: waiting, prefill, the hand-over, and every decode step.
+    """Several requests at once, one row per request: waiting, prefill, the hand-over, and every decode step.
 
     Args:
         rows: what `start_life.lanes` made.

@@ -1,4 +1,4 @@
-"""The log of a live run as tables: the steps of one request's life, its timeline, a lane a request."""
+"""The log of a live run as tables: the steps of one request, its timeline, and the timelines of a burst."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -19,10 +19,10 @@ from mooncake_lab.metrics import request_table
 
 
 def steps(log: Sequence[Record]) -> pd.DataFrame:
-    """The life of the one request of a log, by the steps of FAST'25 Fig. 3.
+    """The one request of a log, by the steps of FAST'25 Fig. 3.
 
     Returns:
-        Rows by step: the records that it left, from_ms and to_ms since arrival, and what they say.
+        Rows by step: names of its records, from_ms and to_ms since arrival, and what the records say.
     """
     zero_s = _arrival_s(log)
     rows = [
@@ -39,7 +39,7 @@ def steps(log: Sequence[Record]) -> pd.DataFrame:
 
 
 def timeline(log: Sequence[Record], layers: int) -> pd.DataFrame:
-    """Rows of where, what, layer, start_ms and end_ms since arrival: all that one request met.
+    """Rows of where, what, layer, start_ms and end_ms since arrival: every recorded event of one request.
 
     A piece of KVCache is one layer of a stretch of the prompt; a worker sends the layers of a stretch in order,
     from which `layer` follows.

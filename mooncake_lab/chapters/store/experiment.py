@@ -39,9 +39,9 @@ class PolicyHitRates:
     capacity_blocks: int | None = None
     """None is unlimited."""
     first: int | None = None
-    """Only so many requests from the front; None is all."""
+    """Number of requests from the start of the trace; None takes all."""
     seed: int = 0
-    """Of the twin, where there is no released file."""
+    """Seed of the twin, which is used where there is no released file."""
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Replay the trace."""

@@ -31,9 +31,9 @@ class TraceNumbers:
 
     workload: str = "conversation"
     first: int | None = None
-    """Only so many requests from the front; None is all."""
+    """Number of requests from the start of the trace; None takes all."""
     seed: int = 0
-    """Of the twin, where there is no released file."""
+    """Seed of the twin, which is used where there is no released file."""
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Read the trace and count."""
@@ -65,7 +65,7 @@ class LengthHistogram:
 
 @dataclass(frozen=True, slots=True)
 class BlockUses:
-    """How often blocks are used: the share of unique blocks with at most so many uses (arXiv Fig. 6)."""
+    """How often blocks are used: the share of unique blocks with at most a given number of uses (arXiv Fig. 6)."""
 
     workload: str = "conversation"
     first: int | None = None
@@ -104,7 +104,7 @@ class Conversations:
     seed: int = 0
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """One row for each number of turns: share of requests in conversations of at least so many."""
+        """One row per number of turns: share of requests in conversations with at least that many turns."""
         turns, conversations = np.unique(
             conversation_sizes(_trace(self.workload, self.first, self.seed)), return_counts=True
         )

@@ -109,7 +109,7 @@ def block_sizes(
     Args:
         sizes: rows of `LargerBlocks`.
         paper: the printed cache ratio (percent) of each workload.
-        paper_block: tokens a block of the paper's store, where its ratios are drawn.
+        paper_block: tokens per block of the paper's store, the size at which its ratios are drawn.
         numbers: rows of `TraceNumbers`, for the labels and the footer.
     """
     figure, (axes,) = new_figure(height=3.7)

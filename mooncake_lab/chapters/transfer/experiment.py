@@ -33,11 +33,11 @@ class BandwidthDemand:
 
     workload: str = "synthetic"
     gbps: float = 100.0
-    """Of each node's network, in 10^9 bits a second, both ways at once."""
+    """Bandwidth of each node's network, in 10^9 bits per second, in both directions at once."""
     streams_layers: bool = True
     """Whether KVCache leaves for the decode instance while the prompt is computed."""
     reuses: bool = True
-    """Whether prefixes are kept; without, everything is computed again."""
+    """Whether prefixes are kept; otherwise every prompt is computed in full."""
     prefill_nodes: int = 16
     """Assumption B46."""
     decode_nodes: int = 16
