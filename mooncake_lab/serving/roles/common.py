@@ -1,0 +1,157 @@
+"""What workers of all roles share: their context, their reports, and requests as engines take them."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mooncake_lab.batching.policies import CHUNKED_POLICIES
+from mooncake_lab.cluster import (
+    AttemptFailed,
+    PrefillDropped,
+    RequestDone,
+    StepDone,
+)
+from mooncake_lab.core import block_keys
+from mooncake_lab.engine import (
+    EngineSettings,
+    GenerationRequest,
+    LlamaModel,
+    Output,
+    Sampling,
+)
+from mooncake_lab.engine.kv_layout import KVLayout
+from mooncake_lab.engine.sequence import TokenCallback
+from mooncake_lab.serving.kv_transfer.sender import Identity, KVSenders
+from mooncake_lab.serving.kv_transfer.transfer_engine import TransferEngineChannel
+from mooncake_lab.serving.messages import (
+    Generation,
+    Job,
+    Report,
+    WorkerEvent,
+    WorkerMessage,
+)
+from mooncake_lab.serving.spec import WorkerSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerContext:
+    """What workers of every role have."""
+
+    spec: WorkerSpec
+    model: LlamaModel
+    shape: KVLayout
+    identity: Identity
+    senders: KVSenders
+    channel: TransferEngineChannel | None
+    """What KVCache travels by; None is the connections between workers."""
+    send: Callable[[WorkerMessage], None]
+    """Sends a message to the cluster."""
+    enqueue: Callable[[object], None]
+    """Puts something into the worker's own inbox, from any thread."""
+
+    def report(self, job: Job, *events: WorkerEvent, tokens: Sequence[tuple[int, int]] = ()) -> None:
+        """Report events of the run of this attempt, and tokens of its requests."""
+        self.send(Report(job.run, events, tuple(tokens)))
+
+    def settings(self, tokens: int, *, prefix_reuse: bool = False) -> EngineSettings:
+        """The settings of an engine with KVCache for this number of tokens."""
+        spec = self.spec
+        cuts_prompts = spec.role != "coupled" or spec.batching in CHUNKED_POLICIES
+        widest = spec.chunk_tokens if cuts_prompts else spec.max_request_tokens
+        return EngineSettings(
+            block_size_tokens=spec.block_size_tokens,
+            cache_blocks=max(1, tokens // spec.block_size_tokens),
+            max_batch_tokens=max(widest, spec.max_requests),
+            max_requests=spec.max_requests,
+            max_request_tokens=spec.max_request_tokens,
+            prefix_reuse=prefix_reuse,
+            keep_log=spec.role == "coupled" or (spec.role == "decode" and spec.metronome is not None),
+        )
+
+    def keys(self, prompt: npt.NDArray[np.int32]) -> list[bytes]:
+        """The keys of a prompt's whole blocks."""
+        size, name = self.spec.block_size_tokens, self.shape.fingerprint
+        return block_keys(prompt, size, namespace=name, partial=False)
+
+
+class WorkerRole(Protocol):
+    """What a worker does with orders and with KVCache that arrives."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would do something."""
+        ...
+
+    @property
+    def capacity_tokens(self) -> int:
+        """KVCache tokens that its engine holds."""
+        ...
+
+    def take(self, item: object) -> None:
+        """Take an order, KVCache that arrived, or what the role itself put into the inbox."""
+        ...
+
+    def step(self) -> None:
+        """Run one iteration."""
+        ...
+
+
+def report_dropped(context: WorkerContext, job: Job) -> None:
+    """Report that a request left this worker before its prompt was computed."""
+    dropped = PrefillDropped(at_s=time.monotonic(), attempt=job.attempt, worker=context.spec.name)
+    context.report(job, dropped)
+
+
+def hopeless(job: Job, reason: str) -> AttemptFailed:
+    """The report that an attempt failed for a reason that another worker would meet too."""
+    return AttemptFailed(at_s=time.monotonic(), attempt=job.attempt, reason=reason, retriable=False)
+
+
+def ended(job: Job, output: Output, end_s: float) -> RequestDone | AttemptFailed:
+    """The report that a request has all its tokens, or that the engine refused it."""
+    if output.finish_reason == "rejected":
+        return hopeless(job, output.error)
+    return RequestDone(at_s=end_s, attempt=job.attempt)
+
+
+def step_done(worker: str, start_s: float, end_s: float, request_ids: Sequence[int]) -> StepDone:
+    """The report of one decode iteration."""
+    return StepDone(
+        at_s=end_s,
+        worker=worker,
+        start_s=start_s,
+        steps=1,
+        first_step_s=end_s - start_s,
+        step_growth_s=0.0,
+        request_ids=tuple(request_ids),
+    )
+
+
+def prompt_tokens(asked: Generation) -> npt.NDArray[np.int32]:
+    """The prompt of a request, shape (n,)."""
+    return np.frombuffer(asked.prompt, dtype="<i4").astype(np.int32)
+
+
+def sampling(asked: Generation) -> Sampling:
+    """How the engine picks the tokens of a request."""
+    return Sampling(temperature=asked.temperature, top_k=asked.top_k, top_p=asked.top_p, seed=asked.seed)
+
+
+def generation_request(asked: Generation, on_token: TokenCallback) -> GenerationRequest:
+    """A request as an engine takes it.
+
+    Raises:
+        ValueError: when a number of it is out of range.
+    """
+    return GenerationRequest(
+        prompt=prompt_tokens(asked),
+        max_new_tokens=asked.max_new_tokens,
+        sampling=sampling(asked),
+        end_tokens=asked.end_tokens,
+        min_new_tokens=asked.min_new_tokens,
+        on_token=on_token,
+    )
