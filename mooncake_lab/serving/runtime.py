@@ -4,11 +4,7 @@ The coordinator (`mooncake_lab.cluster`) follows each request, as in the simulat
 of tokens, the messages, and the order in which both are handled. All of it belongs to one event loop.
 """
 
-import asyncio
-import contextlib
-import itertools
 import logging
-import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -20,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from mooncake_lab.cluster import (
-    Attempt,
     AttemptFailed,
     CancelAttempt,
     Cancelled,
@@ -28,7 +23,6 @@ from mooncake_lab.cluster import (
     ClientStopped,
     ConfirmWorkers,
     Coordinator,
-    CoordinatorSpec,
     Event,
     Finish,
     PrefillDone,
@@ -44,31 +38,25 @@ from mooncake_lab.cluster import (
     WorkerUp,
 )
 from mooncake_lab.conductor import ClusterView, Decided, Estimator, LatencyEstimator
-from mooncake_lab.core import CacheChanged, Record, Request, block_keys
+from mooncake_lab.core import CacheChanged, Record, Request
 from mooncake_lab.perf import LatencyModel
-from mooncake_lab.serving.budget import Budget
 from mooncake_lab.serving.calibration import latency_model
-from mooncake_lab.serving.launch import Launcher, WorkerError
+from mooncake_lab.serving.clients import Clients
+from mooncake_lab.serving.launch import Launcher
 from mooncake_lab.serving.messages import (
     CacheUpdate,
-    CancelOrder,
-    DecodeOrder,
-    Fetch,
     Generation,
-    Job,
-    Measure,
     Measured,
-    Ping,
     Pong,
-    PrefillOrder,
-    Ready,
     Report,
     ResetPrefixCache,
     WorkerEvent,
     WorkerMessage,
 )
-from mooncake_lab.serving.spec import LiveSpec
-from mooncake_lab.serving.stream import End, FailedError, RejectedError, RequestStream
+from mooncake_lab.serving.orders import Orders
+from mooncake_lab.serving.questions import Questions
+from mooncake_lab.serving.spec import LiveSpec, coordinator_spec
+from mooncake_lab.serving.stream import FailedError, RequestStream
 from mooncake_lab.serving.supervisor import Callbacks, Link, Supervisor
 
 _LOG: Final = logging.getLogger(__name__)
@@ -103,8 +91,6 @@ class ClusterRuntime:
     ) -> None:
         self.spec = spec
         self.model = model
-        self.streams: dict[int, RequestStream] = {}
-        """The answers to requests in flight, by request id."""
         self.damaged_blocks: dict[str, int] = {}
         """Blocks that the workers of each name have found damaged in their stores."""
         callbacks = Callbacks(worker_up=self._worker_up, message=self._heard, worker_exit=self._worker_exit)
@@ -117,20 +103,9 @@ class ClusterRuntime:
         self._handling = False
         self._write, self._decided, self._tell = write, decided, heard
         self._is_shut = False
-        self._ids = itertools.count()
-        self._probes = itertools.count(-1, -1)  # those of the supervisor count up
-        self._probe_of: dict[str, int] = {}  # the latest ping of a worker that has to be confirmed
-        self._measured: dict[str, asyncio.Future[Measured]] = {}
-        self._pongs: dict[int, tuple[set[str], asyncio.Event]] = {}
-        self._actions: dict[type, Callable[[Any], None]] = {
-            PrepareDecode: self._prepare_decode,
-            RunPrefill: self._run_prefill,
-            StartDecode: _nothing,  # the worker decodes as soon as KVCache is there; a refusal cancels
-            CancelAttempt: self._cancel_attempt,
-            ConfirmWorkers: self._confirm_workers,
-            Reject: self._reject,
-            Finish: self._finish,
-        }
+        self._clients = Clients(spec, lambda: self.supervisor.ready, lambda: self.workers)
+        self._questions = Questions(self.supervisor, spec.silence_s)
+        self._actions: dict[type, Callable[[Any], None]] = {}
 
     async def __aenter__(self) -> Self:
         try:
@@ -169,21 +144,23 @@ class ClusterRuntime:
         A request that is let go is cancelled at its workers, and the log does not say that it ended.
         """
         assert self._estimate is not None  # noqa: S101  # the cluster is open
-        before, streams = self._coordinator, list(self.streams.values())
+        before = self._coordinator
         caches = {} if before is None else {each.name: before.workers.cached(each.name) for each in self.workers}
         if before is not None:
             for state in before.requests.values():
                 for worker in (state.prefill, state.decode):
                     if worker is not None:
-                        self._cancel_attempt(CancelAttempt(state.attempt, worker.name))
-        self.streams.clear()
-        for stream in streams:
-            stream.close(End("cancelled"))
+                        self._actions[CancelAttempt](CancelAttempt(state.attempt, worker.name))
+        self._clients.begin_run()
         self._run, self._zero_s = self._run + 1, time.monotonic()
-        self._budget = Budget(self.spec, self.streams, lambda: self.workers)
-        self._probe_of.clear()
+        self._questions.forget()
+        self._actions = self._actions_of_run(self._estimate)
         self._coordinator = Coordinator(
-            _rules(self.spec), self._estimate, write=self._record, extend=self._extend, observe=self._decided
+            coordinator_spec(self.spec),
+            self._estimate,
+            write=self._record,
+            extend=self._clients.extend,
+            observe=self._decided,
         )
         early = list(self._events)  # what workers found in their caches before the first run
         self._events.clear()
@@ -194,6 +171,19 @@ class ClusterRuntime:
                 self.report(CacheChanged(at_s=0.0, instance=name, added=tuple(caches[name])))
         for event in early:
             self.report(event)
+
+    def _actions_of_run(self, estimate: Estimator) -> dict[type, Callable[[Any], None]]:
+        """What follows from each kind of command."""
+        orders = Orders(self._run, self.supervisor.links, self.streams, self.spec.block_size_tokens)
+        return {
+            PrepareDecode: orders.prepare_decode,
+            RunPrefill: orders.run_prefill,
+            StartDecode: lambda _: None,  # the worker decodes as soon as KVCache is there; a refusal cancels
+            CancelAttempt: orders.cancel_attempt,
+            ConfirmWorkers: lambda command: self._questions.confirm(command.workers),
+            Reject: lambda command: self._clients.reject(command, self.now_s(), estimate, is_shut=self._is_shut),
+            Finish: lambda command: self._clients.finish(command, self.now_s()),
+        }
 
     def now_s(self) -> float:
         """Seconds since the run began."""
@@ -209,6 +199,11 @@ class ClusterRuntime:
         if self._coordinator is None:
             raise RuntimeError("the cluster is not open")
         return self._coordinator
+
+    @property
+    def streams(self) -> dict[int, RequestStream]:
+        """The answers to requests in flight, by request id."""
+        return self._clients.streams
 
     @property
     def workers(self) -> list[WorkerState]:
@@ -246,21 +241,9 @@ class ClusterRuntime:
         """
         if self._is_shut:
             raise FailedError(_SHUT)
-        self._check(prompt, asked)
-        request = Request(
-            id=next(self._ids) if request_id is None else request_id,
-            arrival_s=arrival_s,
-            input_tokens=len(prompt),
-            block_keys=self._keys(prompt),
-            block_size_tokens=self.spec.block_size_tokens,
-            session=session,
-            priority=priority,
+        stream, request, refusal = self._clients.accept(
+            prompt, asked, request_id=request_id, arrival_s=arrival_s, session=session, priority=priority
         )
-        if request.id in self.streams:
-            raise ValueError(f"request {request.id} is in flight already")
-        stream = RequestStream(request_id=request.id, prompt=prompt, asked=asked)
-        refusal = self._budget.refusal(stream)
-        self.streams[request.id] = stream
         wall_s = None if completion_id is None else time.time()
         self.report(
             RequestArrived(
@@ -286,33 +269,8 @@ class ClusterRuntime:
         return self.coordinator.view(request, self.now_s())
 
     def max_model_len(self) -> int:
-        """The most tokens that a prompt and its answer may have together: the window, or an engine's KVCache."""
-        rooms = (each.capacity_tokens for each in self.workers if each.role != "prefill")
-        return min((self._ready.window, *rooms))
-
-    def _check(self, prompt: npt.NDArray[np.int32], asked: Generation) -> None:
-        if len(prompt) < 1 or asked.max_new_tokens < 1:
-            raise ValueError(
-                f"a prompt of {len(prompt)} tokens and {asked.max_new_tokens} new ones; at least 1 each is needed"
-            )
-        tokens, most = len(prompt) + asked.max_new_tokens - 1, self.max_model_len()  # the last one is not computed
-        if tokens > most:
-            raise ValueError(
-                f"{len(prompt)} prompt tokens and {asked.max_new_tokens} new ones are too many;"
-                f" together they may be {most + 1}"
-            )
-        lowest, highest, known = int(prompt.min()), int(prompt.max()), self._ready.shape.vocabulary
-        if lowest < 0 or highest >= known:
-            raise ValueError(f"the prompt holds tokens {lowest} to {highest}; the model knows 0 to {known - 1}")
-
-    def _keys(self, prompt: npt.NDArray[np.int32]) -> tuple[bytes, ...]:
-        """The keys of a prompt's blocks."""
-        return tuple(block_keys(prompt, self.spec.block_size_tokens, namespace=self._ready.fingerprint))
-
-    @property
-    def _ready(self) -> Ready:
-        """What the latest worker to come up said about the model, which all of them run."""
-        return self.supervisor.ready
+        """The most tokens that a prompt and its answer may have together."""
+        return self._clients.max_model_len()
 
     # events, and the commands that follow
 
@@ -358,80 +316,6 @@ class ClusterRuntime:
         except Exception:  # noqa: BLE001  # a full disk, say: requests are served without their log
             _LOG.exception("a record of the run log is lost: %s", record)
 
-    def _extend(self, request: Request, tokens: int) -> Request | None:
-        """The request with tokens of its answer at the end of its prompt; None where its answer is complete."""
-        stream = self.streams[request.id]
-        if stream.complete_by(self._ready.end_tokens) is not None:
-            return None
-        grown = request.input_tokens + tokens
-        known = np.concatenate([stream.prompt, np.asarray(stream.tokens, dtype=np.int32)])[:grown]
-        return replace(request, input_tokens=grown, block_keys=self._keys(known))
-
-    def _prepare_decode(self, command: PrepareDecode) -> None:
-        asked = self.streams[command.request.id].remaining(command.request.input_tokens)
-        self._link(command.worker).send(DecodeOrder(job=self._job(command.attempt), asked=asked))
-
-    def _run_prefill(self, command: RunPrefill) -> None:
-        request, placement = command.request, command.placement
-        stream, fetch = self.streams[request.id], None
-        if placement.fetch_from is not None:
-            blocks = -(-placement.reused_tokens // self.spec.block_size_tokens)
-            fetch = Fetch(placement.fetch_from, self._link(placement.fetch_from).ready.port, blocks)
-        is_coupled = placement.prefill == placement.decode
-        self._link(placement.prefill).send(
-            PrefillOrder(
-                job=self._job(command.attempt),
-                asked=stream.remaining(request.input_tokens),
-                shown_tokens=request.input_tokens - len(stream.prompt),
-                deliver_to=None if is_coupled else self._link(placement.decode).ready.port,
-                fetch=fetch,
-            )
-        )
-
-    def _cancel_attempt(self, command: CancelAttempt) -> None:
-        link = self.supervisor.links.get(command.worker)
-        if link is not None:
-            link.send(CancelOrder(self._job(command.attempt)))
-
-    def _confirm_workers(self, command: ConfirmWorkers) -> None:
-        """Ping each worker; one that is down was reported, or will be."""
-        for name in command.workers:
-            link = self.supervisor.links.get(name)
-            if link is not None:
-                self._probe_of[name] = next(self._probes)
-                link.send(Ping(self._probe_of[name]))
-
-    def _reject(self, command: Reject) -> None:
-        stream = self.streams.pop(command.request_id)
-        if command.stage == "client":
-            stream.close(End("cancelled", FailedError(command.reason) if self._is_shut else None))
-        elif command.stage == "failed":
-            stream.close(End("failed", FailedError(command.reason)))
-        else:
-            retry_after_s = self._retry_after_s(stream)
-            stream.close(End("rejected", RejectedError(command.stage, command.reason, retry_after_s)))
-        if command.stage != "frontdoor":
-            self._budget.note_end(stream, self.now_s())
-
-    def _retry_after_s(self, stream: RequestStream) -> float:
-        """When a client that was refused may find room, and a shorter queue than now."""
-        assert self._estimate is not None  # noqa: S101  # the cluster is open
-        now_s = self.now_s()
-        backlogs = [each.prefill_view(0, now_s).backlog_s for each in self.workers if each.role != "decode"]
-        shortest_s = float(math.ceil(min(backlogs, default=0.0)))
-        return max(shortest_s, self._budget.retry_after_s(stream, now_s, self._estimate))
-
-    def _finish(self, command: Finish) -> None:
-        stream = self.streams.pop(command.request_id)
-        stream.close(End(stream.complete_by(self._ready.end_tokens) or "stop"))
-        self._budget.note_end(stream, self.now_s())
-
-    def _job(self, attempt: Attempt) -> Job:
-        return Job(self._run, attempt.request_id, attempt.n)
-
-    def _link(self, name: str) -> Link:
-        return self.supervisor.links[name]
-
     # what workers do
 
     def _worker_up(self, name: str, link: Link) -> None:
@@ -449,12 +333,7 @@ class ClusterRuntime:
         )
 
     def _worker_exit(self, name: str, reason: str) -> None:
-        for waiting, everybody in self._pongs.values():
-            waiting.discard(name)
-            if not waiting:
-                everybody.set()
-        if name in self._measured:
-            self._measured.pop(name).set_exception(WorkerError(f"{name} died while it was measured: {reason}"))
+        self._questions.exited(name, reason)
         self.report(WorkerDown(at_s=self.now_s(), worker=name))
 
     def _heard(self, name: str, message: WorkerMessage) -> None:
@@ -468,9 +347,10 @@ class ClusterRuntime:
                 )
                 self.report(changed)
             case Pong():
-                self._answered(name, message.number)
+                if self._questions.answered(name, message.number):
+                    self.report(WorkerConfirmed(at_s=self.now_s(), worker=name))
             case Measured():
-                self._measured.pop(name).set_result(message)
+                self._questions.measured(name, message)
             case _:
                 raise TypeError(f"{name} sends {type(message).__name__}, which is only the first message")
 
@@ -480,7 +360,7 @@ class ClusterRuntime:
             return
         for event in message.events:
             if isinstance(event, (PrefillDone, ChunkDone)):
-                self._note_reuse(event)
+                self._clients.note_reuse(event, is_current=self.coordinator.is_current(event.attempt))
             self.report(self._in_cluster(name, event))
         for request_id, token in message.tokens:
             stream = self.streams.get(request_id)
@@ -499,21 +379,6 @@ class ClusterRuntime:
             changes["reason"] = f"trouble on {name} ({event.reason})"
         return msgspec.structs.replace(event, **changes)
 
-    def _note_reuse(self, event: PrefillDone | ChunkDone) -> None:
-        """The first prefill says what was reused: a later one, after a failure, finds what the first computed."""
-        stream = self.streams.get(event.attempt.request_id)
-        if stream is not None and stream.cached_tokens is None and self.coordinator.is_current(event.attempt):
-            stream.cached_tokens = min(event.reused_tokens, len(stream.prompt))
-
-    def _answered(self, name: str, number: int) -> None:
-        if number in self._pongs:
-            waiting, everybody = self._pongs[number]
-            waiting.discard(name)
-            if not waiting:
-                everybody.set()
-        elif self._probe_of.get(name) == number:
-            self.report(WorkerConfirmed(at_s=self.now_s(), worker=name))
-
     # between runs
 
     async def calibrate(self) -> LatencyModel:
@@ -522,46 +387,14 @@ class ClusterRuntime:
         Raises:
             ValueError: when what was timed fits no latency model.
         """
-        links, found = self.supervisor.links, list[Measured]()
-        names = {role: name for name, role in reversed(self.spec.roles.items())}
-        for role, name in names.items():
-            port = links[names["decode"]].ready.port if role == "prefill" else None
-            self._measured[name] = asyncio.get_running_loop().create_future()
-            links[name].send(Measure(port))
-            found.append(await asyncio.wait_for(self._measured[name], _MEASURE_S))
-        shape = self._ready.shape
-        return latency_model(shape, found, f"{shape.name} on {self._ready.device}, measured at start")
+        found, ready = await self._questions.measure(self.spec.roles), self.supervisor.ready
+        return latency_model(ready.shape, found, f"{ready.shape.name} on {ready.device}, measured at start")
 
-    async def drain(self, order: type[Ping | ResetPrefixCache] = Ping) -> None:
-        """Return when everything that workers have reported so far is handled, and the order is done."""
-        waiting = set(self.supervisor.links)
-        if waiting:
-            everybody = asyncio.Event()
-            number = self.supervisor.ask_everybody(order)
-            self._pongs[number] = waiting, everybody
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(everybody.wait(), self.spec.silence_s)
-            self._pongs.pop(number, None)
+    async def drain(self) -> None:
+        """Return when everything that workers have reported so far is handled."""
+        await self._questions.drain()
 
     async def reset_prefix_cache(self) -> None:
         """Empty every cache."""
-        await self.drain(ResetPrefixCache)
-        await self.drain()
-
-
-def _rules(spec: LiveSpec) -> CoordinatorSpec:
-    """The rules of the live cluster: its requests wait for workers, and a policy's error costs one request."""
-    return CoordinatorSpec(
-        placement=spec.places,
-        admission=spec.admission,
-        slo=spec.slo,
-        first_shown_by=spec.first_shown_by,
-        wait_for_workers=True,
-        max_inflight_requests=spec.most_under_way,
-        max_attempts=spec.most_attempts,
-        reject_policy_errors=True,
-    )
-
-
-def _nothing(_: StartDecode) -> None:
-    pass
+        await self._questions.drain(ResetPrefixCache)
+        await self._questions.drain()

@@ -5,6 +5,7 @@ from typing import Literal
 
 import msgspec
 
+from mooncake_lab.cluster import CoordinatorSpec
 from mooncake_lab.conductor import AdmissionPolicy, AdmitAll, KVCacheCentric, LoadBalance, PlacementPolicy
 from mooncake_lab.conductor.needs import Need, check_needs
 from mooncake_lab.core import SLO
@@ -202,3 +203,17 @@ def worker_spec(spec: LiveSpec, name: str, token: bytes) -> WorkerSpec:
     """What the worker of this name is told."""
     shared = {key: getattr(spec, key) for key in WorkerSpec.__struct_fields__ if hasattr(spec, key)}
     return WorkerSpec(name=name, role=spec.roles[name], index=list(spec.roles).index(name), token=token, **shared)
+
+
+def coordinator_spec(spec: LiveSpec) -> CoordinatorSpec:
+    """The rules of the live cluster: its requests wait for workers, and a policy's error costs one request."""
+    return CoordinatorSpec(
+        placement=spec.places,
+        admission=spec.admission,
+        slo=spec.slo,
+        first_shown_by=spec.first_shown_by,
+        wait_for_workers=True,
+        max_inflight_requests=spec.most_under_way,
+        max_attempts=spec.most_attempts,
+        reject_policy_errors=True,
+    )

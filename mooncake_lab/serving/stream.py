@@ -96,3 +96,30 @@ class RequestStream:
         self._news.put_nowait(news)  # a second reader gets it too
         if news.error is not None:
             raise news.error
+
+
+def check_prompt(prompt: npt.NDArray[np.int32], asked: Generation, most_tokens: int, vocabulary: int) -> None:
+    """Refuse what can never be served.
+
+    Args:
+        prompt: token ids, shape (n,).
+        asked: what is wanted.
+        most_tokens: the most that a prompt and its answer may have together, without the answer's last one.
+        vocabulary: how many tokens the model knows.
+
+    Raises:
+        ValueError: saying what is out of range.
+    """
+    if len(prompt) < 1 or asked.max_new_tokens < 1:
+        raise ValueError(
+            f"a prompt of {len(prompt)} tokens and {asked.max_new_tokens} new ones; at least 1 each is needed"
+        )
+    tokens, most = len(prompt) + asked.max_new_tokens - 1, most_tokens  # the last one is not computed
+    if tokens > most:
+        raise ValueError(
+            f"{len(prompt)} prompt tokens and {asked.max_new_tokens} new ones are too many;"
+            f" together they may be {most + 1}"
+        )
+    lowest, highest, known = int(prompt.min()), int(prompt.max()), vocabulary
+    if lowest < 0 or highest >= known:
+        raise ValueError(f"the prompt holds tokens {lowest} to {highest}; the model knows 0 to {known - 1}")

@@ -21,7 +21,7 @@ class Floor(QuietCluster):
     @property
     def budget(self):
         """Of its run."""
-        return self.runtime._budget
+        return self.runtime._clients.budget
 
     def one(self, tokens=20, most=None):
         """A request that may use the whole window."""

@@ -9,7 +9,7 @@ from mooncake_lab.conductor import LatencyEstimator
 from mooncake_lab.core import CacheChanged
 from mooncake_lab.metrics import check_log
 from mooncake_lab.serving import in_order
-from mooncake_lab.serving.runtime import _rules
+from mooncake_lab.serving.spec import coordinator_spec
 
 COUPLED = {"prefill_nodes": 0, "decode_nodes": 0, "coupled_nodes": 2}
 PAIRS = {"prefill_nodes": 2, "decode_nodes": 2}
@@ -44,7 +44,7 @@ def replay(live, events):
     grown = {(one.request.id, one.request.input_tokens): one.request for one in live.decisions}
     log, decisions = [], []
     coordinator = Coordinator(
-        _rules(live.spec),
+        coordinator_spec(live.spec),
         LatencyEstimator(live.model),
         write=log.append,
         extend=lambda request, tokens: grown.get((request.id, request.input_tokens + tokens)),

@@ -23,7 +23,7 @@ from mooncake_lab.serving.messages import (
     ResetPrefixCache,
     WorkerEvent,
 )
-from mooncake_lab.serving.roles.common import (
+from mooncake_lab.serving.roles.base import (
     WorkerContext,
     ended,
     generation_request,

@@ -24,7 +24,7 @@ from mooncake_lab.serving.messages import (
     Pong,
     ResetPrefixCache,
 )
-from mooncake_lab.serving.roles.common import (
+from mooncake_lab.serving.roles.base import (
     WorkerContext,
     ended,
     generation_request,

@@ -37,7 +37,7 @@ from mooncake_lab.serving.messages import (
     ResetPrefixCache,
 )
 from mooncake_lab.serving.prefix_cache import PrefixCache
-from mooncake_lab.serving.roles.common import (
+from mooncake_lab.serving.roles.base import (
     WorkerContext,
     hopeless,
     prompt_tokens,

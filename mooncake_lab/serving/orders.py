@@ -1,0 +1,69 @@
+"""The coordinator's commands to workers as messages."""
+
+from collections.abc import Mapping
+from typing import final
+
+from mooncake_lab.cluster import Attempt, CancelAttempt, PrepareDecode, RunPrefill
+from mooncake_lab.serving.messages import CancelOrder, DecodeOrder, Fetch, Job, PrefillOrder
+from mooncake_lab.serving.stream import RequestStream
+from mooncake_lab.serving.supervisor import Link
+
+
+@final
+class Orders:
+    """Sends the orders of one run. Immutable.
+
+    Args:
+        run: its number, which workers repeat in their reports.
+        links: to the workers that are up, by name.
+        streams: of the requests in flight.
+        block_size_tokens: of the prefix caches.
+    """
+
+    def __init__(
+        self, run: int, links: Mapping[str, Link], streams: Mapping[int, RequestStream], block_size_tokens: int
+    ) -> None:
+        self._run = run
+        self._links = links
+        self._streams = streams
+        self._block_size_tokens = block_size_tokens
+
+    def prepare_decode(self, command: PrepareDecode) -> None:
+        """Tell a decode worker which request will arrive.
+
+        Raises:
+            KeyError: when the worker is down.
+        """
+        asked = self._streams[command.request.id].remaining(command.request.input_tokens)
+        self._links[command.worker].send(DecodeOrder(job=self._job(command.attempt), asked=asked))
+
+    def run_prefill(self, command: RunPrefill) -> None:
+        """Tell a worker to compute a prompt, where its prefix is, and where its KVCache goes.
+
+        Raises:
+            KeyError: when one of the workers is down.
+        """
+        request, placement = command.request, command.placement
+        stream, fetch = self._streams[request.id], None
+        if placement.fetch_from is not None:
+            blocks = -(-placement.reused_tokens // self._block_size_tokens)
+            fetch = Fetch(placement.fetch_from, self._links[placement.fetch_from].ready.port, blocks)
+        is_coupled = placement.prefill == placement.decode
+        self._links[placement.prefill].send(
+            PrefillOrder(
+                job=self._job(command.attempt),
+                asked=stream.remaining(request.input_tokens),
+                shown_tokens=request.input_tokens - len(stream.prompt),
+                deliver_to=None if is_coupled else self._links[placement.decode].ready.port,
+                fetch=fetch,
+            )
+        )
+
+    def cancel_attempt(self, command: CancelAttempt) -> None:
+        """Tell a worker to stop an attempt; one that is down has stopped."""
+        link = self._links.get(command.worker)
+        if link is not None:
+            link.send(CancelOrder(self._job(command.attempt)))
+
+    def _job(self, attempt: Attempt) -> Job:
+        return Job(self._run, attempt.request_id, attempt.n)
