@@ -21,7 +21,7 @@ from mooncake_lab.paper.scorecard import TABLE
 WORDS_PER_MINUTE: Final = 220
 """An adult's silent reading of English non-fiction: 238 a minute (Brysbaert 2019), less for formulas."""
 LINES_PER_MINUTE: Final = 25
-"""Of code that the page shows: a rough guess, slower than prose."""
+"""Reading speed for code that the page shows: a rough guess, slower than prose."""
 MINUTES_PER_FIGURE: Final = 0.75
 """To look at a figure and its caption: a rough guess, too."""
 FOLDED: Final = frozenset({"hide-cell", "hide-input", "remove-cell", "remove-input"})
@@ -35,9 +35,9 @@ class Chapter:
     stem: str
     title: str
     words: int
-    """Of prose."""
+    """Words of prose."""
     lines: int
-    """Of code that the page shows, and of code that a cell prints; blank lines are not counted."""
+    """Lines of code that the page shows, and of code that a cell prints; blank lines are not counted."""
     figures: int
     run_s: float | None
     """Seconds of its execution; None where the copy was not executed."""

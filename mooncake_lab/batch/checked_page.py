@@ -85,7 +85,7 @@ class Checked:
 
     @property
     def text(self) -> str:
-        """The fragment with the numbers of the run; dots where there is none."""
+        """The fragment with the numbers of the run; dots where a number is missing."""
         fields = self.statement.fields()
         return "".join(words + (self.printed.get(name, "…") if name else "") for words, name, _ in fields)
 

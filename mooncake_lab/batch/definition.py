@@ -61,7 +61,7 @@ def escaped(text: str, *, in_table: bool = False) -> str:
 
 
 def string_after(body: list[ast.stmt], index: int) -> str:
-    """The string below a statement, which says what the statement defines; empty where there is none."""
+    """The string below a statement, which documents what the statement defines; empty without such a string."""
     match body[index + 1 : index + 2]:
         case [ast.Expr(value=ast.Constant(value=str(said)))]:
             return inspect.cleandoc(said)

@@ -16,7 +16,7 @@ from mooncake_lab.workload import WORKLOADS, file_sha256, find_trace
 
 
 def found_traces() -> dict[str, str | None]:
-    """The sha256 of each released trace on this machine by workload; None where the twin stands in."""
+    """The sha256 of each released trace on this machine by workload; None where the twin is used."""
     paths = {name: find_trace(name) for name in WORKLOADS}
     return {name: file_sha256(path) if path else None for name, path in paths.items()}
 

@@ -1,7 +1,7 @@
 """What a person sees while notebooks run: live bars on a terminal, one line a notebook elsewhere.
 
 Progress is read from the executed copies themselves, which papermill saves after each cell; the
-processes that do the work need not report to anybody.
+processes that do the work need not report their progress.
 """
 
 from collections.abc import Iterable
@@ -57,7 +57,7 @@ class Display:
         self._bars[job.name] = self._progress.add_task(job.name, total=cells, start=False)
 
     def look(self, jobs: Iterable[Job]) -> None:
-        """See how far the running notebooks are; does nothing where nobody watches."""
+        """See how far the running notebooks are; does nothing unless the output is a terminal."""
         if not self._console.is_terminal:
             return
         for job in jobs:

@@ -53,7 +53,7 @@ def near(number: float, target: float, within: float) -> bool:
 
 
 def significant(number: float, digits: int) -> float:
-    """A number rounded to so many significant digits."""
+    """A number rounded to `digits` significant digits."""
     return round(number, digits - 1 - math.floor(math.log10(abs(number)))) if number else 0.0
 
 

@@ -36,11 +36,11 @@ class Job:
     """The numbers that the chapter may write: `out_dir/topic.json`."""
     parameters: Mapping[str, Value]
     digest: str
-    """A name for everything the result depends on; prose is none of it."""
+    """A name for everything the result depends on, which excludes prose."""
     root: Path
     """The folder in which the kernel works; the paths above are relative to it."""
     traces: Mapping[str, str | None] = field(default_factory=dict)
-    """The SHA-256 of each released trace that the digest counts, by workload, None where there is none."""
+    """The SHA-256 of each released trace that the digest counts, by workload; None where it is missing."""
     gathers: bool = False
     """Whether it reads what the other chapters put on record, and so runs after them."""
     point: str = ""
@@ -93,7 +93,7 @@ def plan(
         records: the notebooks' `out_dir`, relative to `root`.
         parameters: for every notebook, besides `out_dir`.
         surroundings: what `surroundings_digest` returned.
-        traces: what `found_traces` returned, which whoever executes has to find as well; None lets them find any.
+        traces: what `found_traces` returned, which the executing process has to find too; None lets them find any.
         topics: only these; all when empty.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Many notebooks at once, in processes or on a cluster, with a display for whoever watches."""
+"""Many notebooks at once, in processes or on a cluster, with a progress display."""
 
 import traceback
 from collections.abc import Sequence

@@ -74,7 +74,7 @@ class Book:
         """A page with its statements.
 
         Raises:
-            ValueError: listing the pages there are, when there is none of that name.
+            ValueError: listing the pages there are, when the name is unknown.
         """
         found = self.pages()
         if name not in found:

@@ -189,7 +189,7 @@ def _of_papers() -> Iterator[_Value]:
                 assumption.value, f"assumption({assumption.id!r})", _words(assumption.topic), 0.5, needs=1
             )
     for name in map(str, paper.index().index):
-        if "cdf" in name:  # points of a curve that nobody cites
+        if "cdf" in name:  # points of a curve, which no statement cites
             continue
         table = paper.curve(name)
         for series, x, y in table[["series", "x", "y"]].itertuples(index=False):

@@ -31,7 +31,7 @@ def values(text: str) -> tuple[Value, ...]:
     """The values of one option: `3`, `0..9` (both ends included), `0,1,2`, `smoke,classroom`, `true`.
 
     Raises:
-        ValueError: when there is none, or one comes twice.
+        ValueError: when there is no value, or a value comes twice.
     """
     found = tuple(value for part in text.split(",") for value in _range_or_value(part.strip()))
     if not found or "" in found or len(set(found)) < len(found):

@@ -1,7 +1,7 @@
 """The highest rates that a machine reaches: the best of many products and of many ways to read memory.
 
 One plain product is no bound: packed weights, other shapes and our own kernels are faster by up to a half. A floor
-that any program beats is none, so every candidate counts, and the best one is the peak.
+that some program beats is not a floor, so every candidate counts, and the best one is the peak.
 """
 
 import time

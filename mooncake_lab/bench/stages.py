@@ -2,8 +2,8 @@
 
     python -m mooncake_lab.bench.stages --model lab-30m --output data/measured/cpu_stages.json
 
-Every point is visited once a round and rounds are repeated, so that a machine that slows down for a
-while slows all points a little instead of one a lot; medians over the rounds are reported.
+Every point is measured once per round, and rounds are repeated. A temporary slowdown of the machine then affects
+all points a little instead of one point a lot. The reported values are medians over the rounds.
 """
 
 import argparse

@@ -84,9 +84,10 @@ class RecentTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Oracle:
-    """What the answer rests on, told by whoever wrote the question; then sinks, then the last tokens.
+    """Keep the tokens that the answer depends on, then sinks, then the last tokens.
 
-    Not a method, since nobody knows this; it says how small a cache could be if one did.
+    The author of the question lists the tokens in `evidence`. In practice they are unknown, so this is no usable
+    method; it shows how small a cache could be.
     """
 
     capacity: int

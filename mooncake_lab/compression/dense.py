@@ -13,7 +13,7 @@ from mooncake_lab.engine.packing import PackedBatch, Piece, pack
 
 
 def rotate_new(ops: Backend, qkv: torch.Tensor, new: NewTokens) -> tuple[torch.Tensor, LayerCache]:
-    """Rotated queries (tokens, query_heads, head_width), and new keys and values as one block a request."""
+    """Rotated queries (tokens, query_heads, head_width), and new keys and values as one block per request."""
     store = _empty(qkv, len(new.counts), new.counts[0], new)
     batch = _one_block_each([0] * len(new.counts), new, new.counts[0])
     return ops.rotate_and_store(qkv, new.rope, batch, store, new.config), store

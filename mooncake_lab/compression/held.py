@@ -19,7 +19,7 @@ class Prefilled:
     """What a prefill computed, dense: what every method starts from."""
 
     tokens: int
-    """Of the prompt: the next token's position."""
+    """Tokens of the prompt, which is also the next token's position."""
     keys: tuple[torch.Tensor, ...]
     """A layer: (kv_heads, kept tokens, head_width), rotated. A method may have kept fewer in deeper layers."""
     values: tuple[torch.Tensor, ...]
@@ -39,7 +39,7 @@ class LayerPool:
     """Blocks of one layer each, so that layers of one request may hold different numbers of tokens."""
 
     cache: KVCache
-    """Of a model of one layer."""
+    """KVCache for a model of one layer."""
     allocator: BlockAllocator
     config: LlamaConfig
 
@@ -51,7 +51,7 @@ class LayerPool:
 
 @dataclass(frozen=True, slots=True)
 class NewTokens:
-    """Where new tokens stand in their requests; what the rotary embedding must know and the cache need not."""
+    """Positions of new tokens in their requests. The rotary embedding needs them; the cache does not."""
 
     positions: torch.Tensor
     """int64 (tokens,), those of all requests side by side."""
@@ -97,7 +97,7 @@ class Held:
     """A request's compressed KVCache. Mutable: it grows as tokens are generated."""
 
     position: int
-    """Of the next token: the true length, whatever was dropped."""
+    """Position of the next token: the true length, dropped tokens included."""
     layers: tuple[LayerHold, ...]
     released: bool = field(default=False)
 
@@ -127,7 +127,7 @@ class Held:
 def make_pool(
     config: LlamaConfig, *, tokens: int, block_size_tokens: int, device: torch.device, dtype: torch.dtype
 ) -> LayerPool:
-    """Room for so many tokens of all layers of a model."""
+    """Room for the given number of tokens in all layers of a model."""
     blocks = blocks_for(tokens, block_size_tokens) * config.layers
     one = replace(config, layers=1)
     cache = KVCache(one, blocks=blocks, block_size_tokens=block_size_tokens, device=device, dtype=dtype)

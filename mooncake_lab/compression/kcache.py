@@ -90,7 +90,7 @@ class Arena:
 
     @property
     def bytes(self) -> int:
-        """Of its memory, used or not yet."""
+        """Bytes of its memory, the unused part included."""
         return self._buffer.nbytes
 
     @property

@@ -40,7 +40,7 @@ class LowBit:
 
     @property
     def bytes(self) -> int:
-        """Of codes, scales and smallest values."""
+        """Bytes of codes, scales and smallest values."""
         return self.codes.nbytes + self.scale.nbytes + self.lowest.nbytes
 
     def restore(self) -> torch.Tensor:

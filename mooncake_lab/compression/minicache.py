@@ -116,7 +116,7 @@ class Merged:
 
     @property
     def bytes(self) -> int:
-        """Of everything stored."""
+        """Bytes of all stored tensors."""
         direction = self.direction.bytes if isinstance(self.direction, LowBit) else self.direction.nbytes
         return direction + self.lengths.nbytes + self.kept.nbytes + self.rows.nbytes
 

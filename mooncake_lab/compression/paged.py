@@ -20,7 +20,7 @@ class PagedLayer:
     pool: LayerPool
     blocks: list[int]
     tokens: int
-    """Tokens a head holds; heads may hold different ones."""
+    """Number of tokens that each head holds; heads may hold different tokens."""
 
     @classmethod
     def of(cls, pool: LayerPool, keys: torch.Tensor, values: torch.Tensor) -> Self:

@@ -31,14 +31,14 @@ class PyramidInfer:
     decay: float = 0.9
     """Share of the context that the deepest layer passes on; 1 drops nothing."""
     recent_ratio: float = 0.2
-    """Of the prompt: the last tokens, which vote and always stay."""
+    """Share of the prompt that counts as recent: these last tokens vote and are always kept."""
     min_context: int = 64
     """A context is never cut down to so few tokens or fewer."""
     sinks: int = 4
     distance_weight: float = 1.2
     """Weight of the last voter; the first has 1."""
     exceed: int = 16
-    """So many generated tokens are thinned at a time, once all of them are older than the recent ones."""
+    """Number of generated tokens that are thinned at a time, once all of them are older than the recent ones."""
     generated_ratio: float = 0.9
     """Share of them that the first layer keeps."""
     generated_decay: float = 0.1
@@ -61,7 +61,7 @@ class PyramidInfer:
         return _cosine(self.decay, layer / layers)
 
     def generated(self, layer: int, layers: int) -> int:
-        """How many of `exceed` old generated tokens a layer keeps, at least one."""
+        """How many of `exceed` old generated tokens this layer keeps, at least one."""
         return max(1, int(self.exceed * self.generated_ratio * _cosine(self.generated_decay, layer / layers)))
 
     def recent(self, prompt_tokens: int) -> int:
@@ -140,7 +140,7 @@ class ThinnedLayer(PagedLayer):
     _recent: int = sys.maxsize
     """Thins nothing until it is told otherwise."""
     _kept: int = 1
-    """Of every `exceed` tokens."""
+    """Number of tokens kept from every `exceed`."""
     _settled: int = 0
     """Tokens that are never looked at again: the prompt's, and what thinning left."""
     _voters: torch.Tensor | None = None

@@ -22,17 +22,17 @@ class RestoredLayer:
     restore: Restore
     prompt_tokens: int
     stored_bytes: int
-    """Of the smaller form; a form that two layers share is counted once, with the first."""
+    """Bytes of the smaller form; a form that two layers share is counted once, with the first."""
     tail: PagedLayer
 
     @property
     def tokens(self) -> int:
-        """Of prompt and tail."""
+        """Tokens of prompt and tail."""
         return self.prompt_tokens + self.tail.tokens
 
     @property
     def device_bytes(self) -> int:
-        """Of the smaller form and the tail's blocks."""
+        """Bytes of the smaller form and of the tail's blocks."""
         return self.stored_bytes + self.tail.device_bytes
 
     @property
@@ -41,7 +41,7 @@ class RestoredLayer:
         return 0
 
     def release(self) -> None:
-        """The tail's blocks are free; the rest goes with the last who holds it."""
+        """The tail's blocks are free; the rest is freed with its last holder."""
         self.tail.release()
         self.stored_bytes = 0
 

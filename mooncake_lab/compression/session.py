@@ -162,17 +162,17 @@ class RoutedBackend:
 
     @property
     def name(self) -> str:
-        """Of the inner one."""
+        """Delegates to the inner backend."""
         return self.inner.name
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        """Of the inner one."""
+        """Delegates to the inner backend."""
         return self.inner.linear(weight, bias)
 
     def add_norm(
         self, hidden: torch.Tensor, update: torch.Tensor | None, weight: torch.Tensor, epsilon: float
     ) -> torch.Tensor:
-        """Of the inner one."""
+        """Delegates to the inner backend."""
         return self.inner.add_norm(hidden, update, weight, epsilon)
 
     def rotate_and_store(
@@ -188,7 +188,7 @@ class RoutedBackend:
         return cache.holds[0].attend(cache.holds[1:], query, cache.new, self.inner)
 
     def feed_forward(self, normed: torch.Tensor, gate_up: Linear, down: Linear) -> torch.Tensor:
-        """Of the inner one."""
+        """Delegates to the inner backend."""
         return self.inner.feed_forward(normed, gate_up, down)
 
 

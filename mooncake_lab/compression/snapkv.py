@@ -1,6 +1,6 @@
 """SnapKV: the last queries of a prompt vote on what stays (Li et al., NeurIPS 2024, arXiv 2404.14469).
 
-The official code repeats keys to all query heads first, and so gives up the saving of grouped queries; here, as in
+The official code repeats keys to all query heads first, and so loses the saving of grouped queries; here, as in
 NVIDIA's kvpress, the query heads of a KV head vote together and their mean decides.
 """
 
@@ -18,17 +18,17 @@ from mooncake_lab.compression.votes import group_mean, window_attention
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapKV:
-    """Keep `capacity` tokens a head: the observation window, and those it votes for.
+    """Keep `capacity` tokens per head: the observation window, and those it votes for.
 
     Raises:
         ValueError: when the window does not fit the capacity or the kernel is even.
     """
 
     capacity: int
-    """Tokens a head keeps, the window among them (the paper's formula has a ratio, its code this)."""
+    """Tokens kept per head, the window among them (the paper's formula has a ratio, its code this)."""
     window: int = 16
     kernel: int = 5
-    """Width of the pooling that lets a vote carry its neighbours along; 1 is none."""
+    """Width of the pooling that spreads a vote to its neighbours; 1 means no pooling."""
     pooling: Literal["max", "avg"] = "max"
 
     def __post_init__(self) -> None:

@@ -43,7 +43,7 @@ def block_keys(
 
     Args:
         tokens: shape (n,), token ids as int32.
-        block_size_tokens: tokens a block.
+        block_size_tokens: tokens per block.
         namespace: what else must be equal for a block to be reusable (model weights, dtype, rope).
         hash_name: a name in `KEY_HASHES`.
         partial: whether a last block with fewer tokens gets a key too (the traces: yes; engines that

@@ -42,7 +42,7 @@ class Placed(_Event, frozen=True, kw_only=True, tag="placed"):
     reused_tokens: int
     """Prefix tokens that need no computation."""
     fetched_tokens: int = 0
-    """Of those, the ones that must first come from another instance."""
+    """Tokens among them that must first come from another instance."""
     reason: str = ""
 
 
@@ -108,10 +108,10 @@ class RunEnded(_Event, frozen=True, kw_only=True, tag="run_ended"):
 
 
 class CacheChanged(_Event, frozen=True, kw_only=True, tag="cache_changed"):
-    """KVCache blocks came to a node's cache, on whichever of its tiers, and then others left it.
+    """KVCache blocks entered a node's cache, on any of its tiers, and then other blocks left it.
 
-    Of prefill nodes that are simulated; the real cluster keeps these between its workers and its index, and
-    coupled instances write none.
+    The log has this event for simulated prefill nodes only. The real cluster reports it to its index and does not
+    log it. A cache in GPU memory, such as that of a coupled instance, is not logged either.
     """
 
     instance: str

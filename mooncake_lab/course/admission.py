@@ -30,7 +30,7 @@ from mooncake_lab.simulation import Cluster, ClusterSpec
 CROWD_SEED: Final = 20_240_709
 """The default seed of the crowd. Grading draws its own crowd with the teacher's seed."""
 _LIMITS: Final = SLO(ttft_s=10.0, tbt_s=0.04)
-"""Of the views made by hand."""
+"""Limits for the views made by hand."""
 _CROWD_LIMITS: Final = SLO(ttft_s=25.0, tbt_s=0.05)
 _CROWD_REQUESTS: Final = 2000
 
@@ -163,7 +163,7 @@ class AdmissionReport:
     baseline_goodput: float
     early_goodput: float
     coming_goodput: float
-    """Of early rejection that counts the requests on their way to decode."""
+    """Goodput of early rejection that counts the requests on their way to decode."""
 
     @property
     def passed(self) -> bool:

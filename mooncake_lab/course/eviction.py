@@ -190,7 +190,7 @@ def check_policy(
     A bad policy is a finding, not an exception.
 
     Args:
-        factory: makes a fresh policy for so many blocks, e.g. `lambda capacity_blocks: MyPolicy()`.
+        factory: makes a fresh policy for a number of blocks, e.g. `lambda capacity_blocks: MyPolicy()`.
         requests: block keys of each request; `None` takes `shared_prefix_requests()`.
         capacity_blocks: the size of the cache on that workload.
     """

@@ -24,7 +24,7 @@ class KVLayout:
     """
 
     fingerprint: bytes
-    """Of the model and its data type; it begins every key, so that no other model finds the block."""
+    """Fingerprint of the model and its data type; it begins every key, so that no other model finds the block."""
     layers: int
     kv_heads: int
     head_width: int

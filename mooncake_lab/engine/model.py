@@ -58,7 +58,7 @@ class LlamaModel:
             if on_layer is not None:
                 on_layer(index)
             attended = ops.attend(query, batch, stored)
-            if index + 1 == len(self.layers):  # nobody reads the other rows any more
+            if index + 1 == len(self.layers):  # the other rows are not read any more
                 hidden, attended = hidden[batch.logit_rows], attended[batch.logit_rows]
             normed = ops.add_norm(hidden, layer.output(attended), layer.ffn_norm, epsilon)
             update = ops.feed_forward(normed, layer.gate_up, layer.down)

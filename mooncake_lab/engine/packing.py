@@ -68,7 +68,7 @@ class PackedBatch:
     logit_rows: torch.Tensor
     """int64 (emitting pieces,): rows whose logits are wanted, in the order of the pieces that were given."""
     context: SpanContext | None
-    """Of the spans; None where there are none."""
+    """Context of the spans; None without spans."""
 
 
 def pack(pieces: Sequence[Piece], block_size_tokens: int, device: torch.device) -> PackedBatch:

@@ -119,7 +119,7 @@ class ReferenceEngine:
         )
 
     def decode(self, cache: "DynamicCache", next_tokens: Tokens, steps: int) -> Decoded:
-        """Decode greedily, one token a step for each request, growing `cache` by `steps` tokens.
+        """Decode greedily, one token per step for each request, growing `cache` by `steps` tokens.
 
         Args:
             cache: KVCache of the batch.

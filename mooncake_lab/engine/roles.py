@@ -27,7 +27,7 @@ class PrefillResult:
     request_id: int
     first_token: int
     kv: KVSpan
-    """Of the prompt, from the end of the prefix that was given on: what the receiver does not have yet."""
+    """KVCache of the prompt, from the end of the prefix that was given on: what the receiver does not have yet."""
     reused_tokens: int
     """Prompt tokens that were not computed, whether given or found here."""
     seconds: float

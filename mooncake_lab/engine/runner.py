@@ -87,7 +87,7 @@ class ModelRunner:
         return tokens
 
     def _stream(self, work: Work) -> LayerHook | None:
-        """A hook that hands out new keys and values and waits for given ones, or None where nobody needs it."""
+        """A hook that hands out new keys and values and waits for given ones, or None where it is not needed."""
         listening = [(request, segment) for request, segment in work if request.request.on_kv is not None]
         loading = [(request.kv_loader, segment.cached_tokens) for request, segment in work if request.kv_loader]
         if not listening and not loading:

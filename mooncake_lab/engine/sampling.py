@@ -22,7 +22,7 @@ class Sampling:
     temperature: float = 0.0
     """0 takes the likeliest token; otherwise logits are divided by it."""
     top_k: int | None = None
-    """Draw among so many likeliest tokens; None among all."""
+    """Draw among this number of likeliest tokens; None means all tokens."""
     top_p: float = 1.0
     """Draw among the likeliest tokens that together reach this probability."""
     seed: int = 0

@@ -22,7 +22,7 @@ class CppGroup:
     """
 
     prefill: PrefillLatency
-    """Of one such node that holds all layers; a share of the layers takes that share of the time."""
+    """Latency of one such node that holds all layers; a share of the layers takes that share of the time."""
     shape: ModelShape
     nodes: int
     chunk_tokens: int
@@ -62,7 +62,7 @@ class CppGroup:
         return tuple((each + (index < more)) / self.shape.layers for index in range(self.nodes))
 
     def hop_bytes(self, tokens: int) -> int:
-        """Bytes of the activations of so many tokens at one boundary: 16 KiB a token for a 70B Llama."""
+        """Bytes of the activations of `tokens` tokens at one boundary: 16 KiB a token for a 70B Llama."""
         return tokens * self.shape.width * self.shape.bytes_per_element
 
 

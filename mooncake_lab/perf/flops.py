@@ -34,7 +34,7 @@ def printed_prefill_flops(shape: ModelShape, tokens: Count, reused_tokens: Count
 def exact_prefill_flops(shape: ModelShape, tokens: Count, reused_tokens: Count | float = 0) -> Count:
     """FLOPs of a causal prefill counted from the shapes of its matrices, 2 for each multiply-add.
 
-    The output head (one token a prompt: below 0.001 % of a 70B prefill of 8192 tokens) and
+    The output head (one token per prompt: below 0.001 % of a 70B prefill of 8192 tokens) and
     normalisations are left out, as in Eq. 1, so that counts of consecutive pieces add up.
     """
     pairs = (tokens * (tokens + 1) - reused_tokens * (reused_tokens + 1)) / 2

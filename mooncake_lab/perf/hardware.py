@@ -32,7 +32,7 @@ class Hardware:
     host_to_device_bytes_per_s: float | None = None
     """Host memory to device memory, the whole node; None where both are the same memory or unknown."""
     nic_bytes_per_s: float | None = None
-    """Network, the whole node, one direction; None where there is none."""
+    """Network, the whole node, one direction; None without a network."""
     source: str
     """Where the numbers come from, in one line."""
 
@@ -156,7 +156,7 @@ def hardware(name: str) -> Hardware:
     """The peak rates of a named machine.
 
     Raises:
-        ValueError: naming the known machines, when there is none of this name.
+        ValueError: naming the known machines, when the name is unknown.
     """
     if name not in HARDWARE:
         raise ValueError(f"unknown hardware {name!r}; allowed are {', '.join(HARDWARE)}")

@@ -1,6 +1,6 @@
 """What one iteration of a mixed batch costs, from a handful of anchors (SARATHI, arXiv 2308.16369, §3-4).
 
-The tokens of an iteration share its matrices, whoever they belong to; attention is paid request by request.
+All tokens of an iteration share one read of each matrix. Attention is paid separately for each request.
 `HybridLatency` draws the shared part as a floor and a slope. Here it goes through measured points, and the
 tile that matrix kernels round up to is a term that can be switched off.
 """
@@ -46,7 +46,7 @@ class LinearCost:
         return -(-whole // self.tile_tokens) * self.tile_tokens
 
     def seconds(self, tokens: float) -> float:
-        """Seconds for so many tokens together; 0 for none."""
+        """Seconds for `tokens` tokens together; 0 without tokens."""
         if tokens <= 0:
             return 0.0
         tokens = self.rounded(tokens)
@@ -92,7 +92,7 @@ class IterationCost:
         return self.per_pair_s * pairs + reread
 
     def decode_attention_s(self, context_tokens: float) -> float:
-        """Attention of decodes that together have so many tokens of context."""
+        """Attention of decodes that together have `context_tokens` tokens of context."""
         return self.per_context_token_s * context_tokens
 
     def step_s(
@@ -114,8 +114,8 @@ def transferred(
     """The cost of another model on another device, if both reach the same share of their rooflines.
 
     Linear operators keep their multiple of the time to read the weights, at the same distance from the ridge
-    (tokens over FLOPs per byte); decode attention keeps its share of the bandwidth, chunk attention its share of
-    the peak; what is paid per kernel grows with the layers. Tiles stay: they belong to the kernels. What a decode
+    (tokens over FLOPs per byte). Decode attention keeps its share of the bandwidth, and chunk attention its share
+    of the peak. The cost per kernel grows with the layers. Tiles stay: they belong to the kernels. What a decode
     costs beside its matrices and its attention stays too: it is the engine's, not the model's.
     """
     (shape, device), (new_shape, new_device) = source, target

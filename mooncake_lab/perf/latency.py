@@ -187,7 +187,7 @@ class HybridLatency:
 
     @property
     def knee_tokens(self) -> float:
-        """Tokens an iteration takes before it is bound by computing: the size of a full chunk."""
+        """Number of tokens from which an iteration is compute-bound: the size of a full chunk."""
         return self.floor_s / self.per_token_s
 
     def step_s(self, chunk_tokens: int, start_tokens: int, decodes: int = 0, context_tokens: int = 0) -> float:

@@ -27,7 +27,7 @@ def layerwise_times(load_s: Sequence[float], compute_s: Sequence[float], store_s
     """Loading, computing and storing at the same time, layer by layer.
 
     Args:
-        load_s: seconds to load each layer of the prefix; zeros where there is none.
+        load_s: seconds to load each layer of the prefix; zeros without a prefix.
         compute_s: seconds to compute each layer.
         store_s: seconds to store each layer; zeros where nothing is stored.
 

@@ -102,9 +102,9 @@ def model_from_log(records: Iterable[Record], base: LatencyModel) -> LogCalibrat
     the measured ones: the fit follows the typical request, but queues grow with the sum. What a request waits
     beside them is the median over those that met idle instances: until prefill starts (`schedule_s`), and until
     the first token is shown (the latency of a transfer; its bandwidth is the base's, since bytes that move while
-    prefill runs show none). The mean time between two prompts, while nobody computes, is added to each prefill, as
-    it holds up whoever is next, and taken off the hand-over as far as that goes; what coupled workers compute is
-    left without it.
+    prefill runs show none). The mean gap between a prompt and the next one in the queue (`between_s`) is
+    added to each prefill, because it delays the next request. It is subtracted from the hand-over, down to zero.
+    The cost of coupled workers does not include it.
 
     Args:
         records: a run without faults on prefill and decode instances.

@@ -166,7 +166,7 @@ def model_shape(name: str) -> ModelShape:
     """The shape of a named model.
 
     Raises:
-        ValueError: naming the known models, when there is none of this name.
+        ValueError: naming the known models, when the name is unknown.
     """
     if name not in MODELS:
         raise ValueError(f"unknown model {name!r}; allowed are {', '.join(MODELS)}")

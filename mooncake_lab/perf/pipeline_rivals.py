@@ -53,7 +53,7 @@ def tensor_parallel_bytes(group: CppGroup, tokens: int) -> float:
 
 
 def tensor_parallel_s(group: CppGroup, tokens: int) -> float:
-    """Every matrix cut over all nodes; nobody computes while partial sums are added up."""
+    """Every matrix cut over all nodes; no node computes while partial sums are added up."""
     compute_s = (
         group.prefill.constant_s + (group.prefill.compute_s(tokens) - group.prefill.constant_s) / group.nodes
     )

@@ -29,13 +29,15 @@ class Workload:
 
     @classmethod
     def of_length(cls, total_tokens: int, ratio: float, batch: int) -> "Workload":
-        """Requests of so many tokens in all that have `ratio` prompt tokens for every decode (P:D)."""
+        """Requests of `total_tokens` tokens each, with `ratio` prompt tokens for every decode (P:D)."""
         steps = min(max(round(total_tokens / (1 + ratio)), 1), total_tokens - 1)
         return cls(prompt_tokens=total_tokens - steps, decode_steps=steps, batch=batch)
 
     @classmethod
     def balanced(cls, total_tokens: int, fused_tokens: int, batch: int) -> "Workload":
-        """Requests of so many tokens at the balanced P:D ratio: where C divides them, the prompt is whole chunks.
+        """Requests of `total_tokens` tokens each at the balanced P:D ratio.
+
+        Where C divides `total_tokens`, the prompt is a whole number of chunks.
 
         Raises:
             ValueError: when the ratio has no balance.
@@ -155,7 +157,7 @@ class DecodeAccounts:
     by_token_s: float
     """Each token pays the same for the matrices that all share; each decode pays for its own attention."""
     by_order_s: float
-    """Who came first is drawn by lot (Shapley): the mean of riding along and of being ridden on."""
+    """Shapley value: the mean of its cost when added to the chunk, and of its cost before the chunk is added."""
 
 
 def decode_accounts(

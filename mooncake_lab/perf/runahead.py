@@ -55,7 +55,7 @@ class Runahead:
         return self.work_s(stop) - self.work_s(start)
 
     def send_s(self, tokens: float) -> float:
-        """Seconds for which the keys and values of so many tokens of a layer occupy a link."""
+        """Seconds for which the keys and values of `tokens` tokens of a layer occupy a link."""
         return self.kv_bytes_per_token * tokens / self.link.bytes_per_s
 
 

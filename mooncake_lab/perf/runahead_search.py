@@ -1,6 +1,6 @@
 """The best slices of KV-Runahead, exactly: by the suffixes of the chain that no other suffix dominates.
 
-What the processes from `i` on make of the time to first token, whoever stands before them, follows from three
+What the processes from `i` on make of the time to first token, whatever processes precede them, follows from three
 numbers: the longest path inside the suffix, its chain of sends, and its slowest slice or link. A suffix that is no
 better in any of them than another one from the same token is dropped. The published search refines a grid.
 """

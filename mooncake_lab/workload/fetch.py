@@ -18,8 +18,8 @@ def fetch_trace(name: str, *, folder: Path | None = None, url: str | None = None
 
     Raises:
         ConnectionError: when the file cannot be fetched; nothing is left behind.
-        ValueError: when the workload is unknown, the address is none, or the content is not the released one;
-            it is not kept.
+        ValueError: when the workload is unknown, the address is not http:// or https://, or the content is not the
+            released one; such content is not kept.
         OSError: when the folder cannot be made.
     """
     release = release_of(name)

@@ -30,7 +30,7 @@ _Length = Annotated[int, Meta(ge=0, le=_LARGEST_LENGTH)]
 
 
 class Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """A line as it stands in the file; which of the optional names may occur together, `read_line` says."""
+    """A line as written in the file; which of the optional names may occur together, `read_line` says."""
 
     hash_ids: list[int]
     timestamp: _Milliseconds | UnsetType = UNSET

@@ -1,4 +1,4 @@
-"""The trace of a workload, whatever this machine has: the released file, or its twin; or anybody's own file."""
+"""The trace of a workload: the released file if it is found, else its twin; or a file given by its path."""
 
 from pathlib import Path
 

@@ -21,7 +21,7 @@ from mooncake_lab.workload.line import Line, LineError, check_blocks, read_line
 from mooncake_lab.workload.trace import Trace
 
 DEFAULT_BLOCK_SIZE_TOKENS: Final = 512
-"""Tokens a block of the released traces (arXiv §4)."""
+"""Tokens per block of the released traces (arXiv §4)."""
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _REASONS_KEPT: Final = 5
 
@@ -40,7 +40,7 @@ def read_trace(path: str | Path, *, lenient: bool = False, block_size_tokens: in
     Args:
         path: the file; gzip is recognised by content.
         lenient: leave bad lines out, count them in `Trace.skipped` and keep the first few reasons.
-        block_size_tokens: tokens a block, where the file does not say; otherwise its `trace_block_size`, or 512.
+        block_size_tokens: tokens per block, where the file does not say; otherwise its `trace_block_size`, or 512.
 
     Raises:
         TraceError: naming file, line, field, value and what is allowed; or that no request is left.

@@ -89,7 +89,7 @@ def release_of(name: str) -> Release:
     """The release with this name.
 
     Raises:
-        ValueError: when there is none.
+        ValueError: when the name is unknown.
     """
     if name not in RELEASES:
         raise ValueError(f"unknown workload {name!r}; allowed are {', '.join(RELEASES)}")

@@ -1,6 +1,6 @@
 """What the model sees and when: loops until induction appears, then pairs without text, then ever longer text.
 
-Without the first stage the model stays at chance for as long as anybody waited.
+Without the first stage the model stayed at chance for as long as it was trained.
 """
 
 from dataclasses import dataclass
@@ -35,11 +35,11 @@ class Stage:
     rows: int
     """Contexts of a step."""
     until: float
-    """It ends when the running share of right answers passes this..."""
+    """The stage ends when the running share of right answers passes this, within the two limits below."""
     at_least: int
-    """...but not before so many steps..."""
+    """Fewest steps of the stage."""
     at_most: int
-    """...and after so many in any case."""
+    """Most steps of the stage."""
 
 
 STAGES: Final = (

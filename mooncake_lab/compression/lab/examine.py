@@ -1,4 +1,4 @@
-"""The examination: is the answer right, when only so much of the cache is left?
+"""The examination: is the answer right, when only part of the cache is left?
 
 Greedy generation gives the right answer exactly when, with the right tokens fed back, every next token is right;
 so one pass over question and answer decides, and no decoding loop is needed.
@@ -33,7 +33,7 @@ class Mark:
     right: bool
     """Whether every token of the answer was the likeliest."""
     device_bytes: int
-    """Of the compressed context, before question and answer are added; whole blocks."""
+    """Bytes of the compressed context, before question and answer are added; whole blocks."""
     host_bytes: int
 
 

@@ -91,7 +91,7 @@ class Context:
         return np.concatenate([*parts, text[done:]]), places
 
     def distinct(self, first: int, among: int, count: int) -> Tokens:
-        """So many different tokens of one kind."""
+        """Draw `count` different tokens of one kind."""
         return first + self.rng.choice(among, size=count, replace=False)
 
 

@@ -30,9 +30,9 @@ from mooncake_lab.engine import load_model
 
 _POOL_BYTES: Final = 1 << 17
 _TEXT_WEIGHT: Final = 0.1
-"""Of the loss on filler, beside that on answers: text alone would drown them."""
+"""Weight of the loss on filler relative to the loss on answers; with full weight, filler would dominate."""
 _MEMORY: Final = 0.95
-"""Of the running share of right answers, from step to step."""
+"""Decay of the running share of right answers from step to step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

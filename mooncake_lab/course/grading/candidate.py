@@ -1,4 +1,4 @@
-"""The side of a submission: a confined process that executes somebody's cells and answers questions about them.
+"""The side of a submission: a confined process that executes the submitted cells and answers questions about them.
 
 Started by `enter.py`. Questions come on stdin, answers leave on what was stdout; what cells print goes nowhere.
 """

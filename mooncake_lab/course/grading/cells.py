@@ -16,7 +16,7 @@ from mooncake_lab.course.grading.messages import Code
 
 _PACKAGE: Final = "mooncake_lab"
 _MOST_LETTERS: Final = 100_000
-"""Of all code cells of a notebook. A syntax tree takes a thousand times the memory, and it is the grader's."""
+"""Limit for all code cells of a notebook. A syntax tree takes a thousand times as much of the grader's memory."""
 _PLAIN_CALLS: Final = frozenset(
     {"dict", "list", "set", "tuple", "frozenset", "range", "namedtuple"}
     | {"OrderedDict", "defaultdict", "deque", "Counter"}

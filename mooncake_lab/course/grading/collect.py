@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Final
 
 _MOST_BYTES: Final = 10_000_000
-"""Of a notebook that is handed in."""
+"""Size limit for a submitted notebook."""
 _LONGEST_LABEL: Final = 50
 """Letters; a file's name has to hold them and more."""
 _WRITTEN_BY_NBGRADER: Final = ("timestamp.txt", "submission_secret.txt")
@@ -46,7 +46,7 @@ class Collection:
     notebooks: tuple[HandedIn, ...]
     ungraded: tuple[Ungraded, ...]
     without: Mapping[str, str]
-    """Students of whom nothing can be graded, and why."""
+    """Students without a gradable submission, and the reason."""
 
 
 def collect(submissions: Path, sources: Path) -> Collection:
@@ -78,7 +78,7 @@ def collect(submissions: Path, sources: Path) -> Collection:
 
 
 def printable(name: Path | str) -> str:
-    """A name as it can be shown: whoever names a file may put any bytes but two into it."""
+    """A name in printable form: a file name may contain any bytes but two."""
     return "".join(letter if letter.isprintable() else "?" for letter in str(name))
 
 
@@ -146,12 +146,12 @@ def _refused(path: Path, folder: Path, teachers: Mapping[str, Path]) -> str:
         return "is not a file"
     if path.stat().st_size > _MOST_BYTES:
         return f"is larger than {_MOST_BYTES:,} bytes"
-    path.open("rb").close()  # what its owner closed to the grader is named here, and stops nobody's grading
+    path.open("rb").close()  # an unreadable file is reported here and does not stop the grading
     return ""
 
 
 def _why_nothing(folder: Path, left: list[Ungraded]) -> str:
-    """What a table of points says of a student of whom nothing is graded."""
+    """Reason in a table of points for a student without a graded submission."""
     if not left:
         return "nothing could be graded: the folder is empty"
     first = Ungraded(left[0].path.relative_to(folder.parent), left[0].why)

@@ -1,8 +1,8 @@
-"""A process that runs somebody else's code gives up what that code must not have.
+"""A process that runs untrusted code drops the rights that the code must not have.
 
-After `confine()`, enforced by the Linux kernel and not by Python, a process can read what Python needs and its own
-folder, write only its own folder, and start no process and no thread, open no socket, signal nobody, and use no
-more memory, processor time and disk than it was given. There is no way back.
+After `confine()`, a process can read only what Python needs and its own folder, and write only its own folder. It
+can start no process or thread, open no socket and send no signal. It can use no more memory, processor time and
+disk than it was given. The Linux kernel enforces this, not Python. The process cannot undo it.
 
 Landlock (Linux 5.13, here used from its third version on) rules over files, seccomp over system calls, and a file
 system in memory bounds what is written (`enter.py`). Where the kernel allows no such file system to this user, a
@@ -39,7 +39,7 @@ _CAPABILITIES_OF_SELF: Final = struct.pack("Ii", 0x20080522, 0)
 """Version 3 of that call's head."""
 _MOST_OPEN_FILES: Final = 256
 _SETTINGS: Final = ("/etc/ld.so.cache", "/etc/localtime", "/etc/ssl/openssl.cnf", "/etc/mime.types")
-"""Of the system's settings only these: a grader that is root could read all of them."""
+"""The only system settings that stay readable: a grader that is root could read all of them."""
 
 _READ: Final = (1 << 2) | (1 << 3)
 _READ_FILE: Final = 1 << 2
@@ -131,7 +131,7 @@ def bounds() -> str:
 
 
 def confine(folder: Path | None, allowance: Allowance) -> None:
-    """Give up everything but reading Python and working in a folder; for this process, for good.
+    """Drop every right except reading Python and working in a folder; for this process, for good.
 
     Args:
         folder: the only one in which it may write; without one it writes nothing.

@@ -1,10 +1,10 @@
-"""Files of a class, which whoever ends in the middle must not leave half written."""
+"""Files of a class: an interrupted writer must not leave them half written."""
 
 from pathlib import Path
 
 
 def replace_file(path: Path, text: str, *, mode: int = 0o666) -> None:
-    """Write a file so that whoever reads it finds the old one or the new one, whole.
+    """Write a file so that each reader finds the complete old file or the complete new one.
 
     Args:
         path: of the file.

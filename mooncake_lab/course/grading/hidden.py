@@ -1,4 +1,4 @@
-"""Where hidden workloads come from: 128 bits for each task, and draws that nobody can continue."""
+"""Where hidden workloads come from: 128 bits for each task, and draws that cannot be predicted."""
 
 import hashlib
 import random
@@ -16,7 +16,7 @@ def class_secret(folder: Path) -> str:
     """The random part of a class's hidden seed, which is made and kept in the folder of its grades.
 
     A seed that a teacher chooses may be short, and a submission that knows this code can try a million of them.
-    With this part, nobody can. To draw the same workloads in another folder, copy the file.
+    With this part, no submission can. To draw the same workloads in another folder, copy the file.
 
     Raises:
         ValueError: when the file holds something else.
@@ -34,7 +34,7 @@ def class_secret(folder: Path) -> str:
 class HiddenDraw(random.Random):
     """Random numbers of a task: a keyed hash that counts.
 
-    Python's own generator can be continued by whoever has seen enough of what it drew.
+    The output of Python's own generator can be predicted from enough of its earlier draws.
 
     Args:
         seed: of the class.
@@ -52,7 +52,7 @@ class HiddenDraw(random.Random):
         del given, named
 
     def getrandbits(self, k: int, /) -> int:
-        """So many random bits."""
+        """Draw `k` random bits."""
         found = 0
         for _ in range(0, k, 512):
             self._count += 1

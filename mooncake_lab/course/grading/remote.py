@@ -47,7 +47,7 @@ _START_S: Final = 60.0
 """Python, numpy and this package have to be imported first."""
 
 _MOST_HELD_BYTES: Final = 16 * KIB
-"""Of questions that want no answer: they travel with the next one that does, many in one message."""
+"""Limit for queued questions without an answer: one message carries them and the next question that has one."""
 
 
 class SubmissionError(Exception):
@@ -144,7 +144,7 @@ class Submission:
                 try:
                     pipe.close()
                 except OSError:
-                    continue  # it was still holding a question nobody will read
+                    continue  # a question was still buffered, and its reader is gone
         self._answers.close()
         self._forget_folder()
 

@@ -34,7 +34,7 @@ def grades_csv(grades: Sequence[Grade], without: Mapping[str, str] = _NOBODY) ->
 
     Args:
         grades: of everything that was graded.
-        without: students of whom nothing could be, and why; each has a row of no points, without an assignment.
+        without: students without gradable work, and why; each has a row of no points, without an assignment.
     """
     rows = [
         (grade.student, grade.topic, mark.task, mark.earned, mark.points, mark.said, "; ".join(grade.remarks))
@@ -96,7 +96,7 @@ def page_of(student: str, topic: str, folder: Path) -> Path:
 def write_tables(grades: Sequence[Grade], folder: Path, without: Mapping[str, str] = _NOBODY) -> Path:
     """Write `grades.csv` and `totals.csv`; the path of the first.
 
-    `without` names students of whom nothing could be graded, and why.
+    `without` names students without a gradable submission, and the reason.
     """
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(folder / "totals.csv", totals_csv(grades, without))

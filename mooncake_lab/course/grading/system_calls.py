@@ -1,9 +1,9 @@
-"""Which system calls a confined process is refused, by its architecture's numbers, as a filter for the kernel.
+"""A kernel filter that refuses system calls to a confined process, by the call numbers of its architecture.
 
-Refused is what reaches beyond the process: to start, trace, signal, slow down or limit another one (threads
-included: what limits their number does not hold for root), to open a socket, to hold memory or messages that no
-limit counts or that outlive it, and to change what files are without opening them. What cannot be told by its
-number alone is told by its arguments.
+It refuses the calls that reach beyond the process: to start, trace, signal, slow down or limit another process, or
+to open a socket. It refuses new threads too, because the limit on their number does not hold for root. It refuses
+memory and messages that no limit counts or that outlive the process, and changes to a file's attributes without
+opening it. Where the number of a call is not enough to decide, its arguments decide.
 """
 
 import struct
@@ -55,7 +55,7 @@ _SET_OWNER, _SET_SIGNAL, _SET_OWNER_EX = 8, 10, 15
 """What `fcntl` could send signals with."""
 _CLONE_THREAD: Final = 0x00010000
 _DEATH_SIGNAL: Final = 1
-"""Of `prctl`: a process that forgets whom it ends with would run on after its grader."""
+"""`prctl` option: a process that clears its parent-death signal would keep running after its grader."""
 _LOAD, _EQUAL, _AT_LEAST, _BITS_SET, _GIVE = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOWED, _DENIED, _NO_MORE, _UNKNOWN, _KILLED = 0x7FFF0000, 0x00050001, 0x0005000B, 0x00050026, 0x80000000
 _ARCHITECTURE_AT, _NUMBER_AT, _ARGUMENTS_AT = 4, 0, 16
@@ -116,7 +116,7 @@ def _deny() -> Instruction:
 
 
 def _where(number: int, told: list[Instruction]) -> list[Instruction]:
-    """Instructions for one call only; whom they do not deny is allowed."""
+    """Instructions for one call only; a call that they do not deny is allowed."""
     return [(_EQUAL, 0, len(told) + 1, number), *told, (_GIVE, 0, 0, _ALLOWED)]
 
 

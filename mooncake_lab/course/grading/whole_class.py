@@ -20,7 +20,7 @@ class Rules:
     """How a class is graded."""
 
     seed: str
-    """The teacher's; what reaches a submission hangs on the secret beside the grades as well."""
+    """Chosen by the teacher. The hidden workloads also depend on the secret stored beside the grades."""
     allowance: Allowance
     jobs: int = 1
     """Notebooks graded at a time."""
@@ -31,7 +31,7 @@ class Rules:
 
 
 def _nobody(done: int) -> None:
-    """Tell nobody."""
+    """Report no progress."""
     del done
 
 

@@ -17,7 +17,7 @@ def choose_backend(device: torch.device, dtype: torch.dtype, name: str = "auto")
     Results name the backend that ran: on a CPU without numba, or in float16, auto is the dense one.
 
     Raises:
-        ValueError: when the name is none of auto, dense, cpu, cuda, or does not run on this device.
+        ValueError: when the name is not auto, dense, cpu or cuda, or does not run on this device.
     """
     if name == "dense":
         return DenseBackend()

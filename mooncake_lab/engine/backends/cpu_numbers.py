@@ -21,7 +21,7 @@ Stored: TypeAlias = npt.NDArray[Any]
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.integer]
 LINE_BYTES: Final = 64
-"""Of a cache line; where lines are longer, some are asked for twice."""
+"""Bytes of a cache line; where lines are longer, some are asked for twice."""
 
 
 def widen(number: Any) -> Any:
@@ -55,10 +55,10 @@ def _narrow(number, like):  # noqa: ANN001, ANN202, ARG001  # likewise
 
 @intrinsic
 def fetch(context: Any, array: Any, place: Any, lines: Any) -> Any:  # noqa: ARG001  # numba's own
-    """Ask for so many cache lines from `array[place]` on ahead of their use; compiled code only.
+    """Prefetch `lines` cache lines from `array[place]` on; compiled code only.
 
-    The processor foresees what follows in a page of memory, but blocks of a paged cache begin in other ones. It
-    waits where it is asked for more lines than it can have under way: ask for a few at a time, between other work.
+    The processor prefetches within a page of memory, but blocks of a paged cache begin in different pages. It
+    stalls when more lines are requested than it can have in flight: request a few at a time, between other work.
     """
 
     def generate(target: Any, builder: Any, signature: Any, values: Any) -> Any:

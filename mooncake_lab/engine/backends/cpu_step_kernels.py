@@ -1,8 +1,8 @@
 """One decode layer as one compiled function: for few tokens, calls between operators cost more than their work.
 
-Products with weights are made of dot products over rows of the weight as Hugging Face stores it: four rows of it
-and four tokens at a time, sixteen sums in registers, so that a weight is read from memory once for all tokens. Of
-fewer tokens each takes one row at a time: reading is all they do, and it is fastest from end to end.
+Products with weights are dot products over rows of the weight as Hugging Face stores it. Four rows and four
+tokens are computed at a time, with sixteen sums in registers, so that a weight is read from memory once for all
+tokens. Fewer tokens take one row at a time: their time is spent on reading, and sequential reads are fastest.
 Activations stay float32 throughout; weights and KVCache are float32, or bfloat16 as uint16.
 """
 
@@ -25,7 +25,7 @@ _PART_OUTPUTS = 64
 
 
 class LayerArrays(NamedTuple):
-    """A layer's weights (outputs, inputs) and biases; an empty bias is none."""
+    """A layer's weights (outputs, inputs) and biases; an empty bias means no bias."""
 
     attention_norm: Stored
     qkv: Stored

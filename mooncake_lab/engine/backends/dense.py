@@ -36,7 +36,7 @@ class DenseBackend:
     def rotate_and_store(
         self, qkv: torch.Tensor, rope: Rope, batch: PackedBatch, cache: LayerCache, config: LlamaConfig
     ) -> torch.Tensor:
-        """One token a row; slots say where its key and value go."""
+        """One token per row; slots say where its key and value go."""
         query, keys, values = (
             part.unflatten(-1, (-1, config.head_width))
             for part in qkv.split((config.query_width, config.kv_width, config.kv_width), dim=-1)

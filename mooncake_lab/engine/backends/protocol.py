@@ -60,5 +60,5 @@ class Backend(Protocol):
         ...
 
     def whole_step(self, weights: LlamaWeights, rope: Rope) -> WholeStep | None:
-        """A model's own whole step; None where there is none."""
+        """A model's own whole step; None where the backend has no such step."""
         ...

@@ -33,9 +33,9 @@ class ArrivingPrefix:
     """KVCache of a prompt's first tokens on its way into an engine (arXiv §5.2, layer-wise prefill).
 
     Its thread starts with the request's first iteration and runs ahead of the computation as far as it can: layers
-    go straight into the request's blocks. Where a block is lost, the prefix ends before it from then on: layers
-    that are still to come are loaded up to there, and `wait` raises, so that the engine plans what is behind it as
-    tokens to be computed. On CUDA, copies go over a stream of their own, and attention waits for a layer's event.
+    go straight into the request's blocks. When a block is lost, the prefix ends before it from then
+    on. The remaining layers are loaded up to there, and `wait` raises, so that the engine plans to compute
+    the tokens behind it. On CUDA, copies go over a stream of their own, and attention waits for a layer's event.
 
     Mutable: it shrinks, and it owns a thread.
 
@@ -71,7 +71,7 @@ class ArrivingPrefix:
 
     @property
     def fingerprint(self) -> bytes:
-        """Of the model that made it."""
+        """Fingerprint of the model that computed it."""
         return self._layout.fingerprint
 
     @property
@@ -90,7 +90,7 @@ class ArrivingPrefix:
         return self._arrived == self._layers
 
     def limit(self, tokens: int) -> None:
-        """Use no more than so many tokens of it; before its first iteration."""
+        """Use at most `tokens` tokens of it; call this before its first iteration."""
         self._limit = min(self._limit, tokens)
 
     def begin(self, cache: KVCache, blocks: Sequence[int]) -> None:
@@ -109,7 +109,7 @@ class ArrivingPrefix:
         """Return when a layer of the first `tokens` tokens is in its blocks.
 
         Raises:
-            PrefixLostError: when so many tokens cannot be had any more.
+            PrefixLostError: when fewer than `tokens` tokens are still available.
         """
         last = self._layers if self._whole else layer + 1
         started_s = time.perf_counter()
@@ -143,7 +143,7 @@ class ArrivingPrefix:
                     self._turn.notify_all()
                 if self._stopping or not self._good_blocks:
                     return
-        except Exception as error:  # noqa: BLE001  # handed to whoever waits
+        except Exception as error:  # noqa: BLE001  # passed to the waiting caller
             with self._turn:
                 self._crash = error
                 self._turn.notify_all()

@@ -47,7 +47,7 @@ class LeavingCounts:
 
     stored: int = 0
     held: int = 0
-    """Needed no storing: the store had them, or somebody else was writing them, or it had no room."""
+    """Needed no storing: the store had them, or another writer was writing them, or it had no room."""
     dropped: int = 0
     """Given up because the queue was full: a cache may forget, and a prefill must not wait."""
     failed: int = 0
@@ -139,7 +139,7 @@ class KVWriter:
         try:
             while self._deliver():
                 pass
-        except Exception as error:  # noqa: BLE001  # handed to whoever flushes
+        except Exception as error:  # noqa: BLE001  # passed to the flushing caller
             with self._turn:
                 self._crash = error
                 self._turn.notify_all()

@@ -1,4 +1,4 @@
-"""Prefills by a crew, put together: the first token, the whole KVCache, who was busy when, and what was sent."""
+"""Prefills by a crew, put together: first token, whole KVCache, busy times of each worker, and bytes sent."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -80,7 +80,7 @@ def overlap_share(shares: Sequence[Share]) -> float:
     """Share of the time with any process computing in which two or more of them were.
 
     Raises:
-        ValueError: when nobody computed.
+        ValueError: when no worker computed.
     """
     edges = sorted(
         edge

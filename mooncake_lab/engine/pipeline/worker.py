@@ -40,12 +40,12 @@ class CrewSpec:
     """cpu or cuda."""
     dtype: str = "float32"
     backend: str = "auto"
-    """Of the operators: auto, dense, cpu or cuda."""
+    """Backend of the operators: auto, dense, cpu or cuda."""
     seed: int = 0
     positions: int | None = None
     """Longest context; None takes the model's window."""
     threads: int = 1
-    """Of each process."""
+    """Threads of each process."""
     timeout_s: float = 120.0
     """After which a prefill is given up."""
 

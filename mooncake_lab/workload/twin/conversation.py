@@ -1,7 +1,7 @@
 """The conversation twin: people who talk, paste, search, edit, and come back a little later.
 
-The story. Sessions begin at a steady rate. The first prompt is the system prompt (one full block, the same for
-everybody) and whatever the user brings, from one line to a book. After each answer the user goes on or not; the
+The story. Sessions begin at a steady rate. The first prompt is the system prompt (one full block, the same in all
+sessions) and the user's text, from one line to a book. After each answer the user goes on or not; the
 deeper a talk, the likelier it goes on. The next turn comes a think time later and does one of four things:
 
 - ask: the old prompt, the answer, and a short question are the new prompt;
@@ -9,8 +9,8 @@ deeper a talk, the likelier it goes on. The next turn comes a think time later a
 - repeat: the very same prompt once more;
 - edit: only a leading part of the old prompt stays (old search results give way to new ones, say).
 
-What a turn does depends on what the turn before did; somebody who searches searches again. The recorder looks
-every three seconds and stamps what came in meanwhile with one timestamp.
+What a turn does depends on what the turn before did; a search is often followed by another. The recorder
+polls every three seconds and gives one timestamp to all requests that arrived since.
 
 A first prompt below two blocks shares nothing but the system prompt with its continuation, so the released
 file cannot show that it goes on. The twin lets such sessions end and counts their next turns as new sessions.
@@ -56,7 +56,7 @@ class ConversationProcess:
     """Factor on it after a first prompt of more than `book_tokens`; measured 0.24 against 0.40."""
     book_tokens: int = 50_000
     reading_s_per_token: float = 0.05
-    """An answer is read while it is written: measured, the quickest next turns come so much later per token."""
+    """Measured delay of the quickest next turns per token of the answer, which is read while it is written."""
     think_median_s: float = 138.0
     """Time from the end of an answer to the next prompt: log-normal. Fitted to the time from prompt to prompt,
     measured at quartiles 66, 123 and 264 s, with long pauses cut off by the end of the hour."""

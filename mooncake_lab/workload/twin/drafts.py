@@ -8,7 +8,7 @@ import numpy as np
 from mooncake_lab.workload.twin.draws import Floats, Ints
 
 BLOCK_SIZE_TOKENS = 512
-"""Of the released files (FAST'25 Appendix A)."""
+"""Block size of the released files (FAST'25 Appendix A)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

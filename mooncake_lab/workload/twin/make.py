@@ -17,13 +17,13 @@ class Recipe:
     """How one twin is made."""
 
     requests: int
-    """Of the released trace (FAST'25 Table 2)."""
+    """Requests of the released trace (FAST'25 Table 2)."""
     prefixes_blocks: tuple[int, ...]
     """Lengths of the prefixes that unrelated requests share."""
     tick_s: float
     """The recorder's clock: arrivals are rounded down to whole ticks."""
     draft: Callable[[int, int], Drafts]
-    """Drafts of at least so many requests, from a seed."""
+    """Drafts of at least `requests` requests, from a seed."""
 
 
 def _recipes() -> dict[str, Recipe]:
