@@ -36,7 +36,7 @@ class Job:
     """The numbers that the chapter may write: `out_dir/topic.json`."""
     parameters: Mapping[str, Value]
     digest: str
-    """A name for everything the result depends on, which excludes prose."""
+    """A name for everything the result depends on; the notebook's prose is not part of it."""
     root: Path
     """The folder in which the kernel works; the paths above are relative to it."""
     traces: Mapping[str, str | None] = field(default_factory=dict)
