@@ -71,6 +71,12 @@ def test_the_reference_has_every_public_name():
         assert package == "course" or unexplained == [], package
 
 
+def test_the_contents_list_every_page_of_the_reference():
+    """The book's table of contents has the page of each package, in the order of the layers."""
+    contents = (PACKAGE.parent / "book" / "_toc.yml").read_text(encoding="utf-8")
+    assert re.findall(r"file: reference/(?!index)(\w+)", contents) == list(FLOORS)
+
+
 def test_the_reference_is_written_once(tmp_path):
     """Pages that say the same already are not touched, so that a build with nothing to do does nothing."""
     write_reference(tmp_path)
