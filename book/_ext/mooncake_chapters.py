@@ -49,8 +49,8 @@ class HeadlineTable(SphinxDirective):
         card = scorecard(Path(self.env.srcdir) / RECORDS)
         top = headlines(card)
         self.env.note_reread()
-        said = nodes.paragraph("", f"{top.evidence()} {counted(card)}")
-        return [nodes.raw("", top._repr_html_(), format="html"), said]
+        said = self.parse_text_to_nodes(f"{top.evidence()} {counted(card)}")
+        return [nodes.raw("", top._repr_html_(), format="html"), *said]
 
 
 class ChapterTable(SphinxDirective):
