@@ -8,6 +8,7 @@ from mooncake_lab.paper.comparison import (
     compared,
     comparison_table,
     detail,
+    marked_if_twin,
     unless_twin,
 )
 from mooncake_lab.paper.facts import Fact, Source, constant, curve, fact, index, points
@@ -60,6 +61,7 @@ __all__ = [
     "headlines",
     "index",
     "judge",
+    "marked_if_twin",
     "order",
     "points",
     "scope",

@@ -143,6 +143,11 @@ def unless_twin(row: Compared, origin: str) -> Compared:
     return replace(row, quantity=f"{row.quantity} ({origin}, made to match)", on_twin=True)
 
 
+def marked_if_twin(row: Compared, twin: object) -> Compared:
+    """The row, marked if it comes from a twin, which matches a trace in lengths and sharing, not in latencies."""
+    return replace(row, quantity=f"{row.quantity} (on the twin)") if twin else row
+
+
 @dataclass(frozen=True, slots=True)
 class ComparisonTable:
     """The rows of a chapter's last table; shows itself as HTML in a notebook."""

@@ -61,7 +61,6 @@ from mooncake_lab.serving.supervisor import Callbacks, Link, Supervisor
 
 _LOG: Final = logging.getLogger(__name__)
 _SHUT: Final = "the cluster is shut down"
-_MEASURE_S: Final = 120.0
 
 
 @final

@@ -1,9 +1,8 @@
 """End-to-end results held against FAST'25 Figs. 1, 6, 7, 8 and 15 and arXiv Figs. 11, 12 and 13."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 import pandas as pd
 
@@ -18,6 +17,7 @@ from mooncake_lab.paper import (
     claims,
     comparison_table,
     fact,
+    marked_if_twin,
     unless_twin,
 )
 
@@ -201,11 +201,11 @@ def _shares(traces: pd.DataFrame) -> Iterator[Compared]:
 def _split(splits: pd.DataFrame) -> Iterator[Compared]:
     twin = splits["origin"].iloc[0] != "released"
     ratio, bound = best_split(splits)
-    yield _named(claimed(claim("F45"), ratio, bound=bound), twin)
+    yield marked_if_twin(claimed(claim("F45"), ratio, bound=bound), twin)
     for identifier, (prefill_nodes, column, scale) in _FIG_15.items():
         (row,) = (each for each in splits.to_dict(orient="records") if each["prefill_nodes"] == prefill_nodes)
         judged = claimed(claim(identifier), scale * float(row[column]), requests=int(row["requests"]))
-        yield _named(judged, twin)
+        yield marked_if_twin(judged, twin)
 
 
 def _real(real: pd.DataFrame) -> Iterator[Compared]:
@@ -220,7 +220,7 @@ def _real(real: pd.DataFrame) -> Iterator[Compared]:
         "A06": 100 * least_ttft,
     }
     for identifier, number in ours.items():
-        yield _named(claimed(claim(identifier), number, requests=min(real["requests"].tolist())), twin)
+        yield marked_if_twin(claimed(claim(identifier), number, requests=min(real["requests"].tolist())), twin)
 
 
 def _throughput(rates: pd.DataFrame) -> Iterator[Compared]:
@@ -248,7 +248,7 @@ def _production() -> Iterator[Compared]:
 def _on(traces: pd.DataFrame, workload: str, identifier: str, ours: float) -> Compared:
     """A claim judged on one workload's replays."""
     requests = int(_cell(traces, workload, "mooncake", "requests"))
-    return _named(claimed(claim(identifier), ours, requests=requests), _is_twin(traces, workload))
+    return marked_if_twin(claimed(claim(identifier), ours, requests=requests), _is_twin(traces, workload))
 
 
 def _cell(rows: pd.DataFrame, workload: str, system: str, column: str) -> float:
@@ -262,8 +262,3 @@ def _cell(rows: pd.DataFrame, workload: str, system: str, column: str) -> float:
 
 def _is_twin(rows: pd.DataFrame, workload: str) -> bool:
     return any(r["origin"] != "released" for r in rows.to_dict(orient="records") if r["workload"] == workload)
-
-
-def _named(row: Compared, twin: Any) -> Compared:
-    """The row, marked if it comes from a twin, which matches a trace in lengths and sharing, not in latencies."""
-    return replace(row, quantity=f"{row.quantity} (on the twin)") if twin else row

@@ -2,9 +2,8 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pandas as pd
@@ -18,6 +17,7 @@ from mooncake_lab.paper import (
     comparison_table,
     detail,
     fact,
+    marked_if_twin,
     unless_twin,
     within,
 )
@@ -115,12 +115,12 @@ def _figure(letter: str, rows: pd.DataFrame) -> Iterator[Compared]:
     twin = rows["origin"].iloc[0] != "released"
     best, length = means["kvcache_centric"], min(rows["requests"].tolist())
     for policy, identifier in _MEANS[letter].items():
-        yield _named(claimed(claim(identifier), means[policy], requests=length), twin)
+        yield marked_if_twin(claimed(claim(identifier), means[policy], requests=length), twin)
     for policy, identifier in _RATIOS[letter].items():
-        yield _named(claimed(claim(identifier), means[policy] / best, requests=length), twin)
+        yield marked_if_twin(claimed(claim(identifier), means[policy] / best, requests=length), twin)
     if letter == "F":
         saved = 100 * (1 - best / means["cache_aware"])
-        yield _named(claimed(claim("F29"), saved, requests=length), twin)
+        yield marked_if_twin(claimed(claim("F29"), saved, requests=length), twin)
 
 
 def _fig_10(caches: pd.DataFrame) -> Iterator[Compared]:
@@ -157,8 +157,3 @@ def _gains_of_global(caches: pd.DataFrame, workload: str, policy: str) -> Iterat
     yield claimed(hits, more, requests=requests)
     saved = gpu_time.fact.unit == "percent"
     yield claimed(gpu_time, 100 * (1 - share) if saved else share, requests=requests)
-
-
-def _named(row: Compared, twin: Any) -> Compared:
-    """The row, marked if it comes from a twin, which matches a trace in lengths and sharing, not in latencies."""
-    return replace(row, quantity=f"{row.quantity} (on the twin)") if twin else row
