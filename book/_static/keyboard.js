@@ -21,7 +21,13 @@
       box.before(hint);
     }
   };
+  // cells of words keep a readable width; without it, a phone sets one word per line
+  const widen = () => {
+    for (const cell of document.querySelectorAll(".bd-article table.dataframe tbody :is(th, td)"))
+      cell.classList.toggle("words", cell.textContent.trim().length > 24);
+  };
   addEventListener("DOMContentLoaded", () => {
+    widen();
     mark();
     new ResizeObserver(() => requestAnimationFrame(mark)).observe(document.querySelector(".bd-article") ?? document.body);
   });
