@@ -1,32 +1,34 @@
 """Which instances serve a request: pure functions from views to decisions (FAST'25 §4, arXiv §6-7)."""
 
-from typing import TYPE_CHECKING
-
 from mooncake_lab.conductor.admission import (
     ADMISSION_POLICIES,
     AdaptiveThreshold,
-    AdmissionPolicy,
     AdmitAll,
     AfterPrefill,
     EarlyRejection,
     LengthPredicting,
     PredictiveRejection,
     PriorityClasses,
+    RejectByLoad,
     WithinSLO,
     full_decode_s,
     named_admission,
 )
-from mooncake_lab.conductor.decide import Decided, decide
-from mooncake_lab.conductor.decision import Decision, Placement, Rejection
-from mooncake_lab.conductor.estimator import (
-    Estimator,
-    GroupEstimator,
-    LatencyEstimator,
-    NoisyEstimator,
+from mooncake_lab.conductor.decide import (
+    NEEDS,
+    AdmissionPolicy,
+    Decided,
+    Decision,
+    Need,
+    Placement,
+    PlacementPolicy,
+    Rejection,
+    check_needs,
+    decide,
+    needs_of,
 )
-from mooncake_lab.conductor.history import History
-from mooncake_lab.conductor.lengths import LengthHistogram, share_longer
-from mooncake_lab.conductor.needs import NEEDS, Need, check_needs, needs_of
+from mooncake_lab.conductor.estimator import Estimator, LatencyEstimator
+from mooncake_lab.conductor.history import History, LengthHistogram, RecentView
 from mooncake_lab.conductor.placement import (
     PLACEMENT_POLICIES,
     CacheAware,
@@ -34,17 +36,12 @@ from mooncake_lab.conductor.placement import (
     KVCacheCentric,
     LoadBalance,
     LongestPrefix,
-    PlacementPolicy,
     PrefixAffinity,
     Random,
     RoundRobin,
     named_placement,
 )
-from mooncake_lab.conductor.view import ClusterView, DecodeView, PrefillView, RecentView, ServedView
-from mooncake_lab.core.lazy import lazy_names
-
-if TYPE_CHECKING:
-    from mooncake_lab.conductor.regression import PolynomialEstimator
+from mooncake_lab.conductor.view import ClusterView, DecodeView, PrefillView, ServedView
 
 __all__ = [
     "ADMISSION_POLICIES",
@@ -62,7 +59,6 @@ __all__ = [
     "EarlyRejection",
     "Estimator",
     "FewestRequests",
-    "GroupEstimator",
     "History",
     "KVCacheCentric",
     "LatencyEstimator",
@@ -71,16 +67,15 @@ __all__ = [
     "LoadBalance",
     "LongestPrefix",
     "Need",
-    "NoisyEstimator",
     "Placement",
     "PlacementPolicy",
-    "PolynomialEstimator",
     "PredictiveRejection",
     "PrefillView",
     "PrefixAffinity",
     "PriorityClasses",
     "Random",
     "RecentView",
+    "RejectByLoad",
     "Rejection",
     "RoundRobin",
     "ServedView",
@@ -91,12 +86,4 @@ __all__ = [
     "named_admission",
     "named_placement",
     "needs_of",
-    "share_longer",
 ]
-
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "regression": ("PolynomialEstimator",),
-    },
-)

@@ -1,50 +1,20 @@
-"""Whether a request is served at all, given where it would go (Algorithm 1, the last test; arXiv §3, §7)."""
+"""Whether a request is served at all, given where it would go (Algorithm 1, the last test; arXiv §3, §7).
+
+Load as arXiv §7.1 defines it is a predicted latency divided by its limit. The time of a decode step is linear in
+requests and context, so the mean load over decode instances is that of the mean instance (assumption B24).
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final, TypeAlias
 
-from mooncake_lab.conductor.decision import Decision, Placement, Rejection
+from mooncake_lab.conductor.decide import AdmissionPolicy, Decision, Need, Placement, Rejection, needs_of
 from mooncake_lab.conductor.estimator import Estimator
-from mooncake_lab.conductor.lengths import share_longer
-from mooncake_lab.conductor.load import (
-    decode_pool_load,
-    predicted_decode_load,
-    prefill_load,
-    refuse,
-    refuse_at_decode,
-)
-from mooncake_lab.conductor.needs import Need, needs_of
+from mooncake_lab.conductor.history import share_longer
 from mooncake_lab.conductor.view import ClusterView, DecodeView, ServedView
 from mooncake_lab.core import SLO, Request
-
-
-class AdmissionPolicy(Protocol):
-    """Accepts a proposed placement or rejects it with a reason, and lets the decode instance refuse later.
-
-    A policy that needs more than loads declares it in an attribute `needs` (`conductor.needs`).
-    """
-
-    def admit(
-        self, request: Request, proposed: Placement, view: ClusterView, *, estimate: Estimator, slo: SLO
-    ) -> Decision:
-        """The placement itself or a rejection, when the request arrives."""
-        ...
-
-    def double_check(
-        self, request: Request, decode: DecodeView, *, estimate: Estimator, slo: SLO
-    ) -> Rejection | None:
-        """Whether the decode instance refuses a request whose prefill is done (arXiv §3, step 4).
-
-        Args:
-            request: whose KVCache has just arrived.
-            decode: the instance now, without this request.
-            estimate: the Conductor's latency estimates.
-            slo: the limits.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +28,7 @@ class AdmitAll:
         del request, view, estimate, slo
         return proposed
 
-    def double_check(
-        self, request: Request, decode: DecodeView, *, estimate: Estimator, slo: SLO
-    ) -> Rejection | None:
+    def double_check(self, request: Request, decode: DecodeView, *, estimate: Estimator, slo: SLO) -> None:
         """No rejection."""
         del request, decode, estimate, slo
 
@@ -73,34 +41,27 @@ class WithinSLO:
         self, request: Request, proposed: Placement, view: ClusterView, *, estimate: Estimator, slo: SLO
     ) -> Decision:
         """A rejection that names the limit and the estimate, if one is exceeded."""
-        del request, view, estimate
+        del view, estimate
         for name, expected_s, limit_s in (
             ("TTFT", proposed.expected_ttft_s, slo.ttft_s),
             ("TBT", proposed.expected_tbt_s, slo.tbt_s),
         ):
             if expected_s > limit_s:
-                return Rejection(
-                    request_id=proposed.request_id,
-                    stage="admission",
-                    reason=f"expected {name} {expected_s:.3g} s exceeds {limit_s:g} s",
-                )
+                reason = f"expected {name} {expected_s:.3g} s exceeds {limit_s:g} s"
+                return Rejection(request_id=request.id, stage="admission", reason=reason)
         return proposed
 
-    def double_check(
-        self, request: Request, decode: DecodeView, *, estimate: Estimator, slo: SLO
-    ) -> Rejection | None:
+    def double_check(self, request: Request, decode: DecodeView, *, estimate: Estimator, slo: SLO) -> None:
         """No rejection: Algorithm 1 decides once, on arrival."""
         del request, decode, estimate, slo
 
 
 @dataclass(frozen=True, slots=True)
-class AfterPrefill:
-    """The baseline (arXiv §7.2): prefill what the prefill pool can take, and check the decode instance only then.
+class RejectByLoad:
+    """What the policies of arXiv §7 have in common: each request of a full pool is refused.
 
-    The prefill of a request that is refused then is wasted.
+    On arrival, a subclass may also look at the load of the decode pool: `decode_load`.
     """
-
-    needs: ClassVar[frozenset[Need]] = frozenset({"double_check"})
 
     threshold: float = 1.0
     """Load at which a pool is full (assumption B21)."""
@@ -108,20 +69,52 @@ class AfterPrefill:
     def admit(
         self, request: Request, proposed: Placement, view: ClusterView, *, estimate: Estimator, slo: SLO
     ) -> Decision:
-        """A rejection if the prefill pool is full."""
-        del view, estimate
-        load = prefill_load(proposed, slo)
-        return proposed if load < self.threshold else refuse(request, "prefill", load, self.threshold)
+        """A rejection if the prefill pool is full, or the decode pool at the moment that the policy looks at."""
+        threshold = self.threshold_in(view)
+        load, pool = proposed.expected_ttft_s / slo.ttft_s, "prefill"
+        if load < threshold:
+            load, pool = self.decode_load(request, proposed, view, estimate, slo)
+        if load < threshold:
+            return proposed
+        reason = f"{pool} load {load:.3g} reaches {threshold:.3g}"
+        return Rejection(request_id=request.id, stage="admission", reason=reason)
+
+    def threshold_in(self, view: ClusterView) -> float:
+        """Load at which a request is refused on arrival."""
+        del view
+        return self.threshold
+
+    def decode_load(
+        self, request: Request, proposed: Placement, view: ClusterView, estimate: Estimator, slo: SLO
+    ) -> tuple[float, str]:
+        """The load of the decode pool on arrival, and its name in a rejection; here it is ignored."""
+        del request, proposed, view, estimate, slo
+        return 0.0, "decode"
 
     def double_check(
         self, request: Request, decode: DecodeView, *, estimate: Estimator, slo: SLO
     ) -> Rejection | None:
-        """A rejection if this request would fill the decode instance."""
-        return refuse_at_decode(request, decode, estimate, slo, self.threshold)
+        """A rejection if this request would fill the decode instance (arXiv §3, step 4)."""
+        tokens = decode.present_tokens + request.input_tokens
+        load = estimate.decode_step_s(decode.present_requests + 1, tokens) / slo.tbt_s
+        if load < self.threshold:
+            return None
+        reason = f"load of {decode.name} {load:.3g} reaches {self.threshold:.3g}"
+        return Rejection(request_id=request.id, stage="decode", reason=reason)
 
 
 @dataclass(frozen=True, slots=True)
-class EarlyRejection:
+class AfterPrefill(RejectByLoad):
+    """The baseline (arXiv §7.2): prefill what the prefill pool can take, and check the decode instance only then.
+
+    The prefill of a request that is refused then is wasted.
+    """
+
+    needs: ClassVar[frozenset[Need]] = frozenset({"double_check"})
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyRejection(RejectByLoad):
     """Refuse on arrival when the prefill or the decode pool is full at present (arXiv §7.2).
 
     The present load is outdated by the time the request decodes. Requests that are still in prefill do not count
@@ -131,26 +124,96 @@ class EarlyRejection:
 
     needs: ClassVar[frozenset[Need]] = frozenset({"decode_requests"})
 
-    threshold: float = 1.0
-    """Load at which a pool is full (assumption B21)."""
     with_coming: bool = False
     """Count requests that are placed but not yet prefilled as decoding. Not in the paper."""
 
-    def admit(
-        self, request: Request, proposed: Placement, view: ClusterView, *, estimate: Estimator, slo: SLO
-    ) -> Decision:
-        """A rejection if the prefill or the decode pool is full."""
-        load = prefill_load(proposed, slo)
-        if load >= self.threshold:
-            return refuse(request, "prefill", load, self.threshold)
-        load = decode_pool_load(request, view, estimate, slo, with_coming=self.with_coming)
-        return proposed if load < self.threshold else refuse(request, "decode", load, self.threshold)
+    def decode_load(
+        self, request: Request, proposed: Placement, view: ClusterView, estimate: Estimator, slo: SLO
+    ) -> tuple[float, str]:
+        """The mean load over the decode instances if this request decoded now."""
+        del proposed
+        requests, tokens, instances = 1, request.input_tokens, len(view.decode)
+        for each in view.decode:
+            requests += each.requests if self.with_coming else each.present_requests
+            tokens += each.context_tokens if self.with_coming else each.present_tokens
+        return estimate.decode_step_s(requests / instances, tokens / instances) / slo.tbt_s, "decode"
 
-    def double_check(
-        self, request: Request, decode: DecodeView, *, estimate: Estimator, slo: SLO
-    ) -> Rejection | None:
-        """A rejection if this request would fill the decode instance."""
-        return refuse_at_decode(request, decode, estimate, slo, self.threshold)
+
+StillDecodes: TypeAlias = Callable[[ServedView, float], float]
+"""The chance from 0 to 1 that a request still decodes at a later moment."""
+
+
+def predicted_decode_load(
+    request: Request,
+    proposed: Placement,
+    view: ClusterView,
+    still_decodes: StillDecodes,
+    estimate: Estimator,
+    slo: SLO,
+    *,
+    reserving: bool = False,
+) -> float:
+    """Mean load over the decode instances at the moment this request's prefill ends and it joins them.
+
+    Requests on their way are spread uniformly over the instances, as in the paper. Tokens that will be generated
+    by then are left out, because answers are short compared with prompts.
+
+    Args:
+        request: counts as present.
+        proposed: states when its prefill ends.
+        view: the cluster now.
+        still_decodes: the chance that each other request still decodes then.
+        estimate: the Conductor's latency estimates.
+        slo: the limits.
+        reserving: whether requests that were placed earlier and will join later than this one count too.
+    """
+    then_s = max(view.taken_at_s, request.arrival_s) + proposed.expected_ttft_s
+    requests, tokens, instances = 1.0, float(request.input_tokens), len(view.decode)
+    for instance in view.decode:
+        for served in (*instance.decoding, *instance.coming):
+            if served.starts_s <= then_s or reserving:
+                share = still_decodes(served, max(then_s, served.starts_s))
+                requests += share
+                tokens += share * served.input_tokens
+    return estimate.decode_step_s(requests / instances, tokens / instances) / slo.tbt_s
+
+
+def mean_step_s(view: ClusterView, estimate: Estimator) -> float:
+    """The present mean duration of a decode step, which converts seconds into tokens."""
+    total_s = 0.0
+    for each in view.decode:
+        total_s += estimate.decode_step_s(each.present_requests, each.present_tokens)
+    return total_s / len(view.decode)
+
+
+@dataclass(frozen=True, slots=True)
+class PredictiveRejection(RejectByLoad):
+    """Refuse on arrival when the decode pool will be full at the moment this request's prefill ends.
+
+    Prediction at the level of the system (arXiv §7.4): all requests have one decode time t_d.
+    The decode time depends on trace, model and hardware; `full_decode_s` estimates it.
+    """
+
+    needs: ClassVar[frozenset[Need]] = frozenset({"decode_requests"})
+
+    decode_s: float = 8.5
+    """t_d: the decode time of every request (assumption B22)."""
+    reserving: bool = False
+    """Count every request that was placed earlier, including those that will join later. Not in the paper: there,
+    a short prompt can take the place of a long one that was placed earlier, which is refused after its prefill."""
+
+    def decode_load(
+        self, request: Request, proposed: Placement, view: ClusterView, estimate: Estimator, slo: SLO
+    ) -> tuple[float, str]:
+        """The mean load over the decode instances if each request decodes for t_d."""
+
+        def still_decodes(served: ServedView, then_s: float) -> float:
+            return 1.0 if then_s - served.starts_s < self.decode_s else 0.0
+
+        load = predicted_decode_load(
+            request, proposed, view, still_decodes, estimate, slo, reserving=self.reserving
+        )
+        return load, "predicted decode"
 
 
 def full_decode_s(
@@ -174,49 +237,7 @@ def full_decode_s(
 
 
 @dataclass(frozen=True, slots=True)
-class PredictiveRejection:
-    """Refuse on arrival when the decode pool will be full at the moment this request's prefill ends.
-
-    Prediction at the level of the system (arXiv §7.4): all requests have one decode time t_d.
-    The decode time depends on trace, model and hardware; `full_decode_s` estimates it.
-    """
-
-    needs: ClassVar[frozenset[Need]] = frozenset({"decode_requests"})
-
-    threshold: float = 1.0
-    """Load at which a pool is full (assumption B21)."""
-    decode_s: float = 8.5
-    """t_d: the decode time of every request (assumption B22)."""
-    reserving: bool = False
-    """Count every request that was placed earlier, including those that will join later. Not in the paper: there,
-    a short prompt can take the place of a long one that was placed earlier, which is refused after its prefill."""
-
-    def admit(
-        self, request: Request, proposed: Placement, view: ClusterView, *, estimate: Estimator, slo: SLO
-    ) -> Decision:
-        """A rejection if the prefill pool is full, or the decode pool will be."""
-        load = prefill_load(proposed, slo)
-        if load >= self.threshold:
-            return refuse(request, "prefill", load, self.threshold)
-        then_s = max(view.taken_at_s, request.arrival_s) + proposed.expected_ttft_s
-        load = predicted_decode_load(
-            request, view, then_s, self._still_there, estimate, slo, reserving=self.reserving
-        )
-        return proposed if load < self.threshold else refuse(request, "predicted decode", load, self.threshold)
-
-    def double_check(
-        self, request: Request, decode: DecodeView, *, estimate: Estimator, slo: SLO
-    ) -> Rejection | None:
-        """A rejection if this request would fill the decode instance."""
-        return refuse_at_decode(request, decode, estimate, slo, self.threshold)
-
-    def _still_there(self, served: ServedView, now_s: float, then_s: float) -> float:
-        del now_s
-        return 1.0 if then_s - served.starts_s < self.decode_s else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class LengthPredicting:
+class LengthPredicting(RejectByLoad):
     """Refuse on arrival when the decode pool is expected to be full at the moment this request's prefill ends.
 
     The arXiv report leaves prediction at the level of requests as future work (§7.4), because lengths are hard to
@@ -226,85 +247,47 @@ class LengthPredicting:
 
     needs: ClassVar[frozenset[Need]] = frozenset({"decode_requests", "lengths"})
 
-    threshold: float = 1.0
-    """Load at which a pool is full (assumption B21)."""
     reserving: bool = False
-    """Count every request that was placed earlier, including those that will join later. Not in the paper: there,
-    a short prompt can take the place of a long one that was placed earlier, which is refused after its prefill."""
+    """As in `PredictiveRejection`."""
 
-    def admit(
-        self, request: Request, proposed: Placement, view: ClusterView, *, estimate: Estimator, slo: SLO
-    ) -> Decision:
-        """A rejection if the prefill pool is full, or the decode pool is expected to be."""
-        load = prefill_load(proposed, slo)
-        if load >= self.threshold:
-            return refuse(request, "prefill", load, self.threshold)
-        step_s = _mean_step_s(view, estimate)
+    def decode_load(
+        self, request: Request, proposed: Placement, view: ClusterView, estimate: Estimator, slo: SLO
+    ) -> tuple[float, str]:
+        """The mean load over the decode instances, each request counted with the chance that it still decodes."""
+        step_s = mean_step_s(view, estimate)
 
-        def still_there(served: ServedView, now_s: float, then_s: float) -> float:
-            produced = max(0.0, now_s - served.starts_s) / step_s
+        def still_decodes(served: ServedView, then_s: float) -> float:
+            produced = max(0.0, view.taken_at_s - served.starts_s) / step_s
             return share_longer(
                 view.lengths, served.input_tokens, beyond=(then_s - served.starts_s) / step_s, given=produced
             )
 
-        then_s = max(view.taken_at_s, request.arrival_s) + proposed.expected_ttft_s
-        load = predicted_decode_load(request, view, then_s, still_there, estimate, slo, reserving=self.reserving)
-        return proposed if load < self.threshold else refuse(request, "expected decode", load, self.threshold)
-
-    def double_check(
-        self, request: Request, decode: DecodeView, *, estimate: Estimator, slo: SLO
-    ) -> Rejection | None:
-        """A rejection if this request would fill the decode instance."""
-        return refuse_at_decode(request, decode, estimate, slo, self.threshold)
+        load = predicted_decode_load(
+            request, proposed, view, still_decodes, estimate, slo, reserving=self.reserving
+        )
+        return load, "expected decode"
 
 
-def _mean_step_s(view: ClusterView, estimate: Estimator) -> float:
-    """The present mean duration of a decode step, which converts seconds into tokens."""
-    steps = [estimate.decode_step_s(each.present_requests, each.present_tokens) for each in view.decode]
-    return sum(steps) / len(steps)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdaptiveThreshold:
+@dataclass(frozen=True, slots=True)
+class AdaptiveThreshold(EarlyRejection):
     """Early rejection whose threshold falls with the share of recent prefills that the double check refused.
 
-    Not in the papers.
-    The view contains the share, so the policy has no state of its own.
+    Not in the papers. The view contains the share, so the policy has no state of its own. The threshold of the
+    double check stays.
     """
 
-    inner: EarlyRejection = field(default_factory=EarlyRejection)
+    needs: ClassVar[frozenset[Need]] = frozenset({"decode_requests", "double_check"})
+
     gain: float = 1.0
     """Load by which the threshold falls when all recent prefills were refused."""
     least: float = 0.5
     """The lowest threshold."""
 
-    @property
-    def needs(self) -> frozenset[str]:
-        """The double checks whose results it reads, and what early rejection needs."""
-        return needs_of(self.inner) | {"double_check"}
-
-    def admit(
-        self, request: Request, proposed: Placement, view: ClusterView, *, estimate: Estimator, slo: SLO
-    ) -> Decision:
-        """The decision of early rejection at the present threshold."""
-        now = replace(self.inner, threshold=self.threshold_in(view))
-        return now.admit(request, proposed, view, estimate=estimate, slo=slo)
-
-    def double_check(
-        self, request: Request, decode: DecodeView, *, estimate: Estimator, slo: SLO
-    ) -> Rejection | None:
-        """A rejection if this request would fill the decode instance; the threshold here does not adapt."""
-        return self.inner.double_check(request, decode, estimate=estimate, slo=slo)
-
     def threshold_in(self, view: ClusterView) -> float:
-        """Load at which this view is refused."""
+        """Load at which a request is refused on arrival."""
         recent = view.recent
         refused = recent.refused / recent.received if recent.received else 0.0
-        return max(self.least, self.inner.threshold - self.gain * refused)
-
-
-WithThreshold = EarlyRejection | PredictiveRejection | LengthPredicting
-"""A policy that refuses requests at or above a threshold of load."""
+        return max(self.least, self.threshold - self.gain * refused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +300,7 @@ class PriorityClasses:
         ValueError: when there is no class, or a higher class has a lower threshold.
     """
 
-    inner: WithThreshold = field(default_factory=EarlyRejection)
+    inner: RejectByLoad = field(default_factory=EarlyRejection)
     thresholds: Sequence[float] = (0.8, 1.0)
     """The thresholds of priorities 0, 1, and so on; higher priorities have the last one."""
 
@@ -334,16 +317,14 @@ class PriorityClasses:
         self, request: Request, proposed: Placement, view: ClusterView, *, estimate: Estimator, slo: SLO
     ) -> Decision:
         """The decision of the inner policy at the threshold of the request's class."""
-        return self._of(request).admit(request, proposed, view, estimate=estimate, slo=slo)
+        threshold = self.thresholds[min(request.priority, len(self.thresholds) - 1)]
+        return replace(self.inner, threshold=threshold).admit(request, proposed, view, estimate=estimate, slo=slo)
 
     def double_check(
         self, request: Request, decode: DecodeView, *, estimate: Estimator, slo: SLO
     ) -> Rejection | None:
         """The double check of the inner policy at its own threshold, which is the same for every class."""
         return self.inner.double_check(request, decode, estimate=estimate, slo=slo)
-
-    def _of(self, request: Request) -> WithThreshold:
-        return replace(self.inner, threshold=self.thresholds[min(request.priority, len(self.thresholds) - 1)])
 
 
 ADMISSION_POLICIES: Final[Mapping[str, Callable[[], AdmissionPolicy]]] = MappingProxyType(

@@ -1,13 +1,85 @@
-"""The decision of the Conductor; the simulated and the live cluster call the same function."""
+"""The decision of the Conductor: its types, the policies that make it, and `decide`, which both runtimes call."""
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, Literal, Protocol, TypeAlias
 
-from mooncake_lab.conductor.admission import AdmissionPolicy
-from mooncake_lab.conductor.decision import Decision, Rejection
 from mooncake_lab.conductor.estimator import Estimator
-from mooncake_lab.conductor.placement import PlacementPolicy
-from mooncake_lab.conductor.view import ClusterView
+from mooncake_lab.conductor.view import ClusterView, DecodeView
 from mooncake_lab.core import SLO, Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Serve this request here."""
+
+    request_id: int
+    prefill: str
+    """Name of the prefill instance."""
+    decode: str
+    """Name of the decode instance."""
+    reused_tokens: int
+    """Prefix tokens that need no computation, fetched ones included."""
+    fetch_from: str | None = None
+    """The prefill instance to copy missing prefix blocks from; the copy stays (hot-block replication)."""
+    fetched_tokens: int = 0
+    """Prefix tokens to copy from there."""
+    expected_ttft_s: float
+    """The Conductor's estimate of the time to first token (s)."""
+    expected_tbt_s: float
+    """Its estimate of the time between tokens on the decode instance (s); infinite if the KVCache does not fit."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejection:
+    """Do not serve this request (HTTP 429)."""
+
+    request_id: int
+    stage: str
+    """Where it was refused: `capacity` if it cannot fit, `admission` on arrival, `decode` after prefill."""
+    reason: str
+
+
+Decision: TypeAlias = Placement | Rejection
+
+
+class PlacementPolicy(Protocol):
+    """Chooses instances for a request; the admission policy decides whether it is served.
+
+    A policy that needs more than loads declares it in an attribute `needs`, a set of `Need`.
+    """
+
+    def place(self, request: Request, view: ClusterView, estimate: Estimator) -> Placement:
+        """Where to prefill and to decode, what to reuse and what to fetch."""
+        ...
+
+
+class AdmissionPolicy(Protocol):
+    """Accepts a proposed placement or rejects it with a reason, and lets the decode instance refuse later.
+
+    A policy that needs more than loads declares it in an attribute `needs`, a set of `Need`.
+    """
+
+    def admit(
+        self, request: Request, proposed: Placement, view: ClusterView, *, estimate: Estimator, slo: SLO
+    ) -> Decision:
+        """The placement itself or a rejection, when the request arrives."""
+        ...
+
+    def double_check(
+        self, request: Request, decode: DecodeView, *, estimate: Estimator, slo: SLO
+    ) -> Rejection | None:
+        """Whether the decode instance refuses a request whose prefill is done (arXiv §3, step 4).
+
+        Args:
+            request: whose KVCache has just arrived.
+            decode: the instance now, without this request.
+            estimate: the Conductor's latency estimates.
+            slo: the limits.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +115,60 @@ def decide(
             f"request {request.id} cannot be placed: the view has {len(view.prefill)} prefill and"
             f" {len(view.decode)} decode instances; at least one of each is needed"
         )
-    if not any(request.input_tokens <= instance.capacity_tokens for instance in view.decode):
-        most = max(instance.capacity_tokens for instance in view.decode)
-        return Rejection(
-            request_id=request.id,
-            stage="capacity",
-            reason=f"a prompt of {request.input_tokens} tokens; no decode instance holds more than {most}",
-        )
+    most = max(instance.capacity_tokens for instance in view.decode)
+    if request.input_tokens > most:
+        reason = f"a prompt of {request.input_tokens} tokens; no decode instance holds more than {most}"
+        return Rejection(request_id=request.id, stage="capacity", reason=reason)
     proposed = placement.place(request, view, estimate)
     return admission.admit(request, proposed, view, estimate=estimate, slo=slo)
+
+
+Need: TypeAlias = Literal[
+    "decode_requests",
+    "lengths",
+    "double_check",
+    "remote_prefixes",
+    "local_prefixes",
+    "coupled_instances",
+    "priority",
+]
+"""Information or ability that a cluster may or may not provide, and that a policy declares to need."""
+
+NEEDS: Final[Mapping[Need, str]] = MappingProxyType(
+    {
+        "decode_requests": "the requests that decode on each instance and those on their way (DecodeView)",
+        "lengths": "the lengths of finished answers (ClusterView.lengths)",
+        "double_check": "a second check when prefill is done and KVCache reaches a separate decode instance",
+        "remote_prefixes": "a store from which an instance fetches prefixes that another one holds",
+        "local_prefixes": "instances that keep prefixes (PrefillView.matched_blocks)",
+        "coupled_instances": "instances that do both stages: prefill and decode views are of the same ones",
+        "priority": "requests that carry a priority (Request.priority)",
+    }
+)
+"""Each need in words, for messages."""
+
+
+def needs_of(policy: object) -> frozenset[str]:
+    """What a placement or admission policy declares; nothing where it declares nothing."""
+    return frozenset(getattr(policy, "needs", ()))
+
+
+def check_needs(owner: str, gives: Collection[str], **policies: object) -> None:
+    """Refuse a policy that needs what its cluster does not provide, because it would decide on empty fields.
+
+    Args:
+        owner: the spec, for the message, such as `ClusterSpec`.
+        gives: what the clusters of this spec give.
+        **policies: each policy by the name of its field.
+
+    Raises:
+        ValueError: naming field, policy and what is missing; or a declared need that does not exist.
+    """
+    for field, policy in policies.items():
+        needs = needs_of(policy)
+        if unknown := sorted(needs - NEEDS.keys()):
+            raise ValueError(f"{policy} declares the need {unknown[0]!r}; allowed are {', '.join(NEEDS)}")
+        missing = [f"{name}: {what}" for name, what in NEEDS.items() if name in needs and name not in gives]
+        if missing:
+            what = " and ".join(missing)
+            raise ValueError(f"{owner}.{field} is {policy}, which needs what this cluster does not give ({what})")

@@ -1,20 +1,96 @@
-"""The history of a cluster as views show it; policies have no memory of their own.
+"""The history of a cluster as views show it: lengths of finished answers and results of the last double checks.
 
-It is built from the records of the run log, so the simulated and the live cluster have the same history, and it
-contains nothing of the future.
+It is built from the records of the run log, so the simulated and the live cluster have the same history. It
+contains nothing of the future: the length of a running answer stays unknown.
 """
 
 from collections import deque
 from dataclasses import dataclass, field
+from math import log2
+from operator import add
+from typing import Final, NamedTuple
 
-from mooncake_lab.conductor.lengths import LengthHistogram
-from mooncake_lab.conductor.view import RecentView
+import msgspec
+
 from mooncake_lab.core import Arrived, DecodeStretch, Finished, FirstToken, Record, Rejected
+
+PROMPT_CLASSES = 18
+"""Prompts up to 1, 2, 4, ... tokens; the last class is open."""
+ANSWER_CLASSES = 32
+"""Answers up to 1, 1.4, 2, 2.8, ... tokens; the last class is open."""
+_LONGEST_TOLD_APART = 2 ** ((ANSWER_CLASSES - 1) / 2)
+_ONE_ANSWER: Final = tuple((1,) * (k + 1) + (0,) * (ANSWER_CLASSES - k) for k in range(ANSWER_CLASSES + 1))
+"""What one answer of class `k` adds to a row."""
+LEAST_SEEN = 16
+"""Answers that a class of prompts needs before its own counts are used; until then those of all prompts are."""
+
+
+class LengthHistogram(NamedTuple):
+    """Counts of finished answers longer than each class boundary, by class of prompt; the last row has them all.
+
+    The classes of prompts are powers of two, and those of answers powers of the square root of two. A histogram is
+    a value: each answer makes a new one. `longer[i][k]` counts the answers to prompts of class `i` of more than
+    `2 ** (k / 2)` tokens, after a first entry at `k = -1`, all of them.
+    """
+
+    longer: tuple[tuple[int, ...], ...] = tuple((0,) * (ANSWER_CLASSES + 1) for _ in range(PROMPT_CLASSES + 1))
+
+    def with_answer(self, input_tokens: int, output_tokens: int) -> "LengthHistogram":
+        """The histogram with one more answer."""
+        k = 0 if output_tokens <= 1 else min(ANSWER_CLASSES, int(2 * log2(output_tokens) - 1e-9) + 1)
+        rows = list(self.longer)
+        for i in (_prompt_class(input_tokens), PROMPT_CLASSES):
+            rows[i] = tuple(map(add, rows[i], _ONE_ANSWER[k]))  # runs once per answer in every simulation
+        return LengthHistogram(tuple(rows))
+
+
+def share_longer(histogram: LengthHistogram, input_tokens: int, *, beyond: float, given: float = 0.0) -> float:
+    """The share of answers longer than `beyond` tokens among those longer than `given`, for similar prompts.
+
+    Between class boundaries the count is interpolated over the logarithm of the length. If no answer of that
+    length was counted, no request is expected to leave, and the share is 1.
+
+    Args:
+        histogram: of the answers so far.
+        input_tokens: length of the prompt.
+        beyond: tokens; below `given` the share is 1.
+        given: tokens that this answer already has.
+    """
+    row = histogram.longer[_prompt_class(input_tokens)]
+    if row[0] < LEAST_SEEN:
+        row = histogram.longer[PROMPT_CLASSES]
+    among = _longer(row, given)
+    return 1.0 if among <= 0 or beyond <= given else _longer(row, beyond) / among
+
+
+def _prompt_class(input_tokens: int) -> int:
+    return min(PROMPT_CLASSES - 1, (input_tokens - 1).bit_length())
+
+
+def _longer(row: tuple[int, ...], tokens: float) -> float:
+    """Answers longer than a number of tokens, interpolated between class boundaries."""
+    if tokens <= 1:
+        return row[0] + (row[1] - row[0]) * max(0.0, tokens)
+    if tokens >= _LONGEST_TOLD_APART:
+        return float(row[ANSWER_CLASSES])
+    place = 2 * log2(tokens) + 1
+    k = int(place)
+    return row[k] + (row[k + 1] - row[k]) * (place - k)
+
+
+class RecentView(msgspec.Struct, frozen=True, gc=False):
+    """The requests that reached a decode instance recently."""
+
+    window_s: float = 60.0
+    received: int = 0
+    """Requests whose KVCache arrived in the last `window_s` seconds."""
+    refused: int = 0
+    """Those that failed the double check, so that their prefill was wasted."""
 
 
 @dataclass(slots=True, eq=False)
 class History:
-    """Lengths of finished answers and results of the last double checks. Mutable: it grows with the log."""
+    """What views show of the past. Mutable: it grows with the log; policies have no memory of their own."""
 
     window_s: float = 60.0
     """The period over which a view counts double checks."""

@@ -8,24 +8,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar, Final, Literal, Protocol
+from typing import ClassVar, Final, Literal
 
-from mooncake_lab.conductor.decision import Placement
+from mooncake_lab.conductor.decide import Need, Placement, PlacementPolicy
 from mooncake_lab.conductor.estimator import Estimator
-from mooncake_lab.conductor.needs import Need
 from mooncake_lab.conductor.view import ClusterView, DecodeView, PrefillView
 from mooncake_lab.core import Request, keyed_uniform
-
-
-class PlacementPolicy(Protocol):
-    """Chooses instances for a request; the admission policy decides whether it is served.
-
-    A policy that needs more than loads declares it in an attribute `needs` (`conductor.needs`).
-    """
-
-    def place(self, request: Request, view: ClusterView, estimate: Estimator) -> Placement:
-        """Where to prefill and to decode, what to reuse and what to fetch."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import msgspec
 
-from mooncake_lab.conductor.lengths import LengthHistogram
+from mooncake_lab.conductor.history import LengthHistogram, RecentView
 
 
 class _View(msgspec.Struct, frozen=True, gc=False):
@@ -71,16 +71,6 @@ class DecodeView(_View, frozen=True, gc=False):
     def present_tokens(self) -> int:
         """KVCache tokens that are present."""
         return self.context_tokens - sum(served.input_tokens for served in self.coming)
-
-
-class RecentView(_View, frozen=True, gc=False):
-    """The requests that reached a decode instance recently."""
-
-    window_s: float = 60.0
-    received: int = 0
-    """Requests whose KVCache arrived in the last `window_s` seconds."""
-    refused: int = 0
-    """Those that failed the double check, so that their prefill was wasted."""
 
 
 class ClusterView(_View, frozen=True, gc=False):

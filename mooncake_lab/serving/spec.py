@@ -7,7 +7,7 @@ import msgspec
 
 from mooncake_lab.cluster import CoordinatorSpec
 from mooncake_lab.conductor import AdmissionPolicy, AdmitAll, KVCacheCentric, LoadBalance, PlacementPolicy
-from mooncake_lab.conductor.needs import Need, check_needs
+from mooncake_lab.conductor.decide import Need, check_needs
 from mooncake_lab.core import SLO
 from mooncake_lab.serving.metronome import Metronome
 

@@ -28,7 +28,7 @@ from mooncake_lab.cluster import (
     WorkerDown,
     WorkerUp,
 )
-from mooncake_lab.conductor import ClusterView, Decided, Estimator, GroupEstimator, LatencyEstimator
+from mooncake_lab.conductor import ClusterView, Decided, Estimator, LatencyEstimator
 from mooncake_lab.core import CacheChanged, Record, Request, RunEnded, TracedRequest, blocks_for
 from mooncake_lab.perf import CppGroup, LatencyModel
 from mooncake_lab.simulation.coupled import CoupledInstance
@@ -75,7 +75,7 @@ class Cluster:
         group = None
         if isinstance(spec.pools[0], PrefillPool) and spec.pools[0].group > 1:
             group = CppGroup.of(model, nodes=spec.pools[0].group, chunk_tokens=spec.pools[0].chunk_tokens)
-        self.estimate = estimate or (GroupEstimator(model, group) if group else LatencyEstimator(model))
+        self.estimate = estimate or LatencyEstimator(model, group)
         rules = CoordinatorSpec(
             placement=spec.placement,
             admission=spec.admission,

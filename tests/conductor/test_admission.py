@@ -165,7 +165,7 @@ def test_the_adaptive_threshold_falls_with_waste_and_stops(refused, received):
         policy.threshold_in(view(recent=RecentView(60.0, received, r)))
         for r in (refused, min(received, refused + 1))
     )
-    assert policy.least <= more <= here <= policy.inner.threshold
+    assert policy.least <= more <= here <= policy.threshold
 
 
 def test_every_named_policy_is_frozen():

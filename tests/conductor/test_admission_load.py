@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from mooncake_lab.conductor import (
     AdaptiveThreshold,
     AdmitAll,
+    AfterPrefill,
     ClusterView,
     DecodeView,
     EarlyRejection,
@@ -22,15 +23,9 @@ from mooncake_lab.conductor import (
     WithinSLO,
     full_decode_s,
     named_admission,
-    share_longer,
 )
-from mooncake_lab.conductor.load import (
-    decode_load,
-    decode_pool_load,
-    predicted_decode_load,
-    prefill_load,
-    refuse_at_decode,
-)
+from mooncake_lab.conductor.admission import predicted_decode_load
+from mooncake_lab.conductor.history import share_longer
 from mooncake_lab.core import SLO, Request
 
 LIMITS = SLO(ttft_s=10.0, tbt_s=0.5)
@@ -82,27 +77,31 @@ POOL = view(decode("d0", [(200, 90.0)], [(300, 101.0), (400, 110.0)]), decode("d
 
 
 class TestLoadNow:
-    def test_prefill_is_the_expected_ttft_over_its_limit(self):
-        """Five seconds of ten are half."""
-        assert prefill_load(placement(5.0), LIMITS) == 0.5
+    @pytest.mark.parametrize("ttft_s", [4.9, 5.0])
+    def test_prefill_is_the_expected_ttft_over_its_limit(self, ttft_s):
+        """Five seconds of ten are half, and a load at the threshold is refused."""
+        decision = AfterPrefill(0.5).admit(request(), placement(ttft_s), POOL, estimate=Linear(), slo=LIMITS)
+        if ttft_s < 5.0:
+            assert decision == placement(ttft_s)
+        else:
+            reason = "prefill load 0.5 reaches 0.5"
+            assert decision == Rejection(request_id=0, stage="admission", reason=reason)
 
-    def test_one_instance_counts_who_is_there_and_who_joins(self):
+    def test_one_instance_counts_the_present_and_the_joining(self):
         """One request of 200 tokens is there; with one of 100 that joins a step takes 2.3 s of 0.5 s."""
         here = POOL.decode[0]
-        assert decode_load(here, Linear(), LIMITS) == 1.2 / 0.5
-        assert decode_load(here, Linear(), LIMITS, joining=request()) == 2.3 / 0.5
+        refused = EarlyRejection(2.3 / 0.5).double_check(request(), here, estimate=Linear(), slo=LIMITS)
+        assert refused == Rejection(request_id=0, stage="decode", reason="load of d0 4.6 reaches 4.6")
+        above = EarlyRejection(2.3 / 0.5 + 1e-9)
+        assert above.double_check(request(), here, estimate=Linear(), slo=LIMITS) is None
 
     def test_the_pool_is_its_mean_instance(self):
         """Two requests on two instances are one each; those on their way count only when asked for."""
-        assert decode_pool_load(request(), POOL, Linear(), LIMITS) == (2 / 2 + 0.3 / 2) / 0.5
-        assert decode_pool_load(request(), POOL, Linear(), LIMITS, with_coming=True) == (4 / 2 + 1.0 / 2) / 0.5
-
-    def test_a_load_at_the_threshold_is_refused(self):
-        """Full is refused and names the load; just below full is not."""
-        load = decode_load(POOL.decode[0], Linear(), LIMITS, joining=request())
-        refused = refuse_at_decode(request(), POOL.decode[0], Linear(), LIMITS, load)
-        assert refused == Rejection(request_id=0, stage="decode", reason="load of d0 4.6 reaches 4.6")
-        assert refuse_at_decode(request(), POOL.decode[0], Linear(), LIMITS, load + 1e-9) is None
+        for policy, load in (
+            (EarlyRejection(), (2 / 2 + 0.3 / 2) / 0.5),
+            (EarlyRejection(with_coming=True), (4 / 2 + 1.0 / 2) / 0.5),
+        ):
+            assert policy.decode_load(request(), placement(), POOL, Linear(), LIMITS) == (load, "decode")
 
 
 class TestLoadPredicted:
@@ -111,23 +110,25 @@ class TestLoadPredicted:
         """A half of one that decodes, a quarter of each that comes, and the request itself, over two instances."""
         asked = []
 
-        def still_there(served, now_s, then_s):
+        def still_decodes(served, then_s):
             asked.append((served.input_tokens, served.starts_s, then_s))
-            assert now_s == 100.0
             return 0.5 if served.request_id < 10 else 0.25
 
-        found = predicted_decode_load(request(), POOL, 105.0, still_there, Linear(), LIMITS, reserving=reserving)
+        found = predicted_decode_load(
+            request(), placement(5.0), POOL, still_decodes, Linear(), LIMITS, reserving=reserving
+        )
         requests = 1 + 0.5 + 0.25 * (1 + len(later))
         tokens = 100 + 0.5 * 200 + 0.25 * (300 + 400 * len(later))
         assert found == pytest.approx((requests / 2 + tokens / 2 / 1000) / 0.5)
         assert asked == [(200, 90.0, 105.0), (300, 101.0, 105.0), *later]
 
-    def test_who_joins_at_the_moment_counts(self):
+    def test_a_request_that_joins_at_the_moment_counts(self):
         """A request that joins exactly then is there."""
         asked = []
         predicted_decode_load(
-            request(), POOL, 110.0, lambda served, *_: asked.append(served.starts_s) or 1.0, Linear(), LIMITS
-        )
+            request(), placement(10.0), POOL, lambda served, _: asked.append(served.starts_s) or 1.0, Linear(),
+            LIMITS,
+        )  # fmt: skip
         assert asked == [90.0, 101.0, 110.0]
 
 
@@ -239,7 +240,7 @@ def test_a_named_policy_has_the_decode_time_it_is_given():
 
 def test_the_default_knobs():
     """The knobs that the chapters leave alone: they are stated in the book."""
-    assert AdaptiveThreshold() == AdaptiveThreshold(inner=EarlyRejection(1.0), gain=1.0, least=0.5)
+    assert AdaptiveThreshold() == AdaptiveThreshold(1.0, with_coming=False, gain=1.0, least=0.5)
     assert PriorityClasses().thresholds == (0.8, 1.0)
     assert PredictiveRejection() == PredictiveRejection(1.0, 8.5)
     assert LengthPredicting() == LengthPredicting(1.0)

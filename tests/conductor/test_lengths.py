@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooncake_lab.conductor import History, LengthHistogram, RecentView, share_longer
+from mooncake_lab.conductor import History, LengthHistogram, RecentView
+from mooncake_lab.conductor.history import share_longer
 from mooncake_lab.core import Arrived, Finished, FirstToken, Rejected
 
 ANSWERS = st.lists(st.integers(1, 5000), min_size=16, max_size=60)

@@ -11,7 +11,6 @@ from mooncake_lab.conductor import (
     KVCacheCentric,
     LoadBalance,
     LongestPrefix,
-    NoisyEstimator,
     PrefillView,
     PrefixAffinity,
     Random,
@@ -154,12 +153,3 @@ class TestSelectDecode:
         pool = (DecodeView("d0", 0, 9000, 10_000), DecodeView("d1", 0, 8000, 10_000))
         chosen, tbt_s = select_decode(request(), pool, Estimate())
         assert (chosen.name, tbt_s) == ("d1", math.inf)
-
-
-def test_noise_is_bounded_and_replays():
-    """A noisy estimate errs by at most its relative error, the same way each time it is asked."""
-    noisy = NoisyEstimator(Estimate(), relative_error=0.2, seed=1)
-    ratios = [noisy.prefill_s(i, 1000, 0) for i in range(200)]
-    assert all(0.8 <= ratio <= 1.2 for ratio in ratios)
-    assert max(ratios) - min(ratios) > 0.3
-    assert ratios[7] == noisy.prefill_s(7, 1000, 0)

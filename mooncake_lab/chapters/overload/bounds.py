@@ -5,41 +5,27 @@ only an experiment can do; no name on the command line leads to it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from mooncake_lab.conductor import ClusterView, Decision, DecodeView, Estimator, Placement, Rejection, ServedView
-from mooncake_lab.conductor.load import predicted_decode_load, prefill_load, refuse, refuse_at_decode
+from mooncake_lab.conductor import ClusterView, Estimator, Placement, RejectByLoad, ServedView
+from mooncake_lab.conductor.admission import mean_step_s, predicted_decode_load
 from mooncake_lab.core import SLO, Request
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Oracle:
+class Oracle(RejectByLoad):
     """Refuse on arrival when the decode pool will be full, by answers whose lengths are known beforehand."""
 
-    answer_tokens: Mapping[int, int]
+    answer_tokens: Mapping[int, int] = field(kw_only=True)
     """The future: output length by request id."""
-    threshold: float = 1.0
 
-    def admit(
-        self, request: Request, proposed: Placement, view: ClusterView, *, estimate: Estimator, slo: SLO
-    ) -> Decision:
-        """A rejection if the prefill pool is full, or the decode pool will be."""
-        load = prefill_load(proposed, slo)
-        if load >= self.threshold:
-            return refuse(request, "prefill", load, self.threshold)
-        steps = [estimate.decode_step_s(each.present_requests, each.present_tokens) for each in view.decode]
-        step_s = sum(steps) / len(steps)
+    def decode_load(
+        self, request: Request, proposed: Placement, view: ClusterView, estimate: Estimator, slo: SLO
+    ) -> tuple[float, str]:
+        """The mean load over the decode instances when this request's prefill ends."""
+        step_s = mean_step_s(view, estimate)
 
-        def still_there(served: ServedView, now_s: float, then_s: float) -> float:
-            del now_s
+        def still_decodes(served: ServedView, then_s: float) -> float:
             return float(then_s - served.starts_s < self.answer_tokens[served.request_id] * step_s)
 
-        then_s = max(view.taken_at_s, request.arrival_s) + proposed.expected_ttft_s
-        load = predicted_decode_load(request, view, then_s, still_there, estimate, slo)
-        return proposed if load < self.threshold else refuse(request, "known decode", load, self.threshold)
-
-    def double_check(
-        self, request: Request, decode: DecodeView, *, estimate: Estimator, slo: SLO
-    ) -> Rejection | None:
-        """A rejection if this request would fill the decode instance."""
-        return refuse_at_decode(request, decode, estimate, slo, self.threshold)
+        return predicted_decode_load(request, proposed, view, still_decodes, estimate, slo), "known decode"

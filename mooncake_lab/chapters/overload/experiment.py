@@ -155,11 +155,11 @@ class Overload:
             "reserving": PredictiveRejection(self.threshold, decode_s, reserving=True),
             "length_predicting": LengthPredicting(self.threshold),
             "length_reserving": LengthPredicting(self.threshold, reserving=True),
-            "adaptive": AdaptiveThreshold(inner=EarlyRejection(self.threshold)),
+            "adaptive": AdaptiveThreshold(self.threshold),
             "priority": PriorityClasses(
                 PredictiveRejection(self.threshold, decode_s), (0.9 * self.threshold, self.threshold)
             ),
-            "oracle": Oracle({t.request.id: t.output_tokens for t in requests}, self.threshold),
+            "oracle": Oracle(self.threshold, answer_tokens={t.request.id: t.output_tokens for t in requests}),
         }
         return policies[self.policy]
 

@@ -9,14 +9,13 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
+from mooncake_lab.chapters.placement.estimators import NoisyEstimator, PolynomialEstimator
 from mooncake_lab.conductor import (
     Estimator,
     KVCacheCentric,
     LatencyEstimator,
     LoadBalance,
-    NoisyEstimator,
     PlacementPolicy,
-    PolynomialEstimator,
     named_placement,
 )
 from mooncake_lab.core import Placed, TracedRequest

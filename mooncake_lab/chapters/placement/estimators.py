@@ -1,4 +1,4 @@
-"""Estimates of prefill times by a regression on offline measurements, as in the paper (FAST'25 §4.1)."""
+"""Estimators that err: by chance, and by a regression on offline measurements, as in the paper (FAST'25 §4.1)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,12 +7,38 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from mooncake_lab.conductor.estimator import Estimator
+from mooncake_lab.conductor import Estimator
+from mooncake_lab.core import keyed_uniform
 from mooncake_lab.perf import as_told, column_sizes
 
 Array = npt.NDArray[np.float64]
 _LEAST_INDEPENDENCE: Final = 1e-7
 """The least independence of the columns; below it, nine digits do not determine the coefficients."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoisyEstimator:
+    """Another estimator whose prefill estimates err by a factor uniform in 1 ± `relative_error`.
+
+    The draw depends on the seed and the request alone, so that decisions replay.
+    """
+
+    inner: Estimator
+    relative_error: float = 0.05
+    seed: int = 0
+
+    def prefill_s(self, request_id: int, input_tokens: int, reused_tokens: int) -> float:
+        """The inner estimate times the request's error."""
+        error = self.relative_error * (2 * keyed_uniform(self.seed, request_id) - 1)
+        return self.inner.prefill_s(request_id, input_tokens, reused_tokens) * (1 + error)
+
+    def transfer_s(self, tokens: int, flows: int) -> float:
+        """The inner estimate."""
+        return self.inner.transfer_s(tokens, flows)
+
+    def decode_step_s(self, requests: float, context_tokens: float) -> float:
+        """The inner estimate."""
+        return self.inner.decode_step_s(requests, context_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from mooncake_lab.conductor import KVCacheCentric, LatencyEstimator, PolynomialEstimator
+from mooncake_lab.chapters.placement.estimators import NoisyEstimator, PolynomialEstimator
+from mooncake_lab.conductor import KVCacheCentric, LatencyEstimator
 from mooncake_lab.metrics import check_log, ttft_s
 from mooncake_lab.simulation import Cluster, ClusterSpec
 from mooncake_lab.testbeds.paper_node import calibrate_paper_node
@@ -77,3 +78,12 @@ def test_a_conductor_may_believe_it():
         mean[name] = np.mean(list(ttft_s(log).values()))
     assert mean["learned"] == pytest.approx(mean["truth"], rel=0.1)
     assert mean["learned"] != mean["truth"]
+
+
+def test_noise_is_bounded_and_replays():
+    """A noisy estimate errs by at most its relative error, the same way each time it is asked."""
+    noisy = NoisyEstimator(TRUTH, relative_error=0.2, seed=1)
+    ratios = [noisy.prefill_s(i, 1000, 0) / TRUTH.prefill_s(i, 1000, 0) for i in range(200)]
+    assert all(0.8 <= ratio <= 1.2 for ratio in ratios)
+    assert max(ratios) - min(ratios) > 0.3
+    assert noisy.prefill_s(7, 1000, 0) == noisy.prefill_s(7, 1000, 0)
