@@ -9,7 +9,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -74,6 +74,7 @@ class Witness:
         self.name = medium.name
         self.capacity_bytes = medium.capacity_bytes
         self.is_shared = medium.is_shared
+        self.evicts = medium.evicts
 
     @property
     def used_bytes(self) -> int:
@@ -119,6 +120,10 @@ class Witness:
     def blocks(self) -> Iterator[Reservation]:
         """As the medium."""
         return self._medium.blocks()
+
+    def find(self, keys: Iterable[bytes]) -> list[Reservation]:
+        """As the medium."""
+        return self._medium.find(keys)
 
     def close(self) -> None:
         """As the medium."""

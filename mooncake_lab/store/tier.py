@@ -1,7 +1,7 @@
 """The blocks of one tier, and the uses that keep their bytes; pure, without I/O, clock or threads."""
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Generic, NamedTuple, TypeVar, final
 
@@ -65,6 +65,8 @@ class TierSpec:
     """A name in `EVICTION_POLICIES`, or a factory."""
     promotes: bool = True
     """Whether a block read here, below the first tier, is put into the first tier, too."""
+    evicts: bool = False
+    """Whether the device evicts by itself, as a shared pool does; a block that leaves here is only forgotten."""
     queue_bytes: int = 0
     """Part of the capacity that is kept for evicted blocks that wait for the tier below; 0 demotes nothing."""
 
@@ -200,6 +202,31 @@ class Tier(Generic[Handle]):
         self.freeing.pop(handle, None)
         if has_failed:
             self.freeing[handle] = True
+
+    def learn(self, asked: Iterable[BlockKey], found: Mapping[BlockKey, tuple[Handle, int, int]]) -> None:
+        """Hold what a device that evicts by itself has of these keys, and forget the rest.
+
+        Args:
+            asked: the keys.
+            found: handle, bytes and position of those that it has.
+        """
+        for key in asked:
+            block = self.blocks.peek(key)
+            if block is not None and (key not in found or block.payload.handle != found[key][0]):
+                self._forget(key, block.payload)
+            if key in found and key not in self.blocks:
+                handle, size_bytes, position = found[key]
+                self.blocks.put(key, Entry(handle, is_ready=True), size_bytes=size_bytes, position=position)
+
+    def _forget(self, key: BlockKey, entry: Entry[Handle]) -> None:
+        """Stop holding a block whose bytes are gone, with its last pin; one that is being written stays."""
+        if not entry.is_ready:
+            return
+        self.counters.evicted += 1
+        if key in self.blocks.pins:
+            entry.handle, entry.is_ready = None, False
+        else:
+            self.blocks.remove(key)
 
     def check(self) -> None:
         """Verify its invariants.

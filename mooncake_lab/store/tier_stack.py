@@ -95,8 +95,10 @@ class TierStack(Generic[Handle]):
         return tier.free(tier.blocks.remove(key).payload.handle)
 
     def evict_one(self, index: int) -> Sequence[Free[Handle] | Demote] | None:
-        """Evict one block for space in one piece; `None` when all are pinned."""
+        """Evict one block for space in one piece; `None` when all are pinned, or the device evicts by itself."""
         tier = self.tiers[index]
+        if tier.spec.evicts:
+            return None
         victim = tier.blocks.evict()
         return None if victim is None else self._depart(tier, [victim])
 
@@ -185,6 +187,8 @@ class TierStack(Generic[Handle]):
             handle, size = block.payload.handle, block.size_bytes
             if handle is None:
                 continue  # not reachable: an entry without bytes is pinned
+            if tier.spec.evicts:
+                continue  # only forgotten: its device chooses what leaves
             tier.counters.evicted += 1
             if below is not None and below.has_intact(key):
                 below.touch(key)

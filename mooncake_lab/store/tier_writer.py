@@ -238,7 +238,7 @@ class TierWriter:
         """Hold a placed block that another client of a shared backend has committed; false where none has."""
         freeing = list(self.stack.tiers[index].freeing)  # before asking: what is freed meanwhile is gone
         try:
-            found = next((block for block in self.backends[index].blocks() if block.key == key), None)
+            found = next(iter(self.backends[index].find([key])), None)
         except (StorageError, OSError):
             return False
         if found is None or found in freeing or found.layer_bytes != tuple(sizes):

@@ -19,7 +19,7 @@ from mooncake_lab.store.backends import (
 from mooncake_lab.store.eviction import PolicyFactory
 from mooncake_lab.store.health import TierStatistics, is_checksum_error, may_be_bad_sector
 from mooncake_lab.store.interrupts import Uninterrupted
-from mooncake_lab.store.tier import TierSpec
+from mooncake_lab.store.tier import Tier, TierSpec
 from mooncake_lab.store.tier_stack import TierStack
 from mooncake_lab.store.tier_writer import BlockWriter, TierWriter
 from mooncake_lab.store.write_back import WriteBack
@@ -49,6 +49,7 @@ class TierSettings:
             capacity_bytes=self.medium.capacity_bytes,
             eviction=self.eviction,
             promotes=self.promotes,
+            evicts=self.medium.evicts,
             queue_bytes=self.queue_bytes,
         )
 
@@ -95,7 +96,14 @@ class TieredStore:
             return isinstance(key, bytes) and self._stack.tier_of(key) is not None
 
     def match_prefix(self, keys: Iterable[bytes]) -> int:
-        """How many of these keys are held, in any tier, before the first that is not; changes nothing."""
+        """How many of these keys are held, in any tier, before the first that is not; no use is counted.
+
+        A tier that several clients share is asked, because the others store and evict there, too.
+        """
+        keys = list(keys)
+        for tier, backend in zip(self._stack.tiers, self._backends, strict=True):
+            if backend.evicts:
+                self._ask_pool(tier, backend, keys)
         with self._lock:
             return self._stack.match_prefix(keys)
 
@@ -276,6 +284,27 @@ class TieredStore:
                 else backend.used_bytes - tier.blocks.used_bytes - tier.pending_bytes
                 for tier, backend in zip(self._stack.tiers, self._backends, strict=True)
             )
+
+    def _ask_pool(self, tier: Tier[Reservation], backend: StorageBackend, keys: Sequence[bytes]) -> None:
+        """Learn which of these keys a shared pool has; none, where it does not answer."""
+        with self._lock:
+            own = [other for other in self._stack.tiers if not other.spec.evicts]
+            asked = [key for key in keys if not any(other.holds(key) for other in own)]
+            if not asked:
+                return
+            is_tried = tier.reads.allows()
+        found: list[Reservation] = []
+        error: Exception | None = None
+        try:
+            found = backend.find(asked) if is_tried else []
+        except (StorageError, OSError) as raised:
+            error = raised
+        with self._lock:
+            if error is not None:
+                tier.reads.failed(error)
+            elif is_tried:
+                tier.reads.worked()
+            tier.learn(asked, {block.key: (block, block.size_bytes, block.position) for block in found})
 
     def _recover(self) -> None:
         """Hold what the backends hold, oldest first; what does not fit is freed unless the backend is shared."""

@@ -202,12 +202,26 @@ def test_a_freed_block_is_gone(medium):
 
 
 def test_a_full_medium_says_so_and_keeps_what_it_has(medium):
-    """Blocks fit until they do not; the refusal changes nothing, and freeing one makes room for one."""
+    """Blocks fit until they do not; the refusal changes nothing, and freeing one makes room for one.
+
+    A pool that evicts makes room itself: the newest blocks are there, and those that left are not found.
+    """
     held = []
+    if medium.evicts:
+        written = [store(medium, b"%d" % number, [5000, 5000]) for number in range(100)]
+        held = list(medium.blocks())
+        assert held == written[-len(held) :]
+        assert 5 < len(held) < 100
+        assert medium.find(block.key for block in written) == held
+        assert medium.used_bytes <= medium.capacity_bytes
+        assert [load(medium, block) for block in held] == [expected(block) for block in held]
+        with pytest.raises(BlockNotFoundError):
+            load(medium, written[0])
+        return
 
     def fill():
         for number in range(100):
-            held.append(store(medium, b"%d" % number, [5000, 5000]))  # noqa: PERF401  # ends by the error
+            held.append(store(medium, b"%d" % number, [5000, 5000]))
 
     with pytest.raises(StorageFullError):
         fill()
@@ -227,6 +241,16 @@ def test_blocks_are_listed_oldest_first(medium):
         medium.commit(block)
     medium.free(next(medium.blocks()))
     assert [(block.key, block.position) for block in medium.blocks()] == [(b"1", 1), (b"2", 2)]
+
+
+def test_committed_blocks_are_found_by_their_keys(medium):
+    """`find` gives those of the keys that are committed, in the order of the keys."""
+    blocks = [store(medium, key, [10]) for key in (b"a", b"b", b"c")]
+    medium.reserve(b"open", [10])
+    assert medium.find([b"c", b"open", b"other", b"a"]) == [blocks[2], blocks[0]]
+    assert medium.find([]) == []
+    medium.free(blocks[2])
+    assert medium.find([b"c", b"a"]) == [blocks[0]]
 
 
 def test_many_blocks_commit_together(medium):

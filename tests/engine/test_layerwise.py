@@ -165,11 +165,20 @@ def test_a_dead_peer_is_computed_without(model):
         layerwise.flush()
         assert layerwise.prefill(prompt).loaded_tokens == 48
         layerwise.flush()
-        server.close()
+        match = store.match_prefix
+
+        def match_and_die(keys):
+            held = match(keys)
+            server.close()
+            return held
+
+        store.match_prefix = match_and_die
         result = layerwise.prefill(prompt)
         assert (result.loaded_tokens, result.lost_blocks) == (0, 3)
         assert same(result, alone(model, prompt), 0)
         assert store.statistics()[0].read_errors == 1
+        result = layerwise.prefill(prompt)  # it does not answer any more: nothing is announced
+        assert (result.loaded_tokens, result.lost_blocks) == (0, 0)
         layerwise.close()
     remote.close()
     arena.close()

@@ -2,7 +2,7 @@
 
 import threading
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import final
 
 from mooncake_lab.store.backends.base import (
@@ -224,6 +224,11 @@ class AllocationTable:
         """The committed blocks, oldest first."""
         with self.lock:
             return iter(sorted(self._committed.values(), key=lambda block: block.sequence))
+
+    def find(self, keys: Iterable[bytes]) -> list[Reservation]:
+        """The committed blocks that have one of these keys."""
+        with self.lock:
+            return [self._committed[key] for key in keys if key in self._committed]
 
     def open_blocks(self) -> list[Reservation]:
         """The reservations that are not committed."""

@@ -1,11 +1,11 @@
 """The contract of storage backends: space is reserved, layers are written, a commit makes the block readable.
 
-A backend only holds bytes. It does not choose what to evict (a `BlockStore` does), never drops a committed block
-by itself, and never returns bytes other than those written.
+A backend only holds bytes, and never returns others than those written. It drops no committed block by itself,
+because a `BlockStore` chooses what to evict; only a pool that several clients share (`evicts`) chooses for itself.
 """
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
@@ -86,6 +86,11 @@ class StorageBackend(Protocol):
         ...
 
     @property
+    def evicts(self) -> bool:
+        """Whether it frees the least recently used blocks itself when it is full; `find` tells what it has."""
+        ...
+
+    @property
     def capacity_bytes(self) -> int:
         """The bytes it may hold, padding included."""
         ...
@@ -163,6 +168,10 @@ class StorageBackend(Protocol):
 
     def blocks(self) -> Iterator[Reservation]:
         """The committed blocks, oldest first."""
+        ...
+
+    def find(self, keys: Iterable[bytes]) -> list[Reservation]:
+        """The committed blocks that have one of these keys, in the order of the keys."""
         ...
 
     def close(self) -> None:

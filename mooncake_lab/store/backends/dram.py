@@ -2,7 +2,7 @@
 
 import mmap
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -28,11 +28,12 @@ class DramBackend:
         StorageError: when memory must be pinned and cannot be.
     """
 
-    __slots__ = ("_address", "_arena", "_cuda", "_table", "is_shared", "name")
+    __slots__ = ("_address", "_arena", "_cuda", "_table", "evicts", "is_shared", "name")
 
     def __init__(self, capacity_bytes: int, *, name: str = "dram", pinned: bool | None = None) -> None:
         self.name: str = name
         self.is_shared: bool = False
+        self.evicts: bool = False
         self._table = AllocationTable(name, capacity_bytes, mmap.PAGESIZE)
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_POPULATE", 0)
         self._arena = np.frombuffer(mmap.mmap(-1, self.capacity_bytes, flags=flags), np.uint8)
@@ -100,6 +101,10 @@ class DramBackend:
     def blocks(self) -> Iterator[Reservation]:
         """The committed blocks, oldest first."""
         return self._table.committed()
+
+    def find(self, keys: Iterable[bytes]) -> list[Reservation]:
+        """The committed blocks that have one of these keys."""
+        return self._table.find(keys)
 
     def close(self) -> None:
         """Release the memory; views of it that are still in use keep it allocated."""

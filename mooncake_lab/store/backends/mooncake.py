@@ -4,7 +4,7 @@ import errno
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final, final
@@ -73,6 +73,7 @@ class MooncakeBackend:
         "_sessions",
         "_sums",
         "_table",
+        "evicts",
         "is_shared",
         "name",
     )
@@ -89,6 +90,7 @@ class MooncakeBackend:
         check_fingerprint(fingerprint)
         self.name: str = name
         self.is_shared: bool = True
+        self.evicts: bool = False
         self._client = client
         self._api = client.api
         self._prefix = fingerprint.hex()
@@ -194,6 +196,10 @@ class MooncakeBackend:
     def blocks(self) -> Iterator[Reservation]:
         """The committed blocks of this client, oldest first."""
         return self._table.committed()
+
+    def find(self, keys: Iterable[bytes]) -> list[Reservation]:
+        """The committed blocks that have one of these keys."""
+        return self._table.find(keys)
 
     def close(self) -> None:
         """Remove its objects from the store: they are memory, and no other client knows what they are."""

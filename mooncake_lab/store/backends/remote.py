@@ -3,7 +3,7 @@
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar, final
 
 import msgspec
@@ -32,9 +32,10 @@ _Answer = TypeVar("_Answer", messages.Done, messages.Reserved, messages.Layers, 
 class RemoteBackend:
     """The backend that a `BlockServer` lends, as if it were local (FAST'25 §3: blocks of other nodes).
 
-    One connection carries one question at a time. When it breaks, the current question fails with an `OSError`,
-    and the next one connects again; open reservations are gone then. Layers carry checksums from their writer to
-    their reader. Mutable: it owns a connection.
+    The server evicts the least recently used blocks of all its clients when it is full, so a block may be gone at
+    any time. One connection carries one question at a time. When it breaks, the current question fails with an
+    `OSError`, and the next one connects again; open reservations are gone then. Layers carry checksums from their
+    writer to their reader. Mutable: it owns a connection.
 
     Args:
         address: host and port of the server.
@@ -59,6 +60,7 @@ class RemoteBackend:
         "_timeout_s",
         "_token",
         "capacity_bytes",
+        "evicts",
         "is_shared",
         "name",
     )
@@ -76,6 +78,7 @@ class RemoteBackend:
         check_fingerprint(fingerprint)
         self.name: str = name
         self.is_shared: bool = True
+        self.evicts: bool = True
         self._address = address
         self._token = token
         self._fingerprint = fingerprint
@@ -151,6 +154,11 @@ class RemoteBackend:
     def blocks(self) -> Iterator[Reservation]:
         """The committed blocks of this model, oldest first, of all clients."""
         return iter(self._exchange(messages.Blocks(), messages.Listing)[2])
+
+    def find(self, keys: Iterable[bytes]) -> list[Reservation]:
+        """The committed blocks of this model that have one of these keys; the server counts that as a use."""
+        packed = np.frombuffer(msgspec.msgpack.encode(list(keys)), np.uint8)
+        return list(self._exchange(messages.Find(), messages.Listing, sent=[packed])[2])
 
     def close(self) -> None:
         """Close the connection; what was committed stays with the server."""

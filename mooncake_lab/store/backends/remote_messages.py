@@ -64,6 +64,10 @@ class Status(msgspec.Struct, frozen=True, array_like=True, tag=7):
     """Report capacity and use; answered by `Room`."""
 
 
+class Find(msgspec.Struct, frozen=True, array_like=True, tag=8):
+    """List the committed blocks of this model whose keys are the payload; answered by `Listing`."""
+
+
 class Done(msgspec.Struct, frozen=True, array_like=True, tag=20):
     """The question was carried out."""
 
@@ -98,7 +102,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag=25):
     """The name of the system's error number, such as EACCES; numbers differ between systems."""
 
 
-Question: TypeAlias = Reserve | Write | Commit | Read | Free | Blocks | Status
+Question: TypeAlias = Reserve | Write | Commit | Read | Free | Blocks | Find | Status
 Answer: TypeAlias = Done | Reserved | Layers | Listing | Room | Failed
 QUESTIONS: Final[msgspec.msgpack.Decoder[Question]] = msgspec.msgpack.Decoder(Question)
 ANSWERS: Final[msgspec.msgpack.Decoder[Answer]] = msgspec.msgpack.Decoder(Answer)
@@ -106,6 +110,11 @@ MAX_NAMES: Final = 2**16
 """In one question; they are a payload, since a body is bounded."""
 MAX_NAMES_BYTES: Final = MAX_NAMES * (MAX_KEY_BYTES + 16)
 MAX_LISTING_BYTES: Final = 2**28
+KEYS: Final = msgspec.msgpack.Decoder(
+    Annotated[
+        tuple[Annotated[bytes, msgspec.Meta(max_length=MAX_KEY_BYTES)], ...], msgspec.Meta(max_length=MAX_NAMES)
+    ]
+)
 NAMES: Final = msgspec.msgpack.Decoder(Annotated[tuple[Name, ...], msgspec.Meta(max_length=MAX_NAMES)])
 LISTING: Final = msgspec.msgpack.Decoder(tuple[Reservation, ...])
 

@@ -6,7 +6,7 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, Self, TypeVar, final
 
 import msgspec
@@ -207,7 +207,7 @@ class _Session:
 
     def _answer(self, question: messages.Question, payload_bytes: int) -> None:
         bound = self._max_payload_bytes if isinstance(question, messages.Write) else 0
-        if isinstance(question, messages.Commit | messages.Free):
+        if isinstance(question, messages.Commit | messages.Free | messages.Find):
             bound = messages.MAX_NAMES_BYTES
         if payload_bytes > bound:
             raise wire.ProtocolError(f"a payload of {payload_bytes} bytes; allowed here are {bound}")
@@ -216,17 +216,25 @@ class _Session:
         elif isinstance(question, messages.Read):
             self._read(self._with_space(question))
         else:
-            names = self._names(payload_bytes) if payload_bytes else []
+            packed = np.empty(payload_bytes, np.uint8)
+            wire.receive_into(self._client, [packed], self._timeout_s)
             try:
-                answer, payload = self._do(question, names)
+                answer, payload = self._do(question, packed.data)
+            except msgspec.DecodeError:
+                raise  # a `ValueError` too, but no question
             except (StorageError, ValueError, OSError) as error:
                 answer, payload = messages.failed(error), ()
             wire.send_frame(self._client, answer, payload, self._timeout_s)
 
     def _do(
         self,
-        question: messages.Reserve | messages.Commit | messages.Free | messages.Blocks | messages.Status,
-        names: Sequence[messages.Name],
+        question: messages.Reserve
+        | messages.Commit
+        | messages.Free
+        | messages.Blocks
+        | messages.Find
+        | messages.Status,
+        packed: memoryview,
     ) -> tuple[messages.Answer, Sequence[Bytes]]:
         """The answer and its payload."""
         backend = self._leases.backend
@@ -237,13 +245,15 @@ class _Session:
                 return messages.Reserved(self._without_space(block)), ()
             case messages.Commit() | messages.Free():
                 act = self._leases.commit if isinstance(question, messages.Commit) else self._leases.free
+                names = [self._full_name(name) for name in messages.NAMES.decode(packed)]
                 act(names)
                 self._open.difference_update(names)
                 return messages.Done(), ()
             case messages.Blocks():
-                blocks = [block for block in backend.blocks() if block.key.startswith(self._space)]
-                listing = msgspec.msgpack.encode([self._without_space(block) for block in blocks])
-                return messages.Listing(), [np.frombuffer(listing, np.uint8)]
+                return self._listing(block for block in backend.blocks() if block.key.startswith(self._space))
+            case messages.Find():
+                keys = [self._space + key for key in messages.KEYS.decode(packed)]
+                return self._listing(self._leases.find(keys))
             case messages.Status():
                 return messages.Room(backend.capacity_bytes, backend.used_bytes), ()
 
@@ -282,11 +292,9 @@ class _Session:
         except (StorageError, ValueError, OSError) as error:
             wire.send_frame(self._client, messages.failed(error), (), self._timeout_s)
 
-    def _names(self, payload_bytes: int) -> list[messages.Name]:
-        """The names in a payload, with the key space of their model."""
-        packed = np.empty(payload_bytes, np.uint8)
-        wire.receive_into(self._client, [packed], self._timeout_s)
-        return [self._full_name(name) for name in messages.NAMES.decode(packed.data)]
+    def _listing(self, blocks: Iterable[Reservation]) -> tuple[messages.Answer, Sequence[Bytes]]:
+        packed = msgspec.msgpack.encode([self._without_space(block) for block in blocks])
+        return messages.Listing(), [np.frombuffer(packed, np.uint8)]
 
     def _with_space(self, question: _Run) -> _Run:
         return msgspec.structs.replace(question, name=self._full_name(question.name))

@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
@@ -70,6 +70,7 @@ class SsdBackend:
         "_slab",
         "_table",
         "_written",
+        "evicts",
         "index_was_whole",
         "is_shared",
         "name",
@@ -87,6 +88,7 @@ class SsdBackend:
         model = model_folder(folder, fingerprint)
         self.name: str = name
         self.is_shared: bool = False
+        self.evicts: bool = False
         self._closing = threading.Lock()
         self._committing = threading.Lock()  # one commit at a time, while readers go on
         self._failed_syncs = 0
@@ -218,6 +220,10 @@ class SsdBackend:
     def blocks(self) -> Iterator[Reservation]:
         """The committed blocks, oldest first."""
         return self._table.committed()
+
+    def find(self, keys: Iterable[bytes]) -> list[Reservation]:
+        """The committed blocks that have one of these keys."""
+        return self._table.find(keys)
 
     def close(self) -> None:
         """Record what was freed and let other processes have the folder, when no thread uses it any more."""
