@@ -94,13 +94,13 @@ class ModelRunner:
             return None
 
         def on_layer(layer: int) -> None:
-            for request, segment in listening:
+            for prefix, tokens in loading:
+                prefix.wait(layer, tokens)
+            for request, segment in listening:  # after the prefix, so that a layer leaves from the front
                 start = segment.cached_tokens
                 span = self.cache.read(layer, request.blocks.tolist(), start, start + segment.new_tokens)
                 if request.request.on_kv is not None:
                     request.request.on_kv(layer, start, span)
-            for prefix, tokens in loading:
-                prefix.wait(layer, tokens)
 
         return on_layer
 

@@ -4,7 +4,6 @@ import threading
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
 
@@ -21,17 +20,46 @@ from mooncake_lab.store.tiered_store import TieredStore, TierSettings
 _QUEUED_SHARE: Final = 4
 """One part in four of DRAM is for blocks on their way to the SSD."""
 _KEY_BYTES: Final = 32
+SSD: Final = "ssd"
+"""The name of the tier on the SSD."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """A prefix that was read, and what of it came from the SSD."""
+@final
+class HeldPrefix:
+    """The leading blocks of a prompt that a cache holds: a `LayerSource`. Mutable: it counts what it reads.
 
-    span: KVSpan
-    start_s: float
-    """When reading began (monotonic clock)."""
-    end_s: float
-    ssd_bytes: int
+    A block that is evicted or found damaged before its last layer is read counts as lost.
+    """
+
+    __slots__ = ("_cache", "_keys", "ssd_bytes", "ssd_end_s", "ssd_start_s")
+
+    def __init__(self, cache: "PrefixCache", keys: Sequence[bytes]) -> None:
+        self._cache = cache
+        self._keys = keys
+        self.ssd_bytes = 0
+        """What of it came from the SSD."""
+        self.ssd_start_s = self.ssd_end_s = 0.0
+        """When its first byte was asked for, and when its last came (monotonic clock)."""
+
+    @property
+    def keys(self) -> Sequence[bytes]:
+        """The keys of its blocks."""
+        return self._keys
+
+    @property
+    def blocks(self) -> int:
+        """How many there are."""
+        return len(self._keys)
+
+    def read(self, layer: int, block: int, into: torch.Tensor) -> bool:
+        """Fill a CPU tensor with one layer of one block; see `LayerSource`."""
+        start_s = time.monotonic()
+        tier = self._cache.read_into(self._keys[block], [into], first_layer=layer)
+        if tier == SSD:
+            self.ssd_start_s = self.ssd_start_s or start_s
+            self.ssd_end_s = time.monotonic()
+            self.ssd_bytes += into.nbytes
+        return tier is not None
 
 
 @final
@@ -73,32 +101,29 @@ class PrefixCache:
         with self._using():
             return self._store.match_prefix(keys)
 
+    def prefix(self, keys: Sequence[bytes]) -> HeldPrefix:
+        """The leading blocks that are here now, to be read layer by layer."""
+        return HeldPrefix(self, keys[: self.match(keys)])
+
+    def read_into(self, key: bytes, layers: Sequence[torch.Tensor], *, first_layer: int = 0) -> str | None:
+        """Fill tensors with layers of a block; the tier that had it, or None where no tier could deliver it."""
+        with self._using():
+            return self._store.read_into(key, [bytes_of(layer) for layer in layers], first_layer=first_layer)
+
     def blocks(self, keys: Sequence[bytes]) -> list[tuple[torch.Tensor, ...]]:
         """The leading blocks that can be delivered now, each with a tensor a layer."""
-        return self._read(keys)[0]
+        blocks = list[tuple[torch.Tensor, ...]]()
+        for key in keys[: self.match(keys)]:
+            block = self._shape.empty(self._block_tokens)
+            if self.read_into(key, block) is None:
+                break
+            blocks.append(block)
+        return blocks
 
-    def read(self, keys: Sequence[bytes]) -> Found | None:
-        """The same blocks as one prefix; `None` where not even the first can be delivered."""
-        start_s = time.monotonic()
-        blocks, ssd_bytes = self._read(keys)
-        if not blocks:
-            return None
-        span = self._shape.span([torch.cat(parts, dim=1) for parts in zip(*blocks, strict=True)])
-        return Found(span=span, start_s=start_s, end_s=time.monotonic(), ssd_bytes=ssd_bytes)
-
-    def _read(self, keys: Sequence[bytes]) -> tuple[list[tuple[torch.Tensor, ...]], int]:
-        """The leading blocks, and how many of their bytes came from the SSD."""
-        blocks, ssd_bytes = list[tuple[torch.Tensor, ...]](), 0
+    def promote(self, keys: Sequence[bytes]) -> None:
+        """Copy blocks that are only on the SSD to DRAM."""
         with self._using():
-            for key in keys[: self._store.match_prefix(keys)]:
-                block = self._shape.empty(self._block_tokens)
-                tier = self._store.read_into(key, [bytes_of(layer) for layer in block])
-                if tier is None:
-                    break
-                if self._ssd is not None and tier == self._ssd.name:
-                    ssd_bytes += self._block_tokens * self._shape.bytes_per_token
-                blocks.append(block)
-        return blocks, ssd_bytes
+            self._store.promote(keys)
 
     def keep(self, keys: Sequence[bytes], kv: KVSpan) -> None:
         """Store the whole blocks that a span covers; `keys` are those of the whole prompt, front to back."""

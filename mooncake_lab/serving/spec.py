@@ -89,6 +89,8 @@ class LiveSpec:
     """How long a worker may take to start, the loading of its model included."""
     peer_timeout_s: float = 10.0
     """How long a worker may keep another waiting inside a frame."""
+    fetch_timeout_s: float = 2.0
+    """How long a prompt waits for a prefix from elsewhere; then it is computed."""
     silence_s: float = 20.0
     """A worker that sends nothing for so long is killed and replaced."""
     log_layers: bool = False
@@ -100,7 +102,7 @@ class LiveSpec:
         positive = (
             "cache_tokens", "decode_tokens", "block_size_tokens", "chunk_tokens", "max_request_tokens",
             "max_requests", "transfer_bytes", "most_under_way", "most_waiting", "expected_answer_tokens",
-            "most_attempts", "threads", "peer_timeout_s", "silence_s", "start_timeout_s",
+            "most_attempts", "threads", "peer_timeout_s", "fetch_timeout_s", "silence_s", "start_timeout_s",
         )  # fmt: skip
         for name in positive:
             if getattr(self, name) <= 0:
@@ -195,6 +197,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     transfer_bytes: int
     threads: int
     peer_timeout_s: float
+    fetch_timeout_s: float
     log_layers: bool
     metronome: Metronome | None
 

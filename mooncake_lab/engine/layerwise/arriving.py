@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, final
 
 import torch
@@ -42,17 +42,27 @@ class ArrivingPrefix:
     Args:
         source: of the blocks.
         layout: of the blocks.
+        on_layer: gets each layer that arrived, on the CPU, (2, tokens, kv_heads, head_width) from position 0 on,
+            on this thread and before attention uses it.
         whole: whether every layer waits for the last one, as without overlap; for comparison.
     """
 
     __slots__ = (
-        "_arrived", "_copies", "_crash", "_events", "_good_blocks", "_layers", "_layout", "_limit", "_source",
-        "_stopping", "_thread", "_turn", "_whole", "lost_blocks", "waited_s",
+        "_arrived", "_copies", "_crash", "_events", "_good_blocks", "_layers", "_layout", "_limit", "_on_layer",
+        "_source", "_stopping", "_thread", "_turn", "_whole", "lost_blocks", "waited_s",
     )  # fmt: skip
 
-    def __init__(self, source: LayerSource, layout: KVLayout, *, whole: bool = False) -> None:
+    def __init__(
+        self,
+        source: LayerSource,
+        layout: KVLayout,
+        *,
+        on_layer: Callable[[int, torch.Tensor], None] | None = None,
+        whole: bool = False,
+    ) -> None:
         self._source = source
         self._layout = layout
+        self._on_layer = on_layer
         self._whole = whole
         self._layers = layout.layers
         self._good_blocks = source.blocks
@@ -133,11 +143,9 @@ class ArrivingPrefix:
 
     def _run(self, cache: KVCache, blocks: list[int]) -> None:
         try:
-            pinned = self._copies is not None
-            staged = torch.empty(self._layout.layer_shape, dtype=self._layout.dtype, pin_memory=pinned)
             for layer in range(self._layers):
                 with torch.inference_mode(), torch.cuda.stream(self._copies):
-                    self._load(layer, cache, blocks, staged)
+                    self._load(layer, cache, blocks)
                 with self._turn:
                     self._arrived = layer + 1
                     self._turn.notify_all()
@@ -148,21 +156,27 @@ class ArrivingPrefix:
                 self._crash = error
                 self._turn.notify_all()
 
-    def _load(self, layer: int, cache: KVCache, blocks: list[int], staged: torch.Tensor) -> None:
+    def _load(self, layer: int, cache: KVCache, blocks: Sequence[int]) -> None:
         """Bring one layer of every block that is still good."""
-        size = self._layout.block_tokens
-        for block in range(self._good_blocks):
+        is_pinned, count = self._copies is not None, self._good_blocks
+        halves, *rest = self._layout.layer_shape
+        staged = torch.empty((count, halves, *rest), dtype=self._layout.dtype)
+        for block in range(count):
             if self._stopping:
                 return
-            if not self._source.read(layer, block, staged):
+            if not self._source.read(layer, block, staged[block]):
                 with self._turn:
-                    self.lost_blocks += self._good_blocks - block
+                    self.lost_blocks += count - block
                     self._good_blocks = block
                     self._turn.notify_all()
                 break
-            used = min(size, self._limit - block * size)
-            if used > 0:
-                cache.write(layer, blocks, block * size, staged[:, :used])
+        tokens = self.tokens
+        if tokens:
+            span = staged[: self._good_blocks].transpose(0, 1).reshape(halves, -1, *rest[1:])[:, :tokens]
+            span = span.pin_memory() if is_pinned else span.contiguous()
+            cache.write(layer, blocks, 0, span)
+            if self._on_layer is not None:
+                self._on_layer(layer, span)
         if self._copies is not None:
             event = torch.cuda.Event()
             event.record(self._copies)

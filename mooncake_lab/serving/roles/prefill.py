@@ -1,10 +1,11 @@
 """A prefill worker: fetches prefixes, computes prompts, and streams KVCache to decode workers."""
 
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -17,11 +18,11 @@ from mooncake_lab.cluster import (
     TierRead,
 )
 from mooncake_lab.engine import (
-    KVSpan,
     PrefillEngine,
     PrefillResult,
 )
 from mooncake_lab.engine.kv_layout import bytes_of
+from mooncake_lab.engine.layerwise.arriving import ArrivingPrefix
 from mooncake_lab.serving.kv_transfer.fetch import fetch
 from mooncake_lab.serving.kv_transfer.protocol import EndTransfer, KVChunk, StartTransfer
 from mooncake_lab.serving.measure import measure_prefill, measure_transfer
@@ -36,7 +37,7 @@ from mooncake_lab.serving.messages import (
     PrefillOrder,
     ResetPrefixCache,
 )
-from mooncake_lab.serving.prefix_cache import PrefixCache
+from mooncake_lab.serving.prefix_cache import HeldPrefix, PrefixCache
 from mooncake_lab.serving.roles.base import (
     WorkerContext,
     hopeless,
@@ -55,11 +56,19 @@ class Prompt:
     is_ready: bool
     """Whether the prefix that comes from elsewhere is here, or given up."""
     start_s: float = 0.0
+    """When its fetch began, and later when its prefill began."""
+    deadline: threading.Timer | None = None
+    """Ends its fetch."""
+    held: HeldPrefix | None = None
+    """What is loaded while it is computed."""
 
 
 @dataclass(frozen=True, slots=True)
-class _FetchEnded:
+class FetchEnded:
+    """A fetch is over: what came is in the cache; or its time is over, and nothing came."""
+
     prompt: Prompt
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +80,9 @@ class _CameUp:
 class PrefillRole:
     """Computes prompts one after the other, in order of arrival. Mutable: it owns an engine and a store.
 
-    It reuses a prefix, computes the rest, and sends every layer as it is computed. A prompt whose prefix is still
-    on its way holds up those behind it; that is short, and the other way is worse in the simulation of chapter 09.
+    A prefix is loaded from the store layer by layer while the rest is computed, and every layer is sent as soon as
+    it is loaded or computed (arXiv Fig. 7). A prompt whose prefix is on its way from elsewhere holds up those
+    behind it for at most `fetch_timeout_s`; the other way is worse in the simulation of chapter 09.
     """
 
     def __init__(self, context: WorkerContext) -> None:
@@ -88,6 +98,8 @@ class PrefillRole:
         self._waiting: deque[Prompt] = deque()
         self._running: dict[int, Prompt] = {}
         self._fetcher = ThreadPoolExecutor(2, thread_name_prefix="fetch")
+        self._fetches_as = replace(context.identity, timeout_s=context.spec.fetch_timeout_s)
+        self._layout = replace(context.shape, block_tokens=context.spec.block_size_tokens)
         self._cache = PrefixCache(context.spec, context.shape)
         context.enqueue(_CameUp())
 
@@ -101,9 +113,8 @@ class PrefillRole:
         match item:
             case PrefillOrder():
                 self._accept(item)
-            case _FetchEnded():
-                item.prompt.is_ready = True
-                self._update(self._cache.news(item.prompt.keys))
+            case FetchEnded():
+                self._end_fetch(item.prompt, item.bytes)
             case _CameUp():
                 self._update(self._cache.found_at_birth())
             case CancelOrder():
@@ -125,6 +136,9 @@ class PrefillRole:
 
     def close(self) -> None:
         """Save what its store holds where that outlives the worker."""
+        for prompt in self._waiting:
+            if prompt.deadline is not None:
+                prompt.deadline.cancel()
         self._fetcher.shutdown(wait=False, cancel_futures=True)
         self._cache.close()
 
@@ -137,30 +151,46 @@ class PrefillRole:
         prompt = Prompt(order=order, keys=keys, is_ready=order.fetch is None)
         self._waiting.append(prompt)
         if order.fetch is not None:
+            late = threading.Timer(
+                self._context.spec.fetch_timeout_s, self._context.enqueue, [FetchEnded(prompt, bytes=0)]
+            )
+            prompt.start_s, prompt.deadline, late.daemon = time.monotonic(), late, True
+            late.start()
             self._fetcher.submit(self._fetch, prompt, order.fetch)
 
     def _fetch(self, prompt: Prompt, wanted: Fetch) -> None:
         """Copy missing blocks from their holder; they stay, which is how hot blocks spread (FAST'25 §4.2)."""
-        context, start_s, size = self._context, time.monotonic(), 0
+        size = 0
         try:
-            size = self._copy_blocks(prompt.keys[: wanted.blocks], wanted.port)
-        finally:  # a prompt that waited forever would hold up all behind it
-            fetched = PrefixFetched(
-                at_s=time.monotonic(),
-                attempt=prompt.order.job.attempt,
-                source=wanted.source,
-                worker=context.spec.name,
-                start_s=start_s,
-                bytes=size,
-            )
-            context.report(prompt.order.job, fetched)
-            context.enqueue(_FetchEnded(prompt))
+            size = self._copy_blocks(prompt, prompt.keys[: wanted.blocks], wanted.port)
+        finally:
+            self._context.enqueue(FetchEnded(prompt, size))
 
-    def _copy_blocks(self, keys: Sequence[bytes], port: int) -> int:
-        """Fetch the blocks that are not here; how many bytes came."""
+    def _end_fetch(self, prompt: Prompt, size: int) -> None:
+        """The prefix of a prompt is here, or is computed after all; once per prompt."""
+        order = prompt.order
+        if prompt.is_ready or prompt.deadline is None or order.fetch is None:
+            return
+        prompt.deadline.cancel()
+        prompt.is_ready = True
+        fetched = PrefixFetched(
+            at_s=time.monotonic(),
+            attempt=order.job.attempt,
+            source=order.fetch.source,
+            worker=self._context.spec.name,
+            start_s=prompt.start_s,
+            bytes=size,
+        )
+        self._context.report(order.job, fetched)
+        self._update(self._cache.news(prompt.keys))
+
+    def _copy_blocks(self, prompt: Prompt, keys: Sequence[bytes], port: int) -> int:
+        """Fetch the blocks that are not here, unless the prompt has begun without them; how many bytes came."""
         context, have = self._context, self._cache.match(keys)
         size = context.spec.block_size_tokens
-        blocks = fetch(port, context.identity, context.shape, keys[have:], size, context.channel)
+        blocks = fetch(port, self._fetches_as, context.shape, keys[have:], size, context.channel)
+        if prompt.is_ready:
+            return 0
         self._cache.adopt(keys[have : have + len(blocks)], blocks, first=have)
         return len(blocks) * size * context.shape.bytes_per_token
 
@@ -170,7 +200,6 @@ class PrefillRole:
         attempt, name = order.job.attempt, context.spec.name
         context.report(order.job, PrefillStarted(at_s=prompt.start_s, attempt=attempt, worker=name))
         tokens = prompt_tokens(asked)
-        prefix = self._reuse(prompt) if context.spec.prefix_reuse else None
         assert order.deliver_to is not None  # noqa: S101  # the cluster names a decode worker with each prompt
         sender = context.senders.to(order.deliver_to)
         sender.send(StartTransfer(job=order.job, tokens=len(tokens)))
@@ -179,13 +208,17 @@ class PrefillRole:
             host = span.cpu().contiguous()
             sender.send(KVChunk(job=order.job, layer=layer, start=start, tokens=host.shape[1]), [bytes_of(host)])
 
-        if prefix is not None:
-            for layer, tensor in enumerate(prefix.layers):
-                stream(layer, 0, tensor)
+        prompt.held = self._cache.prefix(prompt.keys if context.spec.prefix_reuse else ())
+        arriving = ArrivingPrefix(
+            prompt.held,
+            self._layout,
+            on_layer=lambda layer, span: stream(layer, 0, span),
+            whole=not context.spec.layerwise,
+        )
         try:
             request_id = self._engine.submit(
                 tokens,
-                prefix=() if prefix is None else (prefix,),
+                prefix=arriving if prompt.held.blocks else (),
                 sampling=sampling(asked),
                 end_tokens=asked.end_tokens,
                 min_new_tokens=asked.min_new_tokens,
@@ -212,6 +245,7 @@ class PrefillRole:
             computed_tokens=tokens - reused,
             reused_tokens=reused,
         )
+        self._report_tier_read(prompt)
         context.report(job, prefilled, tokens=[(job.request_id, result.first_token)])
         assert order.deliver_to is not None  # noqa: S101  # as above
         sender = context.senders.to(order.deliver_to)
@@ -225,24 +259,19 @@ class PrefillRole:
             self._cache.keep(prompt.keys, result.kv)
             self._update(self._cache.news(prompt.keys))
 
-    def _reuse(self, prompt: Prompt) -> KVSpan | None:
-        """The prefix that is here now."""
-        found = self._cache.read(prompt.keys)
-        if found is None:
-            return None
-        if found.ssd_bytes:
-            job = prompt.order.job
-            self._context.report(
-                job,
-                TierRead(
-                    at_s=found.end_s,
-                    attempt=job.attempt,
-                    worker=self._context.spec.name,
-                    start_s=found.start_s,
-                    bytes=found.ssd_bytes,
-                ),
+    def _report_tier_read(self, prompt: Prompt) -> None:
+        """What of the prefix came from the SSD is in DRAM from now on."""
+        held, job = prompt.held, prompt.order.job
+        if held is not None and held.ssd_bytes:
+            read = TierRead(
+                at_s=held.ssd_end_s,
+                attempt=job.attempt,
+                worker=self._context.spec.name,
+                start_s=held.ssd_start_s,
+                bytes=held.ssd_bytes,
             )
-        return found.span
+            self._context.report(job, read)
+            self._fetcher.submit(self._cache.promote, held.keys)
 
     def _update(self, update: CacheUpdate | None) -> None:
         """Tell the cluster what came into the cache and what left it."""
