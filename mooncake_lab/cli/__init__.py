@@ -3,47 +3,93 @@
 Results go to stdout, messages to stderr. Exit codes: 0 done, 1 failed, 2 bad usage.
 """
 
-from typing import Annotated
+import importlib
+from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperGroup
 
 from mooncake_lab import __version__
-from mooncake_lab.cli.batch import batch
-from mooncake_lab.cli.bench import app as bench_app
-from mooncake_lab.cli.cache import cache
-from mooncake_lab.cli.classroom import app as classroom_app
-from mooncake_lab.cli.doctor import doctor
-from mooncake_lab.cli.generate import generate
-from mooncake_lab.cli.replay import replay
-from mooncake_lab.cli.serve import serve
-from mooncake_lab.cli.simulate import simulate
-from mooncake_lab.cli.store import app as store_app
-from mooncake_lab.cli.store import bench_store
-from mooncake_lab.cli.trace import app as trace_app
-from mooncake_lab.cli.verdicts import verdicts
+
+COMMANDS: Final = {
+    "trace": ("trace:app", "Inspect traces, fetch the released ones, and generate new ones."),
+    "cache": ("cache:cache", "Replay a trace through one cache and print its hit rate."),
+    "simulate": (
+        "simulate:simulate",
+        "Replay a trace on a simulated cluster in virtual time, and print a summary.",
+    ),
+    "generate": (
+        "generate:generate",
+        "Generate answers to all prompts of a file, with continuous batching and a paged KVCache.",
+    ),
+    "serve": (
+        "serve:serve",
+        "Serve a model behind OpenAI's completions and chat API; each prefill or decode worker is a process.",
+    ),
+    "replay": (
+        "replay:replay",
+        "Replay the beginning of a trace on a live cluster in real time, and print a summary.",
+    ),
+    "batch": (
+        "batch:batch",
+        "Execute notebooks with papermill, in parallel; a notebook that is up to date is not executed again.",
+    ),
+    "verdicts": (
+        "verdicts:verdicts",
+        "Print the verdict on each claim of the papers, with the paper's number, ours, and the band.",
+    ),
+    "store": ("store:app", "Check SSD folders of KVCache blocks, and test the store under faults."),
+    "bench": ("bench:app", "Measure speed on this machine."),
+    "classroom": ("classroom:app", "Build the notebooks that students get, and grade what they hand in."),
+    "doctor": ("doctor:doctor", "Report what this machine can run, and how to install the rest."),
+}
+"""Each command: where it is defined, and the first line of its help."""
+
+
+class Commands(TyperGroup):
+    """Imports the module of a command when the command runs; the list of commands needs no import."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002  # the interface of typer
+        """All names."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002  # the interface of typer
+        """A stand-in that has the name and the first line of help, or None."""
+        if cmd_name not in COMMANDS:
+            return None
+        stub = typer.Typer(add_completion=False)
+        stub.command(cmd_name, help=COMMANDS[cmd_name][1])(lambda: None)
+        return typer.main.get_command(stub)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that the arguments name, imported now."""
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, None if name is None else load(name), rest
+
+
+def load(name: str) -> Any:
+    """The command of a name, with its options; imports its module."""
+    module, attribute = COMMANDS[name][0].split(":")
+    found = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
+    if not isinstance(found, typer.Typer):
+        alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
+        alone.command(name)(found)
+        found = alone
+    command = typer.main.get_command(found)
+    command.name = name
+    return command
+
 
 app = typer.Typer(
+    cls=Commands,
     help="Reproduce the Mooncake papers: traces, caches, engines, simulated and live clusters, chapters.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-app.add_typer(trace_app, name="trace")
-app.add_typer(store_app, name="store")
-app.add_typer(bench_app, name="bench")
-app.add_typer(classroom_app, name="classroom")
-bench_app.command("store")(bench_store)
-app.command()(cache)
-app.command()(batch)
-app.command()(doctor)
-app.command()(generate)
-app.command()(simulate)
-app.command()(serve)
-app.command()(replay)
-app.command()(verdicts)
 
 
-def _say_version(asked: bool) -> None:
+def _print_version(asked: bool) -> None:
     if asked:
         typer.echo(f"mooncake-lab {__version__}")
         raise typer.Exit
@@ -53,7 +99,7 @@ def _say_version(asked: bool) -> None:
 def _options(
     *,
     version: Annotated[
-        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     del version

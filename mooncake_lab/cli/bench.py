@@ -1,17 +1,22 @@
-"""`mooncake-lab bench`: the speed of the engine on this machine, compared with a peer and the machine's peaks."""
+"""`mooncake-lab bench`: the speed of the engine and of the store on this machine, compared with peers."""
 
+import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
 
-app = typer.Typer(help="Measure speed on this machine.", no_args_is_help=True, pretty_exceptions_enable=False)
+from mooncake_lab.cli.options import Json, Measured, failing
 
-
-@app.callback()
-def bench() -> None:
-    """Measure speed on this machine."""
+app = typer.Typer(
+    help="Measure speed on this machine.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode="markdown",
+)
 
 
 @app.command()
@@ -22,65 +27,104 @@ def engine(
     ] = "hf",
     dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Data type of the weights.")] = "float32",
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Device on which both run.")] = "cpu",
-    batch: Annotated[
+    batch_size: Annotated[
         list[int] | None, typer.Option(min=1, help="Batch size of a decode case; may be repeated.")
     ] = None,
-    prompt_tokens: Annotated[
-        int, typer.Option(min=1, help="Prompt length of the prefill and decode cases.")
+    input_len: Annotated[
+        int, typer.Option(min=1, help="Prompt length of the prefill and decode cases (tokens).")
     ] = 256,
-    steps: Annotated[int, typer.Option(min=1, help="Decode steps per round.")] = 16,
+    output_len: Annotated[int, typer.Option(min=1, help="Decode steps per round.")] = 16,
     mixed: Annotated[int, typer.Option(min=0, help="Requests in the mixed burst; 0 for no burst.")] = 0,
     rounds: Annotated[int, typer.Option(min=1, help="Number of paired runs; the medians are printed.")] = 5,
-    out: Annotated[Path | None, typer.Option(help="Write a JSON file, for data/measured.", dir_okay=False)] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    out: Measured = None,
+    json_: Json = False,
 ) -> None:
     """Time prefill, decode batches and a mixed burst, paired with a peer on the same weights.
 
     A ratio above 1 means that our engine is faster. The floor is the least time at the highest bandwidth and FLOP
     rate that this machine reached, in separate matrix products and reads or in one of the timed cases.
 
-    Example: mooncake-lab bench engine --model lab-30m --peer hf --batch 1 --batch 8 --out engine.json
+    Example: mooncake-lab bench engine --model lab-30m --peer hf --batch-size 1 --batch-size 8 --out engine.json
     """
-    try:
-        found = _measure(
-            model, peer, dtype, device, batch or [1, 8, 32], prompt_tokens, steps, mixed, rounds
-        )  # fmt: skip  # one line of plain values
-        if out is not None:
-            out.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
-    except (ValueError, OSError, RuntimeError, MemoryError) as error:
-        typer.echo(f"mooncake-lab bench engine: {error}", err=True)
-        raise typer.Exit(1) from error
-    typer.echo(
-        msgspec.json.encode({key: found[key] for key in found if key != "table"}) if json_ else found["table"]
-    )
-    if not json_:
-        typer.echo(f"{found['machine']}; load average {found['load_average'][0]:.1f}", err=True)
-
-
-def _measure(
-    model: str,
-    peer: str,
-    dtype: str,
-    device: str,
-    batches: list[int],
-    prompt_tokens: int,
-    steps: int,
-    mixed: int,
-    rounds: int,
-) -> dict[str, Any]:
-    """All comparisons, as plain values."""
     from mooncake_lab.bench import engine as measure
     from mooncake_lab.engine.loading import DTYPES
 
-    cases = [measure.prefill_case(prompt_tokens)]
-    cases += [measure.decode_case(batch, prompt_tokens, steps) for batch in batches]
+    cases = [measure.prefill_case(input_len)]
+    cases += [measure.decode_case(batch, input_len, output_len) for batch in batch_size or [1, 8, 32]]
     cases += [measure.mixed_case(mixed)] if mixed else []
     turns = rounds + 2
     room = max(
         sum(case.prompt_tokens) + turns * (sum(case.new_tokens) + 16 * len(case.new_tokens)) for case in cases
     )
-    bench = measure.Bench(model, dtype, device, cache_tokens=room)
-    rows = [bench.compare(case, peer, rounds) for case in cases]
-    rows = measure.compared_with_all(rows, bench.peaks, DTYPES[dtype].itemsize)
-    about = {"model": model, "dtype": dtype, "peer": peer}
-    return about | measure.report(rows, bench.peaks, device) | {"table": measure.table(rows)}
+    with failing("bench engine", RuntimeError, MemoryError):
+        bench = measure.Bench(model, dtype, device, cache_tokens=room)
+        rows = [bench.compare(case, peer, rounds) for case in cases]
+        rows = measure.compared_with_all(rows, bench.peaks, DTYPES[dtype].itemsize)
+        found = {"model": model, "dtype": dtype, "peer": peer, **measure.report(rows, bench.peaks, device)}
+        _write(out, found)
+    typer.echo(msgspec.json.encode(found) if json_ else measure.table(rows))
+    if not json_:
+        typer.echo(f"{found['machine']}; load average {found['load_average'][0]:.1f}", err=True)
+
+
+def _write(out: Path | None, found: dict[str, Any]) -> None:
+    if out is not None:
+        out.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+
+
+@app.command()
+def store(
+    folder: Annotated[
+        Path | None, typer.Option("--dir", help="Folder on the SSD to measure; the temporary folder by default.")
+    ] = None,
+    media: Annotated[
+        str, typer.Option(help="Backends to measure: some of dram,ssd,tcp,mooncake.")
+    ] = "dram,ssd,tcp",
+    block_mib: Annotated[list[int] | None, typer.Option(min=1, help="Block size (MiB); may be repeated.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds; the medians are printed.")] = 5,
+    working_set_mib: Annotated[
+        int, typer.Option(min=1, help="Data moved per pass (MiB); should exceed the CPU caches.")
+    ] = 128,
+    out: Measured = None,
+    json_: Json = False,
+) -> None:
+    """Compare the store with memcpy, pwrite and pread (cached and O_DIRECT), a plain socket, and Mooncake's API.
+
+    Both sides run in alternation; a ratio above 1 means that the store is faster. Blocks have 32 layers. SSD
+    writes of both sides are synced. mooncake needs the extra of that name. The last line is the time to look up a
+    prompt of 128k tokens.
+
+    Example: mooncake-lab bench store --media dram,ssd,tcp --block-mib 2 --block-mib 16 --json
+    """
+    from mooncake_lab.bench.machine import provenance
+    from mooncake_lab.bench.store import measure_media
+    from mooncake_lab.bench.store_lookup import measure_lookup
+    from mooncake_lab.core import GB, MIB
+    from mooncake_lab.store.backends import StorageError
+
+    with failing("bench store", StorageError):
+        rows = measure_media(
+            folder or Path(tempfile.gettempdir()),
+            media.split(","),
+            block_bytes=[size * MIB for size in block_mib or [2, 16]],
+            rounds=rounds,
+            working_set_bytes=working_set_mib * MIB,
+        )
+        lookup = measure_lookup()
+        measured = {"rows": [asdict(row) for row in rows], "lookup": asdict(lookup)}
+        found = {**provenance(), "rounds": rounds, "layers": 32, **measured}
+        _write(out, found)
+    if json_:
+        typer.echo(msgspec.json.encode(found))
+        return
+    typer.echo(f"{'medium':16} {'operation':10} {'MiB':>5} {'GB/s':>7}   {'floor':17} {'GB/s':>7} {'ratio':>6}")
+    for row in rows:
+        typer.echo(
+            f"{row.medium:16} {row.operation:10} {row.block_bytes / MIB:5.0f} {row.bytes_per_s / GB:7.2f}   "
+            f"{row.floor:17} {row.floor_bytes_per_s / GB:7.2f} {row.ratio:6.2f}"
+        )
+    typer.echo(
+        f"keys of {lookup.tokens:,} tokens: {1e3 * lookup.keys_s:.3f} ms"
+        f" ({1e3 * lookup.floor_s:.3f} ms as one hash);"
+        f" matched over {lookup.instances} instances: {1e3 * lookup.match_s:.3f} ms"
+    )

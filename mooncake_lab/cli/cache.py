@@ -1,17 +1,13 @@
 """`mooncake-lab cache`: what the hit rate of a trace would be with another cache."""
 
 import math
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
 
-from mooncake_lab.cli.reading import read_or_fail
-from mooncake_lab.store import Replay, replay
-from mooncake_lab.workload import Trace
-
-PolicyName = Literal["lru", "fifo", "lfu", "length_aware", "arc", "s3fifo", "sieve", "belady"]
+from mooncake_lab.cli.options import Json, Lenient, TraceFile, one_of, read_or_fail
+from mooncake_lab.store import EVICTION_POLICIES, replay
 
 
 def _capacity(text: str) -> float:
@@ -24,18 +20,23 @@ def _capacity(text: str) -> float:
 
 
 def cache(
-    file: Annotated[Path, typer.Argument(help="A trace, plain or gzipped.", exists=True, dir_okay=False)],
+    file: TraceFile,
     capacity: Annotated[
         float, typer.Option(parser=_capacity, metavar="N|inf", help="Size of the cache; inf is unlimited.")
     ],
     policy: Annotated[
-        PolicyName, typer.Option(help="Which block a full cache evicts; belady is the optimum.")
+        str,
+        typer.Option(
+            parser=one_of(EVICTION_POLICIES),
+            metavar="|".join(EVICTION_POLICIES),
+            help="Which block a full cache evicts; belady is the optimum.",
+        ),
     ] = "lru",
     unit: Annotated[
         Literal["blocks", "tokens"], typer.Option(help="Unit of the capacity; tokens are rounded down to blocks.")
     ] = "blocks",
-    lenient: Annotated[bool, typer.Option("--lenient", help="Skip bad lines and report how many.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    lenient: Lenient = False,
+    json_: Json = False,
 ) -> None:
     """Replay a trace through one cache and print its hit rate.
 
@@ -49,25 +50,22 @@ def cache(
     blocks = None if math.isinf(capacity) else int(capacity) // block_size
     found = replay([trace.blocks_of(i) for i in range(len(trace))], policy, blocks)
     if json_:
-        typer.echo(msgspec.json.encode(_numbers(file, trace, found)))
+        numbers: dict[str, Any] = {
+            "file": str(file),
+            "policy": found.policy,
+            "capacity_blocks": found.capacity,
+            "block_size_tokens": trace.block_size_tokens,
+            "requests": len(trace),
+            "skipped": trace.skipped,
+            "accesses": found.accesses,
+            "hits": found.hits,
+            "hit_rate": found.hit_rate,
+            "prefix_hits": found.prefix_hits,
+            "prefix_hit_rate": found.prefix_hit_rate,
+        }
+        typer.echo(msgspec.json.encode(numbers))
     else:
         size = "unlimited" if blocks is None else f"{blocks:,} blocks of {trace.block_size_tokens} tokens"
         typer.echo(f"{policy}, {size}: {len(trace):,} requests, {found.accesses:,} accesses")
         typer.echo(f"hit rate        {found.hit_rate:.4f}  ({found.hits:,} hits)")
         typer.echo(f"prefix hit rate {found.prefix_hit_rate:.4f}  ({found.prefix_hits:,} prefix hits)")
-
-
-def _numbers(file: Path, trace: Trace, found: Replay) -> dict[str, Any]:
-    return {
-        "file": str(file),
-        "policy": found.policy,
-        "capacity_blocks": found.capacity,
-        "block_size_tokens": trace.block_size_tokens,
-        "requests": len(trace),
-        "skipped": trace.skipped,
-        "accesses": found.accesses,
-        "hits": found.hits,
-        "hit_rate": found.hit_rate,
-        "prefix_hits": found.prefix_hits,
-        "prefix_hit_rate": found.prefix_hit_rate,
-    }

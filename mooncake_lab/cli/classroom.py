@@ -1,14 +1,25 @@
 """`mooncake-lab classroom`: build the students' notebooks, and grade submissions."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.progress import Progress
 
-app = typer.Typer(help="Build the notebooks that students get, and grade what they hand in.", no_args_is_help=True)
+from mooncake_lab.cli.options import Json, fail, failing
+
+if TYPE_CHECKING:
+    from mooncake_lab.course.grading.collect import Ungraded
+    from mooncake_lab.course.grading.grade import Grade
+
+app = typer.Typer(
+    help="Build the notebooks that students get, and grade what they hand in.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode="markdown",
+)
 
 _SOURCES: Final = Path("notebooks/assignments")
 
@@ -19,7 +30,7 @@ Sources = Annotated[Path, typer.Option(help="The instructor's notebooks.", exist
 def build(
     out: Annotated[Path, typer.Option(help="Where the students' notebooks go.")] = Path("build/classroom"),
     sources: Sources = _SOURCES,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json_: Json = False,
 ) -> None:
     """Write the students' versions of the notebooks, without solutions and hidden tests.
 
@@ -27,8 +38,7 @@ def build(
     """
     notebooks = sorted(sources.glob("*.ipynb"))
     if not notebooks:
-        typer.echo(f"mooncake-lab classroom build: {sources} contains no notebooks", err=True)
-        raise typer.Exit(1)
+        fail("classroom build", f"{sources} contains no notebooks")
     from mooncake_lab.course.grading.release import release
 
     written = [str(release(notebook, out)) for notebook in notebooks]
@@ -55,7 +65,7 @@ def grade(
         bool, typer.Option(help="Give points also to solutions that use the package's own.")
     ] = False,
     afresh: Annotated[bool, typer.Option(help="Grade everything again, also what has not changed.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json_: Json = False,
 ) -> None:
     """Grade a folder of submissions; the kernel confines each of them, and the grader checks its answers.
 
@@ -66,8 +76,11 @@ def grade(
 
     Example: mooncake-lab classroom grade handed_in --jobs 2 --out build/grades
     """
+    from rich.console import Console
+    from rich.progress import Progress
+
     from mooncake_lab.core import GIB
-    from mooncake_lab.course.grading.collect import collect, printable
+    from mooncake_lab.course.grading.collect import collect
     from mooncake_lab.course.grading.confine import Allowance, UnconfinableError, bounds, check_confinable
     from mooncake_lab.course.grading.whole_class import Rules, grade_class
 
@@ -76,8 +89,7 @@ def grade(
         _say(f"not graded: {each}")
     if not collected.notebooks:
         topics = ", ".join(path.stem for path in sorted(sources.glob("*.ipynb")))
-        _say(f"{submissions} contains no STUDENT/TOPIC.ipynb; topics are {topics}")
-        raise typer.Exit(1)
+        fail("classroom grade", f"{submissions} contains no STUDENT/TOPIC.ipynb; topics are {topics}")
     rules = Rules(
         seed=seed,
         allowance=Allowance(memory_bytes=int(memory_gib * GIB), cpu_s=cpu_s, reply_s=reply_s, wall_s=wall_s),
@@ -85,32 +97,30 @@ def grade(
         borrowing=allow_package_answers,
         afresh=afresh,
     )
-    try:
+    with failing("classroom grade", UnconfinableError):
         check_confinable()
         _say(bounds())
         with Progress(console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task("grading", total=len(collected.notebooks))
             grades = grade_class(collected, out, rules, lambda done: bar.advance(task, done))
-    except (UnconfinableError, ValueError) as error:
-        _say(str(error))
-        raise typer.Exit(1) from error
-    if json_:
-        skipped = [{"path": printable(each.path), "why": each.why} for each in collected.ungraded]
-        table = str(out / "grades.csv")
-        plain = {"grades": [_plain(each) for each in grades], "table": table, "not_graded": skipped}
-        typer.echo(msgspec.json.encode(plain))
-    else:
-        width = max(len(f"{each.student} {each.topic}") for each in grades)
-        for each in grades:
-            typer.echo(f"{f'{each.student} {each.topic}':{width}}  {each.earned:3} / {each.points}")
-        typer.echo(f"{out / 'grades.csv'}, totals.csv, and the feedback pages in feedback/", err=True)
+    _print_grades(grades, collected.ungraded, out, json_=json_)
     if collected.ungraded:
         raise typer.Exit(1)
 
 
+def _print_grades(grades: Sequence["Grade"], ungraded: Sequence["Ungraded"], out: Path, *, json_: bool) -> None:
+    from mooncake_lab.course.grading.collect import printable
+
+    if json_:
+        plain = [{**msgspec.to_builtins(each), "earned": each.earned, "points": each.points} for each in grades]
+        skipped = [{"path": printable(each.path), "why": each.why} for each in ungraded]
+        typer.echo(msgspec.json.encode({"grades": plain, "table": str(out / "grades.csv"), "not_graded": skipped}))
+        return
+    width = max(len(f"{each.student} {each.topic}") for each in grades)
+    for each in grades:
+        typer.echo(f"{f'{each.student} {each.topic}':{width}}  {each.earned:3} / {each.points}")
+    typer.echo(f"{out / 'grades.csv'}, totals.csv, and the feedback pages in feedback/", err=True)
+
+
 def _say(text: str) -> None:
     typer.echo(f"mooncake-lab classroom grade: {text}", err=True)
-
-
-def _plain(grade: Any) -> dict[str, Any]:
-    return {**msgspec.to_builtins(grade), "earned": grade.earned, "points": grade.points}

@@ -8,12 +8,13 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Annotated, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 import typer
 
 from mooncake_lab.batch.browser import find_browser
+from mooncake_lab.cli.options import Json
 from mooncake_lab.core import GIB, carried_folder
 from mooncake_lab.workload import RELEASES, find_trace
 
@@ -160,7 +161,7 @@ def examine() -> list[Finding]:
     return [finding for check in CHECKS for finding in check()]
 
 
-def doctor(json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+def doctor(json_: Json = False) -> None:
     """Report what this machine can run, and how to install the rest.
 
     The exit code is 1 if something is missing that every user needs. Missing optional parts do not change it.

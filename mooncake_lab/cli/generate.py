@@ -1,52 +1,39 @@
 """`mooncake-lab generate`: generate tokens from token ids with the real engine."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
 from mooncake_lab.batching import BatchingPolicy, named_policy
-
-BatchingName = Literal[
-    "request_level",
-    "orca",
-    "vllm",
-    "vllm_chunked",
-    "splitfuse",
-    "tensorrt_llm",
-    "tensorrt_llm_max_utilization",
-    "sarathi",
-    "sarathi_serve",
-]
+from mooncake_lab.cli.options import Backend, Batching, Device, DType, Json, Model, failing
 
 
 def generate(
-    model: Annotated[str, typer.Option(metavar="DIR|random:SHAPE", help="A Hugging Face Llama, or a random one.")],
+    model: Model,
     prompt_ids: Annotated[
         Path, typer.Option(help="JSON: a list of lists of token ids.", exists=True, dir_okay=False)
     ],
     max_new_tokens: Annotated[
         int, typer.Option(min=1, help="Maximum number of tokens to generate per request.")
     ] = 16,
-    batching: Annotated[BatchingName, typer.Option(help="Batching policy.")] = "sarathi_serve",
-    chunk: Annotated[
+    batching: Batching = "sarathi_serve",
+    chunked_prefill_size: Annotated[
         int | None, typer.Option(min=1, help="Tokens per iteration, for policies that cut prompts.")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"] | None, typer.Option(help="float32 on CPU, bfloat16 on GPU.")
-    ] = None,
-    backend: Annotated[
-        Literal["auto", "dense", "cpu", "cuda"], typer.Option(help="Implementation of the tensor operations.")
-    ] = "auto",
-    cache_blocks: Annotated[
-        int | None, typer.Option(min=1, help="Size of the KVCache; by default derived from the memory.")
+    device: Device = "auto",
+    dtype: DType = None,
+    backend: Backend = "auto",
+    max_total_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of KVCache; by default derived from the memory.")
     ] = None,
     block_size: Annotated[int, typer.Option(min=1, help="Tokens per KVCache block.")] = 16,
-    max_batch_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens per iteration.")] = 2048,
-    max_requests: Annotated[int, typer.Option(min=1, help="Maximum number of running requests.")] = 256,
-    prefix_reuse: Annotated[bool, typer.Option(help="Reuse the KVCache of equal prefixes.")] = True,
+    max_num_batched_tokens: Annotated[
+        int, typer.Option(min=1, help="Maximum number of tokens per iteration.")
+    ] = 2048,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Maximum number of running requests.")] = 256,
+    enable_prefix_caching: Annotated[bool, typer.Option(help="Reuse the KVCache of equal prefixes.")] = True,
     temperature: Annotated[
         float, typer.Option(min=0.0, help="Sampling temperature; 0 takes the most probable token.")
     ] = 0.0,
@@ -57,7 +44,7 @@ def generate(
         float, typer.Option(help="Sample from the most probable tokens that together reach this probability.")
     ] = 1.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of random weights and of sampling.")] = 0,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json_: Json = False,
 ) -> None:
     """Generate answers to all prompts of a file, with continuous batching and a paged KVCache.
 
@@ -66,23 +53,23 @@ def generate(
 
     Example: mooncake-lab generate --model random:lab-tiny --prompt-ids prompts.json --max-new-tokens 8 --json
     """
-    policy = _policy(batching, chunk)
-    try:
+    policy = _policy(batching, chunked_prefill_size)
+    if max_total_tokens is not None and max_total_tokens < block_size:
+        raise typer.BadParameter(f"--max-total-tokens {max_total_tokens} is less than one block of {block_size}")
+    with failing("generate", MemoryError):
         prompts = _read_prompts(prompt_ids)
         found = _generate(
             prompts,
             policy,
             model={"name": model, "device": device, "dtype": dtype, "backend": backend, "seed": seed},
             settings={
-                "cache_blocks": cache_blocks, "block_size_tokens": block_size, "prefix_reuse": prefix_reuse,
-                "max_batch_tokens": max_batch_tokens, "max_requests": max_requests,
+                "cache_blocks": None if max_total_tokens is None else max_total_tokens // block_size,
+                "block_size_tokens": block_size, "prefix_reuse": enable_prefix_caching,
+                "max_batch_tokens": max_num_batched_tokens, "max_requests": max_num_seqs,
             },
             sampling={"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed},
             max_new_tokens=max_new_tokens,
         )  # fmt: skip
-    except (ValueError, OSError, MemoryError) as error:
-        typer.echo(f"mooncake-lab generate: {error}", err=True)
-        raise typer.Exit(1) from error
     if json_:
         typer.echo(msgspec.json.encode({"model": model, "batching": batching} | found))
     else:
@@ -99,7 +86,7 @@ def _policy(name: str, chunk: int | None) -> BatchingPolicy:
     try:
         return named_policy(name, chunk_tokens=chunk)
     except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--chunk") from error
+        raise typer.BadParameter(str(error), param_hint="--chunked-prefill-size") from error
 
 
 def _read_prompts(file: Path) -> list[list[int]]:

@@ -3,23 +3,40 @@
 import contextlib
 import functools
 import ipaddress
+import logging
 import secrets
 from pathlib import Path
-from typing import Annotated, Literal, Self, final
+from typing import TYPE_CHECKING, Annotated, Any, Self, final
 
 import msgspec
 import typer
 
-from mooncake_lab.cli.live import (
-    AdmissionName,
-    BatchingName,
-    PlacementName,
-    TransferName,
-    live_spec,
+from mooncake_lab.batching.policies import CHUNKED_POLICIES
+from mooncake_lab.cli.options import (
+    TBT,
+    TTFT,
+    Admission,
+    Backend,
+    Batching,
+    Coupled,
+    Decode,
+    Device,
+    DType,
+    LiveSeed,
+    Model,
+    Placement,
+    Prefill,
+    Threads,
+    TransferBackend,
+    fail,
+    failing,
     refuse_typed,
-    show_start,
 )
-from mooncake_lab.core import Record
+from mooncake_lab.conductor import ADMISSION_POLICIES, named_placement
+from mooncake_lab.core import SLO, Record
+
+if TYPE_CHECKING:
+    from mooncake_lab.serving.spec import LiveSpec
 
 
 def _named(name: str | None) -> str | None:
@@ -30,31 +47,22 @@ def _named(name: str | None) -> str | None:
 
 def serve(
     context: typer.Context,
-    model: Annotated[str, typer.Option(metavar="DIR|random:SHAPE", help="A Hugging Face Llama, or a random one.")],
+    model: Model,
     served_model_name: Annotated[
         str | None,
         typer.Option(help="The model's name in requests and answers; --model by default.", callback=_named),
     ] = None,
-    prefill: Annotated[int | None, typer.Option(min=1, help="Prefill workers; 1 by default.")] = None,
-    decode: Annotated[int | None, typer.Option(min=1, help="Decode workers; 1 by default.")] = None,
-    coupled: Annotated[
-        int | None,
-        typer.Option(min=1, help="Workers that do both prefill and decode, instead of separate workers."),
-    ] = None,
-    batching: Annotated[BatchingName, typer.Option(help="Batching policy of coupled workers.")] = "sarathi_serve",
-    placement: Annotated[
-        PlacementName | None, typer.Option(help="Placement policy; Algorithm 1 by default.")
-    ] = None,
-    admission: Annotated[AdmissionName, typer.Option(help="Admission policy.")] = "none",
-    ttft_slo: Annotated[float, typer.Option(min=1e-9, help="Limit of the time to first token (s).")] = 30.0,
-    tbt_slo: Annotated[float, typer.Option(min=1e-9, help="Limit of the time between tokens (s).")] = 0.1,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1.")] = "auto",
-    dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"] | None, typer.Option(help="float32 on CPU, bfloat16 on GPU.")
-    ] = None,
-    backend: Annotated[
-        Literal["auto", "dense", "cpu", "cuda"], typer.Option(help="Implementation of the tensor operations.")
-    ] = "auto",
+    prefill: Prefill = None,
+    decode: Decode = None,
+    coupled: Coupled = None,
+    batching: Batching = "sarathi_serve",
+    placement: Placement = None,
+    admission: Admission = "none",
+    ttft_slo: TTFT = 30.0,
+    tbt_slo: TBT = 0.1,
+    device: Device = "auto",
+    dtype: DType = None,
+    backend: Backend = "auto",
     cache_tokens: Annotated[
         int, typer.Option(min=1, help="Tokens of KVCache in the DRAM of a prefill worker.")
     ] = 65_536,
@@ -63,39 +71,49 @@ def serve(
         typer.Option(file_okay=False, help="Folder for KVCache that is evicted from DRAM."),
     ] = None,
     ssd_tokens: Annotated[int, typer.Option(min=0, help="Tokens of KVCache on the SSD of a prefill worker.")] = 0,
-    decode_tokens: Annotated[
+    max_total_tokens: Annotated[
         int, typer.Option(min=1, help="Tokens of KVCache in the engine of a decode or coupled worker.")
     ] = 65_536,
-    transfer: Annotated[
-        TransferName, typer.Option(help="How KVCache is transferred; mooncake needs the extra of that name.")
-    ] = "tcp",
-    chunk: Annotated[int, typer.Option(min=1, help="Maximum number of prompt tokens per iteration.")] = 512,
-    max_request_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens per request.")] = 8192,
-    most_under_way: Annotated[
+    transfer_backend: TransferBackend = "tcp",
+    chunked_prefill_size: Annotated[
+        int, typer.Option(min=1, help="Maximum number of prompt tokens per iteration.")
+    ] = 512,
+    max_model_len: Annotated[
+        int, typer.Option(min=1, help="Maximum number of prompt and output tokens per request.")
+    ] = 8192,
+    max_inflight_requests: Annotated[
         int, typer.Option(min=1, help="Maximum number of unfinished requests; further ones are refused.")
     ] = 1024,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of each worker.")] = 1,
+    threads: Threads = 1,
     host: Annotated[str, typer.Option(help="Address to listen on; loopback by default.")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port to listen on; 0 lets the system choose one.")
     ] = 8000,
-    token_file: Annotated[
-        Path | None, typer.Option(help="File that contains the bearer token.", exists=True, dir_okay=False)
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="MOONCAKE_LAB_API_KEY",
+            help="Key that clients send as bearer token; the variable hides it from other users of this machine.",
+        ),
     ] = None,
-    no_token: Annotated[bool, typer.Option("--no-token", help="Require no token from clients.")] = False,
-    drain: Annotated[
+    no_api_key: Annotated[bool, typer.Option("--no-api-key", help="Require no key from clients.")] = False,
+    shutdown_timeout: Annotated[
         float, typer.Option(min=0, max=86_400, help="Time for unfinished requests after a signal (s).")
     ] = 30.0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of random weights and of random placement.")] = 0,
+    seed: LiveSeed = 0,
     log: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Append the run log to this file, as JSON lines.")
     ] = None,
+    json_: Annotated[
+        bool,
+        typer.Option("--json", help="Print one JSON object when the server listens: url, model, workers, key."),
+    ] = False,
 ) -> None:
     """Serve a model behind OpenAI's completions and chat API; each prefill or decode worker is a process.
 
-    Clients need a bearer token. The command prints a random one unless --token-file gives one. /health needs no
-    token, and /metrics needs none from this machine. After SIGTERM or SIGINT unfinished requests may finish. A
-    rejected request gets status 429 with Retry-After.
+    Clients need a key, which the command makes and prints unless --api-key gives one. /health needs no key, and
+    /metrics needs none from this machine. After SIGTERM or SIGINT unfinished requests may finish. A rejected
+    request gets status 429 with Retry-After.
 
     Example: mooncake-lab serve --model random:lab-tiny --prefill 2 --decode 2 --port 8000
     """
@@ -105,8 +123,7 @@ def serve(
         from mooncake_lab.serving.openai_api.server import Address
         from mooncake_lab.serving.openai_api.server import serve as serve_until_told
     except ModuleNotFoundError as error:
-        typer.echo(f"mooncake-lab serve needs {error.name}: install mooncake-lab[serve]", err=True)
-        raise typer.Exit(1) from error
+        fail("serve", f"{error.name} is missing; install mooncake-lab[serve]")
     from mooncake_lab.serving.launch import WorkerError
 
     if admission == "none":
@@ -115,22 +132,25 @@ def serve(
         context, prefill=prefill, decode=decode, coupled=coupled, placement=placement, admission=admission,
         ttft_slo=ttft_slo, tbt_slo=tbt_slo, seed=seed, model=model, batching=batching, device=device, dtype=dtype,
         backend=backend, cache_tokens=cache_tokens, ssd_dir=ssd_dir, ssd_tokens=ssd_tokens,
-        decode_tokens=decode_tokens, transfer=transfer, chunk_tokens=chunk, max_request_tokens=max_request_tokens,
-        most_under_way=most_under_way, threads=threads,
+        decode_tokens=max_total_tokens, transfer=transfer_backend, chunk_tokens=chunked_prefill_size,
+        max_request_tokens=max_model_len, most_under_way=max_inflight_requests, threads=threads,
     )  # fmt: skip
     show_start()
-    token = _token(context, token_file, no_token=no_token)
-    address = Address(host=host, port=port, token=token, drain_s=drain, model=served_model_name)
+    key = _key(context, api_key, no_api_key=no_api_key)
+    address = Address(host=host, port=port, token=key, drain_s=shutdown_timeout, model=served_model_name)
 
     def opened(url: str) -> None:
         name = model if served_model_name is None else f"{model} as {served_model_name}"
-        made = [] if token is None or token_file is not None else [f"bearer token: {token}"]
+        made = [] if key is None or api_key is not None else [f"API key: {key}"]
         first = f"serving {name} at {url}/v1 with {', '.join(spec.roles)}"
-        typer.echo("\n".join([first, *_warnings(host, token, transfer), *made]), err=True)
+        typer.echo("\n".join([first, *_warnings(host, key, transfer_backend), *made]), err=True)
+        if json_:
+            open_at = {"url": f"{url}/v1", "model": served_model_name or model, "workers": list(spec.roles)}
+            typer.echo(msgspec.json.encode({**open_at, "api_key": key}))
 
-    ending = functools.partial(_tell_ending, drain)
+    ending = functools.partial(_tell_ending, shutdown_timeout)
     try:
-        with contextlib.ExitStack() as opening:
+        with failing("serve", WorkerError), contextlib.ExitStack() as opening:
             records = None if log is None else opening.enter_context(_RunLog(log))
             write = None if records is None else records.write
             asyncio.run(serve_until_told(spec, address, opened=opened, write=write, ending=ending))
@@ -138,16 +158,97 @@ def serve(
             raise typer.Exit(1)  # what was lost is said already
     except asyncio.CancelledError:
         raise typer.Exit(1) from None  # told to stop before it was open
-    except (ValueError, OSError, WorkerError) as error:
-        typer.echo(f"mooncake-lab serve: {error}", err=True)
-        raise typer.Exit(1) from error
 
 
-def _warnings(host: str, token: str | None, transfer: str) -> list[str]:
+def live_spec(
+    context: typer.Context,
+    *,
+    prefill: int | None,
+    decode: int | None,
+    coupled: int | None,
+    placement: str | None,
+    admission: str,
+    ttft_slo: float,
+    tbt_slo: float,
+    seed: int,
+    model: str,
+    batching: str,
+    ssd_dir: Path | None = None,
+    **others: Any,
+) -> "LiveSpec":
+    """The cluster that the options describe; by default it has one prefill and one decode worker.
+
+    Raises:
+        typer.BadParameter: when options contradict each other, or one of them would have no effect.
+    """
+    from mooncake_lab.serving.spec import LiveSpec  # not above: other commands do without the live cluster
+
+    _check_pools(context, coupled, batching)
+    _check_admission(coupled, admission)
+    if placement != "random" and not model.startswith("random:"):
+        refuse_typed(context, ["seed"], f"{model} has its own weights, and nothing else in this run is random")
+    try:
+        return LiveSpec(
+            prefill_nodes=0 if coupled else prefill or 1,
+            decode_nodes=0 if coupled else decode or 1,
+            coupled_nodes=coupled or 0,
+            placement=None if placement is None else named_placement(placement, seed),
+            admission=ADMISSION_POLICIES[admission](),
+            slo=SLO(ttft_s=ttft_slo, tbt_s=tbt_slo),
+            seed=seed,
+            model=model,
+            batching=batching,
+            ssd_dir=None if ssd_dir is None else str(ssd_dir),
+            **others,
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def show_start() -> None:
+    """Report on stderr which workers start, what they load, and when they are ready."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    for name in ("supervisor", "runtime"):
+        logging.getLogger(f"mooncake_lab.serving.{name}").setLevel(logging.INFO)
+
+
+def _check_pools(context: typer.Context, coupled: int | None, batching: str) -> None:
+    """Refuse options of the other kind of cluster."""
+    if coupled is None:
+        refuse_typed(
+            context,
+            ["batching"],
+            "it is for --coupled workers; prefill and decode workers have their own batching",
+        )
+        return
+    refuse_typed(context, ["prefill", "decode"], "--coupled workers do both stages")
+    refuse_typed(context, ["transfer_backend"], "--coupled workers do not transfer KVCache")
+    store = ["cache_tokens", "ssd_dir", "ssd_tokens"]
+    refuse_typed(
+        context, store, "--coupled workers have no store; --max-total-tokens sets the size of their KVCache"
+    )
+    if batching not in CHUNKED_POLICIES:
+        refuse_typed(context, ["chunked_prefill_size"], f"--batching {batching} never cuts a prompt")
+
+
+def _check_admission(coupled: int | None, admission: str) -> None:
+    """Refuse policies that need what this cluster does not have, as `simulate` does."""
+    if admission == "priority":
+        raise typer.BadParameter(
+            "--admission priority needs classes of requests, and live requests have none; use early"
+        )
+    if coupled is not None and admission not in {"none", "slo", "early"}:
+        raise typer.BadParameter(
+            f"--admission {admission} needs separate prefill and decode pools;"
+            " with --coupled use none, slo or early"
+        )
+
+
+def _warnings(host: str, key: str | None, transfer: str) -> list[str]:
     """What an operator should know before clients connect."""
     found: list[str] = []
-    if token is None and not _is_loopback(host):
-        found.append(f"--no-token at {host}: every client that can reach this address can use the server")
+    if key is None and not _is_loopback(host):
+        found.append(f"--no-api-key at {host}: every client that can reach this address can use the server")
     if transfer == "mooncake":
         found.append("Mooncake's Transfer Engine listens on all interfaces without authentication")
     return found
@@ -164,18 +265,17 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _token(context: typer.Context, file: Path | None, *, no_token: bool) -> str | None:
-    if no_token:
-        refuse_typed(context, ["token_file"], "--no-token uses no token")
+def _key(context: typer.Context, given: str | None, *, no_api_key: bool) -> str | None:
+    if no_api_key:
+        refuse_typed(context, ["api_key"], "--no-api-key uses no key")
         return None
-    if file is None:
+    if given is None:
         return secrets.token_urlsafe(24)
-    token = file.read_text(encoding="utf-8").strip()
-    if not token.isascii() or len(token) < 16 or any(character.isspace() for character in token):
+    if not given.isascii() or len(given) < 16 or any(character.isspace() for character in given):
         raise typer.BadParameter(
-            f"{file} contains no token: at least 16 ASCII characters without spaces are needed"
+            f"the API key has {len(given)} characters; allowed are at least 16 ASCII characters without spaces"
         )
-    return token
+    return given
 
 
 @final

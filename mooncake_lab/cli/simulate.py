@@ -4,56 +4,70 @@ import resource
 import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
-from mooncake_lab.cli.reading import read_or_fail
-from mooncake_lab.cli.simulate_policies import (
-    AdmissionName,
-    BatchingName,
-    PlacementName,
-    coupled_spec,
-    disaggregated_spec,
-    made_placement,
-    settings_of,
-    trace_decode_s,
+from mooncake_lab.cli.options import (
+    TBT,
+    TTFT,
+    Admission,
+    Json,
+    Lenient,
+    Placement,
+    Speed,
+    TraceFile,
+    bad_usage_if,
+    fail,
+    one_of,
+    print_numbers,
+    read_or_fail,
 )
-from mooncake_lab.cli.simulate_usage import (
-    check_failures,
-    check_memory,
-    check_policies,
-    check_usage,
-    named_failures,
+from mooncake_lab.conductor import (
+    FewestRequests,
+    KVCacheCentric,
+    LatencyEstimator,
+    full_decode_s,
+    named_admission,
+    named_placement,
 )
-from mooncake_lab.conductor import named_admission
 from mooncake_lab.core import SLO, Record, TracedRequest, log_writer, rare_collections
 from mooncake_lab.perf import LatencyModel, LinkLatency, check_floor, hardware
-from mooncake_lab.simulation import DEFAULT_MAX_TOKENS, Cluster, ClusterSpec
+from mooncake_lab.simulation import COUPLED_SYSTEMS, DEFAULT_MAX_TOKENS, Cluster, ClusterSpec, Failure
 from mooncake_lab.workload import Trace, in_class
 
 
+def _failure(text: str) -> Failure:
+    """A failure from `NAME@SECONDS`; the cluster checks whether the instance exists."""
+    name, _, at_s = text.partition("@")
+    try:
+        return Failure(name, float(at_s))
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"--fail {text}: {error if at_s else 'no time'}; give NAME@SECONDS, such as prefill-0@600"
+        ) from error
+
+
 def simulate(
-    trace: Annotated[Path, typer.Argument(help="A trace, plain or gzipped.", exists=True, dir_okay=False)],
+    context: typer.Context,
+    trace: TraceFile,
     prefill: Annotated[int | None, typer.Option(min=1, help="Prefill nodes.")] = None,
     decode: Annotated[int | None, typer.Option(min=1, help="Decode nodes.")] = None,
     coupled: Annotated[
         int | None, typer.Option(min=1, help="Nodes that do both prefill and decode, instead of separate nodes.")
     ] = None,
     batching: Annotated[
-        BatchingName | None, typer.Option(help="Batching system of coupled nodes; vllm by default.")
+        str | None,
+        typer.Option(
+            parser=one_of(COUPLED_SYSTEMS),
+            metavar="NAME",
+            help=f"Batching of coupled nodes, vllm by default. Allowed are {', '.join(COUPLED_SYSTEMS)}.",
+        ),
     ] = None,
-    placement: Annotated[
-        PlacementName | None,
-        typer.Option(help="Placement policy; by default kvcache_centric, or fewest_requests with --coupled."),
-    ] = None,
-    admission: Annotated[
-        AdmissionName,
-        typer.Option(help="Admission policy; --coupled does not allow after_prefill and adaptive."),
-    ] = "none",
+    placement: Placement = None,
+    admission: Admission = "none",
     decode_s: Annotated[
         float | None,
         typer.Option(
@@ -70,9 +84,7 @@ def simulate(
             f" {DEFAULT_MAX_TOKENS} by default; request_level, orca, sarathi and tensorrt_llm reserve it.",
         ),
     ] = None,
-    speed: Annotated[
-        float, typer.Option(min=1e-6, help="Speed of the replay; 2 is twice as fast as recorded.")
-    ] = 1.0,
+    speed: Speed = 1.0,
     node: Annotated[str, typer.Option(help="Hardware of every node.")] = "a800-node",
     model: Annotated[str, typer.Option(help="The model that the nodes serve.")] = "llama3-70b",
     cache_tokens: Annotated[
@@ -94,15 +106,17 @@ def simulate(
     view_age: Annotated[
         float, typer.Option(min=0, help="Age of the loads that the placement policy sees (s).")
     ] = 0.0,
-    fail: Annotated[
-        list[str] | None,
+    failures: Annotated[
+        list[Any] | None,
         typer.Option(
-            help="Let an instance fail: NAME@SECONDS, such as decode-0@600; may be repeated.",
-            callback=check_failures,
+            "--fail",
+            parser=_failure,
+            metavar="NAME@SECONDS",
+            help="Let an instance fail, such as decode-0@600; may be repeated.",
         ),
     ] = None,
-    ttft_slo: Annotated[float, typer.Option(min=1e-9, help="Limit of the time to first token (s).")] = 30.0,
-    tbt_slo: Annotated[float, typer.Option(min=1e-9, help="Limit of the time between tokens (s).")] = 0.1,
+    ttft_slo: TTFT = 30.0,
+    tbt_slo: TBT = 0.1,
     urgent_share: Annotated[
         float | None,
         typer.Option(
@@ -118,8 +132,8 @@ def simulate(
     perfetto: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Write a timeline here, for ui.perfetto.dev.")
     ] = None,
-    lenient: Annotated[bool, typer.Option("--lenient", help="Skip bad lines and report how many.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    lenient: Lenient = False,
+    json_: Json = False,
 ) -> None:
     """Replay a trace on a simulated cluster in virtual time, and print a summary.
 
@@ -131,44 +145,100 @@ def simulate(
     # here and not above: no other command reads what the papers say
     from mooncake_lab.metrics import RunningSummary, write_perfetto
 
-    check_usage(prefill, decode, coupled, batching, placement, max_tokens)
-    check_memory(coupled, ssd_tokens, ssd_gb_per_s, prefill_group)
-    check_policies(admission, decode_s, urgent_share, placement, seed)
+    del prefill, decode, batching, max_tokens, ssd_tokens  # read from the context below
+    _check(context.params)
     started = time.perf_counter(), time.process_time()
     slo = SLO(ttft_s=ttft_slo, tbt_s=tbt_slo)
     latency, on_device = _node(node, model, ssd_gb_per_s)
     requests = read_or_fail("simulate", trace, lenient=lenient)
     full_tokens = cache_tokens or on_device if coupled else on_device
+    default = FewestRequests() if coupled else KVCacheCentric()
     policies: dict[str, Any] = {
-        "placement": made_placement(placement, seed or 0, coupled=coupled is not None),
+        "placement": default if placement is None else named_placement(placement, seed or 0),
         "admission": named_admission(
-            admission, decode_s=decode_s or trace_decode_s(requests, latency, slo, full_tokens)
+            admission, decode_s=decode_s or _trace_decode_s(requests, latency, slo, full_tokens)
         ),
         "slo": slo,
         "block_size_tokens": requests.block_size_tokens,
         "view_age_s": view_age,
-        "failures": named_failures(fail or ()),
+        "failures": tuple(failures or ()),
     }
     summary, kept = RunningSummary(slo, prefill_group=prefill_group), list[Record]()
     sinks = [summary.read, *([kept.append] if perfetto else [])]
-    spec: ClusterSpec
     try:
-        if coupled is None:
-            policies |= {"ssd_tokens": ssd_tokens, "prefill_group": prefill_group, "decode_tokens": on_device}
-            spec = disaggregated_spec(prefill or 0, decode or 0, cache_tokens, policies)
-        else:
-            policies |= {"default_max_tokens": max_tokens or DEFAULT_MAX_TOKENS, "device_tokens": full_tokens}
-            spec = coupled_spec(coupled, batching or "vllm", policies)
+        spec = _spec(context.params, on_device, policies)
         cluster = Cluster(spec, latency, log=_to_all(sinks))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    _run(cluster, _arriving(requests, speed, urgent_share, seed or 0), log, sinks)
-    if perfetto:
-        _written(lambda: write_perfetto(perfetto, kept))
+    try:
+        _run(cluster, _arriving(requests, speed, urgent_share, seed or 0), log, sinks)
+        if perfetto:
+            write_perfetto(perfetto, kept)
+    except OSError as error:
+        fail("simulate", f"the log cannot be written: {error}")
     asked = {"node": node, "model": model, "speed": speed, "ssd_gb_per_s": ssd_gb_per_s, "lenient": lenient}
-    settings = settings_of(spec, **asked, urgent_share=urgent_share, seed=seed or 0)
+    asked |= {"urgent_share": urgent_share, "seed": seed or 0}
+    settings = asked | {each.name: _plain(getattr(spec, each.name)) for each in fields(spec)}
     of_run: dict[str, Any] = {"file": str(trace), "latency_model": latency.name, "settings": settings}
-    _print(of_run | summary.numbers() | _spent(*started), json_=json_)
+    print_numbers(of_run | summary.numbers() | _spent(*started), json_=json_)
+
+
+def _check(said: dict[str, Any]) -> None:
+    """Refuse options that contradict each other or would have no effect; warn of a seed without one.
+
+    Whether the pools give a policy what it needs is checked where their spec is built.
+    """
+    apart, admission = said["coupled"] is None, said["admission"]
+    both = said["prefill"] is not None and said["decode"] is not None
+    either = said["prefill"] is not None or said["decode"] is not None
+    ssd = said["ssd_tokens"] or said["ssd_gb_per_s"]
+    bad_usage_if(
+        (apart and not both, "give --prefill and --decode, or --coupled"),
+        (not apart and either, "--coupled nodes do both stages; leave out --prefill and --decode"),
+        (
+            apart and said["batching"] is not None,
+            "--batching is for --coupled nodes; prefill and decode nodes have their own",
+        ),
+        (
+            not apart and said["placement"] == "kvcache_centric",
+            "--coupled nodes have no store to fetch from; the nearest policy is cache_aware",
+        ),
+        (
+            apart and said["max_tokens"] is not None,
+            "--max-tokens is for --coupled nodes; decode nodes reserve nothing",
+        ),
+        (
+            not apart and bool(ssd or said["prefill_group"] > 1),
+            "--ssd-tokens, --ssd-gb-per-s and --prefill-group are for prefill nodes; a --coupled cluster has none",
+        ),
+        (
+            bool(said["ssd_tokens"]) != (said["ssd_gb_per_s"] is not None),
+            "give --ssd-tokens and --ssd-gb-per-s together, or neither",
+        ),
+        (said["decode_s"] is not None and admission != "predictive", "--decode-s is for --admission predictive"),
+        (
+            (said["urgent_share"] is not None) != (admission == "priority"),
+            "give --admission priority and --urgent-share together, or neither",
+        ),
+    )
+    if said["seed"] is not None and said["placement"] != "random" and said["urgent_share"] is None:
+        typer.echo("mooncake-lab simulate: nothing in this run is random, so --seed changes nothing", err=True)
+
+
+def _spec(said: dict[str, Any], on_device: int, policies: dict[str, Any]) -> ClusterSpec:
+    """The cluster that the options describe, on nodes whose GPUs hold this many tokens of KVCache."""
+    if said["coupled"] is None:
+        sized = {} if said["cache_tokens"] is None else {"cache_tokens": said["cache_tokens"]}
+        return ClusterSpec.disaggregated(
+            prefill_nodes=said["prefill"], decode_nodes=said["decode"], decode_tokens=on_device,
+            ssd_tokens=said["ssd_tokens"], prefill_group=said["prefill_group"], **sized, **policies,
+        )  # fmt: skip
+    policy, prefix_caching = COUPLED_SYSTEMS[said["batching"] or "vllm"]
+    return ClusterSpec.coupled(
+        nodes=said["coupled"], batching=policy, prefix_caching=prefix_caching,
+        device_tokens=said["cache_tokens"] or on_device,
+        default_max_tokens=said["max_tokens"] or DEFAULT_MAX_TOKENS, **policies,
+    )  # fmt: skip
 
 
 def _node(node: str, model: str, ssd_gb_per_s: float | None) -> tuple[LatencyModel, int]:
@@ -205,38 +275,34 @@ def _spent(wall_s: float, cpu_s: float) -> dict[str, float]:
 
 
 def _run(
-    cluster: Cluster,
-    arriving: Iterable[TracedRequest],
-    log: Path | None,
-    sinks: list[Callable[[Record], None]],
+    cluster: Cluster, arriving: Iterable[TracedRequest], log: Path | None, sinks: list[Callable[[Record], None]]
 ) -> None:
     """Run the cluster; if a log file is given, write the log during the run."""
-
-    def run() -> None:
-        with rare_collections(), log_writer(log) if log else nullcontext() as write:
-            sinks.extend([write] if write else [])
-            cluster.run(arriving)
-
-    _written(run)
+    with rare_collections(), log_writer(log) if log else nullcontext() as write:
+        sinks.extend([write] if write else [])
+        cluster.run(arriving)
 
 
-def _written(write: Callable[[], object]) -> None:
-    """Call a function that writes a file; exit with the reason if the file cannot be written."""
-    try:
-        write()
-    except OSError as error:
-        typer.echo(f"mooncake-lab simulate: the log cannot be written: {error}", err=True)
-        raise typer.Exit(1) from error
+def _trace_decode_s(trace: Trace, latency: LatencyModel, slo: SLO, capacity_tokens: int) -> float:
+    """How long the mean request of a trace decodes on a full node."""
+    return full_decode_s(
+        LatencyEstimator(latency),
+        slo,
+        input_tokens=float(trace.input_tokens.mean()),
+        output_tokens=float(trace.output_tokens.mean()),
+        capacity_tokens=capacity_tokens,
+    )
 
 
-def _print(numbers: dict[str, Any], *, json_: bool) -> None:
-    if json_:
-        typer.echo(msgspec.json.encode(numbers))
-        return
-    for name, value in numbers.items():
-        if isinstance(value, dict):
-            continue  # settings are what was asked for
-        typer.echo(f"{name:28} {value:,.4f}" if isinstance(value, float) else f"{name:28} {value}")
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return [_plain(one) for one in value]
+    if not is_dataclass(value):
+        return value
+    return {
+        "type": type(value).__name__,
+        **{each.name: _plain(getattr(value, each.name)) for each in fields(value)},
+    }
 
 
 def _arriving(trace: Trace, speed: float, urgent_share: float | None, seed: int) -> Iterable[TracedRequest]:

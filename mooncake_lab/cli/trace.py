@@ -2,32 +2,37 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from mooncake_lab.cli.reading import read_or_fail
-from mooncake_lab.workload import Trace, TraceStatistics, fetch_trace, statistics, write_trace
+from mooncake_lab.cli.options import Json, Lenient, TraceFile, fail, failing, read_or_fail
+from mooncake_lab.workload import TraceStatistics, fetch_trace, statistics, write_trace
 from mooncake_lab.workload.twin import make_twin
 
 Workload: TypeAlias = Literal["conversation", "synthetic", "toolagent", "arxiv"]
-_AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 _Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 
-app = typer.Typer(help="Inspect traces, fetch the released ones, and generate new ones.", no_args_is_help=True)
+app = typer.Typer(
+    help="Inspect traces, fetch the released ones, and generate new ones.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode="markdown",
+)
 
 
 @app.command()
 def stats(
-    file: Annotated[Path, typer.Argument(help="A trace, plain or gzipped.", exists=True, dir_okay=False)],
-    lenient: Annotated[bool, typer.Option("--lenient", help="Skip bad lines and report how many.")] = False,
+    file: TraceFile,
+    lenient: Lenient = False,
     block_size: Annotated[
         int | None, typer.Option(min=1, help="Tokens per block; by default the value in the file, or 512.")
     ] = None,
-    json_: _AsJson = False,
+    json_: Json = False,
 ) -> None:
     """Check a trace line by line and print its statistics.
 
@@ -47,16 +52,14 @@ def fetch(
     to: Annotated[Path | None, typer.Option(help="Folder for the trace; the user's cache by default.")] = None,
     url: Annotated[str | None, typer.Option(help="Another address of the same file, such as a mirror.")] = None,
     force: _Force = False,
-    json_: _AsJson = False,
+    json_: Json = False,
 ) -> None:
     """Fetch a released trace from its authors and check its SHA-256.
 
     Example: mooncake-lab trace fetch conversation --to data/traces
     """
-    try:
+    with failing("trace fetch"):
         path = fetch_trace(name, folder=to, url=url, force=force)
-    except (ValueError, OSError) as error:
-        _fail("fetch", error)
     if json_:
         _print_json({"name": name, "path": str(path), "bytes": path.stat().st_size})
     else:
@@ -78,30 +81,25 @@ def synth(
         ),
     ] = None,
     force: _Force = False,
-    json_: _AsJson = False,
+    json_: Json = False,
 ) -> None:
     """Generate a trace with the statistics of a workload: its twin.
 
     Example: mooncake-lab trace synth --like conversation --requests 1000 --seed 7 -o small.jsonl
     """
     if output.exists() and not force:
-        _fail("synth", ValueError(f"{output} exists already; name another file, or add --force to replace it"))
+        fail("trace synth", f"{output} exists already; name another file, or add --force to replace it")
     if not output.parent.is_dir():
-        _fail("synth", ValueError(f"{output} cannot be written: there is no folder {output.parent}"))
-    try:
+        fail("trace synth", f"{output} cannot be written: there is no folder {output.parent}")
+    with failing("trace synth"):
         trace = make_twin(like, seed=seed, requests=requests)
         trace = trace if max_tokens is None else trace.with_max_tokens(max_tokens)
         write_trace(output, trace)
-    except (ValueError, OSError) as error:
-        _fail("synth", error)
     if json_:
-        _print_json(_made(output, trace, like, seed))
+        made = {"file": str(output), "like": like, "seed": seed, "requests": len(trace), "source": trace.source}
+        _print_json(made)
     else:
         typer.echo(f"{output}: {len(trace):,} requests, {trace.source}")
-
-
-def _made(output: Path, trace: Trace, like: str, seed: int) -> dict[str, Any]:
-    return {"file": str(output), "like": like, "seed": seed, "requests": len(trace), "source": trace.source}
 
 
 def _print_json(content: dict[str, Any]) -> None:
@@ -125,8 +123,3 @@ def _shown(value: float | None) -> str:
     if value is None:
         return "none"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4f}"
-
-
-def _fail(command: str, error: Exception) -> NoReturn:
-    typer.echo(f"mooncake-lab trace {command}: {error}", err=True)
-    raise typer.Exit(1) from error

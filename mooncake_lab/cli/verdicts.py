@@ -1,10 +1,12 @@
 """`mooncake-lab verdicts`: every claim and its verdict, from the records of the chapters."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
+
+from mooncake_lab.cli.options import Json, fail, failing
 
 if TYPE_CHECKING:
     from mooncake_lab.paper.scorecard import Scorecard, Scored
@@ -19,7 +21,7 @@ def verdicts(
     explain: Annotated[
         str | None, typer.Option(metavar="ID", help="Explain the verdict on one claim, e.g. F01.")
     ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json_: Json = False,
 ) -> None:
     """Print the verdict on each claim of the papers, with the paper's number, ours, and the band.
 
@@ -31,23 +33,18 @@ def verdicts(
     from mooncake_lab.paper.scorecard import scorecard
 
     if not any(from_.glob("*.json")):
-        _fail(f"{from_} contains no records; run `make book`, or name another folder with --from")
-    try:
+        fail(
+            "verdicts", f"{from_} contains no records; run `make book`, or name another folder with --from", code=2
+        )
+    with failing("verdicts"):
         card = scorecard(from_)
-    except ValueError as error:
-        _fail(str(error), code=1)
     if explain is None:
         typer.echo(msgspec.json.encode(_numbers(card)) if json_ else _table(card))
         return
     chosen = [row for row in card.rows if row.claim.id == explain]
     if not chosen:
-        _fail(f"no claim {explain!r}; there are {', '.join(row.claim.id for row in card.rows)}")
+        fail("verdicts", f"no claim {explain!r}; there are {', '.join(row.claim.id for row in card.rows)}", code=2)
     typer.echo(msgspec.json.encode(_fields(chosen[0])) if json_ else explained(chosen[0]))
-
-
-def _fail(message: str, *, code: int = 2) -> NoReturn:
-    typer.echo(f"mooncake-lab verdicts: {message}", err=True)
-    raise typer.Exit(code)
 
 
 def _table(card: "Scorecard") -> str:

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from mooncake_lab.cli.bench import app
 
-SMALL = ["--model", "lab-tiny", "--prompt-tokens", "8", "--steps", "2", "--batch", "2", "--rounds", "1"]
+SMALL = ["--model", "lab-tiny", "--input-len", "8", "--output-len", "2", "--batch-size", "2", "--rounds", "1"]
 
 
 def bench(*arguments):

@@ -1,7 +1,6 @@
 """`mooncake-lab cache`: what it prints, and how it fails."""
 
 import json
-import re
 
 import pytest
 from typer.testing import CliRunner
@@ -94,15 +93,3 @@ def test_bad_usage_is_exit_code_2(file, arguments):
     """A bad option is bad usage, and prints nothing to stdout."""
     result = cache(file, *arguments)
     assert (result.exit_code, result.stdout) == (2, "")
-
-
-def test_a_missing_file_is_bad_usage(tmp_path):
-    """A file that is not there is named."""
-    result = cache(tmp_path / "nowhere.jsonl", "--capacity", "5")
-    assert result.exit_code == 2
-    assert "nowhere.jsonl" in re.sub(r"[\s│]", "", result.stderr)  # the box breaks long paths anywhere
-
-
-def test_help_shows_an_example():
-    """`--help` shows a command to copy."""
-    assert "Example: mooncake-lab cache" in cache("--help").stdout

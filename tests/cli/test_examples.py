@@ -10,6 +10,7 @@ import typer
 from typer.exceptions import TyperException
 from typer.testing import CliRunner
 
+from mooncake_lab import cli
 from mooncake_lab.cli import app
 from mooncake_lab.workload import RELEASES
 from mooncake_lab.workload.locate import search_folders
@@ -30,17 +31,17 @@ OF_THE_READER = ["mine.jsonl", "prompts.json", "handed_in/"]
 """What pages and examples ask of a reader; all else they speak of they have to make."""
 
 
-def leaves(command, path=()):
+def leaves(command, path):
     """Every command that does something, with the words that lead to it."""
     found = getattr(command, "commands", None)
     if found is None:
-        yield " ".join(path), command
+        yield path, command
     else:
         for name, child in found.items():
-            yield from leaves(child, (*path, name))
+            yield from leaves(child, f"{path} {name}")
 
 
-COMMANDS = dict(leaves(typer.main.get_command(app)))
+COMMANDS = {path: command for name in cli.COMMANDS for path, command in leaves(cli.load(name), name)}
 
 
 def example(name):
@@ -112,9 +113,9 @@ def folder(tmp_path, monkeypatch):
         ("docter", "no command 'docter'"),
         ("trace fetch novel", "'novel' is not one of"),
         ("replay mine.jsonl --speed 0", "'--speed'"),
-        ("replay mine.jsonl --requests many", "'--requests'"),
+        ("replay mine.jsonl --num-prompts many", "'--num-prompts'"),
         ("trace stats missing.jsonl", "does not exist"),
-        ("serve --transfer pigeon", "'pigeon' is not one of"),
+        ("serve --transfer-backend pigeon", "'pigeon' is not one of"),
         ("serve", "Missing option"),
     ],
 )
@@ -148,6 +149,18 @@ def test_every_command_shows_an_example_of_itself(name, checkout):
     arguments = example(name)
     assert arguments[: len(name.split())] == name.split()
     assert complaint(arguments) is None
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_the_list_of_commands_says_what_each_says_itself(name):
+    """The list, which imports no command, shows the first line of each command's own help."""
+    assert cli.COMMANDS[name][1] == " ".join((cli.load(name).help or "").split("\n\n")[0].split())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_json(name):
+    """Each command can print its result as one JSON object."""
+    assert "--json" in {word for each in COMMANDS[name].params for word in each.opts}
 
 
 @pytest.mark.parametrize("name", CHEAP)

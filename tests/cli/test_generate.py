@@ -45,8 +45,8 @@ def test_json_is_one_object_with_outputs_and_timings_in_order(run):
     [
         ("--batching", "request_level"),
         ("--batching", "vllm", "--block-size", 1),
-        ("--batching", "sarathi", "--chunk", 3, "--max-requests", 2),
-        ("--cache-blocks", 2, "--block-size", 8, "--no-prefix-reuse"),
+        ("--batching", "sarathi", "--chunked-prefill-size", 3, "--max-num-seqs", 2),
+        ("--max-total-tokens", 16, "--block-size", 8, "--no-enable-prefix-caching"),
         ("--backend", "dense"),
     ],
 )
@@ -84,7 +84,7 @@ def test_without_json_each_line_is_an_output(run):
 
 def test_a_request_that_a_policy_never_serves_says_why(run):
     """Orca cannot cut a prompt wider than an iteration: no tokens, and the reason; the others are served."""
-    result = run("--batching", "orca", "--max-batch-tokens", 7, "--max-requests", 4, "--json")
+    result = run("--batching", "orca", "--max-num-batched-tokens", 7, "--max-num-seqs", 4, "--json")
     found = json.loads(result.stdout)
     assert [request["finish_reason"] for request in found["requests"]] == ["length", "length", "rejected"]
     assert "8 tokens of its prompt" in found["requests"][2]["error"]
@@ -93,7 +93,7 @@ def test_a_request_that_a_policy_never_serves_says_why(run):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"arguments": ("--cache-blocks", 1)}, "prompt 0: prompt and new tokens make 22 tokens of KVCache"),
+        ({"arguments": ("--max-total-tokens", 16)}, "prompt 0: prompt and new tokens make 22 tokens of KVCache"),
         ({"content": "[[1, 300]]"}, "prompt 0: the prompt holds tokens 1 to 300"),
         ({"content": "[[1], []]"}, "prompt 1 has no tokens"),
         ({"content": "[]"}, "there are no prompts"),
@@ -112,13 +112,14 @@ def test_failures_are_one_sentence_and_exit_code_1(run, options, message):
 
 
 @pytest.mark.parametrize(
-    "options", [("--batching", "magic"), ("--max-new-tokens", 0), ("--batching", "orca", "--chunk", 4)]
+    "options",
+    [
+        ("--batching", "magic"),
+        ("--max-new-tokens", 0),
+        ("--batching", "orca", "--chunked-prefill-size", 4),
+        ("--max-total-tokens", 15),
+    ],
 )
 def test_bad_usage_is_exit_code_2(run, options):
     """Unknown names, numbers out of range and options that exclude each other."""
     assert run(*options).exit_code == 2
-
-
-def test_help_shows_an_example(run):
-    """`--help` ends with a command to copy."""
-    assert "Example: mooncake-lab generate --model random:lab-tiny" in " ".join(run("--help").stdout.split())

@@ -6,16 +6,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from typer.testing import CliRunner
 
-from mooncake_lab.batching.policies import BATCHING_POLICIES
 from mooncake_lab.cli import app
-from mooncake_lab.cli.live import AdmissionName, BatchingName, PlacementName
 from mooncake_lab.cli.serve import _RunLog, _warnings
-from mooncake_lab.conductor import ADMISSION_POLICIES, PLACEMENT_POLICIES
 from mooncake_lab.core import SLO, FirstToken, read_log
 from mooncake_lab.metrics import check_log, run_summary
 
@@ -46,13 +42,13 @@ def words(done):
     [
         (("--coupled", 1, "--prefill", 1), "do both stages"),
         (("--coupled", 1, "--placement", "kvcache_centric"), "share no store"),
-        (("--no-token", "--token-file", __file__), "--no-token uses no token"),
-        (("--token-file", "/dev/null"), "no token"),
+        (("--no-api-key", "--api-key", "x" * 16), "--no-api-key uses no key"),
+        (("--api-key", "short"), "the API key has 5 characters"),
         (("--batching", "vllm"), "leave out --batching"),
         (("--coupled", 1, "--cache-tokens", 4096), "leave out --cache-tokens"),
         (("--coupled", 1, "--ssd-dir", ".", "--ssd-tokens", 4096), "leave out --ssd-dir, --ssd-tokens"),
-        (("--coupled", 1, "--transfer", "tcp"), "leave out --transfer"),
-        (("--coupled", 1, "--batching", "orca", "--chunk", 64), "orca never cuts a prompt"),
+        (("--coupled", 1, "--transfer-backend", "tcp"), "leave out --transfer-backend"),
+        (("--coupled", 1, "--batching", "orca", "--chunked-prefill-size", 64), "orca never cuts a prompt"),
         (("--coupled", 1, "--admission", "predictive"), "separate prefill and decode pools"),
         (("--admission", "priority"), "live requests have none"),
         (("--ttft-slo", 30), "leave out --ttft-slo"),
@@ -71,17 +67,17 @@ def test_serve_refuses(arguments, says):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("--coupled", 1, "--batching", "orca", "--decode-tokens", 4096),
-        ("--coupled", 1, "--chunk", 64, "--placement", "random", "--admission", "early"),
-        ("--cache-tokens", 4096, "--chunk", 64, "--transfer", "tcp", "--seed", 1),
+        ("--coupled", 1, "--batching", "orca", "--max-total-tokens", 4096),
+        ("--coupled", 1, "--chunked-prefill-size", 64, "--placement", "random", "--admission", "early"),
+        ("--cache-tokens", 4096, "--chunked-prefill-size", 64, "--transfer-backend", "tcp", "--seed", 1),
         ("--admission", "slo", "--ttft-slo", 30, "--tbt-slo", 1),
         ("--model", "folder", "--placement", "random", "--seed", 1),
     ],
 )
 def test_serve_refuses_nothing_that_has_an_effect(arguments):
-    """Such options get as far as the token, which is looked at last."""
-    done = invoke("serve", "--model", "random:lab-tiny", *arguments, "--token-file", "/dev/null")
-    assert "no token" in words(done)
+    """Such options get as far as the API key, which is looked at last."""
+    done = invoke("serve", "--model", "random:lab-tiny", *arguments, "--api-key", "short")
+    assert "the API key has 5 characters" in words(done)
 
 
 @pytest.mark.parametrize(
@@ -107,8 +103,8 @@ def test_replay_refuses(file):
     done = invoke("replay", file, "--divide", 7)
     assert done.exit_code == 2
     assert "block size of 512" in words(done)
-    assert invoke("replay", file, "--url", "http://127.0.0.1:1", "--prefill", 1).exit_code == 2
-    assert invoke("replay", file, "--max-request-tokens", 3).exit_code == 2
+    assert invoke("replay", file, "--base-url", "http://127.0.0.1:1", "--prefill", 1).exit_code == 2
+    assert invoke("replay", file, "--max-model-len", 3).exit_code == 2
 
 
 @pytest.mark.parametrize(
@@ -122,7 +118,7 @@ def test_replay_refuses(file):
         ("--admission", "none"),
         ("--ttft-slo", 30),
         ("--tbt-slo", 1),
-        ("--transfer", "tcp"),
+        ("--transfer-backend", "tcp"),
         ("--device", "cpu"),
         ("--threads", 1),
         ("--seed", 0),
@@ -131,15 +127,15 @@ def test_replay_refuses(file):
 )
 def test_replay_over_http_refuses_what_makes_a_cluster(file, option, value):
     """The server has its own; also an option that repeats a default is no word to it."""
-    done = invoke("replay", file, "--url", "http://127.0.0.1:1", option, value)
+    done = invoke("replay", file, "--base-url", "http://127.0.0.1:1", option, value)
     assert done.exit_code == 2
     assert f"leave out {option}:" in words(done)
 
 
-def test_a_token_is_for_a_server(file, monkeypatch):
+def test_a_key_is_for_a_server(file, monkeypatch):
     """Typed without a server it is refused; in the environment it may wait for one."""
-    assert "leave out --token:" in words(invoke("replay", file, "--token", "x" * 16))
-    monkeypatch.setenv("MOONCAKE_LAB_TOKEN", "x" * 16)
+    assert "leave out --api-key:" in words(invoke("replay", file, "--api-key", "x" * 16))
+    monkeypatch.setenv("MOONCAKE_LAB_API_KEY", "x" * 16)
     assert "block size of 512" in words(invoke("replay", file, "--divide", 7))
 
 
@@ -147,7 +143,7 @@ def test_a_token_is_for_a_server(file, monkeypatch):
     ("arguments", "says"),
     [
         (("--batching", "vllm"), "leave out --batching"),
-        (("--coupled", 1, "--transfer", "tcp"), "leave out --transfer"),
+        (("--coupled", 1, "--transfer-backend", "tcp"), "leave out --transfer-backend"),
         (("--coupled", 1, "--admission", "predictive"), "separate prefill and decode pools"),
         (("--admission", "priority"), "live requests have none"),
         (("--model", "folder", "--seed", 0), "leave out --seed"),
@@ -158,13 +154,6 @@ def test_replay_refuses_as_serve_does(file, arguments, says):
     done = invoke("replay", file, *arguments)
     assert done.exit_code == 2
     assert says in words(done)
-
-
-def test_names_are_those_of_the_registries():
-    """Every policy there is has its name on the command line."""
-    assert set(get_args(PlacementName)) <= set(PLACEMENT_POLICIES)
-    assert set(get_args(AdmissionName)) == set(ADMISSION_POLICIES)
-    assert set(get_args(BatchingName)) <= set(BATCHING_POLICIES)
 
 
 @pytest.mark.slow

@@ -31,3 +31,13 @@ def test_it_says_its_version():
     """`--version` names the program and the version of the package, on stdout."""
     found = CliRunner().invoke(app, ["--version"])
     assert (found.exit_code, found.stdout) == (0, f"mooncake-lab {__version__}\n")
+
+
+def test_the_list_of_commands_imports_none_of_them():
+    """`--help` needs the command line's library and this package's version, and no module of a command."""
+    code = (
+        "import sys; from mooncake_lab.cli import app; app(['--help'], standalone_mode=False);"
+        " print(*sorted(name for name in sys.modules if name.startswith('mooncake_lab') or name == 'numpy'))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert found.stdout.splitlines()[-1].split() == ["mooncake_lab", "mooncake_lab.cli"]

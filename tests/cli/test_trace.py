@@ -129,11 +129,3 @@ class TestFetch:
     def test_bad_usage(self, call):
         """A name that is no workload is bad usage."""
         assert call("fetch", "azure").exit_code == 2
-
-
-@pytest.mark.parametrize("command", ["stats", "fetch", "synth"])
-def test_help_has_an_example(call, command):
-    """Each command's help ends with a line to copy."""
-    result = call(command, "--help")
-    assert result.exit_code == 0
-    assert f"mooncake-lab trace {command}" in " ".join(result.stdout.split())

@@ -102,8 +102,3 @@ def test_a_bad_record_is_a_failure(records):
     result = verdicts("--from", records)
     assert result.exit_code == 1
     assert "x.json is not a chapter's record" in result.stderr
-
-
-def test_help_has_an_example():
-    """`--help` shows how to explain a claim."""
-    assert "mooncake-lab verdicts --explain F01" in " ".join(verdicts("--help").stdout.split())

@@ -1,8 +1,8 @@
 """Long runs: many streams at once, many faults, and no process left behind."""
 
 import asyncio
+import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -102,17 +102,12 @@ def test_no_orphans(end, transfer):
         "0",
         "--backend",
         "dense",
-        "--transfer",
+        "--transfer-backend",
         transfer,
+        "--json",
     ]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
-        said = server.stderr.readline()
-        while "http" not in said:
-            said = server.stderr.readline()
-        url = re.search(r"http\S+", said).group()
-        while "bearer token" not in said:  # of the Transfer Engine there is a warning before it
-            said = server.stderr.readline()
-        token = said.split()[-1]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        listening = json.loads(server.stdout.readline())
         deadline_s = time.monotonic() + 60
         while len(pids := family(server.pid)) < 4 and time.monotonic() < deadline_s:
             time.sleep(0.02)
@@ -120,7 +115,7 @@ def test_no_orphans(end, transfer):
         # other programs keep files there too: ours map none, so that none can be left
         mapped = [Path(f"/proc/{pid}/maps").read_text() for pid in pids]
         assert transfer == "mooncake" or not any(SHARED_MEMORY in text for text in mapped)
-        with openai.OpenAI(base_url=url, api_key=token, max_retries=0) as client:
+        with openai.OpenAI(base_url=listening["url"], api_key=listening["api_key"], max_retries=0) as client:
             stream = client.completions.create(
                 model=MODEL, prompt="x", max_tokens=300, temperature=0, stream=True, extra_body=EXTRA
             )

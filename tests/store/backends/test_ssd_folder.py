@@ -5,7 +5,7 @@ import errno
 import numpy as np
 import pytest
 
-from mooncake_lab.cli.store import _told
+from mooncake_lab.cli.store import _verified
 from mooncake_lab.store.backends import FolderInUseError, SsdBackend, ssd_folder, verify_folder
 from mooncake_lab.store.backends.ssd_folder import FolderLock, index_path, model_folder
 from mooncake_lab.store.backends.ssd_slab import Slab
@@ -80,7 +80,7 @@ def test_a_room_that_cannot_be_read_does_not_stop_the_others(tmp_path, monkeypat
     monkeypatch.setattr(Slab, "__init__", refuse)
     denied, damaged = verify_folder(tmp_path, repair=True)
     assert "Permission denied" in denied.trouble
-    assert "the blocks of this model could not be read, or not repaired: " in _told(denied)
+    assert "the blocks of this model could not be read, or not repaired: " in _verified(denied)
     assert not denied.is_sound
     assert damaged.repaired
 

@@ -1,0 +1,159 @@
+"""What several commands share: options, progress, results on stdout, and reasons of failure on stderr."""
+
+import contextlib
+from collections.abc import Callable, Collection, Generator, Iterable
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, NoReturn
+
+import msgspec
+import typer
+
+from mooncake_lab.batching.policies import BATCHING_POLICIES
+from mooncake_lab.conductor import ADMISSION_POLICIES, PLACEMENT_POLICIES
+from mooncake_lab.core import Arrived, Finished, FirstToken, Record, Rejected
+from mooncake_lab.workload import Trace, read_trace
+
+
+def one_of(names: Iterable[str]) -> Callable[[str], str]:
+    """A parser of an option whose values are the names of a registry."""
+    allowed = tuple(names)
+
+    def parse(text: str) -> str:
+        if text not in allowed:
+            raise typer.BadParameter(f"{text!r} is not one of {', '.join(allowed)}")
+        return text
+
+    return parse
+
+
+def _policy(names: Collection[str], sentence: str) -> Any:
+    return typer.Option(parser=one_of(names), metavar="NAME", help=f"{sentence} Allowed are {', '.join(names)}.")
+
+
+BATCHING_NAMES: Final = tuple(name for name in BATCHING_POLICIES if name not in {"prefill_only", "decode_only"})
+"""Policies that do both prefill and decode."""
+
+TraceFile = Annotated[Path, typer.Argument(help="A trace, plain or gzipped.", exists=True, dir_okay=False)]
+Lenient = Annotated[bool, typer.Option("--lenient", help="Skip bad lines and report how many.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Model = Annotated[str, typer.Option(metavar="DIR|random:SHAPE", help="A Hugging Face Llama, or a random one.")]
+Speed = Annotated[float, typer.Option(min=1e-6, help="Speed of the replay; 2 is twice as fast as recorded.")]
+TTFT = Annotated[float, typer.Option(min=1e-9, help="Limit of the time to first token (s).")]
+TBT = Annotated[float, typer.Option(min=1e-9, help="Limit of the time between tokens (s).")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1.")]
+DType = Annotated[
+    Literal["float32", "bfloat16", "float16"] | None, typer.Option(help="float32 on CPU, bfloat16 on GPU.")
+]
+Backend = Annotated[
+    Literal["auto", "dense", "cpu", "cuda"], typer.Option(help="Implementation of the tensor operations.")
+]
+Batching = Annotated[str, _policy(BATCHING_NAMES, "Batching policy of an instance that does prefill and decode.")]
+Placement = Annotated[
+    str | None,
+    _policy(
+        PLACEMENT_POLICIES, "Placement policy; by default kvcache_centric, or fewest_requests with --coupled."
+    ),
+]
+Admission = Annotated[str, _policy(ADMISSION_POLICIES, "Admission policy.")]
+Prefill = Annotated[int | None, typer.Option(min=1, help="Prefill workers; 1 by default.")]
+Decode = Annotated[int | None, typer.Option(min=1, help="Decode workers; 1 by default.")]
+Coupled = Annotated[
+    int | None, typer.Option(min=1, help="Workers that do both prefill and decode, instead of separate workers.")
+]
+TransferBackend = Annotated[
+    Literal["tcp", "mooncake"],
+    typer.Option(help="How KVCache is transferred; mooncake needs the extra of that name."),
+]
+Threads = Annotated[int, typer.Option(min=1, help="Threads of each worker.")]
+LiveSeed = Annotated[int, typer.Option(min=0, help="Seed of random weights and of random placement.")]
+Measured = Annotated[Path | None, typer.Option(help="Write a JSON file, for data/measured.", dir_okay=False)]
+
+
+def fail(command: str, reason: object, *, code: int = 1) -> NoReturn:
+    """Exit, after the reason went to stderr under the words of the command."""
+    typer.echo(f"mooncake-lab {command}: {reason}", err=True)
+    raise typer.Exit(code)
+
+
+@contextlib.contextmanager
+def failing(command: str, *more: type[Exception]) -> Generator[None]:
+    """Turn a ValueError, an OSError and exceptions of more kinds into one line on stderr and exit code 1."""
+    try:
+        yield
+    except (ValueError, OSError, *more) as error:
+        fail(command, error)
+
+
+def bad_usage_if(*contradictions: tuple[bool, str]) -> None:
+    """Refuse the first of several contradictions that holds.
+
+    Raises:
+        typer.BadParameter: with the sentence that belongs to it.
+    """
+    for holds, sentence in contradictions:
+        if holds:
+            raise typer.BadParameter(sentence)
+
+
+def refuse_typed(context: typer.Context, names: Iterable[str], why: str) -> None:
+    """Refuse options that were typed but would have no effect; defaults are never refused.
+
+    Args:
+        context: of the command.
+        names: of parameters, such as `ttft_slo`; those that the command does not have are ignored.
+        why: ends the sentence.
+
+    Raises:
+        typer.BadParameter: naming the options that were typed.
+    """
+    sources = {name: context.get_parameter_source(name) for name in names}
+    typed = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    options = ", ".join(f"--{name.replace('_', '-')}" for name in typed)
+    bad_usage_if((bool(typed), f"leave out {options}: {why}"))
+
+
+def read_or_fail(command: str, file: Path, *, lenient: bool, block_size_tokens: int | None = None) -> Trace:
+    """Read a trace for a command; skipped lines are reported on stderr.
+
+    Raises:
+        typer.Exit: with code 1, after the reason went to stderr, when the file cannot be used.
+    """
+    with failing(command):
+        trace = read_trace(file, lenient=lenient, block_size_tokens=block_size_tokens)
+    if trace.skipped:
+        typer.echo(f"bad lines skipped: {trace.skipped}; the first of them:", err=True)
+        for reason in trace.skipped_reasons:
+            typer.echo(f"  {reason}", err=True)
+    return trace
+
+
+def print_numbers(numbers: dict[str, Any], *, json_: bool) -> None:
+    """One JSON object, or one line per number; lines leave out the settings of the run."""
+    if json_:
+        typer.echo(msgspec.json.encode(numbers))
+        return
+    for name, value in numbers.items():
+        if not isinstance(value, dict):
+            typer.echo(f"{name:28} {value:,.4f}" if isinstance(value, float) else f"{name:28} {value}")
+
+
+@contextlib.contextmanager
+def progress(requests: int) -> Generator[Callable[[Record], None]]:
+    """A progress bar on a terminal's stderr over the requests of a run; call what is yielded with each record."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[counts]}")
+    counts = {"arrived": 0, "decoding": 0, "rejected": 0}
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("requests", total=requests, counts="")
+
+        def note(record: Record) -> None:
+            counts["arrived"] += isinstance(record, Arrived)
+            counts["decoding"] += isinstance(record, FirstToken) - isinstance(record, Finished)
+            counts["rejected"] += isinstance(record, Rejected)
+            shown = "  ".join(f"{count} {name}" for name, count in counts.items())
+            bar.update(task, advance=isinstance(record, Finished | Rejected), counts=shown)
+
+        yield note
