@@ -84,7 +84,7 @@ def accuracy(table: pd.DataFrame, source: str) -> BookFigure:
         if task == tasks[-1]:
             panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     for panel in axes[-len(tasks) :]:
-        panel.set_xlabel("KVCache on the device (share of full)")
+        panel.set_xlabel("KVCache (share of full)")
     footer(figure, f"dashed: the full cache; {source}")
     return figure
 
@@ -108,7 +108,10 @@ def breaking(table: pd.DataFrame, names: Mapping[str, tuple[str, str]], share: f
         share: of the full cache that methods may keep.
         source: said under the figure.
     """
-    methods = [method for method in _LOOK if method in set(table["method"])]
+    examined = {
+        method for task, when in names.values() for method in _where(table, task=task, when=when)["method"]
+    }
+    methods = [method for method in _LOOK if method in examined]
     figure, axes = new_figure(1, len(names), height=0.28 * len(methods) + 1.2, sharex=True, sharey=True)
     for panel, (name, (task, when)) in zip(axes, names.items(), strict=True):
         rows = _where(table, task=task, when=when)

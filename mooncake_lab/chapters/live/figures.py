@@ -95,7 +95,7 @@ def errors(rows: pd.DataFrame, machine: str) -> BookFigure:
 
 @styled
 def causes(rows: pd.DataFrame, machine: str) -> BookFigure:
-    """Mean TTFT by stage, a pair of bars a run: measured above, simulated below (pale).
+    """Mean TTFT by stage, a pair of bars a run: measured above, simulated below (fainter).
 
     Args:
         rows: what `live_requests.causes` made.
@@ -119,7 +119,7 @@ def causes(rows: pd.DataFrame, machine: str) -> BookFigure:
     axes.set(xlabel="mean time from arrival to first token (s)")
     axes.grid(visible=False, axis="y")
     legend_above(figure)
-    footer(figure, f"upper bars measured, lower and pale ones simulated; {machine}")
+    footer(figure, f"upper bars measured, lower and fainter ones simulated; {machine}")
     return figure
 
 

@@ -229,7 +229,7 @@ def crowd(rows: pd.DataFrame) -> BookFigure:
         axis.grid(visible=False, axis="x")
     legend_above(figure)
     measured = f"left bar of a pair measured once, no interval: {rows['machine'].iloc[0]}"
-    footer(figure, f"{measured}; right and pale bar simulated at the same pace")
+    footer(figure, f"{measured}; right and fainter bar simulated at the same pace")
     return figure
 
 

@@ -24,6 +24,8 @@ from mooncake_lab.figures.style import (
     styled,
 )
 
+_BANDWIDTH_TICKS: Final = (24, 40, 80, 160, 400)
+"""Bandwidths (Gbps) far enough apart on a logarithmic axis for their labels."""
 _WAY_COLOURS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "mooncake": COLOURS["mooncake"],
@@ -168,12 +170,12 @@ def demand(rows: pd.DataFrame, paper: pd.DataFrame, limit_s: float) -> BookFigur
     paper_points(left, [recomputed["x"]], [recomputed["y"]], "FAST'25 Fig. 13")
     for series in ("transfer time real", "transfer time theoretical"):
         paper_points(right, drawn[series]["x"], drawn[series]["y"], "FAST'25 Fig. 13")
-    slo_line(left, limit_s, f"{limit_s:g} s")
+    slo_line(left, limit_s, f"{limit_s:g} s", left=True, below=True)
     left.set(ylabel="mean TTFT (s)")
     right.set(ylabel="transfer left to wait for (s)")
     for panel in (left, right):
         panel.set(xscale="log", yscale="log", xlabel="bandwidth of a node (Gbps)")
-        panel.set_xticks(sorted(set(reused["gbps"])))
+        panel.set_xticks([tick for tick in _BANDWIDTH_TICKS if tick in set(reused["gbps"])])
         panel.minorticks_off()
         panel.xaxis.set_major_formatter(plain_number)
         panel.yaxis.set_major_formatter(plain_number)
