@@ -1,7 +1,7 @@
 """Figures of chunked prefill: saturation, masks of pieces, what chunking costs modelled and measured."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ from matplotlib.ticker import FuncFormatter
 
 from mooncake_lab.figures.style import (
     COLOURS,
+    SMALL,
     BookFigure,
     footer,
     label_lines,
@@ -48,16 +49,16 @@ def saturation(speeds: pd.DataFrame, intensity: pd.DataFrame, prefill: Fact, at_
     }
     for stage, table in speeds.groupby("stage", sort=False):
         line, colour = looks[str(stage)]
-        left.plot(
-            table["tokens"],
-            table["tokens_per_ms"],
-            line,
-            color=COLOURS[colour],
-            label=str(stage).replace(" without its", "\nwithout"),
-        )
-    paper_points(left, [at_tokens.value], [prefill.value], "SARATHI Fig. 4a")
+        left.plot(table["tokens"], table["tokens_per_ms"], line, color=COLOURS[colour], label=str(stage))
+    paper_points(left, [at_tokens.value], [prefill.value])
     left.set(xscale="log", yscale="log", xlabel="tokens of the iteration (tokens)", ylabel="speed (tokens/ms)")
-    label_lines(left, gap=2.1)
+    left.set_ylim(top=3 * prefill.value)
+    label_lines(left, left.get_lines()[:2])
+    aside: dict[str, Any] = {"xytext": (-7, 3), "textcoords": "offset points", "ha": "right", "fontsize": SMALL}
+    left.annotate("SARATHI Fig. 4a", (at_tokens.value, prefill.value), **aside)
+    without = speeds.query("stage == 'decode without its attention' and tokens == 32").iloc[0]
+    x, y = float(without["tokens"]), float(without["tokens_per_ms"])
+    left.annotate("decode without\nits attention", (x, y), color=COLOURS["decode"], **aside)
     for operator in ("ffn1", "attention"):
         for stage, table in intensity[intensity["operator"] == operator].groupby("stage", sort=False):
             colour = COLOURS[str(stage)]
@@ -65,7 +66,7 @@ def saturation(speeds: pd.DataFrame, intensity: pd.DataFrame, prefill: Fact, at_
             label = f"{stage},\n{operator}"
             right.plot(table["batch"], table["intensity_flops_per_byte"], line, color=colour, label=label)
     right.set(xscale="log", yscale="log", xlabel="batch size (requests)", ylabel="arithmetic intensity (FLOP/B)")
-    label_lines(right, gap=2.1)
+    label_lines(right, gap=2.6)
     ridge = float(intensity["ridge_flops_per_byte"].iloc[0])
     slo_line(right, ridge, f"ridge of the roof, {ridge:.0f} FLOP/B", left=True, below=True)
     for panel in (left, right):
@@ -90,7 +91,7 @@ def masks(pieces: Sequence[npt.NDArray[np.int64]]) -> BookFigure:
         panel.set_xticks(np.arange(0, longest, 2) + 0.5, [str(column) for column in range(0, longest, 2)])
         panel.set_yticks(np.arange(mask.shape[0]) + 0.5, [str(start + row) for row in range(mask.shape[0])])
         panel.grid(visible=False)
-    footer(figure, "counted; grey: keys of earlier chunks, read from the KVCache")
+    footer(figure, "counted; blue: keys of earlier chunks, read from the KVCache")
     return figure
 
 

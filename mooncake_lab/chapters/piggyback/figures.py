@@ -235,10 +235,10 @@ def measured_accounts(table: pd.DataFrame, machine: str) -> BookFigure:
             rows["decodes"], rows["marginal_ms"], yerr=np.clip(spread, 0, None), fmt="none", capsize=3,
             color=COLOURS["vllm_chunked"],
         )  # fmt: skip
-        panel.set(xlabel="decodes in the batch (requests)", ylim=(0, None))
+        panel.set_xlabel("decodes in the batch (requests)")
         panel_title(panel, f"{fused} tokens in all")
         panel.set_xticks(sorted(set(rows["decodes"])))
-    panels[0].set_ylabel("time of a decode token (ms)")
+    panels[0].set(ylabel="time of a decode token (ms)", ylim=(0, None))  # once all panels are drawn: they share it
     legend_above(figure)
     footer(figure, f"measured: {machine}")
     return figure

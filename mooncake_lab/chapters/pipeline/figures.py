@@ -185,7 +185,8 @@ def chunk_sizes(runs: pd.DataFrame, orca: pd.DataFrame) -> BookFigure:
                        xytext=(0, 3), textcoords="offset points")  # fmt: skip
         panel.set_xlabel("chunk and decodes together (tokens)")
         panel.set_ylim(0, None)
-        panel.set_xticks(ordered["fused_tokens"].tolist())
+        panel.set_xscale("log", base=2)
+        panel.set_xticks(ordered["fused_tokens"].tolist(), ordered["fused_tokens"].astype(str).tolist())
     left.set_ylabel("idle time of all stages (%)")
     right.set_ylabel("completion of all requests (s)")
     footer(figure, MODELLED)

@@ -113,7 +113,7 @@ def layouts(table: pd.DataFrame, ratio: float, assumed_ms: float) -> BookFigure:
     twice = ratio * float(table["pipeline_ms"].iloc[0])
     axes.axhline(twice, color=COLOURS["paper"], linewidth=1, linestyle=":")
     axes.annotate(
-        f"paper: TP8 at {ratio:g} times TP4-PP2", (0.98, twice), xycoords=("axes fraction", "data"), ha="right",
+        f"paper: TP8 at {ratio:g} times TP4-PP2", (0.15, twice), xycoords=("axes fraction", "data"), ha="left",
         xytext=(0, 3), textcoords="offset points",
     )  # fmt: skip
     slo_line(axes, assumed_ms, "assumed", vertical=True)

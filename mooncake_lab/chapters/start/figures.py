@@ -20,18 +20,18 @@ _LOOKS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
 )
 _PARTS: Final = (
     # left, bottom, width, height, colour, what it is called, what it is here
-    (0.2, 4.3, 1.9, 1.2, "straw_man_light", "client", "serving.openai_api"),
-    (2.7, 4.3, 7.3, 1.2, "mooncake", "Conductor", "conductor: places and admits;\nknows who holds what"),
+    (0.0, 4.3, 1.9, 1.2, "straw_man_light", "client", "serving.openai_api"),
+    (2.7, 4.3, 7.3, 1.2, "mooncake", "Conductor", "conductor: places and admits;\ntracks the blocks of each node"),
     (2.7, 2.6, 3.3, 1.1, "prefill", "prefill instance", "engine.PrefillEngine, own process"),
     (6.7, 2.6, 3.3, 1.1, "decode", "decode instance", "engine.DecodeEngine, own process"),
-    (2.7, 1.2, 3.3, 1.0, "dram", "DRAM, SSD: KVCache blocks", "store.TieredStore; here its DRAM tier"),
+    (2.7, 1.2, 3.3, 1.0, "dram", "DRAM, SSD: KVCache blocks", "store.TieredStore, only DRAM"),
     (6.7, 1.2, 3.3, 1.0, "dram", "DRAM: KVCache that arrives", "serving.kv_transfer"),
     (2.7, 0.0, 7.3, 0.8, "transfer", "Messenger (Transfer Engine)", "serving.kv_transfer: layer by layer"),
 )  # fmt: skip  # a drawing: its measures are its own
 _WAYS: Final = (
     # corners, what goes there, where that is written
-    (((2.1, 4.9), (2.1, 4.9), (2.7, 4.9)), "prompt", (2.4, 5.05)),
-    (((10.0, 3.15), (10.3, 3.15), (10.3, 5.95), (1.15, 5.95), (1.15, 5.5)), "tokens", (5.6, 6.05)),
+    (((1.9, 4.9), (1.9, 4.9), (2.7, 4.9)), "prompt", (2.3, 5.05)),
+    (((10.0, 3.15), (10.3, 3.15), (10.3, 5.95), (0.95, 5.95), (0.95, 5.5)), "tokens", (5.6, 6.05)),
 )
 _ARROWS: Final = (
     # from, to, what goes there

@@ -169,7 +169,7 @@ def live(blocks: pd.DataFrame, needs: pd.DataFrame) -> BookFigure:
         left.plot(minutes, table["seen_blocks"], "--", color=COLOURS[name], label=f"{_LABEL[name]}: seen so far")
         left.plot(minutes, table["live_blocks"], color=COLOURS[name], label=f"{_LABEL[name]}: will be used again")
         enough = int(table["peak_live_blocks"].iloc[0]) + 1
-        label = f"{_LABEL[name]}: {enough:,} blocks do for the optimum"
+        label = f"{_LABEL[name]}: {enough:,} blocks suffice for the optimum"
         right.axvline(enough, color=COLOURS[name], linestyle=(0, (1.2, 1.6)), label=label)
     for workload, table in needs.groupby("workload", sort=False):
         right.plot(
