@@ -18,7 +18,7 @@ import libcachesim
 import numpy as np
 import typer
 
-from mooncake_lab.store import PolicyFactory, replay
+from mooncake_lab.chapters.store.replay import replay
 from mooncake_lab.store.eviction import EVICTION_POLICIES, S3FIFO
 from mooncake_lab.workload import load
 
@@ -54,7 +54,7 @@ def main(
         path = Path(folder) / "trace.oracleGeneral"
         next_use = write_their_trace(trace.block_ids, path)
         for name in policy or THEIRS:
-            ours: PolicyFactory = EVICTION_POLICIES[name] if name != "s3fifo" else s3fifo_like_theirs
+            ours = EVICTION_POLICIES[name] if name != "s3fifo" else s3fifo_like_theirs
             make = partial(THEIRS[name], capacity, hashpower=hash_power)
             contenders: list[Callable[[], int]] = [
                 lambda ours=ours: replay(requests, ours, capacity).hits,

@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 import typer
 
+from mooncake_lab.chapters.store.replay import replay
 from mooncake_lab.cli.options import Json, Lenient, TraceFile, one_of, read_or_fail
-from mooncake_lab.store import EVICTION_POLICIES, replay
+from mooncake_lab.store import EVICTION_POLICIES
 
 
 def _capacity(text: str) -> float:

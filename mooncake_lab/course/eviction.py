@@ -7,6 +7,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
+from mooncake_lab.chapters.store.replay import Requests, replay
 from mooncake_lab.core import BlockKey
 from mooncake_lab.course.laws import broken_laws, law_lines, require, said
 from mooncake_lab.store import (
@@ -15,8 +16,6 @@ from mooncake_lab.store import (
     NothingToEvictError,
     PolicyFactory,
     Refused,
-    Requests,
-    replay,
 )
 from mooncake_lab.store.eviction import Belady
 

@@ -1,9 +1,7 @@
-"""Ctrl-C waits while the state of a store changes, so that no block stays half written; copies can be ended."""
+"""Ctrl-C waits while the state of a store changes, so that no block stays half written or pinned."""
 
 import importlib
 import threading
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Final, Self, final
 
@@ -20,11 +18,10 @@ class Uninterrupted:
     inside another section, this does nothing. Mutable: it records a signal.
     """
 
-    __slots__ = ("_is_open", "_prior", "is_interrupted")
+    __slots__ = ("_prior", "is_interrupted")
 
     def __init__(self) -> None:
-        self._prior: Callable[[int, FrameType | None], Any] | None = None
-        self._is_open = False
+        self._prior: Any = None
         self.is_interrupted = False
         """Whether a signal came whose handler runs at the end."""
 
@@ -44,20 +41,9 @@ class Uninterrupted:
                 prior(_signal.SIGINT, None)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """Record a signal; in an interruptible part, or the second time, call the prior handler."""
-        if self._prior is not None and (self._is_open or self.is_interrupted):
-            self._is_open = self.is_interrupted = False  # the part ends here, even if it ends before it began
+        """Record the first signal; pass the second one on."""
+        if self._prior is not None and self.is_interrupted:
+            self.is_interrupted = False
             self._prior(number, frame)
         else:
             self.is_interrupted = True
-
-    @contextmanager
-    def interruptible(self) -> Generator[None]:
-        """A part of the section that a signal ends, one that came before included."""
-        self._is_open = True
-        try:
-            if self.is_interrupted:
-                self._handle(_signal.SIGINT, None)
-            yield
-        finally:
-            self._is_open = False

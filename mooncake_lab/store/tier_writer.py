@@ -1,14 +1,17 @@
-"""Writing into tiers: an entry in the stack, space in the backend, the bytes, the commit."""
+"""Writing into tiers: an entry in the stack, space in the backend, the bytes, the commit; and write-back."""
 
 import contextlib
+import logging
 import threading
-from collections.abc import Iterable, Sequence
-from typing import final
+from collections.abc import Generator, Iterable, Sequence
+from itertools import chain
+from typing import Final, final
 
 from mooncake_lab.store.backends import (
     BlockExistsError,
     BlockNotFoundError,
     Buffer,
+    DamagedBlockError,
     Reservation,
     StorageBackend,
     StorageError,
@@ -20,165 +23,117 @@ from mooncake_lab.store.interrupts import Uninterrupted
 from mooncake_lab.store.tier import Demote, Entry, Free
 from mooncake_lab.store.tier_stack import TierStack
 
+_LOG: Final = logging.getLogger("mooncake_lab.store")
+_BATCH_BLOCKS: Final = 8
+"""Evicted blocks that are written and committed together."""
+
 
 @final
 class TierWriter:
     """Carries out writes, and the commands of a `TierStack`, on the backends.
 
-    A write that ends early, by whatever error, removes its entry and frees its space. In the main thread callers
-    hold Ctrl-C off with `Uninterrupted` from the entry to the commit.
-
     Args:
         stack: which block is in which tier.
         backends: one per tier.
-        lock: guards the stack; notified when a demotion is due or has ended. Backends are called without it.
+        changed: guards the stack; notified when a demotion is due or has ended. Backends are called without it.
     """
 
-    __slots__ = ("_lock", "backends", "stack")
+    __slots__ = ("backends", "changed", "stack")
 
     def __init__(
-        self, stack: TierStack[Reservation], backends: Sequence[StorageBackend], lock: threading.Condition
+        self, stack: TierStack[Reservation], backends: Sequence[StorageBackend], changed: threading.Condition
     ) -> None:
         self.stack = stack
         self.backends = backends
-        self._lock = lock
+        self.changed = changed
 
     def put(self, index: int, key: bytes, sizes: Sequence[int], layers: Sequence[Buffer], position: int) -> bool:
-        """Write a whole block into one tier; whether the tier holds it now.
-
-        Raises:
-            ValueError: when the key or the layers are out of bounds, or backends cannot copy such memory.
-        """
+        """Write a whole block into one tier; whether the tier holds it now."""
         tier = self.stack.tiers[index]
-        with Uninterrupted() as section:
-            with self._lock:
+        with Uninterrupted():
+            with self.changed:
                 if tier.has_intact(key):
                     tier.touch(key)
                     return True
-            entry = self.place(index, key, sizes, position)
-            if entry is None:
-                return False
-            space = self.reserve(index, key, entry, sizes, position)
-            if space is None:
-                return entry.is_ready
-            space = self.write(index, entry, space, layers, section)
-            return space is not None and self.commit(index, [space])
+            block = self.open(index, key, sizes, position)
+            if block is not None:
+                return block.write(layers) and block.commit()
+            with self.changed:
+                return tier.has_intact(key)  # another client of a pool has stored it
 
-    def place(self, index: int, key: bytes, sizes: Sequence[int], position: int) -> Entry[Reservation] | None:
-        """An entry for the block in a tier; `None` where the tier does not take it."""
+    def open(self, index: int, key: bytes, sizes: Sequence[int], position: int) -> "BlockWriter | None":
+        """Space for a block in a tier; `None` where there is nothing to write.
+
+        The tier does not take the block, or holds it now, because another client of a pool has stored it.
+
+        Raises:
+            ValueError: when the key or the layers are out of bounds.
+        """
         check_block(key, sizes)
         size = self.backends[index].footprint_bytes(key, sizes)
-        with self._lock:
+        with self.changed:
             entry, commands = self.stack.begin_write(index, key, size, position)
             self._notify(commands)
         self.carry_out(commands)
-        return entry
-
-    def reserve(
-        self, index: int, key: bytes, entry: Entry[Reservation], sizes: Sequence[int], position: int
-    ) -> Reservation | None:
-        """Space in the backend for a placed block; `None` where there is nothing to write.
-
-        Another client of a shared backend has committed the block, and its entry is ready; or it was refused.
-        """
+        if entry is None:
+            return None
         try:
-            entry.handle = self._space(index, key, sizes, position)
+            entry.handle = self._reserve(index, key, sizes, position)
         except BlockExistsError as error:
             if not self._take_over(index, key, entry, sizes):
-                self.abort(index, key, error)
+                self._abort(index, key, error)
             return None
         except StorageFullError:
             self._refuse(index, key)
             return None
         except (StorageError, OSError) as error:
-            self.abort(index, key, error)
+            self._abort(index, key, error)
             return None
         except BaseException:
             self._refuse(index, key)
             raise
-        return entry.handle
+        return BlockWriter(self, index, entry, entry.handle)
 
-    def write(
-        self,
-        index: int,
-        entry: Entry[Reservation],
-        space: Reservation,
-        layers: Sequence[Buffer],
-        section: Uninterrupted,
-    ) -> Reservation | None:
-        """Write a block into its space; where it is now, `None` where the write was aborted.
-
-        A backend that turns out to be full only now gets a second try after one more eviction. Ctrl-C ends the
-        copy and no other part of `section`.
-        """
-        backend = self.backends[index]
-        try:
-            try:
-                with section.interruptible():
-                    backend.write(space, layers)
-            except StorageFullError:
-                space = self._other_space(index, entry, space)
-                with section.interruptible():
-                    backend.write(space, layers)
-        except (StorageError, OSError) as error:
-            self.abort(index, space.key, error)
-            return None
-        except BaseException:
-            self._refuse(index, space.key)
-            raise
-        return space
-
-    def commit(self, index: int, written: Sequence[Reservation]) -> bool:
-        """Commit blocks together and make them readable; whether they are."""
-        try:
-            self.backends[index].commit(*written)
-        except (StorageError, OSError) as error:
-            for space in written:
-                self.abort(index, space.key, error)
-            return False
-        except BaseException:
-            for space in written:
-                self._refuse(index, space.key)
-            raise
-        for space in written:
-            self.committed(index, space)
-        self.free_again(index)
-        return True
-
-    def committed(self, index: int, space: Reservation) -> None:
-        """Record that a block was committed."""
+    def commit(self, blocks: Sequence["BlockWriter"]) -> bool:
+        """Commit blocks of one tier together and make them readable; whether they are."""
+        index = blocks[0].index
         tier = self.stack.tiers[index]
-        with self._lock:
-            self.stack.end_write(index, space.key)
-            tier.counters.stored += 1
-            tier.counters.written_bytes += space.size_bytes
-            tier.writes.worked()
+        with Uninterrupted(), self.ended_by_errors(blocks):
+            self.backends[index].commit(*[block.space for block in blocks])
+            for block in blocks:
+                block.is_open = False
+                with self.changed:
+                    self.stack.end_write(index, block.space.key)
+                    tier.counters.stored += 1
+                    tier.counters.written_bytes += block.space.size_bytes
+                    tier.writes.worked()
+            self.free_again(index)
+            return True
+        return False
 
-    def abort(self, index: int, key: bytes, error: Exception) -> None:
-        """Remove an entry whose bytes will not come; an error of the device counts against the tier.
-
-        A backend that was full evicts one more block, so that the next one finds space. A suspect block is no
-        second failure: the failed sync was counted.
-        """
-        if not isinstance(error, (StorageFullError, BlockExistsError, SuspectBlockError)):
-            with self._lock:
-                self.stack.tiers[index].writes.failed(error)
-            self.withdraw(index, key)
-            return
-        self._refuse(index, key)
-        if isinstance(error, StorageFullError):
-            self.evict_one(index)
+    @contextlib.contextmanager
+    def ended_by_errors(self, blocks: Sequence["BlockWriter"]) -> Generator[None]:
+        """An error inside ends these blocks and frees their space; an error of the device is not raised."""
+        try:
+            yield
+        except BaseException as error:
+            for block in blocks:
+                if block.is_open:
+                    block.is_open = False
+                    self._abort(block.index, block.space.key, error)
+            if not isinstance(error, (StorageError, OSError)):
+                raise
 
     def withdraw(self, index: int, key: bytes) -> None:
         """Remove an entry whose bytes will not come, and free its space."""
-        with self._lock:
+        with self.changed:
             commands = self.stack.abort_write(index, key)
         self.carry_out(commands)
 
     def evict_one(self, index: int) -> bool:
-        """Evict one block of a tier; false when all are pinned."""
+        """Evict one block of a tier; false when none can leave."""
         with Uninterrupted():
-            with self._lock:
+            with self.changed:
                 commands = self.stack.evict_one(index)
                 self._notify(commands or ())
             self.carry_out(commands or ())
@@ -200,6 +155,16 @@ class TierWriter:
                 return count > 0
         return bool(failed)
 
+    def other_space(self, index: int, entry: Entry[Reservation], space: Reservation) -> Reservation:
+        """Free the space of a block, evict another block, and reserve again."""
+        with self.changed:
+            entry.handle = None
+            commands = self.stack.tiers[index].free(space)
+        self.carry_out(commands)
+        self.evict_one(index)
+        entry.handle = self.backends[index].reserve(space.key, space.layer_bytes, position=space.position)
+        return entry.handle
+
     def _free(self, index: int, handle: Reservation) -> None:
         has_failed = False
         try:
@@ -209,7 +174,7 @@ class TierWriter:
             has_failed = True
         self.stack.tiers[index].freed(handle, has_failed=has_failed)
 
-    def _space(self, index: int, key: bytes, sizes: Sequence[int], position: int) -> Reservation:
+    def _reserve(self, index: int, key: bytes, sizes: Sequence[int], position: int) -> Reservation:
         """Reserve; failed frees are tried again first, then blocks are evicted until a run is long enough."""
         freeing = self.stack.tiers[index].freeing
         while True:
@@ -224,16 +189,6 @@ class TierWriter:
                 if sum(list(freeing.values())) > stuck:
                     raise  # the evicted block could not be freed: more evictions would be in vain
 
-    def _other_space(self, index: int, entry: Entry[Reservation], space: Reservation) -> Reservation:
-        """Free the space of a block, evict another block, and reserve again."""
-        with self._lock:
-            entry.handle = None
-            commands = self.stack.tiers[index].free(space)
-        self.carry_out(commands)
-        self.evict_one(index)
-        entry.handle = self.backends[index].reserve(space.key, space.layer_bytes, position=space.position)
-        return entry.handle
-
     def _take_over(self, index: int, key: bytes, entry: Entry[Reservation], sizes: Sequence[int]) -> bool:
         """Hold a placed block that another client of a shared backend has committed; false where none has."""
         freeing = list(self.stack.tiers[index].freeing)  # before asking: what is freed meanwhile is gone
@@ -243,80 +198,187 @@ class TierWriter:
             return False
         if found is None or found in freeing or found.layer_bytes != tuple(sizes):
             return False
-        with self._lock:
+        with self.changed:
             entry.handle = found
             self.stack.end_write(index, key)
         return True
 
+    def _abort(self, index: int, key: bytes, error: BaseException) -> None:
+        """Remove an entry whose bytes will not come; an error of the device counts against the tier.
+
+        A backend that was full evicts one more block, so that the next one finds space. A suspect block is no
+        second failure: the failed sync was counted.
+        """
+        is_refusal = isinstance(error, (StorageFullError, BlockExistsError, SuspectBlockError))
+        if isinstance(error, (StorageError, OSError)) and not is_refusal:
+            with self.changed:
+                self.stack.tiers[index].writes.failed(error)
+            self.withdraw(index, key)
+            return
+        self._refuse(index, key)
+        if isinstance(error, StorageFullError):
+            self.evict_one(index)
+
     def _refuse(self, index: int, key: bytes) -> None:
-        with self._lock:
+        with self.changed:
             self.stack.tiers[index].counters.refused += 1
         self.withdraw(index, key)
 
     def _notify(self, commands: Iterable[Free[Reservation] | Demote]) -> None:
         if any(isinstance(command, Demote) for command in commands):
-            self._lock.notify_all()
+            self.changed.notify_all()
 
 
 @final
 class BlockWriter:
-    """Space for a block in one tier, whose layers come one by one as a prefill computes them.
+    """Space for a block in one tier, whose layers come at once or one by one as a prefill computes them.
 
     When the backend fails the block is aborted, and later calls return false. Mutable.
     """
 
-    __slots__ = ("_index", "_is_open", "_space", "_writer", "tier")
+    __slots__ = ("_entry", "_has_bytes", "_writer", "index", "is_open", "space")
 
-    def __init__(self, writer: TierWriter, index: int, space: Reservation) -> None:
+    def __init__(self, writer: TierWriter, index: int, entry: Entry[Reservation], space: Reservation) -> None:
         self._writer = writer
-        self._index = index
-        self._space = space
-        self._is_open = True
-        self.tier: str = writer.backends[index].name
-        """The tier it goes into."""
+        self._entry = entry
+        self._has_bytes = False
+        self.index = index
+        self.space = space
+        self.is_open: bool = True
+        """Whether it was neither committed nor aborted."""
 
-    def write(self, layers: Sequence[Buffer], *, first_layer: int) -> bool:
+    @property
+    def tier(self) -> str:
+        """The tier it goes into."""
+        return self._writer.backends[self.index].name
+
+    def write(self, layers: Sequence[Buffer], *, first_layer: int = 0) -> bool:
         """Write consecutive layers; whether the block is still open.
 
+        A backend that turns out to be full only now gets a second try after one more eviction.
+
         Raises:
-            ValueError: when a buffer has not the bytes of its layer.
+            ValueError: when a buffer has not the bytes of its layer; the block is aborted then.
         """
-        if self._is_open:
-            with Uninterrupted() as section:
+        if self.is_open:
+            backend = self._writer.backends[self.index]
+            with Uninterrupted(), self._writer.ended_by_errors([self]):
                 try:
-                    with section.interruptible():
-                        self._writer.backends[self._index].write(self._space, layers, first_layer=first_layer)
-                except (StorageError, OSError) as error:
-                    self._fail(error)
-        return self._is_open
+                    backend.write(self.space, layers, first_layer=first_layer)
+                except StorageFullError:
+                    if self._has_bytes:
+                        raise
+                    self.space = self._writer.other_space(self.index, self._entry, self.space)
+                    backend.write(self.space, layers, first_layer=first_layer)
+                self._has_bytes = True
+        return self.is_open
 
     def commit(self) -> bool:
         """Make the block readable; whether it is.
 
         Raises:
-            ValueError: when a layer was not written.
+            ValueError: when a layer was not written; the block is aborted then.
         """
-        if not self._is_open:
-            return False
-        with Uninterrupted():
-            try:
-                self._writer.backends[self._index].commit(self._space)
-            except (StorageError, OSError) as error:
-                self._fail(error)
-                return False
-            self._is_open = False
-            self._writer.committed(self._index, self._space)
-            self._writer.free_again(self._index)
-            return True
+        return self.is_open and self._writer.commit([self])
 
     def abandon(self) -> None:
         """Free the space, because the layers will not come; a block that has ended stays as it is."""
-        if not self._is_open:
-            return
         with Uninterrupted():
-            self._is_open = False
-            self._writer.withdraw(self._index, self._space.key)
+            if self.is_open:
+                self.is_open = False
+                self._writer.withdraw(self.index, self.space.key)
 
-    def _fail(self, error: Exception) -> None:
-        self._is_open = False
-        self._writer.abort(self._index, self._space.key, error)
+
+@final
+class WriteBack:
+    """The thread that demotes evicted blocks of one tier, so that no request waits for it. Mutable."""
+
+    __slots__ = ("_changed", "_index", "_is_moving", "_stopping", "_thread", "_tier", "_writer", "crash")
+
+    def __init__(self, writer: TierWriter, index: int) -> None:
+        self._writer = writer
+        self._index = index
+        self._tier = writer.stack.tiers[index]
+        self._changed = writer.changed
+        self._stopping = False
+        self._is_moving = False
+        self.crash: Exception | None = None
+        """The unexpected error that ended the thread."""
+        self._thread = threading.Thread(target=self._run, name=f"write-back-{index}", daemon=True)
+        self._thread.start()
+
+    def is_idle(self) -> bool:
+        """Whether no block waits or moves, or none ever will."""
+        return self.crash is not None or not (self._is_moving or self._tier.queue)
+
+    def stop(self) -> None:
+        """End the thread when its queue is empty."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while self._demote_batch():
+                pass
+        except Exception as error:  # noqa: BLE001  # raised by `flush` and `close`
+            with self._changed:
+                self.crash = error
+                self._changed.notify_all()
+
+    def _demote_batch(self) -> bool:
+        """Write one batch into the tier below; false when it is time to stop."""
+        tier = self._tier
+        with self._changed:
+            self._changed.wait_for(lambda: tier.queue or self._stopping)
+            if not tier.queue:
+                return False
+            batch = [tier.queue.popleft() for _ in range(min(_BATCH_BLOCKS, len(tier.queue)))]
+            leaving = [tier.pending[key].handle for key in batch]
+            self._is_moving = True
+        self._write_batch(leaving)
+        with self._changed:
+            ended = [self._writer.stack.end_demotion(self._index, block.key) for block in leaving]
+        self._writer.carry_out(chain.from_iterable(ended))
+        with self._changed:
+            self._is_moving = False
+            self._changed.notify_all()
+        return True
+
+    def _write_batch(self, leaving: Sequence[Reservation]) -> None:
+        """Write blocks into the tier below and commit them together; an error ends only the block it concerns."""
+        below = self._writer.backends[self._index + 1].name
+        written: list[BlockWriter] = []
+        for block in leaving:
+            try:
+                target = self._write(block)
+            except Exception:  # noqa: BLE001  # one block less; the thread has others to demote
+                _LOG.exception("block %s is given up on its way into %s", block.key.hex(), below)
+            else:
+                written += [target] if target is not None else []
+        try:
+            if written:  # else there is nothing to commit, and the device may not answer
+                self._writer.commit(written)
+        except Exception:  # noqa: BLE001  # a batch less
+            _LOG.exception("%d blocks are given up on their way into %s", len(written), below)
+
+    def _write(self, block: Reservation) -> BlockWriter | None:
+        """The block in the tier below, to be committed; `None` where there is nothing to commit."""
+        target = self._writer.open(self._index + 1, block.key, block.layer_bytes, block.position)
+        if target is None:
+            return None
+        try:
+            layers = self._writer.backends[self._index].read(block, 0, len(block.layer_bytes))
+        except (StorageError, OSError) as error:
+            target.abandon()
+            with self._changed:
+                if isinstance(error, DamagedBlockError):
+                    self._tier.counters.damaged += 1
+                else:
+                    self._tier.reads.failed(error)
+            return None
+        except BaseException:
+            target.abandon()
+            raise
+        return target if target.write(layers) else None

@@ -21,8 +21,7 @@ from mooncake_lab.store.health import TierStatistics, is_checksum_error, may_be_
 from mooncake_lab.store.interrupts import Uninterrupted
 from mooncake_lab.store.tier import Tier, TierSpec
 from mooncake_lab.store.tier_stack import TierStack
-from mooncake_lab.store.tier_writer import BlockWriter, TierWriter
-from mooncake_lab.store.write_back import WriteBack
+from mooncake_lab.store.tier_writer import BlockWriter, TierWriter, WriteBack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +81,7 @@ class TieredStore:
         self._lock = threading.RLock()  # a `with` of a plain lock cannot be interrupted between block and release
         self._changed = threading.Condition(self._lock)  # guards the stack; backends are called without it
         self._writer = TierWriter(self._stack, self._backends, self._changed)
-        self._write_backs = [WriteBack(self._writer, index, self._changed) for index in range(len(tiers) - 1)]
+        self._write_backs = [WriteBack(self._writer, index) for index in range(len(tiers) - 1)]
         self._pinned_in: dict[bytes, list[int]] = {}
 
     def __enter__(self) -> Self:
@@ -316,55 +315,45 @@ class TieredStore:
                     backend.free(*unwanted)
 
     def _open(self, key: bytes, layer_bytes: Sequence[int], position: int) -> BlockWriter | None:
-        writer = self._writer
         for index in range(len(self._backends)):
             with self._lock:
                 if self._stack.is_taken(key):
                     return None
-            entry = writer.place(index, key, layer_bytes, position)
-            space = writer.reserve(index, key, entry, layer_bytes, position) if entry else None
-            if space is not None:
-                return BlockWriter(writer, index, space)
+            block = self._writer.open(index, key, layer_bytes, position)
+            if block is not None:
+                return block
         return None
 
     def _read_from(
         self, index: int, key: bytes, buffers: Sequence[Buffer], first_layer: int
     ) -> Reservation | None:
         """Read from one tier; the block, or `None` where it could not be read as it was written."""
-        error: BaseException | None = None
         tier = self._stack.tiers[index]
-        with Uninterrupted() as section:
+        with Uninterrupted():
             with self._lock:
                 block = tier.begin_read(key)
             if block is None:
                 return None
             started_s = time.perf_counter()
             try:
-                with section.interruptible():
-                    self._backends[index].read_into(block, buffers, first_layer=first_layer)
-            except BaseException as raised:  # noqa: BLE001  # what is not the backend's is raised again below
-                error = raised
-            seconds = time.perf_counter() - started_s
-            if error is None:
-                layers = block.layer_bytes[first_layer : first_layer + len(buffers)]
-                self._end_good_read(index, block, layers, seconds)
-            else:
+                self._backends[index].read_into(block, buffers, first_layer=first_layer)
+            except BaseException as error:
                 self._end_failed_read(index, block, error)
-        if error is not None and not isinstance(error, (StorageError, OSError)):
-            raise error
-        return block if error is None else None
-
-    def _end_good_read(self, index: int, block: Reservation, layers: Sequence[int], seconds: float) -> None:
-        tier = self._stack.tiers[index]
-        with self._lock:
-            tier.counters.hits += 1
-            tier.counters.read_bytes += sum(layers)
-            tier.counters.read_s += seconds
-            tier.reads.worked()
-            if len(layers) == len(block.layer_bytes):
-                tier.mark_read(block.key, block, has_failed=False)
-            commands = tier.end_read(block.key, block)
-        self._writer.carry_out(commands)
+                if isinstance(error, (StorageError, OSError)):
+                    return None
+                raise
+            seconds = time.perf_counter() - started_s
+            with self._lock:
+                layers = block.layer_bytes[first_layer : first_layer + len(buffers)]
+                tier.counters.hits += 1
+                tier.counters.read_bytes += sum(layers)
+                tier.counters.read_s += seconds
+                tier.reads.worked()
+                if len(layers) == len(block.layer_bytes):
+                    tier.mark_read(block.key, block, has_failed=False)
+                commands = tier.end_read(block.key, block)
+            self._writer.carry_out(commands)
+        return block
 
     def _end_failed_read(self, index: int, block: Reservation, error: BaseException) -> None:
         """A block that is not what was written is dropped; after an error of the device it stays."""

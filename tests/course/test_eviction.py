@@ -4,8 +4,9 @@ import random
 
 import pytest
 
+from mooncake_lab.chapters.store.replay import replay
 from mooncake_lab.course.eviction import EVICTION_LAWS, check_policy, shared_prefix_requests
-from mooncake_lab.store import EVICTION_POLICIES, NothingToEvictError, replay
+from mooncake_lab.store import EVICTION_POLICIES, NothingToEvictError
 from mooncake_lab.store.eviction import LRU
 
 

@@ -145,24 +145,11 @@ class TestSection:
             done.append("not reached")
         assert done == []
 
-    @pytest.mark.parametrize("before", [True, False])
-    def test_an_interruptible_part_ends(self, before):
-        """A signal in the part ends the part, and so does one that came before it; what follows is done."""
-        done = []
-        with Uninterrupted() as section:
-            if before:
-                signal.raise_signal(signal.SIGINT)
-            with pytest.raises(KeyboardInterrupt), section.interruptible():  # noqa: PT012
-                signal.raise_signal(signal.SIGINT)
-                done.append("not reached")
-            done.append("after")
-        assert done == ["after"]
-
     def test_a_section_inside_another_is_part_of_it(self):
         """The inner one neither ends the wait nor lets a signal through."""
         done = []
         with pytest.raises(KeyboardInterrupt), Uninterrupted():  # noqa: PT012
-            with Uninterrupted() as inner, inner.interruptible():
+            with Uninterrupted():
                 signal.raise_signal(signal.SIGINT)
             done.append("after")
         assert done == ["after"]
@@ -172,7 +159,7 @@ class TestSection:
         done = []
 
         def run():
-            with Uninterrupted() as section, section.interruptible():
+            with Uninterrupted():
                 done.append(signal.getsignal(signal.SIGINT))
 
         thread = threading.Thread(target=run)

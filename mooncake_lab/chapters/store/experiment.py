@@ -12,16 +12,11 @@ import pandas as pd
 
 from mooncake_lab.chapters.store.fine_grained import fine_grained_reuse
 from mooncake_lab.chapters.store.live_set import live_set, reuse_distances
+from mooncake_lab.chapters.store.replay import Requests, replay, replay_tokens
 from mooncake_lab.core import block_keys
 from mooncake_lab.metrics.hits import covered_tokens, token_hit_rate
 from mooncake_lab.paper import assumption
-from mooncake_lab.store import (
-    BlockStore,
-    Requests,
-    Stored,
-    replay,
-    replay_tokens,
-)
+from mooncake_lab.store import BlockStore, Stored
 from mooncake_lab.store.eviction import Belady, make_policy
 from mooncake_lab.workload import Trace, load
 

@@ -2,12 +2,12 @@
 
 from typing import Any, Final
 
+from mooncake_lab.chapters.store.replay import replay
 from mooncake_lab.core import blocks_for
 from mooncake_lab.course.eviction import shared_prefix_requests
 from mooncake_lab.course.grading.hidden import HiddenDraw
 from mooncake_lab.course.grading.remote import Submission
 from mooncake_lab.course.grading.task import Assignment, Task, require
-from mooncake_lab.store import replay
 
 _BLOCK_TOKENS: Final = 4
 _TRIALS: Final = 50

@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooncake_lab.chapters.store.fine_grained import fine_grained_reuse
+from mooncake_lab.chapters.store.replay import replay, replay_tokens
 from mooncake_lab.metrics import hits as hit_rates
-from mooncake_lab.store import EVICTION_POLICIES, BlockStore, Refused, replay, replay_tokens
+from mooncake_lab.store import EVICTION_POLICIES, BlockStore, Refused
 from mooncake_lab.store.eviction import LRU, S3FIFO, make_policy
 
-REFERENCE = Path(__file__).parents[2] / "data/measured/reference_hit_rates.csv"
+REFERENCE = Path(__file__).parents[3] / "data/measured/reference_hit_rates.csv"
 REQUESTS = st.lists(st.lists(st.integers(0, 20), max_size=8), max_size=30)
 ONLINE = [name for name in EVICTION_POLICIES if name != "belady"]
 
