@@ -1,25 +1,19 @@
 """The life of a request in a cluster, written once for the real and the simulated one: events in, commands out."""
 
-from mooncake_lab.cluster.commands import (
-    CancelAttempt,
-    Command,
-    ConfirmWorkers,
-    Finish,
-    PrepareDecode,
-    Reject,
-    RunPrefill,
-    SetTimer,
-    StartDecode,
-)
+from mooncake_lab.cluster.attempts import CoordinatorSpec, Phase, RequestState
 from mooncake_lab.cluster.coordinator import Coordinator
 from mooncake_lab.cluster.events import (
     Attempt,
     AttemptFailed,
+    CancelAttempt,
     Cancelled,
     ChunkDone,
     ClientStopped,
+    Command,
+    ConfirmWorkers,
     DecodeStarted,
     Event,
+    Finish,
     KVArrived,
     KVLoaded,
     KVPartArrived,
@@ -30,9 +24,14 @@ from mooncake_lab.cluster.events import (
     PrefillSlotFree,
     PrefillStarted,
     PrefixFetched,
+    PrepareDecode,
+    Reject,
     RequestArrived,
     RequestDone,
     Role,
+    RunPrefill,
+    SetTimer,
+    StartDecode,
     StepDone,
     TierChanged,
     TierRead,
@@ -41,10 +40,7 @@ from mooncake_lab.cluster.events import (
     WorkerDown,
     WorkerUp,
 )
-from mooncake_lab.cluster.request_state import Phase, RequestState
-from mooncake_lab.cluster.spec import CoordinatorSpec
-from mooncake_lab.cluster.worker_state import WorkerState
-from mooncake_lab.cluster.worker_table import WorkerTable
+from mooncake_lab.cluster.workers import WorkerState, WorkerTable
 
 __all__ = [
     "Attempt",

@@ -1,9 +1,11 @@
-"""Placing requests: ask the Conductor, begin an attempt, end it, and ask again when it came to nothing."""
+"""Requests in flight: the phase of each, and its attempts, one after the other until one comes to an end."""
 
 from collections.abc import Callable, Sequence
-from typing import Final, final
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias, final
 
-from mooncake_lab.cluster.commands import (
+from mooncake_lab.cluster.events import (
+    Attempt,
     CancelAttempt,
     Command,
     ConfirmWorkers,
@@ -12,27 +14,122 @@ from mooncake_lab.cluster.commands import (
     Reject,
     RunPrefill,
 )
-from mooncake_lab.cluster.events import Attempt
-from mooncake_lab.cluster.request_state import Phase, RequestState
-from mooncake_lab.cluster.run_logger import RunLogger
-from mooncake_lab.cluster.spec import CoordinatorSpec
-from mooncake_lab.cluster.worker_state import WorkerState
-from mooncake_lab.cluster.worker_table import WorkerTable
+from mooncake_lab.cluster.workers import WorkerState, WorkerTable
 from mooncake_lab.conductor import (
+    AdmissionPolicy,
     AdmitAll,
     ClusterView,
     Decided,
     Decision,
     Estimator,
+    History,
     Placement,
+    PlacementPolicy,
     Rejection,
     decide,
 )
-from mooncake_lab.core import Request
+from mooncake_lab.core import SLO, Arrived, Finished, FirstToken, Placed, Record, Rejected, Request
 
-NO_COMMANDS: Final[tuple[Command, ...]] = ()
+Phase: TypeAlias = Literal[
+    "deciding",
+    "waiting",
+    "unconfirmed",
+    "queued",
+    "prefilling",
+    "moving",
+    "loading",
+    "joining",
+    "decoding",
+]
+"""Where a request in flight is.
+
+- deciding: it arrived, and the Conductor has not decided yet;
+- waiting: no worker can serve it; it is placed when one comes up;
+- unconfirmed: an attempt failed; it is placed again when it is known which workers are up;
+- queued: it is placed, and its prompt waits at the prefill worker;
+- prefilling: its prompt is being computed;
+- moving: its KVCache is on the way to the decode worker;
+- loading: its KVCache is in the host memory of the decode worker;
+- joining: its KVCache is in GPU memory, and it waits for a place in the batch;
+- decoding: it is in the batch.
+"""
+
 AT_DECODE: Final[frozenset[Phase]] = frozenset({"joining", "decoding"})
 """The KVCache is in the GPU memory of the decode worker, and no other worker is needed any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorSpec:
+    """The policies of a cluster, and the rules by which requests go through it."""
+
+    placement: PlacementPolicy
+    """Where requests go."""
+    admission: AdmissionPolicy = field(default_factory=AdmitAll)
+    """Which of them are served."""
+    slo: SLO = field(default_factory=SLO)
+    schedule_s: float = 0.0
+    """From a request's arrival to its decision."""
+    view_age_s: float = 0.0
+    """How old the loads may be on which the Conductor decides; 0 is always the present."""
+    first_shown_by: Literal["decode", "prefill"] = "decode"
+    """Which stage shows the first token."""
+    wait_for_workers: bool = False
+    """Whether a request that finds no worker waits for one; else it is rejected."""
+    max_inflight_requests: int | None = None
+    """One more is rejected; None is no limit."""
+    max_attempts: int | None = None
+    """How often a request is placed; None is no limit."""
+    reject_policy_errors: bool = False
+    """Whether a policy that raises, or that names an unknown worker, costs only the request that it decides on."""
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """One request in flight. Mutable: the coordinator follows it."""
+
+    request: Request
+    """Its prompt is extended by the tokens that a failed attempt has shown."""
+    attempt: Attempt
+    """The current one, or the last; number 0 before the first."""
+    phase: Phase = "deciding"
+    placement: Placement | None = None
+    """The placement of the current attempt; None while it has none."""
+    prefill: WorkerState = field(init=False)
+    decode: WorkerState = field(init=False)
+    """The workers of that placement; a coupled worker is both."""
+    shown_tokens: int = 0
+    """Tokens that its client had when the current attempt began to decode, with the one that prefill computed."""
+    prompt_shown_tokens: int = 0
+    """Those of them that a failure made part of the prompt."""
+    prefix_fetched: bool = False
+    """Whether the prefix has come from another worker, which may go down now."""
+    why: str = ""
+    """What stands before the reason of its next placement in the log."""
+    suspects: frozenset[str] = frozenset()
+    """Workers that have to be confirmed before it is placed again."""
+
+    @property
+    def workers(self) -> tuple[WorkerState, ...]:
+        """The workers of the current attempt, each once."""
+        if self.placement is None:
+            return ()
+        return (self.prefill,) if self.prefill is self.decode else (self.prefill, self.decode)
+
+    @property
+    def resumes(self) -> bool:
+        """Whether it decoded in an earlier attempt, so that its prefill computes the token after those shown."""
+        return self.prompt_shown_tokens > 0
+
+    def needs(self, worker: str) -> bool:
+        """Whether an attempt on its way to decode needs this worker: to fetch from, to prefill or to decode."""
+        fetches = self.placement is not None and worker == self.placement.fetch_from and not self.prefix_fetched
+        return fetches or any(each.name == worker for each in self.workers)
+
+    def shown_now(self) -> int:
+        """Tokens that its client has now."""
+        if self.phase != "decoding":
+            return self.shown_tokens
+        return self.shown_tokens + self.decode.contexts[self.request.id] - self.request.input_tokens
 
 
 @final
@@ -43,7 +140,7 @@ class Attempts:
         spec: policies and rules.
         estimate: what the Conductor believes about time.
         workers: what it believes about workers.
-        log: the run log.
+        write: gets each record of the run log.
         extend: see `Coordinator`.
         observe: see `Coordinator`.
     """
@@ -53,7 +150,7 @@ class Attempts:
         spec: CoordinatorSpec,
         estimate: Estimator,
         workers: WorkerTable,
-        log: RunLogger,
+        write: Callable[[Record], None],
         extend: Callable[[Request, int], Request | None],
         observe: Callable[[Decided], None] | None,
     ) -> None:
@@ -61,43 +158,51 @@ class Attempts:
         """Those in flight."""
         self.in_transit: dict[int, RequestState] = {}
         """Those of them that are placed, and whose KVCache is not in the GPU memory of the decode worker yet."""
-        self._unplaced: dict[
-            int, RequestState
-        ] = {}  # those that wait for a worker to come up, or for a check of one
+        self.history = History()
+        self.commands: list[Command] = []
+        """What the runtime is to do about the event under way."""
+        self._unplaced: dict[int, RequestState] = {}  # those that wait for a worker to come up, or to be confirmed
         self._spec = spec
         self._estimate = estimate
         self._workers = workers
-        self._log = log
+        self._write = write
         self._extend = extend
         self._observe = observe
 
     def current(self, attempt: Attempt) -> RequestState | None:
         """The request of an attempt, unless it has ended or is in another attempt."""
         state = self.requests.get(attempt.request_id)
-        return state if state is not None and state.decode is not None and state.attempt.n == attempt.n else None
+        return (
+            state if state is not None and state.placement is not None and state.attempt.n == attempt.n else None
+        )
 
     def unplaced(self, phase: Phase) -> list[RequestState]:
         """Requests that wait for a worker to come up, or for a check of one, in order of arrival."""
         return sorted((state for state in self._unplaced.values() if state.phase == phase), key=arrival)
 
-    def decide(self, state: RequestState, now_s: float) -> Sequence[Command]:
+    def record(self, record: Arrived | FirstToken | Finished | Rejected) -> None:
+        """Write a record of which views show something later."""
+        self._write(record)
+        self.history.note(record)
+
+    def decide(self, state: RequestState, now_s: float) -> None:
         """Ask the Conductor about a request now; after its first placement, admission is not asked again."""
         request = state.request
-        view = self._workers.view(request, now_s, self._log.history)
+        view = self._workers.view(request, now_s, self.history)
         decision: Decision
         if view.prefill and view.decode:
             decision = self._decision(request, view, is_first=not state.attempt.n)
         elif self._spec.wait_for_workers:
             self._wait(state, "waiting")
-            return NO_COMMANDS
+            return
         else:
             up = f"{len(view.prefill)} prefill and {len(view.decode)} decode instances live"
             decision = Rejection(request_id=request.id, stage="capacity", reason=f"{up}; one of each is needed")
         self._unplaced.pop(request.id, None)
         if isinstance(decision, Rejection):
-            return self.reject(state, decision.stage, state.why + decision.reason, now_s)
-        self._log.placed(decision, now_s, state.why)
-        return self._place(state, decision, now_s)
+            self.reject(state, decision.stage, state.why + decision.reason, now_s)
+        else:
+            self._place(state, decision, now_s)
 
     def _decision(self, request: Request, view: ClusterView, *, is_first: bool) -> Decision:
         spec = self._spec
@@ -122,12 +227,12 @@ class Attempts:
                 return Rejection(request_id=request.id, stage="failed", reason=reason)
         return decision
 
-    def double_check(self, state: RequestState, decode: WorkerState) -> Rejection | None:
+    def double_check(self, state: RequestState) -> Rejection | None:
         """Ask admission again when the KVCache of a request is at its decode worker (arXiv §3, step 4)."""
         spec = self._spec
         try:
             return spec.admission.double_check(
-                state.request, decode.decode_view(), estimate=self._estimate, slo=spec.slo
+                state.request, state.decode.decode_view(), estimate=self._estimate, slo=spec.slo
             )
         except Exception as error:  # noqa: BLE001  # a policy may raise anything
             return self._policy_failed(state.request, error)
@@ -138,49 +243,56 @@ class Attempts:
         reason = f"the placement or admission policy failed: {error!r}"
         return Rejection(request_id=request.id, stage="failed", reason=reason)
 
-    def _place(self, state: RequestState, placement: Placement, now_s: float) -> Sequence[Command]:
+    def _place(self, state: RequestState, placement: Placement, now_s: float) -> None:
         """Begin the next attempt, and reserve on its workers."""
         request = state.request
+        self._write(
+            Placed(
+                at_s=now_s,
+                request_id=request.id,
+                prefill_instance=placement.prefill,
+                decode_instance=placement.decode,
+                reused_tokens=placement.reused_tokens,
+                fetched_tokens=placement.fetched_tokens,
+                reason=state.why + placement.reason,
+            )
+        )
         attempt = state.attempt = Attempt(request.id, state.attempt.n + 1)
-        prefill = self._workers[placement.prefill]
-        decode = prefill if prefill.role == "coupled" else self._workers[placement.decode]
-        state.placement, state.prefill, state.decode = placement, prefill, decode
-        state.phase, state.prefix_fetched = "queued", False
+        prefill = state.prefill = self._workers[placement.prefill]
+        decode = state.decode = prefill if prefill.role == "coupled" else self._workers[placement.decode]
+        state.placement, state.phase, state.prefix_fetched = placement, "queued", False
         self.in_transit[request.id] = state
         decode.expect(request, now_s + placement.expected_ttft_s)
-        prefill.add_prompt(
-            attempt, self._estimate.prefill_s(request.id, request.input_tokens, placement.reused_tokens)
-        )
+        estimated_s = self._estimate.prefill_s(request.id, request.input_tokens, placement.reused_tokens)
+        prefill.add_prompt(attempt, estimated_s)
         if placement.fetch_from is not None:
             self._workers.begin_fetch(attempt, request, placement)
-        compute = RunPrefill(attempt, request, placement)
-        return (compute,) if prefill is decode else (PrepareDecode(attempt, decode.name, request), compute)
+        if prefill is not decode:
+            self.commands.append(PrepareDecode(attempt, decode.name, request))
+        self.commands.append(RunPrefill(attempt, request, placement))
 
-    def place_again(
-        self, state: RequestState, reason: str, now_s: float, suspects: Sequence[str] = ()
-    ) -> Sequence[Command]:
+    def place_again(self, state: RequestState, reason: str, now_s: float, suspects: Sequence[str] = ()) -> None:
         """An attempt came to nothing: the prompt and the tokens shown are prefilled anew, elsewhere or later."""
-        shown, joined = self.shown_tokens(state), state.phase in AT_DECODE
-        commands = list(self.end_attempt(state))
+        shown, joined = state.shown_now(), state.phase in AT_DECODE
+        self.cancel(state)
         state.shown_tokens = shown
         if joined and shown > state.prompt_shown_tokens:
             longer = self._extend(state.request, shown - state.prompt_shown_tokens)
             if longer is None:
-                commands += self.finish(state, shown, now_s)
-                return commands
+                self.finish(state, shown, now_s)
+                return
             state.request, state.prompt_shown_tokens = longer, shown
         if state.attempt.n == self._spec.max_attempts:
             reason = f"{state.attempt.n} attempts came to nothing, the last because {reason}"
-            commands += self.reject(state, "failed", reason, now_s)
-            return commands
+            self.reject(state, "failed", reason, now_s)
+            return
         state.why = f"placed again after {reason}: "
         state.suspects = frozenset(filter(self._workers.is_up, suspects))
         if state.suspects:
             self._wait(state, "unconfirmed")
-            commands.append(ConfirmWorkers(tuple(sorted(state.suspects))))
+            self.commands.append(ConfirmWorkers(tuple(sorted(state.suspects))))
         else:
-            commands += self.decide(state, now_s)
-        return commands
+            self.decide(state, now_s)
 
     def _wait(self, state: RequestState, phase: Phase) -> None:
         state.phase = phase
@@ -188,54 +300,45 @@ class Attempts:
 
     def join(self, state: RequestState, at_s: float) -> None:
         """A request's KVCache is where it decodes."""
-        assert state.prefill is not None and state.decode is not None  # noqa: S101, PT018  # it is placed
         del self.in_transit[state.request.id]
         state.prefill.end_sending(state.attempt)
         state.decode.join(state.request.id, at_s)
         state.phase = "joining"
 
-    def shown_tokens(self, state: RequestState) -> int:
-        """Tokens that the client of a request has now."""
-        if state.phase != "decoding" or state.decode is None:
-            return state.shown_tokens
-        return state.shown_tokens + state.decode.contexts[state.request.id] - state.request.input_tokens
-
-    def end_attempt(self, state: RequestState) -> Sequence[Command]:
+    def cancel(self, state: RequestState) -> None:
         """Release what an attempt has reserved, and tell those of its workers that are up."""
-        if state.prefill is None or state.decode is None:
-            return NO_COMMANDS
-        workers = [state.prefill] if state.prefill is state.decode else [state.prefill, state.decode]
+        workers = state.workers
         self.release(state)
-        return [CancelAttempt(state.attempt, worker.name) for worker in workers if worker.up]
+        self.commands += [CancelAttempt(state.attempt, worker.name) for worker in workers if worker.up]
 
     def release(self, state: RequestState) -> None:
         """An attempt is over: its workers have nothing reserved for it any more.
 
         A prompt stays in the backlog of its prefill worker until that worker says that it dropped or computed it.
         """
-        if state.prefill is not None and state.decode is not None:
+        if state.placement is not None:
             if self.in_transit.pop(state.request.id, None) is not None:
                 state.prefill.end_sending(state.attempt)
             state.decode.release(state.request.id)
-            state.placement = state.prefill = state.decode = None
+            state.placement = None
 
-    def reject(self, state: RequestState, stage: str, reason: str, at_s: float) -> Sequence[Command]:
+    def reject(self, state: RequestState, stage: str, reason: str, at_s: float) -> None:
         """End a request that is not served, or no longer."""
-        request_id = state.request.id
-        self._forget(request_id)
-        self._log.rejected(request_id, stage, reason, at_s)
-        return (Reject(request_id, stage, reason),)
+        request_id = self._forget(state)
+        self.record(Rejected(at_s=at_s, request_id=request_id, stage=stage, reason=reason))
+        self.commands.append(Reject(request_id, stage, reason))
 
-    def finish(self, state: RequestState, output_tokens: int, at_s: float) -> Sequence[Command]:
+    def finish(self, state: RequestState, output_tokens: int, at_s: float) -> None:
         """End a request that has all its tokens."""
-        request_id = state.request.id
-        self._forget(request_id)
-        self._log.finished(request_id, output_tokens, at_s)
-        return (Finish(request_id),)
+        request_id = self._forget(state)
+        self.record(Finished(at_s=at_s, request_id=request_id, output_tokens=output_tokens))
+        self.commands.append(Finish(request_id))
 
-    def _forget(self, request_id: int) -> None:
+    def _forget(self, state: RequestState) -> int:
+        request_id = state.request.id
         del self.requests[request_id]
         self._unplaced.pop(request_id, None)
+        return request_id
 
 
 def arrival(state: RequestState) -> tuple[float, int]:

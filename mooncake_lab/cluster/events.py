@@ -1,14 +1,16 @@
-"""What a runtime reports to the coordinator: facts, with the time at which each happened.
+"""What a runtime and the coordinator tell each other: events, which are facts, and commands.
 
-`at_s` is cluster time, in seconds since the run began. Two records of the run log are events as they are:
-`CacheChanged` and `RunEnded`. Events of one worker are reported in order; there is no order between workers. Every
-event can be sent between processes: its name is in the field `event`.
+`at_s` of an event is cluster time, in seconds since the run began. Two records of the run log are events as they
+are: `CacheChanged` and `RunEnded`. Events of one worker are reported in order; there is no order between workers.
+Every event can be sent between processes: its name is in the field `event`. Commands are carried out first in,
+first out, before the next event.
 """
 
 from typing import Literal, TypeAlias
 
 import msgspec
 
+from mooncake_lab.conductor import Placement
 from mooncake_lab.core import BlockKey, CacheChanged, Request, RunEnded
 
 Role: TypeAlias = Literal["prefill", "decode", "coupled"]
@@ -23,13 +25,24 @@ class Attempt(msgspec.Struct, frozen=True, gc=False):
     """From 1."""
 
 
-class _Fact(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag=True, tag_field="event"):
-    """The field that every event has."""
+class Fact(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag=True, tag_field="event"):
+    """What happened in a cluster, and when."""
 
     at_s: float
 
 
-class RequestArrived(_Fact, frozen=True, kw_only=True, gc=False):
+class _OfAttempt(Fact, frozen=True, kw_only=True, gc=False):
+    attempt: Attempt
+
+
+class _OfWork(_OfAttempt, frozen=True, kw_only=True, gc=False):
+    worker: str
+
+
+# requests
+
+
+class RequestArrived(Fact, frozen=True, kw_only=True, gc=False):
     """A client sent a request."""
 
     request: Request
@@ -40,71 +53,71 @@ class RequestArrived(_Fact, frozen=True, kw_only=True, gc=False):
     """The same moment on the wall clock, where the client sent it over HTTP."""
 
 
-class TimerFired(_Fact, frozen=True, kw_only=True, gc=False):
+class TimerFired(Fact, frozen=True, kw_only=True, gc=False):
     """The time of a `SetTimer` is over: a request is to be decided."""
 
     request_id: int
 
 
-class PrefixFetched(_Fact, frozen=True, kw_only=True, gc=False):
-    """Prefix blocks that a prefill worker asked another one for have arrived, or will not."""
+class Cancelled(Fact, frozen=True, kw_only=True, gc=False):
+    """A client does not want its answer any more."""
 
-    attempt: Attempt
+    request_id: int
+    reason: str = "the client went away"
+
+
+class ClientStopped(Fact, frozen=True, kw_only=True, gc=False):
+    """A client has all that it wants of its answer."""
+
+    request_id: int
+
+
+# prefill
+
+
+class PrefixFetched(_OfWork, frozen=True, kw_only=True, gc=False):
+    """Prefix blocks that a prefill worker asked another one (`source`) for have arrived, or will not (0 bytes)."""
+
     source: str
-    worker: str
-    """The prefill worker that asked."""
     start_s: float
     bytes: int
-    """0 where nothing came."""
 
 
-class TierRead(_Fact, frozen=True, kw_only=True, gc=False):
+class TierRead(_OfWork, frozen=True, kw_only=True, gc=False):
     """A worker has read blocks of a prefix from its SSD into DRAM."""
 
-    attempt: Attempt
-    worker: str
     start_s: float
     bytes: int
 
 
-class PrefillStarted(_Fact, frozen=True, kw_only=True, gc=False):
+class PrefillStarted(_OfWork, frozen=True, kw_only=True, gc=False):
     """A worker began to compute a prompt."""
 
-    attempt: Attempt
-    worker: str
 
-
-class PrefillSlotFree(_Fact, frozen=True, kw_only=True, gc=False):
+class PrefillSlotFree(Fact, frozen=True, kw_only=True, gc=False):
     """A pipelined group can begin the next prompt, while its later nodes still compute the one before."""
 
     worker: str
 
 
-class PrefillDropped(_Fact, frozen=True, kw_only=True, gc=False):
+class PrefillDropped(_OfWork, frozen=True, kw_only=True, gc=False):
     """A worker took a cancelled prompt out of its queue."""
 
-    attempt: Attempt
-    worker: str
 
-
-class PrefillDone(_Fact, frozen=True, kw_only=True, gc=False):
+class PrefillDone(_OfWork, frozen=True, kw_only=True, gc=False):
     """A worker has computed a prompt."""
 
-    attempt: Attempt
-    worker: str
     start_s: float
     computed_tokens: int
     reused_tokens: int
 
 
-class ChunkDone(_Fact, frozen=True, kw_only=True, gc=False):
+class ChunkDone(_OfWork, frozen=True, kw_only=True, gc=False):
     """A coupled worker has computed a piece of a prompt, or of what it computes again after a preemption.
 
     Where its decodes of the same iteration are reported as well, `StepDone` comes first.
     """
 
-    attempt: Attempt
-    worker: str
     start_s: float
     computed_tokens: int
     reused_tokens: int
@@ -112,56 +125,51 @@ class ChunkDone(_Fact, frozen=True, kw_only=True, gc=False):
     """KVCache tokens of the request in GPU memory now."""
 
 
-class Preempted(_Fact, frozen=True, kw_only=True, gc=False):
+class Preempted(_OfWork, frozen=True, kw_only=True, gc=False):
     """A coupled worker took a request out of its batch, to have room for others; it goes on with it later."""
 
-    attempt: Attempt
-    worker: str
     context_tokens: int
     """KVCache tokens that it kept outside GPU memory; 0 where all are computed again."""
 
 
-class KVSent(_Fact, frozen=True, kw_only=True, gc=False):
+# from prefill to decode
+
+
+class KVSent(_OfWork, frozen=True, kw_only=True, gc=False):
     """The last byte of a prefix or of a prompt's KVCache has left a worker; not reported where latency is 0."""
 
-    attempt: Attempt
-    worker: str
 
-
-class KVPartArrived(_Fact, frozen=True, kw_only=True, gc=False):
+class KVPartArrived(_OfAttempt, frozen=True, kw_only=True, gc=False):
     """A part of a prompt's KVCache is in the host memory of its decode worker; the last part is a `KVArrived`."""
 
-    attempt: Attempt
     start_s: float
     bytes: int
 
 
-class KVArrived(_Fact, frozen=True, kw_only=True, gc=False):
+class KVArrived(_OfAttempt, frozen=True, kw_only=True, gc=False):
     """The KVCache of a prompt is in the host memory of its decode worker."""
 
-    attempt: Attempt
     start_s: float
     """Since when the transfer was all that it waited for."""
     bytes: int
 
 
-class KVLoaded(_Fact, frozen=True, kw_only=True, gc=False):
+class KVLoaded(_OfAttempt, frozen=True, kw_only=True, gc=False):
     """The KVCache is in GPU memory; the request joins the batch at a step boundary."""
 
-    attempt: Attempt
+
+# decode
 
 
-class DecodeStarted(_Fact, frozen=True, kw_only=True, gc=False):
+class DecodeStarted(_OfAttempt, frozen=True, kw_only=True, gc=False):
     """A request joined the batch of its decode worker; the token that its prefill computed is shown.
 
     At a coupled worker its prompt is computed. Where tokens were shown before, the token is one of the `StepDone`
     that follows.
     """
 
-    attempt: Attempt
 
-
-class StepDone(_Fact, frozen=True, kw_only=True, gc=False):
+class StepDone(Fact, frozen=True, kw_only=True, gc=False):
     """Decode steps of one unchanged batch ended; step `k` from 0 lasted `first_step_s + k * step_growth_s`."""
 
     worker: str
@@ -172,16 +180,13 @@ class StepDone(_Fact, frozen=True, kw_only=True, gc=False):
     request_ids: tuple[int, ...]
 
 
-class RequestDone(_Fact, frozen=True, kw_only=True, gc=False):
+class RequestDone(_OfAttempt, frozen=True, kw_only=True, gc=False):
     """A request has its last token."""
 
-    attempt: Attempt
 
-
-class AttemptFailed(_Fact, frozen=True, kw_only=True, gc=False):
+class AttemptFailed(_OfAttempt, frozen=True, kw_only=True, gc=False):
     """A worker cannot go on with an attempt."""
 
-    attempt: Attempt
     reason: str
     retriable: bool
     """Whether the request may be served elsewhere, or later."""
@@ -191,20 +196,10 @@ class AttemptFailed(_Fact, frozen=True, kw_only=True, gc=False):
     """Workers that may be down: nothing is placed again before each has answered, or is known to be down."""
 
 
-class Cancelled(_Fact, frozen=True, kw_only=True, gc=False):
-    """A client does not want its answer any more."""
-
-    request_id: int
-    reason: str = "the client went away"
+# workers and their caches
 
 
-class ClientStopped(_Fact, frozen=True, kw_only=True, gc=False):
-    """A client has all that it wants of its answer."""
-
-    request_id: int
-
-
-class TierChanged(_Fact, frozen=True, kw_only=True, gc=False):
+class TierChanged(Fact, frozen=True, kw_only=True, gc=False):
     """Blocks moved between the tiers of a cache."""
 
     cache: str
@@ -214,7 +209,7 @@ class TierChanged(_Fact, frozen=True, kw_only=True, gc=False):
     """Those that are on SSD only."""
 
 
-class WorkerUp(_Fact, frozen=True, kw_only=True, gc=False):
+class WorkerUp(Fact, frozen=True, kw_only=True, gc=False):
     """A worker can be given requests."""
 
     worker: str
@@ -225,7 +220,7 @@ class WorkerUp(_Fact, frozen=True, kw_only=True, gc=False):
     """The cache that it finds prefixes in, by the name of `CacheChanged`; None where it keeps none."""
 
 
-class WorkerDown(_Fact, frozen=True, kw_only=True, gc=False):
+class WorkerDown(Fact, frozen=True, kw_only=True, gc=False):
     """A worker is gone, with all KVCache that it held."""
 
     worker: str
@@ -234,38 +229,84 @@ class WorkerDown(_Fact, frozen=True, kw_only=True, gc=False):
     coupled worker all others that are there with them."""
 
 
-class WorkerConfirmed(_Fact, frozen=True, kw_only=True, gc=False):
+class WorkerConfirmed(Fact, frozen=True, kw_only=True, gc=False):
     """A worker that was suspected to be down has answered."""
 
     worker: str
 
 
-Event: TypeAlias = (
-    RequestArrived
-    | TimerFired
-    | PrefixFetched
-    | TierRead
-    | PrefillStarted
-    | PrefillSlotFree
-    | PrefillDropped
-    | PrefillDone
-    | ChunkDone
-    | Preempted
-    | KVSent
-    | KVPartArrived
-    | KVArrived
-    | KVLoaded
-    | DecodeStarted
-    | StepDone
-    | RequestDone
-    | AttemptFailed
-    | Cancelled
-    | ClientStopped
-    | CacheChanged
-    | TierChanged
-    | WorkerUp
-    | WorkerDown
-    | WorkerConfirmed
-    | RunEnded
-)
+Event: TypeAlias = Fact | CacheChanged | RunEnded
 """Anything that a runtime reports."""
+
+
+# commands
+
+
+class SetTimer(msgspec.Struct, frozen=True, gc=False):
+    """Report `TimerFired` of a request after `delay_s` seconds."""
+
+    request_id: int
+    delay_s: float
+
+
+class RunPrefill(msgspec.Struct, frozen=True, gc=False):
+    """Fetch the prefix, compute the prompt, and send its KVCache to the decode worker, as the placement says.
+
+    A coupled worker decodes the request itself.
+    """
+
+    attempt: Attempt
+    request: Request
+    placement: Placement
+
+
+class PrepareDecode(msgspec.Struct, frozen=True, gc=False):
+    """A request's KVCache will come to a decode worker."""
+
+    attempt: Attempt
+    worker: str
+    request: Request
+
+
+class StartDecode(msgspec.Struct, frozen=True, gc=False):
+    """Load a request's KVCache into GPU memory and decode it."""
+
+    attempt: Attempt
+    worker: str
+    shown_tokens: int
+    """Tokens that its client has."""
+    shows_computed: bool
+    """Whether the token that its prefill computed is still to be shown."""
+
+
+class CancelAttempt(msgspec.Struct, frozen=True, gc=False):
+    """Stop an attempt at the next iteration boundary, and release what it reserved; twice is as once."""
+
+    attempt: Attempt
+    worker: str
+
+
+class ConfirmWorkers(msgspec.Struct, frozen=True, gc=False):
+    """Report `WorkerConfirmed` or `WorkerDown` of each of these workers."""
+
+    workers: tuple[str, ...]
+
+
+class Reject(msgspec.Struct, frozen=True, gc=False):
+    """Tell a client that its request is not served, or no longer."""
+
+    request_id: int
+    stage: str
+    reason: str
+
+
+class Finish(msgspec.Struct, frozen=True, gc=False):
+    """Tell a client that it has all tokens of its answer."""
+
+    request_id: int
+
+
+Command: TypeAlias = (
+    SetTimer | RunPrefill | PrepareDecode | StartDecode | CancelAttempt | ConfirmWorkers | Reject | Finish
+)
+"""Anything that the coordinator asks."""

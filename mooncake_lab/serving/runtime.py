@@ -147,9 +147,8 @@ class ClusterRuntime:
         caches = {} if before is None else {each.name: before.workers.cached(each.name) for each in self.workers}
         if before is not None:
             for state in before.requests.values():
-                for worker in (state.prefill, state.decode):
-                    if worker is not None:
-                        self._actions[CancelAttempt](CancelAttempt(state.attempt, worker.name))
+                for worker in state.workers:
+                    self._actions[CancelAttempt](CancelAttempt(state.attempt, worker.name))
         self._clients.begin_run()
         self._run, self._zero_s = self._run + 1, time.monotonic()
         self._questions.forget()
@@ -373,8 +372,8 @@ class ClusterRuntime:
             changes["start_s"] = getattr(event, "start_s") - self._zero_s  # noqa: B009  # most events have it
         if isinstance(event, AttemptFailed):
             state = self.coordinator.requests.get(event.attempt.request_id)
-            if event.retriable and state is not None and state.prefill is not None and state.decode is not None:
-                changes["suspects"] = tuple(dict.fromkeys((state.prefill.name, state.decode.name)))
+            if event.retriable and state is not None:
+                changes["suspects"] = tuple(worker.name for worker in state.workers)
             changes["reason"] = f"trouble on {name} ({event.reason})"
         return msgspec.structs.replace(event, **changes)
 

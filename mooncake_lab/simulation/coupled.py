@@ -173,7 +173,7 @@ class CoupledInstance:
         self.instance.waiting.clear()
         self.instance.running.clear()
         for request in lost.values():
-            self._fail(request, "its instance died", retriable=True)
+            self._fail(request, "its instance failed", retriable=True)
 
     def _look(self) -> None:
         """A request came: an idle instance begins, and the iteration under way is the last of its stretch."""

@@ -154,7 +154,7 @@ class DecodeInstance:
         self._members.clear()
         self._waiting.clear()
         for member in members:
-            self._fail(member, "its decode instance died", retriable=True)
+            self._fail(member, "its decode instance failed", retriable=True)
 
     def _fail(self, member: _DecodeRequest, reason: str, *, retriable: bool) -> None:
         self._report(

@@ -5,8 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooncake_lab.cluster import Attempt, Preempted
-from mooncake_lab.cluster.worker_state import WorkerState
+from mooncake_lab.cluster import Attempt, Preempted, WorkerState
 from mooncake_lab.conductor import DecodeView, PrefillView
 from mooncake_lab.core import Request
 

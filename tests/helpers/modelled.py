@@ -189,7 +189,7 @@ class Runtime:
     def live(self):
         """Jobs of current attempts, by request."""
         states = self.coordinator.requests.values()
-        return {state.request.id: self.jobs[state.attempt] for state in states if state.decode is not None}
+        return {state.request.id: self.jobs[state.attempt] for state in states if state.placement is not None}
 
     # laws
 

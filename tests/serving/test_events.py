@@ -70,7 +70,7 @@ def test_nothing_is_left_of_requests_that_ended(live):
     for worker in coordinator.workers.up:
         assert not worker.contexts
         assert not worker.decoding
-        assert not worker.coming
+        assert not worker.in_transit
         assert worker.context_tokens == 0
         assert not worker.started
 

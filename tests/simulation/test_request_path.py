@@ -30,7 +30,7 @@ def test_the_path_leads_through_the_shared_lifecycle(paths):
         "cluster/coordinator.py:Coordinator.on",
         "conductor/decide.py:decide",
         "conductor/placement.py:KVCacheCentric.place",
-        "cluster/worker_state.py:WorkerState.prefill_view",
+        "cluster/workers.py:WorkerState.prefill_view",
     ):
         assert name in found
     assert not any("<lambda>" in name or "<genexpr>" in name for name in found)
