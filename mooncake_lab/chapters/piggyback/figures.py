@@ -125,7 +125,7 @@ def ratio_sweep(sweep: pd.DataFrame, peaks: pd.DataFrame, balance: pd.DataFrame)
         table = _where(sweep, "label", label)
         for fused, rows in table.groupby("fused_tokens"):
             colour, line = _CHUNKS[int(str(fused))]
-            name = f"chunk {fused}" if fused else "Orca best"
+            name = f"chunk {fused}" if fused else "Orca-best"
             panel.plot(rows["ratio"], rows["gain"], line, color=COLOURS[colour], label=name)
         for ratio in balance[balance["label"] == label]["ratio"]:
             panel.axvline(ratio, color=COLOURS["slo"], linewidth=0.8, linestyle=(0, (1, 2)))
@@ -207,7 +207,9 @@ def beside_orca(bars: pd.DataFrame, paper: pd.DataFrame) -> BookFigure:
     for offset, (scheme, colour) in enumerate(looks.items()):
         rows = bars[bars["scheme"] == scheme]
         places = np.arange(len(labels)) + 0.27 * (offset - 1)
-        axes.bar(places, rows["gain"], width=0.25, color=COLOURS[colour], label=scheme)
+        axes.bar(
+            places, rows["gain"], width=0.25, color=COLOURS[colour], label=scheme.replace("Orca best", "Orca-best")
+        )
         points = paper[paper["series"] == scheme]
         where = [places[labels.index(str(label))] for label in points["x"]]
         paper_points(axes, where, points["y"], "SARATHI Fig. 11a" if scheme == "SARATHI" else "_nolegend_")

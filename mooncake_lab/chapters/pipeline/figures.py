@@ -47,13 +47,18 @@ _IDLE: Final[Mapping[str, str]] = MappingProxyType(
 )
 
 
+def _name(scheme: str) -> str:
+    """A scheme as the text and the paper call it."""
+    return scheme.replace("Orca best", "Orca-best")
+
+
 @styled
 def timelines(runs: Mapping[str, pd.DataFrame]) -> BookFigure:
     """Two stages iteration by iteration, gaps by cause (SARATHI Figs. 1 and 5): rows of `timeline` by scheme."""
     figure, panels = new_figure(len(runs), 1, height=1.3 * len(runs) + 0.9, sharex=True)
     for panel, (scheme, rows) in zip(panels, runs.items(), strict=True):
         _timeline(panel, rows)
-        panel.set_ylabel(f"{scheme}\n(stage)")
+        panel.set_ylabel(f"{_name(scheme)}\n(stage)")
     panels[-1].set_xlabel("time (ms)")
     busy = [Patch(facecolor=COLOURS[c], hatch=h, edgecolor="white", label=n) for n, (c, h) in _WORK.items()]
     idle = [
@@ -95,10 +100,12 @@ def bubbles_and_completion(bubbles: pd.DataFrame, done: pd.DataFrame, paper: pd.
     for scheme, (colour, line) in _SCHEMES.items():
         rows = bubbles[bubbles["scheme"] == scheme]
         if scheme != "TP8 replicas":
-            left.step(rows["value"], 100 * rows["share"], color=COLOURS[colour], linestyle=line, label=scheme)
+            left.step(
+                rows["value"], 100 * rows["share"], color=COLOURS[colour], linestyle=line, label=_name(scheme)
+            )
         rows = done[done["scheme"] == scheme]
         right.plot(
-            rows["value"] / last_s, 100 * rows["share"], color=COLOURS[colour], linestyle=line, label=scheme
+            rows["value"] / last_s, 100 * rows["share"], color=COLOURS[colour], linestyle=line, label=_name(scheme)
         )
     left.set_xscale("log")
     left.xaxis.set_major_formatter(plain_number)
@@ -126,7 +133,7 @@ def causes(shares: pd.DataFrame) -> BookFigure:
             places, widths, left=left, color=colour, edgecolor=FRAME["axis"][0], linewidth=0.5, label=str(name)
         )
         left += widths
-    axes.set_yticks(places, [str(scheme) for scheme in shares.index])
+    axes.set_yticks(places, [_name(str(scheme)) for scheme in shares.index])
     axes.invert_yaxis()
     axes.set(xlabel="time of all stages (%)", xlim=(0, 100))
     axes.grid(visible=False, axis="y")
@@ -181,7 +188,7 @@ def chunk_sizes(runs: pd.DataFrame, orca: pd.DataFrame) -> BookFigure:
         (right, float(orca["completion_s"].iloc[0])),
     ):
         panel.axhline(value, color=COLOURS["straw_man"])
-        panel.annotate("Orca best", (1.0, value), xycoords=("axes fraction", "data"), ha="right",
+        panel.annotate("Orca-best", (1.0, value), xycoords=("axes fraction", "data"), ha="right",
                        xytext=(0, 3), textcoords="offset points")  # fmt: skip
         panel.set_xlabel("chunk and decodes together (tokens)")
         panel.set_ylim(0, None)
