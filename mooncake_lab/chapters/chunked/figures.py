@@ -91,7 +91,7 @@ def masks(pieces: Sequence[npt.NDArray[np.int64]]) -> BookFigure:
         panel.set_xticks(np.arange(0, longest, 2) + 0.5, [str(column) for column in range(0, longest, 2)])
         panel.set_yticks(np.arange(mask.shape[0]) + 0.5, [str(start + row) for row in range(mask.shape[0])])
         panel.grid(visible=False)
-    footer(figure, "counted; blue: keys of earlier chunks, read from the KVCache")
+    footer(figure, "counted; grey-blue: keys of earlier chunks, read from the KVCache")
     return figure
 
 

@@ -50,7 +50,7 @@ def key_chains(keys: pd.DataFrame) -> BookFigure:
     for row in keys.to_dict(orient="records"):
         x, y = row["position"], -names.index(row["prompt"])
         colour = COLOURS["mooncake_variant"] if row["shared"] else COLOURS["straw_man_light"]
-        axes.add_patch(Rectangle((x + 0.04, y - 0.3), 0.8, 0.6, facecolor=colour, edgecolor="none"))
+        axes.add_patch(Rectangle((x + 0.04, y - 0.3), 0.8, 0.6, facecolor=colour, edgecolor=colour, alpha=0.28))
         axes.text(x + 0.44, y, f"{row['tokens']}\n{row['key']}", ha="center", va="center")
         if x:
             axes.annotate(
