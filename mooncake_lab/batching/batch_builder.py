@@ -1,16 +1,77 @@
-"""Builds one plan for a policy: which requests keep their place, advance, or are admitted."""
+"""What every policy counts while it builds a plan: tokens and places of the iteration, and KVCache blocks."""
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
-from mooncake_lab.batching.blocks import Reservation, refusal, too_large, whole_prompt_refusal
 from mooncake_lab.batching.plan import Limits, Plan, Progress, Refusal, Segment
+
+Reservation: TypeAlias = Callable[[Progress, Limits], int]
+"""Blocks that a running request may count on; blocks reserved for one are not given to another."""
+
+
+def known_blocks(request: Progress, limits: Limits) -> int:
+    """Blocks for the tokens that exist: the whole prompt at once, then block by block (paged allocation).
+
+    Nothing is reserved for tokens to come, so a cache may run short and a request must be preempted.
+    """
+    return -(-(request.prompt_tokens + request.generated_tokens) // limits.block_size_tokens)
+
+
+def worst_case_blocks(request: Progress, limits: Limits) -> int:
+    """Blocks for the longest the request may become (Orca's slots, FasterTransformer's static cache).
+
+    No request is ever preempted. Where neither the client nor the model states a limit, that is the whole cache.
+    """
+    block = limits.block_size_tokens
+    tokens = limits.capacity_blocks * block
+    window, cap = limits.max_request_tokens, request.max_new_tokens
+    if window is not None and window < tokens:
+        tokens = window
+    # The last token is never read again, so its keys and values are never written.
+    if cap is not None and request.prompt_tokens + cap - 1 < tokens:
+        tokens = request.prompt_tokens + cap - 1
+    known = request.prompt_tokens + request.generated_tokens
+    return -(-(max(known, tokens)) // block)
+
+
+def refusal(request: Progress, limits: Limits) -> Refusal | None:
+    """Why no iteration can ever finish this request, or None where one may."""
+    window = limits.max_request_tokens
+    if window is not None and request.prompt_tokens > window:
+        return Refusal(
+            request.request_id, f"a prompt of {request.prompt_tokens} tokens; the model's window is {window}"
+        )
+    longest = request.num_tokens
+    if request.max_new_tokens is not None:
+        stated = request.prompt_tokens + request.max_new_tokens - 1
+        longest = max(longest, stated if window is None else min(stated, window))
+    if longest > limits.capacity_blocks * limits.block_size_tokens:
+        return _too_large(request, longest, limits)
+    return None
+
+
+def whole_prompt_refusal(request: Progress, limits: Limits) -> Refusal | None:
+    """The same for a policy that never cuts a prompt: what it computes must fit into one iteration."""
+    if not request.generated_tokens and request.pending_tokens > limits.max_batch_tokens:
+        return Refusal(
+            request.request_id,
+            f"{request.pending_tokens} tokens of its prompt have to be computed at once;"
+            f" an iteration computes at most {limits.max_batch_tokens}",
+        )
+    return refusal(request, limits)
+
+
+def _too_large(request: Progress, tokens: int, limits: Limits) -> Refusal:
+    """The refusal of a request that would hold more tokens than the whole KVCache can."""
+    return Refusal(
+        request.request_id,
+        f"it needs {tokens} tokens of KVCache ({request.prompt_tokens} of them its prompt);"
+        f" the whole cache holds {limits.capacity_blocks * limits.block_size_tokens}",
+    )
 
 
 class BatchBuilder:
-    """A plan under construction. Mutable: a policy adds to it, step by step.
-
-    It counts what every policy has to count, so that a policy is only its order of service: tokens left in the
-    iteration, places left, and blocks that are neither held nor reserved.
+    """A plan under construction, so that a policy is only its order of service. Mutable: a policy adds to it.
 
     Args:
         running: requests with a place, in order of service.
@@ -28,7 +89,6 @@ class BatchBuilder:
         running: Sequence[Progress],
         limits: Limits,
         reservation: Reservation,
-        *,
         budget_tokens: int | None = None,
         watermark: float = 0.0,
     ) -> None:
@@ -59,7 +119,7 @@ class BatchBuilder:
                     " the one generated last must still be pending"
                 )
             if known > capacity_tokens:
-                self.rejected.extend(filter(None, [too_large(request, known, limits)]))
+                self.rejected.append(_too_large(request, known, limits))
                 self.refuses_running = True
                 self.blocks_left += request.held_blocks - request.shared_blocks
                 continue
@@ -185,3 +245,13 @@ class BatchBuilder:
 def smaller(knob: int | None, limit: int) -> int:
     """The knob where it is set, but never more than the limit."""
     return limit if knob is None else min(knob, limit)
+
+
+def require_positive(knob: str, value: int | None) -> None:
+    """Refuse a policy's knob that is set and below 1.
+
+    Raises:
+        ValueError: naming the knob.
+    """
+    if value is not None and value < 1:
+        raise ValueError(f"{knob} is {value}; at least 1 is needed, or None for no limit beyond the instance's")

@@ -10,6 +10,7 @@ from typing import Protocol, final
 
 from msgspec.structs import replace
 
+from mooncake_lab.batching.check import check_plan
 from mooncake_lab.batching.plan import BatchingPolicy, Limits, Plan, Progress, Segment, queue_order
 from mooncake_lab.batching.steady import SteadyPolicy
 
@@ -110,10 +111,17 @@ class Instance:
         limits: of the instance; free blocks and free places are counted here.
         blocks: the KVCache.
         waiting: the queue, where several instances share one; by default an own one.
+        checks: whether each plan goes through `check_plan`.
     """
 
     def __init__(
-        self, policy: BatchingPolicy, limits: Limits, blocks: BlockSpace, waiting: list[Progress] | None = None
+        self,
+        policy: BatchingPolicy,
+        limits: Limits,
+        blocks: BlockSpace,
+        waiting: list[Progress] | None = None,
+        *,
+        checks: bool = False,
     ) -> None:
         self.policy = policy
         self.limits = limits
@@ -122,8 +130,11 @@ class Instance:
         """In order of arrival, then id."""
         self.running: dict[int, Progress] = {}
         """By request id, in the same order."""
+        self.seen: tuple[Sequence[Progress], Sequence[Progress], Limits] = (), (), limits
+        """What the policy saw when it made the last plan: waiting and running requests, and limits."""
         self._in_flight: list[Plan] = []
         self._admitted: set[int] = set()  # by the last plan
+        self._checks = checks
         self._steady = policy if isinstance(policy, SteadyPolicy) else None
 
     def enqueue(self, request: Progress) -> None:
@@ -144,7 +155,10 @@ class Instance:
             if not places:
                 return Plan(reason="every place is in flight")
         waiting, running = self.blocks.match(tuple(self.waiting), resting)
-        plan = self.policy.plan(waiting, running, self._limits_now(places))
+        self.seen = waiting, running, self._limits_now(places)
+        plan = self.policy.plan(*self.seen)
+        if self._checks:
+            check_plan(plan, *self.seen)
         for refusal in plan.rejected:
             self.finish(refusal.request_id)
         for request_id in plan.preempted:

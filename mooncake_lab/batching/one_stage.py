@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from mooncake_lab.batching.batch_builder import BatchBuilder
-from mooncake_lab.batching.blocks import known_blocks, refusal
-from mooncake_lab.batching.plan import Limits, Plan, Progress, Refusal, require_positive
+from mooncake_lab.batching.batch_builder import BatchBuilder, known_blocks, refusal, require_positive
+from mooncake_lab.batching.plan import Limits, Plan, Progress, Refusal
 from mooncake_lab.batching.steady import steady_while_blocks_last
 
 
@@ -32,7 +31,7 @@ class PrefillOnly:
     def plan(self, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Plan:
         """Pieces of prompts up to the tokens of an iteration."""
         prefilling = [request for request in running if not request.decoding]
-        batch = BatchBuilder(prefilling, limits, known_blocks, budget_tokens=self.chunk_tokens)
+        batch = BatchBuilder(prefilling, limits, known_blocks, self.chunk_tokens)
         for request in batch.running:
             batch.advance(request, request.pending_tokens)
         for request in batch.candidates(waiting, refuse=_refusal):

@@ -156,16 +156,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(segment for segment in self.segments if segment.kind == "decode")
 
 
-def require_positive(knob: str, value: int | None) -> None:
-    """Refuse a policy's knob that is set and below 1.
-
-    Raises:
-        ValueError: naming the knob.
-    """
-    if value is not None and value < 1:
-        raise ValueError(f"{knob} is {value}; at least 1 is needed, or None for no limit beyond the instance's")
-
-
 class BatchingPolicy(Protocol):
     """Chooses what an instance runs next. Implementations are frozen dataclasses of their knobs."""
 

@@ -5,16 +5,12 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final
 
+from mooncake_lab.batching.chunked_prefill import Sarathi, SarathiServe, SplitFuse, TensorRTLLM, VLLMChunked
 from mooncake_lab.batching.one_stage import DecodeOnly, PrefillOnly
-from mooncake_lab.batching.orca import Orca
 from mooncake_lab.batching.plan import BatchingPolicy
-from mooncake_lab.batching.request_level import RequestLevel
-from mooncake_lab.batching.sarathi import Sarathi, SarathiServe
-from mooncake_lab.batching.splitfuse import SplitFuse
-from mooncake_lab.batching.tensorrt_llm import TensorRTLLM
-from mooncake_lab.batching.vllm import VLLM, VLLMChunked
+from mooncake_lab.batching.whole_prompts import VLLM, Orca, RequestLevel
 
-BATCHING_POLICIES: Final[Mapping[str, Callable[[], BatchingPolicy]]] = MappingProxyType(
+BATCHING_POLICIES: Final[Mapping[str, Callable[..., BatchingPolicy]]] = MappingProxyType(
     {
         "request_level": RequestLevel,
         "orca": Orca,
@@ -29,20 +25,12 @@ BATCHING_POLICIES: Final[Mapping[str, Callable[[], BatchingPolicy]]] = MappingPr
         "decode_only": DecodeOnly,
     }
 )
-"""Each with the knobs it has by default."""
+"""Each takes its knobs by name, all of which have defaults."""
 
-CHUNKED_POLICIES: Final[Mapping[str, Callable[[int], BatchingPolicy]]] = MappingProxyType(
-    {
-        "vllm_chunked": lambda chunk_tokens: VLLMChunked(chunk_tokens=chunk_tokens),
-        "splitfuse": lambda chunk_tokens: SplitFuse(chunk_tokens=chunk_tokens),
-        "tensorrt_llm": lambda chunk_tokens: TensorRTLLM(chunk_tokens=chunk_tokens),
-        "tensorrt_llm_max_utilization": lambda chunk_tokens: TensorRTLLM("max_utilization", chunk_tokens),
-        "sarathi": lambda chunk_tokens: Sarathi(chunk_tokens=chunk_tokens),
-        "sarathi_serve": lambda chunk_tokens: SarathiServe(chunk_tokens=chunk_tokens),
-        "prefill_only": lambda chunk_tokens: PrefillOnly(chunk_tokens=chunk_tokens),
-    }
+CHUNKED_POLICIES: Final = tuple(
+    name for name, make in BATCHING_POLICIES.items() if hasattr(make(), "chunk_tokens")
 )
-"""Those that can cut a prompt, by the tokens of an iteration."""
+"""Those that cut prompts to the tokens of an iteration, `chunk_tokens`."""
 
 
 def named_policy(name: str, *, chunk_tokens: int | None = None) -> BatchingPolicy:
@@ -60,4 +48,4 @@ def named_policy(name: str, *, chunk_tokens: int | None = None) -> BatchingPolic
             f"batching policy {name!r} never cuts a prompt, but a chunk of {chunk_tokens} tokens was asked for;"
             f" those that do are {', '.join(CHUNKED_POLICIES)}"
         )
-    return CHUNKED_POLICIES[name](chunk_tokens)
+    return BATCHING_POLICIES[name](chunk_tokens=chunk_tokens)

@@ -3,11 +3,10 @@
 Only this module has the output lengths. They determine when a request is done, and no policy sees them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, final
+from typing import final
 
-from mooncake_lab.batching.check import check_plan
 from mooncake_lab.batching.instance import CountedBlocks, Instance
 from mooncake_lab.batching.plan import BatchingPolicy, Limits, Plan, Progress, queue_order
 
@@ -24,34 +23,17 @@ class Iteration:
     finished: tuple[int, ...]
     """Requests that got their last token, in the order of the plan."""
 
-
-@dataclass(slots=True, eq=False)
-class ObservedPolicy:
-    """A policy that plans as another one does, and keeps the last arguments of that one. Mutable."""
-
-    policy: BatchingPolicy
-    checks: bool
-    """Whether each plan goes through `check_plan`."""
-    seen: tuple[tuple[Progress, ...], tuple[Progress, ...], Limits] | None = None
-
-    def plan(self, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Plan:
-        """The plan of the other policy.
-
-        Raises:
-            ValueError: when it breaks a rule of `check_plan`.
-        """
-        plan = self.policy.plan(waiting, running, limits)
-        if self.checks:
-            check_plan(plan, waiting, running, limits)
-        self.seen = tuple(waiting), tuple(running), limits
-        return plan
-
-    def iteration(self, index: int, plan: Plan, finished: tuple[int, ...]) -> Iteration:
-        """The last iteration, for the log."""
-        assert self.seen is not None  # noqa: S101  # it was planned
-        waiting, running, limits = self.seen
-        return Iteration(
-            index=index, waiting=waiting, running=running, limits=limits, plan=plan, finished=finished
+    @classmethod
+    def of(cls, instance: Instance, index: int, plan: Plan, finished: tuple[int, ...]) -> "Iteration":
+        """The iteration of the last plan of an instance."""
+        waiting, running, limits = instance.seen
+        return cls(
+            index=index,
+            waiting=tuple(waiting),
+            running=tuple(running),
+            limits=limits,
+            plan=plan,
+            finished=finished,
         )
 
 
@@ -74,8 +56,7 @@ class Replay:
         max_iterations: int = 100_000,
     ) -> None:
         self.log: list[Iteration] = []
-        self._observed = ObservedPolicy(policy, checks=True)
-        self.instance = Instance(self._observed, limits, CountedBlocks(limits.capacity_blocks))
+        self.instance = Instance(policy, limits, CountedBlocks(limits.capacity_blocks), checks=True)
         self._output_tokens = output_tokens
         self._max_iterations = max_iterations
 
@@ -93,7 +74,7 @@ class Replay:
         Raises:
             ValueError: when the plan breaks a rule of `check_plan`, or the policy is stuck.
         """
-        instance, policy, index = self.instance, self._observed.policy, len(self.log)
+        instance, policy, index = self.instance, self.instance.policy, len(self.log)
         if index >= self._max_iterations:
             raise ValueError(f"{policy} is not done after {self._max_iterations} iterations")
         plan = instance.plan()
@@ -107,7 +88,7 @@ class Replay:
         ]
         for request_id in finished:
             instance.finish(request_id)
-        self.log.append(self._observed.iteration(index, plan, tuple(finished)))
+        self.log.append(Iteration.of(instance, index, plan, tuple(finished)))
         return self.log[-1]
 
 
@@ -146,56 +127,6 @@ def trace_plans(
     return replay.log
 
 
-IterationSeconds: TypeAlias = Callable[[Plan], float]
-
-
-@dataclass(frozen=True, slots=True)
-class TimedIteration:
-    """An iteration, and when it ran."""
-
-    step: Iteration
-    start_s: float
-    end_s: float
-
-
-def timed_plans(
-    policy: BatchingPolicy,
-    requests: Sequence[Progress],
-    limits: Limits,
-    output_tokens: Mapping[int, int],
-    *,
-    arrives_s: Mapping[int, float],
-    seconds: IterationSeconds,
-) -> list[TimedIteration]:
-    """Run a policy until every request is finished or refused; the iterations with their times.
-
-    A request that arrives during an iteration is seen by the next one.
-
-    Args:
-        policy: what is stepped.
-        requests: their ranks of arrival agree with `arrives_s`.
-        limits: of the instance.
-        output_tokens: tokens each request generates in all.
-        arrives_s: when each request arrives.
-        seconds: how long an iteration takes.
-
-    Raises:
-        ValueError: as `trace_plans`.
-    """
-    coming = sorted(requests, key=queue_order, reverse=True)
-    replay, now_s, timed = Replay(policy, limits, output_tokens), 0.0, list[TimedIteration]()
-    while coming or not replay.is_idle:
-        if replay.is_idle:  # the clock waits for the next request
-            now_s = max(now_s, arrives_s[coming[-1].request_id])
-        while coming and arrives_s[coming[-1].request_id] <= now_s:
-            replay.instance.enqueue(coming.pop())
-        step = replay.step(more_come=False)  # a policy must not wait for requests that have not arrived
-        end_s = now_s + (seconds(step.plan) if step.plan.segments else 0.0)
-        timed.append(TimedIteration(step, now_s, end_s))
-        now_s = end_s
-    return timed
-
-
 def gantt(log: Sequence[Iteration]) -> dict[int, str]:
     """One string per request, one letter per iteration (Sarathi-Serve, OSDI'24, Fig. 7).
 
@@ -218,19 +149,3 @@ def _letter(step: Iteration, request_id: int) -> str:
     if any(request.request_id == request_id for request in step.running):
         return "."
     return "w" if any(request.request_id == request_id for request in step.waiting) else " "
-
-
-def padding_waste(plan: Plan) -> float:
-    """The part of a rectangular prefill batch that is padding: 1 - sum(P) / (B * max(P)); 0 without prefill."""
-    prompts = [segment.new_tokens for segment in plan.prefills]
-    return 1 - sum(prompts) / (len(prompts) * max(prompts)) if prompts else 0.0
-
-
-def tail_waste(decode_steps: Mapping[int, int]) -> float:
-    """The part of a batch's decode places that stay empty until the batch drains: 1 - sum(D) / (B * max(D)).
-
-    Args:
-        decode_steps: decode iterations of each request of one batch; without any there is no waste.
-    """
-    steps = decode_steps.values()
-    return 1 - sum(steps) / (len(steps) * max(steps)) if any(steps) else 0.0

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from mooncake_lab.batching import BatchingPolicy, Instance, Iteration, Limits, ObservedPolicy
+from mooncake_lab.batching import BatchingPolicy, Instance, Iteration, Limits
 from mooncake_lab.core import blocks_for
 from mooncake_lab.engine.allocator import BlockAllocator
 from mooncake_lab.engine.blocks import EngineBlocks
@@ -76,8 +76,7 @@ class Engine:
         """Those that wait or run, by id."""
         namespace = name if self.settings.prefix_reuse else None
         self._blocks = EngineBlocks(self.allocator, size, self.requests, namespace, self._swap_out)
-        self._observed = ObservedPolicy(policy, checks=False)
-        self.instance = Instance(self._observed, self.limits, self._blocks)
+        self.instance = Instance(policy, self.limits, self._blocks)
         self.log: list[LoggedIteration] = []
         self._clock = clock
         self._next_id = 0
@@ -154,7 +153,7 @@ class Engine:
         plan = self.instance.plan()
         if plan.is_empty:
             ids = list(self.requests)[:8]
-            raise RuntimeError(f"{self._observed.policy} does nothing while requests {ids} wait or run")
+            raise RuntimeError(f"{self.instance.policy} does nothing while requests {ids} wait or run")
         done += [self._end(refusal.request_id, "rejected", refusal.reason) for refusal in plan.rejected]
         for request_id in (*plan.preempted, *plan.swapped):
             self.requests[request_id].preemptions += 1
@@ -172,7 +171,7 @@ class Engine:
         ended = self._append(work, tokens)
         if self.settings.keep_log:
             finished = tuple(output.request_id for output in ended)
-            iteration = self._observed.iteration(self._steps, plan, finished)
+            iteration = Iteration.of(self.instance, self._steps, plan, finished)
             self.log.append(LoggedIteration(start_s, self._clock(), iteration))
         self._steps += 1
         done += ended

@@ -3,7 +3,7 @@
 import pytest
 
 from mooncake_lab.batching import Limits, Progress
-from mooncake_lab.batching.blocks import known_blocks, refusal, worst_case_blocks
+from mooncake_lab.batching.batch_builder import known_blocks, refusal, worst_case_blocks
 
 
 def limits(window=None):

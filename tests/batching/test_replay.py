@@ -1,6 +1,5 @@
 """The driver without a clock, and the chart it draws."""
 
-import math
 from dataclasses import dataclass
 
 import pytest
@@ -16,12 +15,10 @@ from mooncake_lab.batching import (
     RequestLevel,
     Segment,
     VLLMChunked,
-    decode_stretch_steps,
     gantt,
-    padding_waste,
-    tail_waste,
     trace_plans,
 )
+from mooncake_lab.batching.steady import decode_stretch_steps
 
 LIMITS = Limits(max_batch_tokens=16, max_requests=4, block_size_tokens=4, capacity_blocks=8, free_blocks=8)
 
@@ -109,26 +106,6 @@ class TestGantt:
         prompts = [request(1, 24), request(2, 8), request(3, 8)]
         log = trace_plans(PrefillOnly(), prompts, LIMITS, {1: 1, 2: 1, 3: 1})
         assert gantt(log) == {1: "pP ", 2: "wP ", 3: "wwP"}
-
-
-class TestWaste:
-    def test_equal_prompts_waste_nothing(self):
-        """Padding is what is missing to the longest prompt."""
-        assert padding_waste(Plan(segments=tuple(Segment(i, "prefill", 5, 0, emits=True) for i in range(3)))) == 0
-
-    def test_padding(self):
-        """Prompts of 2 and 6 tokens fill 8 of 12 places."""
-        plan = Plan(segments=(Segment(1, "prefill", 2, 0, emits=True), Segment(2, "prefill", 6, 0, emits=True)))
-        assert math.isclose(padding_waste(plan), 1 / 3)
-
-    def test_no_prefill_no_padding(self):
-        """Decodes are not padded."""
-        assert padding_waste(Plan(segments=(Segment(1, "decode", 1, 4, emits=True),))) == 0
-
-    def test_tail(self):
-        """Decodes of 1 and 3 steps fill 4 of 6 places; none at all wastes none."""
-        assert math.isclose(tail_waste({1: 1, 2: 3}), 1 / 3)
-        assert tail_waste({}) == tail_waste({1: 0}) == 0
 
 
 class TestDecodeStretch:

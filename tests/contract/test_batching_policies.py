@@ -23,10 +23,10 @@ from mooncake_lab.batching import (
     SplitFuse,
     TensorRTLLM,
     VLLMChunked,
-    decode_stretch_steps,
     named_policy,
     trace_plans,
 )
+from mooncake_lab.batching.steady import decode_stretch_steps
 
 EVERY = {
     "request_level": lambda _: RequestLevel(),

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from mooncake_lab.batching import Limits, Orca, Progress
-from mooncake_lab.batching.replay import timed_plans
+from mooncake_lab.figures.drag_requests import timed_plans
 
 LIMITS = Limits(max_batch_tokens=64, max_requests=4, block_size_tokens=4, capacity_blocks=64, free_blocks=64)
 
