@@ -10,7 +10,7 @@ _CHECKSUM_ERRORS: Final = frozenset({errno.EBADMSG, errno.EILSEQ, errno.ENODATA}
 _LOG: Final = logging.getLogger("mooncake_lab.store")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Counters:
     """What a tier did so far. Mutable."""
 
@@ -34,9 +34,9 @@ class Counters:
     written_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TierStatistics:
-    """The counters of a tier (see `Counters`) and its state."""
+@dataclass(slots=True, kw_only=True)
+class TierStatistics(Counters):
+    """What a tier did so far, and its state."""
 
     name: str
     capacity_bytes: int
@@ -48,18 +48,6 @@ class TierStatistics:
     write_errors: int
     degraded: str | None
     """Why reading or writing is degraded; `None` while all is well."""
-    hits: int
-    misses: int
-    stored: int
-    evicted: int
-    demoted: int
-    dropped: int
-    promoted: int
-    refused: int
-    damaged: int
-    read_bytes: int
-    read_s: float
-    written_bytes: int
 
 
 @final

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Final, Generic, NamedTuple, TypeVar, final
 
 from mooncake_lab.core import BlockKey
@@ -229,11 +229,7 @@ class Tier(Generic[Handle]):
             self.blocks.remove(key)
 
     def check(self) -> None:
-        """Verify its invariants.
-
-        Raises:
-            AssertionError: naming the one that is broken.
-        """
+        """Verify its invariants."""
         self.blocks.check()
         invariants = {
             "pending bytes add up": self.pending_bytes == sum(p.size_bytes for p in self.pending.values()),
@@ -247,7 +243,6 @@ class Tier(Generic[Handle]):
 
     def statistics(self) -> TierStatistics:
         """What it did so far, and its state."""
-        counted = {name: getattr(self.counters, name) for name in Counters.__slots__}
         return TierStatistics(
             name=self.spec.name,
             capacity_bytes=self.blocks.capacity_bytes,
@@ -257,5 +252,5 @@ class Tier(Generic[Handle]):
             read_errors=self.reads.errors,
             write_errors=self.writes.errors,
             degraded=self.writes.reason or self.reads.reason,
-            **counted,
+            **asdict(self.counters),
         )

@@ -1,8 +1,7 @@
 """Which block is in which tier: the pure part of a tiered store, without I/O, clock or threads.
 
 The caller holds one lock around all calls, or has one thread. It carries out the commands that it gets (`Free`,
-`Demote`) and reports what came of its transfers (`end_write`, `abort_write`, `end_read`, `end_demotion`). Where
-transfers take no time, as in a simulator, `put_at_once` and `read_at_once` do both.
+`Demote`) and reports what came of its transfers (`end_write`, `abort_write`, `end_read`, `end_demotion`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -118,64 +117,10 @@ class TierStack(Generic[Handle]):
             return [handle]
         return [old.payload.handle for _, old in outcome.evicted if old.payload.handle is not None]
 
-    def put_at_once(self, key: BlockKey, handle: Handle, size_bytes: int, position: int = 0) -> bool:
-        """Put a block into the first tier and demote what it evicts, without delay; whether the tier holds it."""
-        first = self.tiers[0]
-        if first.has_intact(key):
-            first.touch(key)
-            return True
-        is_stored = self._write_at_once(0, key, handle, size_bytes, position)
-        for tier in self.tiers[:-1]:
-            while tier.queue:
-                evicted = tier.queue.popleft()
-                pending = tier.pending[evicted]
-                self._write_at_once(tier.index + 1, evicted, pending.handle, pending.size_bytes, pending.position)
-                self._free_at_once(self.end_demotion(tier.index, evicted))
-        return is_stored
-
-    def read_at_once(self, keys: Iterable[BlockKey]) -> list[int]:
-        """Use the leading blocks that are held, and promote those of lower tiers; the tier that each was in."""
-        found: list[int] = []
-        rising: list[tuple[BlockKey, Handle, Block[Entry[Handle]]]] = []
-        for key in keys:
-            index = self.tier_of(key)
-            if index is None:
-                break
-            tier = self.tiers[index]
-            handle = tier.begin_read(key)
-            if handle is None:
-                break
-            block = tier.blocks.peek(key)
-            tier.end_read(key, handle)
-            found.append(index)
-            if index and tier.spec.promotes and block is not None:
-                rising.append((key, handle, block))
-        for key, handle, block in rising:
-            self.put_at_once(key, handle, block.size_bytes, block.position)
-        return found
-
     def check(self) -> None:
-        """Verify every tier's invariants.
-
-        Raises:
-            AssertionError: naming the one that is broken.
-        """
+        """Verify every tier's invariants."""
         for tier in self.tiers:
             tier.check()
-
-    def _write_at_once(self, index: int, key: BlockKey, handle: Handle, size_bytes: int, position: int) -> bool:
-        entry, commands = self.begin_write(index, key, size_bytes, position)
-        self._free_at_once(commands)
-        if entry is None:
-            return False
-        entry.handle = handle
-        self.end_write(index, key)
-        return True
-
-    def _free_at_once(self, commands: Iterable[Free[Handle] | Demote]) -> None:
-        for command in commands:
-            if isinstance(command, Free):
-                self.tiers[command.tier].freed(command.handle)
 
     def _depart(
         self, tier: Tier[Handle], evicted: Iterable[tuple[BlockKey, Block[Entry[Handle]]]]

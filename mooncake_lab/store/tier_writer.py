@@ -38,8 +38,6 @@ class TierWriter:
         changed: guards the stack; notified when a demotion is due or has ended. Backends are called without it.
     """
 
-    __slots__ = ("backends", "changed", "stack")
-
     def __init__(
         self, stack: TierStack[Reservation], backends: Sequence[StorageBackend], changed: threading.Condition
     ) -> None:
@@ -292,8 +290,6 @@ class BlockWriter:
 @final
 class WriteBack:
     """The thread that demotes evicted blocks of one tier, so that no request waits for it. Mutable."""
-
-    __slots__ = ("_changed", "_index", "_is_moving", "_stopping", "_thread", "_tier", "_writer", "crash")
 
     def __init__(self, writer: TierWriter, index: int) -> None:
         self._writer = writer

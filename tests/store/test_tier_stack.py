@@ -26,6 +26,58 @@ def stack_of(*blocks, queue=2, eviction="lru"):
     )
 
 
+def put_at_once(stack, key, handle, position=0):
+    """Put a block into the first tier and demote what it evicts, without delay; whether the tier holds it."""
+    if stack.tiers[0].has_intact(key):
+        stack.tiers[0].touch(key)
+        return True
+    is_stored = write_at_once(stack, 0, key, handle, position)
+    for tier in stack.tiers[:-1]:
+        while tier.queue:
+            evicted = tier.queue.popleft()
+            pending = tier.pending[evicted]
+            write_at_once(stack, tier.index + 1, evicted, pending.handle, pending.position)
+            free_at_once(stack, stack.end_demotion(tier.index, evicted))
+    return is_stored
+
+
+def read_at_once(stack, keys):
+    """Use the leading blocks that are held, and promote those of lower tiers; the tier that each was in."""
+    found, rising = [], []
+    for key in keys:
+        index = stack.tier_of(key)
+        if index is None:
+            break
+        tier = stack.tiers[index]
+        handle = tier.begin_read(key)
+        position = tier.blocks.peek(key).position
+        tier.end_read(key, handle)
+        found.append(index)
+        if index:
+            rising.append((key, handle, position))
+    for block in rising:
+        put_at_once(stack, *block)
+    return found
+
+
+def write_at_once(stack, index, key, handle, position):
+    """Write a block into one tier; whether the tier takes it."""
+    entry, commands = stack.begin_write(index, key, SIZE, position)
+    free_at_once(stack, commands)
+    if entry is None:
+        return False
+    entry.handle = handle
+    stack.end_write(index, key)
+    return True
+
+
+def free_at_once(stack, commands):
+    """Report that everything is freed."""
+    for command in commands:
+        if isinstance(command, Free):
+            stack.tiers[command.tier].freed(command.handle)
+
+
 class Transfers(RuleBasedStateMachine):
     """Writes, reads and demotions that begin and end in any order, with bytes that exist until they are freed."""
 
@@ -152,12 +204,12 @@ def test_the_simulators_tiers_follow_the_same_rules(operations, sizes, eviction)
     for reads, keys in operations:
         if reads:
             reused = simulated.reuse(keys, blocks)
-            found = stack.read_at_once(keys)
+            found = read_at_once(stack, keys)
             assert (reused.blocks, reused.from_ssd) == (len(found), sum(found))
         else:
             simulated.keep(keys, blocks)
             for position, key in enumerate(keys):
-                stack.put_at_once(key, key, SIZE, position)
+                put_at_once(stack, key, key, position)
         assert [set(tier.blocks) for tier in stack.tiers] == [set(dram), set(ssd)]
         assert not any(tier.pending or tier.freeing for tier in stack.tiers)
         stack.check()
@@ -180,10 +232,10 @@ def test_a_full_queue_drops():
 def test_a_pinned_block_stays():
     """A block that is read is not evicted, and a tier full of such blocks takes nothing."""
     stack = stack_of(1, 4)
-    assert stack.put_at_once("a", 1, SIZE)
+    assert put_at_once(stack, "a", 1)
     stack.tiers[0].begin_read("a")
-    assert not stack.put_at_once("b", 2, SIZE)
+    assert not put_at_once(stack, "b", 2)
     assert stack.evict_one(0) is None
     stack.tiers[0].end_read("a", 1)
-    assert stack.put_at_once("b", 2, SIZE)
+    assert put_at_once(stack, "b", 2)
     assert [stack.tier_of(key) for key in ("a", "b")] == [1, 0]

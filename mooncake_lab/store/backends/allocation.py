@@ -72,11 +72,7 @@ class ExtentAllocator:
         return True
 
     def give(self, start: int, size_bytes: int) -> None:
-        """Free an allocated run and merge it with its free neighbours.
-
-        Raises:
-            ValueError: when part of it is free already, or outside the capacity.
-        """
+        """Free an allocated run and merge it with its free neighbours."""
         size = self.aligned(size_bytes)
         index = bisect_left(self._starts, start)
         before = self._starts[index - 1] if index else None
@@ -105,8 +101,6 @@ class AllocationTable:
         capacity_bytes: as in `ExtentAllocator`.
         alignment_bytes: as in `ExtentAllocator`.
     """
-
-    __slots__ = ("_backend", "_committed", "_missing", "_sequence", "extents", "lock")
 
     def __init__(self, backend: str, capacity_bytes: int, alignment_bytes: int) -> None:
         self._backend = backend
@@ -145,11 +139,7 @@ class AllocationTable:
             return True
 
     def check_open(self, reservation: Reservation) -> None:
-        """Refuse what is not reserved, or is committed.
-
-        Raises:
-            BlockNotFoundError: when it is so.
-        """
+        """Refuse what is not reserved, or is committed."""
         if self._missing.get(reservation.key, (None,))[0] != reservation:
             raise BlockNotFoundError(f"{self._backend} has no open reservation for block {reservation.key.hex()}")
 
@@ -161,12 +151,7 @@ class AllocationTable:
                 held[1].difference_update(range(first_layer, first_layer + layers))
 
     def check_complete(self, reservations: Sequence[Reservation]) -> None:
-        """Refuse reservations with unwritten layers.
-
-        Raises:
-            BlockNotFoundError: when one is not reserved.
-            ValueError: when a layer is missing, or one reservation comes twice.
-        """
+        """Refuse reservations with unwritten layers."""
         seen = set[Reservation]()
         with self.lock:
             for reservation in reservations:
@@ -187,11 +172,7 @@ class AllocationTable:
                 self._committed[reservation.key] = self._missing.pop(reservation.key)[0]
 
     def check_committed(self, reservation: Reservation) -> None:
-        """Refuse what is not committed.
-
-        Raises:
-            BlockNotFoundError: when it is so.
-        """
+        """Refuse what is not committed."""
         if not self.is_committed(reservation):
             raise BlockNotFoundError(f"{self._backend} does not hold block {reservation.key.hex()}")
 
@@ -200,11 +181,7 @@ class AllocationTable:
         return self._committed.get(reservation.key) == reservation
 
     def remove(self, reservation: Reservation) -> bool:
-        """Stop holding it; whether it was committed. Its bytes stay allocated until `extents.give`.
-
-        Raises:
-            BlockNotFoundError: when it is neither reserved nor committed.
-        """
+        """Stop holding it; whether it was committed. Its bytes stay allocated until `extents.give`."""
         with self.lock:
             if self.is_committed(reservation):
                 del self._committed[reservation.key]

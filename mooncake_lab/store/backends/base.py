@@ -192,11 +192,7 @@ def read_copies(backend: StorageBackend, reservation: Reservation, first_layer: 
 
 
 def flat(buffer: Buffer, *, writable: bool = False) -> Bytes:
-    """The memory of a buffer as bytes, shape (bytes,), without a copy.
-
-    Raises:
-        ValueError: when it is not contiguous, or read-only where bytes must be written.
-    """
+    """The memory of a buffer as bytes, shape (bytes,), without a copy."""
     if isinstance(buffer, np.ndarray) and buffer.dtype is _BYTE and buffer.ndim == 1:
         flags = buffer.flags  # the usual case, sixty times per block: no view is made
         if flags.c_contiguous and (not writable or flags.writeable):
@@ -217,11 +213,7 @@ def address(array: Bytes) -> int:
 
 
 def check_block(key: bytes, layer_bytes: Sequence[int]) -> None:
-    """Refuse keys and layers that no backend holds.
-
-    Raises:
-        ValueError: when the key is empty or too long, or there are no layers, too many, or an empty one.
-    """
+    """Refuse keys and layers that no backend holds."""
     if not 0 < len(key) <= MAX_KEY_BYTES:
         raise ValueError(f"a key of {len(key)} bytes; allowed are 1 to {MAX_KEY_BYTES}")
     if not 0 < len(layer_bytes) <= MAX_LAYERS or min(layer_bytes) < 1:
@@ -232,11 +224,7 @@ def check_block(key: bytes, layer_bytes: Sequence[int]) -> None:
 
 
 def check_fingerprint(fingerprint: bytes) -> None:
-    """Refuse names of models that no backend takes.
-
-    Raises:
-        ValueError: when it is empty or longer than 64 bytes.
-    """
+    """Refuse names of models that no backend takes."""
     if not 0 < len(fingerprint) <= MAX_FINGERPRINT_BYTES:
         raise ValueError(
             f"a model fingerprint of {len(fingerprint)} bytes; allowed are 1 to {MAX_FINGERPRINT_BYTES}"
@@ -246,11 +234,7 @@ def check_fingerprint(fingerprint: bytes) -> None:
 def check_buffers(
     reservation: Reservation, buffers: Sequence[Buffer], first_layer: int, *, writable: bool = False
 ) -> list[Bytes]:
-    """The buffers as flat bytes, if they are exactly the layers from `first_layer` on.
-
-    Raises:
-        ValueError: when they are not.
-    """
+    """The buffers as flat bytes, if they are exactly the layers from `first_layer` on."""
     arrays = [flat(buffer, writable=writable) for buffer in buffers]
     given = tuple([array.nbytes for array in arrays])
     wanted = reservation.layer_bytes[first_layer : first_layer + len(given)]

@@ -28,8 +28,6 @@ class DramBackend:
         StorageError: when memory must be pinned and cannot be.
     """
 
-    __slots__ = ("_address", "_arena", "_cuda", "_table", "evicts", "is_shared", "name")
-
     def __init__(self, capacity_bytes: int, *, name: str = "dram", pinned: bool | None = None) -> None:
         self.name: str = name
         self.is_shared: bool = False

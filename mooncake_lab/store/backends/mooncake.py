@@ -61,23 +61,6 @@ class MooncakeBackend:
         ValueError: when the capacity is not positive, or the fingerprint empty or too long.
     """
 
-    __slots__ = (
-        "_api",
-        "_checks",
-        "_client",
-        "_closed",
-        "_getting",
-        "_helpers",
-        "_ours",
-        "_prefix",
-        "_sessions",
-        "_sums",
-        "_table",
-        "evicts",
-        "is_shared",
-        "name",
-    )
-
     def __init__(
         self,
         client: MooncakeClient,

@@ -50,21 +50,6 @@ class RemoteBackend:
         ValueError: when the token is too short, or the fingerprint empty or too long.
     """
 
-    __slots__ = (
-        "_address",
-        "_closed",
-        "_fingerprint",
-        "_lock",
-        "_peer",
-        "_space",
-        "_timeout_s",
-        "_token",
-        "capacity_bytes",
-        "evicts",
-        "is_shared",
-        "name",
-    )
-
     def __init__(
         self,
         address: tuple[str, int],

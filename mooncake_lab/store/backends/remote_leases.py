@@ -17,8 +17,6 @@ class Leases:
     When the backend is full, the least recently used blocks leave: the clients do not know what the others use.
     """
 
-    __slots__ = ("_blocks", "_changed", "_patience_s", "_sums", "_used", "_users", "backend")
-
     def __init__(self, backend: StorageBackend, patience_s: float) -> None:
         self.backend = backend
         self._patience_s = patience_s
@@ -32,11 +30,7 @@ class Leases:
 
     @contextlib.contextmanager
     def lease(self, name: messages.Name) -> Generator[Reservation]:
-        """The reservation, which is not freed meanwhile.
-
-        Raises:
-            BlockNotFoundError: when no block has this name.
-        """
+        """The reservation, which is not freed meanwhile."""
         with self._changed:
             block = self._blocks.get(name)
             if block is None:
@@ -74,12 +68,7 @@ class Leases:
             return found
 
     def free(self, names: Sequence[messages.Name]) -> None:
-        """Free blocks when no client reads or writes them.
-
-        Raises:
-            BlockNotFoundError: when a name is unknown or comes twice; nothing is freed then.
-            TimeoutError: when a block stays in use.
-        """
+        """Free blocks when no client reads or writes them."""
         with self._changed:
             is_idle = self._changed.wait_for(
                 lambda: not any(self._users[name] for name in names), self._patience_s

@@ -176,8 +176,6 @@ class _Session:
         max_payload_bytes: of one frame.
     """
 
-    __slots__ = ("_client", "_leases", "_max_payload_bytes", "_open", "_space", "_timeout_s")
-
     def __init__(
         self, client: socket.socket, leases: Leases, fingerprint: bytes, timeout_s: float, max_payload_bytes: int
     ) -> None:
@@ -189,13 +187,7 @@ class _Session:
         self._open: set[messages.Name] = set()
 
     def serve(self) -> None:
-        """Answer until the connection ends, and free what was not committed.
-
-        Raises:
-            OSError: when the client is gone or stalls.
-            ProtocolError: when it breaks a bound.
-            DecodeError: when it sends what is no question.
-        """
+        """Answer until the connection ends, and free what was not committed."""
         try:
             while True:
                 body, payload_bytes = wire.receive_head(self._client, self._timeout_s, idle_s=_IDLE_S)
@@ -333,11 +325,7 @@ def _shut_down(client: socket.socket) -> None:
 
 
 def _configure(client: socket.socket, timeout_s: float) -> None:
-    """Send small answers at once, and notice within a few timeouts when the client's machine is gone.
-
-    Raises:
-        OSError: when the connection is gone already.
-    """
+    """Send small answers at once, and notice within a few timeouts when the client's machine is gone."""
     client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     patience_s = max(1, math.ceil(timeout_s))

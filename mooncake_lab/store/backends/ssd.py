@@ -58,24 +58,6 @@ class SsdBackend:
         ValueError: when the slab would shrink, or has no size yet and is given none.
     """
 
-    __slots__ = (
-        "_closing",
-        "_committing",
-        "_failed_syncs",
-        "_file",
-        "_folder_lock",
-        "_freed",
-        "_index",
-        "_is_open",
-        "_slab",
-        "_table",
-        "_written",
-        "evicts",
-        "index_was_whole",
-        "is_shared",
-        "name",
-    )
-
     def __init__(
         self,
         folder: Path,

@@ -27,14 +27,7 @@ _CHUNK_BYTES: Final = 8 * 1024**2
 
 @final
 class FolderLock:
-    """Keeps a folder for this process until `release`; the system releases it when the process ends.
-
-    Raises:
-        FolderInUseError: when another process, or another backend of this one, has it.
-        OSError: when the folder cannot be made or written.
-    """
-
-    __slots__ = ("_descriptor",)
+    """Keeps a folder for this process until `release`; the system releases it when the process ends."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -61,11 +54,7 @@ class FolderLock:
 
 
 def model_folder(folder: Path, fingerprint: bytes) -> Path:
-    """Where the blocks of one model are, so that those of another are never found there.
-
-    Raises:
-        ValueError: when the fingerprint is empty or longer than 64 bytes.
-    """
+    """Where the blocks of one model are, so that those of another are never found there."""
     check_fingerprint(fingerprint)
     return folder / fingerprint.hex()
 

@@ -98,12 +98,7 @@ class Index:
         seed: of the seals.
         records: the committed blocks.
         before: called before each change.
-
-    Raises:
-        OSError: when it cannot be written.
     """
-
-    __slots__ = ("_before", "_compact_at", "_end", "_file", "_path", "_seed", "records")
 
     def __init__(
         self, path: Path, seed: int, records: Iterable[Record], before: BeforeOperation = no_faults
@@ -117,11 +112,7 @@ class Index:
         self._rewrite()
 
     def change(self, drop: Sequence[bytes], put: Sequence[Record]) -> None:
-        """Drop keys, then hold records.
-
-        Raises:
-            OSError: when the device refuses; nothing changed.
-        """
+        """Drop keys, then hold records."""
         self._before("index")
         self._append(_Change(tuple(drop), tuple(put)))
         _apply(self.records, drop, put)

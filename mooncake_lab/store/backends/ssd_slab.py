@@ -61,25 +61,7 @@ class Slab:
 
     Aligned memory is written with O_DIRECT: layers are seldom read back soon, and the page cache would only copy
     them. Reads go through the page cache, which costs nothing cold and is much faster warm. Mutable.
-
-    Raises:
-        OSError: when the file cannot be made (no space, no permission).
-        ValueError: when an existing slab is larger than `capacity_bytes`.
     """
-
-    __slots__ = (
-        "_before",
-        "_direct",
-        "_file",
-        "_padding",
-        "_path",
-        "_users",
-        "_using",
-        "_zeros",
-        "is_new",
-        "size_bytes",
-        "writes_directly",
-    )
 
     def __init__(self, path: Path, capacity_bytes: int, before: BeforeOperation = no_faults) -> None:
         self._path = path
@@ -102,22 +84,13 @@ class Slab:
         """Whether aligned memory is written around the page cache."""
 
     def write(self, offset_bytes: int, layers: Sequence[Bytes]) -> None:
-        """Write consecutive layers, each padded to the alignment.
-
-        Raises:
-            OSError: when the device refuses, or the slab is closed.
-        """
+        """Write consecutive layers, each padded to the alignment."""
         with self._in_use("write") as file:
             if not self._write_directly(offset_bytes, layers):
                 _transfer(os.pwritev, file, _with_padding(layers, self._zeros), offset_bytes)
 
     def read(self, offset_bytes: int, layers: Sequence[Bytes]) -> None:
-        """Fill layers from where `write` put them.
-
-        Raises:
-            OSError: when the device refuses, or the slab is closed.
-            DamagedBlockError: when the file ends too early.
-        """
+        """Fill layers from where `write` put them."""
         with self._in_use("read") as file:
             _transfer(os.preadv, file, _with_padding(layers, self._padding), offset_bytes)
 
@@ -180,8 +153,6 @@ class BlockFile:
         seed: of the checksums.
     """
 
-    __slots__ = ("_helpers", "_seed", "_slab")
-
     def __init__(self, slab: Slab, seed: int) -> None:
         self._slab = slab
         self._seed = seed
@@ -192,9 +163,6 @@ class BlockFile:
 
         A helper takes all checksums and then writes the header with the first quarter of the layers; the caller
         writes the others. A header whose layers are incomplete does no harm: recovery verifies every layer.
-
-        Raises:
-            OSError: when the device refuses.
         """
         if block.size_bytes <= _ALONE_BYTES:
             return self._write_with_header(block, layers, len(layers))
@@ -207,11 +175,7 @@ class BlockFile:
         return sums
 
     def write_layers(self, block: Reservation, layers: Sequence[Bytes], first_layer: int) -> list[int]:
-        """Write layers without a header; the checksum of each.
-
-        Raises:
-            OSError: when the device refuses.
-        """
+        """Write layers without a header; the checksum of each."""
         start = layer_offset(block, first_layer)
         if sum([layer.nbytes for layer in layers]) <= _ALONE_BYTES:
             self._slab.write(start, layers)
@@ -222,21 +186,12 @@ class BlockFile:
         return sums
 
     def write_header(self, record: Record) -> None:
-        """Write the header of a block whose layers came one by one.
-
-        Raises:
-            OSError: when the device refuses.
-        """
+        """Write the header of a block whose layers came one by one."""
         sealed = np.frombuffer(seal_record(record, self._seed), np.uint8)
         self._slab.write(record.block.offset_bytes, [self._header(record.block, sealed)])
 
     def read(self, record: Record, layers: Sequence[Bytes], first_layer: int) -> None:
-        """Fill layers and verify their checksums; many layers are read together with a helper.
-
-        Raises:
-            OSError: when the device refuses.
-            DamagedBlockError: when the bytes are not those that were written.
-        """
+        """Fill layers and verify their checksums; many layers are read together with a helper."""
         start = layer_offset(record.block, first_layer)
         runs = _runs(record.block.layer_bytes[first_layer : first_layer + len(layers)])
         reads = [
