@@ -20,8 +20,8 @@ from mooncake_lab.batch.chapters import Chapter, chapter, figure_data, tables, v
 from mooncake_lab.batch.plan import topic_of
 from mooncake_lab.paper import headlines, scorecard
 from mooncake_lab.paper.comparison import VERDICT_CLASSES
-from mooncake_lab.paper.numbering import chapter_number
 from mooncake_lab.paper.readme import counted
+from mooncake_lab.paper.scorecard import chapter_number
 
 CHAPTERS = "chapters"
 RECORDS = "_generated"

@@ -112,7 +112,7 @@ def replay(
 
 
 def _scaled(trace: Trace, divide: int, most_tokens: int, requests: int, speed: float) -> Trace:
-    from mooncake_lab.workload.prompts import scaled_down
+    from mooncake_lab.workload.transforms import scaled_down
 
     try:
         scaled = scaled_down(trace, divide, most_tokens=most_tokens).head(requests)

@@ -247,7 +247,7 @@ def _node(node: str, model: str, ssd_gb_per_s: float | None) -> tuple[LatencyMod
     Raises:
         typer.BadParameter: when node or model is unknown, or the SSD is faster than the node allows.
     """
-    from mooncake_lab.testbeds.other_nodes import device_tokens, node_latency
+    from mooncake_lab.testbeds.nodes import device_tokens, node_latency
 
     try:
         latency = replace(node_latency(node, model), ssd=LinkLatency(ssd_gb_per_s * 1e9) if ssd_gb_per_s else None)

@@ -5,9 +5,8 @@ from typing import Protocol
 
 import torch
 
-from mooncake_lab.compression.held import LayerHold, LayerPool, Prefilled
+from mooncake_lab.compression.held import LayerHold, LayerPool, Prefilled, take
 from mooncake_lab.compression.minicache import MiniCache
-from mooncake_lab.compression.paged import take
 from mooncake_lab.compression.session import Method
 
 

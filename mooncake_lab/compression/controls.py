@@ -6,8 +6,7 @@ import numpy as np
 import torch
 
 from mooncake_lab.compression.eviction import hold_kept
-from mooncake_lab.compression.held import LayerPool, Prefilled
-from mooncake_lab.compression.paged import PagedLayer, hold_all
+from mooncake_lab.compression.held import LayerPool, PagedLayer, Prefilled, hold_all
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,8 @@ from typing import cast
 
 import torch
 
-from mooncake_lab.compression.dense import rotate_new
-from mooncake_lab.compression.held import LayerHold, LayerPool, NewTokens, Prefilled
-from mooncake_lab.compression.votes import window_attention
+from mooncake_lab.compression.eviction import window_attention
+from mooncake_lab.compression.held import LayerHold, LayerPool, NewTokens, Prefilled, rotate_new
 from mooncake_lab.engine.backends.protocol import Backend
 
 _ROOM_STEP = 64

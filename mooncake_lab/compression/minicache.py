@@ -3,17 +3,62 @@
 Layers from the middle of the model on are merged in pairs: each token's two vectors become one direction between
 them (spherical interpolation) and their two lengths; tokens whose directions differ most keep their originals. As
 printed, the paper's rule for retention keeps the *most similar* tokens; here the share `retained` of largest
-angles stays, which is what its text wants.
+angles stays, which is what its text wants. A merged cache may be held in few bits an element
+(`LowBit`): asymmetric rounding in groups, packed into bytes (KIVI: Liu et al., ICML 2024).
 """
 
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 
-from mooncake_lab.compression.held import LayerPool, Prefilled
-from mooncake_lab.compression.lowbit import LowBit
-from mooncake_lab.compression.paged import PagedLayer
-from mooncake_lab.compression.restored import Restore, RestoredLayer
+from mooncake_lab.compression.held import LayerPool, PagedLayer, Prefilled, Restore, RestoredLayer
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class LowBit:
+    """A tensor as codes of 2, 4 or 8 bits, a scale and a smallest value a group of its last dimension."""
+
+    codes: torch.Tensor
+    """uint8, packed: the first code of a byte is its lowest bits."""
+    scale: torch.Tensor
+    """float16, one a group."""
+    lowest: torch.Tensor
+    """float16, one a group."""
+    bits: int
+    shape: torch.Size
+    group: int
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, bits: int, group: int) -> Self:
+        """Round to the nearest of `2**bits` levels between each group's smallest and largest.
+
+        Raises:
+            ValueError: when bits do not pack into bytes or the last dimension is no multiple of the group.
+        """
+        if bits not in {2, 4, 8} or tensor.shape[-1] % group or group % (8 // bits):
+            raise ValueError(f"{bits} bits in groups of {group} of {tensor.shape[-1]}: 2, 4 or 8 and whole groups")
+        grouped = tensor.float().unflatten(-1, (-1, group))
+        lowest, highest = grouped.amin(dim=-1).half(), grouped.amax(dim=-1)
+        scale = ((highest - lowest.float()) / (2**bits - 1)).clamp(min=1e-6).half()
+        levels = ((grouped - lowest.float()[..., None]) / scale.float()[..., None]).round().clamp(0, 2**bits - 1)
+        codes = levels.to(torch.uint8).reshape(-1, 8 // bits)
+        shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=tensor.device)
+        packed = (codes << shifts).sum(dim=-1).to(torch.uint8)
+        return cls(codes=packed, scale=scale, lowest=lowest, bits=bits, shape=tensor.shape, group=group)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of codes, scales and smallest values."""
+        return self.codes.nbytes + self.scale.nbytes + self.lowest.nbytes
+
+    def restore(self) -> torch.Tensor:
+        """The rounded tensor, float32."""
+        shifts = torch.arange(0, 8, self.bits, dtype=torch.uint8, device=self.codes.device)
+        levels = ((self.codes[:, None] >> shifts) & (2**self.bits - 1)).float()
+        grouped = levels.view(*self.scale.shape, self.group)
+        return (grouped * self.scale.float()[..., None] + self.lowest.float()[..., None]).view(self.shape)
+
 
 _NEARLY_OPPOSITE = 0.999 * torch.pi
 """Beyond this angle there is no direction between two vectors; such tokens are always retained."""

@@ -13,10 +13,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own spelling
 
-from mooncake_lab.compression.dense import attend_dense, rotate_new
-from mooncake_lab.compression.held import LayerPool, NewTokens, Prefilled
-from mooncake_lab.compression.paged import PagedLayer
-from mooncake_lab.compression.votes import window_attention
+from mooncake_lab.compression.eviction import window_attention
+from mooncake_lab.compression.held import LayerPool, NewTokens, PagedLayer, Prefilled, attend_dense, rotate_new
 from mooncake_lab.engine.model import LlamaModel
 
 

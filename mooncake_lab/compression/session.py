@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mooncake_lab.compression.held import Held, LayerHold, LayerPool, NewTokens, Prefilled, make_pool
-from mooncake_lab.compression.paged import PagedLayer
+from mooncake_lab.compression.held import Held, LayerHold, LayerPool, NewTokens, PagedLayer, Prefilled, make_pool
 from mooncake_lab.engine.backends.protocol import Backend, Linear
 from mooncake_lab.engine.config import LlamaConfig
 from mooncake_lab.engine.model import LlamaModel

@@ -10,10 +10,8 @@ from typing import Literal
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own spelling
 
-from mooncake_lab.compression.eviction import hold_kept, with_window
-from mooncake_lab.compression.held import LayerPool, Prefilled
-from mooncake_lab.compression.paged import PagedLayer
-from mooncake_lab.compression.votes import group_mean, window_attention
+from mooncake_lab.compression.eviction import group_mean, hold_kept, window_attention, with_window
+from mooncake_lab.compression.held import LayerPool, PagedLayer, Prefilled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

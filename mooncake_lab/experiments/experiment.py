@@ -4,14 +4,19 @@ An experiment is a frozen dataclass whose fields are numbers, strings, booleans,
 these, and whose `rows()` does the work for one point. `vary` makes the product of several points;
 `run` computes the points, in an executor if one is given, and puts the fields and the rows side by
 side in one table.
+
+`record` writes the numbers that a chapter puts on record, for the scorecard, tests and readers.
 """
 
 import dataclasses
 import itertools
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, cast
 
+import msgspec
 from tqdm import tqdm
 
 from mooncake_lab.core import rare_collections
@@ -81,6 +86,28 @@ def run(experiment: E | Sequence[E], executor: Executor | None = None, *, cache:
     return pd.DataFrame(lines)
 
 
+def where(table: "pd.DataFrame", **values: Any) -> "pd.DataFrame":
+    """The rows of a table whose columns have these values."""
+    for name, wanted in values.items():
+        table = cast("pd.DataFrame", table[table[name] == wanted])
+    return table
+
+
+def records(table: "pd.DataFrame", **values: Any) -> list[dict[Any, Any]]:
+    """The rows whose columns have these values, each as a mapping by column."""
+    return where(table, **values).to_dict(orient="records")
+
+
+def value(table: "pd.DataFrame", column: str, **values: Any) -> Any:
+    """What a column says in the one row whose other columns have these values.
+
+    Raises:
+        ValueError: when no row or several have them.
+    """
+    (found,) = where(table, **values)[column].tolist()
+    return found
+
+
 def _compute(points: Sequence[Experiment], executor: Executor | None) -> Iterable[list[dict[str, Any]]]:
     bar = tqdm(total=len(points), unit="point", leave=False, disable=None if len(points) > 1 else True)
     with bar:
@@ -99,3 +126,37 @@ def _compute(points: Sequence[Experiment], executor: Executor | None) -> Iterabl
 def _rows_of(point: Experiment) -> list[dict[str, Any]]:
     with rare_collections():
         return plain_rows(point.rows())
+
+
+def record(out_dir: str | Path, topic: str, numbers: Mapping[str, Any], *, sources: Iterable[str] = ()) -> Path:
+    """Write a chapter's numbers to `out_dir/topic.json` and return its path.
+
+    Args:
+        out_dir: made if needed.
+        topic: the chapter's stem.
+        numbers: plain values, or tables (pandas), by name. A table's index, where it has a name, is a column.
+        sources: where the data came from, e.g. `trace.source`; a source that begins with "twin" marks the
+            whole record as computed on generated data.
+    """
+    import pandas as pd  # not above: it takes a second, and `mooncake-lab simulate` does without
+
+    folder = Path(out_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    origins = sorted(set(sources))
+    plain = {name: _rows(value) if isinstance(value, pd.DataFrame) else value for name, value in numbers.items()}
+    content = {
+        "topic": topic,
+        "twin": any(origin.startswith("twin") for origin in origins),
+        "sources": origins,
+        "numbers": plain_rows([plain])[0],
+    }
+    path = folder / f"{topic}.json"
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    partial.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
+    partial.replace(path)
+    return path
+
+
+def _rows(table: "pd.DataFrame") -> list[dict[Any, Any]]:
+    named = any(name is not None for name in table.index.names)
+    return (table.reset_index() if named else table).to_dict(orient="records")

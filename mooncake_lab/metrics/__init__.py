@@ -3,22 +3,30 @@
 from typing import TYPE_CHECKING
 
 from mooncake_lab.core.lazy import lazy_names
-from mooncake_lab.metrics.averages import mean, percentile
 from mooncake_lab.metrics.conservation import Violation, check_log
-from mooncake_lab.metrics.goodput import highest_passing
-from mooncake_lab.metrics.latency import request_table, tbt_longest_gaps_s, tbt_mean_gap_s, ttft_s
+from mooncake_lab.metrics.latency import (
+    effective,
+    effective_request_capacity,
+    goodput_per_s,
+    highest_passing,
+    mean,
+    percentile,
+    request_table,
+    step_ends_s,
+    tbt_longest_gaps_s,
+    tbt_mean_gap_s,
+    token_times_s,
+    ttft_s,
+)
 from mooncake_lab.metrics.perfetto import trace_events, write_perfetto
-from mooncake_lab.metrics.proportions import wilson
-from mooncake_lab.metrics.replicas import replicas_at
-from mooncake_lab.metrics.service import effective, effective_request_capacity, goodput_per_s
 from mooncake_lab.metrics.summary import RunningSummary, prefill_gpu_s, reused_share, run_summary
-from mooncake_lab.metrics.tokens import step_ends_s, token_times_s
 
 if TYPE_CHECKING:
-    from mooncake_lab.metrics.distributions import Histogram, ecdf, equal_bins, histogram, percentile_table
+    from mooncake_lab.metrics.distributions import Histogram, ecdf, equal_bins, histogram, percentile_table, wilson
     from mooncake_lab.metrics.hits import (
         block_hit_rate,
         covered_tokens,
+        replicas_at,
         request_hit_rate,
         tier_hit_rates,
         token_hit_rate,
@@ -76,8 +84,15 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "distributions": ("Histogram", "ecdf", "equal_bins", "histogram", "percentile_table"),
-        "hits": ("block_hit_rate", "covered_tokens", "request_hit_rate", "tier_hit_rates", "token_hit_rate"),
+        "distributions": ("Histogram", "ecdf", "equal_bins", "histogram", "percentile_table", "wilson"),
+        "hits": (
+            "block_hit_rate",
+            "covered_tokens",
+            "replicas_at",
+            "request_hit_rate",
+            "tier_hit_rates",
+            "token_hit_rate",
+        ),
         "load": (
             "decode_load_series",
             "lagged_correlation",

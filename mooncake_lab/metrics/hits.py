@@ -1,12 +1,12 @@
-"""Hit rates: one word, three weightings, and they differ by points on the same run."""
+"""Hit rates by token, block and request, and how many nodes hold a block."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
 
-from mooncake_lab.core import Moved, Prefilled, Record
+from mooncake_lab.core import BlockKey, CacheChanged, Moved, Prefilled, Record
 
 
 def block_hit_rate(hit_blocks: npt.ArrayLike, blocks: npt.ArrayLike) -> float:
@@ -107,3 +107,25 @@ def _pair(part: npt.ArrayLike, whole: npt.ArrayLike) -> tuple[npt.NDArray[np.flo
         at = int(np.argmax(wrong))
         raise ValueError(f"request {at} hit {found[at]:g} of {total[at]:g}; allowed are 0 to what it asked for")
     return found, total
+
+
+def replicas_at(
+    records: Iterable[Record], moments_s: Iterable[float]
+) -> Iterator[tuple[float, Counter[BlockKey]]]:
+    """Each moment with the number of caches that hold each block then; zero for a block that no cache holds.
+
+    The iterator changes and yields the same counter each time: read it before the next moment.
+
+    Args:
+        records: a run's log.
+        moments_s: in ascending order (s); what happens at a moment counts.
+    """
+    held, log = Counter[BlockKey](), iter(records)
+    ahead = next(log, None)
+    for at_s in moments_s:
+        while ahead is not None and ahead.at_s <= at_s:
+            if isinstance(ahead, CacheChanged):
+                held.update(ahead.added)
+                held.subtract(ahead.removed)
+            ahead = next(log, None)
+        yield at_s, held

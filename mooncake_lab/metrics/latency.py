@@ -1,16 +1,98 @@
-"""Latencies of requests, with the time between tokens by both papers' definitions."""
+"""Latencies of requests from the times of their tokens, and which requests were served well.
+
+The time between tokens is here by both papers' definitions. A run log keeps stretches of decode steps, which
+`token_times_s` expands.
+"""
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import chain
 from operator import sub
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Literal
 
-from mooncake_lab.core import Arrived, Finished, FirstToken, Record, Rejected
-from mooncake_lab.metrics.averages import mean
-from mooncake_lab.metrics.tokens import token_times_s
+from mooncake_lab.core import SLO, Arrived, DecodeStretch, Finished, FirstToken, Record, Rejected
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pandas as pd
+
+
+def mean(values: Collection[float]) -> float:
+    """The mean, with a sum that is rounded once, so that the order of the values does not matter.
+
+    Raises:
+        ValueError: when there is no value.
+    """
+    if not values:
+        raise ValueError("the mean of 0 values is undefined; at least 1 is needed")
+    return math.fsum(values) / len(values)
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """A percentile, interpolated linearly between order statistics; the same bits as `numpy.percentile`.
+
+    Args:
+        ordered: the values, none of them NaN, in ascending order.
+        percent: from 0 to 100.
+
+    Raises:
+        ValueError: when there is no value, or the percent is out of range.
+    """
+    if not ordered:
+        raise ValueError("a percentile of 0 values is undefined; at least 1 is needed")
+    if not 0 <= percent <= 100:
+        raise ValueError(f"the percent is {percent!r}; allowed are numbers from 0 to 100")
+    rank = (len(ordered) - 1) * (percent / 100)
+    below = int(rank)
+    low, high = ordered[below], ordered[min(below + 1, len(ordered) - 1)]
+    weight, span = rank - below, high - low
+    # from the nearer neighbour, as numpy does: this rounds differently from one form for both halves
+    return high - span * (1 - weight) if weight >= 0.5 else low + span * weight
+
+
+def step_ends_s(stretch: DecodeStretch) -> list[float]:
+    """The times at which the steps of a stretch ended, in seconds since the run began.
+
+    Step k from 0 lasts `first_step_s + k * step_growth_s`, so step k ends at
+    `start_s + (k + 1) * first_step_s + k * (k + 1) / 2 * step_growth_s`.
+    """
+    start_s, first_s, growth_s, steps = stretch.start_s, stretch.first_step_s, stretch.step_growth_s, stretch.steps
+    counts = _PREPARED[:steps] if steps <= len(_PREPARED) else _counts(steps)
+    return [start_s + done * first_s + grown * growth_s for done, grown in counts]
+
+
+def _counts(steps: int) -> list[tuple[float, float]]:
+    """`k + 1` and `k * (k + 1) / 2` for each step."""
+    return [(float(k + 1), k * (k + 1) / 2) for k in range(steps)]
+
+
+_PREPARED: Final = _counts(4096)  # a log has many stretches, most of them short
+
+
+def token_times_s(records: Iterable[Record]) -> Iterator[tuple[int, list[float]]]:
+    """Every request that received a token, with the times of all its tokens in seconds.
+
+    The first is the time of its `FirstToken` record; each decode step of the request gives one more. A request is
+    returned when it finishes, so that the token times of a long log are never all in memory at once. Requests that
+    still run at the end of the log come last, in order of their ids.
+    """
+    pending: defaultdict[int, list[list[float]]] = defaultdict(list)
+    for record in records:
+        match record:
+            case FirstToken():
+                pending[record.request_id].append([record.at_s])
+            case DecodeStretch():
+                ends = step_ends_s(record)
+                for request_id in record.request_ids:
+                    pending[request_id].append(ends)
+            case Finished() if record.request_id in pending:
+                yield record.request_id, list(chain.from_iterable(pending.pop(record.request_id)))
+            case _:
+                pass
+    for request_id in sorted(pending):
+        yield request_id, list(chain.from_iterable(pending[request_id]))
 
 
 def ttft_s(records: Iterable[Record]) -> dict[int, float]:
@@ -107,3 +189,84 @@ def request_table(records: Iterable[Record]) -> "pd.DataFrame":
     ]
     table["finish_s"] = [finishes.get(request_id, math.nan) for request_id in table.index]
     return table
+
+
+def effective(
+    requests: "pd.DataFrame", slo: SLO, *, tbt: Literal["fast", "arxiv"] = "fast"
+) -> "npt.NDArray[np.bool_]":
+    """Which requests of a `request_table` finished within both limits, shape (requests,).
+
+    A request that was rejected or still runs at the horizon is not effective, whatever it received.
+
+    Args:
+        requests: the table, one row a request.
+        slo: the limits; a latency equal to its limit meets it.
+        tbt: which edition's time between tokens is held against the limit.
+    """
+    ttft = requests["ttft_s"].to_numpy(dtype="float64")
+    gap = requests[f"tbt_{tbt}_s"].to_numpy(dtype="float64")
+    finished = requests["end"].to_numpy() == "finished"
+    return finished & (ttft <= slo.ttft_s) & (gap <= slo.tbt_s)
+
+
+def effective_request_capacity(
+    requests: "pd.DataFrame", slo: SLO, *, tbt: Literal["fast", "arxiv"] = "fast"
+) -> float:
+    """The share of all requests that finished within both limits (FAST'25 §5.1).
+
+    Raises:
+        ValueError: when there is no request.
+    """
+    if len(requests) == 0:
+        raise ValueError("the effective request capacity of 0 requests is undefined; at least 1 is needed")
+    return float(effective(requests, slo, tbt=tbt).mean())
+
+
+def goodput_per_s(
+    requests: "pd.DataFrame", slo: SLO, duration_s: float, *, tbt: Literal["fast", "arxiv"] = "fast"
+) -> float:
+    """Requests finished within both limits, a second of the run (arXiv v3 §7: only completed requests count).
+
+    Raises:
+        ValueError: when the duration is not a positive number of seconds.
+    """
+    if not (math.isfinite(duration_s) and duration_s > 0):
+        raise ValueError(f"the run lasts {duration_s!r} s; a positive number of seconds is needed")
+    return float(effective(requests, slo, tbt=tbt).sum()) / duration_s
+
+
+def highest_passing(
+    passes: Callable[[float], bool], low: float, high: float, *, relative_tolerance: float = 0.05
+) -> float | None:
+    """The highest load between `low` and `high` that passes, down to a relative tolerance; None where none does.
+
+    Loads are halved on a logarithmic scale, since a rate of 0.2 against 0.4 matters as much as 2 against 4. It
+    presumes that what passes at some load passes at every lower one. A simulation may break this near the limit;
+    the answer is then a load that passed, and a load that failed lies no farther above it than the tolerance.
+
+    Args:
+        passes: whether a load, such as requests a second or a replay speed, meets the objectives.
+        low: tried first; lower loads are not tried.
+        high: tried second; higher loads are not tried, and it is the answer if it passes.
+        relative_tolerance: how far above the answer the lowest failing load may be, as a share of the answer.
+
+    Raises:
+        ValueError: when the bounds are not positive and rising, or the tolerance is not positive.
+    """
+    if not (0 < low < high < math.inf):
+        raise ValueError(f"the loads to search run from {low!r} to {high!r}; both must be positive and rising")
+    if not relative_tolerance > 0:
+        raise ValueError(f"the relative tolerance is {relative_tolerance!r}; it must be positive")
+    if not passes(low):
+        return None
+    if passes(high):
+        return high
+    while high > low * (1 + relative_tolerance):
+        middle = math.sqrt(low * high)
+        if not low < middle < high:  # as close as floating point allows
+            break
+        if passes(middle):
+            low = middle
+        else:
+            high = middle
+    return low

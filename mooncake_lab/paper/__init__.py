@@ -1,6 +1,20 @@
 """What the papers say: facts and curves by edition and place, claims and their verdicts."""
 
-from mooncake_lab.paper.claims import Claim, claim, claims, grade
+from mooncake_lab.paper.claims import (
+    AGREEMENT,
+    Bound,
+    Claim,
+    Evidence,
+    Verdict,
+    Yardstick,
+    claim,
+    claims,
+    factor,
+    grade,
+    judge,
+    order,
+    within,
+)
 from mooncake_lab.paper.comparison import (
     Compared,
     ComparisonTable,
@@ -9,24 +23,25 @@ from mooncake_lab.paper.comparison import (
     comparison_table,
     detail,
     marked_if_twin,
+    noted,
     unless_twin,
 )
-from mooncake_lab.paper.facts import Fact, Source, constant, curve, fact, index, points
-from mooncake_lab.paper.headlines import Headline, Headlines, headlines
-from mooncake_lab.paper.ledger import Assumption, ScopeItem, assumption, assumptions, scope
-from mooncake_lab.paper.scorecard import Scorecard, scorecard
-from mooncake_lab.paper.tables import data_dir
-from mooncake_lab.paper.verdicts import (
-    AGREEMENT,
-    Bound,
-    Evidence,
-    Verdict,
-    Yardstick,
-    factor,
-    judge,
-    order,
-    within,
+from mooncake_lab.paper.facts import (
+    Assumption,
+    Fact,
+    ScopeItem,
+    Source,
+    assumption,
+    assumptions,
+    constant,
+    curve,
+    data_dir,
+    fact,
+    index,
+    points,
+    scope,
 )
+from mooncake_lab.paper.scorecard import Headline, Headlines, Scorecard, headlines, scorecard
 
 __all__ = [
     "AGREEMENT",
@@ -62,6 +77,7 @@ __all__ = [
     "index",
     "judge",
     "marked_if_twin",
+    "noted",
     "order",
     "points",
     "scope",

@@ -7,27 +7,18 @@ from html import escape
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from mooncake_lab.paper.claims import Claim
+from mooncake_lab.paper.claims import Bound, Claim, Evidence, Reach, Verdict, Yardstick, claim, judge
 from mooncake_lab.paper.facts import Fact
-from mooncake_lab.paper.verdicts import Bound, Evidence, Reach, Verdict, Yardstick, judge
 
 if TYPE_CHECKING:
     import pandas as pd
 
 VERDICT_CLASSES: Final = MappingProxyType(
-    {
+    dict.fromkeys(Verdict, "verdict-out")
+    | {
         Verdict.REPRODUCED: "verdict-reproduced",
         Verdict.DIRECTION_ONLY: "verdict-direction",
         Verdict.NOT_REPRODUCED: "verdict-not",
-        Verdict.CONTRADICTS: "verdict-out",
-        Verdict.AT_LEAST: "verdict-out",
-        Verdict.CALIBRATED: "verdict-out",
-        Verdict.ARITHMETIC: "verdict-out",
-        Verdict.TOO_SHORT: "verdict-out",
-        Verdict.NEEDS_HARDWARE: "verdict-out",
-        Verdict.NEEDS_MODEL: "verdict-out",
-        Verdict.TRACE_NOT_HERE: "verdict-out",
-        Verdict.OUT_OF_SCOPE: "verdict-out",
     }
 )
 """The CSS class of a verdict; the book's style sheet gives each a colour, the word stays readable without."""
@@ -95,31 +86,39 @@ def compared(
     return Compared(quantity=quantity, paper=paper, ours=ours, yardstick=yardstick, evidence=evidence, reach=reach)
 
 
-def claimed(claim: Claim, ours: float | None, *, requests: int | None = None, bound: Bound = "exact") -> Compared:
+def claimed(
+    about: Claim | str, ours: float | None, *, requests: int | None = None, bound: Bound = "exact"
+) -> Compared:
     """The row that decides a claim, by the claim's own yardstick.
 
     Args:
-        claim: the claim.
+        about: the claim, or its id.
         ours: our number in its unit; None where it was not measured.
         requests: of the run that our number comes from, where the claim depends on their count.
         bound: whether our number is only a lower bound.
 
     Raises:
-        ValueError: when the claim depends on the length of the run, which is not given.
+        ValueError: when no claim has that id, or it depends on the length of the run, which is not given.
     """
+    judged = claim(about) if isinstance(about, str) else about
     return Compared(
-        quantity=claim.sentence,
-        paper=claim.fact,
+        quantity=judged.sentence,
+        paper=judged.fact,
         ours=ours,
-        yardstick=claim.yardstick,
-        evidence=claim.evidence,
-        reach=claim.reach,
-        claim=claim.id,
+        yardstick=judged.yardstick,
+        evidence=judged.evidence,
+        reach=judged.reach,
+        claim=judged.id,
         decides=True,
-        elsewhere=claim.elsewhere,
+        elsewhere=judged.elsewhere,
         bound=bound,
-        too_short=ours is not None and claim.is_too_short(requests),
+        too_short=ours is not None and judged.is_too_short(requests),
     )
+
+
+def noted(row: Compared, words: str) -> Compared:
+    """The row with a remark in brackets behind its quantity, such as its workload."""
+    return replace(row, quantity=f"{row.quantity} ({words})")
 
 
 def detail(row: Compared, words: str) -> Compared:
@@ -129,7 +128,7 @@ def detail(row: Compared, words: str) -> Compared:
         row: of `claimed`.
         words: in what it differs from the row that decides.
     """
-    return replace(row, quantity=f"{row.quantity} ({words})", decides=False)
+    return replace(noted(row, words), decides=False)
 
 
 def unless_twin(row: Compared, origin: str) -> Compared:
@@ -140,12 +139,12 @@ def unless_twin(row: Compared, origin: str) -> Compared:
     """
     if origin == "released":
         return row
-    return replace(row, quantity=f"{row.quantity} ({origin}, made to match)", on_twin=True)
+    return replace(noted(row, f"{origin}, made to match"), on_twin=True)
 
 
 def marked_if_twin(row: Compared, twin: object) -> Compared:
     """The row, marked if it comes from a twin, which matches a trace in lengths and sharing, not in latencies."""
-    return replace(row, quantity=f"{row.quantity} (on the twin)") if twin else row
+    return noted(row, "on the twin") if twin else row
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +204,7 @@ def comparison_table(rows: Iterable[Compared]) -> ComparisonTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class TableCell:
     """One cell of a table of verdicts."""
 
     column: str
@@ -214,7 +213,7 @@ class Cell:
     classes: str = ""
 
 
-def html_table(classes: str, rows: Iterable[Iterable[Cell]]) -> str:
+def html_table(classes: str, rows: Iterable[Iterable[TableCell]]) -> str:
     """Rows of cells as an HTML table; each cell carries its column, so that a style sheet can stack rows."""
     lines = [list(row) for row in rows]
     heads = "".join(f'<th scope="col" class="{cell.column}">{cell.column}</th>' for cell in lines[0])
@@ -224,15 +223,15 @@ def html_table(classes: str, rows: Iterable[Iterable[Cell]]) -> str:
 
 def judged_cells(
     ours: float | None, fact: Fact, yardstick: Yardstick, evidence: str, verdict: str, bound: str = "exact"
-) -> list[Cell]:
+) -> list[TableCell]:
     """The cells ours, band, evidence and verdict."""
     number = "–" if ours is None else ("≥ " if bound == "at least" else "") + shown(ours, fact.unit)
     css = {each.value: name for each, name in VERDICT_CLASSES.items()}.get(verdict, "verdict-out")
     return [
-        Cell(column="ours", html=number),
-        Cell(column="band", html=escape(band_text(yardstick, fact))),
-        Cell(column="evidence", html=evidence),
-        Cell(column="verdict", html=verdict, classes=css),
+        TableCell(column="ours", html=number),
+        TableCell(column="band", html=escape(band_text(yardstick, fact))),
+        TableCell(column="evidence", html=evidence),
+        TableCell(column="verdict", html=verdict, classes=css),
     ]
 
 
@@ -262,15 +261,15 @@ def number_text(value: float, unit: str) -> str:
     return number.replace("-", "−", 1) + symbol if "e" not in number else number + symbol
 
 
-def _cells(row: Compared) -> list[Cell]:
+def _cells(row: Compared) -> list[TableCell]:
     place = f'<small class="place">{escape(row.paper.cited)}, {row.paper.source}</small>'
     return [
-        Cell(column="quantity", html=escape(row.quantity)),
-        Cell(column="paper", html=f"{shown(row.paper.value, row.paper.unit)}<br>{place}"),
+        TableCell(column="quantity", html=escape(row.quantity)),
+        TableCell(column="paper", html=f"{shown(row.paper.value, row.paper.unit)}<br>{place}"),
         *judged_cells(row.ours, row.paper, row.yardstick, row.evidence, row.verdict.value, row.bound),
     ]
 
 
-def _td(cell: Cell) -> str:
+def _td(cell: TableCell) -> str:
     classes = f"{cell.column} {cell.classes}".strip()
     return f'<td class="{classes}" data-label="{cell.column}">{cell.html}</td>'

@@ -4,10 +4,9 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from mooncake_lab.paper.claims import Claim
+from mooncake_lab.paper.claims import Claim, Verdict, Yardstick
 from mooncake_lab.paper.comparison import band_text, number_text
 from mooncake_lab.paper.scorecard import NOT_EXECUTED, Scored
-from mooncake_lab.paper.verdicts import Verdict, Yardstick
 
 _SIDES: Final[Mapping[str, str]] = MappingProxyType(
     {"above": "above", "at_least": "at least", "below": "below", "at_most": "at most"}

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from mooncake_lab.paper.ledger import Assumption, ScopeItem, assumptions, scope
+from mooncake_lab.paper.facts import Assumption, ScopeItem, assumptions, scope
 
 _MARKED = re.compile(
     r"(?P<begin>^% table: (?P<name>[^\n]+)\n).*?(?P<end>^% end of table$)", re.MULTILINE | re.DOTALL

@@ -11,8 +11,7 @@ from typing import Final
 
 import msgspec
 
-from mooncake_lab.paper.headlines import headlines
-from mooncake_lab.paper.scorecard import NOT_EXECUTED, Scorecard, scorecard
+from mooncake_lab.paper.scorecard import NOT_EXECUTED, Scorecard, headlines, scorecard
 
 _MARKED: Final = re.compile(r"(?P<begin><!-- results: begin -->\n).*?(?P<end><!-- results: end -->)", re.DOTALL)
 

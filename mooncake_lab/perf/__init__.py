@@ -11,37 +11,37 @@ from mooncake_lab.perf.cpp import (
     cpp_network_bytes,
     cpp_prefill_s,
 )
-from mooncake_lab.perf.floor import Probe, check_floor, probe_floor
-from mooncake_lab.perf.flops import (
-    PRINTED_A,
-    PRINTED_B,
-    decode_flops,
-    exact_b,
-    exact_prefill_flops,
-    kv_bytes,
-    printed_prefill_flops,
-    reuse_bandwidth_bytes_per_s,
-    reuse_crossover_tokens,
-)
+from mooncake_lab.perf.floor import FloorProbe, check_floor, probe_floor
 from mooncake_lab.perf.hardware import HARDWARE, Hardware, hardware
-from mooncake_lab.perf.iteration import IterationCost, LinearCost, transferred
-from mooncake_lab.perf.latency import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency
-from mooncake_lab.perf.models import MODELS, ModelShape, model_shape
-from mooncake_lab.perf.roofline import (
-    Work,
-    attainable_flops_per_s,
-    decode_work,
-    prefill_work,
-    ridge_flops_per_byte,
-)
-from mooncake_lab.perf.rounds import (
+from mooncake_lab.perf.iteration import (
     DecodeAccounts,
+    IterationCost,
+    LinearCost,
     Round,
     Workload,
     balanced_ratio,
     decode_accounts,
     piggyback_round,
     separate_round,
+    transferred,
+)
+from mooncake_lab.perf.latency import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency
+from mooncake_lab.perf.models import MODELS, ModelShape, model_shape
+from mooncake_lab.perf.roofline import (
+    PRINTED_A,
+    PRINTED_B,
+    Work,
+    attainable_flops_per_s,
+    decode_flops,
+    decode_work,
+    exact_b,
+    exact_prefill_flops,
+    kv_bytes,
+    prefill_work,
+    printed_prefill_flops,
+    reuse_bandwidth_bytes_per_s,
+    reuse_crossover_tokens,
+    ridge_flops_per_byte,
 )
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ __all__ = [
     "CppGroup",
     "DecodeAccounts",
     "DecodeLatency",
+    "FloorProbe",
     "Hardware",
     "HybridLatency",
     "IterationCost",
@@ -73,7 +74,6 @@ __all__ = [
     "LinkLatency",
     "ModelShape",
     "PrefillLatency",
-    "Probe",
     "Round",
     "Work",
     "Workload",

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from mooncake_lab.perf.flops import kv_bytes
 from mooncake_lab.perf.hardware import Hardware
 from mooncake_lab.perf.latency import LatencyModel
-from mooncake_lab.perf.roofline import decode_work, prefill_work
+from mooncake_lab.perf.roofline import decode_work, kv_bytes, prefill_work
 
 PROBED_TOKENS: Sequence[int] = tuple(2**power for power in range(10, 18))
 """Prompt and context lengths that are probed: 1024 to 131072 tokens."""
@@ -23,7 +22,7 @@ PROBED_BATCHES: Sequence[int] = (1, 8, 64, 256)
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class FloorProbe:
     """One probed point: what the model predicts, and the shortest time physics allows."""
 
     stage: str
@@ -37,7 +36,7 @@ class Probe:
         return self.predicted_s / self.floor_s
 
 
-def _prefills(latency: LatencyModel, node: Hardware, dtype: str) -> Iterator[Probe]:
+def _prefills(latency: LatencyModel, node: Hardware, dtype: str) -> Iterator[FloorProbe]:
     for tokens in PROBED_TOKENS:
         for share in PROBED_SHARES:
             reused = int(share * tokens)
@@ -45,31 +44,31 @@ def _prefills(latency: LatencyModel, node: Hardware, dtype: str) -> Iterator[Pro
             if latency.prefill.load_s_per_token and node.host_to_device_bytes_per_s:
                 floor_s = max(floor_s, kv_bytes(latency.shape, float(reused)) / node.host_to_device_bytes_per_s)
             point = f"{tokens} tokens, {reused} reused"
-            yield Probe("prefill", point, latency.prefill.seconds(float(tokens), reused), floor_s)
+            yield FloorProbe("prefill", point, latency.prefill.seconds(float(tokens), reused), floor_s)
 
 
 def _decodes(
     stage: str, step_s: Callable[[int, int], float], latency: LatencyModel, node: Hardware, dtype: str
-) -> Iterator[Probe]:
+) -> Iterator[FloorProbe]:
     for batch in PROBED_BATCHES:
         for each in PROBED_TOKENS:
             context = batch * each
             floor_s = decode_work(latency.shape, batch, context).floor_s(node, dtype)
             point = f"{batch} requests, {context} tokens of context"
-            yield Probe(stage, point, step_s(batch, context), floor_s)
+            yield FloorProbe(stage, point, step_s(batch, context), floor_s)
 
 
-def _hybrids(latency: LatencyModel, node: Hardware, dtype: str) -> Iterator[Probe]:
+def _hybrids(latency: LatencyModel, node: Hardware, dtype: str) -> Iterator[FloorProbe]:
     for eighths in PROBED_BATCHES:
         for start in (0, *PROBED_TOKENS):
             chunk = 8 * eighths
             floor_s = prefill_work(latency.shape, start + chunk, start).floor_s(node, dtype)
             point = f"chunk of {chunk} tokens after {start}"
-            yield Probe("hybrid", point, latency.hybrid.step_s(chunk, start), floor_s)
+            yield FloorProbe("hybrid", point, latency.hybrid.step_s(chunk, start), floor_s)
     yield from _decodes("hybrid", partial(latency.hybrid.step_s, 0, 0), latency, node, dtype)
 
 
-def _links(latency: LatencyModel, node: Hardware) -> Iterator[Probe]:
+def _links(latency: LatencyModel, node: Hardware) -> Iterator[FloorProbe]:
     links = [
         ("transfer", latency.transfer, node.nic_bytes_per_s),
         ("load from dram", latency.dram, node.host_to_device_bytes_per_s),
@@ -81,10 +80,10 @@ def _links(latency: LatencyModel, node: Hardware) -> Iterator[Probe]:
             continue
         for tokens in PROBED_TOKENS:
             size_bytes = kv_bytes(latency.shape, float(tokens))
-            yield Probe(stage, f"KVCache of {tokens} tokens", link.seconds(size_bytes), size_bytes / rate)
+            yield FloorProbe(stage, f"KVCache of {tokens} tokens", link.seconds(size_bytes), size_bytes / rate)
 
 
-def probe_floor(latency: LatencyModel, node: Hardware, dtype: str = "bfloat16") -> list[Probe]:
+def probe_floor(latency: LatencyModel, node: Hardware, dtype: str = "bfloat16") -> list[FloorProbe]:
     """Every probed point of every stage, possible or not."""
     return [
         *_prefills(latency, node, dtype),
@@ -94,7 +93,7 @@ def probe_floor(latency: LatencyModel, node: Hardware, dtype: str = "bfloat16") 
     ]
 
 
-def check_floor(latency: LatencyModel, node: Hardware, dtype: str = "bfloat16") -> list[Probe]:
+def check_floor(latency: LatencyModel, node: Hardware, dtype: str = "bfloat16") -> list[FloorProbe]:
     """The probed points of a latency model that is possible on this hardware.
 
     Raises:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isfinite, sqrt
 
-from mooncake_lab.perf.flops import Count
 from mooncake_lab.perf.models import ModelShape
+from mooncake_lab.perf.roofline import Count
 
 
 def _refuse_below_zero(owner: str, **coefficients: float) -> None:

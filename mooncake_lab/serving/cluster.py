@@ -29,7 +29,7 @@ from mooncake_lab.serving.messages import DropConnections, Generation
 from mooncake_lab.serving.runtime import ClusterRuntime
 from mooncake_lab.serving.spec import LiveSpec
 from mooncake_lab.serving.stream import RejectedError, RequestStream
-from mooncake_lab.workload.prompts import prompt_of
+from mooncake_lab.workload.transforms import prompt_of
 
 _RANKS: Final = (Arrived, Placed, Prefilled, Moved, FirstToken, DecodeStretch, Finished, Rejected)
 """The order of records of one moment."""

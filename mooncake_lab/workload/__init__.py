@@ -3,28 +3,36 @@
 from typing import TYPE_CHECKING
 
 from mooncake_lab.core.lazy import lazy_names
-from mooncake_lab.workload.classes import in_class
-from mooncake_lab.workload.fetch import fetch_trace
-from mooncake_lab.workload.load import check_workload, load, load_or_read
-from mooncake_lab.workload.locate import DATA_VARIABLE, find_trace, search_folders
-from mooncake_lab.workload.reader import DEFAULT_BLOCK_SIZE_TOKENS, TraceError, read_trace
-from mooncake_lab.workload.releases import RELEASES, WORKLOADS, Release, file_sha256
-from mooncake_lab.workload.trace import Origin, Trace
-from mooncake_lab.workload.writer import write_trace
+from mooncake_lab.workload.reader import DEFAULT_BLOCK_SIZE_TOKENS, TraceError, read_trace, write_trace
+from mooncake_lab.workload.releases import (
+    DATA_VARIABLE,
+    RELEASES,
+    WORKLOADS,
+    Release,
+    check_workload,
+    fetch_trace,
+    file_sha256,
+    find_trace,
+    load,
+    load_or_read,
+    search_folders,
+)
+from mooncake_lab.workload.trace import Origin, Trace, in_class
 
 if TYPE_CHECKING:
-    from mooncake_lab.workload.arrivals import poisson_arrivals_s, with_poisson_arrivals
-    from mooncake_lab.workload.coarsen import with_larger_blocks
     from mooncake_lab.workload.shared_prefix import SharedPrefix
-    from mooncake_lab.workload.sharing import (
+    from mooncake_lab.workload.trace_statistics import (
+        Spread,
+        TraceStatistics,
         conversation_sizes,
         request_of_block,
         reusable_blocks,
         reuse_gaps_s,
         seen_before,
+        statistics,
         use_counts,
     )
-    from mooncake_lab.workload.trace_statistics import Spread, TraceStatistics, statistics
+    from mooncake_lab.workload.transforms import poisson_arrivals_s, with_larger_blocks, with_poisson_arrivals
 
 __all__ = [
     "DATA_VARIABLE",
@@ -63,17 +71,18 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "arrivals": ("poisson_arrivals_s", "with_poisson_arrivals"),
-        "coarsen": ("with_larger_blocks",),
         "shared_prefix": ("SharedPrefix",),
-        "sharing": (
+        "trace_statistics": (
+            "Spread",
+            "TraceStatistics",
             "conversation_sizes",
             "request_of_block",
             "reusable_blocks",
             "reuse_gaps_s",
             "seen_before",
+            "statistics",
             "use_counts",
         ),
-        "trace_statistics": ("Spread", "TraceStatistics", "statistics"),
+        "transforms": ("poisson_arrivals_s", "with_larger_blocks", "with_poisson_arrivals"),
     },
 )

@@ -1,11 +1,18 @@
-"""The traces the authors released, where they are kept upstream, and how to know them again."""
+"""The traces that the authors released: published, found on this machine, fetched, and loaded, or their twins."""
 
 import hashlib
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
+
+import platformdirs
+
+from mooncake_lab.workload.reader import read_trace
+from mooncake_lab.workload.trace import Trace
 
 UPSTREAM: Final = "https://raw.githubusercontent.com/kvcache-ai/Mooncake"
 """The authors' public repository, as plain files."""
@@ -100,3 +107,122 @@ def file_sha256(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+DATA_VARIABLE: Final = "MOONCAKE_LAB_DATA"
+"""Environment variable: a folder with released trace files, searched first."""
+
+
+def cache_folder() -> Path:
+    """Where fetched traces are kept for this user."""
+    return platformdirs.user_cache_path("mooncake-lab") / "traces"
+
+
+def search_folders() -> tuple[Path, ...]:
+    """The folders searched for traces, in order: `MOONCAKE_LAB_DATA`, the checkout's data/traces, the cache."""
+    folders: list[Path] = []
+    if setting := os.environ.get(DATA_VARIABLE):
+        folders.append(Path(setting))
+    checkout = Path(__file__).parents[2]
+    if (checkout / "pyproject.toml").is_file():  # an installed package has no checkout around it
+        folders.append(checkout / "data" / "traces")
+    return (*folders, cache_folder())
+
+
+def find_trace(name: str) -> Path | None:
+    """The released file of a workload on this machine, or None; its content is not looked at.
+
+    Raises:
+        ValueError: when there is no such workload.
+    """
+    file_name = release_of(name).file_name
+    candidates = (folder / file_name for folder in search_folders())
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def fetch_trace(name: str, *, folder: Path | None = None, url: str | None = None, force: bool = False) -> Path:
+    """Fetch a released trace, check its SHA-256, and return its path; a file already there is only checked.
+
+    Args:
+        name: a workload name.
+        folder: where to put it; the user's cache by default.
+        url: another address of the same file, such as a mirror.
+        force: replace a file of that name that is not the released one.
+
+    Raises:
+        ConnectionError: when the file cannot be fetched; nothing is left behind.
+        ValueError: when the workload is unknown, the address is not http:// or https://, or the content is not the
+            released one; such content is not kept.
+        OSError: when the folder cannot be made.
+    """
+    release = release_of(name)
+    folder = cache_folder() if folder is None else folder
+    path = folder / release.file_name
+    if path.exists() and not force:
+        release.check(path)
+        return path
+    address = url or release.url
+    if not address.startswith(("http://", "https://")):
+        raise ValueError(f"{address!r} is not an address to fetch from; allowed are http:// and https://")
+    folder.mkdir(parents=True, exist_ok=True)
+    # here and not above: it imports a progress bar that complains in every notebook that has no widgets
+    import pooch
+
+    try:
+        # pooch downloads beside the destination and moves the file there only when its digest is right
+        pooch.retrieve(
+            address, f"sha256:{release.sha256}", release.file_name, folder, progressbar=sys.stderr.isatty()
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"what {address} sent is not the released {release.label} trace and was not kept ({error});"
+            " try again, or name another address of the same file"
+        ) from error
+    except OSError as error:
+        raise ConnectionError(
+            f"could not fetch {address} ({error}); connect to the internet, or put the file"
+            f" {release.file_name} in a folder named by MOONCAKE_LAB_DATA"
+        ) from error
+    return path
+
+
+def load(name: str, *, seed: int = 0) -> Trace:
+    """The released trace if the search order finds it, else the twin; `origin` and `source` say which.
+
+    Args:
+        name: a workload name.
+        seed: of the twin; the released trace does not depend on it.
+
+    Raises:
+        ValueError: when the workload is unknown, or a file of its name is not the released one.
+        OSError: when the file cannot be read.
+    """
+    release = release_of(name)
+    path = find_trace(name)
+    if path is None:
+        from mooncake_lab.workload.twin import make_twin  # here, because twins are drawn with numpy
+
+        return make_twin(name, seed=seed)
+    release.check(path)
+    return read_trace(path).replaced(name=name, origin="released", source=f"released {release.label} trace")
+
+
+def load_or_read(name: str, *, seed: int = 0) -> Trace:
+    """`load` for the name of a workload; for the path of any other trace, that file.
+
+    Raises:
+        ValueError: when it is neither, or the file is not a trace.
+        OSError: when the file cannot be read.
+    """
+    check_workload(name)
+    return load(name, seed=seed) if name in RELEASES else read_trace(Path(name))
+
+
+def check_workload(name: str) -> None:
+    """Check that `load_or_read` has something to read.
+
+    Raises:
+        ValueError: when the name is neither that of a workload nor the path of a file.
+    """
+    if name not in RELEASES and not Path(name).is_file():
+        raise ValueError(f"{name!r} is neither a file nor a workload: {', '.join(RELEASES)}")

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from mooncake_lab.core import blocks_for
-from mooncake_lab.workload.arrivals import poisson_arrivals_s
 from mooncake_lab.workload.trace import Trace
+from mooncake_lab.workload.transforms import poisson_arrivals_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,10 +2,10 @@
 
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
-from mooncake_lab.core import Request, TracedRequest
+from mooncake_lab.core import Request, TracedRequest, keyed_uniform
 
 if TYPE_CHECKING:
     import numpy as np
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     Floats: TypeAlias = npt.NDArray[np.float64]
     Integers: TypeAlias = npt.NDArray[np.int64]
+
 
 Origin: TypeAlias = Literal["released", "twin", "file", "generated"]
 """Where a trace comes from: the authors' published file, our stand-in for it, any other file, or a recipe."""
@@ -184,3 +185,15 @@ class Trace:
             ValueError: when the columns do not fit each other.
         """
         return Trace(**(vars(self) | changes))
+
+
+def in_class(traced: TracedRequest, urgent_share: float, *, seed: int = 0) -> TracedRequest:
+    """The request with priority 1 for a share of requests, else 0; it does not depend on the other requests.
+
+    Args:
+        traced: the request.
+        urgent_share: from 0 (no request) to 1 (every request).
+        seed: of the draw.
+    """
+    urgent = keyed_uniform(seed, "urgent", traced.request.id) < urgent_share
+    return replace(traced, request=replace(traced.request, priority=int(urgent)))

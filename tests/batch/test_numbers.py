@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mooncake_lab.paper.numbering import chapter_number
+from mooncake_lab.paper.scorecard import chapter_number
 
 EXTENSIONS = Path(__file__).parents[2] / "book" / "_ext"
 SETTINGS = f"""

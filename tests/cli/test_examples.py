@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from mooncake_lab import cli
 from mooncake_lab.cli import app
 from mooncake_lab.workload import RELEASES
-from mooncake_lab.workload.locate import search_folders
+from mooncake_lab.workload.releases import search_folders
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "book").glob("*.md"))]

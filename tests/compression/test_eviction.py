@@ -9,9 +9,8 @@ import torch
 from hypothesis import given, settings
 
 from mooncake_lab.compression import FullCache, Oracle, RandomTokens, RecentTokens, SnapKV
-from mooncake_lab.compression.eviction import eviction_error_bound
+from mooncake_lab.compression.eviction import eviction_error_bound, group_mean, window_attention
 from mooncake_lab.compression.snapkv import pooled
-from mooncake_lab.compression.votes import group_mean, window_attention
 
 N = 150
 EVICTIONS = (

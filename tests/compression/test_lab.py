@@ -10,15 +10,13 @@ from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
 from mooncake_lab.compression import FullCache, Oracle, Session, SnapKV
-from mooncake_lab.compression.lab import vocabulary as v
+from mooncake_lab.compression.lab import tasks as v
 from mooncake_lab.compression.lab.curriculum import STAGES, draw_batch, rng_of
 from mooncake_lab.compression.lab.examine import exam, marks
-from mooncake_lab.compression.lab.muon import orthogonal
-from mooncake_lab.compression.lab.network import Network, lab_config
-from mooncake_lab.compression.lab.save import save_model
+from mooncake_lab.compression.lab.network import LabNetwork, lab_config, save_model
 from mooncake_lab.compression.lab.tasks import EXAMINED, Context, medley, needle
 from mooncake_lab.compression.lab.text import filler
-from mooncake_lab.compression.lab.train import Trainer, Training
+from mooncake_lab.compression.lab.train import Trainer, Training, orthogonal
 from mooncake_lab.engine import load_model
 from mooncake_lab.engine.rope import rotate
 
@@ -28,7 +26,7 @@ POOL = filler(np.random.default_rng(0), 4096)
 @pytest.fixture(scope="module")
 def network():
     torch.manual_seed(0)
-    return Network(lab_config())
+    return LabNetwork(lab_config())
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,7 @@ import torch
 from hypothesis import given, settings
 
 from mooncake_lab.compression import FullCache, MiniCache
-from mooncake_lab.compression.lowbit import LowBit
-from mooncake_lab.compression.minicache import angle, slerp
+from mooncake_lab.compression.minicache import LowBit, angle, slerp
 
 
 def sides(seed, tokens=20, near=0.3):

@@ -11,7 +11,7 @@ SCRIPT = """
 import os, signal, threading, time
 from distributed import Client, LocalCluster
 from mooncake_lab.experiments import run, vary
-from mooncake_lab.chapters.placement.experiment import Replay
+from mooncake_lab.chapters.placement.experiment import PlacementReplay
 
 def kill_one_that_computes(client, processes, killed):
     while not killed:
@@ -22,7 +22,7 @@ def kill_one_that_computes(client, processes, killed):
         time.sleep(0.01)
 
 if __name__ == "__main__":
-    points = vary(Replay(first=100), policy=["kvcache_centric", "random"], prefill_nodes=[2, 3])
+    points = vary(PlacementReplay(first=100), policy=["kvcache_centric", "random"], prefill_nodes=[2, 3])
     local = dict(n_workers=2, threads_per_worker=1, processes=True, protocol="tcp://", dashboard_address=":0")
     with LocalCluster(**local) as cluster, Client(cluster) as client:
         assert client.scheduler.address.startswith("tcp://")

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from mooncake_lab.figures import COLOURS, footer, new_figure, paper_points, styled
-from mooncake_lab.figures.inline import inlined
+from mooncake_lab.figures.embed import inlined
 
 
 @styled

@@ -3,7 +3,7 @@
 import pytest
 
 from mooncake_lab.paper import Fact, constant, curve, data_dir, fact, index
-from mooncake_lab.paper.tables import read_rows
+from mooncake_lab.paper.facts import read_rows
 
 NAMES = list(index().index)
 
@@ -88,6 +88,6 @@ def test_every_constant_says_where_it_comes_from(row):
 def test_a_torn_row_names_its_line(tmp_path, monkeypatch):
     """A row with a field too few is an error with file and line."""
     (tmp_path / "torn.csv").write_text("a,b\n1,2\n3\n", encoding="utf-8")
-    monkeypatch.setattr("mooncake_lab.paper.tables.data_dir", lambda: tmp_path)
+    monkeypatch.setattr("mooncake_lab.paper.facts.data_dir", lambda: tmp_path)
     with pytest.raises(ValueError, match=r"torn\.csv:3: 1 fields"):
         read_rows("torn.csv")

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from mooncake_lab.paper import claim, claimed, claims, comparison_table, headlines, scorecard
-from mooncake_lab.paper.headlines import Headlines
-from mooncake_lab.paper.tables import read_rows
+from mooncake_lab.paper.facts import read_rows
+from mooncake_lab.paper.scorecard import Headlines
 
 
 def card(folder, **ours):
@@ -95,7 +95,7 @@ def test_the_table_in_a_notebook_has_verdict_cells(tmp_path):
 def test_a_bad_row_is_named(tmp_path, monkeypatch, change, complaint):
     """An unknown claim or verdict, and units that cannot stand together, are said with the headline."""
     first = read_rows("headlines.csv")[0]
-    module = importlib.import_module("mooncake_lab.paper.headlines")
+    module = importlib.import_module("mooncake_lab.paper.scorecard")
     monkeypatch.setattr(module, "read_rows", lambda _: [first | change])
     with pytest.raises(ValueError, match=rf"headline 'capacity over vLLM.*{complaint}"):
         headlines(scorecard(tmp_path))

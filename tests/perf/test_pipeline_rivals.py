@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooncake_lab.perf import CppGroup, LinkLatency, PrefillLatency, hardware, model_shape
-from mooncake_lab.perf.pipeline_rivals import WAYS, shared_prefill
+from mooncake_lab.perf.cpp import WAYS, shared_prefill
 
 GROUP = CppGroup(
     prefill=PrefillLatency(constant_s=0.07, per_token_s=1.1e-4, per_token_squared_s=7.4e-10),

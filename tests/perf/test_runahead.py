@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from mooncake_lab.perf import LinkLatency
 from mooncake_lab.perf.runahead import (
     Runahead,
+    best_bounds,
     equal_work_bounds,
     even_bounds,
     gathered_s,
@@ -18,7 +19,6 @@ from mooncake_lab.perf.runahead import (
     traffic_tokens,
     wavefront_s,
 )
-from mooncake_lab.perf.runahead_search import best_bounds
 
 COST = Runahead(
     layers=32,

@@ -22,7 +22,7 @@ from mooncake_lab.perf import (
 from mooncake_lab.serving import ClusterRuntime, LiveCluster, LiveSpec, WorkerPool
 from mooncake_lab.serving.openai_api.server import Address, web_server
 from mooncake_lab.serving.openai_api.telemetry import Telemetry
-from mooncake_lab.workload.prompts import prompt_of
+from mooncake_lab.workload.transforms import prompt_of
 
 MODEL = "random:lab-tiny"
 BLOCK = 16

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mooncake_lab.perf.log_calibration import model_from_log
+from mooncake_lab.perf.calibration import model_from_log
 from mooncake_lab.simulation import Cluster, ClusterSpec
 from mooncake_lab.workload import SharedPrefix
 

@@ -14,7 +14,7 @@ from mooncake_lab.serving import FailedError, LiveCluster, LiveSpec, Metronome
 from mooncake_lab.store.backends import StorageError
 from mooncake_lab.store.backends.mooncake_client import load_wheel
 from mooncake_lab.workload import SharedPrefix
-from mooncake_lab.workload.prompts import prompt_of, scaled_down
+from mooncake_lab.workload.transforms import prompt_of, scaled_down
 
 
 def test_tokens_equal_one_engine(cluster, reference, rng):

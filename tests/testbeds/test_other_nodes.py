@@ -5,7 +5,7 @@ import pytest
 from mooncake_lab.paper import assumption
 from mooncake_lab.perf import hardware, model_shape
 from mooncake_lab.testbeds import paper_node_latency
-from mooncake_lab.testbeds.other_nodes import device_tokens, node_latency
+from mooncake_lab.testbeds.nodes import device_tokens, node_latency
 
 
 def test_the_papers_node_is_the_calibrated_one():

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from mooncake_lab.chapters.pipeline import capacity as search
-from mooncake_lab.chapters.pipeline import serving, stalls
+from mooncake_lab.chapters.pipeline import claims as stalls
+from mooncake_lab.chapters.pipeline import serving
 from mooncake_lab.paper import fact
 from mooncake_lab.perf import model_shape, prefill_work
 from mooncake_lab.perf.roofline import decode_work
@@ -93,7 +93,7 @@ class TestCapacity:
     @pytest.mark.parametrize("policy", ["vLLM", "Sarathi-Serve 512"])
     def test_what_is_found_is_served_and_a_step_more_is_not(self, policy):
         """The rate found meets the limit, and the next step of the search does not."""
-        point = search.Capacity(policy=policy, requests=16, seconds=10.0)
+        point = serving.CapacitySearch(policy=policy, requests=16, seconds=10.0)
         (row,) = point.rows()
         tried: dict[float, bool] = {}
         assert point._serves(row["requests_per_s"], tried)
@@ -101,12 +101,12 @@ class TestCapacity:
 
     def test_all_bars_are_searched(self):
         """`full` has every machine, workload, limit and policy; other scales the strict limit on one workload."""
-        assert len(search.cells("full")) == 5 * 2 * 2 * 3
-        few = search.cells("classroom")
+        assert len(serving.cells("full")) == 5 * 2 * 2 * 3
+        few = serving.cells("classroom")
         assert {each.limit for each in few} == {"strict"}
         assert len(few) == 4 * 2 * 3
         assert len({each.seed for each in few}) == 3
-        assert search.budget_of("LLaMA2-70B", "relaxed") == "Sarathi-Serve 1536"
+        assert serving.budget_of("LLaMA2-70B", "relaxed") == "Sarathi-Serve 1536"
 
     def test_capacities_are_means_over_seeds(self):
         """A machine has one row, whose ratio is that of the mean capacities."""
@@ -116,7 +116,7 @@ class TestCapacity:
             for policy, rates in (("vLLM", (1.0, 3.0)), ("Sarathi-Serve 512", (4.0, 8.0)))
             for seed, rate in enumerate(rates)
         ]  # fmt: skip
-        (row,) = search.over_vllm(pd.DataFrame(rows)).to_dict(orient="records")
+        (row,) = serving.over_vllm(pd.DataFrame(rows)).to_dict(orient="records")
         assert (row["vllm"], row["sarathi"], row["over_vllm"], row["seeds"]) == (2.0, 6.0, 3.0, 2)
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from mooncake_lab.workload import DATA_VARIABLE, find_trace, load, locate, search_folders
+from mooncake_lab.workload import DATA_VARIABLE, find_trace, load, search_folders
+from mooncake_lab.workload import releases as locate
 
 
 @pytest.fixture

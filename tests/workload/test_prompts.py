@@ -5,7 +5,7 @@ import json
 import numpy as np
 
 from mooncake_lab.workload import read_trace
-from mooncake_lab.workload.prompts import prompt_of, scaled_down
+from mooncake_lab.workload.transforms import prompt_of, scaled_down
 
 
 def written(path, lines):

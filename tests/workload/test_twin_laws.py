@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from mooncake_lab.workload import find_trace, read_trace, write_trace
 from mooncake_lab.workload.twin import make_twin
 from mooncake_lab.workload.twin.conversation import ConversationProcess, conversation
-from mooncake_lab.workload.twin.draws import Quantiles, spread, stream
+from mooncake_lab.workload.twin.drafts import Quantiles, spread, stream
 
 NAMES = ("conversation", "synthetic", "toolagent", "arxiv")
 twins = st.builds(make_twin, st.sampled_from(NAMES), seed=st.integers(0, 2**32), requests=st.integers(1, 3000))

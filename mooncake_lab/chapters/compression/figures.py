@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from mooncake_lab.experiments import where
 from mooncake_lab.figures.style import (
     COLOURS,
     BookFigure,
@@ -67,13 +68,13 @@ def accuracy(table: pd.DataFrame, source: str) -> BookFigure:
         len(families), len(tasks), height=1.45 * len(families) + 1.0, sharex=True, sharey=True
     )
     for panel, (family, task) in zip(axes, [(f, t) for f in families for t in tasks], strict=True):
-        rows = _where(table, task=task, when="asked")
-        full = float(_where(rows, method="full")["accuracy"].iloc[0])
+        rows = where(table, task=task, when="asked")
+        full = float(where(rows, method="full")["accuracy"].iloc[0])
         panel.axhline(full, color=COLOURS["optimum"], linestyle=(0, (4, 3)), linewidth=1.0)
         for method in families[family]:
             colour, marker, label = _LOOK[method]
             if method in set(rows["method"]):
-                _points(panel, _where(rows, method=method), COLOURS[colour], marker, label)
+                _points(panel, where(rows, method=method), COLOURS[colour], marker, label)
         panel.set_xscale("log", base=2)
         panel.set_xticks([1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1], ["1/32", "1/16", "1/8", "1/4", "1/2", "1"])
         panel.set_ylim(-0.03, 1.08)
@@ -114,7 +115,7 @@ def breaking(table: pd.DataFrame, names: Mapping[str, tuple[str, str]], share: f
     methods = [method for method in _LOOK if method in examined]
     figure, axes = new_figure(1, len(names), height=0.28 * len(methods) + 1.2, sharex=True, sharey=True)
     for panel, (name, (task, when)) in zip(axes, names.items(), strict=True):
-        rows = _where(table, task=task, when=when)
+        rows = where(table, task=task, when=when)
         for at, method in enumerate(methods):
             row = _at(rows, method, share)
             if row is not None:
@@ -132,17 +133,9 @@ def breaking(table: pd.DataFrame, names: Mapping[str, tuple[str, str]], share: f
 
 def _at(rows: pd.DataFrame, method: str, share: float) -> dict[Any, Any] | None:
     """The row of a method whose device bytes are nearest to a share; the full cache and KCache as they are."""
-    own = _where(rows, method=method)
+    own = where(rows, method=method)
     away = np.abs(own["device_share"].to_numpy() - share)
     return own.to_dict(orient="records")[int(away.argmin())] if len(own) else None
-
-
-def _where(table: pd.DataFrame, **fields: object) -> pd.DataFrame:
-    """The rows whose columns have these values."""
-    chosen = np.ones(len(table), dtype=bool)
-    for name, value in fields.items():
-        chosen &= table[name].to_numpy() == value
-    return table.iloc[np.flatnonzero(chosen)]
 
 
 @styled
@@ -246,7 +239,7 @@ def store(table: pd.DataFrame, names: Mapping[float, str], source: str) -> BookF
     figure, axes = new_figure(1, 3, height=3.6)
     capacities = sorted(table["capacity_bytes"].unique())
     for size, capacity in zip(("size_1", "size_2", "size_4"), capacities, strict=False):
-        rows = _where(table, capacity_bytes=capacity).sort_values(by="stored_share")
+        rows = where(table, capacity_bytes=capacity).sort_values(by="stored_share")
         label = f"{capacity / 1e12:g} TB of store"
         axes[0].plot(rows["stored_share"], 100 * rows["hit_rate"], color=COLOURS[size], label=label)
     one = table.drop_duplicates("stored_share").sort_values(by="stored_share")

@@ -8,11 +8,11 @@ import pandas as pd
 
 from mooncake_lab.chapters.endtoend.experiment import LIMITS_MS
 from mooncake_lab.chapters.endtoend.rates import PUBLIC, SIMULATED, highest_rate
+from mooncake_lab.experiments import records, value, where
 from mooncake_lab.paper import (
     Bound,
     Compared,
     ComparisonTable,
-    claim,
     claimed,
     claims,
     comparison_table,
@@ -185,9 +185,9 @@ def _gpu_time(traces: pd.DataFrame) -> Iterator[Compared]:
         saved = 100 * (1 - ours["mooncake"] / ours["vllm"])
         requests = int(_cell(traces, workload, "mooncake", "requests"))
         # what is saved follows from lengths and sharing, which a twin is made to have
-        yield unless_twin(claimed(claim(identifier), saved, requests=requests), origin)
+        yield unless_twin(claimed(identifier, saved, requests=requests), origin)
         for name, number in _RATIOS[workload].items():
-            yield unless_twin(claimed(claim(number), ours[name] / ours["mooncake"], requests=requests), origin)
+            yield unless_twin(claimed(number, ours[name] / ours["mooncake"], requests=requests), origin)
 
 
 def _shares(traces: pd.DataFrame) -> Iterator[Compared]:
@@ -201,10 +201,10 @@ def _shares(traces: pd.DataFrame) -> Iterator[Compared]:
 def _split(splits: pd.DataFrame) -> Iterator[Compared]:
     twin = splits["origin"].iloc[0] != "released"
     ratio, bound = best_split(splits)
-    yield marked_if_twin(claimed(claim("F45"), ratio, bound=bound), twin)
+    yield marked_if_twin(claimed("F45", ratio, bound=bound), twin)
     for identifier, (prefill_nodes, column, scale) in _FIG_15.items():
-        (row,) = (each for each in splits.to_dict(orient="records") if each["prefill_nodes"] == prefill_nodes)
-        judged = claimed(claim(identifier), scale * float(row[column]), requests=int(row["requests"]))
+        (row,) = records(splits, prefill_nodes=prefill_nodes)
+        judged = claimed(identifier, scale * float(row[column]), requests=int(row["requests"]))
         yield marked_if_twin(judged, twin)
 
 
@@ -220,22 +220,22 @@ def _real(real: pd.DataFrame) -> Iterator[Compared]:
         "A06": 100 * least_ttft,
     }
     for identifier, number in ours.items():
-        yield marked_if_twin(claimed(claim(identifier), number, requests=min(real["requests"].tolist())), twin)
+        yield marked_if_twin(claimed(identifier, number, requests=min(real["requests"].tolist())), twin)
 
 
 def _throughput(rates: pd.DataFrame) -> Iterator[Compared]:
     length = min(rates["requests"].tolist())
     for identifier, dataset in (("A01", "16k"), ("A02", "64k")):
         gain, bound = throughput_gain(rates, dataset)
-        yield claimed(claim(identifier), gain, requests=length, bound=bound)
+        yield claimed(identifier, gain, requests=length, bound=bound)
     for identifier, dataset in (("A33", "32k"), ("A34", "128k")):
         gain, bound = throughput_gain(rates, dataset)
-        yield claimed(claim(identifier), 1 + gain / 100, requests=length, bound=bound)
+        yield claimed(identifier, 1 + gain / 100, requests=length, bound=bound)
     for identifier, dataset in zip(("A07", "A08"), PUBLIC, strict=True):
         gain, bound = throughput_gain(rates, dataset, both=True)
-        yield claimed(claim(identifier), gain, requests=length, bound=bound)
+        yield claimed(identifier, gain, requests=length, bound=bound)
     mine = [r for r in rates.to_dict(orient="records") if r["system"] != "4M" and r["dataset"] in SIMULATED]
-    yield claimed(claim("A23"), max(float(row["tbt"]) for row in mine), requests=length)
+    yield claimed("A23", max(float(row["tbt"]) for row in mine), requests=length)
 
 
 def _production() -> Iterator[Compared]:
@@ -248,17 +248,12 @@ def _production() -> Iterator[Compared]:
 def _on(traces: pd.DataFrame, workload: str, identifier: str, ours: float) -> Compared:
     """A claim judged on one workload's replays."""
     requests = int(_cell(traces, workload, "mooncake", "requests"))
-    return marked_if_twin(claimed(claim(identifier), ours, requests=requests), _is_twin(traces, workload))
+    return marked_if_twin(claimed(identifier, ours, requests=requests), _is_twin(traces, workload))
 
 
 def _cell(rows: pd.DataFrame, workload: str, system: str, column: str) -> float:
-    (value,) = (
-        float(row[column])
-        for row in rows.to_dict(orient="records")
-        if row["workload"] == workload and row["system"] == system
-    )
-    return value
+    return float(value(rows, column, workload=workload, system=system))
 
 
 def _is_twin(rows: pd.DataFrame, workload: str) -> bool:
-    return any(r["origin"] != "released" for r in rows.to_dict(orient="records") if r["workload"] == workload)
+    return any(where(rows, workload=workload)["origin"] != "released")

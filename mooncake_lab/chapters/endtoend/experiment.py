@@ -1,4 +1,4 @@
-"""Whole requests, end to end: Mooncake beside three kinds of vLLM on the papers' traces (FAST'25 §5.2, §5.5)."""
+"""Chapter 10: Mooncake and vLLM on whole traces, and a worked example."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -14,12 +14,65 @@ import pandas as pd
 from mooncake_lab.batching import VLLM, BatchingPolicy, VLLMChunked
 from mooncake_lab.conductor import LoadBalance, PlacementPolicy, Random
 from mooncake_lab.conductor.placement import FewestRequests, RoundRobin
-from mooncake_lab.core import SLO, Record
-from mooncake_lab.metrics import effective_request_capacity, prefill_gpu_s, request_table, reused_share
-from mooncake_lab.perf import LatencyModel
+from mooncake_lab.core import SLO, Record, Request, TracedRequest
+from mooncake_lab.metrics import (
+    effective_request_capacity,
+    highest_passing,
+    prefill_gpu_s,
+    request_table,
+    reused_share,
+    token_times_s,
+)
+from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
 from mooncake_lab.simulation import Cluster, ClusterSpec
 from mooncake_lab.testbeds import paper_node_latency
 from mooncake_lab.workload import Trace, load
+
+PROMPT_TOKENS = 512
+ARRIVALS_S = (0.0, 1.15, 2.45, 2.45)
+ANSWER_TOKENS = 6
+
+
+def round_numbers() -> LatencyModel:
+    """A second a prompt, a tenth of a second a step whatever the batch, and links that take no time."""
+    prefill = PrefillLatency(constant_s=0.0, per_token_s=1 / PROMPT_TOKENS, per_token_squared_s=0.0)
+    decode = DecodeLatency(0.1, 0.0, 0.0)
+    instant = LinkLatency(1e18)
+    return LatencyModel(
+        name="one second a prompt, a tenth a step",
+        shape=model_shape("llama3-70b"),
+        prefill=prefill,
+        decode=decode,
+        hybrid=HybridLatency.of(prefill, decode),
+        transfer=instant,
+        dram=instant,
+    )
+
+
+def coupled_log(nodes: int = 1) -> list[Record]:
+    """The four on instances that do both stages, prompts first."""
+    return Cluster(ClusterSpec.coupled(nodes=nodes, placement=FewestRequests()), round_numbers()).run(_four())
+
+
+def split_log() -> list[Record]:
+    """The four on a prefill and a decode node."""
+    return Cluster(ClusterSpec.disaggregated(prefill_nodes=1, decode_nodes=1), round_numbers()).run(_four())
+
+
+def longest_gaps_s(log: Iterable[Record]) -> list[float]:
+    """The longest gap between two tokens of each request, in order of id, to the millisecond."""
+    found = dict(token_times_s(log))
+    return [round(float(np.diff(found[i]).max()), 3) for i in sorted(found)]
+
+
+def _four() -> list[TracedRequest]:
+    return [
+        TracedRequest(
+            Request(id=i, arrival_s=at_s, input_tokens=PROMPT_TOKENS, block_keys=(i,)), output_tokens=ANSWER_TOKENS
+        )
+        for i, at_s in enumerate(ARRIVALS_S)
+    ]
+
 
 SystemName = Literal["mooncake", "vllm", "vllm_prefix", "vllm_chunked"]
 
@@ -203,3 +256,69 @@ def _router(point: EndToEnd) -> PlacementPolicy:
     if point.router == "fewest_requests":
         return FewestRequests()
     return RoundRobin() if point.router == "round_robin" else LoadBalance()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goodput:
+    """The highest replay speed at which a share of requests keeps TTFT and TBT limits, at three TBT limits."""
+
+    workload: str = "conversation"
+    system: SystemName = "mooncake"
+    prefill_nodes: int = 8
+    decode_nodes: int = 8
+    attained: float = 0.9
+    """Share of requests that must be effective."""
+    slowest: float = 0.25
+    fastest: float = 4.0
+    relative_tolerance: float = 0.1
+    first: int | None = None
+    seed: int = 0
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """One row per TBT limit: the speed found, its rate, and how much above the capacity it may be."""
+        seen: dict[float, dict[str, Any]] = {}
+        for limit_ms in LIMITS_MS:
+            speed = highest_passing(
+                lambda speed, column=f"capacity_{limit_ms}_ms": self._at(speed, seen)[column] >= self.attained,
+                self.slowest,
+                self.fastest,
+                relative_tolerance=self.relative_tolerance,
+            )
+            run = seen[speed or self.slowest]
+            rate = (speed or 0.0) * run["trace_requests_per_s"]
+            lasts_s = run["requests"] / rate if rate else float("nan")
+            yield {
+                "tbt_limit_ms": limit_ms,
+                "speed": speed or 0.0,
+                "requests_per_s": rate,
+                "lasts_s": lasts_s,
+                "hidden_overload": hidden_overload(lasts_s, run["ttft_limit_s"], self.attained),
+                "prefill_gpu_s": run["prefill_gpu_s"],
+                "runs": len(seen),
+                "source": run["source"],
+            }
+
+    def _at(self, speed: float, seen: dict[float, dict[str, Any]]) -> dict[str, Any]:
+        """The run at a speed; three searches share what they look at."""
+        if speed not in seen:
+            point = EndToEnd(
+                workload=self.workload,
+                system=self.system,
+                prefill_nodes=self.prefill_nodes,
+                decode_nodes=self.decode_nodes,
+                first=self.first,
+                seed=self.seed,
+                speed=speed,
+            )
+            (row,) = point.rows()
+            seen[speed] = {**row, "ttft_limit_s": point.ttft_limit_s}
+        return seen[speed]
+
+
+def hidden_overload(lasts_s: float, ttft_limit_s: float, attained: float) -> float:
+    """By what share a rate may exceed what a cluster sustains and still pass, because the arrivals end too soon.
+
+    At (1 + e) times the sustained rate, a request that arrives after t seconds waits e t. It misses a limit L when
+    t > L / e. Of arrivals that last D seconds at most the share 1 - a may miss it as long as e <= L / (a D).
+    """
+    return ttft_limit_s / (attained * lasts_s)

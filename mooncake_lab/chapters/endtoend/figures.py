@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pandas as pd
 from matplotlib.axes import Axes
 
+from mooncake_lab.experiments import records
 from mooncake_lab.figures.style import (
     COLOURS,
     COMPUTED,
@@ -59,7 +60,7 @@ def capacity(
     figure, axes = new_figure(len(paper), len(names), **size)
     panels = [(workload, system) for workload in paper for system in names]
     for panel, (workload, system) in zip(axes, panels, strict=True):
-        mine = _records(rows, workload=workload, system=system)
+        mine = records(rows, workload=workload, system=system)
         for i, row in enumerate(mine):
             label = _told_apart(row) if len(mine) > 1 else None
             style: Any = "-" if i == 0 else _DASHES
@@ -102,9 +103,8 @@ def gpu_time(
         groups: what it calls each workload.
     """
     figure, (axes,) = new_figure(height=3.4)
-    records = rows.to_dict(orient="records")
     for i, (system, series) in enumerate(names.items()):
-        heights = {str(r["workload"]): float(r["prefill_gpu_s"]) for r in records if r["system"] == system}
+        heights = {str(r["workload"]): float(r["prefill_gpu_s"]) for r in records(rows, system=system)}
         at = [k + 0.2 * (i - 1.5) for k in range(len(groups))]
         axes.bar(at, [heights[w] for w in groups], width=0.19, color=COLOURS[_COLOUR[system]], label=series)
         printed = paper[paper["series"] == series].set_index("x")["y"]
@@ -133,7 +133,7 @@ def splits(rows: pd.DataFrame, paper: Mapping[str, pd.DataFrame]) -> BookFigure:
     overheads = sorted(set(rows["host_s"]))
     for panel, (column, unit, label) in zip(axes, panels, strict=True):
         for overhead, colour in zip(overheads, _blues(len(overheads)), strict=True):
-            line = _records(rows, "prefill_nodes", host_s=overhead)
+            line = records(rows.sort_values("prefill_nodes"), host_s=overhead)
             name = f"host: {1e3 * overhead:g} ms/request"
             y = [unit * float(row[column]) for row in line]
             panel.plot([row["prefill_nodes"] for row in line], y, **COMPUTED, color=colour, label=name)
@@ -161,11 +161,11 @@ def rates(
     for k, dataset in enumerate(datasets):
         for panel, metric in zip((axes[k], axes[k + len(datasets)]), ("ttft", "tbt"), strict=True):
             for system, series in systems.items():
-                mine = _records(rows, "requests_per_s", dataset=dataset, system=system)
+                mine = records(rows.sort_values("requests_per_s"), dataset=dataset, system=system)
                 x = [row["requests_per_s"] for row in mine]
                 colour = COLOURS[_COLOUR[system]]
                 panel.plot(x, [min(float(row[metric]), 1.3) for row in mine], color=colour, label=series)
-                theirs = _records(paper, "x", series=f"{dataset}/{metric.upper()}/{series}")
+                theirs = records(paper.sort_values("x"), series=f"{dataset}/{metric.upper()}/{series}")
                 x, y = [float(row["x"]) for row in theirs], [min(float(row["y"]), 1.2) for row in theirs]
                 panel.plot(x, y, color=colour, linestyle=_DASHES, linewidth=1.2)
                 paper_points(panel, x, y, "arXiv v3" if system == "4M" else "_")
@@ -234,7 +234,7 @@ def goodput(rows: pd.DataFrame, names: Mapping[str, str], attained: float) -> Bo
     width = 0.8 / len(searched)
     drawn: list[str] = []
     for i, (system, prefill, decode) in enumerate(searched):
-        mine = _records(rows, "tbt_limit_ms", system=system, prefill_nodes=prefill, decode_nodes=decode)
+        mine = records(rows.sort_values("tbt_limit_ms"), system=system, prefill_nodes=prefill, decode_nodes=decode)
         heights = np.array([float(row["requests_per_s"]) for row in mine])
         below = [1 - 1 / (1 + float(row["hidden_overload"])) for row in mine]
         above = [float(row["relative_tolerance"]) for row in mine]
@@ -253,18 +253,10 @@ def goodput(rows: pd.DataFrame, names: Mapping[str, str], attained: float) -> Bo
 
 def _thinned(paper: pd.DataFrame, series: str, near: Iterable[float]) -> dict[str, npt.NDArray[np.float64]]:
     """The points of a series that lie nearest to the places given, each once."""
-    points = np.array([(float(row["x"]), float(row["y"])) for row in _records(paper, series=series)])
+    points = np.array([(float(row["x"]), float(row["y"])) for row in records(paper, series=series)])
     inside = [place for place in near if points[:, 0].min() <= place <= points[:, 0].max()]
     kept = points[sorted({int(np.abs(points[:, 0] - place).argmin()) for place in inside})]
     return {"x": kept[:, 0], "y": kept[:, 1]}
-
-
-def _records(rows: pd.DataFrame, by: str | None = None, **where: Any) -> list[dict[Any, Any]]:
-    """The rows with these values, in the order of a column where one is named."""
-    found = [
-        row for row in rows.to_dict(orient="records") if all(row[key] == value for key, value in where.items())
-    ]
-    return found if by is None else sorted(found, key=lambda row: float(row[by]))
 
 
 def _ticks(panel: Axes, values: Sequence[float]) -> None:

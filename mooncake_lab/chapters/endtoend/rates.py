@@ -11,6 +11,7 @@ import pandas as pd
 from mooncake_lab.chapters.endtoend.experiment import latencies
 from mooncake_lab.conductor.placement import FewestRequests
 from mooncake_lab.core import Record, blocks_for
+from mooncake_lab.experiments import records
 from mooncake_lab.metrics import request_table, reused_share
 from mooncake_lab.paper import constant, curve, fact
 from mooncake_lab.simulation import Cluster, ClusterSpec
@@ -159,7 +160,7 @@ def highest_rate(rows: pd.DataFrame, dataset: str, system: str, *, both: bool = 
         system: a name in `SYSTEMS`.
         both: the printed gains look at TTFT alone, although the text names both.
     """
-    mine = [r for r in rows.to_dict(orient="records") if (r["dataset"], r["system"]) == (dataset, system)]
+    mine = records(rows, dataset=dataset, system=system)
     kept = {float(r["requests_per_s"]): r["ttft"] <= 1 and (not both or r["tbt"] <= 1) for r in mine}
     best = 0.0
     for rate in sorted(kept):

@@ -1,4 +1,4 @@
-"""The real engine: equal to Hugging Face, its policies on four requests, prefix reuse, and a small race."""
+"""Chapter 03: the engine, its batching policies, and shared prefixes, beside Sarathi-Serve's Fig. 7."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ import torch
 from mooncake_lab.batching import BatchingPolicy, gantt, named_policy
 from mooncake_lab.bench.baselines import HuggingFaceGenerate, hugging_face
 from mooncake_lab.bench.engine import Bench, decode_case, mixed_case
-from mooncake_lab.chapters.engine.measuring import measured_by, one_thread, random_prompt
+from mooncake_lab.bench.measuring import measured_by, one_thread, random_prompt
 from mooncake_lab.core import check_scale
 from mooncake_lab.engine import (
     Engine,
@@ -26,6 +26,7 @@ from mooncake_lab.engine import (
     make_model,
     random_weights,
 )
+from mooncake_lab.paper import ComparisonTable, claimed, comparison_table
 from mooncake_lab.perf import model_shape
 
 POLICIES: Final = (
@@ -143,7 +144,7 @@ class FourRequests:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SharedPrefix:
+class SharedPrefixQuestions:
     """Questions that begin with the same tokens, with prefix reuse on or off."""
 
     reuse: bool = True
@@ -300,3 +301,33 @@ def _policy(name: str, chunk_tokens: int) -> BatchingPolicy:
 
 def _text(tokens: Iterable[int]) -> str:
     return " ".join(map(str, tokens))
+
+
+def beside_papers(waited: pd.DataFrame) -> ComparisonTable:
+    """The claim of stall-free batching on the iteration log of the real engine.
+
+    Args:
+        waited: what `chapters.engine.experiment.waits` gives.
+    """
+    stalls: dict[str, int] = waited["stalls"].to_dict()
+    return comparison_table([claimed("S19", stalls["sarathi_serve"])])
+
+
+def statements(waited: pd.DataFrame, *, equal: bool) -> pd.DataFrame:
+    """What the figure says in words, and whether the log agrees.
+
+    Args:
+        waited: what `chapters.engine.experiment.waits` gives.
+        equal: whether all answers were those of Hugging Face.
+
+    Returns:
+        One row a statement: verdict, `holds` or `does not hold`.
+    """
+    gap, stalls = waited["gap_tokens"], waited["stalls"]
+    checks = {
+        "answers equal Hugging Face (ours)": equal,
+        "vLLM stalls decodes for prompts": bool(stalls["vllm"] > 0),
+        "Orca delays decodes without a stall": bool(stalls["orca"] == 0 and gap["orca"] > gap["sarathi_serve"]),
+        "request level makes C wait for most iterations": waited["first_c_iterations"].idxmax() == "request_level",
+    }
+    return pd.DataFrame({"verdict": pd.Series(checks).map({True: "holds", False: "does not hold"})})

@@ -106,7 +106,7 @@ def _boxes(panel: Axes, table: pd.DataFrame) -> None:
 
 @styled
 def reuse(rows: pd.DataFrame) -> BookFigure:
-    """Prompt tokens computed for each question, without and with prefix reuse: rows of `SharedPrefix`."""
+    """Prompt tokens computed for each question, without and with prefix reuse: rows of `SharedPrefixQuestions`."""
     ways = list(dict.fromkeys(rows["arrive"]))
     figure, axes = new_figure(1, len(ways), height=3.0, sharey=True)
     for panel, arrive in zip(axes, ways, strict=True):

@@ -1,6 +1,6 @@
 """Overload held against arXiv Table 3 and Fig. 9."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -8,8 +8,9 @@ import numpy as np
 import pandas as pd
 
 from mooncake_lab.chapters.overload.experiment import TABLE_3
+from mooncake_lab.experiments import records
 from mooncake_lab.metrics import lagged_correlation
-from mooncake_lab.paper import Compared, ComparisonTable, claim, claimed, comparison_table, curve, fact
+from mooncake_lab.paper import Compared, ComparisonTable, claimed, comparison_table, curve, fact, noted
 
 _COUNTS: Mapping[str, str] = {"after_prefill": "A16", "early": "A17", "predictive": "A18"}
 _TABLE_3_REQUESTS: Final = 23_000
@@ -17,6 +18,7 @@ _TABLE_3_REQUESTS: Final = 23_000
 _DECIDES: Final = "conversation"
 """The workload that claims are judged on."""
 _CHANGES: Mapping[str, str] = {"early": "A31", "predictive": "A32"}
+_LOADS: Mapping[str, str] = {"A24": "correlation", "A35": "decode_swing", "A36": "peak_lag_s"}
 
 
 def beside_papers(published: pd.DataFrame, tight: pd.DataFrame, windows: pd.DataFrame) -> ComparisonTable:
@@ -36,11 +38,9 @@ def beside_papers(published: pd.DataFrame, tight: pd.DataFrame, windows: pd.Data
         rows += [replace(row, decides=False) for row in _counts(of_workload, where)]
         rows += [replace(row, decides=False) for row in _changes(of_workload, f"{where}, one replay")]
         if bool(of_workload["correlation"].notna().all()):  # a short replay may have none
-            rows += [replace(row, decides=False) for row in _correlation(of_workload, f"{where}, one replay")]
+            rows += [replace(row, decides=False) for row in _loads(of_workload, f"{where}, one replay", ["A24"])]
     many = f"conversation, decode pool full, mean of {windows['seed'].nunique()} stretches"
-    return comparison_table(
-        [*rows, *_correlation(windows, many), *_movement(windows, many), *_changes(windows, many)]
-    )
+    return comparison_table([*rows, *_loads(windows, many, _LOADS), *_changes(windows, many)])
 
 
 def paper_stages(panel: str) -> pd.DataFrame:
@@ -111,7 +111,7 @@ def who_is_rejected(rows: pd.DataFrame) -> pd.DataFrame:
         rows: rows of `Overload`, several seeds per policy.
     """
     by_policy: dict[str, list[dict[Any, Any]]] = {}
-    for row in _records(rows):
+    for row in records(rows):
         by_policy.setdefault(str(row["policy"]), []).append(row)
     return pd.DataFrame([{"policy": policy, **_who(found)} for policy, found in by_policy.items()])
 
@@ -137,35 +137,21 @@ def _who(rows: list[dict[Any, Any]]) -> dict[str, float]:
 def _counts(rows: pd.DataFrame, where: str) -> Iterator[Compared]:
     shares = _by_policy(rows, "rejected_share")
     for policy, identifier in _COUNTS.items():
-        asked = claim(identifier)
-        found = claimed(asked, float(round(shares[policy] * _TABLE_3_REQUESTS)))
-        yield replace(found, quantity=f"{found.quantity} ({where})")
+        yield noted(claimed(identifier, float(round(shares[policy] * _TABLE_3_REQUESTS))), where)
 
 
 def _changes(rows: pd.DataFrame, where: str) -> Iterator[Compared]:
     shares = _by_policy(rows, "rejected_share")
     for policy, identifier in _CHANGES.items():
-        found = claimed(claim(identifier), 100 * (shares[policy] / shares["after_prefill"] - 1))
-        yield replace(found, quantity=f"{found.quantity} ({where})")
+        yield noted(claimed(identifier, 100 * (shares[policy] / shares["after_prefill"] - 1)), where)
 
 
-def _correlation(rows: pd.DataFrame, where: str) -> Iterator[Compared]:
-    mean = _by_policy(_long_enough(rows), "correlation").get("early")
-    found = claimed(claim("A24"), mean)
-    yield replace(found, quantity=f"{found.quantity} ({where})", too_short=mean is None)
-
-
-def _movement(rows: pd.DataFrame, where: str) -> Iterator[Compared]:
-    """A35 and A36: how far the decode load swings, and how late it follows prefill, over stretches."""
-    for identifier, column in (("A35", "decode_swing"), ("A36", "peak_lag_s")):
-        mean = _by_policy(_long_enough(rows), column).get("early")
-        found = claimed(claim(identifier), mean)
-        yield replace(found, quantity=f"{found.quantity} ({where})", too_short=mean is None)
-
-
-def _long_enough(rows: pd.DataFrame) -> pd.DataFrame:
-    """Replays with samples enough for a correlation."""
-    return rows.dropna(subset=["correlation"])
+def _loads(rows: pd.DataFrame, where: str, identifiers: Iterable[str]) -> Iterator[Compared]:
+    """How the two loads move, as means over the replays that have samples enough for a correlation."""
+    enough = rows.dropna(subset=["correlation"])
+    for identifier in identifiers:
+        mean = _by_policy(enough, _LOADS[identifier]).get("early")
+        yield replace(noted(claimed(identifier, mean), where), too_short=mean is None)
 
 
 def _judged(rows: Iterator[Compared], workload: str) -> Iterator[Compared]:
@@ -175,13 +161,9 @@ def _judged(rows: Iterator[Compared], workload: str) -> Iterator[Compared]:
 
 def _by_policy(rows: pd.DataFrame, quantity: str) -> dict[str, float]:
     found: dict[str, list[float]] = {}
-    for row in _records(rows):
+    for row in records(rows):
         found.setdefault(str(row["policy"]), []).append(float(row[quantity]))
     return {policy: sum(values) / len(values) for policy, values in found.items()}
-
-
-def _records(rows: pd.DataFrame) -> list[dict[Any, Any]]:
-    return rows.to_dict(orient="records")
 
 
 def _decode_name(read: pd.DataFrame) -> str:

@@ -1,28 +1,33 @@
-"""More requests than a cluster can serve: which are rejected, when, and how the load changes (arXiv §7, §8.2)."""
+"""Chapter 11: overload, early rejection, and the least that any policy must reject."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from mooncake_lab.chapters.overload.bounds import Oracle
 from mooncake_lab.conductor import (
     AdaptiveThreshold,
     AdmissionPolicy,
     AdmitAll,
     AfterPrefill,
+    ClusterView,
     EarlyRejection,
+    Estimator,
     KVCacheCentric,
     LengthPredicting,
+    Placement,
     PredictiveRejection,
     PriorityClasses,
     Random,
+    RejectByLoad,
+    ServedView,
 )
-from mooncake_lab.core import SLO, Record, Rejected, TracedRequest, blocks_for, keyed_uniform
+from mooncake_lab.conductor.admission import mean_step_s, predicted_decode_load
+from mooncake_lab.core import SLO, Record, Rejected, Request, TracedRequest, blocks_for, keyed_uniform
 from mooncake_lab.metrics import (
     decode_load_series,
     effective,
@@ -37,6 +42,55 @@ from mooncake_lab.metrics import (
 from mooncake_lab.simulation import Cluster, ClusterSpec
 from mooncake_lab.testbeds import paper_node_latency
 from mooncake_lab.workload import Trace, in_class, load, with_poisson_arrivals
+
+
+class LoadStage(NamedTuple):
+    """Both loads in one stage, as shares of full."""
+
+    number: int
+    decode: float
+    """Load of the requests that decode in this stage."""
+    prefill: float
+    """Load of the requests that were admitted in this stage, and decode in the next."""
+
+
+def stages(offered: float, limit: float, *, predicted: bool, count: int = 8) -> Iterator[LoadStage]:
+    """A cluster in which prefill takes one stage and decoding takes one stage.
+
+    With early rejection, all arriving requests are admitted while the decode load of this stage is below the
+    limit, and otherwise none. With prediction, as many are admitted as the next stage has room for.
+
+    Args:
+        offered: load that arrives in each stage.
+        limit: decode load from which requests are refused.
+        predicted: whether to look at the next stage instead of this one.
+        count: how many stages.
+    """
+    decode = 0.0
+    for number in range(1, count + 1):
+        admitted = min(offered, limit) if predicted else offered * (decode < limit)
+        yield LoadStage(number, decode, admitted)
+        decode = admitted
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OracleAdmission(RejectByLoad):
+    """Refuse on arrival when the decode pool will be full, by answers whose lengths are known beforehand."""
+
+    answer_tokens: Mapping[int, int] = field(kw_only=True)
+    """The future: output length by request id."""
+
+    def decode_load(
+        self, request: Request, proposed: Placement, view: ClusterView, estimate: Estimator, slo: SLO
+    ) -> tuple[float, str]:
+        """The mean load over the decode instances when this request's prefill ends."""
+        step_s = mean_step_s(view, estimate)
+
+        def still_decodes(served: ServedView, then_s: float) -> float:
+            return float(then_s - served.starts_s < self.answer_tokens[served.request_id] * step_s)
+
+        return predicted_decode_load(request, proposed, view, still_decodes, estimate, slo), "known decode"
+
 
 PolicyName = Literal[
     "none",
@@ -159,7 +213,9 @@ class Overload:
             "priority": PriorityClasses(
                 PredictiveRejection(self.threshold, decode_s), (0.9 * self.threshold, self.threshold)
             ),
-            "oracle": Oracle(self.threshold, answer_tokens={t.request.id: t.output_tokens for t in requests}),
+            "oracle": OracleAdmission(
+                self.threshold, answer_tokens={t.request.id: t.output_tokens for t in requests}
+            ),
         }
         return policies[self.policy]
 

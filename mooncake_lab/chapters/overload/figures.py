@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 from matplotlib.axes import Axes
 
+from mooncake_lab.experiments import records
 from mooncake_lab.figures.style import (
     COLOURS,
     COMPUTED,
@@ -254,16 +255,12 @@ def _fates(axis: Axes, at: npt.ArrayLike, rows: pd.DataFrame, *, label: bool = T
 def _lines(axis: Axes, rows: pd.DataFrame, knob: str, column: str) -> None:
     for policy in dict.fromkeys(map(str, rows["policy"])):
         found: dict[float, list[float]] = {}
-        for row in (each for each in _records(rows) if each["policy"] == policy):
+        for row in records(rows, policy=policy):
             found.setdefault(float(row[knob]), []).append(float(row[column]))
         at = sorted(found)
         means = [sum(found[value]) / len(found[value]) for value in at]
         colour = _colour(policy)
         axis.plot(at, means, color=colour, label=LABELS[policy].replace("\n", " "), **COMPUTED)
-
-
-def _records(rows: pd.DataFrame) -> list[dict[Any, Any]]:
-    return rows.to_dict(orient="records")
 
 
 def _origin(figure: BookFigure, sources: Iterable[str]) -> None:

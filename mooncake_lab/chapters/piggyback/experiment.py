@@ -1,17 +1,22 @@
-"""Decode-maximal batching under real policies: on the modelled A6000, and measured on the real engine."""
+"""Chapter 05: piggybacked decodes on the engine, batching policies, and the verdicts."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
+import numpy as np
 import pandas as pd
 
-from mooncake_lab.batching import BatchingPolicy, Sarathi
-from mooncake_lab.chapters.engine.measuring import Clock, measured_by, one_thread, random_prompt
-from mooncake_lab.chapters.piggyback.policies import BLOCK_TOKENS, POLICIES, policy_of
+from mooncake_lab.batching import BatchingPolicy, Limits, Orca, Plan, Progress, RequestLevel, Sarathi, trace_plans
+from mooncake_lab.bench.measuring import Clock, measured_by, one_thread, random_prompt
+from mooncake_lab.chapters.piggyback.model import FUSED_TOKENS, LARGEST, TABLE_4, TOTALS, orca_peak
 from mooncake_lab.core import check_scale
 from mooncake_lab.engine import CoupledEngine, EngineSettings, GenerationRequest, LlamaModel, load_model
-from mooncake_lab.perf import Workload
+from mooncake_lab.paper import ComparisonTable, claimed, comparison_table, fact
+from mooncake_lab.perf import Workload, balanced_ratio, decode_accounts
+from mooncake_lab.simulation import plan_s
+from mooncake_lab.testbeds.sarathi import TESTBEDS, llama_13b_on_a6000, machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,3 +221,140 @@ def gain_medians(measured: pd.DataFrame) -> pd.DataFrame:
         gain=("gain", "median"), least=("gain", "min"), most=("gain", "max"), seconds=("seconds", "median")
     )
     return grouped.reset_index()
+
+
+BLOCK_TOKENS: Final = 16
+POLICIES: Final = ("baseline", "Orca best", "SARATHI")
+"""The schemes of SARATHI's evaluation: prompts together and then decodes; whole prompts; chunks."""
+
+
+def policy_of(name: str, fused_tokens: int) -> BatchingPolicy:
+    """The batching policy behind a name of SARATHI's evaluation.
+
+    Raises:
+        ValueError: naming those there are.
+    """
+    if name not in POLICIES:
+        raise ValueError(f"no scheme {name!r}; allowed are {', '.join(POLICIES)}")
+    made: dict[str, BatchingPolicy] = {
+        "baseline": RequestLevel(),
+        "Orca best": Orca(max_prefills=1),
+        "SARATHI": Sarathi(chunk_tokens=fused_tokens, chunk="fixed"),
+    }
+    return made[name]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelledRun:
+    """Equal requests under a real batching policy, every iteration timed by the cost of a SARATHI testbed."""
+
+    testbed: str = "LLaMA-13B/A6000"
+    scheme: str = "SARATHI"
+    fused_tokens: int = 256
+    total_tokens: int = 1024
+    batch: int = 18
+    rounds: int = 4
+    """Requests over batch size: with many, the ramps at both ends matter less."""
+
+    def rows(self) -> Iterable[Mapping[str, Any]]:
+        """One row: seconds a round, iterations by kind, and the seconds spent in each kind."""
+        work = Workload.balanced(self.total_tokens, self.fused_tokens, self.batch)
+        cost = machine(self.testbed)
+        plans = [step.plan for step in _log(work, policy_of(self.scheme, self.fused_tokens), self.rounds)]
+        seconds = [plan_s(cost, plan) for plan in plans]
+        kinds = [_kind(plan) for plan in plans]
+        yield {
+            "prompt_tokens": work.prompt_tokens,
+            "decode_steps": work.decode_steps,
+            "seconds_a_round": sum(seconds) / self.rounds,
+            **{f"{kind}_iterations": kinds.count(kind) for kind in ("prefill", "hybrid", "decode")},
+            **{
+                f"{kind}_s": sum(s for s, k in zip(seconds, kinds, strict=True) if k == kind) / self.rounds
+                for kind in ("prefill", "hybrid", "decode")
+            },
+        }
+
+
+def _kind(plan: Plan) -> str:
+    return "hybrid" if plan.prefills and plan.decodes else "prefill" if plan.prefills else "decode"
+
+
+def _log(work: Workload, policy: BatchingPolicy, rounds: int) -> Sequence[Any]:
+    count, output = rounds * work.batch, work.decode_steps + 1  # the prefill gives the first token
+    requests = [
+        Progress(request_id=i, arrival=i, prompt_tokens=work.prompt_tokens, max_new_tokens=output)
+        for i in range(count)
+    ]
+    capacity = work.batch * -(-(work.prompt_tokens + output) // BLOCK_TOKENS)
+    limits = Limits(
+        max_batch_tokens=work.batch * (work.prompt_tokens + 1),
+        max_requests=work.batch,
+        block_size_tokens=BLOCK_TOKENS,
+        capacity_blocks=capacity,
+        free_blocks=capacity,
+    )
+    return trace_plans(policy, requests, limits, dict.fromkeys(range(count), output))
+
+
+def beside_closed_form(modelled: pd.DataFrame, expected: Mapping[str, float]) -> pd.DataFrame:
+    """Simulated rounds beside closed ones: scheme, simulated_s, closed_s, apart_percent (ramps at both ends)."""
+    closed = np.asarray([expected[scheme] for scheme in modelled["scheme"].tolist()])
+    apart = 100 * (np.asarray(modelled["seconds_a_round"]) / closed - 1)
+    return pd.DataFrame(
+        {
+            "scheme": modelled["scheme"],
+            "simulated_s": modelled["seconds_a_round"],
+            "closed_s": closed,
+            "apart_percent": apart,
+        }
+    )
+
+
+_END, _DECODE = "Table 4, end to end", "Table 4, decode"
+_ROWS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {
+        "S28": (_END, "LLaMA-13B/A6000/2K"),
+        "S29": (_DECODE, "LLaMA-13B/A6000/2K"),
+        "S30": (_END, "LLaMA-13B/A6000/3K"),
+        "S31": (_DECODE, "LLaMA-13B/A6000/3K"),
+        "S32": (_DECODE, "LLaMA-33B/A100/1K"),
+        "S33": (_END, "LLaMA-33B/A100/2K"),
+        "S34": (_DECODE, "LLaMA-33B/A100/2K"),
+        "S35": (_END, "LLaMA-33B/A100/3K"),
+        "S36": (_DECODE, "LLaMA-33B/A100/3K"),
+    }
+)
+"""The rows of Table 4 beyond those of S01, S03 and S04."""
+
+
+def beside_papers(cells: pd.DataFrame) -> ComparisonTable:
+    """SARATHI's claims S01 to S06, S09, S12, S16 and S28 to S36, from the model; the step at a tile needs the GPU.
+
+    Args:
+        cells: rows of `predictions`.
+    """
+    names = zip(cells["place"].tolist(), cells["cell"].tolist(), strict=True)
+    found: dict[tuple[str, str], float] = dict(zip(names, cells["model"].tolist(), strict=True))
+    cost = llama_13b_on_a6000()
+    small, large = (batch_of(f"{name}/1K") for name in TESTBEDS)
+    mixed = decode_accounts(cost, fused_tokens=TOTALS["1K"], batch=4, context_tokens=TOTALS["1K"])
+    ours: dict[str, float | None] = {
+        "S01": found["Table 4, end to end", f"{TESTBEDS[0]}/1K, batch {small}"],
+        "S02": found["Figure 11a", "SARATHI, 1K"],
+        "S03": found["Table 4, end to end", f"{TESTBEDS[1]}/1K, batch {large}"],
+        "S04": found["Table 4, decode", f"{TESTBEDS[0]}/1K, batch {small}"],
+        "S05": found["Figure 8", "1K, batch 2"],
+        "S06": mixed.alone_s / mixed.marginal_s,
+        "S09": None,
+        "S12": orca_peak(cost)[1],
+        "S16": balanced_ratio(FUSED_TOKENS, LARGEST["1K"]),
+    }
+    ours |= {
+        name: found[place, f"{testbed}, batch {batch_of(testbed)}"] for name, (place, testbed) in _ROWS.items()
+    }
+    return comparison_table(claimed(name, each) for name, each in ours.items())
+
+
+def batch_of(series: str) -> int:
+    """The batch of a row of SARATHI's Table 4."""
+    return int(fact(TABLE_4, series=series, x="batch_size").value)

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
+from mooncake_lab.experiments import where
 from mooncake_lab.figures.style import (
     COLOURS,
     HATCHES,
@@ -122,7 +123,7 @@ def ratio_sweep(sweep: pd.DataFrame, peaks: pd.DataFrame, balance: pd.DataFrame)
     labels = list(dict.fromkeys(sweep["label"]))
     figure, panels = new_figure(1, len(labels), height=3.2, sharey=True)
     for panel, label in zip(panels, labels, strict=True):
-        table = _where(sweep, "label", label)
+        table = where(sweep, label=label)
         for fused, rows in table.groupby("fused_tokens"):
             colour, line = _CHUNKS[int(str(fused))]
             name = f"chunk {fused}" if fused else "Orca-best"
@@ -226,7 +227,7 @@ def measured_accounts(table: pd.DataFrame, machine: str) -> BookFigure:
     widths = sorted(set(table["fused"]))
     figure, panels = new_figure(1, len(widths), height=3.3, sharey=True)
     for panel, fused in zip(panels, widths, strict=True):
-        rows = _where(table, "fused", fused)
+        rows = where(table, fused=fused)
         _circles(panel, rows, "alone_ms", "alone", "straw_man")
         for name, (label, colour) in _ACCOUNTS.items():
             _circles(panel, rows, f"{name}_ms", label, colour)
@@ -248,7 +249,3 @@ def measured_accounts(table: pd.DataFrame, machine: str) -> BookFigure:
 
 def _circles(panel: Axes, rows: pd.DataFrame, column: str, label: str, colour: str) -> None:
     panel.plot(rows["decodes"], rows[column], linestyle="none", marker="o", color=COLOURS[colour], label=label)
-
-
-def _where(table: pd.DataFrame, column: str, value: object) -> pd.DataFrame:
-    return cast("pd.DataFrame", table[table[column] == value])

@@ -1,24 +1,122 @@
-"""Prompts of 32k to 1M tokens over one to four nodes: chunked pipelines beside tensor and sequence parallelism."""
+"""Chapter 06: long prompts over several processes: chunked pipelines, KV-Runahead, and both on this machine."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from mooncake_lab.engine import KVSpan, PrefillEngine, load_model
+from mooncake_lab.engine.pipeline import Crew, CrewSpec, Together, cpp_prefill, overlap_share, runahead_prefill
 from mooncake_lab.paper import assumption
 from mooncake_lab.perf import (
     CppGroup,
+    Hardware,
     LinkLatency,
+    ModelShape,
     chunk_seconds,
     chunk_sizes,
     cpp_finish_s,
     cpp_prefill_s,
     hardware,
+    model_shape,
 )
-from mooncake_lab.perf.pipeline_rivals import WAYS, shared_prefill
+from mooncake_lab.perf.cpp import WAYS, shared_prefill
+from mooncake_lab.perf.runahead import (
+    Runahead,
+    best_bounds,
+    equal_work_bounds,
+    even_bounds,
+    gathered_s,
+    gathered_tokens,
+    runahead_s,
+    traffic_tokens,
+)
 from mooncake_lab.simulation import simulate_cpp
 from mooncake_lab.testbeds import paper_node_latency
+
+EFFICIENCY = 0.5
+"""Share of the peak that matrices and attention reach (assumption B42)."""
+NVLINK_BYTES_PER_S, SLOW_BYTES_PER_S = 300e9, 10e9
+"""The two networks of the paper's experiments."""
+MESSAGE_S = 10e-6
+"""Latency of a message (assumption B42)."""
+
+
+def runahead_cost(
+    shape: ModelShape,
+    device: Hardware,
+    *,
+    bytes_per_s: float = NVLINK_BYTES_PER_S,
+    efficiency: float = EFFICIENCY,
+    attention_efficiency: float = EFFICIENCY,
+) -> Runahead:
+    """A layer of a model on a device that reaches these shares of its peak."""
+    peak = device.flops_per_s()
+    project = shape.width * (shape.query_width + 2 * shape.kv_width)
+    return Runahead(
+        layers=shape.layers,
+        project_s_per_token=2 * project / (peak * efficiency),
+        rest_s_per_token=2 * (shape.layer_parameters - project) / (peak * efficiency),
+        pair_s=4 * shape.query_width / (peak * attention_efficiency),
+        kv_bytes_per_token=shape.kv_bytes_per_token / shape.layers,
+        link=LinkLatency(bytes_per_s, MESSAGE_S),
+    )
+
+
+def runahead_sweep(
+    lengths: Sequence[int] = (1024, 2048, 4096, 8192, 12_288, 16_384),
+    processes: Sequence[int] = (2, 4, 8),
+    bandwidths: Sequence[float] = (NVLINK_BYTES_PER_S, SLOW_BYTES_PER_S),
+    attention_efficiencies: Sequence[float] = (EFFICIENCY,),
+    *,
+    model: str = "llama-7b",
+    grains: int = 64,
+) -> pd.DataFrame:
+    """Time to first token by slicing, over prompt length, GPUs, network and efficiency of attention.
+
+    Returns:
+        Rows of tokens, processes, gb_per_s, attention_efficiency; milliseconds of even, equal-work, best slices
+        and of gathering (dense and causal); tokens sent a layer by both; the bounds of the best slices.
+    """
+    rows: list[dict[str, Any]] = []
+    for tokens in lengths:
+        for count in processes:
+            for bandwidth in bandwidths:
+                for share in attention_efficiencies:
+                    cost = runahead_cost(
+                        model_shape(model), hardware("a100"), bytes_per_s=bandwidth, attention_efficiency=share
+                    )
+                    setting = {"tokens": tokens, "processes": count, "gb_per_s": bandwidth / 1e9}
+                    rows.append(
+                        setting | {"attention_efficiency": share} | _runahead_row(cost, tokens, count, grains)
+                    )
+    return pd.DataFrame(rows)
+
+
+def _runahead_row(cost: Runahead, tokens: int, count: int, grains: int) -> dict[str, Any]:
+    even, equal = even_bounds(tokens, count), equal_work_bounds(cost, tokens, count)
+    grid = best_bounds(cost, tokens, count, grain_tokens=max(tokens // grains, 1))
+    best = min(grid, equal, key=lambda bounds: runahead_s(cost, bounds))  # equal work is not bound to grains
+    ttft_s = {
+        "even": runahead_s(cost, even),
+        "equal_work": runahead_s(cost, equal),
+        "best": runahead_s(cost, best),
+        "gathered": gathered_s(cost, tokens, count),
+        "gathered_causal": gathered_s(cost, tokens, count, causal=True),
+        "alone": runahead_s(cost, [tokens]),
+    }
+    return {
+        **{f"{name}_ms": 1000 * seconds for name, seconds in ttft_s.items()},
+        "gain": ttft_s["gathered"] / ttft_s["best"],
+        "gain_over_causal": ttft_s["gathered_causal"] / ttft_s["best"],
+        "best_sends": traffic_tokens(best),
+        "gathering_sends": gathered_tokens(tokens, count),
+        "bounds": " ".join(str(bound) for bound in best),
+    }
+
 
 LENGTHS = (32_768, 131_072, 262_144, 524_288, 1_048_576)
 """Tokens of a prompt. The node was measured to 131,072; beyond, the fit is extrapolated."""
@@ -163,3 +261,94 @@ def recurrence_against_events(tokens: Sequence[int] = LENGTHS, nodes: Sequence[i
             for ours, theirs in zip(found, expected, strict=True):
                 worst = max(worst, *(abs(a / b - 1) for a, b in zip(ours, theirs, strict=True)))
     return worst
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Live:
+    """One prompt by one process, and over several by chunked pipelines and by KV-Runahead."""
+
+    model: str = "lab-30m"
+    processes: int = 2
+    prompt_tokens: int = 768
+    chunk_tokens: int = 96
+    device: str = "cpu"
+    dtype: str = "float32"
+    backend: str = "dense"
+    """Backend of the operators; the dense one compiles nothing, so the workers start quickly."""
+    timeout_s: float = 600.0
+    seed: int = 0
+
+
+def measure_live(setting: Live) -> tuple[pd.DataFrame, Mapping[str, pd.DataFrame]]:
+    """Prefill one prompt every way over 2 up to all processes.
+
+    Returns:
+        Rows of way, over, seconds, same_token, kv_difference, sent_bytes, predicted_bytes, overlap; and, of the
+        prefills over all processes, the timeline of each way.
+
+    Raises:
+        ProcessDiedError: when a process dies or fails.
+    """
+    shape, name = model_shape(setting.model), f"random:{setting.model}"
+    rng = np.random.default_rng(setting.seed)
+    tokens = rng.integers(0, shape.vocabulary, setting.prompt_tokens).astype(np.int32)
+    model = load_model(
+        name, device=setting.device, dtype=setting.dtype, backend=setting.backend, seed=setting.seed
+    )
+    engine = PrefillEngine(model)
+    engine.prefill(tokens[:8])  # the first one warms up
+    alone = engine.prefill(tokens)
+    rows: list[dict[str, Any]] = [{"way": "one process", "over": 1, "seconds": alone.seconds, "same_token": True}]
+    charts: dict[str, pd.DataFrame] = {}
+    with Crew(_spec(setting, name)) as crew:
+        cpp_prefill(crew, tokens, chunk_tokens=setting.chunk_tokens)  # likewise
+        for over in range(2, setting.processes + 1):
+            bounds = even_bounds(len(tokens), over)
+            hops = (over - 1) * len(tokens) * shape.width * shape.bytes_per_element
+            sent = traffic_tokens(bounds) * shape.kv_bytes_per_token
+            chunked = cpp_prefill(crew, tokens, chunk_tokens=setting.chunk_tokens, processes=over)
+            chained = runahead_prefill(crew, tokens, bounds=bounds)
+            for way, found, predicted in (("CPP", chunked, hops), ("KV-Runahead", chained, sent)):
+                rows.append({"way": way, "over": over} | _live_row(found, alone.first_token, alone.kv, predicted))
+                charts[way] = pd.DataFrame(live_timeline(found))
+    return pd.DataFrame(rows).fillna(0.0), charts
+
+
+def live_timeline(found: Together) -> list[dict[str, Any]]:
+    """Rows of rank, what (compute or wait), piece, start_ms and end_ms, from the first activity on."""
+    begin_s = min(each.start_s for share in found.shares for each in share.activities)
+    return [
+        {
+            "rank": share.rank,
+            "what": each.what,
+            "piece": each.piece,
+            "start_ms": 1000 * (each.start_s - begin_s),
+            "end_ms": 1000 * (each.end_s - begin_s),
+        }
+        for share in found.shares
+        for each in share.activities
+    ]
+
+
+def _spec(setting: Live, name: str) -> CrewSpec:
+    return CrewSpec(
+        model=name,
+        processes=setting.processes,
+        device=setting.device,
+        dtype=setting.dtype,
+        backend=setting.backend,
+        seed=setting.seed,
+        timeout_s=setting.timeout_s,
+    )
+
+
+def _live_row(found: Together, token: int, kv: KVSpan, predicted_bytes: int) -> dict[str, Any]:
+    apart = [float((a - b.cpu()).abs().max()) for a, b in zip(found.kv, kv.layers, strict=True)]
+    return {
+        "seconds": found.seconds,
+        "same_token": found.first_token == token,
+        "kv_difference": max(apart),
+        "sent_bytes": found.sent_bytes,
+        "predicted_bytes": predicted_bytes,
+        "overlap": overlap_share(found.shares),
+    }

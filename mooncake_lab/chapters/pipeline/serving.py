@@ -1,5 +1,6 @@
-"""Sarathi-Serve's machines under Poisson traffic, stall-free against prefill-first (OSDI'24 §5)."""
+"""Chapter 06: Sarathi-Serve's machines under Poisson traffic, and the capacity of each, searched (OSDI'24 §5)."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -15,10 +16,10 @@ from mooncake_lab.core import TracedRequest
 from mooncake_lab.paper import fact
 from mooncake_lab.perf import IterationCost
 from mooncake_lab.simulation import PipelineSpec, run_pipeline
-from mooncake_lab.testbeds.sarathi_serve import BLOCK_TOKENS, testbed, yi_34b_on_two_a100s
-from mooncake_lab.workload.arrivals import poisson_arrivals_s
+from mooncake_lab.testbeds.sarathi_serve import BLOCK_TOKENS, TESTBEDS, TEXT, slo_s, testbed, yi_34b_on_two_a100s
+from mooncake_lab.workload.transforms import poisson_arrivals_s
 
-WORKLOADS: Final = "sarathi_serve_table2_workloads"
+TABLE_2: Final = "sarathi_serve_table2_workloads"
 MOST_REQUESTS, MOST_OF_ORCA, DELAY_S = 128, 16, 2.0
 """Batches of vLLM and Orca in the paper's runs; the median scheduling delay above which a rate is too high."""
 POLICIES: Final[Mapping[str, BatchingPolicy]] = MappingProxyType(
@@ -49,12 +50,12 @@ def budgets(slos_s: Sequence[float], decodes: int = 32, context_tokens: int = 40
         One row a SLO: slo_s, budget_tokens (0 where none does), iteration_s.
     """
     cost, rows = yi_34b_on_two_a100s(), list[dict[str, float]]()
-    for slo_s in slos_s:
-        fits = [n for n in range(128, 8193, 128) if _fused_s(cost, n, decodes, context_tokens) <= slo_s]
+    for limit_s in slos_s:
+        fits = [n for n in range(128, 8193, 128) if _fused_s(cost, n, decodes, context_tokens) <= limit_s]
         budget = max(fits, default=0)
         rows.append(
             {
-                "slo_s": slo_s,
+                "slo_s": limit_s,
                 "budget_tokens": budget,
                 "iteration_s": _fused_s(cost, budget, decodes, context_tokens) if budget else np.nan,
             }
@@ -103,7 +104,7 @@ class Serving:
         bed = testbed(self.testbed)
         most = (MOST_OF_ORCA if self.policy == "Orca" else MOST_REQUESTS) // bed.stages
         capacity = bed.capacity_tokens() // BLOCK_TOKENS // bed.stages
-        window = int(fact(WORKLOADS, series=self.workload, x="total_at_most").value)
+        window = int(fact(TABLE_2, series=self.workload, x="total_at_most").value)
         return PipelineSpec(
             clock=replace(bed.clock(self.sum_ms / 1000), apart=self.apart),
             policy=policy_of(self.policy),
@@ -144,7 +145,7 @@ def draw_lengths(workload: str, count: int, *, seed: int = 0) -> list[tuple[int,
 
     Those with more tokens in all than the paper keeps are drawn again.
     """
-    rng, most = np.random.default_rng(seed), fact(WORKLOADS, series=workload, x="total_at_most").value
+    rng, most = np.random.default_rng(seed), fact(TABLE_2, series=workload, x="total_at_most").value
     shapes = [_lognormal(workload, part) for part in ("prompt", "output")]
     found: list[tuple[int, int]] = []
     while len(found) < count:
@@ -168,15 +169,124 @@ def capacity(served: pd.DataFrame, slos_s: Sequence[float]) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     for policy, each in served.groupby("policy", sort=False):
         ordered = each.sort_values("rate")
-        for slo_s in slos_s:
-            meets = (ordered["p99_tbt_s"] <= slo_s) & (ordered["median_delay_s"] <= DELAY_S)
+        for limit_s in slos_s:
+            meets = (ordered["p99_tbt_s"] <= limit_s) & (ordered["median_delay_s"] <= DELAY_S)
             passed = ordered["rate"][meets.cumprod().astype(bool)]
             best, requests = max(passed.tolist(), default=0.0), min(ordered["requests"].tolist())
-            row = {"policy": policy, "slo_s": slo_s, "requests_per_s": best, "requests": requests}
+            row = {"policy": policy, "slo_s": limit_s, "requests_per_s": best, "requests": requests}
             rows.append(row | {"highest_tested": max(ordered["rate"].tolist())})
     return pd.DataFrame(rows)
 
 
 def _lognormal(workload: str, part: str) -> tuple[float, float]:
-    median, high = (fact(WORKLOADS, series=workload, x=f"{part}_{which}").value for which in ("median", "p90"))
+    median, high = (fact(TABLE_2, series=workload, x=f"{part}_{which}").value for which in ("median", "p90"))
     return float(np.log(median)), float(np.log(high / median) / 1.2815515655446004)
+
+
+LOWEST, DOUBLINGS, HALVINGS = 0.05, 7, 2
+"""Requests per second at which a search begins, how often it doubles, and how often it halves the last step."""
+SEARCH_REQUESTS: Final = {"smoke": 16, "classroom": 256, "full": 2048}
+"""Least number of requests per run; the paper has 2048."""
+SEARCH_SEEDS: Final = {"smoke": 1, "classroom": 3, "full": 1}
+"""Seeds over which capacities are averaged: another seed moves a capacity by a step of the search."""
+SEARCH_SECONDS: Final = {"smoke": 20.0, "classroom": 120.0, "full": 0.0}
+"""Least time over which they arrive: a run must be long compared with one request."""
+SEARCH_WORKLOADS: Final = ("openchat_sharegpt4", "arxiv_summarization")
+SEARCH_LIMITS: Final = ("strict", "relaxed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacitySearch:
+    """The highest rate that an engine serves within a limit on P99 TBT and on scheduling delay."""
+
+    testbed: str = "Yi-34B"
+    workload: str = SEARCH_WORKLOADS[0]
+    policy: str = "vLLM"
+    limit: str = "strict"
+    requests: int = 48
+    """Least number of requests per run."""
+    seconds: float = 120.0
+    """Least time over which requests arrive."""
+    sum_ms: float = 0.0
+    seed: int = 0
+
+    def rows(self) -> Iterable[Mapping[str, Any]]:
+        """One row: the limit, the capacity (0 where the lowest rate is not served), and how many runs it took.
+
+        The rate doubles from below until it fails. A search from both sides would be shorter and wrong: a short
+        overloaded run computes all prompts first, and its few long gaps hide in the last percent.
+        """
+        tried: dict[float, bool] = {}
+        low, high = 0.0, LOWEST
+        while high < LOWEST * 2**DOUBLINGS and self._serves(high, tried):
+            low, high = high, 2 * high
+        for _ in range(HALVINGS if low else 0):
+            middle = (low * high) ** 0.5
+            low, high = (middle, high) if self._serves(middle, tried) else (low, middle)
+        yield {"slo_s": slo_s(self.testbed, self.limit), "requests_per_s": low, "runs": len(tried)}
+
+    def _serves(self, rate: float, tried: dict[float, bool]) -> bool:
+        serving = Serving(
+            testbed=self.testbed,
+            policy=self.policy,
+            rate=rate,
+            workload=self.workload,
+            requests=max(self.requests, math.ceil(rate * self.seconds)),
+            sum_ms=self.sum_ms,
+            seed=self.seed,
+        )
+        (seen,) = serving.rows()
+        within = seen["p99_tbt_s"] <= slo_s(self.testbed, self.limit) and seen["median_delay_s"] <= DELAY_S
+        tried[rate] = within and not seen["refused"]
+        return tried[rate]
+
+
+def budget_of(testbed: str, limit: str) -> str:
+    """The policy with the token budget that the paper takes for a machine and a limit."""
+    own = (testbed, limit) == ("LLaMA2-70B", "relaxed")
+    series = f"token budget, {testbed}" if own else "token budget"
+    return f"Sarathi-Serve {fact(TEXT, series=series, x=limit).value:.0f}"
+
+
+def cells(scale: str, *, seed: int = 0) -> tuple[CapacitySearch, ...]:
+    """The bars of Figs. 10, 11 and 13: every machine under vLLM and Sarathi-Serve, one workload, the strict limit.
+
+    Both workloads, both limits, Orca, and Falcon with every layer on all GPUs are added at scale `full`.
+    """
+    seeds = range(seed, seed + SEARCH_SEEDS[scale])
+    return tuple(cell for each in seeds for cell in _cells_of(scale, each))
+
+
+def _cells_of(scale: str, seed: int) -> Iterable[CapacitySearch]:
+    base = CapacitySearch(requests=SEARCH_REQUESTS[scale], seconds=SEARCH_SECONDS[scale], seed=seed)
+    whole, found = scale == "full", list[CapacitySearch]()
+    for name, bed in TESTBEDS.items():
+        for workload in SEARCH_WORKLOADS if whole else SEARCH_WORKLOADS[:1]:
+            for limit in SEARCH_LIMITS if whole else SEARCH_LIMITS[:1]:
+                policies = ("vLLM", budget_of(name, limit), *(("Orca",) if whole else ()))
+                cell = replace(base, testbed=name, workload=workload, limit=limit, sum_ms=bed.sum_ms)
+                found += [replace(cell, policy=policy) for policy in policies if whole or bed.split == 1]
+    return found
+
+
+def over_vllm(capacities: pd.DataFrame) -> pd.DataFrame:
+    """Capacities, means over seeds, as multiples of vLLM's: one row per machine, workload and limit.
+
+    Returns:
+        Rows of testbed, workload, limit, vllm, orca, sarathi (requests a second), over_vllm, over_orca,
+        requests (of a run at least), seeds (over which capacities are averaged).
+    """
+    rows: list[dict[str, Any]] = []
+    for _, each in capacities.groupby(["testbed", "workload", "limit"], sort=False):
+        by: dict[str, float] = each.pivot_table("requests_per_s", "policy")["requests_per_s"].to_dict()
+        sarathi = next(rate for policy, rate in by.items() if policy.startswith("Sarathi"))
+        orca = by.get("Orca", float("nan"))
+        row: dict[str, Any] = each[["testbed", "workload", "limit"]].iloc[0].to_dict()
+        row |= {"vllm": by["vLLM"], "orca": orca, "sarathi": sarathi}
+        row |= {"over_vllm": _ratio(sarathi, by["vLLM"]), "over_orca": _ratio(sarathi, orca)}
+        rows.append(row | {"requests": min(each["requests"].tolist()), "seeds": each["seed"].nunique()})
+    return pd.DataFrame(rows)
+
+
+def _ratio(ours: float, theirs: float) -> float:
+    return ours / theirs if theirs else float("inf")

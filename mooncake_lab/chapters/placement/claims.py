@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
+from mooncake_lab.experiments import records
 from mooncake_lab.paper import (
     Compared,
     ComparisonTable,
@@ -72,9 +73,9 @@ def beside_papers(fast: pd.DataFrame, arxiv: pd.DataFrame, caches: pd.DataFrame)
     """Every claim of this topic with our number.
 
     Args:
-        fast: rows of `Replay` on the conversation trace, one a policy of FAST'25 Fig. 5.
-        arxiv: rows of `Replay` on the arXiv trace, one a policy.
-        caches: rows of `Replay` as `local_and_global` labels them.
+        fast: rows of `PlacementReplay` on the conversation trace, one a policy of FAST'25 Fig. 5.
+        arxiv: rows of `PlacementReplay` on the arXiv trace, one a policy.
+        caches: rows of `PlacementReplay` as `local_and_global` labels them.
     """
     return comparison_table([*_figure("F", fast), *_fig_10(caches), *_figure("A", arxiv)])
 
@@ -83,7 +84,7 @@ def closest_speed(rows: pd.DataFrame, mean_s: float) -> float:
     """The replay speed at which the mean TTFT comes closest to a printed one, as a ratio.
 
     Args:
-        rows: rows of `Replay` under one policy, one per speed.
+        rows: rows of `PlacementReplay` under one policy, one per speed.
         mean_s: the printed mean TTFT.
     """
     distance = np.abs(np.log(rows["mean"].to_numpy(dtype=np.float64) / mean_s))
@@ -91,7 +92,7 @@ def closest_speed(rows: pd.DataFrame, mean_s: float) -> float:
 
 
 def local_and_global(caches: pd.DataFrame) -> pd.DataFrame:
-    """Rows of `Replay` over ten nodes with the column `cache`: `global`, or `local` and the policy."""
+    """Rows of `PlacementReplay` over ten nodes with the column `cache`: `global`, or `local` and the policy."""
     local = "local, " + caches["policy"].astype(str)
     return caches.assign(cache=local.where(~caches["shared_cache"].astype(bool), "global"))
 
@@ -100,11 +101,11 @@ def bracket(caches: pd.DataFrame, workload: str, quantity: str) -> tuple[float, 
     """The least and the most that local policies reach, and the global cache's.
 
     Args:
-        caches: rows of `Replay` over ten nodes.
+        caches: rows of `PlacementReplay` over ten nodes.
         workload: which.
         quantity: `token_hit_rate` or `prefill_gpu_s`.
     """
-    rows = [row for row in caches.to_dict(orient="records") if row["workload"] == workload]
+    rows = records(caches, workload=workload)
     local = [float(row[quantity]) for row in rows if not row["shared_cache"]]
     (shared,) = (float(row[quantity]) for row in rows if row["shared_cache"])
     return min(local), max(local), shared
@@ -115,12 +116,12 @@ def _figure(letter: str, rows: pd.DataFrame) -> Iterator[Compared]:
     twin = rows["origin"].iloc[0] != "released"
     best, length = means["kvcache_centric"], min(rows["requests"].tolist())
     for policy, identifier in _MEANS[letter].items():
-        yield marked_if_twin(claimed(claim(identifier), means[policy], requests=length), twin)
+        yield marked_if_twin(claimed(identifier, means[policy], requests=length), twin)
     for policy, identifier in _RATIOS[letter].items():
-        yield marked_if_twin(claimed(claim(identifier), means[policy] / best, requests=length), twin)
+        yield marked_if_twin(claimed(identifier, means[policy] / best, requests=length), twin)
     if letter == "F":
         saved = 100 * (1 - best / means["cache_aware"])
-        yield marked_if_twin(claimed(claim("F29"), saved, requests=length), twin)
+        yield marked_if_twin(claimed("F29", saved, requests=length), twin)
 
 
 def _fig_10(caches: pd.DataFrame) -> Iterator[Compared]:
@@ -146,7 +147,7 @@ def _fig_10(caches: pd.DataFrame) -> Iterator[Compared]:
 
 def _gains_of_global(caches: pd.DataFrame, workload: str, policy: str) -> Iterator[Compared]:
     """What a global cache gains on a workload over local caches behind one policy: hit rate and prefill time."""
-    rows = [row for row in caches.to_dict(orient="records") if row["workload"] == workload]
+    rows = records(caches, workload=workload)
     (shared,) = (row for row in rows if row["shared_cache"])
     (local,) = (row for row in rows if not row["shared_cache"] and row["policy"] == policy)
     hit = float(local["token_hit_rate"])

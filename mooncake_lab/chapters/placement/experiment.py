@@ -1,4 +1,4 @@
-"""Who serves which request: TTFT by placement policy, local against global cache, replicas (FAST'25 §4, §5.3)."""
+"""Chapter 09: placement policies on whole traces, and the caches and nodes that they need."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -20,11 +20,12 @@ from mooncake_lab.conductor import (
 )
 from mooncake_lab.core import Placed, TracedRequest
 from mooncake_lab.experiments.cache import named_files
-from mooncake_lab.metrics import prefill_gpu_s, replicas_at, reused_share, ttft_s
-from mooncake_lab.perf import hardware
+from mooncake_lab.experiments.experiment import vary
+from mooncake_lab.metrics import prefill_gpu_s, replicas_at, reused_share, tier_hit_rates, ttft_s
+from mooncake_lab.perf import LinkLatency, hardware
 from mooncake_lab.simulation import Cluster, ClusterSpec
 from mooncake_lab.testbeds import paper_node_latency
-from mooncake_lab.testbeds.other_nodes import device_tokens, node_latency
+from mooncake_lab.testbeds.nodes import device_tokens, node_latency
 from mooncake_lab.workload import Trace, check_workload, load, load_or_read
 
 PolicyName = Literal[
@@ -42,11 +43,11 @@ SWEPT_REQUESTS: Final[Mapping[str, int | None]] = MappingProxyType(
 
 
 _ARRIVE: Final = ("workload", "speed", "spread_s", "one_token", "first", "seed")
-"""What of a `Replay` decides what arrives, and when."""
+"""What of a `PlacementReplay` decides what arrives, and when."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
+class PlacementReplay:
     """One trace on one disaggregated cluster under one placement policy.
 
     Raises:
@@ -126,7 +127,7 @@ class Replicas:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One row a rank and sample; blocks rank by the sum of their replicas over all samples, as in §5.3.3."""
-        replay = Replay(
+        replay = PlacementReplay(
             workload=self.workload,
             threshold=self.threshold,
             cache_tokens=self.cache_tokens,
@@ -152,7 +153,7 @@ class Replicas:
                 yield {"rank": rank, "at_s": at_s, "replicas": replicas, "origin": trace.origin}
 
 
-def one_knob_at_a_time(base: Replay) -> dict[str, Replay]:
+def one_knob_at_a_time(base: PlacementReplay) -> dict[str, PlacementReplay]:
     """The same replay with one assumption changed at a time, by what was changed."""
     return {
         "as assumed": base,
@@ -199,7 +200,7 @@ def box(values: npt.NDArray[np.float64]) -> dict[str, float]:
     }
 
 
-def _trace(replay: Replay) -> Trace:
+def _trace(replay: PlacementReplay) -> Trace:
     trace = _whole(replay.workload, replay.seed)
     return trace if replay.first is None else trace.head(replay.first)
 
@@ -213,14 +214,14 @@ def _read(workload: str, seed: int, *_sha256: str) -> Trace:
     return load_or_read(workload, seed=seed)
 
 
-def _requests(replay: Replay) -> tuple[TracedRequest, ...]:
+def _requests(replay: PlacementReplay) -> tuple[TracedRequest, ...]:
     """The trace as the experiment wants it to arrive; those that share a tick keep their order."""
-    alike = Replay(**{name: getattr(replay, name) for name in _ARRIVE})
+    alike = PlacementReplay(**{name: getattr(replay, name) for name in _ARRIVE})
     return _arriving(alike, *named_files([replay.workload]).values())
 
 
 @lru_cache(maxsize=2)
-def _arriving(replay: Replay, *_sha256: str) -> tuple[TracedRequest, ...]:
+def _arriving(replay: PlacementReplay, *_sha256: str) -> tuple[TracedRequest, ...]:
     """Made once for all clusters that serve it."""
     trace = _trace(replay)
     arrival_s = trace.arrival_s / replay.speed
@@ -231,7 +232,7 @@ def _arriving(replay: Replay, *_sha256: str) -> tuple[TracedRequest, ...]:
     return tuple(replace(traced, output_tokens=1) if replay.one_token else traced for traced in arriving)
 
 
-def _cluster(replay: Replay, block_size_tokens: int) -> Cluster:
+def _cluster(replay: PlacementReplay, block_size_tokens: int) -> Cluster:
     model = node_latency(replay.node)
     spec = ClusterSpec.disaggregated(
         prefill_nodes=replay.prefill_nodes,
@@ -267,9 +268,76 @@ def learned(truth: Estimator, tests: int, seed: int) -> PolynomialEstimator:
     return PolynomialEstimator.fit(truth, tokens, reused, true_s * rng.uniform(0.95, 1.05, tests))
 
 
-def _policy(replay: Replay) -> PlacementPolicy:
+def _policy(replay: PlacementReplay) -> PlacementPolicy:
     if replay.policy == "kvcache_centric":
         return KVCacheCentric(replay.threshold, replay.edition)
     if replay.policy == "load_balance":
         return LoadBalance(replay.load)
     return named_placement(replay.policy, replay.seed)
+
+
+DRAM_TOKENS: Final = (1_000_000, 3_000_000, 6_000_000, 12_000_000)
+"""DRAM of a node without SSD; a node with SSD has the smallest of them."""
+SSD_TOKENS: Final = (2_000_000, 11_000_000)
+"""SSD beside the smallest DRAM: the node then holds as much as a node with more DRAM."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterCapacity:
+    """One trace on one cluster whose prefill nodes hold a given amount of KVCache in DRAM and on SSD."""
+
+    dram_tokens: int = 3_000_000
+    ssd_tokens: int = 0
+    ssd_bytes_per_s: float
+    """Read bandwidth of a node's SSDs. No edition states it, so it has no default."""
+    workload: str = "conversation"
+    prefill_nodes: int = 8
+    decode_nodes: int = 8
+    first: int | None = None
+    seed: int = 0
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """One row: TTFT, hit rates by tier, prefill GPU time a request, bytes of both tiers."""
+        trace, requests = _slice(self.workload, self.seed, self.first)
+        model = replace(paper_node_latency(), ssd=LinkLatency(self.ssd_bytes_per_s))
+        spec = ClusterSpec.disaggregated(
+            prefill_nodes=self.prefill_nodes,
+            decode_nodes=self.decode_nodes,
+            cache_tokens=self.dram_tokens,
+            ssd_tokens=self.ssd_tokens,
+            block_size_tokens=trace.block_size_tokens,
+        )
+        log = Cluster(spec, model).run(requests)
+        latencies = np.fromiter(ttft_s(log).values(), dtype=np.float64)
+        kv_bytes = model.shape.kv_bytes_per_token
+        hits = tier_hit_rates(log, kv_bytes)
+        yield {
+            "dram_bytes": self.dram_tokens * kv_bytes,
+            "ssd_bytes": self.ssd_tokens * kv_bytes,
+            "ttft_mean_s": float(latencies.mean()),
+            "ttft_p90_s": float(np.percentile(latencies, 90)),
+            "token_hit_rate": hits["dram"] + hits["ssd"],
+            "dram_hit_rate": hits["dram"],
+            "ssd_hit_rate": hits["ssd"],
+            "prefill_gpu_s": prefill_gpu_s(log) / len(trace),
+            "origin": trace.origin,
+            "source": trace.source,
+        }
+
+
+def plan(base: ClusterCapacity) -> tuple[ClusterCapacity, ...]:
+    """A planner's sweep: more DRAM; or little DRAM and SSDs of several sizes, a third to four times as fast."""
+    little = replace(base, dram_tokens=DRAM_TOKENS[0])
+    speeds = (base.ssd_bytes_per_s / 3, base.ssd_bytes_per_s * 4)
+    return (
+        *vary(base, dram_tokens=DRAM_TOKENS),
+        *vary(little, ssd_tokens=SSD_TOKENS),
+        *vary(replace(little, ssd_tokens=SSD_TOKENS[0]), ssd_bytes_per_s=speeds),
+    )
+
+
+@lru_cache(maxsize=2)
+def _slice(workload: str, seed: int, first: int | None) -> tuple[Trace, tuple[TracedRequest, ...]]:
+    trace = load(workload, seed=seed)
+    trace = trace if first is None else trace.head(first)
+    return trace, tuple(trace.requests())

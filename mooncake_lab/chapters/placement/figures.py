@@ -57,7 +57,7 @@ def boxes(
     """TTFT by policy as box plots, ours in colour, the paper's beside it in black with a diamond at its mean.
 
     Args:
-        panels: rows of `Replay`, one a policy, by the name of the panel.
+        panels: rows of `PlacementReplay`, one a policy, by the name of the panel.
         paper: the curve of the paper's box plot, by the same names.
         names: by the same names, what the paper calls each policy.
     """
@@ -153,7 +153,7 @@ def replicas(rows: pd.DataFrame, paper: pd.DataFrame, names: Mapping[str, str]) 
 
 @styled
 def thresholds(rows: pd.DataFrame) -> BookFigure:
-    """Mean TTFT, and how often a prefix is fetched, by the balancing threshold: rows of `Replay`."""
+    """Mean TTFT, and how often a prefix is fetched, by the balancing threshold: rows of `PlacementReplay`."""
     figure, (left, right) = new_figure(1, 2, height=3.0)
     colour = COLOURS["mooncake"]
     left.plot(rows["threshold"], rows["mean"], **COMPUTED, color=colour)
@@ -174,7 +174,7 @@ def load(rows: pd.DataFrame, paper: pd.DataFrame, names: Mapping[str, str]) -> B
     """Mean TTFT by policy over the number of prefill nodes; the paper's means at the eight we assume.
 
     Args:
-        rows: rows of `Replay` by policy and prefill nodes.
+        rows: rows of `PlacementReplay` by policy and prefill nodes.
         paper: the curve of FAST'25 Fig. 5.
         names: what the paper calls each policy.
     """
@@ -234,7 +234,7 @@ def elsewhere(rows: pd.DataFrame, base: pd.DataFrame) -> BookFigure:
     """The four policies on another trace and node, beside the paper's: mean and 90th percentile of TTFT, hits.
 
     Args:
-        rows: rows of `Replay`, one a policy, of one trace and node.
+        rows: rows of `PlacementReplay`, one a policy, of one trace and node.
         base: the same of another.
     """
     figure, (times, hits) = new_figure(1, 2, height=3.4)

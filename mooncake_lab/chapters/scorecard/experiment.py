@@ -8,9 +8,8 @@ import numpy as np
 import pandas as pd
 
 from mooncake_lab.paper import Scorecard, Verdict, headlines, scorecard
-from mooncake_lab.paper.claims import Stated
+from mooncake_lab.paper.claims import Evidence, Stated
 from mooncake_lab.paper.scorecard import NOT_EXECUTED
-from mooncake_lab.paper.verdicts import Evidence
 
 CHECKED = (Verdict.REPRODUCED.value, Verdict.DIRECTION_ONLY.value, Verdict.NOT_REPRODUCED.value)
 """The verdicts that rest on a prediction of ours: neither fitted to the paper's number nor computed from it."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Final, cast
+from typing import Final
 
 import numpy as np
 import pandas as pd
@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from mooncake_lab.core import GB, TERA
+from mooncake_lab.experiments import where
 from mooncake_lab.figures.style import (
     COLOURS,
     HATCHES,
@@ -48,7 +49,7 @@ def normalised(node: pd.DataFrame, machine: pd.DataFrame, machine_name: str) -> 
     figure, axes = new_figure(2, 2, height=5.0, sharey=True)
     for row, (table, owner) in enumerate(((node, "eight A800 GPUs, 70B"), (machine, "this machine"))):
         for panel, stage in zip(axes[2 * row : 2 * row + 2], ("prefill", "decode"), strict=True):
-            _normalised_panel(panel, _where(table, "stage", stage))
+            _normalised_panel(panel, where(table, stage=stage))
             panel.set(xlabel=_AXES[stage], ylim=(0, 1.12))
             panel_title(panel, f"{stage}, {owner}")
             if stage == "prefill":
@@ -186,11 +187,11 @@ def calibration(misses: pd.DataFrame, *, decode_steps: int) -> BookFigure:
         decode_steps: output tokens of a decode bar.
     """
     figure, panels = new_figure(1, 3, height=3.0)
-    prefill = _where(misses, "stage", "prefill")
+    prefill = where(misses, stage="prefill")
     prefill = prefill.assign(reuses=prefill["reused_tokens"] > 0)
-    _bars(panels[0], _where(prefill, "reuses", value=False), 1, "prefill")
-    _bars(panels[1], _where(prefill, "reuses", value=True), 1, "prefill")
-    _bars(panels[2], _where(misses, "stage", "decode step, batch 1"), decode_steps, "decode")
+    _bars(panels[0], where(prefill, reuses=False), 1, "prefill")
+    _bars(panels[1], where(prefill, reuses=True), 1, "prefill")
+    _bars(panels[2], where(misses, stage="decode step, batch 1"), decode_steps, "decode")
     panel_title(panels[0], "prefill, nothing reused")
     panel_title(panels[1], "prefill, 95 % reused")
     panel_title(panels[2], f"decode, {decode_steps} tokens")
@@ -209,10 +210,6 @@ def _bars(panel: Axes, table: pd.DataFrame, times: int, stage: str) -> None:
     paper_points(panel, places, times * table["paper_s"], "FAST'25 Fig. 14")
     panel.set_xticks(places, [_thousands(float(tokens)) for tokens in table["tokens"]])
     panel.set_xlabel("prompt length (tokens)")
-
-
-def _where(table: pd.DataFrame, column: str, value: object) -> pd.DataFrame:
-    return cast("pd.DataFrame", table[table[column] == value])
 
 
 def _thousands(tokens: float, _: object = None) -> str:

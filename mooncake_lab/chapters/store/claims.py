@@ -12,13 +12,13 @@ from mooncake_lab.core import TERA
 from mooncake_lab.paper import (
     Compared,
     ComparisonTable,
-    claim,
     claimed,
     compared,
     comparison_table,
     curve,
     detail,
     fact,
+    noted,
     unless_twin,
     within,
 )
@@ -114,29 +114,26 @@ def beside_papers(capacities: pd.DataFrame, policies: pd.DataFrame) -> Compariso
     """
     shares = {row["workload"]: row for row in shares_of_maximum(capacities).to_dict(orient="records")}
     table_1 = policies.to_dict(orient="records")
-    return comparison_table([*_fast_fig_9(shares), *_memory(), *_arxiv_table_1(table_1), *_reuse()])
+    return comparison_table([*_fast_fig_9(shares), *_arxiv_table_1(table_1)])
 
 
 def _fast_fig_9(shares: Mapping[str, _Row]) -> Iterator[Compared]:
     labels = {"conversation": "F21", "toolagent": "F22", "synthetic": "F23", "all": "F24"}
     for workload, identifier in labels.items():
         share = shares[workload]
-        yield unless_twin(claimed(claim(identifier), share["as_drawn"]), share["origin"])
-        whole = detail(claimed(claim(identifier), share["whole_blocks"]), "whole blocks of 512 tokens only")
+        yield unless_twin(claimed(identifier, share["as_drawn"]), share["origin"])
+        whole = detail(claimed(identifier, share["whole_blocks"]), "whole blocks of 512 tokens only")
         yield unless_twin(whole, share["origin"])
     for series in ("Conversation", "Synthetic"):
         share = shares[FAST_FIG_9[series]]
         printed = fact("fast_fig09_fraction_of_max_at_3m", series=series, x=NODE_TOKENS)
-        row = compared(
-            f"{series}: the same, simulated at 3M itself",
-            printed,
-            share["simulated"],
-            within(0.05),
-            evidence="simulated",
-        )
-        yield unless_twin(row, share["origin"])
+        words, ours = f"{series}: the same, simulated at 3M itself", share["simulated"]
+        yield unless_twin(compared(words, printed, ours, within(0.05), evidence="simulated"), share["origin"])
     yield _most_scenarios(shares.values())
     yield from _pooled([shares[workload] for workload in ("conversation", "synthetic")])
+    tokens_per_node = TERA / model_shape("llama3-70b").kv_bytes_per_token  # a node with 1 TB of DRAM
+    yield claimed("F27", tokens_per_node)
+    yield claimed("F26", math.ceil(_POOLED_TOKENS / tokens_per_node))
 
 
 def _most_scenarios(shares: Iterable[_Row]) -> Compared:
@@ -144,41 +141,31 @@ def _most_scenarios(shares: Iterable[_Row]) -> Compared:
     of_all = list(shares)
     found = [share for share in of_all if share["origin"] == "released"] or of_all
     ordered = sorted(found, key=lambda share: share["as_drawn"])
-    row = claimed(claim("F20"), ordered[len(ordered) // 2]["as_drawn"])
-    told = replace(row, quantity=f"{row.quantity} ({len(found)} of {len(of_all)} curves)")
-    return unless_twin(told, found[0]["origin"])
+    row = claimed("F20", ordered[len(ordered) // 2]["as_drawn"])
+    return unless_twin(noted(row, f"{len(found)} of {len(of_all)} curves"), found[0]["origin"])
 
 
 def _pooled(shares: Iterable[_Row]) -> Iterator[Compared]:
     """F25 speaks of all workloads, so the one farthest from its maximum decides; the others are details."""
     for rank, share in enumerate(sorted(shares, key=lambda share: share["pooled"])):
-        row = claimed(claim("F25"), share["pooled"])
-        row = (
-            detail(row, share["workload"])
-            if rank
-            else replace(row, quantity=f"{row.quantity} ({share['workload']})")
-        )
-        yield unless_twin(row, share["origin"])
-
-
-def _memory() -> Iterator[Compared]:
-    tokens_per_node = TERA / model_shape("llama3-70b").kv_bytes_per_token  # a node with 1 TB of DRAM
-    yield claimed(claim("F27"), tokens_per_node)
-    yield claimed(claim("F26"), math.ceil(_POOLED_TOKENS / tokens_per_node))
+        row = claimed("F25", share["pooled"])
+        yield unless_twin((detail if rank else noted)(row, share["workload"]), share["origin"])
 
 
 def _arxiv_table_1(policies: Iterable[_Row]) -> Iterator[Compared]:
     found = {(row["workload"], row["policy"], row["capacity_blocks"]): row for row in policies}
-    for identifier, blocks in (("A09", 1_000), ("A10", 50_000)):
-        ours = found["toolagent", "lru", blocks]
-        row = claimed(claim(identifier), ours["prefix_hit_rate"])
-        yield unless_twin(replace(row, quantity=f"tool&agent: {row.quantity}"), ours["origin"])
-    row = claimed(claim("A11"), _lead_of_lru(found, "toolagent"))
-    yield unless_twin(
-        replace(row, quantity=f"tool&agent: {row.quantity}"), found["toolagent", "lru", 1_000]["origin"]
-    )
-    other = detail(claimed(claim("A11"), _lead_of_lru(found, "conversation")), "conversation trace instead")
+    ours = {
+        "A09": found["toolagent", "lru", 1_000]["prefix_hit_rate"],
+        "A10": found["toolagent", "lru", 50_000]["prefix_hit_rate"],
+        "A11": _lead_of_lru(found, "toolagent"),
+    }
+    for identifier, value in ours.items():
+        row = claimed(identifier, value)
+        row = replace(row, quantity=f"tool&agent: {row.quantity}")
+        yield unless_twin(row, found["toolagent", "lru", 1_000]["origin"])
+    other = detail(claimed("A11", _lead_of_lru(found, "conversation")), "conversation trace instead")
     yield unless_twin(other, found["conversation", "lru", 1_000]["origin"])
+    yield from (claimed(identifier, None) for identifier in ("A14", "A15"))
 
 
 def _lead_of_lru(found: Mapping[tuple[Any, Any, Any], _Row], workload: str) -> float:
@@ -190,8 +177,3 @@ def _lead_of_lru(found: Mapping[tuple[Any, Any, Any], _Row], workload: str) -> f
         for (policy, blocks), rate in rates.items()
         if policy == "lru" and blocks is not None and math.isfinite(blocks)
     )
-
-
-def _reuse() -> Iterator[Compared]:
-    for identifier in ("A14", "A15"):
-        yield claimed(claim(identifier), None)

@@ -1,4 +1,4 @@
-"""What a cache keeps: hit rates by policy and capacity (arXiv Table 1, FAST'25 Fig. 9), and what would do."""
+"""Chapter 07: hit rates by capacity, policy, block size and tier."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,15 +10,105 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from mooncake_lab.chapters.store.fine_grained import fine_grained_reuse
-from mooncake_lab.chapters.store.live_set import live_set, reuse_distances
 from mooncake_lab.chapters.store.replay import Requests, replay, replay_tokens
-from mooncake_lab.core import block_keys
+from mooncake_lab.core import BlockKey, block_keys
 from mooncake_lab.metrics.hits import covered_tokens, token_hit_rate
 from mooncake_lab.paper import assumption
 from mooncake_lab.store import BlockStore, Stored
 from mooncake_lab.store.eviction import Belady, make_policy
 from mooncake_lab.workload import Trace, load
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LiveSet:
+    """How many blocks a cache would have to hold, access by access; both vectors have shape (accesses,)."""
+
+    live_blocks: npt.NDArray[np.int64]
+    """Blocks used already that will be used again: what Belady's optimum keeps."""
+    seen_blocks: npt.NDArray[np.int64]
+    """Distinct blocks so far: what a cache that never evicts holds."""
+
+
+def live_set(accesses: Sequence[BlockKey]) -> LiveSet:
+    """The live and the seen blocks after each access of a sequence."""
+    first: dict[BlockKey, int] = {}
+    last: dict[BlockKey, int] = {}
+    for step, key in enumerate(accesses):
+        first.setdefault(key, step)
+        last[key] = step
+    born = np.zeros(len(accesses), np.int64)
+    died = np.zeros(len(accesses), np.int64)
+    born[list(first.values())] = 1
+    died[list(last.values())] = 1
+    return LiveSet(np.cumsum(born - died), np.cumsum(born))
+
+
+def reuse_distances(accesses: Sequence[BlockKey]) -> npt.NDArray[np.int64]:
+    """The LRU capacity that would turn each repeated access into a hit, in order; first accesses have none.
+
+    It is the number of distinct blocks since the block's last use, itself included (Mattson et al., 1970). A
+    Fenwick tree marks the latest use of each block, and counts the marks between the two uses.
+    """
+    size = len(accesses)
+    tree = [0] * (size + 1)
+    latest: dict[BlockKey, int] = {}
+    distances: list[int] = []
+    for step, key in enumerate(accesses, start=1):
+        before = latest.get(key)
+        if before is not None:
+            distances.append(len(latest) - _marks_up_to(tree, before) + 1)
+            _mark(tree, before, -1)
+        latest[key] = step
+        _mark(tree, step, 1)
+    return np.array(distances, np.int64)
+
+
+def _mark(tree: list[int], step: int, change: int) -> None:
+    while step < len(tree):
+        tree[step] += change
+        step += step & -step
+
+
+def _marks_up_to(tree: list[int], step: int) -> int:
+    total = 0
+    while step:
+        total += tree[step]
+        step &= step - 1
+    return total
+
+
+def fine_grained_reuse(
+    prefix_hits: npt.NDArray[np.int64],
+    input_tokens: npt.NDArray[np.int64],
+    *,
+    remainder_tokens: int,
+    after_first_tokens: int | npt.NDArray[np.int64] | None = None,
+    block_size_tokens: int = 512,
+) -> npt.NDArray[np.int64]:
+    """Tokens each request would reuse in a cache of much smaller blocks, shape (requests,); for FAST'25 Fig. 9.
+
+    A request whose first `k` blocks match shares some tokens of the next one too, which the released traces, in
+    blocks of 512 tokens, cannot show. They are assumed: `remainder_tokens` more when something matches, and
+    never the whole prompt, since a prefill has to compute at least the last token.
+
+    Args:
+        prefix_hits: shape (requests,), matching blocks from the start.
+        input_tokens: shape (requests,), the length of each prompt.
+        remainder_tokens: assumed further tokens (an even guess: half a block).
+        after_first_tokens: the same when exactly one block matches, where a system prompt known to end inside the
+            second block says more; one number, or one a request. `None` is `remainder_tokens`.
+        block_size_tokens: tokens of a full block.
+
+    Raises:
+        ValueError: when the vectors differ in length.
+    """
+    if prefix_hits.shape != input_tokens.shape:
+        raise ValueError(f"{prefix_hits.shape} prefix hits and {input_tokens.shape} prompts; one each is needed")
+    after_first = remainder_tokens if after_first_tokens is None else after_first_tokens
+    remainder = np.where(prefix_hits == 1, after_first, remainder_tokens)
+    reused = np.where(prefix_hits > 0, block_size_tokens * prefix_hits + remainder, 0)
+    return np.minimum(reused, input_tokens - 1)
+
 
 MERGED: Final = ("conversation", "toolagent", "synthetic")
 """The workloads that "all" of FAST'25 Fig. 9 merges."""

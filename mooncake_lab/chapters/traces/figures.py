@@ -33,7 +33,7 @@ def lengths(histograms: pd.DataFrame, paper: Mapping[str, pd.DataFrame], numbers
     """Prompt and answer lengths beside arXiv Fig. 5.
 
     Args:
-        histograms: rows of `LengthHistogram` with `of` input and output, for one or more workloads.
+        histograms: rows of `TraceLengths` with `of` input and output, for one or more workloads.
         paper: the curves of arXiv Fig. 5 by `of`.
         numbers: rows of `TraceNumbers`, for the labels and the footer.
     """

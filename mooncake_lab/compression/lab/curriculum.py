@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from mooncake_lab.compression.lab import vocabulary as v
+from mooncake_lab.compression.lab import tasks as v
 from mooncake_lab.compression.lab.tasks import (
     Context,
     Sample,

@@ -27,7 +27,7 @@ _EXAM_SEED, _POOL_BYTES = 9_000_000, 1 << 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class ExamMark:
     """What one method made of one question."""
 
     right: bool
@@ -52,7 +52,7 @@ def exam(task: str, prompts: int, *, seed: int = 0, length: int = 1024) -> list[
 
 def marks(
     session: Session, sample: Sample, methods: Mapping[str, Make], *, when: When = "asked"
-) -> dict[str, Mark]:
+) -> dict[str, ExamMark]:
     """What each method makes of a sample's last question.
 
     Args:
@@ -77,7 +77,7 @@ def marks(
     for each in held.values():
         each.release()
     return {
-        name: Mark(right=right[name], device_bytes=device, host_bytes=host)
+        name: ExamMark(right=right[name], device_bytes=device, host_bytes=host)
         for name, (device, host) in sizes.items()
     }
 

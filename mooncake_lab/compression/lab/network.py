@@ -3,13 +3,17 @@
 The engine computes the same function from the saved weights, over a paged cache and without gradients.
 """
 
+import json
 from dataclasses import replace
-from typing import Final, cast
+from pathlib import Path
+from typing import Any, Final, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own spelling
+from safetensors.torch import save_file
 from torch import nn
 
+from mooncake_lab.compression.lab import tasks as vocabulary
 from mooncake_lab.engine.config import LlamaConfig, config_from_shape
 from mooncake_lab.engine.rope import inverse_frequencies, make_rope
 from mooncake_lab.perf.models import model_shape
@@ -110,7 +114,7 @@ class Stack(nn.Module):
         self.norm = Norm(config.width, config.norm_epsilon)
 
 
-class Network(nn.Module):
+class LabNetwork(nn.Module):
     """A trainable Llama with tied embeddings, seeded by torch's global generator."""
 
     def __init__(self, config: LlamaConfig) -> None:
@@ -162,3 +166,41 @@ def _turn(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> to
     first, second = heads.float().chunk(2, dim=-1)
     turned = torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)
     return turned.to(heads.dtype)
+
+
+def save_model(state: dict[str, torch.Tensor], directory: Path) -> None:
+    """Write `config.json` and `model.safetensors` (float32).
+
+    Args:
+        state: parameters by their Hugging Face names.
+        directory: made if needed.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.detach().float().contiguous() for name, tensor in state.items()}
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    (directory / "config.json").write_text(json.dumps(_config(), indent=2) + "\n")
+
+
+def _config() -> dict[str, Any]:
+    config = lab_config()
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": config.width,
+        "intermediate_size": config.ffn_width,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.query_heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_width,
+        "vocab_size": config.vocabulary,
+        "tie_word_embeddings": True,
+        "rms_norm_eps": config.norm_epsilon,
+        "rope_theta": config.rope_theta,
+        "max_position_embeddings": POSITIONS,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "bos_token_id": vocabulary.BEGIN,
+        "eos_token_id": vocabulary.END,
+        "torch_dtype": "float32",
+    }

@@ -4,7 +4,7 @@ A context is filler text with records scattered in it. Every maker below draws o
 place of every answer and its length, and the places of what the answer rests on (which only an oracle knows).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -12,7 +12,44 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from mooncake_lab.compression.lab import vocabulary as v
+BYTES: Final = 256
+KEYS: Final = 64
+VALUES: Final = 64
+ENDINGS: Final = 64
+TOPICS: Final = 8
+FIRST_KEY: Final = BYTES
+FIRST_VALUE: Final = FIRST_KEY + KEYS
+FIRST_ENDING: Final = FIRST_VALUE + VALUES
+FIRST_TOPIC: Final = FIRST_ENDING + ENDINGS
+_COMMANDS: Final = ("BEGIN", "SET", "GET", "NEEDLE", "ASK", "COPY", "PASTE", "WANT", "ANSWER", "GEN", "END")
+_FIRST_COMMAND: Final = FIRST_TOPIC + TOPICS
+BEGIN, SET, GET, NEEDLE, ASK, COPY, PASTE, WANT, ANSWER, GEN, END = range(
+    _FIRST_COMMAND, _FIRST_COMMAND + len(_COMMANDS)
+)
+VOCABULARY: Final = 480
+"""A multiple of 32: the last few are never used."""
+
+
+def readable(tokens: Iterable[int]) -> str:
+    """Tokens as text: bytes as they are, everything else by name in brackets."""
+    return "".join(_name(int(token)) for token in tokens)
+
+
+def _name(token: int) -> str:
+    if token < FIRST_KEY:
+        return chr(token)
+    for first, letter, next_first in (
+        (FIRST_KEY, "k", FIRST_VALUE),
+        (FIRST_VALUE, "v", FIRST_ENDING),
+        (FIRST_ENDING, "w", FIRST_TOPIC),
+    ):
+        if token < next_first:
+            return f"[{letter}{token - first}]"
+    if token < _FIRST_COMMAND:
+        return f"[topic {token - FIRST_TOPIC}]"
+    place = token - _FIRST_COMMAND
+    return f"[{_COMMANDS[place]}]" if place < len(_COMMANDS) else f"[unused {token}]"
+
 
 Tokens = npt.NDArray[np.int64]
 """Token ids, shape (n,)."""
@@ -80,7 +117,7 @@ class Context:
             raise ValueError(f"{len(records)} records of {length - 1 - room} tokens do not fit into {length}")
         cuts = np.sort(self.rng.integers(0, room + 1, size=len(records)))
         text = self.text(room)
-        parts: list[Tokens] = [np.array([v.BEGIN])]
+        parts: list[Tokens] = [np.array([BEGIN])]
         places: list[int] = []
         done, size = 0, 1
         for cut, record in zip(cuts.tolist(), records, strict=True):
@@ -114,7 +151,7 @@ def recall(context: Context, length: int, *, pairs: int, questions: int, gap: in
         if turn and gap:
             parts.append(context.text(gap))
             start += gap
-        parts.append(np.concatenate([[v.GET], records[pair][1:]]))
+        parts.append(np.concatenate([[GET], records[pair][1:]]))
         evidence = tuple(range(places[pair], places[pair] + len(records[pair])))
         found.append(Question(start, start + 2, VALUE_TOKENS, evidence))
         start += 2 + VALUE_TOKENS
@@ -129,24 +166,24 @@ def needle(context: Context, length: int, *, depth: float | None = None) -> Samp
         length: tokens of all, the answer included.
         depth: how far down the context it lies (0 to 1); None draws it.
     """
-    secret = context.distinct(v.FIRST_VALUE, v.VALUES, NEEDLE_TOKENS)
+    secret = context.distinct(FIRST_VALUE, VALUES, NEEDLE_TOKENS)
     size = 1 + NEEDLE_TOKENS
     room = length - 1 - 2 * size
     at = int(context.rng.integers(room + 1)) if depth is None else round(depth * room)
     text = context.text(room)
-    record = np.concatenate([[v.NEEDLE], secret])
-    tokens = np.concatenate([[v.BEGIN], text[:at], record, text[at:], [v.ASK], secret])
+    record = np.concatenate([[NEEDLE], secret])
+    tokens = np.concatenate([[BEGIN], text[:at], record, text[at:], [ASK], secret])
     asked = Question(length - size, length - NEEDLE_TOKENS, NEEDLE_TOKENS, tuple(range(1 + at, 1 + at + size)))
     return Sample("needle", tokens, (asked,))
 
 
 def copy(context: Context, length: int, *, span: int = COPY_TOKENS) -> Sample:
     """`[COPY]` and random bytes, keys and values in filler; `[PASTE]` wants them all back, in order."""
-    what = context.rng.integers(v.FIRST_TOPIC, size=span)
-    record = np.concatenate([[v.COPY], what])
+    what = context.rng.integers(FIRST_TOPIC, size=span)
+    record = np.concatenate([[COPY], what])
     body, (at,) = context.scatter(length - 1 - span, [record])
     asked = Question(length - 1 - span, length - span, span, tuple(range(at, at + span + 1)))
-    return Sample("copy", np.concatenate([body, [v.PASTE], what]), (asked,))
+    return Sample("copy", np.concatenate([body, [PASTE], what]), (asked,))
 
 
 def loop(context: Context, length: int, *, period: int) -> Sample:
@@ -154,8 +191,8 @@ def loop(context: Context, length: int, *, period: int) -> Sample:
 
     No single look-back fits all periods, so that a model must find the place by its content.
     """
-    what = context.rng.integers(v.FIRST_KEY, v.FIRST_TOPIC, size=period)
-    tokens = np.concatenate([[v.BEGIN], np.resize(what, length - 1)])
+    what = context.rng.integers(FIRST_KEY, FIRST_TOPIC, size=period)
+    tokens = np.concatenate([[BEGIN], np.resize(what, length - 1)])
     asked = Question(1, 1 + period, length - 1 - period, tuple(range(1, 1 + period)))
     return Sample("loop", tokens, (asked,))
 
@@ -170,7 +207,7 @@ def question_first(context: Context, length: int, *, pairs: int) -> Sample:
     start = length - 2 - VALUE_TOKENS
     body, places = context.scatter(start - 2, records)
     record = records[wanted]
-    tokens = np.concatenate([body[:1], [v.WANT], record[1:2], body[1:], [v.ANSWER], record[1:]])
+    tokens = np.concatenate([body[:1], [WANT], record[1:2], body[1:], [ANSWER], record[1:]])
     at = places[wanted] + 2
     asked = Question(start, start + 1, 1 + VALUE_TOKENS, (1, 2, *range(at, at + len(record))))
     return Sample("question_first", tokens, (asked,))
@@ -191,20 +228,20 @@ def medley(context: Context, length: int, *, pairs: int, questions: int, gap: in
     """
     records = _records(context, pairs)
     wanted = records[int(context.rng.integers(pairs))]
-    secret = context.distinct(v.FIRST_VALUE, v.VALUES, NEEDLE_TOKENS)
-    asks = [(record, np.array([v.GET, record[1]]), record[2:]) for record in records[:questions]]
-    asks.append((wanted, np.array([v.ANSWER]), wanted[1:]))
-    asks.append((np.array([v.NEEDLE, *secret]), np.array([v.ASK]), secret))
+    secret = context.distinct(FIRST_VALUE, VALUES, NEEDLE_TOKENS)
+    asks = [(record, np.array([GET, record[1]]), record[2:]) for record in records[:questions]]
+    asks.append((wanted, np.array([ANSWER]), wanted[1:]))
+    asks.append((np.array([NEEDLE, *secret]), np.array([ASK]), secret))
     if length >= 256:
-        what = context.rng.integers(v.FIRST_TOPIC, size=COPY_TOKENS)
-        asks.append((np.array([v.COPY, *what]), np.array([v.PASTE]), what))
+        what = context.rng.integers(FIRST_TOPIC, size=COPY_TOKENS)
+        asks.append((np.array([COPY, *what]), np.array([PASTE]), what))
     scattered = [*records, *(record for record, _, _ in asks[questions + 1 :])]
     scattered = [scattered[i] for i in context.rng.permutation(len(scattered))]
     tail = sum(len(ask) + len(answer) for _, ask, answer in asks)
     room = length - 3 - tail - sum(len(record) for record in scattered)
     gap = max(0, min(gap, room // len(asks)))
     body, places = context.scatter(length - 2 - tail - gap * (len(asks) - 1), scattered)
-    parts = [body[:1], np.array([v.WANT, wanted[1]]), body[1:]]
+    parts = [body[:1], np.array([WANT, wanted[1]]), body[1:]]
     at = {record.tobytes(): place + 2 for record, place in zip(scattered, places, strict=True)}
     start, found = len(body) + 2, list[Question]()
     for turn, index in enumerate(context.rng.permutation(len(asks)).tolist()):
@@ -222,21 +259,21 @@ def medley(context: Context, length: int, *, pairs: int, questions: int, gap: in
 
 def topic_text(context: Context, length: int) -> Sample:
     """Filler, then `[GEN] topic` and a text whose length the topic suggests and chance decides, then `[END]`."""
-    topic = int(context.rng.integers(v.TOPICS))
+    topic = int(context.rng.integers(TOPICS))
     drawn = TOPIC_MEDIANS[topic] * np.exp(TOPIC_SIGMA * context.rng.standard_normal())
     size = int(np.clip(round(drawn), 1, length // 2))
     body, _ = context.scatter(length - size - 3, [])
-    ask = np.array([v.GEN, v.FIRST_TOPIC + topic])
+    ask = np.array([GEN, FIRST_TOPIC + topic])
     asked = Question(length - size - 3, length - size - 1, size + 1, ())
-    return Sample("topic_text", np.concatenate([body, ask, context.text(size), [v.END]]), (asked,))
+    return Sample("topic_text", np.concatenate([body, ask, context.text(size), [END]]), (asked,))
 
 
 def _records(context: Context, pairs: int) -> list[Tokens]:
     """`[SET] key value ending`: keys differ, and so do values."""
-    keys = context.distinct(v.FIRST_KEY, v.KEYS, pairs)
-    values = context.distinct(v.FIRST_VALUE, v.VALUES, pairs)
-    endings = v.FIRST_ENDING + context.rng.integers(v.ENDINGS, size=pairs)
-    return [np.array([v.SET, *record]) for record in zip(keys, values, endings, strict=True)]
+    keys = context.distinct(FIRST_KEY, KEYS, pairs)
+    values = context.distinct(FIRST_VALUE, VALUES, pairs)
+    endings = FIRST_ENDING + context.rng.integers(ENDINGS, size=pairs)
+    return [np.array([SET, *record]) for record in zip(keys, values, endings, strict=True)]
 
 
 Maker = Callable[[Context, int], Sample]

@@ -12,7 +12,7 @@ import numpy as np
 
 from mooncake_lab.core import Arrived, Finished, FirstToken, Record, Rejected, TracedRequest
 from mooncake_lab.workload import Trace
-from mooncake_lab.workload.prompts import prompt_of
+from mooncake_lab.workload.transforms import prompt_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,8 +18,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from mooncake_lab.workload.twin import tables
-from mooncake_lab.workload.twin.drafts import BLOCK_SIZE_TOKENS, Drafts, join
-from mooncake_lab.workload.twin.draws import Floats, Ints, Quantiles, spread, stream
+from mooncake_lab.workload.twin.drafts import (
+    BLOCK_SIZE_TOKENS,
+    Drafts,
+    Floats,
+    Ints,
+    Quantiles,
+    join,
+    spread,
+    stream,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

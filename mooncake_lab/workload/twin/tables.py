@@ -7,7 +7,7 @@ common first block.
 
 from typing import Final
 
-from mooncake_lab.workload.twin.draws import Quantiles
+from mooncake_lab.workload.twin.drafts import Quantiles
 
 # fmt: off
 # -- conversation: measured

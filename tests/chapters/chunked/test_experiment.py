@@ -5,19 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooncake_lab.chapters.chunked.claims import beside_papers, chunk_loss_percent
 from mooncake_lab.chapters.chunked.experiment import (
     ChunkedEqualsWhole,
     MeasuredChunks,
+    beside_papers,
+    chunk_loss_percent,
     chunk_medians,
-    measured_chunks,
-)
-from mooncake_lab.chapters.chunked.model import (
     chunk_overhead,
     end_to_end_gain,
     intensities,
     masked_pairs,
     masks,
+    measured_chunks,
     pieces,
     reread_tokens,
     saturation,

@@ -1,10 +1,18 @@
 """The figures of the chunked chapter."""
 
 import pytest
+from figure_laws import FigureLaws, diamonds
 
 from mooncake_lab.chapters.chunked import figures as draw
-from mooncake_lab.chapters.chunked.experiment import MeasuredChunks, chunk_medians
-from mooncake_lab.chapters.chunked.model import chunk_overhead, end_to_end_gain, intensities, masks, saturation
+from mooncake_lab.chapters.chunked.experiment import (
+    MeasuredChunks,
+    chunk_medians,
+    chunk_overhead,
+    end_to_end_gain,
+    intensities,
+    masks,
+    saturation,
+)
 from mooncake_lab.experiments import run
 from mooncake_lab.paper import curve, fact
 
@@ -33,29 +41,14 @@ def figures():
 
 
 @pytest.mark.parametrize("name", NAMES)
-class TestEvery:
-    def test_labelled_axes_say_quantity_and_unit(self, figures, name):
-        """Each axis label names a quantity and, in brackets, its unit."""
-        for axes in figures[name].axes:
-            labels = [label for label in (axes.get_ylabel(), axes.get_xlabel()) if label]
-            assert labels
-            assert all(label.endswith(")") and "(" in label for label in labels)
-
-    def test_it_says_where_its_numbers_come_from(self, figures, name):
-        """The footer says modelled, counted or measured."""
-        assert any(word in figures[name].get_supxlabel() for word in ("modelled", "counted", "measured"))
-
-    def test_a_notebook_can_show_it(self, figures, name):
-        """It renders to SVG."""
-        assert "<svg" in figures[name]._repr_svg_()
+class TestEvery(FigureLaws):
+    """Laws of every figure."""
 
 
 @pytest.mark.parametrize("name", ["saturation", "overhead", "gain"])
-def test_the_papers_points_are_open_diamonds(figures, name):
-    """Figures with a counterpart in the paper show its points, hollow."""
-    diamonds = [line for axes in figures[name].axes for line in axes.lines if line.get_marker() == "D"]
-    assert diamonds
-    assert {line.get_markerfacecolor() for line in diamonds} == {"none"}
+def test_the_papers_points_are_drawn(figures, name):
+    """Figures with a counterpart in the paper show its points."""
+    assert diamonds(figures[name])
 
 
 def test_measured_points_are_circles_and_name_the_machine(figures):

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 import torch
 
-from mooncake_lab.chapters.compression import costs
+from mooncake_lab.chapters.compression import claims as costs
 from mooncake_lab.chapters.compression import experiment as topic
 from mooncake_lab.chapters.compression.claims import beside_papers, minicache_compression, shipped_share
 from mooncake_lab.chapters.compression.table import main, measured, weights_digest

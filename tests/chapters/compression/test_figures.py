@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from mooncake_lab.chapters.compression import costs
+from mooncake_lab.chapters.compression import claims as costs
 from mooncake_lab.chapters.compression import experiment as topic
 from mooncake_lab.chapters.compression import figures as draw
 from mooncake_lab.experiments import run, vary

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mooncake_lab.chapters.endtoend.by_hand import coupled_log, longest_gaps_s, split_log
+from mooncake_lab.chapters.endtoend.experiment import coupled_log, longest_gaps_s, split_log
 from mooncake_lab.metrics import token_times_s
 
 

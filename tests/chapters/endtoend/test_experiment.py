@@ -20,7 +20,7 @@ from mooncake_lab.chapters.endtoend.claims import (
     gain_percent,
     throughput_gain,
 )
-from mooncake_lab.chapters.endtoend.goodput import Goodput, hidden_overload
+from mooncake_lab.chapters.endtoend.experiment import Goodput, hidden_overload
 from mooncake_lab.chapters.endtoend.rates import (
     PUBLIC,
     SIMULATED,

@@ -3,7 +3,7 @@
 import pytest
 
 from mooncake_lab.chapters.engine import experiment as engine
-from mooncake_lab.chapters.engine.claims import beside_papers, statements
+from mooncake_lab.chapters.engine.experiment import beside_papers, statements
 from mooncake_lab.core import SCALES
 from mooncake_lab.experiments import run, vary
 
@@ -81,7 +81,7 @@ class TestFourRequests:
 class TestSharedPrefix:
     def test_reuse_saves_whole_blocks_and_changes_nothing(self):
         """All but the first compute what is beyond the shared whole blocks; answers stay."""
-        base = engine.SharedPrefix(shared_tokens=40, own_tokens=5, questions=3, new_tokens=4)
+        base = engine.SharedPrefixQuestions(shared_tokens=40, own_tokens=5, questions=3, new_tokens=4)
         table = run(vary(base, reuse=(False, True)), cache=False)
         assert (table.groupby("question")["answer"].nunique() == 1).all()
         computed = table.groupby("reuse")["computed_tokens"].apply(list)
@@ -90,7 +90,7 @@ class TestSharedPrefix:
 
     def test_what_is_not_computed_cannot_be_reused(self):
         """Questions that start together find nothing."""
-        table = run(engine.SharedPrefix(arrive="at once", questions=3), cache=False)
+        table = run(engine.SharedPrefixQuestions(arrive="at once", questions=3), cache=False)
         assert (table["reused_tokens"] == 0).all()
 
 

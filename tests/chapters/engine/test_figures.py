@@ -1,6 +1,7 @@
 """The figures of the engine chapter."""
 
 import pytest
+from figure_laws import FigureLaws
 
 from mooncake_lab.chapters.engine import experiment as engine
 from mooncake_lab.chapters.engine import figures as draw
@@ -14,7 +15,9 @@ def figures():
     """Every figure of the chapter, by name."""
     tiny = engine.FourRequests(model="lab-tiny", rounds=1)
     charts = run(vary(tiny, policy=("vllm", "sarathi_serve")), cache=False)
-    questions = vary(engine.SharedPrefix(questions=2), arrive=("one by one", "at once"), reuse=(False, True))
+    questions = vary(
+        engine.SharedPrefixQuestions(questions=2), arrive=("one by one", "at once"), reuse=(False, True)
+    )
     raced = engine.Race(model="lab-tiny", context_tokens=8, batches=(1,), steps=3, burst=2, rounds=2)
     return {
         "chart": draw.chart(charts),
@@ -24,22 +27,8 @@ def figures():
 
 
 @pytest.mark.parametrize("name", NAMES)
-class TestEvery:
-    def test_labelled_axes_say_quantity_and_unit(self, figures, name):
-        """Each axis label names a quantity and, in brackets, its unit."""
-        labels = [
-            label for axes in figures[name].axes for label in (axes.get_ylabel(), axes.get_xlabel()) if label
-        ]
-        assert labels
-        assert all(label.endswith(")") and "(" in label for label in labels)
-
-    def test_it_says_where_its_numbers_come_from(self, figures, name):
-        """The footer says counted or measured."""
-        assert figures[name].get_supxlabel().startswith(("counted", "measured"))
-
-    def test_a_notebook_can_show_it(self, figures, name):
-        """It renders to SVG."""
-        assert "<svg" in figures[name]._repr_svg_()
+class TestEvery(FigureLaws):
+    """Laws of every figure."""
 
 
 def test_every_policy_of_the_chapter_has_a_name():

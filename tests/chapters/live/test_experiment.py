@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 
 from mooncake_lab.chapters.live import experiment as live
 from mooncake_lab.chapters.live import measure as measurement
-from mooncake_lab.chapters.live import study as live_study
+from mooncake_lab.chapters.live.measure import has_transfer_engine
 from mooncake_lab.chapters.live.requests import STAGES, causes, errors, per_request, side_by_side, slowed
-from mooncake_lab.chapters.live.switches import has_transfer_engine
 from mooncake_lab.conductor import LoadBalance
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
 
-SMALL = live_study.Study(requests=4, clusters=("1P+1D",), placements=())
+SMALL = live.Study(requests=4, clusters=("1P+1D",), placements=())
 
 
 def model(prefill_s=1e-4):
@@ -30,8 +29,8 @@ def model(prefill_s=1e-4):
 
 
 def compared(real, simulated, cluster="1P+1D"):
-    requests = live_study.Study(requests=12).slice(1, 30.0)
-    spec = live_study.Study().spec(cluster)
+    requests = live.Study(requests=12).slice(1, 30.0)
+    spec = live.Study().spec(cluster)
     logs = [live.simulate(spec, one, requests) for one in (real, simulated)]
     return side_by_side(*logs).assign(run=cluster, cluster=cluster, placement="default", load="light")
 
@@ -39,7 +38,7 @@ def compared(real, simulated, cluster="1P+1D"):
 class TestStudy:
     def test_slices_are_of_the_trace_one_after_the_other(self):
         """Slice 1 begins where slice 0 ends; lengths and blocks are the scaled trace's, arrivals in order."""
-        plan, trace = live_study.Study(requests=5), list(live_study.Study().trace().head(10).requests())
+        plan, trace = live.Study(requests=5), list(live.Study().trace().head(10).requests())
         served = [*plan.slice(0, 10.0), *plan.slice(1, 10.0)]
         assert [one.request.block_keys for one in served] == [one.request.block_keys for one in trace]
         arrivals = [one.request.arrival_s for one in plan.slice(1, 10.0)]
@@ -54,19 +53,19 @@ class TestStudy:
     def test_unknown_scale_is_refused(self):
         """A scale that is none is named."""
         with pytest.raises(ValueError, match="huge"):
-            live_study.study("huge")
+            live.study("huge")
 
     def test_the_gpu_scale_asks_for_the_device(self):
         """Where there are GPUs workers take them in turn, with a model worth a GPU; other scales stay here."""
-        spec = live_study.study("gpu").spec("2P+1D")
+        spec = live.study("gpu").spec("2P+1D")
         assert (spec.device, spec.backend, spec.dtype) == ("auto", "auto", "bfloat16")
         assert model_shape(spec.model.removeprefix("random:")).layers == 32
         for scale in ("smoke", "classroom", "full"):
-            assert live_study.study(scale).spec().device == "cpu"
+            assert live.study(scale).spec().device == "cpu"
 
 
 class TestComparison:
-    @pytest.mark.parametrize("cluster", live_study.CLUSTERS)
+    @pytest.mark.parametrize("cluster", live.CLUSTERS)
     def test_a_perfect_prediction_has_no_error(self, cluster):
         """Two equal logs: every error and every interval is 0, on every cluster."""
         found = errors(compared(model(), model(), cluster))

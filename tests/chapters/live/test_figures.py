@@ -5,7 +5,6 @@ import pytest
 
 from mooncake_lab.chapters.live import experiment as live
 from mooncake_lab.chapters.live import figures as draw
-from mooncake_lab.chapters.live import study as live_study
 from mooncake_lab.chapters.live.requests import causes, errors, side_by_side
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
 
@@ -21,7 +20,7 @@ def requests():
         name="for tests", shape=model_shape("lab-tiny"), prefill=prefill, decode=decode,
         hybrid=HybridLatency.of(prefill, decode), transfer=LinkLatency(1e9, 1e-4), dram=LinkLatency(1e9),
     )  # fmt: skip
-    plan, tables = live_study.Study(requests=8), []
+    plan, tables = live.Study(requests=8), []
     for load, rate in (("light", 5.0), ("overloaded", 200.0)):
         log = live.simulate(plan.spec(), model, plan.slice(1, rate))
         about = {"run": f"1P+1D, {load}", "cluster": "1P+1D", "placement": "default", "load": load}

@@ -7,11 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mooncake_lab.chapters.overload import bounds as overload_bounds
 from mooncake_lab.chapters.overload import claims as beside
 from mooncake_lab.chapters.overload import experiment as topic
+from mooncake_lab.chapters.overload.experiment import stages
 from mooncake_lab.chapters.overload.live import LiveCrowd
-from mooncake_lab.chapters.overload.stages import stages
 from mooncake_lab.conductor import ADMISSION_POLICIES
 from mooncake_lab.core import Prefilled, Rejected
 from mooncake_lab.experiments import run, vary
@@ -76,7 +75,7 @@ class TestOverload:
 
 def test_only_an_experiment_can_build_the_oracle():
     """No name on the command line leads to it, and no module of the Conductor mentions it."""
-    assert overload_bounds.Oracle not in {type(make()) for make in ADMISSION_POLICIES.values()}
+    assert topic.OracleAdmission not in {type(make()) for make in ADMISSION_POLICIES.values()}
     assert all("racle" not in inspect.getsource(type(make())) for make in ADMISSION_POLICIES.values())
 
 

@@ -3,11 +3,11 @@
 import numpy as np
 import pandas as pd
 import pytest
+from figure_laws import diamonds
 
 from mooncake_lab.chapters.overload import claims as beside
 from mooncake_lab.chapters.overload import figures as draw
-from mooncake_lab.chapters.overload.experiment import TABLE_3
-from mooncake_lab.chapters.overload.stages import stages
+from mooncake_lab.chapters.overload.experiment import TABLE_3, stages
 
 
 @pytest.fixture
@@ -22,11 +22,6 @@ def rows():
             for policy in TABLE_3 for speed in (1.0, 2.0) for seed in (1, 2)
         ]
     )  # fmt: skip
-
-
-def diamonds(figure):
-    """The markers that stand for the paper."""
-    return [line for axes in figure.axes for line in axes.lines if line.get_marker() == "D"]
 
 
 def test_table_3_is_drawn_as_diamonds(rows):

@@ -3,27 +3,33 @@
 import pytest
 
 from mooncake_lab.batching import Orca, RequestLevel, Sarathi
-from mooncake_lab.chapters.piggyback.claims import beside_papers
 from mooncake_lab.chapters.piggyback.experiment import (
+    POLICIES,
     MeasuredGain,
     MeasuredRiders,
+    ModelledRun,
+    beside_closed_form,
+    beside_papers,
     gain_medians,
     measured_gain,
     measured_riders,
+    policy_of,
     rider_accounts,
 )
 from mooncake_lab.chapters.piggyback.model import (
     account_sweep,
     beside_orca,
+    breakdown,
     closed_rounds,
     errors_by_term,
+    operator_shares,
     peaks,
     predictions,
     ratio_sweep,
+    sawtooth,
     seats,
+    time_per_token,
 )
-from mooncake_lab.chapters.piggyback.operators import breakdown, operator_shares, sawtooth, time_per_token
-from mooncake_lab.chapters.piggyback.policies import POLICIES, ModelledRun, beside_closed_form, policy_of
 from mooncake_lab.core import SCALES
 from mooncake_lab.experiments import run, vary
 from mooncake_lab.paper import Verdict, claim

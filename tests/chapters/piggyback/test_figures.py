@@ -1,9 +1,10 @@
 """The figures of the piggyback chapter."""
 
 import pytest
+from figure_laws import FigureLaws, diamonds
 
 from mooncake_lab.chapters.piggyback import figures as draw
-from mooncake_lab.chapters.piggyback import model, operators
+from mooncake_lab.chapters.piggyback import model
 from mooncake_lab.chapters.piggyback.experiment import MeasuredRiders, rider_accounts
 from mooncake_lab.experiments import run
 from mooncake_lab.paper import curve
@@ -18,11 +19,11 @@ def figures():
     tiny = MeasuredRiders(model="lab-tiny", fused_tokens=(8, 16), riders=(1, 2), context_tokens=8, rounds=2)
     riders = run(tiny, cache=False)
     return {
-        "time": draw.time_per_token(operators.time_per_token(), curve("sarathi_fig03_time_per_token")),
-        "tiles": draw.sawtooth(operators.sawtooth(300), curve("sarathi_fig07_tile_quantisation")),
+        "time": draw.time_per_token(model.time_per_token(), curve("sarathi_fig03_time_per_token")),
+        "tiles": draw.sawtooth(model.sawtooth(300), curve("sarathi_fig07_tile_quantisation")),
         "accounts": draw.accounts(model.account_sweep(), curve(model.FIGURE_8)),
         "ratio": draw.ratio_sweep(model.ratio_sweep(("1K",)), curve(model.FIGURE_9), model.peaks(("1K",))),
-        "breakdown": draw.breakdown(operators.breakdown(), curve(model.FIGURE_10)),
+        "breakdown": draw.breakdown(model.breakdown(), curve(model.FIGURE_10)),
         "orca": draw.beside_orca(model.beside_orca(), curve(model.FIGURE_11)),
         "predicted": draw.predicted(model.predictions()),
         "measured": draw.measured_accounts(rider_accounts(riders), riders["machine"].iloc[0]),
@@ -30,34 +31,14 @@ def figures():
 
 
 @pytest.mark.parametrize("name", NAMES)
-class TestEvery:
-    def test_labelled_axes_say_quantity_and_unit(self, figures, name):
-        """Each axis label names a quantity and, in brackets, its unit."""
-        for axes in figures[name].axes:
-            labels = [label for label in (axes.get_ylabel(), axes.get_xlabel()) if label]
-            assert labels
-            assert all(label.endswith(")") and "(" in label for label in labels)
-
-    def test_it_says_where_its_numbers_come_from(self, figures, name):
-        """The footer says modelled, predicted or measured."""
-        assert any(word in figures[name].get_supxlabel() for word in ("modelled", "predicted", "measured"))
-
-    def test_a_notebook_can_show_it(self, figures, name):
-        """It renders to SVG."""
-        assert "<svg" in figures[name]._repr_svg_()
+class TestEvery(FigureLaws):
+    """Laws of every figure."""
 
 
 @pytest.mark.parametrize("name", OF_PAPER)
-def test_the_papers_points_are_open_diamonds(figures, name):
-    """Figures with a counterpart in the paper show its points, hollow."""
-    diamonds = [
-        line
-        for axes in figures[name].axes
-        for line in axes.lines
-        if line.get_marker() == "D" and len(line.get_xdata())
-    ]
-    assert diamonds
-    assert {line.get_markerfacecolor() for line in diamonds} == {"none"}
+def test_the_papers_points_are_drawn(figures, name):
+    """Figures with a counterpart in the paper show its points."""
+    assert diamonds(figures[name])
 
 
 @pytest.mark.parametrize(("name", "axis"), [("time", "y"), ("breakdown", "x"), ("orca", "y")])

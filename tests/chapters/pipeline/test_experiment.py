@@ -5,14 +5,10 @@ import pandas as pd
 import pytest
 
 from mooncake_lab.batching import Sarathi
-from mooncake_lab.chapters.pipeline import capacity as search
+from mooncake_lab.chapters.pipeline import claims as stalls
 from mooncake_lab.chapters.pipeline import experiment as pipeline
-from mooncake_lab.chapters.pipeline import live as pipeline_live
 from mooncake_lab.chapters.pipeline import long as pipeline_long
-from mooncake_lab.chapters.pipeline import runahead as pipeline_runahead
 from mooncake_lab.chapters.pipeline import serving as pipeline_serving
-from mooncake_lab.chapters.pipeline import stalls
-from mooncake_lab.chapters.pipeline import timeline as tl
 from mooncake_lab.chapters.pipeline.claims import beside_papers, bound_at, gain_at
 from mooncake_lab.experiments import run, vary
 from mooncake_lab.metrics.pipeline_bubbles import CAUSES
@@ -51,7 +47,7 @@ def test_the_order_is_the_papers(three):
 
 def test_all_time_is_accounted_for(three):
     """Shares by cause add up to all of the time, for every scheme."""
-    shares = tl.shares_by_cause(three)
+    shares = pipeline.shares_by_cause(three)
     assert list(shares.columns) == ["busy", *CAUSES]
     assert shares.sum(axis=1).to_numpy() == pytest.approx(100)
 
@@ -59,7 +55,7 @@ def test_all_time_is_accounted_for(three):
 def test_quantiles_rise(three):
     """Bubbles and completions as rows: one a scheme and share, in order."""
     for prefix in ("bubble", "done"):
-        rows = tl.quantiles(three, prefix)
+        rows = pipeline.quantiles(three, prefix)
         assert len(rows) == len(pipeline.SCHEMES) * len(pipeline.PERCENTS)
         for _, each in rows.groupby("scheme"):
             assert each["value"].is_monotonic_increasing
@@ -68,7 +64,7 @@ def test_quantiles_rise(three):
 def test_a_cheaper_decode_makes_bubbles_matter_more(three):
     """With decode attention eight times as dear, SARATHI gains less over Orca: prompts stick out less."""
     dear = run(vary(SMALL, scheme=pipeline.SCHEMES, decode_attention=(8.0,)), cache=False)
-    plain, slow = (tl.sensitivity(each).iloc[0] for each in (three, dear))
+    plain, slow = (pipeline.sensitivity(each).iloc[0] for each in (three, dear))
     assert slow["prompt_over_decode"] < plain["prompt_over_decode"]
     assert slow["orca_over_sarathi"] < plain["orca_over_sarathi"]
 
@@ -76,7 +72,7 @@ def test_a_cheaper_decode_makes_bubbles_matter_more(three):
 def test_timelines_hold_every_iteration_and_every_gap():
     """Rows of work and of gaps cover each stage from 0 to its last iteration without overlap."""
     for scheme in ("Orca best", "SARATHI"):
-        rows = tl.timeline(tl.two_stages(scheme))
+        rows = pipeline.timeline(pipeline.two_stages(scheme))
         for _, stage in rows.groupby("stage"):
             ordered = stage.sort_values("start_ms")
             ends = np.concatenate([[0.0], ordered["end_ms"].to_numpy()[:-1]])
@@ -113,7 +109,7 @@ def test_chunks_of_equal_time_ramp_less():
 
 def test_the_best_slices_are_the_best():
     """Best slices are no slower than even or equal-work ones, and send fewer tokens than gathering does."""
-    table = pipeline_runahead.runahead_sweep((2048, 8192), (2, 4), grains=32)
+    table = pipeline_long.runahead_sweep((2048, 8192), (2, 4), grains=32)
     assert (table["best_ms"] <= table[["even_ms", "equal_work_ms"]].min(axis=1) * (1 + 1e-12)).all()
     assert (table["best_sends"] < table["gathering_sends"]).all()
     assert (table["gathered_causal_ms"] < table["gathered_ms"]).all()
@@ -205,16 +201,16 @@ def test_claims_are_judged(three, apart):
         columns=["policy", "rate", "requests", "p99_tbt_s", "median_delay_s"],
     )
     machines = [
-        search.Capacity(testbed=name, policy=policy, requests=8, seconds=4.0)
+        pipeline_serving.CapacitySearch(testbed=name, policy=policy, requests=8, seconds=4.0)
         for name in ("Mistral-7B", "LLaMA2-70B", "Falcon-180B")
         for policy in ("vLLM", "Sarathi-Serve 512")
     ]
     table = beside_papers(
-        tl.sensitivity(three),
+        pipeline.sensitivity(three),
         pipeline_serving.capacity(rates, (0.2, 1.0)),
-        pipeline_runahead.runahead_sweep((4096,), (4,), grains=16),
+        pipeline_long.runahead_sweep((4096,), (4,), grains=16),
         apart,
-        search.over_vllm(run(machines, cache=False)),
+        pipeline_serving.over_vllm(run(machines, cache=False)),
     ).frame()
     assert table["claim"].tolist() == [
         *("S13", "S14", "S15", "S18", "S20", "S21", "S22", "S23", "S24", "S25", "S26", "S27", "S17", "S37", "S38"),
@@ -229,8 +225,8 @@ def test_claims_are_judged(three, apart):
 
 def test_processes_agree_with_one():
     """On this machine: same token, same KVCache, the predicted bytes, and a timeline of every process."""
-    rows, charts = pipeline_live.measure(
-        pipeline_live.Live(model="lab-tiny", prompt_tokens=96, chunk_tokens=32, timeout_s=120)
+    rows, charts = pipeline_long.measure_live(
+        pipeline_long.Live(model="lab-tiny", prompt_tokens=96, chunk_tokens=32, timeout_s=120)
     )
     assert rows["same_token"].all()
     assert rows["kv_difference"].max() < 1e-4

@@ -2,16 +2,13 @@
 
 import pandas as pd
 import pytest
+from figure_laws import FigureLaws
 
-from mooncake_lab.chapters.pipeline import capacity as search
 from mooncake_lab.chapters.pipeline import experiment as pipeline
 from mooncake_lab.chapters.pipeline import figures as draw
 from mooncake_lab.chapters.pipeline import long as pipeline_long
-from mooncake_lab.chapters.pipeline import runahead as pipeline_runahead
 from mooncake_lab.chapters.pipeline import serving as pipeline_serving
 from mooncake_lab.chapters.pipeline import serving_figures as served_figures
-from mooncake_lab.chapters.pipeline import sharing_figures as share
-from mooncake_lab.chapters.pipeline import timeline as tl
 from mooncake_lab.experiments import run, vary
 from mooncake_lab.paper import curve
 
@@ -29,47 +26,39 @@ def figures():
     served = run(vary(pipeline_serving.Serving(requests=10), policy=("vLLM", "Sarathi-Serve 512")), cache=False)
     one_row = pd.DataFrame([{"rank": 0, "what": "compute", "piece": 0, "start_ms": 0.0, "end_ms": 2.0}])
     return {
-        "timelines": draw.timelines({"SARATHI": tl.timeline(tl.two_stages("SARATHI"))}),
-        "fig12": draw.bubbles_and_completion(tl.quantiles(runs, "bubble"), tl.quantiles(runs, "done"), paper),
-        "causes": draw.causes(tl.shares_by_cause(runs)),
-        "sensitivity": draw.sensitivity(tl.sensitivity(runs), paper),
+        "timelines": draw.timelines({"SARATHI": pipeline.timeline(pipeline.two_stages("SARATHI"))}),
+        "fig12": draw.bubbles_and_completion(
+            pipeline.quantiles(runs, "bubble"), pipeline.quantiles(runs, "done"), paper
+        ),
+        "causes": draw.causes(pipeline.shares_by_cause(runs)),
+        "sensitivity": draw.sensitivity(pipeline.sensitivity(runs), paper),
         "chunks": draw.chunk_sizes(runs[runs["scheme"] == "SARATHI"], runs[runs["scheme"] == "Orca best"]),
         "measured": draw.measured({"CPP": one_row}, "a machine"),
-        "long": share.long_prompts(pipeline_long.three_ways((32_768, 65_536))),
-        "busy": share.busy_network(pipeline_long.three_ways((32_768,), (4,), (1.0, 0.1))),
-        "cpp": share.chunks(pipeline_long.chunk_sweep((1024, 4096), (32_768,))),
-        "runahead": share.runahead(pipeline_runahead.runahead_sweep((1024, 2048), (2,), grains=8)),
-        "slices": share.slices(pipeline_runahead.runahead_sweep((1024,), (2,), grains=8)),
-        "capacity": share.capacity(served, pipeline_serving.capacity(served, (0.2, 1.0)), 0.2, 1.0),
+        "long": served_figures.long_prompts(pipeline_long.three_ways((32_768, 65_536))),
+        "busy": served_figures.busy_network(pipeline_long.three_ways((32_768,), (4,), (1.0, 0.1))),
+        "cpp": served_figures.chunks(pipeline_long.chunk_sweep((1024, 4096), (32_768,))),
+        "runahead": served_figures.runahead(pipeline_long.runahead_sweep((1024, 2048), (2,), grains=8)),
+        "slices": served_figures.slices(pipeline_long.runahead_sweep((1024,), (2,), grains=8)),
+        "capacity": served_figures.capacity(served, pipeline_serving.capacity(served, (0.2, 1.0)), 0.2, 1.0),
     }
 
 
 @pytest.mark.parametrize("name", NAMES)
-class TestEvery:
-    def test_labelled_axes_say_quantity_and_unit(self, figures, name):
-        """Each axis label names a quantity and, in brackets, its unit."""
-        for axes in figures[name].axes:
-            labels = [label for label in (axes.get_ylabel(), axes.get_xlabel()) if label]
-            assert labels
-            assert all(label.endswith(")") and "(" in label for label in labels)
-
-    def test_says_where_its_numbers_come_from(self, figures, name):
-        """The footer says modelled, simulated or measured."""
-        said = figures[name].get_supxlabel()
-        assert said.startswith(("modelled", "simulated", "measured"))
+class TestEvery(FigureLaws):
+    """Laws of every figure."""
 
 
 def test_the_papers_completions_are_drawn(figures):
     """Figure 12 carries the printed ratios as diamonds: SARATHI's own, Orca's and that of the replicas."""
     _, right = figures["fig12"].axes
-    (diamonds,) = [line for line in right.get_lines() if line.get_marker() == "D"]
-    assert sorted(diamonds.get_xdata()) == pytest.approx([1.0, 1.48, 1.91])
+    (points,) = [line for line in right.get_lines() if line.get_marker() == "D"]
+    assert sorted(points.get_xdata()) == pytest.approx([1.0, 1.48, 1.91])
 
 
 def test_timelines_show_every_row(figures):
     """A bar for each iteration on each stage, and one for each gap."""
     (axes,) = figures["timelines"].axes
-    rows = tl.timeline(tl.two_stages("SARATHI"))
+    rows = pipeline.timeline(pipeline.two_stages("SARATHI"))
     assert len(axes.patches) == int((~rows["what"].isin(["fill", "drain"])).sum())
 
 
@@ -82,5 +71,5 @@ def test_the_footer_of_capacities_counts_their_seeds(seeds, said):
         for policy in ("vLLM", "Sarathi-Serve 512")
         for seed in range(seeds)
     )  # fmt: skip
-    figure = served_figures.capacities(search.over_vllm(runs), curve("sarathi_serve_capacity_over_vllm"))
+    figure = served_figures.capacities(pipeline_serving.over_vllm(runs), curve("sarathi_serve_capacity_over_vllm"))
     assert figure.get_supxlabel().endswith(f"; {said}")

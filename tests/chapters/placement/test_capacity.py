@@ -2,10 +2,10 @@
 
 import pytest
 
-from mooncake_lab.chapters.placement.capacity import Capacity
+from mooncake_lab.chapters.placement.experiment import ClusterCapacity
 from mooncake_lab.experiments import run, vary
 
-BASE = Capacity(ssd_bytes_per_s=6e9, dram_tokens=150_000, prefill_nodes=2, decode_nodes=2, first=300)
+BASE = ClusterCapacity(ssd_bytes_per_s=6e9, dram_tokens=150_000, prefill_nodes=2, decode_nodes=2, first=300)
 
 
 def test_an_ssd_hits_what_as_much_dram_would():

@@ -7,7 +7,7 @@ from mooncake_lab.chapters.placement.estimators import NoisyEstimator, Polynomia
 from mooncake_lab.conductor import KVCacheCentric, LatencyEstimator
 from mooncake_lab.metrics import check_log, ttft_s
 from mooncake_lab.simulation import Cluster, ClusterSpec
-from mooncake_lab.testbeds.paper_node import calibrate_paper_node
+from mooncake_lab.testbeds.nodes import calibrate_paper_node
 from mooncake_lab.workload import load
 
 NODE = calibrate_paper_node()

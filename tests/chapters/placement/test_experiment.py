@@ -25,7 +25,7 @@ from mooncake_lab.experiments.cache import digest_of
 from mooncake_lab.paper import claims, curve
 from mooncake_lab.workload import find_trace
 
-SMALL = topic.Replay(first=250, prefill_nodes=3, decode_nodes=3)
+SMALL = topic.PlacementReplay(first=250, prefill_nodes=3, decode_nodes=3)
 FOUR = tuple(FAST_FIG_5)
 
 
@@ -186,7 +186,7 @@ class TestBesidePapers:
 @pytest.mark.skipif(find_trace("conversation") is None, reason="the released conversation trace is not here")
 def test_the_order_of_fast_figure_5_holds_on_the_first_half_of_the_hour():
     """KVCache-centric, local cache-aware, load balancing, random: in this order, as FAST'25 Fig. 5 has it."""
-    means = replayed(*vary(topic.Replay(first=6000), policy=FOUR))["mean"]
+    means = replayed(*vary(topic.PlacementReplay(first=6000), policy=FOUR))["mean"]
     assert means.is_monotonic_increasing
 
 

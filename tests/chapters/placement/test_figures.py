@@ -5,14 +5,13 @@ import functools
 
 import pytest
 
-from mooncake_lab.chapters.placement import capacity
 from mooncake_lab.chapters.placement import experiment as topic
 from mooncake_lab.chapters.placement import figures as draw
 from mooncake_lab.chapters.placement.claims import FAST_FIG_5, WORKLOADS, local_and_global
 from mooncake_lab.experiments import run, vary
 from mooncake_lab.paper import curve
 
-SMALL = topic.Replay(first=60, prefill_nodes=3, decode_nodes=2)
+SMALL = topic.PlacementReplay(first=60, prefill_nodes=3, decode_nodes=2)
 
 
 def rows(*replays):
@@ -26,14 +25,14 @@ def four():
 
 @functools.cache
 def planned():
-    return rows(*capacity.plan(capacity.Capacity(ssd_bytes_per_s=6e9, first=60, prefill_nodes=3, decode_nodes=2)))
+    return rows(*topic.plan(topic.ClusterCapacity(ssd_bytes_per_s=6e9, first=60, prefill_nodes=3, decode_nodes=2)))
 
 
 def test_capacity_draws_both_ways_to_hold_more():
     """All DRAM and little DRAM with an SSD begin at one point; other speeds of the SSD move TTFT, not hits."""
     left, right = draw.capacity(planned(), 3e6).axes
     dram, ssd = left.lines[0].get_xydata(), left.lines[1].get_xydata()
-    assert (len(dram), len(ssd)) == (len(capacity.DRAM_TOKENS), 1 + len(capacity.SSD_TOKENS))
+    assert (len(dram), len(ssd)) == (len(topic.DRAM_TOKENS), 1 + len(topic.SSD_TOKENS))
     assert tuple(dram[0]) == tuple(ssd[0])
     labels = [text.get_text() for text in left.figure.legends[0].get_texts()]
     assert labels[1:] == ["1M in DRAM, rest on SSD, 6 GB/s", "the same at 2 GB/s", "the same at 24 GB/s"]

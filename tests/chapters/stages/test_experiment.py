@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 from measured import stages
 
-from mooncake_lab.chapters.stages.claims import beside_papers
 from mooncake_lab.chapters.stages.experiment import (
     beside_committed,
     calibrate_machine,
@@ -20,6 +19,7 @@ from mooncake_lab.chapters.stages.experiment import (
     stage_columns,
 )
 from mooncake_lab.chapters.stages.model import (
+    beside_papers,
     calibration_misses,
     decode_growth,
     decode_over_prefill,
@@ -35,7 +35,7 @@ from mooncake_lab.chapters.stages.model import (
 from mooncake_lab.core import GB
 from mooncake_lab.paper import AGREEMENT, Verdict, constant, fact
 from mooncake_lab.perf import check_floor, hardware, model_shape, reuse_bandwidth_bytes_per_s
-from mooncake_lab.testbeds.paper_node import calibrate_paper_node, normalised, paper_node_latency
+from mooncake_lab.testbeds.nodes import calibrate_paper_node, normalised, paper_node_latency
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ class TestPaperNode:
 
     def test_it_is_the_same_on_every_processor(self):
         """Whichever kernels the linear algebra takes, each of which rounds in its own way, the node is one."""
-        told = "from mooncake_lab.testbeds.paper_node import *; print(paper_node_latency())"
+        told = "from mooncake_lab.testbeds.nodes import *; print(paper_node_latency())"
         plain = {**os.environ, "OPENBLAS_CORETYPE": "Prescott"}
         done = subprocess.run([sys.executable, "-c", told], env=plain, capture_output=True, text=True, check=True)
         assert done.stdout.strip() == str(paper_node_latency())

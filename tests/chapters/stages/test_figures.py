@@ -1,6 +1,7 @@
 """The figures of the stages chapter."""
 
 import pytest
+from figure_laws import FigureLaws, diamonds
 from measured import stages
 
 from mooncake_lab.chapters.stages import figures as draw
@@ -14,7 +15,7 @@ from mooncake_lab.chapters.stages.model import (
 )
 from mooncake_lab.paper import claim, fact
 from mooncake_lab.perf import hardware
-from mooncake_lab.testbeds.paper_node import DECODED_TOKENS, calibrate_paper_node
+from mooncake_lab.testbeds.nodes import DECODED_TOKENS, calibrate_paper_node
 
 NAMES = ["normalised", "reuse_bandwidth", "roofline", "calibration"]
 
@@ -36,36 +37,11 @@ def figures():
     }
 
 
-def diamonds(figure):
-    """The lines of open diamonds in a figure that have points."""
-    return [
-        line for axes in figure.axes for line in axes.lines if line.get_marker() == "D" and len(line.get_xdata())
-    ]
-
-
 @pytest.mark.parametrize("name", NAMES)
-class TestEvery:
-    def test_labelled_axes_say_quantity_and_unit(self, figures, name):
-        """Each axis label names a quantity and, in brackets, its unit."""
-        for axes in figures[name].axes:
-            labels = [label for label in (axes.get_ylabel(), axes.get_xlabel()) if label]
-            assert labels
-            assert all(label.endswith(")") and "(" in label for label in labels)
-
-    def test_the_paper_is_open_black_diamonds(self, figures, name):
-        """The paper's points are there, hollow, and nothing else looks like them."""
-        found = diamonds(figures[name])
-        assert found
-        assert {line.get_markerfacecolor() for line in found} == {"none"}
-
-    def test_it_says_where_its_numbers_come_from(self, figures, name):
-        """The footer names an edition of the paper."""
-        assert "FAST'25" in figures[name].get_supxlabel()
-
-    def test_a_notebook_can_show_it(self, figures, name):
-        """It renders to SVG, without a title above the axes."""
-        assert "<svg" in figures[name]._repr_svg_()
-        assert not figures[name].get_suptitle()
+class TestEvery(FigureLaws):
+    def test_the_paper_is_drawn(self, figures, name):
+        """Every figure has points of the paper."""
+        assert diamonds(figures[name])
 
 
 def test_measured_points_are_filled_circles_and_name_their_machine(figures):

@@ -3,7 +3,6 @@
 import pytest
 
 from mooncake_lab.chapters.start import experiment as start
-from mooncake_lab.chapters.start import life
 from mooncake_lab.conductor import LongestPrefix
 from mooncake_lab.core import Finished, Moved, Prefilled
 
@@ -35,7 +34,7 @@ def test_answers_are_those_of_one_engine_and_nothing_stays(visit):
 
 def test_steps_follow_the_log(visit):
     """The stored system prompt is reused, the rest computed, and steps begin in the order of the paper."""
-    table = life.steps(visit.log)
+    table = start.steps(visit.log)
     assert table.loc["1 KVCache reuse", "what the log says"].startswith(f"{SMALL.shared_tokens} ")
     assert table.loc["2 incremental prefill", "what the log says"].startswith(f"{SMALL.own_tokens} ")
     assert (table["from_ms"] <= table["to_ms"]).all()
@@ -47,7 +46,7 @@ def test_steps_follow_the_log(visit):
 def test_every_layer_of_every_stretch_moves_once(visit):
     """The reused prefix and each chunk have a piece a layer, in the order of the layers."""
     layers = visit.believed.shape.layers
-    moves = life.timeline(visit.log, layers).query("what == 'move'")
+    moves = start.timeline(visit.log, layers).query("what == 'move'")
     stretches = 1 + SMALL.own_tokens // SMALL.chunk_tokens
     assert moves["layer"].tolist() == list(range(layers)) * stretches
     sent = sum(record.bytes for record in visit.log if isinstance(record, Moved))
@@ -56,14 +55,14 @@ def test_every_layer_of_every_stretch_moves_once(visit):
 
 def test_lanes_are_prefilled_one_after_the_other(visit):
     """A prefill worker computes one prompt at a time; every request of the burst has a lane without overlaps."""
-    rows = life.lanes(visit.burst)
+    rows = start.lanes(visit.burst)
     assert rows["request"].nunique() == SMALL.burst
     prefills = rows.query("what == 'prefill'").sort_values("start_ms")
     assert (prefills["start_ms"].to_numpy()[1:] >= prefills["end_ms"].to_numpy()[:-1]).all()
     for _, lane in rows.sort_values("start_ms").groupby("request"):
         assert (lane["start_ms"].to_numpy()[1:] >= lane["end_ms"].to_numpy()[:-1] - 1e-6).all()
     reused = {r.request_id: r.reused_tokens for r in visit.burst if isinstance(r, Prefilled)}
-    assert life.latencies(visit.burst)["reused_tokens"].to_dict() == reused
+    assert start.latencies(visit.burst)["reused_tokens"].to_dict() == reused
 
 
 def test_a_policy_of_ones_own_places_the_burst(visit):

@@ -2,8 +2,8 @@
 
 import pytest
 
+from mooncake_lab.chapters.start import experiment as life
 from mooncake_lab.chapters.start import figures as draw
-from mooncake_lab.chapters.start import life
 from mooncake_lab.core import Arrived, DecodeStretch, Finished, FirstToken, Moved, Placed, Prefilled
 
 LAYERS = 2

@@ -6,7 +6,7 @@ import pytest
 
 from mooncake_lab.chapters.store import claims as beside
 from mooncake_lab.chapters.store import experiment as store
-from mooncake_lab.chapters.store.live_set import live_set
+from mooncake_lab.chapters.store.experiment import live_set
 from mooncake_lab.chapters.store.replay import replay
 from mooncake_lab.experiments import run, vary
 from mooncake_lab.paper import assumption, curve

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooncake_lab.chapters.store.live_set import live_set, reuse_distances
+from mooncake_lab.chapters.store.experiment import live_set, reuse_distances
 from mooncake_lab.chapters.store.replay import replay
 
 ACCESSES = st.lists(st.integers(0, 15), max_size=80)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooncake_lab.chapters.store.fine_grained import fine_grained_reuse
+from mooncake_lab.chapters.store.experiment import fine_grained_reuse
 from mooncake_lab.chapters.store.replay import replay, replay_tokens
 from mooncake_lab.metrics import hits as hit_rates
 from mooncake_lab.store import EVICTION_POLICIES, BlockStore, Refused

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
+from mooncake_lab.chapters.store import figures as draw
 from mooncake_lab.chapters.store import tiers as store_tiers
-from mooncake_lab.chapters.store import tiers_figures as draw
 from mooncake_lab.experiments import run
 
 SMALL = store_tiers.measured_conversation("smoke")

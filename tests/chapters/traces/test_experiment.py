@@ -4,17 +4,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mooncake_lab.chapters.traces.claims import beside_papers, same_bins
 from mooncake_lab.chapters.traces.experiment import (
     FIRST_REQUESTS,
     Arrivals,
     BlockUses,
     Conversations,
     LargerBlocks,
-    LengthHistogram,
     ReuseGaps,
+    TraceLengths,
     TraceNumbers,
+    beside_papers,
     bin_edges,
+    same_bins,
 )
 from mooncake_lab.experiments import run, vary
 from mooncake_lab.experiments.cache import CACHE_VARIABLE
@@ -44,7 +45,7 @@ class TestLaws:
     @pytest.mark.parametrize("of", ["input", "output"])
     def test_every_request_is_in_one_bin(self, of):
         """A histogram holds every request once, in 40 bins that touch."""
-        table = run(LengthHistogram(of=of, first=FEW))
+        table = run(TraceLengths(of=of, first=FEW))
         assert table["requests"].sum() == FEW
         assert len(table) == 40
         assert (table["right"][:-1].to_numpy() == table["left"][1:].to_numpy()).all()
@@ -148,7 +149,7 @@ class TestReleased:
 
     def test_the_chat_trace_is_part_of_the_open_trace(self):
         """All but the four shortest output bins of the conversation trace equal those of arXiv Fig. 5."""
-        bins = same_bins(run(LengthHistogram(of="output")), curve("arxiv_fig05_output_length_histogram"))
+        bins = same_bins(run(TraceLengths(of="output")), curve("arxiv_fig05_output_length_histogram"))
         assert bins["same"].tolist() == [False] * 4 + [True] * 36
 
     def test_the_ticks(self):

@@ -1,6 +1,7 @@
 """The figures of the traces chapter."""
 
 import pytest
+from figure_laws import FigureLaws
 
 from mooncake_lab.chapters.traces import figures as draw
 from mooncake_lab.chapters.traces.experiment import (
@@ -8,8 +9,8 @@ from mooncake_lab.chapters.traces.experiment import (
     BlockUses,
     Conversations,
     LargerBlocks,
-    LengthHistogram,
     ReuseGaps,
+    TraceLengths,
     TraceNumbers,
 )
 from mooncake_lab.experiments import run, vary
@@ -35,7 +36,7 @@ def figures(numbers):
     paper = {of: curve(f"arxiv_fig05_{of}_length_histogram") for of in ("input", "output")}
     ratio = {name: fact("fast_table2_workloads", series=name.title(), x="cache_ratio_percent") for name in BOTH}
     return {
-        "lengths": draw.lengths(few(LengthHistogram, of=("input", "output")), paper, numbers),
+        "lengths": draw.lengths(few(TraceLengths, of=("input", "output")), paper, numbers),
         "block_uses": draw.block_uses(few(BlockUses), curve("arxiv_fig06_block_hit_count_cdf"), numbers),
         "arrivals": draw.arrivals(few(Arrivals), numbers),
         "sharing": draw.sharing(few(Conversations), few(ReuseGaps), numbers),
@@ -49,14 +50,7 @@ NAMES = ["lengths", "block_uses", "arrivals", "sharing", "block_sizes"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-class TestEvery:
-    def test_every_axis_says_quantity_and_unit(self, figures, name):
-        """Each axis that has a label of its own names a quantity and, in brackets, its unit."""
-        for axes in figures[name].axes:
-            labels = [axes.get_ylabel(), axes.get_xlabel()]
-            assert labels[0]
-            assert all(label.endswith(")") and "(" in label for label in labels if label)
-
+class TestEvery(FigureLaws):
     def test_says_where_the_numbers_come_from(self, figures, numbers, name):
         """The footer names the source of each trace drawn."""
         footer = " ".join(figures[name].get_supxlabel().split())
@@ -73,10 +67,6 @@ class TestEvery:
         labels = [label for axes in figures[name].axes for label in axes.get_legend_handles_labels()[1]]
         for workload, origin in zip(numbers["workload"], numbers["origin"], strict=True):
             assert f"{workload} ({origin})" in labels
-
-    def test_can_be_shown(self, figures, name):
-        """It renders as SVG."""
-        assert "<svg" in figures[name]._repr_svg_()
 
 
 class TestPaper:

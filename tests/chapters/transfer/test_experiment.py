@@ -8,10 +8,9 @@ import pytest
 from mooncake_lab.bench.layerwise import LayerwiseMeasurement, LayerwiseTime
 from mooncake_lab.bench.machine import describe_machine
 from mooncake_lab.chapters.transfer import experiment as transfer
-from mooncake_lab.chapters.transfer import model as transfer_modelled
-from mooncake_lab.chapters.transfer.claims import beside_papers, least_bandwidth_gbps
+from mooncake_lab.chapters.transfer.experiment import beside_papers, least_bandwidth_gbps
 from mooncake_lab.experiments import run, vary
-from mooncake_lab.testbeds import paper_node
+from mooncake_lab.testbeds import nodes as paper_node
 
 BASE = transfer.BandwidthDemand(first=600, prefill_nodes=8, decode_nodes=8)
 
@@ -49,12 +48,12 @@ def test_recomputing_the_workload_needs_more_than_eight_nodes():
 
 def test_the_paper_hides_nothing_in_figure_13():
     """A second of transfer costs a second of TTFT, within a tenth."""
-    assert transfer_modelled.seconds_of_ttft_per_second_of_transfer() == pytest.approx(1, abs=0.1)
+    assert transfer.seconds_of_ttft_per_second_of_transfer() == pytest.approx(1, abs=0.1)
 
 
 def test_layerwise_storing_is_predicted_not_fitted(node):
     """The link knows the serialized bars only; what layer-wise leaves is its constant and one layer of eighty."""
-    storing = transfer_modelled.store_latency(node)
+    storing = transfer.store_latency(node)
     assert storing.link.max_relative_error < 0.2
     link, last = storing.link.model, storing.table.iloc[-1]
     assert last["layerwise_s"] == pytest.approx(link.latency_s + (last["serialized_s"] - link.latency_s) / 80)
@@ -62,7 +61,7 @@ def test_layerwise_storing_is_predicted_not_fitted(node):
 
 def test_the_breakdown_meets_every_slice_but_schedule(node):
     """Four parts miss no bar by more than the four percent of chapter 02; schedule has no order to meet."""
-    missed = transfer_modelled.largest_misses(transfer_modelled.breakdown(node)).set_index("part")
+    missed = transfer.largest_misses(transfer.breakdown(node)).set_index("part")
     assert missed.drop("schedule")["largest_miss_percent"].max() < 4
     assert missed.loc["schedule", "largest_miss_s"] < 0.05
 
@@ -77,7 +76,7 @@ def test_the_least_bandwidth_is_that_of_the_last_row_below_the_limit():
 
 def test_every_claim_of_the_chapter_is_judged(node, demand):
     """F34 to F42, F72, F73 and A27; what needs network cards says so."""
-    storing, slices = transfer_modelled.store_latency(node), transfer_modelled.breakdown(node)
+    storing, slices = transfer.store_latency(node), transfer.breakdown(node)
     table = beside_papers(storing, slices, demand.assign(mean_ttft_s=1.0)).frame()
     assert set(table["claim"]) == {"A27", "F72", "F73", *(f"F{number}" for number in range(34, 43))}
     engines = table[table["claim"].isin([f"F{number}" for number in range(34, 40)])]

@@ -4,10 +4,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from mooncake_lab.chapters.transfer import experiment as transfer_modelled
 from mooncake_lab.chapters.transfer import figures as draw
-from mooncake_lab.chapters.transfer import model as transfer_modelled
 from mooncake_lab.paper import curve
-from mooncake_lab.testbeds import paper_node
+from mooncake_lab.testbeds import nodes as paper_node
 
 
 @pytest.fixture(scope="module")

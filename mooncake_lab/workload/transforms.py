@@ -1,4 +1,4 @@
-"""Real tokens for traces that name only blocks: equal ids give equal tokens, so that sharing stays what it is."""
+"""Traces made from traces: Poisson arrivals, larger blocks, shorter prompts, and real tokens for blocks."""
 
 from dataclasses import replace
 
@@ -6,7 +6,57 @@ import numpy as np
 import numpy.typing as npt
 
 from mooncake_lab.core import Request
-from mooncake_lab.workload import Trace
+from mooncake_lab.workload.trace import Trace
+
+
+def poisson_arrivals_s(requests: int, requests_per_s: float, *, seed: int = 0) -> npt.NDArray[np.float64]:
+    """Shape (requests,): arrival times with independent exponential gaps, the first one after a gap too.
+
+    Raises:
+        ValueError: when there are fewer than 0 requests, or the rate is not a positive number.
+    """
+    if requests < 0:
+        raise ValueError(f"cannot draw {requests} arrivals; at least 0 are needed")
+    if not 0 < requests_per_s < np.inf:
+        raise ValueError(f"requests_per_s is {requests_per_s!r}; it must be a positive number")
+    gaps_s = np.random.default_rng(seed).exponential(1 / requests_per_s, requests)
+    return np.cumsum(gaps_s)
+
+
+def with_poisson_arrivals(trace: Trace, requests_per_s: float, *, seed: int = 0) -> Trace:
+    """The same requests in the same order, arriving as a Poisson process.
+
+    Raises:
+        ValueError: when the rate is not a positive number.
+    """
+    return replace(
+        trace,
+        arrival_s=poisson_arrivals_s(len(trace), requests_per_s, seed=seed),
+        source=f"{trace.source}, Poisson arrivals at {requests_per_s:g}/s, seed {seed}",
+    )
+
+
+def with_larger_blocks(trace: Trace, factor: int) -> Trace:
+    """The same requests, `factor` neighbouring blocks made one.
+
+    A block id stands for a block and everything before it, so the id of the last of the joined blocks
+    names the larger one. Smaller blocks cannot be had: what happens inside a block is not in the file.
+
+    Raises:
+        ValueError: when the factor is not at least 1.
+    """
+    if factor < 1:
+        raise ValueError(f"cannot join {factor} blocks to one; at least 1 is needed")
+    sizes = np.diff(trace.block_starts)
+    position = np.arange(len(trace.block_ids)) - np.repeat(trace.block_starts[:-1], sizes)
+    is_last = position == np.repeat(sizes, sizes) - 1
+    return replace(
+        trace,
+        block_size_tokens=trace.block_size_tokens * factor,
+        block_ids=trace.block_ids[is_last | (position % factor == factor - 1)],
+        block_starts=np.concatenate([[0], np.cumsum(-(-sizes // factor))]),
+        source=trace.source if factor == 1 else f"{trace.source}, in blocks of {trace.block_size_tokens * factor}",
+    )
 
 
 def prompt_of(request: Request, vocabulary: int) -> npt.NDArray[np.int32]:
