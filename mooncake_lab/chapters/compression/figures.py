@@ -109,9 +109,7 @@ def breaking(table: pd.DataFrame, names: Mapping[str, tuple[str, str]], share: f
         share: of the full cache that methods may keep.
         source: said under the figure.
     """
-    examined = {
-        method for task, when in names.values() for method in _where(table, task=task, when=when)["method"]
-    }
+    examined = {method for task, when in names.values() for method in where(table, task=task, when=when)["method"]}
     methods = [method for method in _LOOK if method in examined]
     figure, axes = new_figure(1, len(names), height=0.28 * len(methods) + 1.2, sharex=True, sharey=True)
     for panel, (name, (task, when)) in zip(axes, names.items(), strict=True):
