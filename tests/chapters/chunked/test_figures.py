@@ -28,7 +28,7 @@ def figures():
     best = {256: fact("sarathi_fig09_gain_vs_pd_ratio", series="1K/chunk 256")}
     return {
         "saturation": draw.saturation(
-            saturation((64, 512), (1, 18)),
+            saturation((64, 512), (1, 18, 32)),
             intensities((1, 18)),
             fact(**layer, x="throughput_tokens_per_ms"),
             fact(**layer, x="saturates_at_tokens"),
