@@ -18,6 +18,8 @@ GRADES ?= build/grades
 HIDDEN_SEED ?=
 JOBS ?= 1
 REQUIRE_RECORD ?=
+PACKAGES ?=
+COUNT ?= 10
 
 VENV := .venv
 BIN ?= $(VENV)/bin
@@ -31,7 +33,7 @@ export HF_HUB_OFFLINE ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-.PHONY: help book notebooks test test-slow test-kernels test-site screenshots readme pdf serve-book classroom grade traces model check format clean env
+.PHONY: help book notebooks test test-slow test-kernels mutants test-site screenshots readme pdf serve-book classroom grade traces model check format clean env
 
 help: ## List the targets
 	@printf 'Targets (variables in brackets):\n\n'
@@ -60,6 +62,9 @@ build/triton/ready: Makefile $(ENV)
 	@rm -rf build/triton
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --target build/triton triton==3.7.1 numpy==2.3.5
 	@touch $@
+
+mutants: $(ENV) ## Plant small faults in packages and count how many their tests notice [PACKAGES COUNT SEED]
+	@$(BIN)/python tests/helpers/mutants.py $(PACKAGES) --count $(COUNT) --seed $(SEED)
 
 test-site: $(ENV) ## Read the built book in a headless browser; leaves book/_build/accessibility.csv
 	@$(BIN)/pytest -n $(TEST_WORKERS) -m site tests/site --ignore=tests/site/test_screenshots.py $(PYTEST_FLAGS)

@@ -1,0 +1,25 @@
+"""The faults that `make mutants` plants."""
+
+import ast
+
+from mutants import faults
+
+CODE = '''
+"""Text."""
+def f(a: int, b=1.5) -> int:
+    if not a < b or a == 2 and f(min(a, b)) // 3 - 1:
+        return [a][0] if a else -a
+'''
+
+
+def test_a_fault_changes_the_meaning_of_one_line_and_keeps_the_syntax(tmp_path):
+    """Each text parses, differs from the original in one line, and no two faults are the same program."""
+    path = tmp_path / "module.py"
+    path.write_text(CODE)
+    found = list(faults(path))
+    programs = {ast.dump(ast.parse(text)) for *_, text in found}
+    assert len(programs | {ast.dump(ast.parse(CODE))}) == len(found) + 1
+    for line, *_, text in found:
+        pairs = zip(CODE.splitlines(), text.decode().splitlines(), strict=True)
+        assert [i for i, (before, after) in enumerate(pairs, 1) if before != after] == [line]
+    assert [before for line, before, *_ in found if line == 5] == ["[a][0] if a else -a", "0"]
