@@ -11,7 +11,7 @@ from typing import Any, Final, final
 
 import numpy as np
 
-from mooncake_lab.bench.soak_process import FINGERPRINT, SSD_BYTES, wrong_bytes
+from mooncake_lab.bench.soak_process import FINGERPRINT, POOLS, SSD_BYTES, wrong_bytes
 from mooncake_lab.store.backends import DamagedBlockError, Reservation, SsdBackend
 from mooncake_lab.store.backends.ssd_folder import index_path, model_folder
 from mooncake_lab.store.backends.ssd_slab import extent_bytes
@@ -62,18 +62,22 @@ class Soak:
         folder: where the SSD tier lies; made where it is missing.
         faults: names in `FAULTS`.
         seed: of everything that is drawn.
+        pool: a name in `POOLS`, the last tier, which a second store uses, too.
 
     Raises:
-        ValueError: when a fault is unknown.
+        ValueError: when a fault or the pool is unknown.
     """
 
-    def __init__(self, folder: Path, faults: Sequence[str], seed: int = 0) -> None:
+    def __init__(self, folder: Path, faults: Sequence[str], seed: int = 0, pool: str = "remote") -> None:
         unknown = [name for name in faults if name not in FAULTS]
         if unknown:
             raise ValueError(f"unknown fault {unknown[0]!r}; allowed are {', '.join(FAULTS)}")
+        if pool not in POOLS:
+            raise ValueError(f"unknown pool {pool!r}; allowed are {', '.join(POOLS)}")
         self._folder = folder
         self._faults = tuple(faults)
         self._draw = random.Random(seed)  # noqa: S311  # protects nothing
+        self._pool = pool
         self._held: set[bytes] = set()
         self.report = SoakReport()
 
@@ -101,7 +105,7 @@ class Soak:
         module = [sys.executable, "-m", "mooncake_lab.bench.soak_process"]
         mine = [str(self._folder), str(self._draw.randrange(2**31)), ",".join(self._faults) or "none"]
         kills = "kill" in self._faults and self.report.lives % _LIVES_TO_AN_END > 0
-        command = [*module, *mine, str(_DEADLINE_S if kills else life_s)]
+        command = [*module, *mine, str(_DEADLINE_S if kills else life_s), self._pool]
         with subprocess.Popen(  # noqa: S603  # our own
             command,
             bufsize=0,  # or lines would wait where `communicate` does not look

@@ -9,9 +9,9 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, Protocol, final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,8 @@ from mooncake_lab.store.backends import (
     BlockServer,
     Buffer,
     DramBackend,
+    MooncakeBackend,
+    MooncakeMaster,
     RemoteBackend,
     Reservation,
     SsdBackend,
@@ -33,7 +35,7 @@ from mooncake_lab.store.tiered_store import TieredStore, TierSettings
 FINGERPRINT: Final = b"soak"
 SSD_BYTES: Final = 24 * MIB
 _DRAM_BYTES: Final = 3 * MIB
-_REMOTE_BYTES: Final = 8 * MIB
+_POOL_BYTES: Final = 8 * MIB
 _QUEUE_BYTES: Final = MIB
 _PAGE_BYTES: Final = 4 * KIB
 _TOKEN: Final = b"known to both sides of the soak"
@@ -190,14 +192,28 @@ class TornWrites:
         return moved
 
 
+class Pool(Protocol):
+    """What two clients share: the last tier of the store, and the only one of another store."""
+
+    clients: tuple[StorageBackend, StorageBackend]
+
+    def hang_up(self) -> None:
+        """End every connection, where the pool can."""
+        ...
+
+    def close(self) -> int:
+        """End it; the bytes that it holds and no client can reach."""
+        ...
+
+
 @final
-class Peer:
-    """Memory behind a block server, the remote tier of the store. Mutable: its server comes and goes."""
+class RemotePool:
+    """Memory behind a block server. Mutable: its server comes and goes."""
 
     def __init__(self) -> None:
-        self._arena = DramBackend(_REMOTE_BYTES)
+        self._arena = DramBackend(_POOL_BYTES)
         self._server = BlockServer(self._arena, _TOKEN, timeout_s=5)
-        self.medium = RemoteBackend(self._server.address, _TOKEN, fingerprint=FINGERPRINT, timeout_s=5)
+        self.clients: tuple[StorageBackend, StorageBackend] = (self._client(), self._client())
 
     def hang_up(self) -> None:
         """End every connection, whatever moves over it, and listen anew in the same place."""
@@ -206,41 +222,77 @@ class Peer:
         self._server.close()
         self._server = BlockServer(self._arena, _TOKEN, port=port, timeout_s=5)
 
-    def close(self, known_blocks: int) -> int:
-        """End it; the bytes that it holds besides the `known_blocks` of a closed store."""
-        self.medium.close()
+    def close(self) -> int:
+        """End it; the bytes that it holds besides those of committed blocks."""
+        for client in self.clients:
+            client.close()
         self._server.close()
-        blocks = list(self._arena.blocks())
-        held = sum(self._arena.footprint_bytes(block.key, block.layer_bytes) for block in blocks)
-        return self._arena.used_bytes - held + abs(len(blocks) - known_blocks) * _PAGE_BYTES
+        held = sum(self._arena.footprint_bytes(block.key, block.layer_bytes) for block in self._arena.blocks())
+        return self._arena.used_bytes - held
+
+    def _client(self) -> RemoteBackend:
+        return RemoteBackend(self._server.address, _TOKEN, fingerprint=FINGERPRINT, timeout_s=5)
 
 
-def live(folder: Path, seed: int, faults: Sequence[str], seconds: float) -> None:
-    """Use the store for so long, then close it and tell what leaked."""
+@final
+class MooncakePool:
+    """Memory in a Mooncake Store, whose master ends with this process. Mutable."""
+
+    def __init__(self) -> None:
+        self._master = MooncakeMaster()
+        self._client = self._master.client(2 * _POOL_BYTES)
+        self.clients: tuple[StorageBackend, StorageBackend] = (self._backend(), self._backend())
+
+    def hang_up(self) -> None:
+        """Nothing: clients of Mooncake connect to each other as they like."""
+
+    def close(self) -> int:
+        """End it; the bytes of objects that its clients left behind."""
+        for backend in self.clients:
+            backend.close()
+        keys = [soak_key(number) for number in range(_KEYS)]
+        left = [key for key in keys if self._client.api.is_exist(f"{FINGERPRINT.hex()}/{key.hex()}")]
+        self._master.stop()
+        return sum(layer.nbytes for key in left for layer in soak_content(key))
+
+    def _backend(self) -> MooncakeBackend:
+        return MooncakeBackend(self._client, _POOL_BYTES // 2, fingerprint=FINGERPRINT)
+
+
+POOLS: Final[Mapping[str, Callable[[], Pool]]] = {"remote": RemotePool, "mooncake": MooncakePool}
+"""Shared pools by name."""
+
+
+def live(folder: Path, seed: int, faults: Sequence[str], seconds: float, pool_name: str) -> None:
+    """Use the store for so long, then close it and tell what leaked; a second store uses the pool meanwhile."""
+    pool = POOLS[pool_name]()
+    mine, others = pool.clients
     tell("R")
     if "torn" in faults:
         os.pwritev = TornWrites(seed)  # in this process only
     ssd = SsdBackend(folder, SSD_BYTES, fingerprint=FINGERPRINT, before=DeviceFaults(seed, faults))
-    peer = Peer()
     tiers = [
         TierSettings(medium=DramBackend(_DRAM_BYTES), queue_bytes=_QUEUE_BYTES),
         TierSettings(medium=Witness(ssd), eviction="sieve", queue_bytes=_QUEUE_BYTES),
-        TierSettings(medium=peer.medium),
+        TierSettings(medium=mine),
     ]
     draw = random.Random(seed)  # noqa: S311  # protects nothing
-    with TieredStore(tiers) as store:
+    with TieredStore(tiers) as store, TieredStore([TierSettings(medium=others)]) as other_store:
         ends_s = time.monotonic() + seconds
         while time.monotonic() < ends_s:
-            for _ in range(20):
+            for _ in range(15):
                 _operate(store, draw)
+            for _ in range(5):
+                _operate(other_store, draw)
             tell("O 20")
             store.check()
+            other_store.check()
             if "hangup" in faults and draw.random() < 0.05:
-                peer.hang_up()
+                pool.hang_up()
         store.flush()
         store.check()
-    orphaned_bytes = peer.close(store.statistics()[-1].blocks)
-    tell(f"L {store.leaked_bytes() + orphaned_bytes}")
+    leaked_bytes = store.leaked_bytes() + other_store.leaked_bytes()
+    tell(f"L {leaked_bytes + pool.close()}")
     ssd.close()
 
 
@@ -252,15 +304,15 @@ def _operate(store: TieredStore, draw: random.Random) -> None:
     first = draw.randrange(len(shape)) if draw.random() < 0.3 else 0
     count = 1 if first else len(shape)
     buffers = [np.empty(size, np.uint8) for size in shape[first : first + count]]
+    if draw.random() < 0.5:
+        store.match_prefix([key])  # a pool is asked only here
     if draw.random() < 0.7 and store.read_into(key, buffers, first_layer=first) is not None:
         wrong = wrong_bytes(key, buffers, first)
         if wrong:
             tell(f"W {wrong}")
     else:
         store.put(key, soak_content(key), position=number % 7)
-    if draw.random() < 0.1 and key in store:
-        store.match_prefix([key])
 
 
 if __name__ == "__main__":
-    live(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3].split(","), float(sys.argv[4]))
+    live(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3].split(","), float(sys.argv[4]), sys.argv[5])

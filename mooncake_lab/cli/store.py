@@ -8,6 +8,7 @@ import msgspec
 import typer
 
 from mooncake_lab.bench.soak import FAULTS, Soak, SoakReport
+from mooncake_lab.bench.soak_process import POOLS
 from mooncake_lab.cli.options import Json, failing
 from mooncake_lab.store.backends import FolderReport, StorageError, verify_folder
 
@@ -63,18 +64,21 @@ def soak(
     faults: Annotated[
         str, typer.Option(help=f"Faults to inject: some of {','.join(FAULTS)}, or none.")
     ] = ",".join(FAULTS),
+    pool: Annotated[
+        str, typer.Option(help=f"The last tier, which two stores share: {' or '.join(POOLS)}.")
+    ] = "remote",
     seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 0,
     json_: Json = False,
 ) -> None:
-    """Use DRAM, SSD and TCP tiers under injected faults; the exit code is 1 if a byte was wrong, lost or leaked.
+    """Use DRAM, SSD and a shared pool under injected faults; exit code 1 if a byte was wrong, lost or leaked.
 
     The faults: the process of the store is killed, bits of its files are flipped, writes find no space or are cut
-    off, reads fail, permission is lost, and the peer closes its connection.
+    off, reads fail, permission is lost, and the remote pool closes its connections.
 
     Example: mooncake-lab store soak --dir /tmp/soak --seconds 600 --json
     """
     with failing("store soak", StorageError):
-        report = Soak(folder, [] if faults == "none" else faults.split(","), seed).run(seconds)
+        report = Soak(folder, [] if faults == "none" else faults.split(","), seed, pool).run(seconds)
     typer.echo(msgspec.json.encode(report.plain()) if json_ else _summary(report))
     if not report.passed:
         raise typer.Exit(1)

@@ -10,12 +10,13 @@ from mooncake_lab.bench.soak_process import (
     FINGERPRINT,
     SSD_BYTES,
     DeviceFaults,
-    Peer,
+    RemotePool,
     TornWrites,
     soak_content,
     soak_key,
 )
-from mooncake_lab.store.backends import SsdBackend
+from mooncake_lab.store.backends import SsdBackend, StorageError
+from mooncake_lab.store.backends.mooncake_client import load_wheel
 
 
 def prepared(folder, blocks=4):
@@ -161,19 +162,34 @@ def test_faults_are_what_they_are_called(monkeypatch):
     }
 
 
-def test_a_peer_that_keeps_bytes_for_nobody_is_noticed():
-    """What a server still holds and no store knows of counts as leaked; hanging up frees what was open."""
-    peer = Peer()
-    held = peer.medium.reserve(b"held", [100])
-    peer.medium.write(held, [bytes(100)])
-    peer.medium.commit(held)
-    peer.medium.reserve(b"open", [100])
-    assert peer.close(known_blocks=1) == 0
-    peer = Peer()
-    held = peer.medium.reserve(b"held", [100])
-    peer.medium.write(held, [bytes(100)])
-    peer.medium.commit(held)
-    assert peer.close(known_blocks=0) > 0
+def test_a_pool_that_keeps_bytes_for_nobody_is_noticed():
+    """What a server holds and nobody can read counts as leaked; closing frees what was open."""
+    pool = RemotePool()
+    held = pool.clients[0].reserve(b"held", [100])
+    pool.clients[0].write(held, [bytes(100)])
+    pool.clients[0].commit(held)
+    pool.clients[1].reserve(b"open", [100])
+    assert pool.close() == 0
+    pool = RemotePool()
+    pool._arena.reserve(b"leaked", [100])
+    assert pool.close() > 0
+
+
+def test_a_soak_over_mooncakes_store_passes(tmp_path):
+    """Two stores over one Mooncake Store: no wrong byte, no object left behind; skipped without its wheel."""
+    try:
+        load_wheel()
+    except StorageError as error:
+        pytest.skip(str(error))
+    report = Soak(tmp_path, ["kill", "full", "read"], seed=3, pool="mooncake").run(0, lives=3)
+    assert report.passed, report.plain()
+    assert report.operations > 0
+
+
+def test_unknown_pools_are_refused(tmp_path):
+    """A pool that nobody knows is an error that lists those that are known."""
+    with pytest.raises(ValueError, match="'sea'; allowed are remote, mooncake"):
+        Soak(tmp_path, [], pool="sea")
 
 
 def test_unknown_faults_are_refused(tmp_path):
