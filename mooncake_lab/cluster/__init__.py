@@ -3,6 +3,7 @@
 from mooncake_lab.cluster.attempts import CoordinatorSpec, Phase, RequestState
 from mooncake_lab.cluster.coordinator import Coordinator
 from mooncake_lab.cluster.events import (
+    POOL,
     Attempt,
     AttemptFailed,
     CancelAttempt,
@@ -43,6 +44,7 @@ from mooncake_lab.cluster.events import (
 from mooncake_lab.cluster.workers import WorkerState, WorkerTable
 
 __all__ = [
+    "POOL",
     "Attempt",
     "AttemptFailed",
     "CancelAttempt",

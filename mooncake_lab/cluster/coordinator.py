@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeAlias, final
 
 from mooncake_lab.cluster import events
 from mooncake_lab.cluster.attempts import AT_DECODE, Attempts, CoordinatorSpec, Phase, RequestState, arrival
-from mooncake_lab.cluster.events import Attempt, Command, Event, SetTimer, StartDecode
+from mooncake_lab.cluster.events import POOL, Attempt, Command, Event, SetTimer, StartDecode
 from mooncake_lab.cluster.workers import WorkerState, WorkerTable
 from mooncake_lab.conductor import ClusterView, Decided, Estimator
 from mooncake_lab.core import (
@@ -169,7 +169,8 @@ class Coordinator:
 
     def _prefix_fetched(self, event: events.PrefixFetched, _: WorkerState, state: RequestState | None) -> None:
         source = self.workers.get(event.source)
-        if source is not None and source.end_sending(event.attempt) and event.bytes:
+        is_news = event.source == POOL if source is None else source.end_sending(event.attempt)
+        if is_news and event.bytes:
             if state is not None:
                 state.prefix_fetched = True
             self._moved(event, event.source, event.worker)

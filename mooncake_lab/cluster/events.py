@@ -6,7 +6,7 @@ Every event can be sent between processes: its name is in the field `event`. Com
 first out, before the next event.
 """
 
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
@@ -15,6 +15,8 @@ from mooncake_lab.core import BlockKey, CacheChanged, Request, RunEnded
 
 Role: TypeAlias = Literal["prefill", "decode", "coupled"]
 """What a worker does: one stage, the other, or both."""
+POOL: Final = "pool"
+"""The name, in `CacheChanged` and `PrefixFetched`, of the cache that all prefill workers share."""
 
 
 class Attempt(msgspec.Struct, frozen=True, gc=False):

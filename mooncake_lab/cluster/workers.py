@@ -4,7 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, final
 
-from mooncake_lab.cluster.events import Attempt, ChunkDone, Preempted, PrefillSlotFree, Role, TierChanged, WorkerUp
+from mooncake_lab.cluster.events import (
+    POOL,
+    Attempt,
+    ChunkDone,
+    Preempted,
+    PrefillSlotFree,
+    Role,
+    TierChanged,
+    WorkerUp,
+)
 from mooncake_lab.conductor import ClusterView, DecodeView, History, Placement, PrefillView, ServedView
 from mooncake_lab.core import BlockKey, CacheChanged, Request
 from mooncake_lab.store import Membership, PrefixIndex
@@ -253,10 +262,9 @@ class WorkerTable:
         """A worker that is up, or that was when it was heard of last."""
         return self._workers.get(name)
 
-    def cached(self, name: str) -> set[BlockKey]:
-        """The blocks in the cache of a worker that is up."""
-        cache = self._workers[name].cache
-        return set() if cache is None else self.index.held_by(cache)
+    def cached(self, cache: str) -> set[BlockKey]:
+        """The blocks in a cache."""
+        return self.index.held_by(cache) if cache in self._members else set()
 
     def is_up(self, name: str) -> bool:
         """Whether requests can be placed there."""
@@ -330,8 +338,11 @@ class WorkerTable:
         """Blocks came to a cache and others left it; whether that is logged.
 
         It is not where no worker has that cache, or where the cache is in GPU memory: blocks stay there only
-        while no request needs the room.
+        while no request needs the room. What the pool holds counts as held by every worker.
         """
+        if event.instance == POOL and POOL not in self._members:
+            self._members[POOL] = self.index.join(POOL, shared=True)
+            self._arrange()
         member = self._members.get(event.instance)
         if member is None:
             return False

@@ -27,7 +27,7 @@ from mooncake_lab.cluster import (
 )
 from mooncake_lab.perf import ModelShape
 
-VERSION: Final = 5
+VERSION: Final = 6
 """The version of this protocol; both sides send theirs before anything else."""
 
 
@@ -62,10 +62,12 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True):
-    """Leading blocks of a prompt that another prefill worker holds."""
+    """Leading blocks of a prompt that another prefill worker holds, or the pool."""
 
     source: str
-    port: int
+    """The name of the worker, or `POOL`."""
+    port: int | None
+    """Of the worker; None for the pool, which a worker asks for what its peer lacks, too."""
     blocks: int
 
 
@@ -116,12 +118,26 @@ class Measure(msgspec.Struct, frozen=True, tag=7):
     port: int | None
 
 
+class UsePool(msgspec.Struct, frozen=True, tag=9):
+    """The pool is at this address now; None where it is gone."""
+
+    address: str | None
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag=8):
     """End."""
 
 
 Order: TypeAlias = (
-    PrefillOrder | DecodeOrder | CancelOrder | Ping | DropConnections | ResetPrefixCache | Measure | Shutdown
+    PrefillOrder
+    | DecodeOrder
+    | CancelOrder
+    | Ping
+    | DropConnections
+    | ResetPrefixCache
+    | Measure
+    | UsePool
+    | Shutdown
 )
 """What a worker is told."""
 
@@ -175,6 +191,10 @@ class CacheUpdate(msgspec.Struct, frozen=True, kw_only=True, tag=37):
 
     added: tuple[bytes, ...] = ()
     removed: tuple[bytes, ...] = ()
+    pooled: tuple[bytes, ...] = ()
+    """Blocks that it knows to be in the pool since the last update."""
+    unpooled: tuple[bytes, ...] = ()
+    """Blocks that it knows to be no longer there."""
     damaged_blocks: int = 0
     """Blocks whose checksum did not match when they were read, since the last update; they are not used."""
 

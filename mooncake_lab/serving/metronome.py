@@ -8,6 +8,7 @@ up for, and shows in the log.
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -26,6 +27,10 @@ class Metronome(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, model: LatencyModel) -> "Metronome":
         """The pace of a latency model."""
         return cls(prefill=model.prefill, decode=model.decode, hybrid=model.hybrid)
+
+    def paced(self, model: LatencyModel) -> LatencyModel:
+        """A latency model whose engines compute at this pace."""
+        return replace(model, prefill=self.prefill, decode=self.decode, hybrid=self.hybrid)
 
     def hold_prefill(self, start_s: float, tokens: int, reused_tokens: int) -> None:
         """Return when a prompt that began then would be computed."""

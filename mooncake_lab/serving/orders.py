@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import final
 
-from mooncake_lab.cluster import Attempt, CancelAttempt, PrepareDecode, RunPrefill
+from mooncake_lab.cluster import POOL, Attempt, CancelAttempt, PrepareDecode, RunPrefill
 from mooncake_lab.serving.messages import CancelOrder, DecodeOrder, Fetch, Job, PrefillOrder
 from mooncake_lab.serving.stream import RequestStream
-from mooncake_lab.serving.supervisor import Link
+from mooncake_lab.serving.supervisor import Supervisor
 
 
 @final
@@ -15,18 +15,19 @@ class Orders:
 
     Args:
         run: its number, which workers repeat in their reports.
-        links: to the workers that are up, by name.
+        supervisor: of the workers, and of the pool that they ask for what they lack.
         streams: of the requests in flight.
         block_size_tokens: of the prefix caches.
     """
 
     def __init__(
-        self, run: int, links: Mapping[str, Link], streams: Mapping[int, RequestStream], block_size_tokens: int
+        self, run: int, supervisor: Supervisor, streams: Mapping[int, RequestStream], block_size_tokens: int
     ) -> None:
         self._run = run
-        self._links = links
+        self._links = supervisor.links
         self._streams = streams
         self._block_size_tokens = block_size_tokens
+        self._pool = supervisor.pool
 
     def prepare_decode(self, command: PrepareDecode) -> None:
         """Tell a decode worker which request will arrive.
@@ -45,9 +46,11 @@ class Orders:
         """
         request, placement = command.request, command.placement
         stream, fetch = self._streams[request.id], None
+        blocks = -(-placement.reused_tokens // self._block_size_tokens)
         if placement.fetch_from is not None:
-            blocks = -(-placement.reused_tokens // self._block_size_tokens)
             fetch = Fetch(placement.fetch_from, self._links[placement.fetch_from].ready.port, blocks)
+        elif self._pool.address is not None and blocks:
+            fetch = Fetch(POOL, None, blocks)
         is_coupled = placement.prefill == placement.decode
         self._links[placement.prefill].send(
             PrefillOrder(

@@ -1,9 +1,10 @@
-"""A prefill worker's own store of prefix blocks: DRAM, and an SSD below it where it has one."""
+"""A prefill worker's store of prefix blocks: its DRAM, its SSD, and the pool that all workers share."""
 
 import threading
 import time
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager, suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Final, final
 
@@ -13,12 +14,12 @@ from mooncake_lab.engine import KVSpan
 from mooncake_lab.engine.kv_layout import KVLayout, bytes_of
 from mooncake_lab.serving.messages import CacheUpdate
 from mooncake_lab.serving.spec import WorkerSpec
-from mooncake_lab.store.backends import DramBackend, SsdBackend
+from mooncake_lab.store.backends import BlockNotFoundError, DramBackend, SsdBackend, StorageBackend, StorageError
 from mooncake_lab.store.backends.ssd_slab import extent_bytes
 from mooncake_lab.store.tiered_store import TieredStore, TierSettings
 
 _QUEUED_SHARE: Final = 4
-"""One part in four of DRAM is for blocks on their way to the SSD."""
+"""One part in four of a tier is for blocks on their way to the tier below."""
 _KEY_BYTES: Final = 32
 SSD: Final = "ssd"
 """The name of the tier on the SSD."""
@@ -66,9 +67,12 @@ class HeldPrefix:
 class PrefixCache:
     """Blocks by key in a `TieredStore`, and what the cluster was told of them.
 
-    Blocks on the SSD stay when a worker fails: its replacement opens the same folder and finds them. Methods may
-    be called from several threads, but `news`, `forget` and `close` only from one; these two wait for the others.
-    Mutable: it is a cache, and owns its media.
+    Blocks that DRAM evicts go to the SSD, and from there to the pool that all workers share. What is in DRAM and
+    on the SSD is the worker's own: a prompt is computed from that, and what is only in the pool is copied to DRAM
+    first. Blocks on the SSD stay when a worker fails: its replacement opens the same folder and finds them.
+
+    Methods may be called from several threads, but `news`, `forget` and `close` only from one. `use_pool`,
+    `forget` and `close` wait for the others. Mutable: it is a cache, and owns its media.
 
     Args:
         spec: how much it holds, and where.
@@ -86,20 +90,23 @@ class PrefixCache:
         self._dram_bytes = spec.cache_tokens * shape.bytes_per_token
         self._ssd = None if spec.ssd_dir is None else self._open_ssd(spec, spec.ssd_dir)
         self._dram = DramBackend(self._dram_bytes)
+        self._pool: StorageBackend | None = None
         self._store = self._open_store()
         self._turn = threading.Condition()
         self._users = 0
         """Calls that use the store now; below 0, one call has it alone."""
         self._announced = set[bytes]()
+        self._pooled = set[bytes]()
+        """Blocks that the cluster counts as in the pool, as far as this worker knows."""
         self._left = 0
         """Blocks that had left some tier when the cluster was last told."""
         self._damaged = 0
         """Blocks that had been found damaged by then."""
 
     def match(self, keys: Sequence[bytes]) -> int:
-        """How many of the leading keys are here; changes nothing."""
+        """How many of the leading keys are the worker's own; changes nothing."""
         with self._using():
-            return self._store.match_prefix(keys)
+            return sum(1 for _ in takewhile(lambda key: self._store.tier_of(key) in self._own, keys))
 
     def prefix(self, keys: Sequence[bytes]) -> HeldPrefix:
         """The leading blocks that are here now, to be read layer by layer."""
@@ -111,9 +118,18 @@ class PrefixCache:
             return self._store.read_into(key, [bytes_of(layer) for layer in layers], first_layer=first_layer)
 
     def blocks(self, keys: Sequence[bytes]) -> list[tuple[torch.Tensor, ...]]:
-        """The leading blocks that can be delivered now, each with a tensor a layer."""
+        """The leading blocks that are the worker's own, each with a tensor a layer."""
+        return self._read(keys[: self.match(keys)])
+
+    def pooled(self, keys: Sequence[bytes]) -> list[tuple[torch.Tensor, ...]]:
+        """The leading blocks that are here or in the pool, which is asked."""
+        with self._using():
+            found = self._store.match_prefix(keys)
+        return self._read(keys[:found])
+
+    def _read(self, keys: Sequence[bytes]) -> list[tuple[torch.Tensor, ...]]:
         blocks = list[tuple[torch.Tensor, ...]]()
-        for key in keys[: self.match(keys)]:
+        for key in keys:
             block = self._shape.empty(self._block_tokens)
             if self.read_into(key, block) is None:
                 break
@@ -130,56 +146,88 @@ class PrefixCache:
         size = self._block_tokens
         first = -(-kv.start // size)
         last = (kv.start + kv.tokens) // size
-        for index in range(first, min(last, len(keys))):
+        for index in reversed(range(first, min(last, len(keys)))):  # the end of a prompt is evicted first
             begin = index * size - kv.start
             block = [layer[:, begin : begin + size].cpu().contiguous() for layer in kv.layers]
             with self._using():
                 self._store.put(keys[index], [bytes_of(layer) for layer in block], position=index)
 
     def adopt(self, keys: Sequence[bytes], blocks: Sequence[tuple[torch.Tensor, ...]], *, first: int) -> None:
-        """Store blocks that came from another worker; `first` is the position of the first of them."""
+        """Store blocks that came from elsewhere; `first` is the position of the first of them."""
         for position, (key, block) in enumerate(zip(keys, blocks, strict=True), first):
             with self._using():
                 self._store.put(key, [bytes_of(layer) for layer in block], position=position)
 
-    def news(self, keys: Sequence[bytes] = ()) -> CacheUpdate | None:
+    def news(self, keys: Iterable[bytes] = ()) -> CacheUpdate | None:
         """What came and what left since the cluster was last told; `None` where nothing did.
 
         Args:
-            keys: all that may have come.
+            keys: all that may have come, or that the cluster may wrongly count as in the pool.
         """
-        added = tuple(key for key in keys if key not in self._announced and key in self._store)
-        self._announced.update(added)
-        removed: tuple[bytes, ...] = ()
-        tiers = self._store.statistics()
-        left = sum(tier.evicted + tier.dropped + tier.damaged + tier.refused + tier.write_errors for tier in tiers)
+        tiers, asked = self._store.statistics(), set(keys)
+        left = sum(t.evicted + t.dropped + t.demoted + t.damaged + t.refused + t.write_errors for t in tiers)
         damaged = sum(tier.damaged for tier in tiers) - self._damaged
-        self._damaged += damaged
         if left != self._left:
-            self._left = left
-            removed = tuple(key for key in self._announced if key not in self._store)
-            self._announced.difference_update(removed)
-        if not (added or removed or damaged):
-            return None
-        return CacheUpdate(added=added, removed=removed, damaged_blocks=damaged)
+            asked |= self._announced | self._pooled
+        places = {key: self._store.tier_of(key) for key in asked}
+        own = {key for key, tier in places.items() if tier in self._own}
+        gone = {key for key, tier in places.items() if tier is None}
+        pooled = asked - own - gone
+        update = CacheUpdate(
+            added=tuple(own - self._announced),
+            removed=tuple(self._announced & (pooled | gone)),
+            pooled=tuple(pooled - self._pooled),
+            unpooled=tuple(gone if self._pool is not None else gone & self._pooled),
+            damaged_blocks=damaged,
+        )
+        self._announced = (self._announced | own) - pooled - gone
+        self._pooled = (self._pooled | pooled) - gone
+        self._left, self._damaged = left, self._damaged + damaged
+        return None if update == CacheUpdate() else update
 
-    def found_at_birth(self) -> CacheUpdate | None:
-        """What a dead worker left on the SSD."""
+    def found_at_start(self) -> CacheUpdate | None:
+        """What an earlier worker of this name left on the SSD."""
         return None if self._ssd is None else self.news([block.key for block in self._ssd.blocks()])
 
     def forget(self) -> CacheUpdate:
-        """Empty every tier."""
+        """Empty every tier, the pool too."""
         with self._alone():
             self._store.close()
             self._dram.free(*list(self._dram.blocks()))
             if self._ssd is not None:
                 self._ssd.free(*list(self._ssd.blocks()))
+            if self._pool is not None:
+                _empty(self._pool)
             self._store = self._open_store()
-        gone, self._announced, self._left, self._damaged = tuple(self._announced), set[bytes](), 0, 0
-        return CacheUpdate(removed=gone)
+        update = CacheUpdate(removed=tuple(self._announced), unpooled=tuple(self._pooled))
+        self._announced, self._pooled, self._left, self._damaged = set[bytes](), set[bytes](), 0, 0
+        return update
+
+    def use_pool(self, pool: StorageBackend | None) -> list[bytes]:
+        """Demote to this pool from now on; the keys of what it has. None demotes to none.
+
+        The next `news` reports what that changes.
+
+        Raises:
+            OSError: when the pool does not answer; then none is used.
+            StorageError: when it cannot be used; likewise.
+        """
+        with self._alone():
+            self._store.close()
+            if self._pool is not None:
+                self._pool.close()
+            self._pool, self._left = pool, -1
+            try:
+                self._store = self._open_store()
+                return [] if pool is None else [block.key for block in pool.blocks()]
+            except (OSError, StorageError):
+                self._pool = None
+                self._store = self._open_store()
+                raise
 
     def close(self) -> None:
         """Save what DRAM holds on the SSD, and close both; no method may be called afterwards."""
+        self.use_pool(None)
         self._shut_out()
         if self._ssd is not None:
             self._store.sink()
@@ -224,7 +272,23 @@ class PrefixCache:
         return SsdBackend(Path(folder) / spec.name, capacity, fingerprint=self._shape.fingerprint)
 
     def _open_store(self) -> TieredStore:
-        if self._ssd is None:
-            return TieredStore([TierSettings(medium=self._dram)])
-        upper = TierSettings(medium=self._dram, queue_bytes=self._dram_bytes // _QUEUED_SHARE)
-        return TieredStore([upper, TierSettings(medium=self._ssd)])
+        media = [medium for medium in (self._dram, self._ssd, self._pool) if medium is not None]
+        self._own = {medium.name for medium in media if medium is not self._pool}
+        return TieredStore(
+            [
+                TierSettings(
+                    medium=medium,
+                    promotes=medium is not self._pool,
+                    queue_bytes=0 if medium is media[-1] else medium.capacity_bytes // _QUEUED_SHARE,
+                )
+                for medium in media
+            ]
+        )
+
+
+def _empty(pool: StorageBackend) -> None:
+    """Free what a pool holds of this model; other workers may do the same, and it may be gone."""
+    with suppress(OSError, StorageError):
+        for block in list(pool.blocks()):
+            with suppress(BlockNotFoundError):
+                pool.free(block)

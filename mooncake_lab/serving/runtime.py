@@ -8,7 +8,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Final, Self, final
 
 import msgspec
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mooncake_lab.cluster import (
+    POOL,
     AttemptFailed,
     CancelAttempt,
     Cancelled,
@@ -112,9 +112,8 @@ class ClusterRuntime:
             if self.model is None:
                 _LOG.info("timing the workers for the Conductor's latency model")
                 self.model = await self.calibrate()
-                if (pacer := self.spec.metronome) is not None:
-                    pace = {name: getattr(pacer, name) for name in pacer.__struct_fields__}
-                    self.model = replace(self.model, **pace)
+                if self.spec.metronome is not None:
+                    self.model = self.spec.metronome.paced(self.model)
             self._estimate = self._estimate or LatencyEstimator(self.model)
         except BaseException:
             await self.close()
@@ -144,7 +143,8 @@ class ClusterRuntime:
         """
         assert self._estimate is not None  # noqa: S101  # the cluster is open
         before = self._coordinator
-        caches = {} if before is None else {each.name: before.workers.cached(each.name) for each in self.workers}
+        names = (*self.spec.roles, POOL)
+        caches = {} if before is None else {name: before.workers.cached(name) for name in names}
         if before is not None:
             for state in before.requests.values():
                 for worker in state.workers:
@@ -162,7 +162,7 @@ class ClusterRuntime:
         )
         early = list(self._events)  # what workers found in their caches before the first run
         self._events.clear()
-        for name in self.spec.roles:
+        for name in names:
             if name in self.supervisor.links:
                 self._worker_up(name, self.supervisor.links[name])
             if caches.get(name):
@@ -172,7 +172,7 @@ class ClusterRuntime:
 
     def _actions_of_run(self, estimate: Estimator) -> dict[type, Callable[[Any], None]]:
         """What follows from each kind of command."""
-        orders = Orders(self._run, self.supervisor.links, self.streams, self.spec.block_size_tokens)
+        orders = Orders(self._run, self.supervisor, self.streams, self.spec.block_size_tokens)
         return {
             PrepareDecode: orders.prepare_decode,
             RunPrefill: orders.run_prefill,
@@ -242,10 +242,10 @@ class ClusterRuntime:
         stream, request, refusal = self._clients.accept(
             prompt, asked, request_id=request_id, arrival_s=arrival_s, session=session, priority=priority
         )
-        wall_s = None if completion_id is None else time.time()
+        now_s, wall_s = self.now_s(), None if completion_id is None else time.time()
         self.report(
             RequestArrived(
-                at_s=self.now_s(), request=request, refusal=refusal, completion_id=completion_id, wall_s=wall_s
+                at_s=now_s, request=request, refusal=refusal, completion_id=completion_id, wall_s=wall_s
             )
         )
         if stream.end is not None and stream.end.error is not None:
@@ -319,20 +319,16 @@ class ClusterRuntime:
     def _worker_up(self, name: str, link: Link) -> None:
         if self._coordinator is None:
             return  # the first run begins with all workers
-        role = self.spec.roles[name]
-        self.report(
-            WorkerUp(
-                at_s=self.now_s(),
-                worker=name,
-                role=role,
-                capacity_tokens=link.ready.capacity_tokens,
-                cache=None if role == "decode" else name,
-            )
-        )
+        role, tokens = self.spec.roles[name], link.ready.capacity_tokens
+        cache = None if role == "decode" else name
+        self.report(WorkerUp(at_s=self.now_s(), worker=name, role=role, capacity_tokens=tokens, cache=cache))
 
     def _worker_exit(self, name: str, reason: str) -> None:
+        if name == POOL:
+            gone = tuple(self.coordinator.workers.cached(POOL))
+            return self.report(CacheChanged(at_s=self.now_s(), instance=POOL, removed=gone))
         self._questions.exited(name, reason)
-        self.report(WorkerDown(at_s=self.now_s(), worker=name))
+        return self.report(WorkerDown(at_s=self.now_s(), worker=name))
 
     def _heard(self, name: str, message: WorkerMessage) -> None:
         match message:
@@ -340,10 +336,10 @@ class ClusterRuntime:
                 self._reported(name, message)
             case CacheUpdate():
                 self.damaged_blocks[name] = self.damaged_blocks.get(name, 0) + message.damaged_blocks
-                changed = CacheChanged(
-                    at_s=self.now_s(), instance=name, added=message.added, removed=message.removed
-                )
-                self.report(changed)
+                now_s, own = self.now_s(), (name, message.added, message.removed)
+                for cache, added, removed in (own, (POOL, message.pooled, message.unpooled)):
+                    if added or removed:
+                        self.report(CacheChanged(at_s=now_s, instance=cache, added=added, removed=removed))
             case Pong():
                 if self._questions.answered(name, message.number):
                     self.report(WorkerConfirmed(at_s=self.now_s(), worker=name))

@@ -10,11 +10,14 @@ from mooncake_lab.conductor import AdmissionPolicy, AdmitAll, KVCacheCentric, Lo
 from mooncake_lab.conductor.decide import Need, check_needs
 from mooncake_lab.core import SLO
 from mooncake_lab.serving.metronome import Metronome
+from mooncake_lab.store.backends.wire import MIN_TOKEN_BYTES
 
 Role = Literal["prefill", "decode", "coupled"]
 """What a worker does: one stage, the other, or both."""
 Transfer = Literal["tcp", "mooncake"]
 """What KVCache travels by."""
+PoolKind = Literal["remote", "mooncake"]
+"""Whose server holds the pool: our block server, or the Mooncake Store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +47,14 @@ class LiveSpec:
     """Where each prefill worker keeps a folder of its own for what DRAM evicts; None has no SSD."""
     ssd_tokens: int = 0
     """KVCache that each prefill worker keeps there."""
+    pool: PoolKind | None = None
+    """The store below DRAM and SSD that all prefill workers share; None has none."""
+    pool_tokens: int = 65_536
+    """KVCache that a pool holds which the cluster starts."""
+    pool_address: str | None = None
+    """Where a pool runs already, as HOST:PORT; None starts one."""
+    pool_token: bytes = b""
+    """The secret of a block server that runs already."""
     decode_tokens: int = 65_536
     """KVCache that fits into the engine of a decode or coupled worker."""
     block_size_tokens: int = 16
@@ -100,9 +111,10 @@ class LiveSpec:
 
     def __post_init__(self) -> None:
         positive = (
-            "cache_tokens", "decode_tokens", "block_size_tokens", "chunk_tokens", "max_request_tokens",
-            "max_requests", "transfer_bytes", "most_under_way", "most_waiting", "expected_answer_tokens",
-            "most_attempts", "threads", "peer_timeout_s", "fetch_timeout_s", "silence_s", "start_timeout_s",
+            "cache_tokens", "pool_tokens", "decode_tokens", "block_size_tokens", "chunk_tokens",
+            "max_request_tokens", "max_requests", "transfer_bytes", "most_under_way", "most_waiting",
+            "expected_answer_tokens", "most_attempts", "threads", "peer_timeout_s", "fetch_timeout_s", "silence_s",
+            "start_timeout_s",
         )  # fmt: skip
         for name in positive:
             if getattr(self, name) <= 0:
@@ -117,6 +129,7 @@ class LiveSpec:
                 " it needs prefill and decode workers, or coupled ones instead"
             )
         self._check_ssd()
+        self._check_pool()
         if self.transfer_bytes < 2**20:
             raise ValueError(f"transfer_bytes is {self.transfer_bytes}; {2**20} are the least")
         if self.transfer == "mooncake" and self.coupled_nodes:
@@ -152,6 +165,28 @@ class LiveSpec:
                 f" an SSD; it is for prefill workers with at least {least}"
             )
 
+    def _check_pool(self) -> None:
+        if self.pool is None:
+            if self.pool_address is not None or self.pool_token:
+                raise ValueError(f"pool_address is {self.pool_address!r} without a kind of pool; name one")
+            return
+        least = 8 * self.block_size_tokens
+        if self.coupled_nodes or not self.prefix_reuse or self.cache_tokens < least:
+            raise ValueError(
+                f"{self.coupled_nodes} coupled workers, prefix reuse {self.prefix_reuse} and {self.cache_tokens}"
+                f" tokens of DRAM have no use for a pool; prefill workers that reuse, with {least} tokens, have"
+            )
+        if self.pool_tokens < self.block_size_tokens:
+            raise ValueError(f"pool_tokens is {self.pool_tokens}; a block of {self.block_size_tokens} has to fit")
+        if self.pool_address is not None and not _is_address(self.pool_address):
+            raise ValueError(f"pool_address is {self.pool_address!r}; HOST:PORT is needed")
+        needs_token = self.pool == "remote" and self.pool_address is not None
+        if needs_token != bool(self.pool_token) or 0 < len(self.pool_token) < MIN_TOKEN_BYTES:
+            raise ValueError(
+                f"a pool_token of {len(self.pool_token)} bytes; a block server that runs already needs its own, of"
+                f" at least {MIN_TOKEN_BYTES} bytes, and no other pool takes one"
+            )
+
     @property
     def places(self) -> PlacementPolicy:
         """The placement policy that is in force."""
@@ -185,6 +220,10 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     cache_tokens: int
     ssd_dir: str | None
     ssd_tokens: int
+    pool: PoolKind | None
+    pool_tokens: int
+    pool_token: bytes
+    """The secret of its block server."""
     decode_tokens: int
     block_size_tokens: int
     chunk_tokens: int
@@ -202,9 +241,15 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     metronome: Metronome | None
 
 
+def _is_address(text: str) -> bool:
+    host, colon, port = text.rpartition(":")
+    return bool(host and colon) and port.isdecimal() and 0 < int(port) < 2**16
+
+
 def worker_spec(spec: LiveSpec, name: str, token: bytes) -> WorkerSpec:
     """What the worker of this name is told."""
     shared = {key: getattr(spec, key) for key in WorkerSpec.__struct_fields__ if hasattr(spec, key)}
+    shared["pool_token"] = spec.pool_token or token
     return WorkerSpec(name=name, role=spec.roles[name], index=list(spec.roles).index(name), token=token, **shared)
 
 

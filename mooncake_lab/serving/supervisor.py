@@ -15,9 +15,11 @@ from typing import Final, final
 
 import msgspec
 
+from mooncake_lab.cluster import POOL
 from mooncake_lab.serving.frames import pack, receive_frame
 from mooncake_lab.serving.launch import LaunchedWorker, Launcher, WorkerError
 from mooncake_lab.serving.launch.local import WorkerPool
+from mooncake_lab.serving.launch.pool import PoolServer
 from mooncake_lab.serving.messages import (
     VERSION,
     WORKER_MESSAGES,
@@ -27,6 +29,7 @@ from mooncake_lab.serving.messages import (
     Ready,
     ResetPrefixCache,
     Shutdown,
+    UsePool,
     WorkerMessage,
 )
 from mooncake_lab.serving.spec import LiveSpec, worker_spec
@@ -57,7 +60,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Callbacks:
-    """What is called when a worker is ready, sends a message, or is gone."""
+    """What is called when a worker is ready, sends a message, or is gone; the pool counts as one that is gone."""
 
     worker_up: Callable[[str, Link], None]
     message: Callable[[str, WorkerMessage], None]
@@ -90,6 +93,7 @@ class Supervisor:
         self._callbacks = callbacks
         self._token = secrets.token_bytes(32)
         self.links: dict[str, Link] = {}
+        self.pool = PoolServer(spec, spec.pool_token or self._token, self._pool_changed)
         self._owns_pool = pool is None
         self._pool = pool or WorkerPool(spec)
         self._pool.check(spec)
@@ -129,6 +133,7 @@ class Supervisor:
         waiting.cancel()
         if self._failed.done():
             await self._failed
+        await self.pool.start(self.ready.shape.kv_bytes_per_token)
         _LOG.info("%d workers are ready after %.1f s", len(spec.roles), time.monotonic() - began_s)
 
     def keep_spares(self) -> None:
@@ -147,6 +152,7 @@ class Supervisor:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.pool.close()
         if self._owns_pool:
             await asyncio.to_thread(self._pool.close)
             return
@@ -158,9 +164,12 @@ class Supervisor:
         """Kill a worker with SIGKILL: a fault, injected.
 
         Raises:
-            KeyError: when no such worker runs.
+            KeyError: when no such worker runs, nor a pool of ours by this name.
         """
-        self.links[name].process.kill()
+        if name == POOL and self.pool.pid is not None:
+            self.pool.kill()
+        else:
+            self.links[name].process.kill()
 
     def ask_everybody(self, order: type[Ping | ResetPrefixCache] = Ping) -> int:
         """Send every worker an order that it answers with a pong; the number that the pongs will carry."""
@@ -168,6 +177,14 @@ class Supervisor:
         for link in self.links.values():
             link.send(order(self._pings))
         return self._pings
+
+    def _pool_changed(self, address: str | None) -> None:
+        """Prefill workers use the pool that is up now."""
+        for name, link in self.links.items():
+            if self._spec.roles[name] == "prefill":
+                link.send(UsePool(address))
+        if address is None:
+            self._callbacks.worker_exit(POOL, "its process ended")
 
     async def _keep_running(self, name: str) -> None:
         """One process after the other for a worker of this name, until the cluster closes."""
@@ -212,6 +229,8 @@ class Supervisor:
                 heard_s=time.monotonic(),
             )
             self.links[name], self._ready = link, link.ready
+            if self._spec.roles[name] == "prefill" and self.pool.address is not None:
+                link.send(UsePool(self.pool.address))
             self._callbacks.worker_up(name, link)
             if len(self.links) == len(self._spec.roles):
                 self._all_ready.set()

@@ -29,6 +29,8 @@ class _View:
     """By bit; `None` where the instance was dropped."""
     alive: int
     holders: dict[BlockKey, int]
+    shared: int = 0
+    """The bits of members whose blocks every member can read."""
 
 
 @final
@@ -57,8 +59,12 @@ class PrefixIndex:
         """The members, in the order of `matches`."""
         return tuple(member.instance for member in self._view.members if member is not None)
 
-    def join(self, instance: str) -> Membership:
+    def join(self, instance: str, *, shared: bool = False) -> Membership:
         """Add an instance that holds nothing.
+
+        Args:
+            instance: its name.
+            shared: whether it is a pool: what it holds counts as held by every instance.
 
         Raises:
             ValueError: when it is a member already.
@@ -68,8 +74,9 @@ class PrefixIndex:
                 raise ValueError(f"instance {instance!r} is in the index already; drop it before it joins again")
             members = self._view.members if None in self._view.members else (*self._view.members, None)
             member = Membership(instance, members.index(None))
-            alive = self._view.alive | 1 << member.bit
-            self._view = _View(_replaced(members, member.bit, member), alive, self._view.holders)
+            view, bit = self._view, 1 << member.bit
+            pools = view.shared | bit if shared else view.shared
+            self._view = _View(_replaced(members, member.bit, member), view.alive | bit, view.holders, pools)
             return member
 
     def drop(self, instance: str) -> None:
@@ -80,9 +87,9 @@ class PrefixIndex:
         """
         with self._changing:
             member = self._member(instance)
-            alive = self._view.alive & ~(1 << member.bit)
+            alive, shared = (bits & ~(1 << member.bit) for bits in (self._view.alive, self._view.shared))
             holders = {key: left for key, mask in self._view.holders.items() if (left := mask & alive)}
-            self._view = _View(_replaced(self._view.members, member.bit, None), alive, holders)
+            self._view = _View(_replaced(self._view.members, member.bit, None), alive, holders, shared)
 
     def update(self, member: Membership, added: Iterable[BlockKey], removed: Iterable[BlockKey] = ()) -> bool:
         """Add, then remove blocks of an instance; false, and nothing changed, where it was dropped."""
@@ -138,9 +145,10 @@ def _replaced(
 def _walk(view: _View, keys: Sequence[BlockKey]) -> list[int]:
     """The leading blocks of each bit; a bit that left the mask keeps the depth at which it did."""
     found = [0] * len(view.members)
-    holders, mask, depth = view.holders, view.alive, 0
+    holders, shared, mask, depth = view.holders, view.shared, view.alive, 0
     for key in keys:
-        still = mask & holders.get(key, 0)
+        held = holders.get(key, 0)
+        still = mask if held & shared else mask & held
         if still != mask:
             _note(found, mask ^ still, depth)
             mask = still

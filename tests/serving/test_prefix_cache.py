@@ -47,7 +47,7 @@ def test_what_it_holds_survives_a_clean_end(tmp_path):
     cache.keep(keys, span)
     cache.close()
     cache = PrefixCache(spec_of(tmp_path), SHAPE)
-    assert set(cache.found_at_birth().added) == set(keys)
+    assert set(cache.found_at_start().added) == set(keys)
     found = read(cache, keys)
     assert found[0].shape[1] == 5 * SIZE
     assert all(torch.equal(one, other) for one, other in zip(found, span.layers, strict=True))
@@ -133,7 +133,7 @@ def test_damage_is_told_once(tmp_path):
     contents[100_000:120_000] ^= 1  # blocks of 64 KiB: one of them, or two
     contents.tofile(slab)
     cache = PrefixCache(spec_of(tmp_path), SHAPE)
-    assert set(cache.found_at_birth().added) == set(keys)
+    assert set(cache.found_at_start().added) == set(keys)
     for _ in keys:
         cache.blocks(keys)
     told = cache.news()

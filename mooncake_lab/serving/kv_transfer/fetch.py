@@ -1,19 +1,23 @@
-"""Fetching prefix blocks from another worker's store (FAST'25 Algorithm 1, TransferKVCache)."""
+"""Where prefix blocks come from: another worker's store (FAST'25 Algorithm 1, TransferKVCache), or the pool."""
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
 
+from mooncake_lab.cluster import POOL
 from mooncake_lab.engine.kv_layout import KVLayout, bytes_of
 from mooncake_lab.serving.kv_transfer.protocol import Blocks, GetBlocks
 from mooncake_lab.serving.kv_transfer.sender import Identity, dial, expect
 from mooncake_lab.serving.kv_transfer.transfer_engine import TransferEngineChannel
-from mooncake_lab.store.backends import ProtocolError, StorageError, wire
+from mooncake_lab.serving.spec import WorkerSpec
+from mooncake_lab.store.backends import ProtocolError, RemoteBackend, StorageBackend, StorageError, wire
 from mooncake_lab.store.backends.wire import SLOWEST_BYTES_PER_S
 
+PrefixSource = Callable[[Sequence[bytes]], list[tuple[torch.Tensor, ...]]]
+"""Gives the leading blocks of these keys that it has, each as its layers; what it lacks is computed."""
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -54,3 +58,16 @@ def fetch(
             _LOG.warning("%s computes %d blocks that it could not fetch: %s", identity.name, len(keys), error)
             return []
         return blocks
+
+
+def open_pool(spec: WorkerSpec, fingerprint: bytes, address: str) -> StorageBackend:
+    """The pool at an address, as a tier of a worker's cache.
+
+    Raises:
+        StorageError: when it refuses this worker, or Mooncake's wheel is missing.
+        OSError: when it does not answer.
+    """
+    host, _, port = address.rpartition(":")
+    return RemoteBackend(
+        (host, int(port)), spec.pool_token, fingerprint=fingerprint, name=POOL, timeout_s=spec.fetch_timeout_s
+    )

@@ -1,16 +1,18 @@
 """A prefill worker: fetches prefixes, computes prompts, and streams KVCache to decode workers."""
 
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Final, final
 
 import torch
 
 from mooncake_lab.cluster import (
+    POOL,
     PrefillDone,
     PrefillDropped,
     PrefillStarted,
@@ -23,7 +25,7 @@ from mooncake_lab.engine import (
 )
 from mooncake_lab.engine.kv_layout import bytes_of
 from mooncake_lab.engine.layerwise.arriving import ArrivingPrefix
-from mooncake_lab.serving.kv_transfer.fetch import fetch
+from mooncake_lab.serving.kv_transfer.fetch import PrefixSource, fetch, open_pool
 from mooncake_lab.serving.kv_transfer.protocol import EndTransfer, KVChunk, StartTransfer
 from mooncake_lab.serving.measure import measure_prefill, measure_transfer
 from mooncake_lab.serving.messages import (
@@ -36,6 +38,7 @@ from mooncake_lab.serving.messages import (
     Pong,
     PrefillOrder,
     ResetPrefixCache,
+    UsePool,
 )
 from mooncake_lab.serving.prefix_cache import HeldPrefix, PrefixCache
 from mooncake_lab.serving.roles.base import (
@@ -45,6 +48,9 @@ from mooncake_lab.serving.roles.base import (
     report_dropped,
     sampling,
 )
+from mooncake_lab.store.backends import StorageError
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -68,7 +74,15 @@ class FetchEnded:
     """A fetch is over: what came is in the cache; or its time is over, and nothing came."""
 
     prompt: Prompt
-    bytes: int
+    came: tuple[tuple[str, int], ...] = ()
+    """Bytes by the worker, or the pool, that they came from."""
+
+
+@dataclass(frozen=True, slots=True)
+class _FoundInPool:
+    """The cache uses another pool, or none."""
+
+    keys: list[bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +115,7 @@ class PrefillRole:
         self._fetches_as = replace(context.identity, timeout_s=context.spec.fetch_timeout_s)
         self._layout = replace(context.shape, block_tokens=context.spec.block_size_tokens)
         self._cache = PrefixCache(context.spec, context.shape)
+        self._background = ThreadPoolExecutor(1, thread_name_prefix="cache")
         context.enqueue(_CameUp())
 
     @property
@@ -114,9 +129,13 @@ class PrefillRole:
             case PrefillOrder():
                 self._accept(item)
             case FetchEnded():
-                self._end_fetch(item.prompt, item.bytes)
+                self._end_fetch(item.prompt, dict(item.came))
             case _CameUp():
-                self._update(self._cache.found_at_birth())
+                self._update(self._cache.found_at_start())
+            case _FoundInPool():
+                self._update(self._cache.news(item.keys))
+            case UsePool():
+                self._background.submit(self._use_pool, item.address)
             case CancelOrder():
                 self._cancel(item.job)
             case ResetPrefixCache():
@@ -140,6 +159,7 @@ class PrefillRole:
             if prompt.deadline is not None:
                 prompt.deadline.cancel()
         self._fetcher.shutdown(wait=False, cancel_futures=True)
+        self._background.shutdown(wait=True, cancel_futures=True)
         self._cache.close()
 
     def lookup(self, keys: Sequence[bytes]) -> list[tuple[torch.Tensor, ...]]:
@@ -147,52 +167,78 @@ class PrefillRole:
         return self._cache.blocks(keys)
 
     def _accept(self, order: PrefillOrder) -> None:
-        keys = self._context.keys(prompt_tokens(order.asked))
-        prompt = Prompt(order=order, keys=keys, is_ready=order.fetch is None)
+        fetch, keys = order.fetch, self._context.keys(prompt_tokens(order.asked))
+        if fetch is not None and fetch.source == POOL and self._cache.match(keys) >= fetch.blocks:
+            fetch = None  # all of it is here
+        prompt = Prompt(order=order, keys=keys, is_ready=fetch is None)
         self._waiting.append(prompt)
-        if order.fetch is not None:
-            late = threading.Timer(
-                self._context.spec.fetch_timeout_s, self._context.enqueue, [FetchEnded(prompt, bytes=0)]
-            )
+        if fetch is not None:
+            timeout_s, end = self._context.spec.fetch_timeout_s, FetchEnded(prompt)
+            late = threading.Timer(timeout_s, self._context.enqueue, [end])
             prompt.start_s, prompt.deadline, late.daemon = time.monotonic(), late, True
             late.start()
-            self._fetcher.submit(self._fetch, prompt, order.fetch)
+            self._fetcher.submit(self._fetch, prompt, fetch)
 
     def _fetch(self, prompt: Prompt, wanted: Fetch) -> None:
-        """Copy missing blocks from their holder; they stay, which is how hot blocks spread (FAST'25 §4.2)."""
-        size = 0
-        try:
-            size = self._copy_blocks(prompt, prompt.keys[: wanted.blocks], wanted.port)
-        finally:
-            self._context.enqueue(FetchEnded(prompt, size))
+        """Copy blocks that are not here; they stay, which is how hot blocks spread (FAST'25 §4.2).
 
-    def _end_fetch(self, prompt: Prompt, size: int) -> None:
+        They come from the worker that holds them, and what it lacks from the pool. When the prompt has begun
+        without them they are dropped.
+        """
+        keys, came = prompt.keys[: wanted.blocks], list[tuple[str, int]]()
+        sources: dict[str, PrefixSource] = {} if wanted.port is None else {wanted.source: self._peer(wanted.port)}
+        sources[POOL] = self._cache.pooled
+        try:
+            for name, source in sources.items():
+                have = self._cache.match(keys)
+                blocks = source(keys[have:]) if have < len(keys) else []
+                if prompt.is_ready:
+                    return
+                self._cache.adopt(keys[have : have + len(blocks)], blocks, first=have)
+                came.append((name, sum(layer.nbytes for block in blocks for layer in block)))
+        finally:
+            self._context.enqueue(FetchEnded(prompt, tuple(came)))
+
+    def _peer(self, port: int) -> PrefixSource:
+        """Another worker's store."""
+        context = self._context
+        size = context.spec.block_size_tokens
+        return lambda keys: fetch(port, self._fetches_as, context.shape, keys, size, context.channel)
+
+    def _end_fetch(self, prompt: Prompt, came: dict[str, int]) -> None:
         """The prefix of a prompt is here, or is computed after all; once per prompt."""
         order = prompt.order
         if prompt.is_ready or prompt.deadline is None or order.fetch is None:
             return
         prompt.deadline.cancel()
         prompt.is_ready = True
+        for source in dict.fromkeys((order.fetch.source, *came)):
+            size = came.get(source, 0)
+            if size or source == order.fetch.source:
+                self._report_fetched(prompt, source, size)
+        self._update(self._cache.news(prompt.keys))
+
+    def _report_fetched(self, prompt: Prompt, source: str, size: int) -> None:
         fetched = PrefixFetched(
             at_s=time.monotonic(),
-            attempt=order.job.attempt,
-            source=order.fetch.source,
+            attempt=prompt.order.job.attempt,
+            source=source,
             worker=self._context.spec.name,
             start_s=prompt.start_s,
             bytes=size,
         )
-        self._context.report(order.job, fetched)
-        self._update(self._cache.news(prompt.keys))
+        self._context.report(prompt.order.job, fetched)
 
-    def _copy_blocks(self, prompt: Prompt, keys: Sequence[bytes], port: int) -> int:
-        """Fetch the blocks that are not here, unless the prompt has begun without them; how many bytes came."""
-        context, have = self._context, self._cache.match(keys)
-        size = context.spec.block_size_tokens
-        blocks = fetch(port, self._fetches_as, context.shape, keys[have:], size, context.channel)
-        if prompt.is_ready:
-            return 0
-        self._cache.adopt(keys[have : have + len(blocks)], blocks, first=have)
-        return len(blocks) * size * context.shape.bytes_per_token
+    def _use_pool(self, address: str | None) -> None:
+        """Use the pool at an address, or none."""
+        context = self._context
+        try:
+            pool = None if address is None else open_pool(context.spec, context.shape.fingerprint, address)
+            found = self._cache.use_pool(pool)
+        except (OSError, StorageError) as error:
+            _LOG.warning("%s does not use the pool at %s: %s", context.spec.name, address, error)
+            return
+        context.enqueue(_FoundInPool(found))
 
     def _begin(self, prompt: Prompt) -> None:
         prompt.start_s = time.monotonic()
@@ -271,7 +317,7 @@ class PrefillRole:
                 bytes=held.ssd_bytes,
             )
             self._context.report(job, read)
-            self._fetcher.submit(self._cache.promote, held.keys)
+            self._background.submit(self._cache.promote, held.keys)
 
     def _update(self, update: CacheUpdate | None) -> None:
         """Tell the cluster what came into the cache and what left it."""

@@ -67,6 +67,11 @@ class MooncakeMaster:
         """Where clients connect."""
         return f"{_HOST}:{self._port}"
 
+    @property
+    def is_running(self) -> bool:
+        """Whether its process runs."""
+        return self._process.poll() is None
+
     def client(self, segment_bytes: int) -> "MooncakeClient":
         """A client of it, which is closed before it stops."""
         made = MooncakeClient(self.address, segment_bytes)

@@ -1,0 +1,137 @@
+"""The pool of KVCache that all prefill workers share: a process beside the workers, or one that runs elsewhere.
+
+The process is our block server, or Mooncake's master with a provider of memory. It ends with its cluster, however
+that ends, and is started again when it is gone: what it held is lost, and the workers compute it again.
+"""
+
+import asyncio
+import contextlib
+import logging
+import sys
+from collections.abc import Callable
+from typing import Final, final
+
+from mooncake_lab.serving.launch import WorkerError
+from mooncake_lab.serving.spec import LiveSpec
+from mooncake_lab.store.backends import StorageError
+from mooncake_lab.store.backends.mooncake_client import load_wheel
+from mooncake_lab.store.backends.pool_process import ERROR
+
+_LOG: Final = logging.getLogger(__name__)
+_PROGRAM: Final = "mooncake_lab.store.backends.pool_process"
+_START_S: Final = 60.0
+_STOP_S: Final = 3.0
+_LONGEST_PAUSE_S: Final = 10.0
+
+
+@final
+class PoolServer:
+    """The pool of one cluster. Mutable: it may own a process. All methods belong to one event loop.
+
+    Args:
+        spec: of the cluster.
+        token: the secret of a block server.
+        changed: told the address when the pool is up, and None when it is gone.
+    """
+
+    def __init__(self, spec: LiveSpec, token: bytes, changed: Callable[[str | None], None]) -> None:
+        self._spec = spec
+        self._token = token
+        self._changed = changed
+        self._process: asyncio.subprocess.Process | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.address: str | None = None
+        """Where it is; None while there is no pool."""
+
+    async def start(self, bytes_per_token: int) -> None:
+        """Return when the pool is up; at once where the cluster has none.
+
+        Raises:
+            WorkerError: when it cannot be started, with the reason.
+        """
+        if self._spec.pool is None:
+            return
+        if self._spec.pool_address is not None:
+            self._set(self._spec.pool_address)
+            return
+        if self._spec.pool == "mooncake":
+            await asyncio.to_thread(_check_wheel)
+        capacity_bytes = self._spec.pool_tokens * bytes_per_token
+        self._set(await self._launch(capacity_bytes))
+        self._task = asyncio.create_task(self._keep_running(capacity_bytes), name="pool")
+
+    def kill(self) -> None:
+        """Kill its process with SIGKILL: a fault, injected."""
+        if self._process is not None:
+            self._process.kill()
+
+    @property
+    def pid(self) -> int | None:
+        """Of its process, if it is ours and runs."""
+        return None if self._process is None or self._process.returncode is not None else self._process.pid
+
+    async def close(self) -> None:
+        """End its process."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._process is not None and self._process.returncode is None:
+            assert self._process.stdin is not None  # noqa: S101  # it was asked for
+            self._process.stdin.close()
+            try:
+                await asyncio.wait_for(self._process.wait(), _STOP_S)
+            except TimeoutError:
+                self._process.kill()
+                await self._process.wait()
+
+    async def _keep_running(self, capacity_bytes: int) -> None:
+        """Start the next process when one ends."""
+        pause_s = 0.0
+        while True:
+            if self._process is not None:
+                status = await self._process.wait()
+                self._set(None)
+                _LOG.warning("the pool is gone, with what it held: its process ended with status %d", status)
+            await asyncio.sleep(pause_s)
+            pause_s = min(max(0.1, 2 * pause_s), _LONGEST_PAUSE_S)
+            try:
+                self._set(await self._launch(capacity_bytes))
+            except WorkerError as error:
+                _LOG.warning("the pool does not start: %s", error)
+
+    async def _launch(self, capacity_bytes: int) -> str:
+        """Start a process; its address.
+
+        Raises:
+            WorkerError: when it reports an error, ends or takes too long.
+        """
+        pipe = asyncio.subprocess.PIPE
+        command = [sys.executable, "-m", _PROGRAM, str(self._spec.pool), str(capacity_bytes)]
+        process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
+        assert process.stdin is not None  # noqa: S101  # both were asked for
+        assert process.stdout is not None  # noqa: S101  # likewise
+        self._process = process
+        process.stdin.write(f"{self._token.hex()}\n".encode())
+        line = b""
+        with contextlib.suppress(TimeoutError):
+            line = await asyncio.wait_for(process.stdout.readline(), _START_S)
+        said = line.decode().strip()
+        if not said or said.startswith(ERROR):
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            status = await process.wait()
+            self._process = None
+            raise WorkerError(f"the pool: {said.removeprefix(ERROR) or f'its process ended with status {status}'}")
+        return said
+
+    def _set(self, address: str | None) -> None:
+        self.address = address
+        self._changed(address)
+
+
+def _check_wheel() -> None:
+    """Whether Mooncake's wheel and its libraries are here, before anything of it is started."""
+    try:
+        load_wheel()
+    except StorageError as error:
+        raise WorkerError(str(error)) from error

@@ -1,0 +1,56 @@
+"""The program of a pool: lends memory of this machine to other processes until its standard input closes.
+
+Arguments: `remote` for our block server or `mooncake` for a Mooncake Store, and the bytes to lend. The first line
+of standard input is the secret of the block server in hexadecimal digits. It answers with one line: the address,
+or `error: ` and the reason.
+"""
+
+import select
+import sys
+from typing import Final
+
+from mooncake_lab.store.backends.base import StorageError
+from mooncake_lab.store.backends.dram import DramBackend
+from mooncake_lab.store.backends.mooncake_client import MooncakeMaster
+from mooncake_lab.store.backends.remote_server import BlockServer
+
+ERROR: Final = "error: "
+_LOOK_S: Final = 0.2
+
+
+def main(kind: str, capacity_bytes: int) -> int:
+    """Lend memory; the exit status."""
+    token = bytes.fromhex(sys.stdin.readline())
+    try:
+        if kind == "remote":
+            _lend_dram(capacity_bytes, token)
+        else:
+            _lend_to_mooncake(capacity_bytes)
+    except (StorageError, OSError, ValueError, MemoryError) as error:
+        _say(f"{ERROR}{error}")
+        return 1
+    return 0
+
+
+def _lend_dram(capacity_bytes: int, token: bytes) -> None:
+    with BlockServer(DramBackend(capacity_bytes), token) as server:
+        host, port = server.address
+        _say(f"{host}:{port}")
+        sys.stdin.read()
+
+
+def _lend_to_mooncake(capacity_bytes: int) -> None:
+    """Run a master and be its only provider of memory; when the master is gone, so is this process."""
+    with MooncakeMaster() as master, master.client(capacity_bytes):
+        _say(master.address)
+        while master.is_running and not select.select([sys.stdin], [], [], _LOOK_S)[0]:
+            pass
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2])))

@@ -1,0 +1,173 @@
+"""A prefix in DRAM, on SSD, on another worker and in the pool: reused with the same tokens, until it is gone."""
+
+import dataclasses
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from mooncake_lab.cluster import POOL
+from mooncake_lab.conductor import Placement
+from mooncake_lab.core import Finished, Moved, Prefilled, Request, TracedRequest, blocks_for
+from mooncake_lab.serving import LiveSpec
+from mooncake_lab.store.backends import StorageError
+from mooncake_lab.store.backends.mooncake_client import load_wheel
+
+BLOCK = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class ByParity:
+    """Prefill on worker `id % workers`, and fetch what the longest holder has more."""
+
+    def place(self, request, view, estimate):
+        del estimate
+        here = view.prefill[request.id % len(view.prefill)]
+        best = max(view.prefill, key=lambda each: each.matched_blocks)
+        local, most = (min(each.matched_blocks * BLOCK, request.input_tokens - 1) for each in (here, best))
+        fetches = most > local
+        return Placement(
+            request_id=request.id, prefill=here.name, decode=view.decode[0].name,
+            reused_tokens=most if fetches else local, fetch_from=best.name if fetches else None,
+            fetched_tokens=most - local, expected_ttft_s=0.0, expected_tbt_s=0.0, reason="for tests",
+        )  # fmt: skip
+
+
+def turn(number, *, conversation, tokens=70, arrival_s=0.0):
+    """A request whose prompt begins as every other prompt of its conversation does."""
+    keys = tuple(1000 * conversation + k for k in range(blocks_for(tokens, BLOCK)))
+    request = Request(
+        id=number, arrival_s=arrival_s, input_tokens=tokens, block_keys=keys, block_size_tokens=BLOCK
+    )
+    return TracedRequest(request, 5)
+
+
+def settle(live):
+    """Wait until no worker writes to a lower tier any more, and the cluster knows."""
+    before = None
+    for _ in range(100):
+        workers = live._runtime.coordinator.workers
+        now = {cache: len(workers.cached(cache)) for cache in workers.index.instances}
+        if now == before:
+            return now
+        before = now
+        time.sleep(0.2)
+    raise AssertionError("the caches do not come to rest")
+
+
+def moved(log, source, destination):
+    """The bytes that moved between two places."""
+    return sum(r.bytes for r in log if isinstance(r, Moved) and (r.source, r.destination) == (source, destination))
+
+
+def reused(log):
+    """Reused tokens by request."""
+    return {r.request_id: r.reused_tokens for r in log if isinstance(r, Prefilled)}
+
+
+def evict(live, first, conversations):
+    """Push the blocks of others out of DRAM, slowly enough that none is dropped on its way down."""
+    for number in conversations:
+        live.run([turn(first, conversation=number, tokens=2 * BLOCK + 1)])
+        settle(live)
+
+
+@pytest.mark.parametrize("tier", ["dram", "ssd", "worker", "pool"])
+def test_a_second_turn_has_the_same_tokens_wherever_its_prefix_lies(open_cluster, expected, tmp_path, tier):
+    """The prefix is read from that place and from nowhere else, and the tokens are those of recomputation."""
+    changes = {
+        "dram": {},
+        "ssd": {"cache_tokens": 12 * BLOCK, "ssd_dir": str(tmp_path), "ssd_tokens": 4096},
+        "worker": {"prefill_nodes": 2, "placement": ByParity()},
+        "pool": {"cache_tokens": 12 * BLOCK, "pool": "remote"},
+    }[tier]
+    first, second = turn(0, conversation=1), turn(1, conversation=1, tokens=101)
+    with open_cluster(**changes) as live:
+        live.run([first])
+        assert live.outputs == expected([first])
+        if tier in {"ssd", "pool"}:
+            evict(live, 0, range(2, 9))
+        log = live.run([second])
+        assert live.outputs == expected([second])
+    here = "prefill-1" if tier == "worker" else "prefill-0"
+    size = moved(log, here, "decode-0") // 101
+    came = {
+        "ssd": moved(log, "prefill-0/ssd", "prefill-0/dram"),
+        "worker": moved(log, "prefill-0", here),
+        "pool": moved(log, POOL, here),
+    }
+    assert {place: found // size // BLOCK for place, found in came.items()} == {
+        place: 4 * (place == tier) for place in came
+    }
+    assert reused(log) == {1: 4 * BLOCK}
+
+
+def test_what_one_worker_puts_into_the_pool_another_finds(open_cluster, expected):
+    """A prefix that its worker evicted is found by the other worker, without the first: that is dead by then."""
+    with open_cluster(prefill_nodes=2, placement=ByParity(), cache_tokens=12 * BLOCK, pool="remote") as live:
+        live.run([turn(0, conversation=1)])
+        evict(live, 0, range(2, 9))
+        os.kill(live.pids()["prefill-0"], signal.SIGKILL)
+        log = live.run([turn(1, conversation=1)])
+        assert live.outputs == expected([turn(1, conversation=1)])
+    assert reused(log) == {1: 4 * BLOCK}
+    assert moved(log, POOL, "prefill-1")
+
+
+def pools():
+    """The kinds of pool that this machine can run."""
+    yield "remote"
+    try:
+        load_wheel()
+    except StorageError as error:
+        yield pytest.param("mooncake", marks=pytest.mark.skip(reason=str(error)))
+    else:
+        yield "mooncake"
+
+
+@pytest.mark.parametrize("victim", ["prefill-0", POOL])
+def test_the_death_of_a_worker_or_of_the_pool_costs_no_request(open_cluster, expected, victim):
+    """Kill -9 under load: every request ends with its own tokens, and prefixes are reused again afterwards."""
+    changes = {"prefill_nodes": 2, "cache_tokens": 16 * BLOCK, "pool": "remote", "fetch_timeout_s": 1.0}
+    requests = [turn(i, conversation=i % 8, arrival_s=0.02 * i) for i in range(60)]
+    with open_cluster(**changes) as live:
+        killer = threading.Timer(0.5, live.kill, [victim])
+        killer.start()
+        log = live.run(requests)
+        killer.join()
+        assert live.outputs == expected(requests)
+        assert sum(isinstance(record, Finished) for record in log) == len(requests)
+        deadline_s = time.monotonic() + 60
+        while live._runtime.supervisor.pool.address is None or len(live.pids()) < 3:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+        live.run(requests[:8])
+        settle(live)
+        log = live.run(requests[:16])
+        assert live.outputs == expected(requests[:16])
+    assert sum(reused(log).values()) > 0
+
+
+def test_a_cluster_that_ends_takes_its_pool_with_it(open_cluster):
+    """The process of the pool is gone when the cluster is closed."""
+    with open_cluster(pool="remote") as live:
+        pid = live._runtime.supervisor.pool.pid
+        os.kill(pid, 0)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_pool_that_cannot_be_used_is_refused_in_a_sentence():
+    """What contradicts itself is refused when the spec is made."""
+    for changes, words in (
+        ({"pool_address": "127.0.0.1:1"}, "without a kind"),
+        ({"pool": "remote", "pool_address": "nowhere", "pool_token": bytes(32)}, "HOST:PORT"),
+        ({"pool": "remote", "pool_address": "127.0.0.1:1"}, "needs its own"),
+        ({"pool": "mooncake", "pool_token": bytes(32)}, "no other pool"),
+        ({"pool": "remote", "prefill_nodes": 0, "decode_nodes": 0, "coupled_nodes": 1}, "no use for a pool"),
+        ({"pool": "remote", "pool_tokens": 8}, "has to fit"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            LiveSpec(**changes)
