@@ -4,16 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, final
 
-from mooncake_lab.cluster.events import (
-    POOL,
-    Attempt,
-    ChunkDone,
-    Preempted,
-    PrefillSlotFree,
-    Role,
-    TierChanged,
-    WorkerUp,
-)
+from mooncake_lab.cluster import events
+from mooncake_lab.cluster.events import Attempt, ChunkDone, Preempted, PrefillSlotFree, Role, TierChanged, WorkerUp
 from mooncake_lab.conductor import ClusterView, DecodeView, History, Placement, PrefillView, ServedView
 from mooncake_lab.core import BlockKey, CacheChanged, Request
 from mooncake_lab.store import Membership, PrefixIndex
@@ -340,8 +332,8 @@ class WorkerTable:
         It is not where no worker has that cache, or where the cache is in GPU memory: blocks stay there only
         while no request needs the room. What the pool holds counts as held by every worker.
         """
-        if event.instance == POOL and POOL not in self._members:
-            self._members[POOL] = self.index.join(POOL, shared=True)
+        if event.instance == events.POOL and events.POOL not in self._members:
+            self._members[events.POOL] = self.index.join(events.POOL, shared=True)
             self._arrange()
         member = self._members.get(event.instance)
         if member is None:

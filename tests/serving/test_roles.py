@@ -144,7 +144,7 @@ def test_what_was_read_from_the_ssd_is_reported_and_rises(tmp_path):
     assert read.attempt.request_id == 10
     assert read.bytes == 64 * bench.shape.bytes_per_token
     assert read.start_s <= read.at_s <= bench.told(PrefillDone)[-1].at_s
-    bench.role._fetcher.shutdown(wait=True)
+    bench.role._background.shutdown(wait=True)
     keys = bench.keys(prompt)
     assert bench.role._cache._store.tier_of(keys[0]) == "dram"
 
