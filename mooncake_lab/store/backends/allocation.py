@@ -211,3 +211,32 @@ class AllocationTable:
         """The reservations that are not committed."""
         with self.lock:
             return [reservation for reservation, _ in self._missing.values()]
+
+
+class AllocatedBackend:
+    """What the backends have in common whose blocks an `AllocationTable` of this process lists."""
+
+    is_shared: bool = False
+    evicts: bool = False
+
+    def __init__(self, name: str, capacity_bytes: int, alignment_bytes: int) -> None:
+        self.name: str = name
+        self._table = AllocationTable(name, capacity_bytes, alignment_bytes)
+
+    @property
+    def capacity_bytes(self) -> int:
+        """The bytes it may hold, padding included."""
+        return self._table.extents.capacity_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """The bytes that are reserved or held, padding included."""
+        return self._table.extents.used_bytes
+
+    def blocks(self) -> Iterator[Reservation]:
+        """The committed blocks, oldest first."""
+        return self._table.committed()
+
+    def find(self, keys: Iterable[bytes]) -> list[Reservation]:
+        """The committed blocks that have one of these keys."""
+        return self._table.find(keys)

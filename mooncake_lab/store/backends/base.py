@@ -179,16 +179,19 @@ class StorageBackend(Protocol):
         ...
 
 
-def new_buffers(reservation: Reservation, first_layer: int, layers: int) -> list[Bytes]:
-    """Empty buffers for layers of a block."""
-    return [np.empty(size, np.uint8) for size in reservation.layer_bytes[first_layer : first_layer + layers]]
+class CopyingBackend:
+    """`write_buffers` and `read` of a backend that is not memory itself: both need new buffers."""
 
+    def write_buffers(self, reservation: Reservation, first_layer: int, layers: int) -> list[Bytes]:
+        """New buffers for layers that are then passed to `write`."""
+        sizes = reservation.layer_bytes[first_layer : first_layer + layers]
+        return [np.empty(size, np.uint8) for size in sizes]
 
-def read_copies(backend: StorageBackend, reservation: Reservation, first_layer: int, layers: int) -> list[Bytes]:
-    """Layers of a block in new buffers; for its errors see `StorageBackend.read_into`."""
-    buffers = new_buffers(reservation, first_layer, layers)
-    backend.read_into(reservation, buffers, first_layer=first_layer)
-    return buffers
+    def read(self: StorageBackend, reservation: Reservation, first_layer: int, layers: int) -> list[Bytes]:
+        """Layers of a block in new buffers; for its errors see `StorageBackend.read_into`."""
+        buffers = self.write_buffers(reservation, first_layer, layers)
+        self.read_into(reservation, buffers, first_layer=first_layer)
+        return buffers
 
 
 def flat(buffer: Buffer, *, writable: bool = False) -> Bytes:

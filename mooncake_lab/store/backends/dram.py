@@ -2,17 +2,17 @@
 
 import mmap
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, final
 
 import numpy as np
 
-from mooncake_lab.store.backends.allocation import AllocationTable
+from mooncake_lab.store.backends.allocation import AllocatedBackend
 from mooncake_lab.store.backends.base import Buffer, Bytes, Reservation, StorageError, address, check_buffers
 
 
 @final
-class DramBackend:
+class DramBackend(AllocatedBackend):
     """Blocks in one arena of memory, page aligned, with the layers of a block in order.
 
     All pages are touched at construction, so that no request pays for its first use. Mutable: it holds the bytes.
@@ -29,24 +29,11 @@ class DramBackend:
     """
 
     def __init__(self, capacity_bytes: int, *, name: str = "dram", pinned: bool | None = None) -> None:
-        self.name: str = name
-        self.is_shared: bool = False
-        self.evicts: bool = False
-        self._table = AllocationTable(name, capacity_bytes, mmap.PAGESIZE)
+        super().__init__(name, capacity_bytes, mmap.PAGESIZE)
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_POPULATE", 0)
         self._arena = np.frombuffer(mmap.mmap(-1, self.capacity_bytes, flags=flags), np.uint8)
         self._address = address(self._arena)
         self._cuda = _pin(self._arena, required=pinned)
-
-    @property
-    def capacity_bytes(self) -> int:
-        """The bytes it may hold, padding included."""
-        return self._table.extents.capacity_bytes
-
-    @property
-    def used_bytes(self) -> int:
-        """The bytes that are reserved or held, padding included."""
-        return self._table.extents.used_bytes
 
     def footprint_bytes(self, key: bytes, layer_bytes: Sequence[int]) -> int:
         """The bytes of the layers, rounded up to a page."""
@@ -95,14 +82,6 @@ class DramBackend:
     def free(self, *reservations: Reservation) -> None:
         """Release the space of blocks; for its errors see `StorageBackend.free`."""
         self._table.free(reservations)
-
-    def blocks(self) -> Iterator[Reservation]:
-        """The committed blocks, oldest first."""
-        return self._table.committed()
-
-    def find(self, keys: Iterable[bytes]) -> list[Reservation]:
-        """The committed blocks that have one of these keys."""
-        return self._table.find(keys)
 
     def close(self) -> None:
         """Release the memory; views of it that are still in use keep it allocated."""

@@ -4,17 +4,18 @@ import errno
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final, final
 
-from mooncake_lab.store.backends.allocation import AllocationTable
+from mooncake_lab.store.backends.allocation import AllocatedBackend
 from mooncake_lab.store.backends.base import (
     BlockExistsError,
     BlockNotFoundError,
     Buffer,
     Bytes,
+    CopyingBackend,
     DamagedBlockError,
     Reservation,
     StorageError,
@@ -22,8 +23,6 @@ from mooncake_lab.store.backends.base import (
     address,
     check_buffers,
     check_fingerprint,
-    new_buffers,
-    read_copies,
 )
 from mooncake_lab.store.backends.checksums import checksums, run_concurrently
 from mooncake_lab.store.backends.mooncake_client import MooncakeClient
@@ -40,7 +39,7 @@ _RETRY_S: Final = 0.05
 
 
 @final
-class MooncakeBackend:
+class MooncakeBackend(CopyingBackend, AllocatedBackend):
     """Blocks of one model as objects of a Mooncake Store (FAST'25 §3).
 
     A block that is written whole is put in one call, while its checksums are taken; layers that come one by one
@@ -61,6 +60,8 @@ class MooncakeBackend:
         ValueError: when the capacity is not positive, or the fingerprint empty or too long.
     """
 
+    is_shared = True
+
     def __init__(
         self,
         client: MooncakeClient,
@@ -71,30 +72,17 @@ class MooncakeBackend:
         checksums: bool = True,
     ) -> None:
         check_fingerprint(fingerprint)
-        self.name: str = name
-        self.is_shared: bool = True
-        self.evicts: bool = False
+        super().__init__(name, capacity_bytes, 1)
         self._client = client
         self._api = client.api
         self._prefix = fingerprint.hex()
         self._checks = checksums
-        self._table = AllocationTable(name, capacity_bytes, 1)
         self._sums: dict[Reservation, dict[int, int]] = {}
         self._ours: set[Reservation] = set()  # what was put: another client may hold the same name
         self._sessions: set[Reservation] = set()  # of these, the open put sessions
         self._getting = threading.Lock()  # a get session belongs to a name, not to a thread
         self._helpers = ThreadPoolExecutor(_HELPERS, thread_name_prefix="mooncake")  # they take checksums
         self._closed = False
-
-    @property
-    def capacity_bytes(self) -> int:
-        """The bytes it may hold."""
-        return self._table.extents.capacity_bytes
-
-    @property
-    def used_bytes(self) -> int:
-        """The bytes that are reserved or held."""
-        return self._table.extents.used_bytes
 
     def footprint_bytes(self, key: bytes, layer_bytes: Sequence[int]) -> int:
         """The bytes of the layers; what Mooncake's allocator adds is not known here."""
@@ -106,10 +94,6 @@ class MooncakeBackend:
         if self._closed:
             raise StorageError(f"{self.name} is closed")
         return self._table.reserve(key, layer_bytes, position, sum(layer_bytes))
-
-    def write_buffers(self, reservation: Reservation, first_layer: int, layers: int) -> list[Bytes]:
-        """Buffers for layers that are then passed to `write`."""
-        return new_buffers(reservation, first_layer, layers)
 
     def write(self, reservation: Reservation, layers: Sequence[Buffer], *, first_layer: int = 0) -> None:
         """Put a whole block, or layers into its put session; for its errors see `StorageBackend.write`.
@@ -162,10 +146,6 @@ class MooncakeBackend:
                     f"layer {layer} of block {reservation.key.hex()} of {self.name} is not what was written"
                 )
 
-    def read(self, reservation: Reservation, first_layer: int, layers: int) -> list[Bytes]:
-        """Layers of a block in new buffers; for its errors see `StorageBackend.read_into`."""
-        return read_copies(self, reservation, first_layer, layers)
-
     def free(self, *reservations: Reservation) -> None:
         """Remove objects and revoke open sessions; for its errors see `StorageBackend.free`."""
         for reservation in reservations:
@@ -175,14 +155,6 @@ class MooncakeBackend:
             with self._table.lock:
                 self._table.free([reservation])
                 self._sums.pop(reservation, None)
-
-    def blocks(self) -> Iterator[Reservation]:
-        """The committed blocks of this client, oldest first."""
-        return self._table.committed()
-
-    def find(self, keys: Iterable[bytes]) -> list[Reservation]:
-        """The committed blocks that have one of these keys."""
-        return self._table.find(keys)
 
     def close(self) -> None:
         """Remove its objects from the store: they are memory, and no other client knows what they are."""

@@ -15,21 +15,20 @@ from mooncake_lab.store.backends.base import (
     MAX_KEY_BYTES,
     Buffer,
     Bytes,
+    CopyingBackend,
     DamagedBlockError,
     Reservation,
     StorageError,
     check_block,
     check_buffers,
     check_fingerprint,
-    new_buffers,
-    read_copies,
 )
 
 _Answer = TypeVar("_Answer", messages.Done, messages.Reserved, messages.Layers, messages.Listing, messages.Room)
 
 
 @final
-class RemoteBackend:
+class RemoteBackend(CopyingBackend):
     """The backend that a `BlockServer` lends, as if it were local (FAST'25 §3: blocks of other nodes).
 
     The server evicts the least recently used blocks of all its clients when it is full, so a block may be gone at
@@ -50,6 +49,9 @@ class RemoteBackend:
         ValueError: when the token is too short, or the fingerprint empty or too long.
     """
 
+    is_shared: bool = True
+    evicts: bool = True
+
     def __init__(
         self,
         address: tuple[str, int],
@@ -62,8 +64,6 @@ class RemoteBackend:
         wire.check_token(token)
         check_fingerprint(fingerprint)
         self.name: str = name
-        self.is_shared: bool = True
-        self.evicts: bool = True
         self._address = address
         self._token = token
         self._fingerprint = fingerprint
@@ -104,10 +104,6 @@ class RemoteBackend:
             )
         return self._ask(messages.Reserve(key, tuple(layer_bytes), position), messages.Reserved).block
 
-    def write_buffers(self, reservation: Reservation, first_layer: int, layers: int) -> list[Bytes]:
-        """Buffers for layers that are then passed to `write`."""
-        return new_buffers(reservation, first_layer, layers)
-
     def write(self, reservation: Reservation, layers: Sequence[Buffer], *, first_layer: int = 0) -> None:
         """Send layers; for its errors see `StorageBackend.write`."""
         arrays = check_buffers(reservation, layers, first_layer)
@@ -127,10 +123,6 @@ class RemoteBackend:
                 f"layers from {first_layer} on of block {reservation.key.hex()} of {self.name}"
                 " are not what was written"
             )
-
-    def read(self, reservation: Reservation, first_layer: int, layers: int) -> list[Bytes]:
-        """Layers of a block in new buffers; for its errors see `StorageBackend.read_into`."""
-        return read_copies(self, reservation, first_layer, layers)
 
     def free(self, *reservations: Reservation) -> None:
         """Release the space of blocks; for its errors see `StorageBackend.free`."""

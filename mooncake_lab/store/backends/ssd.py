@@ -2,22 +2,20 @@
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
-from mooncake_lab.store.backends.allocation import AllocationTable
+from mooncake_lab.store.backends.allocation import AllocatedBackend
 from mooncake_lab.store.backends.base import (
     Buffer,
-    Bytes,
+    CopyingBackend,
     Reservation,
     StorageFullError,
     SuspectBlockError,
     check_block,
     check_buffers,
-    new_buffers,
-    read_copies,
 )
 from mooncake_lab.store.backends.ssd_folder import FolderLock, find_records, index_path, model_folder
 from mooncake_lab.store.backends.ssd_index import BeforeOperation, Index, Record, no_faults, seed_of
@@ -36,7 +34,7 @@ class _Written:
 
 
 @final
-class SsdBackend:
+class SsdBackend(CopyingBackend, AllocatedBackend):
     """Durable blocks of one model in a folder (FAST'25 §3: the SSD part of Mooncake Store).
 
     A commit syncs the layers and sealed headers of its blocks before the index records them in one entry. Freed
@@ -68,9 +66,6 @@ class SsdBackend:
         before: BeforeOperation = no_faults,
     ) -> None:
         model = model_folder(folder, fingerprint)
-        self.name: str = name
-        self.is_shared: bool = False
-        self.evicts: bool = False
         self._closing = threading.Lock()
         self._committing = threading.Lock()  # one commit at a time, while readers go on
         self._failed_syncs = 0
@@ -82,7 +77,7 @@ class SsdBackend:
             undo.callback(self._folder_lock.release)
             model.mkdir(exist_ok=True)
             capacity = _slab_capacity(model / "slab", capacity_bytes)
-            self._table = AllocationTable(name, capacity, ALIGNMENT_BYTES)
+            super().__init__(name, capacity, ALIGNMENT_BYTES)
             self._slab = Slab(model / "slab", capacity, before)
             undo.callback(self._slab.close)
             seed = seed_of(fingerprint)
@@ -91,11 +86,6 @@ class SsdBackend:
             kept = [record for record in records if self._table.recover(record.block, _footprint(record.block))]
             self._index = Index(index_path(model), seed, kept, before)
             undo.pop_all()
-
-    @property
-    def capacity_bytes(self) -> int:
-        """The bytes it may hold, headers and padding included."""
-        return self._table.extents.capacity_bytes
 
     @property
     def used_bytes(self) -> int:
@@ -123,10 +113,6 @@ class SsdBackend:
                 raise
         self.commit()  # freed blocks leave the index, and their bytes can be reused
         return self._table.reserve(key, layer_bytes, position, size)
-
-    def write_buffers(self, reservation: Reservation, first_layer: int, layers: int) -> list[Bytes]:
-        """Buffers for layers that are then passed to `write`."""
-        return new_buffers(reservation, first_layer, layers)
 
     def write(self, reservation: Reservation, layers: Sequence[Buffer], *, first_layer: int = 0) -> None:
         """Write layers into the slab; for its errors see `StorageBackend.write`."""
@@ -185,10 +171,6 @@ class SsdBackend:
             record = self._index.records[reservation.key]
         self._file.read(record, arrays, first_layer)
 
-    def read(self, reservation: Reservation, first_layer: int, layers: int) -> list[Bytes]:
-        """Layers of a block in new buffers; for its errors see `StorageBackend.read_into`."""
-        return read_copies(self, reservation, first_layer, layers)
-
     def free(self, *reservations: Reservation) -> None:
         """Release the space of blocks; for its errors see `StorageBackend.free`."""
         with self._table.lock:
@@ -198,14 +180,6 @@ class SsdBackend:
                 else:
                     self._written.pop(reservation, None)
                     self._table.extents.give(reservation.offset_bytes, _footprint(reservation))
-
-    def blocks(self) -> Iterator[Reservation]:
-        """The committed blocks, oldest first."""
-        return self._table.committed()
-
-    def find(self, keys: Iterable[bytes]) -> list[Reservation]:
-        """The committed blocks that have one of these keys."""
-        return self._table.find(keys)
 
     def close(self) -> None:
         """Record what was freed and let other processes have the folder, when no thread uses it any more."""
