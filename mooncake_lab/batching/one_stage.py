@@ -21,10 +21,14 @@ class PrefillOnly:
     """
 
     chunk_tokens: int | None = None
-    """Tokens of an iteration; None takes the instance's limit."""
+    """Tokens of an iteration, to which the last prompt is cut; None takes the instance's limit."""
+    max_batch_tokens: int | None = None
+    """Tokens up to which another prompt joins an iteration; one that would exceed them waits, and is then computed
+    alone if it is longer. 1 computes one prompt at a time; None only cuts."""
 
     def __post_init__(self) -> None:
         require_positive("PrefillOnly.chunk_tokens", self.chunk_tokens)
+        require_positive("PrefillOnly.max_batch_tokens", self.max_batch_tokens)
 
     steady_steps = steady_while_blocks_last
 
@@ -32,10 +36,11 @@ class PrefillOnly:
         """Pieces of prompts up to the tokens of an iteration."""
         prefilling = [request for request in running if not request.decoding]
         batch = BatchBuilder(prefilling, limits, known_blocks, self.chunk_tokens)
-        for request in batch.running:
-            batch.advance(request, request.pending_tokens)
+        tokens = sum([batch.advance(request, request.pending_tokens) for request in batch.running])
         for request in batch.candidates(waiting, refuse=_refusal):
-            if not batch.admit(request, request.pending_tokens):
+            tokens += request.pending_tokens
+            full = self.max_batch_tokens is not None and tokens > self.max_batch_tokens
+            if (full and batch.segments) or not batch.admit(request, request.pending_tokens):
                 break
         return batch.plan("prompts, first come, first served")
 

@@ -104,7 +104,8 @@ class WorkerState:
             return False
         prompt.started = True
         self._count(prompt.estimated_s, -1)
-        self._latest, self._latest_until_s = attempt, at_s + prompt.estimated_s
+        # prompts that are packed into one iteration start at one moment, and their times add up
+        self._latest, self._latest_until_s = attempt, max(at_s, self._latest_until_s) + prompt.estimated_s
         return True
 
     def free_slot(self, at_s: float) -> None:

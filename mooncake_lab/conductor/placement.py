@@ -247,7 +247,7 @@ PLACEMENT_POLICIES: Final[Mapping[str, Callable[[], PlacementPolicy]]] = Mapping
 """Every placement policy by the name the command line uses."""
 
 
-def named_placement(name: str, seed: int = 0) -> PlacementPolicy:
+def named_placement(name: str, seed: int) -> PlacementPolicy:
     """The placement policy of a name, with its own defaults; chance, where it plays a part, by the seed.
 
     Raises:

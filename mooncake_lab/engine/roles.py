@@ -41,6 +41,7 @@ class PrefillEngine:
         model: what computes.
         settings: what it may use.
         chunk_tokens: prompt tokens of an iteration; None takes the settings' limit.
+        max_batch_tokens: tokens up to which waiting prompts share an iteration, as in `PrefillOnly`.
         clock: gives seconds.
     """
 
@@ -50,9 +51,10 @@ class PrefillEngine:
         settings: EngineSettings | None = None,
         *,
         chunk_tokens: int | None = None,
+        max_batch_tokens: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.engine = Engine(model, PrefillOnly(chunk_tokens=chunk_tokens), settings, clock=clock)
+        self.engine = Engine(model, PrefillOnly(chunk_tokens, max_batch_tokens), settings, clock=clock)
         self._kv: dict[int, KVSpan] = {}
         self._ended: list[PrefillResult] = []  # not yet returned by a step
 

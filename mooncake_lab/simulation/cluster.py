@@ -147,7 +147,14 @@ class Cluster:
         )
         for name in names:
             self._prefill[name] = PrefillInstance(
-                loop, name, service, self.pool, self._transfer, self.report, overtaking=prefill.overtaking
+                loop,
+                name,
+                service,
+                self.pool,
+                self._transfer,
+                self.report,
+                max_batch_tokens=prefill.max_batch_tokens,
+                overtaking=prefill.overtaking,
             )
             self._up(name, "prefill", 0, self.pool.caches[name])
         for name in (f"decode-{i}" for i in range(decode.nodes)):

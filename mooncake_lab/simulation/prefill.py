@@ -1,14 +1,24 @@
-"""A prefill instance in virtual time: a queue, a prefix cache, and computation one prompt after the other."""
+"""A prefill instance in virtual time: a queue, a prefix cache, and the computation of prompts."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
 
 from mooncake_lab.cluster import Event, PrefillDone, PrefillDropped, PrefillSlotFree, PrefillStarted, TierRead
 from mooncake_lab.perf import CppGroup, LatencyModel, cpp_finish_s
 from mooncake_lab.simulation.event_loop import EventLoop
 from mooncake_lab.simulation.kv_transfer import KVTransfer, PrefillJob
 from mooncake_lab.simulation.pool import PrefixPool
+
+
+class PromptPart(NamedTuple):
+    """A prompt in an iteration: its tokens, those of its prefix that are reused, and those of them on SSD."""
+
+    tokens: int
+    reused_tokens: int = 0
+    ssd_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,23 +29,25 @@ class PrefillService:
     group: CppGroup | None = None
     """The nodes that compute a prompt in turns; None is one node that computes it whole."""
 
-    def finish_s(
-        self, tokens: int, reused_tokens: int, ssd_tokens: int = 0, free_s: Sequence[float] = ()
-    ) -> list[float]:
-        """In how many seconds each node is done with a prompt that begins now; the last one ends it.
+    def finish_s(self, prompts: Sequence[PromptPart], free_s: Sequence[float] = ()) -> list[float]:
+        """In how many seconds each node is done with the prompts that begin now; the last one ends them.
 
-        A single node is done when the prompt is. The first of a group can begin the next prompt when it is done
-        with this one, so that the pipeline stays full (arXiv §5.1).
+        A single node computes them in one iteration, whose constant part (reading the weights) they share. The
+        first of a group can begin the next prompt when it is done with this one, so that the pipeline stays full
+        (arXiv §5.1).
 
         Args:
-            tokens: of the prompt.
-            reused_tokens: of its prefix.
-            ssd_tokens: those of the reused that have to be read from SSD.
+            prompts: of one iteration; a group computes one.
             free_s: in how many seconds each node of a group is done with the prompt before.
         """
+        ssd_tokens = sum([prompt.ssd_tokens for prompt in prompts])
         if self.group is None:
-            return [self._read_beside(self.model.prefill.seconds(tokens, reused_tokens), ssd_tokens)]
-        columns = cpp_finish_s(self.group, tokens, reused_tokens, free_s=free_s)
+            compute_s = self.model.prefill.constant_s * (1 - len(prompts))
+            for prompt in prompts:
+                compute_s += self.model.prefill.seconds(prompt.tokens, prompt.reused_tokens)
+            return [self._read_beside(compute_s, ssd_tokens)]
+        (prompt,) = prompts
+        columns = cpp_finish_s(self.group, prompt.tokens, prompt.reused_tokens, free_s=free_s)
         done_s = [column[-1] for column in columns]
         waited_s = self._read_beside(done_s[-1], ssd_tokens) - done_s[-1]
         return [each_s + waited_s for each_s in done_s]
@@ -56,9 +68,9 @@ class PrefillService:
 class PrefillInstance:
     """Computes prompts in order of arrival, reusing the prefix its cache holds when it starts.
 
-    One at a time on a single node; on a group of nodes the next one starts when the first node is done with it.
-    It idles only while the prefix of the next one is on its way, and with `overtaking` not even then, if another
-    prompt waits (I4).
+    A single node computes those that wait in one iteration, up to `max_batch_tokens`, or one at a time. On a group
+    of nodes the next prompt starts when the first node is done with the one before. The instance idles only while
+    the prefix of the next prompt is on its way, and with `overtaking` not even then, if another prompt waits (I4).
     """
 
     def __init__(
@@ -70,6 +82,7 @@ class PrefillInstance:
         transfer: KVTransfer,
         report: Callable[[Event], None],
         *,
+        max_batch_tokens: int = 1,
         overtaking: bool = False,
     ) -> None:
         self.name = name
@@ -79,6 +92,7 @@ class PrefillInstance:
         self._pool = pool
         self._transfer = transfer
         self._report = report
+        self._max_batch_tokens = max_batch_tokens
         self._overtaking = overtaking
         self._queue: deque[PrefillJob] = deque()
         self._idle = True  # and not about to look into the queue
@@ -101,10 +115,11 @@ class PrefillInstance:
             self._idle = False
             self._loop.call_later(0.0, self._begin)
 
-    def _next(self) -> PrefillJob | None:
-        """The one to compute now, taken out of the queue; None where all that may start wait for their prefix.
+    def _next(self, room_tokens: float) -> PrefillJob | None:
+        """The next prompt to compute, taken out of the queue. Cancelled ones are dropped on the way.
 
-        Cancelled ones are dropped on the way.
+        None where all that may start wait for their prefix, or where the next one has more tokens than there is
+        room for.
         """
         place = 0
         while place < len(self._queue):
@@ -113,6 +128,8 @@ class PrefillInstance:
                 del self._queue[place]
                 self._report(PrefillDropped(at_s=self._loop.now_s, attempt=job.attempt, worker=self.name))
             elif not job.fetching:
+                if room_tokens < inf and self._new_tokens(job) > room_tokens:
+                    return None
                 del self._queue[place]
                 return job
             elif self._overtaking:
@@ -121,21 +138,42 @@ class PrefillInstance:
                 return None
         return None
 
+    def _new_tokens(self, job: PrefillJob) -> int:
+        """Tokens of a prompt that it would have to compute now."""
+        request = job.request
+        held = self._pool.matched(self.name, request) * request.block_size_tokens
+        return request.input_tokens - min(held, request.input_tokens - 1)
+
+    def _batch(self) -> list[PrefillJob]:
+        """The prompts of the next iteration, in order of arrival."""
+        batch = list[PrefillJob]()
+        room_tokens = inf
+        while room_tokens >= 1 and (job := self._next(room_tokens)) is not None:
+            batch.append(job)
+            if self._max_batch_tokens == 1:
+                break
+            room_tokens = min(room_tokens, self._max_batch_tokens) - self._new_tokens(job)
+        return batch
+
     def _begin(self) -> None:
-        """Start the next prompt that can start."""
-        job = self._next()
-        if job is None:
+        """Start the next iteration with the prompts that can start."""
+        batch = self._batch()
+        if not batch:
             self._idle = True
             return
-        request, now_s = job.request, self._loop.now_s
-        self._report(PrefillStarted(at_s=now_s, attempt=job.attempt, worker=self.name))
-        found = self._pool.reuse(self.name, request)
-        reused = min(found.blocks * request.block_size_tokens, request.input_tokens - 1)
-        from_ssd = min(found.from_ssd * request.block_size_tokens, reused)
+        now_s, parts = self._loop.now_s, list[PromptPart]()
+        for job in batch:
+            request = job.request
+            self._report(PrefillStarted(at_s=now_s, attempt=job.attempt, worker=self.name))
+            found = self._pool.reuse(self.name, request)
+            reused = min(found.blocks * request.block_size_tokens, request.input_tokens - 1)
+            from_ssd = min(found.from_ssd * request.block_size_tokens, reused)
+            parts.append(PromptPart(request.input_tokens, reused, from_ssd))
         free_s = [max(0.0, at_s - now_s) for at_s in self._free_at_s]
-        finish_s = self._service.finish_s(request.input_tokens, reused, from_ssd, free_s)
-        self._transfer.stream(job, finish_s[-1])  # while the next layers are computed
-        self._loop.call_later(finish_s[-1], self._done, job, now_s, reused, from_ssd)
+        finish_s = self._service.finish_s(parts, free_s)
+        for job in batch:
+            self._transfer.stream(job, finish_s[-1])  # while the next layers are computed
+        self._loop.call_later(finish_s[-1], self._done, batch, parts, now_s)
         if len(finish_s) > 1:
             self._free_at_s = [now_s + each_s for each_s in finish_s]
             self._loop.call_later(finish_s[0], self._slot_free)
@@ -146,13 +184,20 @@ class PrefillInstance:
             self._report(PrefillSlotFree(at_s=self._loop.now_s, worker=self.name))
             self._begin()
 
-    def _done(self, job: PrefillJob, start_s: float, reused: int, from_ssd: int) -> None:
-        """A prompt is computed, unless its instance failed meanwhile."""
+    def _done(self, batch: Sequence[PrefillJob], parts: Sequence[PromptPart], start_s: float) -> None:
+        """An iteration is computed, unless its instance failed meanwhile."""
         if not self.up:
             return
+        for job, part in zip(batch, parts, strict=True):
+            self._end(job, part, start_s)
+        if not self._free_at_s:
+            self._begin()
+
+    def _end(self, job: PrefillJob, part: PromptPart, start_s: float) -> None:
+        """A prompt is computed: keep its KVCache, and send the rest of it."""
         now_s, request = self._loop.now_s, job.request
-        if from_ssd:
-            size = from_ssd * self._service.model.shape.kv_bytes_per_token
+        if part.ssd_tokens:
+            size = part.ssd_tokens * self._service.model.shape.kv_bytes_per_token
             self._report(TierRead(at_s=now_s, attempt=job.attempt, worker=self.name, start_s=start_s, bytes=size))
         self._pool.keep(self.name, request)
         self._report(
@@ -161,11 +206,9 @@ class PrefillInstance:
                 attempt=job.attempt,
                 worker=self.name,
                 start_s=start_s,
-                computed_tokens=request.input_tokens - reused,
-                reused_tokens=reused,
+                computed_tokens=request.input_tokens - part.reused_tokens,
+                reused_tokens=part.reused_tokens,
             )
         )
         if not job.cancelled:
             self._transfer.finish(job)
-        if not self._free_at_s:
-            self._begin()

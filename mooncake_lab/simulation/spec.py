@@ -94,15 +94,23 @@ class PrefillPool:
     shared_cache: bool = False
     """One Mooncake Store over all nodes instead of a cache a node (FAST'25 §5.3)."""
     eviction: str = "lru"
+    max_batch_tokens: int = 1
+    """Computed tokens up to which waiting prompts are packed into one iteration; a longer prompt is computed
+    alone. 1 computes one prompt at a time, as arXiv §5.2 implies: prefill needs room for one request only."""
     overtaking: bool = False
     """Whether a prompt whose prefix is still on its way lets those behind it start; else all start in order."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "nodes", "group", "chunk_tokens", "cache_tokens")
+        _require_positive(self, "nodes", "group", "chunk_tokens", "cache_tokens", "max_batch_tokens")
         if self.ssd_tokens < 0:
             raise ValueError(f"PrefillPool.ssd_tokens is {self.ssd_tokens!r}; at least 0 is needed")
         if self.nodes % self.group:
             raise ValueError(f"{self.nodes} prefill nodes are no whole number of groups of {self.group}")
+        if self.group > 1 and self.max_batch_tokens > 1:
+            raise ValueError(
+                f"PrefillPool.max_batch_tokens is {self.max_batch_tokens} with groups of {self.group} nodes;"
+                " a group computes one prompt at a time, so 1 is allowed"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

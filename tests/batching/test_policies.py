@@ -289,6 +289,21 @@ class TestPrefillOnly:
         plan = PrefillOnly().plan([new(1, 8, max_new_tokens=1000)], [], limits(blocks=2))
         assert tokens(plan) == [(1, 8)]
 
+    @pytest.mark.parametrize(
+        ("most", "planned"),
+        [(None, [(1, 8), (2, 6), (3, 6)]), (14, [(1, 8), (2, 6)]), (13, [(1, 8)]), (1, [(1, 8)])],
+    )
+    def test_packs_up_to_its_tokens(self, most, planned):
+        """A prompt joins while the iteration stays within the tokens; the first is computed however long it is."""
+        waiting = [new(1, 8), new(2, 6), new(3, 6)]
+        assert tokens(PrefillOnly(max_batch_tokens=most).plan(waiting, [], limits())) == planned
+
+    def test_the_rest_of_a_cut_prompt_counts(self):
+        """The four tokens left of a prompt that was cut take their share of the iteration."""
+        rest = Progress(request_id=1, arrival=1, prompt_tokens=8, cached_tokens=4, held_blocks=1)
+        plan = PrefillOnly(max_batch_tokens=9).plan([new(2, 6)], [rest], limits())
+        assert tokens(plan) == [(1, 4)]
+
 
 class TestDecodeOnly:
     def test_kvcache_on_its_way(self):

@@ -43,6 +43,18 @@ def test_a_running_prompt_counts_what_is_left_of_its_estimate(estimated_s, start
     assert backlog_s(worker, start_s + later_s) == max(0.0, start_s + estimated_s - (start_s + later_s))
 
 
+def test_prompts_that_start_together_count_together():
+    """Prompts of 2 s and 3 s that share an iteration are a backlog of 5 s, until the last one is done."""
+    worker = queued([2.0, 3.0, 4.0])
+    for i in (0, 1):
+        assert worker.start_prompt(Attempt(i, 1), 10.0)
+    assert backlog_s(worker, 10.0) == 9.0
+    assert backlog_s(worker, 14.0) == 5.0
+    for i in (0, 1):
+        assert worker.remove_prompt(Attempt(i, 1), 14.0)
+    assert backlog_s(worker, 14.0) == 4.0
+
+
 def test_an_event_is_counted_once():
     """A prompt that is started or removed again, and one of another attempt, change nothing."""
     worker = queued([2.0])

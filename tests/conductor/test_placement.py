@@ -5,6 +5,7 @@ import math
 import pytest
 
 from mooncake_lab.conductor import (
+    PLACEMENT_POLICIES,
     CacheAware,
     ClusterView,
     DecodeView,
@@ -14,6 +15,7 @@ from mooncake_lab.conductor import (
     PrefillView,
     PrefixAffinity,
     Random,
+    named_placement,
 )
 from mooncake_lab.conductor.placement import select_decode
 from mooncake_lab.core import Request
@@ -153,3 +155,10 @@ class TestSelectDecode:
         pool = (DecodeView("d0", 0, 9000, 10_000), DecodeView("d1", 0, 8000, 10_000))
         chosen, tbt_s = select_decode(request(), pool, Estimate())
         assert (chosen.name, tbt_s) == ("d1", math.inf)
+
+
+def test_a_named_policy_draws_by_the_seed_it_is_given():
+    """Only random placement takes the seed; the others keep their defaults."""
+    assert named_placement("random", 3) == Random(3)
+    for name, make in PLACEMENT_POLICIES.items():
+        assert name == "random" or named_placement(name, 3) == make()

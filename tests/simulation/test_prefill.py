@@ -1,6 +1,7 @@
-"""The prefill instance, which computes one prompt at a time, against a general instance under `PrefillOnly`."""
+"""The simulated prefill instance against a general instance under `PrefillOnly`: prompts alone and packed."""
 
 import numpy as np
+import pytest
 from drawn import REALISTIC
 from families import requests_of
 from hypothesis import given, settings
@@ -8,17 +9,19 @@ from hypothesis import strategies as st
 
 from mooncake_lab.batching import CountedBlocks, Instance, Limits, PrefillOnly, Progress
 from mooncake_lab.core import Prefilled
+from mooncake_lab.metrics import check_log, prefill_gpu_s
 from mooncake_lab.simulation import Cluster, ClusterSpec
 
 ROWS = st.lists(st.tuples(st.floats(0, 5), st.integers(1, 9000)), min_size=1, max_size=20).map(sorted)
 
 
-def in_general(rows):
-    """Of each prompt, when an `Instance` that takes one prompt per iteration begins and ends it."""
+def in_general(rows, max_batch_tokens):
+    """Of each prompt, when an `Instance` under `PrefillOnly` begins and ends it."""
     bounds = Limits(
-        max_batch_tokens=10**5, max_requests=1, block_size_tokens=16, capacity_blocks=10**6, free_blocks=10**6
+        max_batch_tokens=10**6, max_requests=64, block_size_tokens=16, capacity_blocks=10**6, free_blocks=10**6
     )
-    instance = Instance(PrefillOnly(), bounds, CountedBlocks(bounds.capacity_blocks))
+    policy = PrefillOnly(max_batch_tokens=max_batch_tokens)
+    instance = Instance(policy, bounds, CountedBlocks(bounds.capacity_blocks))
     spans, coming, now = [], list(enumerate(rows)), 0.0
     while coming or instance.waiting:
         while coming and coming[0][1][0] <= now:
@@ -28,20 +31,50 @@ def in_general(rows):
         if plan.is_empty:
             now = coming[0][1][0]
             continue
-        start = now
-        now += REALISTIC.prefill.seconds(plan.new_tokens, 0)
-        (request,) = instance.apply(plan)
-        spans.append((request.request_id, start, now))
-        instance.finish(request.request_id)
+        start, model = now, REALISTIC.prefill
+        now += model.constant_s + sum(model.seconds(part.new_tokens) - model.constant_s for part in plan.segments)
+        for request in instance.apply(plan):
+            spans.append((request.request_id, start, now))
+            instance.finish(request.request_id)
     return spans
 
 
-@settings(max_examples=60, deadline=None)
-@given(ROWS)
-def test_prompts_are_computed_as_by_a_general_instance(rows):
-    """Without shared prefixes, each prompt begins and ends when an instance under `PrefillOnly` says."""
+def prefilled(rows, max_batch_tokens=1):
+    """The prefills of prompts without shared prefixes on one simulated node."""
     requests = requests_of((at_s, tokens, 2, i) for i, (at_s, tokens) in enumerate(rows))
-    log = Cluster(ClusterSpec.disaggregated(prefill_nodes=1, decode_nodes=1), REALISTIC).run(requests)
-    found, expected = [r for r in log if isinstance(r, Prefilled)], in_general(rows)
+    spec = ClusterSpec.disaggregated(prefill_nodes=1, decode_nodes=1, max_batch_tokens=max_batch_tokens)
+    log = Cluster(spec, REALISTIC).run(requests)
+    assert check_log(log) == ()
+    return [record for record in log if isinstance(record, Prefilled)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(ROWS, st.sampled_from([1, 2000, 12_000]))
+def test_prompts_are_computed_as_by_a_general_instance(rows, max_batch_tokens):
+    """Without shared prefixes, each prompt begins and ends when an instance under `PrefillOnly` says."""
+    found, expected = prefilled(rows, max_batch_tokens), in_general(rows, max_batch_tokens)
     assert [r.request_id for r in found] == [i for i, _, _ in expected]
     np.testing.assert_allclose([(r.start_s, r.at_s) for r in found], [span for _, *span in expected], atol=1e-9)
+
+
+def test_packed_prompts_are_done_before_the_last_of_single_ones():
+    """Two short prompts wait behind a long one: packed, they pay one constant of an iteration and end together."""
+    rows = [(0.0, 9000), (0.1, 200), (0.2, 300)]
+    alone, packed = prefilled(rows), prefilled(rows, 1000)
+    assert packed[0] == alone[0]
+    assert packed[1].at_s == packed[2].at_s
+    assert packed[2].at_s == pytest.approx(alone[2].at_s - REALISTIC.prefill.constant_s)
+    assert packed[1].start_s == packed[2].start_s == alone[0].at_s
+
+
+def test_a_packed_iteration_counts_once():
+    """GPU time of packed prompts is that of their iteration, not the sum over prompts."""
+    first, second, third = packed = prefilled([(0.0, 9000), (0.1, 200), (0.2, 300)], 1000)
+    expected_s = (first.at_s - first.start_s) + (third.at_s - second.start_s)
+    assert prefill_gpu_s(packed) == pytest.approx(expected_s)
+
+
+def test_groups_compute_one_prompt_at_a_time():
+    """A pool of pipelined groups that packs prompts is refused."""
+    with pytest.raises(ValueError, match="max_batch_tokens is 2 with groups of 2"):
+        ClusterSpec.disaggregated(prefill_nodes=4, prefill_group=2, max_batch_tokens=2)

@@ -14,22 +14,24 @@ BLOCK, TOKEN_BYTES = 512, 1000
 class World:
     """An instance whose cache, clock and transfers do what a test says, and record what they are asked."""
 
-    def __init__(self, *, found=(0, 0), stages=(1.0,), overtaking=False):
+    def __init__(self, *, found=(0, 0), stages=(1.0,), **settings):
         self.loop = EventLoop()
         self.found, self.stages = found, stages
         self.asked, self.events, self.streams, self.sent, self.kept = [], [], [], [], []
         self.model = SimpleNamespace(shape=SimpleNamespace(kv_bytes_per_token=TOKEN_BYTES))
-        self.instance = PrefillInstance(
-            self.loop, "p", self, self, self, self.events.append, overtaking=overtaking
-        )
+        self.instance = PrefillInstance(self.loop, "p", self, self, self, self.events.append, **settings)
 
     # the latency model of the node
 
-    def finish_s(self, tokens, reused, from_ssd, free_s):
-        self.asked.append((tokens, reused, from_ssd, list(free_s)))
+    def finish_s(self, prompts, free_s):
+        self.asked.append((*prompts, list(free_s)))
         return list(self.stages)
 
     # its cache
+
+    def matched(self, node, request):
+        assert node == "p"
+        return min(self.found[0], len(request.block_keys))
 
     def reuse(self, node, request):
         assert node == "p"
@@ -71,7 +73,7 @@ def test_a_prefix_is_reused_and_the_rest_computed():
     """Three blocks found, one of them on SSD: the model and the report count tokens, the tier read bytes."""
     world = World(found=(3, 1))
     world.run(world.job(0))
-    assert world.asked == [(2000, 3 * BLOCK, BLOCK, [])]
+    assert world.asked == [((2000, 3 * BLOCK, BLOCK), [])]
     read, done = (next(e for e in world.events if isinstance(e, kind)) for kind in (TierRead, PrefillDone))
     assert (read.at_s, read.start_s, read.bytes) == (1.0, 0.0, BLOCK * TOKEN_BYTES)
     assert (done.start_s, done.at_s) == (0.0, 1.0)
@@ -83,7 +85,7 @@ def test_a_whole_prompt_in_the_cache_leaves_one_token():
     """The last token of a prompt is computed, and no more is read from SSD than is reused."""
     world = World(found=(4, 4))
     world.run(world.job(0, tokens=4 * BLOCK))
-    assert world.asked == [(4 * BLOCK, 4 * BLOCK - 1, 4 * BLOCK - 1, [])]
+    assert world.asked == [((4 * BLOCK, 4 * BLOCK - 1, 4 * BLOCK - 1), [])]
     (done,) = (event for event in world.events if isinstance(event, PrefillDone))
     assert (done.computed_tokens, done.reused_tokens) == (1, 4 * BLOCK - 1)
 
@@ -96,6 +98,31 @@ def test_a_single_node_takes_one_prompt_after_the_other():
     assert world.at(PrefillDone) == [(2.0, 0), (4.0, 1)]
     assert [free_s for *_, free_s in world.asked] == [[], []]
     assert not any(isinstance(event, TierRead | PrefillSlotFree) for event in world.events)
+
+
+def test_waiting_prompts_are_packed_up_to_the_tokens_of_an_iteration():
+    """Prompts of 300, 500 and 400 tokens: the first two make 800, the third would exceed 1000 and comes next."""
+    world = World(max_batch_tokens=1000)
+    world.run(*(world.job(i, tokens) for i, tokens in enumerate((300, 500, 400, 5000, 10))))
+    assert world.at(PrefillStarted) == [(0.0, 0), (0.0, 1), (1.0, 2), (2.0, 3), (3.0, 4)]
+    assert world.at(PrefillDone) == [(1.0, 0), (1.0, 1), (2.0, 2), (3.0, 3), (4.0, 4)]
+    assert world.asked[0] == ((300, 0, 0), (500, 0, 0), [])
+    assert world.sent == [(1.0, 0), (1.0, 1), (2.0, 2), (3.0, 3), (4.0, 4)]
+
+
+def test_only_computed_tokens_count_in_a_packed_iteration():
+    """Three blocks of each prompt are found: two prompts of 2,000 tokens compute 464 each and share 928 tokens."""
+    for max_batch_tokens, together in ((928, 2), (927, 1)):
+        world = World(found=(3, 0), max_batch_tokens=max_batch_tokens)
+        world.run(world.job(0), world.job(1))
+        assert len(world.asked[0]) - 1 == together
+
+
+def test_a_packed_iteration_does_not_wait_for_a_prefix():
+    """A prompt whose prefix is on its way is not part of the iteration that starts before, nor those behind it."""
+    world = World(max_batch_tokens=9000)
+    world.run(world.job(0), world.job(1, fetched_s=0.5), world.job(2))
+    assert world.at(PrefillStarted) == [(0.0, 0), (1.0, 1), (1.0, 2)]
 
 
 def test_a_group_begins_the_next_prompt_when_its_first_node_is_free():

@@ -13,6 +13,7 @@ from mooncake_lab.core import Moved, Prefilled, Request, TracedRequest
 from mooncake_lab.metrics import check_log, reused_share, tier_hit_rates, ttft_s
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
 from mooncake_lab.simulation import Cluster, ClusterSpec, Failure, PrefillService, PrefixPool
+from mooncake_lab.simulation.prefill import PromptPart
 
 SHAPE = model_shape("llama3-70b")
 MODEL = LatencyModel(
@@ -134,7 +135,7 @@ def test_overlap_hides_all_but_one_layer(tokens, share, of_those):
     for _ in range(SHAPE.layers):  # the reference: one layer after the other
         ready += read_s / SHAPE.layers
         done = max(done, ready) + compute_s / SHAPE.layers
-    assert service.finish_s(tokens, reused, from_ssd) == [pytest.approx(done)]
+    assert service.finish_s([PromptPart(tokens, reused, from_ssd)]) == [pytest.approx(done)]
 
 
 class Fetching:
