@@ -15,8 +15,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from mooncake_lab.batch import life
-from mooncake_lab.batch.chapters import Chapter, chapter, figure_data, tables, verdict_counts
+from mooncake_lab.batch.chapters import Chapter, chapter, figure_data, life_strip, tables, verdict_counts
 from mooncake_lab.batch.plan import topic_of
 from mooncake_lab.paper import headlines, scorecard
 from mooncake_lab.paper.comparison import VERDICT_CLASSES
@@ -98,7 +97,7 @@ def open_chapter(app: Sphinx, doctree: nodes.document) -> None:
     times += f", {told.figures} figures." + (f" It ran for {run_time(told)}." if told.run_s is not None else "")
     title = next(doctree.findall(nodes.title))
     opening = [
-        nodes.raw("", life.strip(topic_of(Path(name))), format="html"),
+        nodes.raw("", life_strip(topic_of(Path(name))), format="html"),
         nodes.paragraph("", times, classes=["chapter-times"]),
     ]
     for node in reversed(opening):

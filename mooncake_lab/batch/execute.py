@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from mooncake_lab.batch.digest import found_traces
 from mooncake_lab.batch.notebook import read_notebook
 from mooncake_lab.batch.plan import MARK, Job, parameter_defaults
+from mooncake_lab.batch.provenance import found_traces
 from mooncake_lab.workload.releases import DATA_VARIABLE
 
 Status = Literal["executed", "cached", "failed"]

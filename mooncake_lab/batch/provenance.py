@@ -1,10 +1,57 @@
-"""What a batch was made from, beside its results: the page banner and the scorecard read it."""
+"""What results are made from: one name for everything an execution depends on, and the file that says it.
 
-from collections.abc import Mapping
+A code change always recomputes: the digest covers the notebook, its parameters, the source of the
+whole package, everything under `data/`, the pinned requirements, and which traces this machine holds. The page
+banner and the scorecard read `provenance.json`, which lies beside the results.
+"""
+
+import hashlib
+import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 import msgspec
+
+import mooncake_lab
+from mooncake_lab.workload import WORKLOADS, file_sha256, find_trace
+
+
+def found_traces() -> dict[str, str | None]:
+    """The sha256 of each released trace on this machine by workload; None where the twin is used."""
+    paths = {name: find_trace(name) for name in WORKLOADS}
+    return {name: file_sha256(path) if path else None for name, path in paths.items()}
+
+
+def surroundings_digest(root: Path, traces: Mapping[str, str | None]) -> str:
+    """One name for everything but the notebook: package, data, pins, interpreter, traces found.
+
+    Args:
+        root: the repository, with `data/` and `requirements.lock`.
+        traces: what `found_traces` returned.
+    """
+    package = Path(mooncake_lab.__file__).parent
+    files = [*package.rglob("*.py"), *_data_files(root / "data"), root / "requirements.lock"]
+    whole = hashlib.sha256(tree_digest(root, files).encode())
+    whole.update(f"python {sys.version_info[:2]}".encode())
+    whole.update(msgspec.json.encode(traces, order="sorted"))
+    return whole.hexdigest()
+
+
+def tree_digest(root: Path, files: Iterable[Path]) -> str:
+    """One name for the paths and contents of some files; a missing file counts by its absence."""
+    whole = hashlib.sha256()
+    for path in sorted(set(files)):
+        name = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
+        content = file_sha256(path) if path.is_file() else "absent"
+        whole.update(f"{name}\0{content}\n".encode())
+    return whole.hexdigest()
+
+
+def _data_files(data: Path) -> Iterable[Path]:
+    """Facts, measurements and weights; fetched traces are named by their own sha256 instead."""
+    return (path for path in data.rglob("*") if path.is_file() and path.relative_to(data).parts[0] != "traces")
+
 
 FILE: Final = "provenance.json"
 

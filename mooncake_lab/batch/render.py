@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from mooncake_lab.batch.digest import tree_digest
-from mooncake_lab.batch.provenance import read_provenance
+from mooncake_lab.batch.provenance import read_provenance, tree_digest
 from mooncake_lab.batch.reference import write_reference
 from mooncake_lab.figures.embed import STATIC
 

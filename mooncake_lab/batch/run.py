@@ -1,14 +1,154 @@
-"""Many notebooks at once, in processes or on a cluster, with a progress display."""
+"""Many notebooks at once, in processes of this machine or on workers of a Dask cluster, with a progress display.
 
+A worker of a cluster works in the same folder as here, under the same path (a shared file system), with the same
+environment; results come back through that folder. Progress is read from the executed copies themselves, which
+papermill saves after each cell.
+"""
+
+import os
+import threading
 import traceback
-from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
-from typing import Final
+from collections.abc import Generator, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from multiprocessing import get_context, parent_process
+from types import TracebackType
+from typing import Final, Self
+from urllib.parse import urlsplit
 
-from mooncake_lab.batch.display import Display
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
 from mooncake_lab.batch.execute import Outcome, execute_in_worker
-from mooncake_lab.batch.executors import PROCESSES, opened
+from mooncake_lab.batch.notebook import read_notebook
 from mooncake_lab.batch.plan import Job, after_the_others
+
+PROCESSES: Final = "processes"
+"""The executor of this machine."""
+
+_DASK: Final = "dask"
+_PRELOADED: Final = ("papermill", "mooncake_lab.batch.execute")
+
+
+def check_executor(name: str) -> str:
+    """The name as it is.
+
+    Raises:
+        ValueError: when it is neither `processes` nor `dask://HOST:PORT`.
+    """
+    parts = urlsplit(name)
+    if name == PROCESSES or (parts.scheme == _DASK and parts.hostname and parts.port):
+        return name
+    raise ValueError(f"there is no executor {name!r}; allowed are {PROCESSES} and {_DASK}://HOST:PORT")
+
+
+@contextmanager
+def opened(name: str, *, workers: int) -> Generator[Executor]:
+    """An executor, closed afterwards.
+
+    Args:
+        name: what `check_executor` lets through.
+        workers: processes at a time on this machine; a cluster has as many as it has.
+
+    Raises:
+        OSError: when the scheduler of a cluster does not answer.
+    """
+    if name == PROCESSES:
+        # from a process that has imported papermill, which takes seconds, and has run none of its event loops,
+        # which do not survive a fork
+        context = get_context("forkserver")
+        context.set_forkserver_preload([*_PRELOADED])
+        pool = ProcessPoolExecutor(max_workers=workers, mp_context=context, initializer=_end_with_parent)
+        try:
+            yield pool
+        except BaseException:  # an interrupt: what has not begun is not to begin
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        pool.shutdown()
+        return
+    from distributed import Client
+
+    with Client(f"tcp://{urlsplit(name).netloc}", set_as_default=False) as client:
+        yield client.get_executor(retries=1, pure=False)
+
+
+def _end_with_parent() -> None:
+    """Have this worker end when who started it was killed; its kernel then finds itself alone, and ends."""
+    parent = parent_process()
+    assert parent is not None  # noqa: S101  # it was started by one
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
+
+
+class Display:
+    """Shows the state of a batch on stderr; mutable, because a screen is."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bars: dict[str, TaskID] = {}
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description:<16}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("cells"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def waiting(self, job: Job) -> None:
+        """Show a notebook that will run."""
+        cells = len(read_notebook(job.root / job.source).cells) + 1  # papermill puts one in
+        self._bars[job.name] = self._progress.add_task(job.name, total=cells, start=False)
+
+    def look(self, jobs: Iterable[Job]) -> None:
+        """See how far the running notebooks are; does nothing unless the output is a terminal."""
+        if not self._console.is_terminal:
+            return
+        for job in jobs:
+            try:
+                cells = read_notebook(job.root / job.output).cells
+            except (OSError, ValueError):  # not begun, or being written right now
+                continue
+            self._progress.start_task(self._bars[job.name])
+            self._progress.update(self._bars[job.name], completed=sum(cell.is_finished for cell in cells))
+
+    def finished(self, outcome: Outcome) -> None:
+        """Say how a notebook ended."""
+        if (bar := self._bars.pop(outcome.name, None)) is not None:
+            self._progress.remove_task(bar)
+        match outcome.status:
+            case "cached":
+                how = "up to date"
+            case "executed":
+                how = f"executed in {outcome.seconds:.1f} s"
+            case "failed":
+                how = f"FAILED: {outcome.error}\n{'':17}read {outcome.notebook.as_posix()} up to there"
+        self._console.print(f"{outcome.name:<16} {how}", markup=False, highlight=False, soft_wrap=True)
+
 
 __all__ = ["Outcome", "run"]
 

@@ -8,14 +8,13 @@ stays on the site.
 
 import posixpath
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
-
-from mooncake_lab.batch.browser import BROWSERS, find_browser
 
 _FRONT: Final = "intro.html"
 _LEFT_OUT: Final = ("reference/",)
@@ -118,3 +117,12 @@ def main(arguments: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
+
+
+BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome")
+"""The commands it may have; the first that is found."""
+
+
+def find_browser() -> str | None:
+    """The path of a browser on this machine, or None."""
+    return next((found for name in BROWSERS if (found := shutil.which(name))), None)

@@ -2,7 +2,6 @@
 
     python -m mooncake_lab.batch.statements book [PAGE ...]      check (part of `make book`)
     python -m mooncake_lab.batch.statements book --update        write the record's numbers into the sources
-    python -m mooncake_lab.batch.statements book --suggest PAGE  draft statements for the numerals without one
 
 **For authors.** The statements of a page are in `book/statements/PAGE.toml`; PAGE is the stem of a notebook or of
 a page of the book, or README. The page keeps its plain text; the file says where each number comes from:
@@ -157,9 +156,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--require-record", action="store_true", help="fail if the record is of another run than the sources"
     )
-    action = parser.add_mutually_exclusive_group()
-    action.add_argument("--update", action="store_true", help="write the record's numbers into the sources")
-    action.add_argument("--suggest", action="store_true", help="draft statements for the numerals without one")
+    parser.add_argument("--update", action="store_true", help="write the record's numbers into the sources")
     told = parser.parse_intermixed_args(arguments)
     records = Records(told.records or told.book / "_generated")
     try:
@@ -178,12 +175,6 @@ def _act(book: Book, told: argparse.Namespace) -> int:
     )
     if told.require_record and not compare:
         raise ValueError(f"{other_run}; nothing can be compared with it")
-    if told.suggest:
-        from mooncake_lab.batch.suggest import suggested
-
-        for name in told.pages or book.pages():
-            sys.stdout.writelines(f"{draft}\n" for draft in suggested(book.page(name), book.records))
-        return 0
     if told.update:
         if not compare:
             raise ValueError(f"{other_run}; the sources state the numbers of such a run")
@@ -198,8 +189,7 @@ def _act(book: Book, told: argparse.Namespace) -> int:
     sys.stderr.write("".join(f"{problem}\n" for problem in problems))
     if problems:
         sys.stderr.write(
-            f"\n{len(problems)} to mend. --update writes the record's numbers, --suggest PAGE drafts statements;"
-            f" {Path(__file__).name} says how.\n"
+            f"\n{len(problems)} to mend. --update writes the record's numbers; {Path(__file__).name} says how.\n"
         )
     return 1 if problems else 0
 

@@ -10,11 +10,9 @@ import typer
 from rich.console import Console
 
 from mooncake_lab.batch import Job, Outcome, plan, run, write_provenance
-from mooncake_lab.batch.digest import found_traces, surroundings_digest
-from mooncake_lab.batch.display import Display
-from mooncake_lab.batch.executors import PROCESSES, check_executor
-from mooncake_lab.batch.plan import Value, executed_with, topic_of
-from mooncake_lab.batch.sweep import Point, plan_sweep, points, values
+from mooncake_lab.batch.plan import Point, Value, executed_with, plan_sweep, points, topic_of, values
+from mooncake_lab.batch.provenance import found_traces, surroundings_digest
+from mooncake_lab.batch.run import PROCESSES, Display, check_executor
 from mooncake_lab.core import check_scale
 
 _TRACEBACK_LINES = 40
@@ -161,8 +159,7 @@ def _report(
 ) -> None:
     """Tables and an index where the batch has a folder of its own; on stderr, where and how it failed."""
     if out is not None:
-        from mooncake_lab.batch.gallery import write_gallery
-        from mooncake_lab.batch.report import recorded, shown, verdicts, write_tables
+        from mooncake_lab.batch.report import recorded, shown, verdicts, write_gallery, write_tables
 
         judged, numbers = verdicts(planned), recorded(planned)
         write_tables(root / out, summary, judged, numbers)

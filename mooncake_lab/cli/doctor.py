@@ -13,7 +13,7 @@ from typing import Final, Literal
 import msgspec
 import typer
 
-from mooncake_lab.batch.browser import find_browser
+from mooncake_lab.batch.single import find_browser
 from mooncake_lab.cli.options import Json
 from mooncake_lab.core import GIB, carried_folder
 from mooncake_lab.workload import RELEASES, find_trace

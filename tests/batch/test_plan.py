@@ -9,9 +9,9 @@ import pytest
 
 import mooncake_lab
 from mooncake_lab.batch import plan
-from mooncake_lab.batch.digest import surroundings_digest
 from mooncake_lab.batch.notebook import read_notebook
 from mooncake_lab.batch.plan import MARK, Job, parameter_defaults, topic_of
+from mooncake_lab.batch.provenance import surroundings_digest
 
 NO_TRACES = {"conversation": None}
 

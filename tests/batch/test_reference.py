@@ -9,8 +9,7 @@ from functools import cache, cached_property
 
 import pytest
 
-from mooncake_lab.batch.definition import escaped, markdown
-from mooncake_lab.batch.reference import FLOORS, PACKAGE, package_page, write_reference
+from mooncake_lab.batch.reference import FLOORS, PACKAGE, escaped, markdown, package_page, write_reference
 
 MEMBER = re.compile(r"^:::\{div\} member\n```python\n(.+?)\n```\n\n(.+?)^:::$", re.DOTALL | re.MULTILINE)
 FIELDS = re.compile(r"^\*\*Fields\*\*\n\n(.+?)(?=^:::|^```|\Z)", re.DOTALL | re.MULTILINE)

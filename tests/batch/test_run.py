@@ -8,10 +8,10 @@ from pathlib import Path
 from rich.console import Console
 
 from mooncake_lab.batch import Outcome, execute, plan, provenance, run
-from mooncake_lab.batch.digest import found_traces
-from mooncake_lab.batch.display import Display
 from mooncake_lab.batch.notebook import read_notebook
 from mooncake_lab.batch.plan import after_the_others
+from mooncake_lab.batch.provenance import found_traces
+from mooncake_lab.batch.run import Display
 from mooncake_lab.workload import file_sha256
 
 

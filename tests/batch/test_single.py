@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from mooncake_lab.batch.browser import find_browser
-from mooncake_lab.batch.single import main, one_document, print_to_pdf
+from mooncake_lab.batch.single import find_browser, main, one_document, print_to_pdf
 
 LIST = (
     '<ul><li class="toctree-l1"><a class="reference internal" href="chapters/01_a.html">A</a></li>'

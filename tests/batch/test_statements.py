@@ -289,15 +289,6 @@ class TestUpdate:
         assert main([str(book), "--update"]) == 2
         assert "is not of scale classroom" in capsys.readouterr().err
 
-    def test_suggest(self, book, capsys):
-        """A draft has the sentence, braces for its numeral, and the cell of the record that prints so."""
-        state(book, "At 100 Gbps the mean TTFT is {ours:.2f} s, where", "where")
-        state(book, "ours = \"pick(runs, 'ttft_s', streams=True, gbps=100)\"\n", "")
-        assert main([str(book), "--suggest", "01_alpha"]) == 0
-        draft = capsys.readouterr().out
-        assert "the mean TTFT is {b:.2f} s, where storing" in draft
-        assert "b = \"pick(runs, 'ttft_s', streams=True)\"" in draft
-
 
 class TestProse:
     """Which numerals are statements."""

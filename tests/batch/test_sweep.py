@@ -15,11 +15,10 @@ import pytest
 from typer import Typer
 from typer.testing import CliRunner
 
-from mooncake_lab.batch.executors import check_executor
 from mooncake_lab.batch.pages import notebook_page
-from mooncake_lab.batch.plan import Job
+from mooncake_lab.batch.plan import Job, points, values
 from mooncake_lab.batch.report import recorded
-from mooncake_lab.batch.sweep import points, values
+from mooncake_lab.batch.run import check_executor
 from mooncake_lab.cli.batch import batch
 
 VERDICT = """

@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 from mooncake_lab.batch import plan, run
-from mooncake_lab.batch.display import Display
 from mooncake_lab.batch.notebook import read_notebook
+from mooncake_lab.batch.run import Display
 
 ROOT = Path(__file__).parents[2]
 

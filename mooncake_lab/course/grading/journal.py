@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 import mooncake_lab
-from mooncake_lab.batch.digest import tree_digest
+from mooncake_lab.batch.provenance import tree_digest
 from mooncake_lab.course.grading.collect import HandedIn
 from mooncake_lab.course.grading.confine import Allowance
 from mooncake_lab.course.grading.grade import Grade
