@@ -1,5 +1,6 @@
 """Controls: what a method must beat to have earned its name, and the oracle that nothing beats."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,13 +24,10 @@ class FullCache:
         return hold_all(prefilled, pool)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RandomTokens:
-    """Any tokens, other ones in every layer and head, and the last few."""
+class _Places(ABC):
+    """A control that keeps some places of every layer and looks at no attention."""
 
-    capacity: int
-    recent: int = 16
-    seed: int = 0
+    __slots__ = ()
 
     @property
     def window(self) -> int:
@@ -39,6 +37,19 @@ class RandomTokens:
     def hold(self, prefilled: Prefilled, pool: LayerPool) -> tuple[PagedLayer, ...]:
         """The kept tokens, in blocks."""
         return hold_kept(prefilled, pool, self.keep)
+
+    @abstractmethod
+    def keep(self, prefilled: Prefilled, layer: int) -> torch.Tensor | None:
+        """Places each KV head keeps, ascending; None keeps everything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomTokens(_Places):
+    """Any tokens, other ones in every layer and head, and the last few."""
+
+    capacity: int
+    recent: int = 16
+    seed: int = 0
 
     def keep(self, prefilled: Prefilled, layer: int) -> torch.Tensor | None:
         """Places each KV head keeps; they depend on the seed, the layer and the prompt's length alone."""
@@ -53,7 +64,7 @@ class RandomTokens:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecentTokens:
+class RecentTokens(_Places):
     """The last tokens, and the first few if `sinks` (StreamingLLM: Xiao et al., ICLR 2024, arXiv 2309.17453).
 
     StreamingLLM also renumbers positions inside the cache, since its text never ends; here prompts fit the model's
@@ -62,15 +73,6 @@ class RecentTokens:
 
     capacity: int
     sinks: int = 0
-
-    @property
-    def window(self) -> int:
-        """It asks no queries."""
-        return 0
-
-    def hold(self, prefilled: Prefilled, pool: LayerPool) -> tuple[PagedLayer, ...]:
-        """The kept tokens, in blocks."""
-        return hold_kept(prefilled, pool, self.keep)
 
     def keep(self, prefilled: Prefilled, layer: int) -> torch.Tensor | None:
         """Places each KV head keeps, the same for all."""
@@ -82,7 +84,7 @@ class RecentTokens:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Oracle:
+class Oracle(_Places):
     """Keep the tokens that the answer depends on, then sinks, then the last tokens.
 
     The author of the question lists the tokens in `evidence`. In practice they are unknown, so this is no usable
@@ -92,15 +94,6 @@ class Oracle:
     capacity: int
     evidence: tuple[int, ...]
     sinks: int = 4
-
-    @property
-    def window(self) -> int:
-        """It asks no queries."""
-        return 0
-
-    def hold(self, prefilled: Prefilled, pool: LayerPool) -> tuple[PagedLayer, ...]:
-        """The kept tokens, in blocks."""
-        return hold_kept(prefilled, pool, self.keep)
 
     def keep(self, prefilled: Prefilled, layer: int) -> torch.Tensor | None:
         """Places each KV head keeps, the same for all."""

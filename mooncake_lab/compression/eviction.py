@@ -1,4 +1,4 @@
-"""Token eviction: what every method that drops whole tokens of a head shares, and what dropping can cost.
+"""Token eviction: what every method that drops whole tokens of a head shares.
 
 A method of this kind only says which tokens each KV head of each layer keeps; they move into the front of new
 blocks, all others are gone, and the position counter keeps the true length.
@@ -52,25 +52,3 @@ def with_window(chosen: torch.Tensor, context: int, window: int) -> torch.Tensor
     """Chosen places (kv_heads, k) in order, then the last `window` of `context` places."""
     recent = torch.arange(context - window, context, device=chosen.device).expand(len(chosen), -1)
     return torch.cat((chosen.sort(dim=-1).values, recent), dim=-1)
-
-
-def eviction_error_bound(
-    weights: torch.Tensor, kept: torch.Tensor, values: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """How far an attention output can move when only some tokens stay and their weights are renormalised.
-
-    With m the attention mass on what is dropped, `|o_kept - o_full| <= 2 m max|v|`, for any kept subset.
-
-    Args:
-        weights: (..., n), sums to one.
-        kept: bool (..., n) or (n,).
-        values: (n, head_width).
-
-    Returns:
-        The error that is made and its bound, both (...,).
-    """
-    inside = weights * kept
-    mass = inside.sum(dim=-1, keepdim=True)
-    error = (inside / mass) @ values - weights @ values
-    largest = values.norm(dim=-1).max()
-    return error.norm(dim=-1), 2 * (1 - mass.squeeze(-1)) * largest

@@ -3,14 +3,12 @@
 from typing import TYPE_CHECKING
 
 from mooncake_lab.core.lazy import lazy_names
+from mooncake_lab.metrics.averages import mean, percentile, wilson
 from mooncake_lab.metrics.conservation import Violation, check_log
 from mooncake_lab.metrics.latency import (
     effective,
     effective_request_capacity,
-    goodput_per_s,
     highest_passing,
-    mean,
-    percentile,
     request_table,
     step_ends_s,
     tbt_longest_gaps_s,
@@ -22,12 +20,9 @@ from mooncake_lab.metrics.perfetto import trace_events, write_perfetto
 from mooncake_lab.metrics.summary import RunningSummary, prefill_gpu_s, reused_share, run_summary
 
 if TYPE_CHECKING:
-    from mooncake_lab.metrics.distributions import Histogram, ecdf, equal_bins, histogram, percentile_table, wilson
     from mooncake_lab.metrics.hits import (
-        block_hit_rate,
         covered_tokens,
         replicas_at,
-        request_hit_rate,
         tier_hit_rates,
         token_hit_rate,
     )
@@ -41,29 +36,21 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "Histogram",
     "RunningSummary",
     "Violation",
-    "block_hit_rate",
     "check_log",
     "covered_tokens",
     "decode_load_series",
-    "ecdf",
     "effective",
     "effective_request_capacity",
-    "equal_bins",
-    "goodput_per_s",
     "highest_passing",
-    "histogram",
     "lagged_correlation",
     "mean",
     "percentile",
-    "percentile_table",
     "period_s",
     "prefill_gpu_s",
     "prefill_load_series",
     "replicas_at",
-    "request_hit_rate",
     "request_table",
     "reused_share",
     "run_summary",
@@ -84,12 +71,9 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "distributions": ("Histogram", "ecdf", "equal_bins", "histogram", "percentile_table", "wilson"),
         "hits": (
-            "block_hit_rate",
             "covered_tokens",
             "replicas_at",
-            "request_hit_rate",
             "tier_hit_rates",
             "token_hit_rate",
         ),

@@ -1,4 +1,4 @@
-"""Hit rates by token, block and request, and how many nodes hold a block."""
+"""Hit rates, and how many nodes hold a block."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -7,20 +7,6 @@ import numpy as np
 import numpy.typing as npt
 
 from mooncake_lab.core import BlockKey, CacheChanged, Moved, Prefilled, Record
-
-
-def block_hit_rate(hit_blocks: npt.ArrayLike, blocks: npt.ArrayLike) -> float:
-    """Hits over blocks asked for, a partial last block counting as a whole one (arXiv v3 Table 1).
-
-    Args:
-        hit_blocks: shape (requests,), blocks of each request that were found.
-        blocks: shape (requests,), blocks of each request.
-
-    Raises:
-        ValueError: when shapes differ, nothing was asked for, or a request hit more than it asked for.
-    """
-    hits, asked = _pair(hit_blocks, blocks)
-    return float(hits.sum() / asked.sum())
 
 
 def token_hit_rate(reused_tokens: npt.ArrayLike, input_tokens: npt.ArrayLike) -> float:
@@ -35,22 +21,6 @@ def token_hit_rate(reused_tokens: npt.ArrayLike, input_tokens: npt.ArrayLike) ->
     """
     reused, tokens = _pair(reused_tokens, input_tokens)
     return float(reused.sum() / tokens.sum())
-
-
-def request_hit_rate(reused: npt.ArrayLike, asked: npt.ArrayLike) -> float:
-    """The mean over requests of the share that each reused, so that every request weighs the same.
-
-    Args:
-        reused: shape (requests,), blocks or tokens found.
-        asked: shape (requests,), blocks or tokens asked for, at least one each.
-
-    Raises:
-        ValueError: when shapes differ, a request asked for nothing, or reused more than it asked for.
-    """
-    found, total = _pair(reused, asked)
-    if (total <= 0).any():
-        raise ValueError(f"{int((total <= 0).sum())} requests asked for nothing; each must ask for something")
-    return float((found / total).mean())
 
 
 def tier_hit_rates(records: Iterable[Record], kv_bytes_per_token: int) -> dict[str, float]:

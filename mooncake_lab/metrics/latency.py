@@ -12,44 +12,12 @@ from operator import sub
 from typing import TYPE_CHECKING, Final, Literal
 
 from mooncake_lab.core import SLO, Arrived, DecodeStretch, Finished, FirstToken, Record, Rejected
+from mooncake_lab.metrics.averages import mean
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     import pandas as pd
-
-
-def mean(values: Collection[float]) -> float:
-    """The mean, with a sum that is rounded once, so that the order of the values does not matter.
-
-    Raises:
-        ValueError: when there is no value.
-    """
-    if not values:
-        raise ValueError("the mean of 0 values is undefined; at least 1 is needed")
-    return math.fsum(values) / len(values)
-
-
-def percentile(ordered: Sequence[float], percent: float) -> float:
-    """A percentile, interpolated linearly between order statistics; the same bits as `numpy.percentile`.
-
-    Args:
-        ordered: the values, none of them NaN, in ascending order.
-        percent: from 0 to 100.
-
-    Raises:
-        ValueError: when there is no value, or the percent is out of range.
-    """
-    if not ordered:
-        raise ValueError("a percentile of 0 values is undefined; at least 1 is needed")
-    if not 0 <= percent <= 100:
-        raise ValueError(f"the percent is {percent!r}; allowed are numbers from 0 to 100")
-    rank = (len(ordered) - 1) * (percent / 100)
-    below = int(rank)
-    low, high = ordered[below], ordered[min(below + 1, len(ordered) - 1)]
-    weight, span = rank - below, high - low
-    # from the nearer neighbour, as numpy does: this rounds differently from one form for both halves
-    return high - span * (1 - weight) if weight >= 0.5 else low + span * weight
 
 
 def step_ends_s(stretch: DecodeStretch) -> list[float]:
@@ -220,19 +188,6 @@ def effective_request_capacity(
     if len(requests) == 0:
         raise ValueError("the effective request capacity of 0 requests is undefined; at least 1 is needed")
     return float(effective(requests, slo, tbt=tbt).mean())
-
-
-def goodput_per_s(
-    requests: "pd.DataFrame", slo: SLO, duration_s: float, *, tbt: Literal["fast", "arxiv"] = "fast"
-) -> float:
-    """Requests finished within both limits, a second of the run (arXiv v3 §7: only completed requests count).
-
-    Raises:
-        ValueError: when the duration is not a positive number of seconds.
-    """
-    if not (math.isfinite(duration_s) and duration_s > 0):
-        raise ValueError(f"the run lasts {duration_s!r} s; a positive number of seconds is needed")
-    return float(effective(requests, slo, tbt=tbt).sum()) / duration_s
 
 
 def highest_passing(

@@ -17,7 +17,8 @@ from mooncake_lab.core import (
     Record,
     Rejected,
 )
-from mooncake_lab.metrics.latency import mean, percentile, step_ends_s, tbt_of_gaps_s
+from mooncake_lab.metrics.averages import mean, percentile
+from mooncake_lab.metrics.latency import step_ends_s, tbt_of_gaps_s
 
 
 @dataclass(slots=True, eq=False)

@@ -185,11 +185,6 @@ class HybridLatency:
             tile_tokens=tile_tokens,
         )
 
-    @property
-    def knee_tokens(self) -> float:
-        """Number of tokens from which an iteration is compute-bound: the size of a full chunk."""
-        return self.floor_s / self.per_token_s
-
     def step_s(self, chunk_tokens: int, start_tokens: int, decodes: int = 0, context_tokens: int = 0) -> float:
         """Seconds of one iteration.
 

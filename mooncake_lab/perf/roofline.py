@@ -45,11 +45,6 @@ def exact_prefill_flops(shape: ModelShape, tokens: Count, reused_tokens: Count |
     return shape.layers * (4 * shape.query_width * pairs + linear)
 
 
-def exact_b(shape: ModelShape) -> float:
-    """What Eq. 1's coefficient `b` is for this model: FLOPs linear in the tokens, a layer, over `d^2`."""
-    return 2 * shape.layer_parameters / shape.width**2
-
-
 def decode_flops(shape: ModelShape, batch: Count, context_tokens: Count | float) -> Count:
     """FLOPs of one decode step of `batch` requests that together attend to `context_tokens` cached tokens."""
     linear = 2 * (shape.layers * shape.layer_parameters + shape.head_parameters)

@@ -64,30 +64,6 @@ class Runahead:
         return self.kv_bytes_per_token * tokens / self.link.bytes_per_s
 
 
-def wavefront_s(cost: Runahead, bounds: Sequence[int]) -> float:
-    """Seconds to the first token: layer by layer, process by process.
-
-    Args:
-        cost: of a layer.
-        bounds: where slices end, rising; the last one is the length of the prompt.
-
-    Raises:
-        ValueError: when a slice is empty.
-    """
-    slices = _slices(bounds)
-    done = [0.0] * len(slices)
-    link_free = [0.0] * len(slices)
-    for _ in range(cost.layers):
-        arrived_s = 0.0
-        for process, (start, stop) in enumerate(slices):
-            ready_s = max(done[process] + cost.project_s_per_token * (stop - start), arrived_s)
-            link_free[process] = max(ready_s, link_free[process]) + cost.send_s(stop)
-            arrived_s = link_free[process] + cost.link.latency_s
-            after_s = cost.slice_s(start, stop) - cost.project_s_per_token * (stop - start)
-            done[process] = ready_s + after_s
-    return done[-1]
-
-
 def runahead_s(cost: Runahead, bounds: Sequence[int]) -> float:
     """The same in closed form: the longest path through the wavefront.
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooncake_lab.metrics.distributions import wilson
+from mooncake_lab.metrics.averages import wilson
 
 
 @given(trials=st.integers(1, 5000), share=st.floats(0, 1))

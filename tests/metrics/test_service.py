@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooncake_lab.core import SLO
-from mooncake_lab.metrics import effective, effective_request_capacity, goodput_per_s
+from mooncake_lab.metrics import effective, effective_request_capacity
 
 LIMITS = st.floats(0.01, 50.0)
 
@@ -47,17 +47,10 @@ def test_a_running_request_is_not_effective_yet():
     assert effective_request_capacity(table([(1.0, 0.05, "running")]), SLO()) == 0
 
 
-def test_goodput_counts_effective_requests_a_second():
-    """One effective request in four seconds is a goodput of a quarter a second."""
-    assert goodput_per_s(FOUR, SLO(ttft_s=30.0, tbt_s=0.1), 4.0) == 0.25
-
-
 def test_nothing_to_count_is_an_error():
-    """No request, and no time, are refused."""
+    """No request is refused."""
     with pytest.raises(ValueError, match="0 requests"):
         effective_request_capacity(table([]), SLO())
-    with pytest.raises(ValueError, match="lasts 0"):
-        goodput_per_s(FOUR, SLO(), 0)
 
 
 @given(

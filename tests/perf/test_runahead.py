@@ -17,7 +17,6 @@ from mooncake_lab.perf.runahead import (
     gathered_tokens,
     runahead_s,
     traffic_tokens,
-    wavefront_s,
 )
 
 COST = Runahead(
@@ -49,6 +48,22 @@ costs = st.builds(
 partitions = st.lists(st.integers(1, 300), min_size=1, max_size=6).map(
     lambda sizes: [sum(sizes[: i + 1]) for i in range(len(sizes))]
 )
+
+
+def wavefront_s(cost, bounds):
+    """Seconds to the first token, stepped through layer by layer and process by process."""
+    slices = list(zip([0, *bounds], bounds, strict=False))
+    done = [0.0] * len(slices)
+    link_free = [0.0] * len(slices)
+    for _ in range(cost.layers):
+        arrived_s = 0.0
+        for process, (start, stop) in enumerate(slices):
+            ready_s = max(done[process] + cost.project_s_per_token * (stop - start), arrived_s)
+            link_free[process] = max(ready_s, link_free[process]) + cost.send_s(stop)
+            arrived_s = link_free[process] + cost.link.latency_s
+            after_s = cost.slice_s(start, stop) - cost.project_s_per_token * (stop - start)
+            done[process] = ready_s + after_s
+    return done[-1]
 
 
 @given(costs, partitions)
