@@ -108,6 +108,35 @@ def decode_work(shape: ModelShape, batch: int, context_tokens: int) -> Work:
     return Work(flops, shape.streamed_weight_bytes + kv_bytes(shape, context_tokens + batch))
 
 
+def kernel_work(shape: ModelShape, tokens: int, context_tokens: int, pairs: float) -> dict[str, Work]:
+    """The work of every kernel of one layer in an iteration, by the names of the engine's operations.
+
+    Each kernel reads its inputs and weights once and writes its outputs once. What a kernel keeps between its
+    parts, such as the partial sums of split decode attention, is not counted.
+
+    Args:
+        shape: of the model.
+        tokens: new tokens of the iteration.
+        context_tokens: tokens whose keys and values attention reads, in all.
+        pairs: pairs of a query and a key: `context_tokens` for decodes, `p (p + 1) / 2` for a prompt of `p`.
+    """
+    size, query, kv = shape.bytes_per_element, shape.query_width, shape.kv_width
+    matrices = {
+        "qkv": (shape.width, query + 2 * kv),
+        "output": (query, shape.width),
+        "gate and up": (shape.width, (shape.ffn_matrices - 1) * shape.ffn_width),
+        "down": (shape.ffn_width, shape.width),
+    }
+    angle_bytes = 4 * shape.head_width + 16  # cosines and sines in float32; position and slot in 64 bits
+    return {
+        "add_norm": Work(5 * tokens * shape.width, size * (4 * tokens + 1) * shape.width),
+        **{name: Work(2 * tokens * a * b, size * (a * b + tokens * (a + b))) for name, (a, b) in matrices.items()},
+        "rotate_and_store": Work(3 * tokens * (query + kv), tokens * (2 * size * (query + 2 * kv) + angle_bytes)),
+        "attention": Work(4 * query * pairs, size * 2 * (context_tokens * kv + tokens * query)),
+        "silu_and_multiply": Work(5 * tokens * shape.ffn_width, 3 * size * tokens * shape.ffn_width),
+    }
+
+
 def attainable_flops_per_s(hardware: Hardware, intensity_flops_per_byte: float, dtype: str = "bfloat16") -> float:
     """The roof at one arithmetic intensity: peak FLOP/s, or what memory can feed."""
     return min(hardware.flops_per_s(dtype), intensity_flops_per_byte * hardware.memory_bytes_per_s)

@@ -8,7 +8,10 @@ from mooncake_lab.perf import (
     HARDWARE,
     attainable_flops_per_s,
     decode_work,
+    exact_prefill_flops,
     hardware,
+    kernel_work,
+    kv_bytes,
     model_shape,
     prefill_work,
     ridge_flops_per_byte,
@@ -52,3 +55,20 @@ def test_the_floor_is_the_slower_of_computing_and_moving(tokens, batch):
         assert work.floor_s(NODE) == max(sides)
         achieved = work.flops / work.floor_s(NODE)
         assert achieved == pytest.approx(attainable_flops_per_s(NODE, work.intensity_flops_per_byte), rel=1e-12)
+
+
+@given(tokens=st.integers(1, 100_000))
+def test_kernels_add_up_to_the_prefill(tokens):
+    """The matrix products and attention of a layer, times the layers, are the FLOPs of the whole prefill."""
+    work = kernel_work(LLAMA, tokens, tokens, tokens * (tokens + 1) / 2)
+    counted = sum(work[name].flops for name in ("qkv", "output", "gate and up", "down", "attention"))
+    assert LLAMA.layers * counted == pytest.approx(exact_prefill_flops(LLAMA, tokens), rel=1e-12)
+
+
+@given(batch=st.integers(1, 256), each=st.integers(1, 100_000))
+def test_decode_attention_reads_the_kvcache_once(batch, each):
+    """Its bytes are the KVCache of all requests, and one query and one output for each; FLOPs follow the pairs."""
+    work = kernel_work(LLAMA, batch, batch * each, batch * each)["attention"]
+    ends = 2 * batch * LLAMA.query_width * LLAMA.bytes_per_element
+    assert LLAMA.layers * (work.bytes - ends) == kv_bytes(LLAMA, batch * each)
+    assert work.intensity_flops_per_byte < 2 * LLAMA.gqa / LLAMA.bytes_per_element

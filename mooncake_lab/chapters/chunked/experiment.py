@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +24,10 @@ from mooncake_lab.paper import (
 from mooncake_lab.perf import (
     IterationCost,
     ModelShape,
+    Work,
     Workload,
     hardware,
+    kernel_work,
     model_shape,
     piggyback_round,
     ridge_flops_per_byte,
@@ -37,6 +39,10 @@ LENGTHS = (1024, 2048, 3072)
 """The paper's sequence lengths: 1K, 2K, 3K."""
 CHUNKS = tuple(range(64, 513, 64))
 """The chunk sizes of SARATHI Fig. 13."""
+_OPERATORS: Final = {
+    "preproj": "qkv", "postproj": "output", "ffn1": "gate and up", "ffn2": "down", "attention": "attention"
+}  # fmt: skip
+"""The operators of SARATHI Fig. 4 and our kernels."""
 
 
 def pieces(prompt_tokens: int, chunk_tokens: int) -> list[tuple[int, int]]:
@@ -157,31 +163,20 @@ def intensities(
                     "stage": stage,
                     "operator": operator,
                     "batch": batch,
-                    "intensity_flops_per_byte": flops / moved,
+                    "intensity_flops_per_byte": work.intensity_flops_per_byte,
                     "ridge_flops_per_byte": ridge,
                 }
-                for operator, flops, moved in _operators(shape, stage, batch, tokens_each)
+                for operator, work in _operators(shape, stage, batch, tokens_each).items()
             ]
     return pd.DataFrame(rows)
 
 
-def _operators(shape: ModelShape, stage: str, batch: int, each: int) -> list[tuple[str, float, float]]:
-    """Name, FLOPs and bytes of one layer's operators."""
-    rows = batch * each if stage == "prefill" else batch
-    context = batch * each
+def _operators(shape: ModelShape, stage: str, batch: int, each: int) -> dict[str, Work]:
+    """The work of one layer's operators, by the names of the paper."""
+    tokens, context = (batch * each if stage == "prefill" else batch), batch * each
     pairs = batch * each * (each + 1) / 2 if stage == "prefill" else context
-    matrices = {
-        "preproj": (shape.width, shape.query_width + 2 * shape.kv_width),
-        "postproj": (shape.query_width, shape.width),
-        "ffn1": (shape.width, (shape.ffn_matrices - 1) * shape.ffn_width),
-        "ffn2": (shape.ffn_width, shape.width),
-    }
-    size = shape.bytes_per_element
-    found = [
-        (name, 2.0 * rows * a * b, float(size * (a * b + rows * (a + b)))) for name, (a, b) in matrices.items()
-    ]
-    attention = size * (2.0 * context * shape.kv_width + 2.0 * rows * shape.query_width)
-    return [*found, ("attention", 4.0 * shape.query_width * pairs, attention)]
+    work = kernel_work(shape, tokens, context, pairs)
+    return {paper: work[ours] for paper, ours in _OPERATORS.items()}
 
 
 BLOCK_TOKENS = 16

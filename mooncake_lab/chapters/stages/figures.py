@@ -11,9 +11,10 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from mooncake_lab.core import GB, TERA
-from mooncake_lab.experiments import where
+from mooncake_lab.experiments import records, where
 from mooncake_lab.figures.style import (
     COLOURS,
+    COMPUTED,
     HATCHES,
     BookFigure,
     footer,
@@ -164,6 +165,37 @@ def roofline(node: Hardware, of_paper: pd.DataFrame, measured: pd.DataFrame) -> 
     panel_title(right, f"this machine, {first['dtype']}")
     legend_above(figure)
     footer(figure, f"left: FAST'25 Fig. 14 and arXiv Fig. 2; right: measured, {first['machine']}")
+    return figure
+
+
+@styled
+def kernels(device: Hardware, floors: pd.DataFrame) -> BookFigure:
+    """Each kernel of a layer under the roof of a device, and the least time that the roof leaves it.
+
+    Args:
+        device: whose roof.
+        floors: rows of `kernel_floors`.
+    """
+    figure, (left, right) = new_figure(1, 2, height=3.6)
+    _roof(
+        left, device.flops_per_s(), device.memory_bytes_per_s, floors["intensity_flops_per_byte"].to_list(),
+        "TFLOP/s",
+    )  # fmt: skip
+    names = list(dict.fromkeys(floors["kernel"]))
+    for stage, rows in floors.groupby("stage", sort=False):
+        look = {"linestyle": "none", **COMPUTED, "color": COLOURS[str(stage)], "label": f"{stage}, computed"}
+        left.plot(rows["intensity_flops_per_byte"], rows["tflops_per_s"], **look)
+        right.plot(rows["least_us"], [names.index(name) for name in rows["kernel"]], **look)
+        (at,) = records(rows, kernel="attention")
+        left.annotate(
+            f"attention,\n{stage}", (at["intensity_flops_per_byte"], at["tflops_per_s"]), xytext=(7, -7),
+            textcoords="offset points", va="top", color=look["color"],
+        )  # fmt: skip
+    right.set_yticks(range(len(names)), names)
+    right.invert_yaxis()
+    right.set(xscale="log", xlabel="least time in one layer (µs)")
+    legend_above(figure)
+    footer(figure, f"computed from bytes and FLOPs; no device was measured; roof: {device.source}")
     return figure
 
 

@@ -22,9 +22,11 @@ from mooncake_lab.paper import (
 from mooncake_lab.perf import (
     Calibration,
     LatencyModel,
+    attainable_flops_per_s,
     decode_work,
     exact_prefill_flops,
     hardware,
+    kernel_work,
     kv_bytes,
     model_shape,
     prefill_work,
@@ -248,6 +250,35 @@ def roofline_of_paper(node: NodeCalibration) -> pd.DataFrame:
             }
             for stage, label, work, seconds in rows
         ]
+    )
+
+
+def kernel_floors(
+    device: str = "h200", model: str = "llama3-8b", *, prompt_tokens: int = 4096, batch: int = 64
+) -> pd.DataFrame:
+    """What the roofline allows each kernel of one layer: a prefill of one prompt, and decodes of as long contexts.
+
+    Returns:
+        Rows of stage, kernel, gflops, megabytes, intensity_flops_per_byte, tflops_per_s (attainable), least_us.
+    """
+    peaks, shape = hardware(device), model_shape(model)
+    context, pairs = batch * prompt_tokens, prompt_tokens * (prompt_tokens + 1) / 2
+    stages = {
+        "prefill": kernel_work(shape, prompt_tokens, prompt_tokens, pairs),
+        "decode": kernel_work(shape, batch, context, context),
+    }
+    return pd.DataFrame(
+        {
+            "stage": stage,
+            "kernel": kernel,
+            "gflops": work.flops / GB,
+            "megabytes": work.bytes / 1e6,
+            "intensity_flops_per_byte": work.intensity_flops_per_byte,
+            "tflops_per_s": attainable_flops_per_s(peaks, work.intensity_flops_per_byte) / TERA,
+            "least_us": 1e6 * work.floor_s(peaks),
+        }
+        for stage, kernels in stages.items()
+        for kernel, work in kernels.items()
     )
 
 

@@ -1,5 +1,6 @@
 """The figures of the stages chapter."""
 
+import numpy as np
 import pytest
 from figure_laws import FigureLaws, diamonds
 from measured import stages
@@ -9,6 +10,7 @@ from mooncake_lab.chapters.stages.experiment import calibrate_machine
 from mooncake_lab.chapters.stages.model import (
     calibration_misses,
     equation_2,
+    kernel_floors,
     normalised_machine,
     normalised_node,
     roofline_of_paper,
@@ -17,7 +19,8 @@ from mooncake_lab.paper import claim, fact
 from mooncake_lab.perf import hardware
 from mooncake_lab.testbeds.nodes import DECODED_TOKENS, calibrate_paper_node
 
-NAMES = ["normalised", "reuse_bandwidth", "roofline", "calibration"]
+OF_PAPER = ["normalised", "reuse_bandwidth", "roofline", "calibration"]
+NAMES = [*OF_PAPER, "kernels"]
 
 
 @pytest.fixture(scope="module")
@@ -33,15 +36,30 @@ def figures():
         ),
         "reuse_bandwidth": draw.reuse_bandwidth(equation_2(), printed, links, 8192),
         "roofline": draw.roofline(hardware("a800-node"), roofline_of_paper(node), measured),
+        "kernels": draw.kernels(hardware("h200"), kernel_floors()),
         "calibration": draw.calibration(calibration_misses(node), decode_steps=DECODED_TOKENS),
     }
 
 
 @pytest.mark.parametrize("name", NAMES)
 class TestEvery(FigureLaws):
-    def test_the_paper_is_drawn(self, figures, name):
-        """Every figure has points of the paper."""
-        assert diamonds(figures[name])
+    """Laws of every figure."""
+
+
+@pytest.mark.parametrize("name", OF_PAPER)
+def test_the_paper_is_drawn(figures, name):
+    """Figures with a counterpart in the papers show its points."""
+    assert diamonds(figures[name])
+
+
+def test_kernels_lie_on_the_roof_and_none_is_measured(figures):
+    """A point is what the device could do at its intensity, drawn hollow, and the footer says computed."""
+    roof, *points = figures["kernels"].axes[0].lines
+    for line in points:
+        assert line.get_markerfacecolor() == "white"
+        allowed = np.interp(np.log(line.get_xdata()), np.log(roof.get_xdata()), np.log(roof.get_ydata()))
+        assert np.log(line.get_ydata()) == pytest.approx(allowed, abs=0.01)
+    assert "no device was measured" in figures["kernels"].get_supxlabel()
 
 
 def test_measured_points_are_filled_circles_and_name_their_machine(figures):
