@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
@@ -183,7 +183,12 @@ def kernels(device: Hardware, floors: pd.DataFrame) -> BookFigure:
     )  # fmt: skip
     names = list(dict.fromkeys(floors["kernel"]))
     for stage, rows in floors.groupby("stage", sort=False):
-        look = {"linestyle": "none", **COMPUTED, "color": COLOURS[str(stage)], "label": f"{stage}, computed"}
+        look: dict[str, Any] = {
+            "linestyle": "none",
+            **COMPUTED,
+            "color": COLOURS[str(stage)],
+            "label": f"{stage}, computed",
+        }
         left.plot(rows["intensity_flops_per_byte"], rows["tflops_per_s"], **look)
         right.plot(rows["least_us"], [names.index(name) for name in rows["kernel"]], **look)
         (at,) = records(rows, kernel="attention")
