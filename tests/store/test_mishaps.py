@@ -201,6 +201,23 @@ class TestDevicesThatFail:
         assert [block.key for block in ssd.blocks()] == [b"b"]
         ssd.close()
 
+    def test_a_good_layer_is_no_good_block(self, tmp_path):
+        """A layer that is read between two failures of the whole block does not save the block."""
+
+        def bad(_reservation, buffers, **_named):
+            if len(buffers) > 1:
+                raise OSError(errno.EBADMSG, "injected: a bad sector under the last layer")
+
+        ssd = SsdBackend(tmp_path, 64 * PAGE, fingerprint=b"m")
+        with stacked(TierSettings(medium=Wrapped(ssd, read_into=bad))) as store:
+            put(store, b"a")
+            assert read(store, b"a") is None
+            assert store.read_into(b"a", [bytearray(LAYERS[0])]) == "ssd"
+            assert b"a" in store
+            assert read(store, b"a") is None
+            assert b"a" not in store
+        ssd.close()
+
     def test_an_unreadable_block_stays_and_does_not_degrade_its_tier(self, tmp_path):
         """EIO may be the device's: the block is kept, and asked for often it still counts as one failure."""
 

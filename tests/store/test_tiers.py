@@ -214,6 +214,17 @@ def test_durable_tiers_are_taken_over(tmp_path):
         ssd.close()
 
 
+def test_blocks_of_several_sizes_sink_without_a_loss():
+    """The queue is emptied whenever the largest block might not fit: none is dropped."""
+    dram, below = DramBackend(16 * PAGE), DramBackend(64 * PAGE, name="below")
+    with TieredStore([TierSettings(medium=dram, queue_bytes=2 * PAGE), TierSettings(medium=below)]) as store:
+        for number in range(8):
+            assert store.put(b"%d" % number, [bytes([number]) * (PAGE * (1 + number % 2))])
+        store.sink()
+        assert [store.tier_of(b"%d" % number) for number in range(8)] == ["below"] * 8
+        assert store.statistics()[0].dropped == 0
+
+
 def test_what_sinks_survives(tmp_path):
     """After `sink` every block that is not pinned is in the last tier, through a queue of one block at a time."""
     keys = [b"%d" % number for number in range(6)]
