@@ -15,7 +15,7 @@ from mooncake_lab.engine.kvcache import KVCache, KVSpan, fingerprint
 from mooncake_lab.engine.layerwise.arriving import ArrivingPrefix, PrefixLostError
 from mooncake_lab.engine.model import LlamaModel
 from mooncake_lab.engine.runner import ModelRunner, Work
-from mooncake_lab.engine.sequence import FinishReason, GenerationRequest, Output, RunningRequest, enter
+from mooncake_lab.engine.sequence import FinishReason, GenerationRequest, Output, RunningRequest, check_fits, enter
 from mooncake_lab.engine.settings import EngineSettings, cache_blocks
 
 
@@ -82,7 +82,6 @@ class Engine:
         self._next_id = 0
         self._steps = 0
         self._cancelled: set[int] = set()
-        self._before_release: dict[int, Callable[[RunningRequest], None]] = {}
         self._ended: list[Output] = []  # not yet returned by a step
 
     @property
@@ -110,10 +109,9 @@ class Engine:
             ValueError: when the request can never fit or has a token outside the vocabulary, or the KVCache is
                 that of another request or model.
         """
-        self._check(request, generated)
-        entered = enter(self._next_id, request, self._clock(), self.settings.block_size_tokens)
-        for token in generated:
-            entered.append(token)
+        check_fits(request, generated, self.limits, self.runner.model.config.vocabulary)
+        entered = enter(self._next_id, request, self._clock(), self.settings.block_size_tokens, generated)
+        entered.before_release = before_release
         given = self.runner.accept([kv] if isinstance(kv, ArrivingPrefix) else kv)
         if given > entered.known:
             raise ValueError(f"KVCache of {given} tokens is given for a request of {entered.known}")
@@ -128,8 +126,6 @@ class Engine:
         if reason is not None:
             self._ended.append(entered.output(reason, self._clock(), ""))
             return entered.id
-        if before_release is not None:
-            self._before_release[entered.id] = before_release
         self._blocks.name_blocks(entered)
         self.requests[entered.id] = entered
         self.instance.enqueue(entered.progress(cached))
@@ -199,7 +195,7 @@ class Engine:
         """
         wanted = list(requests)
         for request in wanted:
-            self._check(request, ())
+            check_fits(request, (), self.limits, self.runner.model.config.vocabulary)
         ids = [self.submit(request) for request in wanted]
         found, others = dict[int, Output](), list[Output]()
         while not found.keys() >= set(ids):
@@ -259,15 +255,13 @@ class Engine:
         return "length" if request.generated >= request.request.max_new_tokens else None
 
     def _finish(self, request: RunningRequest, reason: FinishReason) -> Output:
-        hook = self._before_release.pop(request.id, None)
-        if hook is not None and reason != "cancelled":
-            hook(request)
+        if request.before_release is not None and reason != "cancelled":
+            request.before_release(request)
         self.instance.finish(request.id)
         return self._end(request.id, reason)
 
     def _end(self, request_id: int, reason: FinishReason, error: str = "") -> Output:
         """End a request that has left the instance."""
-        self._before_release.pop(request_id, None)
         self._cancelled.discard(request_id)
         return self.requests.pop(request_id).output(reason, self._clock(), error)
 
@@ -281,26 +275,6 @@ class Engine:
         """Copy the KVCache of the first tokens of a request to host memory, which frees its device memory."""
         span = self.runner.export(request, 0, tokens)
         return (replace(span, layers=tuple(layer.cpu() for layer in span.layers)),)
-
-    def _check(self, request: GenerationRequest, generated: Sequence[int]) -> None:
-        size, window = self.settings.block_size_tokens, self.limits.max_request_tokens
-        longest = len(request.prompt) + request.max_new_tokens - 1  # the KVCache of the last token is never read
-        if window is not None and longest > window:
-            raise ValueError(f"prompt and new tokens make {longest} tokens; the model's window here is {window}")
-        if blocks_for(longest, size) > self.blocks:
-            raise ValueError(
-                f"prompt and new tokens make {longest} tokens of KVCache; this engine's holds {self.blocks * size}"
-            )
-        vocabulary = self.runner.model.config.vocabulary
-        for what, tokens in (("prompt holds", request.prompt), ("generated part holds", generated)):
-            if len(tokens) and not (min(tokens) >= 0 and max(tokens) < vocabulary):
-                raise ValueError(
-                    f"the {what} tokens {min(tokens)} to {max(tokens)}; the model knows 0 to {vocabulary - 1}"
-                )
-        if len(generated) > request.max_new_tokens:
-            raise ValueError(
-                f"{len(generated)} tokens are generated already; allowed are {request.max_new_tokens}"
-            )
 
 
 def _stream(work: Work) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mooncake_lab.batching import Progress
+from mooncake_lab.batching import Limits, Progress
 from mooncake_lab.core import BlockKey, blocks_for
 from mooncake_lab.engine.kvcache import KVSpan
 from mooncake_lab.engine.layerwise.arriving import ArrivingPrefix
@@ -98,6 +98,8 @@ class RunningRequest:
     """Its KVCache while it is outside the engine: given from elsewhere, or swapped out."""
     kv_loader: ArrivingPrefix | None = None
     """KVCache of its first tokens that is brought layer by layer, until its first iteration is over."""
+    before_release: "Callable[[RunningRequest], None] | None" = None
+    """Called when it is done, while it still holds its blocks."""
     reused: int | None = None
     preemptions: int = 0
     token_s: list[float] = field(default_factory=list[float])
@@ -150,11 +152,38 @@ class RunningRequest:
 
 
 def enter(
-    request_id: int, request: GenerationRequest, submitted_s: float, block_size_tokens: int
+    request_id: int,
+    request: GenerationRequest,
+    submitted_s: float,
+    block_size_tokens: int,
+    generated: Sequence[int] = (),
 ) -> RunningRequest:
-    """A request as it enters an engine."""
-    longest = len(request.prompt) + request.max_new_tokens
+    """A request as it enters an engine, with the tokens that were generated elsewhere."""
+    prompt, longest = len(request.prompt), len(request.prompt) + request.max_new_tokens
+    known = prompt + len(generated)
     tokens = np.zeros(longest, dtype=np.int32)
-    tokens[: len(request.prompt)] = request.prompt
+    tokens[:prompt], tokens[prompt:known] = request.prompt, generated
     table = np.zeros(blocks_for(longest, block_size_tokens), dtype=np.int32)
-    return RunningRequest(request_id, request, submitted_s, tokens, len(request.prompt), table)
+    return RunningRequest(request_id, request, submitted_s, tokens, known, table)
+
+
+def check_fits(request: GenerationRequest, generated: Sequence[int], limits: Limits, vocabulary: int) -> None:
+    """Refuse a request that an engine can never finish.
+
+    Raises:
+        ValueError: when it is longer than the window or the KVCache, has a token outside the vocabulary, or more
+            tokens were generated than it allows.
+    """
+    window, room = limits.max_request_tokens, limits.capacity_blocks * limits.block_size_tokens
+    longest = len(request.prompt) + request.max_new_tokens - 1  # the KVCache of the last token is never read
+    if window is not None and longest > window:
+        raise ValueError(f"prompt and new tokens make {longest} tokens; the model's window here is {window}")
+    if longest > room:
+        raise ValueError(f"prompt and new tokens make {longest} tokens of KVCache; this engine's holds {room}")
+    for what, tokens in (("prompt holds", request.prompt), ("generated part holds", generated)):
+        if len(tokens) and not (min(tokens) >= 0 and max(tokens) < vocabulary):
+            raise ValueError(
+                f"the {what} tokens {min(tokens)} to {max(tokens)}; the model knows 0 to {vocabulary - 1}"
+            )
+    if len(generated) > request.max_new_tokens:
+        raise ValueError(f"{len(generated)} tokens are generated already; allowed are {request.max_new_tokens}")

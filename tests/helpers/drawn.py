@@ -60,6 +60,7 @@ def clusters(draw):
         eviction=draw(st.sampled_from(["lru", "lfu", "s3fifo"])),
         first_shown_by=draw(st.sampled_from(["decode", "prefill"])),
         streams_layers=draw(st.booleans()),
+        max_batch_tokens=1 if group > 1 else draw(st.sampled_from([1, 1500])),
         overtaking=draw(st.booleans()),
         view_age_s=draw(st.sampled_from([0.0, 1.0])),
         placement=draw(POLICIES),
