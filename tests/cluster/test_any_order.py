@@ -40,7 +40,8 @@ def prefill(run, rng):
     elif not job.started:
         job.started = True
         estimated_s = run.estimate.prefill_s(*run.estimated(job))
-        run.latest[name] = job.attempt, run.now + estimated_s
+        _, until_s = run.latest.get(name, (None, 0.0))  # those that run together add up
+        run.latest[name] = job.attempt, max(run.now, until_s) + estimated_s
         run.tell(c.PrefillStarted, **what)
     else:
         if run.latest.get(name, (None,))[0] == job.attempt:
