@@ -39,7 +39,7 @@ def build(
     notebooks = sorted(sources.glob("*.ipynb"))
     if not notebooks:
         fail("classroom build", f"{sources} contains no notebooks")
-    from mooncake_lab.course.grading.release import release
+    from mooncake_lab.course.grading.collect import release
 
     written = [str(release(notebook, out)) for notebook in notebooks]
     typer.echo(msgspec.json.encode({"notebooks": written}) if json_ else "\n".join(written))

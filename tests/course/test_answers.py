@@ -10,8 +10,8 @@ from mooncake_lab.course.grading.admission import LADDER, rung
 from mooncake_lab.course.grading.cells import prepare
 from mooncake_lab.course.grading.confine import Allowance, UnconfinableError, check_confinable
 from mooncake_lab.course.grading.grade import ASSIGNMENTS, grade
-from mooncake_lab.course.grading.hidden import HiddenDraw
 from mooncake_lab.course.grading.remote import Submission, SubmissionError
+from mooncake_lab.course.grading.task import HiddenDraw
 
 SOURCES = Path(__file__).parents[2] / "notebooks" / "assignments"
 PATIENT = Allowance(reply_s=60, wall_s=600)

@@ -15,10 +15,8 @@ from mooncake_lab.course.grading import whole_class
 from mooncake_lab.course.grading.collect import collect, student_label
 from mooncake_lab.course.grading.confine import Allowance, UnconfinableError, check_confinable
 from mooncake_lab.course.grading.grade import LONGEST_REMARK, Grade, Mark
-from mooncake_lab.course.grading.hidden import class_secret
-from mooncake_lab.course.grading.journal import Journal
 from mooncake_lab.course.grading.report import feedback_html, grades_csv, page_of, totals_csv, write_page
-from mooncake_lab.course.grading.whole_class import Rules, grade_class
+from mooncake_lab.course.grading.whole_class import Journal, Rules, class_secret, grade_class
 
 SOURCES = Path(__file__).parents[2] / "notebooks" / "assignments"
 FORMULA = ("=", "+", "-", "@", "\t", "\r")

@@ -11,7 +11,7 @@ from nbclient import NotebookClient
 
 from mooncake_lab.batching import BATCHING_POLICIES
 from mooncake_lab.conductor import ADMISSION_POLICIES, PLACEMENT_POLICIES
-from mooncake_lab.course.grading.release import MARKS, release
+from mooncake_lab.course.grading.collect import MARKS, release
 from mooncake_lab.store.eviction import EVICTION_POLICIES
 
 SOURCES = sorted((Path(__file__).parents[2] / "notebooks" / "assignments").glob("*.ipynb"))

@@ -18,10 +18,9 @@ from mooncake_lab.conductor import (
 )
 from mooncake_lab.core import SLO, Request
 from mooncake_lab.course.admission import ADMISSION_LAWS, goodput
-from mooncake_lab.course.grading.hidden import HiddenDraw
 from mooncake_lab.course.grading.proxies import RemoteAdmission
 from mooncake_lab.course.grading.remote import Submission, SubmissionError
-from mooncake_lab.course.grading.task import Assignment, Task, require
+from mooncake_lab.course.grading.task import Assignment, HiddenDraw, Task, require
 
 
 @dataclass(frozen=True, slots=True)

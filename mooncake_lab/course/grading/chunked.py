@@ -9,10 +9,9 @@ from msgspec.structs import replace
 
 from mooncake_lab.batching import BatchingPolicy, Limits, Plan, Progress, Segment, named_policy, trace_plans
 from mooncake_lab.batching.replay import Iteration
-from mooncake_lab.course.grading.hidden import HiddenDraw
 from mooncake_lab.course.grading.proxies import RemoteBatching
 from mooncake_lab.course.grading.remote import Submission, SubmissionError
-from mooncake_lab.course.grading.task import Assignment, Task, require
+from mooncake_lab.course.grading.task import Assignment, HiddenDraw, Task, require
 
 _CHUNK_TOKENS: Final = 16
 _LIMITS: Final = Limits(

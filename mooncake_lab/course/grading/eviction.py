@@ -6,10 +6,9 @@ from typing import Final
 from mooncake_lab.chapters.store.replay import replay
 from mooncake_lab.core import BlockKey
 from mooncake_lab.course import eviction as laws
-from mooncake_lab.course.grading.hidden import HiddenDraw
 from mooncake_lab.course.grading.proxies import RemoteEviction
 from mooncake_lab.course.grading.remote import Submission, SubmissionError
-from mooncake_lab.course.grading.task import Assignment, Task, require
+from mooncake_lab.course.grading.task import Assignment, HiddenDraw, Task, require
 
 _CAPACITY_BLOCKS: Final = 300
 _GAP_SHARE: Final = 0.2

@@ -5,9 +5,8 @@ from typing import Any, Final
 from mooncake_lab.chapters.store.replay import replay
 from mooncake_lab.core import blocks_for
 from mooncake_lab.course.eviction import shared_prefix_requests
-from mooncake_lab.course.grading.hidden import HiddenDraw
 from mooncake_lab.course.grading.remote import Submission
-from mooncake_lab.course.grading.task import Assignment, Task, require
+from mooncake_lab.course.grading.task import Assignment, HiddenDraw, Task, require
 
 _BLOCK_TOKENS: Final = 4
 _TRIALS: Final = 50

@@ -6,10 +6,9 @@ from typing import Final
 
 from mooncake_lab.conductor import ClusterView, DecodeView, KVCacheCentric, LatencyEstimator, PrefillView
 from mooncake_lab.core import Request
-from mooncake_lab.course.grading.hidden import HiddenDraw
 from mooncake_lab.course.grading.proxies import RemotePlacement
 from mooncake_lab.course.grading.remote import Submission
-from mooncake_lab.course.grading.task import Assignment, Task, require
+from mooncake_lab.course.grading.task import Assignment, HiddenDraw, Task, require
 from mooncake_lab.workload.twin import make_twin
 
 _TRIALS: Final = 150

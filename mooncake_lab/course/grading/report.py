@@ -8,8 +8,22 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from mooncake_lab.course.grading.files import replace_file
 from mooncake_lab.course.grading.grade import Grade, one_line
+
+
+def replace_file(path: Path, text: str, *, mode: int = 0o666) -> None:
+    """Write a file so that each reader finds the complete old file or the complete new one.
+
+    Args:
+        path: of the file.
+        text: all of it.
+        mode: who may read and write a new file, before the umask.
+    """
+    beside = path.with_name(f".{path.name}.new")
+    beside.touch(mode=mode)
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)
+
 
 _STYLE: Final = """
 :root { color-scheme: light dark; font: 1rem/1.5 system-ui, sans-serif; }

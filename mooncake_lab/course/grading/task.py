@@ -1,8 +1,10 @@
-"""What is graded: tasks with points, each a question to a submission and a check of its answers."""
+"""What is graded: tasks with points, each a question to a submission and a check on hidden workloads."""
 
+import hashlib
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, Final, TypeAlias
 
 from mooncake_lab.course.grading.remote import Submission, SubmissionError
 
@@ -58,3 +60,40 @@ def require(holds: bool, message: str) -> None:
     """
     if not holds:
         raise SubmissionError(message)
+
+
+_SECRET_BYTES: Final = 16
+
+
+class HiddenDraw(random.Random):
+    """Random numbers of a task: a keyed hash that counts.
+
+    The output of Python's own generator can be predicted from enough of its earlier draws.
+
+    Args:
+        seed: of the class.
+        names: what else tells these draws from others: the topic, the task.
+    """
+
+    def __init__(self, seed: str, *names: object) -> None:
+        text = "\0".join(map(str, (seed, *names)))
+        self._key = hashlib.blake2b(text.encode(), digest_size=_SECRET_BYTES).digest()
+        self._count = 0
+        super().__init__()
+
+    def seed(self, *given: Any, **named: Any) -> None:
+        """Nothing: the key is the seed."""
+        del given, named
+
+    def getrandbits(self, k: int, /) -> int:
+        """Draw `k` random bits."""
+        found = 0
+        for _ in range(0, k, 512):
+            self._count += 1
+            text = self._count.to_bytes(8, "little")
+            found = found << 512 | int.from_bytes(hashlib.blake2b(text, key=self._key).digest(), "little")
+        return found >> (-k % 512)
+
+    def random(self) -> float:
+        """Uniform in [0, 1)."""
+        return self.getrandbits(53) / 2**53
