@@ -6,7 +6,7 @@ import ipaddress
 import logging
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self, final
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, final
 
 import msgspec
 import typer
@@ -71,6 +71,18 @@ def serve(
         typer.Option(file_okay=False, help="Folder for KVCache that is evicted from DRAM."),
     ] = None,
     ssd_tokens: Annotated[int, typer.Option(min=0, help="Tokens of KVCache on the SSD of a prefill worker.")] = 0,
+    pool: Annotated[
+        Literal["remote", "mooncake"] | None,
+        typer.Option(help="Pool that all prefill workers share: our block server, or Mooncake Store (its extra)."),
+    ] = None,
+    pool_tokens: Annotated[int, typer.Option(min=1, help="Tokens of KVCache in the pool.")] = 65_536,
+    pool_address: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Pool that runs already; one is started and stopped by default."),
+    ] = None,
+    pool_key: Annotated[
+        str, typer.Option(envvar="MOONCAKE_LAB_POOL_KEY", help="Secret that the clients of a block server share.")
+    ] = "",
     max_total_tokens: Annotated[
         int, typer.Option(min=1, help="Tokens of KVCache in the engine of a decode or coupled worker.")
     ] = 65_536,
@@ -132,6 +144,7 @@ def serve(
         context, prefill=prefill, decode=decode, coupled=coupled, placement=placement, admission=admission,
         ttft_slo=ttft_slo, tbt_slo=tbt_slo, seed=seed, model=model, batching=batching, device=device, dtype=dtype,
         backend=backend, cache_tokens=cache_tokens, ssd_dir=ssd_dir, ssd_tokens=ssd_tokens,
+        pool=pool, pool_tokens=pool_tokens, pool_address=pool_address, pool_token=pool_key.encode(),
         decode_tokens=max_total_tokens, transfer=transfer_backend, chunk_tokens=chunked_prefill_size,
         max_request_tokens=max_model_len, most_under_way=max_inflight_requests, threads=threads,
     )  # fmt: skip
@@ -143,7 +156,7 @@ def serve(
         name = model if served_model_name is None else f"{model} as {served_model_name}"
         made = [] if key is None or api_key is not None else [f"API key: {key}"]
         first = f"serving {name} at {url}/v1 with {', '.join(spec.roles)}"
-        typer.echo("\n".join([first, *_warnings(host, key, transfer_backend), *made]), err=True)
+        typer.echo("\n".join([first, *_warnings(host, key, {transfer_backend, pool}), *made]), err=True)
         if json_:
             open_at = {"url": f"{url}/v1", "model": served_model_name or model, "workers": list(spec.roles)}
             typer.echo(msgspec.json.encode({**open_at, "api_key": key}))
@@ -183,7 +196,11 @@ def live_spec(
     """
     from mooncake_lab.serving.spec import LiveSpec  # not above: other commands do without the live cluster
 
-    _check_pools(context, coupled, batching)
+    _check_roles(context, coupled, batching)
+    if others.get("pool") is None:
+        refuse_typed(context, ["pool_tokens", "pool_address", "pool_key"], "there is no --pool")
+    elif others.get("pool_address") is not None:
+        refuse_typed(context, ["pool_tokens"], "the pool at --pool-address has its own size")
     _check_admission(coupled, admission)
     if placement != "random" and not model.startswith("random:"):
         refuse_typed(context, ["seed"], f"{model} has its own weights, and nothing else in this run is random")
@@ -212,7 +229,7 @@ def show_start() -> None:
         logging.getLogger(f"mooncake_lab.serving.{name}").setLevel(logging.INFO)
 
 
-def _check_pools(context: typer.Context, coupled: int | None, batching: str) -> None:
+def _check_roles(context: typer.Context, coupled: int | None, batching: str) -> None:
     """Refuse options of the other kind of cluster."""
     if coupled is None:
         refuse_typed(
@@ -223,7 +240,7 @@ def _check_pools(context: typer.Context, coupled: int | None, batching: str) -> 
         return
     refuse_typed(context, ["prefill", "decode"], "--coupled workers do both stages")
     refuse_typed(context, ["transfer_backend"], "--coupled workers do not transfer KVCache")
-    store = ["cache_tokens", "ssd_dir", "ssd_tokens"]
+    store = ["cache_tokens", "ssd_dir", "ssd_tokens", "pool"]
     refuse_typed(
         context, store, "--coupled workers have no store; --max-total-tokens sets the size of their KVCache"
     )
@@ -244,12 +261,12 @@ def _check_admission(coupled: int | None, admission: str) -> None:
         )
 
 
-def _warnings(host: str, key: str | None, transfer: str) -> list[str]:
+def _warnings(host: str, key: str | None, used: set[str | None]) -> list[str]:
     """What an operator should know before clients connect."""
     found: list[str] = []
     if key is None and not _is_loopback(host):
         found.append(f"--no-api-key at {host}: every client that can reach this address can use the server")
-    if transfer == "mooncake":
+    if "mooncake" in used:
         found.append("Mooncake's Transfer Engine listens on all interfaces without authentication")
     return found
 

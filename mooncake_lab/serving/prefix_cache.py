@@ -197,7 +197,7 @@ class PrefixCache:
             if self._ssd is not None:
                 self._ssd.free(*list(self._ssd.blocks()))
             if self._pool is not None:
-                _empty(self._pool)
+                _empty(self._pool, self._pooled)
             self._store = self._open_store()
         update = CacheUpdate(removed=tuple(self._announced), unpooled=tuple(self._pooled))
         self._announced, self._pooled, self._left, self._damaged = set[bytes](), set[bytes](), 0, 0
@@ -286,9 +286,9 @@ class PrefixCache:
         )
 
 
-def _empty(pool: StorageBackend) -> None:
-    """Free what a pool holds of this model; other workers may do the same, and it may be gone."""
+def _empty(pool: StorageBackend, known: Iterable[bytes]) -> None:
+    """Free what a pool holds of this model, as far as it lists that or it is known; it may be gone meanwhile."""
     with suppress(OSError, StorageError):
-        for block in list(pool.blocks()):
+        for block in dict.fromkeys([*pool.blocks(), *pool.find(known)]):
             with suppress(BlockNotFoundError):
                 pool.free(block)

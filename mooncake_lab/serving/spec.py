@@ -54,7 +54,7 @@ class LiveSpec:
     pool_address: str | None = None
     """Where a pool runs already, as HOST:PORT; None starts one."""
     pool_token: bytes = b""
-    """The secret of a block server that runs already."""
+    """The secret of a block server; empty takes a random one for a server that the cluster starts."""
     decode_tokens: int = 65_536
     """KVCache that fits into the engine of a decode or coupled worker."""
     block_size_tokens: int = 16
@@ -180,11 +180,13 @@ class LiveSpec:
             raise ValueError(f"pool_tokens is {self.pool_tokens}; a block of {self.block_size_tokens} has to fit")
         if self.pool_address is not None and not _is_address(self.pool_address):
             raise ValueError(f"pool_address is {self.pool_address!r}; HOST:PORT is needed")
-        needs_token = self.pool == "remote" and self.pool_address is not None
-        if needs_token != bool(self.pool_token) or 0 < len(self.pool_token) < MIN_TOKEN_BYTES:
+        size = len(self.pool_token)
+        if self.pool == "mooncake" and size:
+            raise ValueError(f"pool_token has {size} bytes; a Mooncake Store takes no secret")
+        if self.pool == "remote" and (size or self.pool_address is not None) and size < MIN_TOKEN_BYTES:
             raise ValueError(
-                f"a pool_token of {len(self.pool_token)} bytes; a block server that runs already needs its own, of"
-                f" at least {MIN_TOKEN_BYTES} bytes, and no other pool takes one"
+                f"pool_token has {size} bytes; a block server at an address needs the secret of that server, which"
+                f" has at least {MIN_TOKEN_BYTES}"
             )
 
     @property

@@ -48,6 +48,11 @@ def words(done):
         (("--coupled", 1, "--cache-tokens", 4096), "leave out --cache-tokens"),
         (("--coupled", 1, "--ssd-dir", ".", "--ssd-tokens", 4096), "leave out --ssd-dir, --ssd-tokens"),
         (("--coupled", 1, "--transfer-backend", "tcp"), "leave out --transfer-backend"),
+        (("--coupled", 1, "--pool", "remote"), "leave out --pool"),
+        (("--pool-tokens", 4096), "leave out --pool-tokens: there is no --pool"),
+        (("--pool", "remote", "--pool-address", "127.0.0.1:9"), "needs the secret of that server"),
+        (("--pool", "mooncake", "--pool-key", "x" * 16), "takes no secret"),
+        (("--pool", "remote", "--pool-address", "127.0.0.1:9", "--pool-tokens", 9), "has its own size"),
         (("--coupled", 1, "--batching", "orca", "--chunked-prefill-size", 64), "orca never cuts a prompt"),
         (("--coupled", 1, "--admission", "predictive"), "separate prefill and decode pools"),
         (("--admission", "priority"), "live requests have none"),
@@ -93,7 +98,7 @@ def test_serve_refuses_nothing_that_has_an_effect(arguments):
 )
 def test_serve_warns(host, token, transfer, says):
     """Without a token on an address that others can reach, the server warns."""
-    found = _warnings(host, token, transfer)
+    found = _warnings(host, token, {transfer, None})
     assert len(found) == len(says)
     assert all(part in line for part, line in zip(says, found, strict=True))
 

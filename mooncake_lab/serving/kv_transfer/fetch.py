@@ -13,7 +13,15 @@ from mooncake_lab.serving.kv_transfer.protocol import Blocks, GetBlocks
 from mooncake_lab.serving.kv_transfer.sender import Identity, dial, expect
 from mooncake_lab.serving.kv_transfer.transfer_engine import TransferEngineChannel
 from mooncake_lab.serving.spec import WorkerSpec
-from mooncake_lab.store.backends import ProtocolError, RemoteBackend, StorageBackend, StorageError, wire
+from mooncake_lab.store.backends import (
+    MooncakeClient,
+    MooncakePool,
+    ProtocolError,
+    RemoteBackend,
+    StorageBackend,
+    StorageError,
+    wire,
+)
 from mooncake_lab.store.backends.wire import SLOWEST_BYTES_PER_S
 
 PrefixSource = Callable[[Sequence[bytes]], list[tuple[torch.Tensor, ...]]]
@@ -60,14 +68,23 @@ def fetch(
         return blocks
 
 
-def open_pool(spec: WorkerSpec, fingerprint: bytes, address: str) -> StorageBackend:
+def open_pool(spec: WorkerSpec, shape: KVLayout, address: str) -> StorageBackend:
     """The pool at an address, as a tier of a worker's cache.
 
     Raises:
         StorageError: when it refuses this worker, or Mooncake's wheel is missing.
         OSError: when it does not answer.
     """
+    if spec.pool == "mooncake":
+        layers = [spec.block_size_tokens * shape.layer_bytes] * shape.layers
+        capacity_bytes = spec.pool_tokens * shape.bytes_per_token
+        client = MooncakeClient(address, 0)
+        return MooncakePool(client, capacity_bytes, layers, fingerprint=shape.fingerprint, name=POOL)
     host, _, port = address.rpartition(":")
     return RemoteBackend(
-        (host, int(port)), spec.pool_token, fingerprint=fingerprint, name=POOL, timeout_s=spec.fetch_timeout_s
+        (host, int(port)),
+        spec.pool_token,
+        fingerprint=shape.fingerprint,
+        name=POOL,
+        timeout_s=spec.fetch_timeout_s,
     )

@@ -58,6 +58,7 @@ class PoolServer:
             await asyncio.to_thread(_check_wheel)
         capacity_bytes = self._spec.pool_tokens * bytes_per_token
         self._set(await self._launch(capacity_bytes))
+        _LOG.info("the pool of %d tokens is at %s", self._spec.pool_tokens, self.address)
         self._task = asyncio.create_task(self._keep_running(capacity_bytes), name="pool")
 
     def kill(self) -> None:

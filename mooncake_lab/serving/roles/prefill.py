@@ -233,7 +233,7 @@ class PrefillRole:
         """Use the pool at an address, or none."""
         context = self._context
         try:
-            pool = None if address is None else open_pool(context.spec, context.shape.fingerprint, address)
+            pool = None if address is None else open_pool(context.spec, context.shape, address)
             found = self._cache.use_pool(pool)
         except (OSError, StorageError) as error:
             _LOG.warning("%s does not use the pool at %s: %s", context.spec.name, address, error)

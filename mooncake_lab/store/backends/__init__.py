@@ -15,6 +15,7 @@ from mooncake_lab.store.backends.base import (
 from mooncake_lab.store.backends.dram import DramBackend
 from mooncake_lab.store.backends.mooncake import MooncakeBackend
 from mooncake_lab.store.backends.mooncake_client import MooncakeClient, MooncakeMaster
+from mooncake_lab.store.backends.mooncake_pool import MooncakePool
 from mooncake_lab.store.backends.remote import RemoteBackend
 from mooncake_lab.store.backends.remote_server import BlockServer
 from mooncake_lab.store.backends.ssd import SsdBackend
@@ -33,6 +34,7 @@ __all__ = [
     "MooncakeBackend",
     "MooncakeClient",
     "MooncakeMaster",
+    "MooncakePool",
     "PeerRefusedError",
     "ProtocolError",
     "RemoteBackend",

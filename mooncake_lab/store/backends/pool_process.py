@@ -5,17 +5,21 @@ of standard input is the secret of the block server in hexadecimal digits. It an
 or `error: ` and the reason.
 """
 
+import os
 import select
 import sys
 from typing import Final
 
+from mooncake_lab.core import MIB
 from mooncake_lab.store.backends.base import StorageError
 from mooncake_lab.store.backends.dram import DramBackend
 from mooncake_lab.store.backends.mooncake_client import MooncakeMaster
 from mooncake_lab.store.backends.remote_server import BlockServer
 
 ERROR: Final = "error: "
-_LOOK_S: Final = 0.2
+_LOOK_S: Final = 0.5
+_LEAST_SEGMENT_BYTES: Final = 16 * MIB
+"""Mooncake takes no smaller segment."""
 
 
 def main(kind: str, capacity_bytes: int) -> int:
@@ -41,10 +45,11 @@ def _lend_dram(capacity_bytes: int, token: bytes) -> None:
 
 def _lend_to_mooncake(capacity_bytes: int) -> None:
     """Run a master and be its only provider of memory; when the master is gone, so is this process."""
-    with MooncakeMaster() as master, master.client(capacity_bytes):
+    with MooncakeMaster() as master, master.client(max(capacity_bytes, _LEAST_SEGMENT_BYTES)):
         _say(master.address)
-        while master.is_running and not select.select([sys.stdin], [], [], _LOOK_S)[0]:
-            pass
+        while not select.select([sys.stdin], [], [], _LOOK_S)[0]:
+            if not master.is_running:
+                os._exit(1)  # a client that leaves without its master would wait for it
 
 
 def _say(line: str) -> None:
