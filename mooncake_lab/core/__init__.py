@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from mooncake_lab.core.carried import carried_folder
 from mooncake_lab.core.collection import rare_collections
 from mooncake_lab.core.draws import keyed_uniform
 from mooncake_lab.core.lazy import lazy_names
@@ -22,9 +21,8 @@ from mooncake_lab.core.log import (
     read_log,
     write_log,
 )
-from mooncake_lab.core.request import BlockKey, Request, TracedRequest
-from mooncake_lab.core.scales import SCALES, check_scale
-from mooncake_lab.core.slo import SLO
+from mooncake_lab.core.project import SCALES, carried_folder, check_scale
+from mooncake_lab.core.request import SLO, BlockKey, Request, TracedRequest
 from mooncake_lab.core.units import GB, GIB, KIB, MIB, TERA, blocks_for, gbps
 
 if TYPE_CHECKING:

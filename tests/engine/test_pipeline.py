@@ -26,7 +26,7 @@ from mooncake_lab.engine.pipeline import (
     overlap_share,
     runahead_prefill,
 )
-from mooncake_lab.engine.pipeline.cpp import layers_of
+from mooncake_lab.engine.pipeline.stages import layers_of
 from mooncake_lab.perf import model_shape
 from mooncake_lab.perf.runahead import traffic_tokens
 

@@ -16,9 +16,8 @@ import torch.distributed as dist
 
 from mooncake_lab.engine.loading import DTYPES, load_model
 from mooncake_lab.engine.model import LlamaModel
-from mooncake_lab.engine.pipeline.cpp import run_cpp
 from mooncake_lab.engine.pipeline.jobs import CppJob, DieJob, Job, RunaheadJob, Share
-from mooncake_lab.engine.pipeline.runahead import run_runahead
+from mooncake_lab.engine.pipeline.stages import run_cpp, run_runahead
 from mooncake_lab.engine.pipeline.wire import Wire
 
 ORPHANED = 75
