@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mooncake_lab.cluster import POOL
+from mooncake_lab.cluster import POOL, PrefixFetched
 from mooncake_lab.conductor import Placement
 from mooncake_lab.core import Finished, Moved, Prefilled, Request, TracedRequest, blocks_for
 from mooncake_lab.serving import LiveSpec
@@ -180,6 +180,21 @@ def test_the_death_of_a_worker_or_of_the_pool_costs_no_request(open_cluster, exp
                 break
             assert time.monotonic() < deadline_s
     assert reused(log) == {again.request.id: 4 * BLOCK}
+
+
+def test_a_holder_that_stalls_holds_nobody(open_cluster, expected):
+    """The holder of a prefix is stopped: the prompt is computed after the deadline, long before that is noticed."""
+    with open_cluster(prefill_nodes=2, placement=ByParity(), fetch_timeout_s=0.3, peer_timeout_s=600.0) as live:
+        live.run([turn(0, conversation=1)])
+        pid = live.pids()["prefill-0"]
+        os.kill(pid, signal.SIGSTOP)
+        live.listen(lambda record: os.kill(pid, signal.SIGCONT) if isinstance(record, Finished) else None)
+        log = live.run([turn(1, conversation=1)])
+        assert live.outputs == expected([turn(1, conversation=1)])
+        assert live.pids()["prefill-0"] == pid
+    [fetched] = [event for event, _ in live.events if isinstance(event, PrefixFetched)]
+    assert (fetched.source, fetched.bytes) == ("prefill-0", 0)
+    assert reused(log) == {1: 0}
 
 
 def test_a_cluster_that_ends_takes_its_pool_with_it(open_cluster):
