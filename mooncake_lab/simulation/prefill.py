@@ -17,8 +17,8 @@ class PromptPart(NamedTuple):
     """A prompt in an iteration: its tokens, those of its prefix that are reused, and those of them on SSD."""
 
     tokens: int
-    reused_tokens: int = 0
-    ssd_tokens: int = 0
+    reused_tokens: int
+    ssd_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +82,8 @@ class PrefillInstance:
         transfer: KVTransfer,
         report: Callable[[Event], None],
         *,
-        max_batch_tokens: int = 1,
-        overtaking: bool = False,
+        max_batch_tokens: int,
+        overtaking: bool,
     ) -> None:
         self.name = name
         self.up = True

@@ -205,8 +205,19 @@ def test_a_policy_that_fails():
     assert "ZeroDivisionError('a mistake')" in run.log[-3].reason
     assert "'prefill-9', which is not up" in run.log[-1].reason
     assert set(run.coordinator.requests) == {0}
-    with pytest.raises(ZeroDivisionError):
-        arrive(make_runtime(PAIR, placement=Fails()), 1)
+    for i, error in ((1, ZeroDivisionError), (2, KeyError)):
+        with pytest.raises(error):
+            arrive(make_runtime(PAIR, placement=Fails()), i)
+
+
+def test_a_prefix_from_the_pool_is_recorded():
+    """The pool is no worker, and what comes from it is recorded; what an unknown worker sent is not."""
+    for source, recorded in ((c.POOL, [(c.POOL, "prefill-0", 9)]), ("prefill-9", [])):
+        run = make_runtime(PAIR)
+        arrive(run)
+        run.tell(c.PrefixFetched, attempt=A, source=source, worker="prefill-0", start_s=0.0, bytes=9)
+        found = [(r.source, r.destination, r.bytes) for r in run.log if isinstance(r, Moved)]
+        assert found == recorded
 
 
 def test_kvcache_that_arrives_in_parts():

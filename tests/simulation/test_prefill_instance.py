@@ -14,12 +14,15 @@ BLOCK, TOKEN_BYTES = 512, 1000
 class World:
     """An instance whose cache, clock and transfers do what a test says, and record what they are asked."""
 
-    def __init__(self, *, found=(0, 0), stages=(1.0,), **settings):
+    def __init__(self, *, found=(0, 0), stages=(1.0,), max_batch_tokens=1, overtaking=False):
         self.loop = EventLoop()
         self.found, self.stages = found, stages
         self.asked, self.events, self.streams, self.sent, self.kept = [], [], [], [], []
         self.model = SimpleNamespace(shape=SimpleNamespace(kv_bytes_per_token=TOKEN_BYTES))
-        self.instance = PrefillInstance(self.loop, "p", self, self, self, self.events.append, **settings)
+        self.instance = PrefillInstance(
+            self.loop, "p", self, self, self, self.events.append, max_batch_tokens=max_batch_tokens,
+            overtaking=overtaking,
+        )  # fmt: skip
 
     # the latency model of the node
 
@@ -116,6 +119,13 @@ def test_only_computed_tokens_count_in_a_packed_iteration():
         world = World(found=(3, 0), max_batch_tokens=max_batch_tokens)
         world.run(world.job(0), world.job(1))
         assert len(world.asked[0]) - 1 == together
+
+
+def test_a_prompt_that_is_all_in_the_cache_takes_one_token_of_the_iteration():
+    """Prompts of four cached blocks compute one token each: three of five fill an iteration of three tokens."""
+    world = World(found=(4, 0), max_batch_tokens=3)
+    world.run(*(world.job(i, tokens=4 * BLOCK) for i in range(5)))
+    assert world.at(PrefillStarted) == [(0.0, 0), (0.0, 1), (0.0, 2), (1.0, 3), (1.0, 4)]
 
 
 def test_a_packed_iteration_does_not_wait_for_a_prefix():
