@@ -183,7 +183,7 @@ def test_the_death_of_a_worker_or_of_the_pool_costs_no_request(open_cluster, exp
 
 
 def test_a_holder_that_stalls_holds_nobody(open_cluster, expected):
-    """The holder of a prefix is stopped: the prompt is computed after the deadline, long before that is noticed."""
+    """The holder of a prefix is stopped: the prompt is computed after the deadline, before that is noticed."""
     with open_cluster(prefill_nodes=2, placement=ByParity(), fetch_timeout_s=0.3, peer_timeout_s=600.0) as live:
         live.run([turn(0, conversation=1)])
         pid = live.pids()["prefill-0"]
