@@ -66,8 +66,12 @@ def faults(path):
     starts = [0]
     for line in text.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
-    for node in ast.walk(ast.parse(text)):
-        if (other := changed(node)) is not None:
+    tree = ast.parse(text)
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    settings = [part for node in classes for part in (*node.decorator_list, *node.keywords)]
+    inert = {part for setting in settings for part in ast.walk(setting)}  # frozen=True: without consequence
+    for node in ast.walk(tree):
+        if node not in inert and (other := changed(node)) is not None:
             begin, end = (
                 starts[node.lineno - 1] + node.col_offset,
                 starts[node.end_lineno - 1] + node.end_col_offset,
