@@ -114,7 +114,7 @@ format: $(ENV) ## Put code and notebooks into shape
 	@$(BIN)/nbstripout $(NBSTRIPOUT) notebooks/*.ipynb notebooks/assignments/*.ipynb
 
 clean: ## Remove what can be made again, except the environment
-	@rm -rf book/_build book/chapters book/_generated tests/site/screenshots
+	@rm -rf book/_build book/chapters book/_generated tests/site/screenshots build/kernels
 	@rm -rf .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	@find mooncake_lab tests book -name __pycache__ -type d -prune -exec rm -rf {} +
 
