@@ -3,7 +3,7 @@
 from mooncake_lab.serving.cluster import LiveCluster, in_order
 from mooncake_lab.serving.launch import WorkerError
 from mooncake_lab.serving.launch.local import WorkerPool
-from mooncake_lab.serving.metronome import Metronome
+from mooncake_lab.serving.pacer import Pacer
 from mooncake_lab.serving.runtime import ClusterRuntime
 from mooncake_lab.serving.spec import LiveSpec
 from mooncake_lab.serving.stream import FailedError, RejectedError, RequestStream
@@ -13,7 +13,7 @@ __all__ = [
     "FailedError",
     "LiveCluster",
     "LiveSpec",
-    "Metronome",
+    "Pacer",
     "RejectedError",
     "RequestStream",
     "WorkerError",

@@ -1,8 +1,8 @@
 """What the cluster and its workers send each other; every message has a declared type, and nothing is unpickled.
 
 The cluster sends workers orders. Workers send reports: the events of the coordinator (`mooncake_lab.cluster`), and
-the tokens that they made. What workers send each other is in `parcels`. All times are readings of the machine's
-monotonic clock, which its processes share.
+the tokens that they made. What workers send each other is in `kv_transfer`. All times are readings of
+the machine's monotonic clock, which its processes share.
 """
 
 from typing import Final, TypeAlias

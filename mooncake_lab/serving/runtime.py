@@ -103,7 +103,7 @@ class ClusterRuntime:
         self._write, self._decided, self._tell = write, decided, heard
         self._is_shut = False
         self._clients = Clients(spec, lambda: self.supervisor.ready, lambda: self.workers)
-        self._questions = Questions(self.supervisor, spec.silence_s)
+        self._questions = Questions(self.supervisor, spec.heartbeat_timeout_s)
         self._actions: dict[type, Callable[[Any], None]] = {}
 
     async def __aenter__(self) -> Self:
@@ -112,8 +112,8 @@ class ClusterRuntime:
             if self.model is None:
                 _LOG.info("timing the workers for the Conductor's latency model")
                 self.model = await self.calibrate()
-                if self.spec.metronome is not None:
-                    self.model = self.spec.metronome.paced(self.model)
+                if self.spec.pacer is not None:
+                    self.model = self.spec.pacer.paced(self.model)
             self._estimate = self._estimate or LatencyEstimator(self.model)
         except BaseException:
             await self.close()

@@ -9,7 +9,7 @@ from mooncake_lab.cluster import CoordinatorSpec
 from mooncake_lab.conductor import AdmissionPolicy, AdmitAll, KVCacheCentric, LoadBalance, PlacementPolicy
 from mooncake_lab.conductor.decide import Need, check_needs
 from mooncake_lab.core import SLO
-from mooncake_lab.serving.metronome import Metronome
+from mooncake_lab.serving.pacer import Pacer
 from mooncake_lab.store.backends.wire import MIN_TOKEN_BYTES
 
 Role = Literal["prefill", "decode", "coupled"]
@@ -82,7 +82,7 @@ class LiveSpec:
     """None takes Algorithm 1, or for coupled workers, which share no store, the least loaded one."""
     admission: AdmissionPolicy = field(default_factory=AdmitAll)
     slo: SLO = field(default_factory=SLO)
-    most_under_way: int = 1024
+    max_inflight_requests: int = 1024
     """Requests in the cluster at once; one more is refused."""
     most_waiting: float = 4.0
     """KVCache that all requests under way are expected to need, in decode engines full of it. What finds no room
@@ -102,19 +102,19 @@ class LiveSpec:
     """How long a worker may keep another waiting inside a frame."""
     fetch_timeout_s: float = 2.0
     """How long a prompt waits for a prefix from elsewhere; then it is computed."""
-    silence_s: float = 20.0
+    heartbeat_timeout_s: float = 20.0
     """A worker that sends nothing for so long is killed and replaced."""
     log_layers: bool = False
     """Whether each layer's move is a record of its own."""
-    metronome: Metronome | None = None
-    """Beats the pace of computing; None computes as fast as the machine can."""
+    pacer: Pacer | None = None
+    """The pace of computing; None computes as fast as the machine can."""
 
     def __post_init__(self) -> None:
         positive = (
             "cache_tokens", "pool_tokens", "decode_tokens", "block_size_tokens", "chunk_tokens",
-            "max_request_tokens", "max_requests", "transfer_bytes", "most_under_way", "most_waiting",
-            "expected_answer_tokens", "most_attempts", "threads", "peer_timeout_s", "fetch_timeout_s", "silence_s",
-            "start_timeout_s",
+            "max_request_tokens", "max_requests", "transfer_bytes", "max_inflight_requests", "most_waiting",
+            "expected_answer_tokens", "most_attempts", "threads", "peer_timeout_s", "fetch_timeout_s",
+            "heartbeat_timeout_s", "start_timeout_s",
         )  # fmt: skip
         for name in positive:
             if getattr(self, name) <= 0:
@@ -240,7 +240,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     peer_timeout_s: float
     fetch_timeout_s: float
     log_layers: bool
-    metronome: Metronome | None
+    pacer: Pacer | None
 
 
 def _is_address(text: str) -> bool:
@@ -263,7 +263,7 @@ def coordinator_spec(spec: LiveSpec) -> CoordinatorSpec:
         slo=spec.slo,
         first_shown_by=spec.first_shown_by,
         wait_for_workers=True,
-        max_inflight_requests=spec.most_under_way,
+        max_inflight_requests=spec.max_inflight_requests,
         max_attempts=spec.most_attempts,
         reject_policy_errors=True,
     )

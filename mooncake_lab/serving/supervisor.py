@@ -287,7 +287,7 @@ class Supervisor:
             await asyncio.sleep(_PING_S)
             now_s = time.monotonic()
             for name, link in list(self.links.items()):
-                if now_s - link.heard_s > self._spec.silence_s:
+                if now_s - link.heard_s > self._spec.heartbeat_timeout_s:
                     _LOG.warning("%s has sent nothing for %.0f s", name, now_s - link.heard_s)
                     link.process.kill()
             self.ask_everybody()

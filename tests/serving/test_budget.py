@@ -143,7 +143,7 @@ def test_retry_after_is_the_backlog(make, monkeypatch):
 
 def test_retry_after_follows_the_model_where_nothing_ended(make, believed):
     """By the latency model, the first who is refused waits for one request, the last for all under way."""
-    floor = make(most_under_way=200)
+    floor = make(max_inflight_requests=200)
     taken, refused = floor.fill()
     step_s = believed.decode.step_s(200, 200 * 20)
     whole_s = 200 * believed.prefill.seconds(20, 0) + 512 * step_s
@@ -157,7 +157,7 @@ def test_retry_after_follows_the_model_where_nothing_ended(make, believed):
 
 def test_what_is_remembered_of_refused_clients_is_bounded(make):
     """However many are refused, no more is remembered of them than what all requests under way need."""
-    floor = make(most_under_way=100)
+    floor = make(max_inflight_requests=100)
     taken, _ = floor.fill()
     for _ in range(1000):
         with pytest.raises(RejectedError):

@@ -11,9 +11,9 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from mooncake_lab.serving.metronome import Metronome
 from mooncake_lab.serving.openai_api import server
 from mooncake_lab.serving.openai_api.connections import Files, Limits
+from mooncake_lab.serving.pacer import Pacer
 
 MODEL = "random:lab-tiny"
 MOST = 8
@@ -153,8 +153,8 @@ def test_strangers_do_not_keep_others_out(door, caplog):
 def test_streams_are_not_made_room_of(open_door, believed):
     """With every connection in a stream, one more is told 503, and the streams go on to their end."""
     slow = replace(believed, decode=replace(believed.decode, constant_s=0.02))
-    pace = Metronome.of(slow)
-    with open_door(address={"limits": LIMITS}, metronome=pace) as door, contextlib.ExitStack() as opened:
+    pace = Pacer.of(slow)
+    with open_door(address={"limits": LIMITS}, pacer=pace) as door, contextlib.ExitStack() as opened:
         headers = {"Authorization": f"Bearer {door.token}"}
         body = {"model": MODEL, "prompt": "x", "max_tokens": 400, "stream": True, "ignore_eos": True}
         streams = []

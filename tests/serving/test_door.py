@@ -16,7 +16,7 @@ import mooncake_lab.serving.openai_api.app
 from mooncake_lab.conductor import AdmitAll, Rejection, WithinSLO
 from mooncake_lab.core import SLO
 from mooncake_lab.perf import DecodeLatency
-from mooncake_lab.serving import Metronome
+from mooncake_lab.serving import Pacer
 from mooncake_lab.serving.openai_api.app import MOST_BODY_BYTES
 from mooncake_lab.serving.openai_api.client import replay_over_http
 from mooncake_lab.serving.openai_api.parsing import BadRequestError, Reader, UnknownModelError
@@ -200,7 +200,7 @@ def test_a_disconnect_before_the_first_token_cancels(door):
 
 def test_what_is_too_much_is_refused(open_door):
     """One request more than allowed is 429 with Retry-After; those under way are not disturbed."""
-    with open_door(most_under_way=1) as door, door.client() as one:
+    with open_door(max_inflight_requests=1) as door, door.client() as one:
         with one.completions.create(
             model=MODEL, prompt="x", max_tokens=3000, stream=True, extra_body=EXTRA
         ) as first:
@@ -218,8 +218,8 @@ def test_what_is_too_much_is_refused(open_door):
 
 def test_memory_is_bounded_by_tokens(open_door, believed):
     """What may come to more KVCache than a few engines full is refused; alone, anything that fits is served."""
-    pace = Metronome.of(replace(believed, decode=DecodeLatency(2e-2, 0.0, 0.0)))  # two must still run at the third
-    with open_door(decode_tokens=256, most_waiting=2.0, metronome=pace) as door, door.client() as one:
+    pace = Pacer.of(replace(believed, decode=DecodeLatency(2e-2, 0.0, 0.0)))  # two must still run at the third
+    with open_door(decode_tokens=256, most_waiting=2.0, pacer=pace) as door, door.client() as one:
         asked = {"model": MODEL, "prompt": [1] * 50, "max_tokens": 150, "stream": True, "extra_body": EXTRA}
         with contextlib.ExitStack() as streams:
             for _ in range(2):

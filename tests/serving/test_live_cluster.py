@@ -10,7 +10,7 @@ from mooncake_lab.conductor import ADMISSION_POLICIES, LatencyEstimator, Placeme
 from mooncake_lab.core import SLO, Finished, Moved, Placed, Prefilled, Rejected
 from mooncake_lab.metrics import check_log, run_summary
 from mooncake_lab.perf import model_shape
-from mooncake_lab.serving import FailedError, LiveCluster, LiveSpec, Metronome
+from mooncake_lab.serving import FailedError, LiveCluster, LiveSpec, Pacer
 from mooncake_lab.store.backends import StorageError
 from mooncake_lab.store.backends.mooncake_client import load_wheel
 from mooncake_lab.workload import SharedPrefix
@@ -146,8 +146,8 @@ def test_prefix_is_fetched(open_cluster, traced, expected, believed):
     A prompt takes long, so that the queue of the holder is as long as the requests that came at once.
     """
     requests = traced(12, every_s=0.0, tokens=400, shared_blocks=24, output_tokens=3)
-    slow = Metronome.of(replace(believed, prefill=replace(believed.prefill, constant_s=0.25)))
-    with open_cluster(prefill_nodes=2, metronome=slow) as live:
+    slow = Pacer.of(replace(believed, prefill=replace(believed.prefill, constant_s=0.25)))
+    with open_cluster(prefill_nodes=2, pacer=slow) as live:
         live.run(requests[:3])
         log = live.run(requests[3:])
         assert live.outputs == expected(requests[3:])

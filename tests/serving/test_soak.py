@@ -137,7 +137,7 @@ def test_silent_worker(open_cluster, traced, expected):
     """A worker that stops without dying is noticed by its silence and replaced; nothing is lost or wrong."""
     requests = traced(30, every_s=0.02, output_tokens=40)
     undisturbed = expected(requests)
-    with open_cluster(prefill_nodes=1, decode_nodes=2, silence_s=3.0) as live:
+    with open_cluster(prefill_nodes=1, decode_nodes=2, heartbeat_timeout_s=3.0) as live:
         deaf = live.pids()["decode-0"]
         timer = threading.Timer(0.3, os.kill, (deaf, signal.SIGSTOP))
         timer.start()

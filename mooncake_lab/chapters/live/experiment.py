@@ -15,7 +15,7 @@ from mooncake_lab.core import Record, TracedRequest, check_scale
 from mooncake_lab.metrics import ttft_s
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.perf.calibration import LogCalibration, model_from_log
-from mooncake_lab.serving import LiveCluster, LiveSpec, Metronome, WorkerPool
+from mooncake_lab.serving import LiveCluster, LiveSpec, Pacer, WorkerPool
 from mooncake_lab.simulation import Cluster, ClusterSpec
 from mooncake_lab.workload import Trace, load, with_poisson_arrivals
 from mooncake_lab.workload.transforms import scaled_down
@@ -139,7 +139,7 @@ class StudyResult:
     """Rows by run: decisions, and how many of them the Conductor gives again on the recorded view."""
 
 
-def hold_against(plan: Study, pool: WorkerPool, pace: Metronome | None = None) -> StudyResult:
+def hold_against(plan: Study, pool: WorkerPool, pace: Pacer | None = None) -> StudyResult:
     """Calibrate on the first slice on 1P+1D, then serve the second slice live and simulated, run by run.
 
     Args:
@@ -154,7 +154,7 @@ def hold_against(plan: Study, pool: WorkerPool, pace: Metronome | None = None) -
     tables, decided, logs = list[pd.DataFrame](), list[dict[str, Any]](), list[list[Record]]()
     for cluster, placement, load_name in plan.runs():
         requests = plan.slice(1, rates[load_name])
-        spec = plan.spec(cluster, placement, metronome=pace)
+        spec = plan.spec(cluster, placement, pacer=pace)
         log, found = serve(spec, calibration.model, requests, pool)
         run = f"{cluster}, {load_name}" + ("" if placement is None else f", {placement}")
         about = {"run": run, "cluster": cluster, "placement": placement or "default", "load": load_name}
@@ -164,7 +164,7 @@ def hold_against(plan: Study, pool: WorkerPool, pace: Metronome | None = None) -
         logs.append(log)
     first_cluster, first_placement, first_load = next(iter(plan.runs()))
     requests = plan.slice(1, rates[first_load])
-    spec = plan.spec(first_cluster, first_placement, metronome=pace)
+    spec = plan.spec(first_cluster, first_placement, pacer=pace)
     repeated, _ = serve(spec, calibration.model, requests, pool)
     return StudyResult(
         calibration=calibration,
@@ -185,15 +185,13 @@ def serve(
         return log, {"decisions": len(live.decisions), "given again": replayed(live)}
 
 
-def calibrate(
-    plan: Study, pool: WorkerPool, pace: Metronome | None = None
-) -> tuple[LogCalibration, dict[str, float]]:
+def calibrate(plan: Study, pool: WorkerPool, pace: Pacer | None = None) -> tuple[LogCalibration, dict[str, float]]:
     """A latency model from a run on 1P+1D: half of it light, so that idle workers are met, half of it overloaded.
 
     Returns:
         The calibration, and the requests a second of each load: shares of what one prefill worker computes.
     """
-    with LiveCluster(plan.spec(metronome=pace), pool=pool) as live:
+    with LiveCluster(plan.spec(pacer=pace), pool=pool) as live:
         warm_up(live)
         rates = _rates(plan, live.model)
         light = plan.slice(0, rates["light"])

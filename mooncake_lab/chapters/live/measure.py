@@ -26,7 +26,7 @@ from mooncake_lab.core import SCALES, DecodeStretch, Moved, Prefilled, Record, T
 from mooncake_lab.experiments.cache import plain_rows
 from mooncake_lab.metrics import request_table
 from mooncake_lab.perf import LatencyModel
-from mooncake_lab.serving import LiveCluster, LiveSpec, Metronome, WorkerPool
+from mooncake_lab.serving import LiveCluster, LiveSpec, Pacer, WorkerPool
 from mooncake_lab.store.backends import StorageError
 from mooncake_lab.store.backends.mooncake_client import load_wheel
 
@@ -171,7 +171,7 @@ def measure(plan: Study) -> LiveMeasurement:
     with WorkerPool(plan.spec()).start(1 + workers) as pool:  # one more, to replace the killed one
         held = hold_against(plan, pool)
         model, rates = held.calibration.model, dict(held.rates_per_s)
-        paced = hold_against(plan, pool, Metronome.of(slowed(model, plan.beat, decode=True)))
+        paced = hold_against(plan, pool, Pacer.of(slowed(model, plan.beat, decode=True)))
         switched = switches(plan, pool, model, rates)
         fault = kill_one(plan, pool, model, rates["overloaded"])
     return LiveMeasurement(

@@ -22,7 +22,7 @@ from mooncake_lab.perf import (
     PrefillLatency,
     model_shape,
 )
-from mooncake_lab.serving import LiveCluster, LiveSpec, Metronome, WorkerPool
+from mooncake_lab.serving import LiveCluster, LiveSpec, Pacer, WorkerPool
 
 _BLOCK_TOKENS = 16
 
@@ -117,7 +117,7 @@ class LiveCrowd:
             block_size_tokens=_BLOCK_TOKENS,
             admission=named_admission(policy, decode_s=(self.answer_tokens - 1) * full_s),
             slo=SLO(ttft_s=self.requests * self.prefill_s, tbt_s=beyond_s),
-            metronome=Metronome.of(pace),
+            pacer=Pacer.of(pace),
             spares=0,
         )
 

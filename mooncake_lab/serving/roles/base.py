@@ -69,7 +69,7 @@ class WorkerContext:
             max_requests=spec.max_requests,
             max_request_tokens=spec.max_request_tokens,
             prefix_reuse=prefix_reuse,
-            keep_log=spec.role == "coupled" or (spec.role == "decode" and spec.metronome is not None),
+            keep_log=spec.role == "coupled" or (spec.role == "decode" and spec.pacer is not None),
         )
 
     def keys(self, prompt: npt.NDArray[np.int32]) -> list[bytes]:

@@ -129,7 +129,7 @@ class CoupledRole:
         return served
 
     def _keep_pace(self, start_s: float) -> None:
-        pacer, log = self._context.spec.metronome, self._engine.engine.log
+        pacer, log = self._context.spec.pacer, self._engine.engine.log
         if pacer is not None and log:
             segments = log[-1].iteration.plan.segments
             new = sum(s.kind == "prefill" and not self._has_begun(s.request_id) for s in segments)

@@ -81,7 +81,7 @@ class DecodeRole:
         """Generate one token for each request in the batch."""
         start_s = time.monotonic()
         done = self._engine.step()
-        log, pacer = self._engine.engine.log, self._context.spec.metronome
+        log, pacer = self._engine.engine.log, self._context.spec.pacer
         if pacer is not None and log:
             pacer.hold_decode(start_s, log[-1].iteration.plan.segments)
             log.clear()

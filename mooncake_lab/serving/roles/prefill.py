@@ -281,8 +281,8 @@ class PrefillRole:
     def _finish(self, prompt: Prompt, result: PrefillResult) -> None:
         context, order, reused = self._context, prompt.order, result.reused_tokens
         tokens, job = len(order.asked.prompt) // 4, order.job
-        if context.spec.metronome is not None:
-            context.spec.metronome.hold_prefill(prompt.start_s, tokens, reused)
+        if context.spec.pacer is not None:
+            context.spec.pacer.hold_prefill(prompt.start_s, tokens, reused)
         prefilled = PrefillDone(
             at_s=time.monotonic(),
             attempt=job.attempt,

@@ -7,7 +7,7 @@ import pytest
 
 from mooncake_lab.core import DecodeStretch, Prefilled
 from mooncake_lab.perf import HybridLatency
-from mooncake_lab.serving.metronome import Metronome
+from mooncake_lab.serving.pacer import Pacer
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def lasted(log):
 def test_nothing_is_faster_than_the_beat(open_cluster, traced, expected, slow):
     """Tokens are those of an undisturbed engine; no prefill and no decode step is shorter than the model says."""
     requests = traced(6, every_s=0.02, output_tokens=6)
-    with open_cluster(metronome=Metronome.of(slow)) as live:
+    with open_cluster(pacer=Pacer.of(slow)) as live:
         log = live.run(requests)
         assert live.outputs == expected(requests)
     prefills, steps = lasted(log)
@@ -45,8 +45,8 @@ def test_nothing_is_faster_than_the_beat(open_cluster, traced, expected, slow):
 def test_coupled_iterations_keep_it_too(open_cluster, traced, expected, slow):
     """Iterations that mix prompts and decodes last at least as long as the hybrid step."""
     requests = traced(4, every_s=0.01, output_tokens=6)
-    pace = Metronome.of(slow)
-    with open_cluster(prefill_nodes=0, decode_nodes=0, coupled_nodes=1, metronome=pace) as live:
+    pace = Pacer.of(slow)
+    with open_cluster(prefill_nodes=0, decode_nodes=0, coupled_nodes=1, pacer=pace) as live:
         log = live.run(requests)
         assert live.outputs == expected(requests)
     for one in log:

@@ -1,9 +1,8 @@
-"""A metronome: engines compute real tokens, but each iteration lasts as long as a latency model says.
+"""A pacer: engines compute real tokens, but each iteration lasts as long as a latency model says.
 
-What is real stays real: processes, sockets, KVCache, schedulers, tokens. Only the pace of computing is given, so
-that workers which share a few cores still are nodes of their own, and a measurement says what the *system* does
-with that pace. It works while the machine computes faster than the metronome beats; a late iteration is not made
-up for, and shows in the log.
+Processes, sockets, KVCache, schedulers and tokens stay real; chapter 12 calls it a metronome. Workers that share a
+few cores then are nodes of their own, and a measurement says what the system does at that pace. It works while the
+machine computes faster than the pace; a late iteration is not made up for, and shows in the log.
 """
 
 import time
@@ -16,7 +15,7 @@ from mooncake_lab.batching import Segment
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, PrefillLatency
 
 
-class Metronome(msgspec.Struct, frozen=True, kw_only=True):
+class Pacer(msgspec.Struct, frozen=True, kw_only=True):
     """How long computing takes, whatever the machine."""
 
     prefill: PrefillLatency
@@ -24,7 +23,7 @@ class Metronome(msgspec.Struct, frozen=True, kw_only=True):
     hybrid: HybridLatency
 
     @classmethod
-    def of(cls, model: LatencyModel) -> "Metronome":
+    def of(cls, model: LatencyModel) -> "Pacer":
         """The pace of a latency model."""
         return cls(prefill=model.prefill, decode=model.decode, hybrid=model.hybrid)
 
