@@ -146,7 +146,7 @@ class PrefixCache:
         size = self._block_tokens
         first = -(-kv.start // size)
         last = (kv.start + kv.tokens) // size
-        for index in reversed(range(first, min(last, len(keys)))):  # the end of a prompt is evicted first
+        for index in range(first, min(last, len(keys))):
             begin = index * size - kv.start
             block = [layer[:, begin : begin + size].cpu().contiguous() for layer in kv.layers]
             with self._using():
