@@ -225,7 +225,7 @@ def live_spec(
 def show_start() -> None:
     """Report on stderr which workers start, what they load, and when they are ready."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
-    for name in ("supervisor", "runtime"):
+    for name in ("supervisor", "runtime", "launch.pool"):
         logging.getLogger(f"mooncake_lab.serving.{name}").setLevel(logging.INFO)
 
 

@@ -108,7 +108,9 @@ class PoolServer:
         """
         pipe = asyncio.subprocess.PIPE
         command = [sys.executable, "-m", _PROGRAM, str(self._spec.pool), str(capacity_bytes)]
-        process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=pipe, stdout=pipe, start_new_session=True
+        )  # a Ctrl-C in the terminal is for the cluster, which ends its pool last
         assert process.stdin is not None  # noqa: S101  # both were asked for
         assert process.stdout is not None  # noqa: S101  # likewise
         self._process = process
