@@ -58,7 +58,7 @@ def test_coupled_worker_killed(open_cluster, traced, expected, batching):
         assert live.outputs == expected(requests)
         assert until(lambda: len(live.pids()) == 2)
     assert check_log(log) == ()
-    assert any("after coupled-0 died" in record.reason for record in log if isinstance(record, Placed))
+    assert any("after coupled-0 failed" in record.reason for record in log if isinstance(record, Placed))
 
 
 def test_sampled_tokens_survive_a_kill(open_door):
