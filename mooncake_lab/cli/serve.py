@@ -144,7 +144,8 @@ def serve(
         context, prefill=prefill, decode=decode, coupled=coupled, placement=placement, admission=admission,
         ttft_slo=ttft_slo, tbt_slo=tbt_slo, seed=seed, model=model, batching=batching, device=device, dtype=dtype,
         backend=backend, cache_tokens=cache_tokens, ssd_dir=ssd_dir, ssd_tokens=ssd_tokens,
-        pool=pool, pool_tokens=pool_tokens, pool_address=pool_address, pool_token=pool_key.encode(),
+        pool=pool, pool_tokens=pool_tokens, pool_address=pool_address,
+        pool_token=pool_key.encode() if pool else b"",  # the variable may be set for another cluster
         decode_tokens=max_total_tokens, transfer=transfer_backend, chunk_tokens=chunked_prefill_size,
         max_request_tokens=max_model_len, max_inflight_requests=max_inflight_requests, threads=threads,
     )  # fmt: skip

@@ -95,6 +95,7 @@ class PrefixCache:
         self._turn = threading.Condition()
         self._users = 0
         """Calls that use the store now; below 0, one call has it alone."""
+        self._closed = False
         self._announced = set[bytes]()
         self._pooled = set[bytes]()
         """Blocks that the cluster counts as in the pool, as far as this worker knows."""
@@ -164,6 +165,10 @@ class PrefixCache:
         Args:
             keys: all that may have come, or that the cluster may wrongly count as in the pool.
         """
+        with self._using():  # a change of pool would be overlooked
+            return self._news(keys)
+
+    def _news(self, keys: Iterable[bytes]) -> CacheUpdate | None:
         tiers, asked = self._store.statistics(), set(keys)
         left = sum(t.evicted + t.dropped + t.demoted + t.damaged + t.refused + t.write_errors for t in tiers)
         damaged = sum(tier.damaged for tier in tiers) - self._damaged
@@ -198,7 +203,13 @@ class PrefixCache:
                 self._ssd.free(*list(self._ssd.blocks()))
             if self._pool is not None:
                 _empty(self._pool, self._pooled)
-            self._store = self._open_store()
+            try:
+                self._store = self._open_store()
+            except (OSError, StorageError):  # the pool does not answer: do without it, as in `use_pool`
+                if self._pool is not None:
+                    self._pool.close()
+                self._pool = None
+                self._store = self._open_store()
         update = CacheUpdate(removed=tuple(self._announced), unpooled=tuple(self._pooled))
         self._announced, self._pooled, self._left, self._damaged = set[bytes](), set[bytes](), 0, 0
         return update
@@ -216,7 +227,7 @@ class PrefixCache:
             self._store.close()
             if self._pool is not None:
                 self._pool.close()
-            self._pool, self._left = pool, -1
+            self._pool, self._left, self._damaged = pool, -1, 0
             try:
                 self._store = self._open_store()
                 return [] if pool is None else [block.key for block in pool.blocks()]
@@ -229,6 +240,9 @@ class PrefixCache:
         """Save what DRAM holds on the SSD, and close both; no method may be called afterwards."""
         self.use_pool(None)
         self._shut_out()
+        with self._turn:
+            self._closed = True
+            self._turn.notify_all()
         if self._ssd is not None:
             self._store.sink()
         self._store.close()
@@ -240,7 +254,9 @@ class PrefixCache:
     def _using(self) -> Generator[None]:
         """The store stays as it is meanwhile."""
         with self._turn:
-            self._turn.wait_for(lambda: self._users >= 0)
+            self._turn.wait_for(lambda: self._users >= 0 or self._closed)
+            if self._closed:
+                raise StorageError("the prefix cache is closed")
             self._users += 1
         try:
             yield

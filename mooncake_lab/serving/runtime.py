@@ -325,7 +325,9 @@ class ClusterRuntime:
 
     def _worker_exit(self, name: str, reason: str) -> None:
         if name == POOL:
-            gone = tuple(self.coordinator.workers.cached(POOL))
+            if self._coordinator is None:
+                return None  # the first run begins without what it held
+            gone = tuple(self._coordinator.workers.cached(POOL))
             return self.report(CacheChanged(at_s=self.now_s(), instance=POOL, removed=gone))
         self._questions.exited(name, reason)
         return self.report(WorkerDown(at_s=self.now_s(), worker=name))

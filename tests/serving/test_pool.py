@@ -1,5 +1,6 @@
 """A prefix in DRAM, on SSD, on another worker and in the pool: reused with the same tokens, until it is gone."""
 
+import asyncio
 import dataclasses
 import os
 import signal
@@ -12,7 +13,7 @@ import pytest
 from mooncake_lab.cluster import POOL, PrefixFetched
 from mooncake_lab.conductor import Placement
 from mooncake_lab.core import Finished, Moved, Prefilled, Request, TracedRequest, blocks_for
-from mooncake_lab.serving import LiveSpec
+from mooncake_lab.serving import ClusterRuntime, LiveSpec, WorkerError
 from mooncake_lab.store.backends import StorageError
 from mooncake_lab.store.backends.mooncake_client import load_wheel
 
@@ -218,3 +219,31 @@ def test_a_pool_that_cannot_be_used_is_refused_in_a_sentence():
     ):
         with pytest.raises(ValueError, match=words):
             LiveSpec(**changes)
+
+
+def test_a_pool_at_an_address_where_nothing_listens_is_refused(open_cluster):
+    """The cluster does not start, and the sentence names the address."""
+    settings = {"pool": "remote", "pool_address": "127.0.0.1:1", "pool_token": bytes(32)}
+    with pytest.raises(WorkerError, match=r"no pool answers at 127\.0\.0\.1:1"), open_cluster(**settings):
+        pass
+
+
+def test_a_pool_that_ends_before_the_first_run_is_started_again():
+    """During calibration there is no run yet whose coordinator could be told."""
+
+    async def run():
+        runtime = ClusterRuntime(LiveSpec(pool="remote", pool_tokens=4096, spares=0), write=lambda _: None)
+        calibrate = runtime.calibrate
+
+        async def calibrate_without_pool():
+            first = runtime.supervisor.pool.pid
+            runtime.supervisor.kill("pool")
+            while runtime.supervisor.pool.pid in (None, first):  # noqa: ASYNC110  # a process has no event
+                await asyncio.sleep(0.05)
+            return await calibrate()
+
+        runtime.calibrate = calibrate_without_pool
+        async with runtime:
+            assert runtime.supervisor.pool.address is not None
+
+    asyncio.run(asyncio.wait_for(run(), 60))

@@ -4,6 +4,7 @@ import errno
 import threading
 
 import numpy as np
+import pytest
 import torch
 
 from mooncake_lab.engine import KVSpan
@@ -11,7 +12,8 @@ from mooncake_lab.engine.kv_layout import KVLayout
 from mooncake_lab.serving import LiveSpec
 from mooncake_lab.serving.prefix_cache import PrefixCache
 from mooncake_lab.serving.spec import worker_spec
-from mooncake_lab.store.backends import SsdBackend
+from mooncake_lab.store.backends import DamagedBlockError, DramBackend, RemoteBackend, SsdBackend, StorageError
+from mooncake_lab.store.backends.remote_server import BlockServer
 
 SIZE = 16
 SHAPE = KVLayout(fingerprint=b"model", layers=2, kv_heads=1, head_width=128, dtype=torch.float32)
@@ -142,3 +144,51 @@ def test_damage_is_told_once(tmp_path):
     cache.blocks(keys)
     assert cache.news() is None
     cache.close()
+
+
+def pool_client(server):
+    """A client of a block server that gives up soon."""
+    return RemoteBackend(server.address, bytes(32), fingerprint=b"model", name="pool", timeout_s=0.5)
+
+
+def test_a_reset_does_without_a_pool_that_does_not_answer(tmp_path):
+    """The caches are empty afterwards and usable, and the worker has no pool until it is told of the next."""
+    cache, keys = PrefixCache(spec_of(tmp_path), SHAPE), keys_of(3)
+    with BlockServer(DramBackend(1 << 22), bytes(32)) as server:
+        cache.use_pool(pool_client(server))
+    cache.keep(keys, span_of(3))
+    cache.news(keys)
+    assert set(cache.forget().removed) == set(keys)
+    assert cache.match(keys) == 0
+    cache.keep(keys, span_of(3))
+    assert cache.match(keys) == 3
+    cache.close()
+
+
+def test_damage_is_counted_once_whatever_pool_is_used(tmp_path, monkeypatch):
+    """A change of the pool takes nothing from the count of damaged blocks."""
+    cache, keys = PrefixCache(spec_of(tmp_path), SHAPE), keys_of(4)
+    cache.keep(keys, span_of(4))
+    cache.news(keys)
+
+    def damaged(*_args, **_settings):
+        raise DamagedBlockError("a planted fault")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DramBackend, "read_into", damaged)
+        cache.blocks(keys)
+    told = cache.news(keys).damaged_blocks
+    assert told > 0
+    with BlockServer(DramBackend(1 << 22), bytes(32)) as server:
+        cache.use_pool(pool_client(server))
+        update = cache.news()
+        assert update is None or update.damaged_blocks == 0
+        cache.close()
+
+
+def test_a_call_that_comes_after_the_end_does_not_wait(tmp_path):
+    """A fetch that returns late is told that the cache is closed."""
+    cache = PrefixCache(spec_of(tmp_path), SHAPE)
+    cache.close()
+    with pytest.raises(StorageError, match="closed"):
+        cache.match(keys_of(1))

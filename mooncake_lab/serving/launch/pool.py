@@ -19,6 +19,7 @@ from mooncake_lab.store.backends.pool_process import ERROR
 
 _LOG: Final = logging.getLogger(__name__)
 _PROGRAM: Final = "mooncake_lab.store.backends.pool_process"
+_DIAL_S: Final = 5.0
 _START_S: Final = 60.0
 _STOP_S: Final = 3.0
 _LONGEST_PAUSE_S: Final = 10.0
@@ -52,6 +53,7 @@ class PoolServer:
         if self._spec.pool is None:
             return
         if self._spec.pool_address is not None:
+            await _check_answers(self._spec.pool_address)
             self._set(self._spec.pool_address)
             return
         if self._spec.pool == "mooncake":
@@ -97,7 +99,7 @@ class PoolServer:
             pause_s = min(max(0.1, 2 * pause_s), _LONGEST_PAUSE_S)
             try:
                 self._set(await self._launch(capacity_bytes))
-            except WorkerError as error:
+            except (WorkerError, OSError) as error:
                 _LOG.warning("the pool does not start: %s", error)
 
     async def _launch(self, capacity_bytes: int) -> str:
@@ -130,6 +132,20 @@ class PoolServer:
     def _set(self, address: str | None) -> None:
         self.address = address
         self._changed(address)
+
+
+async def _check_answers(address: str) -> None:
+    """Fail where nothing listens at the address of a pool.
+
+    Raises:
+        WorkerError: with the address and the reason.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(host, int(port)), _DIAL_S)
+    except (OSError, TimeoutError, ValueError) as error:
+        raise WorkerError(f"no pool answers at {address}: {error or 'timed out'}; start it first") from None
+    writer.close()
 
 
 def _check_wheel() -> None:
