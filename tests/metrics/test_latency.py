@@ -3,12 +3,16 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooncake_lab.core import Arrived, DecodeStretch, Finished, FirstToken, Placed, Prefilled, Rejected
+from mooncake_lab.core import SLO, Arrived, DecodeStretch, Finished, FirstToken, Placed, Prefilled, Rejected
 from mooncake_lab.metrics import (
+    effective,
+    effective_request_capacity,
+    highest_passing,
     request_table,
     step_ends_s,
     tbt_longest_gaps_s,
@@ -149,3 +153,114 @@ def test_tbt_scales_with_time(gaps, scale):
     """A run that is slower by a factor has a TBT larger by that factor."""
     for definition in (tbt_longest_gaps_s, tbt_mean_gap_s):
         assert definition(times(gaps) * scale) == pytest.approx(definition(times(gaps)) * scale)
+
+
+LIMITS = st.floats(0.01, 50.0)
+
+
+def table(rows):
+    """A request table of (ttft, tbt, end)."""
+    return pd.DataFrame(
+        {
+            "ttft_s": [row[0] for row in rows],
+            "tbt_fast_s": [row[1] for row in rows],
+            "tbt_arxiv_s": [row[1] / 2 for row in rows],
+            "end": [row[2] for row in rows],
+        }
+    )
+
+
+FOUR = table(
+    [(1.0, 0.1, "finished"), (40.0, 0.1, "finished"), (1.0, 0.15, "finished"), (math.nan, math.nan, "rejected")]
+)
+
+
+def test_a_request_must_finish_within_both_limits():
+    """Of four requests one meets both limits; one is late, one stutters, one was rejected."""
+    assert list(effective(FOUR, SLO(ttft_s=30.0, tbt_s=0.1))) == [True, False, False, False]
+    assert effective_request_capacity(FOUR, SLO(ttft_s=30.0, tbt_s=0.1)) == 0.25
+
+
+def test_the_editions_can_disagree():
+    """A request whose longest gaps break the limit may keep it on average."""
+    slo = SLO(ttft_s=30.0, tbt_s=0.1)
+    assert effective_request_capacity(FOUR, slo, tbt="arxiv") == 0.5
+
+
+def test_a_running_request_is_not_effective_yet():
+    """Good latencies so far do not make a request effective before it has finished."""
+    assert effective_request_capacity(table([(1.0, 0.05, "running")]), SLO()) == 0
+
+
+def test_nothing_to_count_is_an_error():
+    """No request is refused."""
+    with pytest.raises(ValueError, match="0 requests"):
+        effective_request_capacity(table([]), SLO())
+
+
+@given(
+    st.lists(
+        st.tuples(LIMITS, LIMITS, st.sampled_from(["finished", "rejected", "running"])), min_size=1, max_size=30
+    ),
+    LIMITS,
+    LIMITS,
+    LIMITS,
+)
+def test_a_looser_limit_never_loses_a_request(rows, ttft, tbt, more):
+    """Effective request capacity lies in 0 to 1 and grows with either limit."""
+    tight = effective_request_capacity(table(rows), SLO(ttft_s=ttft, tbt_s=tbt))
+    assert 0 <= tight <= 1
+    assert tight <= effective_request_capacity(table(rows), SLO(ttft_s=ttft + more, tbt_s=tbt))
+    assert tight <= effective_request_capacity(table(rows), SLO(ttft_s=ttft, tbt_s=tbt + more))
+
+
+LOADS = st.floats(1e-3, 1e3)
+
+
+@given(limit=LOADS, low=LOADS, factor=st.floats(1.01, 1e4), tolerance=st.floats(1e-3, 0.5))
+def test_a_monotone_oracle_is_found_to_the_tolerance(limit, low, factor, tolerance):
+    """Where everything up to a limit passes, the answer passes and the limit is within the tolerance above it."""
+    high = low * factor
+    found = highest_passing(lambda load: load <= limit, low, high, relative_tolerance=tolerance)
+    if limit < low:
+        assert found is None
+    elif limit >= high:
+        assert found == high
+    else:
+        assert found is not None
+        assert low <= found <= limit < found * (1 + tolerance)
+
+
+@given(limit=LOADS, low=LOADS, factor=st.floats(1.01, 1e4))
+def test_the_search_is_logarithmic(limit, low, factor):
+    """Each look halves the logarithm of what is left: two looks at the ends, the rest by that law."""
+    looks: list[float] = []
+    highest_passing(lambda load: looks.append(load) or load <= limit, low, low * factor, relative_tolerance=0.05)
+    assert len(looks) <= 2 + max(0, math.ceil(math.log2(math.log(factor) / math.log(1.05))) + 1)
+    assert len(set(looks)) == len(looks)
+
+
+@given(answers=st.lists(st.booleans(), min_size=40, max_size=40))
+def test_an_oracle_that_changes_its_mind_still_gets_a_load_that_passed(answers):
+    """However unruly the simulation, the answer passed, and one not farther above than the tolerance did not."""
+    said: dict[float, bool] = {}
+
+    def passes(load: float) -> bool:
+        return said.setdefault(load, answers[len(said)])
+
+    found = highest_passing(passes, 1.0, 100.0, relative_tolerance=0.1)
+    if found is None:
+        assert said == {1.0: False}
+        return
+    assert said[found]
+    assert found == 100.0 or any(found < load <= found * 1.1 * (1 + 1e-9) and not said[load] for load in said)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "tolerance", "named"),
+    [(0.0, 1.0, 0.1, "0.0"), (2.0, 1.0, 0.1, "2.0"), (1.0, math.inf, 0.1, "inf"), (1.0, 2.0, 0.0, "tolerance")],
+)
+def test_bounds_that_are_none_are_refused(low, high, tolerance, named):
+    """Bounds must be positive and rising, the tolerance positive; the error names what is wrong."""
+    with pytest.raises(ValueError, match=named):
+        highest_passing(lambda _: True, low, high, relative_tolerance=tolerance)

@@ -1,12 +1,18 @@
-"""The roofline: a roof with one corner, prefill right of it, decode far left."""
+"""FLOPs, bytes and the roofline: a roof with one corner, prefill right of it, decode far left."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mooncake_lab.core import GB
+from mooncake_lab.paper import claim, constant, fact
 from mooncake_lab.perf import (
     HARDWARE,
+    PRINTED_A,
+    PRINTED_B,
     attainable_flops_per_s,
+    decode_flops,
     decode_work,
     exact_prefill_flops,
     hardware,
@@ -14,10 +20,135 @@ from mooncake_lab.perf import (
     kv_bytes,
     model_shape,
     prefill_work,
+    printed_prefill_flops,
+    reuse_bandwidth_bytes_per_s,
+    reuse_crossover_tokens,
     ridge_flops_per_byte,
 )
 
 LLAMA = model_shape("llama3-70b")
+A800, H800 = hardware("a800-node"), hardware("h800-node")
+LENGTHS = [8192, 16384, 32768, 65536, 131072]
+tokens = st.integers(0, 200_000)
+
+
+@pytest.mark.parametrize("count", [printed_prefill_flops, exact_prefill_flops])
+@given(st.lists(tokens, min_size=3, max_size=3).map(sorted))
+def test_consecutive_pieces_add_up(count, cuts):
+    """A prefill in two pieces, the second reusing the first, costs exactly what one piece costs."""
+    low, middle, high = cuts
+    assert count(LLAMA, high, low) == count(LLAMA, middle, low) + count(LLAMA, high, middle)
+
+
+@pytest.mark.parametrize("count", [printed_prefill_flops, exact_prefill_flops])
+@given(shorter=tokens, more=st.integers(1, 1000))
+def test_more_tokens_cost_more_and_more_reuse_costs_less(count, shorter, more):
+    """FLOPs grow with the prompt and fall with the reused prefix."""
+    longer = shorter + more
+    assert count(LLAMA, longer) > count(LLAMA, shorter)
+    assert count(LLAMA, longer, shorter) < count(LLAMA, longer, max(0, shorter - 1)) or shorter == 0
+
+
+@given(tokens)
+def test_the_causal_count_is_the_sum_over_tokens(n):
+    """Counting row by row, where token i attends to i tokens, gives the closed form."""
+    sample = n % 300
+    attention = sum(4 * LLAMA.query_width * i for i in range(1, sample + 1))
+    linear = sample * 2 * LLAMA.layer_parameters
+    assert exact_prefill_flops(LLAMA, sample) == LLAMA.layers * (attention + linear)
+
+
+def test_a_decode_step_is_the_last_token_of_a_prefill_plus_the_head():
+    """One request decoding after n tokens does what token n+1 of a causal prefill does, and the output head."""
+    head = 2 * LLAMA.head_parameters
+    assert decode_flops(LLAMA, 1, 8192) == exact_prefill_flops(LLAMA, 8193, 8192) + head
+
+
+def test_eq1_has_the_printed_coefficients():
+    """The coefficients a and b are those of Table 1."""
+    assert fact("fast_table1_constants", x="a_attention_coefficient").value == PRINTED_A
+    assert fact("fast_table1_constants", x="b_mlp_coefficient").value == PRINTED_B
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+def test_eq1_has_the_worked_values(n):
+    """Eq. 1 at the five prompt lengths of Fig. 14, and an array of them at once."""
+    assert printed_prefill_flops(LLAMA, n) == constant(f"prefill_flops_n{n}").value
+    assert printed_prefill_flops(LLAMA, np.array([float(n)]))[0] == constant(f"prefill_flops_n{n}").value
+
+
+def test_eq1_counts_what_remains_after_reuse():
+    """Half of 16384 tokens reused leaves flops(n) - flops(p)."""
+    expected = constant("prefill_flops_remaining_n16384_p8192").value
+    assert printed_prefill_flops(LLAMA, 16384, 8192) == expected
+
+
+def test_eq1_misses_the_exact_count_in_both_directions():
+    """Its b is too small and its unmasked a too large: short prompts are under-, long ones overcounted."""
+    assert 2 * LLAMA.layer_parameters / LLAMA.width**2 == constant("b_coeff_exact").value > PRINTED_B
+    assert printed_prefill_flops(LLAMA, 1024) < exact_prefill_flops(LLAMA, 1024)
+    assert printed_prefill_flops(LLAMA, 131072) > exact_prefill_flops(LLAMA, 131072)
+
+
+@pytest.mark.parametrize("p", [8192, 15325, 131072, 3_000_000, 50_000_000])
+def test_kvcache_bytes_have_the_worked_values(p):
+    """KVCache bytes of the prefixes the paper speaks of."""
+    assert kv_bytes(LLAMA, p) == constant(f"kv_bytes_p{p}").value
+
+
+@pytest.mark.parametrize("p", [0, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072])
+@pytest.mark.parametrize(("node", "label"), [(A800, "a800"), (H800, "h800")])
+def test_eq2_has_the_worked_values(node, label, p):
+    """The least useful bandwidth at nine prefix lengths on both nodes."""
+    ours = reuse_bandwidth_bytes_per_s(LLAMA, p, node.flops_per_s()) / GB
+    assert ours == pytest.approx(constant(f"B_min_{label}_p{p}").value, rel=1e-6)
+
+
+@pytest.mark.parametrize(("node", "claimed"), [(A800, "F43"), (H800, "F44")])
+def test_eq2_rounds_to_the_printed_bandwidths(node, claimed):
+    """At 8192 tokens it rounds to the whole GB/s that the paper prints for each node."""
+    ours = reuse_bandwidth_bytes_per_s(LLAMA, 8192, node.flops_per_s()) / GB
+    assert round(ours) == claim(claimed).fact.value
+
+
+@given(p=st.integers(0, 10**6), flops=st.floats(1e12, 1e17))
+def test_at_the_bandwidth_of_eq2_loading_and_computing_take_the_same_time(p, flops):
+    """Eq. 2 is the break-even of Eq. 1: kv(p)/B equals flops(p)/G."""
+    p += 1
+    bandwidth = reuse_bandwidth_bytes_per_s(LLAMA, p, flops)
+    assert kv_bytes(LLAMA, p) / bandwidth == pytest.approx(printed_prefill_flops(LLAMA, p) / flops, rel=1e-12)
+
+
+@given(p=st.integers(0, 10**6), more=st.integers(1, 10**6))
+def test_longer_prefixes_need_less_bandwidth(p, more):
+    """Attention makes later tokens dearer to compute but not to load."""
+    short, long = (reuse_bandwidth_bytes_per_s(LLAMA, n, A800.flops_per_s()) for n in (p, p + more))
+    assert long < short
+
+
+@given(st.floats(1e6, 6.9e9))
+def test_the_crossover_inverts_eq2(bandwidth):
+    """At the crossover length the bandwidth is just enough."""
+    p = reuse_crossover_tokens(LLAMA, bandwidth, A800.flops_per_s())
+    assert reuse_bandwidth_bytes_per_s(LLAMA, p, A800.flops_per_s()) == pytest.approx(bandwidth, rel=1e-9)
+
+
+def test_every_prefix_is_worth_loading_over_a_fast_link():
+    """Over the testbed's links there is no crossover; a link without speed is refused."""
+    assert reuse_crossover_tokens(LLAMA, A800.nic_bytes_per_s, A800.flops_per_s()) == 0
+    with pytest.raises(ValueError, match="positive"):
+        reuse_crossover_tokens(LLAMA, 0.0, A800.flops_per_s())
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+def test_the_printed_bars_imply_the_recorded_mfu(n):
+    """Eq. 1 over the prefill bars of Fig. 14 is a share of the peak that is on record, and below one."""
+    seconds = fact("fast_fig14_latency_breakdown", series="prefix 0%/prefill", x=n).value
+    mfu = printed_prefill_flops(LLAMA, n) / seconds / A800.flops_per_s()
+    assert mfu == pytest.approx(constant(f"mfu_eq1_n{n}").value, rel=1e-3)
+    assert mfu < 1
+
+
 NODE = hardware("a800-node")
 
 
