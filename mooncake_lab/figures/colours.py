@@ -1,7 +1,7 @@
 """Every colour of the book by its meaning, on light and on dark paper.
 
 A colour has one meaning. Drawing code names the meaning, `COLOURS["vllm"]`; the page replaces the colour by its
-dark variant (`figures/inline.py`, `book/_static/figures.css`). Each contrasts with both papers by at least 3:1.
+dark variant (`figures/embed.py`, `book/_static/figures.css`). Each contrasts with both papers by at least 3:1.
 """
 
 from collections.abc import Mapping

@@ -95,7 +95,7 @@ def beside_papers(
         traces: rows of `EndToEnd`, four systems on three workloads, chunked prefill with its documented chunk.
         splits: rows of `EndToEnd` of Mooncake on the synthetic workload, one a number of prefill nodes.
         real: rows of `EndToEnd` of Mooncake and vLLM, as `REAL` names them.
-        rates: what `endtoend_rates.normalised` made of all datasets.
+        rates: what `rates.normalised` made of all datasets.
     """
     fast = [*_gains(traces), *_gpu_time(traces), *_shares(traces), *_split(splits)]
     return comparison_table([*fast, *_real(real), *_throughput(rates), *_production()])
@@ -137,7 +137,7 @@ def throughput_gain(rates: pd.DataFrame, dataset: str, *, both: bool = False) ->
     """By how much Mooncake's highest passing rate exceeds vLLM's, in percent of vLLM's.
 
     Args:
-        rates: what `endtoend_rates.normalised` made.
+        rates: what `rates.normalised` made.
         dataset: which.
         both: whether a rate passes both SLOs, or that on TTFT alone.
 

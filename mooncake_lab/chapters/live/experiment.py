@@ -132,7 +132,7 @@ class StudyResult:
     rates_per_s: Mapping[str, float]
     """Requests a second of each load."""
     requests: pd.DataFrame
-    """Rows of run, cluster, placement, load, request and what `live_requests.side_by_side` says of it."""
+    """Rows of run, cluster, placement, load, request and what `requests.side_by_side` says of it."""
     again: pd.DataFrame
     """The same for the first run, predicted by a second run of the very same: no model can do better."""
     decisions: pd.DataFrame

@@ -34,7 +34,7 @@ def distributions(requests: pd.DataFrame, machine: str) -> BookFigure:
     """TTFT and TBT of every request as CDFs, a column a cluster: measured as points, simulated as lines.
 
     Args:
-        requests: rows of `live_requests.side_by_side` with run, cluster, placement and load.
+        requests: rows of `requests.side_by_side` with run, cluster, placement and load.
         machine: which measured.
     """
     rows = requests[requests["placement"] == "default"]
@@ -69,7 +69,7 @@ def errors(rows: pd.DataFrame, machine: str) -> BookFigure:
     """Error of each prediction with its interval, a row a run: TTFT on the left, TBT on the right.
 
     Args:
-        rows: what `live_requests.errors` made.
+        rows: what `requests.errors` made.
         machine: which measured.
     """
     runs = list(dict.fromkeys(rows["run"]))
@@ -98,7 +98,7 @@ def causes(rows: pd.DataFrame, machine: str) -> BookFigure:
     """Mean TTFT by stage, a pair of bars a run: measured above, simulated below (fainter).
 
     Args:
-        rows: what `live_requests.causes` made.
+        rows: what `requests.causes` made.
         machine: which measured.
     """
     runs = list(dict.fromkeys(rows["run"]))

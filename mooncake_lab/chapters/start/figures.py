@@ -80,7 +80,7 @@ def timeline(rows: pd.DataFrame, machine: str) -> BookFigure:
     """One request through the cluster: who did what when, and each layer's KVCache on its way.
 
     Args:
-        rows: what `start_life.timeline` made.
+        rows: what `experiment.timeline` made.
         machine: which measured it.
     """
     layers = int(rows["layer"].to_numpy(dtype=int).max()) + 1
@@ -115,7 +115,7 @@ def burst(rows: pd.DataFrame, machine: str) -> BookFigure:
     """Several requests at once, one row per request: waiting, prefill, the hand-over, and every decode step.
 
     Args:
-        rows: what `start_life.lanes` made.
+        rows: what `experiment.lanes` made.
         machine: which measured it.
     """
     requests = sorted(set(rows["request"]))
