@@ -123,7 +123,7 @@ def test_what_was_shown_stays():
     log = run([(0.0, 1024, 20, 0)], [("coupled-0", died_s)])
     placed = [record for record in log if isinstance(record, Placed)]
     assert [record.prefill_instance for record in placed] == ["coupled-0", "coupled-1"]
-    assert placed[1].reason.startswith("placed again after its instance died")
+    assert placed[1].reason.startswith("placed again after its instance failed")
     ((_, times),) = token_times_s(log)
     again_s = died_s + STEP_S / 2 + (1024 + 6) / 512
     expected = [PROMPT_S + k * STEP_S for k in range(6)] + [again_s + k * STEP_S for k in range(14)]

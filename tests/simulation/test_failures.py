@@ -89,14 +89,14 @@ class TestTheLogSaysSo:
         _, log = run([(0.0, 4000, 5, 0)], [("prefill-0", 0.2)])
         placed = [r for r in log if isinstance(r, Placed)]
         assert [r.prefill_instance for r in placed] == ["prefill-0", "prefill-1"]
-        assert placed[1].reason.startswith("placed again after prefill-0 died")
+        assert placed[1].reason.startswith("placed again after prefill-0 failed")
 
     def test_when_a_decode_instance_dies(self):
         """An answer goes on where it was, after its prompt and what was shown are prefilled elsewhere."""
         _, log = run([(0.0, 4000, 50, 0)], [("decode-0", 1.5)])
         placed = [r for r in log if isinstance(r, Placed)]
         assert [r.decode_instance for r in placed] == ["decode-0", "decode-1"]
-        assert "decode instance died" in placed[1].reason
+        assert "decode instance failed" in placed[1].reason
         (times,) = [times for _, times in token_times_s(log)]
         assert len(times) == 50
         assert all(before < after for before, after in pairwise(times))
