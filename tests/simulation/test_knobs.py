@@ -38,6 +38,7 @@ OTHER = {
     "first_shown_by": "prefill",
     "streams_layers": False,
     "overtaking": True,
+    "max_batch_tokens": 8192,
     "placement": LoadBalance(),
     "failures": (Failure("decode-1", 20.0),),
     "view_age_s": 4.0,
@@ -96,8 +97,11 @@ def base_log():
 @pytest.mark.parametrize("knob", OTHER)
 def test_turning_a_knob_moves_the_result(base_log, knob):
     """Each setting changes what happens, and breaks nothing."""
-    spec = ClusterSpec.disaggregated(**BASE | {knob: OTHER[knob]})
-    log = Cluster(spec, MODEL).run(traffic())
+    base = BASE
+    if knob == "max_batch_tokens":  # a group computes one prompt at a time
+        base = BASE | {"prefill_group": 1}
+        base_log = Cluster(ClusterSpec.disaggregated(**base), MODEL).run(traffic())
+    log = Cluster(ClusterSpec.disaggregated(**base | {knob: OTHER[knob]}), MODEL).run(traffic())
     assert check_log(log) == ()
     assert log != base_log
 
