@@ -144,8 +144,7 @@ def serve(
         context, prefill=prefill, decode=decode, coupled=coupled, placement=placement, admission=admission,
         ttft_slo=ttft_slo, tbt_slo=tbt_slo, seed=seed, model=model, batching=batching, device=device, dtype=dtype,
         backend=backend, cache_tokens=cache_tokens, ssd_dir=ssd_dir, ssd_tokens=ssd_tokens,
-        pool=pool, pool_tokens=pool_tokens, pool_address=pool_address,
-        pool_token=pool_key.encode() if pool else b"",  # the variable may be set for another cluster
+        pool=pool, pool_tokens=pool_tokens, pool_address=pool_address, pool_token=pool_key.encode(),
         decode_tokens=max_total_tokens, transfer=transfer_backend, chunk_tokens=chunked_prefill_size,
         max_request_tokens=max_model_len, max_inflight_requests=max_inflight_requests, threads=threads,
     )  # fmt: skip
@@ -200,6 +199,7 @@ def live_spec(
     _check_roles(context, coupled, batching)
     if others.get("pool") is None:
         refuse_typed(context, ["pool_tokens", "pool_address", "pool_key"], "there is no --pool")
+        others["pool_token"] = b""  # the environment may hold the key of another cluster's pool
     elif others.get("pool_address") is not None:
         refuse_typed(context, ["pool_tokens"], "the pool at --pool-address has its own size")
     _check_admission(coupled, admission)

@@ -26,6 +26,7 @@ from mooncake_lab.conductor import (
     Placement,
     PlacementPolicy,
     Rejection,
+    SsdReads,
     decide,
 )
 from mooncake_lab.core import SLO, Arrived, Finished, FirstToken, Placed, Record, Rejected, Request
@@ -73,6 +74,8 @@ class CoordinatorSpec:
     """How old the loads may be on which the Conductor decides; 0 is always the present."""
     first_shown_by: Literal["decode", "prefill"] = "decode"
     """Which stage shows the first token."""
+    ssd_reads: SsdReads = "cheaper"
+    """Whether a prefix is read from SSD only where that is faster than computing it again, or always."""
     wait_for_workers: bool = False
     """Whether a request that finds no worker waits for one; else it is rejected."""
     max_inflight_requests: int | None = None
@@ -264,6 +267,8 @@ class Attempts:
         self.in_transit[request.id] = state
         decode.expect(request, now_s + placement.expected_ttft_s)
         estimated_s = self._estimate.prefill_s(request.id, request.input_tokens, placement.reused_tokens)
+        if placement.ssd_tokens:
+            estimated_s = self._estimate.beside_ssd_s(estimated_s, placement.ssd_tokens)
         prefill.add_prompt(attempt, estimated_s)
         if placement.fetch_from is not None:
             self._workers.begin_fetch(attempt, request, placement)

@@ -55,7 +55,7 @@ class Coordinator:
         extend: Callable[[Request, int], Request | None],
         observe: Callable[[Decided], None] | None = None,
     ) -> None:
-        self.workers = WorkerTable(spec.view_age_s)
+        self.workers = WorkerTable(spec.view_age_s, spec.ssd_reads)
         self._spec = spec
         self._write = write
         self._attempts = Attempts(spec, estimate, self.workers, write, extend, observe)

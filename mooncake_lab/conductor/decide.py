@@ -25,6 +25,8 @@ class Placement:
     """The prefill instance to copy missing prefix blocks from; the copy stays (hot-block replication)."""
     fetched_tokens: int = 0
     """Prefix tokens to copy from there."""
+    ssd_tokens: int = 0
+    """Prefix tokens to read from the SSD of the prefill instance."""
     expected_ttft_s: float
     """The Conductor's estimate of the time to first token (s)."""
     expected_tbt_s: float

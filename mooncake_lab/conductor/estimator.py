@@ -17,6 +17,10 @@ class Estimator(Protocol):
         """Computing a prompt of which a prefix is reused (T_prefill)."""
         ...
 
+    def beside_ssd_s(self, compute_s: float, ssd_tokens: int) -> float:
+        """A computation beside which the KVCache of so many tokens is read from SSD, layer by layer."""
+        ...
+
     def transfer_s(self, tokens: int, flows: int) -> float:
         """Copying KVCache from a sender that already has `flows` transfers under way (T_transfer)."""
         ...
@@ -40,6 +44,10 @@ class LatencyEstimator:
         if self.group is not None:
             return cpp_prefill_s(self.group, input_tokens, reused_tokens)
         return self.model.prefill.seconds(input_tokens, reused_tokens)
+
+    def beside_ssd_s(self, compute_s: float, ssd_tokens: int) -> float:
+        """A computation beside which the KVCache of so many tokens is read from SSD, layer by layer."""
+        return self.model.beside_ssd_s(compute_s, ssd_tokens)
 
     def transfer_s(self, tokens: int, flows: int) -> float:
         """Copying KVCache when the bandwidth of one network card is shared fairly by the transfers under way."""

@@ -111,25 +111,25 @@ class KVCacheCentric:
                 continue  # its backlog alone exceeds the minimum
             ratio = _ratio(best_blocks, instance.matched_blocks)
             remote = self._estimates_transfer(ratio)  # line 5
-            local = _tokens(request, instance.matched_blocks)
-            ttft_s = instance.backlog_s + estimate.prefill_s(  # lines 8-9 and 13-14
-                request.id, request.input_tokens, best_tokens if remote else local
-            )
-            if remote:  # line 7: EstimateKVCacheTransferTime
-                ttft_s += estimate.transfer_s(best_tokens - local, holder.outgoing_flows)
+            if remote:  # lines 13-14, and line 7: EstimateKVCacheTransferTime
+                ttft_s = instance.backlog_s + _fetched_s(request, instance, holder, estimate)
+            else:  # lines 8-9
+                ttft_s = instance.backlog_s + local_prefill(request, instance, estimate)[0]
             if ttft_s < best_ttft_s:  # lines 10 and 15: strict, so the first minimum wins
                 best_ttft_s, chosen, fetches = ttft_s, i, ratio > self.balancing_threshold
         instance = view.prefill[chosen]
         decode, tbt_s = select_decode(request, _candidates(view, instance), estimate)  # line 17
-        local = _tokens(request, instance.matched_blocks)
-        reused = best_tokens if fetches else local  # lines 20-21: TransferKVCache
+        _, local, ssd = local_prefill(request, instance, estimate)
+        held = _tokens(request, instance.matched_blocks)
+        copied = max(0, best_tokens - held) if fetches else 0  # lines 20-21: TransferKVCache
         return Placement(
             request_id=request.id,
             prefill=instance.name,
             decode=decode.name,
-            reused_tokens=reused,
-            fetch_from=holder.name if fetches and reused > local else None,
-            fetched_tokens=reused - local,
+            reused_tokens=best_tokens if copied else local,
+            fetch_from=holder.name if copied else None,
+            fetched_tokens=copied,
+            ssd_tokens=_ssd_tokens(request, instance) if copied else ssd,
             expected_ttft_s=best_ttft_s,
             expected_tbt_s=tbt_s,
             reason="shortest expected TTFT, prefix fetched" if fetches else "shortest expected TTFT, local prefix",
@@ -162,6 +162,38 @@ def select_decode(
     return best, best_tbt_s
 
 
+def local_prefill(request: Request, instance: PrefillView, estimate: Estimator) -> tuple[float, int, int]:
+    """T_prefill with what an instance holds itself (s), the tokens that it reuses, and those it reads from SSD.
+
+    Of reading what is on SSD and computing it again, the shorter counts (FAST'25 Eq. 2).
+    """
+    reused = _tokens(request, instance.matched_blocks)
+    compute_s = estimate.prefill_s(request.id, request.input_tokens, reused)
+    if not instance.matched_on_ssd:
+        return compute_s, reused, 0
+    ssd, in_dram = _ssd_tokens(request, instance), _tokens(request, instance.matched_in_dram)
+    reading_s = estimate.beside_ssd_s(compute_s, ssd)
+    again_s = estimate.prefill_s(request.id, request.input_tokens, in_dram)
+    if in_dram < reused and again_s < reading_s:
+        return again_s, in_dram, 0
+    return reading_s, reused, ssd
+
+
+def _fetched_s(request: Request, instance: PrefillView, holder: PrefillView, estimate: Estimator) -> float:
+    """T_transfer and T_prefill with a prefix of another instance, which first reads what is on its SSD."""
+    best, local = _tokens(request, holder.matched_blocks), _tokens(request, instance.matched_blocks)
+    seconds = estimate.prefill_s(request.id, request.input_tokens, best)
+    if instance.matched_on_ssd:
+        seconds = estimate.beside_ssd_s(seconds, _ssd_tokens(request, instance))
+    if holder.matched_on_ssd:
+        seconds += estimate.beside_ssd_s(0.0, min(best - local, _ssd_tokens(request, holder)))
+    return seconds + estimate.transfer_s(best - local, holder.outgoing_flows)
+
+
+def _ssd_tokens(request: Request, instance: PrefillView) -> int:
+    return _tokens(request, instance.matched_on_ssd)
+
+
 def _candidates(view: ClusterView, prefill: PrefillView) -> tuple[DecodeView, ...]:
     """The instances that may decode a request prefilled here: only this one if it does both, else all."""
     own = [instance for instance in view.decode if instance.name == prefill.name]
@@ -171,14 +203,15 @@ def _candidates(view: ClusterView, prefill: PrefillView) -> tuple[DecodeView, ..
 def _local(request: Request, view: ClusterView, estimate: Estimator, chosen: int, reason: str) -> Placement:
     """Prefill on one instance with what it holds itself."""
     instance = view.prefill[chosen]
-    reused = _tokens(request, instance.matched_blocks)
+    prefill_s, reused, ssd = local_prefill(request, instance, estimate)
     decode, tbt_s = select_decode(request, _candidates(view, instance), estimate)
     return Placement(
         request_id=request.id,
         prefill=instance.name,
         decode=decode.name,
         reused_tokens=reused,
-        expected_ttft_s=instance.backlog_s + estimate.prefill_s(request.id, request.input_tokens, reused),
+        ssd_tokens=ssd,
+        expected_ttft_s=instance.backlog_s + prefill_s,
         expected_tbt_s=tbt_s,
         reason=reason,
     )

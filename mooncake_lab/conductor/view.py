@@ -4,11 +4,14 @@ The runtime builds a view without changing any state. A view may be old, and its
 policy only reads it. Views are msgspec structs, because a replay of one hour of traffic makes about 250,000.
 """
 
-from typing import Any, Self
+from typing import Any, Literal, Self, TypeAlias
 
 import msgspec
 
 from mooncake_lab.conductor.history import LengthHistogram, RecentView
+
+SsdReads: TypeAlias = Literal["cheaper", "always"]
+"""When an instance reads a prefix from SSD: where that is faster than computing it again, or always."""
 
 
 class _View(msgspec.Struct, frozen=True, gc=False):
@@ -36,6 +39,8 @@ class PrefillView(_View, frozen=True, gc=False):
     KVCache that is streamed layer by layer is slower and not counted."""
     matched_on_ssd: int = 0
     """Matched blocks that it has to read from SSD."""
+    matched_in_dram: int = 0
+    """Leading blocks that it reuses where it computes again what is on SSD; stated where something is."""
 
 
 class ServedView(_View, frozen=True, gc=False):

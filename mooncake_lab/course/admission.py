@@ -46,6 +46,9 @@ class _Round:
         del request_id
         return (input_tokens - reused_tokens) * 1e-3
 
+    def beside_ssd_s(self, compute_s: float, ssd_tokens: int) -> float:
+        return max(compute_s, ssd_tokens * 1e-5)
+
     def transfer_s(self, tokens: int, flows: int) -> float:
         return tokens * 1e-6 * (flows + 1)
 

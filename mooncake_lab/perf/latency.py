@@ -287,3 +287,15 @@ class LatencyModel:
         if self.ssd is None:
             raise ValueError(f"latency model {self.name!r} has no ssd; give it a LinkLatency to load from one")
         return self.ssd.seconds(tokens * self.shape.kv_bytes_per_token)
+
+    def beside_ssd_s(self, compute_s: float, ssd_tokens: int) -> float:
+        """Seconds of a computation beside which the KVCache of so many tokens is read from disk.
+
+        Layer `l` can be computed when it was read, and is computed while the next ones are read: as in arXiv
+        §5.2, where this overlap is described for DRAM. All layers are equal, so what is not hidden is one layer of
+        the shorter of the two.
+        """
+        if not ssd_tokens:
+            return compute_s
+        read_s = self.ssd_load_s(ssd_tokens)
+        return max(compute_s, read_s) + min(compute_s, read_s) / self.shape.layers

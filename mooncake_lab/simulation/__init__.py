@@ -1,4 +1,4 @@
-"""The cluster in virtual time (simpy): the same policies, stores and log as the real one."""
+"""The cluster in virtual time: the same policies, stores and log as the real one."""
 
 from mooncake_lab.simulation.cluster import Cluster
 from mooncake_lab.simulation.coupled import CoupledInstance

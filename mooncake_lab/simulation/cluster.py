@@ -83,6 +83,7 @@ class Cluster:
             schedule_s=model.schedule_s,
             view_age_s=spec.view_age_s,
             first_shown_by=spec.first_shown_by,
+            ssd_reads=spec.pools[0].ssd_reads if isinstance(spec.pools[0], PrefillPool) else "cheaper",
         )
         self.coordinator = Coordinator(
             rules, self.estimate, write=log or self.log.append, extend=extend, observe=seen
@@ -155,6 +156,7 @@ class Cluster:
                 self.report,
                 max_batch_tokens=prefill.max_batch_tokens,
                 overtaking=prefill.overtaking,
+                ssd_reads=prefill.ssd_reads,
             )
             self._up(name, "prefill", 0, self.pool.caches[name])
         for name in (f"decode-{i}" for i in range(decode.nodes)):

@@ -191,9 +191,17 @@ class PrefixPool:
         """How many of the first `blocks` blocks of a prompt the node would read from SSD; changes nothing."""
         return self._stores[node].ssd_only(request.block_keys[:blocks])
 
-    def reuse(self, node: str, request: Request) -> Reused:
-        """The leading blocks the node holds now; each of them counts as used."""
-        keys = request.block_keys
+    def before_ssd(self, node: str, request: Request) -> int | None:
+        """Leading blocks before the first that the node would read from SSD; None where it would read none."""
+        store = self._stores[node]
+        if store.ssd is None:
+            return None
+        held = store.dram.match_prefix(request.block_keys)
+        return held if held < len(request.block_keys) and request.block_keys[held] in store.ssd else None
+
+    def reuse(self, node: str, request: Request, blocks: int | None = None) -> Reused:
+        """The leading blocks that the node holds now, at most so many; each of them counts as used."""
+        keys = request.block_keys[:blocks]
         reused = self._stores[node].reuse(keys, self._positions(len(keys)))
         self._tell(node, reused.change)
         return reused

@@ -7,6 +7,8 @@ from math import inf
 from typing import NamedTuple
 
 from mooncake_lab.cluster import Event, PrefillDone, PrefillDropped, PrefillSlotFree, PrefillStarted, TierRead
+from mooncake_lab.conductor import SsdReads
+from mooncake_lab.core import Request
 from mooncake_lab.perf import CppGroup, LatencyModel, cpp_finish_s
 from mooncake_lab.simulation.event_loop import EventLoop
 from mooncake_lab.simulation.kv_transfer import KVTransfer, PrefillJob
@@ -45,24 +47,12 @@ class PrefillService:
             compute_s = self.model.prefill.constant_s * (1 - len(prompts))
             for prompt in prompts:
                 compute_s += self.model.prefill.seconds(prompt.tokens, prompt.reused_tokens)
-            return [self._read_beside(compute_s, ssd_tokens)]
+            return [self.model.beside_ssd_s(compute_s, ssd_tokens)]
         (prompt,) = prompts
         columns = cpp_finish_s(self.group, prompt.tokens, prompt.reused_tokens, free_s=free_s)
         done_s = [column[-1] for column in columns]
-        waited_s = self._read_beside(done_s[-1], ssd_tokens) - done_s[-1]
+        waited_s = self.model.beside_ssd_s(done_s[-1], ssd_tokens) - done_s[-1]
         return [each_s + waited_s for each_s in done_s]
-
-    def _read_beside(self, compute_s: float, ssd_tokens: int) -> float:
-        """Seconds of a computation beside which a prefix is read from SSD.
-
-        Layer `l` can be computed when it was read, and is computed while the next ones are read: as in arXiv
-        §5.2, where this overlap is described for DRAM. All layers are equal, so what is not hidden is one layer of
-        the shorter of the two.
-        """
-        if not ssd_tokens:
-            return compute_s
-        read_s = self.model.ssd_load_s(ssd_tokens)
-        return max(compute_s, read_s) + min(compute_s, read_s) / self.model.shape.layers
 
 
 class PrefillInstance:
@@ -84,6 +74,7 @@ class PrefillInstance:
         *,
         max_batch_tokens: int,
         overtaking: bool,
+        ssd_reads: SsdReads,
     ) -> None:
         self.name = name
         self.up = True
@@ -94,6 +85,7 @@ class PrefillInstance:
         self._report = report
         self._max_batch_tokens = max_batch_tokens
         self._overtaking = overtaking
+        self._ssd_reads = ssd_reads
         self._queue: deque[PrefillJob] = deque()
         self._idle = True  # and not about to look into the queue
         self._free_at_s: list[float] = []
@@ -161,15 +153,12 @@ class PrefillInstance:
         if not batch:
             self._idle = True
             return
-        now_s, parts = self._loop.now_s, list[PromptPart]()
-        for job in batch:
-            request = job.request
-            self._report(PrefillStarted(at_s=now_s, attempt=job.attempt, worker=self.name))
-            found = self._pool.reuse(self.name, request)
-            reused = min(found.blocks * request.block_size_tokens, request.input_tokens - 1)
-            from_ssd = min(found.from_ssd * request.block_size_tokens, reused)
-            parts.append(PromptPart(request.input_tokens, reused, from_ssd))
+        now_s = self._loop.now_s
         free_s = [max(0.0, at_s - now_s) for at_s in self._free_at_s]
+        parts = list[PromptPart]()
+        for job in batch:
+            self._report(PrefillStarted(at_s=now_s, attempt=job.attempt, worker=self.name))
+            parts.append(self._reuse(job.request, free_s))
         finish_s = self._service.finish_s(parts, free_s)
         for job in batch:
             self._transfer.stream(job, finish_s[-1])  # while the next layers are computed
@@ -177,6 +166,21 @@ class PrefillInstance:
         if len(finish_s) > 1:
             self._free_at_s = [now_s + each_s for each_s in finish_s]
             self._loop.call_later(finish_s[0], self._slot_free)
+
+    def _reuse(self, request: Request, free_s: Sequence[float]) -> PromptPart:
+        """Use the prefix that is held.
+
+        What is on SSD is computed again where that is faster than reading it (FAST'25 Eq. 2).
+        """
+        blocks, in_dram = None, self._pool.before_ssd(self.name, request)
+        if in_dram is not None and self._ssd_reads == "cheaper":
+            held = self._pool.matched(self.name, request)
+            read = _part(request, held, self._pool.on_ssd(self.name, request, held))
+            again = _part(request, in_dram)
+            if self._service.finish_s([again], free_s)[-1] < self._service.finish_s([read], free_s)[-1]:
+                blocks = in_dram
+        found = self._pool.reuse(self.name, request, blocks)
+        return _part(request, found.blocks, found.from_ssd)
 
     def _slot_free(self) -> None:
         """The first node of a group can begin the next prompt."""
@@ -212,3 +216,10 @@ class PrefillInstance:
         )
         if not job.cancelled:
             self._transfer.finish(job)
+
+
+def _part(request: Request, blocks: int, ssd_blocks: int = 0) -> PromptPart:
+    """A prompt that reuses so many leading blocks."""
+    size = request.block_size_tokens
+    reused = min(blocks * size, request.input_tokens - 1)
+    return PromptPart(request.input_tokens, reused, min(ssd_blocks * size, reused))

@@ -25,6 +25,7 @@ from mooncake_lab.conductor import (
     FewestRequests,
     KVCacheCentric,
     PlacementPolicy,
+    SsdReads,
     check_needs,
 )
 from mooncake_lab.core import SLO, TracedRequest
@@ -91,6 +92,9 @@ class PrefillPool:
     """KVCache each node holds in DRAM (FAST'25 §2.2: about 1 TB)."""
     ssd_tokens: int = 0
     """KVCache each node holds on SSD besides; 0 where it has none."""
+    ssd_reads: SsdReads = "cheaper"
+    """Whether a prefix is read from SSD only where that is faster than computing it again (FAST'25 Eq. 2), or
+    always."""
     shared_cache: bool = False
     """One Mooncake Store over all nodes instead of a cache a node (FAST'25 §5.3)."""
     eviction: str = "lru"

@@ -13,7 +13,7 @@ from mooncake_lab.perf import LinkLatency
 from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledPool, Failure, PrefillPool
 from mooncake_lab.testbeds import paper_node_latency
 
-MODEL = dataclasses.replace(paper_node_latency(), ssd=LinkLatency(6e9), transfer=LinkLatency(1e10))
+MODEL = dataclasses.replace(paper_node_latency(), ssd=LinkLatency(4e9), transfer=LinkLatency(1e10))
 BASE = {
     "prefill_nodes": 4,
     "decode_nodes": 3,
@@ -28,7 +28,8 @@ OTHER = {
     "prefill_nodes": 6,
     "decode_nodes": 2,
     "cache_tokens": 100_000,
-    "ssd_tokens": 80_000,
+    "ssd_tokens": 10_000,
+    "ssd_reads": "always",
     "prefill_group": 1,
     "prefill_chunk_tokens": 1024,
     "decode_tokens": 60_000,

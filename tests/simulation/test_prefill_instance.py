@@ -21,7 +21,7 @@ class World:
         self.model = SimpleNamespace(shape=SimpleNamespace(kv_bytes_per_token=TOKEN_BYTES))
         self.instance = PrefillInstance(
             self.loop, "p", self, self, self, self.events.append, max_batch_tokens=max_batch_tokens,
-            overtaking=overtaking,
+            overtaking=overtaking, ssd_reads="cheaper",
         )  # fmt: skip
 
     # the latency model of the node
@@ -36,7 +36,11 @@ class World:
         assert node == "p"
         return min(self.found[0], len(request.block_keys))
 
-    def reuse(self, node, request):
+    def before_ssd(self, node, request):
+        del node, request
+
+    def reuse(self, node, request, blocks):
+        assert blocks is None
         assert node == "p"
         return SimpleNamespace(blocks=min(self.found[0], len(request.block_keys)), from_ssd=self.found[1])
 

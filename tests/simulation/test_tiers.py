@@ -1,5 +1,6 @@
 """Prefill nodes with an SSD under their DRAM."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,16 @@ from families import requests_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooncake_lab.conductor import KVCacheCentric, LoadBalance, Placement
+from mooncake_lab.conductor import (
+    CacheAware,
+    ClusterView,
+    DecodeView,
+    KVCacheCentric,
+    LatencyEstimator,
+    LoadBalance,
+    Placement,
+    PrefillView,
+)
 from mooncake_lab.core import Moved, Prefilled, Request, TracedRequest
 from mooncake_lab.metrics import check_log, reused_share, tier_hit_rates, ttft_s
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
@@ -222,14 +232,12 @@ class TestThePriceOfReading:
 
     SLOW = replace(MODEL, ssd=LinkLatency(SHAPE.kv_bytes_per_token * 100.0))
 
-    @pytest.mark.xfail(strict=True, reason="an instance reads from SSD even where computing anew is faster")
     def test_a_slow_ssd_is_not_worse_than_none(self):
         """The third prompt is computed where that takes less time than to read it."""
         with_ssd = Cluster(spec(ssd_tokens=4 * 512), self.SLOW).run(THREE)
         without = Cluster(spec(), MODEL).run(THREE)
         assert ttft_s(with_ssd)[2] <= ttft_s(without)[2] * (1 + 1e-9)
 
-    @pytest.mark.xfail(strict=True, reason="reads from SSD are in no estimate, so a prompt is later than expected")
     def test_what_is_read_is_in_the_estimate(self):
         """The Conductor expects the TTFT that a request has, also where its prefix is on SSD."""
         expected = {}
@@ -243,6 +251,29 @@ class TestThePriceOfReading:
         shape = spec(ssd_tokens=4 * 512, placement=Noted(), first_shown_by="prefill")
         found = ttft_s(Cluster(shape, self.SLOW).run(THREE))
         assert expected == pytest.approx(found, abs=0.5)
+
+    def test_a_prefix_is_always_read_where_the_spec_says_so(self):
+        """Reading takes 20 s, and so does the estimate."""
+        shape = spec(ssd_tokens=4 * 512, ssd_reads="always", first_shown_by="prefill")
+        log = Cluster(shape, self.SLOW).run(THREE)
+        assert ttft_s(log)[2] == pytest.approx(2047 / 100, rel=0.01)
+
+
+def test_placement_counts_what_is_on_ssd():
+    """A node that reads its match for 4 s loses against one that computes the same blocks again in 2 s."""
+    request = THREE[0].request
+    estimate = LatencyEstimator(replace(MODEL, ssd=LinkLatency(SHAPE.kv_bytes_per_token * 512.0)))
+    ready = PrefillView("ready", 1.0, 0, 0, 0)
+    decode = DecodeView("decode-0", 0, 0, 10**6)
+    for policy in (KVCacheCentric(math.inf), CacheAware()):
+        for reads, chosen in (((4, 0), "ready"), ((0, 4), "below")):
+            below = PrefillView("below", 0.0, 0, 0, 4, matched_on_ssd=reads[0], matched_in_dram=4)
+            placed = policy.place(request, ClusterView(0.0, (below, ready), (decode,)), estimate)
+            assert (placed.prefill, placed.ssd_tokens) == (chosen, 0)
+    below = PrefillView("below", 0.0, 0, 0, 4, matched_on_ssd=4, matched_in_dram=4)
+    placed = LoadBalance().place(request, ClusterView(0.0, (below, ready), (decode,)), estimate)
+    assert (placed.prefill, placed.ssd_tokens) == ("below", 2047)
+    assert placed.expected_ttft_s == pytest.approx(2047 / 512, rel=0.01)
 
 
 class ReadTwice:

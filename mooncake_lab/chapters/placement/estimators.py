@@ -32,6 +32,10 @@ class NoisyEstimator:
         error = self.relative_error * (2 * keyed_uniform(self.seed, request_id) - 1)
         return self.inner.prefill_s(request_id, input_tokens, reused_tokens) * (1 + error)
 
+    def beside_ssd_s(self, compute_s: float, ssd_tokens: int) -> float:
+        """The inner estimate."""
+        return self.inner.beside_ssd_s(compute_s, ssd_tokens)
+
     def transfer_s(self, tokens: int, flows: int) -> float:
         """The inner estimate."""
         return self.inner.transfer_s(tokens, flows)
@@ -113,6 +117,10 @@ class PolynomialEstimator:
         n, p = input_tokens / self.scale_tokens, reused_tokens / self.scale_tokens
         terms = zip(self.coefficients, powers(self.degree), strict=True)
         return max(0.0, sum(c * n**i * p**j for c, (i, j) in terms))
+
+    def beside_ssd_s(self, compute_s: float, ssd_tokens: int) -> float:
+        """The inner estimate."""
+        return self.inner.beside_ssd_s(compute_s, ssd_tokens)
 
     def transfer_s(self, tokens: int, flows: int) -> float:
         """The inner estimate."""

@@ -41,11 +41,12 @@ def test_an_ssd_hits_what_as_much_dram_would():
     assert with_ssd["prefill_gpu_s"] < little["prefill_gpu_s"]
 
 
-def test_a_slow_ssd_is_worse_than_none():
-    """Reading slower than computing costs time: the simulated node reads what it finds, as the real one does."""
+def test_a_slow_ssd_does_little_harm():
+    """A node computes again what its SSD would read more slowly, so such an SSD neither helps nor harms much."""
     fast, slow = run(vary(BASE, ssd_tokens=[450_000], ssd_bytes_per_s=[6e9, 2e8]), cache=False)["ttft_mean_s"]
     none = run(BASE, cache=False)["ttft_mean_s"].iloc[0]
-    assert fast < none < slow
+    assert fast < none
+    assert slow == pytest.approx(none, rel=0.01)
 
 
 SMALL = topic.PlacementReplay(first=250, prefill_nodes=3, decode_nodes=3)
