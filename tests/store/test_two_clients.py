@@ -81,6 +81,19 @@ def test_the_pool_keeps_what_any_client_uses():
         assert first.match_prefix(KEYS[4:]) == 0
 
 
+def test_a_block_that_is_stored_again_is_read_where_it_is_now():
+    """A block that left the pool and came back has another place there; who knew the old one reads it."""
+    with two_clients() as (first, second, pool):
+        put(first, KEYS[0])
+        for number in range(POOL_BLOCKS):
+            put(second, b"new %d" % number)
+        put(second, KEYS[0])
+        assert first.match_prefix(KEYS[:1]) == 1
+        assert read(first, KEYS[0]) == "remote"
+        assert first.statistics()[0].misses == 0
+        assert pool.used_bytes <= pool.capacity_bytes
+
+
 def test_a_block_larger_than_the_pool_evicts_nothing():
     """No client can empty the pool with a block that would never fit."""
     with two_clients() as (first, second, pool):
