@@ -53,7 +53,9 @@ test: $(ENV) build/kernels ## Check everything that needs neither minutes nor a 
 # each test process would compile the CPU kernels for itself: 25 s of a core for float32, 35 s for bfloat16
 build/kernels: $(wildcard mooncake_lab/engine/backends/cpu*.py) $(ENV)
 	@mkdir -p build
-	@$(BIN)/python -m mooncake_lab.engine.loading float32 & $(BIN)/python -m mooncake_lab.engine.loading bfloat16; wait
+	@for dtype in float32 bfloat16; do $(BIN)/python -c "from mooncake_lab.engine import load_model, warm_up; \
+	warm_up(load_model('random:lab-tiny', device='cpu', dtype='$$dtype'))" & jobs="$${jobs:-} $$!"; done; \
+	for job in $$jobs; do wait $$job; done
 	@touch $@
 
 test-slow: $(ENV) ## The tests that take minutes, or ask the network [PYTEST_FLAGS]

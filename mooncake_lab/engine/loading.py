@@ -1,6 +1,5 @@
 """From a name to a model that is ready to run: a directory of weights, or a random model of a named shape."""
 
-import sys
 from pathlib import Path
 
 import torch
@@ -77,7 +76,3 @@ def _device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {name!r} was asked for, but torch finds no GPU here")
     return device
-
-
-if __name__ == "__main__":  # compiles and caches the CPU kernels for one type of numbers; `make test` calls it
-    warm_up(load_model("random:lab-tiny", device="cpu", dtype=sys.argv[1]))
