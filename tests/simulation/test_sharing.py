@@ -15,16 +15,12 @@ KV_BYTES = model_shape("llama3-70b").kv_bytes_per_token
 LONG = 2048
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="the simulator of prefill nodes computes prompts one at a time, that of coupled nodes packs them",
-)
 def test_prompts_that_wait_together_are_packed_everywhere():
-    """Prompts that wait when an iteration ends are computed in one, on a prefill node as on a coupled node."""
+    """Prompts that wait when an iteration ends are computed in one, on a coupled and on a prefill node."""
     requests = requests_of([(0.0, 4000, 1, 0), (0.1, 64, 1, 1), (0.1, 64, 1, 2), (0.1, 64, 1, 3)])
     clusters = (
         Cluster(ClusterSpec.coupled(nodes=1), REALISTIC),
-        Cluster(ClusterSpec.disaggregated(prefill_nodes=1, decode_nodes=1), REALISTIC),
+        Cluster(ClusterSpec.disaggregated(prefill_nodes=1, decode_nodes=1, max_batch_tokens=8192), REALISTIC),
     )
     for cluster in clusters:
         spans = {(r.start_s, r.at_s) for r in cluster.run(requests) if isinstance(r, Prefilled)}
