@@ -12,6 +12,7 @@ from matplotlib.ticker import FuncFormatter
 
 from mooncake_lab.core import GB, TERA
 from mooncake_lab.experiments import records, where
+from mooncake_lab.figures.colours import letters
 from mooncake_lab.figures.style import (
     COLOURS,
     COMPUTED,
@@ -194,7 +195,7 @@ def kernels(device: Hardware, floors: pd.DataFrame) -> BookFigure:
         (at,) = records(rows, kernel="attention")
         left.annotate(
             f"attention,\n{stage}", (at["intensity_flops_per_byte"], at["tflops_per_s"]), xytext=(7, -7),
-            textcoords="offset points", va="top", color=look["color"],
+            textcoords="offset points", va="top", color=letters(look["color"]),
         )  # fmt: skip
     right.set_yticks(range(len(names)), names)
     right.invert_yaxis()
