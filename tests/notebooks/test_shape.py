@@ -154,6 +154,12 @@ def test_prose_outweighs_code(notebook):
     assert words >= PROSE_WORDS_PER_CODE_LINE * sum(lines_of(cell) for cell in code_cells(notebook))
 
 
+def test_no_line_of_a_sentence_is_markup(notebook):
+    """No line begins with what MyST takes for a comment, an end of the block, or an underline of a title."""
+    lines = FENCE.sub("", prose(notebook)).splitlines()
+    assert [line for line in lines if re.match(r"%|\+\+\+|=+$|-+$", line)] == []
+
+
 def test_code_cells_are_introduced(notebook):
     """No two long code cells stand together without a word between them."""
     previous = None
