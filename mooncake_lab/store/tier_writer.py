@@ -19,7 +19,7 @@ from mooncake_lab.store.backends import (
     SuspectBlockError,
 )
 from mooncake_lab.store.backends.base import check_block
-from mooncake_lab.store.interrupts import Uninterrupted
+from mooncake_lab.store.interrupts import Interruptible, Uninterrupted
 from mooncake_lab.store.tier import Demote, Entry, Free
 from mooncake_lab.store.tier_stack import TierStack
 
@@ -262,12 +262,14 @@ class BlockWriter:
             backend = self._writer.backends[self.index]
             with Uninterrupted(), self._writer.ended_by_errors([self]):
                 try:
-                    backend.write(self.space, layers, first_layer=first_layer)
+                    with Interruptible():
+                        backend.write(self.space, layers, first_layer=first_layer)
                 except StorageFullError:
                     if self._has_bytes:
                         raise
                     self.space = self._writer.other_space(self.index, self._entry, self.space)
-                    backend.write(self.space, layers, first_layer=first_layer)
+                    with Interruptible():
+                        backend.write(self.space, layers, first_layer=first_layer)
                 self._has_bytes = True
         return self.is_open
 

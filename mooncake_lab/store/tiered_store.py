@@ -18,7 +18,7 @@ from mooncake_lab.store.backends import (
 )
 from mooncake_lab.store.eviction import PolicyFactory
 from mooncake_lab.store.health import TierStatistics, is_checksum_error, may_be_bad_sector
-from mooncake_lab.store.interrupts import Uninterrupted
+from mooncake_lab.store.interrupts import Interruptible, Uninterrupted
 from mooncake_lab.store.tier import Tier, TierSpec
 from mooncake_lab.store.tier_stack import TierStack
 from mooncake_lab.store.tier_writer import BlockWriter, TierWriter, WriteBack
@@ -336,7 +336,8 @@ class TieredStore:
                 return None
             started_s = time.perf_counter()
             try:
-                self._backends[index].read_into(block, buffers, first_layer=first_layer)
+                with Interruptible():
+                    self._backends[index].read_into(block, buffers, first_layer=first_layer)
             except BaseException as error:
                 self._end_failed_read(index, block, error)
                 if isinstance(error, (StorageError, OSError)):

@@ -126,6 +126,27 @@ def assert_well(store):
         store.flush()
 
 
+@pytest.mark.parametrize(("action", "copy"), [("put", "write"), ("open", "write"), ("read", "read_into")])
+def test_one_ctrl_c_ends_a_stalled_copy(monkeypatch, action, copy):
+    """A device that stalls in the middle of a copy is not waited for, and nothing of the call is left."""
+    went_on, real = [], getattr(DramBackend, copy)
+
+    def stalled(backend, *arguments, **settings):
+        if threading.current_thread() is threading.main_thread():
+            signal.raise_signal(signal.SIGINT)
+            went_on.append(True)
+        real(backend, *arguments, **settings)
+
+    with full_store() as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(DramBackend, copy, stalled)
+            with pytest.raises(KeyboardInterrupt):
+                ACTIONS[action](store)
+        assert went_on == []
+        assert_well(store)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 class TestSection:
     def test_a_signal_waits_for_the_end(self):
         """Inside nothing happens, and at the end the handler runs."""
