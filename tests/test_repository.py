@@ -61,6 +61,16 @@ def test_names_say_what_is_inside():
     assert not {"utils", "helpers", "common", "manager", "misc"} & {path.stem for path in PACKAGE}
 
 
+def test_every_class_has_its_own_name():
+    """No two classes of the package share a name."""
+    places: dict[str, list[str]] = {}
+    for path in PACKAGE:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(path.relative_to(ROOT).as_posix())
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}
+
+
 def test_every_module_says_what_it_is():
     """Each module of the package begins with a docstring."""
     silent = [path.name for path in PACKAGE if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))]

@@ -4,8 +4,8 @@ The book, a batch of other parameters, and a class all go through here: `plan` s
 do, `run` does it, and the executed notebook itself remembers what it was computed from.
 """
 
-from mooncake_lab.batch.plan import Job, plan
+from mooncake_lab.batch.plan import NotebookJob, plan
 from mooncake_lab.batch.provenance import Provenance, write_provenance
 from mooncake_lab.batch.run import Outcome, run
 
-__all__ = ["Job", "Outcome", "Provenance", "plan", "run", "write_provenance"]
+__all__ = ["NotebookJob", "Outcome", "Provenance", "plan", "run", "write_provenance"]

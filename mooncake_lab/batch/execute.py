@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from mooncake_lab.batch.notebook import read_notebook
-from mooncake_lab.batch.plan import MARK, Job, parameter_defaults
+from mooncake_lab.batch.plan import MARK, NotebookJob, parameter_defaults
 from mooncake_lab.batch.provenance import found_traces
 from mooncake_lab.workload.releases import DATA_VARIABLE
 
@@ -71,13 +71,13 @@ def prepare_worker(threads: int) -> None:
     os.environ.setdefault("PYTHONWARNINGS", "ignore:IProgress not found")  # tqdm misses widgets; pages have none
 
 
-def execute_in_worker(job: Job, threads: int) -> Outcome:
+def execute_in_worker(job: NotebookJob, threads: int) -> Outcome:
     """`execute`, in a process that belongs to a batch; what another process is asked to do."""
     prepare_worker(threads)
     return execute(job)
 
 
-def execute(job: Job) -> Outcome:
+def execute(job: NotebookJob) -> Outcome:
     """Execute one notebook and write its copy, marked with the digest of what it was made from.
 
     A failing cell is an outcome, not an exception; the copy then ends there, for reading. Where other traces are
@@ -101,7 +101,7 @@ def execute(job: Job) -> Outcome:
     )
 
 
-def _other_traces(job: Job) -> _Failure | None:
+def _other_traces(job: NotebookJob) -> _Failure | None:
     """Say which traces are others here than where the job was planned; None where all are the same."""
     here = found_traces() if job.traces else {}
     others = [name for name, planned in job.traces.items() if here.get(name) != planned]
@@ -121,7 +121,7 @@ def _sha_or_none(digest: str | None) -> str:
     return "none" if digest is None else f"SHA-256 {digest[:12]}"
 
 
-def _run_cells(job: Job, output: Path) -> _Failure | None:
+def _run_cells(job: NotebookJob, output: Path) -> _Failure | None:
     import nbformat  # both take seconds to import, which a build with nothing to do does not spend
     import papermill
     from papermill.exceptions import PapermillExecutionError
@@ -183,7 +183,7 @@ def _named(number: int, source: str) -> str:
     return f"cell {number} ({line[:70]!r})"
 
 
-def _mark(executed: Any, job: Job) -> None:
+def _mark(executed: Any, job: NotebookJob) -> None:
     """Remember what the copy depends on, and show injected parameters only where they say something new."""
     recorded = (job.root / job.record).is_file()
     executed.metadata[MARK] = {"digest": job.digest, "recorded": recorded}

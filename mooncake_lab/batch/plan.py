@@ -31,7 +31,7 @@ GATHERS: Final = "gathers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class NotebookJob:
     """One notebook to execute with given parameters."""
 
     topic: str
@@ -72,7 +72,7 @@ class Job:
         return (self.root / self.record).is_file() or not mark.get("recorded")
 
 
-def after_the_others(job: Job) -> Job:
+def after_the_others(job: NotebookJob) -> NotebookJob:
     """A gathering job, once the others are done: its result depends on what they put on record, too."""
     records = sorted((job.root / job.record).parent.glob("*.json"))
     others = [path for path in records if path != job.root / job.record and path.name != provenance.FILE]
@@ -90,7 +90,7 @@ def plan(
     surroundings: str,
     traces: Mapping[str, str | None] | None = None,
     topics: Sequence[str] = (),
-) -> list[Job]:
+) -> list[NotebookJob]:
     """The jobs for some notebooks, in the order of their names.
 
     Args:
@@ -111,7 +111,7 @@ def plan(
         if topic not in by_topic:
             raise ValueError(f"there is no notebook for the topic {topic!r}; there are {', '.join(by_topic)}")
     told = {**parameters, "out_dir": records.as_posix()}
-    jobs: list[Job] = []
+    jobs: list[NotebookJob] = []
     for topic, source in by_topic.items():
         if topics and topic not in topics:
             continue
@@ -120,7 +120,7 @@ def plan(
         plain = msgspec.json.encode([told, named_files(told.values())], order="sorted")
         parts = (notebook.computed(), plain, surroundings.encode())
         jobs.append(
-            Job(
+            NotebookJob(
                 topic=topic,
                 source=source.relative_to(root),
                 output=out / source.name,
@@ -231,7 +231,7 @@ def plan_sweep(
     surroundings: str,
     traces: Mapping[str, str | None] | None = None,
     topics: Sequence[str] = (),
-) -> list[Job]:
+) -> list[NotebookJob]:
     """The jobs of all points, each point with its own folder under `out` for copies and numbers.
 
     Raises:

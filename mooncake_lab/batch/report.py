@@ -21,14 +21,14 @@ from rich.table import Table
 from mooncake_lab.batch.chapters import tables
 from mooncake_lab.batch.execute import Outcome
 from mooncake_lab.batch.pages import notebook_page, page
-from mooncake_lab.batch.plan import Job
+from mooncake_lab.batch.plan import NotebookJob
 from mooncake_lab.paper.scorecard import TABLE
 
 FOLDER: Final = "summary"
 """Where the tables go, in the folder of a batch; apart from the numbers of the chapters."""
 
 
-def rows(jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+def rows(jobs: Sequence[NotebookJob], outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     """One row a notebook: topic, notebook, parameters, status, seconds, record, cell, error, traceback."""
     return [
         {
@@ -46,7 +46,7 @@ def rows(jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> list[dict[str, Any
     ]
 
 
-def verdicts(jobs: Iterable[Job]) -> pd.DataFrame:
+def verdicts(jobs: Iterable[NotebookJob]) -> pd.DataFrame:
     """Every quantity that the chapters compare with a paper, one row at every point: the sweep beside the claims.
 
     Columns: topic, the parameters, then what the chapter recorded, such as quantity, paper, ours, verdict.
@@ -54,7 +54,7 @@ def verdicts(jobs: Iterable[Job]) -> pd.DataFrame:
     return pd.DataFrame(_judged(jobs))
 
 
-def recorded(jobs: Iterable[Job]) -> dict[str, pd.DataFrame]:
+def recorded(jobs: Iterable[NotebookJob]) -> dict[str, pd.DataFrame]:
     """Every table on record but the verdicts, by `topic.name`: the parameters, then the chapter's columns.
 
     A column that is called like a parameter is left out where it says the same, else it is `table.NAME`.
@@ -107,14 +107,14 @@ def write_tables(
         table.to_csv(target / "numbers" / f"{name}.csv", index=False)
 
 
-def _judged(jobs: Iterable[Job]) -> Iterator[dict[str, Any]]:
+def _judged(jobs: Iterable[NotebookJob]) -> Iterator[dict[str, Any]]:
     for job, told in _with_records(jobs):
         content: dict[str, Any] = msgspec.json.decode((job.root / job.record).read_bytes())
         for row in content.get("numbers", {}).get(TABLE, []):
             yield {"topic": job.topic, **told, **row}
 
 
-def _with_records(jobs: Iterable[Job]) -> Iterator[tuple[Job, dict[str, Any]]]:
+def _with_records(jobs: Iterable[NotebookJob]) -> Iterator[tuple[NotebookJob, dict[str, Any]]]:
     """The jobs that put numbers on record, and their parameters."""
     for job in jobs:
         if (job.root / job.record).is_file():
@@ -123,7 +123,7 @@ def _with_records(jobs: Iterable[Job]) -> Iterator[tuple[Job, dict[str, Any]]]:
 
 def write_gallery(
     folder: Path,
-    jobs: Sequence[Job],
+    jobs: Sequence[NotebookJob],
     summary: Sequence[Mapping[str, Any]],
     judged: pd.DataFrame,
     numbers: Sequence[str] = (),
@@ -160,11 +160,11 @@ def write_gallery(
     return index
 
 
-def _page_of(job: Job) -> Path:
+def _page_of(job: NotebookJob) -> Path:
     return (job.root / job.output).with_suffix(".html")
 
 
-def _write_page(folder: Path, job: Job) -> None:
+def _write_page(folder: Path, job: NotebookJob) -> None:
     source, target = job.root / job.output, _page_of(job)
     if not source.is_file():
         target.unlink(missing_ok=True)  # of an earlier batch: what failed now is not what it shows
@@ -176,7 +176,7 @@ def _write_page(folder: Path, job: Job) -> None:
     target.write_text(notebook_page(source, title=job.name, back=back), encoding="utf-8")
 
 
-def _row(folder: Path, job: Job, row: Mapping[str, Any]) -> str:
+def _row(folder: Path, job: NotebookJob, row: Mapping[str, Any]) -> str:
     target = _page_of(job)
     name = escape(row["topic"])
     if target.is_file():

@@ -29,7 +29,7 @@ from rich.progress import (
 
 from mooncake_lab.batch.execute import Outcome, execute_in_worker
 from mooncake_lab.batch.notebook import read_notebook
-from mooncake_lab.batch.plan import Job, after_the_others
+from mooncake_lab.batch.plan import NotebookJob, after_the_others
 
 PROCESSES: Final = "processes"
 """The executor of this machine."""
@@ -119,12 +119,12 @@ class Display:
     ) -> None:
         self._progress.stop()
 
-    def waiting(self, job: Job) -> None:
+    def waiting(self, job: NotebookJob) -> None:
         """Show a notebook that will run."""
         cells = len(read_notebook(job.root / job.source).cells) + 1  # papermill puts one in
         self._bars[job.name] = self._progress.add_task(job.name, total=cells, start=False)
 
-    def look(self, jobs: Iterable[Job]) -> None:
+    def look(self, jobs: Iterable[NotebookJob]) -> None:
         """See how far the running notebooks are; does nothing unless the output is a terminal."""
         if not self._console.is_terminal:
             return
@@ -156,7 +156,7 @@ _LOOK_EVERY_S: Final = 0.5
 
 
 def run(
-    jobs: Sequence[Job],
+    jobs: Sequence[NotebookJob],
     *,
     workers: int,
     threads: int,
@@ -190,18 +190,18 @@ def run(
     return [done[job.name] for job in jobs]
 
 
-def _cached(job: Job) -> Outcome:
+def _cached(job: NotebookJob) -> Outcome:
     return Outcome(topic=job.topic, point=job.point, status="cached", seconds=0.0, notebook=job.output)
 
 
 def _execute_all(
-    todo: Sequence[Job], workers: int, threads: int, display: Display, executor: str
+    todo: Sequence[NotebookJob], workers: int, threads: int, display: Display, executor: str
 ) -> dict[str, Outcome]:
     """Everything that is to be done; a worker that dies takes no other notebook with it."""
     done: dict[str, Outcome] = {}
-    broken: list[Job] = []
+    broken: list[NotebookJob] = []
     with opened(executor, workers=min(workers, len(todo))) as pool:
-        running: dict[Future[Outcome], Job] = {}
+        running: dict[Future[Outcome], NotebookJob] = {}
         for job in reversed(todo):
             display.waiting(job)
             try:
@@ -227,7 +227,7 @@ def _execute_all(
     return done
 
 
-def _outcome(future: Future[Outcome], job: Job) -> Outcome:
+def _outcome(future: Future[Outcome], job: NotebookJob) -> Outcome:
     """What the worker said; that it died, or could not even begin, is the failure of one notebook, not of all."""
     error = future.exception()
     if error is None:

@@ -17,7 +17,7 @@ from mooncake_lab.engine.reference import Clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class PeakCandidate:
     """One way to keep a machine busy."""
 
     name: str
@@ -35,7 +35,7 @@ class Peak:
 
 
 def peak_of(
-    candidates: Sequence[Candidate], repeats: int, device: str = "cpu", clock: Clock = time.perf_counter
+    candidates: Sequence[PeakCandidate], repeats: int, device: str = "cpu", clock: Clock = time.perf_counter
 ) -> Peak:
     """The best of `repeats` calls of each candidate, after one that warms it up.
 
@@ -49,7 +49,7 @@ def peak_of(
     return Peak(name=candidates[rates.index(highest)].name, per_s=highest)
 
 
-def products(dtype: torch.dtype, side: int, device: str = "cpu") -> Iterator[Candidate]:
+def products(dtype: torch.dtype, side: int, device: str = "cpu") -> Iterator[PeakCandidate]:
     """Matrix products of several shapes around `side`, plain and as the engine's linear operators compute them.
 
     In bfloat16 on a CPU without instructions for it only the packed ones: a plain product takes a hundred times as
@@ -67,10 +67,10 @@ def products(dtype: torch.dtype, side: int, device: str = "cpu") -> Iterator[Can
         if device == "cpu":
             works["packed"] = partial(cpu_linear(weight, None), left)
         for name, work in works.items():
-            yield Candidate(name=f"{short} {name} {shape}", amount=flops, work=work)
+            yield PeakCandidate(name=f"{short} {name} {shape}", amount=flops, work=work)
 
 
-def streams(size_bytes: int, device: str = "cpu", *, kernels: bool = False) -> Iterator[Candidate]:
+def streams(size_bytes: int, device: str = "cpu", *, kernels: bool = False) -> Iterator[PeakCandidate]:
     """Ways to move `size_bytes` of memory: a copy (read and written); on a CPU sums and products of few rows, too.
 
     Args:
@@ -81,17 +81,17 @@ def streams(size_bytes: int, device: str = "cpu", *, kernels: bool = False) -> I
     array = torch.zeros(size_bytes // 4, device=device)
     moved = float(array.nbytes)
     target = torch.empty_like(array)
-    yield Candidate(name="copy", amount=2 * moved, work=partial(target.copy_, array))
+    yield PeakCandidate(name="copy", amount=2 * moved, work=partial(target.copy_, array))
     if device != "cpu":
         return
-    yield Candidate(name="sum of float32", amount=moved, work=partial(torch.sum, array))
+    yield PeakCandidate(name="sum of float32", amount=moved, work=partial(torch.sum, array))
     whole = array.view(torch.int64) if array.numel() % 2 == 0 else array.view(torch.int32)
-    yield Candidate(name=f"sum of {str(whole.dtype)[6:]}", amount=moved, work=partial(torch.sum, whole))
+    yield PeakCandidate(name=f"sum of {str(whole.dtype)[6:]}", amount=moved, work=partial(torch.sum, whole))
     for dtype in (torch.float32, torch.bfloat16):
         yield from _few_rows(dtype, size_bytes, kernels=kernels)
 
 
-def _few_rows(dtype: torch.dtype, size_bytes: int, *, kernels: bool) -> Iterator[Candidate]:
+def _few_rows(dtype: torch.dtype, size_bytes: int, *, kernels: bool) -> Iterator[PeakCandidate]:
     """Products of 1 to 32 rows with weights of `size_bytes`, which read the weights once."""
     width = 1024 if size_bytes >= 1 << 22 else 16
     weight = torch.zeros((size_bytes // dtype.itemsize // width, width)).to(dtype)
@@ -99,11 +99,11 @@ def _few_rows(dtype: torch.dtype, size_bytes: int, *, kernels: bool) -> Iterator
     packed = cpu_linear(weight, None)
     for rows in (1, 4, 32):
         inputs = torch.zeros((rows, width), dtype=dtype)
-        yield Candidate(name=f"{short} linear of {rows}", amount=moved, work=partial(packed, inputs))
+        yield PeakCandidate(name=f"{short} linear of {rows}", amount=moved, work=partial(packed, inputs))
         if kernels and rows <= 4:
-            yield Candidate(name=f"{short} kernel of {rows}", amount=moved, work=_kernel(weight, rows))
+            yield PeakCandidate(name=f"{short} kernel of {rows}", amount=moved, work=_kernel(weight, rows))
     row = torch.zeros(width, dtype=dtype)
-    yield Candidate(name=f"{short} matrix times vector", amount=moved, work=partial(torch.mv, weight, row))
+    yield PeakCandidate(name=f"{short} matrix times vector", amount=moved, work=partial(torch.mv, weight, row))
 
 
 def _kernel(weight: torch.Tensor, rows: int) -> Callable[[], object]:

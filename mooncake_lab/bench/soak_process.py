@@ -235,7 +235,7 @@ class RemotePool:
 
 
 @final
-class MooncakePool:
+class SoakMooncakePool:
     """Memory in a Mooncake Store, whose master ends with this process. Mutable."""
 
     def __init__(self) -> None:
@@ -259,7 +259,7 @@ class MooncakePool:
         return MooncakeBackend(self._client, _POOL_BYTES // 2, fingerprint=FINGERPRINT)
 
 
-POOLS: Final[Mapping[str, Callable[[], Pool]]] = {"remote": RemotePool, "mooncake": MooncakePool}
+POOLS: Final[Mapping[str, Callable[[], Pool]]] = {"remote": RemotePool, "mooncake": SoakMooncakePool}
 """Shared pools by name."""
 
 

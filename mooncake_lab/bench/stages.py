@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from mooncake_lab.bench.machine import Machine, describe_machine, measure_peaks
-from mooncake_lab.engine.reference import Clock, Prefilled, ReferenceEngine, Tokens
+from mooncake_lab.engine.reference import Clock, ReferenceEngine, ReferencePrefill, Tokens
 from mooncake_lab.perf import Hardware, ModelShape, model_shape
 
 Stage = Literal["prefill", "decode"]
@@ -181,7 +181,7 @@ def _one_round(
                 yield "decode", batch, context, _steps(engine, prefilled, batch, plan.steps)
 
 
-def _steps(engine: ReferenceEngine, prefilled: Prefilled, batch: int, steps: int) -> list[float]:
+def _steps(engine: ReferenceEngine, prefilled: ReferencePrefill, batch: int, steps: int) -> list[float]:
     """Seconds of single decode steps that each find exactly the prefilled context, `batch` times."""
     cache = copy.deepcopy(prefilled.cache)
     if batch > 1:

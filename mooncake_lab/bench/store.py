@@ -45,7 +45,7 @@ _BATCH_BLOCKS: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MediumMeasurement:
     """One operation of one medium, and its floor; medians over rounds that took turns."""
 
     medium: str
@@ -66,7 +66,7 @@ def measure_media(
     block_bytes: Sequence[int],
     rounds: int = 5,
     working_set_bytes: int = 128 * MIB,
-) -> list[Measured]:
+) -> list[MediumMeasurement]:
     """Measure reading and writing of each medium for each block size.
 
     Args:
@@ -87,7 +87,7 @@ def measure_media(
     odd = [size for size in block_bytes if size < 1 or size % (4096 * _LAYERS)]
     if odd:
         raise ValueError(f"blocks of {odd[0]} bytes; allowed are multiples of {4096 * _LAYERS}")
-    measured: list[Measured] = []
+    measured: list[MediumMeasurement] = []
     for size in block_bytes:
         count = max(_BATCH_BLOCKS, working_set_bytes // size)
         with _memory(size, count) as source, _memory(size, count) as target:
@@ -102,7 +102,7 @@ def measure_media(
     return measured
 
 
-def _dram(source: Blocks, target: Blocks, size: int, rounds: int) -> list[Measured]:
+def _dram(source: Blocks, target: Blocks, size: int, rounds: int) -> list[MediumMeasurement]:
     medium = DramBackend(size * len(source))
     with _memory(size, len(source)) as plain:
         rows = _compare("dram", size, size * len(source), rounds, _passes(medium, source, target, 1), {
@@ -112,8 +112,8 @@ def _dram(source: Blocks, target: Blocks, size: int, rounds: int) -> list[Measur
     return rows
 
 
-def _ssd(folder: Path, source: Blocks, target: Blocks, size: int, rounds: int) -> list[Measured]:
-    rows: list[Measured] = []
+def _ssd(folder: Path, source: Blocks, target: Blocks, size: int, rounds: int) -> list[MediumMeasurement]:
+    rows: list[MediumMeasurement] = []
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         medium = SsdBackend(Path(scratch) / "store", (size + MIB) * len(source), fingerprint=b"bench")
@@ -133,7 +133,7 @@ def _ssd(folder: Path, source: Blocks, target: Blocks, size: int, rounds: int) -
     return rows
 
 
-def _tcp(source: Blocks, target: Blocks, size: int, rounds: int) -> list[Measured]:
+def _tcp(source: Blocks, target: Blocks, size: int, rounds: int) -> list[MediumMeasurement]:
     token = secrets.token_bytes(32)
     with arena_peer(size * (len(source) + 1), token) as (lent, bare):
         medium = RemoteBackend(("127.0.0.1", lent), token, fingerprint=b"bench")
@@ -145,9 +145,9 @@ def _tcp(source: Blocks, target: Blocks, size: int, rounds: int) -> list[Measure
     return rows
 
 
-def _mooncake(source: Blocks, target: Blocks, size: int, rounds: int) -> list[Measured]:
+def _mooncake(source: Blocks, target: Blocks, size: int, rounds: int) -> list[MediumMeasurement]:
     """Blocks in this process's own segment, where Mooncake copies memory, and in another process's, over TCP."""
-    room, rows = segment_bytes(size * len(source)), list[Measured]()
+    room, rows = segment_bytes(size * len(source)), list[MediumMeasurement]()
     with MooncakeMaster() as master:
         with master.client(room) as client:
             rows += _beside_bare("mooncake", client, source, target, size, rounds)
@@ -158,9 +158,9 @@ def _mooncake(source: Blocks, target: Blocks, size: int, rounds: int) -> list[Me
 
 def _beside_bare(
     name: str, client: MooncakeClient, source: Blocks, target: Blocks, size: int, rounds: int
-) -> list[Measured]:
+) -> list[MediumMeasurement]:
     """With checksums, as a medium has them unless told, and without, as the bare interface is."""
-    moved, rows = size * len(source), list[Measured]()
+    moved, rows = size * len(source), list[MediumMeasurement]()
     for shown, checksums in ((name, True), (f"{name}, unchecked", False)):
         medium = MooncakeBackend(client, moved, fingerprint=b"bench", checksums=checksums)
         bare = BareObjects(client)
@@ -187,7 +187,7 @@ def _compare(
     ours: tuple[Pass, Pass, Pass],
     floors: dict[str, tuple[Pass, Pass]],
     forget: Pass | None = None,
-) -> list[Measured]:
+) -> list[MediumMeasurement]:
     """Time our writing and reading and the floors' in paired rounds."""
     write, read, clear = ours
 
@@ -218,8 +218,8 @@ def _reads(name: str, read: Pass, forget: Pass | None) -> dict[tuple[str, str], 
 
 def _row(
     medium: str, operation: str, floor: str, size: int, moved: int, ours: list[float], plain: list[float]
-) -> Measured:
-    return Measured(
+) -> MediumMeasurement:
+    return MediumMeasurement(
         medium=medium,
         operation=operation,
         floor=floor,

@@ -9,7 +9,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from mooncake_lab.batch import Job, Outcome, plan, run, write_provenance
+from mooncake_lab.batch import NotebookJob, Outcome, plan, run, write_provenance
 from mooncake_lab.batch.plan import Point, Value, executed_with, plan_sweep, points, topic_of, values
 from mooncake_lab.batch.provenance import found_traces, surroundings_digest
 from mooncake_lab.batch.run import PROCESSES, Display, check_executor
@@ -97,7 +97,7 @@ def batch(
         raise typer.Exit(1)
 
 
-def _put_prose(planned: Sequence[Job], outcomes: Sequence[Outcome]) -> None:
+def _put_prose(planned: Sequence[NotebookJob], outcomes: Sequence[Outcome]) -> None:
     """The words of the sources in the executed copies, with this run's numbers."""
     from mooncake_lab.batch.expressions import Records  # brings pandas
     from mooncake_lab.batch.statements import put_prose
@@ -116,7 +116,7 @@ def _put_prose(planned: Sequence[Job], outcomes: Sequence[Outcome]) -> None:
 
 def _planned(
     root: Path, out: Path | None, sweep: Sequence[Point], traces: Mapping[str, str | None], topics: str
-) -> list[Job]:
+) -> list[NotebookJob]:
     wanted = [topic for topic in topics.split(",") if topic]
     notebooks, surroundings = _notebooks(root), surroundings_digest(root, traces)
     if out is not None:
@@ -155,7 +155,12 @@ def _refuse_mixture(
 
 
 def _report(
-    root: Path, out: Path | None, planned: Sequence[Job], summary: Sequence[Mapping[str, Any]], *, quiet: bool
+    root: Path,
+    out: Path | None,
+    planned: Sequence[NotebookJob],
+    summary: Sequence[Mapping[str, Any]],
+    *,
+    quiet: bool,
 ) -> None:
     """Tables and an index where the batch has a folder of its own; on stderr, where and how it failed."""
     if out is not None:

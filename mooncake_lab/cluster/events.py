@@ -27,13 +27,13 @@ class Attempt(msgspec.Struct, frozen=True, gc=False):
     """From 1."""
 
 
-class Fact(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag=True, tag_field="event"):
+class ClusterEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag=True, tag_field="event"):
     """What happened in a cluster, and when."""
 
     at_s: float
 
 
-class _OfAttempt(Fact, frozen=True, kw_only=True, gc=False):
+class _OfAttempt(ClusterEvent, frozen=True, kw_only=True, gc=False):
     attempt: Attempt
 
 
@@ -44,7 +44,7 @@ class _OfWork(_OfAttempt, frozen=True, kw_only=True, gc=False):
 # requests
 
 
-class RequestArrived(Fact, frozen=True, kw_only=True, gc=False):
+class RequestArrived(ClusterEvent, frozen=True, kw_only=True, gc=False):
     """A client sent a request."""
 
     request: Request
@@ -55,20 +55,20 @@ class RequestArrived(Fact, frozen=True, kw_only=True, gc=False):
     """The same moment on the wall clock, where the client sent it over HTTP."""
 
 
-class TimerFired(Fact, frozen=True, kw_only=True, gc=False):
+class TimerFired(ClusterEvent, frozen=True, kw_only=True, gc=False):
     """The time of a `SetTimer` is over: a request is to be decided."""
 
     request_id: int
 
 
-class Cancelled(Fact, frozen=True, kw_only=True, gc=False):
+class Cancelled(ClusterEvent, frozen=True, kw_only=True, gc=False):
     """A client does not want its answer any more."""
 
     request_id: int
     reason: str = "the client went away"
 
 
-class ClientStopped(Fact, frozen=True, kw_only=True, gc=False):
+class ClientStopped(ClusterEvent, frozen=True, kw_only=True, gc=False):
     """A client has all that it wants of its answer."""
 
     request_id: int
@@ -96,7 +96,7 @@ class PrefillStarted(_OfWork, frozen=True, kw_only=True, gc=False):
     """A worker began to compute a prompt."""
 
 
-class PrefillSlotFree(Fact, frozen=True, kw_only=True, gc=False):
+class PrefillSlotFree(ClusterEvent, frozen=True, kw_only=True, gc=False):
     """A pipelined group can begin the next prompt, while its later nodes still compute the one before."""
 
     worker: str
@@ -171,7 +171,7 @@ class DecodeStarted(_OfAttempt, frozen=True, kw_only=True, gc=False):
     """
 
 
-class StepDone(Fact, frozen=True, kw_only=True, gc=False):
+class StepDone(ClusterEvent, frozen=True, kw_only=True, gc=False):
     """Decode steps of one unchanged batch ended; step `k` from 0 lasted `first_step_s + k * step_growth_s`."""
 
     worker: str
@@ -201,7 +201,7 @@ class AttemptFailed(_OfAttempt, frozen=True, kw_only=True, gc=False):
 # workers and their caches
 
 
-class TierChanged(Fact, frozen=True, kw_only=True, gc=False):
+class TierChanged(ClusterEvent, frozen=True, kw_only=True, gc=False):
     """Blocks moved between the tiers of a cache."""
 
     cache: str
@@ -211,7 +211,7 @@ class TierChanged(Fact, frozen=True, kw_only=True, gc=False):
     """Those that are on SSD only."""
 
 
-class WorkerUp(Fact, frozen=True, kw_only=True, gc=False):
+class WorkerUp(ClusterEvent, frozen=True, kw_only=True, gc=False):
     """A worker can be given requests."""
 
     worker: str
@@ -222,7 +222,7 @@ class WorkerUp(Fact, frozen=True, kw_only=True, gc=False):
     """The cache that it finds prefixes in, by the name of `CacheChanged`; None where it keeps none."""
 
 
-class WorkerDown(Fact, frozen=True, kw_only=True, gc=False):
+class WorkerDown(ClusterEvent, frozen=True, kw_only=True, gc=False):
     """A worker is gone, with all KVCache that it held."""
 
     worker: str
@@ -231,13 +231,13 @@ class WorkerDown(Fact, frozen=True, kw_only=True, gc=False):
     coupled worker all others that are there with them."""
 
 
-class WorkerConfirmed(Fact, frozen=True, kw_only=True, gc=False):
+class WorkerConfirmed(ClusterEvent, frozen=True, kw_only=True, gc=False):
     """A worker that was suspected to be down has answered."""
 
     worker: str
 
 
-Event: TypeAlias = Fact | CacheChanged | RunEnded
+Event: TypeAlias = ClusterEvent | CacheChanged | RunEnded
 """Anything that a runtime reports."""
 
 

@@ -2,7 +2,7 @@
 
 from mooncake_lab.compression.combined import Combined
 from mooncake_lab.compression.controls import FullCache, Oracle, RandomTokens, RecentTokens
-from mooncake_lab.compression.held import Held, Prefilled
+from mooncake_lab.compression.held import Held, PrefilledPrompt
 from mooncake_lab.compression.kcache import KCache
 from mooncake_lab.compression.minicache import MiniCache
 from mooncake_lab.compression.pyramidinfer import PyramidInfer
@@ -17,7 +17,7 @@ __all__ = [
     "Method",
     "MiniCache",
     "Oracle",
-    "Prefilled",
+    "PrefilledPrompt",
     "PyramidInfer",
     "RandomTokens",
     "RecentTokens",

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import torch
 
-from mooncake_lab.compression.held import LayerHold, LayerPool, Prefilled, take
+from mooncake_lab.compression.held import LayerHold, LayerPool, PrefilledPrompt, take
 from mooncake_lab.compression.minicache import MiniCache
 from mooncake_lab.compression.session import Method
 
@@ -13,7 +13,7 @@ from mooncake_lab.compression.session import Method
 class Eviction(Method, Protocol):
     """A method that only says which tokens stay."""
 
-    def keep(self, prefilled: Prefilled, layer: int) -> torch.Tensor | None:
+    def keep(self, prefilled: PrefilledPrompt, layer: int) -> torch.Tensor | None:
         """int64 (kv_heads, kept), ascending; None keeps everything."""
         ...
 
@@ -40,7 +40,7 @@ class Combined:
         """The eviction's."""
         return self.eviction.window
 
-    def hold(self, prefilled: Prefilled, pool: LayerPool) -> tuple[LayerHold, ...]:
+    def hold(self, prefilled: PrefilledPrompt, pool: LayerPool) -> tuple[LayerHold, ...]:
         """What stays, kept the second way."""
         keys, values = list(prefilled.keys), list(prefilled.values)
         for layer in range(len(keys)):

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from mooncake_lab.compression.eviction import hold_kept
-from mooncake_lab.compression.held import LayerPool, PagedLayer, Prefilled, hold_all
+from mooncake_lab.compression.held import LayerPool, PagedLayer, PrefilledPrompt, hold_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class FullCache:
         """It asks no queries."""
         return 0
 
-    def hold(self, prefilled: Prefilled, pool: LayerPool) -> tuple[PagedLayer, ...]:
+    def hold(self, prefilled: PrefilledPrompt, pool: LayerPool) -> tuple[PagedLayer, ...]:
         """All of it."""
         return hold_all(prefilled, pool)
 
@@ -34,12 +34,12 @@ class _Places(ABC):
         """It asks no queries."""
         return 0
 
-    def hold(self, prefilled: Prefilled, pool: LayerPool) -> tuple[PagedLayer, ...]:
+    def hold(self, prefilled: PrefilledPrompt, pool: LayerPool) -> tuple[PagedLayer, ...]:
         """The kept tokens, in blocks."""
         return hold_kept(prefilled, pool, self.keep)
 
     @abstractmethod
-    def keep(self, prefilled: Prefilled, layer: int) -> torch.Tensor | None:
+    def keep(self, prefilled: PrefilledPrompt, layer: int) -> torch.Tensor | None:
         """Places each KV head keeps, ascending; None keeps everything."""
 
 
@@ -51,7 +51,7 @@ class RandomTokens(_Places):
     recent: int = 16
     seed: int = 0
 
-    def keep(self, prefilled: Prefilled, layer: int) -> torch.Tensor | None:
+    def keep(self, prefilled: PrefilledPrompt, layer: int) -> torch.Tensor | None:
         """Places each KV head keeps; they depend on the seed, the layer and the prompt's length alone."""
         heads, context, _ = prefilled.keys[layer].shape
         if context < self.capacity:
@@ -74,7 +74,7 @@ class RecentTokens(_Places):
     capacity: int
     sinks: int = 0
 
-    def keep(self, prefilled: Prefilled, layer: int) -> torch.Tensor | None:
+    def keep(self, prefilled: PrefilledPrompt, layer: int) -> torch.Tensor | None:
         """Places each KV head keeps, the same for all."""
         heads, context, _ = prefilled.keys[layer].shape
         if context < self.capacity:
@@ -95,7 +95,7 @@ class Oracle(_Places):
     evidence: tuple[int, ...]
     sinks: int = 4
 
-    def keep(self, prefilled: Prefilled, layer: int) -> torch.Tensor | None:
+    def keep(self, prefilled: PrefilledPrompt, layer: int) -> torch.Tensor | None:
         """Places each KV head keeps, the same for all."""
         heads, context, _ = prefilled.keys[layer].shape
         if context < self.capacity:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from mooncake_lab.compression.held import LayerPool, PagedLayer, Prefilled, take
+from mooncake_lab.compression.held import LayerPool, PagedLayer, PrefilledPrompt, take
 
 
 def window_attention(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
@@ -34,11 +34,11 @@ def group_mean(per_query_head: torch.Tensor, kv_heads: int) -> torch.Tensor:
     return per_query_head.unflatten(0, (kv_heads, -1)).mean(dim=1)
 
 
-Keep = Callable[[Prefilled, int], torch.Tensor | None]
+Keep = Callable[[PrefilledPrompt, int], torch.Tensor | None]
 """From a prefill and a layer: int64 (kv_heads, kept), ascending places of what stays; None keeps everything."""
 
 
-def hold_kept(prefilled: Prefilled, pool: LayerPool, keep: Keep) -> tuple[PagedLayer, ...]:
+def hold_kept(prefilled: PrefilledPrompt, pool: LayerPool, keep: Keep) -> tuple[PagedLayer, ...]:
     """The kept tokens of every layer, in blocks."""
     layers: list[PagedLayer] = []
     for layer, (keys, values) in enumerate(zip(prefilled.keys, prefilled.values, strict=True)):

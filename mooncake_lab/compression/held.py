@@ -20,7 +20,7 @@ from mooncake_lab.engine.rope import Rope
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Prefilled:
+class PrefilledPrompt:
     """What a prefill computed, dense: what every method starts from."""
 
     tokens: int
@@ -234,7 +234,7 @@ def take(side: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
     return side.gather(1, kept[:, :, None].expand(-1, -1, side.shape[2]))
 
 
-def hold_all(prefilled: Prefilled, pool: LayerPool) -> tuple[PagedLayer, ...]:
+def hold_all(prefilled: PrefilledPrompt, pool: LayerPool) -> tuple[PagedLayer, ...]:
     """Everything a prefill kept, in blocks."""
     return tuple(
         PagedLayer.of(pool, keys, values) for keys, values in zip(prefilled.keys, prefilled.values, strict=True)

@@ -11,7 +11,7 @@ from typing import cast
 import torch
 
 from mooncake_lab.compression.eviction import window_attention
-from mooncake_lab.compression.held import LayerHold, LayerPool, NewTokens, Prefilled, rotate_new
+from mooncake_lab.compression.held import LayerHold, LayerPool, NewTokens, PrefilledPrompt, rotate_new
 from mooncake_lab.engine.backends.protocol import Backend
 
 _ROOM_STEP = 64
@@ -40,7 +40,7 @@ class KCache:
         """It asks no queries."""
         return 0
 
-    def hold(self, prefilled: Prefilled, pool: LayerPool) -> tuple["OffloadedLayer", ...]:
+    def hold(self, prefilled: PrefilledPrompt, pool: LayerPool) -> tuple["OffloadedLayer", ...]:
         """Keys where the model computes, values in host memory (pinned, where there is a GPU)."""
         del pool
         return tuple(

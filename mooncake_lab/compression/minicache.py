@@ -12,7 +12,7 @@ from typing import Self
 
 import torch
 
-from mooncake_lab.compression.held import LayerPool, PagedLayer, Prefilled, Restore, RestoredLayer
+from mooncake_lab.compression.held import LayerPool, PagedLayer, PrefilledPrompt, Restore, RestoredLayer
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -94,7 +94,7 @@ class MiniCache:
         first = max(1, int(self.start * layers))
         return list(range(first - 1, layers - 1, 2)) if self.start < 1 else []
 
-    def hold(self, prefilled: Prefilled, pool: LayerPool) -> tuple[RestoredLayer | PagedLayer, ...]:
+    def hold(self, prefilled: PrefilledPrompt, pool: LayerPool) -> tuple[RestoredLayer | PagedLayer, ...]:
         """Merged pairs, and the other layers as they are or in few bits."""
         layers: dict[int, RestoredLayer | PagedLayer] = {}
         for shallow in self.pairs(len(prefilled.keys)):

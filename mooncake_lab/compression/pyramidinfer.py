@@ -14,7 +14,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own spelling
 
 from mooncake_lab.compression.eviction import window_attention
-from mooncake_lab.compression.held import LayerPool, NewTokens, PagedLayer, Prefilled, attend_dense, rotate_new
+from mooncake_lab.compression.held import (
+    LayerPool,
+    NewTokens,
+    PagedLayer,
+    PrefilledPrompt,
+    attend_dense,
+    rotate_new,
+)
 from mooncake_lab.engine.model import LlamaModel
 
 
@@ -67,7 +74,7 @@ class PyramidInfer:
         return 1 + int(self.recent_ratio * prompt_tokens)
 
     @torch.inference_mode()
-    def prefill(self, model: LlamaModel, tokens: np.ndarray) -> Prefilled:
+    def prefill(self, model: LlamaModel, tokens: np.ndarray) -> PrefilledPrompt:
         """Compute a prompt, shape (n,), with fewer tokens from layer to layer."""
         ops, config, device = model.backend, model.config, model.embedding.device
         positions = torch.arange(len(tokens), device=device)
@@ -88,7 +95,7 @@ class PyramidInfer:
         normed = ops.add_norm(
             hidden[-1:], None if update is None else update[-1:], model.norm, config.norm_epsilon
         )
-        return Prefilled(
+        return PrefilledPrompt(
             tokens=len(tokens),
             keys=tuple(keys for keys, _ in sides),
             values=tuple(values for _, values in sides),
@@ -96,7 +103,7 @@ class PyramidInfer:
             logits=model.head(normed)[0],
         )
 
-    def hold(self, prefilled: Prefilled, pool: LayerPool) -> tuple[PagedLayer, ...]:
+    def hold(self, prefilled: PrefilledPrompt, pool: LayerPool) -> tuple[PagedLayer, ...]:
         """What each layer computed, in blocks; what is generated will be thinned there."""
         recent, layers = self.recent(prefilled.tokens), len(prefilled.keys)
         held: list[PagedLayer] = []

@@ -12,7 +12,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mooncake_lab.compression.held import Held, LayerHold, LayerPool, NewTokens, PagedLayer, Prefilled, make_pool
+from mooncake_lab.compression.held import (
+    Held,
+    LayerHold,
+    LayerPool,
+    NewTokens,
+    PagedLayer,
+    PrefilledPrompt,
+    make_pool,
+)
 from mooncake_lab.engine.backends.protocol import Backend, Linear
 from mooncake_lab.engine.config import LlamaConfig
 from mooncake_lab.engine.model import LlamaModel
@@ -31,7 +39,7 @@ class Method(Protocol):
         """How many of the prompt's last queries it wants to see."""
         ...
 
-    def hold(self, prefilled: Prefilled, pool: LayerPool) -> tuple[LayerHold, ...]:
+    def hold(self, prefilled: PrefilledPrompt, pool: LayerPool) -> tuple[LayerHold, ...]:
         """The layers, made smaller, in the pool's memory."""
         ...
 
@@ -40,7 +48,7 @@ class Method(Protocol):
 class PrefillMethod(Method, Protocol):
     """A method that already computes less."""
 
-    def prefill(self, model: LlamaModel, tokens: Tokens) -> Prefilled:
+    def prefill(self, model: LlamaModel, tokens: Tokens) -> PrefilledPrompt:
         """Compute a prompt its own way."""
         ...
 
@@ -65,7 +73,7 @@ class Session:
             dtype=model.embedding.dtype,
         )
 
-    def prefill(self, tokens: Tokens, *, window: int = 0) -> Prefilled:
+    def prefill(self, tokens: Tokens, *, window: int = 0) -> PrefilledPrompt:
         """Compute a whole prompt, exactly; the blocks it took are free again.
 
         Args:
@@ -77,7 +85,7 @@ class Session:
         logits = self.extend([held], tokens[None], queries=queries)
         sides = [cast("PagedLayer", layer).read() for layer in held.layers]
         held.release()
-        return Prefilled(
+        return PrefilledPrompt(
             tokens=len(tokens),
             keys=tuple(keys for keys, _ in sides),
             values=tuple(values for _, values in sides),
@@ -93,7 +101,7 @@ class Session:
             prefilled = self.prefill(tokens, window=method.window)
         return self.hold(prefilled, method), prefilled.logits
 
-    def hold(self, prefilled: Prefilled, method: Method) -> Held:
+    def hold(self, prefilled: PrefilledPrompt, method: Method) -> Held:
         """What a method keeps of a prefill; the caller releases it."""
         return Held(prefilled.tokens, method.hold(prefilled, self.pool))
 

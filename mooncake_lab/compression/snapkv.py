@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own spelling
 
 from mooncake_lab.compression.eviction import group_mean, hold_kept, window_attention, with_window
-from mooncake_lab.compression.held import LayerPool, PagedLayer, Prefilled
+from mooncake_lab.compression.held import LayerPool, PagedLayer, PrefilledPrompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +33,11 @@ class SnapKV:
         if not 0 < self.window < self.capacity or self.kernel < 1 or self.kernel % 2 == 0:
             raise ValueError(f"{self}: a window from 1 up to below the capacity and an odd kernel are needed")
 
-    def hold(self, prefilled: Prefilled, pool: LayerPool) -> tuple[PagedLayer, ...]:
+    def hold(self, prefilled: PrefilledPrompt, pool: LayerPool) -> tuple[PagedLayer, ...]:
         """The kept tokens, in blocks."""
         return hold_kept(prefilled, pool, self.keep)
 
-    def keep(self, prefilled: Prefilled, layer: int) -> torch.Tensor | None:
+    def keep(self, prefilled: PrefilledPrompt, layer: int) -> torch.Tensor | None:
         """The positions that each KV head keeps; None if the prompt is shorter than the capacity."""
         keys = prefilled.keys[layer]
         if keys.shape[1] < self.capacity:
@@ -46,7 +46,7 @@ class SnapKV:
         chosen = scores.topk(self.capacity - self.window, dim=-1).indices
         return with_window(chosen, keys.shape[1], self.window)
 
-    def votes(self, prefilled: Prefilled, layer: int) -> torch.Tensor:
+    def votes(self, prefilled: PrefilledPrompt, layer: int) -> torch.Tensor:
         """The sum of the window's attention to each earlier token, (query_heads, n - window)."""
         queries = prefilled.queries[layer][-self.window :]
         weights = window_attention(queries, prefilled.keys[layer])

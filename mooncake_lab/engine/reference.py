@@ -52,7 +52,7 @@ def llama_config(shape: ModelShape) -> "LlamaConfig":
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Prefilled:
+class ReferencePrefill:
     """What a prefill leaves behind: the KVCache of its tokens, and the first token of the answer."""
 
     first_token: int
@@ -101,7 +101,7 @@ class ReferenceEngine:
         placed = cast("Any", model).to(device=self.device, dtype=_DTYPES[shape.bytes_per_element])
         self._model: Any = placed.eval()
 
-    def prefill(self, tokens: Tokens) -> Prefilled:
+    def prefill(self, tokens: Tokens) -> ReferencePrefill:
         """Compute a whole prompt, shape (n,), in one forward pass.
 
         Raises:
@@ -114,7 +114,7 @@ class ReferenceEngine:
         cache = DynamicCache(config=self._model.config)
         inputs = torch.from_numpy(tokens).to(self.device)[None]
         logits, seconds = self._forward(inputs, cache)
-        return Prefilled(
+        return ReferencePrefill(
             first_token=int(logits[0].argmax()), logits=logits[0], cache=cache, tokens=len(tokens), seconds=seconds
         )
 

@@ -195,7 +195,7 @@ class LogCalibration:
 
 
 @dataclass(slots=True)
-class _Reading:
+class _LogReading:
     """What a log says, read front to back. Mutable for that reason."""
 
     inputs: dict[int, int] = field(default_factory=dict[int, int])
@@ -281,7 +281,7 @@ def model_from_log(records: Iterable[Record], base: LatencyModel) -> LogCalibrat
     Raises:
         ValueError: when the run is too short to fit, or never met an idle instance.
     """
-    reading = _Reading()
+    reading = _LogReading()
     for record in records:
         reading.read(record)
     prompts, steps = _columns(reading.prefills, "prefills"), _columns(reading.steps, "decode steps")

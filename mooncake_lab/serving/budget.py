@@ -23,7 +23,7 @@ _LONGEST_S: Final = 600.0
 
 
 @final
-class Budget:
+class KVBudget:
     """The KVCache tokens that are promised. Mutable: it remembers what ended and what was refused lately.
 
     Args:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from mooncake_lab.cluster import ChunkDone, Finish, PrefillDone, Reject, WorkerState
 from mooncake_lab.conductor import Estimator
 from mooncake_lab.core import Request, block_keys
-from mooncake_lab.serving.budget import Budget
+from mooncake_lab.serving.budget import KVBudget
 from mooncake_lab.serving.messages import Generation, Ready
 from mooncake_lab.serving.spec import LiveSpec
 from mooncake_lab.serving.stream import End, FailedError, RejectedError, RequestStream, check_prompt
@@ -33,7 +33,7 @@ class Clients:
     ) -> None:
         self.streams: dict[int, RequestStream] = {}
         """The answers to requests in flight, by request id."""
-        self.budget = Budget(spec, self.streams, workers)
+        self.budget = KVBudget(spec, self.streams, workers)
         self._spec = spec
         self._ready = ready
         self._workers = workers
@@ -44,7 +44,7 @@ class Clients:
         for stream in self.streams.values():
             stream.close(End("cancelled"))
         self.streams.clear()
-        self.budget = Budget(self._spec, self.streams, self._workers)
+        self.budget = KVBudget(self._spec, self.streams, self._workers)
 
     def max_model_len(self) -> int:
         """The most tokens that a prompt and its answer may have together: the window, or an engine's KVCache."""

@@ -22,7 +22,7 @@ class Membership:
 
 
 @dataclass(frozen=True, slots=True)
-class _View:
+class _Snapshot:
     """What a reader sees at once: the members, and the holders of each block."""
 
     members: tuple[Membership | None, ...]
@@ -48,7 +48,7 @@ class PrefixIndex:
     __slots__ = ("_changing", "_view")
 
     def __init__(self) -> None:
-        self._view = _View((), 0, {})
+        self._view = _Snapshot((), 0, {})
         self._changing = threading.Lock()
 
     def __len__(self) -> int:
@@ -76,7 +76,7 @@ class PrefixIndex:
             member = Membership(instance, members.index(None))
             view, bit = self._view, 1 << member.bit
             pools = view.shared | bit if shared else view.shared
-            self._view = _View(_replaced(members, member.bit, member), view.alive | bit, view.holders, pools)
+            self._view = _Snapshot(_replaced(members, member.bit, member), view.alive | bit, view.holders, pools)
             return member
 
     def drop(self, instance: str) -> None:
@@ -89,7 +89,7 @@ class PrefixIndex:
             member = self._member(instance)
             alive, shared = (bits & ~(1 << member.bit) for bits in (self._view.alive, self._view.shared))
             holders = {key: left for key, mask in self._view.holders.items() if (left := mask & alive)}
-            self._view = _View(_replaced(self._view.members, member.bit, None), alive, holders, shared)
+            self._view = _Snapshot(_replaced(self._view.members, member.bit, None), alive, holders, shared)
 
     def update(self, member: Membership, added: Iterable[BlockKey], removed: Iterable[BlockKey] = ()) -> bool:
         """Add, then remove blocks of an instance; false, and nothing changed, where it was dropped."""
@@ -142,7 +142,7 @@ def _replaced(
     return (*members[:bit], member, *members[bit + 1 :])
 
 
-def _walk(view: _View, keys: Sequence[BlockKey]) -> list[int]:
+def _walk(view: _Snapshot, keys: Sequence[BlockKey]) -> list[int]:
     """The leading blocks of each bit; a bit that left the mask keeps the depth at which it did."""
     found = [0] * len(view.members)
     holders, shared, mask, depth = view.holders, view.shared, view.alive, 0

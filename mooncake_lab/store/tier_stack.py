@@ -13,7 +13,7 @@ from mooncake_lab.store.blockstore import Block, Refused
 from mooncake_lab.store.tier import Demote, Entry, Free, Handle, PendingEviction, Tier, TierSpec
 
 
-class Placement(NamedTuple, Generic[Handle]):
+class WriteOutcome(NamedTuple, Generic[Handle]):
     """Outcome of `begin_write`: the entry to fill, `None` where the tier does not take the block; and commands."""
 
     entry: Entry[Handle] | None
@@ -59,7 +59,7 @@ class TierStack(Generic[Handle]):
         """Whether a tier above this one has the block by now, or another writer has begun to write it anywhere."""
         return any(tier.is_taken(key) and (tier.index < index or not tier.holds(key)) for tier in self.tiers)
 
-    def begin_write(self, index: int, key: BlockKey, size_bytes: int, position: int) -> Placement[Handle]:
+    def begin_write(self, index: int, key: BlockKey, size_bytes: int, position: int) -> WriteOutcome[Handle]:
         """Evict until the block fits and pin an entry for it, which is readable after `end_write`.
 
         A block that could not be read is replaced, since its bytes are at hand now.
@@ -67,7 +67,7 @@ class TierStack(Generic[Handle]):
         tier = self.tiers[index]
         is_stale = tier.is_replaceable(key)
         if (key in tier.blocks and not is_stale) or key in tier.pending or not tier.writes.allows():
-            return Placement(None)
+            return WriteOutcome(None)
         commands: list[Free[Handle] | Demote] = []
         if is_stale:
             commands += tier.free(tier.blocks.remove(key).payload.handle)
@@ -75,9 +75,9 @@ class TierStack(Generic[Handle]):
         outcome = tier.blocks.put(key, entry, size_bytes=size_bytes, position=position)
         if isinstance(outcome, Refused):
             tier.counters.refused += 1
-            return Placement(None, commands)
+            return WriteOutcome(None, commands)
         tier.blocks.pin(key)
-        return Placement(entry, commands + self._depart(tier, outcome.evicted))
+        return WriteOutcome(entry, commands + self._depart(tier, outcome.evicted))
 
     def end_write(self, index: int, key: BlockKey) -> None:
         """The bytes of a block are there: it can be read."""

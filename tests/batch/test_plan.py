@@ -10,13 +10,13 @@ import pytest
 import mooncake_lab
 from mooncake_lab.batch import plan
 from mooncake_lab.batch.notebook import read_notebook
-from mooncake_lab.batch.plan import MARK, Job, parameter_defaults, topic_of
+from mooncake_lab.batch.plan import MARK, NotebookJob, parameter_defaults, topic_of
 from mooncake_lab.batch.provenance import surroundings_digest
 
 NO_TRACES = {"conversation": None}
 
 
-def planned(root: Path, *, topics=(), traces=NO_TRACES, **parameters) -> list[Job]:
+def planned(root: Path, *, topics=(), traces=NO_TRACES, **parameters) -> list[NotebookJob]:
     """A plan with the usual folders."""
     return plan(
         (root / "notebooks").glob("*.ipynb"),
@@ -163,7 +163,7 @@ class TestIsDone:
     """Whether an executed copy may be kept."""
 
     @pytest.fixture
-    def job(self, repository) -> Job:
+    def job(self, repository) -> NotebookJob:
         """A job with an executed copy and a record that fit it."""
         job = planned(repository)[0]
         (repository / "chapters").mkdir()

@@ -16,7 +16,7 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from mooncake_lab.batch.pages import notebook_page
-from mooncake_lab.batch.plan import Job, points, values
+from mooncake_lab.batch.plan import NotebookJob, points, values
 from mooncake_lab.batch.report import recorded
 from mooncake_lab.batch.run import check_executor
 from mooncake_lab.cli.batch import batch
@@ -253,7 +253,7 @@ def test_a_column_called_like_a_parameter_hides_nothing(repository):
     record = repository / "beta.json"
     rows = [{"seed": 1, "node": "old", "y": 2.0}]
     record.write_text(json.dumps({"topic": "beta", "numbers": {"curve": rows, "peaks": {"a": 3, "b": 4}}}))
-    job = Job(
+    job = NotebookJob(
         topic="beta", source=Path("x"), output=Path("y"), record=Path("beta.json"), root=repository, digest="",
         parameters={"seed": 1, "node": "new", "out_dir": "out"},
     )  # fmt: skip

@@ -9,7 +9,7 @@ import torch
 from measured import small_peaks
 
 from mooncake_lab.bench.machine import describe_machine, driver_version, measure_peaks, processor_name
-from mooncake_lab.bench.peaks import Candidate, peak_of, products, streams
+from mooncake_lab.bench.peaks import PeakCandidate, peak_of, products, streams
 from mooncake_lab.bench.stages import (
     StagePlan,
     computing_threads,
@@ -116,7 +116,7 @@ def test_a_peak_is_the_maximum_over_its_candidates(best):
     amounts = [8.0, 4.0, 6.0, 2.0]
     spent = [[9.0, 2.0, 1.0 if i != best else 0.01, 3.0] for i in range(4)]
     candidates = [
-        Candidate(name=str(i), amount=amount, work=partial(take, iter(durations)))
+        PeakCandidate(name=str(i), amount=amount, work=partial(take, iter(durations)))
         for i, (amount, durations) in enumerate(zip(amounts, spent, strict=True))
     ]
     peak = peak_of(candidates, repeats=3, clock=lambda: now[0])

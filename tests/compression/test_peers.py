@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mooncake_lab.compression import Prefilled, RecentTokens, SnapKV
+from mooncake_lab.compression import PrefilledPrompt, RecentTokens, SnapKV
 
 PEER = load_file(Path(__file__).parent / "peers" / "kvpress.safetensors")
 COUNTS = sorted({int(name.split(".")[2]) for name in PEER if name.startswith("snapkv")})
@@ -17,7 +17,7 @@ def inputs():
     """The keys and queries that kvpress decided on."""
     keys = tuple(PEER[f"keys.{layer}"] for layer in (0, 1))
     queries = tuple(PEER[f"queries.{layer}"] for layer in (0, 1))
-    return Prefilled(tokens=96, keys=keys, values=keys, queries=queries, logits=torch.zeros(1))
+    return PrefilledPrompt(tokens=96, keys=keys, values=keys, queries=queries, logits=torch.zeros(1))
 
 
 @pytest.mark.parametrize("count", COUNTS)

@@ -12,12 +12,12 @@ import httpx
 import pytest
 
 from mooncake_lab.serving.openai_api import server
-from mooncake_lab.serving.openai_api.connections import Files, Limits
+from mooncake_lab.serving.openai_api.connections import ClientLimits, Files
 from mooncake_lab.serving.pacer import Pacer
 
 MODEL = "random:lab-tiny"
 MOST = 8
-LIMITS = Limits(header_s=0.3, body_s=0.3, idle_s=1, stalled_s=0.5, connections=MOST)
+LIMITS = ClientLimits(header_s=0.3, body_s=0.3, idle_s=1, stalled_s=0.5, connections=MOST)
 ENOUGH_S = 30
 
 
@@ -204,5 +204,5 @@ def test_there_are_files_for_all_connections(monkeypatch):
 @pytest.mark.parametrize("name", ["header_s", "body_s", "idle_s", "stalled_s", "connections"])
 def test_limits_are_positive(name):
     """A limit of nothing is refused."""
-    with pytest.raises(ValueError, match=f"Limits.{name} is 0; a positive number"):
-        server.Address(limits=Limits(**{name: 0}))
+    with pytest.raises(ValueError, match=f"ClientLimits.{name} is 0; a positive number"):
+        server.Address(limits=ClientLimits(**{name: 0}))

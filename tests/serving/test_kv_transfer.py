@@ -24,10 +24,10 @@ from mooncake_lab.serving.kv_transfer.protocol import (
     Hello,
     Identity,
     KVChunk,
-    Refused,
     RemoteAddress,
     RemoteWrite,
     StartTransfer,
+    TransferRefused,
     borrow,
     dial,
     expect,
@@ -237,7 +237,7 @@ def test_a_write_that_fails_is_trouble(channel):
 
 def refusal_of(peer):
     message, _ = receive(peer, 5)
-    assert isinstance(message, Refused)
+    assert isinstance(message, TransferRefused)
     return message.reason
 
 

@@ -16,7 +16,7 @@ Requests: TypeAlias = Sequence[Sequence[BlockKey] | npt.NDArray[np.int64]]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Replay:
+class CacheReplay:
     """What a replay found, request by request; every count is a vector over the requests."""
 
     policy: str
@@ -54,7 +54,7 @@ class Replay:
         return self.prefix_hits / max(self.accesses, 1)
 
 
-def replay(requests: Requests, policy: str | PolicyFactory, capacity_blocks: int | None) -> Replay:
+def replay(requests: Requests, policy: str | PolicyFactory, capacity_blocks: int | None) -> CacheReplay:
     """Replay where every block costs one: each key is one access, front to back, evicting block by block.
 
     Args:
@@ -76,7 +76,7 @@ def replay_tokens(
     capacity_tokens: int | None,
     *,
     block_size_tokens: int = 512,
-) -> Replay:
+) -> CacheReplay:
     """Replay where a block costs its tokens, so that the last block of a request costs only what it holds.
 
     Args:
@@ -116,7 +116,7 @@ def _replay(
     policy: str | PolicyFactory,
     capacity: int | None,
     capacity_blocks: int | None,
-) -> Replay:
+) -> CacheReplay:
     if capacity is not None and capacity < 0:
         raise ValueError(f"a cache of capacity {capacity}; allowed are 0 and more, and None for unlimited")
     accesses = [len(request) for request in requests]
@@ -125,7 +125,7 @@ def _replay(
     if isinstance(chosen, Belady):
         chosen.foresee(_that_fit(requests, sizes, room))
     hits, prefix_hits = _run(requests, sizes, chosen, room)
-    return Replay(
+    return CacheReplay(
         policy=policy if isinstance(policy, str) else type(chosen).__name__,
         capacity=capacity,
         accesses_by_request=np.array(accesses, np.int64),

@@ -48,7 +48,7 @@ def class_secret(folder: Path) -> str:
     return found
 
 
-class Entry(msgspec.Struct, frozen=True):
+class JournalEntry(msgspec.Struct, frozen=True):
     """A grade, and the name of what it was given for."""
 
     key: str
@@ -72,7 +72,7 @@ class Journal:
         raw = self._path.read_bytes() if self._path.exists() else b""
         for line in raw.splitlines(keepends=True):
             try:
-                entry = msgspec.json.decode(line, type=Entry)
+                entry = msgspec.json.decode(line, type=JournalEntry)
             except msgspec.MsgspecError:
                 break
             if not line.endswith(b"\n"):
@@ -90,7 +90,7 @@ class Journal:
         """Keep a grade, on disk when this returns."""
         self._grades[key] = grade
         with self._path.open("ab") as file:
-            file.write(msgspec.json.encode(Entry(key, grade)) + b"\n")
+            file.write(msgspec.json.encode(JournalEntry(key, grade)) + b"\n")
             file.flush()
             os.fsync(file.fileno())
 

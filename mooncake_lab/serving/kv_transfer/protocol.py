@@ -15,7 +15,7 @@ HOST: Final = "127.0.0.1"
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=60):
-    """First message on a connection; answered by `Ack` or `Refused`."""
+    """First message on a connection; answered by `Ack` or `TransferRefused`."""
 
     version: int
     name: str
@@ -101,7 +101,7 @@ class Ack(msgspec.Struct, frozen=True, tag=67):
     """It is here."""
 
 
-class Refused(msgspec.Struct, frozen=True, tag=68):
+class TransferRefused(msgspec.Struct, frozen=True, tag=68):
     """It is not taken, and why; the connection ends."""
 
     reason: str
@@ -117,7 +117,7 @@ TransferMessage: TypeAlias = (
     | Blocks
     | Probe
     | Ack
-    | Refused
+    | TransferRefused
     | AllocBuffer
     | BufferGranted
 )
@@ -183,7 +183,7 @@ def expect(peer: socket.socket, kind: type[TransferMessage], timeout_s: float) -
         OSError: when the peer is gone or stalls.
     """
     message, size = receive(peer, timeout_s)
-    if isinstance(message, Refused):
+    if isinstance(message, TransferRefused):
         raise RefusedByPeerError(message.reason)
     if not isinstance(message, kind):
         raise ProtocolError(f"a {type(message).__name__} where a {kind.__name__} was expected")

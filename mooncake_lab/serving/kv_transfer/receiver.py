@@ -27,11 +27,11 @@ from mooncake_lab.serving.kv_transfer.protocol import (
     Identity,
     KVChunk,
     Probe,
-    Refused,
     RemoteAddress,
     RemoteWrite,
     StartTransfer,
     TransferMessage,
+    TransferRefused,
     receive,
 )
 from mooncake_lab.serving.kv_transfer.transfer_engine import Buffer, TransferEngineChannel
@@ -380,7 +380,7 @@ class KVReceiver:
     def _refuse(self, peer: socket.socket, reason: str) -> None:
         """Say why, and read on for a moment: closing with unread bytes would destroy what was said."""
         with contextlib.suppress(OSError, StorageError):
-            wire.send_frame(peer, Refused(reason[:1000]), (), 1.0)
+            wire.send_frame(peer, TransferRefused(reason[:1000]), (), 1.0)
             peer.shutdown(socket.SHUT_WR)
             peer.settimeout(0.5)
             for _ in range(256):

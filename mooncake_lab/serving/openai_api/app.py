@@ -20,7 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mooncake_lab.serving.openai_api.parsing import BadRequestError, Reader, UnknownModelError, Wanted
-from mooncake_lab.serving.openai_api.streaming import Choice, Envelope, Piece, begin, pieces, stop
+from mooncake_lab.serving.openai_api.streaming import Choice, Delta, Envelope, begin, pieces, stop
 from mooncake_lab.serving.openai_api.telemetry import Telemetry
 from mooncake_lab.serving.openai_api.tokenizer import Tokenizer
 from mooncake_lab.serving.runtime import ClusterRuntime
@@ -150,7 +150,7 @@ class Door:
         act = self._streamed if wanted.is_stream else self._whole
         return await act(request, envelope, choices, self._timed(choices, received_s))
 
-    async def _timed(self, choices: list[Choice], received_s: float) -> AsyncGenerator[Piece, None]:
+    async def _timed(self, choices: list[Choice], received_s: float) -> AsyncGenerator[Delta, None]:
         """What is new; the first token is timed from when the request came, the front's own work included."""
         is_first = True
         async with contextlib.aclosing(pieces(self._runtime, choices)) as news:
@@ -189,7 +189,7 @@ class Door:
             raise HTTPException(429, reason, headers={"Retry-After": "1"})
 
     async def _streamed(
-        self, request: Request, envelope: Envelope, choices: list[Choice], news: AsyncGenerator[Piece, None]
+        self, request: Request, envelope: Envelope, choices: list[Choice], news: AsyncGenerator[Delta, None]
     ) -> Response:
         """The answer as it comes. The first piece is waited for: a refusal before it is a status, not an event."""
         beginning = asyncio.ensure_future(anext(news, None))
@@ -211,7 +211,7 @@ class Door:
         return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
     async def _whole(
-        self, request: Request, envelope: Envelope, choices: list[Choice], news: AsyncGenerator[Piece, None]
+        self, request: Request, envelope: Envelope, choices: list[Choice], news: AsyncGenerator[Delta, None]
     ) -> Response:
         """The answer in one piece, unless the client goes away first."""
         collecting = asyncio.create_task(_collect(choices, news))
@@ -229,7 +229,7 @@ class Door:
             stop(self._runtime, choices)
 
     async def _events(
-        self, envelope: Envelope, choices: list[Choice], first: Piece | None, rest: AsyncGenerator[Piece, None]
+        self, envelope: Envelope, choices: list[Choice], first: Delta | None, rest: AsyncGenerator[Delta, None]
     ) -> AsyncIterator[bytes]:
         """The answer as server-sent events; when the client goes away, so does the request."""
         begun: set[int] = set()
@@ -254,7 +254,7 @@ class Door:
         return {"id": self._model, "object": "model", "created": self._opened, "owned_by": "mooncake-lab"}
 
 
-async def _collect(choices: list[Choice], news: AsyncGenerator[Piece, None]) -> list[str]:
+async def _collect(choices: list[Choice], news: AsyncGenerator[Delta, None]) -> list[str]:
     """The whole text of each choice."""
     texts = ["" for _ in choices]
     async with contextlib.aclosing(news):

@@ -19,7 +19,7 @@ _MOST_BACKLOG: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class ClientLimits:
     """What clients may take.
 
     Raises:
@@ -40,7 +40,7 @@ class Limits:
     def __post_init__(self) -> None:
         for name in ("header_s", "body_s", "idle_s", "stalled_s", "connections"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"Limits.{name} is {getattr(self, name)!r}; a positive number is needed")
+                raise ValueError(f"ClientLimits.{name} is {getattr(self, name)!r}; a positive number is needed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +73,14 @@ class Gate:
         connections: how many there may be at once.
     """
 
-    def __init__(self, limits: Limits, connections: int) -> None:
+    def __init__(self, limits: ClientLimits, connections: int) -> None:
         self.limits = limits
         self._most = connections
         self._open = 0
-        self._waiting: dict[Connection, None] = {}
+        self._waiting: dict[ClientConnection, None] = {}
         """Those without a request under way, who has waited longest first."""
 
-    def enter(self, connection: "Connection") -> bool:
+    def enter(self, connection: "ClientConnection") -> bool:
         """Whether there is room for a new connection; one that waits is closed to make it."""
         if self._open >= self._most:
             oldest = next(iter(self._waiting), None)
@@ -93,16 +93,16 @@ class Gate:
         connection.is_counted = True
         return True
 
-    def works(self, connection: "Connection") -> None:
+    def works(self, connection: "ClientConnection") -> None:
         """A request of it is under way."""
         self._waiting.pop(connection, None)
 
-    def waits(self, connection: "Connection") -> None:
+    def waits(self, connection: "ClientConnection") -> None:
         """No request of it is under way any more."""
         if connection.is_counted:
             self._waiting[connection] = None
 
-    def leave(self, connection: "Connection") -> None:
+    def leave(self, connection: "ClientConnection") -> None:
         """It has ended."""
         self._waiting.pop(connection, None)
         if connection.is_counted:
@@ -111,7 +111,7 @@ class Gate:
 
 
 @final
-class Connection(H11Protocol):
+class ClientConnection(H11Protocol):
     """One client's connection, under the limits of a gate. Mutable: it is a protocol."""
 
     def __init__(self, gate: Gate, *args: Any, **others: Any) -> None:

@@ -14,7 +14,7 @@ import uvicorn
 
 from mooncake_lab.core import Record
 from mooncake_lab.serving.openai_api.app import Door
-from mooncake_lab.serving.openai_api.connections import Connection, Files, Gate, Limits
+from mooncake_lab.serving.openai_api.connections import ClientConnection, ClientLimits, Files, Gate
 from mooncake_lab.serving.openai_api.telemetry import Telemetry
 from mooncake_lab.serving.openai_api.tokenizer import tokenizer_of
 from mooncake_lab.serving.runtime import ClusterRuntime
@@ -43,7 +43,7 @@ class Address:
     """How long requests under way may go on after a signal."""
     model: str | None = None
     """The name by which clients ask for the model; None takes the cluster's."""
-    limits: Limits = field(default_factory=Limits)
+    limits: ClientLimits = field(default_factory=ClientLimits)
     """What clients may take of time and connections."""
 
     def __post_init__(self) -> None:
@@ -113,7 +113,7 @@ def web_server(
         body_s=limits.body_s,
     )
     files = Files.available(limits.connections)
-    connection: Any = functools.partial(Connection, Gate(limits, files.connections))
+    connection: Any = functools.partial(ClientConnection, Gate(limits, files.connections))
     config = uvicorn.Config(
         door.app(),
         http=connection,

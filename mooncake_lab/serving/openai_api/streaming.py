@@ -32,7 +32,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Delta:
     """What is new of a choice: text, the tokens it came from, and at last why it ended."""
 
     choice: Choice
@@ -80,7 +80,7 @@ def stop(runtime: ClusterRuntime, choices: Sequence[Choice]) -> None:
         runtime.cancel(choice.stream)
 
 
-async def pieces(runtime: ClusterRuntime, choices: Sequence[Choice]) -> AsyncGenerator[Piece, None]:
+async def pieces(runtime: ClusterRuntime, choices: Sequence[Choice]) -> AsyncGenerator[Delta, None]:
     """What is new, of all choices as it comes.
 
     Raises:
@@ -91,7 +91,7 @@ async def pieces(runtime: ClusterRuntime, choices: Sequence[Choice]) -> AsyncGen
         async for piece in _pieces_of(runtime, choices[0]):
             yield piece
         return
-    news: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
+    news: asyncio.Queue[Delta | Exception | None] = asyncio.Queue()
 
     async def follow(choice: Choice) -> None:
         try:
@@ -117,7 +117,7 @@ async def pieces(runtime: ClusterRuntime, choices: Sequence[Choice]) -> AsyncGen
             task.cancel()
 
 
-async def _pieces_of(runtime: ClusterRuntime, choice: Choice) -> AsyncGenerator[Piece, None]:
+async def _pieces_of(runtime: ClusterRuntime, choice: Choice) -> AsyncGenerator[Delta, None]:
     async with contextlib.aclosing(choice.stream.stream()) as tokens:
         async for token in tokens:
             choice.tokens.append(token)
@@ -125,14 +125,14 @@ async def _pieces_of(runtime: ClusterRuntime, choice: Choice) -> AsyncGenerator[
             if choice.writer.is_stopped:
                 runtime.stop(choice.stream)
                 choice.finish_reason = "stop"
-                yield Piece(choice, text, (token,))
+                yield Delta(choice, text, (token,))
                 return
-            yield Piece(choice, text, (token,))
+            yield Delta(choice, text, (token,))
     text = choice.writer.finish()
     end = choice.stream.end
     assert end is not None  # noqa: S101  # its stream is over
     choice.finish_reason = "stop" if choice.writer.is_stopped else _REASONS.get(end.reason, end.reason)
-    yield Piece(choice, text, ())
+    yield Delta(choice, text, ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +155,7 @@ class Envelope:
         kind = "chat.completion" if self.wanted.is_chat else "text_completion"
         return self._body(kind, found) | {"usage": usage(choices)}
 
-    def part(self, piece: Piece, choices: Sequence[Choice], *, is_first: bool) -> dict[str, Any]:
+    def part(self, piece: Delta, choices: Sequence[Choice], *, is_first: bool) -> dict[str, Any]:
         """One event of a stream."""
         content: dict[str, Any] = {"text": piece.text}
         if self.wanted.is_chat:

@@ -126,11 +126,11 @@ class RemoteBackend(CopyingBackend):
 
     def free(self, *reservations: Reservation) -> None:
         """Release the space of blocks; for its errors see `StorageBackend.free`."""
-        self._ask(messages.Free(), messages.Done, _names(reservations))
+        self._ask(messages.FreeBlocks(), messages.Done, _names(reservations))
 
     def blocks(self) -> Iterator[Reservation]:
         """The committed blocks of this model, oldest first, of all clients."""
-        return iter(self._exchange(messages.Blocks(), messages.Listing)[2])
+        return iter(self._exchange(messages.ListBlocks(), messages.Listing)[2])
 
     def find(self, keys: Iterable[bytes]) -> list[Reservation]:
         """The committed blocks of this model that have one of these keys; the server counts that as a use."""

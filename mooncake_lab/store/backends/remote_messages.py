@@ -52,11 +52,11 @@ class Read(msgspec.Struct, frozen=True, array_like=True, tag=4):
     layers: int
 
 
-class Free(msgspec.Struct, frozen=True, array_like=True, tag=5):
+class FreeBlocks(msgspec.Struct, frozen=True, array_like=True, tag=5):
     """Release the space of the blocks whose names are the payload; answered by `Done`."""
 
 
-class Blocks(msgspec.Struct, frozen=True, array_like=True, tag=6):
+class ListBlocks(msgspec.Struct, frozen=True, array_like=True, tag=6):
     """List the committed blocks of this model; answered by `Listing`."""
 
 
@@ -102,7 +102,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag=25):
     """The name of the system's error number, such as EACCES; numbers differ between systems."""
 
 
-Question: TypeAlias = Reserve | Write | Commit | Read | Free | Blocks | Find | Status
+Question: TypeAlias = Reserve | Write | Commit | Read | FreeBlocks | ListBlocks | Find | Status
 Answer: TypeAlias = Done | Reserved | Layers | Listing | Room | Failed
 QUESTIONS: Final[msgspec.msgpack.Decoder[Question]] = msgspec.msgpack.Decoder(Question)
 ANSWERS: Final[msgspec.msgpack.Decoder[Answer]] = msgspec.msgpack.Decoder(Answer)

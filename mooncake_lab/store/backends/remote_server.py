@@ -199,7 +199,7 @@ class _Session:
 
     def _answer(self, question: messages.Question, payload_bytes: int) -> None:
         bound = self._max_payload_bytes if isinstance(question, messages.Write) else 0
-        if isinstance(question, messages.Commit | messages.Free | messages.Find):
+        if isinstance(question, messages.Commit | messages.FreeBlocks | messages.Find):
             bound = messages.MAX_NAMES_BYTES
         if payload_bytes > bound:
             raise wire.ProtocolError(f"a payload of {payload_bytes} bytes; allowed here are {bound}")
@@ -222,8 +222,8 @@ class _Session:
         self,
         question: messages.Reserve
         | messages.Commit
-        | messages.Free
-        | messages.Blocks
+        | messages.FreeBlocks
+        | messages.ListBlocks
         | messages.Find
         | messages.Status,
         packed: memoryview,
@@ -235,13 +235,13 @@ class _Session:
                 block = self._leases.reserve(self._space + question.key, question.layer_bytes, question.position)
                 self._open.add(messages.name_of(block))
                 return messages.Reserved(self._without_space(block)), ()
-            case messages.Commit() | messages.Free():
+            case messages.Commit() | messages.FreeBlocks():
                 act = self._leases.commit if isinstance(question, messages.Commit) else self._leases.free
                 names = [self._full_name(name) for name in messages.NAMES.decode(packed)]
                 act(names)
                 self._open.difference_update(names)
                 return messages.Done(), ()
-            case messages.Blocks():
+            case messages.ListBlocks():
                 return self._listing(block for block in backend.blocks() if block.key.startswith(self._space))
             case messages.Find():
                 keys = [self._space + key for key in messages.KEYS.decode(packed)]
