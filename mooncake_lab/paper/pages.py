@@ -24,9 +24,9 @@ def scope_table(edition: str) -> str:
 
 
 def assumptions_table(_: str = "assumptions") -> str:
-    """All assumptions as a Markdown table."""
+    """All assumptions as a Markdown table with a class, by which `book.css` lays it out on a phone."""
     head = ("", "the papers leave open", "we assume", "how much it matters")
-    return _table(head, [_assumption_row(each) for each in assumptions()])
+    return "{.assumptions}\n" + _table(head, [_assumption_row(each) for each in assumptions()])
 
 
 TABLES: Final[Mapping[str, Callable[[str], str]]] = MappingProxyType(
