@@ -107,8 +107,8 @@ def believed():
 def open_cluster(pool, believed):
     """Makes a cluster: `open_cluster(prefill_nodes=2)`, to be used in a `with` block."""
 
-    def make(**changes):
-        return LiveCluster(LiveSpec(model=MODEL, device="cpu", backend="dense", **changes), believed, pool=pool)
+    def make(model=believed, **changes):
+        return LiveCluster(LiveSpec(model=MODEL, device="cpu", backend="dense", **changes), model, pool=pool)
 
     return make
 

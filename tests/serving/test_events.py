@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from recorded import Follower
 
 from mooncake_lab.cluster import Coordinator, WorkerDown, WorkerUp
 from mooncake_lab.conductor import LatencyEstimator
@@ -81,3 +82,17 @@ def test_events_that_are_reported_twice_change_nothing(live):
     _, log, decisions = replay(live, twice)
     assert log == live.log
     assert decisions == live.decisions
+
+
+def test_the_laws_hold_after_each_event(live):
+    """Beliefs about workers equal a recount of the live attempts all along, while a worker is killed as well."""
+    grown = {(one.request.id, one.request.input_tokens): one.request for one in live.decisions}
+    follower = Follower(
+        coordinator_spec(live.spec),
+        LatencyEstimator(live.model),
+        extend=lambda request, tokens: grown.get((request.id, request.input_tokens + tokens)),
+    )
+    follower.follow(live.events)
+    follower.log = in_order([record for record in follower.log if not isinstance(record, CacheChanged)])
+    follower.check_log()
+    assert follower.log == live.log

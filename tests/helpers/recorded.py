@@ -1,0 +1,202 @@
+"""What a coordinator was told and what it asked, in either runtime, and a model that follows such a recording."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from modelled import Runtime
+
+from mooncake_lab import cluster as c
+from mooncake_lab.core import CacheChanged
+
+
+class Step(NamedTuple):
+    """One call of `Coordinator.on`."""
+
+    event: c.Event
+    now_s: float
+    commands: tuple[c.Command, ...]
+
+
+@contextmanager
+def recording() -> Iterator[dict[c.Coordinator, list[Step]]]:
+    """The steps of each coordinator that is told anything meanwhile, in either runtime."""
+    steps: dict[c.Coordinator, list[Step]] = {}
+    on = c.Coordinator.on
+
+    def record(self, event, now_s):
+        commands = on(self, event, now_s)
+        steps.setdefault(self, []).append(Step(event, now_s, tuple(commands)))
+        return commands
+
+    c.Coordinator.on = record
+    try:
+        yield steps
+    finally:
+        c.Coordinator.on = on
+
+
+def decisions(steps):
+    """Placements and refusals, in order."""
+    found = []
+    for _, _, commands in steps:
+        for command in commands:
+            if isinstance(command, c.RunPrefill):
+                where = command.placement
+                reuse = (where.reused_tokens, where.fetched_tokens, where.fetch_from)
+                found.append((command.attempt, where.prefill, where.decode, *reuse))
+            elif isinstance(command, c.Reject):
+                found.append((command.request_id, command.stage))
+    return found
+
+
+def orders(steps):
+    """What each worker computed, in order: prompts with their reused tokens, and requests that began to decode.
+
+    Two workers report one prompt: a decode worker repeats what it heard with the KVCache.
+    """
+    decodes_at, found = {}, defaultdict(dict)
+    for event, _, commands in steps:
+        for command in commands:
+            if isinstance(command, c.RunPrefill):
+                decodes_at[command.attempt] = command.placement.decode
+        if isinstance(event, c.PrefillDone | c.ChunkDone):
+            found[event.worker, "computes"][event.attempt, event.computed_tokens, event.reused_tokens] = None
+        elif isinstance(event, c.DecodeStarted):
+            found[decodes_at[event.attempt], "decodes"][event.attempt] = None
+    return {where: list(done) for where, done in found.items()}
+
+
+class Follower(Runtime):
+    """Tells a fresh coordinator what another one was told, and keeps the model by which its laws are checked.
+
+    Args:
+        spec: rules of the coordinator.
+        estimate: what it believes about time.
+        extend: see `Coordinator`.
+    """
+
+    def __init__(self, spec, estimate, extend):
+        super().__init__(spec)
+        self.estimate = estimate
+        self.coordinator = c.Coordinator(
+            spec, estimate, write=self.log.append, extend=extend, observe=self.seen.append
+        )
+        self._actions = {
+            c.RequestArrived: self._arrived,
+            c.PrefixFetched: self._fetched,
+            c.PrefillStarted: self._started,
+            c.PrefillDropped: self._dropped,
+            c.PrefillDone: self._prefilled,
+            c.ChunkDone: self._chunk,
+            c.KVPartArrived: self._part_arrived,
+            c.KVArrived: self._kv_arrived,
+            c.KVLoaded: self._loaded,
+            c.DecodeStarted: self._decodes,
+            c.StepDone: self._stepped,
+            c.WorkerUp: self._came_up,
+            c.WorkerDown: self._went_down,
+            CacheChanged: self._cached,
+        }
+
+    def follow(self, steps):
+        """Repeat a recording: the commands are the same where it has them, and the laws hold after each moment."""
+        ends = [step[0].at_s for step in steps[1:]]
+        for (event, now_s, *asked), next_s in zip(steps, [*ends, None], strict=True):
+            self.now = now_s
+            note = self._actions.get(type(event))
+            if note is not None:
+                note(event)
+            commands = tuple(self.report(event))
+            assert [commands] == (asked or [commands])
+            if event.at_s != next_s:  # else the iteration that it is about is told only in part
+                self.check()
+                for name in self.up:
+                    assert self.coordinator.workers.cached(name) == self.held[name]
+
+    def _arrived(self, event):
+        self.original[event.request.id] = event.request
+
+    def _job(self, event):
+        """The job of an attempt that is still the current one, or None."""
+        state = self.coordinator.requests.get(event.attempt.request_id)
+        current = state is not None and state.placement is not None and state.attempt == event.attempt
+        return self.jobs[event.attempt] if current else None
+
+    def _fetched(self, event):
+        self.jobs[event.attempt].fetched = True
+        self.moved[event.attempt.request_id, event.source, event.worker] += event.bytes > 0
+
+    def _started(self, event):
+        job = self.prompts[event.worker].get(event.attempt)
+        if job is None or job.started:
+            return
+        job.started = True
+        _, until_s = self.latest.get(event.worker, (None, 0.0))
+        self.latest[event.worker] = (
+            job.attempt,
+            max(event.at_s, until_s) + self.estimate.prefill_s(*self.estimated(job)),
+        )
+
+    def _dropped(self, event):
+        self.prompts[event.worker].pop(event.attempt, None)
+        self._free(event)
+
+    def _free(self, event):
+        if self.latest.get(event.worker, (None,))[0] == event.attempt:
+            del self.latest[event.worker]
+
+    def _prefilled(self, event):
+        job = self.prompts[event.worker].pop(event.attempt, None)
+        if job is not None:
+            job.prefilled = True
+            self.prefilled[event.attempt.request_id] += 1
+            self._free(event)
+
+    def _chunk(self, event):
+        self.jobs[event.attempt].cached = event.context_tokens
+        self.prefilled[event.attempt.request_id] += 1
+
+    def _part_arrived(self, event):
+        job = self._job(event)
+        if job is not None and not job.arrived:
+            self.moved[event.attempt.request_id, job.placement.prefill, job.placement.decode] += 1
+
+    def _kv_arrived(self, event):
+        self._part_arrived(event)
+        job = self._job(event)
+        if job is not None:
+            job.arrived = True
+
+    def _loaded(self, event):
+        job = self._job(event)
+        if job is not None:
+            job.loaded = True
+
+    def _decodes(self, event):
+        job = self._job(event)
+        if job is not None:
+            job.loaded = job.decoding = True
+            self.prompts[job.placement.decode].pop(event.attempt, None)
+
+    def _stepped(self, event):
+        for request_id, job in self.live().items():
+            if request_id in event.request_ids and job.placement.decode == event.worker and job.decoding:
+                self.steps[job.attempt] += event.steps
+                if job.cached >= job.command.request.input_tokens:  # else its prompt was computed in this step
+                    job.cached += event.steps
+
+    def _came_up(self, event):
+        self.up[event.worker] = event.role
+        self.prompts.pop(event.worker, None)
+        self.latest.pop(event.worker, None)
+        self.assigned[event.worker] = 0
+        self.held[event.worker] = set()
+
+    def _went_down(self, event):
+        del self.up[event.worker]
+
+    def _cached(self, event):
+        self.held[event.instance] |= set(event.added)
+        self.held[event.instance] -= set(event.removed)
