@@ -104,7 +104,6 @@ class BatchBuilder:
         self.preempted: list[int] = []
         self.swapped: list[int] = []
         self.rejected: list[Refusal] = []
-        self.refuses_running = False
         self._count_running(running)
 
     def _count_running(self, running: Sequence[Progress]) -> None:
@@ -120,7 +119,6 @@ class BatchBuilder:
                 )
             if known > capacity_tokens:
                 self.rejected.append(_too_large(request, known, limits))
-                self.refuses_running = True
                 self.blocks_left += request.held_blocks - request.shared_blocks
                 continue
             missing = reservation(request, limits) - request.held_blocks
@@ -130,15 +128,12 @@ class BatchBuilder:
             if known - request.cached_tokens > 1 or not request.generated_tokens:
                 self.unfinished.append(request)
 
-    def make_room(self) -> None:
-        """Preempt the newest until the others have their reserved blocks; its tokens are computed again."""
-        self._evict_newest(self.preempted)
+    def make_room(self, *, swap: bool = False) -> None:
+        """Preempt the newest until the others have their reserved blocks.
 
-    def swap_out(self) -> None:
-        """The same, but the blocks are kept elsewhere and come back."""
-        self._evict_newest(self.swapped)
-
-    def _evict_newest(self, evicted: list[int]) -> None:
+        Its tokens are computed again; with `swap`, its blocks are kept elsewhere and come back.
+        """
+        evicted = self.swapped if swap else self.preempted
         # The oldest always stays: alone it fits, or it would have been refused.
         while self.blocks_left < 0 and len(self.running) > 1:
             victim = self.running.pop()
@@ -182,7 +177,7 @@ class BatchBuilder:
         the preempted one is older than all that wait, and would be overtaken. Neither does one that refuses a
         running request: a candidate may count blocks as held that it shares with that request.
         """
-        if self.preempted or self.swapped or self.refuses_running:
+        if self.preempted or self.swapped or self.rejected:
             return
         for request in waiting:
             if len(self.running) >= self.limits.max_requests:

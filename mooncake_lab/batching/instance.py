@@ -267,15 +267,7 @@ class Instance:
         self.blocks.check(running)
 
     def _limits_now(self, places: int) -> Limits:
-        limits = self.limits
-        return Limits(
-            max_batch_tokens=limits.max_batch_tokens,
-            max_requests=places,
-            block_size_tokens=limits.block_size_tokens,
-            capacity_blocks=limits.capacity_blocks,
-            free_blocks=self.blocks.free_blocks,
-            max_request_tokens=limits.max_request_tokens,
-        )
+        return replace(self.limits, max_requests=places, free_blocks=self.blocks.free_blocks)
 
     def _acquire(self, segments: Sequence[Segment], waiting: Sequence[Progress]) -> None:
         """Admit the planned requests that waited, and get blocks for the new tokens of all planned ones."""

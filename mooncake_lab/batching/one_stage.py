@@ -60,15 +60,12 @@ class DecodeOnly:
     recompute it with. A waiting request whose KVCache is not here yet is passed over.
     """
 
-    watermark: float = 0.0
-    """Part of the cache that admissions leave free."""
-
     steady_steps = steady_while_blocks_last
 
     def plan(self, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Plan:
         """All decodes, old and new."""
-        batch = BatchBuilder(running, limits, known_blocks, watermark=self.watermark)
-        batch.swap_out()
+        batch = BatchBuilder(running, limits, known_blocks)
+        batch.make_room(swap=True)
         batch.decode()
         for request in batch.candidates([request for request in waiting if request.decoding]):
             if not batch.admit(request, 1):

@@ -48,11 +48,6 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.prompt_tokens + self.generated_tokens - self.cached_tokens
 
     @property
-    def prefilled_tokens(self) -> int:
-        """Prompt tokens in the KVCache, a reused prefix included."""
-        return min(self.cached_tokens, self.prompt_tokens)
-
-    @property
     def decoding(self) -> bool:
         """Whether its next step is a decode: the token generated last is all that is pending."""
         return self.generated_tokens > 0 and self.pending_tokens == 1

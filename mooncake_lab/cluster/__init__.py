@@ -1,6 +1,6 @@
 """The life of a request in a cluster, written once for the real and the simulated one: events in, commands out."""
 
-from mooncake_lab.cluster.attempts import CoordinatorSpec, Phase, RequestState
+from mooncake_lab.cluster.attempts import CoordinatorSpec
 from mooncake_lab.cluster.coordinator import Coordinator
 from mooncake_lab.cluster.events import (
     POOL,
@@ -10,7 +10,6 @@ from mooncake_lab.cluster.events import (
     Cancelled,
     ChunkDone,
     ClientStopped,
-    Command,
     ConfirmWorkers,
     DecodeStarted,
     Event,
@@ -51,7 +50,6 @@ __all__ = [
     "Cancelled",
     "ChunkDone",
     "ClientStopped",
-    "Command",
     "ConfirmWorkers",
     "Coordinator",
     "CoordinatorSpec",
@@ -62,7 +60,6 @@ __all__ = [
     "KVLoaded",
     "KVPartArrived",
     "KVSent",
-    "Phase",
     "Preempted",
     "PrefillDone",
     "PrefillDropped",
@@ -73,7 +70,6 @@ __all__ = [
     "Reject",
     "RequestArrived",
     "RequestDone",
-    "RequestState",
     "Role",
     "RunPrefill",
     "SetTimer",

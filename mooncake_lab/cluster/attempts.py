@@ -55,6 +55,8 @@ Phase: TypeAlias = Literal[
 - decoding: it is in the batch.
 """
 
+AT_PREFILL: Final[frozenset[Phase]] = frozenset({"queued", "prefilling"})
+"""The prompt is not computed yet."""
 AT_DECODE: Final[frozenset[Phase]] = frozenset({"joining", "decoding"})
 """The KVCache is in the GPU memory of the decode worker, and no other worker is needed any more."""
 
@@ -124,9 +126,13 @@ class RequestState:
         return self.prompt_shown_tokens > 0
 
     def needs(self, worker: str) -> bool:
-        """Whether an attempt on its way to decode needs this worker: to fetch from, to prefill or to decode."""
-        fetches = self.placement is not None and worker == self.placement.fetch_from and not self.prefix_fetched
-        return fetches or any(each.name == worker for each in self.workers)
+        """Whether the current attempt needs this worker: to fetch from, to prefill or to decode."""
+        if self.placement is None:
+            return False
+        if self.phase in AT_DECODE:
+            return worker == self.decode.name
+        fetches = worker == self.placement.fetch_from and not self.prefix_fetched
+        return fetches or worker in {self.prefill.name, self.decode.name}
 
     def shown_now(self) -> int:
         """Tokens that its client has now."""
@@ -159,12 +165,9 @@ class Attempts:
     ) -> None:
         self.requests: dict[int, RequestState] = {}
         """Those in flight."""
-        self.in_transit: dict[int, RequestState] = {}
-        """Those of them that are placed, and whose KVCache is not in the GPU memory of the decode worker yet."""
         self.history = History()
         self.commands: list[Command] = []
         """What the runtime is to do about the event under way."""
-        self._unplaced: dict[int, RequestState] = {}  # those that wait for a worker to come up, or to be confirmed
         self._spec = spec
         self._estimate = estimate
         self._workers = workers
@@ -179,9 +182,9 @@ class Attempts:
             state if state is not None and state.placement is not None and state.attempt.n == attempt.n else None
         )
 
-    def unplaced(self, phase: Phase) -> list[RequestState]:
-        """Requests that wait for a worker to come up, or for a check of one, in order of arrival."""
-        return sorted((state for state in self._unplaced.values() if state.phase == phase), key=arrival)
+    def by_arrival(self) -> list[RequestState]:
+        """The requests in flight, in the order in which they are placed again."""
+        return sorted(self.requests.values(), key=lambda state: (state.request.arrival_s, state.request.id))
 
     def record(self, record: Arrived | FirstToken | Finished | Rejected) -> None:
         """Write a record of which views show something later."""
@@ -196,12 +199,11 @@ class Attempts:
         if view.prefill and view.decode:
             decision = self._decision(request, view, is_first=not state.attempt.n)
         elif self._spec.wait_for_workers:
-            self._wait(state, "waiting")
+            state.phase = "waiting"
             return
         else:
             up = f"{len(view.prefill)} prefill and {len(view.decode)} decode instances live"
             decision = Rejection(request_id=request.id, stage="capacity", reason=f"{up}; one of each is needed")
-        self._unplaced.pop(request.id, None)
         if isinstance(decision, Rejection):
             self.reject(state, decision.stage, state.why + decision.reason, now_s)
         else:
@@ -264,7 +266,6 @@ class Attempts:
         prefill = state.prefill = self._workers[placement.prefill]
         decode = state.decode = prefill if prefill.role == "coupled" else self._workers[placement.decode]
         state.placement, state.phase, state.prefix_fetched = placement, "queued", False
-        self.in_transit[request.id] = state
         decode.expect(request, now_s + placement.expected_ttft_s)
         estimated_s = self._estimate.prefill_s(request.id, request.input_tokens, placement.reused_tokens)
         if placement.ssd_tokens:
@@ -294,18 +295,13 @@ class Attempts:
         state.why = f"placed again after {reason}: "
         state.suspects = frozenset(filter(self._workers.is_up, suspects))
         if state.suspects:
-            self._wait(state, "unconfirmed")
+            state.phase = "unconfirmed"
             self.commands.append(ConfirmWorkers(tuple(sorted(state.suspects))))
         else:
             self.decide(state, now_s)
 
-    def _wait(self, state: RequestState, phase: Phase) -> None:
-        state.phase = phase
-        self._unplaced[state.request.id] = state
-
     def join(self, state: RequestState, at_s: float) -> None:
         """A request's KVCache is where it decodes."""
-        del self.in_transit[state.request.id]
         state.prefill.end_sending(state.attempt)
         state.decode.join(state.request.id, at_s)
         state.phase = "joining"
@@ -322,30 +318,20 @@ class Attempts:
         A prompt stays in the backlog of its prefill worker until that worker says that it dropped or computed it.
         """
         if state.placement is not None:
-            if self.in_transit.pop(state.request.id, None) is not None:
-                state.prefill.end_sending(state.attempt)
+            state.prefill.end_sending(state.attempt)
             state.decode.release(state.request.id)
             state.placement = None
 
     def reject(self, state: RequestState, stage: str, reason: str, at_s: float) -> None:
         """End a request that is not served, or no longer."""
-        request_id = self._forget(state)
+        request_id = state.request.id
+        del self.requests[request_id]
         self.record(Rejected(at_s=at_s, request_id=request_id, stage=stage, reason=reason))
         self.commands.append(Reject(request_id, stage, reason))
 
     def finish(self, state: RequestState, output_tokens: int, at_s: float) -> None:
         """End a request that has all its tokens."""
-        request_id = self._forget(state)
-        self.record(Finished(at_s=at_s, request_id=request_id, output_tokens=output_tokens))
-        self.commands.append(Finish(request_id))
-
-    def _forget(self, state: RequestState) -> int:
         request_id = state.request.id
         del self.requests[request_id]
-        self._unplaced.pop(request_id, None)
-        return request_id
-
-
-def arrival(state: RequestState) -> tuple[float, int]:
-    """The order in which requests are placed again."""
-    return state.request.arrival_s, state.request.id
+        self.record(Finished(at_s=at_s, request_id=request_id, output_tokens=output_tokens))
+        self.commands.append(Finish(request_id))

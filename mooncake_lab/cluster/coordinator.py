@@ -2,14 +2,27 @@
 
 A runtime reports events and carries out the commands that come back. The coordinator does no I/O and reads no
 clock: the same events give the same commands and the same run log. Where a request is, is its `Phase`; what a
-worker has to do, as far as its events tell, is its `WorkerState`.
+worker has to do, as far as its events tell, is its `WorkerState`. `Attempts` begins and ends the attempts of
+requests; the handlers here say which event leads from one phase to the next:
+
+    RequestArrived, TimerFired  deciding    -> queued: placed; else it is rejected, or it is waiting
+    PrefillStarted              queued      -> prefilling
+    PrefillDone                 prefilling  -> moving
+    KVArrived                   moving      -> loading: admitted a second time; else it is rejected
+    KVLoaded                    loading     -> joining
+    DecodeStarted               joining     -> decoding, with the first token
+    RequestDone                 decoding    -> finished
+    AttemptFailed, WorkerDown   any placed  -> queued: placed again; or it is unconfirmed, waiting or rejected
+
+A worker may report the end of a phase before another worker reports its beginning, so a phase may be skipped. On a
+coupled worker, `ChunkDone` takes the place of the prefill events, and no KVCache moves.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal, TypeAlias, final
+from typing import Any, Literal, TypeAlias, final
 
 from mooncake_lab.cluster import events
-from mooncake_lab.cluster.attempts import AT_DECODE, Attempts, CoordinatorSpec, Phase, RequestState, arrival
+from mooncake_lab.cluster.attempts import AT_DECODE, AT_PREFILL, Attempts, CoordinatorSpec, RequestState
 from mooncake_lab.cluster.events import POOL, Attempt, Command, Event, SetTimer, StartDecode
 from mooncake_lab.cluster.workers import WorkerState, WorkerTable
 from mooncake_lab.conductor import ClusterView, Decided, Estimator
@@ -24,10 +37,6 @@ from mooncake_lab.core import (
     Request,
     RunEnded,
 )
-
-_AT_PREFILL: Final[frozenset[Phase]] = frozenset({"queued", "prefilling"})
-_BEFORE_ARRIVAL: Final[frozenset[Phase]] = frozenset({"queued", "prefilling", "moving"})
-"""Placed, and the KVCache is not at the decode worker yet."""
 
 _Subject: TypeAlias = Literal["request", "attempt", "work", "cluster"]
 """What an event is about: a request in flight, its current attempt, work of a worker for any attempt, or none."""
@@ -193,7 +202,7 @@ class Coordinator:
             return
         self._prefilled(event)
         if state is not None:
-            if state.phase in _AT_PREFILL:
+            if state.phase in AT_PREFILL:
                 state.phase = "moving"
                 worker.sending[event.attempt] = state.decode.name
             if self._spec.first_shown_by == "prefill" and not state.shown_tokens:
@@ -234,12 +243,12 @@ class Coordinator:
         worker.sent(event.attempt)
 
     def _kv_part_arrived(self, event: events.KVPartArrived, state: RequestState) -> None:
-        if state.phase in _BEFORE_ARRIVAL:
+        if state.phase in AT_PREFILL or state.phase == "moving":
             self._moved(event, state.prefill.name, state.decode.name)
 
     def _kv_arrived(self, event: events.KVArrived, state: RequestState) -> None:
         """The KVCache is at the decode worker; admission is asked again now (arXiv §3, step 4)."""
-        if state.phase not in _BEFORE_ARRIVAL:
+        if state.phase not in AT_PREFILL and state.phase != "moving":
             return
         state.prefill.end_sending(event.attempt)
         self._moved(event, state.prefill.name, state.decode.name)
@@ -290,16 +299,17 @@ class Coordinator:
             self._show_first(state, event.at_s)
         elif state.resumes and not coupled:
             state.shown_tokens += 1
-            shown = events.StepDone(
-                at_s=event.at_s,
-                worker=worker.name,
-                start_s=event.at_s,
-                steps=1,
-                first_step_s=0.0,
-                step_growth_s=0.0,
-                request_ids=(request_id,),
+            self._write(
+                DecodeStretch(
+                    at_s=event.at_s,
+                    instance=worker.name,
+                    start_s=event.at_s,
+                    steps=1,
+                    first_step_s=0.0,
+                    step_growth_s=0.0,
+                    request_ids=(request_id,),
+                )
             )
-            self._stepped(shown, shown.request_ids)
 
     def _show_first(self, state: RequestState, at_s: float) -> None:
         state.shown_tokens = 1
@@ -313,21 +323,18 @@ class Coordinator:
         if not here.issuperset(request_ids):  # some attempts are over
             request_ids = tuple(filter(here.__contains__, request_ids))
         if request_ids:
-            self._stepped(event, request_ids)
-        worker.step(request_ids, event.steps, event.at_s)
-
-    def _stepped(self, event: events.StepDone, request_ids: tuple[int, ...]) -> None:
-        self._write(
-            DecodeStretch(
-                at_s=event.at_s,
-                instance=event.worker,
-                start_s=event.start_s,
-                steps=event.steps,
-                first_step_s=event.first_step_s,
-                step_growth_s=event.step_growth_s,
-                request_ids=request_ids,
+            self._write(
+                DecodeStretch(
+                    at_s=event.at_s,
+                    instance=event.worker,
+                    start_s=event.start_s,
+                    steps=event.steps,
+                    first_step_s=event.first_step_s,
+                    step_growth_s=event.step_growth_s,
+                    request_ids=request_ids,
+                )
             )
-        )
+        worker.step(request_ids, event.steps, event.at_s)
 
     def _request_done(self, event: events.RequestDone, state: RequestState) -> None:
         if state.phase == "decoding":
@@ -361,35 +368,32 @@ class Coordinator:
 
     def _worker_up(self, event: events.WorkerUp) -> None:
         self.workers.add(event)
-        for state in self._attempts.unplaced("waiting"):
-            state.why = state.why or f"placed when {event.worker} was up: "
-            self._attempts.decide(state, self._now_s)
+        for state in self._attempts.by_arrival():
+            if state.phase == "waiting":
+                state.why = state.why or f"placed when {event.worker} was up: "
+                self._attempts.decide(state, self._now_s)
 
     def _worker_down(self, event: events.WorkerDown) -> None:
-        """The requests that need the worker are placed again, in order of arrival."""
-        name, worker = event.worker, self.workers.get(event.worker)
-        if worker is None or not self.workers.remove(name):
+        """The requests that need the worker are placed again, but for those that its last step still serves."""
+        worker = self.workers.remove(event.worker)
+        if worker is None:
             return
-        interrupted = list[RequestState]()
-        if not (event.finishes_step and worker.role == "coupled"):
-            interrupted += [state for state in self._attempts.in_transit.values() if state.needs(name)]
-        if not event.finishes_step:
-            at_decode = [state for state in self.requests.values() if state.phase in AT_DECODE]
-            interrupted += [state for state in at_decode if state.decode.name == name]
-        for state in sorted(interrupted, key=arrival):
-            self._attempts.place_again(state, f"{name} failed", self._now_s)
+        for state in self._attempts.by_arrival():
+            in_step = event.finishes_step and (worker.role == "coupled" or state.phase in AT_DECODE)
+            if state.needs(worker.name) and not in_step:
+                self._attempts.place_again(state, f"{worker.name} failed", self._now_s)
         self._confirmed(event)
 
     def _confirmed(self, event: events.WorkerConfirmed | events.WorkerDown) -> None:
         """It is known of a worker whether it is up."""
-        for state in self._attempts.unplaced("unconfirmed"):
-            state.suspects -= {event.worker}
-            if not state.suspects:
-                self._attempts.decide(state, self._now_s)
+        for state in self._attempts.by_arrival():
+            if state.phase == "unconfirmed":
+                state.suspects -= {event.worker}
+                if not state.suspects:
+                    self._attempts.decide(state, self._now_s)
 
     def _run_ended(self, event: RunEnded) -> None:
         """The log is cut: requests in flight stay open in it, and go on if the runtime does."""
-        shown = {id_: state.shown_tokens for id_, state in self._attempts.in_transit.items() if state.shown_tokens}
-        for request_id in shown.keys() & event.tokens.keys():  # of a request in the queue of a coupled worker
-            del shown[request_id]
+        others = [state for id_, state in self.requests.items() if id_ not in event.tokens and state.shown_tokens]
+        shown = {state.request.id: state.shown_now() for state in others}
         self._write(RunEnded(at_s=event.at_s, tokens=shown | event.tokens))

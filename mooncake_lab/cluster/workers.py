@@ -290,11 +290,11 @@ class WorkerTable:
             self._members[event.cache] = self.index.join(event.cache)
         self._arrange()
 
-    def remove(self, name: str) -> bool:
-        """A worker is down; false where that is no news."""
+    def remove(self, name: str) -> WorkerState | None:
+        """A worker is down; it as it was, or None where that is no news."""
         worker = self._workers.get(name)
         if worker is None or not worker.up:
-            return False
+            return None
         worker.up = False
         cache, up = worker.cache, self.up
         if cache is not None and all(each.cache != cache for each in up):
@@ -304,7 +304,7 @@ class WorkerTable:
         for each in up:
             each.stop_sending_to(name)
         self._arrange()
-        return True
+        return worker
 
     def _arrange(self) -> None:
         self._old_view = None

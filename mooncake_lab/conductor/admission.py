@@ -34,8 +34,11 @@ class AdmitAll:
 
 
 @dataclass(frozen=True, slots=True)
-class WithinSLO:
-    """Serve what is expected to meet both limits (FAST'25 Algorithm 1, lines 18-19)."""
+class WithinSLO(AdmitAll):
+    """Serve what is expected to meet both limits (FAST'25 Algorithm 1, lines 18-19).
+
+    No double check: Algorithm 1 decides once, on arrival.
+    """
 
     def admit(
         self, request: Request, proposed: Placement, view: ClusterView, *, estimate: Estimator, slo: SLO
@@ -50,10 +53,6 @@ class WithinSLO:
                 reason = f"expected {name} {expected_s:.3g} s exceeds {limit_s:g} s"
                 return Rejection(request_id=request.id, stage="admission", reason=reason)
         return proposed
-
-    def double_check(self, request: Request, decode: DecodeView, *, estimate: Estimator, slo: SLO) -> None:
-        """No rejection: Algorithm 1 decides once, on arrival."""
-        del request, decode, estimate, slo
 
 
 @dataclass(frozen=True, slots=True)

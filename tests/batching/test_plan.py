@@ -18,18 +18,17 @@ class TestProgress:
     def test_a_new_request_has_its_prompt_pending(self):
         """Nothing is cached, all of the prompt is to be computed."""
         request = Progress(request_id=1, arrival=0, prompt_tokens=7)
-        assert (request.pending_tokens, request.prefilled_tokens, request.decoding) == (7, 0, False)
+        assert (request.pending_tokens, request.decoding) == (7, False)
 
     def test_a_reused_prefix_is_not_pending(self):
-        """A reused prefix counts as prefilled, and is not computed."""
+        """A reused prefix is not computed."""
         request = Progress(request_id=1, arrival=0, prompt_tokens=7, cached_tokens=4)
-        assert (request.pending_tokens, request.prefilled_tokens, request.decoding) == (3, 4, False)
+        assert (request.pending_tokens, request.decoding) == (3, False)
 
     def test_a_decode_has_one_token_pending(self):
         """The token generated last is the one to compute."""
         request = Progress(request_id=1, arrival=0, prompt_tokens=7, cached_tokens=9, generated_tokens=3)
         assert (request.num_tokens, request.pending_tokens, request.decoding) == (10, 1, True)
-        assert request.prefilled_tokens == 7
 
     def test_a_preempted_request_has_all_it_knows_pending(self):
         """Recomputation takes the generated tokens as a part of the prompt."""
