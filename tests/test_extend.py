@@ -20,9 +20,9 @@ CONSOLE = re.compile(r"^```console\n((?:.*\n)*?)```$", re.MULTILINE)
 
 @pytest.fixture
 def checkout(tmp_path):
-    """A copy of what the recipes change, with what they ask of a reader."""
+    """A copy of what the recipes change, with what they ask of a reader, and with the compiled CPU kernels."""
     for name in ("mooncake_lab", "tests/contract", "notebooks"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, tmp_path / name)
     for name in ("pyproject.toml", "requirements.lock"):
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "tests" / "helpers").symlink_to(ROOT / "tests" / "helpers")

@@ -53,8 +53,6 @@ RESERVES = {
 STALL_FREE = EVERY.keys() - {"vllm", "vllm, wide watermark", "prefill_only"}
 NEVER_MIXES = {"request_level", "vllm", "vllm, wide watermark", "prefill_only", "decode_only"}
 
-every_policy = pytest.mark.parametrize("name", EVERY)
-
 
 @dataclasses.dataclass(frozen=True)
 class World:
@@ -127,8 +125,12 @@ def refused(log):
     return {refusal.request_id: refusal.reason for step in log for refusal in step.plan.rejected}
 
 
-def pushed_out(log):
+def preempted(log):
     return [request_id for step in log for request_id in (*step.plan.preempted, *step.plan.swapped)]
+
+
+def served(step):
+    return {segment.request_id for segment in step.plan.segments}
 
 
 def may_be_refused(world, request, name):
@@ -150,192 +152,178 @@ def may_be_refused(world, request, name):
     )
 
 
-@every_policy
-class TestEveryPolicy:
-    @given(data=st.data())
-    @settings(max_examples=25, deadline=None)
-    def test_every_request_ends_exactly_once(self, name, data):
-        """Each request is finished or refused, once, and refused exactly where the limits rule it out (I1)."""
-        world = data.draw(worlds(name))
-        log = world.run(name)
-        finished = [request_id for step in log for request_id in step.finished]
-        ended = finished + [refusal.request_id for step in log for refusal in step.plan.rejected]
-        assert sorted(ended) == sorted(world.output_tokens)
-        ruled_out = {r.request_id for r in world.requests if may_be_refused(world, r, name)}
-        assert set(refused(log)) == ruled_out
+def ends_exactly_once(name, world, log):
+    """Each request is finished or refused, once, and refused exactly where the limits rule it out (I1)."""
+    finished = [request_id for step in log for request_id in step.finished]
+    ended = finished + [refusal.request_id for step in log for refusal in step.plan.rejected]
+    assert sorted(ended) == sorted(world.output_tokens)
+    assert set(refused(log)) == {r.request_id for r in world.requests if may_be_refused(world, r, name)}
 
-    @given(data=st.data())
-    @settings(max_examples=25, deadline=None)
-    def test_tokens_are_conserved(self, name, data):
-        """A finished request emitted its tokens, and computed none twice unless it was pushed out."""
-        world = data.draw(worlds(name))
-        log = world.run(name)
-        for request in world.requests:
-            if request.request_id in refused(log):
-                continue
-            segments = segments_of(log, request.request_id)
-            emitted = sum(segment.emits for segment in segments)
-            assert emitted == world.output_tokens[request.request_id] - request.generated_tokens
-            if request.request_id not in pushed_out(log):
-                last = request.prompt_tokens + world.output_tokens[request.request_id] - 1
-                edges = [request.cached_tokens, *(s.cached_tokens + s.new_tokens for s in segments)]
-                assert [s.cached_tokens for s in segments] == edges[:-1]
-                assert edges[-1] == last
 
-    @given(data=st.data())
-    @settings(max_examples=25, deadline=None)
-    def test_limits_hold(self, name, data):
-        """Tokens of an iteration, running requests and KVCache blocks stay within the limits, and none leaks."""
-        world = data.draw(worlds(name))
-        log = world.run(name)
-        limits = world.limits
-        for step, after in pairwise(log):
-            assert step.plan.new_tokens <= limits.max_batch_tokens
-            assert len(after.running) <= limits.max_requests
-            held = sum(-(-r.cached_tokens // limits.block_size_tokens) for r in after.running)
-            assert held + after.limits.free_blocks == limits.capacity_blocks
-        last = log[-1]
-        gone = {*last.finished, *(refusal.request_id for refusal in last.plan.rejected)}
-        assert {r.request_id for r in (*last.running, *last.waiting)} <= gone
+def conserves_tokens(_name, world, log):
+    """A finished request emitted its tokens, and computed none twice unless it was preempted."""
+    for request in world.requests:
+        if request.request_id in refused(log):
+            continue
+        segments = segments_of(log, request.request_id)
+        emitted = sum(segment.emits for segment in segments)
+        assert emitted == world.output_tokens[request.request_id] - request.generated_tokens
+        if request.request_id not in preempted(log):
+            last = request.prompt_tokens + world.output_tokens[request.request_id] - 1
+            edges = [request.cached_tokens, *(s.cached_tokens + s.new_tokens for s in segments)]
+            assert [s.cached_tokens for s in segments] == edges[:-1]
+            assert edges[-1] == last
 
-    @given(data=st.data())
-    @settings(max_examples=25, deadline=None)
-    def test_work_is_conserved(self, name, data):
-        """No iteration is empty while a request is there (I4)."""
-        for step in data.draw(worlds(name)).run(name):
-            if step.waiting or step.running:
-                assert step.plan.segments or step.plan.rejected
 
-    @given(data=st.data())
-    @settings(max_examples=25, deadline=None)
-    def test_nobody_enters_while_somebody_leaves(self, name, data):
-        """An iteration that pushes somebody out admits nobody: no preempted request is overtaken."""
-        for step in data.draw(worlds(name)).run(name):
-            if pushed_out([step]):
-                inside = {request.request_id for request in step.running}
-                assert {segment.request_id for segment in step.plan.segments} <= inside
+def holds_limits(_name, world, log):
+    """Tokens of an iteration, running requests and KVCache blocks stay within the limits, and none leaks."""
+    limits = world.limits
+    for step, after in pairwise(log):
+        assert step.plan.new_tokens <= limits.max_batch_tokens
+        assert len(after.running) <= limits.max_requests
+        held = sum(-(-r.cached_tokens // limits.block_size_tokens) for r in after.running)
+        assert held + after.limits.free_blocks == limits.capacity_blocks
+    last = log[-1]
+    gone = {*last.finished, *(refusal.request_id for refusal in last.plan.rejected)}
+    assert {r.request_id for r in (*last.running, *last.waiting)} <= gone
 
-    @given(data=st.data())
-    @settings(max_examples=20, deadline=None)
-    def test_first_come_first_served(self, name, data):
-        """Requests start in the order in which they arrived."""
-        world = data.draw(worlds(name))
-        log = world.run(name)
-        starts = {}
-        for step in log:
-            for segment in step.plan.segments:
-                starts.setdefault(segment.request_id, step.index)
-        order = [starts[r.request_id] for r in world.requests if r.request_id in starts]
-        assert order == sorted(order)
 
-    @given(data=st.data())
-    @settings(max_examples=20, deadline=None)
-    def test_same_inputs_same_plan(self, name, data):
-        """Asked again, a policy decides the same, and what it was given is as it was (I6, I7)."""
-        world = data.draw(worlds(name))
-        policy = EVERY[name](world.chunk_tokens)
-        for step in world.run(name):
-            waiting, running = list(step.waiting), list(step.running)
-            assert policy.plan(waiting, running, step.limits) == step.plan
-            assert tuple(waiting) == step.waiting
-            assert tuple(running) == step.running
+def conserves_work(_name, _world, log):
+    """No iteration is empty while a request is there (I4)."""
+    for step in log:
+        if step.waiting or step.running:
+            assert step.plan.segments or step.plan.rejected
 
-    @given(data=st.data())
-    @settings(max_examples=20, deadline=None)
-    def test_the_future_is_not_seen(self, name, data):
-        """Two futures that agree so far get the same plans so far (I6)."""
-        world = data.draw(worlds(name))
-        started = {request.request_id: request.generated_tokens for request in world.requests}
-        shorter = {i: max(started[i] + 1, tokens - 3) for i, tokens in world.output_tokens.items()}
-        for step, twin in zip(world.run(name), world.run(name, shorter), strict=False):
-            assert step.plan == twin.plan
-            if step.finished or twin.finished:
+
+def admits_none_while_one_leaves(_name, _world, log):
+    """An iteration that preempts admits no request: no preempted request is overtaken."""
+    for step in log:
+        if preempted([step]):
+            assert served(step) <= {request.request_id for request in step.running}
+
+
+def serves_in_order_of_arrival(_name, world, log):
+    """Requests start in the order in which they arrived."""
+    starts = {}
+    for step in log:
+        for segment in step.plan.segments:
+            starts.setdefault(segment.request_id, step.index)
+    order = [starts[r.request_id] for r in world.requests if r.request_id in starts]
+    assert order == sorted(order)
+
+
+def plans_again_the_same(name, world, log):
+    """Asked again, a policy decides the same, and what it was given is as it was (I6, I7)."""
+    policy = EVERY[name](world.chunk_tokens)
+    for step in log:
+        waiting, running = list(step.waiting), list(step.running)
+        assert policy.plan(waiting, running, step.limits) == step.plan
+        assert (tuple(waiting), tuple(running)) == (step.waiting, step.running)
+
+
+def does_not_see_the_future(name, world, log):
+    """Two futures that agree so far get the same plans so far (I6)."""
+    started = {request.request_id: request.generated_tokens for request in world.requests}
+    shorter = {i: max(started[i] + 1, tokens - 3) for i, tokens in world.output_tokens.items()}
+    for step, twin in zip(log, world.run(name, shorter), strict=False):
+        assert step.plan == twin.plan
+        if step.finished or twin.finished:
+            break
+
+
+def repeats_decodes(_name, _world, log):
+    """A plan of nothing but decodes stays the plan for as many steps as `decode_stretch_steps` says."""
+    for start, step in enumerate(log):
+        ids = [segment.request_id for segment in step.plan.segments]
+        all_decode = len(step.plan.decodes) == len(ids) == len(step.running) > 0
+        if not all_decode or step.plan.rejected:
+            continue
+        for later in log[start : start + decode_stretch_steps(step.running, step.limits)]:
+            same = [r.request_id for r in later.running] == [r.request_id for r in step.running]
+            if not same or len(later.waiting) > len(step.waiting):
                 break
-
-    @given(data=st.data())
-    @settings(max_examples=20, deadline=None)
-    def test_decodes_alone_repeat(self, name, data):
-        """A plan of nothing but decodes stays the plan for as many steps as `decode_stretch_steps` says."""
-        log = data.draw(worlds(name)).run(name)
-        for start, step in enumerate(log):
-            ids = [segment.request_id for segment in step.plan.segments]
-            all_decode = len(step.plan.decodes) == len(ids) == len(step.running) > 0
-            if not all_decode or step.plan.rejected:
-                continue
-            steps = decode_stretch_steps(step.running, step.limits)
-            for later in log[start : start + steps]:
-                same = [r.request_id for r in later.running] == [r.request_id for r in step.running]
-                if not same or len(later.waiting) > len(step.waiting):
-                    break
-                assert [segment.request_id for segment in later.plan.segments] == ids
-                assert not pushed_out([later])
+            assert [segment.request_id for segment in later.plan.segments] == ids
+            assert not preempted([later])
 
 
-@pytest.mark.parametrize("name", sorted(RESERVES))
-@given(data=st.data())
-@settings(max_examples=25, deadline=None)
-def test_reservations_never_preempt(name, data):
-    """A policy that reserves the worst case on admission never pushes anybody out."""
-    assert not pushed_out(data.draw(worlds(name)).run(name))
+def never_preempts(_name, _world, log):
+    """A policy that reserves the worst case on admission preempts no request."""
+    assert not preempted(log)
 
 
-@pytest.mark.parametrize("name", sorted(STALL_FREE))
-@given(data=st.data())
-@settings(max_examples=25, deadline=None)
-def test_no_decode_stalls(name, data):
-    """A running decode is in every plan until it is done, refused or pushed out."""
-    for step in data.draw(worlds(name)).run(name):
+def stalls_no_decode(_name, _world, log):
+    """A running decode is in every plan until it is done, refused or preempted."""
+    for step in log:
         decoding = {request.request_id for request in step.running if request.decoding}
-        served = {segment.request_id for segment in step.plan.segments}
-        assert decoding <= served | set(pushed_out([step])) | set(refused([step]))
+        assert decoding <= served(step) | set(preempted([step])) | set(refused([step]))
 
 
-@pytest.mark.parametrize("name", sorted(NEVER_MIXES))
-@given(data=st.data())
-@settings(max_examples=25, deadline=None)
-def test_prefill_and_decode_stay_apart(name, data):
-    """No plan of such a policy holds both prefill and decode."""
-    for step in data.draw(worlds(name)).run(name):
+def never_mixes(_name, _world, log):
+    """No plan holds both prefill and decode."""
+    for step in log:
         assert not (step.plan.prefills and step.plan.decodes)
 
 
-@pytest.mark.parametrize("name", sorted(NEVER_CUTS & RESERVES))
-@given(data=st.data())
-@settings(max_examples=25, deadline=None)
-def test_prompts_are_whole(name, data):
+def computes_whole_prompts(_name, _world, log):
     """Each prefill is all of its prompt that was not reused."""
-    for step in data.draw(worlds(name)).run(name):
+    for step in log:
         assert all(segment.emits for segment in step.plan.prefills)
 
 
-@given(world=worlds())
-@settings(max_examples=50, deadline=None)
-def test_sarathi_takes_one_prompt(world):
+def takes_one_prompt(_name, world, log):
     """At most one prompt an iteration, and chunk and decodes together make at most the chunk size."""
-    for step in world.run("sarathi"):
-        decodes = len(step.plan.decodes)
+    for step in log:
         assert len(step.plan.prefills) <= 1
         if world.chunk_tokens is not None:
-            assert step.plan.new_tokens <= max(world.chunk_tokens, decodes)
+            assert step.plan.new_tokens <= max(world.chunk_tokens, len(step.plan.decodes))
 
 
-@given(world=worlds())
-@settings(max_examples=50, deadline=None)
-def test_request_level_admits_only_when_empty(world):
-    """Nobody comes in while a batch runs."""
-    for step in world.run("request_level"):
+def admits_only_when_empty(_name, _world, log):
+    """No request enters while a batch runs."""
+    for step in log:
         inside = {request.request_id for request in step.running}
         if inside - set(refused([step])):
-            assert {segment.request_id for segment in step.plan.segments} <= inside
+            assert served(step) <= inside
 
 
-@given(world=worlds())
-@settings(max_examples=50, deadline=None)
-def test_stall_free_budget(world):
+def keeps_its_budget(_name, world, log):
     """Tokens of an iteration are at most the budget, or as many as there are decodes."""
     budget = world.chunk_tokens or world.limits.max_batch_tokens
-    for step in world.run("sarathi_serve"):
+    for step in log:
         assert step.plan.new_tokens <= max(budget, len(step.plan.decodes))
+
+
+LAWS = {
+    ends_exactly_once: set(EVERY),
+    conserves_tokens: set(EVERY),
+    holds_limits: set(EVERY),
+    conserves_work: set(EVERY),
+    admits_none_while_one_leaves: set(EVERY),
+    serves_in_order_of_arrival: set(EVERY),
+    plans_again_the_same: set(EVERY),
+    does_not_see_the_future: set(EVERY),
+    repeats_decodes: set(EVERY),
+    never_preempts: RESERVES,
+    stalls_no_decode: STALL_FREE,
+    never_mixes: NEVER_MIXES,
+    computes_whole_prompts: NEVER_CUTS & RESERVES,
+    takes_one_prompt: {"sarathi"},
+    admits_only_when_empty: {"request_level"},
+    keeps_its_budget: {"sarathi_serve"},
+}
+"""The laws, and the policies that promise them."""
+
+
+@pytest.mark.parametrize("name", EVERY)
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_run_keeps_the_laws_of_its_policy(name, data):
+    """Small caches or large, early arrivals or late: each run keeps every law that its policy promises."""
+    world = data.draw(worlds(name))
+    log = world.run(name)
+    for law, policies in LAWS.items():
+        if name in policies:
+            law(name, world, log)
 
 
 class TestNames:

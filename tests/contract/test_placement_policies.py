@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mooncake_lab.conductor import (
@@ -105,9 +105,14 @@ def _consistent(decode, name):
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
 class TestEveryPlacementPolicy:
     @given(case=cases())
-    def test_places_within_the_view_and_promises_only_what_is_there(self, policy, case):
-        """Instances exist, and what is reused and fetched adds up to what their holders have."""
+    @settings(max_examples=50)
+    def test_places_within_the_view_and_decides_the_same_again(self, policy, case):
+        """Instances exist, reuse and fetch add up to what their holders have, and decisions replay (I7)."""
         request, view = case
+        arguments = {"placement": policy, "estimate": Estimate(), "slo": SLO()}
+        for admission in ADMISSION_POLICIES.values():
+            first, second = (decide(request, view, admission=admission(), **arguments) for _ in range(2))
+            assert first == second
         placed = policy.place(request, view, Estimate())
         prefill = {p.name: p for p in view.prefill}
         assert placed.prefill in prefill
@@ -120,15 +125,6 @@ class TestEveryPlacementPolicy:
             assert placed.fetch_from != placed.prefill
             assert placed.reused_tokens <= prefill[placed.fetch_from].matched_blocks * 512
             assert placed.fetched_tokens > 0
-
-    @given(case=cases())
-    def test_decisions_replay(self, policy, case):
-        """The recorded request and view give the recorded decision again (I7)."""
-        request, view = case
-        arguments = {"placement": policy, "estimate": Estimate(), "slo": SLO()}
-        for admission in ADMISSION_POLICIES.values():
-            first, second = (decide(request, view, admission=admission(), **arguments) for _ in range(2))
-            assert first == second
 
     def test_is_a_frozen_dataclass_of_plain_knobs(self, policy):
         """A policy holds knobs, not state."""
