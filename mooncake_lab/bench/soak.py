@@ -62,7 +62,7 @@ class Soak:
         folder: where the SSD tier lies; made where it is missing.
         faults: names in `FAULTS`.
         seed: of everything that is drawn.
-        pool: a name in `POOLS`, the last tier, which a second store uses, too.
+        pool: a name in `POOLS`: the last tier, which a second store uses, too.
 
     Raises:
         ValueError: when a fault or the pool is unknown.

@@ -4,6 +4,7 @@ It reports to stdout, one line each: `C key` a block was committed to SSD, `F ke
 operations were done, `X fault` one was injected, `W n` wrong bytes were served, `L n` bytes leaked.
 """
 
+import contextlib
 import errno
 import os
 import random
@@ -193,9 +194,9 @@ class TornWrites:
 
 
 class Pool(Protocol):
-    """What two clients share: the last tier of the store, and the only one of another store."""
+    """What clients share: one is the last tier of the store, each other one the only tier of another store."""
 
-    clients: tuple[StorageBackend, StorageBackend]
+    clients: tuple[StorageBackend, ...]
 
     def hang_up(self) -> None:
         """End every connection, where the pool can."""
@@ -207,13 +208,27 @@ class Pool(Protocol):
 
 
 @final
+class NoPool:
+    """Nothing is shared: the SSD is the last tier."""
+
+    clients = ()
+
+    def hang_up(self) -> None:
+        """Nothing: there are no connections."""
+
+    def close(self) -> int:
+        """Nothing is held."""
+        return 0
+
+
+@final
 class RemotePool:
     """Memory behind a block server. Mutable: its server comes and goes."""
 
     def __init__(self) -> None:
         self._arena = DramBackend(_POOL_BYTES)
         self._server = BlockServer(self._arena, _TOKEN, timeout_s=5)
-        self.clients: tuple[StorageBackend, StorageBackend] = (self._client(), self._client())
+        self.clients: tuple[StorageBackend, ...] = (self._client(), self._client())
 
     def hang_up(self) -> None:
         """End every connection, whatever moves over it, and listen anew in the same place."""
@@ -241,7 +256,7 @@ class SoakMooncakePool:
     def __init__(self) -> None:
         self._master = MooncakeMaster()
         self._client = self._master.client(2 * _POOL_BYTES)
-        self.clients: tuple[StorageBackend, StorageBackend] = (self._backend(), self._backend())
+        self.clients: tuple[StorageBackend, ...] = (self._backend(), self._backend())
 
     def hang_up(self) -> None:
         """Nothing: clients of Mooncake connect to each other as they like."""
@@ -259,14 +274,17 @@ class SoakMooncakePool:
         return MooncakeBackend(self._client, _POOL_BYTES // 2, fingerprint=FINGERPRINT)
 
 
-POOLS: Final[Mapping[str, Callable[[], Pool]]] = {"remote": RemotePool, "mooncake": SoakMooncakePool}
+POOLS: Final[Mapping[str, Callable[[], Pool]]] = {
+    "none": NoPool,
+    "remote": RemotePool,
+    "mooncake": SoakMooncakePool,
+}
 """Shared pools by name."""
 
 
 def live(folder: Path, seed: int, faults: Sequence[str], seconds: float, pool_name: str) -> None:
-    """Use the store for so long, then close it and tell what leaked; a second store uses the pool meanwhile."""
+    """Use the store for so long, then close it and tell what leaked; a second store uses a pool meanwhile."""
     pool = POOLS[pool_name]()
-    mine, others = pool.clients
     tell("R")
     if "torn" in faults:
         os.pwritev = TornWrites(seed)  # in this process only
@@ -274,24 +292,27 @@ def live(folder: Path, seed: int, faults: Sequence[str], seconds: float, pool_na
     tiers = [
         TierSettings(medium=DramBackend(_DRAM_BYTES), queue_bytes=_QUEUE_BYTES),
         TierSettings(medium=Witness(ssd), eviction="sieve", queue_bytes=_QUEUE_BYTES),
-        TierSettings(medium=mine),
+        *[TierSettings(medium=client) for client in pool.clients[:1]],
     ]
     draw = random.Random(seed)  # noqa: S311  # protects nothing
-    with TieredStore(tiers) as store, TieredStore([TierSettings(medium=others)]) as other_store:
+    with contextlib.ExitStack() as stores:
+        store = stores.enter_context(TieredStore(tiers))
+        others = [stores.enter_context(TieredStore([TierSettings(medium=client)])) for client in pool.clients[1:]]
         ends_s = time.monotonic() + seconds
         while time.monotonic() < ends_s:
             for _ in range(15):
                 _operate(store, draw)
-            for _ in range(5):
-                _operate(other_store, draw)
-            tell("O 20")
-            store.check()
-            other_store.check()
+            for other in others:
+                for _ in range(5):
+                    _operate(other, draw)
+            tell(f"O {15 + 5 * len(others)}")
+            for each in (store, *others):
+                each.check()
             if "hangup" in faults and draw.random() < 0.05:
                 pool.hang_up()
         store.flush()
         store.check()
-    leaked_bytes = store.leaked_bytes() + other_store.leaked_bytes()
+    leaked_bytes = sum(each.leaked_bytes() for each in (store, *others))
     tell(f"L {leaked_bytes + pool.close()}")
     ssd.close()
 

@@ -65,7 +65,7 @@ def soak(
         str, typer.Option(help=f"Faults to inject: some of {','.join(FAULTS)}, or none.")
     ] = ",".join(FAULTS),
     pool: Annotated[
-        str, typer.Option(help=f"The last tier, which two stores share: {' or '.join(POOLS)}.")
+        str, typer.Option(help=f"The last tier, which two stores share: one of {','.join(POOLS)}.")
     ] = "remote",
     seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 0,
     json_: Json = False,

@@ -186,9 +186,18 @@ def test_a_soak_over_mooncakes_store_passes(tmp_path):
     assert report.operations > 0
 
 
+def test_a_soak_without_a_pool_passes(tmp_path):
+    """DRAM over SSD alone: no wrong byte, no lost block, no leak; nothing hangs up."""
+    report = Soak(tmp_path, FAULTS, seed=5, pool="none").run(0, lives=3)
+    assert report.passed, report.plain()
+    assert report.operations > 0
+    assert report.faults["kill"] == 2
+    assert report.faults["hangup"] == 0
+
+
 def test_unknown_pools_are_refused(tmp_path):
     """A pool that nobody knows is an error that lists those that are known."""
-    with pytest.raises(ValueError, match="'sea'; allowed are remote, mooncake"):
+    with pytest.raises(ValueError, match="'sea'; allowed are none, remote, mooncake"):
         Soak(tmp_path, [], pool="sea")
 
 
