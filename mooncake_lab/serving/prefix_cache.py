@@ -122,10 +122,10 @@ class PrefixCache:
         """The leading blocks that are the worker's own, each with a tensor a layer."""
         return self._read(keys[: self.match(keys)])
 
-    def pooled(self, keys: Sequence[bytes]) -> list[tuple[torch.Tensor, ...]]:
-        """The leading blocks that are here or in the pool, which is asked."""
+    def pooled(self, keys: Sequence[bytes], first: int) -> list[tuple[torch.Tensor, ...]]:
+        """The leading blocks that are here or in the pool, which is asked; `first` is the first position."""
         with self._using():
-            found = self._store.match_prefix(keys)
+            found = self._store.match_prefix(keys, first=first)
         return self._read(keys[:found])
 
     def _read(self, keys: Sequence[bytes]) -> list[tuple[torch.Tensor, ...]]:

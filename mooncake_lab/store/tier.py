@@ -140,6 +140,11 @@ class Tier(Generic[Handle]):
         block = self.blocks.peek(key)
         return pending.handle if pending else block.payload.handle if block else None
 
+    def position_of(self, key: BlockKey) -> int:
+        """Index of the block in its request, 0 where it is not held. Changes nothing."""
+        found = self.pending.get(key) or self.blocks.peek(key)
+        return 0 if found is None else found.position
+
     def begin_read(self, key: BlockKey) -> Handle | None:
         """Where to read the block, which stays until `end_read`; `None` is a miss. Counts as a use."""
         handle = None

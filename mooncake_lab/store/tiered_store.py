@@ -94,15 +94,19 @@ class TieredStore:
         with self._lock:
             return isinstance(key, bytes) and self._stack.tier_of(key) is not None
 
-    def match_prefix(self, keys: Iterable[bytes]) -> int:
+    def match_prefix(self, keys: Iterable[bytes], *, first: int = 0) -> int:
         """How many of these keys are held, in any tier, before the first that is not; no use is counted.
 
         A tier that several clients share is asked, because the others store and evict there, too.
+
+        Args:
+            keys: of consecutive blocks of a prompt.
+            first: position of the first of them in the prompt.
         """
         keys = list(keys)
         for tier, backend in zip(self._stack.tiers, self._backends, strict=True):
             if backend.evicts:
-                self._ask_pool(tier, backend, keys)
+                self._ask_pool(tier, backend, keys, first)
         with self._lock:
             return self._stack.match_prefix(keys)
 
@@ -162,11 +166,12 @@ class TieredStore:
             ValueError: when the buffers do not fit the layers.
         """
         for tier, backend in zip(self._stack.tiers, self._backends, strict=True):
-            block = self._read_from(tier.index, key, buffers, first_layer)
-            if block is None:
+            found = self._read_from(tier.index, key, buffers, first_layer)
+            if found is None:
                 continue
-            if tier.index and tier.spec.promotes and len(buffers) == len(block.layer_bytes):
-                is_promoted = self._writer.put(0, key, block.layer_bytes, buffers, block.position)
+            layer_bytes, position = found
+            if tier.index and tier.spec.promotes and len(buffers) == len(layer_bytes):
+                is_promoted = self._writer.put(0, key, layer_bytes, buffers, position)
                 with self._lock:
                     tier.counters.promoted += is_promoted
             return backend.name
@@ -284,8 +289,14 @@ class TieredStore:
                 for tier, backend in zip(self._stack.tiers, self._backends, strict=True)
             )
 
-    def _ask_pool(self, tier: Tier[Reservation], backend: StorageBackend, keys: Sequence[bytes]) -> None:
-        """Learn which of these keys a shared pool has; none, where it does not answer."""
+    def _ask_pool(
+        self, tier: Tier[Reservation], backend: StorageBackend, keys: Sequence[bytes], first: int
+    ) -> None:
+        """Learn which of these keys a shared pool has; none, where it does not answer.
+
+        Positions are those in the prompt: a Mooncake Store does not keep them.
+        """
+        positions = {key: position for position, key in enumerate(keys, first)}
         with self._lock:
             own = [other for other in self._stack.tiers if not other.spec.evicts]
             asked = [key for key in keys if not any(other.holds(key) for other in own)]
@@ -303,7 +314,7 @@ class TieredStore:
                 tier.reads.failed(error)
             elif is_tried:
                 tier.reads.worked()
-            tier.learn(asked, {block.key: (block, block.size_bytes, block.position) for block in found})
+            tier.learn(asked, {block.key: (block, block.size_bytes, positions[block.key]) for block in found})
 
     def _recover(self) -> None:
         """Hold what the backends hold, oldest first; what does not fit is freed unless the backend is shared."""
@@ -326,12 +337,13 @@ class TieredStore:
 
     def _read_from(
         self, index: int, key: bytes, buffers: Sequence[Buffer], first_layer: int
-    ) -> Reservation | None:
-        """Read from one tier; the block, or `None` where it could not be read as it was written."""
+    ) -> tuple[tuple[int, ...], int] | None:
+        """Read from one tier; bytes per layer and position, or `None` where it was not read as it was written."""
         tier = self._stack.tiers[index]
         with Uninterrupted():
             with self._lock:
                 block = tier.begin_read(key)
+                position = tier.position_of(key)
             if block is None:
                 return None
             started_s = time.perf_counter()
@@ -354,7 +366,7 @@ class TieredStore:
                     tier.mark_read(block.key, block, has_failed=False)
                 commands = tier.end_read(block.key, block)
             self._writer.carry_out(commands)
-        return block
+        return block.layer_bytes, position
 
     def _end_failed_read(self, index: int, block: Reservation, error: BaseException) -> None:
         """A block that is not what was written is dropped; after an error of the device it stays."""

@@ -24,8 +24,10 @@ from mooncake_lab.store.backends import (
 )
 from mooncake_lab.store.backends.wire import SLOWEST_BYTES_PER_S
 
-PrefixSource = Callable[[Sequence[bytes]], list[tuple[torch.Tensor, ...]]]
-"""Gives the leading blocks of these keys that it has, each as its layers; what it lacks is computed."""
+PrefixSource = Callable[[Sequence[bytes], int], list[tuple[torch.Tensor, ...]]]
+"""Gives the leading blocks of these keys that it has, each as its layers; what it lacks is computed.
+
+The number is the position of the first key in its prompt."""
 _LOG: Final = logging.getLogger(__name__)
 
 

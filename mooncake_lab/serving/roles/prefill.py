@@ -191,7 +191,7 @@ class PrefillRole:
         try:
             for name, source in sources.items():
                 have = self._cache.match(keys)
-                blocks = source(keys[have:]) if have < len(keys) else []
+                blocks = source(keys[have:], have) if have < len(keys) else []
                 if prompt.is_ready:
                     return
                 self._cache.adopt(keys[have : have + len(blocks)], blocks, first=have)
@@ -203,7 +203,7 @@ class PrefillRole:
         """Another worker's store."""
         context = self._context
         size = context.spec.block_size_tokens
-        return lambda keys: fetch(port, self._fetches_as, context.shape, keys, size, context.channel)
+        return lambda keys, _first: fetch(port, self._fetches_as, context.shape, keys, size, context.channel)
 
     def _end_fetch(self, prompt: Prompt, came: dict[str, int]) -> None:
         """The prefix of a prompt is here, or is computed after all; once per prompt."""

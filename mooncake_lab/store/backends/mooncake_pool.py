@@ -72,7 +72,6 @@ class MooncakePool(CopyingBackend):
         self._open: dict[Reservation, tuple[Bytes, set[int]]] = {}
         """The bytes of blocks before their commit, and the layers that they lack."""
         self._lock = threading.Lock()
-        self._sequence = 0
 
     @property
     def used_bytes(self) -> int:
@@ -86,7 +85,11 @@ class MooncakePool(CopyingBackend):
         return sum(layer_bytes) + _SUM_BYTES * len(layer_bytes)
 
     def reserve(self, key: bytes, layer_bytes: Sequence[int], *, position: int = 0) -> Reservation:
-        """Memory for a block that is written; for its errors see `StorageBackend.reserve`."""
+        """Memory for a block that is written; for its errors see `StorageBackend.reserve`.
+
+        All clients have the same reservation of a key, without a position: Mooncake keeps none.
+        """
+        del position
         check_block(key, layer_bytes)
         if tuple(layer_bytes) != self._layer_bytes:
             raise ValueError(
@@ -98,8 +101,7 @@ class MooncakePool(CopyingBackend):
         with self._lock:
             if any(block.key == key for block in self._open):
                 raise BlockExistsError(f"{self.name} is writing block {key.hex()} already")
-            self._sequence += 1
-            block = Reservation(key, self._layer_bytes, position, 0, self._sequence)
+            block = Reservation(key, self._layer_bytes)
             self._open[block] = (
                 np.empty(self.footprint_bytes(key, layer_bytes), np.uint8),
                 set(range(len(layer_bytes))),

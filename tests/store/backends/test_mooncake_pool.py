@@ -7,11 +7,13 @@ from mooncake_lab.store.backends import (
     BlockExistsError,
     BlockNotFoundError,
     DamagedBlockError,
+    DramBackend,
     MooncakeMaster,
     MooncakePool,
     StorageError,
 )
 from mooncake_lab.store.backends.mooncake_client import load_wheel
+from mooncake_lab.store.tiered_store import TieredStore, TierSettings
 
 LAYERS = (300, 500)
 
@@ -102,3 +104,31 @@ def test_nothing_is_stored_before_the_commit(client):
     assert pool.used_bytes == 0
     with pytest.raises(ValueError, match="layers of"):
         pool.reserve(b"e", (1, 2))
+
+
+def over_dram(pool):
+    """A store of DRAM over a pool."""
+    return TieredStore([TierSettings(medium=DramBackend(2**20)), TierSettings(medium=pool)])
+
+
+def test_blocks_from_the_pool_have_the_position_in_their_prompt(client):
+    """DRAM has blocks 0, 1 and 3 of a prompt; those that come from the pool are 2, 4 and 5 in DRAM, too."""
+    keys = [b"prompt/%d" % number for number in range(6)]
+    with TieredStore([TierSettings(medium=pool_of(client))]) as theirs, over_dram(pool_of(client)) as mine:
+        for number, key in enumerate(keys):
+            assert theirs.put(key, block_of(number), position=number)
+            if number in (0, 1, 3):
+                assert mine.put(key, block_of(number), position=number)
+        assert mine.match_prefix(keys[2:], first=2) == 4
+        for key in keys[2:]:
+            assert mine.read_into(key, [np.empty(size, np.uint8) for size in LAYERS]) is not None
+        assert [mine._stack.tiers[0].position_of(key) for key in keys] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_block_that_this_client_stored_does_not_leave_when_it_is_found(client):
+    """Asking the pool for a block that the store itself put there counts no eviction, and the block stays."""
+    with TieredStore([TierSettings(medium=pool_of(client))]) as store:
+        assert store.put(b"mine", block_of(7), position=3)
+        assert store.match_prefix([b"mine"], first=3) == 1
+        assert store.statistics()[0].evicted == 0
+        assert store._stack.tiers[0].position_of(b"mine") == 3
