@@ -1,7 +1,5 @@
 """The messenger refuses what it cannot take, and says why."""
 
-import contextlib
-import logging
 import queue
 import select
 import socket
@@ -17,11 +15,11 @@ from mooncake_lab.cluster import PrefillDone
 from mooncake_lab.engine.kv_layout import KVLayout, bytes_of
 from mooncake_lab.serving.kv_transfer.fetch import fetch
 from mooncake_lab.serving.kv_transfer.protocol import (
-    HOST,
+    TRANSFER_MESSAGES,
     Ack,
+    Blocks,
     EndTransfer,
     GetBlocks,
-    Hello,
     Identity,
     KVChunk,
     RemoteAddress,
@@ -31,13 +29,12 @@ from mooncake_lab.serving.kv_transfer.protocol import (
     borrow,
     dial,
     expect,
-    receive,
 )
-from mooncake_lab.serving.kv_transfer.receiver import _MOST_STRANGERS, KVReceiver
+from mooncake_lab.serving.kv_transfer.receiver import KVReceiver
 from mooncake_lab.serving.kv_transfer.sender import KVSender, KVSenders, _has_ended, cuts
 from mooncake_lab.serving.kv_transfer.transfer_engine import WINDOW_BYTES, TransferEngineChannel
 from mooncake_lab.serving.measure import measure_transfer
-from mooncake_lab.serving.messages import VERSION, Job
+from mooncake_lab.serving.messages import Job
 from mooncake_lab.store.backends import PeerRefusedError, ProtocolError, StorageError, wire
 from mooncake_lab.store.backends.mooncake_client import load_wheel
 
@@ -236,17 +233,9 @@ def test_a_write_that_fails_is_trouble(channel):
 
 
 def refusal_of(peer):
-    message, _ = receive(peer, 5)
+    message, _ = wire.receive_message(peer, TRANSFER_MESSAGES, 5)
     assert isinstance(message, TransferRefused)
     return message.reason
-
-
-def test_wrong_version(reception):
-    """Another version of the protocol is refused, naming both."""
-    with socket.create_connection(("127.0.0.1", reception.port)) as peer:
-        wire.greet_as_client(peer, WHO.token, WHO.fingerprint, 5)
-        wire.send_frame(peer, Hello(version=VERSION + 1, name="old", fingerprint=WHO.fingerprint), (), 5)
-        assert f"version {VERSION + 1}" in refusal_of(peer)
 
 
 def test_wrong_token_and_model(reception):
@@ -451,47 +440,14 @@ def test_who_sends_too_much_waits(monkeypatch, came, reception):
     sender.close()
 
 
-def test_strangers_do_not_keep_workers_out(came, caplog):
-    """With more connections that prove nothing than a worker allows, others deliver, and the log stays short."""
-    patient = Identity(name="patient", token=WHO.token, fingerprint=WHO.fingerprint, timeout_s=600.0)
-    one = KVReceiver(patient, SHAPE, most_tokens=64, delivered=came.put, give=lambda _: [])
-    with contextlib.ExitStack() as opened, caplog.at_level(logging.WARNING):
-        opened.callback(one.close)
-        strangers = [
-            opened.enter_context(socket.create_connection((HOST, one.port), 10))
-            for _ in range(2 * _MOST_STRANGERS)
-        ]
-        sender = KVSender(one.port, WHO, lambda job, reason: came.put((job, reason)))
-        send_one_token(sender)
-        assert came.get(timeout=10).first_token == 7
-        assert len(one._strangers) <= _MOST_STRANGERS
-        greeting = strangers[0].recv(2**10)
-        while part := strangers[0].recv(2**10):  # the first of them has been hung up on
-            greeting += part
-        sender.close()
-    said = [record for record in caplog.records if "hangs up on a peer" in record.getMessage()]
-    assert len(said) == 1
-
-
-def test_strangers_have_a_time(reception):
-    """Who does not prove who it is in time is hung up on, and no longer counted."""
-    with socket.create_connection((HOST, reception.port), 10) as stranger:
-        found = b""
-        while part := stranger.recv(2**10):
-            found += part
-    deadline_s = time.monotonic() + 10
-    while reception._strangers and time.monotonic() < deadline_s:
-        time.sleep(0.01)
-    assert not reception._strangers
-
-
-def test_workers_are_counted_apart(reception, monkeypatch):
-    """A worker too many is told so; who knows the token is no stranger any more."""
+def test_a_worker_too_many_is_told_so(monkeypatch, came):
+    """A worker that knows the token and finds no place is refused with the reason."""
     monkeypatch.setattr("mooncake_lab.serving.kv_transfer.receiver._MOST_PEERS", 2)
-    with dial(reception.port, WHO), dial(reception.port, WHO):
-        assert (len(reception._peers), len(reception._strangers)) == (2, 0)
-        with pytest.raises(StorageError, match="sender has 2 peers; allowed are 2"):
-            dial(reception.port, WHO)
+    one = KVReceiver(WHO, SHAPE, most_tokens=64, delivered=came.put, give=lambda _: [])
+    refused = pytest.raises(StorageError, match="sender has 2 peers; allowed are 2")
+    with dial(one.port, WHO), dial(one.port, WHO), refused:
+        dial(one.port, WHO)
+    one.close()
 
 
 def test_deaf_receiver():
@@ -516,5 +472,5 @@ def test_expect_other(reception):
             message, values = piece(layer, 0, 5)
             wire.send_frame(peer, message, (bytes_of(values),), 5)
         wire.send_frame(peer, EndTransfer(job=JOB, first_token=0, prefilled=PREFILLED), (), 5)
-        with pytest.raises(ProtocolError, match="Ack where a Hello"):
-            expect(peer, Hello, 5)
+        with pytest.raises(ProtocolError, match="Ack where a Blocks"):
+            expect(peer, Blocks, 5)

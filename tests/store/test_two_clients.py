@@ -6,8 +6,8 @@ import pytest
 from tier_blocks import LAYERS, content, put, read, two_stores
 
 from mooncake_lab.store.backends import BlockServer, DramBackend, RemoteBackend, StorageFullError
-from mooncake_lab.store.backends.remote_leases import Leases
 from mooncake_lab.store.backends.remote_messages import name_of
+from mooncake_lab.store.backends.remote_server import Leases
 from mooncake_lab.store.tiered_store import TieredStore, TierSettings
 
 TOKEN = b"a token of the tests"

@@ -54,7 +54,6 @@ def fetch(
                 peer, GetBlocks(tuple(keys), None if region is None else region.where), (), identity.timeout_s
             )
             give, size = expect(peer, Blocks, identity.timeout_s + len(keys) * block_bytes / SLOWEST_BYTES_PER_S)
-            assert isinstance(give, Blocks)  # noqa: S101  # `expect` has checked
             follow = give.blocks * block_bytes if give.pushed is None else 0
             if not 0 <= give.blocks <= len(keys) or size != follow or (give.pushed and region is None):
                 raise ProtocolError(f"{give.blocks} blocks in {size} bytes; {len(keys)} were asked for")

@@ -2,24 +2,18 @@
 
 import socket
 from dataclasses import dataclass
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Final, TypeAlias, TypeVar
 
 import msgspec
 
 from mooncake_lab.cluster import PrefillDone
-from mooncake_lab.serving.messages import VERSION, CancelOrder, Job
+from mooncake_lab.serving.messages import CancelOrder, Job
 from mooncake_lab.store.backends import ProtocolError, StorageError, wire
+
+_Message = TypeVar("_Message")
 
 HOST: Final = "127.0.0.1"
 """Workers of one machine are connected over loopback."""
-
-
-class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=60):
-    """First message on a connection; answered by `Ack` or `TransferRefused`."""
-
-    version: int
-    name: str
-    fingerprint: bytes
 
 
 class StartTransfer(msgspec.Struct, frozen=True, kw_only=True, tag=61):
@@ -108,8 +102,7 @@ class TransferRefused(msgspec.Struct, frozen=True, tag=68):
 
 
 TransferMessage: TypeAlias = (
-    Hello
-    | StartTransfer
+    StartTransfer
     | KVChunk
     | EndTransfer
     | CancelOrder
@@ -141,18 +134,14 @@ class Identity:
 
 
 def dial(port: int, identity: Identity) -> socket.socket:
-    """A connection to another worker, after both sides proved that they belong to this cluster.
+    """A connection to another worker of the same cluster and model, which has accepted it with an `Ack`.
 
     Raises:
         OSError: when there is no such worker, or it stalls.
         StorageError: when one side refuses the other.
     """
-    peer = socket.create_connection((HOST, port), identity.timeout_s)
+    peer = wire.connect((HOST, port), identity.token, identity.fingerprint, identity.timeout_s)
     try:
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        wire.greet_as_client(peer, identity.token, identity.fingerprint, identity.timeout_s)
-        hello = Hello(version=VERSION, name=identity.name, fingerprint=identity.fingerprint)
-        wire.send_frame(peer, hello, (), identity.timeout_s)
         expect(peer, Ack, identity.timeout_s)
     except BaseException:
         peer.close()
@@ -160,29 +149,15 @@ def dial(port: int, identity: Identity) -> socket.socket:
     return peer
 
 
-def receive(peer: socket.socket, timeout_s: float, *, idle_s: float | None = None) -> tuple[TransferMessage, int]:
-    """The next message, and the bytes that follow it.
-
-    Raises:
-        OSError: when the peer is gone or stalls.
-        ProtocolError: when what comes is no message.
-    """
-    body, size = wire.receive_head(peer, timeout_s, idle_s=idle_s)
-    try:
-        return TRANSFER_MESSAGES.decode(body), size
-    except msgspec.MsgspecError as error:
-        raise ProtocolError(f"a frame that is no message: {error}") from error
-
-
-def expect(peer: socket.socket, kind: type[TransferMessage], timeout_s: float) -> tuple[TransferMessage, int]:
-    """The next message, when it is of this kind.
+def expect(peer: socket.socket, kind: type[_Message], timeout_s: float) -> tuple[_Message, int]:
+    """The next message, when it is of this kind, and the bytes that follow it.
 
     Raises:
         RefusedByPeerError: when the peer refuses.
-        ProtocolError: when it is of another kind.
+        ProtocolError: when it is of another kind, or none.
         OSError: when the peer is gone or stalls.
     """
-    message, size = receive(peer, timeout_s)
+    message, size = wire.receive_message(peer, TRANSFER_MESSAGES, timeout_s)
     if isinstance(message, TransferRefused):
         raise RefusedByPeerError(message.reason)
     if not isinstance(message, kind):
@@ -193,6 +168,4 @@ def expect(peer: socket.socket, kind: type[TransferMessage], timeout_s: float) -
 def borrow(peer: socket.socket, identity: Identity, size_bytes: int) -> RemoteAddress | None:
     """Memory of a peer for the rest of this connection; None where it lends none. For its errors see `expect`."""
     wire.send_frame(peer, AllocBuffer(size_bytes), (), identity.timeout_s)
-    granted, _ = expect(peer, BufferGranted, identity.timeout_s)
-    assert isinstance(granted, BufferGranted)  # noqa: S101  # `expect` has checked
-    return granted.where
+    return expect(peer, BufferGranted, identity.timeout_s)[0].where

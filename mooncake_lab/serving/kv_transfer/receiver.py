@@ -1,9 +1,7 @@
 """Where a worker receives: KVCache of requests that it will decode, and requests for blocks that it holds."""
 
 import contextlib
-import logging
 import socket
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,13 +15,13 @@ from mooncake_lab.engine import KVSpan
 from mooncake_lab.engine.kv_layout import Bytes, KVLayout, bytes_of
 from mooncake_lab.serving.kv_transfer.protocol import (
     HOST,
+    TRANSFER_MESSAGES,
     Ack,
     AllocBuffer,
     Blocks,
     BufferGranted,
     EndTransfer,
     GetBlocks,
-    Hello,
     Identity,
     KVChunk,
     Probe,
@@ -32,21 +30,15 @@ from mooncake_lab.serving.kv_transfer.protocol import (
     StartTransfer,
     TransferMessage,
     TransferRefused,
-    receive,
 )
 from mooncake_lab.serving.kv_transfer.transfer_engine import Buffer, TransferEngineChannel
-from mooncake_lab.serving.messages import VERSION, CancelOrder, Job
+from mooncake_lab.serving.messages import CancelOrder, Job
 from mooncake_lab.store.backends import ProtocolError, StorageError, wire
+from mooncake_lab.store.backends.listener import Listener
 
-_LOG: Final = logging.getLogger(__name__)
 _IDLE_S: Final = 3600.0
-_PAUSE_S: Final = 0.1
 _MOST_PEERS: Final = 64
 """Other workers that are connected at once."""
-_MOST_STRANGERS: Final = 64
-"""Connections at once that have not proved yet to be a worker's."""
-_SELDOM_S: Final = 10.0
-"""Between two lines about peers in the log: a process that can connect could fill it otherwise."""
 _MOST_PROBE_BYTES: Final = 2**26
 _MOST_KEYS: Final = 8192
 
@@ -120,19 +112,13 @@ class KVReceiver:
 
     __slots__ = (
         "_channel",
-        "_closing",
         "_delivered",
         "_each_layer",
         "_give",
         "_identity",
         "_listener",
         "_most_tokens",
-        "_peers",
-        "_peers_lock",
-        "_quiet_until_s",
         "_shape",
-        "_strangers",
-        "_unsaid",
     )
 
     def __init__(
@@ -153,120 +139,42 @@ class KVReceiver:
         self._give = give
         self._each_layer = each_layer
         self._channel = channel
-        self._closing = False
-        self._peers: set[socket.socket] = set()
-        self._strangers: dict[socket.socket, None] = {}
-        """Those who have not proved yet who they are, who came first in front."""
-        self._quiet_until_s = 0.0
-        self._unsaid = 0
-        self._peers_lock = threading.Lock()
-        self._listener = socket.create_server((HOST, 0))
-        threading.Thread(target=self._accept, name="reception", daemon=True).start()
+        self._listener = Listener(
+            identity.name,
+            identity.token,
+            self._serve,
+            refused=_refuse,
+            host=HOST,
+            timeout_s=identity.timeout_s,
+            max_peers=_MOST_PEERS,
+        )
 
     @property
     def port(self) -> int:
         """The port that it listens on."""
-        return int(self._listener.getsockname()[1])
+        return self._listener.address[1]
 
     def sever(self) -> None:
         """Break every connection, as a network would."""
-        with self._peers_lock:
-            peers = [*self._peers, *self._strangers]
-        for peer in peers:
-            with contextlib.suppress(OSError):
-                peer.shutdown(socket.SHUT_RDWR)
+        self._listener.sever()
 
     def close(self) -> None:
         """Stop listening, and hang up."""
-        self._closing = True
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self.sever()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                peer, _ = self._listener.accept()
-            except OSError as error:
-                if self._closing:
-                    return
-                self._warn(f"{self._identity.name} cannot take another peer now: {error}")
-                time.sleep(_PAUSE_S)  # no descriptor is free, say; those who wait are not forgotten
-                continue
-            self._admit(peer)
-            threading.Thread(target=self._serve, args=(peer,), name="receiver", daemon=True).start()
-
-    def _admit(self, peer: socket.socket) -> None:
-        """Wait for a peer to authenticate; where too many do, the oldest connection is closed."""
-        with self._peers_lock:
-            oldest = next(iter(self._strangers)) if len(self._strangers) >= _MOST_STRANGERS else None
-            if oldest is not None:
-                del self._strangers[oldest]
-            self._strangers[peer] = None
-        if oldest is not None:
-            self._warn(f"{self._identity.name} hangs up on a peer: {_MOST_STRANGERS} have not proved who they are")
-            with contextlib.suppress(OSError):
-                oldest.shutdown(socket.SHUT_RDWR)
-
-    def _warn(self, message: str) -> None:
-        """Write a line to the log, unless there was one just now; the next says how many were left out."""
-        with self._peers_lock:
-            now_s = time.monotonic()
-            if now_s < self._quiet_until_s:
-                self._unsaid += 1
-                return
-            self._quiet_until_s = now_s + _SELDOM_S
-            left_out, self._unsaid = self._unsaid, 0
-        _LOG.warning("%s%s", message, f" ({left_out} such lines were left out)" if left_out else "")
-
-    def _serve(self, peer: socket.socket) -> None:
-        try:
-            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            wire.greet_as_server(peer, self._identity.token, self._identity.timeout_s)
-            self._welcome(peer)
-            self._receive_messages(peer)
-        except (ConnectionResetError, BrokenPipeError):
-            pass  # between two frames, or reset: the sender knows, and says so to the cluster
-        except TimeoutError:
-            self._refuse(
-                peer, f"the peer took too long to send a frame; allowed are {self._identity.timeout_s:g} s"
-            )
-        except (StorageError, ValueError) as error:
-            self._warn(f"{self._identity.name} refuses a peer: {error}")
-            self._refuse(peer, str(error))
-        except OSError as error:
-            _LOG.info("%s lost a peer: %s", self._identity.name, error)
-        finally:
-            peer.close()
-            with self._peers_lock:
-                self._peers.discard(peer)
-                self._strangers.pop(peer, None)
-
-    def _welcome(self, peer: socket.socket) -> None:
-        message, _ = receive(peer, self._identity.timeout_s)
-        if not isinstance(message, Hello):
-            raise ProtocolError(f"a peer begins with {type(message).__name__}; it must begin with Hello")
-        if message.version != VERSION:
-            raise ProtocolError(
-                f"{message.name} speaks version {message.version}; {self._identity.name} speaks {VERSION}"
-            )
-        if message.fingerprint != self._shape.fingerprint:
-            raise ProtocolError(f"{message.name} runs another model than {self._identity.name}")
-        with self._peers_lock:
-            known = len(self._peers)
-            if known < _MOST_PEERS:
-                self._strangers.pop(peer, None)
-                self._peers.add(peer)
-        if known >= _MOST_PEERS:
-            raise ProtocolError(f"{self._identity.name} has {known} peers; allowed are {_MOST_PEERS}")
+    def _serve(self, peer: socket.socket, fingerprint: bytes) -> None:
+        if fingerprint != self._shape.fingerprint:
+            raise ProtocolError(f"the peer runs another model than {self._identity.name}")
         wire.send_frame(peer, Ack(), (), self._identity.timeout_s)
+        self._receive_messages(peer)
 
     def _receive_messages(self, peer: socket.socket) -> None:
         with contextlib.ExitStack() as lent:
             connection = Connection(peer=peer, lent=lent)
             while True:
-                message, size = receive(peer, self._identity.timeout_s, idle_s=_IDLE_S)
+                message, size = wire.receive_message(
+                    peer, TRANSFER_MESSAGES, self._identity.timeout_s, idle_s=_IDLE_S
+                )
                 if size and not isinstance(message, (KVChunk, Probe)):
                     raise ProtocolError(f"a {type(message).__name__} with {size} bytes behind it; allowed are 0")
                 self._take(connection, message, size)
@@ -372,17 +280,15 @@ class KVReceiver:
         if message.pushed is not None:
             connection.take_pushed([np.empty(message.pushed_bytes, np.uint8)], message.pushed)
             return
-        scratch: Bytes = np.empty(min(size, 2**20) or 1, np.uint8)
-        while size:
-            wire.receive_into(connection.peer, [scratch[:size]], self._identity.timeout_s)
-            size -= min(size, scratch.nbytes)
+        wire.skip(connection.peer, size, self._identity.timeout_s)
 
-    def _refuse(self, peer: socket.socket, reason: str) -> None:
-        """Say why, and read on for a moment: closing with unread bytes would destroy what was said."""
-        with contextlib.suppress(OSError, StorageError):
-            wire.send_frame(peer, TransferRefused(reason[:1000]), (), 1.0)
-            peer.shutdown(socket.SHUT_WR)
-            peer.settimeout(0.5)
-            for _ in range(256):
-                if not peer.recv(2**16):
-                    return
+
+def _refuse(peer: socket.socket, reason: str) -> None:
+    """Send the reason, and read on for a moment: closing with unread bytes would destroy it."""
+    with contextlib.suppress(OSError, StorageError):
+        wire.send_frame(peer, TransferRefused(reason[:1000]), (), 1.0)
+        peer.shutdown(socket.SHUT_WR)
+        peer.settimeout(0.5)
+        for _ in range(256):
+            if not peer.recv(2**16):
+                return

@@ -25,6 +25,11 @@ def checksum(data: Buffer, seed: int) -> int:
     return checksums([flat(data)], seed)[0]
 
 
+def checksum_seed(key: bytes) -> int:
+    """The seed of a block's checksums, so that the bytes of another block never have them."""
+    return int.from_bytes(key[-8:], "little")
+
+
 def layer_runs(sizes: Sequence[int], max_bytes: int) -> Iterator[slice]:
     """Runs of consecutive layers of at most `max_bytes`; a larger layer is a run of its own."""
     start, total = 0, 0

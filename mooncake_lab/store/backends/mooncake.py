@@ -24,9 +24,8 @@ from mooncake_lab.store.backends.base import (
     check_buffers,
     check_fingerprint,
 )
-from mooncake_lab.store.backends.checksums import checksums, run_concurrently
+from mooncake_lab.store.backends.checksums import checksum_seed, checksums, run_concurrently
 from mooncake_lab.store.backends.mooncake_client import MooncakeClient
-from mooncake_lab.store.backends.remote_messages import checksum_seed
 
 _LOG: Final = logging.getLogger(__name__)
 _HELPERS: Final = 4

@@ -22,9 +22,8 @@ from mooncake_lab.store.backends.base import (
     check_buffers,
     check_fingerprint,
 )
-from mooncake_lab.store.backends.checksums import checksums
+from mooncake_lab.store.backends.checksums import checksum_seed, checksums
 from mooncake_lab.store.backends.mooncake_client import MooncakeClient, load_wheel
-from mooncake_lab.store.backends.remote_messages import checksum_seed
 
 _NO_SPACE: Final = -200
 _NOT_READY: Final = -703

@@ -23,6 +23,7 @@ from mooncake_lab.store.backends.base import (
     check_buffers,
     check_fingerprint,
 )
+from mooncake_lab.store.backends.checksums import checksum_seed
 
 _Answer = TypeVar("_Answer", messages.Done, messages.Reserved, messages.Layers, messages.Listing, messages.Room)
 
@@ -168,8 +169,7 @@ class RemoteBackend(CopyingBackend):
                     wire.send_layers(peer, question, sent, self._timeout_s, seed=seed)
                 else:
                     wire.send_frame(peer, question, sent, self._timeout_s)
-                body, payload_bytes = wire.receive_head(peer, self._timeout_s)
-                answer = messages.ANSWERS.decode(body)
+                answer, payload_bytes = wire.receive_message(peer, messages.ANSWERS, self._timeout_s)
                 self._check(question, expected, answer, payload_bytes, wanted)
                 if isinstance(answer, messages.Listing):
                     listing = np.empty(payload_bytes, np.uint8)
@@ -214,14 +214,7 @@ class RemoteBackend(CopyingBackend):
         if self._peer is not None and _is_gone(self._peer):
             self._hang_up()  # the server closed the connection meanwhile, or was restarted
         if self._peer is None:
-            peer = socket.create_connection(self._address, self._timeout_s)
-            try:
-                peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                wire.greet_as_client(peer, self._token, self._fingerprint, self._timeout_s)
-            except BaseException:
-                peer.close()
-                raise
-            self._peer = peer
+            self._peer = wire.connect(self._address, self._token, self._fingerprint, self._timeout_s)
         return self._peer
 
     def _hang_up(self) -> None:
@@ -231,7 +224,7 @@ class RemoteBackend(CopyingBackend):
             self._peer = None
 
     def _seed(self, reservation: Reservation) -> int:
-        return messages.checksum_seed(self._space + reservation.key)
+        return checksum_seed(self._space + reservation.key)
 
 
 def _is_gone(peer: socket.socket) -> bool:

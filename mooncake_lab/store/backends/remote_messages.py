@@ -139,11 +139,6 @@ def key_space(fingerprint: bytes) -> bytes:
     return bytes([len(fingerprint)]) + fingerprint
 
 
-def checksum_seed(key: bytes) -> int:
-    """The seed of checksums on the wire, so that one block's bytes never pass for another's."""
-    return int.from_bytes(key[-8:], "little")
-
-
 def failed(error: Exception) -> Failed:
     """The answer that reports an error."""
     kind: Any = next((kind for known, kind in _KINDS if isinstance(error, known)), "device")

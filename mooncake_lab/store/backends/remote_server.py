@@ -2,11 +2,10 @@
 
 import contextlib
 import logging
-import math
 import socket
 import threading
-import time
-from collections.abc import Iterable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Generator, Iterable, Sequence
 from typing import Final, Self, TypeVar, final
 
 import msgspec
@@ -14,13 +13,19 @@ import numpy as np
 
 from mooncake_lab.store.backends import remote_messages as messages
 from mooncake_lab.store.backends import wire
-from mooncake_lab.store.backends.base import Bytes, DamagedBlockError, Reservation, StorageBackend, StorageError
-from mooncake_lab.store.backends.remote_leases import Leases
+from mooncake_lab.store.backends.base import (
+    BlockNotFoundError,
+    Bytes,
+    DamagedBlockError,
+    Reservation,
+    StorageBackend,
+    StorageError,
+    StorageFullError,
+)
+from mooncake_lab.store.backends.checksums import checksum_seed
+from mooncake_lab.store.backends.listener import Listener
 
 _LOG: Final = logging.getLogger(__name__)
-_MAX_UNAUTHENTICATED: Final = 64
-_RETRY_S: Final = 0.1
-"""Pause after a failed accept: descriptors, memory or threads may be free again by then."""
 _IDLE_S: Final = 3600.0
 _Run = TypeVar("_Run", messages.Write, messages.Read)
 
@@ -30,9 +35,8 @@ class BlockServer:
     """Serves a backend until it is closed; the backend stays open.
 
     Blocks are kept by model: a client finds only those stored under its own fingerprint. What a client reserved
-    and did not commit is freed when its connection ends, and soon after its machine disappears. Connections that
-    have not yet proved that they know the token do not count against `max_clients`; when there are too many of
-    them, the oldest is closed. Mutable: it owns a port and threads.
+    and did not commit is freed when its connection ends, and soon after its machine disappears. Mutable: it owns a
+    `Listener`.
 
     Args:
         backend: what it lends.
@@ -59,26 +63,17 @@ class BlockServer:
         max_clients: int = 64,
         max_payload_bytes: int = 2**30,
     ) -> None:
-        wire.check_token(token)
         self._leases = Leases(backend, timeout_s)
-        self._token = token
         self._timeout_s = timeout_s
-        self._max_clients = max_clients
         self._max_payload_bytes = max_payload_bytes
-        self._threads: dict[socket.socket, threading.Thread] = {}  # of every connection, the oldest first
-        self._unauthenticated: dict[socket.socket, None] = {}  # the oldest first
-        self._clients: set[socket.socket] = set()
-        self._lock = threading.Lock()
-        self._closing = threading.Event()
-        self._listener = socket.create_server((host, port))
-        self._accepting = threading.Thread(target=self._accept, name="block-server", daemon=True)
-        self._accepting.start()
+        self._listener = Listener(
+            "block-server", token, self._serve, host=host, port=port, timeout_s=timeout_s, max_peers=max_clients
+        )
 
     @property
     def address(self) -> tuple[str, int]:
         """Host and port."""
-        host, port, *_ = self._listener.getsockname()
-        return host, port
+        return self._listener.address
 
     def __enter__(self) -> Self:
         return self
@@ -91,77 +86,119 @@ class BlockServer:
 
         A backend that does not answer is waited for twice `timeout_s`; then a warning is logged.
         """
-        self._closing.set()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
-        self._listener.close()
-        ends_s = time.monotonic() + 2 * self._timeout_s
-        self._accepting.join(self._timeout_s)  # no connections are added from now on
-        with self._lock:
-            threads = list(self._threads.values())
-            for client in self._threads:
-                _shut_down(client)
-        for thread in threads:
-            thread.join(max(0.0, ends_s - time.monotonic()))
-        busy = sum(thread.is_alive() for thread in threads)
+        busy = self._listener.close(2 * self._timeout_s)
         if busy:
             _LOG.warning("%d clients still use the backend of a server that is closed", busy)
 
-    def _accept(self) -> None:
-        while not self._closing.is_set():
-            client: socket.socket | None = None
-            try:
-                client, _ = self._listener.accept()
-                self._start(client)
-            except (OSError, RuntimeError, MemoryError) as error:  # no thread can start, or the client is gone
-                if client is not None:
-                    self._forget(client)
-                if not self._closing.is_set():
-                    _LOG.warning("a client cannot be served now: %s", error)
-                    self._closing.wait(_RETRY_S)
+    def _serve(self, client: socket.socket, fingerprint: bytes) -> None:
+        _Session(client, self._leases, fingerprint, self._timeout_s, self._max_payload_bytes).serve()
 
-    def _start(self, client: socket.socket) -> None:
-        """Serve a connection on a thread of its own; closes the oldest unauthenticated one if there are many."""
-        _configure(client, self._timeout_s)
-        thread = threading.Thread(target=self._serve, args=(client,), name="block-client", daemon=True)
-        with self._lock:
-            if len(self._unauthenticated) >= _MAX_UNAUTHENTICATED:
-                oldest = next(iter(self._unauthenticated))
-                del self._unauthenticated[oldest]
-                _shut_down(oldest)
-            self._unauthenticated[client] = None
-            self._threads[client] = thread
-        thread.start()
 
-    def _serve(self, client: socket.socket) -> None:
+@final
+class Leases:
+    """The blocks of a backend by name; none is freed while its bytes are read or written. Mutable.
+
+    When the backend is full, the least recently used blocks leave: the clients do not know what the others use.
+    """
+
+    def __init__(self, backend: StorageBackend, patience_s: float) -> None:
+        self.backend = backend
+        self._patience_s = patience_s
+        self._blocks = {messages.name_of(block): block for block in backend.blocks()}
+        self._sums: dict[messages.Name, dict[int, int]] = {}  # by layer, as their writers sent them
+        self._used = OrderedDict[messages.Name, None].fromkeys(
+            self._blocks
+        )  # committed; least recently used first
+        self._users: Counter[messages.Name] = Counter()
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def lease(self, name: messages.Name) -> Generator[Reservation]:
+        """The reservation, which is not freed meanwhile."""
+        with self._changed:
+            block = self._blocks.get(name)
+            if block is None:
+                raise BlockNotFoundError(
+                    f"{self.backend.name} has no block {name.key.hex()} of sequence {name.sequence}"
+                )
+            self._users[name] += 1
+            self._use(name)
         try:
-            fingerprint = wire.greet_as_server(client, self._token, self._timeout_s)
-            if self._admit(client):
-                _Session(client, self._leases, fingerprint, self._timeout_s, self._max_payload_bytes).serve()
-        except msgspec.DecodeError as error:
-            _LOG.warning("a client sent what is no question: %s", error)
-        except (StorageError, OSError) as error:
-            _LOG.info("a client is gone: %s", error)
+            yield block
         finally:
-            self._forget(client)
+            with self._changed:
+                self._users[name] -= 1
+                self._changed.notify_all()
 
-    def _admit(self, client: socket.socket) -> bool:
-        """Count an authenticated client; false when there are `max_clients` already."""
-        with self._lock:
-            self._unauthenticated.pop(client, None)
-            is_admitted = len(self._clients) < self._max_clients
-            if is_admitted:
-                self._clients.add(client)
-        if not is_admitted:
-            _LOG.warning("a client is refused: %d are served already", self._max_clients)
-        return is_admitted
+    def reserve(self, key: bytes, layer_bytes: tuple[int, ...], position: int) -> Reservation:
+        """Reserve in the backend, which evicts if it is full; for its errors see `StorageBackend.reserve`."""
+        with self._changed:
+            while True:
+                try:
+                    block = self.backend.reserve(key, layer_bytes, position=position)
+                except StorageFullError:
+                    if sum(layer_bytes) > self.backend.capacity_bytes or not self._evict_one():
+                        raise
+                else:
+                    self._blocks[messages.name_of(block)] = block
+                    return block
 
-    def _forget(self, client: socket.socket) -> None:
-        with self._lock:
-            self._unauthenticated.pop(client, None)
-            self._clients.discard(client)
-            self._threads.pop(client, None)
-        client.close()
+    def find(self, keys: Sequence[bytes]) -> list[Reservation]:
+        """The committed blocks that have one of these keys, each now used once more."""
+        with self._changed:
+            found = self.backend.find(keys)
+            for block in reversed(found):  # the first blocks of a prompt are the last to leave
+                self._use(messages.name_of(block))
+            return found
+
+    def free(self, names: Sequence[messages.Name]) -> None:
+        """Free blocks when no client reads or writes them."""
+        with self._changed:
+            is_idle = self._changed.wait_for(
+                lambda: not any(self._users[name] for name in names), self._patience_s
+            )
+            missing = [name for name, count in Counter(names).items() if name not in self._blocks or count > 1]
+            if missing:
+                raise BlockNotFoundError(f"{self.backend.name} has no block {missing[0].key.hex()}, or not twice")
+            if not is_idle:
+                raise TimeoutError(f"{len(names)} blocks are still being read or written")
+            for name in names:  # one by one: what the backend does not free is still held
+                self._free(name)
+
+    def commit(self, names: Sequence[messages.Name]) -> None:
+        """Commit in the backend; for its errors see `StorageBackend.commit`."""
+        with contextlib.ExitStack() as leases:
+            self.backend.commit(*[leases.enter_context(self.lease(name)) for name in names])
+            with self._changed:
+                self._used.update(dict.fromkeys(names))
+
+    def wrote(self, question: messages.Write, sums: Sequence[int]) -> None:
+        """Keep the checksums of layers, as their writer sent them."""
+        with self._changed:
+            self._sums.setdefault(question.name, {}).update(enumerate(sums, question.first_layer))
+
+    def sums(self, question: messages.Read) -> tuple[int, ...] | None:
+        """The checksums of layers as their writer sent them, where all are known."""
+        known = self._sums.get(question.name, {})
+        layers = range(question.first_layer, question.first_layer + question.layers)
+        return tuple(known[layer] for layer in layers) if all(layer in known for layer in layers) else None
+
+    def _use(self, name: messages.Name) -> None:
+        if name in self._used:
+            self._used.move_to_end(name)
+
+    def _evict_one(self) -> bool:
+        """Free the least recently used block that no client reads; false where there is none."""
+        name = next((name for name in self._used if not self._users[name]), None)
+        if name is not None:
+            self._free(name)
+        return name is not None
+
+    def _free(self, name: messages.Name) -> None:
+        self.backend.free(self._blocks[name])
+        del self._blocks[name], self._users[name]
+        self._used.pop(name, None)
+        self._sums.pop(name, None)
 
 
 @final
@@ -190,8 +227,10 @@ class _Session:
         """Answer until the connection ends, and free what was not committed."""
         try:
             while True:
-                body, payload_bytes = wire.receive_head(self._client, self._timeout_s, idle_s=_IDLE_S)
-                self._answer(messages.QUESTIONS.decode(body), payload_bytes)
+                question, payload_bytes = wire.receive_message(
+                    self._client, messages.QUESTIONS, self._timeout_s, idle_s=_IDLE_S
+                )
+                self._answer(question, payload_bytes)
         finally:
             for name in self._open:
                 with contextlib.suppress(StorageError, OSError):
@@ -256,7 +295,7 @@ class _Session:
             with self._leases.lease(question.name) as block:
                 _check_payload(question, block, payload_bytes)
                 buffers = self._leases.backend.write_buffers(block, question.first_layer, question.layers)
-                seed = messages.checksum_seed(block.key)
+                seed = checksum_seed(block.key)
                 came, sums = wire.receive_layers(self._client, buffers, seed, self._timeout_s)
                 payload_bytes = 0
                 if came != sums:
@@ -277,7 +316,7 @@ class _Session:
             with self._leases.lease(question.name) as block:
                 _check_answer(question, block, self._max_payload_bytes)
                 layers = self._leases.backend.read(block, question.first_layer, question.layers)
-                seed, known = messages.checksum_seed(block.key), self._leases.sums(question)
+                seed, known = checksum_seed(block.key), self._leases.sums(question)
                 wire.send_layers(self._client, messages.Layers(), layers, self._timeout_s, seed=seed, known=known)
         except (ConnectionError, TimeoutError):
             raise
@@ -316,25 +355,3 @@ def _layer_sizes(question: messages.Write | messages.Read, block: Reservation) -
             f"{question.layers} layers from {question.first_layer} on; there are {len(block.layer_bytes)}"
         )
     return block.layer_bytes[question.first_layer : stop]
-
-
-def _shut_down(client: socket.socket) -> None:
-    """End a connection; the thread that serves it notices and closes it."""
-    with contextlib.suppress(OSError):
-        client.shutdown(socket.SHUT_RDWR)
-
-
-def _configure(client: socket.socket, timeout_s: float) -> None:
-    """Send small answers at once, and notice within a few timeouts when the client's machine is gone."""
-    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    patience_s = max(1, math.ceil(timeout_s))
-    for name, value in (
-        ("TCP_KEEPIDLE", patience_s),
-        ("TCP_KEEPINTVL", max(1, patience_s // 3)),
-        ("TCP_KEEPCNT", 3),
-        ("TCP_USER_TIMEOUT", 2000 * patience_s),  # milliseconds
-    ):
-        option = getattr(socket, name, None)  # not every system has all of them
-        if option is not None:
-            client.setsockopt(socket.IPPROTO_TCP, option, value)

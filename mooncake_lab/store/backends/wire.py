@@ -13,13 +13,15 @@ import struct
 import time
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Final, final
+from typing import Final, TypeVar, final
 
 import msgspec
 import numpy as np
 
 from mooncake_lab.store.backends.base import MAX_FINGERPRINT_BYTES, Bytes, StorageError
 from mooncake_lab.store.backends.checksums import checksums, layer_runs
+
+_Message = TypeVar("_Message")
 
 SLOWEST_BYTES_PER_S: Final = 1_000_000
 """A slower link counts as stalled."""
@@ -183,6 +185,21 @@ def receive_head(peer: socket.socket, timeout_s: float, *, idle_s: float | None 
     return bytes(body), payload_bytes
 
 
+def receive_message(
+    peer: socket.socket,
+    decoder: msgspec.msgpack.Decoder[_Message],
+    timeout_s: float,
+    *,
+    idle_s: float | None = None,
+) -> tuple[_Message, int]:
+    """The next message, a `ProtocolError` where it is none, and the bytes that follow it; see `receive_head`."""
+    body, payload_bytes = receive_head(peer, timeout_s, idle_s=idle_s)
+    try:
+        return decoder.decode(body), payload_bytes
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"a frame that is no message: {error}") from error
+
+
 def receive_into(peer: socket.socket, parts: Sequence[Bytes], timeout_s: float) -> None:
     """Fill these parts with what comes next.
 
@@ -227,6 +244,18 @@ def skip(peer: socket.socket, size_bytes: int, timeout_s: float) -> None:
 def layers_bytes(sizes: Sequence[int]) -> int:
     """The payload of layers of these sizes: their bytes, and the checksum of each."""
     return sum(sizes) + _SUM_BYTES * len(sizes)
+
+
+def connect(address: tuple[str, int], token: bytes, fingerprint: bytes, timeout_s: float) -> socket.socket:
+    """A connection to a server that knows the token; for its errors see `greet_as_client`."""
+    peer = socket.create_connection(address, timeout_s)
+    try:
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        greet_as_client(peer, token, fingerprint, timeout_s)
+    except BaseException:
+        peer.close()
+        raise
+    return peer
 
 
 def greet_as_server(peer: socket.socket, token: bytes, timeout_s: float) -> bytes:

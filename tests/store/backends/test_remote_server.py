@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from mooncake_lab.store.backends import BlockServer, DramBackend, RemoteBackend, remote_server, wire
+from mooncake_lab.store.backends import BlockServer, DramBackend, RemoteBackend, listener, wire
 
 TOKEN = b"a token of the tests"
 
@@ -87,13 +87,13 @@ class Refusing:
 def test_a_failed_accept_is_not_the_end(arena, caplog):
     """Out of descriptors, the server says so, waits a little and goes on; it still closes."""
     with BlockServer(arena, TOKEN, timeout_s=5) as server:
-        server._listener = Refusing(server._listener, 2)
+        server._listener._socket = Refusing(server._listener._socket, 2)
         for _ in range(3):  # the first one is accepted by the call that was under way
             client = client_of(server)
             store(client, b"%d" % len(list(client.blocks())))
             client.close()
-        assert caplog.text.count("Too many open files") == 2
-        accepting = server._accepting
+        assert caplog.text.count("Too many open files") == 1  # the second warning came too soon
+        accepting = server._listener._accepting
     assert not accepting.is_alive()
 
 
@@ -108,7 +108,7 @@ def test_a_client_without_a_thread_is_hung_up_on(arena, monkeypatch):
             raise RuntimeError("can't start new thread")
 
     with BlockServer(arena, TOKEN, timeout_s=5) as server:
-        monkeypatch.setattr(remote_server.threading, "Thread", Unstartable)
+        monkeypatch.setattr(listener.threading, "Thread", Unstartable)
         peer = socket.create_connection(server.address, 5)
         assert is_hung_up(peer)
         peer.close()
@@ -138,9 +138,9 @@ def test_close_waits_for_those_who_write(arena):
     client.close()
 
 
-def test_silent_strangers_lock_nobody_out(arena, monkeypatch):
-    """However many sockets say nothing, who knows the token is let in; the first of them is hung up on."""
-    monkeypatch.setattr(remote_server, "_MAX_UNAUTHENTICATED", 4)
+def test_silent_strangers_lock_nobody_out(arena, monkeypatch, caplog):
+    """Connections that send nothing keep no client out: the oldest is closed, and one warning is logged."""
+    monkeypatch.setattr(listener, "_MAX_UNAUTHENTICATED", 4)
     with BlockServer(arena, TOKEN, timeout_s=60, max_clients=2) as server:
         strangers = [socket.create_connection(server.address, 5) for _ in range(12)]
         clients = [client_of(server), client_of(server)]
@@ -149,7 +149,8 @@ def test_silent_strangers_lock_nobody_out(arena, monkeypatch):
         assert is_hung_up(strangers[0])
         with pytest.raises(ConnectionError):
             client_of(server)
-        assert len(server._unauthenticated) <= 4
+        assert len(server._listener._unauthenticated) <= 4
+        assert caplog.text.count("have not authenticated") == 1
         for peer in [*strangers, *clients]:
             peer.close()
 
@@ -158,7 +159,7 @@ def test_a_machine_that_vanishes_is_noticed(arena):
     """Connections are probed: a client that is gone without a word does not keep its reservations for an hour."""
     with BlockServer(arena, TOKEN, timeout_s=9) as server:
         client = client_of(server)
-        (served,) = server._threads
+        (served,) = server._listener._threads
         assert served.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         expected = {"TCP_KEEPIDLE": 9, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 18_000}
         there = {name: value for name, value in expected.items() if hasattr(socket, name)}
@@ -175,6 +176,18 @@ def test_nothing_is_left_of_a_client_that_went(arena):
             wire.receive_into(peer, [wire.np.empty(48, wire.np.uint8)], 5)
             peer.close()
         ends_s = time.monotonic() + 5
-        while server._threads and time.monotonic() < ends_s:
+        left = server._listener
+        while left._threads and time.monotonic() < ends_s:
             time.sleep(0.01)
-        assert (server._threads, server._unauthenticated, server._clients) == ({}, {}, set())
+        assert (left._threads, left._unauthenticated, left._peers) == ({}, {}, set())
+
+
+def test_strangers_have_a_time(arena):
+    """A connection that does not authenticate within the timeout is closed, and no longer counted."""
+    with BlockServer(arena, TOKEN, timeout_s=0.5) as server:
+        with socket.create_connection(server.address, 5) as stranger:
+            assert is_hung_up(stranger)
+        ends_s = time.monotonic() + 5
+        while server._listener._unauthenticated and time.monotonic() < ends_s:
+            time.sleep(0.01)
+        assert not server._listener._unauthenticated
