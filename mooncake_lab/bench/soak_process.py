@@ -22,8 +22,8 @@ from mooncake_lab.store.backends import (
     BlockServer,
     Buffer,
     DramBackend,
-    MooncakeBackend,
     MooncakeMaster,
+    MooncakePool,
     RemoteBackend,
     Reservation,
     SsdBackend,
@@ -37,11 +37,13 @@ FINGERPRINT: Final = b"soak"
 SSD_BYTES: Final = 24 * MIB
 _DRAM_BYTES: Final = 3 * MIB
 _POOL_BYTES: Final = 8 * MIB
+_MOONCAKE_BYTES: Final = 16 * MIB
+"""Mooncake takes no smaller segment."""
 _QUEUE_BYTES: Final = MIB
 _PAGE_BYTES: Final = 4 * KIB
 _TOKEN: Final = b"known to both sides of the soak"
 _KEYS: Final = 600
-_SHAPES: Final = ([4 * KIB] * 8, [20_000, 1, 5 * KIB], [64 * KIB] * 2, [33_333])
+_SHAPES: Final[Sequence[Sequence[int]]] = ([4 * KIB] * 8, [20_000, 1, 5 * KIB], [64 * KIB] * 2, [33_333])
 _LONGEST_FAULT_OPERATIONS: Final = 12
 
 
@@ -197,6 +199,8 @@ class Pool(Protocol):
     """What clients share: one is the last tier of the store, each other one the only tier of another store."""
 
     clients: tuple[StorageBackend, ...]
+    shapes: Sequence[Sequence[int]]
+    """Layers of the blocks that it takes, some of `_SHAPES`."""
 
     def hang_up(self) -> None:
         """End every connection, where the pool can."""
@@ -211,7 +215,8 @@ class Pool(Protocol):
 class NoPool:
     """Nothing is shared: the SSD is the last tier."""
 
-    clients = ()
+    clients: tuple[StorageBackend, ...] = ()
+    shapes: Sequence[Sequence[int]] = _SHAPES
 
     def hang_up(self) -> None:
         """Nothing: there are no connections."""
@@ -224,6 +229,8 @@ class NoPool:
 @final
 class RemotePool:
     """Memory behind a block server. Mutable: its server comes and goes."""
+
+    shapes: Sequence[Sequence[int]] = _SHAPES
 
     def __init__(self) -> None:
         self._arena = DramBackend(_POOL_BYTES)
@@ -251,27 +258,27 @@ class RemotePool:
 
 @final
 class SoakMooncakePool:
-    """Memory in a Mooncake Store, whose master ends with this process. Mutable."""
+    """Memory in a Mooncake Store, whose master evicts and ends with this process. Mutable."""
+
+    shapes: Sequence[Sequence[int]] = _SHAPES[2:3]  # all its blocks have one size
 
     def __init__(self) -> None:
         self._master = MooncakeMaster()
-        self._client = self._master.client(2 * _POOL_BYTES)
-        self.clients: tuple[StorageBackend, ...] = (self._backend(), self._backend())
+        client = self._master.client(_MOONCAKE_BYTES)
+        layers = self.shapes[0]
+        self.clients: tuple[StorageBackend, ...] = (
+            MooncakePool(client, _POOL_BYTES, layers, fingerprint=FINGERPRINT),
+            MooncakePool(client, _POOL_BYTES, layers, fingerprint=FINGERPRINT),
+        )
 
     def hang_up(self) -> None:
         """Nothing: clients of Mooncake connect to each other as they like."""
 
     def close(self) -> int:
-        """End it; the bytes of objects that its clients left behind."""
-        for backend in self.clients:
-            backend.close()
-        keys = [soak_key(number) for number in range(_KEYS)]
-        left = [key for key in keys if self._client.api.is_exist(f"{FINGERPRINT.hex()}/{key.hex()}")]
+        """End it; the bytes of blocks that were never committed nor given up."""
+        left_bytes = sum(client.used_bytes for client in self.clients)
         self._master.stop()
-        return sum(layer.nbytes for key in left for layer in soak_content(key))
-
-    def _backend(self) -> MooncakeBackend:
-        return MooncakeBackend(self._client, _POOL_BYTES // 2, fingerprint=FINGERPRINT)
+        return left_bytes
 
 
 POOLS: Final[Mapping[str, Callable[[], Pool]]] = {
@@ -301,10 +308,10 @@ def live(folder: Path, seed: int, faults: Sequence[str], seconds: float, pool_na
         ends_s = time.monotonic() + seconds
         while time.monotonic() < ends_s:
             for _ in range(15):
-                _operate(store, draw)
+                _operate(store, draw, pool.shapes)
             for other in others:
                 for _ in range(5):
-                    _operate(other, draw)
+                    _operate(other, draw, pool.shapes)
             tell(f"O {15 + 5 * len(others)}")
             for each in (store, *others):
                 each.check()
@@ -317,16 +324,17 @@ def live(folder: Path, seed: int, faults: Sequence[str], seconds: float, pool_na
     ssd.close()
 
 
-def _operate(store: TieredStore, draw: random.Random) -> None:
+def _operate(store: TieredStore, draw: random.Random, shapes: Sequence[Sequence[int]]) -> None:
     """Read a block, or one layer of it; what is not there is computed again and put."""
     number = min(int(draw.expovariate(1 / 120)), _KEYS - 1)
+    number += _SHAPES.index(shapes[number % len(shapes)]) - number % len(_SHAPES)
     key = soak_key(number)
     shape = _SHAPES[number % len(_SHAPES)]
     first = draw.randrange(len(shape)) if draw.random() < 0.3 else 0
     count = 1 if first else len(shape)
     buffers = [np.empty(size, np.uint8) for size in shape[first : first + count]]
     if draw.random() < 0.5:
-        store.match_prefix([key])  # a pool is asked only here
+        store.match_prefix([key], first=number % 7)  # a pool is asked only here
     if draw.random() < 0.7 and store.read_into(key, buffers, first_layer=first) is not None:
         wrong = wrong_bytes(key, buffers, first)
         if wrong:
