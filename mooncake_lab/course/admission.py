@@ -56,7 +56,7 @@ class _Round:
         return 0.02 + 1e-3 * requests + 1e-8 * context_tokens
 
 
-def crowd(seed: int | random.Random, requests: int = _CROWD_REQUESTS) -> list[TracedRequest]:
+def crowd(seed: int | random.Random) -> list[TracedRequest]:
     """More than one decode node can serve, and nearly more than three can prefill.
 
     Prompts have 1,000 to 16,000 tokens, answers 200 to 800, and every other hundred requests comes twice as fast.
@@ -65,12 +65,11 @@ def crowd(seed: int | random.Random, requests: int = _CROWD_REQUESTS) -> list[Tr
 
     Args:
         seed: of the draws, or the draws themselves.
-        requests: how many.
     """
     draw = seed if isinstance(seed, random.Random) else random.Random(seed)  # noqa: S311  # a workload
     found: list[TracedRequest] = []
     at_s = 0.0
-    for i in range(requests):
+    for i in range(_CROWD_REQUESTS):
         at_s += (0.14 if (i // 100) % 2 else 0.32) * 2 * draw.random()
         tokens = int(1000 * 16 ** draw.random())
         blocks = -(-tokens // 512)

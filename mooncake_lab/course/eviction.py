@@ -22,27 +22,26 @@ from mooncake_lab.store.eviction import Belady
 _CAPACITY_BLOCKS = 8
 _LARGER_CAPACITY_BLOCKS = 100
 _WORKLOAD_CAPACITY_BLOCKS = 300
+_SESSIONS = 120
+"""Conversations at any time."""
 
 Law: TypeAlias = Callable[[PolicyFactory], None]
 """Raises `AssertionError` with what went wrong when a policy breaks it."""
 
 
-def shared_prefix_requests(
-    seed: int | random.Random = 0, *, requests: int = 1500, sessions: int = 120
-) -> list[list[int]]:
+def shared_prefix_requests(seed: int | random.Random = 0, *, requests: int = 1500) -> list[list[int]]:
     """A small workload: conversations that grow by a turn each time, some far more popular than others.
 
     Args:
         seed: of the draws, or the draws themselves.
         requests: how many.
-        sessions: conversations at any time.
     """
     draw = _draws(seed)
-    histories: list[list[int]] = [[0] for _ in range(sessions)]
+    histories: list[list[int]] = [[0] for _ in range(_SESSIONS)]
     next_id = 1
     found: list[list[int]] = []
     for _ in range(requests):
-        session = min(int(draw.paretovariate(0.6)) - 1, sessions - 1)
+        session = min(int(draw.paretovariate(0.6)) - 1, _SESSIONS - 1)
         turn = range(next_id, next_id + draw.randint(1, 3))
         next_id = turn.stop
         histories[session] = [*histories[session], *turn]
@@ -52,17 +51,18 @@ def shared_prefix_requests(
     return found
 
 
-def chats_and_documents(seed: int | random.Random = 0, *, requests: int = 900) -> list[list[int]]:
-    """Conversations, and between them long documents that no later request contains, which is hard for LRU.
+def chats_and_documents(seed: int | random.Random = 0) -> list[list[int]]:
+    """900 requests of conversations, and between them long documents that no later request contains.
+
+    LRU does badly on these requests.
 
     Args:
         seed: of the draws, or the draws themselves.
-        requests: of conversations.
     """
     draw = _draws(seed)
     next_id = 1_000_000
     found: list[list[int]] = []
-    for chat in shared_prefix_requests(seed, requests=requests):
+    for chat in shared_prefix_requests(seed, requests=900):
         found.append(chat)
         if draw.random() < 0.5:
             document = range(next_id, next_id + draw.randint(8, 40))
@@ -79,17 +79,17 @@ def starts_empty(factory: PolicyFactory) -> None:
     _refuses(policy, frozenset())
 
 
-def holds_what_it_was_given(factory: PolicyFactory) -> None:
+def holds_exactly_the_inserted_keys(factory: PolicyFactory) -> None:
     """It holds exactly the keys inserted and not since evicted or removed; each victim is one of them."""
     _drive(factory, _accesses(1), removals=True)
 
 
-def knows_bytes(factory: PolicyFactory) -> None:
+def accepts_bytes_as_keys(factory: PolicyFactory) -> None:
     """Keys may be hashes (bytes) as well as numbers."""
     _drive(factory, [b"block %d" % key for key in _accesses(2)], removals=False)
 
 
-def spares_the_pinned(factory: PolicyFactory) -> None:
+def never_evicts_a_pinned_block(factory: PolicyFactory) -> None:
     """A spared key is never the victim, and if all keys are spared the policy raises NothingToEvictError."""
     accesses = list(range(_CAPACITY_BLOCKS))
     for kept in accesses:
@@ -107,7 +107,7 @@ def is_deterministic(factory: PolicyFactory) -> None:
     require(first == second, "two new policies got the same calls but chose different victims")
 
 
-def serves_a_store(factory: PolicyFactory) -> None:
+def works_behind_a_store(factory: PolicyFactory) -> None:
     """Behind a store with pins, removals and blocks of different sizes, no block is lost or counted twice."""
     accesses = _accesses(4)
     store: BlockStore[None] = BlockStore(4 * _CAPACITY_BLOCKS, _told(factory, accesses))
@@ -127,7 +127,7 @@ def serves_a_store(factory: PolicyFactory) -> None:
         store.check()
 
 
-def lives_through_a_workload(factory: PolicyFactory) -> None:
+def agrees_with_its_store_over_a_workload(factory: PolicyFactory) -> None:
     """Over thousands of accesses of conversations the policy holds the same keys as its store."""
     requests = shared_prefix_requests(6, requests=400)
     accesses = list(chain.from_iterable(requests))
@@ -143,12 +143,12 @@ def lives_through_a_workload(factory: PolicyFactory) -> None:
 EVICTION_LAWS: Final[Mapping[str, Law]] = MappingProxyType(
     {
         "starts empty": starts_empty,
-        "holds what it was given": holds_what_it_was_given,
-        "knows bytes": knows_bytes,
-        "spares the pinned": spares_the_pinned,
+        "holds exactly the inserted keys": holds_exactly_the_inserted_keys,
+        "accepts bytes as keys": accepts_bytes_as_keys,
+        "never evicts a pinned block": never_evicts_a_pinned_block,
         "is deterministic": is_deterministic,
-        "serves a store": serves_a_store,
-        "lives through a workload": lives_through_a_workload,
+        "works behind a store": works_behind_a_store,
+        "agrees with its store over a workload": agrees_with_its_store_over_a_workload,
     }
 )
 """The contract of `EvictionPolicy`: one law per rule."""
@@ -199,7 +199,7 @@ def check_policy(
     try:
         hit_rate = replay(workload, factory, capacity_blocks).hit_rate
     except Exception as error:  # noqa: BLE001  # likewise; a policy that cannot run has also broken a law
-        broken.setdefault("serves a store", said(error))
+        broken.setdefault("works behind a store", said(error))
     return PolicyReport(
         broken=MappingProxyType(broken),
         hit_rate=hit_rate,

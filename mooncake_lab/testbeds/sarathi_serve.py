@@ -175,7 +175,7 @@ def calibration() -> pd.DataFrame:
     return table.assign(miss_percent=100 * (table["model_ms"] / table["paper_ms"] - 1))
 
 
-def machines_beside_paper(decodes: int = 32, context_tokens: int = 4096) -> pd.DataFrame:
+def machines_beside_paper() -> pd.DataFrame:
     """What the strict limits, five decode iterations of 32 requests of 4K, say of each machine, and our model.
 
     Returns:
@@ -191,9 +191,9 @@ def machines_beside_paper(decodes: int = 32, context_tokens: int = 4096) -> pd.D
             {
                 "testbed": name,
                 "paper_decode_ms": 1000 * slo_s(name, "strict") / 5,
-                "model_decode_ms": 1000 * cost.step_s(0, 0, decodes, decodes * context_tokens),
+                "model_decode_ms": 1000 * cost.step_s(0, 0, 32, 32 * 4096),
                 "paper_prompt_ms": printed.get(name, np.nan),
-                "model_prompt_ms": 1000 * cost.step_s(context_tokens, 0),
+                "model_prompt_ms": 1000 * cost.step_s(4096, 0),
                 "capacity_tokens": bed.capacity_tokens(),
             }
         )

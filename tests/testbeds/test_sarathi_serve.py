@@ -51,7 +51,7 @@ class TestMachines:
 class TestIdeas:
     def test_a_budget_bounds_the_wait_and_a_prompt_does_not(self):
         """Whole prompts delay decodes without bound; within a budget the delay grows by attention only."""
-        table = stalls.stalls(decodes=(32,)).set_index(["way", "prompt_tokens"])["over_decode"]
+        table = stalls.stalls().query("decodes == 32").set_index(["way", "prompt_tokens"])["over_decode"]
         for prompt in (2048, 8192):
             assert 1 < table["chunk 512", prompt] < table["whole prompt", prompt]
         assert table["chunk 512", 16_384] < 3
@@ -76,8 +76,8 @@ class TestIdeas:
         assert sum(turns.decodes) == sum(together.decodes)
 
     def test_layouts_cross(self):
-        """Tensor parallelism over nodes is faster with free sums and as slow as printed at `sum_ms_for`."""
-        free, found = stalls.layouts((0.0, stalls.sum_ms_for()))["over"]
+        """Tensor parallelism over nodes is faster with free sums and as slow as printed at `sum_ms_for_twice`."""
+        free, found = stalls.layouts((0.0, stalls.sum_ms_for_twice()))["over"]
         assert free < 1
         assert found == pytest.approx(fact(beds.TEXT, series=stalls.FALCON, x="tbt_tp8_over_tp4_pp2").value)
 

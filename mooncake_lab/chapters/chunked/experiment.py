@@ -144,17 +144,15 @@ def saturation(tokens: Sequence[int], batches: Sequence[int], context_tokens: in
     )
 
 
-def intensities(
-    batches: Sequence[int], tokens_each: int = 1024, *, model: str = "llama-13b", device: str = "a6000"
-) -> pd.DataFrame:
-    """FLOPs for each byte moved, operator by operator (SARATHI Fig. 4b).
+def intensities(batches: Sequence[int]) -> pd.DataFrame:
+    """FLOPs for each byte moved, operator by operator, with 1,024 tokens per request (SARATHI Fig. 4b).
 
     Every operator reads its weights (or the KVCache) and its inputs and writes its outputs, once.
 
     Returns:
         Rows of stage, operator, batch, intensity_flops_per_byte, ridge_flops_per_byte.
     """
-    shape, ridge = model_shape(model), ridge_flops_per_byte(hardware(device))
+    shape, ridge = model_shape("llama-13b"), ridge_flops_per_byte(hardware("a6000"))
     rows: list[dict[str, Any]] = []
     for stage in ("prefill", "decode"):
         for batch in batches:
@@ -166,7 +164,7 @@ def intensities(
                     "intensity_flops_per_byte": work.intensity_flops_per_byte,
                     "ridge_flops_per_byte": ridge,
                 }
-                for operator, work in _operators(shape, stage, batch, tokens_each).items()
+                for operator, work in _operators(shape, stage, batch, 1024).items()
             ]
     return pd.DataFrame(rows)
 
@@ -310,17 +308,16 @@ def _prefill_s(model: LlamaModel, prompt: Any, chunk: int, clock: Clock) -> floa
     return _engine(model, len(prompt), chunk, clock).prefill(prompt).seconds
 
 
-def beside_papers(overhead: pd.DataFrame, speeds: pd.DataFrame, *, prompt_tokens: int = 1024) -> ComparisonTable:
+def beside_papers(overhead: pd.DataFrame, speeds: pd.DataFrame) -> ComparisonTable:
     """What chunking costs on the modelled A6000, beside the paper.
 
     The model of the A6000 that judges SARATHI's throughput judges these claims as well.
 
     Args:
-        overhead: rows of `chunk_overhead`.
+        overhead: rows of `chunk_overhead`; those of prompts of 1,024 tokens are compared.
         speeds: rows of `saturation`, with a prefill of 512 tokens or more.
-        prompt_tokens: the prompt length to compare at.
     """
-    tiled = overhead[overhead["tiles"] & (overhead["prompt_tokens"] == prompt_tokens)].set_index("chunk_tokens")
+    tiled = overhead[overhead["tiles"] & (overhead["prompt_tokens"] == 1024)].set_index("chunk_tokens")
     ours: dict[str, dict[int, float]] = {name: tiled[name].to_dict() for name in ("prefill", "attention")}
     figure, series = "sarathi_fig13_chunk_overhead", "total prefill"
     saturated = max(speeds[speeds["stage"] == "prefill"]["tokens_per_ms"].tolist())
@@ -354,8 +351,8 @@ def beside_papers(overhead: pd.DataFrame, speeds: pd.DataFrame, *, prompt_tokens
     )
 
 
-def chunk_loss_percent(overhead: pd.DataFrame, *, chunk_tokens: int = 256, prompt_tokens: int = 1024) -> float:
-    """Throughput that chunks of this size lose against a whole prompt, on the modelled A6000."""
-    rows = overhead[overhead["tiles"] & (overhead["prompt_tokens"] == prompt_tokens)]
+def chunk_loss_percent(overhead: pd.DataFrame) -> float:
+    """Throughput that chunks of 256 tokens lose against a whole prompt of 1,024, on the modelled A6000."""
+    rows = overhead[overhead["tiles"] & (overhead["prompt_tokens"] == 1024)]
     ratios = dict(zip(rows["chunk_tokens"].tolist(), rows["prefill"].tolist(), strict=True))
-    return 100 * (1 - 1 / ratios[chunk_tokens])
+    return 100 * (1 - 1 / ratios[256])

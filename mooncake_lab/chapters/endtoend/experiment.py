@@ -177,12 +177,12 @@ def one_knob_at_a_time(base: EndToEnd) -> dict[str, EndToEnd]:
     }
 
 
-def capacity_of_router(router: PlacementPolicy, *, first: int = 600, tbt_limit_s: float = 0.1) -> float:
-    """Effective request capacity of vLLM on the first conversations behind any router, such as one's own."""
-    trace = whole_trace("conversation", 0).head(first)
+def capacity_of_router(router: PlacementPolicy) -> float:
+    """Effective request capacity of vLLM on 600 conversations and 0.1 s of TBT, behind a router of one's own."""
+    trace = whole_trace("conversation", 0).head(600)
     spec = ClusterSpec.coupled(placement=router, block_size_tokens=trace.block_size_tokens)
     log = Cluster(spec, clock(EndToEnd(system="vllm"))).run(trace.requests())
-    return effective_request_capacity(request_table(log), SLO(tbt_s=tbt_limit_s))
+    return effective_request_capacity(request_table(log), SLO(tbt_s=0.1))
 
 
 def serve(point: EndToEnd, trace: Trace) -> list[Record]:

@@ -267,12 +267,10 @@ def _mean(table: pd.DataFrame, column: str) -> float:
     return float(table[column].to_numpy(dtype=float).mean())
 
 
-def predicted_ttft_s(
-    policy: PlacementPolicy, plan: Study, held: StudyResult, load_name: str = "overloaded"
-) -> float:
+def predicted_ttft_s(policy: PlacementPolicy, plan: Study, held: StudyResult) -> float:
     """Mean TTFT of the second slice on a simulated 2P+1D under any placement policy, such as one's own."""
     spec = replace(plan.spec("2P+1D"), placement=policy)
-    log = simulate(spec, held.calibration.model, plan.slice(1, held.rates_per_s[load_name]))
+    log = simulate(spec, held.calibration.model, plan.slice(1, held.rates_per_s["overloaded"]))
     found = ttft_s(log)
     return sum(found.values()) / len(found)
 

@@ -266,9 +266,9 @@ def _whole(workload: str) -> tuple[list[TracedRequest], Trace]:
     return list(trace.requests()), trace
 
 
-def _uniform(requests: int = 6000, seed: int = 0) -> Trace:
+def _uniform() -> Trace:
     """Requests that are all alike, at the mean lengths and rate of the conversation trace, with nothing shared."""
-    like = load("conversation")
+    like, requests = load("conversation"), 6000
     blocks = blocks_for(int(like.input_tokens.mean()), like.block_size_tokens)
     ones = np.ones(requests, dtype=np.int64)
     alike = replace(
@@ -283,7 +283,7 @@ def _uniform(requests: int = 6000, seed: int = 0) -> Trace:
         sessions=None,
         max_tokens=None,
     )
-    return with_poisson_arrivals(alike, len(like) / float(like.arrival_s[-1]), seed=seed)
+    return with_poisson_arrivals(alike, len(like) / float(like.arrival_s[-1]), seed=0)
 
 
 def _counts(log: list[Record], requests: list[TracedRequest], slo: SLO) -> dict[str, Any]:

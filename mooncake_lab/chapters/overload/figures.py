@@ -179,14 +179,7 @@ def four_stages(ours: Mapping[str, pd.DataFrame], paper: Mapping[str, pd.DataFra
 
 
 @styled
-def sweep(
-    rows: pd.DataFrame,
-    knob: str,
-    label: str,
-    quantities: Mapping[str, str],
-    *,
-    marks: Mapping[float, str] | None = None,
-) -> BookFigure:
+def sweep(rows: pd.DataFrame, knob: str, label: str, quantities: Mapping[str, str]) -> BookFigure:
     """Quantities over one knob, a line a policy.
 
     Args:
@@ -194,13 +187,10 @@ def sweep(
         knob: its column.
         label: of the horizontal axis, with its unit.
         quantities: column by its label with unit.
-        marks: values of the knob to point out, with what they are.
     """
     figure, axes = new_figure(1, len(quantities), height=2.9)
     for axis, (title, column) in zip(axes, quantities.items(), strict=True):
         _lines(axis, rows, knob, column)
-        for value, text in (marks or {}).items():
-            slo_line(axis, value, text, vertical=True)
         axis.set(xlabel=label, ylabel=fill(title, 26), ylim=(0, None))
         axis.xaxis.set_major_formatter(plain_number)
     legend_above(figure)

@@ -20,6 +20,8 @@ from mooncake_lab.testbeds.sarathi import TESTBEDS, llama_13b_on_a6000, machine
 
 FUSED_TOKENS = 256
 """The paper's headline chunk size: chunk and decodes together."""
+CHUNKS = (128, 256, 512)
+"""The chunk sizes of SARATHI Fig. 9."""
 TOTALS = {"1K": 1024, "2K": 2048, "3K": 3072}
 LARGEST = {"1K": 18, "2K": 10, "3K": 6}
 """The largest batch that fits on the A6000 at each sequence length (the captions of SARATHI Fig. 9)."""
@@ -114,9 +116,9 @@ def _speedup(cost: IterationCost, batch: int, context_tokens: int) -> float:
     return accounts.alone_s / accounts.marginal_s
 
 
-def orca_peak(cost: IterationCost, label: str = "1K", ratios: Sequence[int] = range(1, 201)) -> tuple[int, float]:
-    """The P:D ratio at which Orca-best gains most at the largest batch, and that gain."""
-    gains = [(gain(cost, Workload.of_length(TOTALS[label], r, LARGEST[label]), None), r) for r in ratios]
+def orca_peak(cost: IterationCost) -> tuple[int, float]:
+    """The P:D ratio from 1 to 200 at which Orca-best gains most for 1K at the largest batch, and that gain."""
+    gains = [(gain(cost, Workload.of_length(TOTALS["1K"], r, LARGEST["1K"]), None), r) for r in range(1, 201)]
     best, ratio = max(gains)
     return ratio, best
 
@@ -145,7 +147,7 @@ def balances() -> pd.DataFrame:
     )
 
 
-def ratio_sweep(labels: Sequence[str] = tuple(TOTALS), chunks: Sequence[int] = (128, 256, 512)) -> pd.DataFrame:
+def ratio_sweep(labels: Sequence[str] = tuple(TOTALS)) -> pd.DataFrame:
     """Gain over the baseline by P:D ratio (SARATHI Figs. 9 and 11b); chunks fill what absent decodes leave.
 
     Returns:
@@ -154,7 +156,7 @@ def ratio_sweep(labels: Sequence[str] = tuple(TOTALS), chunks: Sequence[int] = (
     cost = llama_13b_on_a6000()
     rows: list[dict[str, Any]] = []
     for label in labels:
-        for fused in (*chunks, 0):
+        for fused in (*CHUNKS, 0):
             for ratio in range(1, 201):
                 work = Workload.of_length(TOTALS[label], ratio, LARGEST[label])
                 reached = gain(cost, work, fused or None, filled=True)
@@ -170,19 +172,19 @@ def ratio_sweep(labels: Sequence[str] = tuple(TOTALS), chunks: Sequence[int] = (
     return pd.DataFrame(rows)
 
 
-def seats(ratios: Sequence[int], label: str = "1K", chunks: Sequence[int] = (128, 256, 512)) -> pd.DataFrame:
-    """What a P:D ratio does to chunks and riders at the largest batch; chunks fill what absent decodes leave.
+def seats(ratios: Sequence[int]) -> pd.DataFrame:
+    """What a P:D ratio does to chunks and riders for 1K and the largest batch; chunks fill what decodes leave.
 
     Returns:
         One row a ratio and scheme: ratio, scheme, gain, prompt_tokens, decode_steps, seats_filled (share of the
         decodes that could ride along which do), decodes_alone (share of the decode steps without a chunk).
     """
-    cost, batch = llama_13b_on_a6000(), LARGEST[label]
+    cost, batch = llama_13b_on_a6000(), LARGEST["1K"]
     rows: list[dict[str, Any]] = []
     for ratio in ratios:
-        work = Workload.of_length(TOTALS[label], ratio, batch)
+        work = Workload.of_length(TOTALS["1K"], ratio, batch)
         asked = {"prompt_tokens": work.prompt_tokens, "decode_steps": work.decode_steps}
-        for fused in (*chunks, None):
+        for fused in (*CHUNKS, None):
             found = piggyback_round(cost, work, fused, filled=True)
             seated = work.decode_steps - found.decode_iterations
             rows.append(
@@ -198,13 +200,13 @@ def seats(ratios: Sequence[int], label: str = "1K", chunks: Sequence[int] = (128
     return pd.DataFrame(rows)
 
 
-def peaks(labels: Sequence[str] = tuple(TOTALS), chunks: Sequence[int] = (128, 256, 512)) -> pd.DataFrame:
+def peaks(labels: Sequence[str] = tuple(TOTALS)) -> pd.DataFrame:
     """Where chunks and decodes balance at the largest batches: rows of label, fused_tokens, batch, ratio, gain."""
     cost = llama_13b_on_a6000()
     rows: list[dict[str, Any]] = []
     for label in labels:
         batch = LARGEST[label]
-        for fused in chunks:
+        for fused in CHUNKS:
             reached = gain(cost, Workload.balanced(TOTALS[label], fused, batch), fused)
             ratio = balanced_ratio(fused, batch)
             rows.append({"label": label, "fused_tokens": fused, "batch": batch, "ratio": ratio, "gain": reached})
@@ -222,17 +224,17 @@ def beside_orca(fused_tokens: int = FUSED_TOKENS) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def closed_rounds(label: str = "1K", fused_tokens: int = FUSED_TOKENS) -> dict[str, float]:
-    """Seconds of a round in the steady state, by scheme, at the balance of the largest batch."""
-    cost, work = llama_13b_on_a6000(), Workload.balanced(TOTALS[label], fused_tokens, LARGEST[label])
+def closed_rounds() -> dict[str, float]:
+    """Seconds of a round for 1K in the steady state, by scheme, at the balance of the largest batch."""
+    cost, work = llama_13b_on_a6000(), Workload.balanced(TOTALS["1K"], FUSED_TOKENS, LARGEST["1K"])
     return {
         "baseline": separate_round(cost, work).seconds,
         "Orca best": piggyback_round(cost, work).seconds,
-        "SARATHI": piggyback_round(cost, work, fused_tokens).seconds,
+        "SARATHI": piggyback_round(cost, work, FUSED_TOKENS).seconds,
     }
 
 
-def account_sweep(batches: Sequence[int] = (2, 4, 6, 8, 10, 14, 18)) -> pd.DataFrame:
+def account_sweep() -> pd.DataFrame:
     """How much cheaper a decode gets beside a chunk, by three accounts (SARATHI Fig. 8 is the first).
 
     Returns:
@@ -241,7 +243,7 @@ def account_sweep(batches: Sequence[int] = (2, 4, 6, 8, 10, 14, 18)) -> pd.DataF
     cost = llama_13b_on_a6000()
     rows: list[dict[str, Any]] = []
     for label, total in TOTALS.items():
-        for batch in (b for b in batches if b <= LARGEST[label]):
+        for batch in (b for b in (2, 4, 6, 8, 10, 14, 18) if b <= LARGEST[label]):
             found = decode_accounts(cost, fused_tokens=FUSED_TOKENS, batch=batch, context_tokens=total)
             rows.append(
                 {
@@ -256,13 +258,13 @@ def account_sweep(batches: Sequence[int] = (2, 4, 6, 8, 10, 14, 18)) -> pd.DataF
     return pd.DataFrame(rows)
 
 
-def last_piece_matters(name: str = TESTBEDS[1], label: str = "1K") -> pd.DataFrame:
+def last_piece_matters() -> pd.DataFrame:
     """One prompt token too many costs a whole iteration (assumption B35): the printed ratio and the exact one.
 
     Returns:
         One row a ratio: ratio, prompt_tokens, iterations, last_piece_tokens, gain.
     """
-    cost, series, total = machine(name), f"{name}/{label}", TOTALS[label]
+    cost, series, total = machine(TESTBEDS[1]), f"{TESTBEDS[1]}/1K", TOTALS["1K"]
     batch = int(fact(TABLE_4, series=series, x="batch_size").value)
     printed = fact(TABLE_4, series=series, x="prefill_to_decode_ratio").value
     rows: list[dict[str, float]] = []
@@ -307,9 +309,9 @@ def time_per_token(batches: Sequence[int] = (1, 2, 4, 8, 12, 18), tokens: int = 
     return pd.DataFrame(rows)
 
 
-def operator_shares(model: str = "llama-13b") -> dict[str, float]:
-    """The share of each linear operator in the weights of a layer."""
-    shape = model_shape(model)
+def operator_shares() -> dict[str, float]:
+    """The share of each linear operator in the weights of a layer of LLaMA-13B."""
+    shape = model_shape("llama-13b")
     weights = {
         "preproj": shape.width * (shape.query_width + 2 * shape.kv_width),
         "postproj": shape.width * shape.query_width,

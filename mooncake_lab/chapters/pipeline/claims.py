@@ -27,24 +27,22 @@ ABLATION_SEEDS: Final = 3
 FALCON, FALCON_TP8 = "Falcon-180B", "Falcon-180B, TP8"
 
 
-def stalls(
-    prompts: Sequence[int] = (512, 1024, 2048, 4096, 8192, 16_384),
-    decodes: Sequence[int] = (8, 32),
-    context_tokens: int = 1024,
-) -> pd.DataFrame:
+def stalls() -> pd.DataFrame:
     """How much longer an iteration takes for its decodes when a prompt joins, whole or by the chunk (Fig. 9).
+
+    The decodes have contexts of 1,024 tokens.
 
     Returns:
         Rows of way, prompt_tokens, decodes, over_decode: the longest iteration over one of the decodes alone.
     """
     cost, rows = yi_34b_on_two_a100s(), list[dict[str, Any]]()
-    for count in decodes:
-        alone_s = cost.step_s(0, 0, count, count * context_tokens)
-        for prompt in prompts:
+    for count in (8, 32):
+        alone_s = cost.step_s(0, 0, count, count * 1024)
+        for prompt in (512, 1024, 2048, 4096, 8192, 16_384):
             for way in WAYS:
                 chunk = prompt if way == WAYS[0] else min(prompt, int(way.split()[1]))
                 tokens = chunk if chunk == prompt else chunk - count  # a budget holds the decodes too
-                longest_s = cost.step_s(tokens, prompt - tokens, count, count * context_tokens)
+                longest_s = cost.step_s(tokens, prompt - tokens, count, count * 1024)
                 row = {"way": way, "prompt_tokens": prompt, "decodes": count, "over_decode": longest_s / alone_s}
                 rows.append(row)
     return pd.DataFrame(rows)
@@ -149,16 +147,16 @@ def layouts(
     return found.assign(over=found["tensor_ms"] / found["pipeline_ms"])
 
 
-def sum_ms_for(ratio: float | None = None) -> float:
-    """Milliseconds of an all-reduce at which TP8 takes `ratio` times as long as TP4-PP2; None: the paper's."""
-    ratio = fact(TEXT, series=FALCON, x="tbt_tp8_over_tp4_pp2").value if ratio is None else ratio
+def sum_ms_for_twice() -> float:
+    """Milliseconds of an all-reduce at which TP8 takes as many times as long as TP4-PP2 as the paper reports."""
+    ratio = fact(TEXT, series=FALCON, x="tbt_tp8_over_tp4_pp2").value
     table = layouts((0.0, 1.0))
     slope = float(np.diff(table["tensor_ms"])[0])
     pipeline_ms, tensor_ms = (float(table[column].iloc[0]) for column in ("pipeline_ms", "tensor_ms"))
     return max(0.0, (ratio * pipeline_ms - tensor_ms) / slope)
 
 
-def bubble_beside_paper(prompt_tokens: int = 4096, decodes: int = 32) -> pd.DataFrame:
+def bubble_beside_paper() -> pd.DataFrame:
     """A prompt of 4K behind 32 decodes in Falcon's pipeline: what a stage waits, beside the printed times.
 
     Returns:
@@ -166,8 +164,8 @@ def bubble_beside_paper(prompt_tokens: int = 4096, decodes: int = 32) -> pd.Data
     """
     bed = TESTBEDS[FALCON]
     cost = bed.clock().cost
-    prompt = 1000 * cost.step_s(prompt_tokens, 0)
-    decode = 1000 * cost.step_s(0, 0, decodes, decodes * prompt_tokens)
+    prompt = 1000 * cost.step_s(4096, 0)
+    decode = 1000 * cost.step_s(0, 0, 32, 32 * 4096)
     ours = {"prompt_4k_ms": prompt, "decode_32_ms": decode, "bubble_ms": prompt - decode}
     return pd.DataFrame(
         [

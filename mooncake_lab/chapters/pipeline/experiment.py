@@ -24,15 +24,15 @@ SKETCH = ((900, 8), (350, 8), (600, 8), (250, 8), (500, 6), (300, 6))
 """Prompt and output tokens of the requests of the sketch: unequal prompts, a few decodes each."""
 
 
-def two_stages(scheme: str, *, fused_tokens: int = 256, places: int = 2) -> PipelineRun:
-    """Six requests through two stages of GPT-3, two micro-batches in flight."""
-    capacity = places * 2048 // BLOCK_TOKENS
+def two_stages(scheme: str) -> PipelineRun:
+    """Six requests through two stages of GPT-3, two micro-batches of up to two requests in flight."""
+    capacity = 2 * 2048 // BLOCK_TOKENS
     spec = PipelineSpec(
         clock=replace(Gpt3().clock(8), stages=2),
-        policy=policy_of(scheme, fused_tokens),
+        policy=policy_of(scheme, 256),
         limits=Limits(
             max_batch_tokens=4096,
-            max_requests=places,
+            max_requests=2,
             block_size_tokens=BLOCK_TOKENS,
             capacity_blocks=capacity,
             free_blocks=capacity,
@@ -262,8 +262,8 @@ def simulated(point: Gpt3) -> PipelineRun:
     return run_pipeline(spec, work)
 
 
-def with_policy(policy: BatchingPolicy, *, requests: int = 150, seed: int = 0) -> tuple[float, float]:
-    """Seconds until all requests are done in the pipeline under any batching policy, and its idle share."""
-    (spec, work), *_ = Gpt3(requests=requests, seed=seed).pipelines(zipf_requests(requests, seed=seed))
+def with_policy(policy: BatchingPolicy) -> tuple[float, float]:
+    """Seconds until 150 requests are done in the pipeline under any batching policy, and its idle share."""
+    (spec, work), *_ = Gpt3().pipelines(zipf_requests(150, seed=0))
     run = run_pipeline(replace(spec, policy=policy), work)
     return run.makespan_s, idle_share(run)

@@ -50,16 +50,15 @@ def runahead_cost(
     device: Hardware,
     *,
     bytes_per_s: float = NVLINK_BYTES_PER_S,
-    efficiency: float = EFFICIENCY,
     attention_efficiency: float = EFFICIENCY,
 ) -> Runahead:
-    """A layer of a model on a device that reaches these shares of its peak."""
+    """A layer of a model on a device whose attention reaches this share of its peak."""
     peak = device.flops_per_s()
     project = shape.width * (shape.query_width + 2 * shape.kv_width)
     return Runahead(
         layers=shape.layers,
-        project_s_per_token=2 * project / (peak * efficiency),
-        rest_s_per_token=2 * (shape.layer_parameters - project) / (peak * efficiency),
+        project_s_per_token=2 * project / (peak * EFFICIENCY),
+        rest_s_per_token=2 * (shape.layer_parameters - project) / (peak * EFFICIENCY),
         pair_s=4 * shape.query_width / (peak * attention_efficiency),
         kv_bytes_per_token=shape.kv_bytes_per_token / shape.layers,
         link=LinkLatency(bytes_per_s, MESSAGE_S),
@@ -71,34 +70,28 @@ def runahead_sweep(
     processes: Sequence[int] = (2, 4, 8),
     bandwidths: Sequence[float] = (NVLINK_BYTES_PER_S, SLOW_BYTES_PER_S),
     attention_efficiencies: Sequence[float] = (EFFICIENCY,),
-    *,
-    model: str = "llama-7b",
-    grains: int = 64,
 ) -> pd.DataFrame:
-    """Time to first token by slicing, over prompt length, GPUs, network and efficiency of attention.
+    """Time to first token of LLaMA-7B by slicing, over prompt length, GPUs, network and efficiency of attention.
 
     Returns:
         Rows of tokens, processes, gb_per_s, attention_efficiency; milliseconds of even, equal-work, best slices
         and of gathering (dense and causal); tokens sent a layer by both; the bounds of the best slices.
     """
+    shape, device = model_shape("llama-7b"), hardware("a100")
     rows: list[dict[str, Any]] = []
     for tokens in lengths:
         for count in processes:
             for bandwidth in bandwidths:
                 for share in attention_efficiencies:
-                    cost = runahead_cost(
-                        model_shape(model), hardware("a100"), bytes_per_s=bandwidth, attention_efficiency=share
-                    )
+                    cost = runahead_cost(shape, device, bytes_per_s=bandwidth, attention_efficiency=share)
                     setting = {"tokens": tokens, "processes": count, "gb_per_s": bandwidth / 1e9}
-                    rows.append(
-                        setting | {"attention_efficiency": share} | _runahead_row(cost, tokens, count, grains)
-                    )
+                    rows.append(setting | {"attention_efficiency": share} | _runahead_row(cost, tokens, count))
     return pd.DataFrame(rows)
 
 
-def _runahead_row(cost: Runahead, tokens: int, count: int, grains: int) -> dict[str, Any]:
+def _runahead_row(cost: Runahead, tokens: int, count: int) -> dict[str, Any]:
     even, equal = even_bounds(tokens, count), equal_work_bounds(cost, tokens, count)
-    grid = best_bounds(cost, tokens, count, grain_tokens=max(tokens // grains, 1))
+    grid = best_bounds(cost, tokens, count, grain_tokens=max(tokens // 64, 1))
     best = min(grid, equal, key=lambda bounds: runahead_s(cost, bounds))  # equal work is not bound to grains
     ttft_s = {
         "even": runahead_s(cost, even),
@@ -171,27 +164,22 @@ def three_ways(
     return pd.DataFrame(rows)
 
 
-def chunk_sweep(
-    chunks: Sequence[int] = (512, 1024, 2048, 4096, 8192, 16_384, 32_768),
-    tokens: Sequence[int] = (32_768, 131_072, 1_048_576),
-    nodes: int = 4,
-    constants_ms: Sequence[float] = (0.0, 10.0),
-) -> pd.DataFrame:
-    """Speed-up over one node by chunk length, with and without a constant for each chunk.
+def chunk_sweep() -> pd.DataFrame:
+    """Speed-up of four nodes over one by chunk length, with and without a constant for each chunk.
 
     Returns:
         Rows of tokens, chunk_tokens, chunk_constant_ms, ttft_s, speed_up.
     """
     rows: list[dict[str, float]] = []
-    for length in tokens:
+    for length in (32_768, 131_072, 1_048_576):
         alone_s = cpp_prefill_s(group(1), length)
-        for constant_ms in constants_ms:
-            for chunk in chunks:
-                plain = group(nodes, chunk_tokens=chunk)
+        for constant_ms in (0.0, 10.0):
+            for chunk in (512, 1024, 2048, 4096, 8192, 16_384, 32_768):
+                plain = group(4, chunk_tokens=chunk)
                 priced = CppGroup(
                     prefill=plain.prefill,
                     shape=plain.shape,
-                    nodes=nodes,
+                    nodes=4,
                     chunk_tokens=chunk,
                     link=plain.link,
                     chunk_constant_s=constant_ms / 1000,
@@ -224,13 +212,13 @@ def equal_time_sizes(whole: CppGroup, tokens: int, chunks: int) -> list[int]:
     return [stop - start for start, stop in pairwise(cuts) if stop > start]
 
 
-def equal_tokens_or_time(tokens: int = 131_072, nodes: int = 4) -> pd.DataFrame:
-    """What shorter chunks at the end buy.
+def equal_tokens_or_time() -> pd.DataFrame:
+    """What shorter chunks at the end buy for a prompt of 128k tokens on four nodes.
 
     Returns:
         Rows of cut, first_tokens, last_tokens, longest_ms, ttft_s, ramp_percent (over an equal share of the work).
     """
-    shared = group(nodes)
+    shared, tokens, nodes = group(4), 131_072, 4
     cuts = {"equal tokens": chunk_sizes(tokens, shared.chunk_tokens)}
     cuts["equal time"] = equal_time_sizes(shared, tokens, len(cuts["equal tokens"]))
     ideal_s = cpp_prefill_s(group(1), tokens) / nodes
@@ -250,11 +238,11 @@ def equal_tokens_or_time(tokens: int = 131_072, nodes: int = 4) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def recurrence_against_events(tokens: Sequence[int] = LENGTHS, nodes: Sequence[int] = (1, 2, 3, 4)) -> float:
+def recurrence_against_events(tokens: Sequence[int] = LENGTHS) -> float:
     """The largest relative difference between the recurrence and the event simulation, over all ends of chunks."""
     worst = 0.0
     for length in tokens:
-        for count in nodes:
+        for count in (1, 2, 3, 4):
             shared = group(count, chunk_tokens=8192)
             expected = cpp_finish_s(shared, length)
             found = simulate_cpp(shared, chunk_sizes(length, shared.chunk_tokens))

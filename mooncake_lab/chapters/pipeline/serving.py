@@ -43,29 +43,29 @@ REQUESTS: Final = {"smoke": 60, "classroom": 120, "full": 2048}
 """Requests per run; the paper has 2048."""
 
 
-def budgets(slos_s: Sequence[float], decodes: int = 32, context_tokens: int = 4096) -> pd.DataFrame:
-    """The largest token budget, in tiles of 128, whose iteration beside these decodes meets each TBT SLO.
+def budgets(slos_s: Sequence[float]) -> pd.DataFrame:
+    """The largest token budget, in tiles of 128, whose iteration beside 32 decodes of 4K meets each TBT SLO.
 
     Returns:
         One row a SLO: slo_s, budget_tokens (0 where none does), iteration_s.
     """
     cost, rows = yi_34b_on_two_a100s(), list[dict[str, float]]()
     for limit_s in slos_s:
-        fits = [n for n in range(128, 8193, 128) if _fused_s(cost, n, decodes, context_tokens) <= limit_s]
+        fits = [n for n in range(128, 8193, 128) if _fused_s(cost, n) <= limit_s]
         budget = max(fits, default=0)
         rows.append(
             {
                 "slo_s": limit_s,
                 "budget_tokens": budget,
-                "iteration_s": _fused_s(cost, budget, decodes, context_tokens) if budget else np.nan,
+                "iteration_s": _fused_s(cost, budget) if budget else np.nan,
             }
         )
     return pd.DataFrame(rows)
 
 
-def _fused_s(cost: IterationCost, tokens: int, decodes: int, context_tokens: int) -> float:
+def _fused_s(cost: IterationCost, tokens: int) -> float:
     """An iteration of the budget in the middle of a prompt of 4K, beside the decodes."""
-    return cost.step_s(tokens - decodes, 2048, decodes, decodes * context_tokens)
+    return cost.step_s(tokens - 32, 2048, 32, 32 * 4096)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

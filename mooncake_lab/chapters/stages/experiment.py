@@ -138,13 +138,13 @@ def committed_measurement(path: Path = _COMMITTED) -> StageMeasurement:
     return read_measurement(path)
 
 
-def beside_committed(measured: pd.DataFrame, path: Path = _COMMITTED) -> pd.DataFrame:
+def beside_committed(measured: pd.DataFrame) -> pd.DataFrame:
     """This machine beside the one that came with the book, where both measured the same point of the same model.
 
     Returns:
         One row a shared point: stage, batch, tokens, here_ms, book_ms, here_over_book. Empty where none is shared.
     """
-    committed = committed_measurement(path)
+    committed = committed_measurement()
     book = pd.DataFrame(measured_rows(committed)).assign(model=committed.model)
     point = ["model", "stage", "batch", "tokens"]
     both = measured[[*point, "seconds"]].merge(book[[*point, "seconds"]], on=point, suffixes=("_here", "_book"))

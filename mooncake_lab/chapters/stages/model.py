@@ -37,14 +37,14 @@ from mooncake_lab.perf import (
 from mooncake_lab.testbeds.nodes import REUSED_SHARE, Array, NodeCalibration, normalised
 
 
-def equation_1(node: NodeCalibration, node_name: str = "a800-node") -> pd.DataFrame:
+def equation_1(node: NodeCalibration) -> pd.DataFrame:
     """Eq. 1 as printed beside the exact causal count, and the share of the peak that Fig. 14's bars imply.
 
     Returns:
         One row a prompt length: tokens, printed_pflop, exact_pflop, printed_over_exact, seconds (the bar),
         printed_mfu, exact_mfu.
     """
-    shape, peak = node.latency.shape, hardware(node_name).flops_per_s()
+    shape, peak = node.latency.shape, hardware("a800-node").flops_per_s()
     alone = node.reused_tokens == 0
     tokens, seconds = node.tokens[alone], node.prefill.measured_s[alone]
     printed, exact = printed_prefill_flops(shape, tokens), exact_prefill_flops(shape, tokens)
@@ -61,19 +61,17 @@ def equation_1(node: NodeCalibration, node_name: str = "a800-node") -> pd.DataFr
     )
 
 
-def equation_2(
-    model: str = "llama3-70b", nodes: Sequence[str] = ("a800-node", "h800-node"), *, longest_tokens: int = 131072
-) -> pd.DataFrame:
-    """The least bandwidth at which reuse pays, over prefix lengths.
+def equation_2() -> pd.DataFrame:
+    """The least bandwidth at which reuse pays, over prefix lengths: LLaMA3-70B on the nodes of both editions.
 
     Returns:
         One row a node and prefix: node, prefix_tokens, printed_gb_per_s (Eq. 2), exact_gb_per_s (the same with
         the exact causal count).
     """
-    shape = model_shape(model)
-    prefixes = np.arange(512.0, longest_tokens + 1, 512.0)
+    shape = model_shape("llama3-70b")
+    prefixes = np.arange(512.0, 131073.0, 512.0)
     tables: list[pd.DataFrame] = []
-    for name in nodes:
+    for name in ("a800-node", "h800-node"):
         peak = hardware(name).flops_per_s()
         exact = kv_bytes(shape, prefixes) / exact_prefill_flops(shape, prefixes) * peak
         printed = reuse_bandwidth_bytes_per_s(shape, prefixes, peak)
@@ -82,11 +80,9 @@ def equation_2(
     return pd.concat(tables, ignore_index=True)
 
 
-def shortest_useful_prefix(
-    models: Sequence[str], gb_per_s: Sequence[float], node: str = "a800-node"
-) -> pd.DataFrame:
+def shortest_useful_prefix(models: Sequence[str], gb_per_s: Sequence[float]) -> pd.DataFrame:
     """The shortest prefix that Eq. 2 finds worth loading: one row a model, one column a bandwidth (tokens)."""
-    peak = hardware(node).flops_per_s()
+    peak = hardware("a800-node").flops_per_s()
     return pd.DataFrame(
         {
             f"{rate:g} GB/s": [
@@ -98,9 +94,7 @@ def shortest_useful_prefix(
     )
 
 
-def reuse_or_compute(
-    latency: LatencyModel, prefixes: Sequence[int], gb_per_s: Sequence[float], node: str = "a800-node"
-) -> pd.DataFrame:
+def reuse_or_compute(latency: LatencyModel, prefixes: Sequence[int], gb_per_s: Sequence[float]) -> pd.DataFrame:
     """Loading a prefix beside computing it, at the hardware's peak (Eq. 2) and as fast as a fitted node does.
 
     The constant of the fitted prefill is left out: a request pays it either way.
@@ -109,7 +103,7 @@ def reuse_or_compute(
         One row a bandwidth and prefix: gb_per_s, prefix_tokens, load_s, peak_s, node_s and pays: "yes" where
         loading is the shortest, "on this node" where only the peak is quicker, "no" elsewhere.
     """
-    shape, peak = latency.shape, hardware(node).flops_per_s()
+    shape, peak = latency.shape, hardware("a800-node").flops_per_s()
     rows: list[dict[str, Any]] = []
     for rate in gb_per_s:
         for tokens in prefixes:
@@ -253,15 +247,15 @@ def roofline_of_paper(node: NodeCalibration) -> pd.DataFrame:
     )
 
 
-def kernel_floors(
-    device: str = "h200", model: str = "llama3-8b", *, prompt_tokens: int = 4096, batch: int = 64
-) -> pd.DataFrame:
-    """What the roofline allows each kernel of one layer: a prefill of one prompt, and decodes of as long contexts.
+def kernel_floors(*, prompt_tokens: int = 4096, batch: int = 64) -> pd.DataFrame:
+    """What the roofline of an H200 allows each kernel of a layer of LLaMA3-8B.
+
+    The prefill is of one prompt, the decode of a batch of requests whose contexts are as long as the prompt.
 
     Returns:
         Rows of stage, kernel, gflops, megabytes, intensity_flops_per_byte, tflops_per_s (attainable), least_us.
     """
-    peaks, shape = hardware(device), model_shape(model)
+    peaks, shape = hardware("h200"), model_shape("llama3-8b")
     context, pairs = batch * prompt_tokens, prompt_tokens * (prompt_tokens + 1) / 2
     stages = {
         "prefill": kernel_work(shape, prompt_tokens, prompt_tokens, pairs),
@@ -282,20 +276,22 @@ def kernel_floors(
     )
 
 
-def decode_over_prefill(
-    batch: int, *, model: str = "llama-13b", machine: str = "a6000", tokens: int = 1024
-) -> float:
-    """How much longer a decode token takes than a prefill token by the roofline alone (SARATHI Fig. 3)."""
-    shape, device = replace(model_shape(model), bytes_per_element=2), hardware(machine)
+def decode_over_prefill(batch: int) -> float:
+    """How much longer a decode token takes than a prefill token by the roofline alone.
+
+    LLaMA-13B on an A6000 with contexts of 1,024 tokens (SARATHI Fig. 3).
+    """
+    shape, device, tokens = replace(model_shape("llama-13b"), bytes_per_element=2), hardware("a6000"), 1024
     prefill_s = prefill_work(shape, tokens).floor_s(device) / tokens
     return decode_work(shape, batch, batch * tokens).floor_s(device) / batch / prefill_s
 
 
-def decode_growth(
-    batch: int, *, model: str = "llama2-70b", machine: str = "a800-node", tokens: int = 8192
-) -> float:
-    """How much longer a step of `batch` requests takes than one of a single request, by the roofline alone."""
-    shape, device = model_shape(model), hardware(machine)
+def decode_growth(batch: int) -> float:
+    """How much longer a step of `batch` requests takes than one of a single request, by the roofline alone.
+
+    LLaMA2-70B on an A800 node with contexts of 8,192 tokens.
+    """
+    shape, device, tokens = model_shape("llama2-70b"), hardware("a800-node"), 8192
     many, one = (decode_work(shape, count, count * tokens).floor_s(device) for count in (batch, 1))
     return many / one
 

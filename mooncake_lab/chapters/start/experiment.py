@@ -252,22 +252,19 @@ def follow(setting: Start) -> Followed:
     )
 
 
-def crowd_under(
-    policy: PlacementPolicy, setting: Start, believed: LatencyModel | None = None, *, prefill: int = 2
-) -> pd.DataFrame:
-    """The burst on a cluster with several prefill workers under any placement policy, such as one's own.
+def crowd_under(policy: PlacementPolicy, setting: Start, believed: LatencyModel | None = None) -> pd.DataFrame:
+    """The burst on a cluster with two prefill workers under any placement policy, such as one's own.
 
     Args:
         policy: what places.
         setting: the burst.
         believed: what the policy may estimate with; None measures.
-        prefill: how many workers there are to choose from.
 
     Returns:
         Rows by request: where it was prefilled, why, reused_tokens and ttft_ms.
     """
     crowd = [setting.request(n, n * setting.burst_every_s) for n in range(setting.burst)]
-    spec = setting.spec(prefill_nodes=prefill, placement=policy, log_layers=False)
+    spec = setting.spec(prefill_nodes=2, placement=policy, log_layers=False)
     with WorkerPool(spec) as pool, LiveCluster(spec, believed, pool=pool) as cluster:
         records = _checked(cluster.run(crowd))
     placed = {r.request_id: r for r in records if isinstance(r, Placed)}

@@ -69,21 +69,21 @@ EVICTION: Final = Assignment(
             points=1,
             check=partial(
                 _laws,
-                ("starts empty", "holds what it was given", "knows bytes"),
+                ("starts empty", "holds exactly the inserted keys", "accepts bytes as keys"),
                 "the policy starts empty and holds only the keys that were inserted, numbers as well as bytes",
             ),
         ),
         Task(
             name="The policy never evicts a pinned block",
             points=2,
-            check=partial(_laws, ("spares the pinned",), "no victim was pinned"),
+            check=partial(_laws, ("never evicts a pinned block",), "no victim was pinned"),
         ),
         Task(
             name="The policy works in a store and is deterministic",
             points=2,
             check=partial(
                 _laws,
-                ("serves a store", "is deterministic"),
+                ("works behind a store", "is deterministic"),
                 "no block was lost or counted twice, and the same calls give the same victims",
             ),
         ),

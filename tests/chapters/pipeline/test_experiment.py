@@ -81,7 +81,7 @@ def test_timelines_hold_every_iteration_and_every_gap():
 
 def test_any_policy_can_be_tried():
     """The exercise's function gives seconds and an idle share, and names of schemes are checked."""
-    seconds, idle = pipeline.with_policy(Sarathi(chunk_tokens=256), requests=40)
+    seconds, idle = pipeline.with_policy(Sarathi(chunk_tokens=256))
     assert seconds > 0
     assert 0 < idle < 1
     with pytest.raises(ValueError, match="allowed are Orca best, SARATHI, TP8 replicas"):
@@ -96,12 +96,12 @@ def test_long_prompts_speed_up_towards_the_number_of_nodes():
     long = table[table["tokens"] == 1_048_576].set_index("way")
     assert long["speed_up"].idxmax() == "sequence parallel"
     assert long["network_gb"].idxmin() == "CPP"
-    assert pipeline_long.recurrence_against_events((32_768,), (1, 3)) < 1e-9
+    assert pipeline_long.recurrence_against_events((32_768,)) < 1e-9
 
 
 def test_chunks_of_equal_time_ramp_less():
     """As many chunks of equal time end before chunks of equal tokens, and hold the same prompt."""
-    table = pipeline_long.equal_tokens_or_time(65_536).set_index("cut")
+    table = pipeline_long.equal_tokens_or_time().set_index("cut")
     assert table.loc["equal time", "ttft_s"] < table.loc["equal tokens", "ttft_s"]
     sizes = pipeline_long.equal_time_sizes(pipeline_long.group(4), 65_536, 16)
     assert (sum(sizes), len(sizes)) == (65_536, 16)
@@ -109,7 +109,7 @@ def test_chunks_of_equal_time_ramp_less():
 
 def test_the_best_slices_are_the_best():
     """Best slices are no slower than even or equal-work ones, and send fewer tokens than gathering does."""
-    table = pipeline_long.runahead_sweep((2048, 8192), (2, 4), grains=32)
+    table = pipeline_long.runahead_sweep((2048, 8192), (2, 4))
     assert (table["best_ms"] <= table[["even_ms", "equal_work_ms"]].min(axis=1) * (1 + 1e-12)).all()
     assert (table["best_sends"] < table["gathering_sends"]).all()
     assert (table["gathered_causal_ms"] < table["gathered_ms"]).all()
@@ -131,7 +131,7 @@ def test_budgets_fit_their_limit():
     assert table["budget_tokens"].is_monotonic_increasing
     assert (table["iteration_s"][1:] <= table["slo_s"][1:]).all()
     cost = beds.yi_34b_on_two_a100s()
-    over = [pipeline_serving._fused_s(cost, int(n) + 128, 32, 4096) for n in table["budget_tokens"][1:]]
+    over = [pipeline_serving._fused_s(cost, int(n) + 128) for n in table["budget_tokens"][1:]]
     assert all(seconds > limit for seconds, limit in zip(over, table["slo_s"][1:], strict=True))
 
 
@@ -208,7 +208,7 @@ def test_claims_are_judged(three, apart):
     table = beside_papers(
         pipeline.sensitivity(three),
         pipeline_serving.capacity(rates, (0.2, 1.0)),
-        pipeline_long.runahead_sweep((4096,), (4,), grains=16),
+        pipeline_long.runahead_sweep((4096,), (4,)),
         apart,
         pipeline_serving.over_vllm(run(machines, cache=False)),
     ).frame()

@@ -36,9 +36,9 @@ def figures():
         "measured": draw.measured({"CPP": one_row}, "a machine"),
         "long": served_figures.long_prompts(pipeline_long.three_ways((32_768, 65_536))),
         "busy": served_figures.busy_network(pipeline_long.three_ways((32_768,), (4,), (1.0, 0.1))),
-        "cpp": served_figures.chunks(pipeline_long.chunk_sweep((1024, 4096), (32_768,))),
-        "runahead": served_figures.runahead(pipeline_long.runahead_sweep((1024, 2048), (2,), grains=8)),
-        "slices": served_figures.slices(pipeline_long.runahead_sweep((1024,), (2,), grains=8)),
+        "cpp": served_figures.chunks(pipeline_long.chunk_sweep()),
+        "runahead": served_figures.runahead(pipeline_long.runahead_sweep((1024, 2048), (2,))),
+        "slices": served_figures.slices(pipeline_long.runahead_sweep((1024,), (2,))),
         "capacity": served_figures.capacity(served, pipeline_serving.capacity(served, (0.2, 1.0)), 0.2, 1.0),
     }
 
