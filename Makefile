@@ -75,7 +75,7 @@ mutants: $(ENV) ## Plant small faults in packages and count how many their tests
 	@$(BIN)/python tests/helpers/mutants.py $(PACKAGES) --count $(COUNT) --seed $(SEED)
 
 test-site: $(ENV) ## Read the built book in a headless browser; leaves book/_build/accessibility.csv
-	@$(BIN)/pytest -n $(TEST_WORKERS) -m site tests/site --ignore=tests/site/test_screenshots.py $(PYTEST_FLAGS)
+	@$(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal -m site tests/site --ignore=tests/site/test_screenshots.py $(PYTEST_FLAGS)
 
 screenshots: book ## Picture every page, light, dark and on a phone, into tests/site/screenshots
 	@$(BIN)/pytest -q tests/site/test_screenshots.py

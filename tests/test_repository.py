@@ -46,16 +46,6 @@ def test_help_lists_every_target():
         assert f"make {target}" in shown
 
 
-@pytest.mark.parametrize("path", PACKAGE, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_files_are_short(path):
-    """No file of the package is longer than 400 lines, no function's body longer than 50."""
-    text = path.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= HARD_LIMIT_LINES
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            assert node.end_lineno - node.body[0].lineno < HARD_LIMIT_FUNCTION_LINES, node.name
-
-
 def test_names_say_what_is_inside():
     """No file is called by a name that fits any content."""
     assert not {"utils", "helpers", "common", "manager", "misc"} & {path.stem for path in PACKAGE}
@@ -71,10 +61,21 @@ def test_every_class_has_its_own_name():
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
 
 
-def test_every_module_says_what_it_is():
-    """Each module of the package begins with a docstring."""
-    silent = [path.name for path in PACKAGE if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))]
-    assert silent == []
+def test_modules_are_short_and_say_what_they_are():
+    """No module is longer than 400 lines or without a docstring, and no function's body longer than 50 lines."""
+    long, silent = [], []
+    for path in PACKAGE:
+        text = path.read_text(encoding="utf-8")
+        tree = ast.parse(text)
+        silent += [path.name] if not ast.get_docstring(tree) else []
+        long += [path.name] if len(text.splitlines()) > HARD_LIMIT_LINES else []
+        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        long += [
+            f"{path.name}::{node.name}"
+            for node in functions
+            if node.end_lineno - node.body[0].lineno >= HARD_LIMIT_FUNCTION_LINES
+        ]
+    assert (long, silent) == ([], [])
 
 
 def test_every_test_has_its_claim():

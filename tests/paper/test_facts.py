@@ -9,31 +9,23 @@ from mooncake_lab.paper import Fact, assumption, assumptions, claims, constant, 
 from mooncake_lab.paper.facts import read_rows
 from mooncake_lab.paper.pages import PAGES, main, refreshed
 
-NAMES = list(index().index)
-
 
 def test_every_file_of_numbers_is_indexed_and_every_entry_has_its_file():
     """The index and the folder of curves name the same tables."""
-    assert sorted(NAMES) == sorted(path.stem for path in (data_dir() / "curves").glob("*.csv"))
+    assert sorted(index().index) == sorted(path.stem for path in (data_dir() / "curves").glob("*.csv"))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_curve_is_numbers_with_a_source(name):
-    """Every curve has series, x, y and source, no empty cell, and only the three sources a paper can have."""
-    table = curve(name)
-    assert {"series", "x", "y", "source"} <= set(table.columns)
-    assert len(table) > 0
-    assert table.notna().all(axis=None)
-    assert set(table["source"]) <= {"printed", "read", "derived"}
-    assert not table.duplicated(["series", "x", "y"]).any()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_an_entry_says_where_its_numbers_stand(name):
-    """Edition, place, title and axes are filled in; a table with a unit a row has a column for it."""
-    entry = index().loc[name]
-    assert (entry[["edition", "place", "title", "x_label", "y_label", "y_unit"]] != "").all()
-    assert ("unit" in curve(name).columns) == (entry["y_unit"] == "one unit a row")
+def test_a_curve_is_numbers_with_a_source_and_a_place():
+    """Every curve has points, each once and with a source, and an entry that says what they are and where."""
+    for name, entry in index().iterrows():
+        table = curve(name)
+        assert {"series", "x", "y", "source"} <= set(table.columns), name
+        assert len(table) > 0, name
+        assert table.notna().all(axis=None), name
+        assert set(table["source"]) <= {"printed", "read", "derived"}, name
+        assert not table.duplicated(["series", "x", "y"]).any(), name
+        assert (entry[["edition", "place", "title", "x_label", "y_label", "y_unit"]] != "").all(), name
+        assert ("unit" in table.columns) == (entry["y_unit"] == "one unit a row"), name
 
 
 def test_a_fact_carries_unit_and_place():
@@ -81,12 +73,12 @@ def test_constants_are_facts_too():
         constant("layers")
 
 
-@pytest.mark.parametrize("row", read_rows("constants.csv"), ids=lambda row: row["name"])
-def test_every_constant_says_where_it_comes_from(row):
+def test_every_constant_says_where_it_comes_from():
     """Each constant has a place and a source; what is assumed or derived says how."""
-    found = constant(row["name"])
-    assert found.place
-    assert found.source == "printed" or found.note or row["name"].startswith("schedule_time")
+    for name in (row["name"] for row in read_rows("constants.csv")):
+        found = constant(name)
+        assert found.place, name
+        assert found.source == "printed" or found.note or name.startswith("schedule_time"), name
 
 
 def test_a_torn_row_names_its_line(tmp_path, monkeypatch):

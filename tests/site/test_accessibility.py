@@ -2,18 +2,15 @@
 
 import csv
 import fcntl
-import io
 import itertools
 import json
-import math
 import os
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 from axe import ALL_BUT_CONTRAST, CONTRAST, figures_as_images, grave_faults, response
-from matplotlib.image import imread
+from colour_vision import LEAST_APART, apart
 
 from mooncake_lab.figures import COLOURS
 from mooncake_lab.figures.colours import css_property, letters
@@ -147,8 +144,6 @@ def test_print_hides_what_paper_cannot_do(chapter):
     assert all(shown)
 
 
-LEAST_APART = 6.5
-"""Of two colours in one figure, in hundredths of Oklab; about three times what can just be told apart."""
 BY_SHAPE = {"paper", "slo", "optimum", "all", "ink"}
 """Black diamonds, dashed limits, thin dark lines and text, which are not told apart by colour."""
 DRAWING = re.compile(r'<svg role="img".*?</svg>', re.DOTALL)
@@ -166,52 +161,7 @@ def test_letters_of_figures_are_legible(site):
     assert faint == set()
 
 
-@pytest.fixture(scope="session")
-def apart(browser):
-    """How far two colours of the book are apart for whoever sees them worst, by Chromium's vision emulation."""
-    hexes = sorted({colour.lower() for colour in COLOURS.values()})
-    page = browser.new_page(viewport={"width": 10 * len(hexes), "height": 10})
-    swatches = (f'<i style="flex:none;width:10px;height:10px;background:{colour}"></i>' for colour in hexes)
-    page.set_content(f'<body style="margin:0;display:flex">{"".join(swatches)}</body>')
-    session = page.context.new_cdp_session(page)
-    least = {}
-    for deficiency in ("none", "deuteranopia", "protanopia", "tritanopia"):
-        session.send("Emulation.setEmulatedVisionDeficiency", {"type": deficiency})
-        picture = imread(io.BytesIO(page.screenshot()))
-        seen = {colour: oklab(picture[5, 10 * i + 5, :3]) for i, colour in enumerate(hexes)}
-        for one, other in itertools.combinations(hexes, 2):
-            distance = 100 * float(np.linalg.norm(seen[one] - seen[other]))
-            least[one, other] = min(least.get((one, other), math.inf), distance)
-    page.close()
-    return least
-
-
-def oklab(srgb):
-    """A colour where equal distances look equal (Ottosson 2020); shape (3,), from 0 to 1."""
-    linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
-    cones = np.cbrt(
-        np.array(
-            [
-                [0.4122214708, 0.5363325363, 0.0514459929],
-                [0.2119034982, 0.6806995451, 0.1073969566],
-                [0.0883024619, 0.2817188376, 0.6299787005],
-            ]
-        )
-        @ linear
-    )
-    return (
-        np.array(
-            [
-                [0.2104542553, 0.7936177850, -0.0040720468],
-                [1.9779984951, -2.4285922050, 0.4505937099],
-                [0.0259040371, 0.7827717662, -0.8086757660],
-            ]
-        )
-        @ cones
-    )
-
-
-def test_colours_of_a_figure_are_told_apart_by_the_colour_blind(site, apart):
+def test_colours_of_a_figure_are_told_apart_by_the_colour_blind(site):
     """No figure has two colours that look alike to a reader without one kind of cone."""
     names = {}
     for name, colour in COLOURS.items():
@@ -222,6 +172,6 @@ def test_colours_of_a_figure_are_told_apart_by_the_colour_blind(site, apart):
     close = {}
     for page, text in figures:
         for one, other in itertools.combinations([colour for colour in sorted(names) if colour in text], 2):
-            if apart[one, other] < LEAST_APART and not (names[one] | names[other]) <= BY_SHAPE:
-                close.setdefault((one, other, round(apart[one, other], 1)), []).append(page)
+            if apart(one, other) < LEAST_APART and not (names[one] | names[other]) <= BY_SHAPE:
+                close.setdefault((one, other, round(apart(one, other), 1)), []).append(page)
     assert close == {}

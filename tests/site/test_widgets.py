@@ -4,14 +4,13 @@ import json
 import re
 
 import pytest
-from axe import ALL_BUT_CONTRAST, figures_as_images, grave_faults, response, settled
+from axe import figures_as_images, grave_faults, response
 
 from mooncake_lab.figures.colours import COLOURS, DARK, GROUND
 
 pytestmark = pytest.mark.site
 
 PHONE = {"width": 390, "height": 844}
-DESK = {"width": 1440, "height": 1000}
 
 
 def page_with(site, selector):
@@ -28,35 +27,6 @@ def test_scripts_of_widgets_are_files(site):
     """No page carries a widget's script or style in itself."""
     pages = {path.name: path.read_text(encoding="utf-8") for path in site.glob("**/*.html")}
     assert [name for name, text in pages.items() if "data-shared=" in text] == []
-
-
-def test_a_page_is_accessible_on_a_phone(visit):
-    """No chapter has a serious violation where it is narrow; colours are those of a desk."""
-    if not visit.path.startswith("chapters/"):
-        pytest.skip("only chapters have widgets and wide outputs")
-    page = visit.page
-    page.set_viewport_size(PHONE)
-    settled(page)
-    with figures_as_images(page):
-        found = grave_faults(response(page, ALL_BUT_CONTRAST)["violations"])
-    page.set_viewport_size(DESK)
-    assert found == []
-    assert visit.faults == []
-
-
-def test_a_box_that_scrolls_says_so(visit):
-    """What is too wide for a phone can be reached by key, with a hint above it; on a desk the hint is gone."""
-    page = visit.page
-    page.set_viewport_size(PHONE)
-    settled(page)
-    silent = """() => [...document.querySelectorAll('.bd-article :is(table, div.math)')]
-      .filter(box => box.checkVisibility()) // not in a closed box, which marks what it holds when it opens
-      .filter(box => box.scrollWidth > box.clientWidth + 1 && getComputedStyle(box).overflowX === 'auto')
-      .filter(box => box.tabIndex !== 0 || !box.previousElementSibling?.checkVisibility())
-      .map(box => box.outerHTML.slice(0, 100))"""
-    found = page.evaluate(silent)
-    page.set_viewport_size(DESK)
-    assert found == []
 
 
 def test_requests_can_be_dragged_in_the_book(open_page, site):
