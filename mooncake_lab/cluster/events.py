@@ -77,6 +77,15 @@ class ClientStopped(ClusterEvent, frozen=True, kw_only=True, gc=False):
 # prefill
 
 
+class FetchStarted(_OfWork, frozen=True, kw_only=True, gc=False):
+    """A worker began to fetch prefix blocks from another one (`source`) that its placement does not name.
+
+    In a shared store each block lies on one worker. A `PrefixFetched` follows.
+    """
+
+    source: str
+
+
 class PrefixFetched(_OfWork, frozen=True, kw_only=True, gc=False):
     """Prefix blocks that a prefill worker asked another one (`source`) for have arrived, or will not (0 bytes)."""
 

@@ -59,6 +59,8 @@ class Cluster:
     pool: PrefixPool
     """The caches of prefill instances; coupled ones have their own."""
     _transfer: KVTransfer
+    _gathers: bool
+    """Whether a prefix that lies on other nodes of a shared store is read over the network."""
 
     def __init__(
         self,
@@ -143,6 +145,7 @@ class Cluster:
             shared=prefill.shared_cache,
             changed=self._cache_changed,
         )
+        self._gathers = self.pool.is_shared and prefill.shared_reads == "network"
         self._transfer = KVTransfer(
             loop, model, network, self.pool, streams_layers=spec.streams_layers, report=self.report
         )
@@ -251,6 +254,8 @@ class Cluster:
             self._jobs[request_id] = job
             if placement.fetch_from:
                 self._transfer.fetch(job)
+            elif self._gathers:
+                self._transfer.gather(job)
             self._prefill[placement.prefill].submit(job)
             return
         if placement.fetch_from is not None:

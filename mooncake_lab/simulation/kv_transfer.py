@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 
-from mooncake_lab.cluster import Attempt, Event, KVArrived, KVSent, PrefixFetched, TierRead
+from mooncake_lab.cluster import Attempt, Event, FetchStarted, KVArrived, KVSent, PrefixFetched, TierRead
 from mooncake_lab.conductor import Placement
 from mooncake_lab.core import Request
 from mooncake_lab.perf import LatencyModel
@@ -21,8 +21,10 @@ class PrefillJob:
     attempt: Attempt
     request: Request
     placement: Placement
-    fetching: bool = False
-    """Whether prefix blocks are on their way from elsewhere."""
+    fetching: int = 0
+    """From how many nodes prefix blocks are on their way."""
+    most_blocks: int | None = None
+    """Leading blocks that it may reuse; None is all that its node holds."""
     fetched: Callable[[], None] | None = None
     """Called when they are there, or will never be."""
     stream: Flow | None = None
@@ -30,9 +32,9 @@ class PrefillJob:
     cancelled: bool = False
 
     def end_fetching(self) -> None:
-        """What of the prefix comes from elsewhere is there."""
-        self.fetching = False
-        if self.fetched is not None:
+        """What of the prefix comes from one node is there, or will never be."""
+        self.fetching -= 1
+        if not self.fetching and self.fetched is not None:
             self.fetched()
 
 
@@ -80,7 +82,7 @@ class KVTransfer:
         source, blocks = str(placement.fetch_from), -(-placement.reused_tokens // request.block_size_tokens)
         if source in self._down:
             return
-        job.fetching = True
+        job.fetching = 1
         on_ssd = self._pool.on_ssd
         below = on_ssd(source, request, blocks) - on_ssd(source, request, _local_blocks(job))
         if not below:
@@ -92,12 +94,27 @@ class KVTransfer:
         self._reading.append(job)
         self._loop.call_later(self._ssd_free_s[source] - self._loop.now_s, self._prefix_read, job, start_s, tokens)
 
+    def gather(self, job: PrefillJob) -> None:
+        """Copy the blocks of a prefix that lie on other nodes of a shared store; the copies do not stay."""
+        request, worker, now_s = job.request, job.placement.prefill, self._loop.now_s
+        job.most_blocks = self._pool.matched(worker, request)
+        for owner, blocks in self._pool.elsewhere(worker, request).items():
+            job.fetching += 1
+            self._report(FetchStarted(at_s=now_s, attempt=job.attempt, worker=worker, source=owner))
+            size = min(blocks * request.block_size_tokens, request.input_tokens - 1) * self._token_bytes
+            arrived = partial(self._gathered, job, owner, now_s, size)
+            self._network.transfer(owner, worker, size, arrived, sent=self._when_sent(job, owner))
+
+    def _gathered(self, job: PrefillJob, owner: str, start_s: float, size_bytes: int) -> None:
+        is_lost = owner in self._down or job.placement.prefill in self._down
+        self._prefix_fetched(job, owner, start_s, 0 if is_lost else size_bytes)
+
     def _prefix_read(self, job: PrefillJob, start_s: float, tokens: int) -> None:
         if job not in self._reading:
             return  # one of the two instances failed
         self._reading.remove(job)
         if job.cancelled:
-            self._prefix_fetched(job, start_s, 0)
+            self._prefix_fetched(job, str(job.placement.fetch_from), start_s, 0)
             return
         request, source = job.request, str(job.placement.fetch_from)
         self._pool.use(source, request, -(-job.placement.reused_tokens // request.block_size_tokens))
@@ -128,14 +145,14 @@ class KVTransfer:
             size = placement.fetched_tokens * self._token_bytes
             blocks = -(-placement.reused_tokens // job.request.block_size_tokens)
             self._pool.keep(placement.prefill, job.request, blocks, first=_local_blocks(job))
-        self._prefix_fetched(job, start_s, size)
+        self._prefix_fetched(job, str(placement.fetch_from), start_s, size)
 
-    def _prefix_fetched(self, job: PrefillJob, start_s: float, size_bytes: int) -> None:
+    def _prefix_fetched(self, job: PrefillJob, source: str, start_s: float, size_bytes: int) -> None:
         self._report(
             PrefixFetched(
                 at_s=self._loop.now_s,
                 attempt=job.attempt,
-                source=str(job.placement.fetch_from),
+                source=source,
                 worker=job.placement.prefill,
                 start_s=start_s,
                 bytes=size_bytes,

@@ -109,11 +109,12 @@ class NodeCache:
             ],
         )
 
-    def clear(self) -> None:
-        """The node is gone, and all it held."""
+    def remove(self, keys: Iterable[BlockKey]) -> None:
+        """These blocks are lost."""
         for store in filter(None, (self.dram, self.ssd)):
-            for key in list(store):
-                store.remove(key)
+            for key in keys:
+                if key in store:
+                    store.remove(key)
 
     def check(self) -> None:
         """Verify the stores.
@@ -173,6 +174,9 @@ class PrefixPool:
         }
         self._stores = {name: stores[cache] for name, cache in self.caches.items()}
         self._changed = changed
+        self._share_blocks = (tokens + below) // self._sharers // block_size_tokens
+        self._owners: dict[BlockKey, str] = {}  # of a shared store: the node that each block lies on
+        self._owned = dict.fromkeys(nodes, 0) if shared else {}  # blocks of each node that is up
 
     def matched(self, node: str, request: Request) -> int:
         """The number of leading blocks of a prompt that a node holds; changes nothing."""
@@ -217,7 +221,33 @@ class PrefixPool:
         positions = self._positions(first + len(keys))
         self._tell(node, self._stores[node].keep(keys, positions[first:] if first else positions))
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether all nodes use one store."""
+        return self._sharers > 1
+
+    def elsewhere(self, node: str, request: Request) -> Counter[str]:
+        """Leading blocks of a prompt that a shared store holds on other nodes, by node."""
+        held = request.block_keys[: self.matched(node, request)]
+        return Counter(owner for key in held if (owner := self._owners[key]) != node)
+
+    def _own(self, node: str, change: CacheChange) -> None:
+        """New blocks lie on the node that computed them while its share has room, else where most room is."""
+        self._disown(key for key in change.removed if key in self._owners)
+        for key in change.added:
+            has_room = node in self._owned and self._owned[node] < self._share_blocks
+            owner = node if has_room else min(self._owned, key=self._owned.__getitem__)
+            self._owners[key] = owner
+            self._owned[owner] += 1
+        self._disown(key for key in change.removed if key in self._owners)  # came and left at once
+
+    def _disown(self, keys: Iterable[BlockKey]) -> None:
+        for key in list(keys):
+            self._owned[self._owners.pop(key)] -= 1
+
     def _tell(self, node: str, change: CacheChange) -> None:
+        if self._owned:
+            self._own(node, change)
         if self._changed is not None and any(change):
             self._changed(self.caches[node], change)
 
@@ -228,10 +258,13 @@ class PrefixPool:
         return self._blocks
 
     def drop(self, node: str) -> None:
-        """Forget everything that a node held, because it failed."""
-        held = sorted(self._stores[node].keys(), key=str)
-        self._stores[node].clear()
+        """Forget everything that a node held, because it failed; of a shared store, the blocks that lay on it."""
+        store = self._stores[node]
+        held = store.keys()
+        held = sorted((key for key in held if self._owners.get(key, node) == node), key=str)
+        store.remove(held)
         self._tell(node, CacheChange(removed=held))
+        self._owned.pop(node, None)
 
     def check(self) -> None:
         """Verify the stores.

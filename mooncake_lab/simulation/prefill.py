@@ -158,7 +158,7 @@ class PrefillInstance:
         parts = list[PromptPart]()
         for job in batch:
             self._report(PrefillStarted(at_s=now_s, attempt=job.attempt, worker=self.name))
-            parts.append(self._reuse(job.request, free_s))
+            parts.append(self._reuse(job, free_s))
         finish_s = self._service.finish_s(parts, free_s)
         for job in batch:
             self._transfer.stream(job, finish_s[-1])  # while the next layers are computed
@@ -167,12 +167,10 @@ class PrefillInstance:
             self._free_at_s = [now_s + each_s for each_s in finish_s]
             self._loop.call_later(finish_s[0], self._slot_free)
 
-    def _reuse(self, request: Request, free_s: Sequence[float]) -> PromptPart:
-        """Use the prefix that is held.
-
-        What is on SSD is computed again where that is faster than reading it (FAST'25 Eq. 2).
-        """
-        blocks, in_dram = None, self._pool.before_ssd(self.name, request)
+    def _reuse(self, job: PrefillJob, free_s: Sequence[float]) -> PromptPart:
+        """Use the prefix that is held: what is on SSD is computed again where that is faster (FAST'25 Eq. 2)."""
+        request, blocks = job.request, job.most_blocks
+        in_dram = self._pool.before_ssd(self.name, request)
         if in_dram is not None and self._ssd_reads == "cheaper":
             held = self._pool.matched(self.name, request)
             read = _part(request, held, self._pool.on_ssd(self.name, request, held))

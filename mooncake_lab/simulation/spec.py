@@ -96,7 +96,9 @@ class PrefillPool:
     """Whether a prefix is read from SSD only where that is faster than computing it again (FAST'25 Eq. 2), or
     always."""
     shared_cache: bool = False
-    """One Mooncake Store over all nodes instead of a cache a node (FAST'25 §5.3)."""
+    """One Mooncake Store over all nodes instead of a cache a node (FAST'25 §5.3). Each block lies on one node."""
+    shared_reads: Literal["network", "free"] = "network"
+    """Whether the blocks of a shared store that lie on another node come over the network, or at no cost."""
     eviction: str = "lru"
     max_batch_tokens: int = 1
     """Computed tokens up to which waiting prompts are packed into one iteration; a longer prompt is computed
