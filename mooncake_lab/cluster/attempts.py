@@ -9,6 +9,7 @@ from mooncake_lab.cluster.events import (
     CancelAttempt,
     Command,
     ConfirmWorkers,
+    FetchStarted,
     Finish,
     PrepareDecode,
     Reject,
@@ -276,6 +277,12 @@ class Attempts:
         if prefill is not decode:
             self.commands.append(PrepareDecode(attempt, decode.name, request))
         self.commands.append(RunPrefill(attempt, request, placement))
+
+    def fetch_started(self, event: FetchStarted) -> None:
+        """A prefill worker fetches blocks of a shared store from the worker on which they lie."""
+        if self._workers.is_up(event.source):
+            source = self._workers[event.source]
+            (source.reading if event.from_ssd else source.sending)[event.attempt] = event.worker
 
     def place_again(self, state: RequestState, reason: str, now_s: float, suspects: Sequence[str] = ()) -> None:
         """An attempt came to nothing: the prompt and the tokens shown are prefilled anew, elsewhere or later."""

@@ -73,7 +73,6 @@ class Coordinator:
         """The requests in flight, by id."""
         self._now_s = 0.0  # when the event under way was learned of
         self._handlers: dict[type, tuple[_Subject, Callable[..., None]]] = {
-            events.FetchStarted: ("work", self._fetch_started),
             events.PrefixFetched: ("work", self._prefix_fetched),
             events.TierRead: ("work", self._tier_read),
             events.PrefillStarted: ("work", self._prefill_started),
@@ -93,6 +92,7 @@ class Coordinator:
             events.ClientStopped: ("request", self._client_stopped),
             events.RequestArrived: ("cluster", self._request_arrived),
             events.StepDone: ("cluster", self._step_done),
+            events.FetchStarted: ("cluster", self._attempts.fetch_started),
             events.PrefillSlotFree: ("cluster", self.workers.free_slot),
             events.WorkerUp: ("cluster", self._worker_up),
             events.WorkerDown: ("cluster", self._worker_down),
@@ -176,10 +176,6 @@ class Coordinator:
             self._attempts.decide(state, self._now_s)
 
     # prefill
-
-    def _fetch_started(self, event: events.FetchStarted, _: WorkerState, state: RequestState | None) -> None:
-        if state is not None and self.workers.is_up(event.source):
-            self.workers[event.source].sending[event.attempt] = event.worker
 
     def _prefix_fetched(self, event: events.PrefixFetched, _: WorkerState, state: RequestState | None) -> None:
         source = self.workers.get(event.source)

@@ -84,6 +84,8 @@ class FetchStarted(_OfWork, frozen=True, kw_only=True, gc=False):
     """
 
     source: str
+    from_ssd: bool = False
+    """Whether the source reads some of them from SSD first; a `TierRead` follows then."""
 
 
 class PrefixFetched(_OfWork, frozen=True, kw_only=True, gc=False):

@@ -6,6 +6,7 @@ of `Cluster` are in the order in which a request meets them.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -59,8 +60,6 @@ class Cluster:
     pool: PrefixPool
     """The caches of prefill instances; coupled ones have their own."""
     _transfer: KVTransfer
-    _gathers: bool
-    """Whether a prefix that lies on other nodes of a shared store is read over the network."""
 
     def __init__(
         self,
@@ -145,9 +144,14 @@ class Cluster:
             shared=prefill.shared_cache,
             changed=self._cache_changed,
         )
-        self._gathers = self.pool.is_shared and prefill.shared_reads == "network"
         self._transfer = KVTransfer(
-            loop, model, network, self.pool, streams_layers=spec.streams_layers, report=self.report
+            loop,
+            model,
+            network,
+            self.pool,
+            fetch_timeout_s=prefill.fetch_timeout_s,
+            streams_layers=spec.streams_layers,
+            report=self.report,
         )
         for name in names:
             self._prefill[name] = PrefillInstance(
@@ -252,10 +256,7 @@ class Cluster:
         if coupled is None:
             job = PrefillJob(command.attempt, command.request, placement)
             self._jobs[request_id] = job
-            if placement.fetch_from:
-                self._transfer.fetch(job)
-            elif self._gathers:
-                self._transfer.gather(job)
+            self._transfer.fetch(job)
             self._prefill[placement.prefill].submit(job)
             return
         if placement.fetch_from is not None:
@@ -270,8 +271,7 @@ class Cluster:
     def _start_decode(self, command: StartDecode) -> None:
         """From host memory into GPU memory."""
         job = self._jobs[command.attempt.request_id]
-        load_s = self._model.dram_load_s(job.request.input_tokens)
-        self._loop.call_later(load_s, self._loaded, job, command)
+        self._transfer.load(command.worker, job.request.input_tokens, partial(self._loaded, job, command))
 
     def _loaded(self, job: PrefillJob, command: StartDecode) -> None:
         if job.cancelled:

@@ -1,13 +1,14 @@
 """KVCache on the network in virtual time: prefixes between prefill nodes, and prompts from prefill to decode."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 
 from mooncake_lab.cluster import Attempt, Event, FetchStarted, KVArrived, KVSent, PrefixFetched, TierRead
 from mooncake_lab.conductor import Placement
-from mooncake_lab.core import Request
+from mooncake_lab.core import BlockKey, Request
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.simulation.event_loop import EventLoop
 from mooncake_lab.simulation.network import Flow, Network
@@ -22,30 +23,52 @@ class PrefillJob:
     request: Request
     placement: Placement
     fetching: int = 0
-    """From how many nodes prefix blocks are on their way."""
-    most_blocks: int | None = None
-    """Leading blocks that it may reuse; None is all that its node holds."""
+    """How many fetches of prefix blocks it waits for."""
+    most_blocks: int = sys.maxsize
+    """Leading blocks that it may reuse: in a shared store those that its node has or gets."""
     fetched: Callable[[], None] | None = None
-    """Called when they are there, or will never be."""
+    """Called when they have ended."""
     stream: Flow | None = None
     """Its KVCache on the way to the decode node."""
     cancelled: bool = False
 
     def end_fetching(self) -> None:
-        """What of the prefix comes from one node is there, or will never be."""
+        """What of the prefix comes by one fetch is there, or will never be."""
         self.fetching -= 1
         if not self.fetching and self.fetched is not None:
             self.fetched()
 
 
+@dataclass(slots=True, eq=False)
+class _Fetch:
+    """Prefix blocks on their way to the node of a prompt. Mutable: others join those who wait for it."""
+
+    job: PrefillJob
+    source: str
+    places: Sequence[int]
+    """Of the blocks in the prompt."""
+    tokens: int
+    stays: bool
+    """Whether the copies stay on the node, where prompts that want the same blocks wait for them."""
+    waiting: list[PrefillJob] = field(default_factory=list[PrefillJob])
+
+    @property
+    def keys(self) -> list[BlockKey]:
+        return [self.job.request.block_keys[place] for place in self.places]
+
+
 class KVTransfer:
     """Moves KVCache between nodes (arXiv §5.2, FAST'25 §4.2 and Fig. 14), and reports what arrived.
+
+    A node reads from its disk for one prompt at a time, its own or another node's, and loads KVCache into its GPU
+    memory for one request at a time.
 
     Args:
         loop: the virtual time.
         model: how long reading takes, and how large a token is.
         network: what KVCache travels by.
         pool: where prefixes are, and will be.
+        fetch_timeout_s: after which time a prompt no longer waits for a prefix.
         streams_layers: whether the KVCache of a prompt leaves layer by layer while it is computed.
         report: told what arrived.
     """
@@ -57,6 +80,7 @@ class KVTransfer:
         network: Network,
         pool: PrefixPool,
         *,
+        fetch_timeout_s: float,
         streams_layers: bool,
         report: Callable[[Event], None],
     ) -> None:
@@ -64,88 +88,125 @@ class KVTransfer:
         self._model = model
         self._network = network
         self._pool = pool
+        self._fetch_timeout_s = fetch_timeout_s
         self._streams_layers = streams_layers
         self._report = report
         self._token_bytes = model.shape.kv_bytes_per_token
         self._computed_share = 1 - 1 / model.shape.layers  # of a prompt's KVCache, when its last layer is computed
-        self._reading: list[PrefillJob] = []  # whose prefixes are read from SSD at their holders, to be sent on
+        self._fetches: dict[_Fetch, None] = {}  # under way
         self._ssd_free_s: dict[str, float] = {}
+        self._link_free_s: dict[str, float] = {}  # into GPU memory
         self._down: set[str] = set()
 
     def fetch(self, job: PrefillJob) -> None:
-        """Copy the blocks of a prefix from their holder.
+        """Copy the blocks of a prefix that lie on another node, by its placement or in a shared store."""
+        if job.placement.fetch_from is not None:
+            self._fetch_copies(job, job.placement.fetch_from)
+        elif self._pool.is_shared:
+            self._read_shared(job)
 
-        What lies on its holder's SSD is read into its DRAM first, after what is read there for others, and is sent
-        when all of it has been read. The copy stays, which is how hot blocks spread (FAST'25 §4.2).
-        """
-        request, placement = job.request, job.placement
-        source, blocks = str(placement.fetch_from), -(-placement.reused_tokens // request.block_size_tokens)
+    def _fetch_copies(self, job: PrefillJob, source: str) -> None:
+        """Copy blocks from their holder. The copies stay, which is how hot blocks spread (FAST'25 §4.2)."""
         if source in self._down:
             return
-        job.fetching = 1
-        on_ssd = self._pool.on_ssd
-        below = on_ssd(source, request, blocks) - on_ssd(source, request, _local_blocks(job))
+        request, placed, keys = job.request, job.placement, job.request.block_keys
+        first = local = (placed.reused_tokens - placed.fetched_tokens) // request.block_size_tokens
+        end = -(-placed.reused_tokens // request.block_size_tokens)
+        for other in self._fetches:  # blocks that are on their way already
+            if other.stays and other.job.placement.prefill == placed.prefill:
+                begun, coming = first, set(other.keys)
+                while first < end and keys[first] in coming:
+                    first += 1
+                if first > begun:
+                    other.waiting.append(job)
+                    job.fetching += 1
+        if first == end:
+            self._prefix_fetched(job, source, self._loop.now_s, 0)
+            return
+        tokens = placed.fetched_tokens - (first - local) * request.block_size_tokens
+        self._begin(_Fetch(job, source, range(first, end), tokens, stays=True))
+
+    def _read_shared(self, job: PrefillJob) -> None:
+        """Read the blocks that a shared store holds on other nodes; the copies do not stay.
+
+        What is on SSD is read where the placement counts on it.
+        """
+        request, worker = job.request, job.placement.prefill
+        held = self._pool.matched(worker, request)
+        if not job.placement.ssd_tokens:
+            in_dram = self._pool.before_ssd(worker, request)
+            held = held if in_dram is None else in_dram
+        job.most_blocks = held
+        for owner, places in self._pool.elsewhere(worker, request.block_keys[:held]).items():
+            size, most = request.block_size_tokens, request.input_tokens - 1
+            tokens = sum([min(size, most - place * size) for place in places])
+            fetch = _Fetch(job, owner, places, tokens, stays=False)
+            self._report(
+                FetchStarted(
+                    at_s=self._loop.now_s,
+                    attempt=job.attempt,
+                    worker=worker,
+                    source=owner,
+                    from_ssd=self._pool.on_ssd(owner, fetch.keys) > 0,
+                )
+            )
+            self._begin(fetch)
+
+    def _begin(self, fetch: _Fetch) -> None:
+        """What lies on its holder's SSD is read into DRAM first; all is sent when it has been read."""
+        job, source, now_s = fetch.job, fetch.source, self._loop.now_s
+        job.fetching += 1
+        fetch.waiting.append(job)
+        self._fetches[fetch] = None
+        self._loop.call_later(self._fetch_timeout_s, self._end_fetch, fetch, now_s, 0)
+        below = self._pool.on_ssd(source, fetch.keys)
         if not below:
-            self._send_prefix(job)
+            self._send_prefix(fetch)
             return
-        tokens = min(below * request.block_size_tokens, placement.fetched_tokens)
-        start_s = max(self._loop.now_s, self._ssd_free_s.get(source, 0.0))
-        self._ssd_free_s[source] = start_s + self._model.ssd_load_s(tokens)
-        self._reading.append(job)
-        self._loop.call_later(self._ssd_free_s[source] - self._loop.now_s, self._prefix_read, job, start_s, tokens)
+        tokens = min(below * job.request.block_size_tokens, fetch.tokens)
+        start_s = _take(self._ssd_free_s, source, now_s, self._model.ssd_load_s(tokens))
+        self._loop.call_later(self._ssd_free_s[source] - now_s, self._prefix_read, fetch, start_s, tokens)
 
-    def gather(self, job: PrefillJob) -> None:
-        """Copy the blocks of a prefix that lie on other nodes of a shared store; the copies do not stay."""
-        request, worker, now_s = job.request, job.placement.prefill, self._loop.now_s
-        job.most_blocks = self._pool.matched(worker, request)
-        for owner, blocks in self._pool.elsewhere(worker, request).items():
-            job.fetching += 1
-            self._report(FetchStarted(at_s=now_s, attempt=job.attempt, worker=worker, source=owner))
-            size = min(blocks * request.block_size_tokens, request.input_tokens - 1) * self._token_bytes
-            arrived = partial(self._gathered, job, owner, now_s, size)
-            self._network.transfer(owner, worker, size, arrived, sent=self._when_sent(job, owner))
-
-    def _gathered(self, job: PrefillJob, owner: str, start_s: float, size_bytes: int) -> None:
-        is_lost = owner in self._down or job.placement.prefill in self._down
-        self._prefix_fetched(job, owner, start_s, 0 if is_lost else size_bytes)
-
-    def _prefix_read(self, job: PrefillJob, start_s: float, tokens: int) -> None:
-        if job not in self._reading:
-            return  # one of the two instances failed
-        self._reading.remove(job)
-        if job.cancelled:
-            self._prefix_fetched(job, str(job.placement.fetch_from), start_s, 0)
+    def _prefix_read(self, fetch: _Fetch, start_s: float, tokens: int) -> None:
+        if fetch not in self._fetches:
             return
-        request, source = job.request, str(job.placement.fetch_from)
-        self._pool.use(source, request, -(-job.placement.reused_tokens // request.block_size_tokens))
+        if all(job.cancelled for job in fetch.waiting):
+            self._end_fetch(fetch, start_s, 0)
+            return
+        self._pool.use(fetch.source, fetch.job.request, fetch.places)
         self._report(
             TierRead(
                 at_s=self._loop.now_s,
-                attempt=job.attempt,
-                worker=source,
+                attempt=fetch.job.attempt,
+                worker=fetch.source,
                 start_s=start_s,
                 bytes=tokens * self._token_bytes,
             )
         )
-        self._send_prefix(job)
+        self._send_prefix(fetch)
 
-    def _send_prefix(self, job: PrefillJob) -> None:
-        placement, source = job.placement, str(job.placement.fetch_from)
-        self._network.transfer(
-            source,
-            placement.prefill,
-            placement.fetched_tokens * self._token_bytes,
-            partial(self._prefix_arrived, job, self._loop.now_s),
-            sent=self._when_sent(job, source),
-        )
+    def _send_prefix(self, fetch: _Fetch) -> None:
+        job, size = fetch.job, fetch.tokens * self._token_bytes
+        arrived = partial(self._end_fetch, fetch, self._loop.now_s, size)
+        sent = self._when_sent(job, fetch.source)
+        self._network.transfer(fetch.source, job.placement.prefill, size, arrived, sent=sent)
 
-    def _prefix_arrived(self, job: PrefillJob, start_s: float) -> None:
-        placement, size = job.placement, 0
-        if placement.fetch_from not in self._down and placement.prefill not in self._down:
-            size = placement.fetched_tokens * self._token_bytes
-            blocks = -(-placement.reused_tokens // job.request.block_size_tokens)
-            self._pool.keep(placement.prefill, job.request, blocks, first=_local_blocks(job))
-        self._prefix_fetched(job, str(placement.fetch_from), start_s, size)
+    def _end_fetch(self, fetch: _Fetch, start_s: float, size_bytes: int) -> None:
+        """A prefix has arrived; or one of its nodes is down or it is late (0 bytes), and its blocks are computed.
+
+        What arrives late is dropped.
+        """
+        if fetch not in self._fetches:
+            return
+        del self._fetches[fetch]
+        job, first = fetch.job, fetch.places[0]
+        if fetch.stays and size_bytes:
+            self._pool.keep(job.placement.prefill, job.request, fetch.places[-1] + 1, first=first)
+        elif not size_bytes and not fetch.stays:
+            job.most_blocks = min(job.most_blocks, first)
+        self._prefix_fetched(job, fetch.source, start_s, size_bytes)
+        for each in fetch.waiting:
+            each.end_fetching()
 
     def _prefix_fetched(self, job: PrefillJob, source: str, start_s: float, size_bytes: int) -> None:
         self._report(
@@ -158,7 +219,20 @@ class KVTransfer:
                 bytes=size_bytes,
             )
         )
-        job.end_fetching()
+
+    def disk_wait_s(self, node: str) -> float:
+        """How long a node's disk still reads for others."""
+        return max(0.0, self._ssd_free_s.get(node, 0.0) - self._loop.now_s)
+
+    def read_disk(self, node: str, tokens: int) -> None:
+        """A node reads from its disk for its own prompt, after what it reads for others."""
+        _take(self._ssd_free_s, node, self._loop.now_s, self._model.ssd_load_s(tokens))
+
+    def load(self, worker: str, tokens: int, loaded: Callable[[], None]) -> None:
+        """Copy KVCache from the host memory of a decode node into its GPU memory, one request after the other."""
+        now_s, load_s = self._loop.now_s, self._model.dram_load_s(tokens)
+        wait_s = _take(self._link_free_s, worker, now_s, load_s) - now_s
+        self._loop.call_later(wait_s + load_s, loaded)
 
     def stream(self, job: PrefillJob, seconds: float) -> None:
         """A prompt begins: each layer's KVCache leaves while the next layer is computed (arXiv §5.2).
@@ -204,12 +278,13 @@ class KVTransfer:
         """A node is down: nothing more is sent to it, from it, or read there."""
         self._down.add(node)
         self._network.cancel(node)
-        for job in list(self._reading):
-            if node in (job.placement.fetch_from, job.placement.prefill):
-                self._reading.remove(job)
-                job.end_fetching()
+        for fetch in list(self._fetches):
+            if node in (fetch.source, fetch.job.placement.prefill):
+                self._end_fetch(fetch, self._loop.now_s, 0)
 
 
-def _local_blocks(job: PrefillJob) -> int:
-    """How many leading blocks the node that fetches held itself when it was chosen."""
-    return (job.placement.reused_tokens - job.placement.fetched_tokens) // job.request.block_size_tokens
+def _take(free_s: dict[str, float], node: str, now_s: float, seconds: float) -> float:
+    """Let the device of a node be busy for some time once it is free; when that begins."""
+    start_s = max(now_s, free_s.get(node, 0.0))
+    free_s[node] = start_s + seconds
+    return start_s

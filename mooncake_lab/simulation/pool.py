@@ -1,6 +1,6 @@
 """The KVCache stores of prefill nodes: DRAM, and an SSD below it; one a node, or one for all of them."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -191,9 +191,9 @@ class PrefixPool:
         """All blocks that a node holds."""
         return self._stores[node].keys()
 
-    def on_ssd(self, node: str, request: Request, blocks: int) -> int:
-        """How many of the first `blocks` blocks of a prompt the node would read from SSD; changes nothing."""
-        return self._stores[node].ssd_only(request.block_keys[:blocks])
+    def on_ssd(self, node: str, keys: Sequence[BlockKey]) -> int:
+        """How many of these blocks, which it holds, the node would read from SSD; changes nothing."""
+        return self._stores[node].ssd_only(keys)
 
     def before_ssd(self, node: str, request: Request) -> int | None:
         """Leading blocks before the first that the node would read from SSD; None where it would read none."""
@@ -210,9 +210,11 @@ class PrefixPool:
         self._tell(node, reused.change)
         return reused
 
-    def use(self, node: str, request: Request, blocks: int) -> None:
-        """The first `blocks` blocks of a prompt are read on their holder, as by `reuse`, to be sent elsewhere."""
-        read = self._stores[node].reuse(request.block_keys[:blocks], self._positions(blocks))
+    def use(self, node: str, request: Request, places: Sequence[int]) -> None:
+        """The blocks at some places of a prompt are read on their holder, as by `reuse`, to be sent elsewhere."""
+        positions = self._positions(places[-1] + 1)
+        keys = [request.block_keys[place] for place in places]
+        read = self._stores[node].reuse(keys, [positions[place] for place in places])
         self._tell(node, read.change)
 
     def keep(self, node: str, request: Request, blocks: int | None = None, *, first: int = 0) -> None:
@@ -226,10 +228,13 @@ class PrefixPool:
         """Whether all nodes use one store."""
         return self._sharers > 1
 
-    def elsewhere(self, node: str, request: Request) -> Counter[str]:
-        """Leading blocks of a prompt that a shared store holds on other nodes, by node."""
-        held = request.block_keys[: self.matched(node, request)]
-        return Counter(owner for key in held if (owner := self._owners[key]) != node)
+    def elsewhere(self, node: str, keys: Sequence[BlockKey]) -> dict[str, list[int]]:
+        """Which of these blocks of a shared store lie on other nodes: their places, by node."""
+        places = defaultdict[str, list[int]](list)
+        for place, key in enumerate(keys):
+            if self._owners[key] != node:
+                places[self._owners[key]].append(place)
+        return places
 
     def _own(self, node: str, change: CacheChange) -> None:
         """New blocks lie on the node that computed them while its share has room, else where most room is."""

@@ -133,8 +133,8 @@ class PrefillInstance:
     def _new_tokens(self, job: PrefillJob) -> int:
         """Tokens of a prompt that it would have to compute now."""
         request = job.request
-        held = self._pool.matched(self.name, request) * request.block_size_tokens
-        return request.input_tokens - min(held, request.input_tokens - 1)
+        held = min(self._pool.matched(self.name, request), job.most_blocks)
+        return request.input_tokens - _part(request, held).reused_tokens
 
     def _batch(self) -> list[PrefillJob]:
         """The prompts of the next iteration, in order of arrival."""
@@ -159,7 +159,9 @@ class PrefillInstance:
         for job in batch:
             self._report(PrefillStarted(at_s=now_s, attempt=job.attempt, worker=self.name))
             parts.append(self._reuse(job, free_s))
-        finish_s = self._service.finish_s(parts, free_s)
+        finish_s, from_ssd = self._finish_s(parts, free_s), sum([part.ssd_tokens for part in parts])
+        if from_ssd:
+            self._transfer.read_disk(self.name, from_ssd)
         for job in batch:
             self._transfer.stream(job, finish_s[-1])  # while the next layers are computed
         self._loop.call_later(finish_s[-1], self._done, batch, parts, now_s)
@@ -171,14 +173,22 @@ class PrefillInstance:
         """Use the prefix that is held: what is on SSD is computed again where that is faster (FAST'25 Eq. 2)."""
         request, blocks = job.request, job.most_blocks
         in_dram = self._pool.before_ssd(self.name, request)
-        if in_dram is not None and self._ssd_reads == "cheaper":
-            held = self._pool.matched(self.name, request)
-            read = _part(request, held, self._pool.on_ssd(self.name, request, held))
+        if in_dram is not None and in_dram < blocks and self._ssd_reads == "cheaper":
+            held = min(self._pool.matched(self.name, request), blocks)
+            read = _part(request, held, self._pool.on_ssd(self.name, request.block_keys[:held]))
             again = _part(request, in_dram)
-            if self._service.finish_s([again], free_s)[-1] < self._service.finish_s([read], free_s)[-1]:
+            if self._finish_s([again], free_s)[-1] < self._finish_s([read], free_s)[-1]:
                 blocks = in_dram
         found = self._pool.reuse(self.name, request, blocks)
         return _part(request, found.blocks, found.from_ssd)
+
+    def _finish_s(self, parts: Sequence[PromptPart], free_s: Sequence[float]) -> list[float]:
+        """When each node is done; what is read from SSD waits for what the disk reads for others."""
+        finish_s = self._service.finish_s(parts, free_s)
+        if not sum([part.ssd_tokens for part in parts]):
+            return finish_s
+        wait_s = self._transfer.disk_wait_s(self.name)
+        return [wait_s + each_s for each_s in finish_s]
 
     def _slot_free(self) -> None:
         """The first node of a group can begin the next prompt."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from math import isfinite
+from math import inf, isfinite
 from types import MappingProxyType
 from typing import Any, Final, Literal, Self
 
@@ -96,13 +96,15 @@ class PrefillPool:
     """Whether a prefix is read from SSD only where that is faster than computing it again (FAST'25 Eq. 2), or
     always."""
     shared_cache: bool = False
-    """One Mooncake Store over all nodes instead of a cache a node (FAST'25 §5.3). Each block lies on one node."""
-    shared_reads: Literal["network", "free"] = "network"
-    """Whether the blocks of a shared store that lie on another node come over the network, or at no cost."""
+    """One Mooncake Store over all nodes instead of a cache a node (FAST'25 §5.3). Each block lies on one node; the
+    others read it over the network."""
     eviction: str = "lru"
     max_batch_tokens: int = 1
     """Computed tokens up to which waiting prompts are packed into one iteration; a longer prompt is computed
     alone. 1 computes one prompt at a time, as arXiv §5.2 implies: prefill needs room for one request only."""
+    fetch_timeout_s: float = 30.0
+    """How long a prompt waits for a prefix from another node, its reading from SSD there included; then it is
+    computed. The default is that of Mooncake's Transfer Engine (MC_TRANSFER_TIMEOUT)."""
     overtaking: bool = False
     """Whether a prompt whose prefix is still on its way lets those behind it start; else all start in order."""
 
@@ -110,6 +112,10 @@ class PrefillPool:
         _require_positive(self, "nodes", "group", "chunk_tokens", "cache_tokens", "max_batch_tokens")
         if self.ssd_tokens < 0:
             raise ValueError(f"PrefillPool.ssd_tokens is {self.ssd_tokens!r}; at least 0 is needed")
+        if not 0 < self.fetch_timeout_s < inf:
+            raise ValueError(
+                f"PrefillPool.fetch_timeout_s is {self.fetch_timeout_s!r}; allowed are finite positive times"
+            )
         if self.nodes % self.group:
             raise ValueError(f"{self.nodes} prefill nodes are no whole number of groups of {self.group}")
         if self.group > 1 and self.max_batch_tokens > 1:

@@ -57,6 +57,7 @@ def clusters(draw):
         ssd_tokens=draw(st.sampled_from([0, 4000])),
         decode_tokens=6000,
         shared_cache=draw(st.booleans()),
+        fetch_timeout_s=draw(st.sampled_from([30.0, 0.02])),
         eviction=draw(st.sampled_from(["lru", "lfu", "s3fifo"])),
         first_shown_by=draw(st.sampled_from(["decode", "prefill"])),
         streams_layers=draw(st.booleans()),

@@ -53,9 +53,13 @@ class Job:
     traced: TracedRequest
     placement: object
     believed_s: float
-    ready: bool = True
+    fetches: list = field(default_factory=list)  # those under way that it waits for
     stream: Flow | None = None
     computed_s: float = 0.0
+
+    @property
+    def ready(self):
+        return not self.fetches
 
 
 @dataclass(eq=False)
@@ -63,6 +67,7 @@ class Prefill:
     name: str
     capacity_blocks: int
     held: list = field(default_factory=list)  # block keys, the longest unused first
+    fetching: dict = field(default_factory=dict)  # by block on its way, the jobs that wait for it
     queue: list = field(default_factory=list)
     running: Job | None = None
     until_s: float = 0.0
@@ -100,6 +105,7 @@ class Decode:
     present: dict = field(default_factory=dict)
     batch_tokens: int = 0  # as of the last change of the batch
     busy: bool = False
+    link_free_s: float = 0.0  # into GPU memory
     held_back: bool = False  # somebody had to stay outside
 
     @property
@@ -249,22 +255,45 @@ class Reference:
         self.decode[decision.decode].coming[request.id] = ServedView(request.id, request.input_tokens, starts_s)
         node = self.prefill[decision.prefill]
         believed_s = self.model.prefill.seconds(request.input_tokens, decision.reused_tokens)
-        job = Job(traced, decision, believed_s, ready=not decision.fetch_from)
+        job = Job(traced, decision, believed_s)
         node.queue.append(job)
         node.assigned += 1
         if decision.fetch_from:
-            size = decision.fetched_tokens * self.bytes
-            start_s = self.now
-
-            def fetched():
-                self.move(request, decision.fetch_from, node.name, start_s, decision.fetched_tokens)
-                first = (decision.reused_tokens - decision.fetched_tokens) // 512
-                node.keep(request.block_keys[first : blocks_for(decision.reused_tokens, 512)])
-                job.ready = True
-                self.start(node)
-
-            self.flows.append(Flow(decision.fetch_from, node.name, size, math.inf, fetched))
+            self.fetch(node, job)
         self.start(node)
+
+    def fetch(self, node, job):
+        """Copy what is neither there nor coming; the prompt waits for both, until the deadline."""
+        request, decision, start_s = job.traced.request, job.placement, self.now
+        first = (decision.reused_tokens - decision.fetched_tokens) // 512
+        keys, tokens = (
+            list(request.block_keys[first : blocks_for(decision.reused_tokens, 512)]),
+            decision.fetched_tokens,
+        )
+        while keys and keys[0] in node.fetching:
+            fetch = node.fetching[keys.pop(0)]
+            fetch.add(job)
+            job.fetches.append(fetch)
+            tokens -= 512
+        if not keys:
+            return
+        waiting = {job}
+        job.fetches.append(waiting)
+        node.fetching |= dict.fromkeys(keys, waiting)
+
+        def ended(arrived):
+            if all(node.fetching.get(key) is not waiting for key in keys):
+                return
+            node.fetching = {key: fetch for key, fetch in node.fetching.items() if fetch is not waiting}
+            if arrived:
+                self.move(request, decision.fetch_from, node.name, start_s, tokens)
+                node.keep(keys)
+            for each in waiting:
+                each.fetches.remove(waiting)
+            self.start(node)
+
+        self.flows.append(Flow(decision.fetch_from, node.name, tokens * self.bytes, math.inf, lambda: ended(True)))
+        self.at(self.now + self.prefill_pool.fetch_timeout_s, ended, False)
 
     def refuse(self, request, stage):
         self.note(Rejected(at_s=self.now, request_id=request.id, stage=stage, reason=""))
@@ -331,7 +360,8 @@ class Reference:
             del node.coming[request.id]
             self.refuse(request, rejection.stage)
         else:
-            self.at(self.now + self.model.dram_load_s(request.input_tokens), self.join, node, job.traced)
+            node.link_free_s = max(self.now, node.link_free_s) + self.model.dram_load_s(request.input_tokens)
+            self.at(node.link_free_s, self.join, node, job.traced)
 
     # decode
 

@@ -1,7 +1,6 @@
 """No knob of a cluster is without effect, and every decision replays from the view it was made on."""
 
 import dataclasses
-from dataclasses import replace
 
 import pytest
 
@@ -35,11 +34,11 @@ OTHER = {
     "prefill_chunk_tokens": 1024,
     "decode_tokens": 60_000,
     "shared_cache": True,
-    "shared_reads": "free",
     "eviction": "lfu",
     "block_size_tokens": 256,
     "first_shown_by": "prefill",
     "streams_layers": False,
+    "fetch_timeout_s": 0.5,
     "overtaking": True,
     "max_batch_tokens": 8192,
     "placement": LoadBalance(),
@@ -101,8 +100,8 @@ def base_log():
 def test_turning_a_knob_moves_the_result(base_log, knob):
     """Each setting changes what happens, and breaks nothing."""
     base = BASE
-    if knob == "shared_reads":  # which only a shared store has
-        base = BASE | {"shared_cache": True}
+    if knob == "max_batch_tokens":  # a group computes one prompt at a time
+        base = BASE | {"prefill_group": 1}
         base_log = Cluster(ClusterSpec.disaggregated(**base), MODEL).run(traffic())
     log = Cluster(ClusterSpec.disaggregated(**base | {knob: OTHER[knob]}), MODEL).run(traffic())
     assert check_log(log) == ()

@@ -87,7 +87,7 @@ def test_what_is_told_is_what_the_stores_hold(steps, shared, ssd_blocks):
         wanted = request(i, family, blocks)
         for seen in table.view(wanted, 0.0, History()).prefill:
             assert seen.matched_blocks == caches.matched(seen.name, wanted)
-            assert seen.matched_on_ssd == caches.on_ssd(seen.name, wanted, seen.matched_blocks)
+            assert seen.matched_on_ssd == caches.on_ssd(seen.name, wanted.block_keys[: seen.matched_blocks])
         before = caches.matched(node, wanted)
         assert caches.reuse(node, wanted).blocks == before
         caches.keep(node, wanted)

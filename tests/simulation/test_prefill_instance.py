@@ -17,6 +17,7 @@ class World:
     def __init__(self, *, found=(0, 0), stages=(1.0,), max_batch_tokens=1, overtaking=False):
         self.loop = EventLoop()
         self.found, self.stages = found, stages
+        self.disk_s, self.disk = 0.0, []
         self.asked, self.events, self.streams, self.sent, self.kept = [], [], [], [], []
         self.model = SimpleNamespace(shape=SimpleNamespace(kv_bytes_per_token=TOKEN_BYTES))
         self.instance = PrefillInstance(
@@ -40,14 +41,21 @@ class World:
         del node, request
 
     def reuse(self, node, request, blocks):
-        assert blocks is None
+        assert blocks >= len(request.block_keys)
         assert node == "p"
         return SimpleNamespace(blocks=min(self.found[0], len(request.block_keys)), from_ssd=self.found[1])
 
     def keep(self, node, request):
         self.kept.append((self.loop.now_s, node, request.id))
 
-    # the network
+    # the network and the disk
+
+    def disk_wait_s(self, node):
+        del node
+        return self.disk_s
+
+    def read_disk(self, node, tokens):
+        self.disk.append((self.loop.now_s, node, tokens))
 
     def stream(self, job, seconds):
         self.streams.append((job.attempt.request_id, seconds))
@@ -86,6 +94,15 @@ def test_a_prefix_is_reused_and_the_rest_computed():
     assert (done.start_s, done.at_s) == (0.0, 1.0)
     assert (done.computed_tokens, done.reused_tokens) == (2000 - 3 * BLOCK, 3 * BLOCK)
     assert (world.kept, world.sent, world.streams) == ([(1.0, "p", 0)], [(1.0, 0)], [(0, 1.0)])
+
+
+def test_a_prompt_waits_for_the_disk():
+    """Where the disk reads for others, a prompt whose prefix is read is done that much later; others are not."""
+    for found, done_s, read in (((3, 1), 1.5, [(0.0, "p", BLOCK)]), ((3, 0), 1.0, [])):
+        world = World(found=found)
+        world.disk_s = 0.5
+        world.run(world.job(0))
+        assert (world.at(PrefillDone), world.disk) == ([(done_s, 0)], read)
 
 
 def test_a_whole_prompt_in_the_cache_leaves_one_token():

@@ -125,7 +125,7 @@ class TestSinkingAndRising:
         pool.keep("a", first)
         pool.keep("a", second)
         assert pool.reuse("a", first)[:2] == (4, 4)
-        assert (pool.on_ssd("a", first, 4), pool.on_ssd("a", second, 4)) == (0, 4)
+        assert (pool.on_ssd("a", first.block_keys), pool.on_ssd("a", second.block_keys)) == (0, 4)
         pool.check()
 
     def test_an_ssd_that_the_model_does_not_know_is_refused(self):
@@ -221,9 +221,9 @@ def test_only_what_was_fetched_comes_by_a_fetch():
     first, second = THREE[0].request, THREE[1].request
     pool.keep("a", first, 2)
     pool.keep("a", second)
-    assert pool.on_ssd("a", first, 2) == 2
+    assert pool.on_ssd("a", first.block_keys[:2]) == 2
     pool.keep("a", first, 4, first=2)
-    assert pool.on_ssd("a", first, 4) == 2
+    assert pool.on_ssd("a", first.block_keys) == 2
     pool.check()
 
 
@@ -289,17 +289,15 @@ class ReadTwice:
         )  # fmt: skip
 
 
-@pytest.mark.xfail(
-    strict=True, reason="what a node reads from its SSD for itself does not wait for what it reads for others"
-)
 def test_a_disk_reads_one_prefix_at_a_time():
     """A node that reads one prefix for itself and one for another node takes as long as both."""
     filling = [family(i, 10.0 * i, i, 4) for i in range(4)]
     both = [family(4, 100.0, 0, 4), family(5, 100.0, 1, 5)]
     slow = replace(MODEL, ssd=LinkLatency(SHAPE.kv_bytes_per_token * 500.0))
     shape = ClusterSpec.disaggregated(
-        prefill_nodes=2, decode_nodes=1, cache_tokens=4 * 512, ssd_tokens=64 * 512, placement=ReadTwice()
-    )
+        prefill_nodes=2, decode_nodes=1, cache_tokens=4 * 512, ssd_tokens=64 * 512, ssd_reads="always",
+        placement=ReadTwice(),
+    )  # fmt: skip
     log = Cluster(shape, slow).run([*filling, *both])
     reads = [r for r in log if isinstance(r, Moved) and r.source == "prefill-0/ssd"]
     assert [r.request_id for r in reads] == [4, 5] or [r.request_id for r in reads] == [5, 4]

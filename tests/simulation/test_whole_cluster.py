@@ -55,6 +55,7 @@ def clusters(draw):
         first_shown_by=draw(st.sampled_from(["decode", "prefill"])),
         streams_layers=draw(st.booleans()),
         overtaking=draw(st.booleans()),
+        fetch_timeout_s=draw(st.sampled_from([30.0, 0.3])),
         placement=draw(st.sampled_from(policies)),
         admission=draw(st.sampled_from([make() for make in ADMISSION_POLICIES.values()])),
         slo=draw(st.sampled_from([SLO(), SLO(ttft_s=3.0, tbt_s=0.027)])),

@@ -231,6 +231,7 @@ def simulate(spec: LiveSpec, model: LatencyModel, requests: Sequence[TracedReque
         decode_nodes=spec.decode_nodes,
         cache_tokens=spec.cache_tokens,
         ssd_tokens=spec.ssd_tokens,
+        fetch_timeout_s=spec.fetch_timeout_s,
         decode_tokens=spec.decode_tokens,
         block_size_tokens=spec.block_size_tokens,
         first_shown_by=spec.first_shown_by,
