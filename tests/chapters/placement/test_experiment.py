@@ -207,6 +207,7 @@ class TestBesidePapers:
         assert set(ARXIV_FIG_8.values()) < set(curve("arxiv_fig08_ttft_box_scheduling")["series"])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_trace("conversation") is None, reason="the released conversation trace is not here")
 def test_the_order_of_fast_figure_5_holds_on_the_first_half_of_the_hour():
     """KVCache-centric, local cache-aware, load balancing, random: in this order, as FAST'25 Fig. 5 has it."""

@@ -252,6 +252,7 @@ class TestBesidePapers:
         assert (released.frame()["verdict"] == "out of scope").sum() == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", ["conversation", "synthetic"])
 def test_fig_9_comes_out_on_the_released_traces(workload):
     """On a released trace every point of FAST'25 Fig. 9 is met within 0.006; by whole blocks it is not."""
@@ -262,6 +263,7 @@ def test_fig_9_comes_out_on_the_released_traces(workload):
     assert difference["with_remainder"] < 0.006 < difference["whole_blocks"]
 
 
+@pytest.mark.slow
 def test_lru_leads_on_the_released_conversations():
     """From 10,000 blocks up LRU is ahead of LFU, and LFU of LengthAware, until everything fits (arXiv Table 1)."""
     if find_trace("conversation") is None:
