@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from mooncake_lab.core import Arrived, DecodeStretch, Finished, FirstToken, Record, Rejected
+from mooncake_lab.core import Arrived, Finished, FirstToken, Rejected
 
 PROMPT_CLASSES = 18
 """Prompts up to 1, 2, 4, ... tokens; the last class is open."""
@@ -100,10 +100,8 @@ class History:
     _refused: set[int] = field(default_factory=set)  # requests whose check failed
     _shown: set[int] = field(default_factory=set)  # requests in flight whose first token was shown
 
-    def note(self, record: Record) -> None:
-        """Learn from one record of the log."""
-        if type(record) is DecodeStretch:
-            return  # every second record is one, and the history needs none of them
+    def note(self, record: Arrived | FirstToken | Finished | Rejected) -> None:
+        """Learn from one record of the log; views show nothing of the other kinds."""
         match record:
             case Arrived():
                 self._input_tokens[record.request_id] = record.input_tokens
@@ -120,8 +118,6 @@ class History:
                 if record.stage == "decode":
                     self._fail(record)
                 self._shown.discard(record.request_id)
-            case _:
-                pass
 
     def recent(self, now_s: float) -> RecentView:
         """The double checks of the last window."""

@@ -4,8 +4,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-import msgspec
-
 from mooncake_lab.batching import BatchingPolicy, Instance, Iteration, Limits
 from mooncake_lab.core import blocks_for
 from mooncake_lab.engine.allocator import BlockAllocator
@@ -26,12 +24,6 @@ class LoggedIteration:
     start_s: float
     end_s: float
     iteration: Iteration
-
-    def plain(self) -> dict[str, object]:
-        """The same as plain values, for JSON."""
-        values = msgspec.to_builtins({"start_s": self.start_s, "end_s": self.end_s, "iteration": self.iteration})
-        assert isinstance(values, dict)  # noqa: S101  # the argument is a dict
-        return values
 
 
 class Engine:
@@ -206,14 +198,6 @@ class Engine:
                     others.append(output)
         self._ended += others
         return [found[request_id] for request_id in ids]
-
-    def check(self) -> None:
-        """Verify that no block is lost or counted twice.
-
-        Raises:
-            AssertionError: naming the block.
-        """
-        self.instance.check()
 
     def _run(self, work: Work) -> list[int]:
         """Restore or load the KVCache from elsewhere, compute, and return the new tokens."""

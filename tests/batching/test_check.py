@@ -29,6 +29,7 @@ class TestCheckPlan:
         [
             (Plan(segments=(Segment(9, "decode", 1, 8, emits=True),)), "request 9, which is neither"),
             (Plan(segments=(STEP, STEP)), "decides twice about request 1"),
+            (Plan(segments=(STEP, REST, REST)), "decides twice about request 2"),
             (Plan(segments=(STEP,), preempted=(1,)), "decides twice about request 1"),
             (Plan(segments=(STEP,), rejected=(Refusal(1, "no"),)), "decides twice about request 1"),
             (Plan(preempted=(3,)), "preempts request 3, which does not run"),
@@ -53,6 +54,7 @@ class TestCheckPlan:
         with pytest.raises(ValueError, match="needs 1 more KVCache blocks; 0 are free"):
             check_plan(Plan(segments=(STEP,)), [], [DECODING, HALFWAY], none_free)
         check_plan(Plan(segments=(STEP,), preempted=(2,)), [], [DECODING, HALFWAY], none_free)
+        check_plan(Plan(segments=(REST,)), [], [msgspec.structs.replace(HALFWAY, held_blocks=2)], none_free)
         chunk = Segment(3, "prefill", 8, 0, emits=False)
         with pytest.raises(ValueError, match="needs 2 more KVCache blocks; 1 are free"):
             check_plan(Plan(segments=(chunk,), swapped=(1,)), [NEW], [DECODING], none_free)

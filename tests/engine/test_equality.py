@@ -44,7 +44,7 @@ class TestHuggingFace:
             twins.model(), policy, EngineSettings(block_size_tokens=block, max_batch_tokens=256, max_requests=8)
         )
         outputs = engine.generate(asked, max_new_tokens=6)
-        engine.engine.check()
+        engine.engine.instance.check()
         assert [output.tokens for output in outputs] == [twins.greedy(prompt, 6) for prompt in asked]
 
     @quick
@@ -84,7 +84,7 @@ class TestOneEngineInManyWays:
         done = []
         while engine.engine.busy:
             done += engine.step()
-            engine.engine.check()
+            engine.engine.instance.check()
         assert [output.tokens for output in sorted(done, key=lambda o: o.request_id)] == expected[1]
         assert engine.engine.allocator.available == blocks
 
@@ -119,8 +119,8 @@ class TestOneEngineInManyWays:
             request = GenerationRequest(prompt=prompt, max_new_tokens=12)
             decode.submit(request, first_token=result.first_token, kv=[result.kv])
         outputs = decode.run()
-        prefill.engine.check()
-        decode.engine.check()
+        prefill.engine.instance.check()
+        decode.engine.instance.check()
         assert [output.tokens for output in outputs] == expected[1]
 
     @quick

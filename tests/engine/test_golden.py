@@ -37,7 +37,7 @@ def played(model, policy):
             ended += engine.step()
     while engine.busy:
         ended += engine.step()
-    engine.check()
+    engine.instance.check()
     return engine, ended
 
 

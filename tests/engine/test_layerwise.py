@@ -73,7 +73,7 @@ def test_tokens_are_those_of_a_prefill_without_a_store(model, block_tokens, chun
             assert result.loaded_tokens == result.prefill.reused_tokens == min(held, len(prompt) - 1)
             assert same(result, alone(model, prompt), result.loaded_tokens)
             assert result.lost_blocks == 0
-            engine.engine.check()
+            engine.engine.instance.check()
         counts = layerwise.writer.counts
         assert (counts.dropped, counts.failed, counts.incomplete) == (0, 0, 0)
         assert store.match_prefix(layerwise.layout.keys(prompts[1])) == 60 // block_tokens
@@ -131,7 +131,7 @@ def test_a_lost_block_is_computed_again(model, layer, block, second, overlap):
             assert found.first_token == expected.first_token
             for mine, right in zip(found.kv.layers, expected.kv.layers, strict=True):
                 torch.testing.assert_close(mine, right[:, found.kv.start :], rtol=1e-4, atol=1e-5)
-        engine.engine.check()
+        engine.engine.instance.check()
         assert engine.engine.allocator.available == ROOM.cache_blocks
 
 
@@ -317,7 +317,7 @@ def test_a_cancelled_request_is_written_into_no_more(model):
         assert engine.step() == []
         engine.engine.cancel(asked)
         assert engine.step() == []
-        engine.engine.check()
+        engine.engine.instance.check()
         assert engine.engine.allocator.available == ROOM.cache_blocks
 
 

@@ -66,7 +66,7 @@ def test_tokens_do_not_depend_on_company(
             if next(steps):
                 outputs |= {output.request_id: output for output in engine.step()}
         outputs |= {output.request_id: output for output in engine.run()}
-        engine.check()
+        engine.instance.check()
         assert [outputs[i].tokens for i in ids] == [each[0].tokens for each in alone]
 
 

@@ -66,7 +66,7 @@ class TestCancelling:
 
         seen = {}
         outputs = engine.generate([GenerationRequest(prompt=p, max_new_tokens=9, on_token=stop) for p in asked])
-        engine.check()
+        engine.instance.check()
         assert outputs[2].finish_reason == "cancelled"
         assert outputs[2].tokens == expected[2].tokens[:3]
         assert [outputs[i].tokens for i in (0, 1, 3)] == [expected[i].tokens for i in (0, 1, 3)]
@@ -181,7 +181,7 @@ class TestLog:
         log = engine.engine.log
         assert gantt([timed.iteration for timed in log]) == {0: "Pddd", 1: "Pddd"}
         assert all(timed.start_s <= timed.end_s for timed in log)
-        decoded = msgspec.json.decode(msgspec.json.encode([timed.plain() for timed in log]))
+        decoded = msgspec.json.decode(msgspec.json.encode(log))
         assert [len(step["iteration"]["plan"]["segments"]) for step in decoded] == [2, 2, 2, 2]
 
     def test_many_requests_leak_nothing(self, model):
@@ -194,6 +194,6 @@ class TestLog:
             engine.generate(
                 [rng.integers(0, 61, rng.integers(1, 20)).tolist() for _ in range(100)], max_new_tokens=2
             )
-            engine.engine.check()
+            engine.engine.instance.check()
         assert engine.engine.allocator.available == 64
         assert not engine.engine.log

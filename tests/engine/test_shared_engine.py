@@ -84,7 +84,7 @@ def test_decode_of_what_is_done_already_ends_at_once(model, ends):
     for wild in (-1, 10**6):
         with pytest.raises(ValueError, match="generated part holds"):
             decode.submit(wanted, first_token=wild, kv=[done.kv])
-    decode.engine.check()
+    decode.engine.instance.check()
 
 
 def test_end_tokens_come_from_the_generation_config(tmp_path):

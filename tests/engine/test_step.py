@@ -96,7 +96,7 @@ def test_turns_generate_what_each_generates_alone(small):
     assert len(turns[0].tokens) == 16
     turns[0].close()
     assert not ours.engine.busy
-    ours.engine.check()
+    ours.engine.instance.check()
 
 
 def test_a_listener_gets_every_layer(model):
