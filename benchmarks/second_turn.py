@@ -1,11 +1,15 @@
 """TTFT of the second turn of a conversation, by the place where its prefix lies, beside recomputation.
 
-    python benchmarks/second_turn.py --model random:lab-30m --tokens 1024 --rounds 5
+    python benchmarks/second_turn.py --out data/measured/second_turn.json
 
-Each place has a live cluster of its own. A round is a first turn, requests that move its KVCache to the place, the
-second turn, and a prompt of the same length that shares no prefix. The medians over the rounds are printed beside
-the prediction of the latency model that the cluster measured at its start. Only ratios of one row may be compared,
-because other processes use the same cores.
+Each place has live clusters of its own. A round is a first turn, requests that move its KVCache to the place, the
+second turn, and the same prompt after all caches were emptied, whose tokens must be the same. Medians over the
+rounds stand beside the prediction of the latency model that the cluster measured at its start.
+
+Where the prefix lies in the worker's own store, a second cluster (`LiveSpec.layerwise` off) loads all of it before
+it computes. The load is hidden as far as the first cluster's prefill is shorter: the difference of the prefills is
+divided by the seconds that the second one took to read the prefix. Only ratios of one row may be compared, because
+other processes use the same cores.
 """  # noqa: INP001  # scripts, not a package
 
 import dataclasses
@@ -13,25 +17,29 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from mooncake_lab.bench.machine import provenance
 from mooncake_lab.conductor import ClusterView, Estimator, LatencyEstimator, Placement
-from mooncake_lab.core import Arrived, FirstToken, Moved, Request, TracedRequest
+from mooncake_lab.core import Arrived, FirstToken, Moved, Prefilled, Request, TracedRequest
 from mooncake_lab.serving import LiveCluster, LiveSpec
 
 BLOCK = 64
-NEW_TOKENS = BLOCK + 1
-"""Of the second turn: what is not in the first."""
-PLACES: dict[str, tuple[str, ...]] = {
-    "dram": (),
-    "worker": (),
-    "ssd": ("prefill-0/ssd",),
-    "remote": ("pool",),
-    "mooncake": ("pool",),
+MOST_TRIES = 4
+"""Of a round: on a busy machine a block may be dropped on its way down, and is then computed."""
+SOURCES: dict[str, str] = {
+    "dram": "",
+    "ssd": "prefill-0/ssd",
+    "worker": "prefill-0",
+    "remote": "pool",
+    "mooncake": "pool",
 }
-"""Where a prefix may lie, and which source its bytes must come from."""
+"""Where a prefix may lie, and the source of its bytes in the log (a worker's own DRAM has none)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,102 +64,196 @@ class TakeTurns:
         )
 
 
-def spec_of(place: str, model: str, tokens: int, folder: str) -> LiveSpec:
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """What is measured."""
+
+    model: str
+    tokens: int
+    """Of the first turn."""
+    new_tokens: int
+    """Of the second turn, behind them."""
+    rounds: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Turn:
+    """What the log says of one request that was alone in its cluster."""
+
+    ttft_s: float
+    prefill_s: float
+    """From its begin at the worker, which is after a fetch."""
+    read_s: float
+    """From the first byte of its prefix to the last one; 0 where the log has no such record."""
+    tokens: tuple[int, ...]
+
+
+class PrefixElsewhereError(RuntimeError):
+    """A prefix did not come, or not whole, from the place where it was to lie."""
+
+
+def spec_of(place: str, sizes: Sizes, folder: str, *, layerwise: bool) -> LiveSpec:
     """A cluster whose first worker soon evicts a conversation to this place."""
-    small = {"cache_tokens": 3 * tokens}
+    small = {"cache_tokens": 2 * sizes.tokens}
     changes: dict[str, Any] = {
         "dram": {},
+        "ssd": {**small, "ssd_dir": folder, "ssd_tokens": 20 * sizes.tokens},
         "worker": {"prefill_nodes": 2},
-        "ssd": {**small, "ssd_dir": folder, "ssd_tokens": 100 * tokens},
-        "remote": {**small, "pool": "remote", "pool_tokens": 100 * tokens},
-        "mooncake": {**small, "pool": "mooncake", "pool_tokens": 100 * tokens},
+        "remote": {**small, "pool": "remote", "pool_tokens": 20 * sizes.tokens},
+        "mooncake": {**small, "pool": "mooncake", "pool_tokens": 20 * sizes.tokens},
     }[place]
     return LiveSpec(
-        model=model, device="cpu", block_size_tokens=BLOCK, placement=TakeTurns(), fetch_timeout_s=30.0, **changes
-    )
+        model=sizes.model, device="cpu", block_size_tokens=BLOCK, placement=TakeTurns(), fetch_timeout_s=30.0,
+        decode_tokens=4 * sizes.tokens, spares=0, layerwise=layerwise, **changes,
+    )  # fmt: skip
 
 
-class Conversations:
-    """Requests of conversations, each with ids and keys of its own. Mutable: it counts."""
+@dataclasses.dataclass
+class Bench:
+    """One cluster, and conversations of its own. Mutable: it counts them."""
 
-    def __init__(self) -> None:
-        self._count = 0
+    live: LiveCluster
+    place: str
+    sizes: Sizes
+    ids: int = 0
+    conversations: int = 0
 
-    def turn(self, conversation: int, tokens: int, *, on_worker: int = 0) -> TracedRequest:
-        """A prompt that begins as all others of its conversation."""
-        self._count += 2
+    def turns(self) -> tuple[Turn, Turn]:
+        """A second turn, and its prompt computed from scratch."""
+        for attempt in range(MOST_TRIES):
+            self.conversations += 1
+            try:
+                return self._turns(self.conversations)
+            except PrefixElsewhereError:
+                if attempt == MOST_TRIES - 1:
+                    raise
+        raise AssertionError
+
+    def _turns(self, conversation: int) -> tuple[Turn, Turn]:
+        tokens, long = self.sizes.tokens, self.sizes.tokens + self.sizes.new_tokens
+        self.live.reset_prefix_cache()
+        self._serve(conversation, tokens)
+        if self.place not in {"dram", "worker"}:
+            for filler in range(6):  # the DRAM holds 2 x `tokens`, and half of `tokens` on its way down
+                time.sleep(0.1)  # what the one before moved down is written
+                self._serve(10_000 + 100 * conversation + filler, 3 * tokens // 8)
+            time.sleep(0.3)
+        second = self._serve(conversation, long, SOURCES[self.place], on_worker=int(self.place == "worker"))
+        time.sleep(0.3)
+        self.live.reset_prefix_cache()
+        return second, self._serve(conversation, long)
+
+    def _serve(self, conversation: int, tokens: int, source: str = "", *, on_worker: int = 0) -> Turn:
+        """Serve one request alone; all of its prefix must come from `source`."""
+        self.ids += 2
         keys = tuple(10_000 * conversation + k for k in range(-(-tokens // BLOCK)))
         asked = Request(
-            id=self._count + on_worker,
-            arrival_s=0.0,
-            input_tokens=tokens,
-            block_keys=keys,
-            block_size_tokens=BLOCK,
+            id=self.ids + on_worker, arrival_s=0.0, input_tokens=tokens, block_keys=keys, block_size_tokens=BLOCK
         )
-        return TracedRequest(asked, 2)
+        log = self.live.run([TracedRequest(asked, 8)])
+        at_s = {type(record): record.at_s for record in log if isinstance(record, (Arrived, FirstToken))}
+        (prefilled,) = (record for record in log if isinstance(record, Prefilled))
+        moved = [record for record in log if isinstance(record, Moved)]
+        read = [record for record in moved if record.source == source]
+        sent_bytes = sum(record.bytes for record in moved if record.destination.startswith("decode"))
+        if source and sum(record.bytes for record in read) * tokens != sent_bytes * self.sizes.tokens:
+            raise PrefixElsewhereError(
+                f"{sum(record.bytes for record in read)} bytes of a prefix of {self.sizes.tokens} tokens came from"
+                f" {source}; all were to come from there"
+            )
+        return Turn(
+            ttft_s=at_s[FirstToken] - at_s[Arrived],
+            prefill_s=prefilled.at_s - prefilled.start_s,
+            read_s=sum(record.at_s - record.start_s for record in read),
+            tokens=self.live.outputs[asked.id],
+        )
 
 
-def ttft_s(live: LiveCluster, turn: TracedRequest, source: tuple[str, ...] = ()) -> float:
-    """Serve one request alone; its time to first token. Its prefix must come from `source`."""
-    log = live.run([turn])
-    begun = {type(record): record.at_s for record in log if isinstance(record, (Arrived, FirstToken))}
-    sources = {record.source for record in log if isinstance(record, Moved)}
-    if not sources.issuperset(source):
-        raise RuntimeError(f"the prefix came from {sorted(sources)}; it was to come from {source}")
-    return begun[FirstToken] - begun[Arrived]
+def measure(place: str, sizes: Sizes) -> dict[str, Any]:
+    """The row of one place."""
+    with ExitStack() as stack:
+        ways = (True, False) if place in {"dram", "ssd"} else (True,)
+        benches = dict[bool, Bench]()
+        for layerwise in ways:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            spec = spec_of(place, sizes, folder, layerwise=layerwise)
+            benches[layerwise] = Bench(stack.enter_context(LiveCluster(spec)), place, sizes)
+        seen: dict[bool, list[tuple[Turn, Turn]]] = {layerwise: [] for layerwise in ways}
+        for _ in range(sizes.rounds + 1):  # the first one warms up
+            for layerwise, bench in benches.items():
+                seen[layerwise].append(bench.turns())
+        estimate = LatencyEstimator(benches[True].live.model)
+    return row_of(place, sizes, {layerwise: pairs[1:] for layerwise, pairs in seen.items()}, estimate)
 
 
-def measure(place: str, model: str, tokens: int, rounds: int) -> dict[str, Any]:
-    """The medians of one place."""
-    made, second_s, computed_s = Conversations(), list[float](), list[float]()
-    long = tokens + NEW_TOKENS
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        LiveCluster(spec_of(place, model, tokens, folder)) as live,
-    ):
-        estimate = LatencyEstimator(live.model)
-        for number in range(rounds + 1):
-            conversation = 100 * (number + 1)
-            live.run([made.turn(conversation, tokens)])
-            if place not in {"dram", "worker"}:
-                for other in range(1, 16):  # slowly, so that no block is dropped on its way down
-                    live.run([made.turn(conversation + other, tokens // 2)])
-                    time.sleep(0.1)
-            asked = made.turn(conversation, long, on_worker=int(place == "worker"))
-            source = ("prefill-0",) if place == "worker" else PLACES[place]
-            second_s.append(ttft_s(live, asked, source))
-            computed_s.append(ttft_s(live, made.turn(conversation + 50, long)))
-        fetched = tokens if place in {"worker", "remote", "mooncake"} else 0
-        predicted_s = estimate.prefill_s(0, long, tokens) + (estimate.transfer_s(fetched, 0) if fetched else 0.0)
-        whole_s = estimate.prefill_s(0, long, 0)
-    ours_s, base_s = statistics.median(second_s[1:]), statistics.median(computed_s[1:])  # the first round warms up
-    return {
+def row_of(
+    place: str, sizes: Sizes, seen: dict[bool, list[tuple[Turn, Turn]]], estimate: Estimator
+) -> dict[str, Any]:
+    """Medians of the rounds of one place, beside the predictions."""
+    long = sizes.tokens + sizes.new_tokens
+    second, computed = zip(*seen[True], strict=True)
+    second_s, computed_s = (statistics.median(turn.ttft_s for turn in turns) for turns in (second, computed))
+    fetched = sizes.tokens if place in {"worker", "remote", "mooncake"} else 0
+    predicted_s = estimate.prefill_s(0, long, sizes.tokens) + (estimate.transfer_s(fetched, 0) if fetched else 0.0)
+    row = {
         "place": place,
-        "second_turn_ms": 1e3 * ours_s,
-        "recomputed_ms": 1e3 * base_s,
-        "ratio": base_s / ours_s,
-        "predicted_ratio": whole_s / predicted_s,
+        "second_turn_ms": 1e3 * second_s,
+        "least_ms": 1e3 * min(turn.ttft_s for turn in second),
+        "most_ms": 1e3 * max(turn.ttft_s for turn in second),
+        "recomputed_ms": 1e3 * computed_s,
+        "predicted_ms": 1e3 * predicted_s,
+        "predicted_recomputed_ms": 1e3 * estimate.prefill_s(0, long, 0),
+        "same_tokens": all(one.tokens == other.tokens for pairs in seen.values() for one, other in pairs),
+        "read_ms": None,
+        "saved_ms": None,
+        "hidden_share": None,
     }
+    row["error_percent"] = 100 * (row["predicted_ms"] / row["second_turn_ms"] - 1)
+    if False in seen:
+        whole = [turn for turn, _ in seen[False]]
+        saved_s = statistics.median(turn.prefill_s for turn in whole) - statistics.median(
+            turn.prefill_s for turn in second
+        )
+        read_s = statistics.median(turn.read_s for turn in whole)
+        row |= {"saved_ms": 1e3 * saved_s}
+        if read_s:
+            row |= {"read_ms": 1e3 * read_s, "hidden_share": saved_s / read_s}
+    elif fetched:
+        row |= {"read_ms": 1e3 * statistics.median(turn.read_s for turn in second)}
+    return row
+
+
+def table(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Lines to read."""
+    names = ("second turn", "recomputed", "predicted")
+    yield f"{'prefix in':10}" + "".join(f"{name:>14}" for name in names) + f"{'error':>9}{'read':>12}{'hidden':>8}"
+    for row in rows:
+        read = "" if row["read_ms"] is None else f"{row['read_ms']:.1f} ms"
+        hidden = "" if row["hidden_share"] is None else f"{100 * row['hidden_share']:.0f} %"
+        yield (
+            f"{row['place']:10}{row['second_turn_ms']:11.1f} ms{row['recomputed_ms']:11.1f} ms"
+            f"{row['predicted_ms']:11.1f} ms{row['error_percent']:+7.0f} %{read:>12}{hidden:>8}"
+            + ("" if row["same_tokens"] else "  TOKENS DIFFER")
+        )
 
 
 def main(
     model: Annotated[str, typer.Option(help="A Llama shape; its weights are random.")] = "random:lab-30m",
-    tokens: Annotated[int, typer.Option(min=BLOCK, help="Tokens of the first turn.")] = 1024,
+    tokens: Annotated[int, typer.Option(min=BLOCK, help="Tokens of the first turn.")] = 2048,
+    new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the second turn behind them.")] = 257,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; the medians are printed.")] = 5,
-    places: Annotated[str, typer.Option(help=f"Some of {','.join(PLACES)}.")] = ",".join(PLACES),
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    places: Annotated[str, typer.Option(help=f"Some of {','.join(SOURCES)}.")] = ",".join(SOURCES),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write JSON into this file.")] = None,
 ) -> None:
-    """Measure the places that are asked for, and print a table or JSON."""
-    rows = [measure(place, model, tokens, rounds) for place in places.split(",")]
-    if json_:
-        typer.echo(json.dumps({"model": model, "tokens": tokens, "rows": rows}))
-        return
-    typer.echo(f"{'prefix in':10} {'second turn':>12} {'recomputed':>12} {'ratio':>7} {'predicted':>10}")
-    for row in rows:
-        typer.echo(
-            f"{row['place']:10} {row['second_turn_ms']:9.1f} ms {row['recomputed_ms']:9.1f} ms"
-            f" {row['ratio']:7.2f} {row['predicted_ratio']:10.2f}"
-        )
+    """Measure the places that are asked for."""
+    sizes = Sizes(model, tokens, new_tokens, rounds)
+    measured = provenance() | dataclasses.asdict(sizes)  # the load average is that before the run
+    measured["rows"] = [measure(place, sizes) for place in places.split(",")]
+    text = json.dumps(measured, indent=1) + "\n"
+    if out is not None:
+        out.write_text(text, "utf-8")
+    typer.echo(text if as_json else "\n".join(table(measured["rows"])))
 
 
 if __name__ == "__main__":
