@@ -1,6 +1,6 @@
 """Chapter 08: layer-wise prefill, transfer engines, and bandwidth, beside both editions."""
 
-import tempfile
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -11,9 +11,9 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from mooncake_lab.bench.layerwise import LayerwiseMeasurement, measure_layerwise
+from mooncake_lab.bench.machine import Machine
 from mooncake_lab.bench.transfer import TransferMeasurement, measure_transfers
-from mooncake_lab.core import GB, MIB, Moved, check_scale
+from mooncake_lab.core import GB, MIB, Moved, carried_folder, check_scale
 from mooncake_lab.experiments import records, where
 from mooncake_lab.metrics import ttft_s
 from mooncake_lab.paper import (
@@ -246,53 +246,56 @@ def busy_prefill_nodes(*, seed: int = 0) -> float:
     return float(np.sum(seconds)) / float(trace.arrival_s[-1])
 
 
-def measured_layerwise(scale: str, *, seed: int = 0) -> LayerwiseMeasurement:
-    """Serialized against layer-wise prefill, measured now: in seconds, half a minute or minutes, or on a GPU.
+_KEPT: Final = carried_folder("measured") / "second_turn.json"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SecondTurns:
+    """Second turns of conversations in a live cluster, kept from a run of `benchmarks/second_turn.py`."""
+
+    table: pd.DataFrame
+    """One row a place of the prefix: prefix_in, second_turn_ms, least_ms, most_ms, recomputed_ms, predicted_ms,
+    error_percent (of the prediction), read_ms, hidden_percent and same_tokens. What was not measured is NaN."""
+    tokens: int
+    """Of the prefix."""
+    new_tokens: int
+    """Behind it."""
+    made: str
+    """Machine, date, commit and load average of the run."""
+
+
+def second_turns(path: Path = _KEPT) -> SecondTurns:
+    """TTFT of a second turn by the place of its prefix, beside recomputation and the model's prediction.
 
     Raises:
-        ValueError: when there is no such scale.
+        ValueError: when the file has no row.
     """
-    media = ("dram", "ssd", "tcp")
-    by_scale: dict[str, dict[str, Any]] = {
-        "smoke": {"model": "lab-tiny", "prompt_tokens": (128,), "new_tokens": 32, "block_tokens": 64, "rounds": 1},
-        "classroom": {
-            "model": "lab-8m", "prompt_tokens": (256, 512), "new_tokens": 64, "block_tokens": 128, "rounds": 3
-        },
-        "full": {"model": "lab-30m", "prompt_tokens": (512, 1024, 2048, 4096), "rounds": 7},
-        "gpu": {
-            "model": "llama3-8b", "prompt_tokens": (4096, 8192, 16384, 32768), "rounds": 5, "device": "cuda",
-            "threads": None,
-        },
-    }  # fmt: skip  # one line of numbers a scale
-    with tempfile.TemporaryDirectory() as folder:
-        return measure_layerwise(Path(folder), media=media, seed=seed, **by_scale[check_scale(scale)])
-
-
-def layerwise_table(measured: LayerwiseMeasurement) -> pd.DataFrame:
-    """One row a medium, operation and length: what transfer adds to computing, both ways, and the share hidden.
-
-    Where serializing cost nothing that could be measured, or the share lies outside 0 to 1, the run was too noisy
-    to say, and `reading` says that.
-    """
+    kept = json.loads(path.read_text("utf-8"))
+    if not kept["rows"]:
+        raise ValueError(f"{path} has no row; benchmarks/second_turn.py writes one for each place")
     rows = [
-        {
-            "medium": each.medium,
-            "operation": each.operation,
-            "tokens": each.moved_tokens,
-            "megabytes": each.moved_bytes / 1e6,
-            "compute_ms": 1e3 * each.compute_s,
-            "serialized_extra_ms": 1e3 * each.serialized_extra_s,
-            "layerwise_extra_ms": 1e3 * each.layerwise_extra_s,
-            "hidden_share": each.hidden_share,
-            "reading": _reading(each.serialized_extra_s, each.hidden_share),
-        }
-        for each in measured.times
+        {"prefix_in": _PREFIX_IN[row["place"]], **row, "hidden_percent": _percent(row["hidden_share"])}
+        for row in kept["rows"]
     ]
-    return pd.DataFrame(rows)
+    machine = Machine(**kept["machine"])
+    made = (
+        f"kept: {machine}, commit {kept['commit']}, load average {kept['load_average'][0]:.1f},"
+        f" {kept['rounds']} round{'' if kept['rounds'] == 1 else 's'}"
+    )
+    return SecondTurns(pd.DataFrame(rows, columns=_SECOND_TURN), kept["tokens"], kept["new_tokens"], made)
 
 
-def _reading(serialized_extra_s: float, hidden_share: float) -> str:
-    return "clear" if serialized_extra_s > 0 and 0 <= hidden_share <= 1 else "too noisy"
+_PREFIX_IN: Final[Mapping[str, str]] = MappingProxyType(
+    {"dram": "DRAM", "ssd": "SSD", "worker": "other worker", "remote": "pool", "mooncake": "Mooncake pool"}
+)
+_SECOND_TURN: Final = [
+    "prefix_in", "second_turn_ms", "least_ms", "most_ms", "recomputed_ms", "predicted_ms", "error_percent",
+    "read_ms", "hidden_percent", "same_tokens",
+]  # fmt: skip
+
+
+def _percent(share: float | None) -> float:
+    return np.nan if share is None else 100 * share
 
 
 def measured_transfers(scale: str, *, seed: int = 0) -> TransferMeasurement:

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 
 from mooncake_lab.figures.style import (
     COLOURS,
+    COMPUTED,
     HATCHES,
     PAPER_NODES,
     BookFigure,
@@ -57,44 +58,38 @@ _PART_COLOURS: Final[Mapping[str, str]] = MappingProxyType(
 
 
 @styled
-def storing(modelled: pd.DataFrame, measured: pd.DataFrame, machine: str) -> BookFigure:
-    """What storing a prompt's KVCache adds to its prefill, serialized and layer-wise (arXiv Fig. 7), and here.
+def storing(modelled: pd.DataFrame, second: pd.DataFrame, tokens: int, made: str) -> BookFigure:
+    """What storing a prompt's KVCache adds to its prefill (arXiv Fig. 7), and what loading a prefix takes here.
 
     Args:
         modelled: the table of `store_latency`.
-        measured: rows of `layerwise_table`; the longest prompt of each medium is drawn.
-        machine: that measured.
+        second: that of `second_turns`.
+        tokens: of the prefix.
+        made: how the second turns were measured.
     """
-    figure, (left, right) = new_figure(1, 2, height=3.4)
+    figure, (left, right) = new_figure(1, 2, height=3.6)
     for way, colour in (("serialized", COLOURS["straw_man"]), ("layerwise", COLOURS["mooncake"])):
         label = "layer-wise" if way == "layerwise" else way
-        left.plot(modelled["tokens"] / 1000, modelled[f"{way}_s"], color=colour, label=f"{label}, model")
+        left.plot(modelled["tokens"] / 1000, modelled[f"{way}_s"], color=colour, label=label)
         paper_points(left, modelled["tokens"] / 1000, modelled[f"paper_{way}_s"], "arXiv Fig. 7")
     left.set(xlabel="prompt (thousand tokens)", ylabel="added by storing (s)")
     panel_title(left, "eight A800 GPUs, modelled")
     left.set_ylim(bottom=0)
-    longest = measured[measured["tokens"] == measured["tokens"].max()].reset_index(drop=True)
-    places = np.arange(len(longest))
-    right.vlines(
-        places, longest["layerwise_extra_ms"], longest["serialized_extra_ms"], color=COLOURS["straw_man_light"]
-    )
-    for column, name, label in (
-        ("serialized_extra_ms", "straw_man", "serialized"),
-        ("layerwise_extra_ms", "mooncake", "layer-wise"),
+    places = np.arange(len(second))
+    right.vlines(places, second["least_ms"], second["most_ms"], color=COLOURS["mooncake"])
+    for column, name, label, mark in (
+        ("recomputed_ms", "straw_man", "computed again, measured", {"marker": "o"}),
+        ("second_turn_ms", "mooncake", "prefix loaded, measured", {"marker": "o"}),
+        ("predicted_ms", "mooncake", "prefix loaded, predicted", COMPUTED),
     ):
-        right.plot(places, longest[column], "o", color=COLOURS[name], label=f"{label}, measured")
-    right.axhline(0, color=COLOURS["slo"], linewidth=0.8)
-    right.set_xticks(
-        places,
-        [
-            f"{medium}\n{operation}"
-            for medium, operation in zip(longest["medium"], longest["operation"], strict=True)
-        ],
-    )
-    right.set(ylabel="added to computing (ms)")
-    panel_title(right, f"here, {longest['tokens'].max()} tokens moved")
+        shift = 0.22 if column == "predicted_ms" else 0.0
+        right.plot(places + shift, second[column], linestyle="", color=COLOURS[name], label=label, **mark)
+    right.set_xticks(places, [str(place).replace(" ", "\n") for place in second["prefix_in"]])
+    right.set(ylabel="TTFT (ms)")
+    right.set_ylim(bottom=0)
+    panel_title(right, f"live cluster, prefix of {tokens:,} tokens")
     legend_above(figure, columns=3)
-    footer(figure, f"right: measured, medians of paired rounds; {machine}")
+    footer(figure, f"right: measured, medians and ranges; {made}")
     return figure
 
 

@@ -1,11 +1,11 @@
 """Moving KVCache: bounds of the simulated transfer, the paper's bars, and what noise may not decide."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 
 import pandas as pd
 import pytest
 
-from mooncake_lab.bench.layerwise import LayerwiseMeasurement, LayerwiseTime
 from mooncake_lab.bench.machine import describe_machine
 from mooncake_lab.chapters.transfer import experiment as transfer
 from mooncake_lab.chapters.transfer.experiment import beside_papers, least_bandwidth_gbps
@@ -83,24 +83,38 @@ def test_every_claim_of_the_chapter_is_judged(node, demand):
     assert set(engines["verdict"]) == {"needs hardware"}
 
 
-@pytest.mark.parametrize(
-    ("extra", "share", "said"), [(0.2, 0.5, "clear"), (0.2, -0.1, "too noisy"), (-0.1, 0.5, "too noisy")]
-)
-def test_noise_is_reported_as_noise(extra, share, said):
-    """A share hidden outside 0 to 1, or a serialized transfer that cost nothing, is no result."""
-    time = LayerwiseTime(
-        medium="dram", operation="load", prompt_tokens=2, moved_tokens=1, moved_bytes=8, compute_s=1.0,
-        serialized_s=1.2, layerwise_s=1.1, serialized_extra_s=extra, layerwise_extra_s=0.1, hidden_share=share,
-        rounds=1,
-    )  # fmt: skip
-    measured = LayerwiseMeasurement(
-        model="m", dtype="float32", layers=2, block_tokens=1, seed=0, machine=describe_machine(), times=(time,)
-    )
-    assert list(transfer.layerwise_table(measured)["reading"]) == [said]
+def test_kept_second_turns_show_what_was_measured_and_nothing_else(tmp_path):
+    """A tier without a measured share has none in the table; a file without rows is refused."""
+    row = {
+        "place": "ssd", "second_turn_ms": 2.0, "least_ms": 1.0, "most_ms": 3.0, "recomputed_ms": 9.0,
+        "predicted_ms": 3.0, "error_percent": 50.0, "read_ms": 4.0, "saved_ms": 1.0, "hidden_share": 0.25,
+        "same_tokens": True,
+    }  # fmt: skip
+    kept = {
+        "machine": asdict(describe_machine()), "commit": "abc", "load_average": [1.25, 0.0, 0.0], "tokens": 64,
+        "new_tokens": 2, "rounds": 1, "rows": [row, row | {"place": "remote", "hidden_share": None}],
+    }  # fmt: skip
+    file = tmp_path / "second_turn.json"
+    file.write_text(json.dumps(kept))
+    found = transfer.second_turns(file)
+    assert found.table["prefix_in"].to_list() == ["SSD", "pool"]
+    assert found.table["hidden_percent"].isna().to_list() == [False, True]
+    assert found.table["hidden_percent"][0] == 25.0
+    assert "commit abc, load average 1.2, 1 round" in found.made
+    file.write_text(json.dumps(kept | {"rows": []}))
+    with pytest.raises(ValueError, match="has no row"):
+        transfer.second_turns(file)
+
+
+def test_the_kept_second_turns_are_of_every_place_and_their_tokens_were_the_same():
+    """DRAM, SSD, another worker and both pools, with a prefix of 2k tokens; reuse changed no token."""
+    kept = transfer.second_turns()
+    assert kept.table["prefix_in"].to_list() == ["DRAM", "SSD", "other worker", "pool", "Mooncake pool"]
+    assert kept.tokens == 2048
+    assert kept.table["same_tokens"].all()
 
 
 def test_measurements_refuse_unknown_scales():
     """A scale is one of those that all chapters know."""
-    for measure in (transfer.measured_layerwise, transfer.measured_transfers):
-        with pytest.raises(ValueError, match="huge"):
-            measure("huge")
+    with pytest.raises(ValueError, match="huge"):
+        transfer.measured_transfers("huge")

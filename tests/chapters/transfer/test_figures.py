@@ -21,18 +21,21 @@ def diamonds(axes):
     return sorted(float(y) for line in lines for y in line.get_ydata())
 
 
-def test_storing_draws_every_bar_and_the_longest_prompt(node):
-    """Ten diamonds; two circles for each medium and operation of the longest prompt."""
-    measured = pd.DataFrame(
+def test_storing_draws_every_bar_and_every_place_of_a_prefix(node):
+    """Ten diamonds; for each place two filled circles, the range of the second turn, and a hollow circle."""
+    second = pd.DataFrame(
         {
-            "medium": ["dram", "dram", "dram"], "operation": ["load", "load", "store"], "tokens": [1, 2, 2],
-            "serialized_extra_ms": [9.0, 3.0, 4.0], "layerwise_extra_ms": [9.0, 1.0, 2.0],
+            "prefix_in": ["DRAM", "other worker"], "second_turn_ms": [3.0, 4.0], "least_ms": [2.0, 4.0],
+            "most_ms": [9.0, 5.0], "recomputed_ms": [20.0, 21.0], "predicted_ms": [3.5, 2.5],
         }
     )  # fmt: skip
-    figure = draw.storing(transfer_modelled.store_latency(node).table, measured, "somewhere")
+    figure = draw.storing(transfer_modelled.store_latency(node).table, second, 64, "somewhere")
     assert diamonds(figure.axes[0]) == sorted(curve(transfer_modelled.STORING)["y"])
-    circles = [line for line in figure.axes[1].lines if line.get_marker() == "o"]
-    assert [list(line.get_ydata()) for line in circles] == [[3, 4], [1, 2]]
+    right = figure.axes[1]
+    circles = [line for line in right.lines if line.get_marker() == "o"]
+    assert [list(line.get_ydata()) for line in circles] == [[20, 21], [3, 4], [3.5, 2.5]]
+    assert [line.get_markerfacecolor() == "white" for line in circles] == [False, False, True]
+    assert [sorted(path.vertices[:, 1]) for path in right.collections[0].get_paths()] == [[2, 9], [4, 5]]
 
 
 def test_ways_draws_both_networks_of_the_paper():
