@@ -233,9 +233,12 @@ class CoupledInstance:
             self._fail_all()
 
     def _steady_steps(self, plan: Plan, parts: Parts) -> int:
-        """How often the plan repeats if no request comes: until the policy changes it, or a request is done."""
+        """How often the plan repeats if no request comes: until the policy changes it, or a request is done.
+
+        With a cache, each iteration of a prompt is reported, since others may find its blocks then.
+        """
         steps = self.instance.steady_steps(plan)
-        if steps == 1:
+        if steps == 1 or (self.cache is not None and any(segment.kind == "prefill" for segment in plan.segments)):
             return 1
         left = [request.output_tokens - request.generated_tokens for request, segment in parts if segment.emits]
         return max(1, min(steps, min(left, default=steps)))

@@ -54,9 +54,9 @@ class DeviceCache:
             self._store.pin(key)
         return keys
 
-    def keep(self, request: Request, held: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
-        """Share a computed prompt's whole blocks, beyond those held; all that the request holds now."""
-        keys, changes = request.block_keys[: request.input_tokens // self._block], self._changes
+    def keep(self, request: Request, held: Sequence[BlockKey], blocks: int) -> tuple[BlockKey, ...]:
+        """Share the first blocks of a prompt, beyond those held; all that the request holds now."""
+        keys, changes = request.block_keys[:blocks], self._changes
         for position in range(len(held), len(keys)):
             key = keys[position]
             put = self._store.put(key, None, size_bytes=self._block, position=position)
@@ -103,8 +103,8 @@ class DeviceCache:
 class CachedBlocks:
     """A `BlockSpace` over a `DeviceCache`. Mutable: requests take blocks and give them back.
 
-    The cache counts the blocks of the trace, a policy those of the memory, which are smaller. A request shares the
-    whole trace blocks of its prompt once all of the prompt is computed.
+    The cache counts the blocks of the trace, a policy those of the memory, which are smaller. A request shares a
+    whole trace block of its prompt once it is computed, as in vLLM and in the engine.
 
     Args:
         capacity_blocks: memory blocks.
@@ -155,14 +155,19 @@ class CachedBlocks:
             self._held[request_id] = progress.held_blocks
 
     def publish(self, requests: Sequence[Progress]) -> None:
-        """Evict what is in the way of the new tokens, and share the prompts that are complete."""
+        """Evict what is in the way of the new tokens, and share the whole blocks of prompts that are computed."""
         self._cache.make_room(self._private_blocks * self._block)
         for progress in requests:
             request_id = progress.request_id
-            if progress.decoding and request_id not in self._complete:
+            if request_id in self._complete:
+                continue
+            if progress.decoding:
                 self._complete.add(request_id)
+            request, shared = self._request_of(request_id), self._shared[request_id]
+            computed = min(progress.cached_tokens, request.input_tokens) // request.block_size_tokens
+            if computed > len(shared):
                 self._private_blocks += self._in_memory_blocks(request_id)
-                self._shared[request_id] = self._cache.keep(self._request_of(request_id), self._shared[request_id])
+                self._shared[request_id] = self._cache.keep(request, shared, computed)
                 self._private_blocks -= self._in_memory_blocks(request_id)
 
     def release(self, request: Progress, *, swap: bool = False) -> None:  # noqa: ARG002  # host memory is not modelled

@@ -15,6 +15,8 @@ import openai
 import pytest
 
 from mooncake_lab.bench.faults import FAULTS, strike
+from mooncake_lab.cluster import POOL
+from mooncake_lab.core import Moved, Placed
 from mooncake_lab.metrics import check_log
 from mooncake_lab.store.backends import StorageError
 from mooncake_lab.store.backends.mooncake_client import load_wheel
@@ -26,24 +28,67 @@ EXTRA = {"return_token_ids": True, "ignore_eos": True}
 pytestmark = pytest.mark.slow
 
 
-def test_200_streams(open_door, reference):
-    """Of 200 concurrent streams none is lost and none mixed up: each has the reference engine's tokens."""
+COUPLED = {"prefill_nodes": 0, "decode_nodes": 0, "coupled_nodes": 2}
+
+
+def prompts_of_families(streams):
+    """Prompts of up to 150 tokens; half of them begin as 8 others do."""
     rng = np.random.default_rng(1)
-    prompts = [rng.integers(0, 256, rng.integers(4, 120)).tolist() for _ in range(200)]
+    first = rng.integers(0, 256, (8, 80)).tolist()
+    return [
+        first[i % 16 // 2] * (i % 2) + rng.integers(0, 256, rng.integers(4, 70)).tolist() for i in range(streams)
+    ]
+
+
+@pytest.mark.parametrize("killed", [None, "prefill-0", "decode-0", "coupled-0", POOL])
+def test_500_streams(open_door, reference, killed):
+    """Of 500 concurrent streams none fails and none is mixed up, whatever kind of process is killed meanwhile."""
+    prompts = prompts_of_families(500)
     expected = reference(prompts, 24)
-    with open_door(prefill_nodes=2, decode_nodes=2) as door:
+    nodes = COUPLED if killed == "coupled-0" else {"prefill_nodes": 2, "decode_nodes": 2}
+    pool = {"pool": "remote", "cache_tokens": 512} if killed == POOL else {}
+    first_tokens, found = 0, {"killed": killed, "streams": len(prompts), "failed": 0}
+    with open_door(**nodes, **pool) as door:
+        runtime = door.runtime
+
+        def strike():
+            found["in_flight"] = len(runtime.streams)
+            runtime.supervisor.kill(killed)
 
         async def stream(client, prompt):
-            made = await client.completions.create(
-                model=MODEL, prompt=prompt, max_tokens=24, temperature=0, stream=True, extra_body=EXTRA
-            )
-            return tuple([token async for part in made for choice in part.choices for token in choice.token_ids])
+            nonlocal first_tokens
+            tokens = []
+            try:
+                made = await client.completions.create(
+                    model=MODEL, prompt=prompt, max_tokens=24, temperature=0, stream=True, extra_body=EXTRA
+                )
+                async for part in made:
+                    first_tokens += not tokens
+                    if first_tokens == 100 and not tokens and killed is not None:
+                        door.loop.call_soon_threadsafe(strike)
+                    tokens += [token for choice in part.choices for token in choice.token_ids]
+            except openai.APIError:
+                found["failed"] += 1
+            return tuple(tokens)
 
         async def everybody():
             async with openai.AsyncOpenAI(base_url=f"{door.url}/v1", api_key=door.token, max_retries=0) as client:
                 return await asyncio.gather(*(stream(client, prompt) for prompt in prompts))
 
-        assert asyncio.run(everybody()) == expected
+        begun_s = time.monotonic()
+        outputs = asyncio.run(everybody())
+        found["seconds"] = round(time.monotonic() - begun_s, 1)
+        log = list(door.log)
+    placed = sum(isinstance(record, Placed) for record in log)
+    found |= {"placed_again": placed - len(prompts), "from_pool": sum(map(comes_from_pool, log))}
+    found["wrong"] = sum(tokens != right for tokens, right in zip(outputs, expected, strict=True))
+    sys.stdout.write(f"{json.dumps(found)}\n")
+    assert (found["failed"], found["wrong"]) == (0, 0)
+    assert killed is None or found["in_flight"] > 0
+
+
+def comes_from_pool(record):
+    return isinstance(record, Moved) and record.source == POOL
 
 
 @pytest.mark.parametrize("fault", FAULTS)

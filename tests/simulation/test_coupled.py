@@ -249,6 +249,13 @@ class TestByHand:
         spans = [(r.computed_tokens, r.reused_tokens) for r in log if isinstance(r, Prefilled)]
         assert spans == [(64, 0), (32, 64), (32, 32)]
 
+    @pytest.mark.parametrize(("until_s", "blocks"), [(0.7, 0), (0.9, 2), (1.2, 4), (1.5, 6)])
+    def test_a_block_is_shared_once_it_is_computed(self, until_s, blocks):
+        """While the second piece of a prompt is computed, the Conductor knows the blocks of the first."""
+        cluster = Cluster(spec(SarathiServe(chunk_tokens=64), 4096, prefix_caching=True), MODEL)
+        cluster.run(requests([(0.0, 192, 1)], families=[0]), until_s)
+        assert len(cluster.coordinator.workers.cached("coupled-0")) == blocks
+
     def test_what_is_only_kept_makes_room(self):
         """A request that needs all memory evicts what nobody uses."""
         rows = [(0.0, 160, 1), (20.3, 300, 4), (80.3, 160, 1)]
@@ -395,8 +402,9 @@ def test_device_cache_never_loses_count(rows, capacity):
         if blocks * 32 > capacity:
             continue
         held = cache.acquire(request, cache.matched(request))
-        held = cache.keep(request, held)
-        cache.check()
+        for computed in range(len(held), blocks + 1):
+            held = cache.keep(request, held, computed)
+            cache.check()
         assert cache.pinned_tokens == blocks * 32
         cache.release(held)
         cache.make_room(capacity // 2)
