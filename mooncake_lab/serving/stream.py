@@ -104,7 +104,7 @@ def check_prompt(prompt: npt.NDArray[np.int32], asked: Generation, most_tokens: 
     Args:
         prompt: token ids, shape (n,).
         asked: what is wanted.
-        most_tokens: the most that a prompt and its answer may have together, without the answer's last one.
+        most_tokens: the most that a prompt and its answer may have together.
         vocabulary: how many tokens the model knows.
 
     Raises:
@@ -114,11 +114,10 @@ def check_prompt(prompt: npt.NDArray[np.int32], asked: Generation, most_tokens: 
         raise ValueError(
             f"a prompt of {len(prompt)} tokens and {asked.max_new_tokens} new ones; at least 1 each is needed"
         )
-    tokens, most = len(prompt) + asked.max_new_tokens - 1, most_tokens  # the last one is not computed
-    if tokens > most:
+    if len(prompt) + asked.max_new_tokens > most_tokens:
         raise ValueError(
             f"{len(prompt)} prompt tokens and {asked.max_new_tokens} new ones are too many;"
-            f" together they may be {most + 1}"
+            f" together they may be {most_tokens}"
         )
     lowest, highest, known = int(prompt.min()), int(prompt.max()), vocabulary
     if lowest < 0 or highest >= known:

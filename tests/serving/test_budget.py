@@ -25,7 +25,7 @@ class Floor(QuietCluster):
 
     def one(self, tokens=20, most=None):
         """A request that may use the whole window."""
-        return self.submit(np.ones(tokens, dtype=np.int32), WINDOW - tokens + 1 if most is None else most)
+        return self.submit(np.ones(tokens, dtype=np.int32), WINDOW - tokens if most is None else most)
 
     def fill(self, **asked):
         """Submit until one is refused; those that were taken, and the refusal."""

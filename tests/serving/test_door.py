@@ -122,6 +122,28 @@ def test_bad_requests(client, changes, says):
         client.completions.create(**({"model": MODEL, "prompt": "x", "max_tokens": 2} | changes))
 
 
+def test_a_prompt_and_its_answer_fill_the_model_len(open_door):
+    """The limit is for both together: an answer ends there, and one token more is refused."""
+    extra = {"ignore_eos": True, "return_token_ids": True}
+    with open_door(decode_tokens=64) as door, door.client() as one:
+
+        def tokens(prompt_tokens, **limit):
+            made = one.completions.create(
+                model=MODEL, prompt=[1] * prompt_tokens, temperature=0, extra_body=extra, **limit
+            )
+            return len(made.choices[0].token_ids)
+
+        assert tokens(40, max_tokens=24) == 24
+        assert tokens(63, max_tokens=1) == 1
+        for prompt_tokens, most in ((40, 25), (64, 1)):
+            with pytest.raises(openai.BadRequestError, match="together they may be 64"):
+                tokens(prompt_tokens, max_tokens=most)
+        chat = one.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "x"}], temperature=0, extra_body=extra
+        )
+        assert chat.usage.total_tokens == 64
+
+
 def test_strangers(door):
     """Without the token nobody gets in, but health is everybody's; an unknown model is not found."""
     with door.client("wrong") as stranger, pytest.raises(openai.AuthenticationError, match="token"):

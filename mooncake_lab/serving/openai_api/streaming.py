@@ -52,7 +52,7 @@ def begin(runtime: ClusterRuntime, wanted: Wanted, tokenizer: Tokenizer, complet
         for index, prompt in enumerate(wanted.prompts):
             asked = wanted.asked
             if not asked.max_new_tokens:
-                room = runtime.max_model_len() - len(prompt) + 1
+                room = runtime.max_model_len() - len(prompt)
                 asked = msgspec.structs.replace(asked, max_new_tokens=max(1, room))
             _check_least(asked)
             stream = runtime.submit(np.asarray(prompt, dtype=np.int32), asked, completion_id=completion_id)
