@@ -72,7 +72,8 @@ def test_500_streams(open_door, reference, killed):
             return tuple(tokens)
 
         async def everybody():
-            async with openai.AsyncOpenAI(base_url=f"{door.url}/v1", api_key=door.token, max_retries=0) as client:
+            asked = {"base_url": f"{door.url}/v1", "api_key": door.token, "max_retries": 0, "timeout": 600.0}
+            async with openai.AsyncOpenAI(**asked) as client:
                 return await asyncio.gather(*(stream(client, prompt) for prompt in prompts))
 
         begun_s = time.monotonic()
