@@ -1,10 +1,9 @@
 """Frames between the cluster and its workers: a magic word, a length checked before it is believed, a body."""
 
 import asyncio
-import socket
 import struct
 from collections.abc import Iterable
-from typing import Final
+from typing import BinaryIO, Final
 
 import msgspec
 
@@ -14,6 +13,7 @@ MOST_BODY_BYTES: Final = 16 * 1024**2
 """The largest frame: a prompt of four million tokens."""
 _HEADER: Final = struct.Struct("<4sI")
 _MAGIC: Final = b"MLC1"
+_CUT: Final = "the peer closed the connection in the middle of a frame"
 
 
 def pack(messages: Iterable[msgspec.Struct]) -> bytes:
@@ -33,34 +33,39 @@ def pack(messages: Iterable[msgspec.Struct]) -> bytes:
     return b"".join(parts)
 
 
-def read_frame(peer: socket.socket) -> bytes | None:
+def read_frame(stream: BinaryIO) -> bytes | None:
     """The body of the next frame, `None` at the end of the connection.
 
     Raises:
         ProtocolError: when it is no frame, or its length is out of bounds.
         ConnectionError: when the peer is gone in the middle of one.
     """
-    head = _read(peer, _HEADER.size)
-    if head is None:
+    head = stream.read(_HEADER.size)
+    if not head:
         return None
-    body = _read(peer, _body_bytes(head))
-    if body is None:
-        raise ConnectionResetError("the peer closed the connection in the middle of a frame")
+    size = _body_bytes(head)
+    body = stream.read(size)
+    if len(body) < size:
+        raise ConnectionResetError(_CUT)
     return body
 
 
 async def receive_frame(reader: asyncio.StreamReader) -> bytes | None:
     """The body of the next frame, `None` at the end of the connection; for its errors see `read_frame`."""
+    is_begun = False
     try:
         head = await reader.readexactly(_HEADER.size)
+        is_begun = True
         return await reader.readexactly(_body_bytes(head))
     except asyncio.IncompleteReadError as error:
-        if error.partial:
-            raise ConnectionResetError("the peer closed the connection in the middle of a frame") from error
+        if is_begun or error.partial:
+            raise ConnectionResetError(_CUT) from error
         return None
 
 
 def _body_bytes(head: bytes) -> int:
+    if len(head) < _HEADER.size:
+        raise ConnectionResetError(_CUT)
     magic, size = _HEADER.unpack(head)
     if magic != _MAGIC or size > MOST_BODY_BYTES:
         raise ProtocolError(
@@ -68,17 +73,3 @@ def _body_bytes(head: bytes) -> int:
             f" and {MOST_BODY_BYTES}"
         )
     return size
-
-
-def _read(peer: socket.socket, size: int) -> bytes | None:
-    """Exactly `size` bytes, or `None` where the connection ends before the first."""
-    found = bytearray(size)
-    view, got = memoryview(found), 0
-    while got < size:
-        count = peer.recv_into(view[got:])
-        if not count:
-            if got:
-                raise ConnectionResetError("the peer closed the connection in the middle of a frame")
-            return None
-        got += count
-    return bytes(found)

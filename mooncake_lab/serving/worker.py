@@ -132,7 +132,8 @@ class Worker:
     def _listen(self) -> None:
         """Queue orders from the cluster until it says stop; when the cluster is gone, the process ends."""
         try:
-            while (body := read_frame(self._control)) is not None:
+            orders = self._control.makefile("rb")
+            while (body := read_frame(orders)) is not None:
                 order = ORDERS.decode(body)
                 if isinstance(order, messages.Ping):
                     began_s = self._step_began_s

@@ -7,6 +7,7 @@ from typing import Final, final
 
 _CHECKSUM_ERRORS: Final = frozenset({errno.EBADMSG, errno.EILSEQ, errno.ENODATA})
 """Errors of file systems and devices that compared the bytes with a checksum of their own."""
+_RETRY_EVERY: Final = 16
 _LOG: Final = logging.getLogger("mooncake_lab.store")
 
 
@@ -54,16 +55,15 @@ class TierStatistics(Counters):
 class CircuitBreaker:
     """Guards one direction (reading or writing) of one tier. Mutable: it remembers failures.
 
-    After `patience` failures in a row the direction is degraded: only every `retry_every`-th operation is tried,
+    After `patience` failures in a row the direction is degraded: only every 16th operation is tried,
     until one succeeds. It has no clock; it counts operations.
     """
 
-    __slots__ = ("_failures", "_patience", "_refused", "_retry_every", "_what", "errors", "reason")
+    __slots__ = ("_failures", "_patience", "_refused", "_what", "errors", "reason")
 
-    def __init__(self, what: str, *, patience: int, retry_every: int = 16) -> None:
+    def __init__(self, what: str, *, patience: int) -> None:
         self._what = what
         self._patience = patience
-        self._retry_every = retry_every
         self._failures = 0  # in a row
         self._refused = 0  # since the last attempt
         self.errors: int = 0
@@ -76,7 +76,7 @@ class CircuitBreaker:
         if self.reason is None:
             return True
         self._refused += 1
-        if self._refused < self._retry_every:
+        if self._refused < _RETRY_EVERY:
             return False
         self._refused = 0
         return True

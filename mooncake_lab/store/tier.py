@@ -1,27 +1,25 @@
 """The blocks of one tier, and the uses that keep their bytes; pure, without I/O, clock or threads."""
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Final, Generic, NamedTuple, TypeVar, final
+from typing import Final, NamedTuple, final
 
 from mooncake_lab.core import BlockKey
+from mooncake_lab.store.backends.base import Reservation
 from mooncake_lab.store.blockstore import BlockStore
 from mooncake_lab.store.eviction import PolicyFactory, make_policy
 from mooncake_lab.store.health import CircuitBreaker, Counters, TierStatistics
-
-Handle = TypeVar("Handle", bound=Hashable)
-"""Where the bytes of a block are; a counter where there are no bytes."""
 
 _TYPICAL_BLOCK_BYTES: Final = 2 * 1024**2
 """Turns a capacity into blocks for policies that need to know it."""
 
 
 @dataclass(slots=True)
-class Entry(Generic[Handle]):
+class Entry:
     """A block in a tier. Mutable: its bytes arrive after its key."""
 
-    handle: Handle | None = None
+    handle: Reservation | None = None
     is_ready: bool = False
     """Whether the bytes are there and intact; until then the block is pinned and not read."""
     has_failed: bool = False
@@ -29,20 +27,20 @@ class Entry(Generic[Handle]):
 
 
 @dataclass(slots=True)
-class PendingEviction(Generic[Handle]):
+class PendingEviction:
     """An evicted block whose bytes stay until they are in the tier below, or dropped. Mutable: it counts users."""
 
-    handle: Handle
+    handle: Reservation
     size_bytes: int
     position: int
     users: int = 1
 
 
-class Free(NamedTuple, Generic[Handle]):
+class Free(NamedTuple):
     """Command: free these bytes, then report `freed`."""
 
     tier: int
-    handle: Handle
+    handle: Reservation
 
 
 class Demote(NamedTuple):
@@ -80,20 +78,18 @@ class TierSpec:
 
 @final
 @dataclass(slots=True, eq=False)
-class Tier(Generic[Handle]):
+class Tier:
     """The blocks of one tier. Mutable."""
 
     spec: TierSpec
     index: int
     is_last: bool
-    blocks: BlockStore[Entry[Handle]] = field(init=False)
-    pending: dict[BlockKey, PendingEviction[Handle]] = field(
-        init=False, default_factory=dict[BlockKey, PendingEviction[Handle]]
-    )
+    blocks: BlockStore[Entry] = field(init=False)
+    pending: dict[BlockKey, PendingEviction] = field(init=False, default_factory=dict[BlockKey, PendingEviction])
     queue: deque[BlockKey] = field(init=False, default_factory=deque[BlockKey])
     """Pending evictions that no demotion has begun for."""
     pending_bytes: int = field(init=False, default=0)
-    freeing: dict[Handle, bool] = field(init=False, default_factory=dict[Handle, bool])
+    freeing: dict[Reservation, bool] = field(init=False, default_factory=dict[Reservation, bool])
     """Handles that are to be freed; true where that failed and is to be tried again."""
     counters: Counters = field(init=False, default_factory=Counters)
     reads: CircuitBreaker = field(init=False)
@@ -134,7 +130,7 @@ class Tier(Generic[Handle]):
         if key in self.blocks:
             self.blocks.touch(key)
 
-    def handle_of(self, key: BlockKey) -> Handle | None:
+    def handle_of(self, key: BlockKey) -> Reservation | None:
         """Where the block's bytes are; `None` where it is not held. Changes nothing."""
         pending = self.pending.get(key)
         block = self.blocks.peek(key)
@@ -145,7 +141,7 @@ class Tier(Generic[Handle]):
         found = self.pending.get(key) or self.blocks.peek(key)
         return 0 if found is None else found.position
 
-    def begin_read(self, key: BlockKey) -> Handle | None:
+    def begin_read(self, key: BlockKey) -> Reservation | None:
         """Where to read the block, which stays until `end_read`; `None` is a miss. Counts as a use."""
         handle = None
         if self.holds(key) and self.reads.allows():
@@ -159,7 +155,7 @@ class Tier(Generic[Handle]):
             self.counters.misses += 1
         return handle
 
-    def end_read(self, key: BlockKey, handle: Handle, *, is_damaged: bool = False) -> list[Free[Handle]]:
+    def end_read(self, key: BlockKey, handle: Reservation, *, is_damaged: bool = False) -> list[Free]:
         """End a read; a damaged block is removed with its last pin."""
         pending = self.pending.get(key)
         if pending is not None and pending.handle == handle:
@@ -169,7 +165,7 @@ class Tier(Generic[Handle]):
             block.payload.is_ready, block.payload.has_failed = False, True
         return self.unpin(key)
 
-    def mark_read(self, key: BlockKey, handle: Handle, *, has_failed: bool) -> bool:
+    def mark_read(self, key: BlockKey, handle: Reservation, *, has_failed: bool) -> bool:
         """Record whether a block could be read; whether it failed twice without a good read in between."""
         block = self.blocks.peek(key)
         if block is None or block.payload.handle != handle:
@@ -177,7 +173,7 @@ class Tier(Generic[Handle]):
         before, block.payload.has_failed = block.payload.has_failed, has_failed
         return before and has_failed
 
-    def unpin(self, key: BlockKey) -> list[Free[Handle]]:
+    def unpin(self, key: BlockKey) -> list[Free]:
         """Undo one pin."""
         self.blocks.unpin(key)
         block = self.blocks.peek(key)
@@ -185,7 +181,7 @@ class Tier(Generic[Handle]):
             return []
         return self.free(self.blocks.remove(key).payload.handle)
 
-    def unref(self, key: BlockKey) -> list[Free[Handle]]:
+    def unref(self, key: BlockKey) -> list[Free]:
         """Remove one user of a pending eviction; after the last one its bytes are freed."""
         pending = self.pending[key]
         pending.users -= 1
@@ -195,20 +191,20 @@ class Tier(Generic[Handle]):
         self.pending_bytes -= pending.size_bytes
         return self.free(pending.handle)
 
-    def free(self, handle: Handle | None) -> list[Free[Handle]]:
+    def free(self, handle: Reservation | None) -> list[Free]:
         """The command to free bytes, which counts as open until `freed`."""
         if handle is None:
             return []
         self.freeing[handle] = False
         return [Free(self.index, handle)]
 
-    def freed(self, handle: Handle, *, has_failed: bool = False) -> None:
+    def freed(self, handle: Reservation, *, has_failed: bool = False) -> None:
         """Report a `Free`; one that failed is to be tried again, after those that have not failed."""
         self.freeing.pop(handle, None)
         if has_failed:
             self.freeing[handle] = True
 
-    def learn(self, asked: Iterable[BlockKey], found: Mapping[BlockKey, tuple[Handle, int, int]]) -> None:
+    def learn(self, asked: Iterable[BlockKey], found: Mapping[BlockKey, tuple[Reservation, int, int]]) -> None:
         """Hold what a device that evicts by itself has of these keys, and forget the rest.
 
         Args:
@@ -223,7 +219,7 @@ class Tier(Generic[Handle]):
                 handle, size_bytes, position = found[key]
                 self.blocks.put(key, Entry(handle, is_ready=True), size_bytes=size_bytes, position=position)
 
-    def _forget(self, key: BlockKey, entry: Entry[Handle]) -> None:
+    def _forget(self, key: BlockKey, entry: Entry) -> None:
         """Stop holding a block whose bytes are gone, with its last pin; one that is being written stays."""
         if not entry.is_ready:
             return

@@ -6,22 +6,23 @@ The caller holds one lock around all calls, or has one thread. It carries out th
 
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
-from typing import Generic, NamedTuple, final
+from typing import NamedTuple, final
 
 from mooncake_lab.core import BlockKey
+from mooncake_lab.store.backends.base import Reservation
 from mooncake_lab.store.blockstore import Block, Refused
-from mooncake_lab.store.tier import Demote, Entry, Free, Handle, PendingEviction, Tier, TierSpec
+from mooncake_lab.store.tier import Demote, Entry, Free, PendingEviction, Tier, TierSpec
 
 
-class WriteOutcome(NamedTuple, Generic[Handle]):
+class WriteOutcome(NamedTuple):
     """Outcome of `begin_write`: the entry to fill, `None` where the tier does not take the block; and commands."""
 
-    entry: Entry[Handle] | None
-    commands: Sequence[Free[Handle] | Demote] = ()
+    entry: Entry | None
+    commands: Sequence[Free | Demote] = ()
 
 
 @final
-class TierStack(Generic[Handle]):
+class TierStack:
     """Tiers, the fastest first, and the rules between them. Mutable.
 
     A new block goes into the first tier that takes it. An evicted block goes to the tier below, where it is only
@@ -39,7 +40,7 @@ class TierStack(Generic[Handle]):
     def __init__(self, specs: Sequence[TierSpec]) -> None:
         if not specs:
             raise ValueError("a tiered store of 0 tiers; at least 1 is needed")
-        self.tiers: list[Tier[Handle]] = [
+        self.tiers: list[Tier] = [
             Tier(spec, index, is_last=index + 1 == len(specs)) for index, spec in enumerate(specs)
         ]
 
@@ -59,7 +60,7 @@ class TierStack(Generic[Handle]):
         """Whether a tier above this one has the block by now, or another writer has begun to write it anywhere."""
         return any(tier.is_taken(key) and (tier.index < index or not tier.holds(key)) for tier in self.tiers)
 
-    def begin_write(self, index: int, key: BlockKey, size_bytes: int, position: int) -> WriteOutcome[Handle]:
+    def begin_write(self, index: int, key: BlockKey, size_bytes: int, position: int) -> WriteOutcome:
         """Evict until the block fits and pin an entry for it, which is readable after `end_write`.
 
         A block that could not be read is replaced, since its bytes are at hand now.
@@ -68,10 +69,10 @@ class TierStack(Generic[Handle]):
         is_stale = tier.is_replaceable(key)
         if (key in tier.blocks and not is_stale) or key in tier.pending or not tier.writes.allows():
             return WriteOutcome(None)
-        commands: list[Free[Handle] | Demote] = []
+        commands: list[Free | Demote] = []
         if is_stale:
             commands += tier.free(tier.blocks.remove(key).payload.handle)
-        entry = Entry[Handle]()
+        entry = Entry()
         outcome = tier.blocks.put(key, entry, size_bytes=size_bytes, position=position)
         if isinstance(outcome, Refused):
             tier.counters.refused += 1
@@ -87,13 +88,13 @@ class TierStack(Generic[Handle]):
             block.payload.is_ready = True
         blocks.unpin(key)
 
-    def abort_write(self, index: int, key: BlockKey) -> list[Free[Handle]]:
+    def abort_write(self, index: int, key: BlockKey) -> list[Free]:
         """The bytes of a block will not come."""
         tier = self.tiers[index]
         tier.blocks.unpin(key)
         return tier.free(tier.blocks.remove(key).payload.handle)
 
-    def evict_one(self, index: int) -> Sequence[Free[Handle] | Demote] | None:
+    def evict_one(self, index: int) -> Sequence[Free | Demote] | None:
         """Evict one block for space in one piece; `None` when all are pinned, or the device evicts by itself."""
         tier = self.tiers[index]
         if tier.spec.evicts:
@@ -101,7 +102,7 @@ class TierStack(Generic[Handle]):
         victim = tier.blocks.evict()
         return None if victim is None else self._depart(tier, [victim])
 
-    def end_demotion(self, index: int, key: BlockKey) -> list[Free[Handle]]:
+    def end_demotion(self, index: int, key: BlockKey) -> list[Free]:
         """A `Demote` has ended; counts whether the block is in the tier below now."""
         tier = self.tiers[index]
         is_below = self.tiers[index + 1].has_intact(key)
@@ -109,12 +110,12 @@ class TierStack(Generic[Handle]):
         tier.counters.dropped += not is_below
         return tier.unref(key)
 
-    def recover(self, index: int, key: BlockKey, handle: Handle, size_bytes: int, position: int) -> list[Handle]:
-        """Hold a block that was found on the device; the handles that are not held because of it."""
-        entry = Entry(handle, is_ready=True)
-        outcome = self.tiers[index].blocks.put(key, entry, size_bytes=size_bytes, position=position)
+    def recover(self, index: int, block: Reservation, size_bytes: int) -> list[Reservation]:
+        """Hold a block that was found on the device; those that are not held because of it."""
+        entry = Entry(block, is_ready=True)
+        outcome = self.tiers[index].blocks.put(block.key, entry, size_bytes=size_bytes, position=block.position)
         if isinstance(outcome, Refused):
-            return [handle]
+            return [block]
         return [old.payload.handle for _, old in outcome.evicted if old.payload.handle is not None]
 
     def check(self) -> None:
@@ -122,12 +123,10 @@ class TierStack(Generic[Handle]):
         for tier in self.tiers:
             tier.check()
 
-    def _depart(
-        self, tier: Tier[Handle], evicted: Iterable[tuple[BlockKey, Block[Entry[Handle]]]]
-    ) -> list[Free[Handle] | Demote]:
+    def _depart(self, tier: Tier, evicted: Iterable[tuple[BlockKey, Block[Entry]]]) -> list[Free | Demote]:
         """Queue what the tier below lacks or could not read, and free the rest."""
         below = None if tier.is_last else self.tiers[tier.index + 1]
-        commands: list[Free[Handle] | Demote] = []
+        commands: list[Free | Demote] = []
         for key, block in evicted:
             handle, size = block.payload.handle, block.size_bytes
             if handle is None:

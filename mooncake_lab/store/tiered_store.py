@@ -75,7 +75,7 @@ class TieredStore:
     """
 
     def __init__(self, tiers: Sequence[TierSettings]) -> None:
-        self._stack = TierStack[Reservation]([settings.spec for settings in tiers])
+        self._stack = TierStack([settings.spec for settings in tiers])
         self._backends = [settings.medium for settings in tiers]
         self._recover()
         self._lock = threading.RLock()  # a `with` of a plain lock cannot be interrupted between block and release
@@ -289,9 +289,7 @@ class TieredStore:
                 for tier, backend in zip(self._stack.tiers, self._backends, strict=True)
             )
 
-    def _ask_pool(
-        self, tier: Tier[Reservation], backend: StorageBackend, keys: Sequence[bytes], first: int
-    ) -> None:
+    def _ask_pool(self, tier: Tier, backend: StorageBackend, keys: Sequence[bytes], first: int) -> None:
         """Learn which of these keys a shared pool has; none, where it does not answer.
 
         Positions are those in the prompt: a Mooncake Store does not keep them.
@@ -321,7 +319,7 @@ class TieredStore:
         for index, backend in enumerate(self._backends):
             for block in list(backend.blocks()):
                 size = backend.footprint_bytes(block.key, block.layer_bytes)
-                unwanted = self._stack.recover(index, block.key, block, size, block.position)
+                unwanted = self._stack.recover(index, block, size)
                 if unwanted and not backend.is_shared:
                     backend.free(*unwanted)
 

@@ -442,7 +442,7 @@ def test_who_sends_too_much_waits(monkeypatch, came, reception):
 
 def test_a_worker_too_many_is_told_so(monkeypatch, came):
     """A worker that knows the token and finds no place is refused with the reason."""
-    monkeypatch.setattr("mooncake_lab.serving.kv_transfer.receiver._MOST_PEERS", 2)
+    monkeypatch.setattr("mooncake_lab.store.backends.listener._MAX_PEERS", 2)
     one = KVReceiver(WHO, SHAPE, most_tokens=64, delivered=came.put, give=lambda _: [])
     refused = pytest.raises(StorageError, match="sender has 2 peers; allowed are 2")
     with dial(one.port, WHO), dial(one.port, WHO), refused:

@@ -14,7 +14,6 @@ from mooncake_lab.cluster import PrefillDone
 from mooncake_lab.engine import KVSpan
 from mooncake_lab.engine.kv_layout import Bytes, KVLayout, bytes_of
 from mooncake_lab.serving.kv_transfer.protocol import (
-    HOST,
     TRANSFER_MESSAGES,
     Ack,
     AllocBuffer,
@@ -37,8 +36,6 @@ from mooncake_lab.store.backends import ProtocolError, StorageError, wire
 from mooncake_lab.store.backends.listener import Listener
 
 _IDLE_S: Final = 3600.0
-_MOST_PEERS: Final = 64
-"""Other workers that are connected at once."""
 _MOST_PROBE_BYTES: Final = 2**26
 _MOST_KEYS: Final = 8192
 
@@ -144,9 +141,7 @@ class KVReceiver:
             identity.token,
             self._serve,
             refused=_refuse,
-            host=HOST,
             timeout_s=identity.timeout_s,
-            max_peers=_MOST_PEERS,
         )
 
     @property

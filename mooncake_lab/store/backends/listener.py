@@ -13,6 +13,9 @@ from mooncake_lab.store.backends import wire
 from mooncake_lab.store.backends.base import StorageError
 
 _LOG: Final = logging.getLogger(__name__)
+_HOST: Final = "127.0.0.1"
+"""Only processes of this machine can connect."""
+_MAX_PEERS: Final = 64
 _MAX_UNAUTHENTICATED: Final = 64
 _RETRY_S: Final = 0.1
 """Pause after a failed accept: descriptors, memory or threads may be free again by then."""
@@ -24,18 +27,17 @@ _QUIET_S: Final = 10.0
 class Listener:
     """Accepts connections until it is closed.
 
-    Connections that have not yet proved that they know the token do not count against `max_peers`; when there are
-    too many of them, the oldest is closed. Mutable: it owns a port and threads.
+    It serves 64 peers at once and refuses further ones after their handshake. Connections that have not yet proved
+    that they know the token are counted apart; when there are too many of them, the oldest is closed. Mutable: it
+    owns a port and threads.
 
     Args:
         name: its name in messages.
         token: the secret that both sides share, at least 16 bytes.
         serve: called with each authenticated connection and the fingerprint that it names; returns at its end.
         refused: called with a connection that is about to be closed, and the reason.
-        host: where to listen.
-        port: 0 lets the system choose, see `address`.
+        port: of this machine; 0 lets the system choose, see `address`.
         timeout_s: how long a peer may stall.
-        max_peers: further ones are refused after their handshake.
 
     Raises:
         ValueError: when the token is too short.
@@ -49,10 +51,8 @@ class Listener:
         serve: Callable[[socket.socket, bytes], None],
         *,
         refused: Callable[[socket.socket, str], None] | None = None,
-        host: str = "127.0.0.1",
         port: int = 0,
         timeout_s: float,
-        max_peers: int = 64,
     ) -> None:
         wire.check_token(token)
         self._name = name
@@ -60,7 +60,6 @@ class Listener:
         self._serve_peer = serve
         self._refused = refused
         self._timeout_s = timeout_s
-        self._max_peers = max_peers
         self._threads: dict[socket.socket, threading.Thread] = {}  # of every connection, the oldest first
         self._unauthenticated: dict[socket.socket, None] = {}  # the oldest first
         self._peers: set[socket.socket] = set()
@@ -68,7 +67,7 @@ class Listener:
         self._left_out = 0
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._socket = socket.create_server((host, port))
+        self._socket = socket.create_server((_HOST, port))
         self._accepting = threading.Thread(target=self._accept, name=f"{name}-listener", daemon=True)
         self._accepting.start()
 
@@ -148,14 +147,12 @@ class Listener:
         """Count an authenticated peer.
 
         Raises:
-            PeerRefusedError: when there are `max_peers` already.
+            PeerRefusedError: when there are too many already.
         """
         with self._lock:
             self._unauthenticated.pop(peer, None)
-            if len(self._peers) >= self._max_peers:
-                raise wire.PeerRefusedError(
-                    f"{self._name} has {len(self._peers)} peers; allowed are {self._max_peers}"
-                )
+            if len(self._peers) >= _MAX_PEERS:
+                raise wire.PeerRefusedError(f"{self._name} has {len(self._peers)} peers; allowed are {_MAX_PEERS}")
             self._peers.add(peer)
 
     def _refuse(self, peer: socket.socket, reason: str) -> None:

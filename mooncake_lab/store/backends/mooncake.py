@@ -1,6 +1,5 @@
 """Mooncake Store: blocks in the memory of Mooncake's own distributed store."""
 
-import errno
 import logging
 import threading
 import time
@@ -11,28 +10,21 @@ from typing import Final, final
 
 from mooncake_lab.store.backends.allocation import AllocatedBackend
 from mooncake_lab.store.backends.base import (
-    BlockExistsError,
-    BlockNotFoundError,
     Buffer,
     Bytes,
     CopyingBackend,
     DamagedBlockError,
     Reservation,
     StorageError,
-    StorageFullError,
     address,
     check_buffers,
     check_fingerprint,
 )
 from mooncake_lab.store.backends.checksums import checksum_seed, checksums, run_concurrently
-from mooncake_lab.store.backends.mooncake_client import MooncakeClient
+from mooncake_lab.store.backends.mooncake_client import EXISTS, NOT_FOUND, MooncakeClient, error_of
 
 _LOG: Final = logging.getLogger(__name__)
 _HELPERS: Final = 4
-_NO_SPACE: Final = -200
-_NOT_READY: Final = -703
-_NOT_FOUND: Final = -704
-_EXISTS: Final = -705
 _TRIES: Final = 3
 _RETRY_S: Final = 0.05
 
@@ -122,7 +114,9 @@ class MooncakeBackend(CopyingBackend, AllocatedBackend):
         self._table.check_complete(reservations)
         open_ = [reservation for reservation in reservations if reservation in self._sessions]
         codes = self._api.batch_put_session_end([self._object(block) for block in open_]) if open_ else []
-        failed = {block: self._error(code, block) for block, code in zip(open_, codes, strict=True) if code}
+        failed = {
+            block: error_of(code, self.name, block) for block, code in zip(open_, codes, strict=True) if code
+        }
         self._sessions.difference_update(block for block in open_ if block not in failed)
         self._table.commit([block for block in reservations if block not in failed])
         for error in failed.values():
@@ -172,14 +166,14 @@ class MooncakeBackend(CopyingBackend, AllocatedBackend):
     def _put(self, block: Reservation, arrays: Sequence[Bytes]) -> None:
         name = self._object(block)
         if self._api.is_exist(name):  # Mooncake would report success and keep the other client's bytes
-            raise self._error(_EXISTS, block)
+            raise error_of(EXISTS, self.name, block)
         pointers, sizes = _spans(arrays)
         if len(sizes) == 1:
             code = self._api.put_from(name, pointers[0], sizes[0], self._client.pinned)
         else:
             code = self._api.batch_put_from_multi_buffers([name], [pointers], [sizes], self._client.pinned)[0]
         if code:
-            raise self._error(code, block)
+            raise error_of(code, self.name, block)
         self._ours.add(block)
 
     def _put_layers(self, block: Reservation, arrays: Sequence[Bytes], first_layer: int) -> None:
@@ -188,13 +182,13 @@ class MooncakeBackend(CopyingBackend, AllocatedBackend):
         if block not in self._sessions:
             code = self._api.batch_put_session_start(names, [block.size_bytes], self._client.pinned)[0]
             if code:
-                raise self._error(code, block)
+                raise error_of(code, self.name, block)
             self._ours.add(block)
             self._sessions.add(block)
         places = _ranges(block, arrays, first_layer)
         moved = self._api.batch_put_from_multi_buffer_ranges(names, *places)[0]
         if moved < 0:
-            raise self._error(moved, block)
+            raise error_of(moved, self.name, block)
 
     def _get(self, block: Reservation, arrays: Sequence[Bytes]) -> None:
         name = self._object(block)
@@ -204,7 +198,7 @@ class MooncakeBackend(CopyingBackend, AllocatedBackend):
         else:
             found = self._api.batch_get_into_multi_buffers([name], [pointers], [sizes])[0]
         if found < 0:
-            raise self._error(found, block)
+            raise error_of(found, self.name, block)
 
     def _get_layers(self, block: Reservation, arrays: Sequence[Bytes], first_layer: int) -> None:
         names = [self._object(block)]
@@ -212,11 +206,11 @@ class MooncakeBackend(CopyingBackend, AllocatedBackend):
         with self._getting:
             code = self._api.batch_get_session_start(names)[0]
             if code < 0:
-                raise self._error(code, block)
+                raise error_of(code, self.name, block)
             found = self._api.batch_get_into_multi_buffer_ranges(names, *places)[0]
             self._api.batch_get_session_end(names)
         if found < 0:
-            raise self._error(found, block)
+            raise error_of(found, self.name, block)
 
     def _remove(self, block: Reservation) -> None:
         """Remove what was put, or revoke its put session; an object that is gone already is no error.
@@ -232,7 +226,7 @@ class MooncakeBackend(CopyingBackend, AllocatedBackend):
             if block in self._sessions and not self._api.batch_put_session_revoke([name])[0]:
                 break
             code = self._api.remove(name, True)  # by force, although it is pinned
-            if code in (0, _NOT_FOUND):
+            if code in (0, NOT_FOUND):
                 break
         else:
             raise StorageError(f"{self.name} cannot remove block {block.key.hex()}: Mooncake's code {code}")
@@ -241,17 +235,6 @@ class MooncakeBackend(CopyingBackend, AllocatedBackend):
 
     def _object(self, block: Reservation) -> str:
         return f"{self._prefix}/{block.key.hex()}"
-
-    def _error(self, code: int, block: Reservation) -> StorageError | OSError:
-        """Mooncake's code as the error of a backend."""
-        name = f"block {block.key.hex()}"
-        if code == _NO_SPACE:
-            return StorageFullError(f"{self.name} has no space for {name} of {block.size_bytes} bytes")
-        if code == _EXISTS:
-            return BlockExistsError(f"another client holds {name} in {self.name} already")
-        if code in (_NOT_FOUND, _NOT_READY):
-            return BlockNotFoundError(f"{self.name} has {name} no more: its provider is gone, or it was removed")
-        return OSError(errno.EIO, f"{self.name} cannot move {name}: Mooncake's code {code}")
 
 
 def _spans(arrays: Sequence[Bytes]) -> tuple[list[int], list[int]]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import errno
 import importlib
 import os
 import socket
@@ -12,9 +13,22 @@ from pathlib import Path
 from typing import Any, Final, Self, final
 
 from mooncake_lab.core import MIB
-from mooncake_lab.store.backends.base import Bytes, StorageError
+from mooncake_lab.store.backends.base import (
+    BlockExistsError,
+    BlockNotFoundError,
+    Bytes,
+    Reservation,
+    StorageError,
+    StorageFullError,
+)
 
+NO_SPACE: Final = -200
+NOT_READY: Final = -703
+NOT_FOUND: Final = -704
+EXISTS: Final = -705
 _HOST: Final = "127.0.0.1"
+_LEASE_MS: Final = 10_000
+"""How long an object that is read stays; a read that takes longer fails. It is Mooncake's default."""
 _START_S: Final = 20.0
 _STOP_S: Final = 10.0
 _WATCHED: Final = '"$@" </dev/null >/dev/null 2>&1 & read -r _; kill "$!" 2>/dev/null; wait "$!"'
@@ -31,14 +45,11 @@ class MooncakeMaster:
     It ends with this process in every case. Close clients first: without their master they take ten seconds to
     close. Mutable: it owns a process.
 
-    Args:
-        lease_ms: how long an object that is read stays; a read that takes longer fails. 10 s is their default.
-
     Raises:
         StorageError: when the wheel is missing, or the master does not answer in time.
     """
 
-    def __init__(self, *, lease_ms: int = 10_000) -> None:
+    def __init__(self) -> None:
         load_wheel()  # says what is missing
         self._port = _free_port()
         self._clients: list[MooncakeClient] = []
@@ -47,7 +58,7 @@ class MooncakeMaster:
             "rpc_port": self._port,
             "metrics_host": _HOST,
             "metrics_port": _free_port(),
-            "default_kv_lease_ttl": f"{lease_ms}ms",
+            "default_kv_lease_ttl": f"{_LEASE_MS}ms",
             "enable_metric_reporting": "false",
         }
         flags = [f"--{name}={value}" for name, value in options.items()]
@@ -118,13 +129,12 @@ class MooncakeClient:
     Args:
         master: address of the master.
         segment_bytes: memory that it lends; 0 lends nothing, otherwise at least 16 MiB.
-        host: the address at which other processes reach its memory.
 
     Raises:
         StorageError: when the wheel is missing, or the master cannot be reached.
     """
 
-    def __init__(self, master: str, segment_bytes: int, *, host: str = _HOST) -> None:
+    def __init__(self, master: str, segment_bytes: int) -> None:
         wheel = load_wheel()
         self.api: Any = wheel.MooncakeDistributedStore()
         """Mooncake's own interface."""
@@ -132,7 +142,7 @@ class MooncakeClient:
         """The request that an object is never evicted: a backend does not forget what was committed."""
         self.pinned.with_hard_pin = True
         self._is_open = True
-        code = self.api.setup(host, "P2PHANDSHAKE", segment_bytes, 16 * MIB, "tcp", "", master)
+        code = self.api.setup(_HOST, "P2PHANDSHAKE", segment_bytes, 16 * MIB, "tcp", "", master)
         if code:
             self.close()
             raise StorageError(f"the Mooncake master at {master} cannot be joined: code {code}")
@@ -148,6 +158,18 @@ class MooncakeClient:
 
     def __exit__(self, *_error: object) -> None:
         self.close()
+
+
+def error_of(code: int, store: str, block: Reservation) -> StorageError | OSError:
+    """Mooncake's code as the error of a backend of that name."""
+    name = f"block {block.key.hex()}"
+    if code == NO_SPACE:
+        return StorageFullError(f"{store} has no space for {name} of {block.size_bytes} bytes")
+    if code == EXISTS:
+        return BlockExistsError(f"another client holds {name} in {store} already")
+    if code in (NOT_FOUND, NOT_READY):
+        return BlockNotFoundError(f"{store} has {name} no more: its provider is gone, or it was removed")
+    return OSError(errno.EIO, f"{store} cannot move {name}: Mooncake's code {code}")
 
 
 def open_engine(area: Bytes) -> Any:

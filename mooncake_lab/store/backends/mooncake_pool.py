@@ -16,18 +16,13 @@ from mooncake_lab.store.backends.base import (
     CopyingBackend,
     DamagedBlockError,
     Reservation,
-    StorageError,
-    StorageFullError,
     check_block,
     check_buffers,
     check_fingerprint,
 )
 from mooncake_lab.store.backends.checksums import checksum_seed, checksums
-from mooncake_lab.store.backends.mooncake_client import MooncakeClient, load_wheel
+from mooncake_lab.store.backends.mooncake_client import MooncakeClient, error_of, load_wheel
 
-_NO_SPACE: Final = -200
-_NOT_READY: Final = -703
-_NOT_FOUND: Final = -704
 _SUM_BYTES: Final = 8
 
 
@@ -130,7 +125,7 @@ class MooncakePool(CopyingBackend):
             api = self._client.api
             code = api.put_from(self._object(block.key), content.ctypes.data, content.nbytes, self._evictable)
             if code:
-                raise self._error(code, block)
+                raise error_of(code, self.name, block)
             with self._lock:
                 del self._open[block]
 
@@ -140,7 +135,7 @@ class MooncakePool(CopyingBackend):
         content = np.empty(self.footprint_bytes(reservation.key, reservation.layer_bytes), np.uint8)
         found = self._client.api.get_into(self._object(reservation.key), content.ctypes.data, content.nbytes)
         if found < 0:
-            raise self._error(found, reservation)
+            raise error_of(found, self.name, reservation)
         views = self._views(content)[first_layer : first_layer + len(arrays)]
         kept = content[reservation.size_bytes :].view(np.uint64).tolist()[first_layer : first_layer + len(arrays)]
         if found != content.nbytes or checksums(views, checksum_seed(reservation.key)) != kept:
@@ -158,7 +153,7 @@ class MooncakePool(CopyingBackend):
                     self._object(block.key), True
                 )  # by force, although it was just read
                 if code:
-                    raise self._error(code, block)
+                    raise error_of(code, self.name, block)
 
     def blocks(self) -> Iterator[Reservation]:
         """None: Mooncake lists no objects, and `find` tells which it has."""
@@ -194,11 +189,3 @@ class MooncakePool(CopyingBackend):
 
     def _object(self, key: bytes) -> str:
         return f"{self._prefix}/{key.hex()}"
-
-    def _error(self, code: int, block: Reservation) -> StorageError | OSError:
-        """Mooncake's code as the error of a backend."""
-        if code == _NO_SPACE:
-            return StorageFullError(f"{self.name} has no space for block {block.key.hex()} now")
-        if code in (_NOT_FOUND, _NOT_READY):
-            return BlockNotFoundError(f"{self.name} does not hold block {block.key.hex()}")
-        return OSError(errno.EIO, f"{self.name} cannot move block {block.key.hex()}: Mooncake's code {code}")

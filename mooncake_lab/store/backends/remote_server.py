@@ -27,6 +27,7 @@ from mooncake_lab.store.backends.listener import Listener
 
 _LOG: Final = logging.getLogger(__name__)
 _IDLE_S: Final = 3600.0
+_MAX_PAYLOAD_BYTES: Final = 2**30
 _Run = TypeVar("_Run", messages.Write, messages.Read)
 
 
@@ -41,11 +42,8 @@ class BlockServer:
     Args:
         backend: what it lends.
         token: the secret that both sides share, at least 16 bytes.
-        host: where to listen.
         port: 0 lets the system choose, see `address`.
         timeout_s: how long a client may stall.
-        max_clients: further ones are refused after their handshake.
-        max_payload_bytes: of one frame.
 
     Raises:
         ValueError: when the token is too short.
@@ -57,18 +55,12 @@ class BlockServer:
         backend: StorageBackend,
         token: bytes,
         *,
-        host: str = "127.0.0.1",
         port: int = 0,
         timeout_s: float = 10.0,
-        max_clients: int = 64,
-        max_payload_bytes: int = 2**30,
     ) -> None:
         self._leases = Leases(backend, timeout_s)
         self._timeout_s = timeout_s
-        self._max_payload_bytes = max_payload_bytes
-        self._listener = Listener(
-            "block-server", token, self._serve, host=host, port=port, timeout_s=timeout_s, max_peers=max_clients
-        )
+        self._listener = Listener("block-server", token, self._serve, port=port, timeout_s=timeout_s)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -91,7 +83,7 @@ class BlockServer:
             _LOG.warning("%d clients still use the backend of a server that is closed", busy)
 
     def _serve(self, client: socket.socket, fingerprint: bytes) -> None:
-        _Session(client, self._leases, fingerprint, self._timeout_s, self._max_payload_bytes).serve()
+        _Session(client, self._leases, fingerprint, self._timeout_s).serve()
 
 
 @final
@@ -210,17 +202,13 @@ class _Session:
         leases: the backend it asks about.
         fingerprint: of the client's model.
         timeout_s: how long the client may stall inside a frame.
-        max_payload_bytes: of one frame.
     """
 
-    def __init__(
-        self, client: socket.socket, leases: Leases, fingerprint: bytes, timeout_s: float, max_payload_bytes: int
-    ) -> None:
+    def __init__(self, client: socket.socket, leases: Leases, fingerprint: bytes, timeout_s: float) -> None:
         self._client = client
         self._leases = leases
         self._space = messages.key_space(fingerprint)
         self._timeout_s = timeout_s
-        self._max_payload_bytes = max_payload_bytes
         self._open: set[messages.Name] = set()
 
     def serve(self) -> None:
@@ -237,7 +225,7 @@ class _Session:
                     self._leases.free([name])
 
     def _answer(self, question: messages.Question, payload_bytes: int) -> None:
-        bound = self._max_payload_bytes if isinstance(question, messages.Write) else 0
+        bound = _MAX_PAYLOAD_BYTES if isinstance(question, messages.Write) else 0
         if isinstance(question, messages.Commit | messages.FreeBlocks | messages.Find):
             bound = messages.MAX_NAMES_BYTES
         if payload_bytes > bound:
@@ -314,7 +302,7 @@ class _Session:
     def _read(self, question: messages.Read) -> None:
         try:
             with self._leases.lease(question.name) as block:
-                _check_answer(question, block, self._max_payload_bytes)
+                _check_answer(question, block, _MAX_PAYLOAD_BYTES)
                 layers = self._leases.backend.read(block, question.first_layer, question.layers)
                 seed, known = checksum_seed(block.key), self._leases.sums(question)
                 wire.send_layers(self._client, messages.Layers(), layers, self._timeout_s, seed=seed, known=known)

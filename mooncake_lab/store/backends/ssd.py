@@ -93,11 +93,6 @@ class SsdBackend(CopyingBackend, AllocatedBackend):
         with self._table.lock:
             return self._table.extents.used_bytes - sum(_footprint(record.block) for record in self._freed)
 
-    @property
-    def writes_directly(self) -> bool:
-        """Whether aligned memory is written around the page cache."""
-        return self._slab.writes_directly
-
     def footprint_bytes(self, key: bytes, layer_bytes: Sequence[int]) -> int:
         """The bytes of a header and of the layers, each rounded up to 4 KiB."""
         return extent_bytes(key, layer_bytes)

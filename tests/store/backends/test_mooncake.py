@@ -22,6 +22,7 @@ from mooncake_lab.store.backends import (
     StorageError,
     StorageFullError,
     mooncake,
+    mooncake_client,
 )
 from mooncake_lab.store.backends.mooncake_client import load_wheel
 from mooncake_lab.store.tiered_store import TieredStore, TierSettings
@@ -34,7 +35,9 @@ SIZES = [MIB, 1000]
 def client():
     """The client of this process, with a segment of 32 MiB; skipped where the wheel cannot be loaded."""
     try:
-        master = MooncakeMaster(lease_ms=50)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(mooncake_client, "_LEASE_MS", 50)
+            master = MooncakeMaster()
     except StorageError as error:
         pytest.skip(str(error))
     with master:

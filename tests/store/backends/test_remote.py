@@ -21,6 +21,8 @@ from mooncake_lab.store.backends import (
     Reservation,
     StorageError,
     StorageFullError,
+    listener,
+    remote_server,
     wire,
 )
 from mooncake_lab.store.backends import remote_messages as messages
@@ -38,9 +40,10 @@ def arena():
 
 
 @pytest.fixture
-def server(arena):
-    """A server on loopback."""
-    with BlockServer(arena, TOKEN, timeout_s=1, max_payload_bytes=2**16) as made:
+def server(arena, monkeypatch):
+    """A server on loopback, with small frames."""
+    monkeypatch.setattr(remote_server, "_MAX_PAYLOAD_BYTES", 2**16)
+    with BlockServer(arena, TOKEN, timeout_s=1) as made:
         yield made
 
 
@@ -455,9 +458,10 @@ def test_the_medium_behind_it_speaks_for_itself(server):
     client.close()
 
 
-def test_only_so_many_clients_enter(arena):
+def test_only_so_many_clients_enter(arena, monkeypatch):
     """One more is turned away, and there is room again when one leaves."""
-    with BlockServer(arena, TOKEN, timeout_s=1, max_clients=1) as server:
+    monkeypatch.setattr(listener, "_MAX_PEERS", 1)
+    with BlockServer(arena, TOKEN, timeout_s=1) as server:
         first = client_of(server)
         with pytest.raises((ConnectionError, ProtocolError)):
             client_of(server)
@@ -499,9 +503,10 @@ def test_a_key_in_a_name_is_bounded(server):
     client.close()
 
 
-def test_an_answer_is_bounded_too(arena):
+def test_an_answer_is_bounded_too(arena, monkeypatch):
     """Layers that no frame may carry are refused before they are read, and the connection goes on."""
-    with BlockServer(arena, TOKEN, timeout_s=1, max_payload_bytes=4096) as server:
+    monkeypatch.setattr(remote_server, "_MAX_PAYLOAD_BYTES", 4096)
+    with BlockServer(arena, TOKEN, timeout_s=1) as server:
         client = client_of(server)
         block = client.reserve(b"large", [3000, 3000])
         for layer in range(2):

@@ -141,7 +141,8 @@ def test_close_waits_for_those_who_write(arena):
 def test_silent_strangers_lock_nobody_out(arena, monkeypatch, caplog):
     """Connections that send nothing keep no client out: the oldest is closed, and one warning is logged."""
     monkeypatch.setattr(listener, "_MAX_UNAUTHENTICATED", 4)
-    with BlockServer(arena, TOKEN, timeout_s=60, max_clients=2) as server:
+    monkeypatch.setattr(listener, "_MAX_PEERS", 2)
+    with BlockServer(arena, TOKEN, timeout_s=60) as server:
         strangers = [socket.create_connection(server.address, 5) for _ in range(12)]
         clients = [client_of(server), client_of(server)]
         for client in clients:

@@ -471,7 +471,7 @@ def test_a_slab_that_could_not_grow_is_as_it_was(tmp_path, monkeypatch):
 def test_a_file_system_that_refuses_direct_writes_is_told_once(tmp_path, monkeypatch, caplog):
     """O_DIRECT that opens but cannot be used: writes go through the page cache, and a warning says so, once."""
     medium = opened(tmp_path)
-    if not medium.writes_directly:
+    if not medium._slab.writes_directly:
         medium.close()
         pytest.skip("this file system opens nothing with O_DIRECT")
     direct, pwritev = medium._slab._direct, os.pwritev
@@ -491,7 +491,7 @@ def test_a_file_system_that_refuses_direct_writes_is_told_once(tmp_path, monkeyp
         found = bytearray(PAGE)
         medium.read_into(block, [found])
         assert found == bytes([number]) * PAGE
-    assert not medium.writes_directly
+    assert not medium._slab.writes_directly
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     medium.close()
 
