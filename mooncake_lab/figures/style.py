@@ -17,7 +17,7 @@ How to draw by it:
 
 import io
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from html import escape
 from textwrap import wrap
@@ -27,6 +27,7 @@ from typing import Any, Final, ParamSpec, TypeVar, cast
 import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -255,6 +256,34 @@ def footer(figure: Figure, text: str) -> None:
     _check_circles(figure, text)
     room = int(14.5 * figure.get_figwidth())  # letters of this size in an inch
     figure.supxlabel("\n".join(wrap(text, room)), fontsize=SMALL, color=COLOURS["slo"], x=0.01, ha="left")
+
+
+def simulated_footer(figure: Figure, *details: str) -> None:
+    """A footer for figures of the paper's nodes in virtual time: what they are, then what else is to be said."""
+    footer(figure, "; ".join((f"simulated: {PAPER_NODES}", *details)))
+
+
+def sources(*tables: pd.DataFrame) -> str:
+    """The sources of the rows of tables, each once."""
+    return "; ".join(dict.fromkeys(str(source) for table in tables for source in table["source"]))
+
+
+def origins(rows: pd.DataFrame) -> str:
+    """Each workload of the rows with what it is: a released trace or its twin."""
+    pairs = dict(zip(map(str, rows["workload"]), rows["origin"], strict=True))
+    return ", ".join(f"{workload}: {origin}" for workload, origin in pairs.items())
+
+
+def log_ticks(axes: Axes, values: Iterable[float]) -> None:
+    """On a logarithmic horizontal axis: ticks at these values only, as plain numbers."""
+    axes.set_xticks(list(values))
+    axes.minorticks_off()
+    axes.xaxis.set_major_formatter(plain_number)
+
+
+def bar_places(groups: int, bars: int, bar: int, width: float) -> list[float]:
+    """Where bar number `bar` of each group stands; the bars of group k lie side by side around k."""
+    return [group + width * (bar - (bars - 1) / 2) for group in range(groups)]
 
 
 def _check_circles(figure: Figure, text: str) -> None:

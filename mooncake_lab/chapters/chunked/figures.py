@@ -17,6 +17,7 @@ from mooncake_lab.figures.style import (
     footer,
     label_lines,
     legend_above,
+    log_ticks,
     new_figure,
     panel_title,
     paper_points,
@@ -161,9 +162,7 @@ def measured(medians: pd.DataFrame, machine: str) -> BookFigure:
     right.axhline(1, color=COLOURS["slo"], linewidth=1)
     left.set(xscale="log", xlabel="chunk size (tokens)", ylabel="prefill speed (tokens/s)", ylim=(0, None))
     right.set(xlabel="chunk size (tokens)", ylabel="time over a whole prefill (ratio)", ylim=(0, None))
-    left.set_xticks(sorted(set(medians["chunk_tokens"])))
-    left.minorticks_off()
-    left.xaxis.set_major_formatter(FuncFormatter(plain_number))
+    log_ticks(left, sorted(set(medians["chunk_tokens"])))
     legend_above(figure)
     footer(figure, f"measured: {machine}")
     return figure

@@ -7,21 +7,22 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from matplotlib.axes import Axes
 
 from mooncake_lab.experiments import records
 from mooncake_lab.figures.style import (
     COLOURS,
     COMPUTED,
-    PAPER_NODES,
     BookFigure,
-    footer,
+    bar_places,
     legend_above,
+    log_ticks,
     new_figure,
+    origins,
     panel_title,
     paper_points,
-    plain_number,
+    simulated_footer,
     slo_line,
+    sources,
     styled,
 )
 
@@ -74,12 +75,12 @@ def capacity(
         if workload == next(iter(paper)):
             panel_title(panel, names[system].replace(" ", "\n", 1))
     for panel in axes[-len(names) :]:
-        _ticks(panel, [30, 100, 300, 1000])
+        log_ticks(panel, [30, 100, 300, 1000])
         panel.set_xlabel("TBT limit (ms)")
     for panel, workload in zip(axes[:: len(names)], paper, strict=True):
         panel.set_ylabel(f"{workload}\neffective requests (%)")
     legend_above(figure)
-    footer(figure, f"simulated: {PAPER_NODES}; {_origins(rows)}; diamonds: FAST'25 Figs. 1, 6, 7")
+    simulated_footer(figure, origins(rows), "diamonds: FAST'25 Figs. 1, 6, 7")
     return figure
 
 
@@ -105,14 +106,14 @@ def gpu_time(
     figure, (axes,) = new_figure(height=3.4)
     for i, (system, series) in enumerate(names.items()):
         heights = {str(r["workload"]): float(r["prefill_gpu_s"]) for r in records(rows, system=system)}
-        at = [k + 0.2 * (i - 1.5) for k in range(len(groups))]
+        at = bar_places(len(groups), len(names), i, 0.2)
         axes.bar(at, [heights[w] for w in groups], width=0.19, color=COLOURS[_COLOUR[system]], label=series)
         printed = paper[paper["series"] == series].set_index("x")["y"]
         paper_points(axes, at, [printed[name] for name in groups.values()], "FAST'25 Fig. 8" if i == 0 else "_")
     axes.set_xticks(range(len(groups)), list(groups.values()))
     axes.set(ylabel="prefill GPU time (s/request)", ylim=(0, None))
     legend_above(figure)
-    footer(figure, f"simulated: {PAPER_NODES}; {_origins(rows)}")
+    simulated_footer(figure, origins(rows))
     return figure
 
 
@@ -141,7 +142,7 @@ def splits(rows: pd.DataFrame, paper: Mapping[str, pd.DataFrame]) -> BookFigure:
         panel.set(xlabel="prefill nodes of 16 (nodes)", ylabel=label, ylim=(0, None))
         panel.set_xticks(sorted(set(rows["prefill_nodes"]))[::2])
     legend_above(figure)
-    footer(figure, f"simulated: {PAPER_NODES}; {_origins(rows)}")
+    simulated_footer(figure, origins(rows))
     return figure
 
 
@@ -176,7 +177,7 @@ def rates(
     axes[0].set_ylabel("P90 TTFT (of its SLO)")
     axes[len(datasets)].set_ylabel("P90 TBT (of its SLO)")
     legend_above(figure)
-    footer(figure, f"simulated: {PAPER_NODES}; datasets generated like arXiv Table 2")
+    simulated_footer(figure, "datasets generated like arXiv Table 2")
     return figure
 
 
@@ -209,10 +210,10 @@ def distributions(
             paper_points(panel, theirs["x"], 100 * theirs["y"], "arXiv Fig. 13" if system == "vllm" else "_")
         slo_line(panel, limits[column], "", vertical=True)  # a tick names it; at the top it would cover diamonds
         panel.set(xscale="log", xlabel=labels[column], xlim=(grid[0], grid[-1]), ylim=(-3, 103))
-        _ticks(panel, [x for x in (0.1, 1, 10, 30, 100, 300, 1000) if grid[0] <= x <= grid[-1]])
+        log_ticks(panel, [x for x in (0.1, 1, 10, 30, 100, 300, 1000) if grid[0] <= x <= grid[-1]])
     axes[0].set_ylabel("requests (%)")
     legend_above(figure)
-    footer(figure, f"simulated: {PAPER_NODES}; {_origins(rows)}")
+    simulated_footer(figure, origins(rows))
     return figure
 
 
@@ -238,7 +239,7 @@ def goodput(rows: pd.DataFrame, names: Mapping[str, str], attained: float) -> Bo
         heights = np.array([float(row["requests_per_s"]) for row in mine])
         below = [1 - 1 / (1 + float(row["hidden_overload"])) for row in mine]
         above = [float(row["relative_tolerance"]) for row in mine]
-        at = [k + width * (i - (len(searched) - 1) / 2) for k in range(len(limits))]
+        at = bar_places(len(limits), len(searched), i, width)
         label = f"{names[system]} {prefill}P+{decode}D" if system == "mooncake" else names[system]
         colour = COLOURS["mooncake_variant" if system in drawn else _COLOUR[system]]
         axes.bar(at, heights, width=0.93 * width, color=colour, label=label)
@@ -247,7 +248,7 @@ def goodput(rows: pd.DataFrame, names: Mapping[str, str], attained: float) -> Bo
     axes.set_xticks(range(len(limits)), [f"{limit}" for limit in limits])
     axes.set(xlabel="TBT limit (ms)", ylabel=f"rate with {attained:.0%} effective (req/s)")
     legend_above(figure)
-    footer(figure, f"simulated: {PAPER_NODES}; " + "; ".join(dict.fromkeys(map(str, rows["source"]))))
+    simulated_footer(figure, sources(rows))
     return figure
 
 
@@ -259,17 +260,6 @@ def _thinned(paper: pd.DataFrame, series: str, near: Iterable[float]) -> dict[st
     return {"x": kept[:, 0], "y": kept[:, 1]}
 
 
-def _ticks(panel: Axes, values: Sequence[float]) -> None:
-    panel.set_xticks(values)
-    panel.minorticks_off()
-    panel.xaxis.set_major_formatter(plain_number)
-
-
 def _blues(count: int) -> list[str]:
     """Grey for the engine alone, then the colours of Mooncake."""
     return [COLOURS[name] for name in ("straw_man", "mooncake", "mooncake_variant", "straw_man_light")][:count]
-
-
-def _origins(rows: pd.DataFrame) -> str:
-    pairs = {str(row["workload"]): str(row["origin"]) for row in rows.to_dict(orient="records")}
-    return ", ".join(f"{workload}: {origin}" for workload, origin in pairs.items())

@@ -1,6 +1,6 @@
 """Figures of overload: which requests were rejected and when, how load swings, and what makes it swing more."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from textwrap import fill
 from types import MappingProxyType
 from typing import Any, Final
@@ -15,7 +15,6 @@ from mooncake_lab.figures.style import (
     COLOURS,
     COMPUTED,
     HATCHES,
-    PAPER_NODES,
     BookFigure,
     footer,
     legend_above,
@@ -23,7 +22,9 @@ from mooncake_lab.figures.style import (
     panel_title,
     paper_points,
     plain_number,
+    simulated_footer,
     slo_line,
+    sources,
     styled,
 )
 
@@ -86,7 +87,7 @@ def rejections(panels: Mapping[str, pd.DataFrame], paper_percent: Mapping[str, f
         axis.set_xlabel("rejected requests (%)")
     _rows_of_policies(axes, policies)
     legend_above(figure)
-    _origin(figure, (source for rows in panels.values() for source in rows["source"]))
+    simulated_footer(figure, sources(*panels.values()))
     return figure
 
 
@@ -111,7 +112,7 @@ def with_intervals(rows: pd.DataFrame, quantities: Mapping[str, str], policies: 
             dots.set_markersize(3)
         axis.set(xlabel=label, xlim=(0, None))
     _rows_of_policies(axes, policies)
-    _origin(figure, rows["source"])
+    simulated_footer(figure, sources(rows))
     return figure
 
 
@@ -144,7 +145,7 @@ def series(panels: Mapping[str, pd.DataFrame], paper: pd.DataFrame) -> BookFigur
         slo_line(axis, 1.0, "full")
     axes[-1].set_xlabel("time (min)")
     legend_above(figure)
-    _origin(figure, (source for rows in panels.values() for source in rows["source"]))
+    simulated_footer(figure, sources(*panels.values()))
     return figure
 
 
@@ -194,7 +195,7 @@ def sweep(rows: pd.DataFrame, knob: str, label: str, quantities: Mapping[str, st
         axis.set(xlabel=label, ylabel=fill(title, 26), ylim=(0, None))
         axis.xaxis.set_major_formatter(plain_number)
     legend_above(figure)
-    _origin(figure, rows["source"])
+    simulated_footer(figure, sources(rows))
     return figure
 
 
@@ -251,7 +252,3 @@ def _lines(axis: Axes, rows: pd.DataFrame, knob: str, column: str) -> None:
         means = [sum(found[value]) / len(found[value]) for value in at]
         colour = _colour(policy)
         axis.plot(at, means, color=colour, label=LABELS[policy].replace("\n", " "), **COMPUTED)
-
-
-def _origin(figure: BookFigure, sources: Iterable[str]) -> None:
-    footer(figure, f"simulated: {PAPER_NODES}; {'; '.join(dict.fromkeys(sources))}")

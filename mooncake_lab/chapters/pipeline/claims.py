@@ -1,8 +1,7 @@
 """Chapter 06: stalls by hand, what each idea of Sarathi-Serve costs and spares, and the verdicts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -10,7 +9,7 @@ import pandas as pd
 
 from mooncake_lab.chapters.pipeline.serving import Serving
 from mooncake_lab.experiments import records
-from mooncake_lab.paper import Bound, ComparisonTable, claimed, comparison_table, curve, detail, fact
+from mooncake_lab.paper import Compared, ComparisonTable, claimed, comparison_table, curve, detail, fact
 from mooncake_lab.perf import IterationCost
 from mooncake_lab.testbeds.sarathi_serve import TESTBEDS, TEXT, testbed, yi_34b_on_two_a100s
 
@@ -177,10 +176,6 @@ def bubble_beside_paper() -> pd.DataFrame:
 
 
 CAPTION_BUDGET, SHIPPED_BUDGET = BUDGETS
-_SWEPT: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
-    {"S18": ("strict", "Sarathi-Serve 512"), "S20": ("relaxed", "Sarathi-Serve 2048")}
-)
-"""Claims on capacities that a grid of rates gives: limit and policy."""
 
 
 def beside_papers(
@@ -195,77 +190,65 @@ def beside_papers(
         apart: rows of `ablation`; the token budget of the authors' scripts is judged, that of the caption shown.
         gained: rows of `over_vllm`; the strict limit on openchat_sharegpt4 is judged.
     """
-    plain = (ratios["decode_attention"] == 1.0) & (ratios["overhead_ms_a_layer"] == 0.0)
-    ours = ratios[plain].iloc[0]
-    fast = ahead["gb_per_s"] == max(ahead["gb_per_s"])
+    (schemes,) = records(ratios, decode_attention=1.0, overhead_ms_a_layer=0.0)
     strict = gained[(gained["limit"] == "strict") & (gained["workload"] == "openchat_sharegpt4")]
     over: dict[str, float] = strict.set_index("testbed")["over_vllm"].to_dict()
-    schemes, swept = int(ours["requests"]), int(min(capacities["requests"]))
-    searched, ablated = int(min(strict["requests"])), int(min(apart["requests"]))
-    lengths: dict[str, int] = {"S13": schemes, "S14": schemes, "S15": schemes, "S18": swept, "S20": swept}
-    lengths |= {
-        "S21": searched,
-        "S22": searched,
-        "S23": searched,
-        **dict.fromkeys(("S26", "S27", "S37", "S38"), ablated),
-    }
-    found = {
-        "S13": ours["bubbles_orca_over_sarathi"],
-        "S14": ours["orca_over_sarathi"],
-        "S15": ours["replicas_over_sarathi"],
-        **{name: gain_at(capacities, limit, budget) for name, (limit, budget) in _SWEPT.items()},
-        "S21": over["Mistral-7B"],
-        "S22": over["LLaMA2-70B"],
-        "S23": over["Falcon-180B"],
-        "S24": layouts((TESTBEDS["Falcon-180B, TP8"].sum_ms,))["over"].iloc[0],
-        "S25": chunk_overhead().set_index(["chunk_tokens", "prompt_tokens"])["model"].to_dict()[512, 2048],
-        **_judged_ablation(apart, SHIPPED_BUDGET),
-        "K01": max(ahead[fast]["gain"].tolist()),
-    }
-    bounds: dict[str, Bound] = {
-        name: bound_at(capacities, limit, budget) for name, (limit, budget) in _SWEPT.items()
-    }
+    searched = min(strict["requests"])
+    overheads: dict[tuple[int, int], float]
+    overheads = chunk_overhead().set_index(["chunk_tokens", "prompt_tokens"])["model"].to_dict()
+    fast = ahead[ahead["gb_per_s"] == ahead["gb_per_s"].max()]
     rows = [
-        claimed(name, float(value), requests=lengths.get(name), bound=bounds.get(name, "exact"))
-        for name, value in found.items()
+        claimed("S13", schemes["bubbles_orca_over_sarathi"], requests=schemes["requests"]),
+        claimed("S14", schemes["orca_over_sarathi"], requests=schemes["requests"]),
+        claimed("S15", schemes["replicas_over_sarathi"], requests=schemes["requests"]),
+        _gain("S18", capacities, "strict", "Sarathi-Serve 512"),
+        _gain("S20", capacities, "relaxed", "Sarathi-Serve 2048"),
+        claimed("S21", over["Mistral-7B"], requests=searched),
+        claimed("S22", over["LLaMA2-70B"], requests=searched),
+        claimed("S23", over["Falcon-180B"], requests=searched),
+        claimed("S24", layouts((TESTBEDS["Falcon-180B, TP8"].sum_ms,))["over"].iloc[0]),
+        claimed("S25", overheads[512, 2048]),
+        *_ablated_claims(apart, SHIPPED_BUDGET),
+        claimed("K01", max(fast["gain"].tolist())),
     ]
-    for name, value in _judged_ablation(apart, CAPTION_BUDGET).items():
-        row = claimed(name, value, requests=lengths.get(name))
-        rows.append(detail(row, f"token budget {CAPTION_BUDGET} of the caption"))
-    return comparison_table(rows)
+    caption = _ablated_claims(apart, CAPTION_BUDGET)
+    return comparison_table(
+        [*rows, *(detail(row, f"token budget {CAPTION_BUDGET} of the caption") for row in caption)]
+    )
 
 
-def _judged_ablation(apart: pd.DataFrame, budget_tokens: int) -> Mapping[str, float]:
-    """S17, S26, S27, S37 and S38: what each idea of Table 4 does to the tail of TBT and to TTFT."""
-    found: dict[str, float] = {}
-    names = {"openchat_sharegpt4": ("S26", "S27"), "arxiv_summarization": ("S37", "S38")}
-    for workload, (tail, first_token) in names.items():
-        here = apart[(apart["workload"] == workload) & apart["budget_tokens"].isin([0, budget_tokens])]
-        tbt: dict[str, float] = here.set_index("variant")["tbt_s"].to_dict()
-        ttft: dict[str, float] = here.set_index("variant")["ttft_s"].to_dict()
-        whole, chunks, both = VARIANTS
-        found |= {tail: tbt[whole] / tbt[both], first_token: ttft[both] / ttft[whole]}
-        if workload == "openchat_sharegpt4":
-            found["S17"] = tbt[chunks] / tbt[both]
-    return found
+def _ablated_claims(apart: pd.DataFrame, budget_tokens: int) -> list[Compared]:
+    """What each idea of Table 4 does to the tail of TBT and to TTFT."""
+    chosen = apart[apart["budget_tokens"].isin([0, budget_tokens])].set_index(["workload", "variant"])
+    tbt: dict[tuple[str, str], float] = chosen["tbt_s"].to_dict()
+    ttft: dict[tuple[str, str], float] = chosen["ttft_s"].to_dict()
+    requests = min(apart["requests"])
+    whole, chunks, both = VARIANTS
+    chat, arxiv = RATES
+    return [
+        claimed("S26", tbt[chat, whole] / tbt[chat, both], requests=requests),
+        claimed("S27", ttft[chat, both] / ttft[chat, whole], requests=requests),
+        claimed("S17", tbt[chat, chunks] / tbt[chat, both], requests=requests),
+        claimed("S37", tbt[arxiv, whole] / tbt[arxiv, both], requests=requests),
+        claimed("S38", ttft[arxiv, both] / ttft[arxiv, whole], requests=requests),
+    ]
 
 
-def gain_at(capacities: pd.DataFrame, limit: str, budget: str) -> float:
-    """Capacity of Sarathi-Serve over vLLM at a limit for Yi-34B.
+def _gain(identifier: str, capacities: pd.DataFrame, limit: str, policy: str) -> Compared:
+    """Capacity of Sarathi-Serve over vLLM at a limit for Yi-34B; a lower bound if the highest rate passed.
 
     Raises:
         ValueError: when vLLM meets the limit at none of the rates.
     """
-    ours, vllm = (_at_limit(capacities, limit, policy)["requests_per_s"] for policy in (budget, "vLLM"))
-    if not vllm:
+    ours, vllm = (_at_limit(capacities, limit, name) for name in (policy, "vLLM"))
+    if not vllm["requests_per_s"]:
         raise ValueError(f"vLLM meets the {limit} limit at none of the rates tried; begin with a lower one")
-    return ours / vllm
-
-
-def bound_at(capacities: pd.DataFrame, limit: str, budget: str) -> Bound:
-    """Whether `gain_at` is only a lower bound: the policy passed the highest rate tried."""
-    row = _at_limit(capacities, limit, budget)
-    return "at least" if row["requests_per_s"] == row["highest_tested"] else "exact"
+    return claimed(
+        identifier,
+        ours["requests_per_s"] / vllm["requests_per_s"],
+        requests=min(capacities["requests"]),
+        bound="at least" if ours["requests_per_s"] == ours["highest_tested"] else "exact",
+    )
 
 
 def _at_limit(capacities: pd.DataFrame, limit: str, policy: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Figures of placement: TTFT boxes, local against global cache, replicas, sensitivity."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -11,15 +11,19 @@ from matplotlib.axes import Axes
 from mooncake_lab.figures.style import (
     COLOURS,
     COMPUTED,
-    PAPER_NODES,
     BookFigure,
+    bar_places,
     footer,
     label_lines,
     legend_above,
+    log_ticks,
     new_figure,
+    origins,
     panel_title,
     paper_points,
+    simulated_footer,
     slo_line,
+    sources,
     styled,
 )
 
@@ -78,7 +82,7 @@ def boxes(
         panel.yaxis.set_major_formatter("{x:g}")
         slo_line(panel, 30.0, "limit 30 s", left=True)
     legend_above(figure)
-    _origin(figure, (row for rows in panels.values() for row in rows["source"]))
+    simulated_footer(figure, sources(*panels.values()))
     return figure
 
 
@@ -101,7 +105,7 @@ def caches(rows: pd.DataFrame, paper: Mapping[str, pd.DataFrame], names: Mapping
     for panel, (quantity, label, unit) in zip(axes, panels, strict=True):
         for i, kind in enumerate(kinds):
             heights = {str(r["workload"]): float(r[quantity]) for r in records if r["cache"] == kind}
-            at = [k + 0.2 * (i - 1.5) for k in range(len(names))]
+            at = bar_places(len(names), len(kinds), i, 0.2)
             panel.bar(
                 at,
                 [unit * heights[workload] for workload in names],
@@ -116,7 +120,7 @@ def caches(rows: pd.DataFrame, paper: Mapping[str, pd.DataFrame], names: Mapping
         panel.set_xticks(range(len(names)), list(names.values()))
         panel.set(ylabel=label, ylim=(0, None))
     legend_above(figure, columns=3)
-    _origin(figure, rows["source"])
+    simulated_footer(figure, sources(rows))
     return figure
 
 
@@ -147,7 +151,7 @@ def replicas(rows: pd.DataFrame, paper: pd.DataFrame, names: Mapping[str, str]) 
     for panel in axes[-len(ranks) :]:
         panel.set_xlabel("time (s)")
     legend_above(figure)
-    footer(figure, f"simulated: {PAPER_NODES}; " + _origins(rows))
+    simulated_footer(figure, origins(rows))
     return figure
 
 
@@ -162,10 +166,8 @@ def thresholds(rows: pd.DataFrame) -> BookFigure:
     right.set(ylabel="requests that fetch a prefix (%)", ylim=(0, None))
     for panel in (left, right):
         panel.set(xscale="log", xlabel="balancing threshold (ratio of matches)")
-        panel.set_xticks(sorted(set(rows["threshold"])))
-        panel.minorticks_off()
-        panel.xaxis.set_major_formatter("{x:g}")
-    _origin(figure, rows["source"])
+        log_ticks(panel, sorted(set(rows["threshold"])))
+    simulated_footer(figure, sources(rows))
     return figure
 
 
@@ -190,7 +192,7 @@ def load(rows: pd.DataFrame, paper: pd.DataFrame, names: Mapping[str, str]) -> B
     axes.yaxis.set_major_formatter("{x:g}")
     label_lines(axes, [line for line in axes.get_lines() if line.get_marker() == "o"])
     legend_above(figure, [line for line in axes.get_lines() if line.get_marker() == "D"])
-    _origin(figure, rows["source"])
+    simulated_footer(figure, sources(rows))
     return figure
 
 
@@ -215,9 +217,7 @@ def capacity(rows: pd.DataFrame, assumed_tokens: float) -> BookFigure:
         panel.plot(line["millions"], factor * line[column], "--", color=COLOURS["ssd"], label=label, **COMPUTED)
         room = (0, 1.15 * factor * held[column].max())
         panel.set(xscale="log", xlabel="KVCache of a prefill node (million tokens)", ylim=room)
-        panel.set_xticks(sorted(set(held["millions"])))
-        panel.minorticks_off()
-        panel.xaxis.set_major_formatter("{x:g}")
+        log_ticks(panel, sorted(set(held["millions"])))
         slo_line(panel, assumed_tokens / 1e6, "about 1 TB", vertical=True)
     for row, mark in zip(others.to_dict(orient="records"), "v^", strict=True):
         at = f"the same at {row['ssd_bytes_per_s'] / 1e9:g} GB/s"
@@ -225,7 +225,7 @@ def capacity(rows: pd.DataFrame, assumed_tokens: float) -> BookFigure:
     panels[0].set(ylabel="mean TTFT (s)")
     panels[1].set(ylabel="token hit rate (%)")
     legend_above(figure, columns=2)
-    _origin(figure, rows["source"])
+    simulated_footer(figure, sources(rows))
     return figure
 
 
@@ -290,12 +290,3 @@ def _box(axes: Axes, at: float, parts: Mapping[str, float], colour: str, *, fill
         meanprops={**COMPUTED, "markeredgecolor": COLOURS["optimum"]},
         manage_ticks=False,
     )
-
-
-def _origins(rows: pd.DataFrame) -> str:
-    pairs = {str(row["workload"]): str(row["origin"]) for row in rows.to_dict(orient="records")}
-    return ", ".join(f"{workload}: {origin}" for workload, origin in pairs.items())
-
-
-def _origin(figure: BookFigure, sources: Iterable[Any]) -> None:
-    footer(figure, f"simulated: {PAPER_NODES}; " + "; ".join(dict.fromkeys(map(str, sources))))

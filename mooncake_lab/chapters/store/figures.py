@@ -20,6 +20,7 @@ from mooncake_lab.figures.style import (
     panel_title,
     paper_points,
     plain_number,
+    sources,
     styled,
 )
 
@@ -196,8 +197,8 @@ def _blocks(size: float) -> str:
 
 
 def _origin(figure: BookFigure, rows: pd.DataFrame) -> None:
-    single = rows[rows["workload"] != "all"]  # the merged trace would name the others once more
-    footer(figure, "replayed: " + "; ".join(dict.fromkeys(single["source"].tolist())))
+    single = rows.query("workload != 'all'")  # the merged trace would name the others once more
+    footer(figure, f"replayed: {sources(single)}")
 
 
 _TIERS: Final[Mapping[str, tuple[str, str, str]]] = MappingProxyType(

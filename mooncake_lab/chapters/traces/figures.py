@@ -13,6 +13,7 @@ from mooncake_lab.figures.style import (
     BookFigure,
     footer,
     legend_above,
+    log_ticks,
     new_figure,
     panel_title,
     paper_points,
@@ -119,9 +120,7 @@ def block_sizes(
         ratio = paper[str(workload)].value / 100
         paper_points(axes, [paper_block.value], [ratio], "FAST'25 Table 2, drawn at the store's block size")
     axes.set(xscale="log", ylim=(0, 0.8), xlabel="block size (tokens)", ylabel="reusable prompt tokens (%)")
-    axes.set_xticks([paper_block.value, *sorted(set(sizes["block_size_tokens"]))])
-    axes.minorticks_off()
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    log_ticks(axes, [paper_block.value, *sorted(set(sizes["block_size_tokens"]))])
     axes.yaxis.set_major_formatter(PercentFormatter(1, symbol=""))
     legend_above(figure, columns=3)
     _origin(figure, numbers, sizes["workload"])

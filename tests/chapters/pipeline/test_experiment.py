@@ -9,7 +9,7 @@ from mooncake_lab.chapters.pipeline import claims as stalls
 from mooncake_lab.chapters.pipeline import experiment as pipeline
 from mooncake_lab.chapters.pipeline import long as pipeline_long
 from mooncake_lab.chapters.pipeline import serving as pipeline_serving
-from mooncake_lab.chapters.pipeline.claims import beside_papers, bound_at, gain_at
+from mooncake_lab.chapters.pipeline.claims import _gain, beside_papers
 from mooncake_lab.experiments import run, vary
 from mooncake_lab.metrics.pipeline_bubbles import CAUSES
 from mooncake_lab.paper import claims, fact
@@ -166,7 +166,7 @@ def test_capacity_is_the_last_rate_that_passes(served):
         assert each["requests_per_s"].tolist()[0] == 0
         assert each["requests_per_s"].is_monotonic_increasing
     with pytest.raises(ValueError, match="at none of the rates"):
-        gain_at(table.assign(requests_per_s=0.0), "strict", "Sarathi-Serve 512")
+        _gain("S18", table.assign(requests_per_s=0.0), "strict", "Sarathi-Serve 512")
 
 
 @pytest.fixture(scope="module")
@@ -178,9 +178,15 @@ def apart():
 def test_a_capacity_at_the_end_of_the_grid_is_a_lower_bound():
     """A policy that passes the highest rate tried may pass more; one that fails it does not."""
     slo_s = fact("sarathi_serve_slo", series="Yi-34B", x="strict").value
-    row = {"policy": "Sarathi-Serve 512", "slo_s": slo_s, "highest_tested": 1.2}
+    row = {"slo_s": slo_s, "requests": 1000, "highest_tested": 1.2}
     for reached, bound in ((1.2, "at least"), (0.6, "exact")):
-        assert bound_at(pd.DataFrame([{**row, "requests_per_s": reached}]), "strict", row["policy"]) == bound
+        table = pd.DataFrame(
+            [
+                {**row, "policy": "Sarathi-Serve 512", "requests_per_s": reached},
+                {**row, "policy": "vLLM", "requests_per_s": 0.3},
+            ]
+        )
+        assert _gain("S18", table, "strict", "Sarathi-Serve 512").bound == bound
 
 
 def test_the_ablation_is_a_mean_over_seeds():
