@@ -1,6 +1,8 @@
 """The soak: it passes on a sound store, and it notices every kind of harm."""
 
 import errno
+import json
+from pathlib import Path
 
 import pytest
 
@@ -205,3 +207,24 @@ def test_unknown_faults_are_refused(tmp_path):
     """A fault that nobody knows is an error that lists those that are known."""
     with pytest.raises(ValueError, match="'fire'; allowed are kill, flip, full, read"):
         Soak(tmp_path, ["fire"])
+
+
+def test_the_page_of_the_benchmarks_shows_the_kept_soaks():
+    """Each kept run had every fault that its stack can have and no harm; the page has its counts."""
+    root = Path(__file__).parents[2]
+    page = (root / "benchmarks" / "README.md").read_text()
+    table = page.partition("<!-- soak: begin -->\n")[2].partition("<!-- soak: end -->")[0].splitlines()[2:]
+    runs = json.loads((root / "data" / "measured" / "store_soak.json").read_text())["runs"]
+    assert [run["pool"] for run in runs] == ["none", "remote", "mooncake"]
+    for run, row in zip(runs, table, strict=True):
+        counts = [run["operations"], run["blocks_checked"], *(run["faults"][name] for name in FAULTS)]
+        assert row.split(" | ")[1:] == [*(f"{count:,}" for count in counts[:-1]), f"{counts[-1]:,} |"]
+        assert (run["wrong_bytes"], run["lost_committed_blocks"], run["leaked_bytes"], run["crashes"]) == (
+            0,
+            0,
+            0,
+            0,
+        )
+        assert run["seconds"] >= 600
+        able = [name for name in FAULTS if name != "hangup" or run["pool"] == "remote"]
+        assert min(run["faults"][name] for name in able) > 0
