@@ -263,6 +263,12 @@ class SecondTurns:
     made: str
     """Machine, date, commit and load average of the run."""
 
+    def shown(self) -> pd.DataFrame:
+        """Whole milliseconds and percent by place; a cell is empty where nothing was measured."""
+        columns = ["recomputed_ms", "second_turn_ms", "predicted_ms", "read_ms", "hidden_percent"]
+        rounded = self.table.set_index("prefix_in")[columns].round().astype("Int64").astype(str)
+        return rounded.replace("<NA>", "")
+
 
 def second_turns(path: Path = _KEPT) -> SecondTurns:
     """TTFT of a second turn by the place of its prefix, beside recomputation and the model's prediction.

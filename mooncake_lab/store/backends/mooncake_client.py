@@ -204,7 +204,7 @@ def load_wheel() -> Any:
     except ModuleNotFoundError as error:
         raise StorageError(
             "Mooncake Store needs its wheel, which has Linux builds for Python 3.11 and 3.12:"
-            " pip install 'mooncake-lab[mooncake]'"
+            " in the repository, pip install '.[mooncake]'"
         ) from error
     except ImportError as error:
         raise StorageError(

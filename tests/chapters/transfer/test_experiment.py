@@ -100,6 +100,7 @@ def test_kept_second_turns_show_what_was_measured_and_nothing_else(tmp_path):
     assert found.table["prefix_in"].to_list() == ["SSD", "pool"]
     assert found.table["hidden_percent"].isna().to_list() == [False, True]
     assert found.table["hidden_percent"][0] == 25.0
+    assert found.shown()["hidden_percent"].to_list() == ["25", ""]
     assert "commit abc, load average 1.2, 1 round" in found.made
     file.write_text(json.dumps(kept | {"rows": []}))
     with pytest.raises(ValueError, match="has no row"):

@@ -349,7 +349,7 @@ with MooncakeMaster() as master, master.client(0) as client:
             ImportError("libibverbs.so.1: cannot open shared object file"),
             "libibverbs.so.1.*apt-get install -y libibv",
         ),
-        (ModuleNotFoundError("No module named 'mooncake'"), r"pip install 'mooncake-lab\[mooncake\]'"),
+        (ModuleNotFoundError("No module named 'mooncake'"), r"pip install '\.\[mooncake\]'"),
     ],
 )
 def test_what_is_missing_is_said_with_how_to_install_it(monkeypatch, error, said):
