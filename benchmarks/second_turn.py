@@ -195,7 +195,7 @@ def row_of(
     second_s, computed_s = (statistics.median(turn.ttft_s for turn in turns) for turns in (second, computed))
     fetched = sizes.tokens if place in {"worker", "remote", "mooncake"} else 0
     predicted_s = estimate.prefill_s(0, long, sizes.tokens) + (estimate.transfer_s(fetched, 0) if fetched else 0.0)
-    row = {
+    row: dict[str, Any] = {
         "place": place,
         "second_turn_ms": 1e3 * second_s,
         "least_ms": 1e3 * min(turn.ttft_s for turn in second),

@@ -9,6 +9,7 @@ import pytest
 from mooncake_lab.bench.machine import describe_machine
 from mooncake_lab.chapters.transfer import experiment as transfer
 from mooncake_lab.chapters.transfer.experiment import beside_papers, least_bandwidth_gbps
+from mooncake_lab.chapters.transfer.second_turns import second_turns
 from mooncake_lab.experiments import run, vary
 from mooncake_lab.testbeds import nodes as paper_node
 
@@ -96,7 +97,7 @@ def test_kept_second_turns_show_what_was_measured_and_nothing_else(tmp_path):
     }  # fmt: skip
     file = tmp_path / "second_turn.json"
     file.write_text(json.dumps(kept))
-    found = transfer.second_turns(file)
+    found = second_turns(file)
     assert found.table["prefix_in"].to_list() == ["SSD", "pool"]
     assert found.table["hidden_percent"].isna().to_list() == [False, True]
     assert found.table["hidden_percent"][0] == 25.0
@@ -104,12 +105,12 @@ def test_kept_second_turns_show_what_was_measured_and_nothing_else(tmp_path):
     assert "commit abc, load average 1.2, 1 round" in found.made
     file.write_text(json.dumps(kept | {"rows": []}))
     with pytest.raises(ValueError, match="has no row"):
-        transfer.second_turns(file)
+        second_turns(file)
 
 
 def test_the_kept_second_turns_are_of_every_place_and_their_tokens_were_the_same():
     """DRAM, SSD, another worker and both pools, with a prefix of 2k tokens; reuse changed no token."""
-    kept = transfer.second_turns()
+    kept = second_turns()
     assert kept.table["prefix_in"].to_list() == ["DRAM", "SSD", "other worker", "pool", "Mooncake pool"]
     assert kept.tokens == 2048
     assert kept.table["same_tokens"].all()
