@@ -170,13 +170,6 @@ def slo_line(
     axes.annotate(text, textcoords="offset points", color=colour, fontsize=SMALL, in_layout=False, **where)
 
 
-def legend_once(axes: Axes, **where: Any) -> None:
-    """A legend with one entry a label, however many lines carry it."""
-    handles, labels = axes.get_legend_handles_labels()
-    unique = dict(zip(labels, handles, strict=True))
-    axes.legend(unique.values(), unique.keys(), **where)
-
-
 def legend_above(figure: BookFigure, handles: Any = None, *, columns: int = 6) -> None:
     """One legend over all panels, with one entry a label; of what the panels drew, unless handles are given."""
     if handles is None:

@@ -287,32 +287,6 @@ def claim(identifier: str) -> Claim:
     return found[identifier]
 
 
-def grade(claim: Claim, ours: float | None, *, requests: int | None = None, bound: Bound = "exact") -> Verdict:
-    """The verdict on a claim, given our number in the claim's unit (None where it was not measured).
-
-    Args:
-        claim: the claim.
-        ours: our number.
-        requests: of the run that our number comes from, where the claim depends on their count.
-        bound: whether our number is only a lower bound.
-
-    Raises:
-        ValueError: when a number that can be measured here is missing, or is not finite, or the length of the run
-            is missing.
-    """
-    if claim.is_too_short(requests):
-        return Verdict.TOO_SHORT
-    return judge(
-        claim.fact.value,
-        ours,
-        claim.yardstick,
-        evidence=claim.evidence,
-        reach=claim.reach,
-        elsewhere=claim.elsewhere,
-        bound=bound,
-    )
-
-
 def _claim(row: dict[str, str]) -> Claim:
     try:
         return Claim(

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooncake_lab.figures import COLOURS, new_figure, paper_points, slo_line, styled
 from mooncake_lab.figures.drawn import DATA_TYPE, as_csv, drawn, in_words
+from mooncake_lab.figures.style import COLOURS, new_figure, paper_points, slo_line, styled
 
 NUMBERS = st.lists(st.floats(-1e6, 1e6, allow_nan=False, width=32), min_size=1, max_size=20)
 

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from mooncake_lab.figures import COLOURS, footer, new_figure, paper_points, styled
 from mooncake_lab.figures.embed import inlined
+from mooncake_lab.figures.style import COLOURS, footer, new_figure, paper_points, styled
 
 
 @styled

@@ -8,9 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooncake_lab.figures import COLOURS, BookFigure, footer, new_figure, paper_points, slo_line, styled
 from mooncake_lab.figures.drawn import has_filled_circles
-from mooncake_lab.figures.style import COMPUTED, SMALL, _spread, label_lines
+from mooncake_lab.figures.style import (
+    COLOURS,
+    COMPUTED,
+    SMALL,
+    BookFigure,
+    _spread,
+    footer,
+    label_lines,
+    new_figure,
+    paper_points,
+    slo_line,
+    styled,
+)
 
 
 @styled

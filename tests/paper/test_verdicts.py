@@ -19,7 +19,6 @@ from mooncake_lab.paper import (
     detail,
     fact,
     factor,
-    grade,
     judge,
     order,
     unless_twin,
@@ -129,13 +128,13 @@ def test_the_papers_own_number_satisfies_its_claim():
     """A claim's own value earns "reproduced", or a threshold claim is stated at its threshold."""
     for each in claims():
         if each.reach == "scope":
-            assert grade(each, None) is Verdict.OUT_OF_SCOPE, each.id
+            assert claimed(each, None).verdict is Verdict.OUT_OF_SCOPE, each.id
         elif each.reach == "model":
-            assert grade(each, each.fact.value) is Verdict.NEEDS_MODEL, each.id
+            assert claimed(each, each.fact.value).verdict is Verdict.NEEDS_MODEL, each.id
         elif each.fact.value == each.yardstick.threshold:
             assert each.yardstick.grade == "order", each.id
         else:
-            verdict = grade(each, each.fact.value, requests=each.least_requests)
+            verdict = claimed(each, each.fact.value, requests=each.least_requests).verdict
             assert verdict is AGREEMENT[each.evidence], each.id
 
 
@@ -177,9 +176,9 @@ def test_a_paper_that_disagrees_with_itself_is_said_to():
     """Beside a printed 86 whose own bars give 88.4: a number near the bars is no miss of ours, others are."""
     each = claim("F42")
     assert each.elsewhere == 88.4
-    assert grade(each, 86.1) is Verdict.CALIBRATED
-    assert grade(each, 88.2) is Verdict.CONTRADICTS
-    assert grade(each, 80.0) is Verdict.DIRECTION_ONLY
+    assert claimed(each, 86.1).verdict is Verdict.CALIBRATED
+    assert claimed(each, 88.2).verdict is Verdict.CONTRADICTS
+    assert claimed(each, 80.0).verdict is Verdict.DIRECTION_ONLY
 
 
 def test_a_lower_bound_is_neither_reproduced_nor_missed():
@@ -223,7 +222,6 @@ def test_a_run_below_its_least_length_judges_nothing():
     """One request fewer than a claim needs, and even the paper's own number gets no verdict."""
     for each in claims():
         if least := each.least_requests:
-            assert grade(each, each.fact.value, requests=least - 1) is Verdict.TOO_SHORT, each.id
             assert claimed(each, each.fact.value, requests=least - 1).verdict is Verdict.TOO_SHORT, each.id
             assert claimed(each, each.fact.value, requests=least).verdict is not Verdict.TOO_SHORT, each.id
 

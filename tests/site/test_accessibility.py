@@ -12,8 +12,8 @@ import pytest
 from axe import ALL_BUT_CONTRAST, CONTRAST, figures_as_images, grave_faults, response
 from colour_vision import LEAST_APART, apart
 
-from mooncake_lab.figures import COLOURS
 from mooncake_lab.figures.colours import css_property, letters
+from mooncake_lab.figures.style import COLOURS
 
 pytestmark = pytest.mark.site
 

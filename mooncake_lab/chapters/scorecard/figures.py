@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from mooncake_lab.figures.style import COLOURS, legend_once, new_figure, plain_number, styled
+from mooncake_lab.figures.style import COLOURS, new_figure, plain_number, styled
 
 VERDICT_COLOURS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -79,5 +79,5 @@ def ratios(distances: pd.DataFrame) -> Figure:
     axes.xaxis.set_major_formatter(plain_number)
     axes.set_xlabel("ours / the paper's (ratio)")
     axes.set_ylabel("numbers, sorted (count)")
-    legend_once(axes, loc="lower right")
+    axes.legend(loc="lower right")
     return figure
