@@ -21,6 +21,8 @@ from mooncake_lab.store.tiered_store import TieredStore, TierSettings
 _QUEUED_SHARE: Final = 4
 """One part in four of a tier is for blocks on their way to the tier below."""
 _KEY_BYTES: Final = 32
+_POOL_STOP_S: Final = 1.0
+"""How long a pool that is left may take for the blocks that wait for it."""
 SSD: Final = "ssd"
 """The name of the tier on the SSD."""
 
@@ -72,7 +74,8 @@ class PrefixCache:
     first. Blocks on the SSD stay when a worker fails: its replacement opens the same folder and finds them.
 
     Methods may be called from several threads, but `news`, `forget` and `close` only from one. `use_pool`,
-    `forget` and `close` wait for the others. Mutable: it is a cache, and owns its media.
+    `forget` and `close` wait for the others, but `use_pool` and `close` not for a pool that stalls. Mutable: it is
+    a cache, and owns its media.
 
     Args:
         spec: how much it holds, and where.
@@ -223,10 +226,8 @@ class PrefixCache:
             OSError: when the pool does not answer; then none is used.
             StorageError: when it cannot be used; likewise.
         """
-        with self._alone():
+        with self._hanging_up(), self._alone():
             self._store.close()
-            if self._pool is not None:
-                self._pool.close()
             self._pool, self._left, self._damaged = pool, -1, 0
             try:
                 self._store = self._open_store()
@@ -237,26 +238,42 @@ class PrefixCache:
                 raise
 
     def close(self) -> None:
-        """Save what DRAM holds on the SSD, and close both; no method may be called afterwards."""
-        self.use_pool(None)
-        self._shut_out()
-        with self._turn:
-            self._closed = True
-            self._turn.notify_all()
+        """Save what DRAM holds on the SSD, then leave the pool and close all; later calls are refused."""
         if self._ssd is not None:
-            self._store.sink()
-        self._store.close()
+            with self._using():
+                self._store.sink(self._ssd.name)  # first, because the pool may stall
+        with self._hanging_up():
+            self._shut_out()
+            with self._turn:
+                self._closed = True
+                self._turn.notify_all()
+            self._store.close()
         self._dram.close()
         if self._ssd is not None:
             self._ssd.close()
+
+    @contextmanager
+    def _hanging_up(self) -> Generator[None]:
+        """Close the pool at the end, or before that where those who use it wait too long."""
+        pool = self._pool
+        if pool is None:
+            yield
+            return
+        late = threading.Timer(_POOL_STOP_S, pool.close)
+        late.daemon = True
+        late.start()
+        try:
+            yield
+        finally:
+            late.cancel()
+            pool.close()
 
     @contextmanager
     def _using(self) -> Generator[None]:
         """The store stays as it is meanwhile."""
         with self._turn:
             self._turn.wait_for(lambda: self._users >= 0 or self._closed)
-            if self._closed:
-                raise StorageError("the prefix cache is closed")
+            self._check_open()
             self._users += 1
         try:
             yield
@@ -278,8 +295,13 @@ class PrefixCache:
 
     def _shut_out(self) -> None:
         with self._turn:
-            self._turn.wait_for(lambda: not self._users)
+            self._turn.wait_for(lambda: not self._users or self._closed)
+            self._check_open()
             self._users = -1
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StorageError("the prefix cache is closed")
 
     def _open_ssd(self, spec: WorkerSpec, folder: str) -> SsdBackend:
         layers = [self._block_tokens * self._shape.layer_bytes] * self._shape.layers

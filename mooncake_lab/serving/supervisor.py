@@ -17,7 +17,7 @@ import msgspec
 
 from mooncake_lab.cluster import POOL
 from mooncake_lab.serving.frames import pack, receive_frame
-from mooncake_lab.serving.launch import LaunchedWorker, Launcher, WorkerError
+from mooncake_lab.serving.launch import LaunchedWorker, Launcher, WorkerError, pause_before_restart_s
 from mooncake_lab.serving.launch.local import WorkerPool
 from mooncake_lab.serving.launch.pool import PoolServer
 from mooncake_lab.serving.messages import (
@@ -40,7 +40,6 @@ _LOG: Final = logging.getLogger(__name__)
 _STOP_S: Final = 3.0
 _PING_S: Final = 1.0
 _LONGEST_STEP_S: Final = 300.0
-_LONGEST_PAUSE_S: Final = 10.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -206,7 +205,7 @@ class Supervisor:
                     self._failed.set_exception(WorkerError(f"{name} did not start: {reason}"))
                 return
             ran_s = time.monotonic() - began_s
-            pause_s = 0.0 if ran_s > _LONGEST_PAUSE_S else min(max(0.1, 2 * pause_s), _LONGEST_PAUSE_S)
+            pause_s = pause_before_restart_s(pause_s, ran_s)
             _LOG.warning("%s is gone after %.1f s: %s", name, ran_s, reason)
 
     async def _run(self, name: str) -> str:

@@ -1,5 +1,6 @@
 """A store over several tiers: DRAM over SSD over remote memory. Hits are promoted, evicted blocks are demoted."""
 
+import itertools
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -216,14 +217,17 @@ class TieredStore:
                 commands = tier.unpin(key)
             self._writer.carry_out(commands)
 
-    def sink(self) -> None:
-        """Demote every block that is not pinned to the last tier, so that a durable one keeps it over a restart.
+    def sink(self, into: str | None = None) -> None:
+        """Demote every block that is not pinned to a tier, so that a durable one keeps it over a restart.
+
+        Args:
+            into: the name of that tier, below which nothing is waited for; None is the last one.
 
         Raises:
             ValueError: when a queue has no space for its tier's largest block, which would be lost.
             RuntimeError: when a write-back thread crashed.
         """
-        for tier in self._stack.tiers[:-1]:
+        for tier in itertools.takewhile(lambda tier: tier.spec.name != into, self._stack.tiers[:-1]):
             with self._lock:
                 blocks = (tier.blocks.peek(key) for key in tier.blocks)
                 largest_bytes = max((block.size_bytes for block in blocks if block), default=0)
@@ -233,10 +237,12 @@ class TieredStore:
                     f"{tier.spec.name} cannot sink a block of {largest_bytes} bytes: its queue has"
                     f" {tier.spec.queue_bytes}"
                 )
-            while self._writer.evict_one(tier.index):
+            has_more = True
+            while has_more:
                 if tier.pending_bytes > room_bytes:
-                    self.flush()
-            self.flush()
+                    self._flush(self._write_backs[: tier.index + 1])
+                has_more = self._writer.evict_one(tier.index)
+            self._flush(self._write_backs[: tier.index + 1])
 
     def flush(self) -> None:
         """Return when no evicted block waits for the tier below.
@@ -244,9 +250,12 @@ class TieredStore:
         Raises:
             RuntimeError: when a write-back thread crashed.
         """
+        self._flush(self._write_backs)
+
+    def _flush(self, write_backs: Sequence[WriteBack]) -> None:
         with self._lock:
-            self._changed.wait_for(lambda: all(write_back.is_idle() for write_back in self._write_backs))
-        for write_back in self._write_backs:
+            self._changed.wait_for(lambda: all(write_back.is_idle() for write_back in write_backs))
+        for write_back in write_backs:
             if write_back.crash is not None:
                 raise RuntimeError("a write-back thread died") from write_back.crash
 

@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from waiting import until
 
 from mooncake_lab.engine import KVSpan
 from mooncake_lab.engine.kv_layout import KVLayout
@@ -20,9 +21,11 @@ SHAPE = KVLayout(fingerprint=b"model", layers=2, kv_heads=1, head_width=128, dty
 """A block of 16 tokens has 64 KiB, over two layers."""
 
 
-def spec_of(tmp_path, *, blocks=8):
-    """A worker with DRAM for some blocks, and an SSD."""
-    spec = LiveSpec(cache_tokens=blocks * SIZE, block_size_tokens=SIZE, ssd_dir=str(tmp_path), ssd_tokens=4096)
+def spec_of(tmp_path, *, blocks=8, ssd_blocks=256):
+    """A worker with DRAM and an SSD for some blocks."""
+    spec = LiveSpec(
+        cache_tokens=blocks * SIZE, block_size_tokens=SIZE, ssd_dir=str(tmp_path), ssd_tokens=ssd_blocks * SIZE
+    )
     return worker_spec(spec, "prefill-0", bytes(16))
 
 
@@ -162,6 +165,68 @@ def test_a_reset_does_without_a_pool_that_does_not_answer(tmp_path):
     assert cache.match(keys) == 0
     cache.keep(keys, span_of(3))
     assert cache.match(keys) == 3
+    cache.close()
+
+
+class StalledPool:
+    """A block server's backend whose writes wait for `release`, which a test sets at its end."""
+
+    def __init__(self):
+        self.release, self.began, self.is_over = threading.Event(), threading.Event(), False
+        self.backend = DramBackend(1 << 22)
+        self.write, self.backend.write = self.backend.write, self.stall
+
+    def stall(self, *arguments, **settings):
+        self.began.set()
+        self.release.wait(20)
+        self.is_over = True
+        self.write(*arguments, **settings)
+
+
+@pytest.fixture
+def stalled_pool():
+    """A pool that answers nothing any more once a block is written to it, and a client of it that is patient."""
+    pool = StalledPool()
+    with BlockServer(pool.backend, bytes(32)) as server:
+        pool.client = RemoteBackend(server.address, bytes(32), fingerprint=b"model", name="pool", timeout_s=60.0)
+        yield pool
+        pool.release.set()
+
+
+def test_closing_a_client_ends_a_question_that_waits(stalled_pool):
+    """The client's connection is closed while the server has not answered: the question fails before it does."""
+    reservation, ended = stalled_pool.client.reserve(b"key", [64]), []
+
+    def write():
+        try:
+            stalled_pool.client.write(reservation, [bytearray(64)])
+        except OSError:
+            ended.append(stalled_pool.is_over)
+
+    writing = threading.Thread(target=write)
+    writing.start()
+    assert stalled_pool.began.wait(60)
+    stalled_pool.client.close()
+    writing.join()
+    assert ended == [False]
+
+
+def test_a_pool_that_stalls_costs_nothing_that_dram_holds(tmp_path, stalled_pool):
+    """At the end of a worker DRAM is on the SSD before the pool has taken a block that waits for it."""
+    cache, keys = PrefixCache(spec_of(tmp_path, blocks=8, ssd_blocks=16), SHAPE), keys_of(200)
+    cache.use_pool(stalled_pool.client)
+    for first in range(0, 200, 4):  # until a block of the SSD is on its way to the pool
+        cache.keep(keys[first : first + 4], span_of(4, seed=first))
+        assert until(lambda: not cache._store.statistics()[0].queued_bytes)
+        if stalled_pool.began.is_set():
+            break
+    held = {key for key in keys if cache._store.tier_of(key) == "dram"}
+    assert stalled_pool.began.wait(60)
+    assert held
+    cache.close()
+    assert not stalled_pool.is_over
+    cache = PrefixCache(spec_of(tmp_path, blocks=8, ssd_blocks=16), SHAPE)
+    assert held <= set(cache.found_at_start().added)
     cache.close()
 
 

@@ -1,9 +1,21 @@
 """What a cluster asks of the system that starts its workers. `local` starts processes of this machine."""
 
 import socket
-from typing import Protocol
+from typing import Final, Protocol
 
 from mooncake_lab.serving.spec import LiveSpec, WorkerSpec
+
+_LONGEST_PAUSE_S: Final = 10.0
+
+
+def pause_before_restart_s(before_s: float, ran_s: float) -> float:
+    """How long to wait before a process is started again: none after a long run, else twice as long as before.
+
+    Args:
+        before_s: how long the last restart waited.
+        ran_s: how long the process ran.
+    """
+    return 0.0 if ran_s > _LONGEST_PAUSE_S else min(max(0.1, 2 * before_s), _LONGEST_PAUSE_S)
 
 
 class WorkerError(RuntimeError):

@@ -7,11 +7,13 @@ that ends, and is started again when it is gone: what it held is lost, and the w
 import asyncio
 import contextlib
 import logging
+import os
 import sys
+import time
 from collections.abc import Callable
 from typing import Final, final
 
-from mooncake_lab.serving.launch import WorkerError
+from mooncake_lab.serving.launch import WorkerError, pause_before_restart_s
 from mooncake_lab.serving.spec import LiveSpec
 from mooncake_lab.store.backends import StorageError
 from mooncake_lab.store.backends.mooncake_client import load_wheel
@@ -22,7 +24,6 @@ _PROGRAM: Final = "mooncake_lab.store.backends.pool_process"
 _DIAL_S: Final = 5.0
 _START_S: Final = 60.0
 _STOP_S: Final = 3.0
-_LONGEST_PAUSE_S: Final = 10.0
 
 
 @final
@@ -91,12 +92,13 @@ class PoolServer:
         """Start the next process when one ends."""
         pause_s = 0.0
         while True:
+            began_s = time.monotonic()
             if self._process is not None:
                 status = await self._process.wait()
                 self._set(None)
                 _LOG.warning("the pool is gone, with what it held: its process ended with status %d", status)
+            pause_s = pause_before_restart_s(pause_s, time.monotonic() - began_s)
             await asyncio.sleep(pause_s)
-            pause_s = min(max(0.1, 2 * pause_s), _LONGEST_PAUSE_S)
             try:
                 self._set(await self._launch(capacity_bytes))
             except (WorkerError, OSError) as error:
@@ -109,7 +111,7 @@ class PoolServer:
             WorkerError: when it reports an error, ends or takes too long.
         """
         pipe = asyncio.subprocess.PIPE
-        command = [sys.executable, "-m", _PROGRAM, str(self._spec.pool), str(capacity_bytes)]
+        command = [sys.executable, "-m", _PROGRAM, str(os.getpid()), str(self._spec.pool), str(capacity_bytes)]
         process = await asyncio.create_subprocess_exec(
             *command, stdin=pipe, stdout=pipe, start_new_session=True
         )  # a Ctrl-C in the terminal is for the cluster, which ends its pool last

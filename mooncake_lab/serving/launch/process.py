@@ -1,14 +1,13 @@
 """The program of a worker process: load the model, then be one worker after the other.
 
-Started by `local.WorkerPool` as a file, never by hand. Only the standard library is imported at first: the process
-is bound to its parent at once, and a spare imports the rest at low priority, on a thread of its own.
+Started by `local.WorkerPool` as a file, never by hand. Little is imported at first: the process is bound to its
+parent at once, and a spare imports the rest at low priority, on a thread of its own.
 """
 
 import ctypes
 import gc
 import logging
 import os
-import signal
 import socket
 import sys
 import threading
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from mooncake_lab.serving.launch.local import ModelSpec
     from mooncake_lab.serving.spec import WorkerSpec
 
-_PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
 _NICE: Final = 10
 """Added while a spare is prepared, on one thread: only root may return to a higher priority."""
@@ -35,8 +33,10 @@ def main() -> None:
 
     Arguments: the file descriptor of the pool's socket, the pid of the parent, and `background` for low priority.
     """
+    from mooncake_lab.core.child import end_with_parent
+
     descriptor, parent, priority = sys.argv[1:]
-    _exit_with(int(parent))
+    end_with_parent(int(parent))
     _set_title("spare-worker")
     logging.basicConfig(format="%(message)s")
     pool = socket.socket(fileno=int(descriptor))
@@ -168,14 +168,6 @@ def _fail(pool: socket.socket, error: BaseException) -> None:
     finally:
         sys.stderr.flush()
         os._exit(1)
-
-
-def _exit_with(parent: int) -> None:
-    """Let the kernel kill this process when its parent dies (Linux), even if it is stopped or its threads hang."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before
-        os._exit(0)
 
 
 def _set_title(name: str) -> None:

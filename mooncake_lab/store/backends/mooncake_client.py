@@ -31,8 +31,8 @@ _LEASE_MS: Final = 10_000
 """How long an object that is read stays; a read that takes longer fails. It is Mooncake's default."""
 _START_S: Final = 20.0
 _STOP_S: Final = 10.0
-_WATCHED: Final = '"$@" </dev/null >/dev/null 2>&1 & read -r _; kill "$!" 2>/dev/null; wait "$!"'
-"""Runs the master until stdin closes, which it does when this process is killed: the master is never orphaned."""
+_WATCHED: Final = '"$@" </dev/null >/dev/null 2>&1 & read -r _; kill -9 "$!" 2>/dev/null; wait "$!"'
+"""Runs the master until stdin closes, which it does when this process is killed: even a stopped master ends."""
 _INSTALL: Final = "apt-get install -y libibverbs1 libnl-3-200 libnl-route-3-200 libnuma1 libcurl4"
 _SILENT: Final = 4
 """Above glog's highest level, FATAL = 3."""

@@ -1,8 +1,8 @@
 """The program of a pool: lends memory of this machine to other processes until its standard input closes.
 
-Arguments: `remote` for our block server or `mooncake` for a Mooncake Store, and the bytes to lend. The first line
-of standard input is the secret of the block server in hexadecimal digits. It answers with one line: the address,
-or `error: ` and the reason.
+Arguments: the process id of its parent, with which it ends; `remote` for our block server or `mooncake` for a
+Mooncake Store; and the bytes to lend. The first line of standard input is the secret of the block server in
+hexadecimal digits. It answers with one line: the address, or `error: ` and the reason.
 """
 
 import os
@@ -11,6 +11,7 @@ import sys
 from typing import Final
 
 from mooncake_lab.core import MIB
+from mooncake_lab.core.child import end_with_parent
 from mooncake_lab.store.backends.base import StorageError
 from mooncake_lab.store.backends.dram import DramBackend
 from mooncake_lab.store.backends.mooncake_client import MooncakeMaster
@@ -58,4 +59,5 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2])))
+    end_with_parent(int(sys.argv[1]))
+    sys.exit(main(sys.argv[2], int(sys.argv[3])))

@@ -139,8 +139,12 @@ class RemoteBackend(CopyingBackend):
         return list(self._exchange(messages.Find(), messages.Listing, sent=[packed])[2])
 
     def close(self) -> None:
-        """Close the connection; what was committed stays with the server."""
+        """Close the connection, even while a question waits for the server, which keeps what was committed."""
         self._closed = True
+        peer = self._peer
+        if peer is not None:
+            with contextlib.suppress(OSError):
+                peer.shutdown(socket.SHUT_RDWR)
         with self._lock:
             self._hang_up()
 
