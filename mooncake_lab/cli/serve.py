@@ -90,6 +90,12 @@ def serve(
     chunked_prefill_size: Annotated[
         int, typer.Option(min=1, help="Maximum number of prompt tokens per iteration.")
     ] = 512,
+    max_num_batched_tokens: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Tokens up to which a prefill worker computes waiting prompts together; 1: one at a time."
+        ),
+    ] = 1,
     max_model_len: Annotated[
         int, typer.Option(min=1, help="Maximum number of prompt and output tokens per request.")
     ] = 8192,
@@ -123,9 +129,8 @@ def serve(
 ) -> None:
     """Serve a model behind OpenAI's completions and chat API; each prefill or decode worker is a process.
 
-    Clients need a key, which the command makes and prints unless --api-key gives one. /health needs no key, and
-    /metrics needs none from this machine. After SIGTERM or SIGINT unfinished requests may finish. A rejected
-    request gets status 429 with Retry-After.
+    Clients need a key, printed at the start unless --api-key gives one; /health needs none, nor does /metrics from
+    this machine. After SIGTERM or SIGINT unfinished requests may finish. A rejected one gets 429 with Retry-After.
 
     Example: mooncake-lab serve --model random:lab-tiny --prefill 2 --decode 2 --port 8000
     """
@@ -143,10 +148,11 @@ def serve(
     spec = live_spec(
         context, prefill=prefill, decode=decode, coupled=coupled, placement=placement, admission=admission,
         ttft_slo=ttft_slo, tbt_slo=tbt_slo, seed=seed, model=model, batching=batching, device=device, dtype=dtype,
-        backend=backend, cache_tokens=cache_tokens, ssd_dir=ssd_dir, ssd_tokens=ssd_tokens,
-        pool=pool, pool_tokens=pool_tokens, pool_address=pool_address, pool_token=pool_key.encode(),
+        backend=backend, cache_tokens=cache_tokens, ssd_dir=ssd_dir, ssd_tokens=ssd_tokens, pool=pool,
+        pool_tokens=pool_tokens, pool_address=pool_address, pool_token=pool_key.encode(),
         decode_tokens=max_total_tokens, transfer=transfer_backend, chunk_tokens=chunked_prefill_size,
-        max_request_tokens=max_model_len, max_inflight_requests=max_inflight_requests, threads=threads,
+        max_batch_tokens=max_num_batched_tokens, max_request_tokens=max_model_len,
+        max_inflight_requests=max_inflight_requests, threads=threads,
     )  # fmt: skip
     show_start()
     key = _key(context, api_key, no_api_key=no_api_key)
@@ -241,6 +247,9 @@ def _check_roles(context: typer.Context, coupled: int | None, batching: str) -> 
         return
     refuse_typed(context, ["prefill", "decode"], "--coupled workers do both stages")
     refuse_typed(context, ["transfer_backend"], "--coupled workers do not transfer KVCache")
+    refuse_typed(
+        context, ["max_num_batched_tokens"], "it is for prefill workers; --coupled workers pack by --batching"
+    )
     store = ["cache_tokens", "ssd_dir", "ssd_tokens", "pool"]
     refuse_typed(
         context, store, "--coupled workers have no store; --max-total-tokens sets the size of their KVCache"

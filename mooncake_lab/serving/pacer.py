@@ -31,9 +31,17 @@ class Pacer(msgspec.Struct, frozen=True, kw_only=True):
         """A latency model whose engines compute at this pace."""
         return replace(model, prefill=self.prefill, decode=self.decode, hybrid=self.hybrid)
 
-    def hold_prefill(self, start_s: float, tokens: int, reused_tokens: int) -> None:
-        """Return when a prompt that began then would be computed."""
-        _hold(start_s + float(self.prefill.seconds(float(tokens), float(reused_tokens))))
+    def hold_prefill(self, start_s: float, prompts: Sequence[tuple[int, int]]) -> None:
+        """Return when prompts that began together then would be computed; they share the constant part.
+
+        Args:
+            start_s: when they began (monotonic clock).
+            prompts: tokens and reused tokens of each.
+        """
+        seconds = self.prefill.constant_s * (1 - len(prompts))
+        for tokens, reused_tokens in prompts:
+            seconds += float(self.prefill.seconds(float(tokens), float(reused_tokens)))
+        _hold(start_s + seconds)
 
     def hold_iteration(self, start_s: float, segments: Sequence[Segment], begun: int = 0) -> None:
         """Return when an iteration of prompts and decodes that began then would be over.

@@ -1,7 +1,7 @@
 """What a live cluster is made of, and what each worker of it is told when it starts."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -11,6 +11,9 @@ from mooncake_lab.conductor.decide import Need, check_needs
 from mooncake_lab.core import SLO
 from mooncake_lab.serving.pacer import Pacer
 from mooncake_lab.store.backends.wire import MIN_TOKEN_BYTES
+
+_REMEMBERED_BLOCKS: Final = 2**18
+"""Most blocks that a worker remembers to be in a Mooncake Store that runs elsewhere, which tells no capacity."""
 
 Role = Literal["prefill", "decode", "coupled"]
 """What a worker does: one stage, the other, or both."""
@@ -60,6 +63,9 @@ class LiveSpec:
     block_size_tokens: int = 16
     chunk_tokens: int = 512
     """Most prompt tokens of an iteration."""
+    max_batch_tokens: int = 1
+    """Computed tokens up to which a prefill worker computes waiting prompts together; a longer prompt is computed
+    alone. 1 computes one prompt at a time."""
     max_request_tokens: int = 8192
     """Longest context; fewer where the model's window is shorter."""
     max_requests: int = 256
@@ -112,9 +118,9 @@ class LiveSpec:
     def __post_init__(self) -> None:
         positive = (
             "cache_tokens", "pool_tokens", "decode_tokens", "block_size_tokens", "chunk_tokens",
-            "max_request_tokens", "max_requests", "transfer_bytes", "max_inflight_requests", "most_waiting",
-            "expected_answer_tokens", "most_attempts", "threads", "peer_timeout_s", "fetch_timeout_s",
-            "heartbeat_timeout_s", "start_timeout_s",
+            "max_batch_tokens", "max_request_tokens", "max_requests", "transfer_bytes", "max_inflight_requests",
+            "most_waiting", "expected_answer_tokens", "most_attempts", "threads", "peer_timeout_s",
+            "fetch_timeout_s", "heartbeat_timeout_s", "start_timeout_s",
         )  # fmt: skip
         for name in positive:
             if getattr(self, name) <= 0:
@@ -224,11 +230,13 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     ssd_tokens: int
     pool: PoolKind | None
     pool_tokens: int
+    """KVCache in a Mooncake Store that a worker remembers at most; a block server tells its capacity."""
     pool_token: bytes
     """The secret of its block server."""
     decode_tokens: int
     block_size_tokens: int
     chunk_tokens: int
+    max_batch_tokens: int
     max_request_tokens: int
     max_requests: int
     batching: str
@@ -252,6 +260,8 @@ def worker_spec(spec: LiveSpec, name: str, token: bytes) -> WorkerSpec:
     """What the worker of this name is told."""
     shared = {key: getattr(spec, key) for key in WorkerSpec.__struct_fields__ if hasattr(spec, key)}
     shared["pool_token"] = spec.pool_token or token
+    if spec.pool_address is not None:
+        shared["pool_tokens"] = _REMEMBERED_BLOCKS * spec.block_size_tokens
     return WorkerSpec(name=name, role=spec.roles[name], index=list(spec.roles).index(name), token=token, **shared)
 
 

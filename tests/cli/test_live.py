@@ -48,6 +48,7 @@ def words(done):
         (("--coupled", 1, "--cache-tokens", 4096), "leave out --cache-tokens"),
         (("--coupled", 1, "--ssd-dir", ".", "--ssd-tokens", 4096), "leave out --ssd-dir, --ssd-tokens"),
         (("--coupled", 1, "--transfer-backend", "tcp"), "leave out --transfer-backend"),
+        (("--coupled", 1, "--max-num-batched-tokens", 64), "it is for prefill workers"),
         (("--coupled", 1, "--pool", "remote"), "leave out --pool"),
         (("--pool-tokens", 4096), "leave out --pool-tokens: there is no --pool"),
         (("--pool", "remote", "--pool-address", "127.0.0.1:9"), "needs the secret of that server"),
@@ -74,6 +75,7 @@ def test_serve_refuses(arguments, says):
     [
         ("--coupled", 1, "--batching", "orca", "--max-total-tokens", 4096),
         ("--coupled", 1, "--chunked-prefill-size", 64, "--placement", "random", "--admission", "early"),
+        ("--max-num-batched-tokens", 512),
         ("--cache-tokens", 4096, "--chunked-prefill-size", 64, "--transfer-backend", "tcp", "--seed", 1),
         ("--admission", "slo", "--ttft-slo", 30, "--tbt-slo", 1),
         ("--model", "folder", "--placement", "random", "--seed", 1),

@@ -110,6 +110,19 @@ def test_horizon(cluster, traced):
     assert cluster.generate([[1, 2, 3]], max_new_tokens=2)
 
 
+def test_prompts_that_wait_together_may_be_packed(open_cluster, traced, expected):
+    """With room for several prompts some share an iteration; tokens and the order of prompts stay the same."""
+    requests = traced(24, every_s=0.0)
+    with open_cluster(max_batch_tokens=4096) as live:
+        log = live.run(requests)
+        assert live.outputs == expected(requests)
+    assert check_log(log) == ()
+    prefills = [record for record in log if isinstance(record, Prefilled)]
+    assert len({record.start_s for record in prefills}) < len(prefills) == len(requests)
+    placed = [record.request_id for record in log if isinstance(record, Placed)]
+    assert [record.request_id for record in prefills] == placed
+
+
 def test_first_shown_by_prefill_and_moves_by_layer(open_cluster, traced, expected):
     """The first token may come from the prefill worker, and each layer's move may be a record of its own."""
     requests = traced(6, tokens=200)

@@ -7,7 +7,9 @@ import pytest
 
 from mooncake_lab.core import DecodeStretch, Prefilled
 from mooncake_lab.perf import HybridLatency
+from mooncake_lab.serving import pacer as pacer_module
 from mooncake_lab.serving.pacer import Pacer
+from mooncake_lab.simulation.prefill import PrefillService, PromptPart
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +42,17 @@ def test_nothing_is_faster_than_the_beat(open_cluster, traced, expected, slow):
         least_s = slow.decode.step_s(batch, 70 * batch)
         assert one.steps * one.first_step_s == 0 or one.first_step_s >= least_s - 1e-6
     assert len(prefills) == len(requests)
+
+
+def test_packed_prompts_keep_the_time_of_the_simulation(monkeypatch, slow):
+    """Prompts that begin together last as long as on a simulated prefill instance, one alone as its prefill."""
+    held = []
+    monkeypatch.setattr(pacer_module, "_hold", held.append)
+    prompts = [(512, 0), (256, 128), (64, 48)]
+    for some in (prompts[:1], prompts):
+        Pacer.of(slow).hold_prefill(3.0, some)
+        [simulated_s] = PrefillService(slow).finish_s([PromptPart(*prompt, ssd_tokens=0) for prompt in some])
+        assert held.pop() == pytest.approx(3.0 + simulated_s)
 
 
 def test_coupled_iterations_keep_it_too(open_cluster, traced, expected, slow):

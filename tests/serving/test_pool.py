@@ -4,16 +4,25 @@ import asyncio
 import dataclasses
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
+import torch
+from waiting import until
 
 from mooncake_lab.cluster import POOL, PrefixFetched
 from mooncake_lab.conductor import Placement
 from mooncake_lab.core import Finished, Moved, Prefilled, Request, TracedRequest, blocks_for
+from mooncake_lab.engine.kv_layout import KVLayout
 from mooncake_lab.serving import ClusterRuntime, LiveSpec, WorkerError
+from mooncake_lab.serving.kv_transfer import fetch as fetch_module
+from mooncake_lab.serving.launch import pool as pool_module
+from mooncake_lab.serving.launch.pool import PoolServer
+from mooncake_lab.serving.spec import worker_spec
 from mooncake_lab.store.backends import StorageError
 from mooncake_lab.store.backends.mooncake_client import load_wheel
 
@@ -205,6 +214,74 @@ def test_a_cluster_that_ends_takes_its_pool_with_it(open_cluster):
         os.kill(pid, 0)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+PARENT_OF_A_POOL = """
+import asyncio
+from mooncake_lab.serving import LiveSpec
+from mooncake_lab.serving.launch.pool import PoolServer
+async def main():
+    pool = PoolServer(LiveSpec(pool="remote", pool_tokens=4096), bytes(32), lambda address: None)
+    await pool.start(64)
+    print(pool.pid, flush=True)
+    await asyncio.sleep(600)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux ends the process")
+def test_a_stopped_pool_ends_with_its_parent():
+    """Kill -9 of the cluster's process ends the process of the pool, even one that is stopped."""
+    with subprocess.Popen([sys.executable, "-c", PARENT_OF_A_POOL], stdout=subprocess.PIPE, text=True) as parent:
+        pid = int(parent.stdout.readline())
+        os.kill(pid, signal.SIGSTOP)
+        parent.kill()
+    ended = until(lambda: not Path(f"/proc/{pid}").exists(), 20)
+    if not ended:
+        os.kill(pid, signal.SIGKILL)
+    assert ended
+
+
+def test_a_pool_that_ran_long_is_started_again_at_once(monkeypatch):
+    """Each short run doubles the pause before the next start, and a long one sets it back."""
+    runs_s, clock, pauses = iter([1, 1, 1, 100, 1]), [0.0], []
+
+    class Process:
+        async def wait(self):
+            ran_s = next(runs_s, None)
+            if ran_s is None:
+                raise asyncio.CancelledError
+            clock[0] += ran_s
+            return 1
+
+    async def launch(_bytes):
+        server._process = Process()
+        return "here:1"
+
+    async def sleep(pause_s):
+        pauses.append(pause_s)
+
+    server = PoolServer(LiveSpec(pool="remote"), bytes(32), lambda _: None)
+    server._process = Process()
+    monkeypatch.setattr(server, "_launch", launch)
+    monkeypatch.setattr(pool_module.asyncio, "sleep", sleep)
+    monkeypatch.setattr(pool_module.time, "monotonic", lambda: clock[0])
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(server._keep_running(1))
+    assert pauses == [0.1, 0.2, 0.4, 0.0, 0.1]
+
+
+def test_a_pool_elsewhere_is_as_large_as_it_is(monkeypatch):
+    """How much a worker remembers of a Mooncake Store at an address does not depend on `pool_tokens`."""
+    monkeypatch.setattr(fetch_module, "MooncakeClient", lambda *_: None)
+    monkeypatch.setattr(fetch_module, "MooncakePool", lambda _client, capacity_bytes, *_, **__: capacity_bytes)
+    layout = KVLayout(fingerprint=b"model", layers=2, kv_heads=1, head_width=128, dtype=torch.float32)
+    sizes = set()
+    for pool_tokens in (1024, 65_536):
+        spec = LiveSpec(pool="mooncake", pool_address="127.0.0.1:1", pool_tokens=pool_tokens)
+        sizes.add(fetch_module.open_pool(worker_spec(spec, "prefill-0", bytes(32)), layout, "127.0.0.1:1"))
+    [size] = sizes
+    assert size > 2**20 * layout.bytes_per_token
 
 
 def test_a_pool_that_cannot_be_used_is_refused_in_a_sentence():

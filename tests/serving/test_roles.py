@@ -7,15 +7,17 @@ import time
 import numpy as np
 import pytest
 import torch
+from waiting import until
 
-from mooncake_lab.cluster import PrefillDone, PrefixFetched, TierRead
+from mooncake_lab.cluster import PrefillDone, PrefillDropped, PrefillStarted, PrefixFetched, TierRead
 from mooncake_lab.engine import load_model
 from mooncake_lab.engine.kv_layout import KVLayout
 from mooncake_lab.engine.kvcache import fingerprint
 from mooncake_lab.serving import LiveSpec
 from mooncake_lab.serving.kv_transfer.protocol import EndTransfer, KVChunk, StartTransfer
 from mooncake_lab.serving.kv_transfer.sender import Identity
-from mooncake_lab.serving.messages import Fetch, Generation, Job, PrefillOrder, Report
+from mooncake_lab.serving.messages import CancelOrder, Fetch, Generation, Job, PrefillOrder, Report, UsePool
+from mooncake_lab.serving.prefix_cache import PrefixCache
 from mooncake_lab.serving.roles import PrefillRole, WorkerContext
 from mooncake_lab.serving.roles import prefill as prefill_module
 from mooncake_lab.serving.spec import worker_spec
@@ -74,12 +76,17 @@ class Bench:
             self.role.take(self.inbox.get(timeout=60))
         while self.role.busy:
             self.role.step()
-        [start] = [m for m, _ in self.sent.messages if isinstance(m, StartTransfer)]
-        [end] = [m for m, _ in self.sent.messages if isinstance(m, EndTransfer)]
+        return self.delivered(order)
+
+    def delivered(self, order):
+        """The KVCache of an order that the decode worker has, and the first token."""
+        messages = [(m, payload) for m, payload in self.sent.messages if m.job == order.job]
+        [start] = [m for m, _ in messages if isinstance(m, StartTransfer)]
+        [end] = [m for m, _ in messages if isinstance(m, EndTransfer)]
         layers, covered = self.shape.empty(start.tokens), [0] * self.shape.layers
         for layer in layers:
             layer.fill_(torch.nan)
-        for message, payload in self.sent.messages:
+        for message, payload in messages:
             if isinstance(message, KVChunk):
                 assert message.start <= covered[message.layer], "a layer leaves from the front"
                 [part] = payload
@@ -175,6 +182,146 @@ def test_a_stalled_holder_costs_a_prompt_its_deadline_and_no_more(monkeypatch):
     assert fetched.at_s >= fetched.start_s + 0.05
     assert bench.told(PrefillDone)[-1].reused_tokens == 0
     assert bench.role._cache.match(bench.keys(prompt)) == 0
+
+
+def test_a_cancelled_prompt_waits_for_nothing(monkeypatch):
+    """Its timer is stopped, a fetch that has not begun never begins, and what one that runs brings is dropped."""
+    release, fetched = threading.Event(), []
+    prompt, bench = list(range(3, 3 + 64)), Bench(fetch_timeout_s=600.0)
+    bench.serve(bench.order(prompt, n=1))
+    kept = bench.role._cache.blocks(bench.keys(prompt))
+    bench.role._cache.forget()
+
+    def stalled(*_):
+        fetched.append(True)
+        release.wait()
+        return kept
+
+    monkeypatch.setattr(prefill_module, "fetch", stalled)
+    orders = [bench.order(prompt, n=n, fetch=Fetch("prefill-1", 9, 4)) for n in range(2, 6)]
+    for order in orders:
+        bench.role.take(order)
+    timers = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+    assert until(lambda: len(fetched) == 2)  # as many as fetch at once
+    for order in orders:
+        bench.role.take(CancelOrder(order.job))
+    for timer in timers:
+        timer.join(60)
+    assert not any(timer.is_alive() for timer in timers)
+    release.set()
+    bench.role._fetcher.shutdown(wait=True)
+    while not bench.inbox.empty():
+        bench.role.take(bench.inbox.get())
+    assert len(fetched) == 2
+    assert bench.told(PrefixFetched) == []
+    assert bench.role._cache.match(bench.keys(prompt)) == 0
+    assert not bench.role.busy
+
+
+def test_a_worker_that_ends_does_not_wait_for_a_pool(monkeypatch, tmp_path):
+    """A pool that does not answer while the worker joins it delays nothing: `close` saves DRAM on the SSD."""
+    came, release = threading.Event(), threading.Event()
+    settings = {"cache_tokens": 8 * BLOCK, "ssd_dir": str(tmp_path), "ssd_tokens": 4096}
+    prompt, bench = list(range(3, 3 + 64)), Bench(**settings)
+    bench.serve(bench.order(prompt, n=1))
+
+    def stalled(*_):
+        came.set()
+        assert release.wait(20), "nothing ends the worker"
+        raise OSError("the pool does not answer")
+
+    monkeypatch.setattr(prefill_module, "open_pool", stalled)
+    bench.role.take(UsePool("nowhere:1"))
+    assert came.wait(60)
+    bench.role.close()
+    assert not release.is_set()
+    release.set()
+    bench.role._background.shutdown(wait=True)
+    cache = PrefixCache(bench.role._context.spec, bench.shape)
+    assert set(cache.found_at_start().added) == set(bench.keys(prompt))
+    cache.close()
+
+
+PROMPTS = [list(range(3 + tokens, 3 + 2 * tokens)) for tokens in (79, 30, 50, 100, 20)]
+
+
+def packed(bench, orders):
+    """How many iterations a role computes for orders that wait at the same time."""
+    for order in orders:
+        bench.role.take(order)
+    iterations = 0
+    while bench.role.busy:
+        bench.role.step()
+        iterations += 1
+    return iterations
+
+
+@pytest.mark.parametrize("layerwise", [True, False])
+@pytest.mark.parametrize(("max_batch_tokens", "iterations"), [(1, 5), (120, 3), (160, 2), (8192, 1)])
+def test_packed_prompts_are_delivered_as_if_each_was_alone(layerwise, max_batch_tokens, iterations):
+    """Prompts that wait share iterations up to the limit, first come, first served, and arrive unchanged."""
+    alone = Bench(layerwise=layerwise, prefix_reuse=False)
+    expected = [alone.serve(alone.order(prompt)) for prompt in PROMPTS]
+    bench = Bench(layerwise=layerwise, prefix_reuse=False, max_batch_tokens=max_batch_tokens)
+    orders = [bench.order(prompt, n=n) for n, prompt in enumerate(PROMPTS)]
+    assert packed(bench, orders) == iterations
+    assert all(same(bench.delivered(order), each) for order, each in zip(orders, expected, strict=True))
+    started, done = bench.told(PrefillStarted), bench.told(PrefillDone)
+    assert [event.attempt.request_id for event in started] == list(range(5))
+    assert [event.attempt.request_id for event in done] == list(range(5))
+    assert len({event.start_s for event in done}) == iterations
+    assert all(one.at_s == other.start_s for one, other in zip(started, done, strict=True))
+
+
+def test_reused_tokens_take_no_room_in_a_packed_iteration():
+    """What a prompt reuses is not computed: two prompts of 80 tokens share 32 when the cache holds 64 of each."""
+    bench, prompts = Bench(max_batch_tokens=32), [list(range(first, first + 80)) for first in (3, 90)]
+    expected = [bench.serve(bench.order(prompt)) for prompt in prompts]
+    bench.role._cache.forget()
+    for prompt in prompts:
+        bench.serve(bench.order(prompt[:64]))
+    orders = [bench.order(prompt, n=n) for n, prompt in enumerate(prompts, 7)]
+    assert packed(bench, orders) == 1
+    assert all(same(bench.delivered(order), each) for order, each in zip(orders, expected, strict=True))
+
+
+def test_a_block_lost_in_a_packed_iteration_costs_its_own_prompt_alone(monkeypatch):
+    """The prompt computes what is lost, and the other one of the iteration is delivered as it was."""
+    bench, prompts = Bench(max_batch_tokens=8192), [list(range(first, first + 80)) for first in (3, 90)]
+    expected = [bench.serve(bench.order(prompt)) for prompt in prompts]
+    real, lost = bench.role._cache.read_into, bench.keys(prompts[0])[2]
+
+    def read_into(key, layers, *, first_layer=0):
+        if key == lost and first_layer == bench.shape.layers - 1:
+            return None
+        return real(key, layers, first_layer=first_layer)
+
+    monkeypatch.setattr(bench.role._cache, "read_into", read_into)
+    orders = [bench.order(prompt, n=n) for n, prompt in enumerate(prompts, 7)]
+    packed(bench, orders)
+    assert all(same(bench.delivered(order), each) for order, each in zip(orders, expected, strict=True))
+    reused = {event.attempt.request_id: event.reused_tokens for event in bench.told(PrefillDone)[-2:]}
+    assert reused == {7: 2 * BLOCK, 8: 79}
+
+
+@pytest.mark.parametrize("cancelled", [0, 1, 2])
+def test_a_prompt_cancelled_in_a_packed_iteration_leaves_the_others_alone(cancelled):
+    """It is dropped at the next iteration, and the others are delivered once, in order."""
+    alone, prompts = Bench(prefix_reuse=False), [list(range(first, first + 48)) for first in (3, 60, 90)]
+    expected = [alone.serve(alone.order(prompt)) for prompt in prompts]
+    bench = Bench(prefix_reuse=False, max_batch_tokens=8192, chunk_tokens=32)
+    orders = [bench.order(prompt, n=n) for n, prompt in enumerate(prompts)]
+    for order in orders:
+        bench.role.take(order)
+    bench.role.step()
+    bench.role.take(CancelOrder(orders[cancelled].job))
+    assert packed(bench, []) > 0
+    left = [n for n in range(3) if n != cancelled]
+    assert all(same(bench.delivered(orders[n]), expected[n]) for n in left)
+    assert [event.attempt.request_id for event in bench.told(PrefillDone)] == left
+    assert [event.attempt.request_id for event in bench.told(PrefillDropped)] == [cancelled]
+    job = orders[cancelled].job
+    assert isinstance([m for m, _ in bench.sent.messages if m.job == job][-1], CancelOrder)
 
 
 def test_a_prefix_that_comes_in_time_is_reused(monkeypatch):

@@ -5,7 +5,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Final, final
 
@@ -19,6 +19,7 @@ from mooncake_lab.cluster import (
     PrefixFetched,
     TierRead,
 )
+from mooncake_lab.core import blocks_for
 from mooncake_lab.engine import (
     PrefillEngine,
     PrefillResult,
@@ -58,6 +59,7 @@ class Prompt:
     """A request at a prefill worker. Mutable: it waits, and then it runs."""
 
     order: PrefillOrder
+    tokens: int
     keys: list[bytes]
     is_ready: bool
     """Whether the prefix that comes from elsewhere is here, or given up."""
@@ -65,8 +67,19 @@ class Prompt:
     """When its fetch began, and later when its prefill began."""
     deadline: threading.Timer | None = None
     """Ends its fetch."""
+    fetching: Future[None] | None = None
     held: HeldPrefix | None = None
     """What is loaded while it is computed."""
+    reused_tokens: int = 0
+    """Of that, as far as it is known when the prompt begins."""
+
+    def stop_fetch(self) -> None:
+        """Wait for no prefix from elsewhere any more; blocks that still come are dropped."""
+        self.is_ready = True
+        if self.deadline is not None:
+            self.deadline.cancel()
+        if self.fetching is not None:
+            self.fetching.cancel()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +105,9 @@ class _CameUp:
 
 @final
 class PrefillRole:
-    """Computes prompts one after the other, in order of arrival. Mutable: it owns an engine and a store.
+    """Computes prompts in order of arrival, one or a few at a time. Mutable: it owns an engine and a store.
 
+    Those that wait begin together up to `max_batch_tokens` computed tokens, and the next when these are done.
     A prefix is loaded from the store layer by layer while the rest is computed, and every layer is sent as soon as
     it is loaded or computed (arXiv Fig. 7). A prompt whose prefix is on its way from elsewhere holds up those
     behind it for at most `fetch_timeout_s`; the other way is worse in the simulation of chapter 09.
@@ -101,7 +115,8 @@ class PrefillRole:
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
-        tokens = context.spec.max_request_tokens + context.spec.block_size_tokens
+        longest = max(context.spec.max_request_tokens, context.spec.max_batch_tokens)
+        tokens = longest + context.spec.block_size_tokens
         self.capacity_tokens = tokens
         self._engine = PrefillEngine(
             context.model,
@@ -111,6 +126,8 @@ class PrefillRole:
         )
         self._waiting: deque[Prompt] = deque()
         self._running: dict[int, Prompt] = {}
+        self._batch: list[Prompt] = []
+        """Those that began together, the ended ones included."""
         self._fetcher = ThreadPoolExecutor(2, thread_name_prefix="fetch")
         self._fetches_as = replace(context.identity, timeout_s=context.spec.fetch_timeout_s)
         self._layout = replace(context.shape, block_tokens=context.spec.block_size_tokens)
@@ -147,19 +164,40 @@ class PrefillRole:
                 raise TypeError(f"a prefill worker cannot take {type(item).__name__}")
 
     def step(self) -> None:
-        """Begin the next prompt if none runs, and compute one chunk."""
+        """Begin the next prompts if none runs, and compute one chunk."""
         if not self._running:
-            self._begin(self._waiting.popleft())
+            self._begin_batch()
+        self._compute()
+
+    def _begin_batch(self) -> None:
+        """Begin the first prompt, and those behind it that may share its iteration."""
+        self._batch = []
+        now_s, spec, size = time.monotonic(), self._context.spec, self._layout.block_tokens
+        room_tokens, free_tokens = spec.max_batch_tokens, self.capacity_tokens
+        while self._waiting and self._waiting[0].is_ready:
+            prompt = self._waiting[0]
+            prompt.held = self._cache.prefix(prompt.keys if spec.prefix_reuse else ())
+            prompt.reused_tokens = min(prompt.held.blocks * size, prompt.tokens - 1)
+            new_tokens = prompt.tokens - prompt.reused_tokens
+            needed_tokens = blocks_for(prompt.tokens, size) * size
+            if self._batch and (new_tokens > room_tokens or needed_tokens > free_tokens):
+                return
+            self._batch.append(prompt)
+            room_tokens -= new_tokens
+            free_tokens -= needed_tokens
+            self._begin(self._waiting.popleft(), prompt.held, now_s)
+
+    def _compute(self) -> None:
+        """Compute one chunk, and send what ends with it."""
         for result in self._engine.step():
             self._finish(self._running.pop(result.request_id), result)
 
     def close(self) -> None:
-        """Save what its store holds where that outlives the worker."""
+        """Save what its store holds where that outlives the worker; what still runs ends by itself."""
         for prompt in self._waiting:
-            if prompt.deadline is not None:
-                prompt.deadline.cancel()
+            prompt.stop_fetch()
         self._fetcher.shutdown(wait=False, cancel_futures=True)
-        self._background.shutdown(wait=True, cancel_futures=True)
+        self._background.shutdown(wait=False, cancel_futures=True)
         self._cache.close()
 
     def lookup(self, keys: Sequence[bytes]) -> list[tuple[torch.Tensor, ...]]:
@@ -167,17 +205,18 @@ class PrefillRole:
         return self._cache.blocks(keys)
 
     def _accept(self, order: PrefillOrder) -> None:
-        fetch, keys = order.fetch, self._context.keys(prompt_tokens(order.asked))
+        tokens = prompt_tokens(order.asked)
+        fetch, keys = order.fetch, self._context.keys(tokens)
         if fetch is not None and fetch.source == POOL and self._cache.match(keys) >= fetch.blocks:
             fetch = None  # all of it is here
-        prompt = Prompt(order=order, keys=keys, is_ready=fetch is None)
+        prompt = Prompt(order=order, tokens=len(tokens), keys=keys, is_ready=fetch is None)
         self._waiting.append(prompt)
         if fetch is not None:
             timeout_s, end = self._context.spec.fetch_timeout_s, FetchEnded(prompt)
             late = threading.Timer(timeout_s, self._context.enqueue, [end])
             prompt.start_s, prompt.deadline, late.daemon = time.monotonic(), late, True
             late.start()
-            self._fetcher.submit(self._fetch, prompt, fetch)
+            prompt.fetching = self._fetcher.submit(self._fetch, prompt, fetch)
 
     def _fetch(self, prompt: Prompt, wanted: Fetch) -> None:
         """Copy blocks that are not here; they stay, which is how hot blocks spread (FAST'25 §4.2).
@@ -208,10 +247,9 @@ class PrefillRole:
     def _end_fetch(self, prompt: Prompt, came: dict[str, int]) -> None:
         """The prefix of a prompt is here, or is computed after all; once per prompt."""
         order = prompt.order
-        if prompt.is_ready or prompt.deadline is None or order.fetch is None:
+        if prompt.is_ready or order.fetch is None:
             return
-        prompt.deadline.cancel()
-        prompt.is_ready = True
+        prompt.stop_fetch()
         for source in dict.fromkeys((order.fetch.source, *came)):
             size = came.get(source, 0)
             if size or source == order.fetch.source:
@@ -240,31 +278,29 @@ class PrefillRole:
             return
         context.enqueue(_FoundInPool(found))
 
-    def _begin(self, prompt: Prompt) -> None:
-        prompt.start_s = time.monotonic()
+    def _begin(self, prompt: Prompt, held: HeldPrefix, now_s: float) -> None:
+        prompt.start_s = now_s
         context, order, asked = self._context, prompt.order, prompt.order.asked
         attempt, name = order.job.attempt, context.spec.name
         context.report(order.job, PrefillStarted(at_s=prompt.start_s, attempt=attempt, worker=name))
-        tokens = prompt_tokens(asked)
         assert order.deliver_to is not None  # noqa: S101  # the cluster names a decode worker with each prompt
         sender = context.senders.to(order.deliver_to)
-        sender.send(StartTransfer(job=order.job, tokens=len(tokens)))
+        sender.send(StartTransfer(job=order.job, tokens=prompt.tokens))
 
         def stream(layer: int, start: int, span: torch.Tensor) -> None:
             host = span.cpu().contiguous()
             sender.send(KVChunk(job=order.job, layer=layer, start=start, tokens=host.shape[1]), [bytes_of(host)])
 
-        prompt.held = self._cache.prefix(prompt.keys if context.spec.prefix_reuse else ())
         arriving = ArrivingPrefix(
-            prompt.held,
+            held,
             self._layout,
             on_layer=lambda layer, span: stream(layer, 0, span),
             whole=not context.spec.layerwise,
         )
         try:
             request_id = self._engine.submit(
-                tokens,
-                prefix=arriving if prompt.held.blocks else (),
+                prompt_tokens(asked),
+                prefix=arriving if held.blocks else (),
                 sampling=sampling(asked),
                 end_tokens=asked.end_tokens,
                 min_new_tokens=asked.min_new_tokens,
@@ -272,23 +308,24 @@ class PrefillRole:
             )
         except ValueError as error:
             sender.send(CancelOrder(order.job))
-            now_s = time.monotonic()
-            dropped = PrefillDropped(at_s=now_s, attempt=attempt, worker=name)
+            self._batch.remove(prompt)
+            dropped = PrefillDropped(at_s=time.monotonic(), attempt=attempt, worker=name)
             context.report(order.job, dropped, hopeless(order.job, str(error)))
             return
         self._running[request_id] = prompt
 
     def _finish(self, prompt: Prompt, result: PrefillResult) -> None:
-        context, order, reused = self._context, prompt.order, result.reused_tokens
-        tokens, job = len(order.asked.prompt) // 4, order.job
+        context, order, job = self._context, prompt.order, prompt.order.job
+        reused = prompt.reused_tokens = result.reused_tokens
         if context.spec.pacer is not None:
-            context.spec.pacer.hold_prefill(prompt.start_s, tokens, reused)
+            parts = [(one.tokens, one.reused_tokens) for one in self._batch]
+            context.spec.pacer.hold_prefill(prompt.start_s, parts)
         prefilled = PrefillDone(
             at_s=time.monotonic(),
             attempt=job.attempt,
             worker=context.spec.name,
             start_s=prompt.start_s,
-            computed_tokens=tokens - reused,
+            computed_tokens=prompt.tokens - reused,
             reused_tokens=reused,
         )
         self._report_tier_read(prompt)
@@ -325,12 +362,15 @@ class PrefillRole:
             self._context.send(update)
 
     def _cancel(self, job: Job) -> None:
-        self._waiting = deque(prompt for prompt in self._waiting if prompt.order.job != job)
+        for prompt in [prompt for prompt in self._waiting if prompt.order.job == job]:
+            prompt.stop_fetch()
+            self._waiting.remove(prompt)
         for request_id, prompt in list(self._running.items()):
             if prompt.order.job == job:
                 del self._running[request_id]
+                self._batch.remove(prompt)
                 self._engine.engine.cancel(request_id)
-                self._engine.step()
+                self._compute()  # what ends it; the others of its iteration go on
                 if prompt.order.deliver_to is not None:
                     self._context.senders.to(prompt.order.deliver_to).send(CancelOrder(job))
         report_dropped(self._context, job)
