@@ -170,10 +170,11 @@ class KVTransfer:
     def _prefix_read(self, fetch: _Fetch, start_s: float, tokens: int) -> None:
         if fetch not in self._fetches:
             return
-        if all(job.cancelled for job in fetch.waiting):
+        wanted = not all(job.cancelled for job in fetch.waiting)
+        if not wanted or not self._leave_out_evicted(fetch):
             self._end_fetch(fetch, start_s, 0)
             return
-        self._pool.use(fetch.source, fetch.job.request, fetch.places)
+        tokens = min(tokens, fetch.tokens)
         self._report(
             TierRead(
                 at_s=self._loop.now_s,
@@ -184,6 +185,17 @@ class KVTransfer:
             )
         )
         self._send_prefix(fetch)
+
+    def _leave_out_evicted(self, fetch: _Fetch) -> int:
+        """The blocks that are left of a fetch: those before the first that its holder evicted meanwhile."""
+        job, places = fetch.job, fetch.places
+        held = self._pool.use(fetch.source, job.request, places)
+        if 0 < held < len(places):
+            fetch.places = places[:held]
+            fetch.tokens = min(fetch.tokens, held * job.request.block_size_tokens)
+            if not fetch.stays:
+                job.most_blocks = min(job.most_blocks, places[held])
+        return held
 
     def _send_prefix(self, fetch: _Fetch) -> None:
         job, size = fetch.job, fetch.tokens * self._token_bytes

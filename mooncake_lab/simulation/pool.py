@@ -210,12 +210,17 @@ class PrefixPool:
         self._tell(node, reused.change)
         return reused
 
-    def use(self, node: str, request: Request, places: Sequence[int]) -> None:
-        """The blocks at some places of a prompt are read on their holder, as by `reuse`, to be sent elsewhere."""
+    def use(self, node: str, request: Request, places: Sequence[int]) -> int:
+        """The blocks at some places of a prompt are read on their holder, as by `reuse`, to be sent elsewhere.
+
+        Returns:
+            How many of them, front to back, the node still holds.
+        """
         positions = self._positions(places[-1] + 1)
         keys = [request.block_keys[place] for place in places]
         read = self._stores[node].reuse(keys, [positions[place] for place in places])
         self._tell(node, read.change)
+        return read.blocks
 
     def keep(self, node: str, request: Request, blocks: int | None = None, *, first: int = 0) -> None:
         """Store a prompt's blocks on a node, front to back: those from `first` on, up to `blocks`."""

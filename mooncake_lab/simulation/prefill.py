@@ -131,9 +131,9 @@ class PrefillInstance:
         return None
 
     def _new_tokens(self, job: PrefillJob) -> int:
-        """Tokens of a prompt that it would have to compute now."""
+        """Tokens of a prompt that it would compute now."""
         request = job.request
-        held = min(self._pool.matched(self.name, request), job.most_blocks)
+        held = min(self._pool.matched(self.name, request), self._most_blocks(job, ()))
         return request.input_tokens - _part(request, held).reused_tokens
 
     def _batch(self) -> list[PrefillJob]:
@@ -170,17 +170,20 @@ class PrefillInstance:
             self._loop.call_later(finish_s[0], self._slot_free)
 
     def _reuse(self, job: PrefillJob, free_s: Sequence[float]) -> PromptPart:
-        """Use the prefix that is held: what is on SSD is computed again where that is faster (FAST'25 Eq. 2)."""
+        """Use the prefix that is held."""
+        found = self._pool.reuse(self.name, job.request, self._most_blocks(job, free_s))
+        return _part(job.request, found.blocks, found.from_ssd)
+
+    def _most_blocks(self, job: PrefillJob, free_s: Sequence[float]) -> int:
+        """The most blocks to reuse: what is on SSD is computed again where that is faster (FAST'25 Eq. 2)."""
         request, blocks = job.request, job.most_blocks
         in_dram = self._pool.before_ssd(self.name, request)
-        if in_dram is not None and in_dram < blocks and self._ssd_reads == "cheaper":
-            held = min(self._pool.matched(self.name, request), blocks)
-            read = _part(request, held, self._pool.on_ssd(self.name, request.block_keys[:held]))
-            again = _part(request, in_dram)
-            if self._finish_s([again], free_s)[-1] < self._finish_s([read], free_s)[-1]:
-                blocks = in_dram
-        found = self._pool.reuse(self.name, request, blocks)
-        return _part(request, found.blocks, found.from_ssd)
+        if in_dram is None or in_dram >= blocks or self._ssd_reads != "cheaper":
+            return blocks
+        held = min(self._pool.matched(self.name, request), blocks)
+        read = _part(request, held, self._pool.on_ssd(self.name, request.block_keys[:held]))
+        again = _part(request, in_dram)
+        return in_dram if self._finish_s([again], free_s)[-1] < self._finish_s([read], free_s)[-1] else blocks
 
     def _finish_s(self, parts: Sequence[PromptPart], free_s: Sequence[float]) -> list[float]:
         """When each node is done; what is read from SSD waits for what the disk reads for others."""

@@ -188,6 +188,25 @@ def test_what_lies_on_its_holders_ssd_is_read_before_it_is_sent(dies):
     assert last.computed_tokens == 1
 
 
+OTHERS = {
+    "none": (),
+    "its first block": (family(3, 19.6, 3, 1),),
+    "its last blocks": (family(3, 15.0, 1, 2), family(4, 19.5, 3, 1)),
+}
+
+
+@pytest.mark.parametrize(("gone", "reused"), [("none", 2047), ("its first block", 0), ("its last blocks", 1024)])
+def test_what_is_evicted_before_it_is_read_is_computed(gone, reused):
+    """Of a prefix that waits for its holder's SSD, only the blocks before the first that was evicted are sent."""
+    two = spec(prefill_nodes=2, ssd_tokens=(6 if "last" in gone else 4) * 512, placement=Fetching())
+    log = Cluster(two, MODEL).run(sorted([*THREE, *OTHERS[gone]], key=lambda one: one.request.arrival_s))
+    assert check_log(log) == ()
+    (last,) = [r for r in log if isinstance(r, Prefilled) and r.request_id == 2]
+    assert (last.computed_tokens, last.reused_tokens) == (2048 - reused, reused)
+    sent = [r.bytes for r in log if isinstance(r, Moved) and r.destination == "prefill-1"]
+    assert sent == [reused * SHAPE.kv_bytes_per_token] * (reused > 0)
+
+
 def test_a_block_that_was_read_for_another_node_has_risen():
     """Who fetches the same prefix later does not wait for the SSD; reads of one SSD wait for each other."""
     requests = [
@@ -251,6 +270,16 @@ class TestThePriceOfReading:
         shape = spec(ssd_tokens=4 * 512, placement=Noted(), first_shown_by="prefill")
         found = ttft_s(Cluster(shape, self.SLOW).run(THREE))
         assert expected == pytest.approx(found, abs=0.5)
+
+    def test_what_is_computed_again_takes_room_in_a_packed_iteration(self):
+        """Prompts whose prefix is on an SSD that is too slow are not packed as if they reused it."""
+        slow = replace(MODEL, ssd=LinkLatency(SHAPE.kv_bytes_per_token * 10.0))
+        kept = [family(i, 10.0 * i, i, 4) for i in range(3)]
+        waiting = [family(3, 40.0, 9, 1), family(4, 40.1, 0, 4), family(5, 40.2, 1, 4)]
+        log = Cluster(spec(ssd_tokens=16 * 512, max_batch_tokens=1024), slow).run([*kept, *waiting])
+        starts = [(r.start_s, r.computed_tokens) for r in log if isinstance(r, Prefilled) and r.request_id > 3]
+        assert [computed for _, computed in starts] == [2048, 2048]
+        assert starts[0][0] < starts[1][0]
 
     def test_a_prefix_is_always_read_where_the_spec_says_so(self):
         """Reading takes 20 s, and so does the estimate."""
