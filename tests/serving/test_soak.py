@@ -13,10 +13,11 @@ from pathlib import Path
 import numpy as np
 import openai
 import pytest
+from waiting import until
 
 from mooncake_lab.bench.faults import FAULTS, strike
 from mooncake_lab.cluster import POOL
-from mooncake_lab.core import Moved, Placed
+from mooncake_lab.core import FirstToken, Moved, Placed
 from mooncake_lab.metrics import check_log
 from mooncake_lab.store.backends import StorageError
 from mooncake_lab.store.backends.mooncake_client import load_wheel
@@ -47,7 +48,7 @@ def test_500_streams(open_door, reference, killed):
     expected = reference(prompts, 24)
     nodes = COUPLED if killed == "coupled-0" else {"prefill_nodes": 2, "decode_nodes": 2}
     pool = {"pool": "remote", "cache_tokens": 512} if killed == POOL else {}
-    first_tokens, found = 0, {"killed": killed, "streams": len(prompts), "failed": 0}
+    found = {"killed": killed, "streams": len(prompts), "failed": 0}
     with open_door(**nodes, **pool) as door:
         runtime = door.runtime
 
@@ -55,17 +56,17 @@ def test_500_streams(open_door, reference, killed):
             found["in_flight"] = len(runtime.streams)
             runtime.supervisor.kill(killed)
 
+        def wait_and_strike():
+            assert until(lambda: sum(isinstance(record, FirstToken) for record in list(door.log)) >= 20)
+            door.loop.call_soon_threadsafe(strike)
+
         async def stream(client, prompt):
-            nonlocal first_tokens
             tokens = []
             try:
                 made = await client.completions.create(
                     model=MODEL, prompt=prompt, max_tokens=24, temperature=0, stream=True, extra_body=EXTRA
                 )
                 async for part in made:
-                    first_tokens += not tokens
-                    if first_tokens == 100 and not tokens and killed is not None:
-                        door.loop.call_soon_threadsafe(strike)
                     tokens += [token for choice in part.choices for token in choice.token_ids]
             except openai.APIError:
                 found["failed"] += 1
@@ -77,7 +78,10 @@ def test_500_streams(open_door, reference, killed):
                 return await asyncio.gather(*(stream(client, prompt) for prompt in prompts))
 
         begun_s = time.monotonic()
+        striker = threading.Thread(target=wait_and_strike if killed else lambda: None)
+        striker.start()
         outputs = asyncio.run(everybody())
+        striker.join()
         found["seconds"] = round(time.monotonic() - begun_s, 1)
         log = list(door.log)
     placed = sum(isinstance(record, Placed) for record in log)

@@ -201,8 +201,9 @@ class KVSender:
 def _has_ended(peer: socket.socket) -> bool:
     """Whether the other side has hung up; looking takes nothing out of the connection, and does not wait."""
     try:
-        readable, _, _ = select.select([peer], [], [], 0)
-        return bool(readable) and not peer.recv(1, socket.MSG_PEEK)
+        poll = select.poll()  # `select` knows no file descriptor above 1023
+        poll.register(peer, select.POLLIN)
+        return bool(poll.poll(0)) and not peer.recv(1, socket.MSG_PEEK)
     except TimeoutError:  # what was there has been read meanwhile: it lives
         return False
     except (OSError, ValueError):  # closed meanwhile

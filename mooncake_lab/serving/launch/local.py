@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, Literal, Self, final
 
@@ -136,7 +137,7 @@ class _Process:
         errors = process.stderr.fileno()
         reading, rest = {self._home.fileno(), errors}, b""
         while self._home.fileno() in reading:
-            ready, _, _ = select.select(reading, [], [])
+            ready = _readable(reading)
             if errors in ready:
                 rest = self._read_stderr(errors, rest, reading)
             elif self._home.fileno() in ready:
@@ -150,7 +151,7 @@ class _Process:
                     self._pool.process_ready(self, int(message.removeprefix(READY)))
                 else:
                     self._error = message.decode(errors="replace")
-        while errors in reading and select.select([errors], [], [], 0.5)[0]:
+        while errors in reading and _readable([errors], 0.5):
             rest = self._read_stderr(errors, rest, reading)
         if rest:
             self._stderr.append(rest.decode(errors="replace"))
@@ -368,6 +369,14 @@ class WorkerPool:
 
     def _count(self, state: State) -> int:
         return sum(process.state == state for process in self._processes)
+
+
+def _readable(files: Iterable[int], timeout_s: float | None = None) -> set[int]:
+    """Those of these file descriptors that can be read, or are at their end; `select` knows none above 1023."""
+    poll = select.poll()
+    for each in files:
+        poll.register(each, select.POLLIN)
+    return {each for each, _ in poll.poll(None if timeout_s is None else 1e3 * timeout_s)}
 
 
 def _environment(threads: int) -> dict[str, str]:
