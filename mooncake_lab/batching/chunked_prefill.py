@@ -181,18 +181,14 @@ class TensorRTLLM:
         batch.decode()
         # A prompt that has begun and gets no tokens is not overtaken.
         if all(batch.advance(request, _piece(request, batch, budget)) for request in batch.unfinished):
-            self._admit(waiting, batch, budget)
+            if self.chunk_tokens is None:
+                batch.add_whole_prefills(waiting)
+            else:
+                for request in batch.candidates(waiting):
+                    if not batch.admit(request, _piece(request, batch, budget)):
+                        break
         batch.prompts_first()
         return batch.plan(f"generation, then prompts ({self.capacity})")
-
-    def _admit(self, waiting: Sequence[Progress], batch: BatchBuilder, budget: int) -> None:
-        """Prompts while tokens last: whole ones, or pieces."""
-        if self.chunk_tokens is None:
-            batch.add_whole_prefills(waiting)
-            return
-        for request in batch.candidates(waiting):
-            if not batch.admit(request, _piece(request, batch, budget)):
-                return
 
 
 def _piece(request: Progress, batch: BatchBuilder, budget: int) -> int:

@@ -110,13 +110,14 @@ class KVCacheCentric:
             if instance.backlog_s >= best_ttft_s:
                 continue  # its backlog alone exceeds the minimum
             ratio = _ratio(best_blocks, instance.matched_blocks)
-            remote = self._estimates_transfer(ratio)  # line 5
-            if remote:  # lines 13-14, and line 7: EstimateKVCacheTransferTime
+            above = ratio > self.balancing_threshold
+            if above or (self.edition == "arxiv" and ratio == self.balancing_threshold):  # line 5
+                # lines 13-14, and line 7: EstimateKVCacheTransferTime
                 ttft_s = instance.backlog_s + _fetched_s(request, instance, holder, estimate)
             else:  # lines 8-9
                 ttft_s = instance.backlog_s + local_prefill(request, instance, estimate)[0]
             if ttft_s < best_ttft_s:  # lines 10 and 15: strict, so the first minimum wins
-                best_ttft_s, chosen, fetches = ttft_s, i, ratio > self.balancing_threshold
+                best_ttft_s, chosen, fetches = ttft_s, i, above
         instance = view.prefill[chosen]
         decode, tbt_s = select_decode(request, _candidates(view, instance), estimate)  # line 17
         _, local, ssd = local_prefill(request, instance, estimate)
@@ -129,16 +130,11 @@ class KVCacheCentric:
             reused_tokens=best_tokens if copied else local,
             fetch_from=holder.name if copied else None,
             fetched_tokens=copied,
-            ssd_tokens=_ssd_tokens(request, instance) if copied else ssd,
+            ssd_tokens=_tokens(request, instance.matched_on_ssd) if copied else ssd,
             expected_ttft_s=best_ttft_s,
             expected_tbt_s=tbt_s,
             reason="shortest expected TTFT, prefix fetched" if fetches else "shortest expected TTFT, local prefix",
         )
-
-    def _estimates_transfer(self, ratio: float) -> bool:
-        if self.edition == "arxiv":
-            return not ratio < self.balancing_threshold
-        return ratio > self.balancing_threshold
 
 
 def select_decode(
@@ -171,7 +167,7 @@ def local_prefill(request: Request, instance: PrefillView, estimate: Estimator) 
     compute_s = estimate.prefill_s(request.id, request.input_tokens, reused)
     if not instance.matched_on_ssd:
         return compute_s, reused, 0
-    ssd, in_dram = _ssd_tokens(request, instance), _tokens(request, instance.matched_in_dram)
+    ssd, in_dram = _tokens(request, instance.matched_on_ssd), _tokens(request, instance.matched_in_dram)
     reading_s = estimate.beside_ssd_s(compute_s, ssd)
     again_s = estimate.prefill_s(request.id, request.input_tokens, in_dram)
     if in_dram < reused and again_s < reading_s:
@@ -184,14 +180,10 @@ def _fetched_s(request: Request, instance: PrefillView, holder: PrefillView, est
     best, local = _tokens(request, holder.matched_blocks), _tokens(request, instance.matched_blocks)
     seconds = estimate.prefill_s(request.id, request.input_tokens, best)
     if instance.matched_on_ssd:
-        seconds = estimate.beside_ssd_s(seconds, _ssd_tokens(request, instance))
+        seconds = estimate.beside_ssd_s(seconds, _tokens(request, instance.matched_on_ssd))
     if holder.matched_on_ssd:
-        seconds += estimate.beside_ssd_s(0.0, min(best - local, _ssd_tokens(request, holder)))
+        seconds += estimate.beside_ssd_s(0.0, min(best - local, _tokens(request, holder.matched_on_ssd)))
     return seconds + estimate.transfer_s(best - local, holder.outgoing_flows)
-
-
-def _ssd_tokens(request: Request, instance: PrefillView) -> int:
-    return _tokens(request, instance.matched_on_ssd)
 
 
 def _candidates(view: ClusterView, prefill: PrefillView) -> tuple[DecodeView, ...]:

@@ -113,3 +113,13 @@ def test_tokens_are_put_into_the_prompt_once():
     prefill(run, B)
     move(run, B)
     assert fail(run, B) is first
+
+
+def test_a_request_without_workers_is_not_placed_because_another_worker_goes_down():
+    """A request waits for the answer of the suspect, and not for news of a worker that it does not need."""
+    run = make_runtime((*PAIR, "decode-1"))
+    arrive(run)
+    run.tell(c.AttemptFailed, attempt=A, reason="it failed", retriable=True, suspects=("prefill-0",))
+    assert not run.tell(c.WorkerDown, worker="decode-1")
+    assert run.coordinator.requests[0].phase == "unconfirmed"
+    assert run.tell(c.WorkerConfirmed, worker="prefill-0")[-1].attempt == B
