@@ -5,11 +5,16 @@ from mooncake_lab.simulation.coupled import CoupledInstance
 from mooncake_lab.simulation.decode import DecodeInstance
 from mooncake_lab.simulation.device_memory import CachedBlocks, DeviceCache
 from mooncake_lab.simulation.event_loop import EventLoop
-from mooncake_lab.simulation.example import four_requests
 from mooncake_lab.simulation.network import Network
-from mooncake_lab.simulation.pipeline import PipelineRequest, PipelineRun, PipelineSpec, run_pipeline
-from mooncake_lab.simulation.pipeline_clock import StageClock, plan_s
-from mooncake_lab.simulation.pipeline_prefill import simulate_cpp
+from mooncake_lab.simulation.pipeline import (
+    PipelineRequest,
+    PipelineRun,
+    PipelineSpec,
+    StageClock,
+    plan_s,
+    run_pipeline,
+    simulate_cpp,
+)
 from mooncake_lab.simulation.pool import NodeCache, PrefixPool
 from mooncake_lab.simulation.prefill import PrefillInstance, PrefillService
 from mooncake_lab.simulation.spec import (
@@ -47,7 +52,6 @@ __all__ = [
     "PrefillService",
     "PrefixPool",
     "StageClock",
-    "four_requests",
     "plan_s",
     "run_pipeline",
     "simulate_cpp",

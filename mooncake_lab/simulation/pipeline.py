@@ -9,14 +9,77 @@ one is done, and the policy is not asked again.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
+from typing import Any
+
+import simpy
 
 from mooncake_lab.batching import BatchingPolicy, CountedBlocks, Instance, Limits, Plan, Progress
 from mooncake_lab.core import TracedRequest
-from mooncake_lab.simulation.pipeline_clock import StageClock
+from mooncake_lab.perf import CppGroup, IterationCost, LinkLatency, chunk_seconds
+
+
+def plan_s(cost: IterationCost, plan: Plan) -> float:
+    """Seconds of one planned iteration: all tokens through the matrices together, attention one by one."""
+    tokens = context = decodes = 0
+    attention_s = 0.0
+    for segment in plan.segments:
+        tokens += segment.new_tokens
+        if segment.kind == "decode":
+            decodes += 1
+            context += segment.cached_tokens + 1
+        else:
+            attention_s += cost.chunk_attention_s(segment.new_tokens, segment.cached_tokens)
+    beside_s = cost.beside_s if 0 < decodes < len(plan.segments) else 0.0
+    decode_s = cost.decode_attention_s(context) + cost.per_decode_s * decodes
+    return cost.linear.seconds(tokens) + attention_s + decode_s + beside_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageClock:
+    """A model cut into stages of equally many layers, and the links between them.
+
+    Raises:
+        ValueError: when there is no stage, or a cost is negative.
+    """
+
+    cost: IterationCost
+    """One iteration over all layers, on the devices of one stage."""
+    stages: int
+    link: LinkLatency
+    """From a stage to the next; it works beside the stages."""
+    hop_bytes_per_token: float
+    """Activations of a token at a boundary."""
+    overhead_s: float = 0.0
+    """Added to every iteration, over all layers."""
+    collective_s_per_token: float = 0.0
+    """What the devices of a stage exchange for a token, over all layers (tensor parallelism)."""
+    apart: bool = False
+    """Whether the prompts and the decodes of a plan run one after the other and share nothing."""
+
+    def __post_init__(self) -> None:
+        costs = (self.hop_bytes_per_token, self.overhead_s, self.collective_s_per_token)
+        if self.stages < 1 or min(costs) < 0:
+            raise ValueError(f"{self} has no stage or a negative cost; at least 1 stage and 0 s are needed")
+
+    def stage_s(self, plan: Plan) -> float:
+        """Seconds of a plan on one stage."""
+        parts = [plan]
+        if self.apart and plan.prefills and plan.decodes:
+            parts = [Plan(segments=plan.prefills), Plan(segments=plan.decodes)]
+        whole_s = sum(plan_s(self.cost, part) + self.overhead_s for part in parts)
+        return (whole_s + self.collective_s_per_token * plan.new_tokens) / self.stages
+
+    def growth_s(self, plan: Plan) -> float:
+        """Seconds by which a plan of decodes takes longer each time: every context has grown by a token."""
+        return self.cost.per_context_token_s * len(plan.segments) / self.stages
+
+    def hop_s(self, plan: Plan) -> float:
+        """Seconds until the activations of a plan are on the next stage."""
+        return self.link.seconds(self.hop_bytes_per_token * plan.new_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,3 +312,47 @@ def _arriving(traced: TracedRequest) -> PipelineRequest:
     if traced.output_tokens < 1:
         raise ValueError(f"request {request.id} has no output tokens; a pipeline needs at least 1")
     return PipelineRequest(request.id, request.arrival_s, traced.output_tokens)
+
+
+def simulate_cpp(group: CppGroup, sizes: Sequence[int], reused_tokens: int = 0) -> list[list[float]]:
+    """When each node is done with each chunk, `[node][chunk]`: chunked pipeline parallelism, event by event.
+
+    Nodes and links are resources, chunks are processes. It knows nothing of the recurrence in `perf.cpp_finish_s`;
+    the two check each other.
+
+    Args:
+        group: the nodes.
+        sizes: tokens of the chunks, in order.
+        reused_tokens: leading tokens whose KVCache exists.
+    """
+    env = simpy.Environment()
+    nodes = [simpy.Resource(env) for _ in range(group.nodes)]
+    links = [simpy.Resource(env) for _ in range(group.nodes - 1)]
+    finish: list[list[float]] = [[0.0] * len(sizes) for _ in nodes]
+    seconds = chunk_seconds(group, sizes, reused_tokens)
+
+    def load(node: int) -> Generator[simpy.Event, Any, None]:
+        with nodes[node].request() as turn:
+            yield turn
+            constant_s = 0.0 if node else group.prefill.constant_s
+            share = group.layer_shares[node]
+            yield env.timeout(constant_s + share * group.prefill.load_s_per_token * reused_tokens)
+
+    def pass_through(chunk: int) -> Generator[simpy.Event, Any, None]:
+        for node, share in enumerate(group.layer_shares):
+            if node:
+                with links[node - 1].request() as turn:
+                    yield turn
+                    yield env.timeout(group.hop_bytes(sizes[chunk]) / group.link.bytes_per_s)
+                yield env.timeout(group.link.latency_s)
+            with nodes[node].request() as turn:
+                yield turn
+                yield env.timeout(share * seconds[chunk])
+                finish[node][chunk] = env.now
+
+    for node in range(group.nodes):
+        env.process(load(node))
+    for chunk in range(len(sizes)):
+        env.process(pass_through(chunk))
+    env.run()
+    return finish

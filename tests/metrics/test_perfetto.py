@@ -8,10 +8,11 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 import pytest
+from by_hand import four_requests
 
 from mooncake_lab.core import Moved, Prefilled
 from mooncake_lab.metrics import trace_events, write_perfetto
-from mooncake_lab.simulation import Cluster, ClusterSpec, Failure, four_requests
+from mooncake_lab.simulation import Cluster, ClusterSpec, Failure
 
 Micros = Annotated[float, msgspec.Meta(ge=0)]
 

@@ -1,10 +1,11 @@
-"""The chapter's worked example: what a pencil says about four requests, the simulator says too."""
+"""An example worked by hand: what a pencil says about four requests, the simulator says too."""
 
 import pytest
+from by_hand import four_requests
 
 from mooncake_lab.core import Finished, Moved, Placed, Prefilled
 from mooncake_lab.metrics import check_log, token_times_s
-from mooncake_lab.simulation import Cluster, four_requests
+from mooncake_lab.simulation import Cluster
 
 FETCH_S = 500 / (10_000 - 0.9 * 2000 / 0.5)
 """500 tokens over a card of 10,000 a second; nine of ten layers of 2,000 tokens leave by it in half a second."""

@@ -1,15 +1,19 @@
 """The simulator where there is no numpy: in a browser."""
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
+import by_hand
 import msgspec
 import pytest
+from by_hand import four_requests
 
 from mooncake_lab.core import SLO
 from mooncake_lab.metrics import run_summary
-from mooncake_lab.simulation import Cluster, ClusterSpec, four_requests
+from mooncake_lab.simulation import Cluster, ClusterSpec
 from mooncake_lab.workload import read_trace
 
 BLOCK = """
@@ -20,16 +24,18 @@ for name in ("numpy", "pandas", "torch", "scipy"):
 
 RUN = """
 import msgspec
-from mooncake_lab.simulation import Cluster, ClusterSpec, four_requests
+from by_hand import four_requests
+from mooncake_lab.simulation import Cluster, ClusterSpec
 spec, model, requests = four_requests()
 sys.stdout.buffer.write(msgspec.json.encode({run}.run(requests)))
 """
 
 SUMMARISE = """
 import json
+from by_hand import four_requests
 from mooncake_lab.core import SLO
 from mooncake_lab.metrics import run_summary
-from mooncake_lab.simulation import Cluster, ClusterSpec, four_requests
+from mooncake_lab.simulation import Cluster, ClusterSpec
 from mooncake_lab.workload import read_trace
 model = four_requests()[1]
 for make, spec in (
@@ -43,7 +49,8 @@ for make, spec in (
 def without_numpy(program, *arguments):
     """What a program prints in an interpreter that has none of these packages."""
     command = [sys.executable, "-c", BLOCK + program, *arguments]
-    found = subprocess.run(command, capture_output=True, check=False)
+    helpers = {"PYTHONPATH": str(Path(by_hand.__file__).parent)}
+    found = subprocess.run(command, capture_output=True, check=False, env=os.environ | helpers)
     assert found.stderr == b""
     return found.stdout
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from mooncake_lab.conductor import KVCacheCentric
 from mooncake_lab.core import Request, TracedRequest
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
-from mooncake_lab.simulation.spec import ClusterSpec
+from mooncake_lab.simulation import ClusterSpec
 
 
 def four_requests() -> tuple[ClusterSpec, LatencyModel, list[TracedRequest]]:
