@@ -8,7 +8,7 @@ an hour of traffic takes seconds and no token is lost.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from mooncake_lab.batching import BatchingPolicy, CountedBlocks, Instance, Limits, Plan, Progress, Segment
 from mooncake_lab.cluster import (
@@ -20,13 +20,12 @@ from mooncake_lab.cluster import (
     Preempted,
     PrefillDropped,
     RequestDone,
-    StepDone,
 )
 from mooncake_lab.core import CacheChanged, Request, TracedRequest
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.simulation.device_memory import CachedBlocks, DeviceCache
 from mooncake_lab.simulation.event_loop import EventLoop
-from mooncake_lab.simulation.steady import ROUNDING_S, Steady, pace_of
+from mooncake_lab.simulation.steady import Stretch, pace_of
 
 
 @dataclass(slots=True, eq=False)
@@ -53,16 +52,6 @@ class CoupledRequest:
 
 Parts: TypeAlias = Sequence[tuple[CoupledRequest, Segment]]
 """The requests of a plan beside their segments."""
-
-
-class Stretch(NamedTuple):
-    """Iterations of one plan: when the first began, how long they take, and how many."""
-
-    plan: Plan
-    parts: Parts
-    start_s: float
-    pace: Steady
-    steps: int
 
 
 class CoupledInstance:
@@ -110,7 +99,9 @@ class CoupledInstance:
             else CachedBlocks(limits.capacity_blocks, limits.block_size_tokens, cache, self._request_of)
         )
         self.instance = Instance(policy, limits, blocks)
-        self._under_way: Stretch | None = None
+        self._stretch: Stretch | None = None  # that runs
+        self._plan = Plan()  # of its iterations
+        self._parts: Parts = ()
         self._looks = False  # whether it is about to see that a request came
         self._timers = 0  # ends of stretches that were set; only the last one counts
 
@@ -121,10 +112,9 @@ class CoupledInstance:
         """How many tokens each request here has received by now, those of the iterations under way included."""
         here = (*(each.request_id for each in self.instance.waiting), *self.instance.running)
         shown = {request_id: self._requests[request_id].generated_tokens for request_id in here}
-        if self._under_way is not None:
-            plan, _, start_s, pace, steps = self._under_way
-            done = min(steps, pace.steps_within(self._loop.now_s - start_s - ROUNDING_S))
-            for segment in plan.segments:
+        if self._stretch is not None:
+            done = self._stretch.steps_ended(self._loop.now_s)
+            for segment in self._plan.segments:
                 shown[segment.request_id] += done * segment.emits
         return {request_id: tokens for request_id, tokens in shown.items() if tokens}
 
@@ -151,7 +141,7 @@ class CoupledInstance:
             )
         )
         self._assigned_requests += 1
-        if not self._looks and (self._under_way is None or self._under_way.steps > 1):
+        if not self._looks and (self._stretch is None or self._stretch.steps > 1):
             self._looks = True
             self._loop.call_later(0.0, self._look)  # after all that arrives at this moment
 
@@ -161,14 +151,13 @@ class CoupledInstance:
         The requests here are lost then, the tokens that were shown are not.
         """
         self.up = False
-        stretch = self._under_way
-        if stretch is not None and any(segment.kind == "decode" for segment in stretch.plan.segments):
-            self._shorten(stretch)
+        if self._stretch is not None and any(segment.kind == "decode" for segment in self._plan.segments):
+            self._shorten(self._stretch)
         else:
             self._fail_all()
 
     def _fail_all(self) -> None:
-        lost, self._requests, self._under_way = self._requests, {}, None
+        lost, self._requests, self._stretch = self._requests, {}, None
         self._timers += 1
         self.instance.waiting.clear()
         self.instance.running.clear()
@@ -180,8 +169,8 @@ class CoupledInstance:
         if not self._looks:
             return  # the plan that was made meanwhile knows of it
         self._looks = False
-        if self._under_way is not None:
-            self._shorten(self._under_way)
+        if self._stretch is not None:
+            self._shorten(self._stretch)
         elif self.up:
             self._begin()
 
@@ -206,27 +195,26 @@ class CoupledInstance:
         begun = sum([not request.begun for request, segment in parts if segment.kind == "prefill"])
         pace, start_s = pace_of(self._model, plan, begun), self._loop.now_s
         steps = pace.steps_before(self._steady_steps(plan, parts), self.horizon_s, start_s)
-        self._run(Stretch(plan, parts, start_s, pace, steps), pace.seconds(steps))
+        self._plan, self._parts = plan, parts
+        self._run(Stretch(start_s, pace, steps), pace.seconds(steps))
 
     def _run(self, stretch: Stretch, seconds: float) -> None:
         """Let a stretch end in so many seconds."""
-        self._under_way = stretch
+        self._stretch = stretch
         self._timers += 1
         self._loop.call_later(seconds, self._end, self._timers)
 
     def _shorten(self, stretch: Stretch) -> None:
         """The iteration under way is the last one."""
-        _, _, start_s, pace, steps = stretch
-        begun = pace.steps_within(self._loop.now_s - start_s) + 1
-        if begun < steps:
-            end_s = start_s + pace.seconds(begun)
-            self._run(stretch._replace(steps=begun), max(0.0, end_s - self._loop.now_s))
+        shorter = stretch.cut(self._loop.now_s)
+        if shorter.steps < stretch.steps:
+            self._run(shorter, max(0.0, shorter.end_s - self._loop.now_s))
 
     def _end(self, timer: int) -> None:
         """A stretch is over, unless it was cut short."""
-        if timer != self._timers or self._under_way is None:
+        if timer != self._timers or self._stretch is None:
             return
-        self._close(self._under_way)
+        self._close(self._stretch)
         if self.up:
             self._begin()
         else:
@@ -245,14 +233,14 @@ class CoupledInstance:
 
     def _close(self, stretch: Stretch) -> None:
         """Report what was computed, and let finished requests go."""
-        self._under_way = None
+        self._stretch = None
         self._report_decodes(stretch)
-        self.instance.apply(stretch.plan, stretch.steps)
+        self.instance.apply(self._plan, stretch.steps)
         if self.cache is not None:
             added, removed = self.cache.take_changes()
             if added or removed:
                 self._report(CacheChanged(at_s=self._loop.now_s, instance=self.name, added=added, removed=removed))
-        for request, segment in stretch.parts:
+        for request, segment in self._parts:
             if segment.kind == "prefill":
                 self._report_chunk(request, segment, stretch)
             if segment.emits:
@@ -267,23 +255,13 @@ class CoupledInstance:
     def _report_decodes(self, stretch: Stretch) -> None:
         """The steps of requests that had tokens before: one more token for each, after a recomputation as well."""
         decoded = list[int]()
-        for request, segment in stretch.parts:
+        for request, segment in self._parts:
             if segment.emits and request.generated_tokens:
                 decoded.append(segment.request_id)
                 if request.generated_tokens == request.shown_tokens:  # its first one here
                     self._report(DecodeStarted(at_s=self._loop.now_s, attempt=request.attempt))
         if decoded:
-            self._report(
-                StepDone(
-                    at_s=self._loop.now_s,
-                    worker=self.name,
-                    start_s=stretch.start_s,
-                    steps=stretch.steps,
-                    first_step_s=stretch.pace.first_s,
-                    step_growth_s=stretch.pace.growth_s,
-                    request_ids=tuple(decoded),
-                )
-            )
+            self._report(stretch.done(self.name, self._loop.now_s, tuple(decoded)))
 
     def _report_chunk(self, request: CoupledRequest, segment: Segment, stretch: Stretch) -> None:
         is_first = not (request.begun or request.preempted)

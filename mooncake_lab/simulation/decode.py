@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
-from mooncake_lab.cluster import Attempt, AttemptFailed, DecodeStarted, Event, RequestDone, StepDone
+from mooncake_lab.cluster import Attempt, AttemptFailed, DecodeStarted, Event, RequestDone
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.simulation.event_loop import EventLoop
-from mooncake_lab.simulation.steady import ROUNDING_S, Steady
+from mooncake_lab.simulation.steady import Steady, Stretch
 
 
 @dataclass(slots=True, eq=False)
@@ -61,7 +61,7 @@ class DecodeInstance:
         self._finishing: list[tuple[int, int]] = []
         self._context_tokens = 0
         self._step = 0
-        self._stretch: tuple[float, Steady, int] | None = None  # that runs: its start, pace and steps
+        self._stretch: Stretch | None = None  # that runs
         self._shortened = False  # whether that stretch was cut short already
         self._may_join = False  # whether joining would cut it short
         self._waits = False  # for the next look
@@ -97,11 +97,10 @@ class DecodeInstance:
                 self._wait(0.0)
         elif not self._shortened and (self._may_join or not self.up):
             self._shortened = True
-            start_s, pace, steps = self._stretch
-            begun = pace.steps_within(self._loop.now_s - start_s) + 1
-            if begun < steps:
-                self._stretch = (start_s, pace, begun)
-                self._wait(max(start_s + pace.seconds(begun) - self._loop.now_s, 0.0))
+            shorter = self._stretch.cut(self._loop.now_s)
+            if shorter.steps < self._stretch.steps:
+                self._stretch = shorter
+                self._wait(max(shorter.end_s - self._loop.now_s, 0.0))
 
     def _wait(self, seconds: float) -> None:
         self._waits = True
@@ -113,7 +112,7 @@ class DecodeInstance:
         if timer != self._looks:
             return  # a stretch that was cut short
         if self._stretch is not None:
-            self._close(*self._stretch)
+            self._close(self._stretch)
         self._stretch, self._waits = None, False
         if not self.up:
             self._fail_all()
@@ -124,15 +123,13 @@ class DecodeInstance:
             decode, batch, now_s = self._model.decode, len(self._members), self._loop.now_s
             pace = Steady(decode.step_s(batch, self._context_tokens), decode.step_growth_s(batch))
             steps = pace.steps_before(self._steps_until_change(), self.horizon_s, now_s)
-            self._stretch, self._shortened, self._may_join = (now_s, pace, steps), False, not self._waiting
+            self._stretch = Stretch(now_s, pace, steps)
+            self._shortened, self._may_join = False, not self._waiting
             self._wait(pace.seconds(steps))
 
     def tokens_shown(self) -> dict[int, int]:
         """How many tokens each request here has received by now, those of the stretch under way included."""
-        done = 0
-        if self._stretch is not None:
-            start_s, pace, steps = self._stretch
-            done = min(steps, pace.steps_within(self._loop.now_s - start_s - ROUNDING_S))
+        done = 0 if self._stretch is None else self._stretch.steps_ended(self._loop.now_s)
         shown = {member.attempt.request_id: member.produced_tokens for member in self._waiting}
         for request_id, member in self._members.items():
             shown[request_id] = member.produced_tokens + self._step - member.joined_step + done
@@ -208,21 +205,11 @@ class DecodeInstance:
         heapq.heapify(self._finishing)
         return member
 
-    def _close(self, start_s: float, pace: Steady, steps: int) -> None:
+    def _close(self, stretch: Stretch) -> None:
         """Report the stretch and let finished members go."""
-        self._report(
-            StepDone(
-                at_s=self._loop.now_s,
-                worker=self.name,
-                start_s=start_s,
-                steps=steps,
-                first_step_s=pace.first_s,
-                step_growth_s=pace.growth_s,
-                request_ids=tuple(self._members),
-            )
-        )
-        self._step += steps
-        self._context_tokens += len(self._members) * steps
+        self._report(stretch.done(self.name, self._loop.now_s, tuple(self._members)))
+        self._step += stretch.steps
+        self._context_tokens += len(self._members) * stretch.steps
         while self._finishing and self._finishing[0][0] <= self._step:
             _, request_id = heapq.heappop(self._finishing)
             member = self._members.pop(request_id)

@@ -4,9 +4,10 @@ from math import sqrt
 from typing import Final, NamedTuple
 
 from mooncake_lab.batching import Plan
+from mooncake_lab.cluster import StepDone
 from mooncake_lab.perf import LatencyModel
 
-ROUNDING_S: Final = 1e-9
+_ROUNDING_S: Final = 1e-9
 """An iteration that ends so shortly before now may, by rounding, be still to end."""
 
 
@@ -47,6 +48,39 @@ class Steady(NamedTuple):
         while self.seconds(steps) > seconds:
             steps -= 1
         return steps
+
+
+class Stretch(NamedTuple):
+    """Iterations of one plan on an instance: when the first began, how long they take, and how many."""
+
+    start_s: float
+    pace: Steady
+    steps: int
+
+    @property
+    def end_s(self) -> float:
+        """When the last one ends."""
+        return self.start_s + self.pace.seconds(self.steps)
+
+    def steps_ended(self, now_s: float) -> int:
+        """How many of them have ended."""
+        return min(self.steps, self.pace.steps_within(now_s - self.start_s - _ROUNDING_S))
+
+    def cut(self, now_s: float) -> "Stretch":
+        """The iteration under way is the last one."""
+        return self._replace(steps=min(self.steps, self.pace.steps_within(now_s - self.start_s) + 1))
+
+    def done(self, worker: str, now_s: float, request_ids: tuple[int, ...]) -> StepDone:
+        """The event that each of these requests has one more token from each of them."""
+        return StepDone(
+            at_s=now_s,
+            worker=worker,
+            start_s=self.start_s,
+            steps=self.steps,
+            first_step_s=self.pace.first_s,
+            step_growth_s=self.pace.growth_s,
+            request_ids=request_ids,
+        )
 
 
 def pace_of(model: LatencyModel, plan: Plan, begun: int) -> Steady:
