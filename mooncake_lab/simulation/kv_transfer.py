@@ -113,7 +113,7 @@ class KVTransfer:
         first = local = (placed.reused_tokens - placed.fetched_tokens) // request.block_size_tokens
         end = -(-placed.reused_tokens // request.block_size_tokens)
         for other in self._fetches:  # blocks that are on their way already
-            if other.stays and other.job.placement.prefill == placed.prefill:
+            if other.job.placement.prefill == placed.prefill:
                 begun, coming = first, set(other.keys)
                 while first < end and keys[first] in coming:
                     first += 1

@@ -97,14 +97,14 @@ class PrefillPool:
     always."""
     shared_cache: bool = False
     """One Mooncake Store over all nodes instead of a cache a node (FAST'25 §5.3). Each block lies on one node; the
-    others read it over the network."""
+    others read it over the network (assumption B55)."""
     eviction: str = "lru"
     max_batch_tokens: int = 1
     """Computed tokens up to which waiting prompts are packed into one iteration; a longer prompt is computed
-    alone. 1 computes one prompt at a time, as arXiv §5.2 implies: prefill needs room for one request only."""
+    alone. 1 computes one prompt at a time (assumption B56)."""
     fetch_timeout_s: float = 30.0
     """How long a prompt waits for a prefix from another node, its reading from SSD there included; then it is
-    computed. The default is that of Mooncake's Transfer Engine (MC_TRANSFER_TIMEOUT)."""
+    computed. The default is that of Mooncake's Transfer Engine (assumption B57)."""
     overtaking: bool = False
     """Whether a prompt whose prefix is still on its way lets those behind it start; else all start in order."""
 

@@ -1,6 +1,8 @@
 """The simulated cluster against theory, and against itself."""
 
 import math
+from collections import defaultdict
+from itertools import product
 
 import numpy as np
 import pytest
@@ -87,6 +89,20 @@ class TestInvariants:
         finished = table[table["end"] == "finished"]
         outputs = {t.request.id: t.output_tokens for t in requests_of(rows)}
         assert all(outputs[i] == row for i, row in finished["output_tokens"].items())
+
+    @settings(max_examples=80, deadline=None)
+    @given(REQUESTS, clusters())
+    def test_no_disk_is_faster_than_it_is(self, rows, spec):
+        """What a node reads from SSD in any span of time, for itself and for others, takes no longer than that."""
+        log = Cluster(spec, REALISTIC).run(requests_of((at_s / 5, *rest) for at_s, *rest in rows))
+        reads = defaultdict(list)
+        for record in log:
+            if isinstance(record, Moved) and record.source.endswith("/ssd"):
+                reads[record.source].append(record)
+        for of_node in reads.values():
+            for first, last in product(of_node, of_node):
+                within = [r.bytes for r in of_node if r.start_s >= first.start_s and r.at_s <= last.at_s]
+                assert sum(within) <= REALISTIC.ssd.bytes_per_s * (last.at_s - first.start_s + 1e-6) or not within
 
     @settings(max_examples=25, deadline=None)
     @given(REQUESTS, clusters())

@@ -10,6 +10,7 @@ from families import requests_of
 from mooncake_lab.conductor import KVCacheCentric, LoadBalance, Placement
 from mooncake_lab.core import FirstToken, Moved, Prefilled
 from mooncake_lab.metrics import check_log
+from mooncake_lab.paper import assumption
 from mooncake_lab.perf import LinkLatency, model_shape
 from mooncake_lab.simulation import Cluster, ClusterSpec, Failure, PrefillPool, PrefixPool
 
@@ -77,7 +78,8 @@ def test_a_fetch_has_a_deadline(timeout_s, reused, start_s):
 
 @pytest.mark.parametrize("timeout_s", [0.0, -1.0, math.inf, math.nan])
 def test_a_deadline_is_a_finite_time(timeout_s):
-    """A run without a horizon ends when its last timer fires."""
+    """A run without a horizon ends when its last timer fires; by default the time is that of assumption B57."""
+    assert PrefillPool().fetch_timeout_s == assumption("B57").value
     with pytest.raises(ValueError, match="fetch_timeout_s"):
         PrefillPool(fetch_timeout_s=timeout_s)
 
@@ -146,31 +148,39 @@ class TestOneStoreForAll:
         assert (last.reused_tokens, last.start_s) == (0, pytest.approx(13.0))
 
     def test_the_disk_of_an_owner_reads_for_others(self):
-        """A block on SSD is read by the node on which it lies, and sent after that."""
+        """A block on SSD is read where it lies, and sent after that, if the placement counts on it."""
         filling = [(10.0 * i, LONG, 1, i) for i in range(3)]
         model = replace(make_model(constant_s=9.0, bytes_per_s=KV_BYTES * LONG), ssd=LinkLatency(KV_BYTES * LONG))
-        spec = ClusterSpec.disaggregated(
-            prefill_nodes=2, decode_nodes=1, shared_cache=True, cache_tokens=LONG, ssd_tokens=4 * LONG,
-            placement=ByHand(),
-        )  # fmt: skip
-        log = Cluster(spec, model).run(requests_of([*filling, (100.0, LONG, 1, 0)]))
+        requests = requests_of([*filling, (100.0, LONG, 1, 0)])
+        two = {"prefill_nodes": 2, "decode_nodes": 1, "cache_tokens": LONG, "ssd_tokens": 4 * LONG}
+        log = Cluster(ClusterSpec.disaggregated(**two, shared_cache=True, placement=ByHand(0)), model).run(
+            requests
+        )
+        assert [r.reused_tokens for r in log if isinstance(r, Prefilled)][-1] == 0
+        assert not any(isinstance(r, Moved) and "prefill" in r.destination for r in log)
+        spec = ClusterSpec.disaggregated(**two, shared_cache=True, placement=ByHand(LONG - 1))
+        log = Cluster(spec, model).run(requests)
         assert check_log(log) == ()
         moves = [r for r in log if isinstance(r, Moved) and r.request_id == 3]
         read, sent, _ = moves
         assert (read.source, sent.source, sent.destination) == ("prefill-0/ssd", "prefill-0", "prefill-1")
+        assert read.bytes == sent.bytes == (LONG - 1) * KV_BYTES
         assert (read.at_s, sent.start_s, sent.at_s) == pytest.approx((101.0, 101.0, 102.0), abs=1e-2)
 
 
 class ByHand:
-    """Requests 0 to 2 on the first node, the next on the second, which counts on the SSD of the first."""
+    """Requests 0 to 2 on the first node, the next on the second, which counts on so many tokens on SSD."""
+
+    def __init__(self, ssd_tokens):
+        self.ssd_tokens = ssd_tokens
 
     def place(self, request, view, estimate):
         del view, estimate
         last = request.id == 3
         return Placement(
             request_id=request.id, prefill=f"prefill-{int(last)}", decode="decode-0",
-            reused_tokens=LONG - 1 if last else 0, ssd_tokens=LONG - 1 if last else 0, expected_ttft_s=0.0,
-            expected_tbt_s=0.0, reason="",
+            reused_tokens=0, ssd_tokens=self.ssd_tokens if last else 0, expected_ttft_s=0.0, expected_tbt_s=0.0,
+            reason="",
         )  # fmt: skip
 
 
