@@ -18,8 +18,11 @@ from numba.extending import register_jitable
 from mooncake_lab.engine.backends.cpu_kernels import gated, paged_decode, rotate_row
 from mooncake_lab.engine.backends.cpu_numbers import Floats, Ints, Stored, widen
 
-PLAIN, ADDED, GATED = 0, 1, 2
-"""What becomes of a product: it replaces, it is added, or `silu` of its first half times the second replaces."""
+PLAIN, ADDED, GATED = np.int64(0), np.int64(1), np.int64(2)
+"""What becomes of a product: it replaces, it is added, or `silu` of its first half times the second replaces.
+
+Of type int64, because numba compiles a function anew for each plain integer that compiled code passes to it.
+"""
 _PART_OUTPUTS = 64
 """A thread's share of a product; more would leave threads without one."""
 
@@ -95,7 +98,7 @@ def normalise(hidden: Floats, weight: Stored, epsilon: Any, normed: Floats) -> N
 
 
 @njit(parallel=True, fastmath=True, nogil=True, cache=True)
-def linear(inputs: Floats, weight: Stored, bias: Stored, how: int, out: Floats) -> None:
+def linear(inputs: Floats, weight: Stored, bias: Stored, how: np.int64, out: Floats) -> None:
     """`inputs @ weight.T + bias` into `out` (tokens, outputs), or added to it, or its halves gated.
 
     Four outputs at a time, many in a row: the processor foresees a stretch of memory, but not when it ends.
@@ -119,7 +122,7 @@ def linear(inputs: Floats, weight: Stored, bias: Stored, how: int, out: Floats) 
 
 
 @register_jitable
-def _keep(found: Floats, start: int, stop: int, how: int, out: Floats) -> None:
+def _keep(found: Floats, start: int, stop: int, how: np.int64, out: Floats) -> None:
     """Outputs `start` up to `stop` in their place, or added to what is there."""
     for row in range(len(out)):
         for x in range(stop - start):
