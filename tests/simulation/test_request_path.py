@@ -1,6 +1,7 @@
 """The path of one request: what `benchmarks/request_path.py` counts."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,3 +44,21 @@ def test_counts_are_those_of_the_names(paths):
         assert {name.rpartition(".")[0] for name in path["functions"]} >= set(path["classes"])
     either = set(paths["disaggregated"]["functions"]) | set(paths["coupled"]["functions"])
     assert set(paths["either"]["functions"]) == either
+
+
+def test_the_page_shows_both_runtimes_as_they_were_counted():
+    """Each row of the page's table is the record's; what is on both paths is on each; packages add up."""
+    root = SCRIPT.parents[1]
+    both = json.loads((root / "data/measured/request_path.json").read_text("utf-8"))["both"]
+    sides = [both[cluster] for cluster in ("disaggregated", "coupled")]
+    none = {"simulated": 0, "live": 0, "both": 0}
+    page = (root / "book/design.md").read_text("utf-8").partition("### One request, two runtimes")[2]
+    rows = re.findall(r"^\| `?(\w+)`? \| ((?:\d+ \| ){5}\d+) \|$", page, re.MULTILINE)
+    assert {name for name, _ in rows} == {name for side in sides for name in side}
+    for name, numbers in rows:
+        counted = [side.get(name, none)[way] for side in sides for way in none]
+        assert [int(number) for number in numbers.split(" | ")] == counted
+    for side in sides:
+        packages = [side[name] for name in side if name != "all"]
+        assert {way: sum(row[way] for row in packages) for way in none} == side["all"]
+        assert all(row["both"] <= min(row["simulated"], row["live"]) for row in packages)
