@@ -4,7 +4,7 @@
 
 Each place has live clusters of its own. A round is a first turn, requests that move its KVCache to the place, the
 second turn, and the same prompt after all caches were emptied, whose tokens must be the same. Medians over the
-rounds stand beside the prediction of the latency model that the cluster measured at its start.
+rounds stand beside the prediction of the latency model that the first cluster measured at its start.
 
 Where the prefix lies in the worker's own store, a second cluster (`LiveSpec.layerwise` off) loads all of it before
 it computes. The load is hidden as far as the first cluster's prefill is shorter: the difference of the prefills is
@@ -27,6 +27,7 @@ import typer
 from mooncake_lab.bench.machine import provenance
 from mooncake_lab.conductor import ClusterView, Estimator, LatencyEstimator, Placement
 from mooncake_lab.core import Arrived, FirstToken, Moved, Prefilled, Request, TracedRequest
+from mooncake_lab.perf import LatencyModel
 from mooncake_lab.serving import LiveCluster, LiveSpec
 
 BLOCK = 64
@@ -169,21 +170,24 @@ class Bench:
         )
 
 
-def measure(place: str, sizes: Sizes) -> dict[str, Any]:
-    """The row of one place."""
+def measure(place: str, sizes: Sizes, model: LatencyModel | None) -> tuple[dict[str, Any], LatencyModel]:
+    """The row of one place, and the latency model: the given one, or what the first cluster measures."""
     with ExitStack() as stack:
         ways = (True, False) if place in {"dram", "ssd"} else (True,)
         benches = dict[bool, Bench]()
         for layerwise in ways:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             spec = spec_of(place, sizes, folder, layerwise=layerwise)
-            benches[layerwise] = Bench(stack.enter_context(LiveCluster(spec)), place, sizes)
+            live = stack.enter_context(LiveCluster(spec, model))
+            model = live.model
+            benches[layerwise] = Bench(live, place, sizes)
         seen: dict[bool, list[tuple[Turn, Turn]]] = {layerwise: [] for layerwise in ways}
         for _ in range(sizes.rounds + 1):  # the first one warms up
             for layerwise, bench in benches.items():
                 seen[layerwise].append(bench.turns())
-        estimate = LatencyEstimator(benches[True].live.model)
-    return row_of(place, sizes, {layerwise: pairs[1:] for layerwise, pairs in seen.items()}, estimate)
+    assert model is not None  # noqa: S101  # there is a cluster
+    seen = {layerwise: pairs[1:] for layerwise, pairs in seen.items()}
+    return row_of(place, sizes, seen, LatencyEstimator(model)), model
 
 
 def row_of(
@@ -241,7 +245,7 @@ def main(
     model: Annotated[str, typer.Option(help="A Llama shape; its weights are random.")] = "random:lab-30m",
     tokens: Annotated[int, typer.Option(min=BLOCK, help="Tokens of the first turn.")] = 2048,
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the second turn behind them.")] = 257,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds; the medians are printed.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; the medians are printed.")] = 4,
     places: Annotated[str, typer.Option(help=f"Some of {','.join(SOURCES)}.")] = ",".join(SOURCES),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write JSON into this file.")] = None,
@@ -249,11 +253,15 @@ def main(
     """Measure the places that are asked for."""
     sizes = Sizes(model, tokens, new_tokens, rounds)
     measured = provenance() | dataclasses.asdict(sizes)  # the load average is that before the run
-    measured["rows"] = [measure(place, sizes) for place in places.split(",")]
+    rows, latency = list[dict[str, Any]](), None
+    for place in places.split(","):
+        row, latency = measure(place, sizes, latency)
+        rows.append(row)
+    measured["rows"] = rows
     text = json.dumps(measured, indent=1) + "\n"
     if out is not None:
         out.write_text(text, "utf-8")
-    typer.echo(text if as_json else "\n".join(table(measured["rows"])))
+    typer.echo(text if as_json else "\n".join(table(rows)))
 
 
 if __name__ == "__main__":
