@@ -65,3 +65,8 @@ def read_notebook(path: Path) -> Notebook:
         return msgspec.json.decode(path.read_bytes(), type=Notebook)
     except msgspec.DecodeError as error:
         raise ValueError(f"{path} is not a Jupyter notebook: {error}") from error
+
+
+def joined(text: str | list[str]) -> str:
+    """A text of a notebook, which may be stored as one string or as a list of lines."""
+    return text if isinstance(text, str) else "".join(text)

@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Template
 from typing import Any, Final
 
-from mooncake_lab.batch.notebook import Cell, read_notebook
+from mooncake_lab.batch.notebook import Cell, joined, read_notebook
 
 _FOLDED: Final = frozenset({"dropdown", "hint", "solution"})
 """Directives that show their content only when asked."""
@@ -98,7 +98,7 @@ def _code(text: str) -> str:
 def _output(output: Mapping[str, Any]) -> str:
     match output["output_type"]:
         case "stream":
-            return f'<pre class="output">{escape(_joined(output["text"]))}</pre>'
+            return f'<pre class="output">{escape(joined(output["text"]))}</pre>'
         case "error":
             said = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(output["traceback"]))
             return f'<pre class="output failed" id="error">{escape(said)}</pre>'
@@ -107,19 +107,15 @@ def _output(output: Mapping[str, Any]) -> str:
 
 
 def _shown(data: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:
-    alt = escape(str(metadata.get("alt", _joined(data.get("text/plain", "figure")))))
+    alt = escape(str(metadata.get("alt", joined(data.get("text/plain", "figure")))))
     if svg := data.get("image/svg+xml"):
-        content = base64.b64encode(_joined(svg).encode()).decode()
+        content = base64.b64encode(joined(svg).encode()).decode()
         return f'<img alt="{alt}" src="data:image/svg+xml;base64,{content}">'
     if png := data.get("image/png"):
-        return f'<img alt="{alt}" src="data:image/png;base64,{_joined(png).strip()}">'
+        return f'<img alt="{alt}" src="data:image/png;base64,{joined(png).strip()}">'
     if html := data.get("text/html"):
-        return f'<div class="output">{_joined(html)}</div>'
-    return f'<pre class="output">{escape(_joined(data.get("text/plain", "")))}</pre>'
-
-
-def _joined(text: str | list[str]) -> str:
-    return text if isinstance(text, str) else "".join(text)
+        return f'<div class="output">{joined(html)}</div>'
+    return f'<pre class="output">{escape(joined(data.get("text/plain", "")))}</pre>'
 
 
 def _markdown() -> Any:

@@ -14,6 +14,8 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from mooncake_lab.batch.notebook import joined
+
 Content: TypeAlias = dict[str, Any]
 """A notebook as JSON; a Markdown page is one cell without an id."""
 
@@ -166,7 +168,7 @@ def numerals(text: str) -> list[tuple[int, int]]:
 
 def _passages(cell: Mapping[str, Any]) -> Iterator[Passage]:
     if cell["cell_type"] == "markdown":
-        yield Passage(cell["id"], "text", _joined(cell["source"]))
+        yield Passage(cell["id"], "text", joined(cell["source"]))
     described = cell.get("metadata", {}).get("mystnb", {})
     for part, kind, key in (("caption", "figure", "caption"), ("alt", "image", "alt")):
         if text := described.get(kind, {}).get(key):
@@ -179,7 +181,3 @@ def _put(cell: Content, part: str, text: str) -> None:
     else:
         kind = {"caption": "figure", "alt": "image"}[part]
         cell["metadata"]["mystnb"][kind][part] = text
-
-
-def _joined(text: str | list[str]) -> str:
-    return text if isinstance(text, str) else "".join(text)

@@ -116,9 +116,3 @@ def _luminance(colour: str) -> float:
 def css_property(meaning: str) -> str:
     """The custom property of CSS that holds a colour."""
     return f"--fig-{meaning.replace('_', '-')}"
-
-
-def properties(theme: int) -> str:
-    """The custom properties of CSS that a figure refers to: 0 for light, 1 for dark."""
-    pairs = {**_MEANINGS, **FRAME}
-    return "\n".join(f"  {css_property(name)}: {pair[theme].lower()};" for name, pair in pairs.items())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from colour_vision import LEAST_APART, apart, contrast
 
-from mooncake_lab.figures.colours import COLOURS, DARK, FRAME, css_property, letters, properties
+from mooncake_lab.figures.colours import COLOURS, DARK, FRAME, css_property, letters
 
 ROOT = Path(__file__).parents[2]
 PAPERS = {"light": ("#FFFDF9", COLOURS), "dark": ("#121212", DARK)}
@@ -56,6 +56,12 @@ def test_colours_of_a_figure_are_told_apart_without_one_kind_of_cone(colours):
     """Series side by side differ for every kind of colour vision, in both themes."""
     pairs = {pair for names in TOGETHER for pair in itertools.combinations(names, 2)}
     assert {(a, b) for a, b in pairs if apart(colours[a], colours[b]) < LEAST_APART} == set()
+
+
+def properties(theme):
+    """The lines of CSS that define each colour in a theme."""
+    colours = {**(COLOURS, DARK)[theme], **{name: pair[theme] for name, pair in FRAME.items()}}
+    return "\n".join(f"  {css_property(name)}: {each.lower()};" for name, each in colours.items())
 
 
 def test_the_style_sheet_has_these_colours():

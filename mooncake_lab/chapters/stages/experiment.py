@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -133,9 +132,9 @@ def measured_rows(measured: StageMeasurement) -> list[dict[str, Any]]:
     return rows
 
 
-def committed_measurement(path: Path = _COMMITTED) -> StageMeasurement:
+def committed_measurement() -> StageMeasurement:
     """The measurement in the repository, used only for a printed comparison."""
-    return read_measurement(path)
+    return read_measurement(_COMMITTED)
 
 
 def beside_committed(measured: pd.DataFrame) -> pd.DataFrame:
