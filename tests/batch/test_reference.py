@@ -9,7 +9,8 @@ from functools import cache, cached_property
 
 import pytest
 
-from mooncake_lab.batch.reference import FLOORS, PACKAGE, escaped, markdown, package_page, write_reference
+from mooncake_lab.batch import reference
+from mooncake_lab.batch.reference import FLOORS, PACKAGE, escaped, markdown, write_reference
 
 MEMBER = re.compile(r"^:::\{div\} member\n```python\n(.+?)\n```\n\n(.+?)^:::$", re.DOTALL | re.MULTILINE)
 FIELDS = re.compile(r"^\*\*Fields\*\*\n\n(.+?)(?=^:::|^```|\Z)", re.DOTALL | re.MULTILINE)
@@ -17,6 +18,8 @@ FIELDS = re.compile(r"^\*\*Fields\*\*\n\n(.+?)(?=^:::|^```|\Z)", re.DOTALL | re.
 
 source_of = cache(inspect.getsource)
 """Finding a class in its file takes a while."""
+page_of = cache(reference.package_page)
+"""So does making the page of a package."""
 
 
 @cache
@@ -25,7 +28,7 @@ def listed_classes(package):
     module = importlib.import_module(f"mooncake_lab.{package}")
     found = []
     inside = [importlib.import_module(f"mooncake_lab.{package}.{path.stem}") for path in modules_of(package)]
-    for part in re.split(r"^```python\n(?=class )", package_page(package), flags=re.MULTILINE)[1:]:
+    for part in re.split(r"^```python\n(?=class )", page_of(package), flags=re.MULTILINE)[1:]:
         name = re.match(r"class (\w+)", part)[1]
         cls = next(getattr(each, name) for each in (module, *inside) if hasattr(each, name))
         found.append((cls, part.split("\n## ")[0]))
@@ -64,7 +67,7 @@ def test_the_reference_has_every_public_name():
     folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")} - {"cli", "chapters", "bench"}
     assert set(FLOORS) == folders
     for package in FLOORS:
-        entries = package_page(package).split("\n## ")[1:]
+        entries = page_of(package).split("\n## ")[1:]
         assert entries, package
         unexplained = [entry.splitlines()[0] for entry in entries if "```python" not in entry]
         assert package == "course" or unexplained == [], package
@@ -76,8 +79,9 @@ def test_the_contents_list_every_page_of_the_reference():
     assert re.findall(r"file: reference/(?!index)(\w+)", contents) == list(FLOORS)
 
 
-def test_the_reference_is_written_once(tmp_path):
+def test_the_reference_is_written_once(tmp_path, monkeypatch):
     """Pages that say the same already are not touched, so that a build with nothing to do does nothing."""
+    monkeypatch.setattr(reference, "package_page", page_of)
     write_reference(tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     write_reference(tmp_path)
