@@ -1,4 +1,4 @@
-"""The messenger refuses what it cannot take, and says why."""
+"""KVCache between workers: it arrives as it was sent, and what cannot be accepted is refused with a reason."""
 
 import queue
 import select
@@ -142,7 +142,7 @@ def test_long_pieces_are_cut_into_whole_tokens(most_bytes):
     assert torch.equal(built, values)
 
 
-def test_fetched_blocks_come_by_the_lane(granting, channel):
+def test_fetched_blocks_come_by_the_channel(granting, channel):
     """Blocks that another worker holds are written where we want them; what it lacks does not come."""
     before = channel.written_bytes
     blocks = fetch(granting.port, WHO, SHAPE, [b"a", b"b", b"c"], 4, channel)
@@ -173,16 +173,16 @@ def assert_blocks(blocks):
             assert torch.equal(tensor, torch.full_like(tensor, 10 * number + layer))
 
 
-def test_lane_is_timed(granting, channel):
-    """A measurement goes by the channel, and gives its memory back."""
+def test_a_measurement_uses_the_channel(granting, channel):
+    """A measurement writes through the channel, and returns its memory."""
     before = channel.written_bytes
     rows = measure_transfer(granting.port, WHO, channel)
     assert len(rows) > 2
     assert channel.written_bytes - before >= sum(size for size, _ in rows)
 
 
-def test_bytes_that_somebody_else_wrote_are_refused(granting, came, channel):
-    """What lies in the window must be what the sender says it wrote."""
+def test_bytes_that_another_process_wrote_are_refused(granting, came, channel):
+    """The bytes in the window must have the checksum that the sender reports."""
     with dial(granting.port, WHO) as peer:
         window = borrow(peer, WHO, 4096)
         wire.send_frame(peer, StartTransfer(job=JOB, tokens=5), (), 5)
@@ -222,7 +222,7 @@ def test_engines_write_to_this_machine_only(granting, segment):
         assert "no message" in refusal_of(peer)
 
 
-def test_a_write_that_fails_is_trouble(channel):
+def test_a_write_that_fails_is_an_error(channel):
     """An address that was never lent, and a process that is not there, are errors and no hang."""
     region = channel.take(64)
     channel.give(region)
@@ -239,7 +239,7 @@ def refusal_of(peer):
 
 
 def test_wrong_token_and_model(reception):
-    """A stranger, or a worker of another model, gets no further than its greeting."""
+    """A peer with another token, or of another model, is refused in the handshake."""
     with pytest.raises(PeerRefusedError):
         dial(reception.port, Identity(name="x", token=b"u" * 32, fingerprint=WHO.fingerprint, timeout_s=5.0))
     with pytest.raises(ConnectionError, match="another model"):
@@ -264,7 +264,7 @@ def test_what_is_out_of_bounds(reception, came, message, payload_bytes, says):
     assert came.empty()
 
 
-def test_lengths_are_not_believed(reception):
+def test_lengths_are_checked(reception):
     """A header that announces an endless body, or is none, ends the connection with a reason."""
     for head in (b"MCK1" + b"\xff" * 12, b"GET / HTTP/1.1\r\n"):
         with dial(reception.port, WHO) as peer:
@@ -300,8 +300,8 @@ def test_truncated_frame(reception, came, cut):
     assert came.empty()
 
 
-def test_senders_of_the_dead_are_let_go(reception, came):
-    """A destination that is gone costs no thread for ever: its sender ends when another one is needed."""
+def test_a_sender_to_a_worker_that_is_gone_ends(reception, came):
+    """The thread of a sender whose destination is gone ends when another sender is needed."""
     failed = queue.SimpleQueue()
     senders = KVSenders(WHO, lambda job, reason: failed.put((job, reason)))
     with socket.create_server(("127.0.0.1", 0)) as gone:
@@ -320,7 +320,7 @@ def test_senders_of_the_dead_are_let_go(reception, came):
     assert came.empty()
 
 
-def test_a_courier_whose_peer_died_while_it_idled_is_let_go(reception, came):
+def test_a_sender_whose_connection_ended_between_requests_ends(reception, came):
     """A connection that ended between two requests is noticed, too."""
     senders = KVSenders(WHO, lambda job, reason: came.put((job, reason)))
     other = KVReceiver(WHO, SHAPE, most_tokens=64, delivered=came.put, give=lambda _: [])
@@ -328,7 +328,7 @@ def test_a_courier_whose_peer_died_while_it_idled_is_let_go(reception, came):
     send_one_token(sender)
     assert came.get(timeout=10).first_token == 7
     assert not sender.is_stranded
-    time.sleep(0.5)  # until the sender has its receipt, too
+    time.sleep(0.5)  # until the sender has its acknowledgement, too
     other.close()
     deadline_s = time.monotonic() + 10
     while not sender.is_stranded and time.monotonic() < deadline_s:
@@ -340,13 +340,13 @@ def test_a_courier_whose_peer_died_while_it_idled_is_let_go(reception, came):
 
 
 def test_looking_at_a_connection_takes_nothing_and_waits_for_nothing(monkeypatch):
-    """It has ended when the other side hung up, or ours did; not while it is silent or has something to say."""
+    """A connection has ended when either side closed it, not while it is silent or has bytes to read."""
     ours, theirs = socket.socketpair()
     ours.settimeout(0.01)
     assert not _has_ended(ours)
-    theirs.sendall(b"receipt")
+    theirs.sendall(b"answer!")
     assert not _has_ended(ours)
-    assert ours.recv(100) == b"receipt"
+    assert ours.recv(100) == b"answer!"
     with monkeypatch.context() as patch:  # it was readable, and its sender has read it meanwhile
         patch.setattr("mooncake_lab.serving.kv_transfer.sender.select.select", lambda *_: ([ours], [], []))
         assert not _has_ended(ours)
@@ -356,7 +356,7 @@ def test_looking_at_a_connection_takes_nothing_and_waits_for_nothing(monkeypatch
     assert _has_ended(ours)
 
 
-def test_a_courier_with_a_parcel_in_its_hands_is_not_stranded(monkeypatch):
+def test_a_sender_that_carries_a_message_is_not_stranded(monkeypatch):
     """Between taking a message from the queue and beginning its job it carries something."""
     came = queue.SimpleQueue()
     held, leave = threading.Event(), threading.Event()
@@ -381,8 +381,8 @@ def test_a_courier_with_a_parcel_in_its_hands_is_not_stranded(monkeypatch):
     sender.close()
 
 
-def test_a_courier_whose_receipt_is_read_meanwhile_is_not_stranded(reception, came, monkeypatch):
-    """Looking at a connection does not take a receipt, which its sender then reads, for the end of it."""
+def test_a_sender_that_reads_an_acknowledgement_is_not_stranded(reception, came, monkeypatch):
+    """An acknowledgement that the sender reads meanwhile is not taken for the end of the connection."""
     look = select.select
 
     def look_slowly(*args):
@@ -402,7 +402,7 @@ def test_a_courier_whose_receipt_is_read_meanwhile_is_not_stranded(reception, ca
 
 
 def test_a_job_under_way_on_a_broken_connection_is_reported(reception, came):
-    """Who writes to a third worker meanwhile does not make a sender forget the job it has begun."""
+    """A job under way on a broken connection is reported, although another sender was made meanwhile."""
     senders = KVSenders(WHO, lambda job, reason: came.put((job, reason)))
     other = KVReceiver(WHO, SHAPE, most_tokens=64, delivered=came.put, give=lambda _: [])
     port = other.port
@@ -423,7 +423,7 @@ def test_a_job_under_way_on_a_broken_connection_is_reported(reception, came):
     assert "could not be delivered" in reason
 
 
-def test_who_sends_too_much_waits(monkeypatch, came, reception):
+def test_bytes_that_wait_are_bounded(monkeypatch, came, reception):
     """What waits for a destination is bounded: the next piece waits until there is room, and all arrive."""
     monkeypatch.setattr("mooncake_lab.serving.kv_transfer.sender.MOST_WAITING_BYTES", 2 * SHAPE.layer_bytes)
     sender = KVSender(reception.port, WHO, lambda job, reason: came.put((job, reason)))
@@ -440,7 +440,7 @@ def test_who_sends_too_much_waits(monkeypatch, came, reception):
     sender.close()
 
 
-def test_a_worker_too_many_is_told_so(monkeypatch, came):
+def test_a_worker_too_many_is_refused_with_the_reason(monkeypatch, came):
     """A worker that knows the token and finds no place is refused with the reason."""
     monkeypatch.setattr("mooncake_lab.store.backends.listener._MAX_PEERS", 2)
     one = KVReceiver(WHO, SHAPE, most_tokens=64, delivered=came.put, give=lambda _: [])
@@ -450,8 +450,8 @@ def test_a_worker_too_many_is_told_so(monkeypatch, came):
     one.close()
 
 
-def test_deaf_receiver():
-    """A peer that accepts and then says nothing costs a sender its time limit, and the job is reported."""
+def test_a_receiver_that_does_not_answer_fails_the_job():
+    """After the time limit of a sender whose peer accepts and is silent, the job is reported as failed."""
     failed = queue.SimpleQueue()
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         sender = KVSender(deaf.getsockname()[1], WHO, lambda job, reason: failed.put((job, reason)))

@@ -84,7 +84,7 @@ class Blocks(msgspec.Struct, frozen=True, tag=65):
 
 
 class Probe(msgspec.Struct, frozen=True, tag=66):
-    """Bytes follow, to be thrown away and answered by `Ack`: a measurement."""
+    """Bytes follow, which are discarded and answered by `Ack`: a measurement."""
 
     pushed: RemoteWrite | None = None
     """Or this number of bytes was pushed."""
@@ -92,11 +92,11 @@ class Probe(msgspec.Struct, frozen=True, tag=66):
 
 
 class Ack(msgspec.Struct, frozen=True, tag=67):
-    """It is here."""
+    """What was sent has arrived, or the connection is accepted."""
 
 
 class TransferRefused(msgspec.Struct, frozen=True, tag=68):
-    """It is not taken, and why; the connection ends."""
+    """What was sent is refused for this reason; the connection ends."""
 
     reason: str
 
@@ -125,7 +125,7 @@ class RefusedByPeerError(StorageError, ConnectionError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What a worker shows to its peers."""
+    """What a worker uses to connect to its peers."""
 
     name: str
     token: bytes

@@ -154,7 +154,7 @@ class KVReceiver:
         self._listener.sever()
 
     def close(self) -> None:
-        """Stop listening, and hang up."""
+        """Stop listening, and break every connection."""
         self._listener.close()
 
     def _serve(self, peer: socket.socket, fingerprint: bytes) -> None:

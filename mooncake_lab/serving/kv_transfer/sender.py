@@ -171,7 +171,7 @@ class KVSender:
             expect(peer, Ack, self._identity.timeout_s)
 
     def _give_up(self, job: Job, reason: str) -> None:
-        """The connection is of no use: neither are the jobs that were under way on it."""
+        """Close the connection, and report the jobs that were under way on it."""
         self._hang_up()
         self._is_broken = True
         jobs = self._open | {job}
@@ -181,7 +181,7 @@ class KVSender:
             self._failed(each, f"KVCache could not be delivered: {reason}")
 
     def _refusal(self) -> str | None:
-        """What the peer said before it hung up, if it did."""
+        """The reason of a peer that refused before it closed the connection."""
         if self._peer is None:
             return None
         try:
@@ -199,12 +199,12 @@ class KVSender:
 
 
 def _has_ended(peer: socket.socket) -> bool:
-    """Whether the other side has hung up; looking takes nothing out of the connection, and does not wait."""
+    """Whether the other side has closed the connection; reads nothing and does not wait."""
     try:
         poll = select.poll()  # `select` knows no file descriptor above 1023
         poll.register(peer, select.POLLIN)
         return bool(poll.poll(0)) and not peer.recv(1, socket.MSG_PEEK)
-    except TimeoutError:  # what was there has been read meanwhile: it lives
+    except TimeoutError:  # what was there has been read meanwhile
         return False
     except (OSError, ValueError):  # closed meanwhile
         return True
@@ -224,7 +224,7 @@ def cuts(piece: KVChunk, payload: Bytes, most_bytes: int) -> Iterator[tuple[KVCh
 
 @final
 class KVSenders:
-    """One sender for every destination that was written to and lives. Mutable: it owns them."""
+    """One sender per destination. Mutable: it owns them."""
 
     __slots__ = ("_by_port", "_channel", "_failed", "_identity")
 
@@ -244,7 +244,7 @@ class KVSenders:
         return self._by_port[port]
 
     def _retire(self) -> None:
-        """End those whose connection has ended and that have nothing to carry: their worker may be dead."""
+        """End those whose connection has ended and that carry nothing: their worker may be gone."""
         for port in [port for port, sender in self._by_port.items() if sender.is_stranded]:
             self._by_port.pop(port).close()
 

@@ -41,7 +41,7 @@ class Buffer:
     """How others name it."""
 
     def copy_to(self, parts: Sequence[Bytes], pushed: RemoteWrite) -> None:
-        """Fill memory of the receiver's own with what was written here, and compare it with what was said.
+        """Copy what was written here into memory of the receiver, and compare it with the sender's checksum.
 
         Raises:
             ProtocolError: when it is not what was sent, or more than fits.
@@ -83,7 +83,7 @@ class TransferEngineChannel:
 
     @property
     def used_bytes(self) -> int:
-        """What is lent, or sent from now."""
+        """Bytes that are lent, or sent from now."""
         return self._extents.used_bytes
 
     def take(self, size_bytes: int) -> Buffer:

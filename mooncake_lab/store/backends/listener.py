@@ -119,11 +119,11 @@ class Listener:
             if len(self._unauthenticated) >= _MAX_UNAUTHENTICATED:
                 oldest = next(iter(self._unauthenticated))
                 del self._unauthenticated[oldest]
-                _shut_down(oldest)
             self._unauthenticated[peer] = None
             self._threads[peer] = thread
         if oldest is not None:
             self._warn(f"{self._name} closes a connection: {_MAX_UNAUTHENTICATED} have not authenticated")
+            _shut_down(oldest)
         thread.start()
 
     def _serve(self, peer: socket.socket) -> None:

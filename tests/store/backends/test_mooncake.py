@@ -1,4 +1,4 @@
-"""Mooncake's own store: quiet, never orphaned, and honest when others evict, remove, damage or die."""
+"""Mooncake's own store: it is quiet, ends with its process, and reports what others evict, remove or damage."""
 
 import contextlib
 import importlib
@@ -130,7 +130,7 @@ def test_a_full_store_evicts_nothing_of_ours(medium):
     held.append(store(medium, len(held)))
 
 
-def test_what_somebody_removed_is_not_held(medium, client):
+def test_what_another_client_removed_is_not_held(medium, client):
     """Reading it says so, freeing it is fine, and a tier counts a miss."""
     with TieredStore([TierSettings(medium=medium)]) as tiers:
         assert tiers.put(b"key", content(5))
@@ -147,7 +147,7 @@ def test_what_somebody_removed_is_not_held(medium, client):
 
 
 def test_other_bytes_under_a_name_are_damage(medium, client):
-    """An object that somebody replaced has another checksum, whole and by layer."""
+    """An object that another client replaced has another checksum, whole and by layer."""
     block = store(medium, 7)
     name = f"{b'model'.hex()}/{block.key.hex()}"
     client.api.remove(name, True)
@@ -172,13 +172,13 @@ def test_what_is_not_checked_is_served_as_it_is(client):
 
 
 class Refusing:
-    """The interface of a store that takes blocks, and refuses to let go of them so many times."""
+    """The interface of a store that takes blocks, and refuses to remove them a number of times."""
 
     def __init__(self):
         self.refusals = 0
 
     def is_exist(self, _name):
-        """Nobody has it."""
+        """No client has it."""
         return 0
 
     def batch_put_from_multi_buffers(self, *_arguments):
@@ -204,7 +204,7 @@ class Refusing:
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["object", "session"])
-def test_what_the_store_does_not_remove_stays_in_the_books(whole, monkeypatch):
+def test_what_the_store_does_not_remove_stays_counted(whole, monkeypatch):
     """Removing is tried again; where the store refuses for good it is an error, and freeing can be repeated."""
     monkeypatch.setattr(mooncake, "_RETRY_S", 0)
     api = Refusing()
@@ -235,7 +235,7 @@ def test_closing_says_what_it_leaves_behind(monkeypatch, caplog):
 
 
 def test_a_name_that_another_client_holds_is_refused(medium, client):
-    """One key names one content, across clients too; the books stay empty."""
+    """One key names one content, across clients too; nothing is counted as used."""
     name = f"{b'model'.hex()}/{b'8'.hex()}"
     assert client.api.put(name, b"theirs") == 0
     block = medium.reserve(b"8", SIZES)
@@ -263,7 +263,7 @@ def child(script, *arguments):
 
 
 @pytest.mark.usefixtures("client")
-def test_a_master_dies_with_a_killed_process():
+def test_a_master_ends_with_a_killed_process():
     """SIGKILL leaves no master behind."""
     with child("m = MooncakeMaster(); print(m.address.rpartition(':')[2], flush=True); time.sleep(60)") as process:
         port = int(process.stdout.readline())
@@ -290,7 +290,7 @@ os._exit(0)
 
 
 @pytest.mark.usefixtures("client")
-def test_a_dead_master_is_an_error_and_no_noise():
+def test_a_killed_master_is_an_error_and_logs_nothing():
     """Reading without a master raises OSError, and the wheel writes nothing to stderr all the while."""
     with child(DEAD_MASTER) as process:
         told, noise = process.communicate(timeout=60)
@@ -308,7 +308,7 @@ with MooncakeClient(sys.argv[1], 16 * 2**20) as client:
 """
 
 
-def test_a_dead_provider_is_an_error_at_once():
+def test_a_killed_provider_is_an_error_at_once():
     """The process whose memory held a block is killed: reading its object fails soon, and gives no bytes."""
     script = """
 with MooncakeMaster() as master, master.client(0) as client:
