@@ -224,7 +224,7 @@ def gain_medians(measured: pd.DataFrame) -> pd.DataFrame:
 
 
 BLOCK_TOKENS: Final = 16
-POLICIES: Final = ("baseline", "Orca best", "SARATHI")
+POLICIES: Final = ("baseline", "Orca-best", "SARATHI")
 """The schemes of SARATHI's evaluation: prompts together and then decodes; whole prompts; chunks."""
 
 
@@ -238,7 +238,7 @@ def policy_of(name: str, fused_tokens: int) -> BatchingPolicy:
         raise ValueError(f"no scheme {name!r}; allowed are {', '.join(POLICIES)}")
     made: dict[str, BatchingPolicy] = {
         "baseline": RequestLevel(),
-        "Orca best": Orca(max_prefills=1),
+        "Orca-best": Orca(max_prefills=1),
         "SARATHI": Sarathi(chunk_tokens=fused_tokens, chunk="fixed"),
     }
     return made[name]

@@ -204,13 +204,11 @@ def beside_orca(bars: pd.DataFrame, paper: pd.DataFrame) -> BookFigure:
     """Baseline, Orca-best and SARATHI (SARATHI Fig. 11a): rows of `beside_orca`, and the curve."""
     figure, (axes,) = new_figure(height=3.4)
     labels = list(dict.fromkeys(bars["label"]))
-    looks = {"baseline": "straw_man_light", "Orca best": "straw_man", "SARATHI": "vllm_chunked"}
+    looks = {"baseline": "straw_man_light", "Orca-best": "straw_man", "SARATHI": "vllm_chunked"}
     for offset, (scheme, colour) in enumerate(looks.items()):
         rows = bars[bars["scheme"] == scheme]
         places = np.arange(len(labels)) + 0.27 * (offset - 1)
-        axes.bar(
-            places, rows["gain"], width=0.25, color=COLOURS[colour], label=scheme.replace("Orca best", "Orca-best")
-        )
+        axes.bar(places, rows["gain"], width=0.25, color=COLOURS[colour], label=scheme)
         points = paper[paper["series"] == scheme]
         where = [places[labels.index(str(label))] for label in points["x"]]
         paper_points(axes, where, points["y"], "SARATHI Fig. 11a" if scheme == "SARATHI" else "_nolegend_")

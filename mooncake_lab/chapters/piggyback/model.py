@@ -101,7 +101,7 @@ def _figures(cost: IterationCost) -> Iterable[tuple[str, str, float, float]]:
     for label, total in TOTALS.items():
         work = Workload.balanced(total, FUSED_TOKENS, LARGEST[label])
         yield "Figure 11a", f"SARATHI, {label}", fact(FIGURE_11, series="SARATHI", x=label).value, gain(cost, work)
-    yield "Figure 11b, peak", "Orca best, 1K", fact(FIGURE_11, series="Orca best").value, orca_peak(cost)[1]
+    yield "Figure 11b, peak", "Orca-best, 1K", fact(FIGURE_11, series="Orca-best").value, orca_peak(cost)[1]
 
 
 def _points(name: str) -> list[tuple[str, float, float]]:
@@ -219,7 +219,7 @@ def beside_orca(fused_tokens: int = FUSED_TOKENS) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     for label, total in TOTALS.items():
         work = Workload.balanced(total, fused_tokens, LARGEST[label])
-        gains = {"baseline": 1.0, "Orca best": gain(cost, work, None), "SARATHI": gain(cost, work, fused_tokens)}
+        gains = {"baseline": 1.0, "Orca-best": gain(cost, work, None), "SARATHI": gain(cost, work, fused_tokens)}
         rows += [{"label": label, "scheme": scheme, "gain": each} for scheme, each in gains.items()]
     return pd.DataFrame(rows)
 
@@ -229,7 +229,7 @@ def closed_rounds() -> dict[str, float]:
     cost, work = llama_13b_on_a6000(), Workload.balanced(TOTALS["1K"], FUSED_TOKENS, LARGEST["1K"])
     return {
         "baseline": separate_round(cost, work).seconds,
-        "Orca best": piggyback_round(cost, work).seconds,
+        "Orca-best": piggyback_round(cost, work).seconds,
         "SARATHI": piggyback_round(cost, work, FUSED_TOKENS).seconds,
     }
 

@@ -104,16 +104,16 @@ def sensitivity(runs: pd.DataFrame) -> pd.DataFrame:
             | stage
             | {
                 "prompt_over_decode": stage["prompt_ms"] / stage["decode_ms"],
-                "orca_over_sarathi": done["Orca best"] / done["SARATHI"],
+                "orca_over_sarathi": done["Orca-best"] / done["SARATHI"],
                 "replicas_over_sarathi": done["TP8 replicas"] / done["SARATHI"],
-                "orca_over_replicas": done["Orca best"] / done["TP8 replicas"],
-                "bubbles_orca_over_sarathi": idle["Orca best"] / idle["SARATHI"],
+                "orca_over_replicas": done["Orca-best"] / done["TP8 replicas"],
+                "bubbles_orca_over_sarathi": idle["Orca-best"] / idle["SARATHI"],
             }
         )
     return pd.DataFrame(rows)
 
 
-SCHEMES: Final = ("Orca best", "SARATHI", "TP8 replicas")
+SCHEMES: Final = ("Orca-best", "SARATHI", "TP8 replicas")
 """The scenarios of SARATHI Fig. 12: two pipelines of eight stages, and eight nodes on their own."""
 SHORTEST, LONGEST, RATIO, ZIPF = 1024, 4096, 10, 0.4
 """Lengths of the requests, their P:D ratio, and the exponent of the lengths (SARATHI §5.3)."""

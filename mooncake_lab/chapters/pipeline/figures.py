@@ -26,7 +26,7 @@ from mooncake_lab.figures.style import (
 
 MODELLED: Final = "simulated: GPT-3 on 64 A100s, iteration costs carried over from SARATHI Table 2 and Fig. 7"
 _SCHEMES: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
-    {"Orca best": ("straw_man", "-"), "TP8 replicas": ("straw_man", "--"), "SARATHI": ("vllm_chunked", "-")}
+    {"Orca-best": ("straw_man", "-"), "TP8 replicas": ("straw_man", "--"), "SARATHI": ("vllm_chunked", "-")}
 )
 _WORK: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
@@ -47,18 +47,13 @@ _IDLE: Final[Mapping[str, str]] = MappingProxyType(
 )
 
 
-def _name(scheme: str) -> str:
-    """A scheme as the text and the paper call it."""
-    return scheme.replace("Orca best", "Orca-best")
-
-
 @styled
 def timelines(runs: Mapping[str, pd.DataFrame]) -> BookFigure:
     """Two stages iteration by iteration, gaps by cause (SARATHI Figs. 1 and 5): rows of `timeline` by scheme."""
     figure, panels = new_figure(len(runs), 1, height=1.3 * len(runs) + 0.9, sharex=True)
     for panel, (scheme, rows) in zip(panels, runs.items(), strict=True):
         _timeline(panel, rows)
-        panel.set_ylabel(f"{_name(scheme)}\n(stage)")
+        panel.set_ylabel(f"{scheme}\n(stage)")
     panels[-1].set_xlabel("time (ms)")
     busy = [Patch(facecolor=COLOURS[c], hatch=h, edgecolor="white", label=n) for n, (c, h) in _WORK.items()]
     idle = [
@@ -100,12 +95,10 @@ def bubbles_and_completion(bubbles: pd.DataFrame, done: pd.DataFrame, paper: pd.
     for scheme, (colour, line) in _SCHEMES.items():
         rows = bubbles[bubbles["scheme"] == scheme]
         if scheme != "TP8 replicas":
-            left.step(
-                rows["value"], 100 * rows["share"], color=COLOURS[colour], linestyle=line, label=_name(scheme)
-            )
+            left.step(rows["value"], 100 * rows["share"], color=COLOURS[colour], linestyle=line, label=scheme)
         rows = done[done["scheme"] == scheme]
         right.plot(
-            rows["value"] / last_s, 100 * rows["share"], color=COLOURS[colour], linestyle=line, label=_name(scheme)
+            rows["value"] / last_s, 100 * rows["share"], color=COLOURS[colour], linestyle=line, label=scheme
         )
     left.set_xscale("log")
     left.xaxis.set_major_formatter(plain_number)
@@ -133,7 +126,7 @@ def causes(shares: pd.DataFrame) -> BookFigure:
             places, widths, left=left, color=colour, edgecolor=FRAME["axis"][0], linewidth=0.5, label=str(name)
         )
         left += widths
-    axes.set_yticks(places, [_name(str(scheme)) for scheme in shares.index])
+    axes.set_yticks(places, [str(scheme) for scheme in shares.index])
     axes.invert_yaxis()
     axes.set(xlabel="time of all stages (%)", xlim=(0, 100))
     axes.grid(visible=False, axis="y")
@@ -147,7 +140,7 @@ def sensitivity(table: pd.DataFrame, paper: pd.DataFrame) -> BookFigure:
     """The three ratios of completion over the cost of a decode iteration: rows of `sensitivity`, the curve."""
     figure, panels = new_figure(1, 3, height=3.2, sharex=True)
     facts = {(s, x): y for s, x, y in zip(paper["series"], paper["x"], paper["y"], strict=True)}
-    orca = "Orca best, TP8 x PP8"
+    orca = "Orca-best, TP8 x PP8"
     shown = {
         "orca_over_sarathi": ("Orca / SARATHI (ratio)", facts[orca, "time_over_sarathi"]),
         "replicas_over_sarathi": ("TP8 replicas / SARATHI (ratio)", facts["TP8 replicas", "time_over_sarathi"]),

@@ -80,8 +80,8 @@ class TestModelled:
     def test_schemes_are_in_order(self):
         """SARATHI above Orca-best above the baseline at the balance, as in Figure 11a."""
         table = beside_orca().pivot_table(index="label", columns="scheme", values="gain")
-        assert (table["SARATHI"] > table["Orca best"]).all()
-        assert (table["Orca best"] >= table["baseline"]).all()
+        assert (table["SARATHI"] > table["Orca-best"]).all()
+        assert (table["Orca-best"] >= table["baseline"]).all()
 
     def test_terms_can_be_switched(self):
         """Four variants, none of which misses wildly."""
@@ -112,7 +112,7 @@ class TestPolicies:
         """Each scheme is one of the package's policies, and others are refused."""
         kinds = [type(policy_of(name, 256)) for name in POLICIES]
         assert kinds == [RequestLevel, Orca, Sarathi]
-        with pytest.raises(ValueError, match="Orca best"):
+        with pytest.raises(ValueError, match="Orca-best"):
             policy_of("magic", 256)
 
     def test_simulated_rounds_come_near_the_closed_ones(self):
@@ -124,7 +124,7 @@ class TestPolicies:
             for rounds in (2, 6)
         )
         assert few["baseline"] == pytest.approx(0, abs=1e-9)
-        for name in ("Orca best", "SARATHI"):
+        for name in ("Orca-best", "SARATHI"):
             assert few[name] > many[name] > 0
 
 

@@ -41,7 +41,7 @@ def test_the_order_is_the_papers(three):
     """SARATHI is done first and idles least of the pipelines; replicas have no bubbles at all."""
     by = three.set_index("scheme")
     assert by["completion_s"].idxmin() == "SARATHI"
-    assert by.loc["SARATHI", "idle_share"] < by.loc["Orca best", "idle_share"]
+    assert by.loc["SARATHI", "idle_share"] < by.loc["Orca-best", "idle_share"]
     assert by.loc["TP8 replicas", "median_bubble_s"] == pytest.approx(0)
 
 
@@ -71,7 +71,7 @@ def test_a_cheaper_decode_makes_bubbles_matter_more(three):
 
 def test_timelines_hold_every_iteration_and_every_gap():
     """Rows of work and of gaps cover each stage from 0 to its last iteration without overlap."""
-    for scheme in ("Orca best", "SARATHI"):
+    for scheme in ("Orca-best", "SARATHI"):
         rows = pipeline.timeline(pipeline.two_stages(scheme))
         for _, stage in rows.groupby("stage"):
             ordered = stage.sort_values("start_ms")
@@ -84,7 +84,7 @@ def test_any_policy_can_be_tried():
     seconds, idle = pipeline.with_policy(Sarathi(chunk_tokens=256))
     assert seconds > 0
     assert 0 < idle < 1
-    with pytest.raises(ValueError, match="allowed are Orca best, SARATHI, TP8 replicas"):
+    with pytest.raises(ValueError, match="allowed are Orca-best, SARATHI, TP8 replicas"):
         pipeline.policy_of("vLLM", 256)
 
 

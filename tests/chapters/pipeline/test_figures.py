@@ -32,7 +32,7 @@ def figures():
         ),
         "causes": draw.causes(pipeline.shares_by_cause(runs)),
         "sensitivity": draw.sensitivity(pipeline.sensitivity(runs), paper),
-        "chunks": draw.chunk_sizes(runs[runs["scheme"] == "SARATHI"], runs[runs["scheme"] == "Orca best"]),
+        "chunks": draw.chunk_sizes(runs[runs["scheme"] == "SARATHI"], runs[runs["scheme"] == "Orca-best"]),
         "measured": draw.measured({"CPP": one_row}, "a machine"),
         "long": served_figures.long_prompts(pipeline_long.three_ways((32_768, 65_536))),
         "busy": served_figures.busy_network(pipeline_long.three_ways((32_768,), (4,), (1.0, 0.1))),
