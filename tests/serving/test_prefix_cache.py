@@ -1,5 +1,6 @@
 """A prefill worker's store: what it tells the cluster stays true, whoever uses it meanwhile."""
 
+import dataclasses
 import errno
 import threading
 
@@ -13,7 +14,14 @@ from mooncake_lab.engine.kv_layout import KVLayout
 from mooncake_lab.serving import LiveSpec
 from mooncake_lab.serving.prefix_cache import PrefixCache
 from mooncake_lab.serving.spec import worker_spec
-from mooncake_lab.store.backends import DamagedBlockError, DramBackend, RemoteBackend, SsdBackend, StorageError
+from mooncake_lab.store.backends import (
+    DamagedBlockError,
+    DramBackend,
+    FolderInUseError,
+    RemoteBackend,
+    SsdBackend,
+    StorageError,
+)
 from mooncake_lab.store.backends.remote_server import BlockServer
 
 SIZE = 16
@@ -257,3 +265,25 @@ def test_a_call_that_comes_after_the_end_does_not_wait(tmp_path):
     cache.close()
     with pytest.raises(StorageError, match="closed"):
         cache.match(keys_of(1))
+
+
+def test_a_folder_of_another_model_is_left_alone(tmp_path):
+    """A worker that restarts with another model finds nothing of the first, which stays for its return."""
+    keys, span = keys_of(3), span_of(3)
+    for model, found in ((b"model", set()), (b"other", set()), (b"model", set(keys)), (b"other", set(keys))):
+        cache = PrefixCache(spec_of(tmp_path), dataclasses.replace(SHAPE, fingerprint=model))
+        update = cache.found_at_start()
+        assert (set() if update is None else set(update.added)) == found
+        assert cache.match(keys) == len(found)
+        cache.keep(keys, span)
+        cache.close()
+
+
+def test_two_workers_cannot_share_a_folder(tmp_path):
+    """The second worker of a name in a folder is told that the folder is in use; the first one goes on."""
+    cache, keys, span = PrefixCache(spec_of(tmp_path), SHAPE), keys_of(3), span_of(3)
+    with pytest.raises(FolderInUseError, match="prefill-0"):
+        PrefixCache(spec_of(tmp_path), SHAPE)
+    cache.keep(keys, span)
+    assert cache.match(keys) == 3
+    cache.close()
