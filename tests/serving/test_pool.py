@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 
+import openai
 import pytest
 import torch
 from waiting import until
@@ -190,6 +191,43 @@ def test_the_death_of_a_worker_or_of_the_pool_costs_no_request(open_cluster, exp
                 break
             assert time.monotonic() < deadline_s
     assert reused(log) == {again.request.id: 4 * BLOCK}
+
+
+class FirstElsewhere(ByParity):
+    """Prefill the first request on one worker and all others on the next one."""
+
+    def place(self, request, view, estimate):
+        placed = super().place(dataclasses.replace(request, id=min(request.id, 1)), view, estimate)
+        return dataclasses.replace(placed, request_id=request.id)
+
+
+def test_a_prompt_that_is_cancelled_during_its_fetch_holds_nobody(open_door, reference):
+    """Its client leaves while its prefix is awaited from a worker that stalls: the next prompt is computed."""
+    prompts = [[1] * 70, [1] * 90, [2] * 70]
+    expected = reference(prompts, 5)
+    policy = FirstElsewhere()
+    with open_door(prefill_nodes=2, placement=policy, fetch_timeout_s=600.0, heartbeat_timeout_s=600.0) as door:
+
+        def answer(prompt, **limits):
+            with door.client() as one:
+                made = one.completions.create(
+                    model="random:lab-tiny", prompt=prompt, max_tokens=5, temperature=0,
+                    extra_body={"ignore_eos": True, "return_token_ids": True}, **limits,
+                )  # fmt: skip
+            return tuple(made.choices[0].token_ids)
+
+        assert answer(prompts[0]) == expected[0]
+        holder = door.runtime.supervisor.links["prefill-0"].ready.pid
+        os.kill(holder, signal.SIGSTOP)
+        try:
+            with pytest.raises(openai.APITimeoutError):
+                answer(prompts[1], timeout=2.0)
+            assert until(lambda: not door.runtime.streams)
+            assert answer(prompts[2]) == expected[2]
+            assert not door.runtime.coordinator.workers["prefill-0"].sending  # as far as the cluster knows
+        finally:
+            os.kill(holder, signal.SIGCONT)
+        assert answer(prompts[1]) == expected[1]
 
 
 def test_a_holder_that_stalls_holds_nobody(open_cluster, expected):

@@ -363,7 +363,7 @@ class PrefillRole:
 
     def _cancel(self, job: Job) -> None:
         for prompt in [prompt for prompt in self._waiting if prompt.order.job == job]:
-            prompt.stop_fetch()
+            self._end_fetch(prompt, {})  # the cluster counts it as under way until this is reported
             self._waiting.remove(prompt)
         for request_id, prompt in list(self._running.items()):
             if prompt.order.job == job:
