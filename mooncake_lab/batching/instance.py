@@ -1,7 +1,14 @@
 """The requests of one instance and what a plan does to them: the iteration lifecycle, written once.
 
 The engine, simulated instances, micro-batches of a pipeline and replays without a clock all use `Instance`. They
-differ in what their KVCache blocks are (`BlockSpace`) and in what runs a planned iteration.
+differ in what their KVCache blocks are (`BlockSpace`) and in what runs a planned iteration. What a call does to a
+request:
+
+    enqueue  it waits
+    plan     it runs and is in flight, with blocks for its new tokens; or it is refused; or it is preempted
+    apply    it runs, with more tokens cached, and one more generated where its segment emits
+    preempt  it waits again, without blocks
+    finish   it is gone, and its blocks are free
 """
 
 from bisect import bisect_left, insort
