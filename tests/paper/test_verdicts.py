@@ -58,6 +58,13 @@ def test_a_number_outside_the_band_may_still_have_the_direction(ours, verdict):
     assert judge(10.0, ours, within(0.05, sense="above", threshold=1.0), evidence="simulated") is verdict
 
 
+def test_a_factor_has_no_other_sign_and_zero_is_met_by_zero_alone():
+    """No ratio leads from zero to another number, or from a number to one of the other sign."""
+    assert judge(0.0, 0.0, factor(2.0), evidence="simulated") is Verdict.REPRODUCED
+    for paper, ours in ((0.0, 1e-9), (0.0, -1e-9), (2.0, -2.0), (-2.0, 2.0), (2.0, 0.0)):
+        assert judge(paper, ours, factor(2.0), evidence="simulated") is not Verdict.REPRODUCED
+
+
 def test_an_order_claim_asks_only_for_the_side():
     """An order claim is reproduced on the right side of its threshold, however far from the paper."""
     assert judge(50, 99, order("above", 50), evidence="simulated") is Verdict.REPRODUCED
@@ -104,6 +111,7 @@ def test_a_missing_number_is_an_error_where_it_can_be_measured(ours):
         {"grade": "value", "band": math.nan},
         {"grade": "order", "band": 1.0, "sense": "above", "threshold": 0.0},
         {"grade": "order"},
+        {"grade": "order", "sense": "above"},
         {"grade": "value", "band": 0.1, "sense": "above"},
         {"grade": "value", "band": 0.1, "sense": "over", "threshold": 1.0},
         {"grade": "exact", "band": 0.1},
