@@ -65,6 +65,7 @@ def test_lanes_are_prefilled_one_after_the_other(visit):
     assert start.latencies(visit.burst)["reused_tokens"].to_dict() == reused
 
 
+@pytest.mark.slow
 def test_a_policy_of_ones_own_places_the_burst(visit):
     """Whatever has a `place` runs on the real cluster: longest prefix sends everybody to the first holder."""
     table = start.crowd_under(LongestPrefix(), SMALL, visit.believed)
