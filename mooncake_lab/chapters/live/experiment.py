@@ -233,6 +233,7 @@ def simulate(spec: LiveSpec, model: LatencyModel, requests: Sequence[TracedReque
         ssd_tokens=spec.ssd_tokens,
         fetch_timeout_s=spec.fetch_timeout_s,
         decode_tokens=spec.decode_tokens,
+        max_batch_tokens=spec.max_batch_tokens,
         block_size_tokens=spec.block_size_tokens,
         first_shown_by=spec.first_shown_by,
         streams_layers=spec.layerwise,
