@@ -163,13 +163,13 @@ def answer_rounds(model: str, new_tokens: int) -> None:
     from mooncake_lab.engine import CoupledEngine, EngineSettings, GenerationRequest, load_model
 
     spec = LiveSpec()
-    loaded = load_model(model, device="cpu", dtype="float32", positions=spec.max_request_tokens)
+    loaded = load_model(model, device="cpu", dtype="float32", positions=spec.max_model_len)
     settings = EngineSettings(
         cache_blocks=spec.decode_tokens // spec.block_size_tokens,
         block_size_tokens=spec.block_size_tokens,
         max_batch_tokens=max(spec.chunk_tokens, spec.max_requests),
         max_requests=spec.max_requests,
-        max_request_tokens=spec.max_request_tokens,
+        max_request_tokens=spec.max_model_len,
     )
     engine = CoupledEngine(loaded, named_policy(spec.batching, chunk_tokens=spec.chunk_tokens), settings)
     for line in sys.stdin:

@@ -103,7 +103,7 @@ def replay(
             spec = live_spec(
                 context, prefill=prefill, decode=decode, coupled=coupled, placement=placement, admission=admission,
                 ttft_slo=ttft_slo, tbt_slo=tbt_slo, seed=seed, model=model, batching=batching, device=device,
-                max_request_tokens=max_model_len, threads=threads, transfer=transfer_backend,
+                max_model_len=max_model_len, threads=threads, transfer=transfer_backend,
                 block_size_tokens=scaled.block_size_tokens, spares=0,
             )  # fmt: skip
             show_start()

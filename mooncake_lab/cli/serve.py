@@ -151,7 +151,7 @@ def serve(
         backend=backend, cache_tokens=cache_tokens, ssd_dir=ssd_dir, ssd_tokens=ssd_tokens, pool=pool,
         pool_tokens=pool_tokens, pool_address=pool_address, pool_token=pool_key.encode(),
         decode_tokens=max_total_tokens, transfer=transfer_backend, chunk_tokens=chunked_prefill_size,
-        max_batch_tokens=max_num_batched_tokens, max_request_tokens=max_model_len,
+        max_batch_tokens=max_num_batched_tokens, max_model_len=max_model_len,
         max_inflight_requests=max_inflight_requests, threads=threads,
     )  # fmt: skip
     show_start()

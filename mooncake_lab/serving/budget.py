@@ -49,7 +49,7 @@ class KVBudget:
         become twice as long as it is, and no answer to become longer than it may.
         """
         answer = max(self._spec.expected_answer_tokens, 2 * len(stream.tokens))
-        return len(stream.prompt) + min(stream.asked.max_new_tokens, answer)
+        return len(stream.prompt) + min(stream.params.max_new_tokens, answer)
 
     def held(self) -> int:
         """Of all requests in flight."""

@@ -13,7 +13,7 @@ from mooncake_lab.cluster import ChunkDone, Finish, PrefillDone, Reject, WorkerS
 from mooncake_lab.conductor import Estimator
 from mooncake_lab.core import Request, block_keys
 from mooncake_lab.serving.budget import KVBudget
-from mooncake_lab.serving.messages import Generation, Ready
+from mooncake_lab.serving.messages import Ready, SamplingParams
 from mooncake_lab.serving.spec import LiveSpec
 from mooncake_lab.serving.stream import End, FailedError, RejectedError, RequestStream, check_prompt
 
@@ -54,7 +54,7 @@ class Clients:
     def accept(
         self,
         prompt: npt.NDArray[np.int32],
-        asked: Generation,
+        params: SamplingParams,
         *,
         request_id: int | None,
         arrival_s: float,
@@ -66,7 +66,7 @@ class Clients:
         Raises:
             ValueError: when it can never be served, or its id is in use.
         """
-        check_prompt(prompt, asked, self.max_model_len(), self._ready().shape.vocabulary)
+        check_prompt(prompt, params, self.max_model_len(), self._ready().shape.vocabulary)
         request = Request(
             id=next(self._ids) if request_id is None else request_id,
             arrival_s=arrival_s,
@@ -78,7 +78,7 @@ class Clients:
         )
         if request.id in self.streams:
             raise ValueError(f"request {request.id} is in flight already")
-        stream = RequestStream(request_id=request.id, prompt=prompt, asked=asked)
+        stream = RequestStream(request_id=request.id, prompt=prompt, params=params)
         refusal = self.budget.refusal(stream)
         self.streams[request.id] = stream
         return stream, request, refusal

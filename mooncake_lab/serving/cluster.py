@@ -25,7 +25,7 @@ from mooncake_lab.core import (
 )
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.serving.launch import Launcher
-from mooncake_lab.serving.messages import DropConnections, Generation
+from mooncake_lab.serving.messages import DropConnections, SamplingParams
 from mooncake_lab.serving.runtime import ClusterRuntime
 from mooncake_lab.serving.spec import LiveSpec
 from mooncake_lab.serving.stream import RejectedError, RequestStream
@@ -205,12 +205,12 @@ class LiveCluster:
         wait_s = request.arrival_s - runtime.now_s()
         if wait_s > 0:
             await asyncio.sleep(wait_s)
-        asked = Generation(prompt=b"", max_new_tokens=max(1, traced.output_tokens), end_tokens=())
+        params = SamplingParams(max_new_tokens=max(1, traced.output_tokens), end_tokens=())
         stream: RequestStream | None = None
         try:
             stream = runtime.submit(
                 prompt_of(request, runtime.supervisor.ready.shape.vocabulary),
-                asked,
+                params,
                 request_id=request.id,
                 arrival_s=request.arrival_s,
                 session=request.session,
@@ -225,10 +225,10 @@ class LiveCluster:
             raise
 
     async def _generate(self, prompts: list[npt.NDArray[np.int32]], most: int) -> list[tuple[int, ...]]:
-        asked = Generation(prompt=b"", max_new_tokens=most, end_tokens=())
+        params = SamplingParams(max_new_tokens=most, end_tokens=())
         streams = list[RequestStream]()
         try:
-            streams += (self._open_runtime.submit(prompt, asked) for prompt in prompts)
+            streams += (self._open_runtime.submit(prompt, params) for prompt in prompts)
             return [tuple([token async for token in stream]) for stream in streams]
         except BaseException:
             for stream in streams:

@@ -34,7 +34,7 @@ def measure_prefill(
     """Rows of prompt tokens, reused tokens and the fastest of a few times (s)."""
     rows: list[tuple[int, int, float]] = []
     for tokens, reused in _PROMPTS:
-        if tokens < spec.max_request_tokens:
+        if tokens < spec.max_model_len:
             prefix = (_filled(shape, reused),) if reused else ()
             best_s = min(_prefill_s(engine, _prompt(model, tokens), prefix) for _ in range(_REPEATS))
             rows.append((tokens, reused, best_s))
@@ -46,7 +46,7 @@ def measure_decode(engine: DecodeEngine, model: LlamaModel, shape: KVLayout, spe
     rows: list[tuple[int, int, float]] = []
     loads: list[tuple[int, float]] = []
     for batch, context in _BATCHES:
-        fits = context + _STEPS + 1 < spec.max_request_tokens
+        fits = context + _STEPS + 1 < spec.max_model_len
         if not fits or batch > spec.max_requests or batch * (context + _STEPS + 16) > spec.decode_tokens:
             continue
         for _ in range(batch):
@@ -67,7 +67,7 @@ def measure_coupled(engine: CoupledEngine, model: LlamaModel, spec: WorkerSpec) 
     decode: list[tuple[int, int, float]] = []
     seed = 0
     for tokens, reused in _PROMPTS:
-        if reused or tokens >= spec.max_request_tokens:
+        if reused or tokens >= spec.max_model_len:
             continue
         times_s: list[float] = []
         for _ in range(_REPEATS):

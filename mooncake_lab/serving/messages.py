@@ -27,7 +27,7 @@ from mooncake_lab.cluster import (
 )
 from mooncake_lab.perf import ModelShape
 
-VERSION: Final = 6
+VERSION: Final = 7
 """The version of this protocol; both sides send theirs before anything else."""
 
 
@@ -45,11 +45,9 @@ class Job(msgspec.Struct, frozen=True, array_like=True):
         return Attempt(self.request_id, self.n)
 
 
-class Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client asked for."""
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How an answer is generated, and how long it may be."""
 
-    prompt: bytes
-    """Token ids, int32, little endian."""
     max_new_tokens: int
     temperature: float = 0.0
     top_k: int | None = None
@@ -75,7 +73,9 @@ class PrefillOrder(msgspec.Struct, frozen=True, kw_only=True, tag=1):
     """To a prefill worker: compute this prompt, and send its KVCache. To a coupled worker: serve the request."""
 
     job: Job
-    asked: Generation
+    prompt: bytes
+    """Token ids, int32, little endian."""
+    params: SamplingParams
     shown_tokens: int = 0
     """Tokens of the answer that an earlier attempt made; they are part of the prompt here."""
     deliver_to: int | None = None
@@ -84,10 +84,11 @@ class PrefillOrder(msgspec.Struct, frozen=True, kw_only=True, tag=1):
 
 
 class DecodeOrder(msgspec.Struct, frozen=True, kw_only=True, tag=2):
-    """To a decode worker: KVCache of this request will come; decode it then."""
+    """To a decode worker: KVCache of this prompt will come; decode it then."""
 
     job: Job
-    asked: Generation
+    prompt: bytes
+    params: SamplingParams
 
 
 class CancelOrder(msgspec.Struct, frozen=True, tag=3):

@@ -35,8 +35,8 @@ class Orders:
         Raises:
             KeyError: when the worker is down.
         """
-        asked = self._streams[command.request.id].remaining(command.request.input_tokens)
-        self._links[command.worker].send(DecodeOrder(job=self._job(command.attempt), asked=asked))
+        prompt, params = self._streams[command.request.id].remaining(command.request.input_tokens)
+        self._links[command.worker].send(DecodeOrder(job=self._job(command.attempt), prompt=prompt, params=params))
 
     def run_prefill(self, command: RunPrefill) -> None:
         """Tell a worker to compute a prompt, where its prefix is, and where its KVCache goes.
@@ -51,11 +51,13 @@ class Orders:
             fetch = Fetch(placement.fetch_from, self._links[placement.fetch_from].ready.port, blocks)
         elif self._pool.address is not None and blocks:
             fetch = Fetch(POOL, None, blocks)
+        prompt, params = stream.remaining(request.input_tokens)
         is_coupled = placement.prefill == placement.decode
         self._links[placement.prefill].send(
             PrefillOrder(
                 job=self._job(command.attempt),
-                asked=stream.remaining(request.input_tokens),
+                prompt=prompt,
+                params=params,
                 shown_tokens=request.input_tokens - len(stream.prompt),
                 deliver_to=None if is_coupled else self._links[placement.decode].ready.port,
                 fetch=fetch,

@@ -45,11 +45,11 @@ from mooncake_lab.serving.clients import Clients
 from mooncake_lab.serving.launch import Launcher
 from mooncake_lab.serving.messages import (
     CacheUpdate,
-    Generation,
     Measured,
     Pong,
     Report,
     ResetPrefixCache,
+    SamplingParams,
     WorkerEvent,
     WorkerMessage,
 )
@@ -213,7 +213,7 @@ class ClusterRuntime:
     def submit(
         self,
         prompt: npt.NDArray[np.int32],
-        asked: Generation,
+        params: SamplingParams,
         *,
         request_id: int | None = None,
         arrival_s: float = 0.0,
@@ -225,7 +225,7 @@ class ClusterRuntime:
 
         Args:
             prompt: token ids, shape (n,).
-            asked: what is wanted; its prompt field is filled in later.
+            params: how its answer is generated.
             request_id: its id in the log; None takes the next free number.
             arrival_s: for policies, the moment since the run began at which it was to arrive.
             session: the conversation it belongs to, for policies.
@@ -240,7 +240,7 @@ class ClusterRuntime:
         if self._is_shut:
             raise FailedError(_SHUT)
         stream, request, refusal = self._clients.accept(
-            prompt, asked, request_id=request_id, arrival_s=arrival_s, session=session, priority=priority
+            prompt, params, request_id=request_id, arrival_s=arrival_s, session=session, priority=priority
         )
         now_s, wall_s = self.now_s(), None if completion_id is None else time.time()
         self.report(

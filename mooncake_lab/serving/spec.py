@@ -66,7 +66,7 @@ class LiveSpec:
     max_batch_tokens: int = 1
     """Computed tokens up to which a prefill worker computes waiting prompts together; a longer prompt is computed
     alone. 1 computes one prompt at a time."""
-    max_request_tokens: int = 8192
+    max_model_len: int = 8192
     """Longest context; fewer where the model's window is shorter."""
     max_requests: int = 256
     """Most requests that decode at once on a worker."""
@@ -118,7 +118,7 @@ class LiveSpec:
     def __post_init__(self) -> None:
         positive = (
             "cache_tokens", "pool_tokens", "decode_tokens", "block_size_tokens", "chunk_tokens",
-            "max_batch_tokens", "max_request_tokens", "max_requests", "transfer_bytes", "max_inflight_requests",
+            "max_batch_tokens", "max_model_len", "max_requests", "transfer_bytes", "max_inflight_requests",
             "most_waiting", "expected_answer_tokens", "most_attempts", "threads", "peer_timeout_s",
             "fetch_timeout_s", "heartbeat_timeout_s", "start_timeout_s",
         )  # fmt: skip
@@ -237,7 +237,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     block_size_tokens: int
     chunk_tokens: int
     max_batch_tokens: int
-    max_request_tokens: int
+    max_model_len: int
     max_requests: int
     batching: str
     prefix_reuse: bool

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from mooncake_lab.serving.messages import Generation
+from mooncake_lab.serving.messages import SamplingParams
 
 
 class RejectedError(Exception):
@@ -45,7 +45,7 @@ class RequestStream:
 
     request_id: int
     prompt: npt.NDArray[np.int32]
-    asked: Generation
+    params: SamplingParams
     tokens: list[int] = field(default_factory=list[int])
     """Shown to the client, over all attempts."""
     cached_tokens: int | None = None
@@ -63,23 +63,25 @@ class RequestStream:
         self.end = end
         self._news.put_nowait(end)
 
-    def remaining(self, input_tokens: int) -> Generation:
-        """What is asked of an attempt with this many prompt tokens; those after `prompt` were shown before."""
+    def remaining(self, input_tokens: int) -> tuple[bytes, SamplingParams]:
+        """The prompt of an attempt with this many tokens, and what it is to generate.
+
+        The tokens after `prompt` were shown before.
+        """
         shown = input_tokens - len(self.prompt)
         known = np.concatenate([self.prompt, np.asarray(self.tokens[:shown], dtype=np.int32)])
-        return msgspec.structs.replace(
-            self.asked,
-            prompt=known.astype("<i4").tobytes(),
-            max_new_tokens=self.asked.max_new_tokens - shown,
-            min_new_tokens=max(0, self.asked.min_new_tokens - shown),
+        return known.astype("<i4").tobytes(), msgspec.structs.replace(
+            self.params,
+            max_new_tokens=self.params.max_new_tokens - shown,
+            min_new_tokens=max(0, self.params.min_new_tokens - shown),
         )
 
     def complete_by(self, end_tokens: tuple[int, ...]) -> str | None:
         """Why no more tokens come after those shown, `end_token` or `length`; None where more come."""
-        ends = end_tokens if self.asked.end_tokens is None else self.asked.end_tokens
+        ends = end_tokens if self.params.end_tokens is None else self.params.end_tokens
         if self.tokens and self.tokens[-1] in ends:
             return "end_token"
-        return "length" if len(self.tokens) >= self.asked.max_new_tokens else None
+        return "length" if len(self.tokens) >= self.params.max_new_tokens else None
 
     def __aiter__(self) -> AsyncIterator[int]:
         return self.stream()
@@ -98,25 +100,25 @@ class RequestStream:
             raise news.error
 
 
-def check_prompt(prompt: npt.NDArray[np.int32], asked: Generation, most_tokens: int, vocabulary: int) -> None:
+def check_prompt(prompt: npt.NDArray[np.int32], params: SamplingParams, most_tokens: int, vocabulary: int) -> None:
     """Refuse what can never be served.
 
     Args:
         prompt: token ids, shape (n,).
-        asked: what is wanted.
+        params: how its answer is generated.
         most_tokens: the most that a prompt and its answer may have together.
         vocabulary: how many tokens the model knows.
 
     Raises:
         ValueError: saying what is out of range.
     """
-    if len(prompt) < 1 or asked.max_new_tokens < 1:
+    if len(prompt) < 1 or params.max_new_tokens < 1:
         raise ValueError(
-            f"a prompt of {len(prompt)} tokens and {asked.max_new_tokens} new ones; at least 1 each is needed"
+            f"a prompt of {len(prompt)} tokens and {params.max_new_tokens} new ones; at least 1 each is needed"
         )
-    if len(prompt) + asked.max_new_tokens > most_tokens:
+    if len(prompt) + params.max_new_tokens > most_tokens:
         raise ValueError(
-            f"{len(prompt)} prompt tokens and {asked.max_new_tokens} new ones are too many;"
+            f"{len(prompt)} prompt tokens and {params.max_new_tokens} new ones are too many;"
             f" together they may be {most_tokens}"
         )
     lowest, highest, known = int(prompt.min()), int(prompt.max()), vocabulary

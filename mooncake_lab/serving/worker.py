@@ -74,7 +74,7 @@ class Worker:
         self._reception = KVReceiver(
             self._identity,
             self._context.shape,
-            most_tokens=spec.max_request_tokens,
+            most_tokens=spec.max_model_len,
             delivered=self._inbox.put,
             give=self._role.lookup if isinstance(self._role, PrefillRole) else lambda _: [],
             each_layer=spec.log_layers,
@@ -172,7 +172,7 @@ class Worker:
             pid=os.getpid(),
             port=self._reception.port,
             fingerprint=self._identity.fingerprint,
-            window=min(spec.max_request_tokens, model.config.max_positions, len(model.rope.cosines)),
+            window=min(spec.max_model_len, model.config.max_positions, len(model.rope.cosines)),
             capacity_tokens=self._role.capacity_tokens,
             shape=_shape(spec, model),
             end_tokens=model.config.end_tokens,

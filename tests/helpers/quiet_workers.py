@@ -4,7 +4,7 @@ from mooncake_lab.conductor import LatencyEstimator
 from mooncake_lab.perf import model_shape
 from mooncake_lab.serving import ClusterRuntime, LiveSpec
 from mooncake_lab.serving.frames import pack
-from mooncake_lab.serving.messages import VERSION, Generation, Job, Ready, Report
+from mooncake_lab.serving.messages import VERSION, Job, Ready, Report, SamplingParams
 
 
 class NoPool:
@@ -77,7 +77,7 @@ class QuietCluster:
 
     def submit(self, prompt, max_new_tokens=4, request=None, **asked):
         """A client sends a prompt; its stream."""
-        generation = Generation(prompt=b"", max_new_tokens=max_new_tokens, **asked)
+        generation = SamplingParams(max_new_tokens=max_new_tokens, **asked)
         return self.runtime.submit(prompt, generation, **(request or {}))
 
     def hear(self, name, *events, tokens=()):

@@ -85,7 +85,7 @@ def test_the_budget_is_bounded(make):
         streams = list(floor.runtime.streams.values())
         for i in rng.choice(len(streams), size=min(4, len(streams)), replace=False):
             stream = streams[i]
-            room = stream.asked.max_new_tokens - len(stream.tokens)
+            room = stream.params.max_new_tokens - len(stream.tokens)
             stream.tokens += [1] * int(min(room, rng.integers(0, 600)))
         if rng.random() < 0.3:
             floor.runtime.stop(streams[int(rng.integers(len(streams)))])

@@ -130,9 +130,9 @@ def test_neutral_values_change_nothing():
     for name, values in NEUTRAL.items():
         for value in (None, *values):
             found = chat(seed=1, **{name: value})
-            assert (found.asked, found.stops) == (plain.asked, plain.stops), name
+            assert (found.params, found.stops) == (plain.params, plain.stops), name
     for name in HINTS:
-        assert chat(seed=1, **{name: {"any": ["thing"]}}).asked == plain.asked
+        assert chat(seed=1, **{name: {"any": ["thing"]}}).params == plain.params
 
 
 @pytest.mark.parametrize("name", sorted(NEUTRAL))

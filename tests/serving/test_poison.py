@@ -11,7 +11,7 @@ from quiet_workers import QuietCluster
 from mooncake_lab.cluster import KVArrived
 from mooncake_lab.conductor import AdmitAll
 from mooncake_lab.serving import FailedError
-from mooncake_lab.serving.messages import CancelOrder, Generation, Job, PrefillOrder
+from mooncake_lab.serving.messages import CancelOrder, Job, PrefillOrder, SamplingParams
 
 MODEL = "random:lab-tiny"
 UNSAYABLE = 2**64
@@ -21,7 +21,7 @@ UNUSABLE = 2**63
 
 
 def asked(**changes):
-    return Generation(prompt=b"", max_new_tokens=4, **changes)
+    return SamplingParams(max_new_tokens=4, **changes)
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_what_cannot_be_sent_ends(quiet):
 def test_a_death_places_all_others_again(quiet):
     """One of three requests cannot be placed again: when a worker goes down it ends, and the other two go on."""
     streams = [submit(quiet) for _ in range(3)]
-    streams[0].asked = asked(top_k=UNSAYABLE)  # as if it had slipped through
+    streams[0].params = asked(top_k=UNSAYABLE)  # as if it had slipped through
     quiet.take_down("decode-0")
     quiet.bring_up("decode-0")
     assert isinstance(streams[0].end.error, FailedError)
@@ -94,7 +94,7 @@ def test_workers_get_what_they_can_use(quiet):
     """A sound request is sent whole."""
     submit(quiet, top_k=7, min_new_tokens=2)
     [order] = quiet.lines["prefill-0"].of(PrefillOrder)
-    assert (order.asked.top_k, order.asked.min_new_tokens) == (7, 2)
+    assert (order.params.top_k, order.params.min_new_tokens) == (7, 2)
 
 
 @pytest.mark.parametrize("layout", [{"prefill_nodes": 1, "decode_nodes": 2}, {"coupled_nodes": 2}])

@@ -16,7 +16,7 @@ from mooncake_lab.engine.kvcache import fingerprint
 from mooncake_lab.serving import LiveSpec
 from mooncake_lab.serving.kv_transfer.protocol import EndTransfer, KVChunk, StartTransfer
 from mooncake_lab.serving.kv_transfer.sender import Identity
-from mooncake_lab.serving.messages import CancelOrder, Fetch, Generation, Job, PrefillOrder, Report, UsePool
+from mooncake_lab.serving.messages import CancelOrder, Fetch, Job, PrefillOrder, Report, SamplingParams, UsePool
 from mooncake_lab.serving.prefix_cache import PrefixCache
 from mooncake_lab.serving.roles import PrefillRole, WorkerContext
 from mooncake_lab.serving.roles import prefill as prefill_module
@@ -62,8 +62,8 @@ class Bench:
         )
 
     def order(self, prompt, n=1, fetch=None):
-        asked = Generation(prompt=np.array(prompt, np.int32).tobytes(), max_new_tokens=1)
-        return PrefillOrder(job=Job(1, n, 1), asked=asked, deliver_to=1, fetch=fetch)
+        tokens, params = np.array(prompt, np.int32).tobytes(), SamplingParams(max_new_tokens=1)
+        return PrefillOrder(job=Job(1, n, 1), prompt=tokens, params=params, deliver_to=1, fetch=fetch)
 
     def keys(self, prompt):
         return self.role._context.keys(np.array(prompt, np.int32))

@@ -71,7 +71,7 @@ class Study:
             "decode_tokens": _TOKENS,
             "block_size_tokens": self.trace().block_size_tokens,
             "chunk_tokens": self.chunk_tokens,
-            "max_request_tokens": 2 * self.most_tokens,
+            "max_model_len": 2 * self.most_tokens,
             "spares": 0,  # nothing may compute beside what is measured
             "placement": None if placement is None else named_placement(placement, self.seed),
         }
@@ -218,7 +218,7 @@ def simulate(spec: LiveSpec, model: LatencyModel, requests: Sequence[TracedReque
             device_tokens=spec.decode_tokens,
             max_batch_tokens=max(spec.chunk_tokens, spec.max_requests),
             max_requests=spec.max_requests,
-            max_request_tokens=spec.max_request_tokens,
+            max_request_tokens=spec.max_model_len,
             memory_block_tokens=spec.block_size_tokens,
             block_size_tokens=spec.block_size_tokens,
             placement=spec.places,

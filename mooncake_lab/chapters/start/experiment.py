@@ -185,7 +185,7 @@ class Start:
             "backend": "dense",
             "block_size_tokens": _BLOCK_TOKENS,
             "chunk_tokens": self.chunk_tokens,
-            "max_request_tokens": self.shared_tokens + self.own_tokens + 2 * self.answer_tokens,
+            "max_model_len": self.shared_tokens + self.own_tokens + 2 * self.answer_tokens,
             "log_layers": True,
             "spares": 0,
         }

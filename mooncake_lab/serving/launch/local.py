@@ -48,7 +48,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     dtype: str | None
     backend: str
-    max_request_tokens: int
+    max_model_len: int
     threads: int
 
 

@@ -96,7 +96,7 @@ def _load(model: "ModelSpec") -> "dict[str, LlamaModel]":
         dtype=model.dtype,
         backend=model.backend,
         seed=model.seed,
-        positions=model.max_request_tokens,
+        positions=model.max_model_len,
     )
     warm_up(loaded)
     return {"cpu": loaded}
@@ -130,7 +130,7 @@ def _work(control: socket.socket, spec: "WorkerSpec", models: "dict[str, LlamaMo
             dtype=spec.dtype,
             backend=spec.backend,
             seed=spec.seed,
-            positions=spec.max_request_tokens,
+            positions=spec.max_model_len,
         )
     with control:
         Worker(control, spec, models[place]).run()

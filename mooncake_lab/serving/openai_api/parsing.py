@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from mooncake_lab.serving.messages import Generation
+from mooncake_lab.serving.messages import SamplingParams
 from mooncake_lab.serving.openai_api.neutral import HINTS, NEUTRAL, allowed, is_neutral
 from mooncake_lab.serving.openai_api.tokenizer import Message, Tokenizer
 
@@ -127,7 +127,7 @@ class Wanted:
     """A request as the cluster can serve it."""
 
     prompts: tuple[npt.NDArray[np.int32], ...]
-    asked: Generation
+    params: SamplingParams
     """The same for all prompts; where no limit is given, `max_new_tokens` is 0 and the window is the limit."""
     stops: tuple[str, ...]
     is_stream: bool
@@ -228,8 +228,7 @@ def _wanted(
     seed = secrets.randbits(62) if wish.seed is None else wish.seed % _SEEDS
     return Wanted(
         prompts=prompts,
-        asked=Generation(
-            prompt=b"",
+        params=SamplingParams(
             max_new_tokens=most,
             min_new_tokens=wish.min_tokens,
             temperature=wish.temperature,

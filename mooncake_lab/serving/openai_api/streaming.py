@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from mooncake_lab.serving.messages import Generation
+from mooncake_lab.serving.messages import SamplingParams
 from mooncake_lab.serving.openai_api.parsing import BadRequestError, Wanted
 from mooncake_lab.serving.openai_api.stop_strings import Writer
 from mooncake_lab.serving.openai_api.tokenizer import Tokenizer
@@ -50,13 +50,13 @@ def begin(runtime: ClusterRuntime, wanted: Wanted, tokenizer: Tokenizer, complet
     choices: list[Choice] = []
     try:
         for index, prompt in enumerate(wanted.prompts):
-            asked = wanted.asked
-            if not asked.max_new_tokens:
+            params = wanted.params
+            if not params.max_new_tokens:
                 room = runtime.max_model_len() - len(prompt)
-                asked = msgspec.structs.replace(asked, max_new_tokens=max(1, room))
-            _check_least(asked)
-            stream = runtime.submit(np.asarray(prompt, dtype=np.int32), asked, completion_id=completion_id)
-            writer = Writer(tokenizer.stream(), wanted.stops, least_tokens=asked.min_new_tokens)
+                params = msgspec.structs.replace(params, max_new_tokens=max(1, room))
+            _check_least(params)
+            stream = runtime.submit(np.asarray(prompt, dtype=np.int32), params, completion_id=completion_id)
+            writer = Writer(tokenizer.stream(), wanted.stops, least_tokens=params.min_new_tokens)
             choices.append(Choice(index=index, stream=stream, writer=writer))
     except BaseException as error:
         stop(runtime, choices)
@@ -66,10 +66,10 @@ def begin(runtime: ClusterRuntime, wanted: Wanted, tokenizer: Tokenizer, complet
     return choices
 
 
-def _check_least(asked: Generation) -> None:
-    if asked.min_new_tokens > asked.max_new_tokens:
+def _check_least(params: SamplingParams) -> None:
+    if params.min_new_tokens > params.max_new_tokens:
         raise BadRequestError(
-            f"min_tokens is {asked.min_new_tokens}; this answer may have 0 to {asked.max_new_tokens} tokens",
+            f"min_tokens is {params.min_new_tokens}; this answer may have 0 to {params.max_new_tokens} tokens",
             "min_tokens",
         )
 

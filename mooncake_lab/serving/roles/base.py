@@ -28,9 +28,11 @@ from mooncake_lab.engine.sequence import TokenCallback
 from mooncake_lab.serving.kv_transfer.sender import Identity, KVSenders
 from mooncake_lab.serving.kv_transfer.transfer_engine import TransferEngineChannel
 from mooncake_lab.serving.messages import (
-    Generation,
+    DecodeOrder,
     Job,
+    PrefillOrder,
     Report,
+    SamplingParams,
     WorkerEvent,
     WorkerMessage,
 )
@@ -61,13 +63,13 @@ class WorkerContext:
         """The settings of an engine with KVCache for this number of tokens."""
         spec = self.spec
         cuts_prompts = spec.role != "coupled" or spec.batching in CHUNKED_POLICIES
-        widest = spec.chunk_tokens if cuts_prompts else spec.max_request_tokens
+        widest = spec.chunk_tokens if cuts_prompts else spec.max_model_len
         return EngineSettings(
             block_size_tokens=spec.block_size_tokens,
             cache_blocks=max(1, tokens // spec.block_size_tokens),
             max_batch_tokens=max(widest, spec.max_requests),
             max_requests=spec.max_requests,
-            max_request_tokens=spec.max_request_tokens,
+            max_request_tokens=spec.max_model_len,
             prefix_reuse=prefix_reuse,
             keep_log=spec.role == "coupled" or (spec.role == "decode" and spec.pacer is not None),
         )
@@ -131,27 +133,28 @@ def step_done(worker: str, start_s: float, end_s: float, request_ids: Sequence[i
     )
 
 
-def prompt_tokens(asked: Generation) -> npt.NDArray[np.int32]:
+def prompt_tokens(order: PrefillOrder | DecodeOrder) -> npt.NDArray[np.int32]:
     """The prompt of a request, shape (n,)."""
-    return np.frombuffer(asked.prompt, dtype="<i4").astype(np.int32)
+    return np.frombuffer(order.prompt, dtype="<i4").astype(np.int32)
 
 
-def sampling(asked: Generation) -> Sampling:
+def sampling(params: SamplingParams) -> Sampling:
     """How the engine picks the tokens of a request."""
-    return Sampling(temperature=asked.temperature, top_k=asked.top_k, top_p=asked.top_p, seed=asked.seed)
+    return Sampling(temperature=params.temperature, top_k=params.top_k, top_p=params.top_p, seed=params.seed)
 
 
-def generation_request(asked: Generation, on_token: TokenCallback) -> GenerationRequest:
+def generation_request(order: PrefillOrder | DecodeOrder, on_token: TokenCallback) -> GenerationRequest:
     """A request as an engine takes it.
 
     Raises:
         ValueError: when a number of it is out of range.
     """
+    params = order.params
     return GenerationRequest(
-        prompt=prompt_tokens(asked),
-        max_new_tokens=asked.max_new_tokens,
-        sampling=sampling(asked),
-        end_tokens=asked.end_tokens,
-        min_new_tokens=asked.min_new_tokens,
+        prompt=prompt_tokens(order),
+        max_new_tokens=params.max_new_tokens,
+        sampling=sampling(params),
+        end_tokens=params.end_tokens,
+        min_new_tokens=params.min_new_tokens,
         on_token=on_token,
     )

@@ -109,11 +109,11 @@ class CoupledRole:
             self._announce()
 
     def _accept(self, order: PrefillOrder) -> None:
-        prompt = prompt_tokens(order.asked)
+        prompt = prompt_tokens(order)
         keys = self._context.keys(prompt) if self._context.spec.prefix_reuse else []
         served = _Served(job=order.job, keys=keys, tokens=order.shown_tokens)
         try:
-            request = generation_request(order.asked, lambda _, token: self._made.append((served, token)))
+            request = generation_request(order, lambda _, token: self._made.append((served, token)))
             request_id = self._engine.submit(request)
         except ValueError as error:
             report_dropped(self._context, order.job)

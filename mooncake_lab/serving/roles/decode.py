@@ -100,14 +100,15 @@ class DecodeRole:
         """Submit a request to the engine once it is expected and its KVCache is here."""
         if job not in self._expected or job not in self._arrived:
             return
-        asked, came = self._expected.pop(job).asked, self._arrived.pop(job)
-        ends = self._context.model.config.end_tokens if asked.end_tokens is None else asked.end_tokens
-        if asked.max_new_tokens == 1 or came.first_token in ends:
+        order, came = self._expected.pop(job), self._arrived.pop(job)
+        params = order.params
+        ends = self._context.model.config.end_tokens if params.end_tokens is None else params.end_tokens
+        if params.max_new_tokens == 1 or came.first_token in ends:
             self._report_joined(job, came)
             self._context.report(job, RequestDone(at_s=time.monotonic(), attempt=job.attempt))
             return
         try:
-            request = generation_request(asked, lambda _, token: self._made.append((job, token)))
+            request = generation_request(order, lambda _, token: self._made.append((job, token)))
             request_id = self._engine.submit(request, first_token=came.first_token, kv=(came.kv,))
         except ValueError as error:
             self._context.report(job, hopeless(job, str(error)))

@@ -115,7 +115,7 @@ class PrefillRole:
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
-        longest = max(context.spec.max_request_tokens, context.spec.max_batch_tokens)
+        longest = max(context.spec.max_model_len, context.spec.max_batch_tokens)
         tokens = longest + context.spec.block_size_tokens
         self.capacity_tokens = tokens
         self._engine = PrefillEngine(
@@ -205,7 +205,7 @@ class PrefillRole:
         return self._cache.blocks(keys)
 
     def _accept(self, order: PrefillOrder) -> None:
-        tokens = prompt_tokens(order.asked)
+        tokens = prompt_tokens(order)
         fetch, keys = order.fetch, self._context.keys(tokens)
         if fetch is not None and fetch.source == POOL and self._cache.match(keys) >= fetch.blocks:
             fetch = None  # all of it is here
@@ -280,7 +280,7 @@ class PrefillRole:
 
     def _begin(self, prompt: Prompt, held: HeldPrefix, now_s: float) -> None:
         prompt.start_s = now_s
-        context, order, asked = self._context, prompt.order, prompt.order.asked
+        context, order, params = self._context, prompt.order, prompt.order.params
         attempt, name = order.job.attempt, context.spec.name
         context.report(order.job, PrefillStarted(at_s=prompt.start_s, attempt=attempt, worker=name))
         assert order.deliver_to is not None  # noqa: S101  # the cluster names a decode worker with each prompt
@@ -299,11 +299,11 @@ class PrefillRole:
         )
         try:
             request_id = self._engine.submit(
-                prompt_tokens(asked),
+                prompt_tokens(order),
                 prefix=arriving if held.blocks else (),
-                sampling=sampling(asked),
-                end_tokens=asked.end_tokens,
-                min_new_tokens=asked.min_new_tokens,
+                sampling=sampling(params),
+                end_tokens=params.end_tokens,
+                min_new_tokens=params.min_new_tokens,
                 on_kv=stream if context.spec.layerwise else None,
             )
         except ValueError as error:
