@@ -109,7 +109,7 @@ def test_without_private_folders_nothing_can_be_written(tmp_path, monkeypatch):
         "    said = []\n"
         "    for place in places:\n"
         "        try:\n"
-        "            open(place + '/x', 'w')\n"
+        "            open(place + '/of-a-submission', 'w')\n"
         "        except OSError as error:\n"
         "            said.append(error.strerror)\n"
         "    return said"
