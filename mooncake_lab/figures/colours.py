@@ -10,26 +10,28 @@ from typing import Final
 
 _MEANINGS: Final = {
     # systems: meaning, on white, on dark
-    "mooncake": ("#0069A8", "#4FA8E0"),
-    "mooncake_variant": ("#3F97D3", "#A9DAF7"),
+    "mooncake": ("#0069A8", "#5EB1E5"),
+    "mooncake_variant": ("#3F97D3", "#A8D8F7"),
     "vllm": ("#D55E00", "#EA7A35"),
     "vllm_prefix": ("#6B5200", "#E3C878"),
-    "vllm_chunked": ("#8F1F78", "#C25DA6"),
-    "straw_man": ("#6E6E6E", "#9E9E9E"),
-    "straw_man_light": ("#929292", "#707070"),
-    "here": ("#1C354C", "#A9BCC7"),
+    "vllm_chunked": ("#8F1F78", "#C859AF"),
+    "straw_man": ("#6E6E6E", "#ABA8AB"),
+    "straw_man_light": ("#929292", "#666665"),
+    "here": ("#1C354C", "#B3C1CB"),
     # traces
     "conversation": ("#4837A9", "#8A78EE"),
     "toolagent": ("#2FA06A", "#86E3B5"),
     "synthetic": ("#7C1A06", "#CF6A45"),
     "all": ("#666666", "#B4B4B4"),
+    # what our models were fitted to
+    "fitted": ("#943CD2", "#B45CEB"),
     # what a request goes through
-    "prefill": ("#00879C", "#74DADD"),
-    "decode": ("#9D45CD", "#CB70E4"),
+    "prefill": ("#00879C", "#74D8DC"),
+    "decode": ("#9D45CD", "#C166E1"),
     "transfer": ("#B07C00", "#EBCF7A"),
     # where KVCache lies
     "gpu": ("#0B2E17", "#D9F5DC"),
-    "dram": ("#23682A", "#6DB877"),
+    "dram": ("#23682A", "#82BF74"),
     "ssd": ("#7A9E3A", "#5F9440"),
     "remote": ("#A86B00", "#F5CB95"),
     # eviction, admission
@@ -44,31 +46,31 @@ _MEANINGS: Final = {
     "refused_early": ("#8C8C8C", "#7A7A7A"),
     # methods that make a KVCache smaller
     "snapkv": ("#237D99", "#6CC3E0"),
-    "pyramidinfer": ("#327309", "#A9CC5F"),
-    "minicache": ("#7A3E9D", "#C08BE0"),
-    "rounding": ("#763B08", "#E5A85C"),
-    "kcache": ("#C23C3F", "#F0777E"),
+    "pyramidinfer": ("#327309", "#ADD267"),
+    "minicache": ("#7A3E9D", "#C184D8"),
+    "rounding": ("#763B08", "#DA9E53"),
+    "kcache": ("#C23C3F", "#ED747A"),
     # how a decode beside a chunk is accounted
     "by_tokens": ("#4F86B8", "#86B8EA"),
     "by_order": ("#8B6F00", "#D9C15A"),
     # two quantities in one panel
-    "latency": ("#B51D19", "#F2739A"),
+    "latency": ("#B51D19", "#E46484"),
     "throughput": ("#70840A", "#BFCB4A"),
     # operators of a layer, and why a pipeline waits
     "attention": ("#B8422E", "#F08A75"),
     "pb1": ("#AF8100", "#E8BE45"),
     "pb2": ("#C4432B", "#EE7B62"),
-    "pb3": ("#5C5CA2", "#9D9DF0"),
+    "pb3": ("#5C5CA2", "#9E9EF1"),
     # sizes of one thing, from few to many
-    "size_1": ("#7493BF", "#66798A"),
-    "size_2": ("#586A73", "#8FA5B5"),
-    "size_3": ("#2E3952", "#B9CBD8"),
-    "size_4": ("#061729", "#E6EEF4"),
+    "size_1": ("#7493BF", "#687A8B"),
+    "size_2": ("#586A73", "#889EAE"),
+    "size_3": ("#2E3952", "#B2C0CE"),
+    "size_4": ("#061729", "#CED6DB"),
     # not series
     "paper": ("#000000", "#FFFFFF"),
-    "slo": ("#4A4A4A", "#B9BFC6"),
-    "optimum": ("#444444", "#E0E0E0"),
-    "ink": ("#262626", "#D8DEE6"),
+    "slo": ("#4A4A4A", "#E4ECF4"),
+    "optimum": ("#444444", "#E5E6E5"),
+    "ink": ("#262626", "#E7ECF3"),
 }
 
 COLOURS: Final[Mapping[str, str]] = MappingProxyType({name: light for name, (light, _) in _MEANINGS.items()})

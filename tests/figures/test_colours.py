@@ -30,6 +30,12 @@ TOGETHER = (
     ("vllm_chunked", "by_tokens", "by_order"),
     ("latency", "throughput"),
     ("size_1", "size_2", "size_3", "size_4"),
+    *(("slo", name) for name in ("here", "finished", "prefill", "snapkv", "throughput", "toolagent", "size_3")),
+    ("dram", "latency"),
+    ("dram", "mooncake", "straw_man"),
+    ("decode", "mooncake"),
+    ("decode", "pb3"),
+    ("fitted", "mooncake", "mooncake_variant", "vllm", "vllm_prefix", "straw_man_light"),
 )
 """Colours that stand side by side in one figure."""
 

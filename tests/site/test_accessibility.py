@@ -12,8 +12,7 @@ import pytest
 from axe import ALL_BUT_CONTRAST, CONTRAST, figures_as_images, grave_faults, response
 from colour_vision import LEAST_APART, apart
 
-from mooncake_lab.figures.colours import css_property, letters
-from mooncake_lab.figures.style import COLOURS
+from mooncake_lab.figures.colours import COLOURS, DARK, css_property, letters
 
 pytestmark = pytest.mark.site
 
@@ -161,17 +160,18 @@ def test_letters_of_figures_are_legible(site):
     assert faint == set()
 
 
-def test_colours_of_a_figure_are_told_apart_by_the_colour_blind(site):
-    """No figure has two colours that look alike to a reader without one kind of cone."""
-    names = {}
-    for name, colour in COLOURS.items():
-        names.setdefault(colour.lower(), set()).add(name)
-    pages = {page.name: page.read_text(encoding="utf-8") for page in sorted(site.glob("chapters/*.html"))}
-    figures = [(name, figure.lower()) for name, text in pages.items() for figure in DRAWING.findall(text)]
+@pytest.mark.parametrize("colours", [COLOURS, DARK], ids=["light", "dark"])
+def test_colours_of_a_figure_are_told_apart_by_the_colour_blind(site, colours):
+    """No figure has two colours that look alike to a reader without one kind of cone, in either theme."""
+    names = {css_property(name): name for name in COLOURS}
+    close, figures = {}, 0
+    for page in sorted(site.glob("chapters/*.html")):
+        for figure in DRAWING.findall(page.read_text(encoding="utf-8")):
+            figures += 1
+            used = names.keys() & set(re.findall(r"var\((--fig-[a-z0-9-]+)", figure))
+            for one, other in itertools.combinations(sorted(names[each] for each in used), 2):
+                distance = apart(colours[one], colours[other])
+                if distance < LEAST_APART and not {one, other} <= BY_SHAPE:
+                    close.setdefault((one, other, round(distance, 1)), set()).add(page.name)
     assert figures
-    close = {}
-    for page, text in figures:
-        for one, other in itertools.combinations([colour for colour in sorted(names) if colour in text], 2):
-            if apart(one, other) < LEAST_APART and not (names[one] | names[other]) <= BY_SHAPE:
-                close.setdefault((one, other, round(apart(one, other), 1)), []).append(page)
     assert close == {}

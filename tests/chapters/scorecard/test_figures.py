@@ -1,9 +1,13 @@
 """The figures of the scorecard show every judgement they are given."""
 
+import itertools
+
 import numpy as np
 import pandas as pd
+from colour_vision import LEAST_APART, apart
 
 from mooncake_lab.chapters.scorecard import figures as draw
+from mooncake_lab.figures.colours import COLOURS, DARK
 
 
 def test_bars_are_as_long_as_their_chapter():
@@ -22,3 +26,15 @@ def test_every_ratio_is_a_dot():
     (axes,) = draw.ratios(table).axes
     dots = np.concatenate([line.get_xdata() for line in axes.lines if line.get_marker() == "s"])
     assert sorted(dots) == [0.1, 1.0, 2.0]
+
+
+def test_two_verdicts_are_told_apart_by_colour_or_by_hatch():
+    """Two verdicts of one colour differ in their hatch; two colours differ for every kind of colour vision."""
+    dark = {light: DARK[name] for name, light in COLOURS.items()}
+    for one, other in itertools.combinations(draw.VERDICT_COLOURS, 2):
+        colours = draw.VERDICT_COLOURS[one], draw.VERDICT_COLOURS[other]
+        if colours[0] == colours[1]:
+            assert draw.VERDICT_HATCHES.get(one) != draw.VERDICT_HATCHES.get(other)
+        elif "not executed" not in {one, other}:  # an empty bar with an edge
+            assert apart(*colours) >= LEAST_APART
+            assert apart(*(dark[each] for each in colours)) >= LEAST_APART
