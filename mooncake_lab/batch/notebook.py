@@ -50,6 +50,10 @@ class Notebook(msgspec.Struct, frozen=True):
         ]
         return msgspec.json.encode([parts, self.metadata], order="sorted")
 
+    def code(self) -> str:
+        """The code of all cells, as one text."""
+        return "\n".join(cell.text for cell in self.cells if cell.cell_type == "code")
+
     def tagged(self, tag: str) -> list[Cell]:
         """The cells that carry a tag, in order."""
         return [cell for cell in self.cells if tag in cell.tags]

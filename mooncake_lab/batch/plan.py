@@ -19,12 +19,16 @@ import msgspec
 from mooncake_lab.batch import provenance
 from mooncake_lab.batch.notebook import Notebook, read_notebook
 from mooncake_lab.experiments.cache import named_files
+from mooncake_lab.experiments.sources import code_digest
 
 Value: TypeAlias = str | int | float | bool
 """What a parameter may be."""
 
 MARK: Final = "mooncake_lab"
 """The key under which an executed notebook's metadata says what it was computed from."""
+
+_EXECUTES: Final = "import mooncake_lab.batch.execute"
+"""Whose code runs with every notebook's."""
 
 GATHERS: Final = "gathers"
 """The cell tag of a notebook that reads what the other chapters put on record."""
@@ -118,7 +122,12 @@ def plan(
         notebook = read_notebook(source)
         _refuse_unknown(told, source.name, notebook)
         plain = msgspec.json.encode([told, named_files(told.values())], order="sorted")
-        parts = (notebook.computed(), plain, surroundings.encode())
+        parts = (
+            notebook.computed(),
+            plain,
+            surroundings.encode(),
+            code_digest(_EXECUTES, notebook.code()).encode(),
+        )
         jobs.append(
             NotebookJob(
                 topic=topic,

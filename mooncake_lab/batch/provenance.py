@@ -1,8 +1,8 @@
 """What results are made from: one name for everything an execution depends on, and the file that says it.
 
-A code change always recomputes: the digest covers the notebook, its parameters, the source of the
-whole package, everything under `data/`, the pinned requirements, and which traces this machine holds. The page
-banner and the scorecard read `provenance.json`, which lies beside the results.
+A code change recomputes the chapters that may import the changed file (`experiments/sources.py`). The digest
+covers the notebook, its parameters, those files, everything under `data/`, the pinned requirements, and which
+traces this machine holds. The page banner and the scorecard read `provenance.json`, which lies beside the results.
 """
 
 import hashlib
@@ -13,7 +13,6 @@ from typing import Final
 
 import msgspec
 
-import mooncake_lab
 from mooncake_lab.workload import WORKLOADS, file_sha256, find_trace
 
 
@@ -24,14 +23,13 @@ def found_traces() -> dict[str, str | None]:
 
 
 def surroundings_digest(root: Path, traces: Mapping[str, str | None]) -> str:
-    """One name for everything but the notebook: package, data, pins, interpreter, traces found.
+    """One name for what all notebooks depend on: data, pins, interpreter, traces found.
 
     Args:
         root: the repository, with `data/` and `requirements.lock`.
         traces: what `found_traces` returned.
     """
-    package = Path(mooncake_lab.__file__).parent
-    files = [*package.rglob("*.py"), *_data_files(root / "data"), root / "requirements.lock"]
+    files = [*_data_files(root / "data"), root / "requirements.lock"]
     whole = hashlib.sha256(tree_digest(root, files).encode())
     whole.update(f"python {sys.version_info[:2]}".encode())
     whole.update(msgspec.json.encode(traces, order="sorted"))

@@ -1,8 +1,8 @@
 """Results kept between runs, under a digest of everything they depend on.
 
-A digest covers the experiment's class and fields, the source of the whole package, the papers' numbers,
-the versions of the libraries that compute, and which traces this machine holds. Change any of them and
-the point is computed again; there is nothing to invalidate by hand. A class from elsewhere could change
+A digest covers the experiment's class and fields, the source of its module and of all that it may import, the
+papers' numbers, the versions of the libraries that compute, and which traces this machine holds. Change any of
+them and the point is computed again; there is nothing to invalidate by hand. A class from elsewhere could change
 without the digest noticing, so nothing is kept for those.
 """
 
@@ -20,6 +20,7 @@ import msgspec
 import platformdirs
 
 import mooncake_lab
+from mooncake_lab.experiments.sources import code_digest
 from mooncake_lab.paper import data_dir
 from mooncake_lab.workload import WORKLOADS, file_sha256, find_trace
 
@@ -39,7 +40,7 @@ def digest_of(experiment: Any) -> str:
     parts = (
         f"{kind.__module__}.{kind.__qualname__}".encode(),
         fields,
-        _code_digest(),
+        _code_digest(kind.__module__),
         data_digest(),
         _trace_digest(),
     )
@@ -102,8 +103,8 @@ def _scalar(value: Any) -> Any:
 
 
 @cache
-def _code_digest() -> bytes:
-    digest = hashlib.sha256(_contents(Path(mooncake_lab.__file__).parent, "*.py"))
+def _code_digest(module: str) -> bytes:
+    digest = hashlib.sha256(code_digest(f"import {module}").encode())
     for library in _LIBRARIES:
         digest.update(f"{library}=={importlib.metadata.version(library)}".encode())
     return digest.digest()

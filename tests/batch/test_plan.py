@@ -126,15 +126,23 @@ class TestDigest:
         path.write_text(json.dumps(notebook))
         assert digest_of_alpha(repository) == before
 
-    def test_the_package_counts(self, repository, monkeypatch):
-        """A changed line of the package changes every chapter."""
+    @pytest.mark.parametrize(
+        ("changed", "others"),
+        [("one.py", True), ("__init__.py", True), ("batch/execute.py", True), ("two.py", False)],
+    )
+    def test_the_modules_that_a_chapter_may_import_count(
+        self, repository, write_notebook, monkeypatch, changed, others
+    ):
+        """A changed line of a module, or of what executes notebooks, changes the chapters that may import it."""
         package = repository / "package"
-        package.mkdir()
-        (package / "__init__.py").write_text("x = 1\n")
+        (package / "batch").mkdir(parents=True)
+        for name in ("__init__.py", "one.py", "two.py", "batch/__init__.py", "batch/execute.py"):
+            (package / name).write_text("x = 1\n")
         monkeypatch.setattr(mooncake_lab, "__file__", str(package / "__init__.py"))
+        write_notebook(repository / "notebooks" / "01_alpha.ipynb", "from mooncake_lab import one")
         before = digest_of_alpha(repository)
-        (package / "__init__.py").write_text("x = 2\n")
-        assert digest_of_alpha(repository) != before
+        (package / changed).write_text("x = 2\n")
+        assert (digest_of_alpha(repository) != before) == others
 
     def test_parameters_count(self, repository):
         """Another seed is another result."""
