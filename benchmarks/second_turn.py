@@ -6,10 +6,11 @@ Each place has live clusters of its own. A round is a first turn, requests that 
 second turn, and the same prompt after all caches were emptied, whose tokens must be the same. Medians over the
 rounds stand beside the prediction of the latency model that the first cluster measured at its start.
 
-Where the prefix lies in the worker's own store, a second cluster (`LiveSpec.layerwise` off) loads all of it before
-it computes. The load is hidden as far as the first cluster's prefill is shorter: the difference of the prefills is
-divided by the seconds that the second one took to read the prefix. Only ratios of one row may be compared, because
-other processes use the same cores.
+A second cluster (`LiveSpec.layerwise` off) loads all of the prefix before it computes. The load is hidden as far as
+the first cluster's prefill is shorter: the difference of the prefills is divided by the seconds that the second one
+took to read the prefix. A prefill begins when the first layer of what is fetched is there. On one machine the network
+is as fast as memory, so the places `paced-worker` and `paced-remote` have one that carries `--network-mb-per-s`. Only
+ratios of one row may be compared, because other processes use the same cores.
 """  # noqa: INP001  # scripts, not a package
 
 import dataclasses
@@ -37,7 +38,9 @@ SOURCES: dict[str, str] = {
     "dram": "",
     "ssd": "prefill-0/ssd",
     "worker": "prefill-0",
+    "paced-worker": "prefill-0",
     "remote": "pool",
+    "paced-remote": "pool",
     "mooncake": "pool",
 }
 """Where a prefix may lie, and the source of its bytes in the log (a worker's own DRAM has none)."""
@@ -75,6 +78,8 @@ class Sizes:
     new_tokens: int
     """Of the second turn, behind them."""
     rounds: int
+    network_mb_per_s: float
+    """Of the places with a paced network."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +94,10 @@ class Turn:
     tokens: tuple[int, ...]
 
 
+READ = ("read_ms", "hidden_share")
+"""What a row of DRAM does not have."""
+
+
 class PrefixElsewhereError(RuntimeError):
     """A prefix did not come, or not whole, from the place where it was to lie."""
 
@@ -96,13 +105,16 @@ class PrefixElsewhereError(RuntimeError):
 def spec_of(place: str, sizes: Sizes, folder: str, *, layerwise: bool) -> LiveSpec:
     """A cluster whose first worker soon evicts a conversation to this place."""
     small = {"cache_tokens": 2 * sizes.tokens}
+    paced_at = place.removeprefix("paced-")
     changes: dict[str, Any] = {
         "dram": {},
         "ssd": {**small, "ssd_dir": folder, "ssd_tokens": 20 * sizes.tokens},
         "worker": {"prefill_nodes": 2},
         "remote": {**small, "pool": "remote", "pool_tokens": 20 * sizes.tokens},
         "mooncake": {**small, "pool": "mooncake", "pool_tokens": 20 * sizes.tokens},
-    }[place]
+    }[paced_at]
+    if place != paced_at:
+        changes["network_bytes_per_s"] = 1e6 * sizes.network_mb_per_s
     return LiveSpec(
         model=sizes.model, device="cpu", block_size_tokens=BLOCK, placement=TakeTurns(), fetch_timeout_s=30.0,
         decode_tokens=4 * sizes.tokens, spares=0, layerwise=layerwise, **changes,
@@ -134,12 +146,12 @@ class Bench:
         tokens, long = self.sizes.tokens, self.sizes.tokens + self.sizes.new_tokens
         self.live.reset_prefix_cache()
         self._serve(conversation, tokens)
-        if self.place not in {"dram", "worker"}:
+        if self.place not in {"dram", "worker", "paced-worker"}:
             for filler in range(6):  # the DRAM holds 2 x `tokens`, and half of `tokens` on its way down
                 time.sleep(0.1)  # what the one before moved down is written
                 self._serve(10_000 + 100 * conversation + filler, 3 * tokens // 8)
             time.sleep(0.3)
-        second = self._serve(conversation, long, SOURCES[self.place], on_worker=int(self.place == "worker"))
+        second = self._serve(conversation, long, SOURCES[self.place], on_worker=int("worker" in self.place))
         time.sleep(0.3)
         self.live.reset_prefix_cache()
         return second, self._serve(conversation, long)
@@ -173,13 +185,13 @@ class Bench:
 def measure(place: str, sizes: Sizes, model: LatencyModel | None) -> tuple[dict[str, Any], LatencyModel]:
     """The row of one place, and the latency model: the given one, or what the first cluster measures."""
     with ExitStack() as stack:
-        ways = (True, False) if place in {"dram", "ssd"} else (True,)
+        ways = (True, False)
         benches = dict[bool, Bench]()
         for layerwise in ways:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             spec = spec_of(place, sizes, folder, layerwise=layerwise)
-            live = stack.enter_context(LiveCluster(spec, model))
-            model = live.model
+            live = stack.enter_context(LiveCluster(spec, None if place.startswith("paced") else model))
+            model = live.model if layerwise else model
             benches[layerwise] = Bench(live, place, sizes)
         seen: dict[bool, list[tuple[Turn, Turn]]] = {layerwise: [] for layerwise in ways}
         for _ in range(sizes.rounds + 1):  # the first one warms up
@@ -197,7 +209,7 @@ def row_of(
     long = sizes.tokens + sizes.new_tokens
     second, computed = zip(*seen[True], strict=True)
     second_s, computed_s = (statistics.median(turn.ttft_s for turn in turns) for turns in (second, computed))
-    fetched = sizes.tokens if place in {"worker", "remote", "mooncake"} else 0
+    fetched = 0 if place in {"dram", "ssd"} else sizes.tokens
     predicted_s = estimate.prefill_s(0, long, sizes.tokens) + (estimate.transfer_s(fetched, 0) if fetched else 0.0)
     row: dict[str, Any] = {
         "place": place,
@@ -208,34 +220,26 @@ def row_of(
         "predicted_ms": 1e3 * predicted_s,
         "predicted_recomputed_ms": 1e3 * estimate.prefill_s(0, long, 0),
         "same_tokens": all(one.tokens == other.tokens for pairs in seen.values() for one, other in pairs),
-        "read_ms": None,
-        "saved_ms": None,
-        "hidden_share": None,
     }
     row["error_percent"] = 100 * (row["predicted_ms"] / row["second_turn_ms"] - 1)
-    if False in seen:
-        whole = [turn for turn, _ in seen[False]]
-        saved_s = statistics.median(turn.prefill_s for turn in whole) - statistics.median(
-            turn.prefill_s for turn in second
-        )
-        read_s = statistics.median(turn.read_s for turn in whole)
-        row |= {"saved_ms": 1e3 * saved_s}
-        if read_s:
-            row |= {"read_ms": 1e3 * read_s, "hidden_share": saved_s / read_s}
-    elif fetched:
-        row |= {"read_ms": 1e3 * statistics.median(turn.read_s for turn in second)}
-    return row
+    whole = [turn for turn, _ in seen[False]]
+    saved_s = statistics.median(turn.prefill_s for turn in whole) - statistics.median(
+        turn.prefill_s for turn in second
+    )
+    read_s = statistics.median(turn.read_s for turn in whole)
+    hidden = {"read_ms": 1e3 * read_s, "hidden_share": saved_s / read_s} if read_s else dict.fromkeys(READ)
+    return row | {"saved_ms": 1e3 * saved_s} | hidden
 
 
 def table(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Lines to read."""
     names = ("second turn", "recomputed", "predicted")
-    yield f"{'prefix in':10}" + "".join(f"{name:>14}" for name in names) + f"{'error':>9}{'read':>12}{'hidden':>8}"
+    yield f"{'prefix in':13}" + "".join(f"{name:>14}" for name in names) + f"{'error':>9}{'read':>12}{'hidden':>8}"
     for row in rows:
         read = "" if row["read_ms"] is None else f"{row['read_ms']:.1f} ms"
         hidden = "" if row["hidden_share"] is None else f"{100 * row['hidden_share']:.0f} %"
         yield (
-            f"{row['place']:10}{row['second_turn_ms']:11.1f} ms{row['recomputed_ms']:11.1f} ms"
+            f"{row['place']:13}{row['second_turn_ms']:11.1f} ms{row['recomputed_ms']:11.1f} ms"
             f"{row['predicted_ms']:11.1f} ms{row['error_percent']:+7.0f} %{read:>12}{hidden:>8}"
             + ("" if row["same_tokens"] else "  TOKENS DIFFER")
         )
@@ -246,12 +250,13 @@ def main(
     tokens: Annotated[int, typer.Option(min=BLOCK, help="Tokens of the first turn.")] = 2048,
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the second turn behind them.")] = 257,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; the medians are printed.")] = 4,
+    network_mb_per_s: Annotated[float, typer.Option(min=1, help="Of the paced places.")] = 100.0,
     places: Annotated[str, typer.Option(help=f"Some of {','.join(SOURCES)}.")] = ",".join(SOURCES),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write JSON into this file.")] = None,
 ) -> None:
     """Measure the places that are asked for."""
-    sizes = Sizes(model, tokens, new_tokens, rounds)
+    sizes = Sizes(model, tokens, new_tokens, rounds, network_mb_per_s)
     measured = provenance() | dataclasses.asdict(sizes)  # the load average is that before the run
     rows, latency = list[dict[str, Any]](), None
     for place in places.split(","):

@@ -14,6 +14,7 @@ from mooncake_lab.serving.kv_transfer.protocol import Ack, Probe
 from mooncake_lab.serving.kv_transfer.sender import Identity, borrow, dial, expect
 from mooncake_lab.serving.kv_transfer.transfer_engine import TransferEngineChannel
 from mooncake_lab.serving.messages import Measured
+from mooncake_lab.serving.pacer import PacedLink
 from mooncake_lab.serving.spec import WorkerSpec
 from mooncake_lab.store.backends import wire
 
@@ -96,7 +97,7 @@ def measure_coupled(engine: CoupledEngine, model: LlamaModel, spec: WorkerSpec) 
 
 
 def measure_transfer(
-    port: int, identity: Identity, channel: TransferEngineChannel | None = None
+    port: int, identity: Identity, link: PacedLink, channel: TransferEngineChannel | None = None
 ) -> tuple[tuple[int, float], ...]:
     """Rows of bytes and the fastest of a few times until they were acknowledged (s), by the way KVCache takes.
 
@@ -110,6 +111,7 @@ def measure_transfer(
         for size in _PROBES_BYTES * _TRANSFERS:  # a moment in which the machine is busy disturbs no size alone
             payload = np.zeros(size, np.uint8)
             start_s = time.perf_counter()
+            link.hold(size)
             pushed = None if channel is None or window is None else channel.write(window, [payload])
             probe, rest = (Probe(), (payload,)) if pushed is None else (Probe(pushed, size), ())
             wire.send_frame(peer, probe, rest, identity.timeout_s)

@@ -5,9 +5,11 @@ few cores then are nodes of their own, and a measurement says what the system do
 machine computes faster than the pace; a late iteration is not made up for, and shows in the log.
 """
 
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import final
 
 import msgspec
 
@@ -64,6 +66,28 @@ class Pacer(msgspec.Struct, frozen=True, kw_only=True):
         elif segments:
             context = float(sum(segment.cached_tokens for segment in segments))
             _hold(start_s + float(self.decode.step_s(float(len(segments)), context)))
+
+
+@final
+class PacedLink:
+    """A worker's network card, as slow as one that is to be studied. Mutable: it is busy until it has sent all.
+
+    Args:
+        bytes_per_s: that it carries; None is as many as the network of this machine does.
+    """
+
+    def __init__(self, bytes_per_s: float | None = None) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._lock = threading.Lock()
+        self._free_s = 0.0
+
+    def hold(self, size_bytes: int) -> None:
+        """Return when these bytes are carried, behind those of all other threads."""
+        if self._bytes_per_s is None:
+            return
+        with self._lock:
+            until_s = self._free_s = max(self._free_s, time.monotonic()) + size_bytes / self._bytes_per_s
+        _hold(until_s)
 
 
 def _hold(until_s: float) -> None:

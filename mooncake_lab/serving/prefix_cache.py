@@ -1,8 +1,12 @@
-"""A prefill worker's store of prefix blocks: its DRAM, its SSD, and the pool that all workers share."""
+"""A prefill worker's store of prefix blocks: its DRAM, its SSD, and the pool that all workers share.
+
+A prefix is read layer by layer while the prompt behind it is computed (arXiv Fig. 7), wherever it lies:
+`HeldPrefix` reads the worker's own tiers, and `ArrivingBlocks` what comes from another worker or from the pool.
+"""
 
 import threading
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import takewhile
 from pathlib import Path
@@ -10,11 +14,23 @@ from typing import Final, final
 
 import torch
 
+from mooncake_lab.cluster import POOL
 from mooncake_lab.engine import KVSpan
 from mooncake_lab.engine.kv_layout import KVLayout, bytes_of
+from mooncake_lab.serving.kv_transfer.protocol import LayerStream
 from mooncake_lab.serving.messages import CacheUpdate
+from mooncake_lab.serving.pacer import PacedLink
 from mooncake_lab.serving.spec import WorkerSpec
-from mooncake_lab.store.backends import BlockNotFoundError, DramBackend, SsdBackend, StorageBackend, StorageError
+from mooncake_lab.store.backends import (
+    BlockNotFoundError,
+    DramBackend,
+    MooncakeClient,
+    MooncakePool,
+    RemoteBackend,
+    SsdBackend,
+    StorageBackend,
+    StorageError,
+)
 from mooncake_lab.store.backends.ssd_slab import extent_bytes
 from mooncake_lab.store.tiered_store import TieredStore, TierSettings
 
@@ -25,20 +41,131 @@ _POOL_STOP_S: Final = 1.0
 """How long a pool that is left may take for the blocks that wait for it."""
 SSD: Final = "ssd"
 """The name of the tier on the SSD."""
+PrefixSource = Callable[[Sequence[bytes], int], LayerStream]
+"""Gives the leading blocks of these keys that it has; the number is the position of the first key in a prompt."""
+
+
+@final
+class ArrivingBlocks:
+    """Prefix blocks on their way from elsewhere, layer by layer. Mutable: one thread fills it, others read.
+
+    Either all layers of a block come, or it is lost, like all behind it; after `give_up` all blocks are.
+
+    Args:
+        layers: of each block.
+    """
+
+    __slots__ = ("_is_over", "_layers", "_shares", "_turn", "_wanted", "blocks", "end_s", "first", "start_s")
+
+    def __init__(self, layers: int) -> None:
+        self.first = 0
+        """The position of its first block in the prompt."""
+        self.blocks = 0
+        """How many come, as far as is known now; from the first layer on it only shrinks."""
+        self.start_s, self.end_s = time.monotonic(), 0.0
+        """When it was asked for, and when its last byte came or it was given up (monotonic clock)."""
+        self._wanted = layers
+        self._layers: list[torch.Tensor] = []
+        self._shares: list[tuple[str, int]] = []  # by source, how many blocks it said to have
+        self._turn = threading.Condition()
+        self._is_over = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every layer is here."""
+        return len(self._layers) == self._wanted
+
+    def fill(
+        self, keys: Sequence[bytes], first: int, sources: Mapping[str, PrefixSource], begun: Callable[[], None]
+    ) -> None:
+        """Take in what these sources have, each what the one before it lacks.
+
+        Args:
+            keys: of the blocks.
+            first: position of the first of them in the prompt.
+            sources: by name.
+            begun: called when the first layer is here.
+        """
+        self.first = first
+        streams, parts, found = list[LayerStream](), list[torch.Tensor](), 0
+        for name, source in sources.items():
+            stream = source(keys[found:], first + found)
+            part = next(stream, None) if found < len(keys) else None
+            if part is not None:
+                streams.append(stream)
+                parts.append(part)
+                self._shares.append((name, len(part)))
+                found += len(part)
+        while parts and self._add(torch.cat(parts) if len(parts) > 1 else parts[0]):
+            if len(self._layers) == 1:
+                begun()
+            parts = self._next(streams)
+        self.give_up()
+
+    def _next(self, streams: Sequence[LayerStream]) -> list[torch.Tensor]:
+        """The next layer from each stream, up to the first block that is lost."""
+        parts = list[torch.Tensor]()
+        for stream, (_, share) in zip(streams, self._shares, strict=True):
+            part = next(stream, None)
+            if part is not None:
+                parts.append(part)
+            if part is None or len(part) < share:
+                break
+        return parts
+
+    def _add(self, layer: torch.Tensor) -> bool:
+        with self._turn:
+            if not self._is_over:
+                self._layers.append(layer)
+                self.blocks, self._is_over, self.end_s = len(layer), self.is_complete, time.monotonic()
+                self._turn.notify_all()
+            return not self._is_over
+
+    def read(self, layer: int, block: int, into: torch.Tensor) -> bool:
+        """Wait for a layer of a block and copy it; false where it does not come."""
+        with self._turn:
+            self._turn.wait_for(lambda: len(self._layers) > layer or block >= self.blocks or self._is_over)
+            if block >= self.blocks or len(self._layers) <= layer:
+                return False
+            into.copy_(self._layers[layer][block])
+        return True
+
+    def give_up(self) -> None:
+        """Wait for no more: what is not complete is lost."""
+        with self._turn:
+            if not self._is_over:
+                self.blocks, self._is_over, self.end_s = 0, True, time.monotonic()
+                self._turn.notify_all()
+
+    def came(self) -> list[tuple[torch.Tensor, ...]]:
+        """The blocks that are complete, each with a tensor a layer."""
+        return [tuple(layer[block] for layer in self._layers) for block in range(self.blocks)]
+
+    def bytes_by_source(self) -> dict[str, int]:
+        """What is complete, by the source that it came from."""
+        found, left = dict[str, int](), self.blocks
+        for name, share in self._shares:
+            found[name] = min(share, left) * sum(layer[0].nbytes for layer in self._layers)
+            left -= min(share, left)
+        return found
 
 
 @final
 class HeldPrefix:
-    """The leading blocks of a prompt that a cache holds: a `LayerSource`. Mutable: it counts what it reads.
+    """The leading blocks of a prompt that are here or on their way: a `LayerSource`. Mutable: it counts its reads.
 
     A block that is evicted or found damaged before its last layer is read counts as lost.
     """
 
-    __slots__ = ("_cache", "_keys", "ssd_bytes", "ssd_end_s", "ssd_start_s")
+    __slots__ = ("_arriving", "_cache", "_keys", "_local", "ssd_bytes", "ssd_end_s", "ssd_start_s")
 
-    def __init__(self, cache: "PrefixCache", keys: Sequence[bytes]) -> None:
+    def __init__(
+        self, cache: "PrefixCache", keys: Sequence[bytes], local: int, arriving: ArrivingBlocks | None
+    ) -> None:
         self._cache = cache
         self._keys = keys
+        self._local = local
+        self._arriving = arriving
         self.ssd_bytes = 0
         """What of it came from the SSD."""
         self.ssd_start_s = self.ssd_end_s = 0.0
@@ -56,6 +183,8 @@ class HeldPrefix:
 
     def read(self, layer: int, block: int, into: torch.Tensor) -> bool:
         """Fill a CPU tensor with one layer of one block; see `LayerSource`."""
+        if block >= self._local:
+            return self._arriving is not None and self._arriving.read(layer, block - self._arriving.first, into)
         start_s = time.monotonic()
         tier = self._cache.read_into(self._keys[block], [into], first_layer=layer)
         if tier == SSD:
@@ -80,6 +209,7 @@ class PrefixCache:
     Args:
         spec: how much it holds, and where.
         shape: of the model's KVCache.
+        link: carries what it reads from the pool.
 
     Raises:
         OSError: when the SSD's folder cannot be used.
@@ -87,8 +217,10 @@ class PrefixCache:
         ValueError: when the folder's slab is larger than `ssd_tokens` allow.
     """
 
-    def __init__(self, spec: WorkerSpec, shape: KVLayout) -> None:
+    def __init__(self, spec: WorkerSpec, shape: KVLayout, link: PacedLink | None = None) -> None:
         self._shape = shape
+        self._link = link or PacedLink()
+        self._pool_reads_layers = spec.pool != "mooncake"  # which reads the whole block for each of its layers
         self._block_tokens = spec.block_size_tokens
         self._dram_bytes = spec.cache_tokens * shape.bytes_per_token
         self._ssd = None if spec.ssd_dir is None else self._open_ssd(spec, spec.ssd_dir)
@@ -112,33 +244,45 @@ class PrefixCache:
         with self._using():
             return sum(1 for _ in takewhile(lambda key: self._store.tier_of(key) in self._own, keys))
 
-    def prefix(self, keys: Sequence[bytes]) -> HeldPrefix:
-        """The leading blocks that are here now, to be read layer by layer."""
-        return HeldPrefix(self, keys[: self.match(keys)])
+    def prefix(self, keys: Sequence[bytes], arriving: ArrivingBlocks | None = None) -> HeldPrefix:
+        """The leading blocks that are here now, and those on their way behind them, to be read layer by layer."""
+        local = blocks = self.match(keys)
+        if arriving is not None and arriving.first <= local:
+            blocks = max(local, arriving.first + arriving.blocks)
+        return HeldPrefix(self, keys[:blocks], local, arriving)
 
     def read_into(self, key: bytes, layers: Sequence[torch.Tensor], *, first_layer: int = 0) -> str | None:
         """Fill tensors with layers of a block; the tier that had it, or None where no tier could deliver it."""
         with self._using():
             return self._store.read_into(key, [bytes_of(layer) for layer in layers], first_layer=first_layer)
 
-    def blocks(self, keys: Sequence[bytes]) -> list[tuple[torch.Tensor, ...]]:
-        """The leading blocks that are the worker's own, each with a tensor a layer."""
-        return self._read(keys[: self.match(keys)])
+    def own(self, keys: Sequence[bytes]) -> LayerStream:
+        """The leading blocks that are the worker's own; what is read from the SSD is in DRAM afterwards."""
+        keys = keys[: self.match(keys)]
+        yield from self._layers(keys)
+        self.promote(keys)
 
-    def pooled(self, keys: Sequence[bytes], first: int) -> list[tuple[torch.Tensor, ...]]:
-        """The leading blocks that are here or in the pool, which is asked; `first` is the first position."""
+    def pooled(self, keys: Sequence[bytes], first: int) -> LayerStream:
+        """The leading blocks that are here or in the pool, which is asked; see `PrefixSource`."""
         with self._using():
             found = self._store.match_prefix(keys, first=first)
-        return self._read(keys[:found])
+        for layer in self._layers(keys[:found], together=1 if self._pool_reads_layers else self._shape.layers):
+            self._link.hold(layer.nbytes)
+            yield layer
 
-    def _read(self, keys: Sequence[bytes]) -> list[tuple[torch.Tensor, ...]]:
-        blocks = list[tuple[torch.Tensor, ...]]()
-        for key in keys:
-            block = self._shape.empty(self._block_tokens)
-            if self.read_into(key, block) is None:
-                break
-            blocks.append(block)
-        return blocks
+    def _layers(self, keys: Sequence[bytes], *, together: int = 1) -> LayerStream:
+        """Layer after layer of blocks, up to the first that is lost; `together` of each block are read at once."""
+        _, *token_shape = self._shape.layer_shape[1:]
+        blocks = len(keys)
+        for first in range(0, self._shape.layers, together):
+            layers = torch.empty((together, blocks, 2, self._block_tokens, *token_shape), dtype=self._shape.dtype)
+            for number, key in enumerate(keys[:blocks]):
+                if self.read_into(key, list(layers[:, number]), first_layer=first) is None:
+                    blocks = number
+                    break
+            if not blocks:
+                return
+            yield from layers[:, :blocks]
 
     def promote(self, keys: Sequence[bytes]) -> None:
         """Copy blocks that are only on the SSD to DRAM."""
@@ -322,6 +466,28 @@ class PrefixCache:
                 for medium in media
             ]
         )
+
+
+def open_pool(spec: WorkerSpec, shape: KVLayout, address: str) -> StorageBackend:
+    """The pool at an address, as a tier of a worker's cache.
+
+    Raises:
+        StorageError: when it refuses this worker, or Mooncake's wheel is missing.
+        OSError: when it does not answer.
+    """
+    if spec.pool == "mooncake":
+        layers = [spec.block_size_tokens * shape.layer_bytes] * shape.layers
+        capacity_bytes = spec.pool_tokens * shape.bytes_per_token
+        client = MooncakeClient(address, 0)
+        return MooncakePool(client, capacity_bytes, layers, fingerprint=shape.fingerprint, name=POOL)
+    host, _, port = address.rpartition(":")
+    return RemoteBackend(
+        (host, int(port)),
+        spec.pool_token,
+        fingerprint=shape.fingerprint,
+        name=POOL,
+        timeout_s=spec.fetch_timeout_s,
+    )
 
 
 def _empty(pool: StorageBackend, known: Iterable[bytes]) -> None:

@@ -82,6 +82,8 @@ class LiveSpec:
     """
     transfer_bytes: int = 2**26
     """Memory of each worker that this engine may touch; what finds no room there takes the connection."""
+    network_bytes_per_s: float | None = None
+    """KVCache that a worker sends to others, or reads from the pool, at most; None is what the machine carries."""
     first_shown_by: Literal["decode", "prefill"] = "decode"
     """Who shows the first token: the decode worker when the KVCache is there, or the prefill worker."""
     placement: PlacementPolicy | None = None
@@ -125,6 +127,8 @@ class LiveSpec:
         for name in positive:
             if getattr(self, name) <= 0:
                 raise ValueError(f"LiveSpec.{name} is {getattr(self, name)!r}; a positive number is needed")
+        if self.network_bytes_per_s is not None and self.network_bytes_per_s <= 0:
+            raise ValueError(f"network_bytes_per_s is {self.network_bytes_per_s!r}; positive numbers are allowed")
         if self.spares < 0:
             raise ValueError(f"LiveSpec.spares is {self.spares}; 0 or more are allowed")
         counts = (self.prefill_nodes, self.decode_nodes, self.coupled_nodes)
@@ -244,6 +248,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     layerwise: bool
     transfer: Transfer
     transfer_bytes: int
+    network_bytes_per_s: float | None
     threads: int
     peer_timeout_s: float
     fetch_timeout_s: float

@@ -27,6 +27,7 @@ from mooncake_lab.serving.kv_transfer.receiver import KVReceiver
 from mooncake_lab.serving.kv_transfer.sender import Identity, KVSenders
 from mooncake_lab.serving.kv_transfer.transfer_engine import TransferEngineChannel
 from mooncake_lab.serving.messages import ORDERS, VERSION, Job, Pong, Ready, Report, Shutdown, WorkerMessage
+from mooncake_lab.serving.pacer import PacedLink
 from mooncake_lab.serving.roles import CoupledRole, DecodeRole, PrefillRole, WorkerContext, WorkerRole
 from mooncake_lab.serving.spec import WorkerSpec
 
@@ -58,14 +59,16 @@ class Worker:
         )
         shape = KVLayout.of(model, name)
         _check_memory(spec, shape, model.embedding.device)
+        link = PacedLink(spec.network_bytes_per_s)
         channel = TransferEngineChannel(spec.transfer_bytes) if spec.transfer == "mooncake" else None
         self._context = WorkerContext(
             spec=spec,
             model=model,
             shape=shape,
             identity=self._identity,
-            senders=KVSenders(self._identity, self._undelivered, channel),
+            senders=KVSenders(self._identity, self._undelivered, channel, link),
             channel=channel,
+            link=link,
             send=self._outbox.put,
             enqueue=self._inbox.put,
         )
@@ -76,9 +79,10 @@ class Worker:
             self._context.shape,
             most_tokens=spec.max_model_len,
             delivered=self._inbox.put,
-            give=self._role.lookup if isinstance(self._role, PrefillRole) else lambda _: [],
+            give=self._role.lookup if isinstance(self._role, PrefillRole) else lambda _: iter(()),
             each_layer=spec.log_layers,
             channel=channel,
+            link=link,
         )
 
     def run(self) -> None:

@@ -5,6 +5,9 @@ import select
 import socket
 import threading
 import time
+from contextlib import closing
+from dataclasses import replace
+from itertools import islice
 
 import msgspec
 import numpy as np
@@ -13,7 +16,6 @@ import torch
 
 from mooncake_lab.cluster import PrefillDone
 from mooncake_lab.engine.kv_layout import KVLayout, bytes_of
-from mooncake_lab.serving.kv_transfer.fetch import fetch
 from mooncake_lab.serving.kv_transfer.protocol import (
     TRANSFER_MESSAGES,
     Ack,
@@ -30,15 +32,17 @@ from mooncake_lab.serving.kv_transfer.protocol import (
     dial,
     expect,
 )
-from mooncake_lab.serving.kv_transfer.receiver import KVReceiver
+from mooncake_lab.serving.kv_transfer.receiver import KVReceiver, fetch_layers
 from mooncake_lab.serving.kv_transfer.sender import KVSender, KVSenders, _has_ended, cuts
 from mooncake_lab.serving.kv_transfer.transfer_engine import WINDOW_BYTES, TransferEngineChannel
 from mooncake_lab.serving.measure import measure_transfer
 from mooncake_lab.serving.messages import Job
+from mooncake_lab.serving.pacer import PacedLink
 from mooncake_lab.store.backends import PeerRefusedError, ProtocolError, StorageError, wire
 from mooncake_lab.store.backends.mooncake_client import load_wheel
 
 SHAPE = KVLayout(fingerprint=b"f" * 16, layers=2, kv_heads=2, head_width=4, dtype=torch.float32)
+BLOCKS = replace(SHAPE, block_tokens=4)
 WHO = Identity(name="sender", token=b"t" * 32, fingerprint=SHAPE.fingerprint, timeout_s=1.0)
 JOB = Job(1, 1, 1)
 PREFILLED = PrefillDone(
@@ -53,7 +57,7 @@ def came():
 
 @pytest.fixture
 def reception(came):
-    one = KVReceiver(WHO, SHAPE, most_tokens=64, delivered=came.put, give=lambda _: [])
+    one = KVReceiver(WHO, SHAPE, most_tokens=64, delivered=came.put, give=lambda _: iter(()))
     yield one
     one.close()
 
@@ -71,7 +75,7 @@ def channel():
 @pytest.fixture
 def granting(came, channel):
     """A reception that peers may push to; at the end all memory that it lent is back."""
-    one = KVReceiver(WHO, SHAPE, most_tokens=64, delivered=came.put, give=blocks_of, channel=channel)
+    one = KVReceiver(WHO, SHAPE, most_tokens=64, delivered=came.put, give=layers_of, channel=channel)
     yield one
     one.close()
     deadline_s = time.monotonic() + 5
@@ -80,13 +84,13 @@ def granting(came, channel):
     assert channel.used_bytes == 0
 
 
-def blocks_of(keys):
-    """Two blocks of four tokens, whatever is asked for."""
-    blocks = [SHAPE.empty(4), SHAPE.empty(4)]
-    for number, block in enumerate(blocks):
-        for layer, tensor in enumerate(block):
-            tensor.fill_(10 * number + layer)
-    return blocks[: len(keys)]
+def layers_of(keys):
+    """Two blocks of four tokens, whatever is asked for; b"lost" loses the second one's last layer."""
+    for layer in range(2):
+        blocks = torch.tensor([layer, 10 + layer], dtype=torch.float32)[: len(keys)]
+        if b"lost" in keys and layer:
+            blocks = blocks[:1]
+        yield blocks[:, None, None, None, None].expand(-1, *BLOCKS.layer_shape).contiguous()
 
 
 def piece(layer, start, tokens):
@@ -145,8 +149,7 @@ def test_long_pieces_are_cut_into_whole_tokens(most_bytes):
 def test_fetched_blocks_come_by_the_channel(granting, channel):
     """Blocks that another worker holds are written where we want them; what it lacks does not come."""
     before = channel.written_bytes
-    blocks = fetch(granting.port, WHO, SHAPE, [b"a", b"b", b"c"], 4, channel)
-    assert_blocks(blocks)
+    assert_blocks(fetch_layers(granting.port, WHO, BLOCKS, [b"a", b"b", b"c"], channel))
     assert channel.written_bytes - before == 2 * 4 * SHAPE.bytes_per_token
 
 
@@ -154,7 +157,7 @@ def test_without_memory_the_connection_carries_the_bytes(granting, reception, ca
     """A channel that has no room, on either side, is none: nothing is refused, nothing waits."""
     before, held = channel.written_bytes, channel.take(2 * WINDOW_BYTES + 2**20)
     try:
-        assert_blocks(fetch(granting.port, WHO, SHAPE, [b"a", b"b"], 4, channel))
+        assert_blocks(fetch_layers(granting.port, WHO, BLOCKS, [b"a", b"b"], channel))
         for one in (granting, reception):
             sender = KVSender(one.port, WHO, lambda job, reason: came.put((job, reason)), channel)
             send_one_token(sender)
@@ -165,18 +168,33 @@ def test_without_memory_the_connection_carries_the_bytes(granting, reception, ca
     assert channel.written_bytes == before
 
 
-def assert_blocks(blocks):
-    """These are what `blocks_of` gives."""
-    assert len(blocks) == 2
-    for number, block in enumerate(blocks):
-        for layer, tensor in enumerate(block):
-            assert torch.equal(tensor, torch.full_like(tensor, 10 * number + layer))
+def assert_blocks(layers):
+    """These are what `layers_of` gives."""
+    for layer, (came, sent) in enumerate(zip(layers, layers_of([b"a", b"b"]), strict=True)):
+        assert torch.equal(came, sent), layer
+
+
+def receiver_of(came, channel, give):
+    return KVReceiver(WHO, SHAPE, most_tokens=64, delivered=came.put, give=give, channel=channel)
+
+
+@pytest.mark.parametrize("way", ["connection", "channel"])
+def test_a_fetch_ends_where_the_holder_has_no_more(way, request, came):
+    """A block that its holder loses is missing from that layer on; where the connection ends, all are."""
+    channel = None if way == "connection" else request.getfixturevalue("channel")
+    with closing(receiver_of(came, channel, layers_of)) as holder:
+        assert [len(layer) for layer in fetch_layers(holder.port, WHO, BLOCKS, [b"a", b"lost"], channel)] == [2, 1]
+    with closing(receiver_of(came, channel, lambda keys: islice(layers_of(keys), 1))) as holder:
+        assert [len(layer) for layer in fetch_layers(holder.port, WHO, BLOCKS, [b"a"], channel)] == [1]
+    with closing(receiver_of(came, channel, layers_of)) as holder:
+        port = holder.port
+    assert not list(fetch_layers(port, WHO, BLOCKS, [b"a"], channel))
 
 
 def test_a_measurement_uses_the_channel(granting, channel):
     """A measurement writes through the channel, and returns its memory."""
     before = channel.written_bytes
-    rows = measure_transfer(granting.port, WHO, channel)
+    rows = measure_transfer(granting.port, WHO, PacedLink(), channel)
     assert len(rows) > 2
     assert channel.written_bytes - before >= sum(size for size, _ in rows)
 
@@ -323,7 +341,7 @@ def test_a_sender_to_a_worker_that_is_gone_ends(reception, came):
 def test_a_sender_whose_connection_ended_between_requests_ends(reception, came):
     """A connection that ended between two requests is noticed, too."""
     senders = KVSenders(WHO, lambda job, reason: came.put((job, reason)))
-    other = KVReceiver(WHO, SHAPE, most_tokens=64, delivered=came.put, give=lambda _: [])
+    other = KVReceiver(WHO, SHAPE, most_tokens=64, delivered=came.put, give=lambda _: iter(()))
     sender = senders.to(other.port)
     send_one_token(sender)
     assert came.get(timeout=10).first_token == 7
@@ -404,7 +422,7 @@ def test_a_sender_that_reads_an_acknowledgement_is_not_stranded(reception, came,
 def test_a_job_under_way_on_a_broken_connection_is_reported(reception, came):
     """A job under way on a broken connection is reported, although another sender was made meanwhile."""
     senders = KVSenders(WHO, lambda job, reason: came.put((job, reason)))
-    other = KVReceiver(WHO, SHAPE, most_tokens=64, delivered=came.put, give=lambda _: [])
+    other = KVReceiver(WHO, SHAPE, most_tokens=64, delivered=came.put, give=lambda _: iter(()))
     port = other.port
     sender = senders.to(port)
     sender.send(StartTransfer(job=JOB, tokens=1))
@@ -443,7 +461,7 @@ def test_bytes_that_wait_are_bounded(monkeypatch, came, reception):
 def test_a_worker_too_many_is_refused_with_the_reason(monkeypatch, came):
     """A worker that knows the token and finds no place is refused with the reason."""
     monkeypatch.setattr("mooncake_lab.store.backends.listener._MAX_PEERS", 2)
-    one = KVReceiver(WHO, SHAPE, most_tokens=64, delivered=came.put, give=lambda _: [])
+    one = KVReceiver(WHO, SHAPE, most_tokens=64, delivered=came.put, give=lambda _: iter(()))
     refused = pytest.raises(StorageError, match="sender has 2 peers; allowed are 2")
     with dial(one.port, WHO), dial(one.port, WHO), refused:
         dial(one.port, WHO)

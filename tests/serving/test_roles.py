@@ -17,6 +17,7 @@ from mooncake_lab.serving import LiveSpec
 from mooncake_lab.serving.kv_transfer.protocol import EndTransfer, KVChunk, StartTransfer
 from mooncake_lab.serving.kv_transfer.sender import Identity
 from mooncake_lab.serving.messages import CancelOrder, Fetch, Job, PrefillOrder, Report, SamplingParams, UsePool
+from mooncake_lab.serving.pacer import PacedLink
 from mooncake_lab.serving.prefix_cache import PrefixCache
 from mooncake_lab.serving.roles import PrefillRole, WorkerContext
 from mooncake_lab.serving.roles import prefill as prefill_module
@@ -48,6 +49,7 @@ class Bench:
         name = fingerprint(model.config, model.weights_digest, model.embedding.dtype)
         self.shape = KVLayout.of(model, name)
         self.reports, self.inbox, self.sent = [], queue.SimpleQueue(), Sent()
+        self.watch = lambda _: None
         self.role = PrefillRole(
             WorkerContext(
                 spec=worker_spec(spec, "prefill-0", bytes(32)),
@@ -56,10 +58,15 @@ class Bench:
                 identity=Identity(name="prefill-0", token=bytes(32), fingerprint=name, timeout_s=10.0),
                 senders=self.sent,
                 channel=None,
-                send=self.reports.append,
+                link=PacedLink(),
+                send=self.send,
                 enqueue=self.inbox.put,
             )
         )
+
+    def send(self, message):
+        self.reports.append(message)
+        self.watch(message)
 
     def order(self, prompt, n=1, fetch=None):
         tokens, params = np.array(prompt, np.int32).tobytes(), SamplingParams(max_new_tokens=1)
@@ -161,15 +168,15 @@ def test_a_stalled_holder_costs_a_prompt_its_deadline_and_no_more(monkeypatch):
     came, release = threading.Event(), threading.Event()
     prompt, bench = list(range(3, 3 + 64)), Bench(fetch_timeout_s=0.05)
     computed = bench.serve(bench.order(prompt, n=1))
-    kept = bench.role._cache.blocks(bench.keys(prompt))
+    kept = list(bench.role._cache.own(bench.keys(prompt)))
     bench.role._cache.forget()
 
     def stalled(*_):
         came.set()
         release.wait()
-        return kept
+        yield from kept
 
-    monkeypatch.setattr(prefill_module, "fetch", stalled)
+    monkeypatch.setattr(prefill_module, "fetch_layers", stalled)
     assert same(bench.serve(bench.order(prompt, n=2, fetch=Fetch("prefill-1", 9, 4))), computed)
     assert came.is_set()
     bench.role._cache.forget()
@@ -189,15 +196,15 @@ def test_a_cancelled_prompt_waits_for_nothing(monkeypatch):
     release, fetched = threading.Event(), []
     prompt, bench = list(range(3, 3 + 64)), Bench(fetch_timeout_s=600.0)
     bench.serve(bench.order(prompt, n=1))
-    kept = bench.role._cache.blocks(bench.keys(prompt))
+    kept = list(bench.role._cache.own(bench.keys(prompt)))
     bench.role._cache.forget()
 
     def stalled(*_):
         fetched.append(True)
         release.wait()
-        return kept
+        yield from kept
 
-    monkeypatch.setattr(prefill_module, "fetch", stalled)
+    monkeypatch.setattr(prefill_module, "fetch_layers", stalled)
     orders = [bench.order(prompt, n=n, fetch=Fetch("prefill-1", 9, 4)) for n in range(2, 6)]
     for order in orders:
         bench.role.take(order)
@@ -324,15 +331,62 @@ def test_a_prompt_cancelled_in_a_packed_iteration_leaves_the_others_alone(cancel
     assert isinstance([m for m, _ in bench.sent.messages if m.job == job][-1], CancelOrder)
 
 
-def test_a_prefix_that_comes_in_time_is_reused(monkeypatch):
-    """Blocks of another worker are adopted before the prompt begins, and reported with their bytes, once."""
-    prompt, bench = list(range(3, 3 + 64)), Bench(fetch_timeout_s=60.0)
+@pytest.mark.parametrize("way", ["whole", "late", "cut", "shrinks"])
+@pytest.mark.parametrize("layerwise", [True, False])
+def test_a_prompt_is_computed_while_its_prefix_arrives(monkeypatch, way, layerwise):
+    """It begins with the first layer; what of the prefix does not come, or too late, is computed instead."""
+    prompt = list(range(3, 3 + 80))
+    bench = Bench(fetch_timeout_s=0.3 if way == "late" else 60.0, layerwise=layerwise)
     computed = bench.serve(bench.order(prompt, n=1))
-    kept = bench.role._cache.blocks(bench.keys(prompt))
+    kept, began, leave = list(bench.role._cache.own(bench.keys(prompt[:64]))), threading.Event(), threading.Event()
     bench.role._cache.forget()
-    monkeypatch.setattr(prefill_module, "fetch", lambda *_: kept)
+    bench.role._cache.adopt(bench.keys(prompt)[:1], [tuple(layer[0] for layer in kept)], first=0)
+
+    def holder(_port, _identity, _layout, keys, _channel):
+        assert keys == bench.keys(prompt)[1:4]
+        yield kept[0][1:]
+        began.wait(60)
+        if way == "late":
+            leave.wait(60)
+        for layer in kept[1:] if way != "cut" else []:
+            yield layer[1 : 3 if way == "shrinks" else None]
+
+    def note(_):
+        if bench.told(PrefillStarted)[1:]:
+            began.set()
+
+    monkeypatch.setattr(prefill_module, "fetch_layers", holder)
+    bench.watch = note
     assert same(bench.serve(bench.order(prompt, n=2, fetch=Fetch("prefill-1", 9, 4))), computed)
+    leave.set()
+    assert began.is_set(), "the prompt began only when all layers had come"
+    bench.role._fetcher.shutdown(wait=True)
+    while not bench.inbox.empty():
+        bench.role.take(bench.inbox.get())
+    blocks = {"late": 0, "cut": 0, "shrinks": 2}.get(way, 3)
     [fetched] = bench.told(PrefixFetched)
-    assert fetched.bytes == 64 * bench.shape.bytes_per_token
-    assert bench.told(PrefillDone)[-1].reused_tokens == 63
-    assert fetched.at_s <= time.monotonic()
+    assert fetched.bytes == blocks * BLOCK * bench.shape.bytes_per_token
+    assert fetched.start_s <= fetched.at_s <= time.monotonic()
+    assert bench.told(PrefillDone)[-1].reused_tokens == (1 + blocks) * BLOCK
+    assert bench.role._cache.match(bench.keys(prompt)) == 5
+
+
+@pytest.mark.parametrize("pooled", [0, 2])
+def test_what_a_holder_lacks_comes_from_the_pool(monkeypatch, pooled):
+    """Blocks behind those of the holder are taken from the pool, and each source is reported with its bytes."""
+    prompt, bench = list(range(3, 3 + 80)), Bench(fetch_timeout_s=60.0)
+    computed = bench.serve(bench.order(prompt, n=1))
+    kept = list(bench.role._cache.own(bench.keys(prompt[:64])))
+    bench.role._cache.forget()
+
+    def pool(keys, first):
+        assert (keys, first) == (bench.keys(prompt)[2:4], 2)
+        yield from (layer[2 : 2 + pooled] for layer in kept if pooled)
+
+    monkeypatch.setattr(prefill_module, "fetch_layers", lambda *_: (layer[:2] for layer in kept))
+    monkeypatch.setattr(bench.role._cache, "pooled", pool)
+    assert same(bench.serve(bench.order(prompt, n=2, fetch=Fetch("prefill-1", 9, 4))), computed)
+    size = BLOCK * bench.shape.bytes_per_token
+    expected = [("prefill-1", 2 * size), ("pool", pooled * size)]
+    assert [(one.source, one.bytes) for one in bench.told(PrefixFetched)] == expected[: 1 + (pooled > 0)]
+    assert bench.told(PrefillDone)[-1].reused_tokens == (2 + pooled) * BLOCK

@@ -1,10 +1,12 @@
 """What workers send each other to move KVCache: messages, some with bytes behind them, over authenticated TCP."""
 
 import socket
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Final, TypeAlias, TypeVar
 
 import msgspec
+import torch
 
 from mooncake_lab.cluster import PrefillDone
 from mooncake_lab.serving.messages import CancelOrder, Job
@@ -12,6 +14,10 @@ from mooncake_lab.store.backends import ProtocolError, StorageError, wire
 
 _Message = TypeVar("_Message")
 
+LayerStream: TypeAlias = Iterator[torch.Tensor]
+"""The leading blocks of a prefix, layer by layer: tensors (blocks, *`KVLayout.layer_shape`) on the CPU.
+
+The number of blocks may shrink; when none is left the stream ends early."""
 HOST: Final = "127.0.0.1"
 """Workers of one machine are connected over loopback."""
 
@@ -69,15 +75,15 @@ class EndTransfer(msgspec.Struct, frozen=True, kw_only=True, tag=63):
 
 
 class GetBlocks(msgspec.Struct, frozen=True, tag=64):
-    """Send these blocks, as far as you have them; answered by `Blocks` and their bytes."""
+    """Send these blocks, as far as you have them; answered by a `Blocks` for each layer, or one of 0 blocks."""
 
     keys: tuple[bytes, ...]
     into: RemoteAddress | None = None
-    """Memory that a Transfer Engine may write all of them to."""
+    """Memory that a Transfer Engine may write each layer of them to, one behind the other."""
 
 
 class Blocks(msgspec.Struct, frozen=True, tag=65):
-    """This number of leading blocks follows as bytes, layer after layer of each, or were pushed."""
+    """The next layer of this number of leading blocks, never more than before, follows as bytes or was pushed."""
 
     blocks: int
     pushed: RemoteWrite | None = None

@@ -1,6 +1,7 @@
 """Where a worker receives: KVCache of requests that it will decode, and requests for blocks that it holds."""
 
 import contextlib
+import logging
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -23,25 +24,26 @@ from mooncake_lab.serving.kv_transfer.protocol import (
     GetBlocks,
     Identity,
     KVChunk,
+    LayerStream,
     Probe,
     RemoteAddress,
     RemoteWrite,
     StartTransfer,
     TransferMessage,
     TransferRefused,
+    dial,
+    expect,
 )
 from mooncake_lab.serving.kv_transfer.transfer_engine import Buffer, TransferEngineChannel
 from mooncake_lab.serving.messages import CancelOrder, Job
+from mooncake_lab.serving.pacer import PacedLink
 from mooncake_lab.store.backends import ProtocolError, StorageError, wire
 from mooncake_lab.store.backends.listener import Listener
 
+_LOG: Final = logging.getLogger(__name__)
 _IDLE_S: Final = 3600.0
 _MOST_PROBE_BYTES: Final = 2**26
 _MOST_KEYS: Final = 8192
-
-
-Answer = Callable[[Sequence[bytes]], list[tuple[torch.Tensor, ...]]]
-"""Gives the leading blocks of these keys that a worker holds, each as its layers."""
 
 
 class Move(NamedTuple):
@@ -102,9 +104,10 @@ class KVReceiver:
         shape: of the KVCache.
         most_tokens: of one request.
         delivered: told of each complete request, on the thread of its connection.
-        give: looks for blocks that others ask for.
+        give: the leading blocks of keys that others ask for.
         each_layer: whether each piece's move is told, or one for all of them.
         channel: lends memory that peers may write; None lends none.
+        link: carries the blocks that others ask for.
     """
 
     __slots__ = (
@@ -113,6 +116,7 @@ class KVReceiver:
         "_each_layer",
         "_give",
         "_identity",
+        "_link",
         "_listener",
         "_most_tokens",
         "_shape",
@@ -125,10 +129,12 @@ class KVReceiver:
         *,
         most_tokens: int,
         delivered: Callable[[ReceivedKV], None],
-        give: Answer,
+        give: Callable[[Sequence[bytes]], LayerStream],
         each_layer: bool = False,
         channel: TransferEngineChannel | None = None,
+        link: PacedLink | None = None,
     ) -> None:
+        self._link = link or PacedLink()
         self._identity = identity
         self._shape = shape
         self._most_tokens = most_tokens
@@ -257,15 +263,18 @@ class KVReceiver:
     def _answer(self, peer: socket.socket, message: GetBlocks) -> None:
         if len(message.keys) > _MOST_KEYS:
             raise ProtocolError(f"a question for {len(message.keys)} blocks; allowed are {_MOST_KEYS}")
-        blocks = self._give(message.keys)
-        payload = [bytes_of(layer) for block in blocks for layer in block]
-        pushed = self._push(message.into, payload)
-        wire.send_frame(peer, Blocks(len(blocks), pushed), () if pushed else payload, self._identity.timeout_s)
-
-    def _push(self, into: RemoteAddress | None, payload: Sequence[Bytes]) -> RemoteWrite | None:
-        if self._channel is None or into is None or not payload:
-            return None
-        return self._channel.write(into, payload)
+        sent_layers, into = 0, message.into
+        for layer in self._give(message.keys):
+            payload = bytes_of(layer)
+            self._link.hold(payload.nbytes)
+            pushed = None if self._channel is None or into is None else self._channel.write(into, [payload])
+            rest = () if pushed else (payload,)
+            wire.send_frame(peer, Blocks(len(layer), pushed), rest, self._identity.timeout_s)
+            sent_layers += 1
+            if into is not None:
+                into = RemoteAddress(into.segment, into.address + payload.nbytes)
+        if sent_layers < self._shape.layers:
+            wire.send_frame(peer, Blocks(0), (), self._identity.timeout_s)
 
     def _probe(self, connection: Connection, message: Probe, size: int) -> None:
         if size + message.pushed_bytes > _MOST_PROBE_BYTES or (size and message.pushed is not None):
@@ -276,6 +285,44 @@ class KVReceiver:
             connection.take_pushed([np.empty(message.pushed_bytes, np.uint8)], message.pushed)
             return
         wire.skip(connection.peer, size, self._identity.timeout_s)
+
+
+def fetch_layers(
+    port: int,
+    identity: Identity,
+    layout: KVLayout,
+    keys: Sequence[bytes],
+    channel: TransferEngineChannel | None = None,
+) -> LayerStream:
+    """The leading blocks of these keys that another worker still holds (FAST'25 Algorithm 1, TransferKVCache).
+
+    A holder that is gone or stalls gives no more of them: they are computed instead, and the log says why.
+    """
+    layer_bytes = len(keys) * layout.layer_bytes
+    with contextlib.ExitStack() as stack:
+        region = None if channel is None else channel.lend(layer_bytes * layout.layers, stack)
+        try:
+            peer = stack.enter_context(dial(port, identity))
+            question = GetBlocks(tuple(keys), None if region is None else region.where)
+            wire.send_frame(peer, question, (), identity.timeout_s)
+            blocks, done_bytes = len(keys), 0
+            for _ in range(layout.layers):
+                give, size = expect(peer, Blocks, identity.timeout_s + layer_bytes / wire.SLOWEST_BYTES_PER_S)
+                follow = give.blocks * layout.layer_bytes if give.pushed is None else 0
+                if not 0 <= give.blocks <= blocks or size != follow or (give.pushed and region is None):
+                    raise ProtocolError(f"{give.blocks} blocks in {size} bytes; {blocks} were asked for")
+                blocks = give.blocks
+                if not blocks:
+                    return
+                layer = torch.empty((blocks, *layout.layer_shape), dtype=layout.dtype)
+                if give.pushed is None or region is None:
+                    wire.receive_into(peer, [bytes_of(layer)], identity.timeout_s)
+                else:
+                    region.copy_to([bytes_of(layer)], give.pushed, first=done_bytes)
+                done_bytes += layer.nbytes
+                yield layer
+        except (OSError, StorageError) as error:
+            _LOG.warning("%s computes blocks that it could not fetch: %s", identity.name, error)
 
 
 def _refuse(peer: socket.socket, reason: str) -> None:

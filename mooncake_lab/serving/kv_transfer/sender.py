@@ -32,6 +32,7 @@ from mooncake_lab.serving.kv_transfer.protocol import (
 )
 from mooncake_lab.serving.kv_transfer.transfer_engine import WINDOW_BYTES, TransferEngineChannel
 from mooncake_lab.serving.messages import CancelOrder, Job
+from mooncake_lab.serving.pacer import PacedLink
 from mooncake_lab.store.backends import StorageError, wire
 
 MOST_WAITING_BYTES: Final = 2**30
@@ -48,6 +49,7 @@ class KVSender:
         identity: what this worker shows to its peers.
         failed: told of each job that could not be delivered, and why.
         channel: takes the bytes of KVCache where the destination has one too; None sends them over the connection.
+        link: that all senders of a worker share.
     """
 
     __slots__ = (
@@ -56,6 +58,7 @@ class KVSender:
         "_failed",
         "_identity",
         "_is_broken",
+        "_link",
         "_lost",
         "_open",
         "_peer",
@@ -73,7 +76,9 @@ class KVSender:
         identity: Identity,
         failed: Callable[[Job, str], None],
         channel: TransferEngineChannel | None = None,
+        link: PacedLink | None = None,
     ) -> None:
+        self._link = link or PacedLink()
         self._port = port
         self._identity = identity
         self._failed = failed
@@ -145,6 +150,7 @@ class KVSender:
                     self._window = borrow(self._peer, self._identity, WINDOW_BYTES)
         elif message.job not in self._open or self._peer is None:
             return  # cancelled before it began
+        self._link.hold(sum(part.nbytes for part in payload))
         if isinstance(message, KVChunk) and self._channel is not None and self._window is not None:
             for cut, part in cuts(message, payload[0], WINDOW_BYTES):
                 self._push(self._peer, self._channel, self._window, cut, part)
@@ -226,11 +232,16 @@ def cuts(piece: KVChunk, payload: Bytes, most_bytes: int) -> Iterator[tuple[KVCh
 class KVSenders:
     """One sender per destination. Mutable: it owns them."""
 
-    __slots__ = ("_by_port", "_channel", "_failed", "_identity")
+    __slots__ = ("_by_port", "_channel", "_failed", "_identity", "_link")
 
     def __init__(
-        self, identity: Identity, failed: Callable[[Job, str], None], channel: TransferEngineChannel | None = None
+        self,
+        identity: Identity,
+        failed: Callable[[Job, str], None],
+        channel: TransferEngineChannel | None = None,
+        link: PacedLink | None = None,
     ) -> None:
+        self._link = link
         self._identity = identity
         self._failed = failed
         self._channel = channel
@@ -240,7 +251,7 @@ class KVSenders:
         """The sender for a destination."""
         if port not in self._by_port:
             self._retire()
-            self._by_port[port] = KVSender(port, self._identity, self._failed, self._channel)
+            self._by_port[port] = KVSender(port, self._identity, self._failed, self._channel, self._link)
         return self._by_port[port]
 
     def _retire(self) -> None:

@@ -40,16 +40,21 @@ class Buffer:
     where: RemoteAddress
     """How others name it."""
 
-    def copy_to(self, parts: Sequence[Bytes], pushed: RemoteWrite) -> None:
+    def copy_to(self, parts: Sequence[Bytes], pushed: RemoteWrite, *, first: int = 0) -> None:
         """Copy what was written here into memory of the receiver, and compare it with the sender's checksum.
+
+        Args:
+            parts: of that memory.
+            pushed: what was written.
+            first: where, in bytes from the beginning.
 
         Raises:
             ProtocolError: when it is not what was sent, or more than fits.
         """
         size = sum(part.nbytes for part in parts)
-        if size > self.memory.nbytes:
-            raise ProtocolError(f"{size} bytes were pushed into a window of {self.memory.nbytes}")
-        done = 0
+        if first + size > self.memory.nbytes:
+            raise ProtocolError(f"{size} bytes were pushed into a window of {self.memory.nbytes} at {first}")
+        done = first
         for part in parts:
             part[:] = self.memory[done : done + part.nbytes]
             done += part.nbytes

@@ -36,6 +36,7 @@ from mooncake_lab.serving.messages import (
     WorkerEvent,
     WorkerMessage,
 )
+from mooncake_lab.serving.pacer import PacedLink
 from mooncake_lab.serving.spec import WorkerSpec
 
 
@@ -50,6 +51,8 @@ class WorkerContext:
     senders: KVSenders
     channel: TransferEngineChannel | None
     """What KVCache travels by; None is the connections between workers."""
+    link: PacedLink
+    """Carries what this worker sends."""
     send: Callable[[WorkerMessage], None]
     """Sends a message to the cluster."""
     enqueue: Callable[[object], None]

@@ -26,8 +26,8 @@ from mooncake_lab.engine import (
 )
 from mooncake_lab.engine.kv_layout import bytes_of
 from mooncake_lab.engine.layerwise.arriving import ArrivingPrefix
-from mooncake_lab.serving.kv_transfer.fetch import PrefixSource, fetch, open_pool
-from mooncake_lab.serving.kv_transfer.protocol import EndTransfer, KVChunk, StartTransfer
+from mooncake_lab.serving.kv_transfer.protocol import EndTransfer, KVChunk, LayerStream, StartTransfer
+from mooncake_lab.serving.kv_transfer.receiver import fetch_layers
 from mooncake_lab.serving.measure import measure_prefill, measure_transfer
 from mooncake_lab.serving.messages import (
     CacheUpdate,
@@ -41,7 +41,7 @@ from mooncake_lab.serving.messages import (
     ResetPrefixCache,
     UsePool,
 )
-from mooncake_lab.serving.prefix_cache import HeldPrefix, PrefixCache
+from mooncake_lab.serving.prefix_cache import ArrivingBlocks, HeldPrefix, PrefixCache, PrefixSource, open_pool
 from mooncake_lab.serving.roles.base import (
     WorkerContext,
     hopeless,
@@ -62,9 +62,11 @@ class Prompt:
     tokens: int
     keys: list[bytes]
     is_ready: bool
-    """Whether the prefix that comes from elsewhere is here, or given up."""
+    """Whether the first layer of the prefix that comes from elsewhere is here, or the prefix is given up."""
     start_s: float = 0.0
-    """When its fetch began, and later when its prefill began."""
+    """When its prefill began."""
+    arriving: ArrivingBlocks | None = None
+    """What comes from elsewhere; None from when that is over."""
     deadline: threading.Timer | None = None
     """Ends its fetch."""
     fetching: Future[None] | None = None
@@ -75,7 +77,8 @@ class Prompt:
 
     def stop_fetch(self) -> None:
         """Wait for no prefix from elsewhere any more; blocks that still come are dropped."""
-        self.is_ready = True
+        if self.arriving is not None:
+            self.arriving.give_up()
         if self.deadline is not None:
             self.deadline.cancel()
         if self.fetching is not None:
@@ -83,12 +86,17 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
+class FetchBegun:
+    """The first layer of a prefix from elsewhere is here."""
+
+    prompt: Prompt
+
+
+@dataclass(frozen=True, slots=True)
 class FetchEnded:
     """A fetch is over: what came is in the cache; or its time is over, and nothing came."""
 
     prompt: Prompt
-    came: tuple[tuple[str, int], ...] = ()
-    """Bytes by the worker, or the pool, that they came from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +116,10 @@ class PrefillRole:
     """Computes prompts in order of arrival, one or a few at a time. Mutable: it owns an engine and a store.
 
     Those that wait begin together up to `max_batch_tokens` computed tokens, and the next when these are done.
-    A prefix is loaded from the store layer by layer while the rest is computed, and every layer is sent as soon as
-    it is loaded or computed (arXiv Fig. 7). A prompt whose prefix is on its way from elsewhere holds up those
-    behind it for at most `fetch_timeout_s`; the other way is worse in the simulation of chapter 09.
+    A prefix is loaded layer by layer while the rest is computed, from the store, another worker or the pool, and
+    every layer is sent as soon as it is loaded or computed (arXiv Fig. 7). A prompt begins when the first layer of
+    what comes from elsewhere is here. Until then, and while its later layers are waited for, it holds up those
+    behind it, for at most `fetch_timeout_s`; the other way is worse in the simulation of chapter 09.
     """
 
     def __init__(self, context: WorkerContext) -> None:
@@ -131,7 +140,7 @@ class PrefillRole:
         self._fetcher = ThreadPoolExecutor(2, thread_name_prefix="fetch")
         self._fetches_as = replace(context.identity, timeout_s=context.spec.fetch_timeout_s)
         self._layout = replace(context.shape, block_tokens=context.spec.block_size_tokens)
-        self._cache = PrefixCache(context.spec, context.shape)
+        self._cache = PrefixCache(context.spec, context.shape, context.link)
         self._background = ThreadPoolExecutor(1, thread_name_prefix="cache")
         context.enqueue(_CameUp())
 
@@ -145,8 +154,11 @@ class PrefillRole:
         match item:
             case PrefillOrder():
                 self._accept(item)
+            case FetchBegun():
+                item.prompt.is_ready = True
             case FetchEnded():
-                self._end_fetch(item.prompt, dict(item.came))
+                self._end_fetch(item.prompt)
+                self._update(self._cache.news(item.prompt.keys))
             case _CameUp():
                 self._update(self._cache.found_at_start())
             case _FoundInPool():
@@ -176,7 +188,7 @@ class PrefillRole:
         room_tokens, free_tokens = spec.max_batch_tokens, self.capacity_tokens
         while self._waiting and self._waiting[0].is_ready:
             prompt = self._waiting[0]
-            prompt.held = self._cache.prefix(prompt.keys if spec.prefix_reuse else ())
+            prompt.held = self._cache.prefix(prompt.keys if spec.prefix_reuse else (), prompt.arriving)
             prompt.reused_tokens = min(prompt.held.blocks * size, prompt.tokens - 1)
             new_tokens = prompt.tokens - prompt.reused_tokens
             needed_tokens = blocks_for(prompt.tokens, size) * size
@@ -194,15 +206,15 @@ class PrefillRole:
 
     def close(self) -> None:
         """Save what its store holds where that outlives the worker; what still runs ends by itself."""
-        for prompt in self._waiting:
+        for prompt in (*self._waiting, *self._running.values()):
             prompt.stop_fetch()
         self._fetcher.shutdown(wait=False, cancel_futures=True)
         self._background.shutdown(wait=False, cancel_futures=True)
         self._cache.close()
 
-    def lookup(self, keys: Sequence[bytes]) -> list[tuple[torch.Tensor, ...]]:
+    def lookup(self, keys: Sequence[bytes]) -> LayerStream:
         """The leading blocks of these keys that are here, for another worker; runs on its connection's thread."""
-        return self._cache.blocks(keys)
+        return self._cache.own(keys)
 
     def _accept(self, order: PrefillOrder) -> None:
         tokens = prompt_tokens(order)
@@ -212,60 +224,57 @@ class PrefillRole:
         prompt = Prompt(order=order, tokens=len(tokens), keys=keys, is_ready=fetch is None)
         self._waiting.append(prompt)
         if fetch is not None:
-            timeout_s, end = self._context.spec.fetch_timeout_s, FetchEnded(prompt)
-            late = threading.Timer(timeout_s, self._context.enqueue, [end])
-            prompt.start_s, prompt.deadline, late.daemon = time.monotonic(), late, True
+            prompt.arriving = arriving = ArrivingBlocks(self._layout.layers)
+            late = threading.Timer(self._context.spec.fetch_timeout_s, self._late, [prompt, arriving])
+            prompt.deadline, late.daemon = late, True
             late.start()
-            prompt.fetching = self._fetcher.submit(self._fetch, prompt, fetch)
+            prompt.fetching = self._fetcher.submit(self._fetch, prompt, arriving, fetch)
 
-    def _fetch(self, prompt: Prompt, wanted: Fetch) -> None:
-        """Copy blocks that are not here; they stay, which is how hot blocks spread (FAST'25 §4.2).
+    def _fetch(self, prompt: Prompt, arriving: ArrivingBlocks, wanted: Fetch) -> None:
+        """Bring blocks that are not here; they stay, which is how hot blocks spread (FAST'25 §4.2).
 
-        They come from the worker that holds them, and what it lacks from the pool. When the prompt has begun
-        without them they are dropped.
+        They come from the worker that holds them, and what it lacks from the pool. Those that are given up before
+        their last layer is here are dropped.
         """
-        keys, came = prompt.keys[: wanted.blocks], list[tuple[str, int]]()
         sources: dict[str, PrefixSource] = {} if wanted.port is None else {wanted.source: self._peer(wanted.port)}
         sources[POOL] = self._cache.pooled
         try:
-            for name, source in sources.items():
-                have = self._cache.match(keys)
-                blocks = source(keys[have:], have) if have < len(keys) else []
-                if prompt.is_ready:
-                    return
-                self._cache.adopt(keys[have : have + len(blocks)], blocks, first=have)
-                came.append((name, sum(layer.nbytes for block in blocks for layer in block)))
+            keys = prompt.keys[: wanted.blocks]
+            have = self._cache.match(keys)
+            arriving.fill(keys[have:], have, sources, lambda: self._context.enqueue(FetchBegun(prompt)))
+            self._cache.adopt(keys[have : have + arriving.blocks], arriving.came(), first=have)
         finally:
-            self._context.enqueue(FetchEnded(prompt, tuple(came)))
+            arriving.give_up()
+            self._context.enqueue(FetchEnded(prompt))
+
+    def _late(self, prompt: Prompt, arriving: ArrivingBlocks) -> None:
+        arriving.give_up()  # at once: the engine may wait for it
+        self._context.enqueue(FetchEnded(prompt))
 
     def _peer(self, port: int) -> PrefixSource:
         """Another worker's store."""
-        context = self._context
-        size = context.spec.block_size_tokens
-        return lambda keys, _first: fetch(port, self._fetches_as, context.shape, keys, size, context.channel)
+        return lambda keys, _: fetch_layers(port, self._fetches_as, self._layout, keys, self._context.channel)
 
-    def _end_fetch(self, prompt: Prompt, came: dict[str, int]) -> None:
+    def _end_fetch(self, prompt: Prompt) -> None:
         """The prefix of a prompt is here, or is computed after all; once per prompt."""
-        order = prompt.order
-        if prompt.is_ready or order.fetch is None:
+        fetch, arriving = prompt.order.fetch, prompt.arriving
+        if fetch is None or arriving is None:
             return
         prompt.stop_fetch()
-        for source in dict.fromkeys((order.fetch.source, *came)):
+        prompt.is_ready, prompt.arriving = True, None
+        came = arriving.bytes_by_source()
+        for source in dict.fromkeys((fetch.source, *came)):
             size = came.get(source, 0)
-            if size or source == order.fetch.source:
-                self._report_fetched(prompt, source, size)
-        self._update(self._cache.news(prompt.keys))
-
-    def _report_fetched(self, prompt: Prompt, source: str, size: int) -> None:
-        fetched = PrefixFetched(
-            at_s=time.monotonic(),
-            attempt=prompt.order.job.attempt,
-            source=source,
-            worker=self._context.spec.name,
-            start_s=prompt.start_s,
-            bytes=size,
-        )
-        self._context.report(prompt.order.job, fetched)
+            if size or source == fetch.source:
+                fetched = PrefixFetched(
+                    at_s=arriving.end_s,
+                    attempt=prompt.order.job.attempt,
+                    source=source,
+                    worker=self._context.spec.name,
+                    start_s=arriving.start_s,
+                    bytes=size,
+                )
+                self._context.report(prompt.order.job, fetched)
 
     def _use_pool(self, address: str | None) -> None:
         """Use the pool at an address, or none."""
@@ -316,6 +325,7 @@ class PrefillRole:
 
     def _finish(self, prompt: Prompt, result: PrefillResult) -> None:
         context, order, job = self._context, prompt.order, prompt.order.job
+        self._end_fetch(prompt)
         reused = prompt.reused_tokens = result.reused_tokens
         if context.spec.pacer is not None:
             parts = [(one.tokens, one.reused_tokens) for one in self._batch]
@@ -363,10 +373,11 @@ class PrefillRole:
 
     def _cancel(self, job: Job) -> None:
         for prompt in [prompt for prompt in self._waiting if prompt.order.job == job]:
-            self._end_fetch(prompt, {})  # the cluster counts it as under way until this is reported
+            self._end_fetch(prompt)  # the cluster counts it as under way until this is reported
             self._waiting.remove(prompt)
         for request_id, prompt in list(self._running.items()):
             if prompt.order.job == job:
+                self._end_fetch(prompt)
                 del self._running[request_id]
                 self._batch.remove(prompt)
                 self._engine.engine.cancel(request_id)
@@ -377,9 +388,8 @@ class PrefillRole:
 
     def _measure(self, port: int | None) -> None:
         context = self._context
-        self._context.send(
-            Measured(
-                prefill=measure_prefill(self._engine, context.model, context.shape, context.spec),
-                transfer=() if port is None else measure_transfer(port, context.identity, context.channel),
-            )
-        )
+        prefill = measure_prefill(self._engine, context.model, context.shape, context.spec)
+        transfer = ()
+        if port is not None:
+            transfer = measure_transfer(port, context.identity, context.link, context.channel)
+        context.send(Measured(prefill=prefill, transfer=transfer))
