@@ -6,10 +6,10 @@ Each place has live clusters of its own. A round is a first turn, requests that 
 second turn, and the same prompt after all caches were emptied, whose tokens must be the same. Medians over the
 rounds stand beside the prediction of the latency model that the first cluster measured at its start.
 
-A second cluster (`LiveSpec.layerwise` off) loads all of the prefix before it computes. The load is hidden as far as
-the first cluster's prefill is shorter: the difference of the prefills is divided by the seconds that the second one
-took to read the prefix. A prefill begins when the first layer of what is fetched is there. On one machine the network
-is as fast as memory, so the places `paced-worker` and `paced-remote` have one that carries `--network-mb-per-s`. Only
+A second cluster (`LiveSpec.layerwise` off) loads all of the prefix before it computes. The load is hidden as far
+as the first cluster's prefill is shorter: the difference of the prefills is divided by the seconds that the second
+cluster took to read the prefix. A prefill begins when the first layer of what is fetched is there. On one machine
+the network is as fast as memory, so `paced-worker` and `paced-remote` have one of `--network-mb-per-s`. Only
 ratios of one row may be compared, because other processes use the same cores.
 """  # noqa: INP001  # scripts, not a package
 

@@ -20,7 +20,7 @@ from mooncake_lab.conductor import Placement
 from mooncake_lab.core import Finished, Moved, Prefilled, Request, TracedRequest, blocks_for
 from mooncake_lab.engine.kv_layout import KVLayout
 from mooncake_lab.serving import ClusterRuntime, LiveSpec, WorkerError
-from mooncake_lab.serving.kv_transfer import fetch as fetch_module
+from mooncake_lab.serving import prefix_cache as cache_module
 from mooncake_lab.serving.launch import pool as pool_module
 from mooncake_lab.serving.launch.pool import PoolServer
 from mooncake_lab.serving.spec import worker_spec
@@ -311,13 +311,13 @@ def test_a_pool_that_ran_long_is_started_again_at_once(monkeypatch):
 
 def test_a_pool_elsewhere_is_as_large_as_it_is(monkeypatch):
     """How much a worker remembers of a Mooncake Store at an address does not depend on `pool_tokens`."""
-    monkeypatch.setattr(fetch_module, "MooncakeClient", lambda *_: None)
-    monkeypatch.setattr(fetch_module, "MooncakePool", lambda _client, capacity_bytes, *_, **__: capacity_bytes)
+    monkeypatch.setattr(cache_module, "MooncakeClient", lambda *_: None)
+    monkeypatch.setattr(cache_module, "MooncakePool", lambda _client, capacity_bytes, *_, **__: capacity_bytes)
     layout = KVLayout(fingerprint=b"model", layers=2, kv_heads=1, head_width=128, dtype=torch.float32)
     sizes = set()
     for pool_tokens in (1024, 65_536):
         spec = LiveSpec(pool="mooncake", pool_address="127.0.0.1:1", pool_tokens=pool_tokens)
-        sizes.add(fetch_module.open_pool(worker_spec(spec, "prefill-0", bytes(32)), layout, "127.0.0.1:1"))
+        sizes.add(cache_module.open_pool(worker_spec(spec, "prefill-0", bytes(32)), layout, "127.0.0.1:1"))
     [size] = sizes
     assert size > 2**20 * layout.bytes_per_token
 
