@@ -107,8 +107,6 @@ class RequestState:
     """Tokens that its client had when the current attempt began to decode, with the one that prefill computed."""
     prompt_shown_tokens: int = 0
     """Those of them that a failure made part of the prompt."""
-    prefix_fetched: bool = False
-    """Whether the prefix has come from another worker, which may go down now."""
     why: str = ""
     """What stands before the reason of its next placement in the log."""
     suspects: frozenset[str] = frozenset()
@@ -127,13 +125,13 @@ class RequestState:
         return self.prompt_shown_tokens > 0
 
     def needs(self, worker: str) -> bool:
-        """Whether the current attempt needs this worker: to fetch from, to prefill or to decode."""
+        """Whether the current attempt needs this worker to prefill or to decode.
+
+        A prefix that was to come from a worker that is down is computed instead, where the prompt is.
+        """
         if self.placement is None:
             return False
-        if self.phase in AT_DECODE:
-            return worker == self.decode.name
-        fetches = worker == self.placement.fetch_from and not self.prefix_fetched
-        return fetches or worker in {self.prefill.name, self.decode.name}
+        return worker == self.decode.name or (self.phase not in AT_DECODE and worker == self.prefill.name)
 
     def shown_now(self) -> int:
         """Tokens that its client has now."""
@@ -266,7 +264,7 @@ class Attempts:
         attempt = state.attempt = Attempt(request.id, state.attempt.n + 1)
         prefill = state.prefill = self._workers[placement.prefill]
         decode = state.decode = prefill if prefill.role == "coupled" else self._workers[placement.decode]
-        state.placement, state.phase, state.prefix_fetched = placement, "queued", False
+        state.placement, state.phase = placement, "queued"
         decode.expect(request, now_s + placement.expected_ttft_s)
         estimated_s = self._estimate.prefill_s(request.id, request.input_tokens, placement.reused_tokens)
         if placement.ssd_tokens:

@@ -177,12 +177,10 @@ class Coordinator:
 
     # prefill
 
-    def _prefix_fetched(self, event: events.PrefixFetched, _: WorkerState, state: RequestState | None) -> None:
+    def _prefix_fetched(self, event: events.PrefixFetched, *_: WorkerState | RequestState | None) -> None:
         source = self.workers.get(event.source)
         is_news = event.source == POOL if source is None else source.end_sending(event.attempt)
         if is_news and event.bytes:
-            if state is not None:
-                state.prefix_fetched = True
             self._moved(event, event.source, event.worker)
 
     def _tier_read(self, event: events.TierRead, worker: WorkerState, _: RequestState | None) -> None:

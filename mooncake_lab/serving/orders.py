@@ -48,7 +48,8 @@ class Orders:
         stream, fetch = self._streams[request.id], None
         blocks = -(-placement.reused_tokens // self._block_size_tokens)
         if placement.fetch_from is not None:
-            fetch = Fetch(placement.fetch_from, self._links[placement.fetch_from].ready.port, blocks)
+            holder = self._links.get(placement.fetch_from)  # None where it has just gone down
+            fetch = Fetch(placement.fetch_from, None if holder is None else holder.ready.port, blocks)
         elif self._pool.address is not None and blocks:
             fetch = Fetch(POOL, None, blocks)
         prompt, params = stream.remaining(request.input_tokens)

@@ -164,15 +164,16 @@ def test_who_was_let_in_is_not_refused_after_a_death(dead):
     assert sum(isinstance(record, Finished) for record in log) == 3
 
 
-def test_a_holder_that_dies_after_its_copy_came_disturbs_nobody():
-    """What was fetched is there: the prompt is neither placed nor computed a second time."""
+def test_a_prompt_whose_holder_dies_is_computed_where_it_is():
+    """It is placed once: what was fetched is there, and what was not is computed without waiting for it."""
     rows = [(0.0, 2560, 5, 0), (1.0, 3900, 5, 1), (1.01, 3900, 5, 0)]
-    for died_s, times in ((1.2, 2), (1.48, 1)):  # the copy arrives at 1.35 s, and the prompt is computed at 1.53 s
+    for died_s, reused in ((1.2, 0), (1.48, 2560)):  # the copy arrives at 1.35 s
         _, log = run(rows, [("prefill-0", died_s)])
         placed = [record for record in log if isinstance(record, Placed) and record.request_id == 2]
-        assert len(placed) == times
+        assert len(placed) == 1
         assert placed[0].fetched_tokens == 2560
-        assert sum(isinstance(record, Prefilled) and record.request_id == 2 for record in log) == 1
+        [prefilled] = [record for record in log if isinstance(record, Prefilled) and record.request_id == 2]
+        assert prefilled.reused_tokens == reused
         assert sum(isinstance(record, Finished) for record in log) == 3
 
 
