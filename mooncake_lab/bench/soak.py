@@ -13,7 +13,7 @@ import numpy as np
 
 from mooncake_lab.bench.soak_process import FINGERPRINT, POOLS, SSD_BYTES, wrong_bytes
 from mooncake_lab.store.backends import DamagedBlockError, Reservation, SsdBackend
-from mooncake_lab.store.backends.ssd_folder import index_path, model_folder
+from mooncake_lab.store.backends.ssd_folder import model_folder
 from mooncake_lab.store.backends.ssd_slab import extent_bytes
 
 FAULTS: Final = ("kill", "flip", "full", "read", "denied", "torn", "hangup")
@@ -174,18 +174,14 @@ class Soak:
         return not wrong
 
     def _flip(self, blocks: Sequence[Reservation]) -> set[bytes]:
-        """Flip a bit of some bytes of the slab and the index; the keys of the blocks whose extent was hit."""
-        model = model_folder(self._folder, FINGERPRINT)
+        """Flip a bit of some bytes of the slab; the keys of the blocks whose extent was hit."""
+        slab = model_folder(self._folder, FINGERPRINT) / "slab"
         hit: set[bytes] = set()
         for _ in range(self._draw.randrange(1, 4)):
             self.report.faults["flip"] += 1
-            if self._draw.random() < 0.3:
-                index = index_path(model)
-                _flip_bit(index, self._draw.randrange(index.stat().st_size), self._draw.randrange(8))
-                continue
             block = self._draw.choice(blocks)
             size = extent_bytes(block.key, block.layer_bytes)
-            _flip_bit(model / "slab", block.offset_bytes + self._draw.randrange(size), self._draw.randrange(8))
+            _flip_bit(slab, block.offset_bytes + self._draw.randrange(size), self._draw.randrange(8))
             hit.add(block.key)
         return hit
 

@@ -30,7 +30,7 @@ from mooncake_lab.store.backends import (
     StorageBackend,
 )
 from mooncake_lab.store.backends.base import Bytes
-from mooncake_lab.store.backends.ssd_index import Operation
+from mooncake_lab.store.backends.ssd_slab import Operation
 from mooncake_lab.store.tiered_store import TieredStore, TierSettings
 
 FINGERPRINT: Final = b"soak"
@@ -295,7 +295,7 @@ def live(folder: Path, seed: int, faults: Sequence[str], seconds: float, pool_na
     tell("R")
     if "torn" in faults:
         os.pwritev = TornWrites(seed)  # in this process only
-    ssd = SsdBackend(folder, SSD_BYTES, fingerprint=FINGERPRINT, before=DeviceFaults(seed, faults))
+    ssd = _opened(folder, DeviceFaults(seed, faults))
     tiers = [
         TierSettings(medium=DramBackend(_DRAM_BYTES), queue_bytes=_QUEUE_BYTES),
         TierSettings(medium=Witness(ssd), eviction="sieve", queue_bytes=_QUEUE_BYTES),
@@ -322,6 +322,13 @@ def live(folder: Path, seed: int, faults: Sequence[str], seconds: float, pool_na
     leaked_bytes = sum(each.leaked_bytes() for each in (store, *others))
     tell(f"L {leaked_bytes + pool.close()}")
     ssd.close()
+
+
+def _opened(folder: Path, faults: DeviceFaults) -> SsdBackend:
+    """The SSD tier, as soon as its device lets it be opened."""
+    while True:
+        with contextlib.suppress(OSError):
+            return SsdBackend(folder, SSD_BYTES, fingerprint=FINGERPRINT, before=faults)
 
 
 def _operate(store: TieredStore, draw: random.Random, shapes: Sequence[Sequence[int]]) -> None:

@@ -41,7 +41,7 @@ class BareObjects:
         for number, layers in enumerate(source):
             name = f"bare/{number}"
             size = sum(layer.nbytes for layer in layers)
-            _check(self._client.api.put_from(name, layers[0].ctypes.data, size, self._client.pinned))
+            _check(self._client.api.put_from(name, layers[0].ctypes.data, size))
             self._names.append(name)
 
     def _read(self, target: Blocks) -> None:

@@ -24,7 +24,7 @@ app = typer.Typer(
 @app.command()
 def verify(
     folder: Annotated[Path, typer.Argument(help="The folder of an SSD tier; no other process may have it open.")],
-    repair: Annotated[bool, typer.Option("--repair", help="Drop damaged blocks and rebuild the index.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Drop damaged blocks.")] = False,
     json_: Json = False,
 ) -> None:
     """Read every block and compare it with its checksums.
@@ -50,10 +50,8 @@ def _verified(report: FolderReport) -> str:
     lines += [f"  damaged: {key}" for key in report.damaged]
     if report.trouble is not None:
         lines.append(f"  the blocks of this model could not be read, or not repaired: {report.trouble}")
-    elif not report.index_is_whole:
-        lines.append("  the index is damaged")
     if report.repaired:
-        lines.append("  repaired: damaged blocks dropped, index rebuilt")
+        lines.append("  repaired: damaged blocks dropped")
     return "\n".join(lines)
 
 

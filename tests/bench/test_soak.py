@@ -152,7 +152,7 @@ def test_faults_are_what_they_are_called(monkeypatch):
     for fault in ("read", "full", "denied"):
         faults = DeviceFaults(7, [fault])
         for _ in range(3000):
-            for operation in ("read", "write", "sync", "index"):
+            for operation in ("read", "write", "sync"):
                 try:
                     faults(operation)
                 except OSError as error:

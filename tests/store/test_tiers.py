@@ -270,7 +270,7 @@ class Faults:
             raise OSError(errno.ENOSPC if operation == "write" else errno.EIO, f"injected into {operation}")
 
 
-@pytest.mark.parametrize("operation", ["write", "sync", "index"])
+@pytest.mark.parametrize("operation", ["write", "sync"])
 def test_a_tier_that_cannot_be_written_is_skipped_and_says_so(tmp_path, caplog, operation):
     """Requests go on, statistics and log have the reason, and when the device recovers so does the tier."""
     faults = Faults()
@@ -404,7 +404,7 @@ def test_a_permission_that_is_lost_is_a_miss(tmp_path):
     dram = DramBackend(8 * PAGE)
     with TieredStore([TierSettings(medium=dram, queue_bytes=4 * PAGE), TierSettings(medium=ssd)]) as store:
         put(store, b"a", b"b", b"c")
-        denied.update({"read", "write", "sync", "index"})
+        denied.update({"read", "write", "sync"})
         assert [read(store, b"a") for _ in range(4)] == [None] * 4
         put(store, b"d", b"e")
         assert "Permission denied" in store.statistics()[1].degraded

@@ -13,9 +13,8 @@ from mooncake_lab.store.backends.base import (
     SuspectBlockError,
 )
 from mooncake_lab.store.backends.dram import DramBackend
-from mooncake_lab.store.backends.mooncake import MooncakeBackend
+from mooncake_lab.store.backends.mooncake import MooncakePool
 from mooncake_lab.store.backends.mooncake_client import MooncakeClient, MooncakeMaster
-from mooncake_lab.store.backends.mooncake_pool import MooncakePool
 from mooncake_lab.store.backends.remote import RemoteBackend
 from mooncake_lab.store.backends.remote_server import BlockServer
 from mooncake_lab.store.backends.ssd import SsdBackend
@@ -31,7 +30,6 @@ __all__ = [
     "DramBackend",
     "FolderInUseError",
     "FolderReport",
-    "MooncakeBackend",
     "MooncakeClient",
     "MooncakeMaster",
     "MooncakePool",

@@ -11,6 +11,7 @@ from mooncake_lab.store.backends.base import (
     Reservation,
     StorageFullError,
     check_block,
+    check_commit,
 )
 
 
@@ -92,151 +93,113 @@ class ExtentAllocator:
         self._sizes[start] = size
 
 
-@final
-class AllocationTable:
-    """The reserved and the committed blocks of one backend. Mutable; each method holds `lock`.
+class AllocatedBackend:
+    """What the backends of this process share: which blocks are reserved, which are committed, and where they lie.
+
+    Mutable; each method holds the lock.
 
     Args:
-        backend: its name, for messages.
+        name: of the backend, for statistics and messages.
         capacity_bytes: as in `ExtentAllocator`.
         alignment_bytes: as in `ExtentAllocator`.
     """
-
-    def __init__(self, backend: str, capacity_bytes: int, alignment_bytes: int) -> None:
-        self._backend = backend
-        self.extents = ExtentAllocator(capacity_bytes, alignment_bytes)
-        self.lock = threading.RLock()
-        """Reentrant: a backend holds it to change this table and its own state together."""
-        self._committed: dict[bytes, Reservation] = {}
-        self._missing: dict[bytes, tuple[Reservation, set[int]]] = {}  # and the layers not yet written
-        self._sequence = 0
-
-    def reserve(self, key: bytes, layer_bytes: Sequence[int], position: int, footprint_bytes: int) -> Reservation:
-        """Allocate `footprint_bytes` for the block; for its errors see `StorageBackend.reserve`."""
-        check_block(key, layer_bytes)
-        with self.lock:
-            if key in self._committed or key in self._missing:
-                raise BlockExistsError(f"{self._backend} has block {key.hex()} already; one key names one content")
-            offset = self.extents.take(footprint_bytes)
-            if offset is None:
-                free = self.extents.capacity_bytes - self.extents.used_bytes
-                raise StorageFullError(
-                    f"{self._backend} has no run of {footprint_bytes} bytes for block {key.hex()}; {free} are free"
-                )
-            self._sequence += 1
-            reservation = Reservation(key, tuple(layer_bytes), position, offset, self._sequence)
-            self._missing[key] = (reservation, set(range(len(layer_bytes))))
-            return reservation
-
-    def recover(self, reservation: Reservation, footprint_bytes: int) -> bool:
-        """Hold a block that was found on the device; false where another block has its key or its bytes."""
-        with self.lock:
-            known = reservation.key in self._committed
-            if known or not self.extents.take_at(reservation.offset_bytes, footprint_bytes):
-                return False
-            self._committed[reservation.key] = reservation
-            self._sequence = max(self._sequence, reservation.sequence)
-            return True
-
-    def check_open(self, reservation: Reservation) -> None:
-        """Refuse what is not reserved, or is committed."""
-        if self._missing.get(reservation.key, (None,))[0] != reservation:
-            raise BlockNotFoundError(f"{self._backend} has no open reservation for block {reservation.key.hex()}")
-
-    def written(self, reservation: Reservation, first_layer: int, layers: int) -> None:
-        """Record layers that were written; nothing changes if the reservation was freed meanwhile."""
-        with self.lock:
-            held = self._missing.get(reservation.key)
-            if held and held[0] == reservation:
-                held[1].difference_update(range(first_layer, first_layer + layers))
-
-    def check_complete(self, reservations: Sequence[Reservation]) -> None:
-        """Refuse reservations with unwritten layers."""
-        seen = set[Reservation]()
-        with self.lock:
-            for reservation in reservations:
-                self.check_open(reservation)
-                if reservation in seen:
-                    raise ValueError(f"block {reservation.key.hex()} comes twice in one commit; once is allowed")
-                seen.add(reservation)
-                missing = self._missing[reservation.key][1]
-                if missing:
-                    raise ValueError(
-                        f"block {reservation.key.hex()} lacks layers {sorted(missing)[:8]}; all have to be written"
-                    )
-
-    def commit(self, reservations: Sequence[Reservation]) -> None:
-        """Hold reservations that `check_complete` accepted."""
-        with self.lock:
-            for reservation in reservations:
-                self._committed[reservation.key] = self._missing.pop(reservation.key)[0]
-
-    def check_committed(self, reservation: Reservation) -> None:
-        """Refuse what is not committed."""
-        if not self.is_committed(reservation):
-            raise BlockNotFoundError(f"{self._backend} does not hold block {reservation.key.hex()}")
-
-    def is_committed(self, reservation: Reservation) -> bool:
-        """Whether it is committed and not freed."""
-        return self._committed.get(reservation.key) == reservation
-
-    def remove(self, reservation: Reservation) -> bool:
-        """Stop holding it; whether it was committed. Its bytes stay allocated until `extents.give`."""
-        with self.lock:
-            if self.is_committed(reservation):
-                del self._committed[reservation.key]
-                return True
-            self.check_open(reservation)
-            del self._missing[reservation.key]
-            return False
-
-    def free(self, reservations: Sequence[Reservation]) -> None:
-        """Remove blocks whose footprint is the bytes of their layers, and free their bytes at once."""
-        with self.lock:
-            for reservation in reservations:
-                self.remove(reservation)
-                self.extents.give(reservation.offset_bytes, reservation.size_bytes)
-
-    def committed(self) -> Iterator[Reservation]:
-        """The committed blocks, oldest first."""
-        with self.lock:
-            return iter(sorted(self._committed.values(), key=lambda block: block.sequence))
-
-    def find(self, keys: Iterable[bytes]) -> list[Reservation]:
-        """The committed blocks that have one of these keys."""
-        with self.lock:
-            return [self._committed[key] for key in keys if key in self._committed]
-
-    def open_blocks(self) -> list[Reservation]:
-        """The reservations that are not committed."""
-        with self.lock:
-            return [reservation for reservation, _ in self._missing.values()]
-
-
-class AllocatedBackend:
-    """What the backends have in common whose blocks an `AllocationTable` of this process lists."""
 
     is_shared: bool = False
     evicts: bool = False
 
     def __init__(self, name: str, capacity_bytes: int, alignment_bytes: int) -> None:
         self.name: str = name
-        self._table = AllocationTable(name, capacity_bytes, alignment_bytes)
+        self._extents = ExtentAllocator(capacity_bytes, alignment_bytes)
+        self._lock = threading.RLock()  # reentrant: backends hold it to change this and their own state together
+        self._committed: dict[bytes, Reservation] = {}
+        self._missing: dict[bytes, tuple[Reservation, set[int]]] = {}  # and the layers not yet written
+        self._sequence = 0
 
     @property
     def capacity_bytes(self) -> int:
         """The bytes it may hold, padding included."""
-        return self._table.extents.capacity_bytes
+        return self._extents.capacity_bytes
 
     @property
     def used_bytes(self) -> int:
         """The bytes that are reserved or held, padding included."""
-        return self._table.extents.used_bytes
+        return self._extents.used_bytes
 
     def blocks(self) -> Iterator[Reservation]:
         """The committed blocks, oldest first."""
-        return self._table.committed()
+        with self._lock:
+            return iter(sorted(self._committed.values(), key=lambda block: block.sequence))
 
     def find(self, keys: Iterable[bytes]) -> list[Reservation]:
         """The committed blocks that have one of these keys."""
-        return self._table.find(keys)
+        with self._lock:
+            return [self._committed[key] for key in keys if key in self._committed]
+
+    def _reserve(self, key: bytes, layer_bytes: Sequence[int], position: int, footprint_bytes: int) -> Reservation:
+        """Allocate `footprint_bytes` for the block; for its errors see `StorageBackend.reserve`."""
+        check_block(key, layer_bytes)
+        with self._lock:
+            if key in self._committed or key in self._missing:
+                raise BlockExistsError(f"{self.name} has block {key.hex()} already; one key names one content")
+            offset = self._extents.take(footprint_bytes)
+            if offset is None:
+                free = self._extents.capacity_bytes - self._extents.used_bytes
+                raise StorageFullError(
+                    f"{self.name} has no run of {footprint_bytes} bytes for block {key.hex()}; {free} are free"
+                )
+            self._sequence += 1
+            reservation = Reservation(key, tuple(layer_bytes), position, offset, self._sequence)
+            self._missing[key] = (reservation, set(range(len(layer_bytes))))
+            return reservation
+
+    def _recover(self, reservation: Reservation, footprint_bytes: int) -> bool:
+        """Hold a block that was found on the device; false where another block has its key or its bytes."""
+        known = reservation.key in self._committed
+        if known or not self._extents.take_at(reservation.offset_bytes, footprint_bytes):
+            return False
+        self._committed[reservation.key] = reservation
+        self._sequence = max(self._sequence, reservation.sequence)
+        return True
+
+    def _check_open(self, reservation: Reservation) -> None:
+        """Refuse what is not reserved, or is committed."""
+        if self._missing.get(reservation.key, (None,))[0] != reservation:
+            raise BlockNotFoundError(f"{self.name} has no open reservation for block {reservation.key.hex()}")
+
+    def _mark_written(self, reservation: Reservation, first_layer: int, layers: int) -> None:
+        """Record layers that were written; nothing changes if the reservation was freed meanwhile."""
+        with self._lock:
+            held = self._missing.get(reservation.key)
+            if held and held[0] == reservation:
+                held[1].difference_update(range(first_layer, first_layer + layers))
+
+    def _check_complete(self, reservations: Sequence[Reservation]) -> None:
+        """Refuse reservations with unwritten layers."""
+        with self._lock:
+            for reservation in reservations:
+                self._check_open(reservation)
+            check_commit((block, self._missing[block.key][1]) for block in reservations)
+
+    def _hold(self, reservations: Sequence[Reservation]) -> None:
+        """Commit reservations that `_check_complete` accepted."""
+        with self._lock:
+            for reservation in reservations:
+                self._committed[reservation.key] = self._missing.pop(reservation.key)[0]
+
+    def _is_committed(self, reservation: Reservation) -> bool:
+        return self._committed.get(reservation.key) == reservation
+
+    def _check_committed(self, reservation: Reservation) -> None:
+        """Refuse what is not committed."""
+        if not self._is_committed(reservation):
+            raise BlockNotFoundError(f"{self.name} does not hold block {reservation.key.hex()}")
+
+    def _remove(self, reservation: Reservation) -> bool:
+        """Stop holding a block; whether it was committed. Its bytes stay allocated until `_extents.give`."""
+        with self._lock:
+            if self._is_committed(reservation):
+                del self._committed[reservation.key]
+                return True
+            self._check_open(reservation)
+            del self._missing[reservation.key]
+            return False

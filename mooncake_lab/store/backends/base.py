@@ -5,7 +5,7 @@ because a `BlockStore` chooses what to evict; only a pool that several clients s
 """
 
 import ctypes
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
@@ -224,6 +224,21 @@ def check_block(key: bytes, layer_bytes: Sequence[int]) -> None:
             f"block {key.hex()} has layers of {list(layer_bytes)[:4]} bytes; allowed are 1 to {MAX_LAYERS} layers"
             " of at least 1 byte"
         )
+
+
+def check_commit(commit: Iterable[tuple[Reservation, Collection[int]]]) -> None:
+    """Refuse to commit a block twice at once, or without a layer.
+
+    Args:
+        commit: each block, and the layers that it lacks.
+    """
+    seen = set[Reservation]()
+    for block, missing in commit:
+        if block in seen:
+            raise ValueError(f"block {block.key.hex()} comes twice in one commit; once is allowed")
+        seen.add(block)
+        if missing:
+            raise ValueError(f"block {block.key.hex()} lacks layers {sorted(missing)[:8]}; all are needed")
 
 
 def check_fingerprint(fingerprint: bytes) -> None:

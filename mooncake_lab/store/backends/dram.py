@@ -38,21 +38,21 @@ class DramBackend(AllocatedBackend):
     def footprint_bytes(self, key: bytes, layer_bytes: Sequence[int]) -> int:
         """The bytes of the layers, rounded up to a page."""
         del key
-        return self._table.extents.aligned(sum(layer_bytes))
+        return self._extents.aligned(sum(layer_bytes))
 
     def reserve(self, key: bytes, layer_bytes: Sequence[int], *, position: int = 0) -> Reservation:
         """Reserve space for a block; for its errors see `StorageBackend.reserve`."""
-        return self._table.reserve(key, layer_bytes, position, sum(layer_bytes))
+        return self._reserve(key, layer_bytes, position, sum(layer_bytes))
 
     def write_buffers(self, reservation: Reservation, first_layer: int, layers: int) -> list[Bytes]:
         """The memory of layers of an open reservation; `write` only records layers that were filled in place."""
-        self._table.check_open(reservation)
+        self._check_open(reservation)
         return self._views(reservation, first_layer, layers)
 
     def write(self, reservation: Reservation, layers: Sequence[Buffer], *, first_layer: int = 0) -> None:
         """Copy layers into the arena; for its errors see `StorageBackend.write`."""
         sources = check_buffers(reservation, layers, first_layer)
-        self._table.check_open(reservation)
+        self._check_open(reservation)
         arena, origin = self._arena, self._address
         start = reservation.offset_bytes + sum(reservation.layer_bytes[:first_layer])
         for source in sources:  # no view of each place: it would cost a tenth of a block
@@ -60,13 +60,13 @@ class DramBackend(AllocatedBackend):
             if source.base is not arena or address(source) != origin + start:  # else it was filled in place
                 arena[start:stop] = source
             start = stop
-        self._table.written(reservation, first_layer, len(sources))
+        self._mark_written(reservation, first_layer, len(sources))
 
     def commit(self, *reservations: Reservation) -> None:
         """Make blocks readable; for its errors see `StorageBackend.commit`."""
-        with self._table.lock:
-            self._table.check_complete(reservations)
-            self._table.commit(reservations)
+        with self._lock:
+            self._check_complete(reservations)
+            self._hold(reservations)
 
     def read_into(self, reservation: Reservation, buffers: Sequence[Buffer], *, first_layer: int = 0) -> None:
         """Copy layers out of the arena; for its errors see `StorageBackend.read_into`."""
@@ -76,12 +76,15 @@ class DramBackend(AllocatedBackend):
 
     def read(self, reservation: Reservation, first_layer: int, layers: int) -> list[Bytes]:
         """The memory of layers of a committed block, which the caller must not change."""
-        self._table.check_committed(reservation)
+        self._check_committed(reservation)
         return self._views(reservation, first_layer, layers)
 
     def free(self, *reservations: Reservation) -> None:
         """Release the space of blocks; for its errors see `StorageBackend.free`."""
-        self._table.free(reservations)
+        with self._lock:
+            for reservation in reservations:
+                self._remove(reservation)
+                self._extents.give(reservation.offset_bytes, reservation.size_bytes)
 
     def close(self) -> None:
         """Release the memory; views of it that are still in use keep it allocated."""

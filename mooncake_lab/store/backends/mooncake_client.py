@@ -124,7 +124,7 @@ class MooncakeMaster:
 class MooncakeClient:
     """This process in a Mooncake Store: it lends a segment of its memory, and reads and writes all segments.
 
-    A process should have one; several backends may use it. Close it before its master ends. Mutable: a connection.
+    A process should have one; several pools may use it. Close it before its master ends. Mutable: a connection.
 
     Args:
         master: address of the master.
@@ -138,9 +138,6 @@ class MooncakeClient:
         wheel = load_wheel()
         self.api: Any = wheel.MooncakeDistributedStore()
         """Mooncake's own interface."""
-        self.pinned: Any = wheel.ReplicateConfig()
-        """The request that an object is never evicted: a backend does not forget what was committed."""
-        self.pinned.with_hard_pin = True
         self._is_open = True
         code = self.api.setup(_HOST, "P2PHANDSHAKE", segment_bytes, 16 * MIB, "tcp", "", master)
         if code:

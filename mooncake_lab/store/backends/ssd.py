@@ -1,47 +1,74 @@
-"""SSD: durable blocks in a preallocated slab, and a log of those that are committed."""
+"""SSD: durable blocks in a preallocated slab."""
 
 import contextlib
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import accumulate
 from pathlib import Path
-from typing import final
+from typing import Final, final
 
 from mooncake_lab.store.backends.allocation import AllocatedBackend
 from mooncake_lab.store.backends.base import (
     Buffer,
+    Bytes,
     CopyingBackend,
+    DamagedBlockError,
     Reservation,
     StorageFullError,
     SuspectBlockError,
     check_block,
     check_buffers,
 )
-from mooncake_lab.store.backends.ssd_folder import FolderLock, find_records, index_path, model_folder
-from mooncake_lab.store.backends.ssd_index import BeforeOperation, Index, Record, no_faults, seed_of
-from mooncake_lab.store.backends.ssd_slab import ALIGNMENT_BYTES, BlockFile, Slab, extent_bytes
+from mooncake_lab.store.backends.checksums import checksums, layer_runs, run_all, run_concurrently
+from mooncake_lab.store.backends.ssd_folder import FolderLock, model_folder
+from mooncake_lab.store.backends.ssd_slab import (
+    ALIGNMENT_BYTES,
+    BeforeOperation,
+    Record,
+    Slab,
+    clear_header,
+    extent_bytes,
+    find_blocks,
+    layer_offset,
+    no_faults,
+    padded,
+    seed_of,
+    write_header,
+)
+
+_HELPERS: Final = 4
+_ALONE_BYTES: Final = 512 * 1024
+"""Up to here a helper thread takes longer to wake up than it saves."""
+_RUN_BYTES: Final = 512 * 1024
+"""Layers that are read at once, before their checksums are taken."""
+_ALONE_RUNS: Final = 4
+"""The caller reads up to this many runs alone, for the same reason."""
 
 
 @dataclass(slots=True)
 class _Written:
-    """What was written of an open reservation. Mutable."""
+    """What was written of a block. Mutable."""
 
-    failed_syncs: int
-    """Failed syncs of the device before the first write."""
-    checksums: dict[int, int] = field(default_factory=dict[int, int])
+    checksums: list[int]
     """By layer."""
+    failed_syncs: int = 0
+    """Failed syncs of the device before the first write."""
     has_header: bool = False
+    """Whether its header may be in the slab."""
 
 
 @final
 class SsdBackend(CopyingBackend, AllocatedBackend):
     """Durable blocks of one model in a folder (FAST'25 §3: the SSD part of Mooncake Store).
 
-    A commit syncs the layers and sealed headers of its blocks before the index records them in one entry. Freed
-    blocks leave the index with the next commit, and their bytes are not reused before. So a process killed at any
-    moment leaves no torn block in the index and loses no committed one. After a failed sync it is unknown which
-    bytes reached the device, and a later sync would not report it: blocks that were being written have to be freed
-    and written again. Every read verifies the checksum of every layer. Mutable: it owns a folder.
+    A commit writes the headers of blocks whose layers were written, and syncs both. The header of a freed block is
+    overwritten before its bytes are used again. So a process killed at any moment leaves no torn block and loses
+    no committed one. After a failed sync it is unknown which bytes reached the device, and a later sync would not
+    report it: blocks that were being written have to be freed and written again. Every read verifies the checksum
+    of every layer. Helper threads take checksums while the device works. Mutable: it owns a folder and threads.
 
     Args:
         folder: created where it is missing; one process at a time may have it open.
@@ -66,12 +93,12 @@ class SsdBackend(CopyingBackend, AllocatedBackend):
         before: BeforeOperation = no_faults,
     ) -> None:
         model = model_folder(folder, fingerprint)
-        self._closing = threading.Lock()
         self._committing = threading.Lock()  # one commit at a time, while readers go on
         self._failed_syncs = 0
-        self._written: dict[Reservation, _Written] = {}
-        self._freed: list[Record] = []
+        self._written: dict[bytes, _Written] = {}
+        self._freed: list[Reservation] = []  # blocks whose header is still to be overwritten
         self._is_open = True
+        self._seed = seed_of(fingerprint)
         with contextlib.ExitStack() as undo:
             self._folder_lock = FolderLock(folder)
             undo.callback(self._folder_lock.release)
@@ -80,18 +107,20 @@ class SsdBackend(CopyingBackend, AllocatedBackend):
             super().__init__(name, capacity, ALIGNMENT_BYTES)
             self._slab = Slab(model / "slab", capacity, before)
             undo.callback(self._slab.close)
-            seed = seed_of(fingerprint)
-            self._file = BlockFile(self._slab, seed)
-            records, self.index_was_whole = find_records(model, seed, self._slab)
-            kept = [record for record in records if self._table.recover(record.block, _footprint(record.block))]
-            self._index = Index(index_path(model), seed, kept, before)
+            newest_first = sorted(find_blocks(self._slab, self._seed), key=lambda found: -found.block.sequence)
+            for record in newest_first:
+                if self._recover(record.block, _footprint(record.block)):
+                    self._written[record.block.key] = _Written(list(record.checksums), has_header=True)
+                else:  # an older block of the same key
+                    clear_header(self._slab, record.block)
+            self._helpers = ThreadPoolExecutor(_HELPERS, thread_name_prefix="ssd")
             undo.pop_all()
 
     @property
     def used_bytes(self) -> int:
         """The bytes that are reserved or held, headers and padding included."""
-        with self._table.lock:
-            return self._table.extents.used_bytes - sum(_footprint(record.block) for record in self._freed)
+        with self._lock:
+            return self._extents.used_bytes - sum(map(_footprint, self._freed))
 
     def footprint_bytes(self, key: bytes, layer_bytes: Sequence[int]) -> int:
         """The bytes of a header and of the layers, each rounded up to 4 KiB."""
@@ -102,96 +131,113 @@ class SsdBackend(CopyingBackend, AllocatedBackend):
         check_block(key, layer_bytes)
         size = extent_bytes(key, layer_bytes)
         try:
-            return self._table.reserve(key, layer_bytes, position, size)
+            return self._reserve(key, layer_bytes, position, size)
         except StorageFullError:
             if not self._freed:
                 raise
-        self.commit()  # freed blocks leave the index, and their bytes can be reused
-        return self._table.reserve(key, layer_bytes, position, size)
+        self._clear_freed()
+        return self._reserve(key, layer_bytes, position, size)
 
     def write(self, reservation: Reservation, layers: Sequence[Buffer], *, first_layer: int = 0) -> None:
-        """Write layers into the slab; for its errors see `StorageBackend.write`."""
+        """Write layers into the slab; for its errors see `StorageBackend.write`.
+
+        Where there are many bytes, a helper takes all checksums and then writes the first quarter of the layers,
+        while the caller writes the others.
+        """
         arrays = check_buffers(reservation, layers, first_layer)
-        is_whole = len(arrays) == len(reservation.layer_bytes)
-        with self._table.lock:
-            self._table.check_open(reservation)
-            written = self._written.setdefault(reservation, _Written(self._failed_syncs))
+        with self._lock:
+            self._check_open(reservation)
+            unknown = _Written([0] * len(reservation.layer_bytes), self._failed_syncs)
+            written = self._written.setdefault(reservation.key, unknown)
             self._check_synced(reservation)
-            written.has_header = False  # a header that is there already has other checksums
-        if is_whole:
-            sums = self._file.write_block(reservation, arrays)
+        if sum([array.nbytes for array in arrays]) <= _ALONE_BYTES:
+            self._slab.write(layer_offset(reservation, first_layer), arrays)
+            sums = checksums(arrays, self._seed)
         else:
-            sums = self._file.write_layers(reservation, arrays, first_layer)
-        with self._table.lock:
-            self._table.written(reservation, first_layer, len(arrays))
-            written.checksums.update(enumerate(sums, first_layer))
-            written.has_header = is_whole
+            cut = len(arrays) // 4
+            sums, _ = run_concurrently(
+                self._helpers,
+                lambda: self._write_and_sum(reservation, arrays, first_layer, cut),
+                lambda: self._slab.write(layer_offset(reservation, first_layer + cut), arrays[cut:]),
+            )
+        with self._lock:
+            written.checksums[first_layer : first_layer + len(arrays)] = sums
+            self._mark_written(reservation, first_layer, len(arrays))
 
     def commit(self, *reservations: Reservation) -> None:
-        """Sync the blocks, then record them in the index; for its errors see `StorageBackend.commit`."""
+        """Write the headers and sync the blocks; for its errors see `StorageBackend.commit`."""
         with self._committing:
-            with self._table.lock:
-                self._table.check_complete(reservations)
+            with self._lock:
+                self._check_complete(reservations)
                 self._check_synced(*reservations)
-                written = [self._written[reservation] for reservation in reservations]
-                records = [
-                    Record(block, tuple(found.checksums[layer] for layer in range(len(block.layer_bytes))))
-                    for block, found in zip(reservations, written, strict=True)
-                ]
-                freed, self._freed = self._freed, []
+                written = [self._written[block.key] for block in reservations]
+            self._clear_freed()
+            for block, found in zip(reservations, written, strict=True):
+                found.has_header = True
+                write_header(self._slab, Record(block, tuple(found.checksums)), self._seed)
             try:
-                for record, found in zip(records, written, strict=True):
-                    if not found.has_header:
-                        self._file.write_header(record)
-                if records:
-                    self._sync()
-                if records or freed:
-                    self._index.change([record.block.key for record in freed], records)
+                self._slab.sync()
             except BaseException:
-                with self._table.lock:
-                    self._freed += freed
+                self._failed_syncs += 1
                 raise
-            with self._table.lock:
-                self._table.commit(reservations)
-                for reservation in reservations:
-                    del self._written[reservation]
-                for record in freed:
-                    self._table.extents.give(record.block.offset_bytes, _footprint(record.block))
+            self._hold(reservations)
 
     def read_into(self, reservation: Reservation, buffers: Sequence[Buffer], *, first_layer: int = 0) -> None:
-        """Read layers and verify their checksums; for its errors see `StorageBackend.read_into`."""
+        """Read layers and verify their checksums; for its errors see `StorageBackend.read_into`.
+
+        Many layers are read together with helpers.
+        """
         arrays = check_buffers(reservation, buffers, first_layer, writable=True)
-        with self._table.lock:
-            self._table.check_committed(reservation)
-            record = self._index.records[reservation.key]
-        self._file.read(record, arrays, first_layer)
+        with self._lock:
+            self._check_committed(reservation)
+            sums = self._written[reservation.key].checksums[first_layer : first_layer + len(arrays)]
+        start = layer_offset(reservation, first_layer)
+        runs = _runs(reservation.layer_bytes[first_layer : first_layer + len(arrays)])
+        reads = [
+            partial(self._read_run, reservation, start + offset, arrays[run], sums[run]) for run, offset in runs
+        ]
+        if len(reads) > _ALONE_RUNS:
+            run_all(self._helpers, reads)
+            return
+        for read in reads:
+            read()
 
     def free(self, *reservations: Reservation) -> None:
-        """Release the space of blocks; for its errors see `StorageBackend.free`."""
-        with self._table.lock:
+        """Release the space of blocks; for its errors see `StorageBackend.free`.
+
+        It is used again after the next commit, so that a block in a bad sector is written elsewhere.
+        """
+        with self._lock:
             for reservation in reservations:
-                if self._table.remove(reservation):
-                    self._freed.append(self._index.records[reservation.key])
-                else:
-                    self._written.pop(reservation, None)
-                    self._table.extents.give(reservation.offset_bytes, _footprint(reservation))
+                self._remove(reservation)
+                written = self._written.pop(reservation.key, None)
+                if written is None or not written.has_header:
+                    self._extents.give(reservation.offset_bytes, _footprint(reservation))
+                    continue
+                self._freed.append(reservation)
+                with contextlib.suppress(OSError):  # it is done again before the space is used again
+                    clear_header(self._slab, reservation)
 
     def close(self) -> None:
-        """Record what was freed and let other processes have the folder, when no thread uses it any more."""
-        with self._closing, contextlib.ExitStack() as last:  # an interrupt ends one step, and skips no other
+        """Let other processes have the folder, when no thread uses it any more."""
+        with self._committing, contextlib.ExitStack() as last:  # an interrupt ends one step, and skips no other
             if not self._is_open:
                 return
+            self._is_open = False
             last.callback(self._folder_lock.release)
             last.callback(self._slab.close)
-            last.callback(self._file.close)
-            last.callback(self._close_index)
-            with contextlib.suppress(OSError):  # freed blocks that stay in the index are still right
-                self.commit()
+            last.callback(self._helpers.shutdown)
+            with contextlib.suppress(OSError):  # freed blocks that the next process finds are still right
+                self._clear_freed()
 
-    def _close_index(self) -> None:
-        with self._committing:
-            self._is_open = False
-            self._index.close()
+    def _clear_freed(self) -> None:
+        """Overwrite the headers of freed blocks, and let their space be used again."""
+        with self._lock:
+            while self._freed:
+                block = self._freed[-1]
+                clear_header(self._slab, block)
+                self._freed.pop()
+                self._extents.give(block.offset_bytes, _footprint(block))
 
     def _check_synced(self, *reservations: Reservation) -> None:
         """Refuse blocks whose first write came before a failed sync.
@@ -200,22 +246,39 @@ class SsdBackend(CopyingBackend, AllocatedBackend):
             SuspectBlockError: naming the first of them.
         """
         for reservation in reservations:
-            if self._written[reservation].failed_syncs < self._failed_syncs:
+            if self._written[reservation.key].failed_syncs < self._failed_syncs:
                 raise SuspectBlockError(
                     f"{self.name} could not sync after block {reservation.key.hex()} had begun to be written;"
                     " free it and write it anew"
                 )
 
-    def _sync(self) -> None:
-        try:
-            self._slab.sync()
-        except BaseException:
-            self._failed_syncs += 1
-            raise
+    def _write_and_sum(
+        self, block: Reservation, layers: Sequence[Bytes], first_layer: int, count: int
+    ) -> list[int]:
+        """Take the checksums of all layers, and write the first ones."""
+        sums = checksums(layers, self._seed)
+        if count:
+            self._slab.write(layer_offset(block, first_layer), layers[:count])
+        return sums
+
+    def _read_run(
+        self, block: Reservation, offset_bytes: int, layers: Sequence[Bytes], sums: Sequence[int]
+    ) -> None:
+        """Read layers, and verify them while they are in the processor's cache."""
+        self._slab.read(offset_bytes, layers)
+        if checksums(layers, self._seed) != sums:
+            raise DamagedBlockError(f"a layer of block {block.key.hex()} on SSD is not what was written")
 
 
 def _footprint(block: Reservation) -> int:
     return extent_bytes(block.key, block.layer_bytes)
+
+
+@lru_cache
+def _runs(sizes: tuple[int, ...]) -> tuple[tuple[slice, int], ...]:
+    """Layers of these sizes in runs that are read at once, and the offset of each run from the first."""
+    begins = list(accumulate(map(padded, sizes), initial=0))
+    return tuple((run, begins[run.start]) for run in layer_runs(sizes, _RUN_BYTES))
 
 
 def _slab_capacity(path: Path, capacity_bytes: int | None) -> int:

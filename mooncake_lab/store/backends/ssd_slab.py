@@ -1,37 +1,70 @@
-"""The slab: one preallocated file with a header and aligned layers per block, each layer under a checksum."""
+"""The slab of an SSD folder: one preallocated file, in which each block is a sealed header and aligned layers.
+
+The header is the only record of a block. It is written when the block is committed and overwritten when it is
+freed, so what a process finds when it opens the slab is what the last one held, however that ended. A seal is a
+checksum whose seed is the model's fingerprint: no block of another model ever has a valid one.
+"""
 
 import errno
 import logging
-import mmap
 import os
+import struct
 import threading
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache, partial
-from itertools import accumulate
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, Literal, TypeAlias, final
 
+import msgspec
 import numpy as np
+import xxhash
 
-from mooncake_lab.store.backends.base import Bytes, DamagedBlockError, Reservation, address
-from mooncake_lab.store.backends.checksums import checksums, layer_runs, run_all, run_concurrently
-from mooncake_lab.store.backends.ssd_index import BeforeOperation, Operation, Record, no_faults, seal_record
+from mooncake_lab.store.backends.base import (
+    MAX_KEY_BYTES,
+    MAX_LAYERS,
+    Bytes,
+    DamagedBlockError,
+    Reservation,
+    address,
+)
+from mooncake_lab.store.backends.checksums import checksums
 
-_LOG: Final = logging.getLogger(__name__)
+Operation: TypeAlias = Literal["write", "read", "sync"]
+BeforeOperation: TypeAlias = Callable[[Operation], None]
+"""Called before each device operation; it injects a fault by raising `OSError`."""
+
 ALIGNMENT_BYTES: Final = 4096
 """Alignment of blocks and of every layer in them: what O_DIRECT requires, and a page."""
+_LOG: Final = logging.getLogger(__name__)
+_HEAD: Final = struct.Struct("<8sIQ")  # magic, bytes of the body, checksum of the body
+_MAGIC: Final = b"MCLABKV3"
 _HEADER_FIXED_BYTES: Final = 96
 _HEADER_LAYER_BYTES: Final = 24
 _MAX_VECTORS: Final = 512  # a call takes at most 1024, and every layer may need its padding
-_HELPERS: Final = 4
-_ALONE_BYTES: Final = 512 * 1024
-"""Up to here a helper thread takes longer to wake up than it saves."""
-_RUN_BYTES: Final = 512 * 1024
-"""Layers that are read at once, before their checksums are taken."""
-_ALONE_RUNS: Final = 4
-"""The caller reads up to this many runs alone, for the same reason."""
+_MOST_BODY_BYTES: Final = _HEADER_FIXED_BYTES + MAX_KEY_BYTES + _HEADER_LAYER_BYTES * MAX_LAYERS
+_TRIES: Final = 3
+"""A sector that cannot be read so often is bad."""
+_CHUNK_BYTES: Final = 8 * 1024**2
+"""Bytes of a slab that are searched for headers at once."""
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A committed block and the checksum of each of its layers."""
+
+    block: Reservation
+    checksums: tuple[int, ...]
+
+
+_RECORDS: Final = msgspec.msgpack.Decoder(Record)
+
+
+def no_faults(_operation: Operation) -> None:
+    """Let every operation happen."""
+
+
+def seed_of(fingerprint: bytes) -> int:
+    """The seed of every checksum of a model's blocks."""
+    return xxhash.xxh3_64_intdigest(fingerprint)
 
 
 def padded(size_bytes: int) -> int:
@@ -73,7 +106,6 @@ class Slab:
         self._direct: int | None = None
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            self.is_new: bool = os.fstat(self._file).st_size == 0
             self.size_bytes: int = capacity_bytes
             _allocate(self._file, path, capacity_bytes)
             self._direct = _open_direct(path)
@@ -93,6 +125,16 @@ class Slab:
         """Fill layers from where `write` put them."""
         with self._in_use("read") as file:
             _transfer(os.preadv, file, _with_padding(layers, self._padding), offset_bytes)
+
+    def next_data(self, offset_bytes: int) -> int:
+        """Where the next bytes may lie that were ever written, at or after an aligned offset; or the end."""
+        if offset_bytes >= self.size_bytes or not hasattr(os, "SEEK_DATA"):
+            return offset_bytes
+        try:
+            with self._in_use("read") as file:
+                return os.lseek(file, offset_bytes, os.SEEK_DATA) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+        except OSError as error:  # ENXIO: there are none; else the file system does not know
+            return self.size_bytes if error.errno == errno.ENXIO else offset_bytes
 
     def sync(self) -> None:
         """Return when everything written is on the device; for its errors see `write`."""
@@ -142,99 +184,98 @@ class Slab:
         return True
 
 
-@final
-class BlockFile:
-    """Blocks of one model in a slab: writes take checksums, reads verify them.
+def write_header(slab: Slab, record: Record, seed: int) -> None:
+    """Record a block whose layers were written."""
+    body = msgspec.msgpack.encode(record)
+    sealed = _HEAD.pack(_MAGIC, len(body), xxhash.xxh3_64_intdigest(body, seed)) + body
+    slab.write(record.block.offset_bytes, [np.frombuffer(sealed, np.uint8)])
 
-    A helper thread takes checksums while the device works. Mutable: it owns threads.
 
-    Args:
-        slab: holds the bytes.
-        seed: of the checksums.
+def clear_header(slab: Slab, block: Reservation) -> None:
+    """Forget a block; its bytes may be used again."""
+    slab.write(block.offset_bytes, [np.zeros(_HEAD.size, np.uint8)])
+
+
+def find_blocks(slab: Slab, seed: int) -> Iterator[Record]:
+    """The blocks of one model, by offset; their layers are verified when they are read.
+
+    Where a header is damaged or its sector is bad, its block is lost, and the search goes on page by page.
+
+    Raises:
+        OSError: when the device fails otherwise: then nothing is known of the blocks.
     """
-
-    def __init__(self, slab: Slab, seed: int) -> None:
-        self._slab = slab
-        self._seed = seed
-        self._helpers = ThreadPoolExecutor(_HELPERS, thread_name_prefix="ssd")
-
-    def write_block(self, block: Reservation, layers: Sequence[Bytes]) -> list[int]:
-        """Write a whole block with its header; the checksum of each layer.
-
-        A helper takes all checksums and then writes the header with the first quarter of the layers; the caller
-        writes the others. A header whose layers are incomplete does no harm: recovery verifies every layer.
-        """
-        if block.size_bytes <= _ALONE_BYTES:
-            return self._write_with_header(block, layers, len(layers))
-        cut = len(layers) // 4
-        sums, _ = run_concurrently(
-            self._helpers,
-            lambda: self._write_with_header(block, layers, cut),
-            lambda: self._slab.write(layer_offset(block, cut), layers[cut:]),
-        )
-        return sums
-
-    def write_layers(self, block: Reservation, layers: Sequence[Bytes], first_layer: int) -> list[int]:
-        """Write layers without a header; the checksum of each."""
-        start = layer_offset(block, first_layer)
-        if sum([layer.nbytes for layer in layers]) <= _ALONE_BYTES:
-            self._slab.write(start, layers)
-            return checksums(layers, self._seed)
-        sums, _ = run_concurrently(
-            self._helpers, lambda: checksums(layers, self._seed), lambda: self._slab.write(start, layers)
-        )
-        return sums
-
-    def write_header(self, record: Record) -> None:
-        """Write the header of a block whose layers came one by one."""
-        sealed = np.frombuffer(seal_record(record, self._seed), np.uint8)
-        self._slab.write(record.block.offset_bytes, [self._header(record.block, sealed)])
-
-    def read(self, record: Record, layers: Sequence[Bytes], first_layer: int) -> None:
-        """Fill layers and verify their checksums; many layers are read together with a helper."""
-        start = layer_offset(record.block, first_layer)
-        runs = _runs(record.block.layer_bytes[first_layer : first_layer + len(layers)])
-        reads = [
-            partial(self._read_run, record, layers[run], first_layer + run.start, start + offset)
-            for run, offset in runs
-        ]
-        if len(reads) > _ALONE_RUNS:
-            run_all(self._helpers, reads)
-            return
-        for read in reads:
-            read()
-
-    def close(self) -> None:
-        """End the threads."""
-        self._helpers.shutdown()
-
-    def _write_with_header(self, block: Reservation, layers: Sequence[Bytes], count: int) -> list[int]:
-        sums = checksums(layers, self._seed)
-        sealed = np.frombuffer(seal_record(Record(block, tuple(sums)), self._seed), np.uint8)
-        self._slab.write(block.offset_bytes, [self._header(block, sealed), *layers[:count]])
-        return sums
-
-    def _header(self, block: Reservation, sealed: Bytes) -> Bytes:
-        """The sealed record in aligned pages of its own."""
-        pages = np.frombuffer(mmap.mmap(-1, header_bytes(block.key, len(block.layer_bytes))), np.uint8)
-        pages[: sealed.nbytes] = sealed
-        return pages
-
-    def _read_run(self, record: Record, layers: Sequence[Bytes], first_layer: int, start: int) -> None:
-        """Read layers, and verify them while they are in the processor's cache."""
-        self._slab.read(start, layers)
-        for layer, found in enumerate(checksums(layers, self._seed), first_layer):
-            if found != record.checksums[layer]:
-                raise DamagedBlockError(
-                    f"layer {layer} of block {record.block.key.hex()} on SSD is not what was written"
-                )
+    at = 0
+    while at < slab.size_bytes:
+        record = _read_header(slab, seed, at)
+        if record is None:
+            at = _next_header(slab, at + ALIGNMENT_BYTES)
+        else:
+            yield record
+            at += extent_bytes(record.block.key, record.block.layer_bytes)
 
 
-@lru_cache
-def _runs(sizes: tuple[int, ...]) -> tuple[tuple[slice, int], ...]:
-    """Layers of these sizes in runs that are read at once, and the offset of each run from the first."""
-    begins = list(accumulate(map(padded, sizes), initial=0))
-    return tuple((run, begins[run.start]) for run in layer_runs(sizes, _RUN_BYTES))
+def is_intact(slab: Slab, record: Record, seed: int) -> bool:
+    """Whether every layer of a block can be read and has its checksum."""
+    for layer, size in enumerate(record.block.layer_bytes):
+        buffer = np.empty(size, np.uint8)
+        is_read = _can_read(slab, layer_offset(record.block, layer), buffer)
+        if not is_read or checksums([buffer], seed) != [record.checksums[layer]]:
+            return False
+    return True
+
+
+def _read_header(slab: Slab, seed: int, offset_bytes: int) -> Record | None:
+    """The record of the block that begins there; `None` where no block does, or its header is damaged."""
+    page = np.empty(ALIGNMENT_BYTES, np.uint8)
+    if not _can_read(slab, offset_bytes, page):
+        return None
+    magic, length, told = _HEAD.unpack_from(page)
+    ends = offset_bytes + padded(_HEAD.size + length)
+    if magic != _MAGIC or length > _MOST_BODY_BYTES or ends > slab.size_bytes:
+        return None
+    pages = np.empty(ends - offset_bytes, np.uint8)
+    if not _can_read(slab, offset_bytes, pages):
+        return None
+    body = pages[_HEAD.size : _HEAD.size + length].tobytes()
+    if xxhash.xxh3_64_intdigest(body, seed) != told:
+        return None
+    record = _RECORDS.decode(body)
+    ends = offset_bytes + extent_bytes(record.block.key, record.block.layer_bytes)
+    return record if record.block.offset_bytes == offset_bytes and ends <= slab.size_bytes else None
+
+
+def _next_header(slab: Slab, at: int) -> int:
+    """Where the next page is that begins as a header does, or the end of the slab."""
+    most_bytes = _CHUNK_BYTES
+    while (at := slab.next_data(at)) < slab.size_bytes:
+        chunk = np.empty(min(most_bytes, slab.size_bytes - at), np.uint8)
+        if _can_read(slab, at, chunk):
+            pages = chunk.reshape(-1, ALIGNMENT_BYTES)
+            begins = np.all(pages[:, : len(_MAGIC)] == np.frombuffer(_MAGIC, np.uint8), axis=1)
+            if begins.any():
+                return at + int(begins.argmax()) * ALIGNMENT_BYTES
+        elif chunk.nbytes > ALIGNMENT_BYTES:
+            most_bytes = ALIGNMENT_BYTES  # go on page by page up to the one that cannot be read
+            continue
+        else:
+            most_bytes = _CHUNK_BYTES
+        at += chunk.nbytes
+    return at
+
+
+def _can_read(slab: Slab, offset_bytes: int, into: Bytes) -> bool:
+    """Fill a buffer; false where a sector is bad or the file ends. An error of the whole device is raised."""
+    for _ in range(_TRIES):
+        try:
+            slab.read(offset_bytes, [into])
+        except DamagedBlockError:
+            return False
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+        else:
+            return True
+    return False
 
 
 def _with_padding(layers: Sequence[Bytes], filler: Bytes) -> list[Bytes]:

@@ -18,11 +18,11 @@ from mooncake_lab.store.backends import (
     FolderInUseError,
     SsdBackend,
     SuspectBlockError,
-    ssd_index,
+    ssd_folder,
     verify_folder,
 )
-from mooncake_lab.store.backends.ssd_folder import index_path
-from mooncake_lab.store.backends.ssd_slab import BlockFile, Slab
+from mooncake_lab.store.backends.ssd_folder import FolderLock
+from mooncake_lab.store.backends.ssd_slab import Slab
 
 PAGE = 4096
 CAPACITY = 100 * PAGE
@@ -67,15 +67,14 @@ def opened(folder, capacity=CAPACITY, model=MODEL, **more):
 
 def abandon(medium):
     """Let go of a medium as a kill does: nothing is written any more, only the lock goes."""
-    os.close(medium._index._file)
     medium._slab.close()
     medium._folder_lock.release()
     medium._is_open = False
 
 
-def filled(folder, blocks=8):
-    """A closed folder with some blocks."""
-    medium = opened(folder)
+def filled(folder, blocks=8, model=MODEL):
+    """A closed folder with some blocks of four pages each."""
+    medium = opened(folder, model=model)
     for number in range(blocks):
         store(medium, b"%d" % number)
     medium.close()
@@ -90,6 +89,19 @@ def flip(path, offset, bit=0):
         file.write(bytes([byte ^ (1 << bit)]))
 
 
+class Refusing:
+    """Refuses one operation, once or for ever."""
+
+    def __init__(self, operation):
+        self.operation = operation
+        self.on = False
+
+    def __call__(self, operation):
+        """Raise what a full device does."""
+        if self.on and operation == self.operation:
+            raise OSError(errno.ENOSPC, "injected")
+
+
 @pytest.mark.parametrize("end", [SsdBackend.close, abandon], ids=["closed", "killed"])
 def test_blocks_survive(tmp_path, end):
     """After a close or a kill every committed block is there, in order, and an open reservation is not."""
@@ -100,14 +112,12 @@ def test_blocks_survive(tmp_path, end):
     medium.write(open_one, [bytes(100)])
     end(medium)
     medium = opened(tmp_path, None)
-    assert medium.index_was_whole
     found = list(medium.blocks())
-    kept = [block for block in found if block.key != b"1"]  # a freed block may reappear after a kill
-    assert [block.key for block in kept] == [b"0", b"2", b"3", b"4"]
+    assert [block.key for block in found] == [b"0", b"2", b"3", b"4"]
     assert all(is_right(medium, block) for block in found)
     assert medium.used_bytes == sum(medium.footprint_bytes(block.key, block.layer_bytes) for block in found)
     store(medium, b"open")
-    store(medium, b"1") if len(found) == 4 else None
+    store(medium, b"1")
     assert all(is_right(medium, block) for block in medium.blocks())
     medium.close()
 
@@ -213,136 +223,135 @@ def test_any_flipped_payload_byte_is_noticed(tmp_path, place, bit, number):
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(places=st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=4), bit=st.integers(0, 7))
-def test_a_damaged_index_is_rebuilt_from_the_slab(tmp_path, places, bit):
-    """Whatever bytes of a closed index are flipped, no block is lost and none is wrong."""
-    if not (tmp_path / "lock").exists():
-        filled(tmp_path)
-    index = index_path(tmp_path / MODEL.hex())
-    size = index.stat().st_size
-    for place in places:
-        flip(index, int(place * size), bit)
-    medium = opened(tmp_path)
-    assert sorted(block.key for block in medium.blocks()) == [b"%d" % number for number in range(8)]
-    assert all(is_right(medium, block) for block in medium.blocks())
-    medium.close()
-    assert verify_folder(tmp_path)[0].is_sound
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-def test_a_flip_in_the_index_costs_one_record(tmp_path, place, bit):
-    """Where the slab cannot help, because every header is damaged, a damaged index still has all other blocks."""
-    folder = tmp_path / f"{place}-{bit}"
+def test_flips_cost_the_blocks_that_they_hit(tmp_path, places, bit):
+    """Wherever a closed slab is hit, headers included, every other block is there and right, and none is wrong."""
+    folder = tmp_path / f"{places}-{bit}"
     filled(folder)
     medium = opened(folder)
     blocks = list(medium.blocks())
     medium.close()
-    for block in blocks:
-        flip(folder / MODEL.hex() / "slab", block.offset_bytes + 40)
-    index = index_path(folder / MODEL.hex())
-    flip(index, int(place * index.stat().st_size), bit)
+    used_bytes = 8 * 4 * PAGE
+    offsets = {int(place * used_bytes) for place in places}
+    for offset in offsets:
+        flip(folder / MODEL.hex() / "slab", offset, bit)
+    safe = {block.key for block in blocks if not any(0 <= at - block.offset_bytes < 4 * PAGE for at in offsets)}
     medium = opened(folder)
-    assert len(list(medium.blocks())) >= len(blocks) - 1
-    assert all(is_right(medium, block) for block in medium.blocks())
+    assert safe <= {block.key for block in medium.blocks() if is_right(medium, block)}
+    for block in list(medium.blocks()):
+        medium.free(block)
+    assert medium.used_bytes == 0
+    assert all(is_right(medium, store(medium, block.key)) for block in blocks)
     medium.close()
+    assert verify_folder(folder)[0].is_sound
+    assert verify_folder(folder)[0].blocks == 8
 
 
-def test_a_missing_index_is_rebuilt(tmp_path):
-    """Without its index a folder still has all its blocks."""
-    filled(tmp_path)
-    index_path(tmp_path / MODEL.hex()).unlink()
-    medium = opened(tmp_path)
-    assert not medium.index_was_whole
-    assert len(list(medium.blocks())) == 8
-    assert all(is_right(medium, block) for block in medium.blocks())
-    medium.close()
+def test_a_freed_block_does_not_come_back(tmp_path):
+    """Blocks of many sizes come and go: after each reopening exactly those are there that were not freed."""
+    draw = np.random.default_rng(1)
+    held = {}
+    for number in range(60):
+        medium = opened(tmp_path, 40 * PAGE)
+        assert {block.key: block for block in medium.blocks()} == held
+        assert all(is_right(medium, block) for block in medium.blocks())
+        while len(held) > draw.integers(0, 5):
+            medium.free(held.pop(draw.choice(sorted(held))))
+        block = store(medium, b"%d" % number, tuple(draw.integers(1, 9000, draw.integers(1, 4)).tolist()))
+        held[block.key] = block
+        if number % 2:
+            medium.close()
+        else:
+            abandon(medium)
 
 
-def test_a_damaged_header_is_found_and_repaired(tmp_path):
-    """A block whose header is damaged is served from the index, but a lost index would lose it: that is damage."""
-    filled(tmp_path)
-    medium = opened(tmp_path)
-    hit = next(medium.blocks())
-    medium.close()
-    flip(tmp_path / MODEL.hex() / "slab", hit.offset_bytes + 30, 3)
-    (report,) = verify_folder(tmp_path)
-    assert report.damaged == (hit.key.hex(),)
-    (report,) = verify_folder(tmp_path, repair=True)
-    assert report.repaired
-    (report,) = verify_folder(tmp_path)
-    assert report.is_sound
-    assert report.blocks == 7
-
-
-def test_an_index_that_saw_a_power_cut_is_not_believed(tmp_path, monkeypatch):
-    """Where the machine went down with the folder open, blocks are looked for in the slab, and all are found."""
-    medium = opened(tmp_path)
-    for number in range(5):
-        store(medium, b"%d" % number)
+@pytest.mark.parametrize("operation", ["write", "sync"])
+def test_a_freed_block_whose_header_stays_is_freed_later(tmp_path, operation):
+    """While the device refuses, its space is not used again; a commit that failed leaves no block behind."""
+    refuse = Refusing(operation)
+    medium = opened(tmp_path, 8 * PAGE, before=refuse)
+    first = store(medium, b"first")
+    failing = medium.reserve(b"failing", [5000, 100])
+    medium.write(failing, content(b"failing", failing.layer_bytes))
+    refuse.on = True
+    with pytest.raises(OSError, match="injected"):
+        medium.commit(failing)
+    medium.free(failing, first)
+    assert medium.used_bytes == 0
+    refuse.on = False
+    second = [store(medium, b"%d" % number) for number in range(2)]
     abandon(medium)
-    (tmp_path / "boot_id").write_text("another boot")
-    monkeypatch.setattr(ssd_index, "_BOOT_ID", tmp_path / "boot_id")
-    medium = opened(tmp_path)
-    assert not medium.index_was_whole
-    assert [block.key for block in medium.blocks()] == [b"%d" % number for number in range(5)]
-    assert all(is_right(medium, block) for block in medium.blocks())
+    medium = opened(tmp_path, None)
+    assert list(medium.blocks()) == second
+    assert all(is_right(medium, block) for block in second)
     medium.close()
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-def test_a_damaged_index_of_a_killed_process_serves_nothing_wrong(tmp_path, place, bit):
-    """Killed and then flipped: whatever is still found is right, and the folder works on."""
-    medium = opened(tmp_path)
-    for number in range(5):
-        if not any(block.key == b"%d" % number for block in medium.blocks()):
-            store(medium, b"%d" % number)
-    abandon(medium)
-    index = index_path(tmp_path / MODEL.hex())
-    flip(index, int(place * index.stat().st_size), bit)
-    medium = opened(tmp_path)
-    assert all(is_right(medium, block) for block in medium.blocks())
-    medium.close()
+def test_a_bad_sector_costs_the_block_that_it_is_in(tmp_path, monkeypatch):
+    """A slab with a page that cannot be read is opened, and every other block is served."""
+    filled(tmp_path)
+    plain = Slab.read
 
+    def read(slab, offset_bytes, layers):
+        if offset_bytes <= 8 * PAGE < offset_bytes + sum(layer.nbytes for layer in layers):
+            raise OSError(errno.EIO, "injected: a bad sector")
+        plain(slab, offset_bytes, layers)
 
-def test_a_rebuilt_folder_has_no_stale_blocks(tmp_path):
-    """A block whose bytes were reused is not found in the slab; a freed one is right if it reappears."""
-    medium = opened(tmp_path, 12 * PAGE)
-    for number in range(20):
-        if len(list(medium.blocks())) == 3:
-            medium.free(next(medium.blocks()))
-        store(medium, b"%d" % number)
-    live = {block.key for block in medium.blocks()}
-    medium.close()
-    index_path(tmp_path / MODEL.hex()).unlink()
-    medium = opened(tmp_path, 12 * PAGE)
-    assert live <= {block.key for block in medium.blocks()}
+    monkeypatch.setattr(Slab, "read", read)
+    medium = opened(tmp_path)
+    assert [block.key for block in medium.blocks()] == [b"0", b"1", b"3", b"4", b"5", b"6", b"7"]
     assert all(is_right(medium, block) for block in medium.blocks())
     medium.close()
 
 
 def test_a_truncated_slab_is_damage(tmp_path):
-    """Blocks behind the end are damaged, those before it are served, and nothing crashes."""
+    """Blocks behind the end are gone, the one across it is damaged, those before it are served."""
     filled(tmp_path)
     os.truncate(tmp_path / MODEL.hex() / "slab", 6 * PAGE)
     medium = opened(tmp_path)
-    rights = [is_right(medium, block) for block in medium.blocks()]
-    assert rights == [True] + [False] * 7
+    assert [is_right(medium, block) for block in medium.blocks()] == [True, False]
     medium.close()
 
 
-def test_verify_repairs(tmp_path):
-    """Repair drops damaged blocks, rebuilds the index, and leaves a sound folder with everything else."""
-    filled(tmp_path)
-    room = tmp_path / MODEL.hex()
-    flip(room / "slab", PAGE + 50)
-    flip(index_path(room), 300)
+def test_verify_repairs_every_model_under_one_lock(tmp_path, monkeypatch):
+    """Repair drops damaged blocks, of each model that can be read; nobody opens the folder meanwhile."""
+    for model in (MODEL, b"other", b"z"):
+        filled(tmp_path, model=model)
+        flip(tmp_path / model.hex() / "slab", PAGE + 50)
     assert not verify_folder(tmp_path)[0].is_sound
     assert not verify_folder(tmp_path)[0].is_sound  # looking changes nothing
-    assert verify_folder(tmp_path, repair=True)[0].repaired
-    (report,) = verify_folder(tmp_path)
-    assert report.is_sound
-    assert report.blocks == 7
+    plain, plain_init = ssd_folder.clear_header, Slab.__init__
+
+    def clear(*given):
+        with pytest.raises(FolderInUseError):
+            FolderLock(tmp_path)
+        plain(*given)
+
+    def refuse(slab, path, *given):
+        if path.parent.name == b"other".hex():
+            raise PermissionError(errno.EACCES, "Permission denied")
+        plain_init(slab, path, *given)
+
+    monkeypatch.setattr(ssd_folder, "clear_header", clear)
+    with monkeypatch.context() as patch:
+        patch.setattr(Slab, "__init__", refuse)
+        reports = verify_folder(tmp_path, repair=True)
+    assert [report.repaired for report in reports] == [True, False, True]
+    assert "Permission denied" in reports[1].trouble
+    assert not reports[1].is_sound
+    assert [(report.is_sound, report.blocks) for report in verify_folder(tmp_path)] == [
+        (True, 7),
+        (False, 8),
+        (True, 7),
+    ]
+
+
+def test_an_empty_slab_is_sound(tmp_path):
+    """A process that is killed before its slab has a size leaves nothing to repair."""
+    (tmp_path / MODEL.hex()).mkdir()
+    (tmp_path / MODEL.hex() / "slab").touch()
+    (report,) = verify_folder(tmp_path, repair=True)
+    assert (report.is_sound, report.blocks, report.repaired) == (True, 0, False)
+    filled(tmp_path)
 
 
 def test_verify_wants_a_store(tmp_path):
@@ -372,32 +381,25 @@ LARGE = (200_000, 4096, 131_072, 524_288, 100, 65_536, 65_536, 65_536)
 """Layers of a block that is written and read in parts, with a helper thread."""
 
 
-def test_a_large_block_is_whole_after_a_lost_index(tmp_path):
-    """Written in two parts at once, its header fits its layers: it is found in the slab, whole and by layers."""
+def test_a_large_block_is_whole_after_a_reopening(tmp_path):
+    """Written in two parts at once, it is read whole and by layers, and a flip in any layer is noticed."""
     medium = opened(tmp_path, 2**23)
     store(medium, b"large", LARGE)
     medium.close()
-    index_path(tmp_path / MODEL.hex()).unlink()
     medium = opened(tmp_path, None)
     (block,) = medium.blocks()
     assert is_right(medium, block)
     truth = content(b"large", LARGE)
-    for first in range(len(LARGE)):
+    before = PAGE
+    for first, size in enumerate(LARGE):
         buffers = [np.empty(size, np.uint8) for size in LARGE[first:]]
         medium.read_into(block, buffers, first_layer=first)
         assert all(np.array_equal(*pair) for pair in zip(buffers, truth[first:], strict=True))
-    medium.close()
-
-
-@pytest.mark.parametrize("layer", range(len(LARGE)))
-def test_a_flipped_byte_of_a_large_block_is_noticed(tmp_path, layer):
-    """Whoever reads the layer, helper or caller, it is the one that is called damaged."""
-    medium = opened(tmp_path, 2**23)
-    block = store(medium, b"large", LARGE)
-    before = sum(-(-size // PAGE) * PAGE for size in LARGE[:layer])
-    flip(tmp_path / MODEL.hex() / "slab", block.offset_bytes + PAGE + before + LARGE[layer] - 1)
-    with pytest.raises(DamagedBlockError, match=f"^layer {layer} of block"):
-        medium.read_into(block, [np.empty(size, np.uint8) for size in LARGE])
+        offset = block.offset_bytes + before + size - 1
+        flip(tmp_path / MODEL.hex() / "slab", offset)
+        assert not is_right(medium, block)
+        flip(tmp_path / MODEL.hex() / "slab", offset)
+        before += -(-size // PAGE) * PAGE
     medium.close()
 
 
@@ -435,8 +437,8 @@ def test_a_closed_medium_is_an_os_error(tmp_path):
         medium.write(other, content(b"other", LARGE))
 
 
-def test_a_layer_that_is_written_again_is_in_the_header_too(tmp_path):
-    """A whole block, a layer of it rewritten before the commit, then a lost index: the later bytes are served."""
+def test_a_layer_that_is_written_again_counts(tmp_path):
+    """A whole block, a layer of it rewritten before the commit: the later bytes are served after a reopening."""
     medium = opened(tmp_path)
     block = medium.reserve(b"key", [5000, 100])
     medium.write(block, [bytes(5000), bytes(100)])
@@ -444,11 +446,8 @@ def test_a_layer_that_is_written_again_is_in_the_header_too(tmp_path):
     medium.write(block, content(b"key", [5000, 100])[1:], first_layer=1)
     medium.commit(block)
     medium.close()
-    assert verify_folder(tmp_path)[0].is_sound
-    index_path(tmp_path / MODEL.hex()).unlink()
     medium = opened(tmp_path)
-    (found,) = medium.blocks()
-    assert is_right(medium, found)
+    assert is_right(medium, next(medium.blocks()))
     medium.close()
 
 
@@ -496,20 +495,7 @@ def test_a_file_system_that_refuses_direct_writes_is_told_once(tmp_path, monkeyp
     medium.close()
 
 
-class Refusing:
-    """Refuses one operation, once or for ever."""
-
-    def __init__(self, operation):
-        self.operation = operation
-        self.on = False
-
-    def __call__(self, operation):
-        """Raise what a full device does."""
-        if self.on and operation == self.operation:
-            raise OSError(errno.ENOSPC, "injected")
-
-
-@pytest.mark.parametrize("operation", ["write", "sync", "index"])
+@pytest.mark.parametrize("operation", ["write", "sync"])
 def test_a_failed_commit_commits_nothing(tmp_path, operation):
     """When the device refuses, the block is not held; freed, its room is used again, also after a reopening."""
     refuse = Refusing(operation)
@@ -555,7 +541,6 @@ def test_what_a_lost_sync_may_have_lost_is_never_committed(tmp_path):
     assert [block.key for block in medium.blocks()] == [b"c"]
     medium.free(whole, half, failing)
     assert all(is_right(medium, store(medium, key)) for key in (b"a", b"b", b"d"))
-    assert not medium._written
     medium.close()
 
 
@@ -595,7 +580,7 @@ def test_closing_waits_for_a_commit(tmp_path):
     entered, leave = threading.Event(), threading.Event()
 
     def linger(operation):
-        if operation == "index":
+        if operation == "sync":
             entered.set()
             assert leave.wait(10)
 
@@ -617,7 +602,7 @@ def test_closing_waits_for_a_commit(tmp_path):
     medium.close()
 
 
-@pytest.mark.parametrize("step", ["SsdBackend.commit", "BlockFile.close", "Slab.close"])
+@pytest.mark.parametrize("step", ["SsdBackend._clear_freed", "Slab.close"])
 def test_an_interrupt_while_closing_leaves_the_folder_to_others(tmp_path, monkeypatch, step):
     """Ctrl-C ends one step of closing, and leaves out none of the others."""
 
@@ -628,7 +613,7 @@ def test_an_interrupt_while_closing_leaves_the_folder_to_others(tmp_path, monkey
     kept = store(medium, b"kept")
     owner, method = step.split(".")
     with monkeypatch.context() as patch:
-        patch.setattr({"SsdBackend": SsdBackend, "BlockFile": BlockFile, "Slab": Slab}[owner], method, interrupt)
+        patch.setattr({"SsdBackend": SsdBackend, "Slab": Slab}[owner], method, interrupt)
         with pytest.raises(KeyboardInterrupt):
             medium.close()
     again = opened(tmp_path)
@@ -661,63 +646,4 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
     with pytest.raises(OSError, match=r"exists|directory"):
         opened(tmp_path / "file")
     medium = opened(tmp_path, model=b"second")
-    medium.close()
-
-
-def test_a_long_index_is_rewritten(tmp_path, monkeypatch):
-    """A log of many commits and few live blocks is replaced by a short one, and all blocks are found again."""
-    monkeypatch.setattr(ssd_index, "_COMPACT_BYTES", 1000)
-    medium = opened(tmp_path, 12 * PAGE)
-    sizes = set()
-    for number in range(100):
-        block = store(medium, b"%d" % number, [1, 1])
-        if number < 97:
-            medium.free(block)
-        sizes.add(index_path(tmp_path / MODEL.hex()).stat().st_size)
-    assert max(sizes) < 4000
-    abandon(medium)
-    medium = opened(tmp_path, None)
-    assert medium.index_was_whole
-    assert {b"97", b"98", b"99"} <= {block.key for block in medium.blocks()}
-    medium.close()
-
-
-@pytest.mark.parametrize("cut", [1, 11, 30])
-def test_an_unfinished_entry_is_no_damage(tmp_path, cut):
-    """A process that is killed while it appends loses only the commit that never returned."""
-    medium = opened(tmp_path)
-    store(medium, b"kept")
-    index = index_path(tmp_path / MODEL.hex())
-    kept_bytes = index.stat().st_size
-    store(medium, b"late")
-    abandon(medium)
-    os.truncate(index, kept_bytes + cut)
-    medium = opened(tmp_path)
-    assert medium.index_was_whole
-    assert [block.key for block in medium.blocks()] == [b"kept"]
-    assert medium.used_bytes == 4 * PAGE
-    medium.close()
-
-
-def test_an_entry_that_could_not_be_written_is_written_over(tmp_path, monkeypatch):
-    """A device that fills up within an entry commits nothing, and the next commit is whole."""
-    medium = opened(tmp_path)
-    store(medium, b"kept")
-    pwrite = os.pwrite
-
-    def fill_up(file, data, offset):
-        pwrite(file, data[:20], offset)
-        raise OSError(errno.ENOSPC, "injected")
-
-    block = medium.reserve(b"key", [5000])
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", fill_up)
-        patch.setattr(os, "ftruncate", lambda *_given: None)
-        with pytest.raises(OSError, match="injected"):
-            write_and_commit(medium, block)
-    medium.commit(block)
-    abandon(medium)
-    medium = opened(tmp_path)
-    assert medium.index_was_whole
-    assert [block.key for block in medium.blocks()] == [b"kept", b"key"]
     medium.close()
