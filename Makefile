@@ -33,7 +33,7 @@ export HF_HUB_OFFLINE ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-.PHONY: help book notebooks test test-slow test-kernels mutants test-site screenshots readme pdf serve-book classroom grade traces model check format clean env
+.PHONY: help book notebooks test test-slow test-kernels mutants test-site screenshots readme serve-book classroom grade traces model check format clean env
 
 help: ## List the targets
 	@printf 'Targets (variables in brackets):\n\n'
@@ -83,9 +83,6 @@ screenshots: book ## Picture every page, light, dark and on a phone, into tests/
 
 readme: book ## Write the results in the README from the book's numbers
 	@$(BIN)/python -m mooncake_lab.paper.readme README.md book/_generated
-
-pdf: book ## Print the book with the browser into book/_build/mooncake.pdf
-	@$(BIN)/python -m mooncake_lab.batch.single book/_build
 
 serve-book: book ## Serve the built book on this machine, with search [PORT]
 	@echo "http://127.0.0.1:$(PORT)  (Ctrl-C ends it)"

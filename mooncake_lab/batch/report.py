@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
+from string import Template
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -20,7 +21,6 @@ from rich.table import Table
 
 from mooncake_lab.batch.chapters import tables
 from mooncake_lab.batch.execute import Outcome
-from mooncake_lab.batch.pages import notebook_page, page
 from mooncake_lab.batch.plan import NotebookJob
 from mooncake_lab.paper.scorecard import TABLE
 
@@ -121,6 +121,28 @@ def _with_records(jobs: Iterable[NotebookJob]) -> Iterator[tuple[NotebookJob, di
             yield job, {name: value for name, value in job.parameters.items() if name != "out_dir"}
 
 
+_PAGE: Final = Template("""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>$title</title>
+<link rel="icon" href="data:,">
+<style>
+:root { color-scheme: light dark; }
+body { font: 16px/1.6 system-ui, sans-serif; margin: 0 auto; padding: 1rem; max-width: 56rem; }
+pre { overflow-x: auto; padding: .7em; border: 1px solid #8886; border-radius: 6px; font-size: .82rem; }
+table { border-collapse: collapse; font-size: .9rem; display: block; overflow-x: auto; }
+th, td { text-align: left; padding: .3em .8em; border-bottom: 1px solid #8886; vertical-align: top; }
+img, svg { max-width: 100%; background: #fff; }
+</style>
+</head>
+<body><main>
+$body
+</main></body>
+</html>
+""")
+
+
 def write_gallery(
     folder: Path,
     jobs: Sequence[NotebookJob],
@@ -128,69 +150,58 @@ def write_gallery(
     judged: pd.DataFrame,
     numbers: Sequence[str] = (),
 ) -> Path:
-    """Write `index.html` and one page a notebook beside its executed copy; return the index.
+    """Write `index.html` and one page per notebook beside its executed copy; return the index.
 
     A page that is newer than its notebook stays.
 
     Args:
         folder: of the batch.
         jobs: what was executed.
-        summary: one row a notebook.
-        judged: one row a quantity that is set beside a paper.
+        summary: one row per notebook.
+        judged: one row per quantity that is compared with a paper.
         numbers: names of the tables in `summary/numbers`.
     """
-    for job in jobs:
-        _write_page(folder, job)
-    names = list(summary[0]["parameters"])
-    heads = "".join(f'<th scope="col">{name}</th>' for name in ("notebook", *names, "status", "seconds", "error"))
-    body = "".join(_row(folder, job, row) for job, row in zip(jobs, summary, strict=True))
     failed = sum(row["status"] == "failed" for row in summary)
-    said = f"{len(summary)} notebooks, {failed} failed."
-    tables = (
-        f'Tables: <a href="{FOLDER}/notebooks.csv">notebooks</a>, <a href="{FOLDER}/verdicts.csv">verdicts</a>'
+    body = f"<h1>Batch</h1><p>{len(summary)} notebooks, {failed} failed.</p>"
+    names = ["notebooks", "verdicts", *(f"numbers/{name}" for name in numbers)]
+    links = (f'<a href="{FOLDER}/{quote(name)}.csv">{escape(Path(name).name)}</a>' for name in names)
+    body += f"<p>Tables of all points (CSV): {', '.join(links)}.</p>"
+    rows = pd.DataFrame(
+        {
+            "notebook": _link(folder, job),
+            **{name: escape(str(value)) for name, value in row["parameters"].items()},
+            "status": row["status"],
+            "seconds": "" if row["status"] == "cached" else f"{row['seconds']:.1f}",
+            "error": f"<pre>{escape(row['traceback'] or row['error'])}</pre>" if row["error"] else "",
+        }
+        for job, row in zip(jobs, summary, strict=True)
     )
-    links = ", ".join(f'<a href="{FOLDER}/numbers/{quote(name)}.csv">{escape(name)}</a>' for name in numbers)
-    data = f"<p>Numbers of all points (CSV): {links}.</p>" if links else ""
-    content = (
-        f"<h1>Batch</h1><p>{said} {tables} (CSV).</p>{data}"
-        f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>{''.join(_spread(judged))}"
-    )
+    body += rows.to_html(index=False, border=0, escape=False)
     index = folder / "index.html"
-    index.write_text(page("Batch", content), encoding="utf-8")
+    _write_page(index, "Batch", body + "".join(_spread(judged)))
     return index
 
 
-def _page_of(job: NotebookJob) -> Path:
-    return (job.root / job.output).with_suffix(".html")
+def _write_page(path: Path, title: str, body: str) -> None:
+    path.write_text(_PAGE.substitute(title=escape(title), body=body), encoding="utf-8")
 
 
-def _write_page(folder: Path, job: NotebookJob) -> None:
-    source, target = job.root / job.output, _page_of(job)
+def _link(folder: Path, job: NotebookJob) -> str:
+    """The topic of a notebook, with a link to its page, which is written if it is older than the executed copy."""
+    source = job.root / job.output
+    target = source.with_suffix(".html")
     if not source.is_file():
         target.unlink(missing_ok=True)  # of an earlier batch: what failed now is not what it shows
-        return
-    if target.is_file() and target.stat().st_mtime_ns > source.stat().st_mtime_ns:
-        return
+        return escape(job.topic)
+    if not target.is_file() or target.stat().st_mtime_ns <= source.stat().st_mtime_ns:
+        from nbconvert import HTMLExporter  # takes a second to import
 
-    back = Path(os.path.relpath(folder / "index.html", target.parent)).as_posix()
-    target.write_text(notebook_page(source, title=job.name, back=back), encoding="utf-8")
-
-
-def _row(folder: Path, job: NotebookJob, row: Mapping[str, Any]) -> str:
-    target = _page_of(job)
-    name = escape(row["topic"])
-    if target.is_file():
-        name = f'<a href="{escape(target.relative_to(folder).as_posix())}">{name}</a>'
-    seconds = "" if row["status"] == "cached" else f"{row['seconds']:.1f}"
-    status = f'<span class="failed">{row["status"]}</span>' if row["status"] == "failed" else row["status"]
-    trace = (
-        f"<details><summary>traceback</summary><pre>{escape(row['traceback'])}</pre></details>"
-        if row["traceback"]
-        else ""
-    )
-    values = [escape(str(value)) for value in row["parameters"].values()]
-    cells = (name, *values, status, seconds, escape(row["error"] or "") + trace)
-    return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+        body, _ = HTMLExporter(template_name="basic").from_filename(
+            str(source)
+        )  # asks no other machine for scripts
+        back = Path(os.path.relpath(folder / "index.html", target.parent)).as_posix()
+        _write_page(target, job.name, f'<p><a href="{back}">All notebooks of this batch</a></p>{body}')
+    return f'<a href="{escape(target.relative_to(folder).as_posix())}">{escape(job.topic)}</a>'
 
 
 def _spread(judged: pd.DataFrame) -> Iterator[str]:

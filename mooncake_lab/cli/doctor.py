@@ -13,7 +13,6 @@ from typing import Final, Literal
 import msgspec
 import typer
 
-from mooncake_lab.batch.single import find_browser
 from mooncake_lab.cli.options import Json
 from mooncake_lab.core import GIB, carried_folder
 from mooncake_lab.workload import RELEASES, find_trace
@@ -142,6 +141,11 @@ def _confinement() -> Iterator[Finding]:
     )
     remedy = "allow unprivileged user namespaces (sysctl kernel.apparmor_restrict_unprivileged_userns=0 on Ubuntu)"
     yield _useful("grading: files", found, ready=not why, remedy=remedy)
+
+
+def find_browser() -> str | None:
+    """The path of a browser on this machine, or None."""
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 def _browser() -> Iterator[Finding]:

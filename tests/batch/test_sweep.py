@@ -15,7 +15,6 @@ import pytest
 from typer import Typer
 from typer.testing import CliRunner
 
-from mooncake_lab.batch.pages import notebook_page
 from mooncake_lab.batch.plan import NotebookJob, points, values
 from mooncake_lab.batch.report import recorded
 from mooncake_lab.batch.run import check_executor
@@ -155,53 +154,6 @@ def test_a_sweep_that_cannot_be_is_refused_before_it_begins(shell, arguments, co
     assert complaint in result.stderr
 
 
-def test_a_page_shows_prose_as_text_and_asks_nobody(tmp_path):
-    """Roles become words, solutions fold, formulas are MathML, code and text are escaped."""
-    cells = [
-        {
-            "cell_type": "markdown",
-            "source": "A {term}`SLO <SLOs>` of $a<b$.\n\n```{solution} ex\n:class: dropdown\n\nForty-two.\n```",
-        },
-        {
-            "cell_type": "code",
-            "source": "1 < 2",
-            "metadata": {"mystnb": {"figure": {"name": "fig-a", "caption": "A *curve*."}}},
-            "outputs": [
-                {"output_type": "display_data", "data": {"image/png": "AAAA"}, "metadata": {"alt": "rising"}},
-                {"output_type": "stream", "name": "stdout", "text": ["<b>"]},
-            ],
-        },
-    ]
-    path = tmp_path / "01_a.ipynb"
-    path.write_text(json.dumps({"cells": cells, "metadata": {}}))
-    text = notebook_page(path, title="<A>", back="index.html")
-    for expected in (
-        "<title>&lt;A&gt;</title>",
-        "A SLO of",
-        "<mo>&lt;</mo>",
-        "<summary>Solution</summary><p>Forty-two.</p>",
-        "<figcaption>A <em>curve</em>.</figcaption>",
-        'alt="rising" src="data:image/png;base64,AAAA"',
-        "1 &lt; 2",
-        "&lt;b&gt;",
-    ):
-        assert expected in text
-    assert not re.search(r"(src|href)=.http", text)
-    assert "<script" not in text
-
-
-def test_a_reason_in_place_of_a_figure_has_no_caption(tmp_path):
-    """Where a cell with a caption drew nothing, its page shows what the cell said and no figure."""
-    output = {"output_type": "display_data", "data": {"text/plain": "not measured"}, "metadata": {}}
-    described = {"mystnb": {"figure": {"name": "fig-a", "caption": "A curve."}}}
-    cell = {"cell_type": "code", "source": "draw()", "metadata": described, "outputs": [output]}
-    path = tmp_path / "01_a.ipynb"
-    path.write_text(json.dumps({"cells": [cell], "metadata": {}}))
-    text = notebook_page(path, title="A", back="index.html")
-    assert "not measured" in text
-    assert "<figcaption>" not in text
-
-
 @contextmanager
 def cluster(folder, **environment):
     """A Dask scheduler, as `HOST:PORT`, and one worker in a folder and with these variables."""
@@ -262,17 +214,3 @@ def test_a_column_called_like_a_parameter_hides_nothing(repository):
         {"seed": 1, "node": "new", "table.node": "old", "y": 2.0}
     ]
     assert list(found["beta.peaks"]["value"]) == [3, 4]
-
-
-def test_exercises_have_their_titles_and_fold_their_hints(tmp_path):
-    """An exercise says how hard it is; a hint and an aside fold under a name that tells what is in them."""
-    source = (
-        "```{exercise} easy, 5 minutes\n:label: ex\n\nWhy?\n```\n\n```{hint}\n:class: dropdown\n\nThink.\n```\n\n"
-        ":::{dropdown} Is it plausible?\nYes.\n:::\n"
-    )
-    path = tmp_path / "01_a.ipynb"
-    path.write_text(json.dumps({"cells": [{"cell_type": "markdown", "source": source}], "metadata": {}}))
-    text = notebook_page(path, title="A", back="index.html")
-    assert "<strong>Exercise (easy, 5 minutes)</strong><p>Why?</p>" in text
-    assert "<summary>Hint</summary><p>Think.</p>" in text
-    assert "<summary>Is it plausible?</summary><p>Yes.</p>" in text

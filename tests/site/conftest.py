@@ -12,7 +12,7 @@ import pytest
 from axe import settled
 from playwright.sync_api import Browser, ConsoleMessage, Request, Response, sync_playwright
 
-from mooncake_lab.batch.single import find_browser
+from mooncake_lab.cli.doctor import find_browser
 
 ROOT = Path(__file__).parents[2]
 SITE = Path(os.environ.get("MOONCAKE_LAB_SITE", ROOT / "book" / "_build" / "html"))
