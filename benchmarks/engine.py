@@ -1,25 +1,254 @@
-"""The engine beside transformers: measures, writes the JSON, refreshes the table and the README's sentence.
+"""The engine beside transformers, llama.cpp and OpenVINO: writes the JSON, the table and the sentence.
 
-Run: python benchmarks/engine.py [--minutes 15] [--threads N] [--clock wall]
+Run: python benchmarks/engine.py [--peers llama.cpp] [--minutes 30] [--threads N]
 
-Paired, interleaved, medians; see `mooncake_lab.bench.engine` for what is timed. No case begins after the minutes
-given. On a busy machine `--threads 1 --clock processor` counts what was computed, not what was waited.
+All peers of a case take turns with us in the same rounds, so a case has one number of ours. A peer other than
+transformers is a script of `benchmarks/peers` in an environment of its own, made on first use from the
+requirements in the script's head (llama.cpp is compiled: some minutes). It gets the same weights, prompts and
+threads, and its seconds are its own clock's. In float32 its greedy tokens are compared with ours: a peer that
+computes something else is no peer. No case begins after the minutes given.
 """  # noqa: INP001  # scripts, not a package
 
+import argparse
+import json
+import re
+import subprocess
 import sys
+import tempfile
+import time
+import tomllib
+import venv
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
 
-from mooncake_lab.bench import engine_suite, speed_table
+import torch
+from speed import ROOT, HuggingFaceContinuous, rates_of, refresh, with_floors, work_of
 
-ROOT = Path(__file__).parents[1]
+from mooncake_lab.bench.engine import Bench, Case, decode_case, mixed_case, prefill_case
+from mooncake_lab.bench.machine import measure_peaks, provenance
+from mooncake_lab.bench.measuring import computing_threads
+from mooncake_lab.bench.peers import Decoding, Tokens, hugging_face
+from mooncake_lab.engine.loading import DTYPES
+from mooncake_lab.engine.reference import Clock
+from mooncake_lab.engine.weights import random_weights
+
+SCRIPTS: Final[Mapping[str, Path]] = MappingProxyType(
+    {
+        "llama.cpp": ROOT / "benchmarks" / "peers" / "llama_cpp_peer.py",
+        "OpenVINO": ROOT / "benchmarks" / "peers" / "openvino_peer.py",
+    }
+)
+"""Peers in processes of their own; `hf` and `hf-continuous` are transformers in this one."""
+_METADATA: Final = re.compile(r"(?m)^# /// script\n(?P<body>(?:#.*\n)+?)# ///$")
+"""Requirements in the head of a script, as PEP 723 has them."""
 
 
-def main() -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A model on a number of threads, and what is timed: cases, each with a number of rounds."""
+
+    model: str
+    dtype: str
+    threads: int
+    cases: tuple[tuple[Case, int], ...]
+
+
+def settings(threads: int) -> tuple[Setting, ...]:
+    """What is measured, the most telling first: a budget cuts the list at its end."""
+
+    def decodes(*batches: int) -> tuple[tuple[Case, int], ...]:
+        return tuple((decode_case(batch, 256, 12), 7) for batch in batches)
+
+    prompts = tuple((prefill_case(tokens), 3) for tokens in (512, 2048))
+    short = (*decodes(1, 4, 8, 32), (decode_case(8, 1024, 8), 5), *prompts)
+    alone = (Setting(model="lab-30m", dtype="float32", threads=1, cases=decodes(1, 8)),) if threads > 1 else ()
+    return (
+        Setting(model="lab-30m", dtype="float32", threads=threads, cases=short),
+        Setting(model="lab-30m", dtype="bfloat16", threads=threads, cases=(*decodes(1, 4, 8, 32), *prompts)),
+        Setting(model="lab-100m", dtype="float32", threads=threads, cases=(*decodes(1, 4, 8, 32), *prompts)),
+        Setting(model="lab-100m", dtype="bfloat16", threads=threads, cases=decodes(1, 4, 8, 32)),
+        *alone,
+        Setting(model="lab-30m", dtype="float32", threads=threads, cases=((mixed_case(64), 1),)),
+    )
+
+
+SMOKE: Final = (
+    Setting(
+        model="lab-tiny",
+        dtype="float32",
+        threads=1,
+        cases=((decode_case(2, 8, 2), 1), (prefill_case(8), 1), (mixed_case(2, scale=0.05), 1)),
+    ),
+)
+"""To see that everything runs; its numbers mean nothing."""
+
+
+class PeerProcess:
+    """A peer, asked over its standard streams; see `mooncake_lab.bench.peers.Subject`."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self.version: str = self._read()
+
+    def ask(self, do: str, **arguments: object) -> Any:
+        """What the peer answers.
+
+        Raises:
+            RuntimeError: when it has ended; what it said of that is on our standard error.
+        """
+        assert self._process.stdin is not None  # noqa: S101  # it is a pipe
+        self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def seconds(self, prompts: Tokens, new_tokens: Sequence[int], clock: Clock) -> float:
+        """Of one prompt up to its first token, by the peer's own clock."""
+        del new_tokens, clock
+        (prompt,) = prompts
+        return self.ask("prefill", prompt=prompt)
+
+    def decoding(self, prompt: list[int], batch: int, most_tokens: int, clock: Clock) -> Decoding:
+        """Steps by the peer's own clock."""
+        del clock
+        self.ask("begin", prompt=prompt, batch=batch, most_tokens=most_tokens)
+        return _PeerDecoding(self)
+
+    def _read(self) -> Any:
+        assert self._process.stdout is not None  # noqa: S101  # it is a pipe
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the peer ended with status {self._process.wait()}")
+        return json.loads(line)
+
+
+class _PeerDecoding:
+    def __init__(self, peer: PeerProcess) -> None:
+        self._peer = peer
+
+    @property
+    def tokens(self) -> list[int]:
+        return self._peer.ask("tokens")
+
+    def turn(self, steps: int) -> float:
+        return self._peer.ask("turn", steps=steps)
+
+    def close(self) -> None:
+        """The next prompt empties its KVCache."""
+
+
+@contextmanager
+def peer_process(python: Path, script: Path, directory: Path, dtype: str) -> Iterator[PeerProcess]:
+    """A peer with a model loaded, until the end of the block."""
+    words = [str(python), str(script), str(directory), dtype, str(torch.get_num_threads())]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603  # our script
+    try:
+        yield PeerProcess(process)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def environment(script: Path, folder: Path) -> Path:
+    """The interpreter of a peer's environment, which is made where it is missing.
+
+    Raises:
+        ValueError: when the script names no requirements.
+    """
+    found = _METADATA.search(script.read_text(encoding="utf-8"))
+    if found is None:
+        raise ValueError(f"{script}: its head names no requirements")
+    told = tomllib.loads(re.sub(r"(?m)^# ?", "", found["body"]))
+    made = folder / script.stem
+    done, python = made / "requirements.json", made / "bin" / "python"
+    if not done.is_file() or json.loads(done.read_text(encoding="utf-8")) != told["dependencies"]:
+        sys.stderr.write(f"making {made}: some minutes\n")
+        venv.create(made, with_pip=True, clear=True)
+        elsewhere = told.get("tool", {}).get("uv", {}).get("extra-index-url", ())
+        options = [f"--extra-index-url={index}" for index in elsewhere]
+        command = [python, "-m", "pip", "install", "--quiet", *options, *told["dependencies"]]
+        subprocess.run(command, check=True)  # noqa: S603  # pinned
+        done.write_text(json.dumps(told["dependencies"]), encoding="utf-8")
+    return python
+
+
+def measure(wanted: Sequence[Setting], external: Mapping[str, Path], budget_s: float) -> dict[str, Any]:
+    """Time all settings beside transformers and the peers of `external`, as plain values.
+
+    Args:
+        wanted: what is timed.
+        external: the interpreter of each peer's environment.
+        budget_s: no case begins later; those left out are named as skipped.
+    """
+    end_s = time.monotonic() + budget_s
+    rows: list[dict[str, Any]] = []
+    skipped: list[str] = []
+    versions: dict[str, str] = {}
+    for setting in wanted:
+        if time.monotonic() > end_s:
+            skipped += [f"{setting.model} {setting.dtype}: {case.name}" for case, _ in setting.cases]
+            continue
+        with computing_threads(setting.threads), ExitStack() as stack:
+            bench = Bench(setting.model, setting.dtype, cache_tokens=49_152)
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            # float32 holds bfloat16 exactly; the model is drawn anew because `float` changes it in place
+            weights = random_weights(bench.config, device=torch.device("cpu"), dtype=DTYPES[setting.dtype])
+            hugging_face(weights).float().save_pretrained(directory)
+            for name, python in external.items():
+                peer = stack.enter_context(peer_process(python, SCRIPTS[name], directory, setting.dtype))
+                bench.peers[name], versions[name] = peer, peer.version
+            rows += _rows(setting, bench, end_s, skipped)
+    about = {**provenance(), "clock": "wall", "transformers": version("transformers"), "peers": versions}
+    return {**about, "rows": with_floors(rows), "skipped": skipped}
+
+
+def _rows(setting: Setting, bench: Bench, end_s: float, skipped: list[str]) -> Iterator[dict[str, Any]]:
+    size = DTYPES[setting.dtype].itemsize
+    dry = bench.config.width < 256
+    peaks = measure_peaks(side=256, copy_bytes=1 << 22, repeats=2) if dry else measure_peaks(kernels=True)
+    about = {"model": setting.model, "dtype": setting.dtype, "threads": torch.get_num_threads()}
+    for case, rounds in setting.cases:
+        if time.monotonic() > end_s:
+            skipped.append(f"{setting.model} {setting.dtype}: {case.name}")
+            continue
+        peers = [*bench.peers]
+        if case.kind == "mixed":
+            settings = {"num_blocks": 192, "max_batch_tokens": 512}
+            bench.peers["hf-continuous"] = HuggingFaceContinuous(bench.transformers, settings)
+            peers = ["hf", "hf-continuous"]
+            # a small burst warms all up; the large one has no time for a round that does not count
+            bench.compare(mixed_case(4, scale=0.1), peers, 1)
+        work = work_of(case, bench.config, size)
+        for found in bench.compare(case, peers, rounds, warm_up=case.kind != "mixed"):
+            sys.stderr.write(
+                f"{setting.model} {setting.dtype} {case.name}: {found.ratio:.2f} x {found.peer}"
+                f" ({found.same_tokens} of {found.compared_tokens} tokens the same)\n"
+            )
+            yield {**about, **asdict(found), **work, "peaks": rates_of(peaks, size)._asdict()}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, write, refresh."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", nargs="*", choices=tuple(SCRIPTS), default=tuple(SCRIPTS), help="beside hf")
+    parser.add_argument("--environments", type=Path, default=ROOT / ".peers", help="where the peers are installed")
+    parser.add_argument("--minutes", type=float, default=30.0, help="after so many, what is left is skipped")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--smoke", action="store_true", help="a tiny model, to see that it runs; writes nothing")
+    chosen = parser.parse_args(arguments)
+    pythons = {name: environment(SCRIPTS[name], chosen.environments) for name in chosen.peers}
+    found = measure(SMOKE if chosen.smoke else settings(chosen.threads), pythons, 60 * chosen.minutes)
+    text = json.dumps(found, indent=1) + "\n"
+    if chosen.smoke:
+        sys.stdout.write(text)
+        return
     measured = ROOT / "data" / "measured" / "cpu_engine.json"
-    engine_suite.main([str(measured), *sys.argv[1:]])
-    speed_table.main(measured, ROOT / "benchmarks" / "README.md")
-    speed_table.refresh_readme(ROOT)
+    measured.write_text(text, encoding="utf-8")
+    refresh(measured)
 
 
 if __name__ == "__main__":

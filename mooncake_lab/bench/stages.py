@@ -1,18 +1,13 @@
 """Measure the two stages for real: seconds of a prefill over prompt lengths, of a decode step over batches.
 
-    python -m mooncake_lab.bench.stages --model lab-30m --output data/measured/cpu_stages.json
-
 Every point is measured once per round, and rounds are repeated. A temporary slowdown of the machine then affects
 all points a little instead of one point a lot. The reported values are medians over the rounds.
 """
 
-import argparse
 import copy
 import statistics
-import sys
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -20,15 +15,16 @@ from typing import Final, Literal
 
 import msgspec
 import numpy as np
-import torch
 
 from mooncake_lab.bench.machine import Machine, describe_machine, measure_peaks
+from mooncake_lab.bench.measuring import computing_threads
 from mooncake_lab.engine.reference import Clock, ReferenceEngine, ReferencePrefill, Tokens
-from mooncake_lab.perf import Hardware, ModelShape, model_shape
+from mooncake_lab.perf import Hardware, ModelShape
 
 Stage = Literal["prefill", "decode"]
 ClockName = Literal["wall", "processor"]
 
+_RATES: Final = ("bfloat16_flops_per_s", "float32_flops_per_s", "device_memory_bytes_per_s")
 _CLOCKS: Final[Mapping[ClockName, Clock]] = MappingProxyType(
     {"wall": time.perf_counter, "processor": time.process_time}
 )
@@ -130,26 +126,29 @@ def measure_stages(
         before = measure_peaks(device, clock=clock)
         engine = ReferenceEngine(shape, seed=seed, device=device, clock=clock)
         samples = _samples(engine, plan, seed, clock)
+        after = measure_peaks(device, clock=clock)
         return StageMeasurement(
             model=shape.name,
             bytes_per_element=shape.bytes_per_element,
             seed=seed,
             clock=plan.clock,
             machine=describe_machine(device),
-            hardware=_better(before, measure_peaks(device, clock=clock)),
-            times=tuple(_summary(*point, seconds) for point, seconds in samples.items()),
+            hardware=replace(
+                before, **{rate: max(getattr(before, rate), getattr(after, rate)) for rate in _RATES}
+            ),
+            times=tuple(
+                StageTime(
+                    stage=stage,
+                    batch=batch,
+                    tokens=tokens,
+                    seconds=statistics.median(seconds),
+                    least_s=min(seconds),
+                    most_s=max(seconds),
+                    samples=len(seconds),
+                )
+                for (stage, batch, tokens), seconds in samples.items()
+            ),
         )
-
-
-@contextmanager
-def computing_threads(threads: int | None) -> Generator[None]:
-    """Set the threads of torch for a while; `None` changes nothing."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _samples(
@@ -194,35 +193,6 @@ def _steps(engine: ReferenceEngine, prefilled: ReferencePrefill, batch: int, ste
     return seconds
 
 
-def _summary(stage: Stage, batch: int, tokens: int, seconds: Sequence[float]) -> StageTime:
-    return StageTime(
-        stage=stage,
-        batch=batch,
-        tokens=tokens,
-        seconds=statistics.median(seconds),
-        least_s=min(seconds),
-        most_s=max(seconds),
-        samples=len(seconds),
-    )
-
-
-def _better(first: Hardware, second: Hardware) -> Hardware:
-    """The higher of two measured peaks, rate by rate: what was reached once can be reached."""
-    return replace(
-        first,
-        bfloat16_flops_per_s=max(first.bfloat16_flops_per_s, second.bfloat16_flops_per_s),
-        float32_flops_per_s=max(first.float32_flops_per_s, second.float32_flops_per_s),
-        device_memory_bytes_per_s=max(first.device_memory_bytes_per_s, second.device_memory_bytes_per_s),
-    )
-
-
-def write_measurement(path: Path, measurement: StageMeasurement) -> None:
-    """Write a measurement as JSON; the file appears complete or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(msgspec.json.format(msgspec.json.encode(measurement), indent=1) + b"\n")
-    partial.replace(path)
-
-
 def read_measurement(path: Path) -> StageMeasurement:
     """Read a measurement.
 
@@ -233,38 +203,3 @@ def read_measurement(path: Path) -> StageMeasurement:
         return msgspec.json.decode(path.read_bytes(), type=StageMeasurement)
     except msgspec.MsgspecError as error:
         raise ValueError(f"{path}: not a measurement of the stages: {error}") from error
-
-
-DEFAULT_PLAN: Final = StagePlan(
-    prefill_tokens=(128, 256, 512, 1024, 2048),
-    decode_points=tuple((batch, context) for context in (256, 1024) for batch in (1, 2, 4, 8, 16)),
-)
-"""About half a minute for `lab-30m` on two idle cores."""
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure this machine and write, or show, the result."""
-    first_line = (__doc__ or "").partition("\n")[0]
-    parser = argparse.ArgumentParser(prog="python -m mooncake_lab.bench.stages", description=first_line)
-    parser.add_argument("--model", default="lab-30m", help="a shape of perf.MODELS (default: lab-30m)")
-    parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu"
-    )
-    parser.add_argument("--rounds", type=int, default=DEFAULT_PLAN.rounds, help="repetitions of every point")
-    parser.add_argument("--threads", type=int, help="that torch computes with (default: as many as it likes)")
-    parser.add_argument(
-        "--clock", choices=("wall", "processor"), default="wall", help="processor needs --threads 1"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of weights and prompts")
-    parser.add_argument("--output", type=Path, help="JSON file to write; without it the result is shown")
-    chosen = parser.parse_args(arguments)
-    plan = replace(DEFAULT_PLAN, rounds=chosen.rounds, threads=chosen.threads, clock=chosen.clock)
-    measured = measure_stages(model_shape(chosen.model), plan, seed=chosen.seed, device=chosen.device)
-    if chosen.output:
-        write_measurement(chosen.output, measured)
-    else:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(measured), indent=1).decode() + "\n")
-
-
-if __name__ == "__main__":
-    main()

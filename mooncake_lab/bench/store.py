@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from mooncake_lab.bench.rounds import median_ratio, paired_rounds, timed
+from mooncake_lab.bench.measuring import median_ratio, paired_rounds, timed
 from mooncake_lab.bench.store_floors import (
     Blocks,
     Pass,

@@ -1,35 +1,174 @@
 """How fast bytes move between two processes of this machine, way by way, as FAST'25 Fig. 12 asks of two nodes.
 
-    python -m mooncake_lab.bench.transfer --mib 1 4 16 64 --rounds 5
-
-All ways are open at once and take turns in every round, so that a busy machine slows all of them.
+All ways are open at once and take turns in every round, so that a busy machine slows all of them. What arrives is
+compared with what was sent.
 """
 
-import argparse
 import contextlib
+import json
+import mmap
+import os
+import socket
 import statistics
+import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+import zlib
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final, TypeAlias, final
 
-import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from mooncake_lab.bench.machine import Machine, describe_machine
-from mooncake_lab.bench.rounds import median_ratio, paired_rounds, timed
-from mooncake_lab.bench.transfer_gloo import gloo
-from mooncake_lab.bench.transfer_peer import pieces_of
-from mooncake_lab.bench.transfer_ways import WAYS as LIGHT_WAYS
-from mooncake_lab.bench.transfer_ways import Area, Route
-from mooncake_lab.core import MIB
+from mooncake_lab.bench.measuring import median_ratio, paired_rounds, timed
+from mooncake_lab.bench.transfer_peer import meet_over_gloo, move_over_gloo, pieces_of
 from mooncake_lab.store.backends import StorageError
 
+Area: TypeAlias = npt.NDArray[np.uint8]
+Move: TypeAlias = Callable[[int], None]
+"""Moves bytes from the beginning of our area to the beginning of the peer's."""
+
+
+class TransferError(RuntimeError):
+    """A way of moving bytes failed, or delivered others than were sent."""
+
+
+@final
+class Route:
+    """One way into one peer. Mutable: it owns the peer's process.
+
+    Args:
+        process: the peer.
+        area: what is sent from.
+        move: the way.
+    """
+
+    def __init__(self, process: "subprocess.Popen[str]", area: Area, move: Move) -> None:
+        self._process = process
+        self._area = area
+        self._move = move
+
+    def send(self, size_bytes: int) -> None:
+        """Move bytes; returns when the receiver says that it has all of them.
+
+        Raises:
+            TransferError: when the peer ended.
+        """
+        _order(self._process, f"take {size_bytes}")
+        self._move(size_bytes)
+        _answer(self._process)
+
+    def check(self, size_bytes: int) -> None:
+        """Compare what lies at both ends.
+
+        Raises:
+            TransferError: when they differ.
+        """
+        _order(self._process, f"sum {size_bytes}")
+        theirs, ours = _answer(self._process), zlib.crc32(self._area[:size_bytes].data)
+        if theirs != ours:
+            raise TransferError(f"{size_bytes} bytes arrived with checksum {theirs}, and were sent with {ours}")
+
+
+@contextlib.contextmanager
+def receiver(command: Sequence[str], fds: tuple[int, ...] = ()) -> Generator[Any]:
+    """A process that receives, and what it said first; it ends with the block.
+
+    Raises:
+        TransferError: when it ends before.
+    """
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, *command], stdin=pipe, stdout=pipe, text=True, pass_fds=fds) as process:  # noqa: S603  # our own
+        try:
+            yield process, _answer(process)
+        finally:
+            process.communicate()  # closes its stdin, upon which it ends
+
+
+def _peer(way: str, area: Area, detail: object = "", fds: tuple[int, ...] = ()) -> Any:
+    return receiver(["-m", "mooncake_lab.bench.transfer_peer", way, str(area.nbytes), str(detail)], fds)
+
+
+def _order(process: "subprocess.Popen[str]", line: str) -> None:
+    assert process.stdin is not None  # noqa: S101  # asked for above
+    process.stdin.write(line + "\n")
+    process.stdin.flush()
+
+
+def _answer(process: "subprocess.Popen[str]") -> Any:
+    assert process.stdout is not None  # noqa: S101  # asked for above
+    line = process.stdout.readline()
+    if not line:
+        raise TransferError(f"the receiving process ended with code {process.wait()}")
+    return json.loads(line)
+
+
+@contextlib.contextmanager
+def _shared(area: Area) -> Generator[Route]:
+    """Memory that both processes see: the receiver's area is written by the sender, once."""
+    memory = Path("/dev/shm")  # noqa: S108  # where Linux keeps what is shared; elsewhere a file of the page cache
+    with tempfile.TemporaryFile(dir=memory if memory.is_dir() else None) as file:
+        os.ftruncate(file.fileno(), area.nbytes)
+        theirs = np.frombuffer(mmap.mmap(file.fileno(), area.nbytes), np.uint8)
+        with _peer("shared memory", area, file.fileno(), (file.fileno(),)) as (process, _):
+            yield Route(process, area, lambda size: np.copyto(theirs[:size], area[:size]))
+
+
+@contextlib.contextmanager
+def _socket(area: Area) -> Generator[Route]:
+    """One TCP connection."""
+    with _peer("socket", area) as (process, port), socket.create_connection(("127.0.0.1", port)) as to:
+        to.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        yield Route(process, area, lambda size: to.sendall(area.data[:size]))
+
+
+@contextlib.contextmanager
+def _mooncake(area: Area) -> Generator[Route]:
+    """Mooncake's Transfer Engine over TCP: it writes the pieces into the peer's memory."""
+    from mooncake_lab.store.backends.mooncake_client import open_engine
+
+    engine = open_engine(area)
+    with _peer("mooncake", area) as (process, (name, address)):
+        ours = area.ctypes.data
+
+        def move(size: int) -> None:
+            pieces = pieces_of(size)
+            starts, sizes = [piece.start for piece in pieces], [piece.stop - piece.start for piece in pieces]
+            code = engine.batch_transfer_sync_write(
+                name, [ours + at for at in starts], [address + at for at in starts], sizes
+            )
+            if code:
+                raise TransferError(f"Mooncake's Transfer Engine cannot write {size} bytes: code {code}")
+
+        yield Route(process, area, move)
+
+
+@contextlib.contextmanager
+def _gloo(area: Area) -> Generator[Route]:
+    """Gloo, which torch.distributed uses between CPUs.
+
+    Raises:
+        TransferError: when the receiver ends, or the two do not meet.
+    """
+    from torch import distributed
+
+    with tempfile.TemporaryDirectory() as folder:
+        meeting = str(Path(folder) / "meeting")
+        with _peer("gloo", area, meeting) as (process, _):
+            meet_over_gloo(meeting, rank=0)
+            try:
+                yield Route(process, area, lambda size: move_over_gloo(area, size, receives=False))
+            finally:
+                distributed.destroy_process_group()
+
+
 WAYS: Final[Mapping[str, Callable[[Area], contextlib.AbstractContextManager[Route]]]] = MappingProxyType(
-    {**LIGHT_WAYS, "gloo": gloo}
+    {"shared memory": _shared, "socket": _socket, "mooncake": _mooncake, "gloo": _gloo}
 )
 """Ways by name, each opened with the memory that is sent from."""
 
@@ -118,30 +257,3 @@ def _row(way: str, size: int, taken: dict[str, list[float]]) -> TransferTime:
         most_s=max(mine),
         over_socket=median_ratio(mine, taken["socket"]),
     )
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure this machine and show, or write, the result."""
-    first_line = (__doc__ or "").partition("\n")[0]
-    parser = argparse.ArgumentParser(prog="python -m mooncake_lab.bench.transfer", description=first_line)
-    parser.add_argument("--mib", type=int, nargs="+", default=[1, 4, 16, 64], help="sizes of transfers")
-    parser.add_argument("--ways", nargs="+", default=list(WAYS), help=f"some of {', '.join(WAYS)}")
-    parser.add_argument("--rounds", type=int, default=5, help="repetitions")
-    parser.add_argument("--output", type=Path, help="JSON file to write, for data/measured")
-    chosen = parser.parse_args(arguments)
-    measured = measure_transfers(
-        ways=chosen.ways, sizes_bytes=[size * MIB for size in chosen.mib], rounds=chosen.rounds
-    )
-    if chosen.output:
-        chosen.output.write_bytes(msgspec.json.format(msgspec.json.encode(measured), indent=1) + b"\n")
-    lines = [
-        f"{row.way:14} {row.size_bytes / MIB:6.0f} MiB {1e3 * row.seconds:9.2f} ms"
-        f" {row.size_bytes / row.seconds / 1e9:7.2f} GB/s {row.over_socket:7.2f} x socket"
-        for row in measured.times
-    ]
-    lines += [f"{way} is left out: {why}" for way, why in measured.left_out.items()]
-    sys.stdout.write("\n".join([*lines, str(measured.machine)]) + "\n")
-
-
-if __name__ == "__main__":
-    main()

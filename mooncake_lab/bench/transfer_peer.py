@@ -11,6 +11,7 @@ import socket
 import sys
 import zlib
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
@@ -68,6 +69,36 @@ def _mooncake(room_bytes: int, _detail: str) -> tuple[Area, Take]:
     return area, take
 
 
+def _gloo(room_bytes: int, meeting: str) -> tuple[Area, Take]:
+    area = np.zeros(room_bytes, np.uint8)
+    say(None)
+    meet_over_gloo(meeting, rank=1)
+    return area, lambda size: move_over_gloo(area, size, receives=True)
+
+
+def meet_over_gloo(meeting: str, *, rank: int) -> None:
+    """Connect two processes, which name the same file, through torch.distributed."""
+    from torch import distributed
+
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=2, timeout=timedelta(seconds=120)
+    )
+
+
+def move_over_gloo(area: Area, size: int, *, receives: bool) -> None:
+    """Send bytes to the other process, or receive them: each piece is a tensor, and all move at once."""
+    import torch
+    from torch import distributed
+
+    begin = distributed.irecv if receives else distributed.isend
+    other = 0 if receives else 1
+    waits = [begin(torch.from_numpy(area[piece]), other, tag=tag) for tag, piece in enumerate(pieces_of(size))]
+    for wait in waits:
+        assert wait is not None  # noqa: S101  # both are of this group
+        wait.wait()
+
+
 def pieces_of(size_bytes: int) -> list[slice]:
     """Equal pieces of a transfer, as many as the paper's setting allows; the last may be longer."""
     count = min(MOST_PIECES, max(1, size_bytes // LEAST_BYTES))
@@ -76,7 +107,7 @@ def pieces_of(size_bytes: int) -> list[slice]:
 
 
 _WAYS: Final[Mapping[str, Callable[[int, str], tuple[Area, Take]]]] = MappingProxyType(
-    {"shared memory": _shared, "socket": _socket, "mooncake": _mooncake}
+    {"shared memory": _shared, "socket": _socket, "mooncake": _mooncake, "gloo": _gloo}
 )
 
 
@@ -87,12 +118,8 @@ def say(what: object) -> None:
 
 
 def main(way: str, room_bytes: int, detail: str) -> None:
-    """Receive until stdin closes."""
-    answer_orders(*_WAYS[way](room_bytes, detail))
-
-
-def answer_orders(area: Area, take: Take) -> None:
     """Follow stdin until it closes, and exit hard: threads of Gloo and Mooncake do not end by themselves."""
+    area, take = _WAYS[way](room_bytes, detail)
     for line in sys.stdin:
         order, size = line.split()
         if order == "take":

@@ -1,9 +1,9 @@
-"""`mooncake-lab bench`: the speed of the engine and of the store on this machine, compared with peers."""
+"""`mooncake-lab bench`: the speed of the store on this machine, compared with the simplest programs."""
 
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -17,54 +17,6 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="markdown",
 )
-
-
-@app.command()
-def engine(
-    model: Annotated[str, typer.Option(help="A Llama shape; its weights are random.")] = "lab-30m",
-    peer: Annotated[
-        Literal["hf", "hf-continuous", "none"], typer.Option(help="The program to compare with.")
-    ] = "hf",
-    dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Data type of the weights.")] = "float32",
-    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Device on which both run.")] = "cpu",
-    batch_size: Annotated[
-        list[int] | None, typer.Option(min=1, help="Batch size of a decode case; may be repeated.")
-    ] = None,
-    input_len: Annotated[
-        int, typer.Option(min=1, help="Prompt length of the prefill and decode cases (tokens).")
-    ] = 256,
-    output_len: Annotated[int, typer.Option(min=1, help="Decode steps per round.")] = 16,
-    mixed: Annotated[int, typer.Option(min=0, help="Requests in the mixed burst; 0 for no burst.")] = 0,
-    rounds: Annotated[int, typer.Option(min=1, help="Number of paired runs; the medians are printed.")] = 5,
-    out: Measured = None,
-    json_: Json = False,
-) -> None:
-    """Time prefill, decode batches and a mixed burst, paired with a peer on the same weights.
-
-    A ratio above 1 means that our engine is faster. The floor is the least time at the highest bandwidth and FLOP
-    rate that this machine reached, in separate matrix products and reads or in one of the timed cases.
-
-    Example: mooncake-lab bench engine --model lab-30m --peer hf --batch-size 1 --batch-size 8 --out engine.json
-    """
-    from mooncake_lab.bench import engine as measure
-    from mooncake_lab.engine.loading import DTYPES
-
-    cases = [measure.prefill_case(input_len)]
-    cases += [measure.decode_case(batch, input_len, output_len) for batch in batch_size or [1, 8, 32]]
-    cases += [measure.mixed_case(mixed)] if mixed else []
-    turns = rounds + 2
-    room = max(
-        sum(case.prompt_tokens) + turns * (sum(case.new_tokens) + 16 * len(case.new_tokens)) for case in cases
-    )
-    with failing("bench engine", RuntimeError, MemoryError):
-        bench = measure.Bench(model, dtype, device, cache_tokens=room)
-        rows = [bench.compare(case, peer, rounds) for case in cases]
-        rows = measure.compared_with_all(rows, bench.peaks, DTYPES[dtype].itemsize)
-        found = {"model": model, "dtype": dtype, "peer": peer, **measure.report(rows, bench.peaks, device)}
-        _write(out, found)
-    typer.echo(msgspec.json.encode(found) if json_ else measure.table(rows))
-    if not json_:
-        typer.echo(f"{found['machine']}; load average {found['load_average'][0]:.1f}", err=True)
 
 
 def _write(out: Path | None, found: dict[str, Any]) -> None:

@@ -71,7 +71,7 @@ def _machine() -> Iterator[Finding]:
     remedy = "below 8 GiB run `mooncake-lab batch --jobs 1`, one chapter at a time, before `make book`"
     yield _useful("memory", found, ready=memory_gib >= 8, remedy=remedy)
     compiler = shutil.which("cc")
-    remedy = "apt-get install gcc; only Triton on a GPU and benchmarks/engine_peers.py need a compiler"
+    remedy = "apt-get install gcc; only Triton on a GPU and benchmarks/engine.py need a compiler"
     yield _useful("C compiler", compiler or "none", ready=bool(compiler), remedy=remedy)
 
 

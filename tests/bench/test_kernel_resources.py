@@ -13,7 +13,8 @@ pytest.importorskip("triton", reason="triton is not installed; `make test-kernel
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
 
-from mooncake_lab.bench.kernel_resources import SHARED_BYTES, compiled_resources  # after the guards
+from kernel_resources import SHARED_BYTES, compiled_resources  # after the guards
+
 from mooncake_lab.perf import model_shape
 
 KERNELS = {"add_norm", "rotate_and_store", "silu_and_multiply", "decode_stretch", "join_stretches"}

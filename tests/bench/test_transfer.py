@@ -6,9 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from mooncake_lab.bench.transfer import WAYS, main, measure_transfers
+from mooncake_lab.bench.transfer import WAYS, Route, TransferError, measure_transfers, receiver
 from mooncake_lab.bench.transfer_peer import LEAST_BYTES, MOST_PIECES, pieces_of
-from mooncake_lab.bench.transfer_ways import Route, TransferError, receiver
 from mooncake_lab.store.backends import StorageError
 
 
@@ -74,11 +73,3 @@ def test_the_receiver_needs_no_torch():
     """Three of four receivers start in a moment, because they import neither torch nor the engine."""
     code = "import mooncake_lab.bench.transfer_peer, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_the_command_writes_it(tmp_path, capsys):
-    """A table on stdout and the same rows in the file."""
-    path = tmp_path / "out.json"
-    main(["--mib", "1", "--rounds", "1", "--ways", "socket", "--output", str(path)])
-    assert "GB/s" in capsys.readouterr().out
-    assert '"way": "socket"' in path.read_text()

@@ -8,8 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mooncake_lab.bench.baselines import our_engine
-from mooncake_lab.bench.interleaved import HuggingFaceDecoding, OurDecoding
+from mooncake_lab.bench.peers import HuggingFaceGenerate, our_engine
 from mooncake_lab.engine import GenerationRequest, KVCache
 from mooncake_lab.engine.packing import Piece, pack
 
@@ -86,8 +85,8 @@ def test_turns_generate_what_each_generates_alone(small):
     ours = our_engine(small.model(), cache_tokens=1024)
     prompt, clock = list(range(3, 40)), lambda: 0.0
     turns = (
-        OurDecoding(ours.engine, prompt, 3, 20, clock),
-        HuggingFaceDecoding(small.hugging_face, prompt, 3, clock),
+        ours.decoding(prompt, 3, 20, clock),
+        HuggingFaceGenerate(small.hugging_face).decoding(prompt, 3, 20, clock),
     )
     for _ in range(3):
         for each in turns:

@@ -97,7 +97,7 @@ def test_few_requests_still_occupy_the_gpu():
 @pytest.mark.gpu
 def test_a_gpu_generates_the_tokens_of_the_cpu():
     """In float32, greedy tokens with recorded decode steps are those of the dense backend on CPU."""
-    from mooncake_lab.bench.gpu import make_lab, measure
+    from gpu import make_lab, measure
 
     found = measure(make_lab("lab-tiny", "cuda", "float32"), budget_s=600.0, names=["correctness"])
     assert "rows" in found["correctness"], found

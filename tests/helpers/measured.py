@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from gpu import main
 
-from mooncake_lab.bench.gpu import main
 from mooncake_lab.bench.machine import measure_peaks
 from mooncake_lab.chapters.stages.experiment import MeasuredStages
 from mooncake_lab.experiments import run
@@ -29,7 +29,7 @@ def stages() -> pd.DataFrame:
 
 
 def dry_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The file that `bench_gpu` writes of a dry run of all sections on a CPU; one in each run of the tests."""
+    """The file that `benchmarks/gpu.py` writes of a dry run of all sections on a CPU; one per run of the tests."""
     folder = tmp_path_factory.getbasetemp()
     folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
     out = folder / "bench_gpu.json"
@@ -51,6 +51,6 @@ def _run_dry(out: Path) -> None:
     unfinished = out.with_suffix(".part")
     with pytest.MonkeyPatch.context() as patch:
         asked = ["--shape", "lab-tiny", "--device", "cpu", "--out", str(unfinished)]
-        patch.setattr("sys.argv", ["bench_gpu", *asked])
+        patch.setattr("sys.argv", ["gpu.py", *asked])
         assert main() == 0
     unfinished.rename(out)

@@ -1,4 +1,4 @@
-"""Figures of a GPU, from what `bench.gpu` measured: rates, chunks, riders and copies."""
+"""Figures of a GPU, from what `benchmarks/gpu.py` measured: rates, chunks, riders and copies."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Results of `bench.gpu` for the chapters: tables if it was run on a GPU, otherwise the reason why not."""
+"""Results of `benchmarks/gpu.py` for the chapters: tables if it was run on a GPU, otherwise the reason why not."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ import pandas as pd
 from mooncake_lab.core import carried_folder
 
 _PATTERN: Final = "engine_h*.json"
-_COMMAND: Final = "python -m mooncake_lab.bench.gpu --out data/measured/engine_h200.json"
+_COMMAND: Final = "python benchmarks/gpu.py --out data/measured/engine_h200.json"
 _NOT_MEASURED: Final = (
     f"**Not measured.** This book came without a report of a GPU. On a machine with one, `{_COMMAND}` writes it in"
     " eight minutes; the next build then draws a figure here."
@@ -31,7 +31,7 @@ class Missing:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class GpuReport:
-    """One run of `bench_gpu`."""
+    """One run of `benchmarks/gpu.py`."""
 
     device: str
     """`cuda`, or `cpu` for a dry run."""
@@ -52,7 +52,7 @@ class GpuReport:
 
 
 def read_gpu_report(path: Path) -> GpuReport:
-    """Read a file of `bench_gpu`.
+    """Read a file of `benchmarks/gpu.py`.
 
     Raises:
         OSError: when it cannot be read.
@@ -69,7 +69,7 @@ def read_gpu_report(path: Path) -> GpuReport:
         )
         tables = {name: _table(section["rows"]) for name, section in sections.items() if section.get("rows")}
     except (msgspec.MsgspecError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} was not written by bench_gpu: {error!r}") from error
+        raise ValueError(f"{path} was not written by benchmarks/gpu.py: {error!r}") from error
     gaps = {
         name: f"The section *{name}* was not measured: {section.get('failed') or section.get('skipped')}."
         for name, section in sections.items()

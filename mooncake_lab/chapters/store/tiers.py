@@ -13,11 +13,9 @@ from typing import Any, Final, cast, final
 import numpy as np
 import pandas as pd
 
-from mooncake_lab.bench.layerwise import prefill_engine
-from mooncake_lab.bench.layerwise_backends import LAYERWISE_MEDIA
 from mooncake_lab.bench.machine import describe_machine, measure_peaks
-from mooncake_lab.bench.rounds import timed
-from mooncake_lab.bench.stages import computing_threads
+from mooncake_lab.bench.measuring import computing_threads, timed
+from mooncake_lab.bench.media import LAYERWISE_MEDIA, prefill_engine
 from mooncake_lab.core import MIB, check_scale
 from mooncake_lab.engine.layerwise.prefill import LayerwisePrefill
 from mooncake_lab.engine.loading import load_model

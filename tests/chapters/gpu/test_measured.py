@@ -18,7 +18,7 @@ def sections(tmp_path_factory):
 
 
 def write(path, sections, **instead):
-    """A file as `bench_gpu` writes it."""
+    """A file as `benchmarks/gpu.py` writes it."""
     whole = {"machine": MACHINE, "driver": "570.1", "commit": "abc1234", "shape": "llama3-8b", "dtype": "bfloat16"}
     path.write_text(json.dumps(whole | {"sections": sections} | instead))
 
@@ -50,7 +50,7 @@ def test_what_was_not_measured_is_a_sentence(tmp_path, sections):
     (tmp_path / "engine_h200.json").unlink()
     shown = gpu.committed(tmp_path).show(draw, "tiles")
     assert "Not measured" in shown._repr_markdown_()
-    assert "mooncake_lab.bench.gpu" in shown._repr_markdown_()
+    assert "benchmarks/gpu.py" in shown._repr_markdown_()
 
 
 def test_the_newest_report_counts(tmp_path, sections):
@@ -68,7 +68,7 @@ def test_a_dry_run_is_no_report_of_a_gpu(tmp_path, sections):
         gpu.committed(tmp_path)
     for other in ("[]", "{}", "not json", '{"machine": {}, "sections": {}}'):
         path.write_text(other)
-        with pytest.raises(ValueError, match="not written by bench_gpu"):
+        with pytest.raises(ValueError, match=r"not written by benchmarks/gpu\.py"):
             gpu.committed(tmp_path)
 
 

@@ -1,16 +1,18 @@
-"""What `bench_gpu` measures: one function a section, a `Lab` in, plain values out."""
+"""What `gpu.py` measures: one function per section, a `Lab` in, plain values out."""  # noqa: INP001  # scripts, not a package
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from types import MappingProxyType
 from typing import Final
 
 import numpy as np
 import torch
+from gpu_lab import Lab, Rows
+from layerwise import measure_layerwise
+from speed import HuggingFaceContinuous
 
 from mooncake_lab.batching import VLLM, BatchingPolicy, Sarathi
-from mooncake_lab.bench.baselines import HuggingFaceContinuous, HuggingFaceGenerate, hugging_face, our_engine
-from mooncake_lab.bench.gpu_copies import copies, layerwise
-from mooncake_lab.bench.gpu_lab import Lab, Rows
+from mooncake_lab.bench.peers import HuggingFaceGenerate, hugging_face, our_engine
 from mooncake_lab.engine.allocator import BlockAllocator
 from mooncake_lab.engine.backends import DenseBackend, choose_backend
 from mooncake_lab.engine.config import config_from_shape
@@ -22,6 +24,7 @@ from mooncake_lab.engine.sequence import GenerationRequest
 from mooncake_lab.engine.settings import EngineSettings
 from mooncake_lab.engine.weights import assemble, random_weights, state_dict
 from mooncake_lab.perf import model_shape
+from mooncake_lab.store.backends.dram import DramBackend
 
 
 def correctness(lab: Lab) -> Rows:
@@ -200,6 +203,48 @@ def beside_transformers(lab: Lab) -> Rows:
     ]
 
 
+def copies(lab: Lab) -> Rows:
+    """Pieces of a DRAM tier's arena, pinned where CUDA is, out of the device and into it; then the KVCache itself.
+
+    Shares are of the peak: the largest piece, to and from memory that torch itself has pinned.
+    """
+    on_gpu, most = lab.device.type == "cuda", max(lab.sizes.copy_bytes)
+    device = torch.empty(most, dtype=torch.uint8, device=lab.device)
+    arena = DramBackend(2 * most, pinned=True if on_gpu else None)
+    try:
+        block = arena.reserve(b"piece", [most])
+        arena.write(block, [np.zeros(most, np.uint8)])
+        arena.commit(block)
+        with torch.inference_mode():
+            peaks = _both_ways(lab, torch.empty(most, dtype=torch.uint8, pin_memory=on_gpu), device)
+            piece = torch.from_numpy(arena.read(block, 0, 1)[0])
+            rows = [
+                {"what": "arena", "bytes": size}
+                | _rates(size, _both_ways(lab, piece[:size], device[:size]), most, peaks)
+                for size in lab.sizes.copy_bytes
+            ]
+            tokens = min(lab.sizes.copy_tokens, lab.capacity_tokens // 2)
+            blocks = lab.cache.data[:, :, : tokens // lab.block_size_tokens]
+            host = torch.empty(blocks.shape, dtype=blocks.dtype, pin_memory=on_gpu)
+            seconds = _both_ways(lab, host, blocks)
+        rows.append({"what": "cache", "bytes": host.nbytes, **_rates(host.nbytes, seconds, most, peaks)})
+    finally:
+        arena.close()
+    return rows
+
+
+def layerwise(lab: Lab) -> Rows:
+    """Prefills whose KVCache is loaded from or stored into a DRAM tier, serialized and layer by layer."""
+    times = measure_layerwise(
+        lab.model,
+        prompt_tokens=lab.sizes.layerwise_tokens,
+        new_tokens=lab.sizes.layerwise_new_tokens,
+        block_tokens=lab.sizes.layerwise_block_tokens,
+        rounds=3,
+    )
+    return [{"medium": "dram"} | asdict(time) for time in times]
+
+
 def memory(lab: Lab) -> Rows:
     """Ten thousand requests through the allocator: every block comes back, and nothing fragments."""
     allocator, rng = BlockAllocator(lab.cache.blocks), np.random.default_rng(0)
@@ -262,3 +307,15 @@ def _burst_s(lab: Lab, policy: BatchingPolicy, prompt: int, outputs: int) -> flo
     ]
     engine.generate(requests[:2])  # records the decode steps
     return lab.seconds(lambda: engine.generate(requests))
+
+
+def _both_ways(lab: Lab, host: torch.Tensor, device: torch.Tensor) -> dict[str, float]:
+    return {
+        "device_to_host": lab.median_s(lambda: host.copy_(device, non_blocking=True)),
+        "host_to_device": lab.median_s(lambda: device.copy_(host, non_blocking=True)),
+    }
+
+
+def _rates(size: int, seconds: dict[str, float], most: int, peaks: dict[str, float]) -> dict[str, float]:
+    rates = {f"{way}_bytes_per_s": size / taken_s for way, taken_s in seconds.items()}
+    return rates | {f"{way}_share": size / seconds[way] / (most / peak_s) for way, peak_s in peaks.items()}

@@ -1,4 +1,4 @@
-"""Where a measurement of layer-wise transfer stores its KVCache: a medium, made for it and removed after it."""
+"""For measuring layer-wise prefill: an engine for whole prompts, and media that are removed afterwards."""
 
 import contextlib
 import secrets
@@ -10,6 +10,9 @@ from typing import Final
 
 from mooncake_lab.bench.store import arena_peer
 from mooncake_lab.bench.store_floors import forget_pages
+from mooncake_lab.engine.model import LlamaModel
+from mooncake_lab.engine.roles import PrefillEngine
+from mooncake_lab.engine.settings import EngineSettings
 from mooncake_lab.store.backends import DramBackend, RemoteBackend, SsdBackend, StorageBackend
 
 Lent = tuple[StorageBackend, Callable[[], None]]
@@ -52,3 +55,9 @@ LAYERWISE_MEDIA: Final[Mapping[str, Callable[[Path, int], contextlib.AbstractCon
     MappingProxyType({"dram": _dram, "ssd": _ssd, "tcp": _tcp})
 )
 """Backends by name: made in a folder with a capacity. SSD is read cold: the page cache drops it first."""
+
+
+def prefill_engine(model: LlamaModel, longest: int) -> PrefillEngine:
+    """An engine that takes prompts of up to `longest` tokens whole, and has space to keep some."""
+    room = EngineSettings(cache_blocks=4 * -(-longest // 16), max_batch_tokens=longest, keep_log=False)
+    return PrefillEngine(model, room)

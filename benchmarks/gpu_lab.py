@@ -1,4 +1,4 @@
-"""A model, a full KVCache and a stopwatch: what the sections of `bench_gpu` measure with."""
+"""A model, a full KVCache and a stopwatch: what the sections of `gpu.py` measure with."""  # noqa: INP001  # scripts, not a package
 
 import time
 from collections.abc import Callable, Sequence

@@ -1,11 +1,11 @@
 """Measure a GPU: check that the engine is right on it, then time everything, and write one JSON file.
 
-    python -m mooncake_lab.bench.gpu --out data/measured/engine_h200.json
-    python -m mooncake_lab.bench.gpu --shape lab-tiny --device cpu      (a dry run, anywhere)
+    python benchmarks/gpu.py --out data/measured/engine_h200.json
+    python benchmarks/gpu.py --shape lab-tiny --device cpu      (a dry run, anywhere)
 
 Sections run in order of importance. One that begins after the budget is spent is written down as skipped, and one
 that fails as failed, with its error; then the exit code is 1 and everything else is still there.
-"""
+"""  # noqa: INP001  # scripts, not a package
 
 import argparse
 import gc
@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gpu_lab import DRY, FULL, Lab
+from gpu_sections import SECTIONS
 
-from mooncake_lab.bench.gpu_lab import DRY, FULL, Lab
-from mooncake_lab.bench.gpu_sections import SECTIONS
 from mooncake_lab.bench.machine import commit, describe_machine, driver_version, measure_peaks
 from mooncake_lab.engine.backends import choose_backend
 from mooncake_lab.engine.config import config_from_shape

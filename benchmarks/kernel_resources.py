@@ -1,11 +1,11 @@
 """What the GPU kernels need of a GPU, compiled for it on any machine: registers, spills and shared memory.
 
-    python -m mooncake_lab.bench.kernel_resources --shape llama3-70b
-    python -m mooncake_lab.bench.kernel_resources --json
+    python benchmarks/kernel_resources.py --shape llama3-70b
+    python benchmarks/kernel_resources.py --json
 
 Triton and the assembler in its package compile down to machine code without a GPU. Each kernel is launched through
 the functions that the engine calls, so it is compiled for the sizes and types that it has there.
-"""
+"""  # noqa: INP001  # scripts, not a package
 
 # triton comes with torch on GPU machines only, and is untyped
 # pyright: basic, reportMissingImports=false
@@ -169,9 +169,9 @@ def _resource_usage(cubin: bytes) -> dict[str, int]:
 def main() -> int:
     """The command line: print what each kernel needs; 1 if one does not fit."""
     parser = argparse.ArgumentParser(
-        prog="python -m mooncake_lab.bench.kernel_resources",
+        prog="python benchmarks/kernel_resources.py",
         description="Compile the GPU kernels and print registers, spills and shared memory.",
-        epilog="Example: python -m mooncake_lab.bench.kernel_resources --shape llama3-70b --capability 90",
+        epilog="Example: python benchmarks/kernel_resources.py --shape llama3-70b --capability 90",
     )
     parser.add_argument("--shape", action="append", help="model shape; llama3-8b and llama3-70b by default")
     parser.add_argument("--capability", type=int, action="append", choices=SHARED_BYTES, help="all by default")
