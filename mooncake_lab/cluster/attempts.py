@@ -27,7 +27,6 @@ from mooncake_lab.conductor import (
     Placement,
     PlacementPolicy,
     Rejection,
-    SsdReads,
     decide,
 )
 from mooncake_lab.core import SLO, Arrived, Finished, FirstToken, Placed, Record, Rejected, Request
@@ -77,8 +76,6 @@ class CoordinatorSpec:
     """How old the loads may be on which the Conductor decides; 0 is always the present."""
     first_shown_by: Literal["decode", "prefill"] = "decode"
     """Which stage shows the first token."""
-    ssd_reads: SsdReads = "cheaper"
-    """Whether a prefix is read from SSD only where that is faster than computing it again, or always."""
     wait_for_workers: bool = False
     """Whether a request that finds no worker waits for one; else it is rejected."""
     max_inflight_requests: int | None = None

@@ -21,6 +21,8 @@ coupled worker, `ChunkDone` takes the place of the prefill events, and no KVCach
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias, final
 
+from msgspec.structs import replace
+
 from mooncake_lab.cluster import events
 from mooncake_lab.cluster.attempts import AT_DECODE, AT_PREFILL, Attempts, CoordinatorSpec, RequestState
 from mooncake_lab.cluster.events import POOL, Attempt, Command, Event, SetTimer, StartDecode
@@ -64,7 +66,7 @@ class Coordinator:
         extend: Callable[[Request, int], Request | None],
         observe: Callable[[Decided], None] | None = None,
     ) -> None:
-        self.workers = WorkerTable(spec.view_age_s, spec.ssd_reads)
+        self.workers = WorkerTable(spec.view_age_s)
         self._spec = spec
         self._write = write
         self._attempts = Attempts(spec, estimate, self.workers, write, extend, observe)
@@ -91,7 +93,7 @@ class Coordinator:
             events.Cancelled: ("request", self._cancelled),
             events.ClientStopped: ("request", self._client_stopped),
             events.RequestArrived: ("cluster", self._request_arrived),
-            events.StepDone: ("cluster", self._step_done),
+            DecodeStretch: ("cluster", self._decoded),
             events.FetchStarted: ("cluster", self._attempts.fetch_started),
             events.PrefillSlotFree: ("cluster", self.workers.free_slot),
             events.WorkerUp: ("cluster", self._worker_up),
@@ -314,26 +316,16 @@ class Coordinator:
         state.shown_tokens = 1
         self._attempts.record(FirstToken(at_s=at_s, request_id=state.request.id))
 
-    def _step_done(self, event: events.StepDone) -> None:
-        worker = self.workers.get(event.worker)
+    def _decoded(self, event: DecodeStretch) -> None:
+        worker = self.workers.get(event.instance)
         if worker is None or event.start_s < worker.stepped_until_s:
             return
-        request_ids, here = event.request_ids, worker.started
-        if not here.issuperset(request_ids):  # some attempts are over
-            request_ids = tuple(filter(here.__contains__, request_ids))
-        if request_ids:
-            self._write(
-                DecodeStretch(
-                    at_s=event.at_s,
-                    instance=event.worker,
-                    start_s=event.start_s,
-                    steps=event.steps,
-                    first_step_s=event.first_step_s,
-                    step_growth_s=event.step_growth_s,
-                    request_ids=request_ids,
-                )
-            )
-        worker.step(request_ids, event.steps, event.at_s)
+        here = worker.started
+        if not here.issuperset(event.request_ids):  # some attempts are over
+            event = replace(event, request_ids=tuple(filter(here.__contains__, event.request_ids)))
+        if event.request_ids:
+            self._write(event)
+        worker.step(event.request_ids, event.steps, event.at_s)
 
     def _request_done(self, event: events.RequestDone, state: RequestState) -> None:
         if state.phase == "decoding":

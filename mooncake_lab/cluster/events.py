@@ -1,9 +1,9 @@
 """What a runtime and the coordinator tell each other: events, which are facts, and commands.
 
-`at_s` of an event is cluster time, in seconds since the run began. Two records of the run log are events as they
-are: `CacheChanged` and `RunEnded`. Events of one worker are reported in order; there is no order between workers.
-Every event can be sent between processes: its name is in the field `event`. Commands are carried out first in,
-first out, before the next event.
+`at_s` of an event is cluster time, in seconds since the run began. Three records of the run log are events as they
+are: `DecodeStretch`, `CacheChanged` and `RunEnded`. Events of one worker are reported in order; there is no order
+between workers. Every event can be sent between processes: its name is in the field `event`. Commands are carried
+out first in, first out, before the next event.
 """
 
 from typing import Final, Literal, TypeAlias
@@ -11,7 +11,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from mooncake_lab.conductor import Placement
-from mooncake_lab.core import BlockKey, CacheChanged, Request, RunEnded
+from mooncake_lab.core import BlockKey, CacheChanged, DecodeStretch, Request, RunEnded
 
 Role: TypeAlias = Literal["prefill", "decode", "coupled"]
 """What a worker does: one stage, the other, or both."""
@@ -128,7 +128,7 @@ class PrefillDone(_OfWork, frozen=True, kw_only=True, gc=False):
 class ChunkDone(_OfWork, frozen=True, kw_only=True, gc=False):
     """A coupled worker has computed a piece of a prompt, or of what it computes again after a preemption.
 
-    Where its decodes of the same iteration are reported as well, `StepDone` comes first.
+    Where its decodes of the same iteration are reported as well, `DecodeStretch` comes first.
     """
 
     start_s: float
@@ -177,20 +177,9 @@ class KVLoaded(_OfAttempt, frozen=True, kw_only=True, gc=False):
 class DecodeStarted(_OfAttempt, frozen=True, kw_only=True, gc=False):
     """A request joined the batch of its decode worker; the token that its prefill computed is shown.
 
-    At a coupled worker its prompt is computed. Where tokens were shown before, the token is one of the `StepDone`
-    that follows.
+    At a coupled worker its prompt is computed. Where tokens were shown before, the token is one of the
+    `DecodeStretch` that follows.
     """
-
-
-class StepDone(ClusterEvent, frozen=True, kw_only=True, gc=False):
-    """Decode steps of one unchanged batch ended; step `k` from 0 lasted `first_step_s + k * step_growth_s`."""
-
-    worker: str
-    start_s: float
-    steps: int
-    first_step_s: float
-    step_growth_s: float
-    request_ids: tuple[int, ...]
 
 
 class RequestDone(_OfAttempt, frozen=True, kw_only=True, gc=False):
@@ -248,7 +237,7 @@ class WorkerConfirmed(ClusterEvent, frozen=True, kw_only=True, gc=False):
     worker: str
 
 
-Event: TypeAlias = ClusterEvent | CacheChanged | RunEnded
+Event: TypeAlias = ClusterEvent | DecodeStretch | CacheChanged | RunEnded
 """Anything that a runtime reports."""
 
 

@@ -6,7 +6,7 @@ from typing import Final, final
 
 from mooncake_lab.cluster import events
 from mooncake_lab.cluster.events import Attempt, ChunkDone, Preempted, PrefillSlotFree, Role, TierChanged, WorkerUp
-from mooncake_lab.conductor import ClusterView, DecodeView, History, Placement, PrefillView, ServedView, SsdReads
+from mooncake_lab.conductor import ClusterView, DecodeView, History, Placement, PrefillView, ServedView
 from mooncake_lab.core import BlockKey, CacheChanged, Request
 from mooncake_lab.store import Membership, PrefixIndex
 
@@ -235,14 +235,12 @@ class WorkerTable:
             ones; until then all decisions read the same, as on the bulletin board of Mitzenmacher, *How Useful Is
             Old Information?* (2000). Prefix matches and failures are never old: the index is the Conductor's own,
             and a broken connection is noticed at once.
-        ssd_reads: when instances read a prefix from SSD.
     """
 
-    def __init__(self, view_age_s: float = 0.0, ssd_reads: SsdReads = "cheaper") -> None:
+    def __init__(self, view_age_s: float = 0.0) -> None:
         self.index = PrefixIndex()
         self._workers: dict[str, WorkerState] = {}
         self._view_age_s = view_age_s
-        self._ssd_reads = ssd_reads
         self._old_view: ClusterView | None = None
         self._members: dict[str, Membership] = {}
         self._on_ssd: dict[str, set[BlockKey]] = {}  # by cache: blocks that are not in DRAM
@@ -395,6 +393,5 @@ class WorkerTable:
         if not (below := self._blocks_on_ssd(worker, keys)):
             return view
         on_ssd = self._on_ssd[str(worker.cache)]
-        first = next(i for i, key in enumerate(keys) if key in on_ssd)
-        in_dram = first if self._ssd_reads == "cheaper" else len(keys)
+        in_dram = next(i for i, key in enumerate(keys) if key in on_ssd)
         return view.replace(matched_on_ssd=below, matched_in_dram=in_dram)

@@ -41,7 +41,7 @@ from mooncake_lab.conductor.placement import (
     RoundRobin,
     named_placement,
 )
-from mooncake_lab.conductor.view import ClusterView, DecodeView, PrefillView, ServedView, SsdReads
+from mooncake_lab.conductor.view import ClusterView, DecodeView, PrefillView, ServedView
 
 __all__ = [
     "ADMISSION_POLICIES",
@@ -79,7 +79,6 @@ __all__ = [
     "Rejection",
     "RoundRobin",
     "ServedView",
-    "SsdReads",
     "WithinSLO",
     "check_needs",
     "decide",

@@ -4,14 +4,11 @@ The runtime builds a view without changing any state. A view may be old, and its
 policy only reads it. Views are msgspec structs, because a replay of one hour of traffic makes about 250,000.
 """
 
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Self
 
 import msgspec
 
 from mooncake_lab.conductor.history import LengthHistogram, RecentView
-
-SsdReads: TypeAlias = Literal["cheaper", "always"]
-"""When an instance reads a prefix from SSD: where that is faster than computing it again, or always."""
 
 
 class _View(msgspec.Struct, frozen=True, gc=False):

@@ -15,14 +15,14 @@ import msgspec
 from mooncake_lab.core.request import BlockKey
 
 
-class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", forbid_unknown_fields=True):
+class _Event(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="event", forbid_unknown_fields=True):
     """Fields every record shares."""
 
     at_s: float
     """When it happened; for something that lasts, when it ended (s since the run began)."""
 
 
-class Arrived(_Event, frozen=True, kw_only=True, tag="arrived", omit_defaults=True):
+class Arrived(_Event, frozen=True, kw_only=True, gc=False, tag="arrived", omit_defaults=True):
     """A request reached the cluster."""
 
     request_id: int
@@ -33,7 +33,7 @@ class Arrived(_Event, frozen=True, kw_only=True, tag="arrived", omit_defaults=Tr
     """The same moment as `at_s` on the wall clock (s since 1970), where a client's request came over HTTP."""
 
 
-class Placed(_Event, frozen=True, kw_only=True, tag="placed"):
+class Placed(_Event, frozen=True, kw_only=True, gc=False, tag="placed"):
     """The Conductor chose instances for a request."""
 
     request_id: int
@@ -46,7 +46,7 @@ class Placed(_Event, frozen=True, kw_only=True, tag="placed"):
     reason: str = ""
 
 
-class Rejected(_Event, frozen=True, kw_only=True, tag="rejected"):
+class Rejected(_Event, frozen=True, kw_only=True, gc=False, tag="rejected"):
     """A request was refused (HTTP 429), with the stage that refused it."""
 
     request_id: int
@@ -54,7 +54,7 @@ class Rejected(_Event, frozen=True, kw_only=True, tag="rejected"):
     reason: str
 
 
-class Prefilled(_Event, frozen=True, kw_only=True, tag="prefilled"):
+class Prefilled(_Event, frozen=True, kw_only=True, gc=False, tag="prefilled"):
     """A span of prefill computation for one request ended."""
 
     request_id: int
@@ -65,7 +65,7 @@ class Prefilled(_Event, frozen=True, kw_only=True, tag="prefilled"):
     """Prompt tokens found in a cache; a preempted request that finds its own blocks again counts none."""
 
 
-class Moved(_Event, frozen=True, kw_only=True, tag="moved"):
+class Moved(_Event, frozen=True, kw_only=True, gc=False, tag="moved"):
     """KVCache bytes arrived somewhere: another instance, or another tier of the same one."""
 
     request_id: int
@@ -75,13 +75,13 @@ class Moved(_Event, frozen=True, kw_only=True, tag="moved"):
     bytes: int
 
 
-class FirstToken(_Event, frozen=True, kw_only=True, tag="first_token"):
+class FirstToken(_Event, frozen=True, kw_only=True, gc=False, tag="first_token"):
     """The user received a request's first token."""
 
     request_id: int
 
 
-class DecodeStretch(_Event, frozen=True, kw_only=True, tag="decode_stretch"):
+class DecodeStretch(_Event, frozen=True, kw_only=True, gc=False, tag="decode_stretch"):
     """`steps` decode steps of one unchanged batch; step `k` from 0 lasts `first_step_s + k * step_growth_s`."""
 
     instance: str
@@ -92,14 +92,14 @@ class DecodeStretch(_Event, frozen=True, kw_only=True, tag="decode_stretch"):
     request_ids: tuple[int, ...]
 
 
-class Finished(_Event, frozen=True, kw_only=True, tag="finished"):
+class Finished(_Event, frozen=True, kw_only=True, gc=False, tag="finished"):
     """A request received its last token."""
 
     request_id: int
     output_tokens: int
 
 
-class RunEnded(_Event, frozen=True, kw_only=True, tag="run_ended"):
+class RunEnded(_Event, frozen=True, kw_only=True, gc=False, tag="run_ended"):
     """A simulated run was cut at its horizon; the decode steps that ended before it are in the log."""
 
     tokens: dict[int, int]
@@ -107,7 +107,7 @@ class RunEnded(_Event, frozen=True, kw_only=True, tag="run_ended"):
     The instances count them on their own, so that the log can be checked against it."""
 
 
-class CacheChanged(_Event, frozen=True, kw_only=True, tag="cache_changed"):
+class CacheChanged(_Event, frozen=True, kw_only=True, gc=False, tag="cache_changed"):
     """KVCache blocks entered a node's cache, on any of its tiers, and then other blocks left it.
 
     The log has this event for simulated prefill nodes only. The real cluster reports it to its index and does not

@@ -22,9 +22,9 @@ from mooncake_lab.cluster import (
     PrefillStarted,
     PrefixFetched,
     RequestDone,
-    StepDone,
     TierRead,
 )
+from mooncake_lab.core import DecodeStretch
 from mooncake_lab.perf import ModelShape
 
 VERSION: Final = 7
@@ -171,7 +171,7 @@ WorkerEvent: TypeAlias = (
     | KVArrived
     | KVLoaded
     | DecodeStarted
-    | StepDone
+    | DecodeStretch
     | RequestDone
     | AttemptFailed
 )

@@ -32,14 +32,12 @@ from mooncake_lab.cluster import (
 from mooncake_lab.conductor import ClusterView, Decided, Estimator, LatencyEstimator
 from mooncake_lab.core import CacheChanged, Record, Request, RunEnded, TracedRequest, blocks_for
 from mooncake_lab.perf import CppGroup, LatencyModel
+from mooncake_lab.simulation.clock import EventLoop
 from mooncake_lab.simulation.coupled import CoupledInstance
-from mooncake_lab.simulation.decode import DecodeInstance
-from mooncake_lab.simulation.device_memory import DeviceCache
-from mooncake_lab.simulation.event_loop import EventLoop
+from mooncake_lab.simulation.instances import DecodeInstance, PrefillInstance, PrefillService
 from mooncake_lab.simulation.kv_transfer import KVTransfer, PrefillJob
 from mooncake_lab.simulation.network import Network
 from mooncake_lab.simulation.pool import CacheChange, PrefixPool
-from mooncake_lab.simulation.prefill import PrefillInstance, PrefillService
 from mooncake_lab.simulation.spec import ClusterSpec, CoupledPool, DecodePool, PrefillPool
 
 
@@ -73,9 +71,9 @@ class Cluster:
         self.log: list[Record] = []
         self._model = model
         self._loop = EventLoop()
-        group = None
-        if isinstance(spec.pools[0], PrefillPool) and spec.pools[0].group > 1:
-            group = CppGroup.of(model, nodes=spec.pools[0].group, chunk_tokens=spec.pools[0].chunk_tokens)
+        group, first = None, spec.pools[0]
+        if isinstance(first, PrefillPool) and first.prefill_group > 1:
+            group = CppGroup.of(model, nodes=first.prefill_group, chunk_tokens=first.prefill_chunk_tokens)
         self.estimate = estimate or LatencyEstimator(model, group)
         rules = CoordinatorSpec(
             placement=spec.placement,
@@ -84,7 +82,6 @@ class Cluster:
             schedule_s=model.schedule_s,
             view_age_s=spec.view_age_s,
             first_shown_by=spec.first_shown_by,
-            ssd_reads=spec.pools[0].ssd_reads if isinstance(spec.pools[0], PrefillPool) else "cheaper",
         )
         self.coordinator = Coordinator(
             rules, self.estimate, write=log or self.log.append, extend=extend, observe=seen
@@ -131,13 +128,13 @@ class Cluster:
             raise ValueError(
                 f"nodes hold {prefill.ssd_tokens} tokens on SSD; latency model {model.name!r} has no ssd"
             )
-        names = [f"prefill-{i}" for i in range(prefill.nodes // prefill.group)]
-        cards = dict.fromkeys(names, prefill.group)
+        names = [f"prefill-{i}" for i in range(prefill.nodes // prefill.prefill_group)]
+        cards = dict.fromkeys(names, prefill.prefill_group)
         network = Network(loop, model.transfer.bytes_per_s, model.transfer.latency_s, cards=cards)
         self.pool = PrefixPool(
             names,
-            capacity_tokens=prefill.cache_tokens * prefill.group,
-            ssd_tokens=prefill.ssd_tokens * prefill.group,
+            capacity_tokens=prefill.cache_tokens * prefill.prefill_group,
+            ssd_tokens=prefill.ssd_tokens * prefill.prefill_group,
             bytes_per_token=model.shape.kv_bytes_per_token,
             block_size_tokens=spec.block_size_tokens,
             eviction=prefill.eviction,
@@ -163,7 +160,6 @@ class Cluster:
                 self.report,
                 max_batch_tokens=prefill.max_batch_tokens,
                 overtaking=prefill.overtaking,
-                ssd_reads=prefill.ssd_reads,
             )
             self._up(name, "prefill", 0, self.pool.caches[name])
         for name in (f"decode-{i}" for i in range(decode.nodes)):
@@ -173,21 +169,9 @@ class Cluster:
     def _add_coupled(self, spec: ClusterSpec, pool: CoupledPool) -> None:
         """Instances that prefill and decode."""
         for name in (f"coupled-{i}" for i in range(pool.nodes)):
-            cache = None
-            if pool.prefix_caching:
-                capacity = pool.limits.capacity_blocks * pool.memory_block_tokens
-                cache = DeviceCache(capacity, block_size_tokens=spec.block_size_tokens, eviction=pool.eviction)
-            instance = self.coupled[name] = CoupledInstance(
-                self._loop,
-                name,
-                self._model,
-                pool.batching,
-                pool.limits,
-                cache,
-                self.report,
-                max_tokens_of=pool.max_tokens_of,
-            )
-            self._up(name, "coupled", instance.capacity_tokens, name if cache else None)
+            instance = CoupledInstance(self._loop, name, self._model, pool, spec.block_size_tokens, self.report)
+            self.coupled[name] = instance
+            self._up(name, "coupled", instance.capacity_tokens, name if pool.prefix_caching else None)
 
     def _up(self, name: str, role: Role, capacity_tokens: int, cache: str | None = None) -> None:
         self.report(WorkerUp(at_s=0.0, worker=name, role=role, capacity_tokens=capacity_tokens, cache=cache))

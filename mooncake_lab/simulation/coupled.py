@@ -5,12 +5,14 @@ decodes, the same piece of a prompt), the iterations up to the next change are o
 an hour of traffic takes seconds and no token is lost.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import TypeAlias
+from typing import TypeAlias, final
 
-from mooncake_lab.batching import BatchingPolicy, CountedBlocks, Instance, Limits, Plan, Progress, Segment
+from msgspec.structs import replace
+
+from mooncake_lab.batching import CountedBlocks, Instance, Plan, Progress, Segment
 from mooncake_lab.cluster import (
     Attempt,
     AttemptFailed,
@@ -21,11 +23,159 @@ from mooncake_lab.cluster import (
     PrefillDropped,
     RequestDone,
 )
-from mooncake_lab.core import CacheChanged, Request, TracedRequest
+from mooncake_lab.core import BlockKey, CacheChanged, Request, TracedRequest
 from mooncake_lab.perf import LatencyModel
-from mooncake_lab.simulation.device_memory import CachedBlocks, DeviceCache
-from mooncake_lab.simulation.event_loop import EventLoop
-from mooncake_lab.simulation.steady import Stretch, pace_of
+from mooncake_lab.simulation.clock import EventLoop, Stretch, pace_of
+from mooncake_lab.simulation.spec import CoupledPool
+from mooncake_lab.store import BlockStore, Stored
+from mooncake_lab.store.eviction import make_policy
+
+
+@final
+class CachedBlocks:
+    """The GPU memory of an instance with prefix caching, a `BlockSpace`. Mutable: requests take and give blocks.
+
+    Computed prompts stay until their room is needed (vLLM's automatic prefix caching). Policies count blocks of
+    the memory, the cache those of the trace, each a whole number of memory blocks. A request shares a whole trace
+    block of its prompt once it is computed, as in vLLM and in the engine; a partial one is never shared. A block
+    is pinned as often as running requests use it.
+
+    Args:
+        pool: of the instance: its memory and how it is evicted.
+        block_size_tokens: tokens per block of the trace.
+        request_of: gives a request by its id.
+    """
+
+    def __init__(self, pool: CoupledPool, block_size_tokens: int, request_of: Callable[[int], Request]) -> None:
+        self._capacity_blocks = pool.device_tokens // pool.memory_block_tokens
+        self._block = pool.memory_block_tokens
+        self._trace_block = block_size_tokens
+        capacity_tokens = self._capacity_blocks * self._block
+        policy = make_policy(pool.eviction, max(1, capacity_tokens // block_size_tokens))
+        self._store = BlockStore[None](capacity_tokens, policy)
+        self._request_of = request_of
+        self._found: dict[int, int] = {}  # trace blocks that each waiting request was shown with
+        self._held: dict[int, int] = {}  # memory blocks of each running request
+        self._shared: dict[int, tuple[BlockKey, ...]] = {}  # trace blocks, of those, that the cache knows
+        self._complete: set[int] = set()  # running requests that share all of their prompt
+        self._private_blocks = 0
+        self._changes: dict[BlockKey, bool] = {}  # since they were taken: whether a block came, or else left
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that no running request holds; what is kept only for reuse counts as free."""
+        pinned = self._store.pinned_bytes // self._block
+        return max(0, self._capacity_blocks - pinned - self._private_blocks)
+
+    def match(
+        self, waiting: Sequence[Progress], running: Sequence[Progress]
+    ) -> tuple[Sequence[Progress], Sequence[Progress]]:
+        """Waiting requests with the prefix that they would find, running ones with the blocks that they share."""
+        self._found.clear()
+        return [self._with_prefix(request) for request in waiting], [self._with_shared(r) for r in running]
+
+    def acquire(self, requests: Sequence[Progress]) -> None:
+        """Count new blocks; a request that held none uses its prefix from the cache."""
+        for progress in requests:
+            request_id = progress.request_id
+            if request_id not in self._held:
+                keys = self._request_of(request_id).block_keys[: self._found.get(request_id, 0)]
+                for key in keys:
+                    self._store.touch(key)
+                    self._store.pin(key)
+                self._shared[request_id] = keys
+                self._private_blocks -= self._in_memory_blocks(request_id)
+            self._private_blocks += progress.held_blocks - self._held.get(request_id, 0)
+            self._held[request_id] = progress.held_blocks
+
+    def publish(self, requests: Sequence[Progress]) -> None:
+        """Evict what is in the way of the new tokens, and share the whole blocks of prompts that are computed."""
+        room = self._store.capacity_bytes - self._private_blocks * self._block
+        while self._store.used_bytes > room and (gone := self._store.evict()) is not None:
+            self._left(gone[0])
+        for progress in requests:
+            request_id = progress.request_id
+            if request_id in self._complete:
+                continue
+            if progress.decoding:
+                self._complete.add(request_id)
+            request = self._request_of(request_id)
+            computed = min(progress.cached_tokens, request.input_tokens) // self._trace_block
+            if computed > len(self._shared[request_id]):
+                self._private_blocks += self._in_memory_blocks(request_id)
+                self._shared[request_id] = self._share(request, len(self._shared[request_id]), computed)
+                self._private_blocks -= self._in_memory_blocks(request_id)
+
+    def _share(self, request: Request, held: int, computed: int) -> tuple[BlockKey, ...]:
+        """Share the computed blocks of a prompt beyond those held; all that the request holds now."""
+        keys, changes = request.block_keys[:computed], self._changes
+        for position in range(held, len(keys)):
+            key = keys[position]
+            put = self._store.put(key, None, size_bytes=self._trace_block, position=position)
+            if isinstance(put, Stored) and not put.was_held:
+                for gone, _ in put.evicted:
+                    self._left(gone)
+                if changes.pop(key, True):
+                    changes[key] = True  # else it left and is back
+            self._store.pin(key)
+        return keys
+
+    def release(self, request: Progress, *, swap: bool = False) -> None:  # noqa: ARG002  # host memory is not modelled
+        """Free the blocks; shared ones stay in the cache while there is room."""
+        request_id = request.request_id
+        if request_id not in self._held:
+            return
+        self._private_blocks -= self._held.pop(request_id) - self._in_memory_blocks(request_id)
+        for key in self._shared.pop(request_id):
+            self._store.unpin(key)
+        self._complete.discard(request_id)
+
+    def take_changes(self) -> tuple[tuple[BlockKey, ...], tuple[BlockKey, ...]]:
+        """Trace blocks that came and those that left since this was asked last."""
+        if not self._changes:
+            return (), ()
+        changes, self._changes = self._changes.items(), {}
+        return tuple([key for key, came in changes if came]), tuple([key for key, came in changes if not came])
+
+    def check(self, running: Collection[Progress]) -> None:
+        """Verify the cache, and that the running requests hold what is not free.
+
+        Raises:
+            AssertionError: naming what is lost or counted twice.
+        """
+        self._store.check()
+        expected = {request.request_id: request.held_blocks for request in running}
+        assert self._held == expected, f"blocks are held as {self._held}; the running hold {expected}"  # noqa: S101  # our own mistake
+        private = sum(held - self._in_memory_blocks(request_id) for request_id, held in expected.items())
+        assert self._private_blocks == private, f"{self._private_blocks} private blocks, counted {private}"  # noqa: S101  # likewise
+
+    def _with_prefix(self, progress: Progress) -> Progress:
+        request = self._request_of(progress.request_id)
+        keys = request.block_keys[: (request.input_tokens - 1) // self._trace_block]  # a token is left to compute
+        found = self._store.match_prefix(keys)
+        tokens = found * self._trace_block
+        if tokens <= progress.cached_tokens:
+            return progress
+        self._found[progress.request_id] = found
+        return replace(progress, cached_tokens=tokens, held_blocks=self._in_use(keys[:found], 1))
+
+    def _with_shared(self, progress: Progress) -> Progress:
+        keys = self._shared.get(progress.request_id)
+        shared = self._in_use(keys, 2) if keys else 0
+        return replace(progress, shared_blocks=shared) if shared else progress
+
+    def _in_use(self, keys: Sequence[BlockKey], requests: int) -> int:
+        """Memory blocks of those that at least so many running requests use."""
+        pins = self._store.pins.get
+        return sum([pins(key, 0) >= requests for key in keys]) * (self._trace_block // self._block)
+
+    def _in_memory_blocks(self, request_id: int) -> int:
+        """Memory blocks of what a request shares."""
+        return len(self._shared[request_id]) * (self._trace_block // self._block)
+
+    def _left(self, key: BlockKey) -> None:
+        if not self._changes.pop(key, False):
+            self._changes[key] = False  # else it came and is gone again
 
 
 @dataclass(slots=True, eq=False)
@@ -61,11 +211,9 @@ class CoupledInstance:
         loop: the virtual time.
         name: of the instance.
         model: how long iterations take (its hybrid step), and what beginning a prompt costs.
-        policy: what runs next.
-        limits: of its iterations and its memory.
-        cache: computed prompts in the same memory; None reuses none.
+        pool: its policy, and the limits of its iterations and its memory.
+        block_size_tokens: tokens per block of the trace, the unit of prefix caching.
         report: told what happened.
-        max_tokens_of: the most tokens of an answer, for policies that reserve room for all of them.
     """
 
     def __init__(
@@ -73,16 +221,13 @@ class CoupledInstance:
         loop: EventLoop,
         name: str,
         model: LatencyModel,
-        policy: BatchingPolicy,
-        limits: Limits,
-        cache: DeviceCache | None,
+        pool: CoupledPool,
+        block_size_tokens: int,
         report: Callable[[Event], None],
-        *,
-        max_tokens_of: Callable[[TracedRequest], int],
     ) -> None:
         self.name = name
-        self.cache = cache
         self.up = True
+        limits = pool.limits
         self.capacity_tokens = limits.capacity_blocks * limits.block_size_tokens
         """KVCache tokens that fit."""
         self.horizon_s = inf
@@ -90,15 +235,12 @@ class CoupledInstance:
         self._loop = loop
         self._model = model
         self._report = report
-        self._max_tokens_of = max_tokens_of
+        self._max_tokens_of = pool.max_tokens_of
         self._assigned_requests = 0
         self._requests: dict[int, CoupledRequest] = {}  # in the order in which they came
-        blocks = (
-            CountedBlocks(limits.capacity_blocks)
-            if cache is None
-            else CachedBlocks(limits.capacity_blocks, limits.block_size_tokens, cache, self._request_of)
-        )
-        self.instance = Instance(policy, limits, blocks)
+        self._cache = CachedBlocks(pool, block_size_tokens, self._request_of) if pool.prefix_caching else None
+        blocks = CountedBlocks(limits.capacity_blocks) if self._cache is None else self._cache
+        self.instance = Instance(pool.batching, limits, blocks)
         self._stretch: Stretch | None = None  # that runs
         self._plan = Plan()  # of its iterations
         self._parts: Parts = ()
@@ -181,16 +323,12 @@ class CoupledInstance:
             ValueError: when the policy plans nothing for requests that run.
         """
         self._looks = False
-        plan = self.instance.plan()
-        self._push_out(plan)
-        while not plan.segments:
+        while not (plan := self._planned()).segments:
             if plan.is_empty:
                 if self.instance.running:
                     running = len(self.instance.running)
                     raise ValueError(f"{self.instance.policy} plans nothing for {running} requests that run")
                 return
-            plan = self.instance.plan()
-            self._push_out(plan)
         parts = [(self._requests[segment.request_id], segment) for segment in plan.segments]
         begun = sum([not request.begun for request, segment in parts if segment.kind == "prefill"])
         pace, start_s = pace_of(self._model, plan, begun), self._loop.now_s
@@ -226,7 +364,7 @@ class CoupledInstance:
         With a cache, each iteration of a prompt is reported, since others may find its blocks then.
         """
         steps = self.instance.steady_steps(plan)
-        if steps == 1 or (self.cache is not None and any(segment.kind == "prefill" for segment in plan.segments)):
+        if steps == 1 or (self._cache is not None and any(segment.kind == "prefill" for segment in plan.segments)):
             return 1
         left = [request.output_tokens - request.generated_tokens for request, segment in parts if segment.emits]
         return max(1, min(steps, min(left, default=steps)))
@@ -236,8 +374,8 @@ class CoupledInstance:
         self._stretch = None
         self._report_decodes(stretch)
         self.instance.apply(self._plan, stretch.steps)
-        if self.cache is not None:
-            added, removed = self.cache.take_changes()
+        if self._cache is not None:
+            added, removed = self._cache.take_changes()
             if added or removed:
                 self._report(CacheChanged(at_s=self._loop.now_s, instance=self.name, added=added, removed=removed))
         for request, segment in self._parts:
@@ -261,7 +399,7 @@ class CoupledInstance:
                 if request.generated_tokens == request.shown_tokens:  # its first one here
                     self._report(DecodeStarted(at_s=self._loop.now_s, attempt=request.attempt))
         if decoded:
-            self._report(stretch.done(self.name, self._loop.now_s, tuple(decoded)))
+            self._report(stretch.decoded(self.name, self._loop.now_s, tuple(decoded)))
 
     def _report_chunk(self, request: CoupledRequest, segment: Segment, stretch: Stretch) -> None:
         is_first = not (request.begun or request.preempted)
@@ -279,8 +417,9 @@ class CoupledInstance:
         )
         request.begun = True
 
-    def _push_out(self, plan: Plan) -> None:
-        """Report the requests that can never be served, and the preempted ones."""
+    def _planned(self) -> Plan:
+        """The next plan; requests that it refuses for ever or preempts are reported."""
+        plan = self.instance.plan()
         # first those that waited
         for refusal in sorted(plan.rejected, key=lambda refusal: self._requests[refusal.request_id].begun):
             request = self._requests.pop(refusal.request_id)
@@ -302,6 +441,7 @@ class CoupledInstance:
                         context_tokens=kept[request_id],
                     )
                 )
+        return plan
 
     def _fail(self, request: CoupledRequest, reason: str, *, retriable: bool, stage: str = "failed") -> None:
         self._report(

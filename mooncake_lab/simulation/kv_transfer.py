@@ -10,7 +10,7 @@ from mooncake_lab.cluster import Attempt, Event, FetchStarted, KVArrived, KVSent
 from mooncake_lab.conductor import Placement
 from mooncake_lab.core import BlockKey, Request
 from mooncake_lab.perf import LatencyModel
-from mooncake_lab.simulation.event_loop import EventLoop
+from mooncake_lab.simulation.clock import EventLoop
 from mooncake_lab.simulation.network import Flow, Network
 from mooncake_lab.simulation.pool import PrefixPool
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from mooncake_lab.simulation.event_loop import EventLoop
+from mooncake_lab.simulation.clock import EventLoop
 
 _INSTANT_S: Final = 1e-9
 """What is shorter than this is over: at hours of simulated time a float cannot tell such moments apart."""

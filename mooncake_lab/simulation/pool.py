@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from mooncake_lab.core import BlockKey, Request
@@ -21,14 +22,11 @@ class CacheChange(NamedTuple):
 
 
 class Reused(NamedTuple):
-    """The part of a prompt that a node held."""
+    """The part of a prompt that a node held: its leading blocks, those of them on SSD, and what moved for them."""
 
     blocks: int
-    """Leading blocks that were there."""
     from_ssd: int = 0
-    """Those of them that had to be read from SSD."""
     change: CacheChange = CacheChange()
-    """What moved, and left the node, while they rose into DRAM."""
 
 
 class NodeCache:
@@ -54,10 +52,6 @@ class NodeCache:
     def keys(self) -> set[BlockKey]:
         """Everything the node holds."""
         return {*self.dram, *(self.ssd or ())}
-
-    def ssd_only(self, keys: Iterable[BlockKey]) -> int:
-        """How many of these keys would have to be read from SSD; changes nothing."""
-        return 0 if self.ssd is None else sum(key not in self.dram for key in keys)
 
     def reuse(self, keys: Sequence[BlockKey], blocks: Sequence[Block[None]]) -> Reused:
         """Use the leading keys that are here; those on SSD rise into DRAM.
@@ -158,11 +152,11 @@ class PrefixPool:
             raise ValueError("a pool of 0 nodes; at least one is needed")
         self._block_bytes = bytes_per_token * block_size_tokens
         self._blocks: list[Block[None]] = []  # one a position, for every prompt: it carries nothing
-        self._sharers = len(nodes) if shared else 1
-        tokens = capacity_tokens * self._sharers
+        sharers = len(nodes) if shared else 1
+        tokens = capacity_tokens * sharers
         self.caches = {name: nodes[0] if shared else name for name in nodes}
         """The name of the cache that each node uses: its own, or with `shared` the first node's."""
-        below = ssd_tokens * self._sharers
+        below = ssd_tokens * sharers
 
         def store(held_tokens: int) -> BlockStore[None]:
             blocks = max(1, held_tokens // block_size_tokens)
@@ -172,32 +166,26 @@ class PrefixPool:
             cache: NodeCache(store(tokens), store(below) if below else None)
             for cache in dict.fromkeys(self.caches.values())
         }
-        self._stores = {name: stores[cache] for name, cache in self.caches.items()}
+        self.stores = {name: stores[cache] for name, cache in self.caches.items()}
+        """What each node reads, by its name."""
         self._changed = changed
-        self._share_blocks = (tokens + below) // self._sharers // block_size_tokens
+        self._share_blocks = (tokens + below) // sharers // block_size_tokens
         self._owners: dict[BlockKey, str] = {}  # of a shared store: the node that each block lies on
         self._owned = dict.fromkeys(nodes, 0) if shared else {}  # blocks of each node that is up
 
     def matched(self, node: str, request: Request) -> int:
         """The number of leading blocks of a prompt that a node holds; changes nothing."""
-        store, held = self._stores[node], 0
-        for key in request.block_keys:
-            if key not in store:
-                break
-            held += 1
-        return held
-
-    def held(self, node: str) -> set[BlockKey]:
-        """All blocks that a node holds."""
-        return self._stores[node].keys()
+        store = self.stores[node]
+        return sum(1 for _ in takewhile(store.__contains__, request.block_keys))
 
     def on_ssd(self, node: str, keys: Sequence[BlockKey]) -> int:
         """How many of these blocks, which it holds, the node would read from SSD; changes nothing."""
-        return self._stores[node].ssd_only(keys)
+        store = self.stores[node]
+        return 0 if store.ssd is None else sum(key not in store.dram for key in keys)
 
     def before_ssd(self, node: str, request: Request) -> int | None:
         """Leading blocks before the first that the node would read from SSD; None where it would read none."""
-        store = self._stores[node]
+        store = self.stores[node]
         if store.ssd is None:
             return None
         held = store.dram.match_prefix(request.block_keys)
@@ -206,7 +194,7 @@ class PrefixPool:
     def reuse(self, node: str, request: Request, blocks: int | None = None) -> Reused:
         """The leading blocks that the node holds now, at most so many; each of them counts as used."""
         keys = request.block_keys[:blocks]
-        reused = self._stores[node].reuse(keys, self._positions(len(keys)))
+        reused = self.stores[node].reuse(keys, self._positions(len(keys)))
         self._tell(node, reused.change)
         return reused
 
@@ -218,7 +206,7 @@ class PrefixPool:
         """
         positions = self._positions(places[-1] + 1)
         keys = [request.block_keys[place] for place in places]
-        read = self._stores[node].reuse(keys, [positions[place] for place in places])
+        read = self.stores[node].reuse(keys, [positions[place] for place in places])
         self._tell(node, read.change)
         return read.blocks
 
@@ -226,12 +214,12 @@ class PrefixPool:
         """Store a prompt's blocks on a node, front to back: those from `first` on, up to `blocks`."""
         keys = request.block_keys[first:blocks]
         positions = self._positions(first + len(keys))
-        self._tell(node, self._stores[node].keep(keys, positions[first:] if first else positions))
+        self._tell(node, self.stores[node].keep(keys, positions[first:] if first else positions))
 
     @property
     def is_shared(self) -> bool:
         """Whether all nodes use one store."""
-        return self._sharers > 1
+        return bool(self._owned)
 
     def elsewhere(self, node: str, keys: Sequence[BlockKey]) -> dict[str, list[int]]:
         """Which of these blocks of a shared store lie on other nodes: their places, by node."""
@@ -269,18 +257,9 @@ class PrefixPool:
 
     def drop(self, node: str) -> None:
         """Forget everything that a node held, because it failed; of a shared store, the blocks that lay on it."""
-        store = self._stores[node]
+        store = self.stores[node]
         held = store.keys()
         held = sorted((key for key in held if self._owners.get(key, node) == node), key=str)
         store.remove(held)
         self._tell(node, CacheChange(removed=held))
         self._owned.pop(node, None)
-
-    def check(self) -> None:
-        """Verify the stores.
-
-        Raises:
-            AssertionError: naming what is broken.
-        """
-        for store in self._stores.values():
-            store.check()

@@ -25,7 +25,6 @@ from mooncake_lab.conductor import (
     FewestRequests,
     KVCacheCentric,
     PlacementPolicy,
-    SsdReads,
     check_needs,
 )
 from mooncake_lab.core import SLO, TracedRequest
@@ -83,18 +82,16 @@ class PrefillPool:
     """
 
     nodes: int = 8
-    group: int = 1
+    prefill_group: int = 1
     """Nodes that compute each prompt together by chunked pipeline parallelism (arXiv §5.1). A group is one
     instance: prompts follow one another through it. It has the memory and the network cards of all its nodes."""
-    chunk_tokens: int = 4096
+    prefill_chunk_tokens: int = 4096
     """What a group cuts prompts to (assumption B14)."""
     cache_tokens: int = 3_000_000
     """KVCache each node holds in DRAM (FAST'25 §2.2: about 1 TB)."""
     ssd_tokens: int = 0
-    """KVCache each node holds on SSD besides; 0 where it has none."""
-    ssd_reads: SsdReads = "cheaper"
-    """Whether a prefix is read from SSD only where that is faster than computing it again (FAST'25 Eq. 2), or
-    always."""
+    """KVCache each node holds on SSD besides; 0 where it has none. A prefix is read from there where that is
+    faster than computing it again (FAST'25 Eq. 2)."""
     shared_cache: bool = False
     """One Mooncake Store over all nodes instead of a cache a node (FAST'25 §5.3). Each block lies on one node; the
     others read it over the network (assumption B55)."""
@@ -109,19 +106,21 @@ class PrefillPool:
     """Whether a prompt whose prefix is still on its way lets those behind it start; else all start in order."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "nodes", "group", "chunk_tokens", "cache_tokens", "max_batch_tokens")
+        _require_positive(
+            self, "nodes", "prefill_group", "prefill_chunk_tokens", "cache_tokens", "max_batch_tokens"
+        )
         if self.ssd_tokens < 0:
             raise ValueError(f"PrefillPool.ssd_tokens is {self.ssd_tokens!r}; at least 0 is needed")
         if not 0 < self.fetch_timeout_s < inf:
             raise ValueError(
                 f"PrefillPool.fetch_timeout_s is {self.fetch_timeout_s!r}; allowed are finite positive times"
             )
-        if self.nodes % self.group:
-            raise ValueError(f"{self.nodes} prefill nodes are no whole number of groups of {self.group}")
-        if self.group > 1 and self.max_batch_tokens > 1:
+        if self.nodes % self.prefill_group:
+            raise ValueError(f"{self.nodes} prefill nodes are no whole number of groups of {self.prefill_group}")
+        if self.prefill_group > 1 and self.max_batch_tokens > 1:
             raise ValueError(
-                f"PrefillPool.max_batch_tokens is {self.max_batch_tokens} with groups of {self.group} nodes;"
-                " a group computes one prompt at a time, so 1 is allowed"
+                f"PrefillPool.max_batch_tokens is {self.max_batch_tokens} with groups of {self.prefill_group}"
+                " nodes; a group computes one prompt at a time, so 1 is allowed"
             )
 
 
@@ -240,8 +239,6 @@ class ClusterSpec:
         cls,
         *,
         prefill_nodes: int = 8,
-        prefill_group: int = 1,
-        prefill_chunk_tokens: int = 4096,
         decode_nodes: int = 8,
         decode_tokens: int = DEVICE_TOKENS,
         **settings: Any,
@@ -250,20 +247,14 @@ class ClusterSpec:
 
         Args:
             prefill_nodes: nodes that prefill.
-            prefill_group: nodes that compute each prompt together.
-            prefill_chunk_tokens: what such a group cuts prompts to.
             decode_nodes: nodes that decode.
             decode_tokens: KVCache that fits into the GPU memory of each of these.
             **settings: further fields of `PrefillPool` and of the spec.
         """
-        prefill = PrefillPool(
-            nodes=prefill_nodes,
-            group=prefill_group,
-            chunk_tokens=prefill_chunk_tokens,
-            **_fields_of(PrefillPool, settings),
-        )
+        prefill = PrefillPool(nodes=prefill_nodes, **_fields_of(PrefillPool, settings))
         decode = DecodePool(nodes=decode_nodes, device_tokens=decode_tokens)
-        return cls(pools=(prefill, decode), **_placed(KVCacheCentric(), settings))
+        settings.setdefault("placement", KVCacheCentric())
+        return cls(pools=(prefill, decode), **settings)
 
     @classmethod
     def coupled(cls, **settings: Any) -> Self:
@@ -273,16 +264,13 @@ class ClusterSpec:
             **settings: fields of `CoupledPool` and of the spec.
         """
         pool = CoupledPool(**_fields_of(CoupledPool, settings))
-        return cls(pools=(pool,), **_placed(FewestRequests(), settings))
+        settings.setdefault("placement", FewestRequests())
+        return cls(pools=(pool,), **settings)
 
 
 def _fields_of(pool: type[PrefillPool | CoupledPool], settings: dict[str, Any]) -> dict[str, Any]:
     """The settings that are fields of a pool, taken out of them."""
     return {each.name: settings.pop(each.name) for each in fields(pool) if each.name in settings}
-
-
-def _placed(default: PlacementPolicy, settings: dict[str, Any]) -> dict[str, Any]:
-    return {"placement": default} | settings
 
 
 def _require_positive(spec: object, *names: str) -> None:

@@ -7,7 +7,7 @@ from modelled import RefusesSome, bring_up, make_runtime, request
 
 from mooncake_lab import cluster as c
 from mooncake_lab.conductor import AdmitAll, CacheAware, FewestRequests, KVCacheCentric, LoadBalance, Random
-from mooncake_lab.core import CacheChanged
+from mooncake_lab.core import CacheChanged, DecodeStretch
 
 
 def arrive(run, rng):
@@ -87,7 +87,7 @@ def step(run, rng):
         ids = tuple(job.attempt.request_id for job in jobs)
         gone = (999,) if rng.random() < 0.2 else ()
         run.tell(
-            c.StepDone, worker=name, start_s=start_s, steps=steps, first_step_s=0.1, step_growth_s=0.0,
+            DecodeStretch, instance=name, start_s=start_s, steps=steps, first_step_s=0.1, step_growth_s=0.0,
             request_ids=ids + gone,
         )  # fmt: skip
 
@@ -165,7 +165,7 @@ def step_once(run, name, start_s, jobs, steps):
         run.steps[job.attempt] += steps
         run.tokens[job.attempt.request_id] += steps
     run.tell(
-        c.StepDone, worker=name, start_s=start_s, steps=steps, first_step_s=0.1, step_growth_s=0.0,
+        DecodeStretch, instance=name, start_s=start_s, steps=steps, first_step_s=0.1, step_growth_s=0.0,
         request_ids=tuple(job.attempt.request_id for job in jobs),
     )  # fmt: skip
 

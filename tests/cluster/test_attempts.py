@@ -1,6 +1,6 @@
 """What an attempt leaves behind when it fails, and what the Conductor expects of one under way."""
 
-from modelled import Estimate, make_runtime, request
+from modelled import make_runtime, request
 
 from mooncake_lab import cluster as c
 from mooncake_lab.conductor import Placement
@@ -56,30 +56,6 @@ def test_a_request_on_its_way_is_expected_when_its_placement_says():
     assert ([one.starts_s for one in view.coming], [one.starts_s for one in view.decoding]) == ([], [20.0])
 
 
-def test_a_placed_prompt_waits_for_what_it_does_not_reuse():
-    """The backlog of a prefill worker is the estimate of the tokens that are left to compute."""
-    run = make_runtime(PAIR, placement=Expects())
-    arrive(run)
-    view = run.coordinator.workers["prefill-0"].prefill_view(0, 0.0)
-    assert view.backlog_s == Estimate().prefill_s(0, 2000, 500) == 1.5
-
-
-def test_the_phase_follows_the_prompt_and_never_goes_back():
-    """A prompt that starts is prefilling; a start reported after the KVCache arrived changes nothing."""
-    run = make_runtime(PAIR)
-    arrive(run)
-    state = run.coordinator.requests[0]
-    assert state.phase == "queued"
-    run.tell(c.PrefillStarted, attempt=A, worker="prefill-0")
-    assert state.phase == "prefilling"
-    late = make_runtime(PAIR)
-    arrive(late)
-    late.tell(c.KVArrived, attempt=A, start_s=0.0, bytes=9)
-    assert late.coordinator.requests[0].phase == "loading"
-    late.tell(c.PrefillStarted, attempt=A, worker="prefill-0")
-    assert late.coordinator.requests[0].phase == "loading"
-
-
 def test_a_token_shown_at_prefill_is_not_put_into_the_prompt_before_decode():
     """A failure between prefill and decode computes the same prompt again, and shows no second first token."""
     run = make_runtime(PAIR, first_shown_by="prefill")
@@ -89,16 +65,6 @@ def test_a_token_shown_at_prefill_is_not_put_into_the_prompt_before_decode():
     prefill(run, B)
     (start,) = run.tell(c.KVArrived, attempt=B, start_s=run.now, bytes=9)
     assert (start.shown_tokens, start.shows_computed) == (1, False)
-
-
-def test_a_failure_before_the_first_shown_token_keeps_the_prompt():
-    """A request that has joined its decode worker and shown nothing is placed again as it is."""
-    run = make_runtime(PAIR)
-    arrive(run)
-    prefill(run)
-    move(run)
-    assert run.coordinator.requests[0].phase == "joining"
-    assert fail(run) is run.original[0]
 
 
 def test_tokens_are_put_into_the_prompt_once():

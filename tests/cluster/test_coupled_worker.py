@@ -72,27 +72,3 @@ def test_a_preempted_prompt_is_queued_again():
     run.now = 2.0
     run.tell(c.Preempted, attempt=A, worker="coupled-0", context_tokens=0)
     assert state.phase == "prefilling"
-
-
-def test_a_late_event_of_an_attempt_that_is_over_moves_nobody():
-    """Prefill, arrival and the start of decoding change the phase of a request once and in order."""
-    run = make_runtime(("prefill-0", "decode-0"))
-    arrive(run)
-    run.tell(c.PrefillStarted, attempt=A, worker="prefill-0")
-    run.tell(c.AttemptFailed, attempt=A, reason="", retriable=True)
-    state = run.coordinator.requests[0]
-    done = {"worker": "prefill-0", "start_s": 0.0, "computed_tokens": 1, "reused_tokens": 0}
-    run.tell(c.PrefillDone, attempt=A, **done)
-    run.tell(c.KVLoaded, attempt=A)
-    run.tell(c.DecodeStarted, attempt=A)
-    assert state.phase == "queued"
-    again = state.attempt
-    run.tell(c.PrefillStarted, attempt=again, worker="prefill-0")
-    run.tell(c.PrefillDone, attempt=again, **done)
-    run.tell(c.KVArrived, attempt=again, start_s=0.0, bytes=1)
-    for _ in range(2):
-        run.tell(c.KVLoaded, attempt=again)
-        assert state.phase == "joining"
-    for _ in range(2):
-        run.tell(c.DecodeStarted, attempt=again)
-        assert (state.phase, state.shown_tokens) == ("decoding", 1)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooncake_lab.cluster import Attempt, Preempted, WorkerState
-from mooncake_lab.conductor import DecodeView, PrefillView
+from mooncake_lab.conductor import PrefillView
 from mooncake_lab.core import Request
 
 ESTIMATES_S = st.lists(st.floats(4e-9, 1e4), min_size=1, max_size=8)
@@ -35,14 +35,6 @@ def test_the_backlog_is_the_exact_sum_of_what_is_queued(estimates_s, random):
     assert backlog_s(worker) == 0.0
 
 
-@given(st.floats(4e-9, 1e4), st.floats(0.0, 1e4), st.floats(0.0, 2e4))
-def test_a_running_prompt_counts_what_is_left_of_its_estimate(estimated_s, start_s, later_s):
-    """The backlog of a running prompt falls with time to 0, and never below."""
-    worker = queued([estimated_s])
-    assert worker.start_prompt(Attempt(0, 1), start_s)
-    assert backlog_s(worker, start_s + later_s) == max(0.0, start_s + estimated_s - (start_s + later_s))
-
-
 def test_prompts_that_start_together_count_together():
     """Prompts of 2 s and 3 s that share an iteration are a backlog of 5 s, until the last one is done."""
     worker = queued([2.0, 3.0, 4.0])
@@ -53,36 +45,6 @@ def test_prompts_that_start_together_count_together():
     for i in (0, 1):
         assert worker.remove_prompt(Attempt(i, 1), 14.0)
     assert backlog_s(worker, 14.0) == 4.0
-
-
-def test_an_event_is_counted_once():
-    """A prompt that is started or removed again, and one of another attempt, change nothing."""
-    worker = queued([2.0])
-    assert not worker.start_prompt(Attempt(0, 2), 0.0)
-    assert worker.start_prompt(Attempt(0, 1), 0.0)
-    assert not worker.start_prompt(Attempt(0, 1), 1.0)
-    assert backlog_s(worker, 1.0) == 1.0
-    assert worker.remove_prompt(Attempt(0, 1), 1.0)
-    assert not worker.remove_prompt(Attempt(0, 1), 1.0)
-    assert (backlog_s(worker, 1.0), worker.assigned_requests) == (0.0, 1)
-
-
-def test_a_request_is_released_once():
-    """Releasing a request that is not there changes no sum."""
-    worker = WorkerState("decode-0", "decode", 100)
-    worker.expect(Request(id=0, arrival_s=0.0, input_tokens=7, block_keys=(1,)), 5.0)
-    worker.expect(Request(id=1, arrival_s=0.0, input_tokens=9, block_keys=(2,)), 6.0)
-    for request_id in (0, 0, 4):
-        worker.release(request_id)
-    assert (worker.context_tokens, worker.contexts) == (9, {1: 9})
-    view = worker.decode_view()
-    assert (view.requests, view.context_tokens, view.capacity_tokens) == (1, 9, 100)
-    assert [(one.request_id, one.starts_s) for one in view.coming] == [(1, 6.0)]
-
-
-def test_a_worker_that_only_prefills_has_no_room_to_decode():
-    """Where no capacity is stated there is none."""
-    assert WorkerState("prefill-0", "prefill").decode_view().capacity_tokens == 0
 
 
 def test_transfers_to_a_failed_worker_end_and_others_go_on():
@@ -97,17 +59,6 @@ def test_transfers_to_a_failed_worker_end_and_others_go_on():
     assert worker.sending == {Attempt(1, 2): "decode-1"}
     assert worker.arriving == {Attempt(1, 3): "decode-1"}
     assert [worker.end_sending(Attempt(1, n)) for n in (1, 2, 3, 3)] == [True, True, True, False]
-
-
-def test_a_new_worker_has_nothing_to_do():
-    """No backlog, no transfers and no context; whatever it reports from time 0 on is new."""
-    worker = WorkerState("coupled-0", "coupled", 100)
-    assert worker.prefill_view(0, 0.0) == PrefillView(worker.name, 0.0, 0, 0, 0)
-    assert worker.decode_view() == DecodeView(worker.name, 0, 0, 100)
-    assert (worker.up, worker.up_s, worker.stepped_until_s) == (True, 0.0, 0.0)
-    early = Preempted(at_s=0.25, attempt=Attempt(0, 1), worker="coupled-0", context_tokens=0)
-    assert worker.is_news(early)
-    assert not worker.is_news(early)
 
 
 def test_an_iteration_reports_each_request_once():

@@ -3,7 +3,7 @@
 import pytest
 
 from mooncake_lab.cluster import Attempt, TierChanged, WorkerTable, WorkerUp
-from mooncake_lab.conductor import History, Placement
+from mooncake_lab.conductor import Placement
 from mooncake_lab.core import CacheChanged, Request
 
 A = Attempt(0, 1)
@@ -26,21 +26,6 @@ def test_both_stages_have_to_be_up():
     assert not table(d="decode").can_serve
     assert table(p="prefill", d="decode").can_serve
     assert table(c="coupled").can_serve
-
-
-def test_a_worker_goes_down_once():
-    """A worker that is not known, or already down, is no news."""
-    workers = table(p="prefill", d="decode")
-    assert not workers.remove("x")
-    assert workers.remove("p")
-    assert not workers.remove("p")
-    assert [worker.name for worker in workers.up] == ["d"]
-
-
-def test_workers_without_caches_match_nothing():
-    """Where no worker keeps prefixes, no block of a prompt is matched."""
-    (seen,) = table(c="coupled").view(REQUEST, 0.0, History()).prefill
-    assert seen.matched_blocks == 0
 
 
 @pytest.mark.parametrize(("on_ssd", "reads"), [(1, False), (2, True), (3, True), (4, False)])

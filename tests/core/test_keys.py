@@ -3,7 +3,6 @@
 import hashlib
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,26 +51,3 @@ class TestDefinition:
         first = sha(sha(b"m") + tokens[:4].astype("<i4").tobytes())
         second = sha(first + tokens[4:].astype("<i4").tobytes())
         assert block_keys(tokens, 4, namespace=b"m", hash_name="sha256") == [first, second]
-
-    def test_strided_tokens_have_the_keys_of_their_values(self):
-        """A view into a larger array is hashed by value, not by memory layout."""
-        strided = np.arange(20, dtype=np.int32)[::2]
-        assert block_keys(strided, 3) == block_keys(strided.copy(), 3)
-
-
-class TestBadInput:
-    @pytest.mark.parametrize("tokens", [np.zeros(3), np.zeros((2, 2), np.int32), np.zeros(3, np.int64)])
-    def test_only_vectors_of_int32(self, tokens):
-        """Other shapes and types are refused, saying what came and what is needed."""
-        with pytest.raises(ValueError, match="vector of int32"):
-            block_keys(tokens)
-
-    def test_unknown_hash_lists_what_exists(self):
-        """An unknown hash name is refused with the allowed names."""
-        with pytest.raises(ValueError, match="'md5'; allowed are xxh3_128, sha256"):
-            block_keys(np.zeros(3, np.int32), hash_name="md5")
-
-    def test_block_size_must_be_positive(self):
-        """A block holds at least one token."""
-        with pytest.raises(ValueError, match="blocks of 0 tokens"):
-            block_keys(np.zeros(3, np.int32), 0)

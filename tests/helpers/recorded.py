@@ -8,7 +8,7 @@ from typing import NamedTuple
 from modelled import Runtime
 
 from mooncake_lab import cluster as c
-from mooncake_lab.core import CacheChanged
+from mooncake_lab.core import CacheChanged, DecodeStretch
 
 
 class Step(NamedTuple):
@@ -94,7 +94,7 @@ class Follower(Runtime):
             c.KVArrived: self._kv_arrived,
             c.KVLoaded: self._loaded,
             c.DecodeStarted: self._decodes,
-            c.StepDone: self._stepped,
+            DecodeStretch: self._stepped,
             c.WorkerUp: self._came_up,
             c.WorkerDown: self._went_down,
             CacheChanged: self._cached,
@@ -182,7 +182,7 @@ class Follower(Runtime):
 
     def _stepped(self, event):
         for request_id, job in self.live().items():
-            if request_id in event.request_ids and job.placement.decode == event.worker and job.decoding:
+            if request_id in event.request_ids and job.placement.decode == event.instance and job.decoding:
                 self.steps[job.attempt] += event.steps
                 if job.cached >= job.command.request.input_tokens:  # else its prompt was computed in this step
                     job.cached += event.steps

@@ -9,7 +9,7 @@ from mooncake_lab.core import DecodeStretch, Prefilled
 from mooncake_lab.perf import HybridLatency
 from mooncake_lab.serving import pacer as pacer_module
 from mooncake_lab.serving.pacer import Pacer
-from mooncake_lab.simulation.prefill import PrefillService, PromptPart
+from mooncake_lab.simulation.instances import PrefillService, PromptPart
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooncake_lab.conductor import KVCacheCentric, Placement, Random, decide
 from mooncake_lab.core import DecodeStretch, Rejected, Request, TracedRequest, blocks_for
 from mooncake_lab.metrics import check_log
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
@@ -43,29 +42,3 @@ def test_both_clusters_reject_the_same_for_the_same_reason(input_tokens, output_
     assert ends == outcome(coupled.run([one(input_tokens, output_tokens)]))
     needed = input_tokens + output_tokens - 1
     assert ends[0] == ([] if input_tokens <= CAPACITY and needed <= CAPACITY else ["capacity"])
-
-
-def test_the_reason_names_the_tokens_and_the_room():
-    """Nobody has to guess why a request was rejected, and no policy is asked."""
-    cluster = Cluster(ClusterSpec.disaggregated(prefill_nodes=1, decode_nodes=2, decode_tokens=CAPACITY), MODEL)
-    (rejected,) = [r for r in cluster.run([one(CAPACITY + 1, 1)]) if isinstance(r, Rejected)]
-    assert rejected.reason == "a prompt of 321 tokens; no decode instance holds more than 320"
-
-
-def test_the_largest_instance_decides():
-    """A prompt is served as long as any instance can hold it."""
-    cluster = Cluster(ClusterSpec.disaggregated(prefill_nodes=1, decode_nodes=2, decode_tokens=CAPACITY), MODEL)
-    view = cluster.view(one(100, 1).request)
-    large = view.replace(decode=(view.decode[0], view.decode[1].replace(capacity_tokens=9000)))
-    spec = ClusterSpec.disaggregated()
-    for policy in (KVCacheCentric(), Random()):
-        placed = decide(
-            one(5000, 1).request,
-            large,
-            placement=policy,
-            admission=spec.admission,
-            estimate=cluster.estimate,
-            slo=spec.slo,
-        )
-        assert isinstance(placed, Placement)
-        assert placed.decode == "decode-1"

@@ -2,8 +2,8 @@
 
 import math
 from bisect import insort
-from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -25,13 +25,10 @@ from mooncake_lab.conductor import (
     EarlyRejection,
     KVCacheCentric,
     LengthPredicting,
-    LoadBalance,
     PredictiveRejection,
 )
 from mooncake_lab.core import (
     SLO,
-    DecodeStretch,
-    Finished,
     FirstToken,
     Prefilled,
     Rejected,
@@ -39,20 +36,17 @@ from mooncake_lab.core import (
     TracedRequest,
     blocks_for,
 )
-from mooncake_lab.metrics import RunningSummary, check_log, run_summary, token_times_s
+from mooncake_lab.metrics import check_log, run_summary, token_times_s
 from mooncake_lab.paper import assumption
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
 from mooncake_lab.simulation import (
-    COUPLED_SYSTEMS,
     DEFAULT_MAX_TOKENS,
     Cluster,
     ClusterSpec,
-    CoupledInstance,
     CoupledPool,
-    DeviceCache,
 )
+from mooncake_lab.simulation.coupled import CachedBlocks, CoupledInstance
 from mooncake_lab.testbeds import paper_node_latency
-from mooncake_lab.workload.twin import make_twin
 
 MODEL = LatencyModel(
     name="by hand",
@@ -229,50 +223,8 @@ class TestEveryPolicy:
             np.testing.assert_allclose(fast[i], when, rtol=0, atol=1e-9)
         assert check_log(cluster.log) == ()
         (instance,) = cluster.coupled.values()
-        instance.cache.check()
-        assert instance.cache.pinned_tokens == 0
-
-
-class TestByHand:
-    def test_a_prompt_stalls_decodes_under_vllm(self):
-        """Prefill-first: the second prompt is computed between two tokens of the first request."""
-        rows = [(0.0, 64, 3), (0.7, 128, 1)]
-        log = Cluster(spec(VLLM(), 4096), MODEL).run(requests(rows))
-        first = 0.5 + max(0.25, 64 / 512) + 64**2 / 2**20
-        stall = 0.5 + max(0.25, 128 / 512) + 128**2 / 2**20
-        times = dict(token_times_s(log))[0]
-        assert times[0] == pytest.approx(first)
-        assert times[1] - times[0] == pytest.approx(stall + 0.25 + 2**-5 + 64 / 1024)
-
-    def test_a_second_turn_reuses_the_first(self):
-        """Prefix caching computes only what the cache does not hold; whole blocks, and never the last token."""
-        rows = [(0.0, 64, 1), (20.3, 96, 1), (40.3, 64, 1)]
-        log = Cluster(spec(VLLM(), 4096, prefix_caching=True), MODEL).run(requests(rows, families=[0, 0, 0]))
-        spans = [(r.computed_tokens, r.reused_tokens) for r in log if isinstance(r, Prefilled)]
-        assert spans == [(64, 0), (32, 64), (32, 32)]
-
-    @pytest.mark.parametrize(("until_s", "blocks"), [(0.7, 0), (0.9, 2), (1.2, 4), (1.5, 6)])
-    def test_a_block_is_shared_once_it_is_computed(self, until_s, blocks):
-        """While the second piece of a prompt is computed, the Conductor knows the blocks of the first."""
-        cluster = Cluster(spec(SarathiServe(chunk_tokens=64), 4096, prefix_caching=True), MODEL)
-        cluster.run(requests([(0.0, 192, 1)], families=[0]), until_s)
-        assert len(cluster.coordinator.workers.cached("coupled-0")) == blocks
-
-    def test_what_is_only_kept_makes_room(self):
-        """A request that needs all memory evicts what nobody uses."""
-        rows = [(0.0, 160, 1), (20.3, 300, 4), (80.3, 160, 1)]
-        log = Cluster(spec(VLLM(), 352, prefix_caching=True), MODEL).run(requests(rows, families=[0, 1, 0]))
-        spans = [r.reused_tokens for r in log if isinstance(r, Prefilled)]
-        assert spans == [0, 0, 0]
-        assert sum(isinstance(r, Finished) for r in log) == 3
-
-    def test_blocks_shared_with_a_refused_request_are_counted_once(self):
-        """While a request outgrows the memory, no prompt is admitted that shares its blocks, or takes them."""
-        rows = [(0.0, 270, 99), (0.1, 139, 2), (0.1, 293, 2)]
-        roomy = spec(VLLM(), 320, max_request_tokens=600, prefix_caching=True)
-        log = Cluster(roomy, MODEL).run(requests(rows, families=[0, 1, 0]))
-        assert [r.request_id for r in log if isinstance(r, Rejected)] == [0]
-        assert [r.request_id for r in log if isinstance(r, Finished)] == [1, 2]
+        instance.instance.check()
+        assert instance.instance.blocks.free_blocks == instance.instance.limits.capacity_blocks
 
 
 class TestPreempted:
@@ -286,28 +238,6 @@ class TestPreempted:
             assert run_summary(log, SLO())["token_hit_rate"] == 0.0
             computed[caching] = sum(r.computed_tokens for r in log if isinstance(r, Prefilled))
         assert computed[False] > computed[True] > 8 * 4097  # some were preempted, and found their blocks
-
-    def test_what_others_computed_is_a_hit(self):
-        """A request that is preempted keeps the hits of its first admission, once."""
-        rows = [(0.0, 4097, 1), *((60.3, 4097, 3000) for _ in range(8))]
-        knobs = ClusterSpec.coupled(nodes=1, prefix_caching=True, device_tokens=40_000)
-        log = Cluster(knobs, MODEL).run(requests(rows, block=512, families=[0, *range(8)]))
-        spans = [(r.request_id, r.reused_tokens) for r in log if isinstance(r, Prefilled)]
-        assert len(spans) > len(rows)
-        assert [(i, reused) for i, reused in spans if reused] == [(1, 4096)]
-
-    @settings(max_examples=40, deadline=None)
-    @given(rows=ROWS, capacity=CAPACITY, policy=st.sampled_from(list(POLICIES.values())))
-    def test_without_sharing_there_is_no_hit(self, rows, capacity, policy):
-        """Whatever is preempted under whatever policy: requests that share nothing hit nothing."""
-        log = Cluster(spec(policy, capacity, prefix_caching=True), MODEL).run(requests(rows))
-        assert not any(r.reused_tokens for r in log if isinstance(r, Prefilled))
-
-
-def test_a_fetching_policy_is_refused():
-    """Coupled instances have no store to fetch from, and say so."""
-    with pytest.raises(ValueError, match=r"ClusterSpec\.placement is KVCacheCentric.*\(remote_prefixes: a store"):
-        ClusterSpec.coupled(prefix_caching=True, placement=KVCacheCentric(balancing_threshold=1.0))
 
 
 def test_a_fetching_policy_that_declares_nothing_is_refused_when_it_fetches():
@@ -323,95 +253,34 @@ def test_a_fetching_policy_that_declares_nothing_is_refused_when_it_fetches():
         Cluster(knobs, MODEL).run(requests(rows, families=[0, 1, 0, 0, 0]))
 
 
-def test_one_instance_does_both_stages():
-    """A request placed on a coupled instance prefills and decodes there."""
-    rows = [(0.1 * i, 64, 5) for i in range(6)]
-    knobs = ClusterSpec.coupled(nodes=3, block_size_tokens=32, placement=LoadBalance("assigned_requests"))
-    log = Cluster(knobs, MODEL).run(requests(rows))
-    placed = [r for r in log if r.__struct_config__.tag == "placed"]
-    assert all(r.prefill_instance == r.decode_instance for r in placed)
-    assert len({r.prefill_instance for r in placed}) == 3
-    assert sum(isinstance(r, FirstToken) for r in log) == 6
-
-
-RESERVING = ("request_level", "orca", "sarathi", "tensorrt_llm")
-
-
-def largest_batch(name, limit, **knobs):
-    """Of 40 requests with prompts of 96 and answers of 50 tokens on a node for 4096 tokens."""
-    policy, _ = COUPLED_SYSTEMS[name]
-    knobs = {"device_tokens": 4096, "memory_block_tokens": 8, "block_size_tokens": 32, "nodes": 1} | knobs
-    asked = [
-        replace(each, request=replace(each.request, max_tokens=limit))
-        for each in requests([(0.001 * i, 96, 50) for i in range(40)])
-    ]
-    log = Cluster(ClusterSpec.coupled(batching=policy, **knobs), MODEL).run(asked)
-    assert sum(isinstance(r, Finished) for r in log) == 40
-    return max(len(r.request_ids) for r in log if isinstance(r, DecodeStretch))
-
-
-@pytest.mark.parametrize("name", RESERVING)
-def test_the_worst_case_is_prompt_and_max_tokens(name):
-    """Policies that never preempt admit what fits with the stated max_tokens, not with the whole window."""
-    assert largest_batch(name, 929) == 4096 // (96 + 929 - 1)
-    assert largest_batch(name, 417) == 4096 // (96 + 417 - 1)
-    assert largest_batch("vllm", 929) > 25
-
-
-@pytest.mark.parametrize("name", RESERVING)
-def test_without_max_tokens_the_default_is_reserved(name):
-    """`default_max_tokens` counts where a client states nothing, doubled until the recorded answer fits."""
-    assert largest_batch(name, None, default_max_tokens=929) == 4
-    assert largest_batch(name, None, default_max_tokens=417) == 8
-    assert largest_batch(name, None, default_max_tokens=2) == 4096 // (96 + 64)
-    assert largest_batch(name, 929, default_max_tokens=2) == 4
-
-
 def test_the_default_is_the_assumption():
     """What clients are taken to allow is recorded among the assumptions."""
     assert assumption("B52").value == DEFAULT_MAX_TOKENS == CoupledPool().default_max_tokens
 
 
-def test_reserving_stays_near_what_pages_do():
-    """On conversations, reserving prompt and max_tokens costs little; reserving the whole window does."""
-
-    def mean_ttft_s(name, **knobs):
-        policy, _ = COUPLED_SYSTEMS[name]
-        numbers = RunningSummary(SLO())
-        spec = ClusterSpec.coupled(nodes=8, batching=policy, **knobs)
-        trace = make_twin("conversation", requests=600)
-        Cluster(spec, paper_node_latency(), log=numbers.read).run(trace.requests())
-        return numbers.numbers()["ttft_mean_s"]
-
-    paged = mean_ttft_s("vllm")
-    assert mean_ttft_s("tensorrt_llm") < 1.5 * paged
-    assert mean_ttft_s("tensorrt_llm", default_max_tokens=200_000) > 2 * paged
-
-
-def test_a_default_refuses_nobody():
-    """A default leaves room for the prompt, as servers' defaults do: who fits without it is served with it."""
-    assert largest_batch("tensorrt_llm", None, default_max_tokens=10**6) == 1
-
-
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 12)), min_size=1, max_size=20), st.integers(64, 512))
-def test_device_cache_never_loses_count(rows, capacity):
-    """Acquire, keep and release in any order leave nothing pinned, and never more kept than fits (I3)."""
-    cache = DeviceCache(capacity, block_size_tokens=32)
-    for i, (family, blocks) in enumerate(rows):
-        keys = tuple(family * 100 + k for k in range(blocks))
-        request = Request(id=i, arrival_s=0.0, input_tokens=blocks * 32, block_keys=keys, block_size_tokens=32)
-        if blocks * 32 > capacity:
+def test_the_cache_never_loses_count(rows, capacity):
+    """Acquire, publish and release in any order leave nothing held, and never more kept than fits (I3)."""
+    requests = {}
+    pool = CoupledPool(device_tokens=capacity, prefix_caching=True)
+    blocks = CachedBlocks(pool, 32, requests.__getitem__)
+    for i, (family, count) in enumerate(rows):
+        keys = tuple(family * 100 + k for k in range(count))
+        requests[i] = Request(id=i, arrival_s=0.0, input_tokens=count * 32, block_keys=keys, block_size_tokens=32)
+        if count * 32 > capacity:
             continue
-        held = cache.acquire(request, cache.matched(request))
-        for computed in range(len(held), blocks + 1):
-            held = cache.keep(request, held, computed)
-            cache.check()
-        assert cache.pinned_tokens == blocks * 32
-        cache.release(held)
-        cache.make_room(capacity // 2)
-        cache.check()
-    assert cache.pinned_tokens == 0
+        waits = Progress(request_id=i, arrival=i, prompt_tokens=count * 32)
+        ((found,), ()) = blocks.match([waits], [])
+        for computed in range(found.cached_tokens // 32, count + 1):
+            now = msgspec.structs.replace(found, cached_tokens=computed * 32, held_blocks=computed * 2)
+            blocks.acquire([now])
+            blocks.publish([now])
+            blocks.check([now])
+        assert blocks.free_blocks == capacity // 16 - 2 * count
+        blocks.release(now)
+        blocks.check([])
+    assert blocks.free_blocks == capacity // 16
 
 
 OVERLOAD = [

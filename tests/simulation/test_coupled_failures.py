@@ -15,12 +15,11 @@ from mooncake_lab.core import (
     Finished,
     FirstToken,
     Placed,
-    Prefilled,
-    Rejected,
 )
 from mooncake_lab.metrics import check_log, token_times_s
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
-from mooncake_lab.simulation import COUPLED_SYSTEMS, Cluster, ClusterSpec, CoupledInstance, Failure
+from mooncake_lab.simulation import COUPLED_SYSTEMS, Cluster, ClusterSpec, Failure
+from mooncake_lab.simulation.coupled import CoupledInstance
 
 STEP_S, PROMPT_S = 0.25, 2.0
 MODEL = LatencyModel(
@@ -107,16 +106,6 @@ def test_a_death_is_the_same_step_by_step(name, rows, died_s):
         np.testing.assert_allclose(fast[request_id], times, rtol=0, atol=1e-9)
 
 
-def test_who_is_placed_again_is_load():
-    """The requests of one that died spread over the living by what is to be computed, in order of arrival."""
-    rows = [(0.01 * i, 1024, 200, 0) for i in range(12)]
-    log = run(rows, [("coupled-0", 40.0)], placement=CacheAware())
-    again = [record for record in log if isinstance(record, Placed) and "placed again" in record.reason]
-    assert len(again) == 4
-    assert [record.request_id for record in again] == sorted(record.request_id for record in again)
-    assert {record.prefill_instance for record in again} == {"coupled-1", "coupled-2"}
-
-
 def test_what_was_shown_stays():
     """Two seconds of prompt and 4.5 steps, then a death: the fifth step ends, the rest is computed elsewhere."""
     died_s = PROMPT_S + 4.5 * STEP_S
@@ -128,36 +117,6 @@ def test_what_was_shown_stays():
     again_s = died_s + STEP_S / 2 + (1024 + 6) / 512
     expected = [PROMPT_S + k * STEP_S for k in range(6)] + [again_s + k * STEP_S for k in range(14)]
     np.testing.assert_allclose(times, expected)
-
-
-def test_a_prompt_under_way_is_lost_at_once():
-    """Nobody waits for the iteration of a dead instance, however long."""
-    log = run([(0.0, 1024, 1, 0)], [("coupled-0", 0.5)])
-    assert [(r.instance, r.start_s, r.at_s) for r in log if isinstance(r, Prefilled)] == [("coupled-1", 0.5, 2.5)]
-
-
-def test_one_can_die_only_once():
-    """A second death of the same instance changes nothing."""
-    rows = [(0.0, 1024, 20, 0), (0.1, 500, 20, 1)]
-    assert run(rows, [("coupled-0", 1.0), ("coupled-0", 2.0)]) == run(rows, [("coupled-0", 1.0)])
-
-
-def test_the_last_death_ends_requests_and_not_the_run():
-    """When all are dead, who is under way or comes later is refused with that reason."""
-    rows = [(0.0, 64, 2, 0), (1.0, 1024, 20, 0), (9.0, 64, 2, 1)]
-    log = run(rows, [(f"coupled-{i}", 4.0) for i in range(3)])
-    assert [record.request_id for record in log if isinstance(record, Finished)] == [0]
-    refused = [record for record in log if isinstance(record, Rejected)]
-    assert [record.request_id for record in refused] == [1, 2]
-    assert all("0 prefill and 0 decode instances live" in record.reason for record in refused)
-
-
-def test_an_unknown_instance_cannot_fail():
-    """A failure of nobody, or at no time, is a mistake, said clearly."""
-    with pytest.raises(ValueError, match=r"no instance 'prefill-0' to fail at 1\.0 s; there are coupled-0"):
-        run([(0.0, 10, 1, 0)], [("prefill-0", 1.0)])
-    with pytest.raises(ValueError, match=r"'coupled-0' should fail at -1\.0 s; allowed are finite times from 0"):
-        Failure("coupled-0", -1.0)
 
 
 def test_the_conductor_decides_on_the_prompt_with_the_tokens_shown():

@@ -18,10 +18,11 @@ from mooncake_lab.cluster import (
     WorkerUp,
 )
 from mooncake_lab.conductor import LatencyEstimator, LoadBalance
-from mooncake_lab.core import DecodeStretch, Finished, FirstToken, Rejected, Request
+from mooncake_lab.core import Request
 from mooncake_lab.metrics import token_times_s
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
-from mooncake_lab.simulation import DecodeInstance, EventLoop
+from mooncake_lab.simulation import EventLoop
+from mooncake_lab.simulation.instances import DecodeInstance
 
 MODEL = LatencyModel(
     name="by hand",
@@ -138,51 +139,7 @@ class TestExactness:
         log, _ = simulate(joins, capacity)
         assert_same_times(log, step_by_step(joins, capacity))
 
-    def test_two_requests_by_hand(self):
-        """Alone a step takes 0.5 + 0.125 + 0; when a second request joins, it waits for the step to end."""
-        log, _ = simulate([(0.0, 1024, 3), (1.0, 2048, 2)])
-        times = dict(token_times_s(log))
-        alone = 0.5 + 0.125 + 1024 / 1024  # the first step of request 0
-        both = 0.5 + 0.25 + (1025 + 2048) / 1024
-        assert times[0] == [0.0, alone, alone + both]
-        assert times[1] == [alone, alone + both]
-
     def test_events_do_not_grow_with_output_length(self):
         """A thousand times more tokens of one request is still one stretch."""
         short, long = (simulate([(0.0, 10, n)])[0] for n in (10, 10_000))
         assert len(short) == len(long)
-
-
-class TestMemory:
-    @settings(max_examples=60, deadline=None)
-    @given(JOINS, st.integers(100, 5000))
-    def test_who_fits_finishes_in_a_small_memory(self, joins, capacity):
-        """With little memory requests wait or go back to host memory; only who outgrows all of it is rejected."""
-        log, worker = simulate(joins, capacity)
-        finished = {record.request_id for record in log if isinstance(record, Finished)}
-        rejected = {record.request_id for record in log if isinstance(record, Rejected)}
-        fits = {
-            i: outputs == 1 or context + outputs - 1 <= capacity for i, (_, context, outputs) in enumerate(joins)
-        }
-        assert (finished, rejected) == ({i for i in fits if fits[i]}, {i for i in fits if not fits[i]})
-        produced = {i: len(times) for i, times in token_times_s(log)}
-        most = {i: min(outputs, max(0, capacity - context) + 1) for i, (_, context, outputs) in enumerate(joins)}
-        assert produced == most
-        assert (worker.contexts, worker.context_tokens, worker.started) == ({}, 0, set())
-
-    def test_a_preempted_request_has_one_first_token(self):
-        """Going back to host memory does not make a request start anew."""
-        log, _ = simulate([(0.3, 90, 20), (1.3, 90, 20)], capacity=200)
-        assert [record.request_id for record in log if isinstance(record, FirstToken)] == [0, 1]
-
-    def test_a_stretch_has_the_pace_of_those_who_stay(self):
-        """Once somebody went back to host memory, a step reads the KVCache of the others alone."""
-        log, _ = simulate([(0.0, 90, 20), (0.0001, 90, 20)], capacity=200)
-        stretches = [record for record in log if isinstance(record, DecodeStretch)]
-        context = {0: 90, 1: 90}
-        assert {len(stretch.request_ids) for stretch in stretches} == {1, 2}
-        for stretch in stretches:
-            here = sum(context[i] for i in stretch.request_ids)
-            assert stretch.first_step_s == MODEL.decode.step_s(len(stretch.request_ids), here)
-            for i in stretch.request_ids:
-                context[i] += stretch.steps

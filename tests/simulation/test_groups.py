@@ -32,17 +32,6 @@ def test_a_group_takes_what_the_recurrence_says(nodes):
     assert MODEL.prefill.seconds(100_000) / nodes < took_s < MODEL.prefill.seconds(100_000)
 
 
-def test_smaller_chunks_fill_the_pipeline_sooner():
-    """The chunk length is no knob without effect."""
-    coarse, fine = (
-        prefill_s(
-            ClusterSpec.disaggregated(prefill_nodes=4, prefill_group=4, prefill_chunk_tokens=chunk), 100_000
-        )[0]
-        for chunk in (16_384, 2048)
-    )
-    assert fine < coarse
-
-
 def test_a_group_is_one_instance_with_the_memory_of_its_nodes():
     """Two groups of four are two instances, each with four caches' room."""
     cluster = Cluster(ClusterSpec.disaggregated(prefill_nodes=8, prefill_group=4, cache_tokens=10_000), MODEL)
@@ -71,9 +60,3 @@ def test_the_pipeline_stays_full():
     assert second.at_s - first.start_s < 1.95 * done_s[-1]
     assert prefill_gpu_s(log) == pytest.approx(second.at_s - first.start_s)
     assert check_log(log) == ()
-
-
-def test_groups_are_whole():
-    """Eight nodes are no groups of three."""
-    with pytest.raises(ValueError, match="no whole number of groups of 3"):
-        ClusterSpec.disaggregated(prefill_nodes=8, prefill_group=3)

@@ -51,27 +51,6 @@ CLUSTERS = {
 }
 
 
-@pytest.mark.parametrize("make", CLUSTERS.values(), ids=CLUSTERS)
-def test_the_stretch_under_way_is_in_the_log(make):
-    """Eight requests that decode when the run is cut have thousands of tokens, not their first ones alone."""
-    whole, cut = make().run(long_answers()), make().run(long_answers(), until_s=20.0)
-    assert run_summary(cut, SLO())["output_tokens"] == sum(received(whole, 20.0).values()) > 1000
-
-
-@pytest.mark.parametrize("make", CLUSTERS.values(), ids=CLUSTERS)
-def test_check_log_misses_a_stretch(make):
-    """Without its last decode stretch the log is not accepted, and neither is one of other tokens."""
-    log = make().run(long_answers(), until_s=20.0)
-    last = max(i for i, record in enumerate(log) if isinstance(record, DecodeStretch))
-    found = check_log([record for i, record in enumerate(log) if i != last])
-    assert {violation.invariant for violation in found} == {"I1"}
-    assert {violation.request_id for violation in found} == set(log[last].request_ids)
-    assert "has received" in found[0].sentence
-    end = log[-1]
-    assert isinstance(end, RunEnded)
-    assert check_log([*log[:-1], RunEnded(at_s=end.at_s, tokens=end.tokens | {99: 1})])
-
-
 @settings(max_examples=40, deadline=None)
 @given(REQUESTS, clusters(), HORIZONS)
 def test_tokens_are_conserved_at_any_horizon(rows, spec, horizon_s):

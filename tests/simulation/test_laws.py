@@ -78,12 +78,13 @@ class TestInvariants:
         cluster = Cluster(spec, REALISTIC)
         log = cluster.run(requests_of(rows))
         assert check_log(log) == ()
-        cluster.pool.check()
+        for store in cluster.pool.stores.values():
+            store.check()
         ((_, held),) = replicas_at(log, [math.inf])
         index = cluster.coordinator.workers.index
         assert +held == index.replicas()
         for name in index.instances:
-            assert index.held_by(name) == cluster.pool.held(name)
+            assert index.held_by(name) == cluster.pool.stores[name].keys()
         table = request_table(log)
         assert set(table["end"]) <= {"finished", "rejected"}
         finished = table[table["end"] == "finished"]

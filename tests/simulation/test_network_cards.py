@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooncake_lab.simulation import EventLoop, Network
-from mooncake_lab.simulation.network import _Card
+from mooncake_lab.simulation import EventLoop
+from mooncake_lab.simulation.network import Network
 
 PACES = st.sampled_from([math.inf, 10.1, 33.3, 70.7])
 FLOWS = st.lists(
@@ -94,58 +94,3 @@ def arrivals_s(flows, unit):
 def test_times_do_not_depend_on_the_unit_of_bytes(flows):
     """With a thousandth of the bytes on cards that are a thousand times slower, every flow arrives as before."""
     assert arrivals_s(flows, 0.001) == pytest.approx(arrivals_s(flows, 1.0), rel=1e-9, abs=1e-6)
-
-
-def test_paced_flows_leave_the_rest_of_a_slow_card():
-    """One flow of 0.2 bytes/s leaves two others 0.4 each on a card of 1 byte/s; it ends when it is released."""
-    flows = [
-        (0.0, "a", "c", 80.0, 20.0, 4.0),
-        (0.0, "a", "c", 160.0, math.inf, 1.0),
-        (0.0, "a", "d", 160.0, math.inf, 1.0),
-    ]
-    assert arrivals_s(flows, 0.01) == {0: pytest.approx(4.0), 1: pytest.approx(4.0), 2: pytest.approx(4.0)}
-
-
-def test_a_card_is_crowded_when_something_is_to_be_shared():
-    """Two greedy flows, or paced ones that take more than half, crowd a card; one flow of either kind does not."""
-    card = _Card(100.0, 100.0)
-    assert (card.count(1, 0, 0.0), card.crowded) == (0, False)
-    assert (card.count(1, 0, 0.0), card.crowded) == (1, True)
-    assert (card.count(1, 0, 0.0), card.crowded) == (0, True)
-    assert (card.count(-2, 0, 0.0), card.crowded) == (-1, False)
-    card = _Card(100.0, 100.0)
-    assert (card.count(0, 1, 50.0), card.crowded) == (0, False)
-    assert (card.count(0, 1, 1.0), card.crowded) == (1, True)
-    assert (card.count(0, -1, -50.0), card.crowded) == (-1, False)
-
-
-def test_only_greedy_flows_count_as_sent():
-    """A node that was never heard of sends nothing, and a paced flow counts from its release."""
-    loop = EventLoop()
-    network = Network(loop, 100.0)
-    assert network.flows_from("a") == 0
-    paced = network.transfer("a", "b", 100.0, most_bytes_per_s=10.0)
-    assert network.flows_from("a") == 0
-    network.release(paced)
-    assert network.flows_from("a") == 1
-    network.release(paced)  # a second time changes nothing
-    assert network.flows_from("a") == 1
-    loop.run()
-    assert network.flows_from("a") == 0
-
-
-@pytest.mark.parametrize("rate", [0.0, -1.0, math.nan])
-def test_a_rate_must_be_positive(rate):
-    """A network that moves nothing is refused."""
-    with pytest.raises(ValueError, match="the rate must be positive"):
-        Network(EventLoop(), rate)
-
-
-def test_a_run_ends_after_a_cancellation():
-    """When the last transfer is cancelled, no timer is set for a moment that never comes."""
-    loop = EventLoop()
-    network = Network(loop, 100.0)
-    network.transfer("a", "b", 1e6)
-    loop.call_later(2.0, network.cancel, "b")
-    loop.run()
-    assert loop.now_s == 1e6 / 100.0  # the moment for which the transfer had set its timer

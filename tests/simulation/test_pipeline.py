@@ -10,7 +10,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mooncake_lab.batching import (
-    BATCHING_POLICIES,
     VLLM,
     Instance,
     Limits,
@@ -133,48 +132,11 @@ def test_the_recurrence_is_what_events_say(rows, policy):
     np.testing.assert_allclose(replayed_by_events(run, CLOCK, hops), run.end_s, rtol=1e-9)
 
 
-@settings(max_examples=25)
-@given(lengths, policies)
-def test_one_stage_has_no_bubbles_between_iterations(rows, policy):
-    """With one stage and everybody there from the start, nothing is ever idle."""
-    spec = replace(SPEC, clock=replace(CLOCK, stages=1), policy=policy)
-    run = run_pipeline(spec, requests_of([(prompt, output, 0.0) for prompt, output, _ in rows]))
-    assert gaps_s(run) == pytest.approx(0.0, abs=1e-9)
-    assert all(request.bubble_s == pytest.approx(0.0, abs=1e-9) for request in run.requests)
-
-
-@given(st.integers(2, 6), st.integers(2, 9))
-def test_equal_work_leaves_no_bubble_after_the_fill(stages, output):
-    """Iterations of equal duration, as many in flight as stages: every gap is zero once the pipeline is full."""
-    flat = IterationCost(
-        name="flat", linear=LinearCost(((1.0, 0.01), (1e6, 0.010001))), per_pair_s=0.0, per_context_token_s=0.0
-    )
-    clock = StageClock(cost=flat, stages=stages, link=LinkLatency(1e30), hop_bytes_per_token=0)
-    spec = replace(SPEC, clock=clock, micro_batches=stages, limits=replace_places(1))
-    run = run_pipeline(spec, requests_of([(1, output, 0.0)] * stages))
-    assert len(run.start_s) == stages * output
-    assert gaps_s(run)[1:] == pytest.approx(0.0, abs=1e-9)
-    spent = account(run)
-    assert spent["fill"] == pytest.approx(sum(range(stages)) * 0.01 / stages)
-    assert spent["drain"] == pytest.approx(spent["fill"])
-
-
 def replace_places(places: int) -> Limits:
     return Limits(
         max_batch_tokens=4096, max_requests=places, block_size_tokens=16, capacity_blocks=600, free_blocks=600,
         max_request_tokens=2000,
     )  # fmt: skip
-
-
-@settings(max_examples=25)
-@given(lengths, policies)
-def test_a_request_is_charged_the_gaps_before_its_iterations(rows, policy):
-    """The bubbles of requests are sums of gaps: nobody is charged more than all, and one alone is charged all."""
-    run = run_pipeline(replace(SPEC, policy=policy), requests_of(rows))
-    total = gaps_s(run)[1:].sum()
-    assert all(-1e-9 <= request.bubble_s <= total + 1e-9 for request in run.requests)
-    alone = run_pipeline(replace(SPEC, policy=policy), requests_of(rows[:1]))
-    assert alone.requests[0].bubble_s == pytest.approx(gaps_s(alone)[1:].sum())
 
 
 def causes_of(rows: Sequence[tuple[int, int, float]]) -> dict[str, float]:
@@ -210,23 +172,6 @@ def test_decodes_of_different_contexts_make_the_third_kind():
     assert gaps_s(run)[6:].sum() > 0
 
 
-def test_a_wait_for_arrivals_is_nobodys_bubble():
-    """Between two requests that come an hour apart, stages are idle for lack of work."""
-    spent = account(run_pipeline(SPEC, requests_of([(100, 2, 0.0), (100, 2, 3600.0)])))
-    assert spent["no work"] == pytest.approx(4 * 3600, rel=0.01)
-
-
-@pytest.mark.parametrize("name", list(BATCHING_POLICIES))
-def test_any_policy_drives_the_pipeline(name):
-    """Every policy of the registry that serves whole requests does so here."""
-    if name in {"prefill_only", "decode_only"}:
-        with pytest.raises(ValueError, match=r"plans nothing|takes none"):
-            run_pipeline(replace(SPEC, policy=BATCHING_POLICIES[name]()), requests_of([(40, 3, 0.0)] * 2))
-        return
-    run = run_pipeline(replace(SPEC, policy=BATCHING_POLICIES[name]()), requests_of([(40, 3, 0.0)] * 9))
-    assert all(len(request.token_s) == 3 for request in run.requests)
-
-
 def test_shortage_preempts_and_nothing_is_lost():
     """With too few blocks for all to grow, some are pushed out and computed again, and all get their tokens."""
     limits = Limits(max_batch_tokens=512, max_requests=4, block_size_tokens=16, capacity_blocks=9, free_blocks=9)
@@ -234,13 +179,6 @@ def test_shortage_preempts_and_nothing_is_lost():
     run = run_pipeline(spec, requests_of([(30, 60, 0.0)] * 4))
     assert all(len(request.token_s) == 60 for request in run.requests)
     assert sum(run.prompt_tokens) > 120
-
-
-def test_an_unservable_request_is_refused_and_the_rest_served():
-    """A prompt larger than the cache is refused; nobody behind it waits for ever."""
-    run = run_pipeline(SPEC, requests_of([(1900, 3, 0.0), (5000, 3, 0.0), (100, 3, 0.0)]))
-    assert run.rejected == [1]
-    assert [len(request.token_s) for request in run.requests] == [3, 0, 3]
 
 
 def test_refused_requests_take_no_places():
@@ -273,15 +211,6 @@ def test_chunked_pipelines_end_when_the_recurrence_says(sizes, nodes, reused, ba
     expected = cpp_finish_s(group, reused + sum(sizes), reused, sizes=sizes)
     np.testing.assert_allclose(simulate_cpp(group, sizes, reused), expected, rtol=1e-9)
     assert len(chunk_seconds(group, sizes, reused)) == len(sizes)
-
-
-@pytest.mark.parametrize("change", [{"stages": 0}, {"overhead_s": -1.0}, {"hop_bytes_per_token": -1.0}])
-def test_an_impossible_pipeline_is_refused(change):
-    """No stage, and costs below zero, are refused."""
-    with pytest.raises(ValueError, match="at least 1 stage"):
-        replace(CLOCK, **change)
-    with pytest.raises(ValueError, match="0 micro-batches"):
-        replace(SPEC, micro_batches=0)
 
 
 @settings(max_examples=25)

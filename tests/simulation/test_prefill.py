@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mooncake_lab.batching import CountedBlocks, Instance, Limits, PrefillOnly, Progress
 from mooncake_lab.core import Prefilled
-from mooncake_lab.metrics import check_log, prefill_gpu_s
+from mooncake_lab.metrics import check_log
 from mooncake_lab.simulation import Cluster, ClusterSpec
 
 ROWS = st.lists(st.tuples(st.floats(0, 5), st.integers(1, 9000)), min_size=1, max_size=20).map(sorted)
@@ -65,16 +65,3 @@ def test_packed_prompts_are_done_before_the_last_of_single_ones():
     assert packed[1].at_s == packed[2].at_s
     assert packed[2].at_s == pytest.approx(alone[2].at_s - REALISTIC.prefill.constant_s)
     assert packed[1].start_s == packed[2].start_s == alone[0].at_s
-
-
-def test_a_packed_iteration_counts_once():
-    """GPU time of packed prompts is that of their iteration, not the sum over prompts."""
-    first, second, third = packed = prefilled([(0.0, 9000), (0.1, 200), (0.2, 300)], 1000)
-    expected_s = (first.at_s - first.start_s) + (third.at_s - second.start_s)
-    assert prefill_gpu_s(packed) == pytest.approx(expected_s)
-
-
-def test_groups_compute_one_prompt_at_a_time():
-    """A pool of pipelined groups that packs prompts is refused."""
-    with pytest.raises(ValueError, match="max_batch_tokens is 2 with groups of 2"):
-        ClusterSpec.disaggregated(prefill_nodes=4, prefill_group=2, max_batch_tokens=2)

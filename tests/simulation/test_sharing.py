@@ -1,18 +1,17 @@
 """What nodes share, and who waits for whom: KVCache, links into GPU memory, iterations."""
 
-import math
 from dataclasses import replace
 
 import pytest
 from drawn import REALISTIC, make_model
 from families import requests_of
 
-from mooncake_lab.conductor import KVCacheCentric, LoadBalance, Placement
+from mooncake_lab.conductor import LoadBalance, Placement
 from mooncake_lab.core import FirstToken, Moved, Prefilled
 from mooncake_lab.metrics import check_log
-from mooncake_lab.paper import assumption
 from mooncake_lab.perf import LinkLatency, model_shape
-from mooncake_lab.simulation import Cluster, ClusterSpec, Failure, PrefillPool, PrefixPool
+from mooncake_lab.simulation import Cluster, ClusterSpec, Failure
+from mooncake_lab.simulation.pool import PrefixPool
 
 KV_BYTES = model_shape("llama3-70b").kv_bytes_per_token
 LONG = 2048
@@ -76,14 +75,6 @@ def test_a_fetch_has_a_deadline(timeout_s, reused, start_s):
     assert copied == reused * KV_BYTES
 
 
-@pytest.mark.parametrize("timeout_s", [0.0, -1.0, math.inf, math.nan])
-def test_a_deadline_is_a_finite_time(timeout_s):
-    """A run without a horizon ends when its last timer fires; by default the time is that of assumption B57."""
-    assert PrefillPool().fetch_timeout_s == assumption("B57").value
-    with pytest.raises(ValueError, match="fetch_timeout_s"):
-        PrefillPool(fetch_timeout_s=timeout_s)
-
-
 class TestOneStoreForAll:
     REQUESTS = requests_of([(float(i), LONG, 1, i) for i in range(8)])
 
@@ -97,16 +88,6 @@ class TestOneStoreForAll:
         cluster.run(self.REQUESTS)
         held = 8 * LONG // 512
         assert held / 2 < len(cluster.coordinator.workers.index) < held
-
-    def test_reading_elsewhere_moves_bytes(self):
-        """Prompts that are reused on other nodes than the one that computed them come over the network."""
-        again = requests_of([*((float(i), LONG, 1, i) for i in range(8)), *((50.0, LONG, 1, i) for i in range(8))])
-        spec = ClusterSpec.disaggregated(
-            prefill_nodes=4, decode_nodes=1, shared_cache=True, placement=KVCacheCentric()
-        )
-        log = Cluster(spec, REALISTIC).run(again)
-        assert sum(r.reused_tokens for r in log if isinstance(r, Prefilled)) > 4 * LONG
-        assert sum(r.bytes for r in log if isinstance(r, Moved) and r.destination.startswith("prefill")) > 0
 
     def test_blocks_lie_where_they_were_computed_while_there_is_room(self):
         """Reading one's own blocks moves nothing; a full node's new blocks lie where most room is."""

@@ -13,9 +13,8 @@ from mooncake_lab.cluster import (
     AttemptFailed,
     PrefillDropped,
     RequestDone,
-    StepDone,
 )
-from mooncake_lab.core import block_keys
+from mooncake_lab.core import DecodeStretch, block_keys
 from mooncake_lab.engine import (
     EngineSettings,
     GenerationRequest,
@@ -123,11 +122,11 @@ def ended(job: Job, output: Output, end_s: float) -> RequestDone | AttemptFailed
     return RequestDone(at_s=end_s, attempt=job.attempt)
 
 
-def step_done(worker: str, start_s: float, end_s: float, request_ids: Sequence[int]) -> StepDone:
+def step_done(worker: str, start_s: float, end_s: float, request_ids: Sequence[int]) -> DecodeStretch:
     """The report of one decode iteration."""
-    return StepDone(
+    return DecodeStretch(
         at_s=end_s,
-        worker=worker,
+        instance=worker,
         start_s=start_s,
         steps=1,
         first_step_s=end_s - start_s,

@@ -1,14 +1,56 @@
-"""Iterations that repeat: each outlasts the one before by a constant, so that many of them are one formula."""
+"""Virtual time: callbacks in order of their times, and iterations that repeat as one formula."""
 
+from collections.abc import Callable
 from math import sqrt
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, final
+
+import simpy
 
 from mooncake_lab.batching import Plan
-from mooncake_lab.cluster import StepDone
+from mooncake_lab.core import DecodeStretch
 from mooncake_lab.perf import LatencyModel
 
 _ROUNDING_S: Final = 1e-9
 """An iteration that ends so shortly before now may, by rounding, be still to end."""
+
+
+@final
+class EventLoop:
+    """Runs callbacks in order of their times; those of one time run first in, first out. Mutable: time passes.
+
+    It is simpy's environment, with callbacks in place of processes: a callback costs half of the CPU time of a
+    process that waits once, and a simulated hour has about 100,000.
+    """
+
+    def __init__(self) -> None:
+        self._env = simpy.Environment()
+        self.now_s: float = self._env.now
+        """Seconds since the run began."""
+        self.scheduled = 0
+        """How many callbacks were ever scheduled."""
+
+    def call_later(self, delay_s: float, callback: Callable[..., None], *arguments: object) -> None:
+        """Let a callback run `delay_s` seconds from now; after 0 s it runs after all that is due now.
+
+        Raises:
+            ValueError: when the delay is negative or not a number.
+        """
+        if not delay_s >= 0.0:
+            raise ValueError(f"a callback {delay_s!r} s from now; allowed are delays from 0")
+        self.scheduled += 1
+        env = self._env
+
+        def call(_: simpy.Event) -> None:
+            self.now_s = env.now
+            callback(*arguments)
+
+        simpy.Timeout(env, delay_s).callbacks = [call]
+
+    def run(self, until_s: float | None = None) -> None:
+        """Run callbacks until none is left, or all that are due before a moment, which is the present then."""
+        if until_s is None or until_s > self.now_s:
+            self._env.run(until_s)
+            self.now_s = self._env.now
 
 
 class Steady(NamedTuple):
@@ -70,15 +112,16 @@ class Stretch(NamedTuple):
         """The iteration under way is the last one."""
         return self._replace(steps=min(self.steps, self.pace.steps_within(now_s - self.start_s) + 1))
 
-    def done(self, worker: str, now_s: float, request_ids: tuple[int, ...]) -> StepDone:
+    def decoded(self, instance: str, now_s: float, request_ids: tuple[int, ...]) -> DecodeStretch:
         """The event that each of these requests has one more token from each of them."""
-        return StepDone(
+        (first_s, growth_s) = self.pace
+        return DecodeStretch(
             at_s=now_s,
-            worker=worker,
+            instance=instance,
             start_s=self.start_s,
             steps=self.steps,
-            first_step_s=self.pace.first_s,
-            step_growth_s=self.pace.growth_s,
+            first_step_s=first_s,
+            step_growth_s=growth_s,
             request_ids=request_ids,
         )
 
