@@ -1,6 +1,7 @@
 """One line of a trace file: its fields, the names other tools give them, and what is wrong with a bad one.
 
-A good line costs one typed decoding. Only a bad one is looked at again, field by field, to say why.
+A good line under the released traces' names costs one typed decoding. Any other is looked at field by field, to
+adopt the names of other tools or to say what is wrong.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,23 +27,18 @@ LARGEST_ID: Final = 2**64 - 1
 """Block ids are unsigned 64-bit hashes at most."""
 _LARGEST_LENGTH: Final = 2**53
 _Milliseconds = Annotated[float, Meta(ge=0)]
-_Length = Annotated[int, Meta(ge=0, le=_LARGEST_LENGTH)]
 
 
 class Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """A line as written in the file; which of the optional names may occur together, `read_line` says."""
+    """A line of a trace under the names of the released traces."""
 
     hash_ids: list[int]
+    input_length: Annotated[int, Meta(ge=1, le=_LARGEST_LENGTH)]
+    output_length: Annotated[int, Meta(ge=0, le=_LARGEST_LENGTH)]
     timestamp: _Milliseconds | UnsetType = UNSET
-    input_length: _Length | UnsetType = UNSET
-    output_length: _Length | UnsetType = UNSET
-    created_time: _Milliseconds | UnsetType = UNSET
-    input_tokens: _Length | UnsetType = UNSET
-    output_tokens: _Length | UnsetType = UNSET
+    delay: _Milliseconds | UnsetType = UNSET
     session_id: str | None = None
     max_tokens: Annotated[int, Meta(ge=1, le=_LARGEST_LENGTH)] | None = None
-    delay: _Milliseconds | UnsetType = UNSET
-    delay_ms: _Milliseconds | UnsetType = UNSET
     trace_block_size: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
 
 
@@ -69,16 +65,11 @@ def read_line(raw: bytes) -> Line:
     try:
         line = _DECODER.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise _fault_in(raw, error) from None
-    if line.timestamp is UNSET or line.input_length is UNSET or line.output_length is UNSET:
-        _adopt_aliases(line)
-    elif not (
-        line.created_time is line.input_tokens is line.output_tokens is line.delay is line.delay_ms is UNSET
-    ):
-        raise _fault_in(raw, ValueError("a field is given twice"))
-    if line.input_length == 0:
-        raise LineError("input_length", "0", "a whole number from 1")
-    if line.max_tokens is not None and line.max_tokens < cast("int", line.output_length):
+        line = _examined(raw, error)
+    if (line.timestamp is UNSET) == (line.delay is UNSET):
+        value = "missing" if line.timestamp is UNSET else repr(line.timestamp)
+        raise LineError("timestamp", value, "either 'timestamp' or 'delay', not both; milliseconds from 0")
+    if line.max_tokens is not None and line.max_tokens < line.output_length:
         raise LineError("max_tokens", str(line.max_tokens), f"at least the output_length, {line.output_length}")
     return line
 
@@ -89,7 +80,7 @@ def check_blocks(line: Line, block_size_tokens: int) -> None:
     Raises:
         LineError: when it has more or fewer, or an id is not an unsigned 64-bit number.
     """
-    ids, tokens = line.hash_ids, cast("int", line.input_length)
+    ids, tokens = line.hash_ids, line.input_length
     expected = blocks_for(tokens, block_size_tokens)
     if len(ids) != expected:
         allowed = f"{expected} ids, one for each block of {block_size_tokens} tokens of input_length {tokens}"
@@ -97,22 +88,6 @@ def check_blocks(line: Line, block_size_tokens: int) -> None:
     if min(ids) < 0 or max(ids) > LARGEST_ID:
         wrong = min(ids) if min(ids) < 0 else max(ids)
         raise LineError("hash_ids", f"a list with {wrong}", f"a list of whole numbers from 0 to {LARGEST_ID}")
-
-
-def _adopt_aliases(line: Line) -> None:
-    for alias, name in ALIASES.items():
-        value = getattr(line, alias)
-        if value is UNSET:
-            continue
-        if getattr(line, name) is not UNSET:
-            raise LineError(alias, repr(value), f"either {alias!r} or {name!r}, not both")
-        setattr(line, name, value)
-    for name in ("input_length", "output_length"):
-        if getattr(line, name) is UNSET:
-            raise LineError(name, "missing", _CHECKS[name][1])
-    if (line.timestamp is UNSET) == (line.delay is UNSET):
-        value = "missing" if line.timestamp is UNSET else repr(line.timestamp)
-        raise LineError("timestamp", value, "milliseconds from 0, or a 'delay' instead of it, not both")
 
 
 def _is_number(value: Any) -> bool:
@@ -144,34 +119,33 @@ _CHECKS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = MappingProxyTy
 )
 
 
-def _fault_in(raw: bytes, error: Exception) -> LineError:
-    """Find the first thing wrong with a line that could not be read."""
+def _examined(raw: bytes, error: Exception) -> Line:
+    """A line that has other names than the released traces; else the first thing that is wrong with it.
+
+    Raises:
+        LineError: naming that.
+    """
     try:
         content = msgspec.json.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return LineError(None, f"{raw!r} ({error})", "one JSON object with finite numbers")
+        raise LineError(None, f"{raw!r} ({error})", "one JSON object with finite numbers") from None
     if not isinstance(content, dict):
-        return LineError(None, repr(content), "one JSON object")
-    fields = cast("dict[str, Any]", content)
-    for field in fields:
-        if (fault := _field_fault(fields, field)) is not None:
-            return fault
-    if "hash_ids" not in fields:
-        return LineError("hash_ids", "missing", _CHECKS["hash_ids"][1])
-    if "timestamp" in fields:
-        return LineError("timestamp", repr(fields["timestamp"]), "either 'timestamp' or 'delay', not both")
-    return LineError(None, f"{raw!r} ({error})", "a line of a trace")
-
-
-def _field_fault(fields: Mapping[str, Any], field: str) -> LineError | None:
-    value = fields[field]
-    name = ALIASES.get(field, field)
-    if name not in _CHECKS:
-        return LineError(field, repr(value), f"one of the fields {', '.join((*_CHECKS, *ALIASES))}")
-    if name != field and name in fields:
-        return LineError(field, repr(value), f"either {field!r} or {name!r}, not both")
-    check, allowed = _CHECKS[name]
-    return None if check(value) else LineError(field, _shown(value, check), allowed)
+        raise LineError(None, repr(content), "one JSON object")
+    fields: dict[str, Any] = {}
+    for field, value in cast("dict[str, Any]", content).items():
+        name = ALIASES.get(field, field)
+        if name not in _CHECKS:
+            raise LineError(field, repr(value), f"one of the fields {', '.join((*_CHECKS, *ALIASES))}")
+        if name != field and name in content:
+            raise LineError(field, repr(value), f"either {field!r} or {name!r}, not both")
+        check, allowed = _CHECKS[name]
+        if not check(value):
+            raise LineError(field, _shown(value, check), allowed)
+        fields[name] = value
+    for name in ("input_length", "output_length", "hash_ids"):
+        if name not in fields:
+            raise LineError(name, "missing", _CHECKS[name][1])
+    return msgspec.convert(fields, Line)
 
 
 def _shown(value: Any, check: Callable[[Any], bool]) -> str:

@@ -113,19 +113,16 @@ class _Reading:
             origin="file",
             block_size_tokens=self.block_size_tokens or DEFAULT_BLOCK_SIZE_TOKENS,
             arrival_s=array("d", (at_ms / 1000 for at_ms in arrival_ms)),
-            input_tokens=array("q", (cast("int", line.input_length) for line in lines)),
-            output_tokens=array("q", (cast("int", line.output_length) for line in lines)),
+            input_tokens=array("q", (line.input_length for line in lines)),
+            output_tokens=array("q", (line.output_length for line in lines)),
             block_ids=array("Q", chain.from_iterable(line.hash_ids for line in lines)),
             block_starts=array("q", accumulate((len(line.hash_ids) for line in lines), initial=0)),
-            sessions=tuple(line.session_id for line in lines) if self._has_sessions() else None,
+            sessions=tuple(line.session_id for line in lines) if self.session_ms else None,
             max_tokens=_limits(lines),
             skipped=self.skipped,
             skipped_reasons=tuple(self.reasons),
             source=f"file {self.path.name}" + (f", bad lines skipped: {self.skipped}" if self.skipped else ""),
         )
-
-    def _has_sessions(self) -> bool:
-        return any(line.session_id is not None for line in self.lines)
 
     def _block_size(self, line: Line) -> int:
         written = line.trace_block_size

@@ -53,16 +53,6 @@ class TestFind:
         (folders[1].parents[1] / "pyproject.toml").unlink()
         assert search_folders() == (folders[2],)
 
-    def test_a_folder_is_no_trace(self, folders):
-        """A folder with the file's name does not count."""
-        (folders[0] / "conversation_trace.jsonl").mkdir()
-        assert find_trace("conversation") is None
-
-    def test_unknown(self):
-        """A name that is no workload is refused."""
-        with pytest.raises(ValueError, match="unknown workload 'azure'"):
-            find_trace("azure")
-
 
 class TestLoad:
     @pytest.mark.usefixtures("folders")
@@ -149,17 +139,18 @@ class TestGood:
 
 
 class TestBad:
-    @pytest.mark.parametrize("path", ["truncated", "missing"])
-    def test_nothing_usable_came(self, server, tmp_path, path):
-        """An answer cut short or an error answer is a clear error that leaves nothing behind."""
-        with pytest.raises(ConnectionError, match=f"could not fetch http://127.0.0.1:.*/{path}"):
+    @pytest.mark.parametrize(
+        ("path", "error", "said"),
+        [
+            ("truncated", ConnectionError, "could not fetch http://127.0.0.1:.*/truncated"),
+            ("missing", ConnectionError, "could not fetch http://127.0.0.1:.*/missing"),
+            ("wrong", ValueError, "not the released synthetic trace and was not kept"),
+        ],
+    )
+    def test_nothing_usable_came(self, server, tmp_path, path, error, said):
+        """An answer cut short, an error answer or other content is an error that leaves nothing behind."""
+        with pytest.raises(error, match=said):
             fetch_trace("synthetic", folder=tmp_path, url=address(server, path))
-        assert list(tmp_path.iterdir()) == []
-
-    def test_wrong_content(self, server, tmp_path):
-        """Content with another digest is refused and not kept."""
-        with pytest.raises(ValueError, match="not the released synthetic trace and was not kept"):
-            fetch_trace("synthetic", folder=tmp_path, url=address(server, "wrong"))
         assert list(tmp_path.iterdir()) == []
 
     @pytest.mark.parametrize("path", ["truncated", "wrong", "missing"])
@@ -188,11 +179,10 @@ class TestBad:
         assert (tmp_path / FILE_NAME).read_text() == "something else"
         assert server.requests == 0
 
-    @pytest.mark.parametrize("url", ["synthetic.jsonl", "ftp://host/file", "folder/file"])
-    def test_no_address(self, tmp_path, url):
+    def test_no_address(self, tmp_path):
         """What is no web address is refused as such, and not blamed on a server."""
-        with pytest.raises(ValueError, match=f"'{url}' is not an address to fetch from"):
-            fetch_trace("synthetic", folder=tmp_path, url=url)
+        with pytest.raises(ValueError, match="is not an address to fetch from"):
+            fetch_trace("synthetic", folder=tmp_path, url="ftp://host/file")
 
     def test_the_folder_cannot_be_made(self, server, tmp_path):
         """A folder that cannot be made is named, and not blamed on the network."""
@@ -202,10 +192,11 @@ class TestBad:
         assert not isinstance(found.value, ConnectionError)
         assert server.requests == 0
 
-    def test_unknown_workload(self):
+    @pytest.mark.parametrize("use", [fetch_trace, find_trace, load])
+    def test_unknown_workload(self, use):
         """A name that is no workload is refused with those that are."""
         with pytest.raises(ValueError, match=f"unknown workload 'azure'; allowed are {', '.join(WORKLOADS)}"):
-            fetch_trace("azure")
+            use("azure")
 
 
 class TestReleases:

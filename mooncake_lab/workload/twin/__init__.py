@@ -4,12 +4,15 @@ Each workload is a small story, told at the top of its module and driven by one 
 people who talk (`conversation`), a pool of chats and documents (`synthetic`), conversations beside two busy
 programs (`toolagent`). A story ends in drafts, requests that know whose prefix they continue (`drafts`); the
 recorder gives them block ids and timestamps. The numbers are counts, chances and quantile tables
-(`tables`), measured on the released traces or published; no row is copied. What a twin must meet, and how closely,
-is in `data/measured/twin_targets.csv`.
+(`data/measured/twin_quantiles.json`), measured on the released traces or published; no row is copied. What a twin
+must meet, and how closely, is in `data/measured/twin_targets.csv`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Final
 
 import numpy as np
 
@@ -35,31 +38,31 @@ class Recipe:
     """Drafts of at least `requests` requests, from a seed."""
 
 
-def _recipes() -> dict[str, Recipe]:
-    """The recipe of every twin by name."""
-    chat, pool, calls = ConversationProcess(), SyntheticProcess(), ToolAgentProcess()
-    both = Recipe(
-        requests=23_608,
-        prefixes_blocks=calls.prefixes_blocks,
-        tick_s=3.0,
-        draft=lambda requests, seed: toolagent(requests, seed, calls),
-    )
-    return {
+_CHAT, _CALLS = ConversationProcess(), ToolAgentProcess()
+_TOOLAGENT: Final = Recipe(
+    requests=23_608,
+    prefixes_blocks=_CALLS.prefixes_blocks,
+    tick_s=3.0,
+    draft=partial(toolagent, process=_CALLS),
+)
+_RECIPES: Final[Mapping[str, Recipe]] = MappingProxyType(
+    {
         "conversation": Recipe(
             requests=12_031,
-            prefixes_blocks=(chat.system_blocks,),
+            prefixes_blocks=(_CHAT.system_blocks,),
             tick_s=3.0,
-            draft=lambda requests, seed: conversation(requests, seed, chat),
+            draft=partial(conversation, process=_CHAT),
         ),
         "synthetic": Recipe(
             requests=3_993,
             prefixes_blocks=(0,),
             tick_s=0.001,
-            draft=lambda requests, seed: synthetic(requests, seed, pool),
+            draft=partial(synthetic, process=SyntheticProcess()),
         ),
-        "toolagent": both,
-        "arxiv": both,  # the arXiv trace is the same hour: as many requests, the same first blocks
+        "toolagent": _TOOLAGENT,
+        "arxiv": _TOOLAGENT,  # the arXiv trace is the same hour: as many requests, the same first blocks
     }
+)
 
 
 def make_twin(name: str, *, seed: int = 0, requests: int | None = None) -> Trace:
@@ -75,18 +78,13 @@ def make_twin(name: str, *, seed: int = 0, requests: int | None = None) -> Trace
     Raises:
         ValueError: when there is no such twin, the seed is negative, or fewer than one request is asked for.
     """
-    recipes = _recipes()
-    if name not in recipes:
-        raise ValueError(f"there is no twin called {name!r}; allowed are {', '.join(recipes)}")
-    recipe = recipes[name]
+    if name not in _RECIPES:
+        raise ValueError(f"there is no twin called {name!r}; allowed are {', '.join(_RECIPES)}")
+    recipe = _RECIPES[name]
     n = recipe.requests if requests is None else requests
     if n < 1:
         raise ValueError(f"a twin of {n} requests was asked for; at least 1 is needed")
-    return _record(earliest(recipe.draft(n, seed), n), recipe, name, f"twin of the {name} trace, seed {seed}")
-
-
-def _record(drafts: Drafts, recipe: Recipe, name: str, source: str) -> Trace:
-    """Requests in order of arrival as the recorder writes them: with block ids, and on its ticks."""
+    drafts = earliest(recipe.draft(n, seed), n)
     laid = lay_blocks(drafts, recipe.prefixes_blocks)
     ticks = np.floor(drafts.arrival_s / recipe.tick_s)
     return Trace(
@@ -98,5 +96,5 @@ def _record(drafts: Drafts, recipe: Recipe, name: str, source: str) -> Trace:
         output_tokens=drafts.output_tokens,
         block_ids=np.concatenate(laid),
         block_starts=np.cumsum([0, *(len(blocks) for blocks in laid)]),
-        source=source,
+        source=f"twin of the {name} trace, seed {seed}",
     )

@@ -23,9 +23,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mooncake_lab.workload.twin import tables
 from mooncake_lab.workload.twin.drafts import (
     BLOCK_SIZE_TOKENS,
+    TABLES,
     Drafts,
     Floats,
     Ints,
@@ -58,8 +58,8 @@ class ConversationProcess:
     """How long until they turn up; measured: the excess has gone after about five minutes."""
     system_blocks: int = 1
     """Measured: all requests share id 0, none two."""
-    first_tokens: Quantiles = tables.FIRST_PROMPT_TOKENS
-    output_tokens: Quantiles = tables.ANSWER_TOKENS
+    first_tokens: Quantiles = TABLES["first_prompt_tokens"]
+    output_tokens: Quantiles = TABLES["answer_tokens"]
     goes_on: tuple[float, ...] = (0.425, 0.515, 0.615, 0.69, 0.73, 0.78, 0.82, 0.85)
     """Chance of one more turn after turn 1, 2, ...; the last stands for all deeper ones. Fitted; measured 0.40,
     0.44, 0.57, 0.66, 0.69, 0.69, 0.83 over the first forty minutes, with the factors below in them."""
@@ -95,10 +95,10 @@ class ConversationProcess:
         (0.843, 0.048, 0.000, 0.109),
     )
     """The same for the second turn of a session, by the length of its first prompt: measured."""
-    ask_tokens: Quantiles = tables.ASK_TOKENS
-    paste_tokens: Quantiles = tables.PASTE_TOKENS
-    edit_keeps: Quantiles = tables.EDIT_KEEPS
-    edit_length: Quantiles = tables.EDIT_LENGTH
+    ask_tokens: Quantiles = TABLES["ask_tokens"]
+    paste_tokens: Quantiles = TABLES["paste_tokens"]
+    edit_keeps: Quantiles = TABLES["edit_keeps"]
+    edit_length: Quantiles = TABLES["edit_length"]
     longest_tokens: int = 126_195
     """Measured; the model's window is 128k. A session that would outgrow it ends."""
 
@@ -219,7 +219,7 @@ class AgentKind:
 
 
 _CHAT = replace(
-    ConversationProcess(), sessions_per_hour=6800, under_way=109, output_tokens=tables.AGENT_CHAT_ANSWER_TOKENS
+    ConversationProcess(), sessions_per_hour=6800, under_way=109, output_tokens=TABLES["agent_chat_answer_tokens"]
 )
 
 
@@ -240,20 +240,20 @@ class ToolAgentProcess:
         AgentKind(
             calls_per_hour=9362,  # known: 9,203 in 3,539 s
             instruction_blocks=12,
-            input_tokens=tables.LONG_CALL_TOKENS,
-            output_tokens=tables.LONG_CALL_ANSWER_TOKENS,
+            input_tokens=TABLES["long_call_tokens"],
+            output_tokens=TABLES["long_call_answer_tokens"],
         ),
         AgentKind(
             calls_per_hour=3509,  # known: 3,449
             instruction_blocks=5,
-            input_tokens=tables.SHORT_CALL_TOKENS,
-            output_tokens=tables.SHORT_CALL_ANSWER_TOKENS,
+            input_tokens=TABLES["short_call_tokens"],
+            output_tokens=TABLES["short_call_answer_tokens"],
         ),
         AgentKind(
             calls_per_hour=18,  # known: 18 requests that begin with a fourth block; their lengths are assumed
             instruction_blocks=1,
-            input_tokens=tables.OTHER_CALL_TOKENS,
-            output_tokens=tables.OTHER_CALL_ANSWER_TOKENS,
+            input_tokens=TABLES["other_call_tokens"],
+            output_tokens=TABLES["other_call_answer_tokens"],
         ),
     )
     """Known: hot blocks, calls, lengths as the histograms of arXiv Fig 5 show them."""

@@ -1,12 +1,17 @@
 """How a twin draws, and its drafts: requests that know whose prefix they continue, before they have block ids."""
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
+from types import MappingProxyType
+from typing import Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+
+from mooncake_lab.core import carried_folder
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -51,6 +56,17 @@ class Quantiles:
         return np.interp(100 * u, self.percent, self.values)
 
 
+def _tables() -> dict[str, Quantiles]:
+    """Percent, then what that share of the requests does not exceed; `about` says what was counted."""
+    told = msgspec.json.decode((carried_folder("measured") / "twin_quantiles.json").read_bytes())
+    return {name: Quantiles(tuple(table["percent"]), tuple(table["values"])) for name, table in told.items()}
+
+
+TABLES: Final[Mapping[str, Quantiles]] = MappingProxyType(_tables())
+"""The distributions behind the twins by name. Measured ones were read off the released traces, where one request
+follows another if it reuses more of it than the common first block."""
+
+
 def spread(rng: np.random.Generator, points: int, columns: int) -> Floats:
     """Evenly spread points in the unit cube, shape (columns, points), moved together by a random shift.
 
@@ -89,13 +105,8 @@ class Drafts:
 
 def stack(parts: Sequence[Drafts]) -> Drafts:
     """Parts of one whole under each other; their parents are rows of the whole already."""
-    return Drafts(
-        arrival_s=np.concatenate([part.arrival_s for part in parts]),
-        input_tokens=np.concatenate([part.input_tokens for part in parts]),
-        output_tokens=np.concatenate([part.output_tokens for part in parts]),
-        parent=np.concatenate([part.parent for part in parts]),
-        kept_blocks=np.concatenate([part.kept_blocks for part in parts]),
-    )
+    names = [column.name for column in fields(Drafts)]
+    return Drafts(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
 
 def join(wholes: Sequence[Drafts]) -> Drafts:
@@ -128,14 +139,8 @@ def earliest(drafts: Drafts, requests: int) -> Drafts:
     order = np.argsort(drafts.arrival_s, kind="stable")[:requests]
     row = np.full(len(drafts), -1)
     row[order] = np.arange(len(order))
-    parent = drafts.parent[order]
-    return Drafts(
-        arrival_s=drafts.arrival_s[order],
-        input_tokens=drafts.input_tokens[order],
-        output_tokens=drafts.output_tokens[order],
-        parent=np.where(parent < 0, parent, row[parent]),
-        kept_blocks=drafts.kept_blocks[order],
-    )
+    first = Drafts(**{column.name: getattr(drafts, column.name)[order] for column in fields(Drafts)})
+    return replace(first, parent=np.where(first.parent < 0, first.parent, row[first.parent]))
 
 
 def lay_blocks(drafts: Drafts, prefixes: Sequence[int]) -> list[Ints]:

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mooncake_lab.workload.twin import tables
 from mooncake_lab.workload.twin.drafts import (
     BLOCK_SIZE_TOKENS,
+    TABLES,
     Drafts,
     Floats,
     Ints,
@@ -54,48 +54,48 @@ class SyntheticProcess:
     """Measured 1,301 prompts below 2,048 tokens, later turns included."""
     chat_goes_on: float = 0.07
     """Measured where it shows: 14 later turns after 194 chat prompts that fill a block."""
-    chat_tokens: Quantiles = tables.CHAT_TOKENS
-    chat_answer_tokens: Quantiles = tables.CHAT_ANSWER_TOKENS
+    chat_tokens: Quantiles = TABLES["chat_tokens"]
+    chat_answer_tokens: Quantiles = TABLES["chat_answer_tokens"]
     papers: int = 566
     """Measured: prompts of 2,048 tokens or more whose first block is never seen again."""
-    paper_tokens: Quantiles = tables.PAPER_TOKENS
-    paper_answer_tokens: Quantiles = tables.PAPER_ANSWER_TOKENS
+    paper_tokens: Quantiles = TABLES["paper_tokens"]
+    paper_answer_tokens: Quantiles = TABLES["paper_answer_tokens"]
     documents: tuple[DocumentKind, ...] = (
         DocumentKind(
             documents=220,
             questions=Quantiles((0, 23.6, 52.3, 79.5, 100), (2, 3, 4, 5, 6)),
-            document_blocks=tables.BLOCKS_TWO_TO_FIVE,
-            question_tokens=tables.LONG_QUESTION_TOKENS,
+            document_blocks=TABLES["blocks_two_to_five"],
+            question_tokens=TABLES["long_question_tokens"],
         ),
         DocumentKind(
             documents=55,
             questions=Quantiles((0, 100), (6, 7)),
-            document_blocks=tables.BLOCKS_SIX,
-            question_tokens=tables.SHORT_QUESTION_TOKENS,
+            document_blocks=TABLES["blocks_six"],
+            question_tokens=TABLES["short_question_tokens"],
         ),
         DocumentKind(
             documents=32,
             questions=Quantiles((0, 100), (7, 8)),
-            document_blocks=tables.BLOCKS_SEVEN,
-            question_tokens=tables.SHORT_QUESTION_TOKENS,
+            document_blocks=TABLES["blocks_seven"],
+            question_tokens=TABLES["short_question_tokens"],
         ),
         DocumentKind(
             documents=39,
             questions=Quantiles((0, 64.1, 100), (8, 9, 10)),
-            document_blocks=tables.BLOCKS_EIGHT_NINE,
-            question_tokens=tables.SHORT_QUESTION_TOKENS,
+            document_blocks=TABLES["blocks_eight_nine"],
+            question_tokens=TABLES["short_question_tokens"],
         ),
         DocumentKind(
             documents=35,
             questions=Quantiles(
                 (0, 20, 28.6, 42.9, 54.3, 71.4, 85.7, 91.4, 94.3, 100), (10, 11, 12, 13, 14, 15, 17, 21, 24, 25)
             ),
-            document_blocks=tables.BLOCKS_TEN_AND_MORE,
-            question_tokens=tables.SHORT_QUESTION_TOKENS,
+            document_blocks=TABLES["blocks_ten_and_more"],
+            question_tokens=TABLES["short_question_tokens"],
         ),
     )
     """Documents by how often they are asked about: measured counts and quantiles."""
-    answer_tokens: Quantiles = tables.DOCUMENT_ANSWER_TOKENS
+    answer_tokens: Quantiles = TABLES["document_answer_tokens"]
     """Answers about documents: measured quantiles."""
     longest_session: int = 12
     """Requests a session has at most; a text with more is read by several at once. Fitted to when in the released
