@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from mooncake_lab.core.lazy import lazy_names
 from mooncake_lab.metrics.averages import mean, percentile, wilson
-from mooncake_lab.metrics.conservation import Violation, check_log
+from mooncake_lab.metrics.conservation import check_log
 from mooncake_lab.metrics.latency import (
     effective,
     effective_request_capacity,
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "RunningSummary",
-    "Violation",
     "check_log",
     "covered_tokens",
     "decode_load_series",

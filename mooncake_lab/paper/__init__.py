@@ -4,7 +4,6 @@ from mooncake_lab.paper.claims import (
     AGREEMENT,
     Bound,
     Claim,
-    Evidence,
     Verdict,
     Yardstick,
     claim,
@@ -26,10 +25,7 @@ from mooncake_lab.paper.comparison import (
     unless_twin,
 )
 from mooncake_lab.paper.facts import (
-    Assumption,
     Fact,
-    ScopeItem,
-    Source,
     assumption,
     assumptions,
     constant,
@@ -40,22 +36,16 @@ from mooncake_lab.paper.facts import (
     points,
     scope,
 )
-from mooncake_lab.paper.scorecard import Headline, Headlines, Scorecard, headlines, scorecard
+from mooncake_lab.paper.scorecard import Scorecard, headlines, scorecard
 
 __all__ = [
     "AGREEMENT",
-    "Assumption",
     "Bound",
     "Claim",
     "Compared",
     "ComparisonTable",
-    "Evidence",
     "Fact",
-    "Headline",
-    "Headlines",
-    "ScopeItem",
     "Scorecard",
-    "Source",
     "Verdict",
     "Yardstick",
     "assumption",

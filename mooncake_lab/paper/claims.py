@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Final, Literal, TypeAlias, cast, get_args
+from typing import Final, Literal, TypeAlias
 
-from mooncake_lab.paper.facts import Fact, Source, read_rows
+from mooncake_lab.paper.facts import Fact, read_rows, told
 
 Grade: TypeAlias = Literal["order", "factor", "value"]
 """What has to agree: which side of a threshold, the size up to a factor, or the value up to a share."""
@@ -272,7 +272,18 @@ def claims() -> tuple[Claim, ...]:
         ValueError: naming the claim whose row has a bad grade, band, sense, source, reach, evidence or
             `stated`, or a band that reaches to where there is no effect.
     """
-    return tuple(_claim(row) for row in read_rows("claims.csv"))
+    return tuple(
+        told(
+            {**row, "sentence": row["claim"], "fact": _filled(row), "yardstick": _filled(row)},
+            Claim,
+            f"claim {row['id']!r} of claims.csv",
+        )
+        for row in read_rows("claims.csv")
+    )
+
+
+def _filled(row: dict[str, str]) -> dict[str, str]:
+    return {name: text for name, text in row.items() if text}
 
 
 def claim(identifier: str) -> Claim:
@@ -285,41 +296,3 @@ def claim(identifier: str) -> Claim:
     if identifier not in found:
         raise ValueError(f"no claim {identifier!r}; there are {', '.join(found)}")
     return found[identifier]
-
-
-def _claim(row: dict[str, str]) -> Claim:
-    try:
-        return Claim(
-            id=row["id"],
-            sentence=row["claim"],
-            fact=Fact(
-                value=float(row["value"]),
-                unit=row["unit"],
-                edition=row["edition"],
-                place=row["place"],
-                source=cast("Source", _one_of(row["source"], get_args(Source))),
-                note=row["note"],
-            ),
-            conditions=row["conditions"],
-            yardstick=Yardstick(
-                grade=cast("Grade", row["grade"]),
-                band=float(row["band"]) if row["band"] else None,
-                sense=row["sense"] or None,
-                threshold=float(row["threshold"]) if row["threshold"] else None,
-            ),
-            reach=cast("Reach", _one_of(row["reach"], get_args(Reach))),
-            evidence=cast("Evidence", _one_of(row["evidence"], get_args(Evidence))),
-            stated=cast("Stated", _one_of(row["stated"], get_args(Stated))),
-            elsewhere=float(row["elsewhere"]) if row["elsewhere"] else None,
-            chapter=row["chapter"],
-            note=row["note"],
-            least_requests=int(row["least_requests"]) if row["least_requests"] else None,
-        )
-    except ValueError as error:
-        raise ValueError(f"claim {row['id']!r} of claims.csv: {error}") from error
-
-
-def _one_of(text: str, allowed: tuple[str, ...]) -> str:
-    if text not in allowed:
-        raise ValueError(f"{text!r} is not one of {', '.join(allowed)}")
-    return text

@@ -1,14 +1,19 @@
 """Facts, curves and the two ledgers of the papers, each number with its unit, its place and how it was read."""
 
 import csv
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+
+import msgspec
 
 from mooncake_lab.core import carried_folder
 
 if TYPE_CHECKING:
     import pandas as pd
+
+Told = TypeVar("Told")
 
 
 def data_dir() -> Path:
@@ -40,6 +45,23 @@ def read_rows(name: str) -> list[dict[str, str]]:
     return rows
 
 
+def told(row: Mapping[str, Any], kind: type[Told], what: str) -> Told:
+    """A row of text as a value, its fields converted to their types; an empty field has its default.
+
+    Args:
+        row: by field; other columns are passed over.
+        kind: a dataclass.
+        what: of which data set the row is, for errors.
+
+    Raises:
+        ValueError: naming `what` and the field, when one is missing or is not allowed.
+    """
+    try:
+        return msgspec.convert({name: text for name, text in row.items() if text}, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{what}: {error}") from error
+
+
 Source: TypeAlias = Literal["printed", "read", "derived", "assumed"]
 """How a number was got: printed in the paper, read off a figure, derived from such numbers, or assumed."""
 
@@ -49,7 +71,7 @@ class Fact:
     """One number of a paper."""
 
     value: float
-    unit: str
+    unit: str = ""
     edition: str
     """Which paper: `FAST'25`, `arXiv v3`, `SARATHI` or `Sarathi-Serve`."""
     place: str
@@ -117,14 +139,8 @@ def fact(name: str, *, series: str | None = None, x: float | str | None = None) 
     """
     entry = _entry(name)
     row = _only(_of_series(read_rows(f"curves/{name}.csv"), name, series), name, x)
-    return Fact(
-        value=float(row["y"]),
-        unit=row.get("unit", entry["y_unit"]),
-        edition=entry["edition"],
-        place=entry["place"],
-        source=_source(row["source"], name),
-        note=entry["notes"],
-    )
+    about = {"unit": row.get("unit", entry["y_unit"]), "note": entry["notes"]}
+    return told({**entry, **about, "value": row["y"], "source": row["source"]}, Fact, name)
 
 
 def constant(name: str) -> Fact:
@@ -136,15 +152,7 @@ def constant(name: str) -> Fact:
     rows = {row["name"]: row for row in read_rows("constants.csv")}
     if name not in rows:
         raise ValueError(f"no constant {name!r}; there are {', '.join(rows)}")
-    row = rows[name]
-    return Fact(
-        value=float(row["value"]),
-        unit=row["unit"],
-        edition=row["edition"],
-        place=row["place"],
-        source=_source(row["source"], name),
-        note=row["note"],
-    )
+    return told(rows[name], Fact, name)
 
 
 def _entry(name: str) -> dict[str, str]:
@@ -183,12 +191,6 @@ def _same(text: str, x: float | str) -> bool:
         return False
 
 
-def _source(text: str, name: str) -> Source:
-    if text not in get_args(Source):
-        raise ValueError(f"{name} has a number of source {text!r}; allowed are {', '.join(get_args(Source))}")
-    return cast("Source", text)
-
-
 Status: TypeAlias = Literal["redrawn", "explained", "not possible"]
 """Whether a figure or table of a paper is in this book."""
 
@@ -201,10 +203,16 @@ class ScopeItem:
     item: str
     shows: str
     status: Status
-    chapter: str
+    chapter: str = ""
     """Stem of the chapter that redraws it; empty where none does."""
-    remark: str
+    remark: str = ""
     """Why not, or what to bear in mind."""
+
+    def __post_init__(self) -> None:
+        if bool(self.chapter) != (self.status == "redrawn"):
+            raise ValueError(
+                f"{self.status} in chapter {self.chapter!r}; what is redrawn has one, nothing else does"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,9 +223,9 @@ class Assumption:
     topic: str
     missing: str
     assumption: str
-    value: float | None
+    value: float | None = None
     """The assumed number, where the assumption is one."""
-    unit: str
+    unit: str = ""
     sensitivity: str
     """How much the results depend on it, or why that was not measured."""
     chapter: str
@@ -229,12 +237,12 @@ def scope() -> tuple[ScopeItem, ...]:
     Raises:
         ValueError: naming the item whose status is not allowed, or whose chapter does not fit the status.
     """
-    return tuple(_item(row) for row in read_rows("scope.csv"))
+    return tuple(told(row, ScopeItem, f"{row['item']} of scope.csv") for row in read_rows("scope.csv"))
 
 
 def assumptions() -> tuple[Assumption, ...]:
     """Every assumption, in the order of `data/paper/assumptions.csv`."""
-    return tuple(_assumption(row) for row in read_rows("assumptions.csv"))
+    return tuple(told(row, Assumption, f"{row['id']} of assumptions.csv") for row in read_rows("assumptions.csv"))
 
 
 def assumption(identifier: str) -> Assumption:
@@ -248,34 +256,3 @@ def assumption(identifier: str) -> Assumption:
         listed = ", ".join(f"{each.id} ({each.topic})" for each in found.values())
         raise ValueError(f"no assumption {identifier!r}; there are {listed}")
     return found[identifier]
-
-
-def _item(row: dict[str, str]) -> ScopeItem:
-    name = f"{row['edition']} {row['item']} of scope.csv"
-    if row["status"] not in get_args(Status):
-        raise ValueError(f"{name} has status {row['status']!r}; allowed are {', '.join(get_args(Status))}")
-    if bool(row["chapter"]) != (row["status"] == "redrawn"):
-        raise ValueError(
-            f"{name} is {row['status']} in chapter {row['chapter']!r}; what is redrawn has one, nothing else does"
-        )
-    return ScopeItem(
-        edition=row["edition"],
-        item=row["item"],
-        shows=row["shows"],
-        status=cast("Status", row["status"]),
-        chapter=row["chapter"],
-        remark=row["remark"],
-    )
-
-
-def _assumption(row: dict[str, str]) -> Assumption:
-    return Assumption(
-        id=row["id"],
-        topic=row["topic"],
-        missing=row["missing"],
-        assumption=row["assumption"],
-        value=float(row["value"]) if row["value"] else None,
-        unit=row["unit"],
-        sensitivity=row["sensitivity"],
-        chapter=row["chapter"],
-    )

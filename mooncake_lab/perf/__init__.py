@@ -11,13 +11,11 @@ from mooncake_lab.perf.cpp import (
     cpp_network_bytes,
     cpp_prefill_s,
 )
-from mooncake_lab.perf.floor import FloorProbe, check_floor, probe_floor
+from mooncake_lab.perf.floor import check_floor, probe_floor
 from mooncake_lab.perf.hardware import HARDWARE, Hardware, hardware
 from mooncake_lab.perf.iteration import (
-    DecodeAccounts,
     IterationCost,
     LinearCost,
-    Round,
     Workload,
     balanced_ratio,
     decode_accounts,
@@ -63,9 +61,7 @@ __all__ = [
     "PRINTED_B",
     "Calibration",
     "CppGroup",
-    "DecodeAccounts",
     "DecodeLatency",
-    "FloorProbe",
     "Hardware",
     "HybridLatency",
     "IterationCost",
@@ -74,7 +70,6 @@ __all__ = [
     "LinkLatency",
     "ModelShape",
     "PrefillLatency",
-    "Round",
     "Work",
     "Workload",
     "as_told",

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from mooncake_lab.core.lazy import lazy_names
-from mooncake_lab.workload.reader import DEFAULT_BLOCK_SIZE_TOKENS, TraceError, read_trace, write_trace
+from mooncake_lab.workload.reader import TraceError, read_trace, write_trace
 from mooncake_lab.workload.releases import (
     DATA_VARIABLE,
     RELEASES,
@@ -17,12 +17,11 @@ from mooncake_lab.workload.releases import (
     load_or_read,
     search_folders,
 )
-from mooncake_lab.workload.trace import Origin, Trace, in_class
+from mooncake_lab.workload.trace import Trace, in_class
 
 if TYPE_CHECKING:
     from mooncake_lab.workload.shared_prefix import SharedPrefix
     from mooncake_lab.workload.trace_statistics import (
-        Spread,
         TraceStatistics,
         conversation_sizes,
         request_of_block,
@@ -36,13 +35,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DATA_VARIABLE",
-    "DEFAULT_BLOCK_SIZE_TOKENS",
     "RELEASES",
     "WORKLOADS",
-    "Origin",
     "Release",
     "SharedPrefix",
-    "Spread",
     "Trace",
     "TraceError",
     "TraceStatistics",
