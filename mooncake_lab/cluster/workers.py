@@ -259,6 +259,10 @@ class WorkerTable:
         """The blocks in a cache."""
         return self.index.held_by(cache) if cache in self._members else set()
 
+    def on_ssd(self, cache: str) -> set[BlockKey]:
+        """Those of them that are not in DRAM."""
+        return self._on_ssd.get(cache, set())
+
     def is_up(self, name: str) -> bool:
         """Whether requests can be placed there."""
         worker = self._workers.get(name)

@@ -30,7 +30,7 @@ def latency_model(shape: ModelShape, measured: list[Measured], name: str) -> Lat
     second = fit_decode(decode[:, 0], decode[:, 1], decode[:, 2]).model
     # coupled workers move nothing: their KVCache is where it is needed
     transfer = fit_link(sent[:, 0], sent[:, 1]).model if sent.size else LinkLatency(float("inf"))
-    seconds = sum(row[1] for row in loaded)
+    read = [row for part in measured for row in part.ssd]
     return LatencyModel(
         name=name,
         shape=shape,
@@ -38,5 +38,12 @@ def latency_model(shape: ModelShape, measured: list[Measured], name: str) -> Lat
         decode=second,
         hybrid=HybridLatency.of(first, second),
         transfer=transfer,
-        dram=LinkLatency(sum(row[0] for row in loaded) / seconds if seconds else float("inf")),
+        dram=_link(loaded),
+        ssd=_link(read) if read else None,
     )
+
+
+def _link(moves: list[tuple[int, float]]) -> LinkLatency:
+    """The bandwidth of loads that are too short for a latency to be told apart."""
+    seconds = sum(row[1] for row in moves)
+    return LinkLatency(sum(row[0] for row in moves) / seconds if seconds else float("inf"))

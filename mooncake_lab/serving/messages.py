@@ -27,7 +27,7 @@ from mooncake_lab.cluster import (
 from mooncake_lab.core import DecodeStretch
 from mooncake_lab.perf import ModelShape
 
-VERSION: Final = 7
+VERSION: Final = 8
 """The version of this protocol; both sides send theirs before anything else."""
 
 
@@ -78,6 +78,8 @@ class PrefillOrder(msgspec.Struct, frozen=True, kw_only=True, tag=1):
     params: SamplingParams
     shown_tokens: int = 0
     """Tokens of the answer that an earlier attempt made; they are part of the prompt here."""
+    reused_blocks: int = 0
+    """Leading blocks that the cluster counts on; behind them, what is on SSD only is computed, which is faster."""
     deliver_to: int | None = None
     """The port of the decode worker; None on a coupled worker."""
     fetch: Fetch | None = None
@@ -192,6 +194,10 @@ class CacheUpdate(msgspec.Struct, frozen=True, kw_only=True, tag=37):
 
     added: tuple[bytes, ...] = ()
     removed: tuple[bytes, ...] = ()
+    promoted: tuple[bytes, ...] = ()
+    """Blocks of it that are in DRAM again."""
+    demoted: tuple[bytes, ...] = ()
+    """Blocks of it that are on the SSD only."""
     pooled: tuple[bytes, ...] = ()
     """Blocks that it knows to be in the pool since the last update."""
     unpooled: tuple[bytes, ...] = ()
@@ -216,6 +222,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, tag=39):
     transfer: tuple[tuple[int, float], ...] = ()
     load: tuple[tuple[int, float], ...] = ()
     """Bytes that a decode engine loaded, and the seconds by which its iteration was longer."""
+    ssd: tuple[tuple[int, float], ...] = ()
+    """Bytes that a prefill worker read from its SSD, and the seconds of each read."""
 
 
 WorkerMessage: TypeAlias = Ready | Report | CacheUpdate | Pong | Measured

@@ -60,6 +60,7 @@ class Orders:
                 prompt=prompt,
                 params=params,
                 shown_tokens=request.input_tokens - len(stream.prompt),
+                reused_blocks=blocks,
                 deliver_to=None if is_coupled else self._links[placement.decode].ready.port,
                 fetch=fetch,
             )

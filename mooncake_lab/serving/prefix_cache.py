@@ -4,14 +4,18 @@ A prefix is read layer by layer while the prompt behind it is computed (arXiv Fi
 `HeldPrefix` reads the worker's own tiers, and `ArrivingBlocks` what comes from another worker or from the pool.
 """
 
+import secrets
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Final, final
 
+import numpy as np
 import torch
 
 from mooncake_lab.cluster import POOL
@@ -27,6 +31,7 @@ from mooncake_lab.store.backends import (
     MooncakeClient,
     MooncakePool,
     RemoteBackend,
+    Reservation,
     SsdBackend,
     StorageBackend,
     StorageError,
@@ -37,6 +42,7 @@ from mooncake_lab.store.tiered_store import TieredStore, TierSettings
 _QUEUED_SHARE: Final = 4
 """One part in four of a tier is for blocks on their way to the tier below."""
 _KEY_BYTES: Final = 32
+_TIMED_BLOCKS: Final = 8
 _POOL_STOP_S: Final = 1.0
 """How long a pool that is left may take for the blocks that wait for it."""
 SSD: Final = "ssd"
@@ -185,12 +191,28 @@ class HeldPrefix:
         """Fill a CPU tensor with one layer of one block; see `LayerSource`."""
         if block >= self._local:
             return self._arriving is not None and self._arriving.read(layer, block - self._arriving.first, into)
+        return self._read(layer, block, [into])
+
+    def layers(self, *, together: int = 1) -> LayerStream:
+        """Layer after layer of the blocks that are here, up to the first that is lost, read so many at once."""
+        shape, blocks = self._cache.layout, self._local
+        for first in range(0, shape.layers, together):
+            layers = torch.empty((together, blocks, *shape.layer_shape), dtype=shape.dtype)
+            for block in range(blocks):
+                if not self._read(first, block, list(layers[:, block])):
+                    blocks = block
+                    break
+            if not blocks:
+                return
+            yield from layers[:, :blocks]
+
+    def _read(self, first_layer: int, block: int, layers: Sequence[torch.Tensor]) -> bool:
         start_s = time.monotonic()
-        tier = self._cache.read_into(self._keys[block], [into], first_layer=layer)
+        tier = self._cache.read_into(self._keys[block], layers, first_layer=first_layer)
         if tier == SSD:
             self.ssd_start_s = self.ssd_start_s or start_s
             self.ssd_end_s = time.monotonic()
-            self.ssd_bytes += into.nbytes
+            self.ssd_bytes += sum(layer.nbytes for layer in layers)
         return tier is not None
 
 
@@ -218,10 +240,10 @@ class PrefixCache:
     """
 
     def __init__(self, spec: WorkerSpec, shape: KVLayout, link: PacedLink | None = None) -> None:
-        self._shape = shape
+        self.layout = replace(shape, block_tokens=spec.block_size_tokens)
+        """Of its blocks."""
         self._link = link or PacedLink()
         self._pool_reads_layers = spec.pool != "mooncake"  # which reads the whole block for each of its layers
-        self._block_tokens = spec.block_size_tokens
         self._dram_bytes = spec.cache_tokens * shape.bytes_per_token
         self._ssd = None if spec.ssd_dir is None else self._open_ssd(spec, spec.ssd_dir)
         self._dram = DramBackend(self._dram_bytes)
@@ -232,10 +254,12 @@ class PrefixCache:
         """Calls that use the store now; below 0, one call has it alone."""
         self._closed = False
         self._announced = set[bytes]()
+        self._on_ssd = set[bytes]()
+        """Those of them that the cluster counts as on SSD only."""
         self._pooled = set[bytes]()
         """Blocks that the cluster counts as in the pool, as far as this worker knows."""
-        self._left = 0
-        """Blocks that had left some tier when the cluster was last told."""
+        self._moves = 0
+        """How often a block had left a tier, or come back to DRAM, when the cluster was last told."""
         self._damaged = 0
         """Blocks that had been found damaged by then."""
 
@@ -244,9 +268,20 @@ class PrefixCache:
         with self._using():
             return sum(1 for _ in takewhile(lambda key: self._store.tier_of(key) in self._own, keys))
 
-    def prefix(self, keys: Sequence[bytes], arriving: ArrivingBlocks | None = None) -> HeldPrefix:
-        """The leading blocks that are here now, and those on their way behind them, to be read layer by layer."""
-        local = blocks = self.match(keys)
+    def prefix(
+        self, keys: Sequence[bytes], arriving: ArrivingBlocks | None = None, *, read_from_ssd: int = sys.maxsize
+    ) -> HeldPrefix:
+        """The leading blocks that are here now, and those on their way behind them, to be read layer by layer.
+
+        Args:
+            keys: of a prompt.
+            arriving: blocks that come from elsewhere.
+            read_from_ssd: leading blocks that may be read from the SSD; the first other one there ends the prefix.
+        """
+        local = self.match(keys)
+        with self._using():
+            below = (place for place in range(read_from_ssd, local) if self._store.tier_of(keys[place]) == SSD)
+            local = blocks = next(below, local)
         if arriving is not None and arriving.first <= local:
             blocks = max(local, arriving.first + arriving.blocks)
         return HeldPrefix(self, keys[:blocks], local, arriving)
@@ -256,33 +291,35 @@ class PrefixCache:
         with self._using():
             return self._store.read_into(key, [bytes_of(layer) for layer in layers], first_layer=first_layer)
 
-    def own(self, keys: Sequence[bytes]) -> LayerStream:
-        """The leading blocks that are the worker's own; what is read from the SSD is in DRAM afterwards."""
-        keys = keys[: self.match(keys)]
-        yield from self._layers(keys)
-        self.promote(keys)
-
     def pooled(self, keys: Sequence[bytes], first: int) -> LayerStream:
         """The leading blocks that are here or in the pool, which is asked; see `PrefixSource`."""
         with self._using():
             found = self._store.match_prefix(keys, first=first)
-        for layer in self._layers(keys[:found], together=1 if self._pool_reads_layers else self._shape.layers):
+        held = HeldPrefix(self, keys[:found], found, None)
+        for layer in held.layers(together=1 if self._pool_reads_layers else self.layout.layers):
             self._link.hold(layer.nbytes)
             yield layer
 
-    def _layers(self, keys: Sequence[bytes], *, together: int = 1) -> LayerStream:
-        """Layer after layer of blocks, up to the first that is lost; `together` of each block are read at once."""
-        _, *token_shape = self._shape.layer_shape[1:]
-        blocks = len(keys)
-        for first in range(0, self._shape.layers, together):
-            layers = torch.empty((together, blocks, 2, self._block_tokens, *token_shape), dtype=self._shape.dtype)
-            for number, key in enumerate(keys[:blocks]):
-                if self.read_into(key, list(layers[:, number]), first_layer=first) is None:
-                    blocks = number
-                    break
-            if not blocks:
-                return
-            yield from layers[:, :blocks]
+    def time_ssd(self) -> tuple[tuple[int, float], ...]:
+        """Bytes and seconds of reads from the SSD, a layer of a block each, as prompts read them.
+
+        Blocks are written for it where there are none; without an SSD nothing is read.
+        """
+        ssd, sizes = self._ssd, self.layout.block_bytes
+        if ssd is None:
+            return ()
+        blocks, written, times = list(ssd.blocks())[:_TIMED_BLOCKS], list[Reservation](), list[tuple[int, float]]()
+        while len(blocks) + len(written) < min(_TIMED_BLOCKS, ssd.capacity_bytes // sum(sizes)):
+            written.append(ssd.reserve(secrets.token_bytes(_KEY_BYTES), sizes))
+            ssd.write(written[-1], [np.empty(size, np.uint8) for size in sizes])
+        ssd.commit(*written)
+        for block in (*blocks, *written):
+            for layer, size in enumerate(sizes):
+                start_s = time.perf_counter()
+                ssd.read_into(block, [np.empty(size, np.uint8)], first_layer=layer)
+                times.append((size, time.perf_counter() - start_s))
+        ssd.free(*written)
+        return tuple(times)
 
     def promote(self, keys: Sequence[bytes]) -> None:
         """Copy blocks that are only on the SSD to DRAM."""
@@ -291,7 +328,7 @@ class PrefixCache:
 
     def keep(self, keys: Sequence[bytes], kv: KVSpan) -> None:
         """Store the whole blocks that a span covers; `keys` are those of the whole prompt, front to back."""
-        size = self._block_tokens
+        size = self.layout.block_tokens
         first = -(-kv.start // size)
         last = (kv.start + kv.tokens) // size
         for index in range(first, min(last, len(keys))):
@@ -317,24 +354,30 @@ class PrefixCache:
 
     def _news(self, keys: Iterable[bytes]) -> CacheUpdate | None:
         tiers, asked = self._store.statistics(), set(keys)
-        left = sum(t.evicted + t.dropped + t.demoted + t.damaged + t.refused + t.write_errors for t in tiers)
+        moves = sum(
+            t.evicted + t.dropped + t.demoted + t.promoted + t.damaged + t.refused + t.write_errors for t in tiers
+        )
         damaged = sum(tier.damaged for tier in tiers) - self._damaged
-        if left != self._left:
+        if moves != self._moves:
             asked |= self._announced | self._pooled
         places = {key: self._store.tier_of(key) for key in asked}
         own = {key for key, tier in places.items() if tier in self._own}
         gone = {key for key, tier in places.items() if tier is None}
         pooled = asked - own - gone
+        on_ssd = {key for key in own if places[key] == SSD}
         update = CacheUpdate(
             added=tuple(own - self._announced),
             removed=tuple(self._announced & (pooled | gone)),
+            promoted=tuple(self._on_ssd & (own - on_ssd)),
+            demoted=tuple(on_ssd - self._on_ssd),
             pooled=tuple(pooled - self._pooled),
             unpooled=tuple(gone if self._pool is not None else gone & self._pooled),
             damaged_blocks=damaged,
         )
         self._announced = (self._announced | own) - pooled - gone
+        self._on_ssd = (self._on_ssd - asked) | on_ssd
         self._pooled = (self._pooled | pooled) - gone
-        self._left, self._damaged = left, self._damaged + damaged
+        self._moves, self._damaged = moves, self._damaged + damaged
         return None if update == CacheUpdate() else update
 
     def found_at_start(self) -> CacheUpdate | None:
@@ -358,7 +401,8 @@ class PrefixCache:
                 self._pool = None
                 self._store = self._open_store()
         update = CacheUpdate(removed=tuple(self._announced), unpooled=tuple(self._pooled))
-        self._announced, self._pooled, self._left, self._damaged = set[bytes](), set[bytes](), 0, 0
+        self._announced, self._on_ssd, self._pooled = set[bytes](), set[bytes](), set[bytes]()
+        self._moves, self._damaged = 0, 0
         return update
 
     def use_pool(self, pool: StorageBackend | None) -> list[bytes]:
@@ -372,7 +416,7 @@ class PrefixCache:
         """
         with self._hanging_up(), self._alone():
             self._store.close()
-            self._pool, self._left, self._damaged = pool, -1, 0
+            self._pool, self._moves, self._damaged = pool, -1, 0
             try:
                 self._store = self._open_store()
                 return [] if pool is None else [block.key for block in pool.blocks()]
@@ -448,10 +492,9 @@ class PrefixCache:
             raise StorageError("the prefix cache is closed")
 
     def _open_ssd(self, spec: WorkerSpec, folder: str) -> SsdBackend:
-        layers = [self._block_tokens * self._shape.layer_bytes] * self._shape.layers
-        blocks = max(1, spec.ssd_tokens // self._block_tokens)
-        capacity = blocks * extent_bytes(bytes(_KEY_BYTES), layers)
-        return SsdBackend(Path(folder) / spec.name, capacity, fingerprint=self._shape.fingerprint)
+        blocks = max(1, spec.ssd_tokens // spec.block_size_tokens)
+        capacity = blocks * extent_bytes(bytes(_KEY_BYTES), self.layout.block_bytes)
+        return SsdBackend(Path(folder) / spec.name, capacity, fingerprint=self.layout.fingerprint)
 
     def _open_store(self) -> TieredStore:
         media = [medium for medium in (self._dram, self._ssd, self._pool) if medium is not None]

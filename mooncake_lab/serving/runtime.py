@@ -32,6 +32,7 @@ from mooncake_lab.cluster import (
     RequestArrived,
     RunPrefill,
     StartDecode,
+    TierChanged,
     WorkerConfirmed,
     WorkerDown,
     WorkerState,
@@ -75,6 +76,9 @@ class ClusterRuntime:
         write: gets each record as the cluster learns of it.
         decided: told each decision.
         heard: told each event, and the time at which the coordinator learned of it.
+
+    Raises:
+        ValueError: when prefill workers have an SSD, and the latency model none.
     """
 
     def __init__(
@@ -88,6 +92,8 @@ class ClusterRuntime:
         decided: Callable[[Decided], None] | None = None,
         heard: Callable[[Event, float], None] | None = None,
     ) -> None:
+        if spec.ssd_dir is not None and model is not None and model.ssd is None:
+            raise ValueError(f"latency model {model.name!r} has no ssd, and prefill workers have one")
         self.spec = spec
         self.model = model
         self.damaged_blocks: dict[str, int] = {}
@@ -145,6 +151,7 @@ class ClusterRuntime:
         before = self._coordinator
         names = (*self.spec.roles, POOL)
         caches = {} if before is None else {name: before.workers.cached(name) for name in names}
+        on_ssd = {} if before is None else {name: before.workers.on_ssd(name) for name in names}
         if before is not None:
             for state in before.requests.values():
                 for worker in state.workers:
@@ -167,6 +174,8 @@ class ClusterRuntime:
                 self._worker_up(name, self.supervisor.links[name])
             if caches.get(name):
                 self.report(CacheChanged(at_s=0.0, instance=name, added=tuple(caches[name])))
+            if on_ssd.get(name):
+                self.report(TierChanged(at_s=0.0, cache=name, demoted=tuple(on_ssd[name])))
         for event in early:
             self.report(event)
 
@@ -342,6 +351,9 @@ class ClusterRuntime:
                 for cache, added, removed in (own, (POOL, message.pooled, message.unpooled)):
                     if added or removed:
                         self.report(CacheChanged(at_s=now_s, instance=cache, added=added, removed=removed))
+                if message.promoted or message.demoted:
+                    moved = {"promoted": message.promoted, "demoted": message.demoted}
+                    self.report(TierChanged(at_s=now_s, cache=name, **moved))
             case Pong():
                 if self._questions.answered(name, message.number):
                     self.report(WorkerConfirmed(at_s=self.now_s(), worker=name))

@@ -79,7 +79,7 @@ class Worker:
             self._context.shape,
             most_tokens=spec.max_model_len,
             delivered=self._inbox.put,
-            give=self._role.lookup if isinstance(self._role, PrefillRole) else lambda _: iter(()),
+            give=self._role.lookup if isinstance(self._role, PrefillRole) else lambda _job, _keys: iter(()),
             each_layer=spec.log_layers,
             channel=channel,
             link=link,

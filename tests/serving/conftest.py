@@ -100,6 +100,7 @@ def believed():
         hybrid=HybridLatency(floor_s=2e-3, per_token_s=4e-6, per_token_squared_s=1e-8, per_context_token_s=1e-7),
         transfer=LinkLatency(1e9, 1e-4),
         dram=LinkLatency(1e9),
+        ssd=LinkLatency(1e9),
     )
 
 

@@ -57,7 +57,7 @@ def came():
 
 @pytest.fixture
 def reception(came):
-    one = KVReceiver(WHO, SHAPE, most_tokens=64, delivered=came.put, give=lambda _: iter(()))
+    one = KVReceiver(WHO, SHAPE, most_tokens=64, delivered=came.put, give=lambda *_: iter(()))
     yield one
     one.close()
 
@@ -84,7 +84,7 @@ def granting(came, channel):
     assert channel.used_bytes == 0
 
 
-def layers_of(keys):
+def layers_of(_, keys):
     """Two blocks of four tokens, whatever is asked for; b"lost" loses the second one's last layer."""
     for layer in range(2):
         blocks = torch.tensor([layer, 10 + layer], dtype=torch.float32)[: len(keys)]
@@ -149,7 +149,7 @@ def test_long_pieces_are_cut_into_whole_tokens(most_bytes):
 def test_fetched_blocks_come_by_the_channel(granting, channel):
     """Blocks that another worker holds are written where we want them; what it lacks does not come."""
     before = channel.written_bytes
-    assert_blocks(fetch_layers(granting.port, WHO, BLOCKS, [b"a", b"b", b"c"], channel))
+    assert_blocks(fetch_layers(granting.port, WHO, BLOCKS, JOB, [b"a", b"b", b"c"], channel))
     assert channel.written_bytes - before == 2 * 4 * SHAPE.bytes_per_token
 
 
@@ -157,7 +157,7 @@ def test_without_memory_the_connection_carries_the_bytes(granting, reception, ca
     """A channel that has no room, on either side, is none: nothing is refused, nothing waits."""
     before, held = channel.written_bytes, channel.take(2 * WINDOW_BYTES + 2**20)
     try:
-        assert_blocks(fetch_layers(granting.port, WHO, BLOCKS, [b"a", b"b"], channel))
+        assert_blocks(fetch_layers(granting.port, WHO, BLOCKS, JOB, [b"a", b"b"], channel))
         for one in (granting, reception):
             sender = KVSender(one.port, WHO, lambda job, reason: came.put((job, reason)), channel)
             send_one_token(sender)
@@ -170,7 +170,7 @@ def test_without_memory_the_connection_carries_the_bytes(granting, reception, ca
 
 def assert_blocks(layers):
     """These are what `layers_of` gives."""
-    for layer, (came, sent) in enumerate(zip(layers, layers_of([b"a", b"b"]), strict=True)):
+    for layer, (came, sent) in enumerate(zip(layers, layers_of(JOB, [b"a", b"b"]), strict=True)):
         assert torch.equal(came, sent), layer
 
 
@@ -183,12 +183,15 @@ def test_a_fetch_ends_where_the_holder_has_no_more(way, request, came):
     """A block that its holder loses is missing from that layer on; where the connection ends, all are."""
     channel = None if way == "connection" else request.getfixturevalue("channel")
     with closing(receiver_of(came, channel, layers_of)) as holder:
-        assert [len(layer) for layer in fetch_layers(holder.port, WHO, BLOCKS, [b"a", b"lost"], channel)] == [2, 1]
-    with closing(receiver_of(came, channel, lambda keys: islice(layers_of(keys), 1))) as holder:
-        assert [len(layer) for layer in fetch_layers(holder.port, WHO, BLOCKS, [b"a"], channel)] == [1]
+        assert [len(layer) for layer in fetch_layers(holder.port, WHO, BLOCKS, JOB, [b"a", b"lost"], channel)] == [
+            2,
+            1,
+        ]
+    with closing(receiver_of(came, channel, lambda *asked: islice(layers_of(*asked), 1))) as holder:
+        assert [len(layer) for layer in fetch_layers(holder.port, WHO, BLOCKS, JOB, [b"a"], channel)] == [1]
     with closing(receiver_of(came, channel, layers_of)) as holder:
         port = holder.port
-    assert not list(fetch_layers(port, WHO, BLOCKS, [b"a"], channel))
+    assert not list(fetch_layers(port, WHO, BLOCKS, JOB, [b"a"], channel))
 
 
 def test_a_measurement_uses_the_channel(granting, channel):
@@ -236,7 +239,7 @@ def test_pushes_that_cannot_be_are_refused(granting, window_bytes, start_s, reas
 def test_engines_write_to_this_machine_only(granting, segment):
     """A peer cannot send our engine to another machine."""
     with dial(granting.port, WHO) as peer:
-        wire.send_frame(peer, GetBlocks((b"a",), RemoteAddress(segment, 4096)), (), 5)
+        wire.send_frame(peer, GetBlocks(JOB, (b"a",), RemoteAddress(segment, 4096)), (), 5)
         assert "no message" in refusal_of(peer)
 
 
@@ -341,7 +344,7 @@ def test_a_sender_to_a_worker_that_is_gone_ends(reception, came):
 def test_a_sender_whose_connection_ended_between_requests_ends(reception, came):
     """A connection that ended between two requests is noticed, too."""
     senders = KVSenders(WHO, lambda job, reason: came.put((job, reason)))
-    other = KVReceiver(WHO, SHAPE, most_tokens=64, delivered=came.put, give=lambda _: iter(()))
+    other = KVReceiver(WHO, SHAPE, most_tokens=64, delivered=came.put, give=lambda *_: iter(()))
     sender = senders.to(other.port)
     send_one_token(sender)
     assert came.get(timeout=10).first_token == 7
@@ -422,7 +425,7 @@ def test_a_sender_that_reads_an_acknowledgement_is_not_stranded(reception, came,
 def test_a_job_under_way_on_a_broken_connection_is_reported(reception, came):
     """A job under way on a broken connection is reported, although another sender was made meanwhile."""
     senders = KVSenders(WHO, lambda job, reason: came.put((job, reason)))
-    other = KVReceiver(WHO, SHAPE, most_tokens=64, delivered=came.put, give=lambda _: iter(()))
+    other = KVReceiver(WHO, SHAPE, most_tokens=64, delivered=came.put, give=lambda *_: iter(()))
     port = other.port
     sender = senders.to(port)
     sender.send(StartTransfer(job=JOB, tokens=1))
@@ -461,7 +464,7 @@ def test_bytes_that_wait_are_bounded(monkeypatch, came, reception):
 def test_a_worker_too_many_is_refused_with_the_reason(monkeypatch, came):
     """A worker that knows the token and finds no place is refused with the reason."""
     monkeypatch.setattr("mooncake_lab.store.backends.listener._MAX_PEERS", 2)
-    one = KVReceiver(WHO, SHAPE, most_tokens=64, delivered=came.put, give=lambda _: iter(()))
+    one = KVReceiver(WHO, SHAPE, most_tokens=64, delivered=came.put, give=lambda *_: iter(()))
     refused = pytest.raises(StorageError, match="sender has 2 peers; allowed are 2")
     with dial(one.port, WHO), dial(one.port, WHO), refused:
         dial(one.port, WHO)

@@ -51,7 +51,7 @@ def span_of(blocks, seed=0):
 
 def read(cache, keys):
     """The leading blocks that can be read, as one tensor a layer."""
-    return [torch.cat(list(layer), dim=1) for layer in cache.own(keys)]
+    return [torch.cat(list(layer), dim=1) for layer in cache.prefix(keys).layers()]
 
 
 def test_what_it_holds_survives_a_clean_end(tmp_path):
@@ -148,11 +148,11 @@ def test_damage_is_told_once(tmp_path):
     cache = PrefixCache(spec_of(tmp_path), SHAPE)
     assert set(cache.found_at_start().added) == set(keys)
     for _ in keys:
-        list(cache.own(keys))
+        list(cache.prefix(keys).layers())
     told = cache.news()
     assert told.damaged_blocks in {1, 2}
     assert len(told.removed) == told.damaged_blocks
-    list(cache.own(keys))
+    list(cache.prefix(keys).layers())
     assert cache.news() is None
     cache.close()
 
@@ -249,7 +249,7 @@ def test_damage_is_counted_once_whatever_pool_is_used(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(DramBackend, "read_into", damaged)
-        list(cache.own(keys))
+        list(cache.prefix(keys).layers())
     told = cache.news(keys).damaged_blocks
     assert told > 0
     with BlockServer(DramBackend(1 << 22), bytes(32)) as server:

@@ -16,7 +16,16 @@ from mooncake_lab.engine.kvcache import fingerprint
 from mooncake_lab.serving import LiveSpec
 from mooncake_lab.serving.kv_transfer.protocol import EndTransfer, KVChunk, StartTransfer
 from mooncake_lab.serving.kv_transfer.sender import Identity
-from mooncake_lab.serving.messages import CancelOrder, Fetch, Job, PrefillOrder, Report, SamplingParams, UsePool
+from mooncake_lab.serving.messages import (
+    CacheUpdate,
+    CancelOrder,
+    Fetch,
+    Job,
+    PrefillOrder,
+    Report,
+    SamplingParams,
+    UsePool,
+)
 from mooncake_lab.serving.pacer import PacedLink
 from mooncake_lab.serving.prefix_cache import PrefixCache
 from mooncake_lab.serving.roles import PrefillRole, WorkerContext
@@ -68,9 +77,11 @@ class Bench:
         self.reports.append(message)
         self.watch(message)
 
-    def order(self, prompt, n=1, fetch=None):
+    def order(self, prompt, n=1, fetch=None, reused_blocks=99):
         tokens, params = np.array(prompt, np.int32).tobytes(), SamplingParams(max_new_tokens=1)
-        return PrefillOrder(job=Job(1, n, 1), prompt=tokens, params=params, deliver_to=1, fetch=fetch)
+        return PrefillOrder(
+            job=Job(1, n, 1), prompt=tokens, params=params, deliver_to=1, fetch=fetch, reused_blocks=reused_blocks
+        )
 
     def keys(self, prompt):
         return self.role._context.keys(np.array(prompt, np.int32))
@@ -145,22 +156,67 @@ def test_a_block_lost_while_it_is_loaded_is_computed(monkeypatch):
     assert bench.told(PrefillDone)[-1].reused_tokens == 2 * BLOCK
 
 
-def test_what_was_read_from_the_ssd_is_reported_and_rises(tmp_path):
-    """A prefix that DRAM evicted is read from the SSD layer by layer, reported once, and in DRAM afterwards."""
+def on_ssd(tmp_path, prompt):
+    """A worker that has the blocks of a prompt on its SSD only, and what it delivers for that prompt."""
     bench = Bench(cache_tokens=8 * BLOCK, ssd_dir=str(tmp_path), ssd_tokens=4096)
-    prompt = list(range(3, 3 + 64))
     computed = bench.serve(bench.order(prompt, n=1))
     for n in range(2, 10):
         bench.serve(bench.order([n] * BLOCK, n=n))
         bench.role._cache._store.flush()
-    assert same(bench.serve(bench.order(prompt, n=10)), computed)
+    bench.serve(bench.order([10] * BLOCK, n=10))
+    return bench, computed
+
+
+def test_what_was_read_from_the_ssd_is_reported_and_rises(tmp_path):
+    """A prefix that DRAM evicted is read from the SSD layer by layer, reported once, and in DRAM afterwards."""
+    prompt = list(range(3, 3 + 64))
+    bench, computed = on_ssd(tmp_path, prompt)
+    keys = set(bench.keys(prompt))
+    updates = [each for each in bench.reports if isinstance(each, CacheUpdate)]
+    assert keys <= set().union(*(each.demoted for each in updates)), "the cluster knows what is on the SSD only"
+    assert same(bench.serve(bench.order(prompt, n=11)), computed)
     [read] = bench.told(TierRead)
-    assert read.attempt.request_id == 10
+    assert read.attempt.request_id == 11
     assert read.bytes == 64 * bench.shape.bytes_per_token
     assert read.start_s <= read.at_s <= bench.told(PrefillDone)[-1].at_s
     bench.role._background.shutdown(wait=True)
-    keys = bench.keys(prompt)
-    assert bench.role._cache._store.tier_of(keys[0]) == "dram"
+    while not bench.inbox.empty():
+        bench.role.take(bench.inbox.get())
+    updates = [each for each in bench.reports if isinstance(each, CacheUpdate)]
+    assert keys <= set().union(*(each.promoted for each in updates)), "and what is back in DRAM"
+    assert all(bench.role._cache._store.tier_of(key) == "dram" for key in keys)
+
+
+@pytest.mark.parametrize("counted", [0, 2])
+def test_a_prefix_on_the_ssd_is_computed_where_the_conductor_says_so(tmp_path, counted):
+    """Of reading from the SSD and computing again the Conductor chose: blocks that it did not count are computed."""
+    prompt = list(range(3, 3 + 64))
+    bench, computed = on_ssd(tmp_path, prompt)
+    assert same(bench.serve(bench.order(prompt, n=11, reused_blocks=counted)), computed)
+    assert bench.told(PrefillDone)[-1].reused_tokens == counted * BLOCK
+    assert len(bench.told(TierRead)) == (counted > 0)
+
+
+def test_a_holder_reports_what_it_reads_from_its_ssd_for_another_worker(tmp_path):
+    """The attempt is that of the worker that asks, and the blocks rise at the holder, too."""
+    prompt = list(range(3, 3 + 64))
+    bench, _ = on_ssd(tmp_path, prompt)
+    layers = list(bench.role.lookup(Job(1, 77, 1), bench.keys(prompt)))
+    assert [len(layer) for layer in layers] == [4] * bench.shape.layers
+    [read] = bench.told(TierRead)
+    assert (read.attempt.request_id, read.bytes) == (77, 64 * bench.shape.bytes_per_token)
+
+
+def test_the_ssd_is_timed_without_a_trace(tmp_path):
+    """Reads are timed with blocks that are there, or of its own, and nothing of these stays."""
+    bench, computed = on_ssd(tmp_path, list(range(3, 3 + 64)))
+    for one in (bench, Bench(cache_tokens=8 * BLOCK, ssd_dir=str(tmp_path / "empty"), ssd_tokens=4096)):
+        before = one.role._cache._ssd.used_bytes
+        times = one.role._cache.time_ssd()
+        assert sum(size for size, _ in times) == 8 * BLOCK * one.shape.bytes_per_token
+        assert one.role._cache._ssd.used_bytes == before
+    assert same(bench.serve(bench.order(list(range(3, 3 + 64)), n=11)), computed)
+    assert Bench().role._cache.time_ssd() == ()
 
 
 def test_a_stalled_holder_costs_a_prompt_its_deadline_and_no_more(monkeypatch):
@@ -168,7 +224,7 @@ def test_a_stalled_holder_costs_a_prompt_its_deadline_and_no_more(monkeypatch):
     came, release = threading.Event(), threading.Event()
     prompt, bench = list(range(3, 3 + 64)), Bench(fetch_timeout_s=0.05)
     computed = bench.serve(bench.order(prompt, n=1))
-    kept = list(bench.role._cache.own(bench.keys(prompt)))
+    kept = list(bench.role._cache.prefix(bench.keys(prompt)).layers())
     bench.role._cache.forget()
 
     def stalled(*_):
@@ -196,7 +252,7 @@ def test_a_cancelled_prompt_waits_for_nothing(monkeypatch):
     release, fetched = threading.Event(), []
     prompt, bench = list(range(3, 3 + 64)), Bench(fetch_timeout_s=600.0)
     bench.serve(bench.order(prompt, n=1))
-    kept = list(bench.role._cache.own(bench.keys(prompt)))
+    kept = list(bench.role._cache.prefix(bench.keys(prompt)).layers())
     bench.role._cache.forget()
 
     def stalled(*_):
@@ -338,11 +394,16 @@ def test_a_prompt_is_computed_while_its_prefix_arrives(monkeypatch, way, layerwi
     prompt = list(range(3, 3 + 80))
     bench = Bench(fetch_timeout_s=0.3 if way == "late" else 60.0, layerwise=layerwise)
     computed = bench.serve(bench.order(prompt, n=1))
-    kept, began, leave = list(bench.role._cache.own(bench.keys(prompt[:64]))), threading.Event(), threading.Event()
+    kept, began, leave = (
+        list(bench.role._cache.prefix(bench.keys(prompt[:64])).layers()),
+        threading.Event(),
+        threading.Event(),
+    )
     bench.role._cache.forget()
     bench.role._cache.adopt(bench.keys(prompt)[:1], [tuple(layer[0] for layer in kept)], first=0)
 
-    def holder(_port, _identity, _layout, keys, _channel):
+    def holder(_port, _identity, _layout, job, keys, _channel):
+        assert job == Job(1, 2, 1)
         assert keys == bench.keys(prompt)[1:4]
         yield kept[0][1:]
         began.wait(60)
@@ -376,7 +437,7 @@ def test_what_a_holder_lacks_comes_from_the_pool(monkeypatch, pooled):
     """Blocks behind those of the holder are taken from the pool, and each source is reported with its bytes."""
     prompt, bench = list(range(3, 3 + 80)), Bench(fetch_timeout_s=60.0)
     computed = bench.serve(bench.order(prompt, n=1))
-    kept = list(bench.role._cache.own(bench.keys(prompt[:64])))
+    kept = list(bench.role._cache.prefix(bench.keys(prompt[:64])).layers())
     bench.role._cache.forget()
 
     def pool(keys, first):

@@ -77,6 +77,8 @@ class EndTransfer(msgspec.Struct, frozen=True, kw_only=True, tag=63):
 class GetBlocks(msgspec.Struct, frozen=True, tag=64):
     """Send these blocks, as far as you have them; answered by a `Blocks` for each layer, or one of 0 blocks."""
 
+    job: Job
+    """Whose prefix they are."""
     keys: tuple[bytes, ...]
     into: RemoteAddress | None = None
     """Memory that a Transfer Engine may write each layer of them to, one behind the other."""

@@ -104,7 +104,7 @@ class KVReceiver:
         shape: of the KVCache.
         most_tokens: of one request.
         delivered: told of each complete request, on the thread of its connection.
-        give: the leading blocks of keys that others ask for.
+        give: the leading blocks of keys that others ask for, for an attempt.
         each_layer: whether each piece's move is told, or one for all of them.
         channel: lends memory that peers may write; None lends none.
         link: carries the blocks that others ask for.
@@ -129,7 +129,7 @@ class KVReceiver:
         *,
         most_tokens: int,
         delivered: Callable[[ReceivedKV], None],
-        give: Callable[[Sequence[bytes]], LayerStream],
+        give: Callable[[Job, Sequence[bytes]], LayerStream],
         each_layer: bool = False,
         channel: TransferEngineChannel | None = None,
         link: PacedLink | None = None,
@@ -264,7 +264,7 @@ class KVReceiver:
         if len(message.keys) > _MOST_KEYS:
             raise ProtocolError(f"a question for {len(message.keys)} blocks; allowed are {_MOST_KEYS}")
         sent_layers, into = 0, message.into
-        for layer in self._give(message.keys):
+        for layer in self._give(message.job, message.keys):
             payload = bytes_of(layer)
             self._link.hold(payload.nbytes)
             pushed = None if self._channel is None or into is None else self._channel.write(into, [payload])
@@ -291,6 +291,7 @@ def fetch_layers(
     port: int,
     identity: Identity,
     layout: KVLayout,
+    job: Job,
     keys: Sequence[bytes],
     channel: TransferEngineChannel | None = None,
 ) -> LayerStream:
@@ -303,7 +304,7 @@ def fetch_layers(
         region = None if channel is None else channel.lend(layer_bytes * layout.layers, stack)
         try:
             peer = stack.enter_context(dial(port, identity))
-            question = GetBlocks(tuple(keys), None if region is None else region.where)
+            question = GetBlocks(job, tuple(keys), None if region is None else region.where)
             wire.send_frame(peer, question, (), identity.timeout_s)
             blocks, done_bytes = len(keys), 0
             for _ in range(layout.layers):

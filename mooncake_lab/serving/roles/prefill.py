@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, final
 
@@ -100,8 +101,8 @@ class FetchEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class _FoundInPool:
-    """The cache uses another pool, or none."""
+class _CacheMoved:
+    """Blocks of the cache moved, to another tier or with another pool."""
 
     keys: list[bytes]
 
@@ -161,7 +162,7 @@ class PrefillRole:
                 self._update(self._cache.news(item.prompt.keys))
             case _CameUp():
                 self._update(self._cache.found_at_start())
-            case _FoundInPool():
+            case _CacheMoved():
                 self._update(self._cache.news(item.keys))
             case UsePool():
                 self._background.submit(self._use_pool, item.address)
@@ -188,7 +189,11 @@ class PrefillRole:
         room_tokens, free_tokens = spec.max_batch_tokens, self.capacity_tokens
         while self._waiting and self._waiting[0].is_ready:
             prompt = self._waiting[0]
-            prompt.held = self._cache.prefix(prompt.keys if spec.prefix_reuse else (), prompt.arriving)
+            prompt.held = self._cache.prefix(
+                prompt.keys if spec.prefix_reuse else (),
+                prompt.arriving,
+                read_from_ssd=prompt.order.reused_blocks,
+            )
             prompt.reused_tokens = min(prompt.held.blocks * size, prompt.tokens - 1)
             new_tokens = prompt.tokens - prompt.reused_tokens
             needed_tokens = blocks_for(prompt.tokens, size) * size
@@ -212,9 +217,13 @@ class PrefillRole:
         self._background.shutdown(wait=False, cancel_futures=True)
         self._cache.close()
 
-    def lookup(self, keys: Sequence[bytes]) -> LayerStream:
+    def lookup(self, job: Job, keys: Sequence[bytes]) -> LayerStream:
         """The leading blocks of these keys that are here, for another worker; runs on its connection's thread."""
-        return self._cache.own(keys)
+        held = self._cache.prefix(keys)
+        for number, layer in enumerate(held.layers(), 1):
+            if number == self._layout.layers:
+                self._report_tier_read(held, job)
+            yield layer
 
     def _accept(self, order: PrefillOrder) -> None:
         tokens = prompt_tokens(order)
@@ -236,7 +245,9 @@ class PrefillRole:
         They come from the worker that holds them, and what it lacks from the pool. Those that are given up before
         their last layer is here are dropped.
         """
-        sources: dict[str, PrefixSource] = {} if wanted.port is None else {wanted.source: self._peer(wanted.port)}
+        sources = dict[str, PrefixSource]()
+        if wanted.port is not None:
+            sources[wanted.source] = self._peer(prompt.order.job, wanted.port)
         sources[POOL] = self._cache.pooled
         try:
             keys = prompt.keys[: wanted.blocks]
@@ -251,9 +262,10 @@ class PrefillRole:
         arriving.give_up()  # at once: the engine may wait for it
         self._context.enqueue(FetchEnded(prompt))
 
-    def _peer(self, port: int) -> PrefixSource:
+    def _peer(self, job: Job, port: int) -> PrefixSource:
         """Another worker's store."""
-        return lambda keys, _: fetch_layers(port, self._fetches_as, self._layout, keys, self._context.channel)
+        context, layout = self._context, self._layout
+        return lambda keys, _: fetch_layers(port, self._fetches_as, layout, job, keys, context.channel)
 
     def _end_fetch(self, prompt: Prompt) -> None:
         """The prefix of a prompt is here, or is computed after all; once per prompt."""
@@ -285,7 +297,7 @@ class PrefillRole:
         except (OSError, StorageError) as error:
             _LOG.warning("%s does not use the pool at %s: %s", context.spec.name, address, error)
             return
-        context.enqueue(_FoundInPool(found))
+        context.enqueue(_CacheMoved(found))
 
     def _begin(self, prompt: Prompt, held: HeldPrefix, now_s: float) -> None:
         prompt.start_s = now_s
@@ -338,7 +350,8 @@ class PrefillRole:
             computed_tokens=prompt.tokens - reused,
             reused_tokens=reused,
         )
-        self._report_tier_read(prompt)
+        assert prompt.held is not None  # noqa: S101  # it has begun
+        self._report_tier_read(prompt.held, job)
         context.report(job, prefilled, tokens=[(job.request_id, result.first_token)])
         assert order.deliver_to is not None  # noqa: S101  # as above
         sender = context.senders.to(order.deliver_to)
@@ -352,10 +365,9 @@ class PrefillRole:
             self._cache.keep(prompt.keys, result.kv)
             self._update(self._cache.news(prompt.keys))
 
-    def _report_tier_read(self, prompt: Prompt) -> None:
-        """What of the prefix came from the SSD is in DRAM from now on."""
-        held, job = prompt.held, prompt.order.job
-        if held is not None and held.ssd_bytes:
+    def _report_tier_read(self, held: HeldPrefix, job: Job) -> None:
+        """What of a prefix came from the SSD is in DRAM from now on."""
+        if held.ssd_bytes:
             read = TierRead(
                 at_s=held.ssd_end_s,
                 attempt=job.attempt,
@@ -364,7 +376,12 @@ class PrefillRole:
                 bytes=held.ssd_bytes,
             )
             self._context.report(job, read)
-            self._background.submit(self._cache.promote, held.keys)
+            with suppress(RuntimeError):  # the worker ends
+                self._background.submit(self._promote, held.keys)
+
+    def _promote(self, keys: Sequence[bytes]) -> None:
+        self._cache.promote(keys)
+        self._context.enqueue(_CacheMoved(list(keys)))
 
     def _update(self, update: CacheUpdate | None) -> None:
         """Tell the cluster what came into the cache and what left it."""
@@ -392,4 +409,4 @@ class PrefillRole:
         transfer = ()
         if port is not None:
             transfer = measure_transfer(port, context.identity, context.link, context.channel)
-        context.send(Measured(prefill=prefill, transfer=transfer))
+        context.send(Measured(prefill=prefill, transfer=transfer, ssd=self._cache.time_ssd()))
