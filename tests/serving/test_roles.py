@@ -189,7 +189,7 @@ def test_what_was_read_from_the_ssd_is_reported_and_rises(tmp_path):
 
 @pytest.mark.parametrize("counted", [0, 2])
 def test_a_prefix_on_the_ssd_is_computed_where_the_conductor_says_so(tmp_path, counted):
-    """Of reading from the SSD and computing again the Conductor chose: blocks that it did not count are computed."""
+    """Of reading from the SSD and computing again the Conductor chose: what it did not count is computed."""
     prompt = list(range(3, 3 + 64))
     bench, computed = on_ssd(tmp_path, prompt)
     assert same(bench.serve(bench.order(prompt, n=11, reused_blocks=counted)), computed)
