@@ -158,7 +158,7 @@ class CoupledPool:
     max_batch_tokens: int = 200_000
     """The most tokens that an iteration computes; the chunk size is a parameter of the batching policy."""
     max_requests: int = 256
-    max_request_tokens: int = 200_000
+    max_model_len: int = 200_000
     """The window; the longest requests of the synthetic trace fit."""
     default_max_tokens: int = DEFAULT_MAX_TOKENS
     """What a request that states no max_tokens is taken to allow, or the smallest doubling of it that its recorded
@@ -178,14 +178,14 @@ class CoupledPool:
             block_size_tokens=self.memory_block_tokens,
             capacity_blocks=blocks,
             free_blocks=blocks,
-            max_request_tokens=self.max_request_tokens,
+            max_request_tokens=self.max_model_len,
         )
 
     def max_tokens_of(self, traced: TracedRequest) -> int:
         """The most tokens of an answer; a default leaves room for the prompt, as servers' defaults do."""
         most = traced.max_tokens_or(self.default_max_tokens)
         if traced.request.max_tokens is None:
-            longest = min(self.max_request_tokens, self.device_tokens)
+            longest = min(self.max_model_len, self.device_tokens)
             most = max(1, min(most, longest - traced.request.input_tokens + 1))
         return most
 

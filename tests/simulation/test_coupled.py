@@ -103,11 +103,11 @@ def requests(rows, block=32, families=None) -> list[TracedRequest]:
     ]
 
 
-def spec(policy, capacity, max_request_tokens=328, **knobs) -> ClusterSpec:
+def spec(policy, capacity, max_model_len=328, **knobs) -> ClusterSpec:
     """One node with small memory; the window keeps policies that reserve the worst case alive."""
     return ClusterSpec.coupled(
         nodes=1, batching=policy, device_tokens=capacity, max_batch_tokens=400, max_requests=4,
-        max_request_tokens=max_request_tokens, memory_block_tokens=8, block_size_tokens=32, **knobs,
+        max_model_len=max_model_len, memory_block_tokens=8, block_size_tokens=32, **knobs,
     )  # fmt: skip
 
 

@@ -58,7 +58,7 @@ def run(rows, deaths, name="vllm", model=MODEL, **knobs):
         "batching": policy,
         "prefix_caching": caching,
         "device_tokens": 16_000,
-        "max_request_tokens": 2000,
+        "max_model_len": 2000,
         "block_size_tokens": 64,
         "failures": tuple(Failure(*death) for death in deaths),
     }

@@ -71,7 +71,7 @@ def test_tokens_are_conserved_at_any_horizon(rows, spec, horizon_s):
 def test_coupled_tokens_are_conserved_at_any_horizon(rows, batching, caching, deaths, horizon_s):
     """Of coupled nodes under any policy too, chunks of prompts beside decodes included."""
     spec = ClusterSpec.coupled(
-        nodes=2, batching=batching, prefix_caching=caching, device_tokens=8000, max_request_tokens=6000,
+        nodes=2, batching=batching, prefix_caching=caching, device_tokens=8000, max_model_len=6000,
         max_batch_tokens=8000, failures=tuple(deaths),
     )  # fmt: skip
     assert_conserved(lambda: Cluster(spec, REALISTIC), requests_of(rows), horizon_s)

@@ -65,7 +65,7 @@ OTHER_COUPLED = {
     "device_tokens": 150_000,
     "max_batch_tokens": 1024,
     "max_requests": 3,
-    "max_request_tokens": 49_000,
+    "max_model_len": 49_000,
     "default_max_tokens": 40_000,
     "memory_block_tokens": 256,
     "block_size_tokens": 256,
@@ -113,7 +113,7 @@ def test_turning_a_knob_of_coupled_instances_moves_the_result(knob):
     base = COUPLED
     if knob == "default_max_tokens":  # which only some policies reserve
         base = COUPLED | {"batching": Orca()}
-    if knob == "max_request_tokens":  # the window, as far as clients ask for so much
+    if knob == "max_model_len":  # the window, as far as clients ask for so much
         base = COUPLED | {"batching": Orca(), "default_max_tokens": 200_000}
     log = Cluster(ClusterSpec.coupled(**base | {knob: OTHER_COUPLED[knob]}), MODEL).run(traffic())
     assert check_log(log) == ()

@@ -218,7 +218,7 @@ def simulate(spec: LiveSpec, model: LatencyModel, requests: Sequence[TracedReque
             device_tokens=spec.decode_tokens,
             max_batch_tokens=max(spec.chunk_tokens, spec.max_requests),
             max_requests=spec.max_requests,
-            max_request_tokens=spec.max_model_len,
+            max_model_len=spec.max_model_len,
             memory_block_tokens=spec.block_size_tokens,
             block_size_tokens=spec.block_size_tokens,
             placement=spec.places,
