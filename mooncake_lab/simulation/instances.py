@@ -222,6 +222,7 @@ class PrefillInstance:
             return
         for job, part in zip(batch, parts, strict=True):
             self._end(job, part, start_s)
+        self._transfer.finish([job for job in batch if not job.cancelled])
         if not self._free_at_s:
             self._begin()
 
@@ -242,8 +243,6 @@ class PrefillInstance:
                 reused_tokens=part.reused_tokens,
             )
         )
-        if not job.cancelled:
-            self._transfer.finish(job)
 
 
 def _part(request: Request, blocks: int, ssd_blocks: int = 0) -> PromptPart:

@@ -255,13 +255,33 @@ class KVTransfer:
             computed_bytes = job.request.input_tokens * self._token_bytes * self._computed_share
             self._send_prompt(job, computed_bytes / seconds if seconds else inf)
 
-    def finish(self, job: PrefillJob) -> None:
-        """A prompt is computed: what is left of its KVCache leaves now.
+    def finish(self, jobs: Sequence[PrefillJob]) -> None:
+        """Prompts of one iteration are computed: the rest of their KVCache leaves, in order to each decode node.
 
-        The record of its move begins now, whatever has left before: it shows what computation did not hide.
+        The record of a move begins now, whatever has left before: it shows what computation did not hide.
         """
+        queues = dict[str, list[PrefillJob]]()
+        for job in jobs:
+            queues.setdefault(job.placement.decode, []).append(job)
+        for queue in queues.values():
+            self._finish_next(queue, self._loop.now_s)
+
+    def _finish_next(self, queue: Sequence[PrefillJob], start_s: float) -> None:
+        """Send the rest of the first prompt, and then of the others."""
+        job, *others = queue
+        if {job.placement.prefill, job.placement.decode} & self._down:
+            return
         stream = job.stream or self._send_prompt(job)
-        stream.arrived = partial(self._kv_arrived, job, self._loop.now_s)
+        stream.arrived = partial(self._kv_arrived, job, start_s)
+        if others:
+            report_sent = stream.sent
+
+            def sent() -> None:
+                if report_sent is not None:
+                    report_sent()
+                self._finish_next(others, start_s)
+
+            stream.sent = sent
         self._network.release(stream)
 
     def _send_prompt(self, job: PrefillJob, most_bytes_per_s: float = inf) -> Flow:

@@ -104,7 +104,7 @@ def test_forgetting_waits_for_those_who_read(tmp_path):
             while not stop.is_set():
                 cache.keep(keys, span)
                 found = read(cache, keys)
-                for one, other in zip(found, span.layers, strict=bool(found)):
+                for one, other in zip(found, span.layers, strict=False):  # a lost layer ends it
                     np.testing.assert_array_equal(one, other[:, : one.shape[1]])
         except BaseException as error:
             failures.append(error)

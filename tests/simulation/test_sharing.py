@@ -29,6 +29,20 @@ def test_prompts_that_wait_together_are_packed_everywhere():
         assert len(spans) == 2
 
 
+@pytest.mark.parametrize("layerwise", [True, False])
+def test_kvcache_of_one_iteration_leaves_in_order_of_arrival(layerwise):
+    """As from a live worker: the prompt that came first is at its decode node first, although it is longer."""
+    rows = [(0.0, 4000, 2, 0), (0.1, 3000, 2, 1), (0.2, 64, 2, 2), (0.3, 500, 2, 3)]
+    spec = ClusterSpec.disaggregated(
+        prefill_nodes=1, decode_nodes=1, max_batch_tokens=8192, streams_layers=layerwise
+    )
+    log = Cluster(spec, make_model(constant_s=1.0, bytes_per_s=KV_BYTES * 500)).run(requests_of(rows))
+    moved = sorted((r.at_s, r.request_id) for r in log if isinstance(r, Moved))
+    assert [request_id for _, request_id in moved] == [0, 1, 2, 3]
+    assert len({at_s for at_s, _ in moved}) == 4
+    assert check_log(log) == ()
+
+
 def test_loads_into_gpu_memory_share_a_link():
     """Two KVCaches that come to one decode node at once take as long as both, one after the other or together."""
     model = replace(make_model(constant_s=1.0), dram=LinkLatency(KV_BYTES * LONG))  # one second each
