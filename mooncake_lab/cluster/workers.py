@@ -374,6 +374,11 @@ class WorkerTable:
                 found[place] = min(found[place], most)
         return found
 
+    def matched_blocks(self, name: str, request: Request) -> int:
+        """Leading blocks of a prompt that a prefill worker, or the pool, holds."""
+        matches = self._matches(request)
+        return next((matches[place] for worker, place in self._prefill if worker.name == name), 0)
+
     def view(self, request: Request, now_s: float, history: History) -> ClusterView:
         """What the Conductor may know about a request now, in the order in which workers came up."""
         matches = self._matches(request)

@@ -78,8 +78,8 @@ class PrefillOrder(msgspec.Struct, frozen=True, kw_only=True, tag=1):
     params: SamplingParams
     shown_tokens: int = 0
     """Tokens of the answer that an earlier attempt made; they are part of the prompt here."""
-    reused_blocks: int = 0
-    """Leading blocks that the cluster counts on; behind them, what is on SSD only is computed, which is faster."""
+    reused_blocks: int | None = None
+    """Leading blocks behind which what is on SSD only is computed, which is faster; None reads all of it."""
     deliver_to: int | None = None
     """The port of the decode worker; None on a coupled worker."""
     fetch: Fetch | None = None

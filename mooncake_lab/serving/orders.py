@@ -1,9 +1,10 @@
 """The coordinator's commands to workers as messages."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import final
 
 from mooncake_lab.cluster import POOL, Attempt, CancelAttempt, PrepareDecode, RunPrefill
+from mooncake_lab.core import Request
 from mooncake_lab.serving.messages import CancelOrder, DecodeOrder, Fetch, Job, PrefillOrder
 from mooncake_lab.serving.stream import RequestStream
 from mooncake_lab.serving.supervisor import Supervisor
@@ -18,11 +19,18 @@ class Orders:
         supervisor: of the workers, and of the pool that they ask for what they lack.
         streams: of the requests in flight.
         block_size_tokens: of the prefix caches.
+        matched: how many leading blocks of a prompt the cluster knows a worker to hold.
     """
 
     def __init__(
-        self, run: int, supervisor: Supervisor, streams: Mapping[int, RequestStream], block_size_tokens: int
+        self,
+        run: int,
+        supervisor: Supervisor,
+        streams: Mapping[int, RequestStream],
+        block_size_tokens: int,
+        matched: Callable[[str, Request], int],
     ) -> None:
+        self._matched = matched
         self._run = run
         self._links = supervisor.links
         self._streams = streams
@@ -60,7 +68,7 @@ class Orders:
                 prompt=prompt,
                 params=params,
                 shown_tokens=request.input_tokens - len(stream.prompt),
-                reused_blocks=blocks,
+                reused_blocks=blocks if blocks < self._matched(placement.prefill, request) else None,
                 deliver_to=None if is_coupled else self._links[placement.decode].ready.port,
                 fetch=fetch,
             )

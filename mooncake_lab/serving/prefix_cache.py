@@ -5,7 +5,6 @@ A prefix is read layer by layer while the prompt behind it is computed (arXiv Fi
 """
 
 import secrets
-import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -269,19 +268,20 @@ class PrefixCache:
             return sum(1 for _ in takewhile(lambda key: self._store.tier_of(key) in self._own, keys))
 
     def prefix(
-        self, keys: Sequence[bytes], arriving: ArrivingBlocks | None = None, *, read_from_ssd: int = sys.maxsize
+        self, keys: Sequence[bytes], arriving: ArrivingBlocks | None = None, *, read_from_ssd: int | None = None
     ) -> HeldPrefix:
         """The leading blocks that are here now, and those on their way behind them, to be read layer by layer.
 
         Args:
             keys: of a prompt.
             arriving: blocks that come from elsewhere.
-            read_from_ssd: leading blocks that may be read from the SSD; the first other one there ends the prefix.
+            read_from_ssd: leading blocks behind which the first one on the SSD ends the prefix; None reads all.
         """
-        local = self.match(keys)
-        with self._using():
-            below = (place for place in range(read_from_ssd, local) if self._store.tier_of(keys[place]) == SSD)
-            local = blocks = next(below, local)
+        local = blocks = self.match(keys)
+        if read_from_ssd is not None:
+            with self._using():
+                below = (place for place in range(read_from_ssd, local) if self._store.tier_of(keys[place]) == SSD)
+                local = blocks = next(below, local)
         if arriving is not None and arriving.first <= local:
             blocks = max(local, arriving.first + arriving.blocks)
         return HeldPrefix(self, keys[:blocks], local, arriving)

@@ -181,7 +181,8 @@ class ClusterRuntime:
 
     def _actions_of_run(self, estimate: Estimator) -> dict[type, Callable[[Any], None]]:
         """What follows from each kind of command."""
-        orders = Orders(self._run, self.supervisor, self.streams, self.spec.block_size_tokens)
+        size = self.spec.block_size_tokens
+        orders = Orders(self._run, self.supervisor, self.streams, size, self._matched_blocks)
         return {
             PrepareDecode: orders.prepare_decode,
             RunPrefill: orders.run_prefill,
@@ -191,6 +192,9 @@ class ClusterRuntime:
             Reject: lambda command: self._clients.reject(command, self.now_s(), estimate, is_shut=self._is_shut),
             Finish: lambda command: self._clients.finish(command, self.now_s()),
         }
+
+    def _matched_blocks(self, worker: str, request: Request) -> int:
+        return self.coordinator.workers.matched_blocks(worker, request)
 
     def now_s(self) -> float:
         """Seconds since the run began."""

@@ -77,7 +77,7 @@ class Bench:
         self.reports.append(message)
         self.watch(message)
 
-    def order(self, prompt, n=1, fetch=None, reused_blocks=99):
+    def order(self, prompt, n=1, fetch=None, reused_blocks=None):
         tokens, params = np.array(prompt, np.int32).tobytes(), SamplingParams(max_new_tokens=1)
         return PrefillOrder(
             job=Job(1, n, 1), prompt=tokens, params=params, deliver_to=1, fetch=fetch, reused_blocks=reused_blocks

@@ -36,7 +36,7 @@ def test_kvcache_of_one_iteration_leaves_in_order_of_arrival(layerwise):
     spec = ClusterSpec.disaggregated(
         prefill_nodes=1, decode_nodes=1, max_batch_tokens=8192, streams_layers=layerwise
     )
-    log = Cluster(spec, make_model(constant_s=1.0, bytes_per_s=KV_BYTES * 500)).run(requests_of(rows))
+    log = Cluster(spec, make_model(constant_s=1.0, bytes_per_s=KV_BYTES * 8000)).run(requests_of(rows))
     moved = sorted((r.at_s, r.request_id) for r in log if isinstance(r, Moved))
     assert [request_id for _, request_id in moved] == [0, 1, 2, 3]
     assert len({at_s for at_s, _ in moved}) == 4

@@ -189,11 +189,8 @@ class PrefillRole:
         room_tokens, free_tokens = spec.max_batch_tokens, self.capacity_tokens
         while self._waiting and self._waiting[0].is_ready:
             prompt = self._waiting[0]
-            prompt.held = self._cache.prefix(
-                prompt.keys if spec.prefix_reuse else (),
-                prompt.arriving,
-                read_from_ssd=prompt.order.reused_blocks,
-            )
+            keys = prompt.keys if spec.prefix_reuse else ()
+            prompt.held = self._cache.prefix(keys, prompt.arriving, read_from_ssd=prompt.order.reused_blocks)
             prompt.reused_tokens = min(prompt.held.blocks * size, prompt.tokens - 1)
             new_tokens = prompt.tokens - prompt.reused_tokens
             needed_tokens = blocks_for(prompt.tokens, size) * size
