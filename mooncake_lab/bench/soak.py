@@ -13,7 +13,7 @@ import numpy as np
 
 from mooncake_lab.bench.soak_process import FINGERPRINT, POOLS, SSD_BYTES, wrong_bytes
 from mooncake_lab.store.backends import DamagedBlockError, Reservation, SsdBackend
-from mooncake_lab.store.backends.ssd_folder import model_folder
+from mooncake_lab.store.backends.ssd import model_folder
 from mooncake_lab.store.backends.ssd_slab import extent_bytes
 
 FAULTS: Final = ("kill", "flip", "full", "read", "denied", "torn", "hangup")

@@ -1,6 +1,5 @@
-"""`mooncake-lab store`: check SSD folders of KVCache blocks, and test the store under faults."""
+"""`mooncake-lab store`: test the store under faults."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -10,49 +9,15 @@ import typer
 from mooncake_lab.bench.soak import FAULTS, Soak, SoakReport
 from mooncake_lab.bench.soak_process import POOLS
 from mooncake_lab.cli.options import Json, failing
-from mooncake_lab.store.backends import FolderReport, StorageError, verify_folder
+from mooncake_lab.store.backends import StorageError
 
 app = typer.Typer(
-    help="Check SSD folders of KVCache blocks, and test the store under faults.",
+    help="Test the store of KVCache blocks under faults.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
     rich_markup_mode="markdown",
 )
-
-
-@app.command()
-def verify(
-    folder: Annotated[Path, typer.Argument(help="The folder of an SSD tier; no other process may have it open.")],
-    repair: Annotated[bool, typer.Option("--repair", help="Drop damaged blocks.")] = False,
-    json_: Json = False,
-) -> None:
-    """Read every block and compare it with its checksums.
-
-    The exit code is 1 if something is damaged, even if it was repaired.
-
-    Example: mooncake-lab store verify /var/cache/kvcache --repair
-    """
-    with failing("store verify", StorageError):
-        reports = verify_folder(folder, repair=repair)
-    if json_:
-        models = [{**asdict(report), "is_sound": report.is_sound} for report in reports]
-        typer.echo(msgspec.json.encode({"folder": str(folder), "models": models}))
-    else:
-        for report in reports:
-            typer.echo(_verified(report))
-    if not all(report.is_sound for report in reports):
-        raise typer.Exit(1)
-
-
-def _verified(report: FolderReport) -> str:
-    lines = [f"model {report.fingerprint}: {report.blocks:,} blocks, {report.payload_bytes:,} bytes"]
-    lines += [f"  damaged: {key}" for key in report.damaged]
-    if report.trouble is not None:
-        lines.append(f"  the blocks of this model could not be read, or not repaired: {report.trouble}")
-    if report.repaired:
-        lines.append("  repaired: damaged blocks dropped")
-    return "\n".join(lines)
 
 
 @app.command()

@@ -1,7 +1,4 @@
-"""Ctrl-C waits while the state of a store changes, so that no block stays half written or pinned.
-
-It does not wait for a copy, which may stall with its device: `Interruptible` marks that part of a section.
-"""
+"""Ctrl-C waits while the state of a store changes, so that no block stays half written or pinned."""
 
 import importlib
 import threading
@@ -17,16 +14,14 @@ _signal: Final[Any] = importlib.import_module("_signal")
 class Uninterrupted:
     """A section that SIGINT does not end: its handler runs when the section is over.
 
-    A second SIGINT is handled at once. Python handles signals in the main thread only: in any other thread, and
-    inside another section, this does nothing. Mutable: it records a signal.
+    A second SIGINT is handled at once, because the device of a copy may stall. Python handles signals in the main
+    thread only: in any other thread, and inside another section, this does nothing. Mutable: it records a signal.
     """
 
-    __slots__ = ("_prior", "ends_at_once", "is_interrupted")
+    __slots__ = ("_prior", "is_interrupted")
 
     def __init__(self) -> None:
         self._prior: Any = None
-        self.ends_at_once = False
-        """Whether a signal is handled now, as inside `Interruptible`."""
         self.is_interrupted = False
         """Whether a signal came whose handler runs at the end."""
 
@@ -46,34 +41,9 @@ class Uninterrupted:
                 prior(_signal.SIGINT, None)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """Record the first signal, unless it may end the section at once; pass the second one on."""
-        if self._prior is not None and (self.is_interrupted or self.ends_at_once):
-            self.is_interrupted = self.ends_at_once = False
+        """Record the first signal; pass the second one on."""
+        if self._prior is not None and self.is_interrupted:
+            self.is_interrupted = False
             self._prior(number, frame)
         else:
             self.is_interrupted = True
-
-
-@final
-class Interruptible:
-    """The part of a section that SIGINT ends at once: its caller undoes what was begun. Mutable."""
-
-    __slots__ = ("_section",)
-
-    def __init__(self) -> None:
-        self._section: Uninterrupted | None = None
-
-    def __enter__(self) -> Self:
-        if threading.get_ident() == _MAIN_THREAD:
-            handler = _signal.getsignal(_signal.SIGINT)
-            section = getattr(handler, "__self__", None)
-            if isinstance(section, Uninterrupted):
-                self._section = section
-                section.ends_at_once = True
-                if section.is_interrupted:
-                    handler(_signal.SIGINT, None)
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        if self._section is not None:
-            self._section.ends_at_once = False

@@ -19,9 +19,8 @@ from mooncake_lab.store.backends import (
     SuspectBlockError,
 )
 from mooncake_lab.store.backends.base import check_block
-from mooncake_lab.store.interrupts import Interruptible, Uninterrupted
-from mooncake_lab.store.tier import Demote, Entry, Free
-from mooncake_lab.store.tier_stack import TierStack
+from mooncake_lab.store.interrupts import Uninterrupted
+from mooncake_lab.store.tiers import Demote, Entry, Free, TierStack
 
 _LOG: Final = logging.getLogger("mooncake_lab.store")
 _BATCH_BLOCKS: Final = 8
@@ -38,7 +37,9 @@ class TierWriter:
         changed: guards the stack; notified when a demotion is due or has ended. Backends are called without it.
     """
 
-    def __init__(self, stack: TierStack, backends: Sequence[StorageBackend], changed: threading.Condition) -> None:
+    def __init__(
+        self, stack: TierStack[Reservation], backends: Sequence[StorageBackend], changed: threading.Condition
+    ) -> None:
         self.stack = stack
         self.backends = backends
         self.changed = changed
@@ -135,7 +136,7 @@ class TierWriter:
             self.carry_out(commands or ())
             return commands is not None
 
-    def carry_out(self, commands: Iterable[Free | Demote]) -> None:
+    def carry_out(self, commands: Iterable[Free[Reservation] | Demote]) -> None:
         """Free what is to be freed, without the lock; the write-back threads take the demotions."""
         for command in commands:
             if isinstance(command, Free):
@@ -151,7 +152,7 @@ class TierWriter:
                 return count > 0
         return bool(failed)
 
-    def other_space(self, index: int, entry: Entry, space: Reservation) -> Reservation:
+    def other_space(self, index: int, entry: Entry[Reservation], space: Reservation) -> Reservation:
         """Free the space of a block, evict another block, and reserve again."""
         with self.changed:
             entry.handle = None
@@ -185,7 +186,7 @@ class TierWriter:
                 if sum(list(freeing.values())) > stuck:
                     raise  # the evicted block could not be freed: more evictions would be in vain
 
-    def _take_over(self, index: int, key: bytes, entry: Entry, sizes: Sequence[int]) -> bool:
+    def _take_over(self, index: int, key: bytes, entry: Entry[Reservation], sizes: Sequence[int]) -> bool:
         """Hold a placed block that another client of a shared backend has committed; false where none has."""
         freeing = list(self.stack.tiers[index].freeing)  # before asking: what is freed meanwhile is gone
         try:
@@ -220,7 +221,7 @@ class TierWriter:
             self.stack.tiers[index].counters.refused += 1
         self.withdraw(index, key)
 
-    def _notify(self, commands: Iterable[Free | Demote]) -> None:
+    def _notify(self, commands: Iterable[Free[Reservation] | Demote]) -> None:
         if any(isinstance(command, Demote) for command in commands):
             self.changed.notify_all()
 
@@ -234,7 +235,7 @@ class BlockWriter:
 
     __slots__ = ("_entry", "_has_bytes", "_writer", "index", "is_open", "space")
 
-    def __init__(self, writer: TierWriter, index: int, entry: Entry, space: Reservation) -> None:
+    def __init__(self, writer: TierWriter, index: int, entry: Entry[Reservation], space: Reservation) -> None:
         self._writer = writer
         self._entry = entry
         self._has_bytes = False
@@ -260,14 +261,12 @@ class BlockWriter:
             backend = self._writer.backends[self.index]
             with Uninterrupted(), self._writer.ended_by_errors([self]):
                 try:
-                    with Interruptible():
-                        backend.write(self.space, layers, first_layer=first_layer)
+                    backend.write(self.space, layers, first_layer=first_layer)
                 except StorageFullError:
                     if self._has_bytes:
                         raise
                     self.space = self._writer.other_space(self.index, self._entry, self.space)
-                    with Interruptible():
-                        backend.write(self.space, layers, first_layer=first_layer)
+                    backend.write(self.space, layers, first_layer=first_layer)
                 self._has_bytes = True
         return self.is_open
 

@@ -19,10 +19,9 @@ from mooncake_lab.store.backends import (
 )
 from mooncake_lab.store.eviction import PolicyFactory
 from mooncake_lab.store.health import TierStatistics, is_checksum_error, may_be_bad_sector
-from mooncake_lab.store.interrupts import Interruptible, Uninterrupted
-from mooncake_lab.store.tier import Tier, TierSpec
-from mooncake_lab.store.tier_stack import TierStack
+from mooncake_lab.store.interrupts import Uninterrupted
 from mooncake_lab.store.tier_writer import BlockWriter, TierWriter, WriteBack
+from mooncake_lab.store.tiers import Tier, TierSpec, TierStack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +75,7 @@ class TieredStore:
     """
 
     def __init__(self, tiers: Sequence[TierSettings]) -> None:
-        self._stack = TierStack([settings.spec for settings in tiers])
+        self._stack = TierStack[Reservation]([settings.spec for settings in tiers])
         self._backends = [settings.medium for settings in tiers]
         self._recover()
         self._lock = threading.RLock()  # a `with` of a plain lock cannot be interrupted between block and release
@@ -298,7 +297,9 @@ class TieredStore:
                 for tier, backend in zip(self._stack.tiers, self._backends, strict=True)
             )
 
-    def _ask_pool(self, tier: Tier, backend: StorageBackend, keys: Sequence[bytes], first: int) -> None:
+    def _ask_pool(
+        self, tier: Tier[Reservation], backend: StorageBackend, keys: Sequence[bytes], first: int
+    ) -> None:
         """Learn which of these keys a shared pool has; none, where it does not answer.
 
         Positions are those in the prompt: a Mooncake Store does not keep them.
@@ -328,7 +329,7 @@ class TieredStore:
         for index, backend in enumerate(self._backends):
             for block in list(backend.blocks()):
                 size = backend.footprint_bytes(block.key, block.layer_bytes)
-                unwanted = self._stack.recover(index, block, size)
+                unwanted = self._stack.recover(index, block.key, block, size_bytes=size, position=block.position)
                 if unwanted and not backend.is_shared:
                     backend.free(*unwanted)
 
@@ -355,8 +356,7 @@ class TieredStore:
                 return None
             started_s = time.perf_counter()
             try:
-                with Interruptible():
-                    self._backends[index].read_into(block, buffers, first_layer=first_layer)
+                self._backends[index].read_into(block, buffers, first_layer=first_layer)
             except BaseException as error:
                 self._end_failed_read(index, block, error)
                 if isinstance(error, (StorageError, OSError)):

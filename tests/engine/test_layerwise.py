@@ -16,7 +16,7 @@ from mooncake_lab.engine.layerwise.arriving import ArrivingPrefix
 from mooncake_lab.engine.layerwise.leaving import KVWriter, LeavingKV
 from mooncake_lab.engine.layerwise.prefill import LayerwisePrefill, StoredBlocks
 from mooncake_lab.store.backends import BlockServer, DramBackend, RemoteBackend, SsdBackend
-from mooncake_lab.store.backends.ssd_folder import model_folder
+from mooncake_lab.store.backends.ssd import model_folder
 from mooncake_lab.store.tiered_store import TieredStore, TierSettings
 
 ROOM = EngineSettings(

@@ -7,7 +7,7 @@ import pytest
 from tier_blocks import PAGE, put, read, two_stores
 
 from mooncake_lab.store.backends import DramBackend, SsdBackend
-from mooncake_lab.store.backends import remote_messages as messages
+from mooncake_lab.store.backends import remote as messages
 from mooncake_lab.store.tiered_store import TieredStore, TierSettings
 
 KEYS = [b"%d" % number for number in range(6)]
@@ -103,14 +103,6 @@ def test_an_error_without_a_number_is_an_error_of_the_device():
     assert messages.error_of(messages.failed(OSError("no number")), messages.Status()).errno is None
     unknown = messages.Failed("device", "strange", "ENOSUCHNAME")
     assert messages.error_of(unknown, messages.Status()).errno is None
-
-
-def test_a_server_without_error_numbers_is_understood():
-    """An answer of an older server, which sends kind and reason only, is decoded."""
-    import msgspec
-
-    old = msgspec.msgpack.encode([25, "device", "Permission denied"])
-    assert messages.ANSWERS.decode(old) == messages.Failed("device", "Permission denied")
 
 
 def test_reads_of_an_unknown_error_free_nothing():

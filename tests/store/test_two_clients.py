@@ -6,7 +6,6 @@ import pytest
 from tier_blocks import LAYERS, content, put, read, two_stores
 
 from mooncake_lab.store.backends import BlockServer, DramBackend, RemoteBackend, StorageFullError
-from mooncake_lab.store.backends.remote_messages import name_of
 from mooncake_lab.store.backends.remote_server import Leases
 from mooncake_lab.store.tiered_store import TieredStore, TierSettings
 
@@ -108,8 +107,8 @@ def test_a_block_that_is_read_does_not_leave():
     pool = Leases(arena, 1.0)
     block = pool.reserve(b"a", tuple(LAYERS), 0)
     arena.write(block, content(b"a"))
-    pool.commit([name_of(block)])
-    with pool.lease(name_of(block)), pytest.raises(StorageFullError):
+    pool.commit([block])
+    with pool.lease(block), pytest.raises(StorageFullError):
         pool.reserve(b"b", tuple(LAYERS), 0)
     assert pool.reserve(b"b", tuple(LAYERS), 0).key == b"b"
     assert pool.find([b"a"]) == []

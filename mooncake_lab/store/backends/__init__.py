@@ -18,7 +18,6 @@ from mooncake_lab.store.backends.mooncake_client import MooncakeClient, Mooncake
 from mooncake_lab.store.backends.remote import RemoteBackend
 from mooncake_lab.store.backends.remote_server import BlockServer
 from mooncake_lab.store.backends.ssd import SsdBackend
-from mooncake_lab.store.backends.ssd_folder import FolderReport, verify_folder
 from mooncake_lab.store.backends.wire import PeerRefusedError, ProtocolError
 
 __all__ = [
@@ -29,7 +28,6 @@ __all__ = [
     "DamagedBlockError",
     "DramBackend",
     "FolderInUseError",
-    "FolderReport",
     "MooncakeClient",
     "MooncakeMaster",
     "MooncakePool",
@@ -42,5 +40,4 @@ __all__ = [
     "StorageError",
     "StorageFullError",
     "SuspectBlockError",
-    "verify_folder",
 ]

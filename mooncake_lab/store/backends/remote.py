@@ -1,31 +1,151 @@
-"""Remote: the blocks of another node's backend, over TCP."""
+"""Remote: the blocks of another node's backend, over TCP; and the messages between the two."""
 
 import contextlib
+import errno
 import socket
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeVar, final
+from typing import Any, Final, Literal, TypeAlias, TypeVar, final
 
 import msgspec
-import numpy as np
 
-from mooncake_lab.store.backends import remote_messages as messages
 from mooncake_lab.store.backends import wire
 from mooncake_lab.store.backends.base import (
     MAX_KEY_BYTES,
+    BlockExistsError,
+    BlockNotFoundError,
     Buffer,
     Bytes,
     CopyingBackend,
     DamagedBlockError,
     Reservation,
     StorageError,
+    StorageFullError,
+    SuspectBlockError,
     check_block,
     check_buffers,
     check_fingerprint,
 )
 from mooncake_lab.store.backends.checksums import checksum_seed
 
-_Answer = TypeVar("_Answer", messages.Done, messages.Reserved, messages.Layers, messages.Listing, messages.Room)
+
+class Reserve(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """Reserve space; answered by `Blocks`."""
+
+    key: bytes
+    layer_bytes: tuple[int, ...]
+    position: int
+
+
+class Write(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """The payload is layers, then the checksum of each; answered by `Done`."""
+
+    block: Reservation
+    first_layer: int
+    layers: int
+
+
+class Commit(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """Make blocks readable; answered by `Done`."""
+
+    blocks: tuple[Reservation, ...]
+
+
+class Read(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """Send layers; answered by `Layers`."""
+
+    block: Reservation
+    first_layer: int
+    layers: int
+
+
+class FreeBlocks(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """Release the space of blocks; answered by `Done`."""
+
+    blocks: tuple[Reservation, ...]
+
+
+class Find(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """List the committed blocks of this model that have one of these keys, or all; answered by `Blocks`."""
+
+    keys: tuple[bytes, ...] | None
+
+
+class Status(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """Report capacity and use; answered by `Room`."""
+
+
+class Done(msgspec.Struct, frozen=True, array_like=True, tag=20):
+    """The question was carried out."""
+
+
+class Blocks(msgspec.Struct, frozen=True, array_like=True, tag=21):
+    """The reserved block, or the listed ones, oldest first."""
+
+    blocks: tuple[Reservation, ...]
+
+
+class Layers(msgspec.Struct, frozen=True, array_like=True, tag=22):
+    """The payload is the layers, then the checksum of each."""
+
+
+class Room(msgspec.Struct, frozen=True, array_like=True, tag=23):
+    """The bytes of the backend, and those in use."""
+
+    capacity_bytes: int
+    used_bytes: int
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag=24):
+    """The question could not be carried out, in the terms of the contract."""
+
+    kind: Literal["full", "held", "not_held", "damaged", "suspect", "value", "device"]
+    reason: str
+    error: str | None = None
+    """The name of the system's error number, such as EACCES; numbers differ between systems."""
+
+
+Question: TypeAlias = Reserve | Write | Commit | Read | FreeBlocks | Find | Status
+Answer: TypeAlias = Done | Blocks | Layers | Room | Failed
+QUESTIONS: Final[msgspec.msgpack.Decoder[Question]] = msgspec.msgpack.Decoder(Question)
+ANSWERS: Final[msgspec.msgpack.Decoder[Answer]] = msgspec.msgpack.Decoder(Answer)
+_Answer = TypeVar("_Answer", Done, Blocks, Layers, Room)
+_KINDS: Final[tuple[tuple[type[Exception], str], ...]] = (
+    (StorageFullError, "full"),
+    (BlockExistsError, "held"),
+    (BlockNotFoundError, "not_held"),
+    (DamagedBlockError, "damaged"),
+    (SuspectBlockError, "suspect"),
+    (ValueError, "value"),
+    (OSError, "device"),
+)
+
+
+def key_space(fingerprint: bytes) -> bytes:
+    """The prefix of every key of a model on the server; no prefix begins another."""
+    return bytes([len(fingerprint)]) + fingerprint
+
+
+def failed(error: Exception) -> Failed:
+    """The answer that reports an error."""
+    kind: Any = next((kind for known, kind in _KINDS if isinstance(error, known)), "device")
+    if isinstance(error, OSError) and error.errno is not None:
+        return Failed(kind, str(error.strerror)[:2000], errno.errorcode.get(error.errno))
+    return Failed(kind, str(error)[:2000])
+
+
+def error_of(answer: Failed, question: Question) -> Exception:
+    """The server's error, to be raised by the client.
+
+    Only a commit may be wrong in a way that the client cannot check first: layers that are missing. Any other
+    `ValueError` of the server is not a mistake of the caller.
+    """
+    if answer.kind == "value" and not isinstance(question, Commit):
+        return StorageError(f"the server refuses a {type(question).__name__}: {answer.reason}")
+    number = next((number for number, name in errno.errorcode.items() if name == answer.error), None)
+    if answer.kind == "device" and number is not None:
+        return OSError(number, f"the server reports: {answer.reason}")
+    return next(known for known, kind in _KINDS if kind == answer.kind)(answer.reason)
 
 
 @final
@@ -68,12 +188,12 @@ class RemoteBackend(CopyingBackend):
         self._address = address
         self._token = token
         self._fingerprint = fingerprint
-        self._space = messages.key_space(fingerprint)
+        self._space = key_space(fingerprint)
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._peer: socket.socket | None = None
         self._closed = False
-        self.capacity_bytes: int = self._ask(messages.Status(), messages.Room).capacity_bytes
+        self.capacity_bytes: int = self._ask(Status(), Room).capacity_bytes
         """The bytes that the server's backend may hold, for all its clients."""
 
     @property
@@ -83,7 +203,7 @@ class RemoteBackend(CopyingBackend):
         Raises:
             OSError: when the server cannot be asked.
         """
-        return self._ask(messages.Status(), messages.Room).used_bytes
+        return self._ask(Status(), Room).used_bytes
 
     def footprint_bytes(self, key: bytes, layer_bytes: Sequence[int]) -> int:
         """The bytes of the layers; the server's padding is not known here."""
@@ -103,40 +223,33 @@ class RemoteBackend(CopyingBackend):
                 f"{self.name} stores keys behind {space} bytes that name the model, so they may have"
                 f" {MAX_KEY_BYTES - space} bytes; this one has {len(key)}"
             )
-        return self._ask(messages.Reserve(key, tuple(layer_bytes), position), messages.Reserved).block
+        return self._ask(Reserve(key, tuple(layer_bytes), position), Blocks).blocks[0]
 
     def write(self, reservation: Reservation, layers: Sequence[Buffer], *, first_layer: int = 0) -> None:
         """Send layers; for its errors see `StorageBackend.write`."""
         arrays = check_buffers(reservation, layers, first_layer)
-        question = messages.Write(messages.name_of(reservation), first_layer, len(arrays))
-        self._exchange(question, messages.Done, sent=arrays, seed=self._seed(reservation))
+        self._ask(Write(reservation, first_layer, len(arrays)), Done, layers=arrays)
 
     def commit(self, *reservations: Reservation) -> None:
         """Make blocks readable; for its errors see `StorageBackend.commit`."""
-        self._ask(messages.Commit(), messages.Done, _names(reservations))
+        self._ask(Commit(reservations), Done)
 
     def read_into(self, reservation: Reservation, buffers: Sequence[Buffer], *, first_layer: int = 0) -> None:
         """Receive layers and verify their checksums; for its errors see `StorageBackend.read_into`."""
         arrays = check_buffers(reservation, buffers, first_layer, writable=True)
-        question = messages.Read(messages.name_of(reservation), first_layer, len(arrays))
-        if not self._exchange(question, messages.Layers, wanted=arrays, seed=self._seed(reservation))[1]:
-            raise DamagedBlockError(
-                f"layers from {first_layer} on of block {reservation.key.hex()} of {self.name}"
-                " are not what was written"
-            )
+        self._ask(Read(reservation, first_layer, len(arrays)), Layers, layers=arrays)
 
     def free(self, *reservations: Reservation) -> None:
         """Release the space of blocks; for its errors see `StorageBackend.free`."""
-        self._ask(messages.FreeBlocks(), messages.Done, _names(reservations))
+        self._ask(FreeBlocks(reservations), Done)
 
     def blocks(self) -> Iterator[Reservation]:
         """The committed blocks of this model, oldest first, of all clients."""
-        return iter(self._exchange(messages.ListBlocks(), messages.Listing)[2])
+        return iter(self._ask(Find(None), Blocks).blocks)
 
     def find(self, keys: Iterable[bytes]) -> list[Reservation]:
         """The committed blocks of this model that have one of these keys; the server counts that as a use."""
-        packed = np.frombuffer(msgspec.msgpack.encode(list(keys)), np.uint8)
-        return list(self._exchange(messages.Find(), messages.Listing, sent=[packed])[2])
+        return list(self._ask(Find(tuple(keys)), Blocks).blocks)
 
     def close(self) -> None:
         """Close the connection, even while a question waits for the server, which keeps what was committed."""
@@ -148,69 +261,42 @@ class RemoteBackend(CopyingBackend):
         with self._lock:
             self._hang_up()
 
-    def _ask(self, question: messages.Question, expected: type[_Answer], sent: Sequence[Bytes] = ()) -> _Answer:
-        return self._exchange(question, expected, sent=sent)[0]
-
-    def _exchange(
-        self,
-        question: messages.Question,
-        expected: type[_Answer],
-        *,
-        sent: Sequence[Bytes] = (),
-        wanted: Sequence[Bytes] = (),
-        seed: int = 0,
-    ) -> tuple[_Answer, bool, tuple[Reservation, ...]]:
-        """Ask, connecting first if needed; the answer, whether `wanted` came as it was sent, and listed blocks.
+    def _ask(self, question: Question, expected: type[_Answer], *, layers: Sequence[Bytes] = ()) -> _Answer:
+        """Ask, connecting first if needed, and return the answer; `layers` are those to write or to read.
 
         A question that ends early, even by an interrupt, closes the connection: its answer would be taken for that
         of the next one.
         """
-        is_right, listed = True, tuple[Reservation, ...]()
+        seed = checksum_seed(self._space + question.block.key) if isinstance(question, Write | Read) else 0
+        is_intact = True
         with self._lock:
             peer = self._connected()
             try:
-                if isinstance(question, messages.Write):
-                    wire.send_layers(peer, question, sent, self._timeout_s, seed=seed)
+                if isinstance(question, Write):
+                    wire.send_layers(peer, question, layers, self._timeout_s, seed=seed)
                 else:
-                    wire.send_frame(peer, question, sent, self._timeout_s)
-                answer, payload_bytes = wire.receive_message(peer, messages.ANSWERS, self._timeout_s)
-                self._check(question, expected, answer, payload_bytes, wanted)
-                if isinstance(answer, messages.Listing):
-                    listing = np.empty(payload_bytes, np.uint8)
-                    wire.receive_into(peer, [listing], self._timeout_s)
-                    listed = messages.LISTING.decode(listing.data)
-                elif isinstance(answer, messages.Layers):
+                    wire.send_frame(peer, question, (), self._timeout_s)
+                answer, payload_bytes = wire.receive_message(peer, ANSWERS, self._timeout_s)
+                wanted = layers if isinstance(answer, Layers) else ()
+                follow = wire.layers_bytes([layer.nbytes for layer in wanted])
+                if not isinstance(answer, expected | Failed) or payload_bytes != follow:
+                    told = f"{type(answer).__name__} and {payload_bytes} bytes"
+                    raise wire.ProtocolError(f"{self.name} answers {told} to {type(question).__name__}")  # noqa: TRY301
+                if wanted:
                     came, sums = wire.receive_layers(peer, wanted, seed, self._timeout_s)
-                    is_right = came == sums
-            except msgspec.DecodeError as error:
-                self._hang_up()
-                raise wire.ProtocolError(f"{self.name} sends what is no answer: {error}") from error
+                    is_intact = came == sums
             except BaseException:
                 self._hang_up()
                 raise
-        if isinstance(answer, messages.Failed):
-            raise messages.error_of(answer, question)
+        if isinstance(answer, Failed):
+            raise error_of(answer, question)
+        if not is_intact and isinstance(question, Read):
+            raise DamagedBlockError(
+                f"layers from {question.first_layer} on of block {question.block.key.hex()} of {self.name}"
+                " are not what was written"
+            )
         assert isinstance(answer, expected)  # noqa: S101  # it was checked
-        return answer, is_right, listed
-
-    def _check(
-        self,
-        question: messages.Question,
-        expected: type[messages.Answer],
-        answer: messages.Answer,
-        payload_bytes: int,
-        wanted: Sequence[Bytes],
-    ) -> None:
-        """Refuse an answer of another type, or with another payload, than the question allows."""
-        if not isinstance(answer, expected | messages.Failed):
-            raise wire.ProtocolError(f"{self.name} answers {type(answer).__name__} to {type(question).__name__}")
-        if isinstance(answer, messages.Listing):
-            is_allowed = payload_bytes <= messages.MAX_LISTING_BYTES
-        else:
-            layers = wanted if isinstance(answer, messages.Layers) else ()
-            is_allowed = payload_bytes == wire.layers_bytes([layer.nbytes for layer in layers])
-        if not is_allowed:
-            raise wire.ProtocolError(f"{self.name} sends {payload_bytes} bytes that nobody asked for")
+        return answer
 
     def _connected(self) -> socket.socket:
         if self._closed:
@@ -227,9 +313,6 @@ class RemoteBackend(CopyingBackend):
                 self._peer.close()
             self._peer = None
 
-    def _seed(self, reservation: Reservation) -> int:
-        return checksum_seed(self._space + reservation.key)
-
 
 def _is_gone(peer: socket.socket) -> bool:
     """Whether an idle connection has ended, or has bytes that no question asked for."""
@@ -240,7 +323,3 @@ def _is_gone(peer: socket.socket) -> bool:
     except OSError:
         return True
     return True
-
-
-def _names(blocks: Sequence[Reservation]) -> list[Bytes]:
-    return [np.frombuffer(msgspec.msgpack.encode([messages.name_of(block) for block in blocks]), np.uint8)]

@@ -1,6 +1,8 @@
 """SSD: durable blocks in a preallocated slab."""
 
 import contextlib
+import fcntl
+import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,14 +18,15 @@ from mooncake_lab.store.backends.base import (
     Bytes,
     CopyingBackend,
     DamagedBlockError,
+    FolderInUseError,
     Reservation,
     StorageFullError,
     SuspectBlockError,
     check_block,
     check_buffers,
+    check_fingerprint,
 )
 from mooncake_lab.store.backends.checksums import checksums, layer_runs, run_all, run_concurrently
-from mooncake_lab.store.backends.ssd_folder import FolderLock, model_folder
 from mooncake_lab.store.backends.ssd_slab import (
     ALIGNMENT_BYTES,
     BeforeOperation,
@@ -46,6 +49,40 @@ _RUN_BYTES: Final = 512 * 1024
 """Layers that are read at once, before their checksums are taken."""
 _ALONE_RUNS: Final = 4
 """The caller reads up to this many runs alone, for the same reason."""
+
+
+@final
+class _FolderLock:
+    """Keeps a folder for this process until `release`; the system releases it when the process ends."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._descriptor: int | None = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.truncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+        except BlockingIOError as error:
+            owner = os.pread(self._descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            self.release()
+            raise FolderInUseError(
+                f"{folder} is open in process {owner}; one process at a time may use an SSD folder"
+            ) from error
+        except OSError:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Let other processes have the folder."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def model_folder(folder: Path, fingerprint: bytes) -> Path:
+    """Where the blocks of one model are, so that those of another are never found there."""
+    check_fingerprint(fingerprint)
+    return folder / fingerprint.hex()
 
 
 @dataclass(slots=True)
@@ -100,7 +137,7 @@ class SsdBackend(CopyingBackend, AllocatedBackend):
         self._is_open = True
         self._seed = seed_of(fingerprint)
         with contextlib.ExitStack() as undo:
-            self._folder_lock = FolderLock(folder)
+            self._folder_lock = _FolderLock(folder)
             undo.callback(self._folder_lock.release)
             model.mkdir(exist_ok=True)
             capacity = _slab_capacity(model / "slab", capacity_bytes)

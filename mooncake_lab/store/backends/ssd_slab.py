@@ -27,7 +27,6 @@ from mooncake_lab.store.backends.base import (
     Reservation,
     address,
 )
-from mooncake_lab.store.backends.checksums import checksums
 
 Operation: TypeAlias = Literal["write", "read", "sync"]
 BeforeOperation: TypeAlias = Callable[[Operation], None]
@@ -214,22 +213,12 @@ def find_blocks(slab: Slab, seed: int) -> Iterator[Record]:
             at += extent_bytes(record.block.key, record.block.layer_bytes)
 
 
-def is_intact(slab: Slab, record: Record, seed: int) -> bool:
-    """Whether every layer of a block can be read and has its checksum."""
-    for layer, size in enumerate(record.block.layer_bytes):
-        buffer = np.empty(size, np.uint8)
-        is_read = _can_read(slab, layer_offset(record.block, layer), buffer)
-        if not is_read or checksums([buffer], seed) != [record.checksums[layer]]:
-            return False
-    return True
-
-
 def _read_header(slab: Slab, seed: int, offset_bytes: int) -> Record | None:
     """The record of the block that begins there; `None` where no block does, or its header is damaged."""
     page = np.empty(ALIGNMENT_BYTES, np.uint8)
     if not _can_read(slab, offset_bytes, page):
         return None
-    magic, length, told = _HEAD.unpack_from(page)
+    magic, length, told = _HEAD.unpack_from(page.data)
     ends = offset_bytes + padded(_HEAD.size + length)
     if magic != _MAGIC or length > _MOST_BODY_BYTES or ends > slab.size_bytes:
         return None

@@ -25,7 +25,8 @@ _Message = TypeVar("_Message")
 
 SLOWEST_BYTES_PER_S: Final = 1_000_000
 """A slower link counts as stalled."""
-MAX_BODY_BYTES: Final = 256 * 1024
+MAX_BODY_BYTES: Final = 2**28
+"""Enough to list the blocks of a pool of two terabytes. Nothing is read of peers that do not know the token."""
 MIN_TOKEN_BYTES: Final = 16
 _HEADER: Final = struct.Struct("<4sIQ")  # magic, bytes of the body, bytes of the payload
 _MAGIC: Final = b"MCK2"
@@ -153,7 +154,7 @@ def send_layers(
     frame.send([*waiting, struct.pack(f"<{len(sums)}Q", *sums)])
 
 
-def receive_head(peer: socket.socket, timeout_s: float, *, idle_s: float | None = None) -> tuple[bytes, int]:
+def receive_head(peer: socket.socket, timeout_s: float, *, idle_s: float | None = None) -> tuple[bytearray, int]:
     """The body of the next frame, and the bytes of the payload that follows.
 
     Args:
@@ -171,9 +172,8 @@ def receive_head(peer: socket.socket, timeout_s: float, *, idle_s: float | None 
     got = first.receive_some([begun])
     if not got:
         raise ConnectionResetError("the peer closed the connection")
-    frame = _Frame(peer, socket.SO_RCVTIMEO, MAX_BODY_BYTES, timeout_s)
     if got < len(begun):
-        frame.receive([memoryview(begun)[got:]])
+        _Frame(peer, socket.SO_RCVTIMEO, 0, timeout_s).receive([memoryview(begun)[got:]])
     magic, body_bytes, payload_bytes = _HEADER.unpack(begun)
     if magic != _MAGIC or body_bytes > MAX_BODY_BYTES:
         raise ProtocolError(
@@ -181,8 +181,8 @@ def receive_head(peer: socket.socket, timeout_s: float, *, idle_s: float | None 
             f" and {MAX_BODY_BYTES}"
         )
     body = bytearray(body_bytes)
-    frame.receive([memoryview(body)])
-    return bytes(body), payload_bytes
+    _Frame(peer, socket.SO_RCVTIMEO, body_bytes, timeout_s).receive([memoryview(body)])
+    return body, payload_bytes
 
 
 def receive_message(

@@ -18,10 +18,7 @@ from mooncake_lab.store.backends import (
     FolderInUseError,
     SsdBackend,
     SuspectBlockError,
-    ssd_folder,
-    verify_folder,
 )
-from mooncake_lab.store.backends.ssd_folder import FolderLock
 from mooncake_lab.store.backends.ssd_slab import Slab
 
 PAGE = 4096
@@ -164,11 +161,10 @@ def test_a_killed_writer_loses_nothing(tmp_path, after):
     assert all(is_right(medium, block) for block in blocks)
     assert medium.used_bytes == sum(medium.footprint_bytes(block.key, block.layer_bytes) for block in blocks)
     medium.close()
-    assert all(report.is_sound for report in verify_folder(tmp_path))
 
 
 def test_a_second_process_is_told_who_has_the_folder(tmp_path):
-    """The folder of a live medium cannot be opened, here or elsewhere, by verify neither; closed, it can."""
+    """The folder of a live medium cannot be opened, here or elsewhere; closed, it can."""
     medium = opened(tmp_path)
     with pytest.raises(FolderInUseError, match=rf"is open in process {os.getpid()}"):
         opened(tmp_path)
@@ -179,8 +175,6 @@ def test_a_second_process_is_told_who_has_the_folder(tmp_path):
     command = [sys.executable, "-c", code, str(tmp_path)]
     other = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert f"FolderInUseError: {tmp_path} is open in process {os.getpid()}" in other.stderr
-    with pytest.raises(FolderInUseError):
-        verify_folder(tmp_path)
     medium.close()
     opened(tmp_path).close()
 
@@ -214,11 +208,7 @@ def test_any_flipped_payload_byte_is_noticed(tmp_path, place, bit, number):
     short = np.empty(100, np.uint8)
     medium.read_into(hit, [short], first_layer=1)
     medium.close()
-    (report,) = verify_folder(tmp_path)
-    assert report.damaged == (hit.key.hex(),)
-    assert report.blocks == 8
     flip(slab, offset, bit)
-    assert verify_folder(tmp_path)[0].is_sound
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -242,8 +232,6 @@ def test_flips_cost_the_blocks_that_they_hit(tmp_path, places, bit):
     assert medium.used_bytes == 0
     assert all(is_right(medium, store(medium, block.key)) for block in blocks)
     medium.close()
-    assert verify_folder(folder)[0].is_sound
-    assert verify_folder(folder)[0].blocks == 8
 
 
 def test_a_freed_block_does_not_come_back(tmp_path):
@@ -312,54 +300,11 @@ def test_a_truncated_slab_is_damage(tmp_path):
     medium.close()
 
 
-def test_verify_repairs_every_model_under_one_lock(tmp_path, monkeypatch):
-    """Repair drops damaged blocks, of each model that can be read; nobody opens the folder meanwhile."""
-    for model in (MODEL, b"other", b"z"):
-        filled(tmp_path, model=model)
-        flip(tmp_path / model.hex() / "slab", PAGE + 50)
-    assert not verify_folder(tmp_path)[0].is_sound
-    assert not verify_folder(tmp_path)[0].is_sound  # looking changes nothing
-    plain, plain_init = ssd_folder.clear_header, Slab.__init__
-
-    def clear(*given):
-        with pytest.raises(FolderInUseError):
-            FolderLock(tmp_path)
-        plain(*given)
-
-    def refuse(slab, path, *given):
-        if path.parent.name == b"other".hex():
-            raise PermissionError(errno.EACCES, "Permission denied")
-        plain_init(slab, path, *given)
-
-    monkeypatch.setattr(ssd_folder, "clear_header", clear)
-    with monkeypatch.context() as patch:
-        patch.setattr(Slab, "__init__", refuse)
-        reports = verify_folder(tmp_path, repair=True)
-    assert [report.repaired for report in reports] == [True, False, True]
-    assert "Permission denied" in reports[1].trouble
-    assert not reports[1].is_sound
-    assert [(report.is_sound, report.blocks) for report in verify_folder(tmp_path)] == [
-        (True, 7),
-        (False, 8),
-        (True, 7),
-    ]
-
-
-def test_an_empty_slab_is_sound(tmp_path):
-    """A process that is killed before its slab has a size leaves nothing to repair."""
+def test_a_slab_without_a_size_is_empty(tmp_path):
+    """A process that is killed before its slab has a size leaves a folder that can be opened."""
     (tmp_path / MODEL.hex()).mkdir()
     (tmp_path / MODEL.hex() / "slab").touch()
-    (report,) = verify_folder(tmp_path, repair=True)
-    assert (report.is_sound, report.blocks, report.repaired) == (True, 0, False)
     filled(tmp_path)
-
-
-def test_verify_wants_a_store(tmp_path):
-    """A folder without one is an error."""
-    with pytest.raises(ValueError, match="holds no block store"):
-        verify_folder(tmp_path)
-    with pytest.raises(ValueError, match="holds no block store"):
-        verify_folder(tmp_path / "missing")
 
 
 def test_a_slab_only_grows(tmp_path):

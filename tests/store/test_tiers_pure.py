@@ -8,8 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from mooncake_lab.simulation.pool import NodeCache
 from mooncake_lab.store import Block, BlockStore
 from mooncake_lab.store.eviction import make_policy
-from mooncake_lab.store.tier import Demote, Free, TierSpec
-from mooncake_lab.store.tier_stack import TierStack
+from mooncake_lab.store.tiers import Demote, Free, TierSpec, TierStack
 
 SIZE = 10
 MANY = 10**9
