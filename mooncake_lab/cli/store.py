@@ -20,6 +20,11 @@ app = typer.Typer(
 )
 
 
+@app.callback()
+def _store() -> None:  # pyright: ignore[reportUnusedFunction]  # it keeps `soak` a command of its own
+    pass
+
+
 @app.command()
 def soak(
     folder: Annotated[Path, typer.Option("--dir", help="Folder of the SSD tier; created if it is missing.")],

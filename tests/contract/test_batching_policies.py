@@ -3,14 +3,12 @@
 import dataclasses
 from itertools import pairwise
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mooncake_lab.batching import (
     BATCHING_POLICIES,
-    CHUNKED_POLICIES,
     VLLM,
     DecodeOnly,
     Limits,
@@ -346,27 +344,3 @@ class TestNames:
         for name in BATCHING_POLICIES:
             names += [field.name for field in dataclasses.fields(named_policy(name))]
         assert not [name for name in names if "output" in name]
-
-    def test_inputs_cannot_be_changed(self):
-        """A policy cannot write into what it is given."""
-        request = Progress(request_id=1, arrival=1, prompt_tokens=3)
-        with pytest.raises(AttributeError):
-            request.cached_tokens = 3
-        assert msgspec.structs.replace(request, cached_tokens=2).pending_tokens == 1
-
-    def test_unknown_name_is_refused(self):
-        """A name that does not exist is refused with those that do."""
-        with pytest.raises(ValueError, match="unknown batching policy 'sarati'; allowed are request_level, orca"):
-            named_policy("sarati")
-
-    def test_chunk_without_use_is_refused(self):
-        """A chunk for a policy that never cuts a prompt is an error, not a silent nothing."""
-        with pytest.raises(ValueError, match="'orca' never cuts a prompt, but a chunk of 64 tokens"):
-            named_policy("orca", chunk_tokens=64)
-
-    @pytest.mark.parametrize("name", sorted(CHUNKED_POLICIES))
-    def test_chunk_is_set(self, name):
-        """A chunk reaches the policy, and one below 1 is refused."""
-        assert named_policy(name, chunk_tokens=64).chunk_tokens == 64
-        with pytest.raises(ValueError, match="chunk_tokens is 0; at least 1"):
-            named_policy(name, chunk_tokens=0)

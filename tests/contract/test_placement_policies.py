@@ -155,16 +155,3 @@ class TestDecide:
         assert isinstance(decision, Placement) == within
         if not within:
             assert "exceeds" in decision.reason
-
-    def test_an_empty_pool_is_refused(self):
-        """A view without instances is a mistake of the caller, said clearly."""
-        request = Request(id=3, arrival_s=0.0, input_tokens=1, block_keys=(1,))
-        with pytest.raises(ValueError, match="request 3 cannot be placed: the view has 0 prefill"):
-            decide(
-                request,
-                ClusterView(0.0, (), ()),
-                placement=KVCacheCentric(),
-                admission=ADMISSION_POLICIES["none"](),
-                estimate=Estimate(),
-                slo=SLO(),
-            )

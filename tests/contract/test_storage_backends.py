@@ -201,18 +201,6 @@ def test_layers_may_come_in_any_order(medium):
     assert load(medium, block) == expected(block)
 
 
-def test_any_contiguous_buffer_will_do(medium):
-    """Bytes, bytearrays, memoryviews and arrays of any type are written; bytearrays and arrays are read into."""
-    numbers = np.arange(8, dtype=np.float32)
-    block = medium.reserve(b"key", [4, 4, 4, 32])
-    medium.write(block, [b"abcd", bytearray(b"efgh"), memoryview(b"ijkl"), numbers])
-    medium.commit(block)
-    found = [bytearray(4), bytearray(4), bytearray(4), np.empty((2, 4), np.float32)]
-    medium.read_into(block, found)
-    assert b"".join(found[:3]) == b"abcdefghijkl"
-    assert np.array_equal(found[3].ravel(), numbers)
-
-
 def test_nothing_is_read_before_the_commit(medium):
     """An open reservation cannot be read, and is not listed."""
     block = medium.reserve(b"key", [10])
@@ -330,15 +318,6 @@ def test_committed_blocks_are_found_by_their_keys(medium):
     assert medium.find([]) == []
     medium.free(blocks[2])
     assert medium.find([b"c", b"a"]) == [blocks[0]]
-
-
-def test_many_blocks_commit_together(medium):
-    """One commit for several blocks is a commit of each."""
-    blocks = [medium.reserve(b"%d" % number, [4096]) for number in range(9)]
-    for block in blocks:
-        medium.write(block, content(block.key, [4096]))
-    medium.commit(*blocks)
-    assert [load(medium, block) for block in blocks] == [expected(block) for block in blocks]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from mooncake_lab.store import EVICTION_POLICIES, BlockStore, Refused, Stored
+from mooncake_lab.store import EVICTION_POLICIES, BlockStore, Refused
 from mooncake_lab.store.eviction import LRU, make_policy
 
 KEYS = st.integers(0, 9)
@@ -123,45 +123,10 @@ def test_peeking_changes_nothing_and_touching_does():
     assert store.put("c", None, size_bytes=1).evicted[0][0] == "b"
 
 
-def test_peeking_at_nothing_is_none():
-    """A block that is not held is `None`, and a held one whose payload is `None` is a block."""
-    store = lru_store(1, "a")
-    assert store.peek("b") is None
-    assert store.peek("a").payload is None
-
-
 def test_a_prefix_ends_at_the_first_missing_block():
     """Blocks behind a gap do not match."""
     store = lru_store(4, 1, 2, 4)
     assert [store.match_prefix(keys) for keys in ([1, 2, 3, 4], [3, 1], [4], [])] == [2, 0, 1, 0]
-
-
-def test_a_block_larger_than_the_store_is_refused():
-    """It says so, and nothing leaves for it."""
-    store = lru_store(2, "a", "b")
-    assert store.put("c", None, size_bytes=3) == Refused("block 'c' of 3 bytes exceeds the capacity of 2")
-    assert set(store) == {"a", "b"}
-
-
-def test_a_block_is_refused_while_pins_hold_the_room():
-    """It says how much is pinned, nothing leaves for it, and after unpinning it fits."""
-    store = lru_store(2, "a", "b")
-    store.pin("a")
-    assert store.put("c", None, size_bytes=2) == Refused("block 'c' of 2 bytes finds 1 of 2 bytes pinned")
-    assert set(store) == {"a", "b"}
-    store.unpin("a")
-    assert isinstance(store.put("c", None, size_bytes=2), Stored)
-
-
-def test_a_block_pinned_twice_needs_two_unpins():
-    """Two users of a block are counted, not merged."""
-    store = lru_store(1, "a")
-    store.pin("a")
-    store.pin("a")
-    store.unpin("a")
-    assert store.evict() is None
-    store.unpin("a")
-    assert store.evict()[0] == "a"
 
 
 def test_one_key_names_one_content():

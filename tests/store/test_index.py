@@ -76,18 +76,6 @@ TestInterleavings = Interleavings.TestCase
 TestInterleavings.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 
 
-def test_a_former_incarnation_is_ignored():
-    """The last updates of a failed instance do not reach the one that took its bit."""
-    index = PrefixIndex()
-    old = index.join("a")
-    index.update(old, [1, 2])
-    index.drop("a")
-    new = index.join("b")  # takes the same bit
-    assert new.bit == old.bit
-    assert not index.update(old, [1, 2, 3])
-    assert index.matches([1, 2, 3]) == [0]
-
-
 def test_readers_never_see_the_dead_after_a_drop():
     """While threads add, remove, fail and join, every match is a possible one and no reader stumbles."""
     index, stop, wrong = PrefixIndex(), threading.Event(), []

@@ -153,16 +153,3 @@ class TestSection:
                 signal.raise_signal(signal.SIGINT)
             done.append("after")
         assert done == ["after"]
-
-    def test_another_thread_is_left_alone(self):
-        """In another thread a section does nothing, and does not fail."""
-        done = []
-
-        def run():
-            with Uninterrupted():
-                done.append(signal.getsignal(signal.SIGINT))
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
-        assert done == [signal.default_int_handler]

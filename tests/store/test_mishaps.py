@@ -84,22 +84,6 @@ class TestErrorsThatAreRaised:
             medium._instead.clear()
             put(store, b"a")
 
-    def test_an_open_block_that_finds_no_room_takes_no_slot(self):
-        """The same for blocks whose layers are still to come."""
-
-        def refuse(*_given):
-            raise ValueError("injected")
-
-        medium = Wrapped(DramBackend(8 * PAGE), reserve=refuse)
-        with stacked(TierSettings(medium=medium)) as store:
-            with pytest.raises(ValueError, match="injected"):
-                store.open(b"a", LAYERS)
-            medium._instead.clear()
-            block = store.open(b"a", LAYERS)
-            assert block.write(content(b"a"), first_layer=0)
-            assert block.commit()
-            assert read(store, b"a") == "dram"
-
     @pytest.mark.parametrize("method", ["write", "commit"])
     def test_a_block_that_cannot_sink_ends_alone(self, method, caplog):
         """Write-back gives up what raises, says so, and carries the next ones down."""
@@ -218,23 +202,6 @@ class TestDevicesThatFail:
             assert b"a" not in store
         ssd.close()
 
-    def test_an_unreadable_block_stays_and_does_not_degrade_its_tier(self, tmp_path):
-        """EIO may be the device's: the block is kept, and asked for often it still counts as one failure."""
-
-        def bad(reservation, *_given):
-            if reservation.key == b"a":
-                raise OSError(errno.EIO, "injected: a bad sector")
-
-        ssd = SsdBackend(tmp_path, 64 * PAGE, fingerprint=b"m")
-        with stacked(TierSettings(medium=Wrapped(ssd, read_into=bad))) as store:
-            put(store, b"a", b"b")
-            assert [read(store, b"a") for _ in range(5)] == [None] * 5
-            assert b"a" in store
-            found = store.statistics()[0]
-            assert (found.degraded, found.read_errors, found.damaged, found.blocks) == (None, 1, 0, 2)
-            assert read(store, b"b") == "ssd"
-        ssd.close()
-
     def test_a_good_copy_takes_the_place_of_one_that_could_not_be_read(self, tmp_path):
         """A block that leaves the tier above is written below again, where a read of it failed."""
 
@@ -251,22 +218,6 @@ class TestDevicesThatFail:
             put(store, b"a", b"c")
             assert store.tier_of(b"a") == "ssd"
             assert read(store, b"a") == "ssd"
-        ssd.close()
-
-    def test_a_device_that_is_gone_is_degraded(self, tmp_path):
-        """Three blocks in a row that cannot be read are no bad sector."""
-
-        def dead(*_given):
-            raise OSError(errno.EIO, "injected: the device is gone")
-
-        ssd = Wrapped(SsdBackend(tmp_path, 64 * PAGE, fingerprint=b"m"))
-        with stacked(TierSettings(medium=ssd)) as store:
-            put(store, b"a", b"b", b"c", b"d")
-            ssd._instead["read_into"] = dead
-            assert [read(store, key) for key in (b"a", b"b", b"c", b"d")] == [None] * 4
-            assert store.statistics()[0].degraded == "OSError: [Errno 5] injected: the device is gone"
-            assert store.statistics()[0].read_errors == 3
-            assert store.match_prefix([b"a", b"b", b"c", b"d"]) == 4  # it may come back
         ssd.close()
 
 
@@ -362,19 +313,6 @@ class TestSharedMedia:
                 block = store.open(key, LAYERS)
                 kept.append(block.write(content(key), first_layer=0) and block.commit())
             assert any(kept)
-
-    def test_sinking_into_a_smaller_medium_goes_on(self):
-        """The same for blocks that sink."""
-
-        def late(reservation, *_given):
-            if sum(block.size_bytes for block in arena.blocks()) + reservation.size_bytes > 3 * sum(LAYERS):
-                raise StorageFullError("injected: the segment is full")
-
-        arena = DramBackend(64 * PAGE, name="below")
-        keys = [b"%d" % number for number in range(9)]
-        with stacked(*over(Wrapped(arena, write=late))) as store:
-            put(store, *keys)
-            assert [key for key in keys if key in store] == keys[-4:]
 
 
 class TestTwoWriters:

@@ -89,23 +89,6 @@ def test_a_run_is_as_many_puts(policy, steps, capacity):
     assert not slow
 
 
-def test_a_run_longer_than_the_store_pushes_out_its_own_head():
-    """What a run brought and pushed out again is in both of its lists, and is not held."""
-    store = BlockStore(2, LRU())
-    run = store.put_run("abc", [Block(None, 1, i) for i in range(3)])
-    assert (run.stored, [key for key, _ in run.evicted], list(store)) == (["a", "b", "c"], ["a"], ["b", "c"])
-
-
-def test_a_run_passes_over_what_pinned_blocks_leave_no_space_for():
-    """A block that does not fit beside the pinned ones is refused and evicts nothing; a smaller one is held."""
-    store = BlockStore(4, LRU())
-    store.put_run("ab", [Block(None, 2), Block(None, 1)])
-    store.pin("a")
-    run = store.put_run("xy", [Block(None, 3), Block(None, 1)])
-    assert (run.stored, run.evicted, run.refused) == (["y"], [], 1)
-    assert set(store) == {"a", "b", "y"}
-
-
 @pytest.mark.parametrize(("size_bytes", "why"), [(0, "at least 1"), (2, "one key names one content")])
 def test_a_bad_block_ends_a_run(size_bytes, why):
     """The blocks before a bad one are held, and the books still add up."""

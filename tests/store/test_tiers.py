@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tier_blocks import LAYERS, PAGE, content, put, read
 
 from mooncake_lab.store import EVICTION_POLICIES
-from mooncake_lab.store.backends import BlockServer, DramBackend, RemoteBackend, SsdBackend, StorageFullError
+from mooncake_lab.store.backends import BlockServer, DramBackend, RemoteBackend, SsdBackend
 from mooncake_lab.store.tiered_store import TieredStore, TierSettings
 
 
@@ -119,13 +119,6 @@ def test_evicted_blocks_sink_and_hits_rise():
         assert (lowest.hits, lowest.misses) == (0, 0)
 
 
-def test_a_tier_may_keep_its_blocks_below():
-    """Where promotion is off, a hit changes nothing but its tier's order."""
-    with dram_tiers(2, 3, promotes=False) as store:
-        put(store, b"a", b"b", b"c")
-        assert [read(store, b"a"), read(store, b"a")] == ["tier 1", "tier 1"]
-
-
 def test_a_promoted_block_is_not_written_down_twice():
     """What the tier below holds already is only touched there when it sinks again."""
     with dram_tiers(1, 4) as store:
@@ -134,14 +127,6 @@ def test_a_promoted_block_is_not_written_down_twice():
         put(store, b"c")
         assert store.statistics()[1].stored == 2
         assert store.statistics()[0].dropped == 0
-
-
-def test_blocks_fall_off_the_last_tier():
-    """More than all tiers hold is forgotten, the oldest first."""
-    with dram_tiers(1, 1, 1) as store:
-        put(store, b"a", b"b", b"c", b"d")
-        assert [store.tier_of(key) for key in (b"a", b"b", b"c", b"d")] == [None, "tier 2", "tier 1", "tier 0"]
-        assert read(store, b"a") is None
 
 
 def test_one_layer_alone_is_read_without_promotion():
@@ -155,48 +140,6 @@ def test_one_layer_alone_is_read_without_promotion():
         assert store.tier_of(b"a") == "tier 1"
         with pytest.raises(ValueError, match="buffers of"):
             store.read_into(b"a", [buffer], first_layer=0)
-
-
-def test_a_prefix_may_lie_in_several_tiers():
-    """The match counts blocks wherever they are, up to the first gap."""
-    with dram_tiers(1, 4) as store:
-        put(store, b"a", b"b", b"c")
-        assert store.match_prefix([b"c", b"a", b"b", b"x", b"a"]) == 3
-
-
-def test_a_pinned_block_stays_in_its_tier():
-    """Pinned, it is passed over; unpinned, it may go."""
-    with dram_tiers(2, 4) as store:
-        put(store, b"a")
-        store.pin(b"a")
-        put(store, b"b", b"c", b"d")
-        assert store.tier_of(b"a") == "tier 0"
-        store.unpin(b"a")
-        put(store, b"e", b"f")
-        assert store.tier_of(b"a") == "tier 1"
-        with pytest.raises(ValueError, match="is not pinned"):
-            store.unpin(b"a")
-
-
-def test_a_full_queue_drops_and_never_waits(tmp_path):
-    """While the tier below stalls, puts go on; what finds the queue full is dropped and counted."""
-    gate = threading.Event()
-    slow = SsdBackend(tmp_path, 64 * PAGE, fingerprint=b"m", before=lambda _operation: gate.wait(30) or None)
-    fast = DramBackend(4 * 2 * PAGE)
-    with TieredStore([TierSettings(medium=fast, queue_bytes=2 * 2 * PAGE), TierSettings(medium=slow)]) as store:
-        for number in range(10):
-            assert store.put(b"%d" % number, content(b"%d" % number))
-        upper = store.statistics()[0]
-        assert upper.dropped == 6
-        assert upper.queued_bytes == 2 * 2 * PAGE
-        assert read(store, b"0") == "dram"  # on its way down, and still readable
-        gate.set()
-        store.flush()
-        assert store.tier_of(b"0") == "ssd"
-        assert store.statistics()[0].demoted == 2
-        store.check()
-        assert store.leaked_bytes() == 0
-    slow.close()
 
 
 def test_durable_tiers_are_taken_over(tmp_path):
@@ -296,23 +239,6 @@ def test_a_tier_that_cannot_be_written_is_skipped_and_says_so(tmp_path, caplog, 
     ssd.close()
 
 
-def test_a_tier_that_cannot_be_read_is_a_miss(tmp_path):
-    """A read error is counted and the request falls through; after three blocks the tier is asked less often."""
-    faults = Faults()
-    ssd = SsdBackend(tmp_path, 64 * PAGE, fingerprint=b"m", before=faults)
-    with TieredStore([TierSettings(medium=ssd)]) as store:
-        keys = [b"%d" % number for number in range(10)]
-        put(store, *keys)
-        faults.broken.add("read")
-        assert [read(store, key) for key in keys] == [None] * 10
-        assert store.statistics()[0].read_errors == 3
-        assert "injected into read" in store.statistics()[0].degraded
-        faults.broken.clear()
-        assert "ssd" in [read(store, b"0") for _ in range(16)]
-        assert store.statistics()[0].degraded is None
-    ssd.close()
-
-
 def test_a_damaged_block_is_a_miss_and_is_dropped(tmp_path):
     """One flipped byte: not served, counted, its room free again, and the block can be stored anew."""
     ssd = SsdBackend(tmp_path, 64 * PAGE, fingerprint=b"m")
@@ -349,34 +275,6 @@ def test_damage_on_the_way_down_is_the_upper_tiers(tmp_path):
     ssd.close()
 
 
-class FullLate:
-    """A medium that learns only from writing that it is full, as Mooncake's does."""
-
-    def __init__(self, medium):
-        self._medium = medium
-
-    def __getattr__(self, name):
-        """As the medium."""
-        return getattr(self._medium, name)
-
-    def write(self, reservation, layers, *, first_layer=0):
-        """Always too late."""
-        raise StorageFullError(f"no room for {reservation.key.hex()}, {len(layers)} layers from {first_layer}")
-
-
-def test_a_medium_that_is_full_is_not_degraded():
-    """Room that is missing when the bytes come is a refusal like any other."""
-    arena = FullLate(DramBackend(64 * PAGE, name="late"))
-    tiers = [TierSettings(medium=DramBackend(8 * PAGE), queue_bytes=4 * PAGE), TierSettings(medium=arena)]
-    with TieredStore(tiers) as store:
-        put(store, b"a", b"b", b"c")
-        assert (store.statistics()[1].degraded, store.statistics()[1].refused) == (None, 1)
-        assert store.leaked_bytes() == 0
-    with TieredStore([TierSettings(medium=arena)]) as store:
-        assert not store.put(b"a", content(b"a"))
-        assert (store.statistics()[0].degraded, store.statistics()[0].refused) == (None, 1)
-
-
 def test_other_clients_blocks_are_left_alone():
     """A store that takes over less than a shared medium holds frees nothing of it."""
     arena = DramBackend(64 * PAGE)
@@ -390,44 +288,6 @@ def test_other_clients_blocks_are_left_alone():
             assert [store.tier_of(b"%d" % number) for number in range(6)] == [None] * 4 + ["remote"] * 2
         assert len(list(arena.blocks())) == 6
         remote.close()
-
-
-def test_a_permission_that_is_lost_is_a_miss(tmp_path):
-    """A device that may no longer be read or written degrades, by name; requests go on."""
-    denied = set()
-
-    def before(operation):
-        if operation in denied:
-            raise PermissionError(errno.EACCES, "Permission denied")
-
-    ssd = SsdBackend(tmp_path, 64 * PAGE, fingerprint=b"m", before=before)
-    dram = DramBackend(8 * PAGE)
-    with TieredStore([TierSettings(medium=dram, queue_bytes=4 * PAGE), TierSettings(medium=ssd)]) as store:
-        put(store, b"a", b"b", b"c")
-        denied.update({"read", "write", "sync"})
-        assert [read(store, b"a") for _ in range(4)] == [None] * 4
-        put(store, b"d", b"e")
-        assert "Permission denied" in store.statistics()[1].degraded
-        assert read(store, b"e") == "dram"
-        store.check()
-    ssd.close()
-
-
-def test_a_remote_tier_that_dies_is_a_miss():
-    """When the server goes, its blocks are misses, puts go on, and nothing hangs."""
-    arena = DramBackend(64 * PAGE)
-    server = BlockServer(arena, b"a token of the tests", timeout_s=2)
-    remote = RemoteBackend(server.address, b"a token of the tests", fingerprint=b"m", timeout_s=2)
-    tiers = [TierSettings(medium=DramBackend(6 * PAGE), queue_bytes=4 * PAGE), TierSettings(medium=remote)]
-    with TieredStore(tiers) as store:
-        put(store, b"a", b"b")
-        assert read(store, b"a") == "remote"
-        server.close()
-        put(store, *(b"%d" % number for number in range(6)))
-        assert read(store, b"a") is None
-        assert store.statistics()[1].degraded is not None
-        store.check()
-    remote.close()
 
 
 def test_threads_share_a_store():

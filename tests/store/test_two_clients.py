@@ -23,15 +23,6 @@ def two_clients():
     pool.close()
 
 
-def test_both_read_what_one_wrote():
-    """A block that one client stored is taken over by the other, without a second copy."""
-    with two_clients() as (first, second, pool):
-        put(first, *KEYS)
-        assert all(second.put(key, content(key)) for key in KEYS)
-        assert len(list(pool.blocks())) == len(KEYS)
-        assert [read(second, key) for key in KEYS] == ["remote"] * len(KEYS)
-
-
 def test_no_client_announces_what_is_gone():
     """After another client has made room for its own blocks, the first one counts only those that are there."""
     with two_clients() as (first, second, _):

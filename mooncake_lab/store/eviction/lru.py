@@ -1,46 +1,14 @@
 """LRU: the least recently used block leaves first."""
 
-from collections import OrderedDict
-from collections.abc import Set as AbstractSet
-
 from mooncake_lab.core import BlockKey
-from mooncake_lab.store.eviction.policy import NOTHING_SPARED, NothingToEvictError
+from mooncake_lab.store.eviction.fifo import FIFO
 
 
-class LRU:
+class LRU(FIFO):
     """Evicts the least recently used key; the best of the three policies in arXiv Table 1."""
 
-    __slots__ = ("_order",)
-
-    def __init__(self) -> None:
-        self._order: OrderedDict[BlockKey, None] = OrderedDict()  # least recently used first
+    __slots__ = ()
 
     def touch(self, key: BlockKey, /) -> None:
-        """Make the key the most recently used one."""
+        """Make the key the most recently used one, and so the last in the queue."""
         self._order.move_to_end(key)
-
-    def insert(self, key: BlockKey, _position: int = 0, /) -> None:
-        """Hold the key as the most recently used one."""
-        self._order[key] = None
-
-    def victim(
-        self, _incoming: BlockKey | None = None, spared: AbstractSet[BlockKey] = NOTHING_SPARED, /
-    ) -> BlockKey:
-        """Forget and return the least recently used key that is not spared."""
-        if self._order and not spared:
-            return self._order.popitem(last=False)[0]
-        for key in self._order:
-            if key not in spared:
-                del self._order[key]
-                return key
-        raise NothingToEvictError(len(self))
-
-    def remove(self, key: BlockKey, /) -> None:
-        """Forget the key."""
-        del self._order[key]
-
-    def __contains__(self, key: object, /) -> bool:
-        return key in self._order
-
-    def __len__(self) -> int:
-        return len(self._order)

@@ -15,11 +15,6 @@ def helpers():
         yield pool
 
 
-def test_both_results_come_back(helpers):
-    """What the helper returned, and what was returned here."""
-    assert run_concurrently(helpers, lambda: "other", lambda: "mine") == ("other", "mine")
-
-
 def test_a_helper_that_does_not_come_is_not_waited_for(helpers):
     """While the only helper is busy the caller does both, on its own thread."""
     over, begun = threading.Event(), threading.Event()
@@ -47,13 +42,6 @@ def test_an_error_waits_for_the_other_one(helpers, who):
     with pytest.raises(OSError, match="injected"):
         run_concurrently(helpers, *parts)
     assert ended == [True]
-
-
-def test_shared_tasks_are_done_once_each(helpers):
-    """A thousand tasks, each by one of the two threads."""
-    done = []
-    run_all(helpers, [lambda number=number: done.append(number) for number in range(1000)])
-    assert sorted(done) == list(range(1000))
 
 
 def test_a_failed_task_is_the_last_that_begins(helpers):

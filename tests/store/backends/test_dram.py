@@ -4,19 +4,9 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from mooncake_lab.store.backends import DramBackend, StorageError
-
-
-def stored(medium):
-    """A block of two layers, and its bytes."""
-    layers = [np.arange(5000, dtype=np.uint16), np.arange(7, dtype=np.uint8)]
-    block = medium.reserve(b"key", [layer.nbytes for layer in layers])
-    medium.write(block, layers)
-    medium.commit(block)
-    return block, b"".join(layer.tobytes() for layer in layers)
 
 
 def test_pinning_without_a_device_is_refused(monkeypatch):
@@ -25,19 +15,6 @@ def test_pinning_without_a_device_is_refused(monkeypatch):
     with pytest.raises(StorageError, match="no CUDA device"):
         DramBackend(2**16, pinned=True)
     DramBackend(2**16).close()
-
-
-@pytest.mark.gpu
-def test_a_pinned_arena_copies_to_the_device():
-    """Where CUDA is, an arena is pinned, holds the same bytes, and is released."""
-    import torch
-
-    medium = DramBackend(2**16, pinned=True)
-    block, data = stored(medium)
-    first = torch.from_numpy(medium.read(block, 0, 1)[0]).to("cuda", non_blocking=True)
-    torch.cuda.synchronize()
-    assert first.cpu().numpy().tobytes() == data[:10000]
-    medium.close()
 
 
 def test_the_store_does_not_import_torch():

@@ -1,5 +1,14 @@
 """Mooncake Store as a pool: what one client puts every client finds, and nobody gets wrong bytes."""
 
+import contextlib
+import importlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
 import numpy as np
 import pytest
 
@@ -132,3 +141,70 @@ def test_a_block_that_this_client_stored_does_not_leave_when_it_is_found(client)
         assert store.match_prefix([b"mine"], first=3) == 1
         assert store.statistics()[0].evicted == 0
         assert store._stack.tiers[0].position_of(b"mine") == 3
+
+
+ENDING = """
+import os, signal, subprocess, time
+from mooncake_lab.store.backends import MooncakeMaster, MooncakePool
+master = MooncakeMaster()
+pool = MooncakePool(master.client(16 * 2**20), 2**20, [3], fingerprint=b"m")
+block = pool.reserve(b"k", [3])
+pool.write(block, [b"abc"])
+pool.commit(block)
+print(master.address.rpartition(":")[2], flush=True)
+input()
+[inner] = subprocess.run(["pgrep", "-P", str(master._process.pid)], capture_output=True, text=True).stdout.split()
+os.kill(int(inner), signal.SIGKILL)
+try:
+    pool.read_into(block, [bytearray(3)])
+except OSError as error:
+    print(error, flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("killed", ["master", "process"])
+def test_a_killed_master_is_an_error_and_a_killed_process_leaves_no_master(killed):
+    """Reading without a master raises `OSError`, and nothing is logged; a master ends with its process."""
+    command, pipe = [sys.executable, "-c", ENDING], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        port = int(process.stdout.readline())
+        if killed == "master":
+            told, noise = process.communicate("\n", timeout=60)
+            assert "Mooncake's code" in told
+            assert noise == ""
+        else:
+            process.send_signal(signal.SIGKILL)
+    ends_s = time.monotonic() + 20
+    while is_open(port) and time.monotonic() < ends_s:
+        time.sleep(0.05)
+    assert not is_open(port)
+
+
+def is_open(port):
+    """Whether somebody listens."""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            ImportError("libibverbs.so.1: cannot open shared object file"),
+            "libibverbs.so.1.*apt-get install -y libibv",
+        ),
+        (ModuleNotFoundError("No module named 'mooncake'"), r"pip install '\.\[mooncake\]'"),
+    ],
+)
+def test_what_is_missing_is_said_with_how_to_install_it(monkeypatch, error, said):
+    """A system library and the wheel itself: the sentence names what to install."""
+
+    def refuse(_name):
+        raise error
+
+    monkeypatch.setattr(importlib, "import_module", refuse)
+    monkeypatch.setitem(os.environ, "MC_LOG_LEVEL", "ERROR")
+    with pytest.raises(StorageError, match=said):
+        load_wheel()

@@ -3,11 +3,10 @@
 import errno
 import socket
 import threading
-import time
 
 import pytest
 
-from mooncake_lab.store.backends import BlockServer, DramBackend, RemoteBackend, listener, wire
+from mooncake_lab.store.backends import BlockServer, DramBackend, RemoteBackend, listener
 
 TOKEN = b"a token of the tests"
 
@@ -97,26 +96,6 @@ def test_a_failed_accept_is_not_the_end(arena, caplog):
     assert not accepting.is_alive()
 
 
-def test_a_client_without_a_thread_is_disconnected(arena, monkeypatch):
-    """Where no thread can be started, one client is turned away, and the next one is served."""
-
-    class Unstartable:
-        def __init__(self, **_settings):
-            monkeypatch.undo()
-
-        def start(self):
-            raise RuntimeError("can't start new thread")
-
-    with BlockServer(arena, TOKEN, timeout_s=5) as server:
-        monkeypatch.setattr(listener.threading, "Thread", Unstartable)
-        peer = socket.create_connection(server.address, 5)
-        assert is_closed(peer)
-        peer.close()
-        client = client_of(server)
-        store(client, b"key")
-        client.close()
-
-
 def test_close_waits_for_those_who_write(arena):
     """When `close` has returned no thread uses the backend, and what was not committed is freed."""
     medium = Wrapped(arena)
@@ -166,29 +145,3 @@ def test_a_machine_that_vanishes_is_noticed(arena):
         there = {name: value for name, value in expected.items() if hasattr(socket, name)}
         assert there == {name: served.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in there}
         client.close()
-
-
-def test_nothing_is_left_of_a_client_that_went(arena):
-    """Sockets and threads of clients do not pile up, whether they knew the token or not."""
-    with BlockServer(arena, TOKEN, timeout_s=5) as server:
-        for _ in range(5):
-            client_of(server).close()
-            peer = socket.create_connection(server.address, 5)
-            wire.receive_into(peer, [wire.np.empty(48, wire.np.uint8)], 5)
-            peer.close()
-        ends_s = time.monotonic() + 5
-        left = server._listener
-        while left._threads and time.monotonic() < ends_s:
-            time.sleep(0.01)
-        assert (left._threads, left._unauthenticated, left._peers) == ({}, {}, set())
-
-
-def test_a_connection_that_does_not_authenticate_is_closed(arena):
-    """A connection that does not authenticate within the timeout is closed, and no longer counted."""
-    with BlockServer(arena, TOKEN, timeout_s=0.5) as server:
-        with socket.create_connection(server.address, 5) as silent:
-            assert is_closed(silent)
-        ends_s = time.monotonic() + 5
-        while server._listener._unauthenticated and time.monotonic() < ends_s:
-            time.sleep(0.01)
-        assert not server._listener._unauthenticated

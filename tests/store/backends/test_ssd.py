@@ -193,25 +193,6 @@ def test_models_do_not_see_each_other(tmp_path):
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), number=st.integers(0, 7))
-def test_any_flipped_payload_byte_is_noticed(tmp_path, place, bit, number):
-    """Wherever a block's layer is hit, it is damaged, its other layers and all other blocks are served."""
-    if not (tmp_path / "lock").exists():
-        filled(tmp_path)
-    medium = opened(tmp_path)
-    blocks = list(medium.blocks())
-    hit = blocks[number]
-    slab = tmp_path / MODEL.hex() / "slab"
-    offset = hit.offset_bytes + PAGE + int(place * 5000)
-    flip(slab, offset, bit)
-    assert [is_right(medium, block) for block in blocks] == [block != hit for block in blocks]
-    short = np.empty(100, np.uint8)
-    medium.read_into(hit, [short], first_layer=1)
-    medium.close()
-    flip(slab, offset, bit)
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(places=st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=4), bit=st.integers(0, 7))
 def test_flips_cost_the_blocks_that_they_hit(tmp_path, places, bit):
     """Wherever a closed slab is hit, headers included, every other block is there and right, and none is wrong."""
@@ -371,47 +352,6 @@ def test_a_large_block_with_a_failed_part_is_not_committed(tmp_path, refused):
     medium.close()
 
 
-def test_a_closed_medium_is_an_os_error(tmp_path):
-    """Reading and writing blocks of any size after the close raises what a failing device does."""
-    medium = opened(tmp_path, 2**23)
-    block, other = store(medium, b"large", LARGE), medium.reserve(b"other", LARGE)
-    medium.close()
-    with pytest.raises(OSError, match="closed"):
-        medium.read_into(block, [np.empty(size, np.uint8) for size in LARGE])
-    with pytest.raises(OSError, match="closed"):
-        medium.write(other, content(b"other", LARGE))
-
-
-def test_a_layer_that_is_written_again_counts(tmp_path):
-    """A whole block, a layer of it rewritten before the commit: the later bytes are served after a reopening."""
-    medium = opened(tmp_path)
-    block = medium.reserve(b"key", [5000, 100])
-    medium.write(block, [bytes(5000), bytes(100)])
-    medium.write(block, content(b"key", [5000, 100])[:1])
-    medium.write(block, content(b"key", [5000, 100])[1:], first_layer=1)
-    medium.commit(block)
-    medium.close()
-    medium = opened(tmp_path)
-    assert is_right(medium, next(medium.blocks()))
-    medium.close()
-
-
-def test_a_slab_that_could_not_grow_is_as_it_was(tmp_path, monkeypatch):
-    """A device that fills up halfway through growing leaves a slab that opens with its old size."""
-    filled(tmp_path)
-
-    def fill_up(file, _start, size):
-        os.ftruncate(file, size - PAGE)
-        raise OSError(errno.ENOSPC, "injected")
-
-    monkeypatch.setattr(os, "posix_fallocate", fill_up)
-    with pytest.raises(OSError, match="injected"):
-        opened(tmp_path, 2 * CAPACITY)
-    medium = opened(tmp_path, CAPACITY)
-    assert len(list(medium.blocks())) == 8
-    medium.close()
-
-
 def test_a_file_system_that_refuses_direct_writes_is_told_once(tmp_path, monkeypatch, caplog):
     """O_DIRECT that opens but cannot be used: writes go through the page cache, and a warning says so, once."""
     medium = opened(tmp_path)
@@ -565,21 +505,6 @@ def test_an_interrupt_while_closing_leaves_the_folder_to_others(tmp_path, monkey
     assert is_right(again, kept)
     again.close()
     medium.close()
-
-
-def test_an_interrupt_before_an_operation_does_not_keep_a_slab_open(tmp_path):
-    """Whoever was interrupted does not count as a user that closing waits for."""
-
-    def interrupt(_operation):
-        raise KeyboardInterrupt
-
-    slab = Slab(tmp_path / "slab", CAPACITY, interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        slab.write(0, [np.zeros(PAGE, np.uint8)])
-    closer = threading.Thread(target=slab.close, daemon=True)
-    closer.start()
-    closer.join(10)
-    assert not closer.is_alive()
 
 
 def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
