@@ -26,12 +26,11 @@ from mooncake_lab.core.request import SLO, BlockKey, Request, TracedRequest
 from mooncake_lab.core.units import GB, GIB, KIB, MIB, TERA, blocks_for, gbps
 
 if TYPE_CHECKING:
-    from mooncake_lab.core.keys import KEY_HASHES, block_keys
+    from mooncake_lab.core.keys import block_keys
 
 __all__ = [
     "GB",
     "GIB",
-    "KEY_HASHES",
     "KIB",
     "MIB",
     "SCALES",
@@ -63,9 +62,4 @@ __all__ = [
     "write_log",
 ]
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "keys": ("KEY_HASHES", "block_keys"),
-    },
-)
+__getattr__ = lazy_names(__name__, {"keys": ("block_keys",)})

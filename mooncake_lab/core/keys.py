@@ -1,14 +1,9 @@
 """Block keys: one name for a block of tokens *and* everything before it (arXiv §3, Fig. 3).
 
-`key[i] = H(key[i-1] || tokens of block i)`, so two prompts share key `i` exactly when their first
-`i + 1` blocks are equal. The chain starts from a namespace (the model's fingerprint), so that a
-block computed by one model is never found by another.
+`key[i] = H(key[i-1] || tokens of block i)` with XXH3 of 128 bits as `H`, so two prompts share key `i` exactly when
+their first `i + 1` blocks are equal. The chain starts from a namespace (the model's fingerprint), so that a block
+computed by one model is never found by another.
 """
-
-import hashlib
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,26 +12,11 @@ import xxhash
 from mooncake_lab.core.units import blocks_for
 
 
-def _xxh3_128(data: bytes) -> bytes:
-    return xxhash.xxh3_128_digest(data)
-
-
-def _sha256(data: bytes) -> bytes:
-    return hashlib.sha256(data).digest()
-
-
-KEY_HASHES: Final[Mapping[str, Callable[[bytes], bytes]]] = MappingProxyType(
-    {"xxh3_128": _xxh3_128, "sha256": _sha256}
-)
-"""xxh3_128 inside one trust domain (fast); sha256 where peers could forge collisions."""
-
-
 def block_keys(
     tokens: npt.NDArray[np.int32],
     block_size_tokens: int = 512,
     *,
     namespace: bytes = b"",
-    hash_name: str = "xxh3_128",
     partial: bool = True,
 ) -> list[bytes]:
     """The chained keys of a prompt, one a block, front to back.
@@ -45,7 +25,6 @@ def block_keys(
         tokens: shape (n,), token ids as int32.
         block_size_tokens: tokens per block.
         namespace: what else must be equal for a block to be reusable (model weights, dtype, rope).
-        hash_name: a name in `KEY_HASHES`.
         partial: whether a last block with fewer tokens gets a key too (the traces: yes; engines that
             reuse only whole blocks: no).
 
@@ -54,9 +33,7 @@ def block_keys(
     """
     if tokens.ndim != 1 or tokens.dtype != np.int32:
         raise ValueError(f"tokens have shape {tokens.shape} and type {tokens.dtype}; a vector of int32 is needed")
-    if hash_name not in KEY_HASHES:
-        raise ValueError(f"unknown key hash {hash_name!r}; allowed are {', '.join(KEY_HASHES)}")
-    digest = KEY_HASHES[hash_name]
+    digest = xxhash.xxh3_128_digest
     blocks = blocks_for(len(tokens), block_size_tokens)
     if not partial:
         blocks = len(tokens) // block_size_tokens

@@ -144,16 +144,6 @@ class PipelineRun:
         """When the last stage is done with the last iteration."""
         return self.end_s[-1][-1] if self.end_s else 0.0
 
-    def add(self, starts: list[float], ends: list[float], index: int, plan: Plan, *, starved: bool) -> None:
-        """One iteration has entered."""
-        prompt_tokens = sum(piece.new_tokens for piece in plan.segments if piece.kind == "prefill")
-        self.start_s.append(starts)
-        self.end_s.append(ends)
-        self.micro_batch.append(index)
-        self.prompt_tokens.append(prompt_tokens)
-        self.decodes.append(plan.new_tokens - prompt_tokens)
-        self.starved.append(starved)
-
 
 def run_pipeline(spec: PipelineSpec, requests: Sequence[TracedRequest]) -> PipelineRun:
     """Serve requests until all are done or refused.
@@ -216,12 +206,12 @@ class _Pipeline:
         )
         self._waiting: list[Progress] = []
         self._free_s = [0.0] * spec.clock.stages
-        self._batches = [_MicroBatch(index, self._instance()) for index in range(spec.micro_batches)]
+        blocks = spec.limits.capacity_blocks
+        self._batches = [
+            _MicroBatch(index, Instance(spec.policy, spec.limits, CountedBlocks(blocks), self._waiting))
+            for index in range(spec.micro_batches)
+        ]
         self.run = PipelineRun(sorted(self._requests.values(), key=lambda request: request.request_id))
-
-    def _instance(self) -> Instance:
-        limits = self._spec.limits
-        return Instance(self._spec.policy, limits, CountedBlocks(limits.capacity_blocks), self._waiting)
 
     def play(self) -> None:
         """Let micro-batches enter in the order in which they are back, until none comes again."""
@@ -251,7 +241,9 @@ class _Pipeline:
         self.run.rejected += [refusal.request_id for refusal in plan.rejected]
         if plan.segments:
             batch.again = self._repeats(batch)
-            self._schedule(plan, now_s)
+            for request in (self._requests[segment.request_id] for segment in plan.segments):
+                if request.scheduled_s is None:
+                    request.scheduled_s = now_s
             batch.stage_s, batch.hop_s = self._spec.clock.stage_s(plan), self._spec.clock.hop_s(plan)
             return self._enter(batch, now_s)
         batch.starved = True
@@ -289,19 +281,19 @@ class _Pipeline:
         left = min(request.output_tokens - len(request.token_s) for request in requests)
         return min(left, batch.instance.steady_steps(batch.plan)) - 1
 
-    def _schedule(self, plan: Plan, now_s: float) -> None:
-        for segment in plan.segments:
-            request = self._requests[segment.request_id]
-            if request.scheduled_s is None:
-                request.scheduled_s = now_s
-
     def _enter(self, batch: _MicroBatch, now_s: float) -> float:
         """Pass the stages; when the last one is left."""
         starts, ends = passage(self._free_s, now_s, batch.stage_s, batch.hop_s)
         if self.run.starved:  # no stage was idle for lack of work before the first iteration
             batch.gap_s += sum(starts) - sum(self._free_s)
         self._free_s = ends
-        self.run.add(starts, ends, batch.index, batch.plan, starved=batch.starved)
+        prompt_tokens = sum(piece.new_tokens for piece in batch.plan.segments if piece.kind == "prefill")
+        self.run.start_s.append(starts)
+        self.run.end_s.append(ends)
+        self.run.micro_batch.append(batch.index)
+        self.run.prompt_tokens.append(prompt_tokens)
+        self.run.decodes.append(batch.plan.new_tokens - prompt_tokens)
+        self.run.starved.append(batch.starved)
         batch.starved = False
         batch.done_s.append(ends[-1])
         return ends[-1]

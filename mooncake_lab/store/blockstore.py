@@ -191,13 +191,14 @@ class BlockStore(Generic[Payload]):
         evicted: list[tuple[BlockKey, Block[Payload]]] = []
         refused, used, capacity = 0, self._used_bytes, self._capacity_bytes
         held, pinned, policy = self._blocks, self._pins.keys(), self._policy
+        touch, insert, choose = policy.touch, policy.insert, policy.victim
         room = capacity - self._pinned_bytes
         try:
             for key, block in zip(keys, blocks, strict=False):
                 size = block.size_bytes
                 there = held.get(key)
                 if there is not None and there.size_bytes == size:
-                    policy.touch(key)
+                    touch(key)
                     continue
                 if there is not None or size < 1:
                     self.put(key, block.payload, size_bytes=size)  # says what is wrong with it
@@ -205,11 +206,11 @@ class BlockStore(Generic[Payload]):
                     refused += 1
                     continue
                 while used + size > capacity:
-                    victim = policy.victim(key, pinned)
+                    victim = choose(key, pinned)
                     gone = held.pop(victim)
                     used -= gone.size_bytes
                     evicted.append((victim, gone))
-                policy.insert(key, block.position)
+                insert(key, block.position)
                 held[key] = block
                 used += size
                 stored.append(key)

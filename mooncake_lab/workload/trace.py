@@ -126,7 +126,7 @@ class Trace:
     def requests(self) -> Iterator[TracedRequest]:
         """The requests with their futures, one at a time, numbered from 0 in order of arrival."""
         column = vars(self)
-        ids = memoryview(memoryview(column["block_ids"]).tobytes()).cast("Q").tolist()
+        ids = memoryview(memoryview(column["block_ids"]).tobytes()).cast("Q")
         bounds: list[int] = column["block_starts"].tolist()
         columns = zip(
             column["arrival_s"].tolist(),
@@ -141,7 +141,7 @@ class Trace:
                 id=i,
                 arrival_s=arrival_s,
                 input_tokens=input_tokens,
-                block_keys=tuple(ids[bounds[i] : bounds[i + 1]]),
+                block_keys=tuple(ids[bounds[i] : bounds[i + 1]].tolist()),
                 block_size_tokens=self.block_size_tokens,
                 session=session,
                 max_tokens=max_tokens or None,

@@ -22,16 +22,12 @@ from mooncake_lab.batching import (
     VLLMChunked,
 )
 from mooncake_lab.conductor import (
-    EarlyRejection,
     KVCacheCentric,
-    LengthPredicting,
-    PredictiveRejection,
 )
 from mooncake_lab.core import (
     SLO,
     FirstToken,
     Prefilled,
-    Rejected,
     Request,
     TracedRequest,
     blocks_for,
@@ -46,7 +42,6 @@ from mooncake_lab.simulation import (
     CoupledPool,
 )
 from mooncake_lab.simulation.coupled import CachedBlocks, CoupledInstance
-from mooncake_lab.testbeds import paper_node_latency
 
 MODEL = LatencyModel(
     name="by hand",
@@ -258,6 +253,20 @@ def test_the_default_is_the_assumption():
     assert assumption("B52").value == DEFAULT_MAX_TOKENS == CoupledPool().default_max_tokens
 
 
+class Stops:
+    """Prefills, and then does nothing."""
+
+    def plan(self, waiting, running, limits):
+        del running
+        return VLLM(watermark=0.0).plan(waiting, (), limits)
+
+
+def test_a_policy_that_plans_nothing_for_running_requests_is_an_error():
+    """An instance that could never go on says so."""
+    with pytest.raises(ValueError, match="plans nothing for 1 requests that run"):
+        Cluster(spec(Stops(), 4096), MODEL).run(requests([(0.0, 96, 50)]))
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 12)), min_size=1, max_size=20), st.integers(64, 512))
 def test_the_cache_never_loses_count(rows, capacity):
@@ -281,27 +290,6 @@ def test_the_cache_never_loses_count(rows, capacity):
         blocks.release(now)
         blocks.check([])
     assert blocks.free_blocks == capacity // 16
-
-
-OVERLOAD = [
-    TracedRequest(
-        Request(id=i, arrival_s=0.5 * i, input_tokens=8000, block_keys=tuple(range(100 * i, 100 * i + 16))), 800
-    )
-    for i in range(150)
-]
-
-
-@pytest.mark.parametrize(
-    "admission",
-    [EarlyRejection(), EarlyRejection(with_coming=True), PredictiveRejection(decode_s=25.0), LengthPredicting()],
-)
-def test_policies_of_the_decode_load_refuse_under_overload(admission):
-    """The views of coupled instances show who decodes and who is on the way, so policies that look there act."""
-    limits, model = SLO(ttft_s=30.0, tbt_s=0.03), paper_node_latency()
-    cluster = Cluster(ClusterSpec.coupled(nodes=2, admission=admission, slo=limits), model)
-    log = cluster.run(OVERLOAD)
-    assert check_log(log) == ()
-    assert sum(isinstance(r, Rejected) for r in log) > 30
 
 
 def test_views_show_who_decodes_and_who_is_on_the_way():

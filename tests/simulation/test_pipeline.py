@@ -19,7 +19,7 @@ from mooncake_lab.batching import (
     SarathiServe,
 )
 from mooncake_lab.core import Request, TracedRequest
-from mooncake_lab.metrics.pipeline_bubbles import CAUSES, account, gap_causes, gaps_s, idle_share
+from mooncake_lab.metrics.pipeline_bubbles import account, idle_share
 from mooncake_lab.perf import (
     CppGroup,
     IterationCost,
@@ -137,39 +137,6 @@ def replace_places(places: int) -> Limits:
         max_batch_tokens=4096, max_requests=places, block_size_tokens=16, capacity_blocks=600, free_blocks=600,
         max_request_tokens=2000,
     )  # fmt: skip
-
-
-def causes_of(rows: Sequence[tuple[int, int, float]]) -> dict[str, float]:
-    """Bubbles between iterations of whole prompts on two stages with two micro-batches of one request each."""
-    clock = replace(CLOCK, stages=2, link=LinkLatency(1e30), hop_bytes_per_token=0)
-    spec = PipelineSpec(clock=clock, policy=Orca(), limits=replace_places(1), micro_batches=2)
-    spent = account(run_pipeline(spec, requests_of(rows)))
-    return {cause: spent[cause] for cause in ("PB1", "PB2", "PB3") if spent[cause] > 1e-9}
-
-
-def test_the_three_causes_are_told_apart():
-    """Unequal prompts alone make PB1, equal ones nothing; where they decode, the second prompt holds up: PB2."""
-    assert set(causes_of([(200, 1, 0.0), (800, 1, 0.0)])) == {"PB1"}
-    assert causes_of([(400, 1, 0.0), (400, 1, 0.0)]) == {}
-    beside_decodes = causes_of([(400, 5, 0.0), (400, 5, 0.0)])
-    assert beside_decodes["PB2"] > 1000 * beside_decodes["PB3"] > 0
-    assert "PB1" not in beside_decodes
-
-
-def test_decodes_of_different_contexts_make_the_third_kind():
-    """Two micro-batches that only decode, one with twenty times the context, wait for each other: PB3."""
-    run = run_pipeline(
-        PipelineSpec(
-            clock=replace(CLOCK, stages=2, link=LinkLatency(1e30), hop_bytes_per_token=0),
-            policy=Orca(),
-            limits=replace_places(1),
-            micro_batches=2,
-        ),
-        requests_of([(900, 8, 0.0), (40, 8, 0.0)]),
-    )
-    late = gap_causes(run)[6:]
-    assert set(np.unique(late)) == {CAUSES.index("PB3")}
-    assert gaps_s(run)[6:].sum() > 0
 
 
 def test_shortage_preempts_and_nothing_is_lost():

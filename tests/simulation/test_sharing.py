@@ -17,18 +17,6 @@ KV_BYTES = model_shape("llama3-70b").kv_bytes_per_token
 LONG = 2048
 
 
-def test_prompts_that_wait_together_are_packed_everywhere():
-    """Prompts that wait when an iteration ends are computed in one, on a coupled and on a prefill node."""
-    requests = requests_of([(0.0, 4000, 1, 0), (0.1, 64, 1, 1), (0.1, 64, 1, 2), (0.1, 64, 1, 3)])
-    clusters = (
-        Cluster(ClusterSpec.coupled(nodes=1), REALISTIC),
-        Cluster(ClusterSpec.disaggregated(prefill_nodes=1, decode_nodes=1, max_batch_tokens=8192), REALISTIC),
-    )
-    for cluster in clusters:
-        spans = {(r.start_s, r.at_s) for r in cluster.run(requests) if isinstance(r, Prefilled)}
-        assert len(spans) == 2
-
-
 @pytest.mark.parametrize("layerwise", [True, False])
 def test_kvcache_of_one_iteration_leaves_in_order_of_arrival(layerwise):
     """As from a live worker: the prompt that came first is at its decode node first, although it is longer."""
@@ -116,19 +104,6 @@ class TestOneStoreForAll:
         assert [pool.elsewhere(node, third.block_keys) for node in "ab"] == [{}, {"a": every}]
         pool.drop("a")
         assert [pool.matched("b", one) for one in (first, second, third)] == [0, 4, 0]
-
-    def test_an_owner_that_fails_takes_only_its_part_of_a_prefix(self):
-        """A prompt that waits for blocks of a node that fails computes them."""
-        again = requests_of([(0.0, LONG, 1, 0), (10.0, LONG, 1, 0)])
-        slow = make_model(constant_s=0.1, bytes_per_s=KV_BYTES * 100)
-        spec = ClusterSpec.disaggregated(
-            prefill_nodes=2, decode_nodes=1, shared_cache=True, placement=InTurn(),
-            failures=(Failure("prefill-0", 15.0),),
-        )  # fmt: skip
-        log = Cluster(spec, slow).run(again)
-        assert check_log(log) == ()
-        assert [r.reused_tokens for r in log if isinstance(r, Prefilled)] == [0, 0]
-        assert not any(isinstance(r, Moved) and r.destination == "prefill-1" for r in log)
 
     def test_blocks_that_come_late_are_computed(self):
         """With a deadline of 3 s a prompt computes what would be 20.48 s on its way; what is its own it reuses."""

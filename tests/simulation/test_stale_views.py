@@ -42,15 +42,6 @@ class TestOldViews:
         chosen = where(disaggregated(view_age_s=0.5), arriving(0.0, 0.1, 0.5, 0.6, 0.7))
         assert chosen == ["prefill-0"] * 3 + ["prefill-1"] * 2
 
-    def test_a_view_says_when_it_was_taken(self):
-        """The age of a view is in the view, and is never beyond the knob."""
-        cluster = disaggregated(view_age_s=0.5)
-        seen = []
-        for at_s in (0.0, 0.3, 0.5, 0.6, 1.2):
-            cluster.run([], until_s=at_s or None)
-            seen.append(cluster.view(arriving(0.0)[0].request).taken_at_s)
-        assert seen == [0.0, 0.0, 0.0, 0.6, 1.2]
-
     def test_the_dead_are_not_read_about(self):
         """A death is known at once, however old views may be: nobody is placed on a dead instance."""
         chosen = where(

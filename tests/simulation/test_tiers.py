@@ -1,6 +1,5 @@
 """Prefill nodes with an SSD under their DRAM."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -10,14 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mooncake_lab.conductor import (
-    CacheAware,
-    ClusterView,
-    DecodeView,
     KVCacheCentric,
-    LatencyEstimator,
     LoadBalance,
     Placement,
-    PrefillView,
 )
 from mooncake_lab.core import Moved, Prefilled, Request, TracedRequest
 from mooncake_lab.metrics import check_log, reused_share, tier_hit_rates, ttft_s
@@ -249,23 +243,6 @@ class TestThePriceOfReading:
         starts = [(r.start_s, r.computed_tokens) for r in log if isinstance(r, Prefilled) and r.request_id > 3]
         assert [computed for _, computed in starts] == [2048, 2048]
         assert starts[0][0] < starts[1][0]
-
-
-def test_placement_counts_what_is_on_ssd():
-    """A node that reads its match for 4 s loses against one that computes the same blocks again in 2 s."""
-    request = THREE[0].request
-    estimate = LatencyEstimator(replace(MODEL, ssd=LinkLatency(SHAPE.kv_bytes_per_token * 512.0)))
-    ready = PrefillView("ready", 1.0, 0, 0, 0)
-    decode = DecodeView("decode-0", 0, 0, 10**6)
-    for policy in (KVCacheCentric(math.inf), CacheAware()):
-        for reads, chosen in (((4, 0), "ready"), ((0, 4), "below")):
-            below = PrefillView("below", 0.0, 0, 0, 4, matched_on_ssd=reads[0], matched_in_dram=4)
-            placed = policy.place(request, ClusterView(0.0, (below, ready), (decode,)), estimate)
-            assert (placed.prefill, placed.ssd_tokens) == (chosen, 0)
-    below = PrefillView("below", 0.0, 0, 0, 4, matched_on_ssd=4, matched_in_dram=4)
-    placed = LoadBalance().place(request, ClusterView(0.0, (below, ready), (decode,)), estimate)
-    assert (placed.prefill, placed.ssd_tokens) == ("below", 2047)
-    assert placed.expected_ttft_s == pytest.approx(2047 / 512, rel=0.01)
 
 
 class ReadTwice:
