@@ -1,17 +1,15 @@
 """Machines by name: how fast they could possibly be.
 
 Every rate here is a peak, the vendor's or the paper's, and is only used as a ceiling: what a machine
-really reaches is measured (`engine.measure`) or fitted (`perf.calibration`). Numbers of the vendors'
+really reaches is measured (`bench.peaks`) or fitted (`perf.calibration`). Numbers of the vendors'
 data sheets are for dense matrices: the often quoted twice larger ones assume structured sparsity.
-The `this-cpu` of figures is no entry here: it is measured where it runs, by `engine.measure`.
+The `this-cpu` of figures is no entry here: it is measured where it runs, by `bench.machine`.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, fields
 from typing import Final
 
-from mooncake_lab.core import GB, TERA, gbps
+from mooncake_lab.perf.tables import named_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,18 +35,10 @@ class Hardware:
     """Where the numbers come from, in one line."""
 
     def __post_init__(self) -> None:
-        rates = {
-            "devices": self.devices,
-            "device_memory_bytes": self.device_memory_bytes,
-            "device_memory_bytes_per_s": self.device_memory_bytes_per_s,
-            "host_to_device_bytes_per_s": self.host_to_device_bytes_per_s,
-            "nic_bytes_per_s": self.nic_bytes_per_s,
-            "bfloat16_flops_per_s": self.bfloat16_flops_per_s,
-            "float32_flops_per_s": self.float32_flops_per_s,
-        }
-        for name, rate in rates.items():
-            if rate is not None and not rate > 0:
-                raise ValueError(f"hardware {self.name!r} has {name} = {rate!r}; it must be positive")
+        for field in fields(self):
+            rate = getattr(self, field.name)
+            if isinstance(rate, int | float) and not rate > 0:
+                raise ValueError(f"hardware {self.name!r} has {field.name} = {rate!r}; it must be positive")
 
     def flops_per_s(self, dtype: str = "bfloat16") -> float:
         """Peak FLOP/s of all devices together (`G` in FAST'25 Table 1).
@@ -72,83 +62,7 @@ class Hardware:
         return self.devices * self.device_memory_bytes_per_s
 
 
-HARDWARE: Final[Mapping[str, Hardware]] = MappingProxyType(
-    {
-        "a800-node": Hardware(
-            name="a800-node",
-            devices=8,  # FAST'25 Table 1
-            bfloat16_flops_per_s=312 * TERA,  # FAST'25 Table 1
-            float32_flops_per_s=19.5 * TERA,  # A100 data sheet
-            device_memory_bytes=80 * GB,  # FAST'25 §5.1 names the 80 GB card
-            device_memory_bytes_per_s=2039 * GB,  # A100 80GB SXM data sheet; the A800 differs in NVLink only
-            host_to_device_bytes_per_s=128 * GB,  # FAST'25 Table 1
-            nic_bytes_per_s=gbps(800),  # FAST'25 Table 1: 4 x 200 Gbps
-            source="FAST'25 Table 1; memory: NVIDIA A100 80GB SXM data sheet",
-        ),
-        "h800-node": Hardware(
-            name="h800-node",
-            devices=8,
-            bfloat16_flops_per_s=989 * TERA,  # H100 SXM data sheet; not printed in the paper
-            float32_flops_per_s=67 * TERA,
-            device_memory_bytes=80 * GB,
-            device_memory_bytes_per_s=3350 * GB,  # H100 SXM data sheet
-            host_to_device_bytes_per_s=256 * GB,  # assumed: the A800 node's layout with PCIe 5.0, twice Table 1
-            nic_bytes_per_s=gbps(8 * 400),  # FAST'25 Fig. 12, right
-            source="NVIDIA H100 SXM data sheet; network: FAST'25 Fig. 12; host link assumed",
-        ),
-        "h200-node": Hardware(
-            name="h200-node",
-            devices=8,
-            bfloat16_flops_per_s=989 * TERA,
-            float32_flops_per_s=67 * TERA,
-            device_memory_bytes=141 * GB,
-            device_memory_bytes_per_s=4800 * GB,
-            host_to_device_bytes_per_s=256 * GB,  # assumed, as for the H800 node
-            nic_bytes_per_s=gbps(8 * 400),  # assumed, as for the H800 node
-            source="NVIDIA H200 SXM data sheet; host link and network assumed to be those of the H800 node",
-        ),
-        "a100": Hardware(
-            name="a100",
-            devices=1,
-            bfloat16_flops_per_s=312 * TERA,
-            float32_flops_per_s=19.5 * TERA,
-            device_memory_bytes=80 * GB,
-            device_memory_bytes_per_s=2039 * GB,
-            host_to_device_bytes_per_s=32 * GB,  # PCIe 4.0 x16, one direction
-            source="NVIDIA A100 80GB SXM data sheet",
-        ),
-        "a6000": Hardware(
-            name="a6000",
-            devices=1,
-            bfloat16_flops_per_s=154.8 * TERA,
-            float32_flops_per_s=38.7 * TERA,
-            device_memory_bytes=48 * GB,
-            device_memory_bytes_per_s=768 * GB,
-            host_to_device_bytes_per_s=32 * GB,  # PCIe 4.0 x16, one direction
-            source="NVIDIA RTX A6000 data sheet (GA102 white paper)",
-        ),
-        "a40": Hardware(
-            name="a40",
-            devices=1,
-            bfloat16_flops_per_s=149.7 * TERA,
-            float32_flops_per_s=37.4 * TERA,
-            device_memory_bytes=48 * GB,
-            device_memory_bytes_per_s=696 * GB,
-            host_to_device_bytes_per_s=32 * GB,  # PCIe 4.0 x16, one direction
-            source="NVIDIA A40 data sheet",
-        ),
-        "h200": Hardware(
-            name="h200",
-            devices=1,
-            bfloat16_flops_per_s=989 * TERA,
-            float32_flops_per_s=67 * TERA,
-            device_memory_bytes=141 * GB,
-            device_memory_bytes_per_s=4800 * GB,
-            host_to_device_bytes_per_s=64 * GB,  # PCIe 5.0 x16, one direction
-            source="NVIDIA H200 SXM data sheet",
-        ),
-    }
-)
+HARDWARE: Final = named_rows("hardware.csv", Hardware)
 """The machines of both papers, and the ones this book measures on."""
 
 

@@ -5,10 +5,10 @@ the 13B, 33B and 175B shapes are SARATHI's, Mistral, Yi and Falcon Sarathi-Serve
 and the `lab-*` shapes are small Llamas that a laptop runs.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final
+
+from mooncake_lab.perf.tables import named_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,70 +95,7 @@ class ModelShape:
         return 2 * self.layers * self.kv_width * self.bytes_per_element
 
 
-MODELS: Final[Mapping[str, ModelShape]] = MappingProxyType(
-    {
-        "llama2-70b": ModelShape(
-            name="llama2-70b", layers=80, width=8192, query_heads=64, kv_heads=8, head_width=128,
-            ffn_width=28672, vocabulary=32000,
-        ),
-        "llama3-70b": ModelShape(
-            name="llama3-70b", layers=80, width=8192, query_heads=64, kv_heads=8, head_width=128,
-            ffn_width=28672, vocabulary=128256,
-        ),
-        "llama3-8b": ModelShape(
-            name="llama3-8b", layers=32, width=4096, query_heads=32, kv_heads=8, head_width=128,
-            ffn_width=14336, vocabulary=128256,
-        ),
-        "llama-7b": ModelShape(
-            name="llama-7b", layers=32, width=4096, query_heads=32, kv_heads=32, head_width=128,
-            ffn_width=11008, vocabulary=32000,
-        ),
-        "llama-13b": ModelShape(
-            name="llama-13b", layers=40, width=5120, query_heads=40, kv_heads=40, head_width=128,
-            ffn_width=13824, vocabulary=32000,
-        ),
-        "llama-33b": ModelShape(
-            name="llama-33b", layers=60, width=6656, query_heads=52, kv_heads=52, head_width=128,
-            ffn_width=17920, vocabulary=32000,
-        ),
-        "yi-34b": ModelShape(
-            name="yi-34b", layers=60, width=7168, query_heads=56, kv_heads=8, head_width=128,
-            ffn_width=20480, vocabulary=64000,
-        ),
-        "mistral-7b": ModelShape(
-            name="mistral-7b", layers=32, width=4096, query_heads=32, kv_heads=8, head_width=128,
-            ffn_width=14336, vocabulary=32000,
-        ),
-        "falcon-180b": ModelShape(
-            name="falcon-180b", layers=80, width=14848, query_heads=232, kv_heads=8, head_width=64,
-            ffn_width=59392, ffn_matrices=2, vocabulary=65024,
-        ),
-        "gpt3-175b": ModelShape(
-            name="gpt3-175b", layers=96, width=12288, query_heads=96, kv_heads=96, head_width=128,
-            ffn_width=49152, ffn_matrices=2, vocabulary=50257, tied_embeddings=True,
-        ),
-        "lab-tiny": ModelShape(
-            name="lab-tiny", layers=2, width=64, query_heads=4, kv_heads=2, head_width=16,
-            ffn_width=192, vocabulary=256, tied_embeddings=True, bytes_per_element=4,
-        ),
-        "lab-recall": ModelShape(
-            name="lab-recall", layers=4, width=128, query_heads=4, kv_heads=2, head_width=32,
-            ffn_width=256, vocabulary=480, tied_embeddings=True, bytes_per_element=4,
-        ),
-        "lab-8m": ModelShape(
-            name="lab-8m", layers=8, width=256, query_heads=8, kv_heads=4, head_width=32,
-            ffn_width=704, vocabulary=8192, tied_embeddings=True, bytes_per_element=4,
-        ),
-        "lab-30m": ModelShape(
-            name="lab-30m", layers=8, width=512, query_heads=8, kv_heads=4, head_width=64,
-            ffn_width=1536, vocabulary=8192, tied_embeddings=True, bytes_per_element=4,
-        ),
-        "lab-100m": ModelShape(
-            name="lab-100m", layers=12, width=768, query_heads=12, kv_heads=6, head_width=64,
-            ffn_width=2304, vocabulary=16384, tied_embeddings=True, bytes_per_element=4,
-        ),
-    }
-)  # fmt: skip  # a table: one line of dimensions reads better than ten
+MODELS: Final = named_rows("model_shapes.csv", ModelShape)
 """The models of both papers, and the small ones this book runs for real (float32)."""
 
 
