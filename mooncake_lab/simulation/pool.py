@@ -3,11 +3,16 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from mooncake_lab.core import BlockKey, Request
-from mooncake_lab.store import Block, BlockStore
+from mooncake_lab.store import Block
 from mooncake_lab.store.eviction import make_policy
+from mooncake_lab.store.tiers import Demote, Entry, Free, TierSpec, TierStack
+
+HeldBlock = Block[Entry[BlockKey]]
+_HELD: Final = Entry[BlockKey](is_ready=True)
+"""What each block carries, since there are no bytes."""
 
 
 class CacheChange(NamedTuple):
@@ -30,21 +35,39 @@ class Reused(NamedTuple):
 
 
 class NodeCache:
-    """Two stacked block stores under the rules of the real `TieredStore`. Mutable: the state of a cache.
+    """The KVCache of a node, in the tiers of the real `TieredStore`. Mutable: the state of a cache.
 
-    A new block goes into DRAM; what DRAM evicts sinks to SSD; a block read from SSD rises into DRAM and stays on
-    SSD as well. Sinking costs no time: it is done behind the requests' backs.
+    The rules are those of `TierStack`: a new block goes into DRAM, what DRAM evicts goes to SSD, and a block read
+    from SSD is put into DRAM and stays on SSD as well. Transfers between tiers take no time: demotions are done
+    behind the requests' backs. The handle of a block is its key. Where there is DRAM alone, a prompt is one run.
 
     Args:
-        dram: the store of the upper tier.
-        ssd: that of the lower one; None where the node has none.
+        dram_bytes: capacity of the upper tier.
+        ssd_bytes: that of the lower one; 0 where the node has none.
+        block_bytes: of each block.
+        eviction: a name in `EVICTION_POLICIES`.
     """
 
-    __slots__ = ("dram", "ssd")
+    __slots__ = ("_block_bytes", "_stack", "dram", "ssd")
 
-    def __init__(self, dram: BlockStore[None], ssd: BlockStore[None] | None = None) -> None:
-        self.dram = dram
-        self.ssd = ssd
+    def __init__(self, dram_bytes: int, ssd_bytes: int, block_bytes: int, eviction: str) -> None:
+        self._block_bytes = block_bytes
+        specs = list[TierSpec]()
+        queue_bytes = block_bytes if ssd_bytes else 0  # for the block that is demoted at once
+        for name, held, queue in (("dram", dram_bytes, queue_bytes), ("ssd", ssd_bytes, 0)):
+            if held:
+                policy = make_policy(eviction, max(1, held // block_bytes))
+                specs.append(
+                    TierSpec(
+                        name=name,
+                        capacity_bytes=held + queue,
+                        queue_bytes=queue,
+                        eviction=lambda _, policy=policy: policy,
+                    )
+                )
+        self._stack = TierStack[BlockKey](specs)
+        self.dram = self._stack.tiers[0].blocks
+        self.ssd = self._stack.tiers[1].blocks if ssd_bytes else None
 
     def __contains__(self, key: object) -> bool:
         return key in self.dram or (self.ssd is not None and key in self.ssd)
@@ -53,30 +76,27 @@ class NodeCache:
         """Everything the node holds."""
         return {*self.dram, *(self.ssd or ())}
 
-    def reuse(self, keys: Sequence[BlockKey], blocks: Sequence[Block[None]]) -> Reused:
-        """Use the leading keys that are here; those on SSD rise into DRAM.
+    def reuse(self, keys: Sequence[BlockKey], blocks: Sequence[HeldBlock]) -> Reused:
+        """Use the leading keys that are here; those on SSD are put into DRAM.
 
         Args:
             keys: of a prompt, front to back.
             blocks: one for each position.
         """
-        held = self.dram.touch_prefix(keys)
-        if self.ssd is None or held == len(keys):
-            return Reused(held)
-        rising: list[int] = []
-        for position in range(held, len(keys)):
-            key = keys[position]
-            if key in self.dram:
-                self.dram.touch(key)
-            elif key in self.ssd:
-                self.ssd.touch(key)
-                rising.append(position)
-            else:
+        if self.ssd is None:
+            return Reused(self.dram.touch_prefix(keys))
+        held, rising = 0, list[int]()
+        for position, key in enumerate(keys):
+            index = self._stack.tier_of(key)
+            if index is None:
                 break
+            self._stack.tiers[index].touch(key)
             held += 1
+            if index:
+                rising.append(position)
         return Reused(held, len(rising), self.keep([keys[i] for i in rising], [blocks[i] for i in rising]))
 
-    def keep(self, keys: Sequence[BlockKey], blocks: Iterable[Block[None]]) -> CacheChange:
+    def keep(self, keys: Sequence[BlockKey], blocks: Iterable[HeldBlock]) -> CacheChange:
         """Hold a prompt's blocks, front to back."""
         if self.ssd is None:
             run = self.dram.put_run(keys, blocks)
@@ -89,19 +109,40 @@ class NodeCache:
                 left = [key for key in dict.fromkeys(left) if key not in self.dram]
             return CacheChange(came, left)
         new = {key for key in keys if key not in self}
-        run = self.dram.put_run(keys, blocks)
-        leaving = run.evicted
-        sunk = self.ssd.put_run([key for key, _ in leaving], [block for _, block in leaving])
-        gone = dict.fromkeys(key for key, _ in (*leaving, *sunk.evicted) if key not in self)
-        stored = dict.fromkeys(run.stored)
+        stored, left_dram, left_ssd = dict[BlockKey, None](), dict[BlockKey, None](), dict[BlockKey, None]()
+        dram = self._stack.tiers[0]
+        for key, block in zip(keys, blocks, strict=False):
+            if dram.has_intact(key):
+                dram.touch(key)
+            elif self._write(0, key, block.position, left_dram):
+                stored[key] = None
+            while dram.queue:
+                evicted = dram.queue.popleft()
+                left_dram[evicted] = None
+                self._write(1, evicted, dram.pending[evicted].position, left_ssd)
+                self._free(self._stack.end_demotion(0, evicted), {})
         return CacheChange(
             added=[key for key in stored if key in new],
-            removed=list(gone),
+            removed=[key for key in left_dram | left_ssd if key not in self],
             promoted=[key for key in stored if key not in new and key in self.dram],
-            demoted=[
-                key for key in dict.fromkeys(key for key, _ in leaving) if key in self and key not in self.dram
-            ],
+            demoted=[key for key in left_dram if key in self and key not in self.dram],
         )
+
+    def _write(self, index: int, key: BlockKey, position: int, left: dict[BlockKey, None]) -> bool:
+        """Write a block into one tier; whether the tier takes it, and which blocks left for it."""
+        entry, commands = self._stack.begin_write(index, key, self._block_bytes, position)
+        self._free(commands, left)
+        if entry is None:
+            return False
+        entry.handle = key
+        self._stack.end_write(index, key)
+        return True
+
+    def _free(self, commands: Iterable[Free[BlockKey] | Demote], left: dict[BlockKey, None]) -> None:
+        for command in commands:
+            if isinstance(command, Free):
+                self._stack.tiers[command.tier].freed(command.handle)
+                left[command.handle] = None
 
     def remove(self, keys: Iterable[BlockKey]) -> None:
         """These blocks are lost."""
@@ -116,8 +157,7 @@ class NodeCache:
         Raises:
             AssertionError: naming what is broken.
         """
-        for store in filter(None, (self.dram, self.ssd)):
-            store.check()
+        self._stack.check()
 
 
 class PrefixPool:
@@ -151,19 +191,15 @@ class PrefixPool:
         if not nodes:
             raise ValueError("a pool of 0 nodes; at least one is needed")
         self._block_bytes = bytes_per_token * block_size_tokens
-        self._blocks: list[Block[None]] = []  # one a position, for every prompt: it carries nothing
+        self._blocks: list[HeldBlock] = []  # one a position, for every prompt: it carries nothing
         sharers = len(nodes) if shared else 1
         tokens = capacity_tokens * sharers
         self.caches = {name: nodes[0] if shared else name for name in nodes}
         """The name of the cache that each node uses: its own, or with `shared` the first node's."""
         below = ssd_tokens * sharers
 
-        def store(held_tokens: int) -> BlockStore[None]:
-            blocks = max(1, held_tokens // block_size_tokens)
-            return BlockStore[None](held_tokens * bytes_per_token, make_policy(eviction, blocks))
-
         stores = {
-            cache: NodeCache(store(tokens), store(below) if below else None)
+            cache: NodeCache(tokens * bytes_per_token, below * bytes_per_token, self._block_bytes, eviction)
             for cache in dict.fromkeys(self.caches.values())
         }
         self.stores = {name: stores[cache] for name, cache in self.caches.items()}
@@ -249,10 +285,10 @@ class PrefixPool:
         if self._changed is not None and any(change):
             self._changed(self.caches[node], change)
 
-    def _positions(self, count: int) -> list[Block[None]]:
+    def _positions(self, count: int) -> list[HeldBlock]:
         """A block for each position of a prompt of at least this length."""
         while len(self._blocks) < count:
-            self._blocks.append(Block(None, self._block_bytes, len(self._blocks)))
+            self._blocks.append(HeldBlock(_HELD, self._block_bytes, len(self._blocks)))
         return self._blocks
 
     def drop(self, node: str) -> None:
