@@ -79,7 +79,6 @@ class Witness:
         self.name = medium.name
         self.capacity_bytes = medium.capacity_bytes
         self.is_shared = medium.is_shared
-        self.evicts = medium.evicts
 
     @property
     def used_bytes(self) -> int:

@@ -80,16 +80,12 @@ class TierWriter:
             if not self._take_over(index, key, entry, sizes):
                 self._abort(index, key, error)
             return None
-        except StorageFullError:
-            self._refuse(index, key)
-            return None
-        except (StorageError, OSError) as error:
+        except BaseException as error:
             self._abort(index, key, error)
-            return None
-        except BaseException:
-            self._refuse(index, key)
+            if isinstance(error, (StorageError, OSError)):
+                return None
             raise
-        return BlockWriter(self, index, entry, entry.handle)
+        return BlockWriter(self, index, entry.handle)
 
     def commit(self, blocks: Sequence["BlockWriter"]) -> bool:
         """Commit blocks of one tier together and make them readable; whether they are."""
@@ -152,16 +148,6 @@ class TierWriter:
                 return count > 0
         return bool(failed)
 
-    def other_space(self, index: int, entry: Entry[Reservation], space: Reservation) -> Reservation:
-        """Free the space of a block, evict another block, and reserve again."""
-        with self.changed:
-            entry.handle = None
-            commands = self.stack.tiers[index].free(space)
-        self.carry_out(commands)
-        self.evict_one(index)
-        entry.handle = self.backends[index].reserve(space.key, space.layer_bytes, position=space.position)
-        return entry.handle
-
     def _free(self, index: int, handle: Reservation) -> None:
         has_failed = False
         try:
@@ -203,22 +189,15 @@ class TierWriter:
     def _abort(self, index: int, key: bytes, error: BaseException) -> None:
         """Remove an entry whose bytes will not come; an error of the device counts against the tier.
 
-        A backend that was full evicts one more block, so that the next one finds space. A suspect block is no
-        second failure: the failed sync was counted.
+        A suspect block is no second failure: the failed sync was counted.
         """
         is_refusal = isinstance(error, (StorageFullError, BlockExistsError, SuspectBlockError))
-        if isinstance(error, (StorageError, OSError)) and not is_refusal:
-            with self.changed:
-                self.stack.tiers[index].writes.failed(error)
-            self.withdraw(index, key)
-            return
-        self._refuse(index, key)
-        if isinstance(error, StorageFullError):
-            self.evict_one(index)
-
-    def _refuse(self, index: int, key: bytes) -> None:
         with self.changed:
-            self.stack.tiers[index].counters.refused += 1
+            tier = self.stack.tiers[index]
+            if isinstance(error, (StorageError, OSError)) and not is_refusal:
+                tier.writes.failed(error)
+            else:
+                tier.counters.refused += 1
         self.withdraw(index, key)
 
     def _notify(self, commands: Iterable[Free[Reservation] | Demote]) -> None:
@@ -233,12 +212,10 @@ class BlockWriter:
     When the backend fails the block is aborted, and later calls return false. Mutable.
     """
 
-    __slots__ = ("_entry", "_has_bytes", "_writer", "index", "is_open", "space")
+    __slots__ = ("_writer", "index", "is_open", "space")
 
-    def __init__(self, writer: TierWriter, index: int, entry: Entry[Reservation], space: Reservation) -> None:
+    def __init__(self, writer: TierWriter, index: int, space: Reservation) -> None:
         self._writer = writer
-        self._entry = entry
-        self._has_bytes = False
         self.index = index
         self.space = space
         self.is_open: bool = True
@@ -252,22 +229,12 @@ class BlockWriter:
     def write(self, layers: Sequence[Buffer], *, first_layer: int = 0) -> bool:
         """Write consecutive layers; whether the block is still open.
 
-        A backend that turns out to be full only now gets a second try after one more eviction.
-
         Raises:
             ValueError: when a buffer has not the bytes of its layer; the block is aborted then.
         """
         if self.is_open:
-            backend = self._writer.backends[self.index]
             with Uninterrupted(), self._writer.ended_by_errors([self]):
-                try:
-                    backend.write(self.space, layers, first_layer=first_layer)
-                except StorageFullError:
-                    if self._has_bytes:
-                        raise
-                    self.space = self._writer.other_space(self.index, self._entry, self.space)
-                    backend.write(self.space, layers, first_layer=first_layer)
-                self._has_bytes = True
+                self._writer.backends[self.index].write(self.space, layers, first_layer=first_layer)
         return self.is_open
 
     def commit(self) -> bool:

@@ -48,7 +48,7 @@ class TierSettings:
             capacity_bytes=self.medium.capacity_bytes,
             eviction=self.eviction,
             promotes=self.promotes,
-            evicts=self.medium.evicts,
+            is_shared=self.medium.is_shared,
             queue_bytes=self.queue_bytes,
         )
 
@@ -105,7 +105,7 @@ class TieredStore:
         """
         keys = list(keys)
         for tier, backend in zip(self._stack.tiers, self._backends, strict=True):
-            if backend.evicts:
+            if backend.is_shared:
                 self._ask_pool(tier, backend, keys, first)
         with self._lock:
             return self._stack.match_prefix(keys)
@@ -306,7 +306,7 @@ class TieredStore:
         """
         positions = {key: position for position, key in enumerate(keys, first)}
         with self._lock:
-            own = [other for other in self._stack.tiers if not other.spec.evicts]
+            own = [other for other in self._stack.tiers if not other.spec.is_shared]
             asked = [key for key in keys if not any(other.holds(key) for other in own)]
             if not asked:
                 return

@@ -69,8 +69,8 @@ class TierSpec:
     """A name in `EVICTION_POLICIES`, or a factory."""
     promotes: bool = True
     """Whether a block read here, below the first tier, is put into the first tier, too."""
-    evicts: bool = False
-    """Whether the device evicts by itself, as a shared pool does; a block that leaves here is only forgotten."""
+    is_shared: bool = False
+    """Whether clients share the device, which then evicts by itself: what leaves here is only forgotten."""
     queue_bytes: int = 0
     """Part of the capacity that is kept for evicted blocks that wait for the tier below; 0 demotes nothing."""
 
@@ -348,7 +348,7 @@ class TierStack(Generic[Handle]):
     def evict_one(self, index: int) -> Sequence[Free[Handle] | Demote] | None:
         """Evict one block for space in one piece; `None` when all are pinned, or the device evicts by itself."""
         tier = self.tiers[index]
-        if tier.spec.evicts:
+        if tier.spec.is_shared:
             return None
         victim = tier.blocks.evict()
         return None if victim is None else self._depart(tier, [victim])
@@ -386,7 +386,7 @@ class TierStack(Generic[Handle]):
             handle, size = block.payload.handle, block.size_bytes
             if handle is None:
                 continue  # not reachable: an entry without bytes is pinned
-            if tier.spec.evicts:
+            if tier.spec.is_shared:
                 continue  # only forgotten: its device chooses what leaves
             tier.counters.evicted += 1
             if below is not None and below.has_intact(key):

@@ -51,7 +51,6 @@ class AnyShape:
     """A `MooncakePool` for each shape of blocks, as one medium that lists what it stored: a pool has one shape."""
 
     is_shared = True
-    evicts = True
 
     def __init__(self, client):
         self.client = client
@@ -270,7 +269,7 @@ def test_a_full_medium_says_so_and_keeps_what_it_has(medium):
     server keeps the newest blocks, while Mooncake evicts later, and refuses some blocks until then.
     """
     held = []
-    if medium.evicts:
+    if medium.is_shared:
         written = []
         for number in range(100):
             with contextlib.suppress(*[StorageFullError] if isinstance(medium, AnyShape) else []):

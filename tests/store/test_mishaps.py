@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tier_blocks import LAYERS, PAGE, content, put, read
 
-from mooncake_lab.store.backends import BlockServer, DramBackend, RemoteBackend, SsdBackend, StorageFullError
+from mooncake_lab.store.backends import BlockServer, DramBackend, RemoteBackend, SsdBackend
 from mooncake_lab.store.tiered_store import TieredStore, TierSettings
 
 TOKEN = b"a token of the tests"
@@ -292,27 +292,6 @@ class TestSharedMedia:
                 put(first, b"open")
             one.close()
             other.close()
-
-    def test_a_medium_smaller_than_its_books_keeps_the_newest(self):
-        """Full learnt only when writing lets the oldest leave, as anywhere else."""
-
-        def late(reservation, *_given):
-            if sum(block.size_bytes for block in arena.blocks()) + reservation.size_bytes > 3 * sum(LAYERS):
-                raise StorageFullError("injected: the segment is full")
-
-        arena = DramBackend(64 * PAGE)
-        medium = Wrapped(arena, write=late)
-        keys = [b"%d" % number for number in range(9)]
-        with stacked(TierSettings(medium=medium)) as store:
-            put(store, *keys)
-            assert [key for key in keys if key in store] == keys[-3:]
-            assert [read(store, key) for key in keys[-3:]] == ["dram"] * 3
-            assert (store.statistics()[0].refused, store.statistics()[0].degraded) == (0, None)
-            kept = []
-            for key in (b"open 0", b"open 1", b"open 2"):
-                block = store.open(key, LAYERS)
-                kept.append(block.write(content(key), first_layer=0) and block.commit())
-            assert any(kept)
 
 
 class TestTwoWriters:

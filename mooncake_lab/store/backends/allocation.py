@@ -105,7 +105,6 @@ class AllocatedBackend:
     """
 
     is_shared: bool = False
-    evicts: bool = False
 
     def __init__(self, name: str, capacity_bytes: int, alignment_bytes: int) -> None:
         self.name: str = name

@@ -1,7 +1,7 @@
 """The contract of storage backends: space is reserved, layers are written, a commit makes the block readable.
 
 A backend only holds bytes, and never returns others than those written. It drops no committed block by itself,
-because a `BlockStore` chooses what to evict; only a pool that several clients share (`evicts`) chooses for itself.
+because a `BlockStore` chooses what to evict; only a pool that several clients share chooses for itself.
 """
 
 import ctypes
@@ -82,12 +82,7 @@ class StorageBackend(Protocol):
 
     @property
     def is_shared(self) -> bool:
-        """Whether other clients store blocks in it, too: this one frees only what it knows to be its own."""
-        ...
-
-    @property
-    def evicts(self) -> bool:
-        """Whether it frees the least recently used blocks itself when it is full; `find` tells what it has."""
+        """Whether other clients store blocks in it, too, and it evicts by itself; `find` tells what it has."""
         ...
 
     @property

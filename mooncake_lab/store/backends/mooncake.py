@@ -47,7 +47,6 @@ class MooncakePool(CopyingBackend):
     """
 
     is_shared: bool = True
-    evicts: bool = True
 
     def __init__(
         self,

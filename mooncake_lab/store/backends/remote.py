@@ -171,7 +171,6 @@ class RemoteBackend(CopyingBackend):
     """
 
     is_shared: bool = True
-    evicts: bool = True
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Eviction policies: which block leaves when a store is full. One file each, keys only."""
+"""Eviction policies: which block leaves when a store is full. Keys only."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -6,10 +6,8 @@ from typing import Final
 
 from mooncake_lab.store.eviction.arc import ARC
 from mooncake_lab.store.eviction.belady import Belady
-from mooncake_lab.store.eviction.fifo import FIFO
-from mooncake_lab.store.eviction.length_aware import LengthAware
-from mooncake_lab.store.eviction.lfu import LFU
-from mooncake_lab.store.eviction.lru import LRU
+from mooncake_lab.store.eviction.lfu import LFU, LengthAware
+from mooncake_lab.store.eviction.lru import FIFO, LRU
 from mooncake_lab.store.eviction.policy import EvictionPolicy, NothingToEvictError, PolicyFactory
 from mooncake_lab.store.eviction.s3fifo import S3FIFO
 from mooncake_lab.store.eviction.sieve import SIEVE

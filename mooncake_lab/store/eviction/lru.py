@@ -1,7 +1,48 @@
-"""LRU: the least recently used block leaves first."""
+"""FIFO and LRU: the block that came first leaves first, or the one that was used least recently."""
+
+from collections import OrderedDict
+from collections.abc import Set as AbstractSet
 
 from mooncake_lab.core import BlockKey
-from mooncake_lab.store.eviction.fifo import FIFO
+from mooncake_lab.store.eviction.policy import NOTHING_SPARED, NothingToEvictError
+
+
+class FIFO:
+    """Evicts the oldest key. A hit changes nothing, so a lookup needs no lock: the cheapest policy to run."""
+
+    __slots__ = ("_order",)
+
+    def __init__(self) -> None:
+        self._order: OrderedDict[BlockKey, None] = OrderedDict()  # oldest first
+
+    def touch(self, key: BlockKey, /) -> None:
+        """Change nothing."""
+
+    def insert(self, key: BlockKey, _position: int = 0, /) -> None:
+        """Hold the key as the youngest one."""
+        self._order[key] = None
+
+    def victim(
+        self, _incoming: BlockKey | None = None, spared: AbstractSet[BlockKey] = NOTHING_SPARED, /
+    ) -> BlockKey:
+        """Forget and return the oldest key that is not spared."""
+        if self._order and not spared:
+            return self._order.popitem(last=False)[0]
+        for key in self._order:
+            if key not in spared:
+                del self._order[key]
+                return key
+        raise NothingToEvictError(len(self))
+
+    def remove(self, key: BlockKey, /) -> None:
+        """Forget the key."""
+        del self._order[key]
+
+    def __contains__(self, key: object, /) -> bool:
+        return key in self._order
+
+    def __len__(self) -> int:
+        return len(self._order)
 
 
 class LRU(FIFO):
