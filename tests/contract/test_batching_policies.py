@@ -325,19 +325,6 @@ def test_a_run_keeps_the_laws_of_its_policy(name, data):
 
 
 class TestNames:
-    def test_all_names_are_there(self):
-        """The names of the command line, each with a policy that is a frozen dataclass of its knobs."""
-        assert list(BATCHING_POLICIES) == [
-            "request_level", "orca", "vllm", "vllm_chunked", "splitfuse", "tensorrt_llm",
-            "tensorrt_llm_max_utilization", "sarathi", "sarathi_serve", "prefill_only", "decode_only",
-        ]  # fmt: skip
-        for name in BATCHING_POLICIES:
-            policy = named_policy(name)
-            assert policy.__dataclass_params__.frozen
-            assert policy == named_policy(name)
-            with pytest.raises((AttributeError, TypeError)):
-                policy.anything = 1
-
     def test_no_field_names_an_output_length(self):
         """Nothing a policy gets, or is made of, speaks of the output (I6)."""
         names = [*Progress.__struct_fields__, *Limits.__struct_fields__]

@@ -191,15 +191,6 @@ def test_one_commit_takes_a_block_once(medium):
     assert medium.used_bytes == 0
 
 
-def test_layers_may_come_in_any_order(medium):
-    """Layers written one by one, the last one first, make the same block."""
-    block = medium.reserve(b"key", [100, 4096, 5000])
-    for layer in (2, 0, 1):
-        medium.write(block, [content(b"key", block.layer_bytes)[layer]], first_layer=layer)
-    medium.commit(block)
-    assert load(medium, block) == expected(block)
-
-
 def test_nothing_is_read_before_the_commit(medium):
     """An open reservation cannot be read, and is not listed."""
     block = medium.reserve(b"key", [10])
@@ -387,9 +378,3 @@ def test_threads_share_a_medium(medium):
         thread.join(60)
     assert wrong == []
     assert medium.used_bytes == 0
-
-
-def test_closing_twice_is_fine(medium):
-    """The second close does nothing."""
-    medium.close()
-    medium.close()

@@ -6,7 +6,7 @@ import errno
 import pytest
 from tier_blocks import PAGE, put, read, two_stores
 
-from mooncake_lab.store.backends import DramBackend, SsdBackend
+from mooncake_lab.store.backends import SsdBackend
 from mooncake_lab.store.backends import remote as messages
 from mooncake_lab.store.tiered_store import TieredStore, TierSettings
 
@@ -103,19 +103,3 @@ def test_an_error_without_a_number_is_an_error_of_the_device():
     assert messages.error_of(messages.failed(OSError("no number")), messages.Status()).errno is None
     unknown = messages.Failed("device", "strange", "ENOSUCHNAME")
     assert messages.error_of(unknown, messages.Status()).errno is None
-
-
-def test_reads_of_an_unknown_error_free_nothing():
-    """An OSError without a number says nothing of one block: it is kept."""
-    arena = DramBackend(64 * PAGE)
-    with TieredStore([TierSettings(medium=arena)]) as store:
-        put(store, *KEYS)
-        with pytest.MonkeyPatch.context() as patch:
-
-            def fail(*_given, **_named):
-                raise OSError("injected without a number")
-
-            patch.setattr(DramBackend, "read_into", fail)
-            assert [read(store, KEYS[0]) for _ in range(3)] == [None] * 3
-        assert len(list(arena.blocks())) == len(KEYS)
-    arena.close()

@@ -4,7 +4,6 @@ import errno
 import threading
 from contextlib import contextmanager
 
-import numpy as np
 import pytest
 from tier_blocks import LAYERS, PAGE, content, put, read
 
@@ -55,19 +54,6 @@ def over(below, blocks=1):
 class TestErrorsThatAreRaised:
     """A `ValueError` goes to the caller, and leaves nothing behind."""
 
-    @pytest.mark.parametrize("tier", ["dram", "ssd"])
-    def test_memory_that_cannot_be_copied_takes_no_slot(self, tmp_path, tier):
-        """Scattered memory is refused; the same key can be stored right after, and nothing is pinned."""
-        medium = DramBackend(8 * PAGE) if tier == "dram" else SsdBackend(tmp_path, 12 * PAGE, fingerprint=b"m")
-        with stacked(TierSettings(medium=medium)) as store:
-            for _ in range(9):
-                with pytest.raises(ValueError, match="not contiguous"):
-                    store.put(b"a", [np.zeros(2 * size, np.uint8)[::2] for size in LAYERS])
-            assert medium.used_bytes == 0
-            put(store, b"a")
-            assert read(store, b"a") == tier
-        medium.close()
-
     @pytest.mark.parametrize("method", ["reserve", "write", "commit"])
     def test_whatever_a_medium_raises_the_block_is_out_of_the_books(self, method):
         """An error of no known kind is raised, and the next attempt begins anew."""
@@ -103,23 +89,6 @@ class TestErrorsThatAreRaised:
 
 class TestDevicesThatFail:
     """A device that fails is asked as little as can be."""
-
-    def test_nothing_written_is_nothing_to_commit(self):
-        """A tier that stalls costs one question for a batch of eight, not one for each and a commit."""
-
-        def stall(*_given):
-            raise TimeoutError("injected: nobody answers")
-
-        gate = threading.Event()
-        below = Wrapped(DramBackend(64 * PAGE, name="below"), reserve=lambda *_given: gate.wait(30) and stall())
-        with stacked(*over(below)) as store:
-            for number in range(9):  # the first one waits while the others queue behind it
-                store.put(b"%d" % number, content(b"%d" % number))
-            gate.set()
-            store.flush()
-            assert store.statistics()[1].degraded == "TimeoutError: injected: nobody answers"
-        assert below.calls.count("reserve") == 1
-        assert below.calls.count("commit") == 0
 
     def test_a_lost_sync_is_charged_once(self, tmp_path):
         """Blocks that it made doubtful are no more failures: the tier that works again stays in use."""
@@ -185,41 +154,6 @@ class TestDevicesThatFail:
         assert [block.key for block in ssd.blocks()] == [b"b"]
         ssd.close()
 
-    def test_a_good_layer_is_no_good_block(self, tmp_path):
-        """A layer that is read between two failures of the whole block does not save the block."""
-
-        def bad(_reservation, buffers, **_named):
-            if len(buffers) > 1:
-                raise OSError(errno.EBADMSG, "injected: a bad sector under the last layer")
-
-        ssd = SsdBackend(tmp_path, 64 * PAGE, fingerprint=b"m")
-        with stacked(TierSettings(medium=Wrapped(ssd, read_into=bad))) as store:
-            put(store, b"a")
-            assert read(store, b"a") is None
-            assert store.read_into(b"a", [bytearray(LAYERS[0])]) == "ssd"
-            assert b"a" in store
-            assert read(store, b"a") is None
-            assert b"a" not in store
-        ssd.close()
-
-    def test_a_good_copy_takes_the_place_of_one_that_could_not_be_read(self, tmp_path):
-        """A block that leaves the tier above is written below again, where a read of it failed."""
-
-        def bad(reservation, *_given):
-            if reservation.offset_bytes in sectors:
-                raise OSError(errno.EIO, "injected: a bad sector")
-
-        sectors = set()
-        ssd = SsdBackend(tmp_path, 64 * PAGE, fingerprint=b"m")
-        with stacked(*over(Wrapped(ssd, read_into=bad))) as store:
-            put(store, b"a", b"b")
-            sectors.add(next(ssd.blocks()).offset_bytes)
-            assert read(store, b"a") is None
-            put(store, b"a", b"c")
-            assert store.tier_of(b"a") == "ssd"
-            assert read(store, b"a") == "ssd"
-        ssd.close()
-
 
 class TestSharedMedia:
     """Media that others use too, or that are not always there."""
@@ -245,35 +179,6 @@ class TestSharedMedia:
             assert store.leaked_bytes() == 0
             assert len(list(arena.blocks())) == store.statistics()[0].blocks == 4
             assert [read(store, key) for key in (b"a", b"f")] == ["dram"] * 2
-
-    def test_closing_is_the_last_chance_to_free(self):
-        """What a remote medium would not free counts as leaked, and is freed when the store closes."""
-
-        def silent(*_given):
-            if is_silent.is_set():
-                raise TimeoutError("injected: nobody answers")
-
-        is_silent = threading.Event()
-        arena = DramBackend(64 * PAGE)
-        with BlockServer(arena, TOKEN, timeout_s=20) as server:
-            remote = RemoteBackend(server.address, TOKEN, fingerprint=b"m", timeout_s=20)
-            plain = RemoteBackend.free
-
-            def free(medium, *given):
-                silent()
-                plain(medium, *given)
-
-            with pytest.MonkeyPatch.context() as patched:
-                patched.setattr(RemoteBackend, "free", free)
-                with stacked(TierSettings(medium=remote)) as store:
-                    put(store, b"b")
-                    block = store.open(b"a", LAYERS)
-                    is_silent.set()
-                    block.abandon()
-                    assert store.leaked_bytes() == sum(LAYERS)
-                    is_silent.clear()
-                assert [block.key for block in remote.blocks()] == [b"b"]
-            remote.close()
 
     def test_a_block_of_another_client_is_taken_over(self):
         """Who stores what another client stored meanwhile has it, and no byte is moved."""
@@ -333,15 +238,3 @@ class TestTwoWriters:
             writer.join()
             assert read(store, b"a") == "dram"
             assert below.used_bytes == 0
-
-    def test_a_tier_without_room_is_passed_over_still(self):
-        """Where the first tier is full of pinned blocks and nobody writes the block, the next one takes it."""
-        with stacked(*over(DramBackend(64 * PAGE, name="below"))) as store:
-            put(store, b"a")
-            store.pin(b"a")
-            assert store.put(b"b", content(b"b"))
-            assert store.put(b"b", content(b"b"))
-            block = store.open(b"c", LAYERS)
-            assert (store.tier_of(b"b"), block.tier) == ("below", "below")
-            block.abandon()
-            store.unpin(b"a")

@@ -209,17 +209,3 @@ def test_length_aware_forgets_outdated_entries(accesses):
     policy = EVICTION_POLICIES["length_aware"](3)
     hits_of(policy, accesses * 10, 3)
     assert len(policy._heap) <= 2 * 3 + 64 + 1
-
-
-@pytest.mark.parametrize("share", [0.0, 1.0, -0.1])
-def test_s3fifo_refuses_an_empty_queue(share):
-    """The small queue of S3-FIFO has a share strictly between none and all."""
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        S3FIFO(100, small_share=share)
-
-
-@pytest.mark.parametrize("name", ["arc", "s3fifo"])
-def test_policies_with_a_memory_need_a_capacity(name):
-    """ARC and S3-FIFO refuse a capacity below one block."""
-    with pytest.raises(ValueError, match="at least 1"):
-        EVICTION_POLICIES[name](0)

@@ -119,16 +119,6 @@ def test_evicted_blocks_sink_and_hits_rise():
         assert (lowest.hits, lowest.misses) == (0, 0)
 
 
-def test_a_promoted_block_is_not_written_down_twice():
-    """What the tier below holds already is only touched there when it sinks again."""
-    with dram_tiers(1, 4) as store:
-        put(store, b"a", b"b")
-        read(store, b"a")
-        put(store, b"c")
-        assert store.statistics()[1].stored == 2
-        assert store.statistics()[0].dropped == 0
-
-
 def test_one_layer_alone_is_read_without_promotion():
     """Layers can be read singly, from any tier, and the block stays where it is."""
     with dram_tiers(1, 4) as store:
@@ -236,23 +226,6 @@ def test_a_tier_that_cannot_be_written_is_skipped_and_says_so(tmp_path, caplog, 
         assert "writing to ssd works again" in caplog.text
         store.check()
         assert store.leaked_bytes() == 0
-    ssd.close()
-
-
-def test_a_damaged_block_is_a_miss_and_is_dropped(tmp_path):
-    """One flipped byte: not served, counted, its room free again, and the block can be stored anew."""
-    ssd = SsdBackend(tmp_path, 64 * PAGE, fingerprint=b"m")
-    with TieredStore([TierSettings(medium=ssd)]) as store:
-        put(store, b"a", b"b")
-        damage_first_block(tmp_path)
-        assert read(store, b"a") is None
-        assert store.statistics()[0].damaged == 1
-        assert b"a" not in store
-        assert read(store, b"b") == "ssd"
-        put(store, b"a")
-        assert read(store, b"a") == "ssd"
-        assert store.leaked_bytes() == 0
-        store.check()
     ssd.close()
 
 

@@ -205,15 +205,3 @@ def test_a_full_queue_drops():
     assert commands == [Demote(0), Free(0, 1), Free(0, 2)]
     assert stack.tiers[0].counters.dropped == 2
     assert stack.tier_of(0) == 0  # still readable on its way down
-
-
-def test_a_pinned_block_stays():
-    """A block that is read is not evicted, and a tier full of such blocks takes nothing."""
-    stack = stack_of(1, 4)
-    assert put_at_once(stack, "a", 1)
-    stack.tiers[0].begin_read("a")
-    assert not put_at_once(stack, "b", 2)
-    assert stack.evict_one(0) is None
-    stack.tiers[0].end_read("a", 1)
-    assert put_at_once(stack, "b", 2)
-    assert [stack.tier_of(key) for key in ("a", "b")] == [1, 0]

@@ -84,14 +84,6 @@ def test_a_block_that_is_stored_again_is_read_where_it_is_now():
         assert pool.used_bytes <= pool.capacity_bytes
 
 
-def test_a_block_larger_than_the_pool_evicts_nothing():
-    """No client can empty the pool with a block that would never fit."""
-    with two_clients() as (first, second, pool):
-        put(first, *KEYS)
-        assert not second.put(b"large", [bytes(pool.capacity_bytes), bytes(1)])
-        assert first.match_prefix(KEYS) == POOL_BLOCKS
-
-
 def test_a_block_that_is_read_does_not_leave():
     """The pool keeps a block while its bytes are on their way; when none can leave, the newcomer is refused."""
     arena = DramBackend(2 * 4096)

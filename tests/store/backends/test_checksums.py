@@ -58,12 +58,6 @@ def test_a_failed_task_is_the_last_that_begins(helpers):
     assert done == []
 
 
-def test_without_helpers_the_caller_does_it_all(helpers):
-    """Threads that were let go are no error of their own: what a closed medium raises is the medium's."""
-    helpers.shutdown()
-    assert run_concurrently(helpers, threading.get_ident, threading.get_ident) == (threading.get_ident(),) * 2
-
-
 def test_what_could_not_be_started_never_runs_late():
     """Where no thread can be started, the task that stayed queued is cancelled when a helper comes by."""
     done = []

@@ -99,22 +99,6 @@ def test_bytes_that_changed_are_refused(client):
         read(pool, found)
 
 
-def test_nothing_is_stored_before_the_commit(client):
-    """A block that lacks a layer cannot be committed; one that is given up leaves nothing."""
-    pool = pool_of(client)
-    space = pool.reserve(b"d", LAYERS)
-    pool.write(space, [block_of(4)[0]])
-    with pytest.raises(ValueError, match="lacks layers"):
-        pool.commit(space)
-    with pytest.raises(BlockExistsError):
-        pool.reserve(b"d", LAYERS)
-    pool.free(space)
-    assert pool.find([b"d"]) == []
-    assert pool.used_bytes == 0
-    with pytest.raises(ValueError, match="layers of"):
-        pool.reserve(b"e", (1, 2))
-
-
 def over_dram(pool):
     """A store of DRAM over a pool."""
     return TieredStore([TierSettings(medium=DramBackend(2**20)), TierSettings(medium=pool)])

@@ -19,7 +19,6 @@ from mooncake_lab.store.backends import (
     RemoteBackend,
     Reservation,
     StorageError,
-    listener,
     wire,
 )
 from mooncake_lab.store.backends import remote as messages
@@ -140,14 +139,6 @@ def test_broken_frames_end_the_connection(server, sent):
     client = client_of(server)
     store(client, b"key", b"data")
     client.close()
-
-
-@pytest.mark.parametrize("sent", [b"", b"half a handshake"])
-def test_a_client_that_stalls_in_the_handshake_is_left(server, sent):
-    """The server waits for it one second, not for ever."""
-    peer = socket.create_connection(server.address, 5)
-    peer.sendall(sent)
-    assert is_hung_up(peer)
 
 
 def test_a_client_that_stalls_inside_a_frame_is_left(server, arena):
@@ -326,35 +317,6 @@ def test_what_the_server_cannot_name_is_no_mistake_of_the_caller(server):
     assert isinstance(messages.error_of(refused, messages.Status()), StorageError)
     assert isinstance(messages.error_of(refused, messages.Commit(())), ValueError)
     client.close()
-
-
-def test_a_block_is_not_freed_twice_at_once(server, arena):
-    """Naming a block twice in one question frees nothing, and the connection goes on."""
-    client = client_of(server)
-    block = store(client, b"key", b"data")
-    with pytest.raises(BlockNotFoundError):
-        client.free(block, block)
-    client.free(block)
-    assert arena.used_bytes == 0
-    client.close()
-
-
-def test_only_so_many_clients_enter(arena, monkeypatch):
-    """One more is turned away, and there is room again when one leaves."""
-    monkeypatch.setattr(listener, "_MAX_PEERS", 1)
-    with BlockServer(arena, TOKEN, timeout_s=1) as server:
-        first = client_of(server)
-        with pytest.raises((ConnectionError, ProtocolError)):
-            client_of(server)
-        first.close()
-        for _ in range(100):
-            try:
-                client_of(server).close()
-            except ConnectionError:
-                time.sleep(0.05)
-            else:
-                return
-        pytest.fail("nobody else was let in")
 
 
 def test_a_server_that_was_started_anew_is_asked_anew(arena):
