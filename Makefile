@@ -98,7 +98,7 @@ traces: $(ENV) ## Fetch the released traces into data/traces, checked by fingerp
 	@for name in conversation synthetic toolagent arxiv; do $(BIN)/mooncake-lab trace fetch $$name --to data/traces; done
 
 model: $(ENV) ## Train the small model of the compression chapter from scratch; interrupted, it goes on
-	@$(BIN)/python -m mooncake_lab.compression.lab.train --output data/models/lab-recall
+	@$(BIN)/python data/models/lab-recall/train.py --output data/models/lab-recall
 
 check: $(ENV) ## Style, types, floors, and notebooks without outputs
 	@$(BIN)/ruff check .

@@ -1,7 +1,7 @@
 """Smaller KVCaches: the methods of four papers and their controls, on the engine's own model and kernels."""
 
-from mooncake_lab.compression.combined import Combined
 from mooncake_lab.compression.controls import FullCache, Oracle, RandomTokens, RecentTokens
+from mooncake_lab.compression.eviction import Combined
 from mooncake_lab.compression.held import Held, PrefilledPrompt
 from mooncake_lab.compression.kcache import KCache
 from mooncake_lab.compression.minicache import MiniCache

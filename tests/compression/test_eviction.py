@@ -2,15 +2,11 @@
 
 from dataclasses import replace
 
-import hypothesis.strategies as st
-import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
 
 from mooncake_lab.compression import FullCache, Oracle, RandomTokens, RecentTokens, SnapKV
-from mooncake_lab.compression.eviction import group_mean, window_attention
-from mooncake_lab.compression.snapkv import pooled
+from mooncake_lab.compression.eviction import window_attention
 
 N = 150
 EVICTIONS = (
@@ -81,15 +77,6 @@ def test_an_attended_needle_is_kept(whole):
         assert (with_neighbours == place).any(dim=-1).all()
 
 
-def test_no_pooling_is_a_kernel_of_one():
-    """A kernel of width one leaves votes as they are, under both poolings."""
-    votes = torch.rand(4, 50)
-    assert torch.equal(pooled(votes, 1, "max"), votes)
-    torch.testing.assert_close(
-        pooled(votes, 3, "avg")[:, 1:-1], (votes[:, :-2] + votes[:, 1:-1] + votes[:, 2:]) / 3
-    )
-
-
 def test_permuting_heads_permutes_the_choice(whole):
     """KV heads decide independently of each other."""
     method = SnapKV(capacity=40, window=8)
@@ -99,33 +86,6 @@ def test_permuting_heads_permutes_the_choice(whole):
         queries=tuple(query.view(32, 2, 2, 8).flip(1).reshape(32, 4, 8) for query in whole.queries),
     )
     assert torch.equal(method.keep(swapped, 3), method.keep(whole, 3).flip(0))
-
-
-def test_group_mean_of_single_heads_is_the_official_vote():
-    """Where every query head has a KV head of its own, voting together is voting alone."""
-    votes = torch.rand(4, 30)
-    assert torch.equal(group_mean(votes, 4), votes)
-    torch.testing.assert_close(group_mean(votes, 2)[0], votes[:2].mean(dim=0))
-
-
-@given(
-    seed=st.integers(0, 10_000),
-    tokens=st.integers(2, 60),
-    kept=st.floats(0.05, 1.0),
-    sharpness=st.floats(0.1, 8.0),
-)
-@settings(max_examples=60, deadline=None)
-def test_error_of_any_eviction_is_bounded(seed, tokens, kept, sharpness):
-    """Renormalised attention over any subset errs by at most twice the dropped mass times the longest value."""
-    rng = torch.Generator().manual_seed(seed)
-    weights = (torch.randn(5, tokens, generator=rng, dtype=torch.float64) * sharpness).softmax(dim=-1)
-    subset = torch.rand(5, tokens, generator=rng, dtype=torch.float64) < kept
-    subset[:, -1] = True
-    values = torch.randn(tokens, 8, generator=rng, dtype=torch.float64)
-    inside = weights * subset
-    mass = inside.sum(dim=-1, keepdim=True)
-    error = ((inside / mass) @ values - weights @ values).norm(dim=-1)
-    assert (error <= 2 * (1 - mass.squeeze(-1)) * values.norm(dim=-1).max() + 1e-9).all()
 
 
 def test_sinks_and_oracle_keep_what_they_name(whole):
@@ -140,16 +100,3 @@ def test_random_tokens_depend_on_the_seed_alone(whole):
     assert torch.equal(keep(whole, 0), keep(whole, 0))
     assert not torch.equal(keep(whole, 0), keep(whole, 1))
     assert not torch.equal(keep(whole, 0), RandomTokens(capacity=40, recent=8, seed=1).keep(whole, 0))
-
-
-@pytest.mark.parametrize("change", [{"window": 40}, {"window": 0}, {"kernel": 4}, {"kernel": 0}])
-def test_bad_knobs_are_refused(change):
-    """A window that leaves nothing to vote for and an even kernel are errors of the caller."""
-    with pytest.raises(ValueError, match="window"):
-        SnapKV(**({"capacity": 40} | change))
-
-
-def test_whole_is_a_fixture_of_150_tokens(whole):
-    """The numbers above rest on it."""
-    assert whole.tokens == N
-    assert whole.bytes == 4 * 2 * 2 * N * 8 * np.dtype(np.float32).itemsize

@@ -34,17 +34,6 @@ def test_error_is_bounded_by_the_weight_not_read(seed, top, sharp, renormalise, 
     assert ((mixed - exact).norm(dim=-1) <= most + 1e-5).all()
 
 
-def test_reading_more_leaves_less_out():
-    """The weight that is not read falls with every value more."""
-    weights = torch.randn(4, 1, 40, generator=torch.Generator().manual_seed(0)).softmax(dim=-1)
-    read = [
-        KCache(top=top, renormalise=False).mix(weights, torch.ones(2, 40, 8), 2)[0].mean().item()
-        for top in (1, 2, 4, 8, 16, 32, 40)
-    ]
-    assert read == sorted(read)
-    assert read[-1] == pytest.approx(1.0, abs=1e-6)
-
-
 @pytest.mark.parametrize(("shared", "sets"), [(True, 1), (False, 2)])
 def test_bytes_fetched_are_counted(session, whole, shared, sets):
     """A step fetches `top` values a KV head, and as many for each further query head that fetches its own."""
@@ -99,9 +88,3 @@ def test_pyramid_then_offload(session, prompt):
     held = session.hold(prefilled, KCache(top=8))
     session.extend([held], np.array([[3]]))
     held.release()
-
-
-def test_at_least_one_value():
-    """Reading nothing is no method."""
-    with pytest.raises(ValueError, match="at least one"):
-        KCache(top=0)

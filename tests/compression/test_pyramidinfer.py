@@ -1,6 +1,5 @@
 """PyramidInfer: which layers see which tokens, and that dropping none is the engine's prefill."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -122,26 +121,3 @@ def test_thinning_keeps_what_the_voters_look_at(session):
     torch.testing.assert_close(layer.read()[0], keys[:, [3, *range(8, 13)]])
     assert layer.device_bytes == session.pool.used_bytes + 5 * 4 * 8 * 4
     layer.release()
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"decay": 0.0}, "above 0"),
-        ({"decay": 1.1}, "above 0"),
-        ({"recent_ratio": 0.0}, "above 0"),
-        ({"generated_decay": 0.0}, "above 0"),
-        ({"exceed": 0}, "at least 1"),
-    ],
-)
-def test_bad_knobs_are_refused(change, said):
-    """Shares lie above zero and up to one, and thinning takes tokens."""
-    with pytest.raises(ValueError, match=said):
-        PyramidInfer(**change)
-
-
-def test_prompt_is_not_changed(session, prompt):
-    """A method reads a prompt; it does not write to it."""
-    before = np.array(prompt)
-    STEEP.prefill(session.plain, prompt)
-    assert (prompt == before).all()

@@ -100,8 +100,22 @@ def test_positions_count_what_was_read_not_what_is_kept(session, whole, step):
     assert (right - wrong).abs().max() > 1e-2
 
 
-def test_pool_is_bounded(prompt):
-    """A prompt that does not fit is refused by the allocator, not written over somebody else's blocks."""
-    small = Session(small_model(), room_tokens=100, block_size_tokens=8)
-    with pytest.raises(MemoryError, match="blocks asked for"):
-        small.prefill(prompt)
+@pytest.mark.parametrize(
+    ("make", "change"),
+    [
+        (SnapKV, {"capacity": 40, "window": 40}),
+        (SnapKV, {"capacity": 40, "window": 0}),
+        (SnapKV, {"capacity": 40, "kernel": 4}),
+        (SnapKV, {"capacity": 40, "kernel": 0}),
+        (KCache, {"top": 0}),
+        (MiniCache, {"towards": 1.5}),
+        (PyramidInfer, {"decay": 0.0}),
+        (PyramidInfer, {"decay": 1.1}),
+        (PyramidInfer, {"recent_ratio": 0.0}),
+        (PyramidInfer, {"exceed": 0}),
+    ],
+)
+def test_bad_knobs_are_refused(make, change):
+    """A method that cannot be carried out is an error where it is made."""
+    with pytest.raises(ValueError, match=r"needed|must|fetched"):
+        make(**change)

@@ -16,7 +16,7 @@ from mooncake_lab.chapters.compression.experiment import lab_model, one_thread
 from mooncake_lab.chapters.store.experiment import CapacityHitRates
 from mooncake_lab.compression import FullCache, KCache, Method, MiniCache, PyramidInfer, Session, SnapKV
 from mooncake_lab.compression.eviction import window_attention
-from mooncake_lab.compression.lab.examine import exam
+from mooncake_lab.compression.exam import exam
 from mooncake_lab.compression.minicache import angle
 from mooncake_lab.compression.session import PrefillMethod
 from mooncake_lab.experiments import records

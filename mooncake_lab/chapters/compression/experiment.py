@@ -24,8 +24,8 @@ from mooncake_lab.compression import (
     Session,
     SnapKV,
 )
-from mooncake_lab.compression.lab.examine import Make, When, exam, marks
-from mooncake_lab.compression.lab.tasks import NEEDLE_TOKENS, Sample
+from mooncake_lab.compression.exam import Make, When, exam, marks
+from mooncake_lab.compression.questions import NEEDLE_TOKENS, Sample
 from mooncake_lab.core import carried_folder
 from mooncake_lab.engine import LlamaModel, load_model
 from mooncake_lab.metrics import wilson

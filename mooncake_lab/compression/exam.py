@@ -13,9 +13,7 @@ import numpy as np
 import torch
 
 from mooncake_lab.compression.held import Held
-from mooncake_lab.compression.lab.curriculum import rng_of
-from mooncake_lab.compression.lab.tasks import EXAMINED, Context, Sample, Tokens
-from mooncake_lab.compression.lab.text import filler
+from mooncake_lab.compression.questions import EXAMINED, Context, Sample, Tokens, filler, rng_of
 from mooncake_lab.compression.session import Method, PrefillMethod, Session
 
 When = Literal["asked", "later", "turn"]

@@ -58,9 +58,6 @@ NEEDLE_TOKENS: Final = 4
 VALUE_TOKENS: Final = 2
 """A value and its ending: the first token of an answer comes out of prefill, the second out of the cache."""
 COPY_TOKENS: Final = 16
-TOPIC_MEDIANS: Final = (4, 6, 9, 13, 19, 27, 39, 56)
-"""Median length of a topic's text (bytes); lengths are log-normal around it."""
-TOPIC_SIGMA: Final = 0.35
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +139,7 @@ def recall(context: Context, length: int, *, pairs: int, questions: int, gap: in
         questions: at the end; at most `pairs`.
         gap: filler between one answer and the next question.
     """
-    records = _records(context, pairs)
+    records = draw_records(context, pairs)
     asked = context.rng.permutation(pairs)[:questions]
     start = length - (2 + VALUE_TOKENS) * questions - gap * (questions - 1)
     body, places = context.scatter(start, records)
@@ -186,23 +183,12 @@ def copy(context: Context, length: int, *, span: int = COPY_TOKENS) -> Sample:
     return Sample("copy", np.concatenate([body, [PASTE], what]), (asked,))
 
 
-def loop(context: Context, length: int, *, period: int) -> Sample:
-    """Random keys, values and endings, over and over: from the second round on each one can be known.
-
-    No single look-back fits all periods, so that a model must find the place by its content.
-    """
-    what = context.rng.integers(FIRST_KEY, FIRST_TOPIC, size=period)
-    tokens = np.concatenate([[BEGIN], np.resize(what, length - 1)])
-    asked = Question(1, 1 + period, length - 1 - period, tuple(range(1, 1 + period)))
-    return Sample("loop", tokens, (asked,))
-
-
 def question_first(context: Context, length: int, *, pairs: int) -> Sample:
     """`[WANT] key` before everything, the records after it, and only `[ANSWER]` at the end.
 
     The answer repeats the key before value and ending: nothing behind the records says which one is wanted.
     """
-    records = _records(context, pairs)
+    records = draw_records(context, pairs)
     wanted = int(context.rng.integers(pairs))
     start = length - 2 - VALUE_TOKENS
     body, places = context.scatter(start - 2, records)
@@ -213,62 +199,7 @@ def question_first(context: Context, length: int, *, pairs: int) -> Sample:
     return Sample("question_first", tokens, (asked,))
 
 
-def medley(context: Context, length: int, *, pairs: int, questions: int, gap: int = 0) -> Sample:
-    """Records of every kind in one filler, and after it their questions in any order: most to learn from.
-
-    Args:
-        context: randomness and filler.
-        length: tokens of all, answers included; a span to copy is there from 256 on.
-        pairs: key-value records; the key of one of them is wanted before everything.
-        questions: about key-value records at the end; at most `pairs`.
-        gap: filler between questions, at most; less where the length leaves less.
-
-    Raises:
-        ValueError: when the records and questions do not fit.
-    """
-    records = _records(context, pairs)
-    wanted = records[int(context.rng.integers(pairs))]
-    secret = context.distinct(FIRST_VALUE, VALUES, NEEDLE_TOKENS)
-    asks = [(record, np.array([GET, record[1]]), record[2:]) for record in records[:questions]]
-    asks.append((wanted, np.array([ANSWER]), wanted[1:]))
-    asks.append((np.array([NEEDLE, *secret]), np.array([ASK]), secret))
-    if length >= 256:
-        what = context.rng.integers(FIRST_TOPIC, size=COPY_TOKENS)
-        asks.append((np.array([COPY, *what]), np.array([PASTE]), what))
-    scattered = [*records, *(record for record, _, _ in asks[questions + 1 :])]
-    scattered = [scattered[i] for i in context.rng.permutation(len(scattered))]
-    tail = sum(len(ask) + len(answer) for _, ask, answer in asks)
-    room = length - 3 - tail - sum(len(record) for record in scattered)
-    gap = max(0, min(gap, room // len(asks)))
-    body, places = context.scatter(length - 2 - tail - gap * (len(asks) - 1), scattered)
-    parts = [body[:1], np.array([WANT, wanted[1]]), body[1:]]
-    at = {record.tobytes(): place + 2 for record, place in zip(scattered, places, strict=True)}
-    start, found = len(body) + 2, list[Question]()
-    for turn, index in enumerate(context.rng.permutation(len(asks)).tolist()):
-        record, ask, answer = asks[index]
-        if turn and gap:
-            parts.append(context.text(gap))
-            start += gap
-        first = at[record.tobytes()]
-        evidence = tuple(range(first, first + len(record)))
-        found.append(Question(start, start + len(ask), len(answer), evidence))
-        parts += [ask, answer]
-        start += len(ask) + len(answer)
-    return Sample("medley", np.concatenate(parts), tuple(found))
-
-
-def topic_text(context: Context, length: int) -> Sample:
-    """Filler, then `[GEN] topic` and a text whose length the topic suggests and chance decides, then `[END]`."""
-    topic = int(context.rng.integers(TOPICS))
-    drawn = TOPIC_MEDIANS[topic] * np.exp(TOPIC_SIGMA * context.rng.standard_normal())
-    size = int(np.clip(round(drawn), 1, length // 2))
-    body, _ = context.scatter(length - size - 3, [])
-    ask = np.array([GEN, FIRST_TOPIC + topic])
-    asked = Question(length - size - 3, length - size - 1, size + 1, ())
-    return Sample("topic_text", np.concatenate([body, ask, context.text(size), [END]]), (asked,))
-
-
-def _records(context: Context, pairs: int) -> list[Tokens]:
+def draw_records(context: Context, pairs: int) -> list[Tokens]:
     """`[SET] key value ending`: keys differ, and so do values."""
     keys = context.distinct(FIRST_KEY, KEYS, pairs)
     values = context.distinct(FIRST_VALUE, VALUES, pairs)
@@ -290,3 +221,69 @@ EXAMINED: Final[Mapping[str, Maker]] = MappingProxyType(
     }
 )
 """The examination: what the trained model is asked, and what compression may break."""
+
+
+def rng_of(seed: int, step: int) -> np.random.Generator:
+    """What the contexts of a training step or of an examination are drawn with."""
+    return np.random.default_rng([seed, step, VOCABULARY])
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+_THINGS: Final = _words("""
+    scheduler cache block queue node prompt token layer worker request cluster buffer kernel tensor index trace
+    client server batch page prefix answer window budget link switch fan rack disk cable clock meter lamp door
+    shelf note table map letter engine garden river bridge station market harbour valley winter morning summer
+    student teacher painter baker doctor pilot captain miller gardener sailor clerk guard guest neighbour cousin
+""")
+_QUALITIES: Final = _words("""
+    warm cold old new small large quick slow quiet loud bright dark early late simple strange heavy light narrow
+    wide empty full busy idle round flat green blue grey gentle careful patient hungry honest distant local
+""")
+_DOINGS: Final = _words("""
+    keeps moves holds reads writes finds loses sends takes counts checks opens closes follows leaves meets
+    carries measures repairs paints watches passes shares copies sorts fills clears warms cools turns calls
+    remembers
+""")
+_PLACES: Final = _words("""
+    near behind above under beside before after without with for from
+""")
+_MANNERS: Final = ("again", "slowly", "at once", "every day", "in time", "by hand", "twice", "as planned", "alone")
+_JOINS: Final = (", and ", ", but ", "; then ", ", while ", ". ", ". ", ". ", ". ")
+
+
+def filler(rng: np.random.Generator, length: int) -> Tokens:
+    """At least `length` bytes of sentences, cut to exactly that: token ids below 256.
+
+    Args:
+        rng: what it is drawn with.
+        length: bytes.
+    """
+    parts: list[str] = []
+    size = 0
+    while size < length:
+        part = _clause(rng) + _pick(rng, _JOINS)
+        parts.append(part)
+        size += len(part)
+    return np.frombuffer("".join(parts).encode()[:length], dtype=np.uint8).astype(np.int64)
+
+
+def _clause(rng: np.random.Generator) -> str:
+    clause = f"{_noun(rng)} {_pick(rng, _DOINGS)} {_noun(rng)}"
+    if rng.random() < 0.5:
+        clause += f" {_pick(rng, _PLACES)} {_noun(rng)}"
+    if rng.random() < 0.3:
+        clause += f" {_pick(rng, _MANNERS)}"
+    return clause
+
+
+def _noun(rng: np.random.Generator) -> str:
+    article = _pick(rng, ("the", "the", "a", "one", "this", "their"))
+    quality = f" {_pick(rng, _QUALITIES)}" if rng.random() < 0.6 else ""
+    return f"{article}{quality} {_pick(rng, _THINGS)}"
+
+
+def _pick(rng: np.random.Generator, words: Sequence[str]) -> str:
+    return words[int(rng.integers(len(words)))]
