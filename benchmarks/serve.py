@@ -159,7 +159,7 @@ def engine_process(asked: argparse.Namespace, threads: int) -> "subprocess.Popen
 
 def answer_rounds(model: str, new_tokens: int) -> None:
     """Generate for each line of stdin, with the settings of a coupled worker, and time it."""
-    from mooncake_lab.batching.policies import named_policy
+    from mooncake_lab.batching import named_policy
     from mooncake_lab.engine import CoupledEngine, EngineSettings, GenerationRequest, load_model
 
     spec = LiveSpec()

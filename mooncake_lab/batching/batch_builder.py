@@ -1,9 +1,14 @@
-"""What every policy counts while it builds a plan: tokens and places of the iteration, and KVCache blocks."""
+"""What every policy counts while it builds a plan: tokens and places of the iteration, and KVCache blocks.
+
+And how often such a plan repeats, so that a simulator can compute many iterations at once and keep every token.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
-from mooncake_lab.batching.plan import Limits, Plan, Progress, Refusal, Segment
+import msgspec
+
+from mooncake_lab.batching.plan import BatchingPolicy, Limits, Plan, Progress, Refusal, Segment
 
 Reservation: TypeAlias = Callable[[Progress, Limits], int]
 """Blocks that a running request may count on; blocks reserved for one are not given to another."""
@@ -34,40 +39,35 @@ def worst_case_blocks(request: Progress, limits: Limits) -> int:
     return -(-(max(known, tokens)) // block)
 
 
-def refusal(request: Progress, limits: Limits) -> Refusal | None:
-    """Why no iteration can ever finish this request, or None where one may."""
-    window = limits.max_request_tokens
-    if window is not None and request.prompt_tokens > window:
-        return Refusal(
-            request.request_id, f"a prompt of {request.prompt_tokens} tokens; the model's window is {window}"
-        )
+def refusal(request: Progress, limits: Limits, *, at_once: bool = False, grows: bool = True) -> Refusal | None:
+    """Why no iteration can ever finish this request, or None where one may.
+
+    Args:
+        request: running or waiting.
+        limits: of the instance.
+        at_once: whether a prompt is never cut, so that what is pending of it must fit into one iteration.
+        grows: whether the tokens that its client allows are generated here.
+    """
+    window, capacity_tokens = limits.max_request_tokens, limits.capacity_blocks * limits.block_size_tokens
     longest = request.num_tokens
-    if request.max_new_tokens is not None:
+    if grows and request.max_new_tokens is not None:
         stated = request.prompt_tokens + request.max_new_tokens - 1
         longest = max(longest, stated if window is None else min(stated, window))
-    if longest > limits.capacity_blocks * limits.block_size_tokens:
-        return _too_large(request, longest, limits)
-    return None
-
-
-def whole_prompt_refusal(request: Progress, limits: Limits) -> Refusal | None:
-    """The same for a policy that never cuts a prompt: what it computes must fit into one iteration."""
-    if not request.generated_tokens and request.pending_tokens > limits.max_batch_tokens:
-        return Refusal(
-            request.request_id,
+    if at_once and not request.generated_tokens and request.pending_tokens > limits.max_batch_tokens:
+        reason = (
             f"{request.pending_tokens} tokens of its prompt have to be computed at once;"
-            f" an iteration computes at most {limits.max_batch_tokens}",
+            f" an iteration computes at most {limits.max_batch_tokens}"
         )
-    return refusal(request, limits)
-
-
-def _too_large(request: Progress, tokens: int, limits: Limits) -> Refusal:
-    """The refusal of a request that would hold more tokens than the whole KVCache can."""
-    return Refusal(
-        request.request_id,
-        f"it needs {tokens} tokens of KVCache ({request.prompt_tokens} of them its prompt);"
-        f" the whole cache holds {limits.capacity_blocks * limits.block_size_tokens}",
-    )
+    elif window is not None and request.prompt_tokens > window:
+        reason = f"a prompt of {request.prompt_tokens} tokens; the model's window is {window}"
+    elif longest > capacity_tokens:
+        reason = (
+            f"it needs {longest} tokens of KVCache ({request.prompt_tokens} of them its prompt);"
+            f" the whole cache holds {capacity_tokens}"
+        )
+    else:
+        return None
+    return Refusal(request.request_id, reason)
 
 
 class BatchBuilder:
@@ -104,11 +104,6 @@ class BatchBuilder:
         self.preempted: list[int] = []
         self.swapped: list[int] = []
         self.rejected: list[Refusal] = []
-        self._count_running(running)
-
-    def _count_running(self, running: Sequence[Progress]) -> None:
-        """Count the reservations of the running requests; refuse those that outgrew the whole cache."""
-        reservation, limits = self.reservation, self.limits
         capacity_tokens = limits.capacity_blocks * limits.block_size_tokens
         for request in running:
             known = request.prompt_tokens + request.generated_tokens
@@ -117,8 +112,9 @@ class BatchBuilder:
                     f"running request {request.request_id} has all its {known} known tokens in the KVCache;"
                     " the one generated last must still be pending"
                 )
-            if known > capacity_tokens:
-                self.rejected.append(_too_large(request, known, limits))
+            outgrown = refusal(request, limits, grows=False) if known > capacity_tokens else None
+            if outgrown is not None:
+                self.rejected.append(outgrown)
                 self.blocks_left += request.held_blocks - request.shared_blocks
                 continue
             missing = reservation(request, limits) - request.held_blocks
@@ -169,20 +165,20 @@ class BatchBuilder:
         self.tokens_left = room - len(segments)
 
     def candidates(
-        self, waiting: Sequence[Progress], refuse: Callable[[Progress, Limits], Refusal | None] = refusal
+        self, waiting: Sequence[Progress], *, at_once: bool = False, grows: bool = True
     ) -> Iterator[Progress]:
         """Waiting requests that could be admitted, first come, first served: it stops at the first that cannot.
 
-        Requests that can never be served are refused on the way. An iteration that preempts admits no request:
-        the preempted one is older than all that wait, and would be overtaken. Neither does one that refuses a
-        running request: a candidate may count blocks as held that it shares with that request.
+        Those that can never be served are refused on the way; see `refusal`. An iteration that preempts admits no
+        request: the preempted one is older than all that wait, and would be overtaken. Neither does one that
+        refuses a running request: a candidate may count blocks as held that it shares with that request.
         """
         if self.preempted or self.swapped or self.rejected:
             return
         for request in waiting:
             if len(self.running) >= self.limits.max_requests:
                 return
-            refused = refuse(request, self.limits)
+            refused = refusal(request, self.limits, at_once=at_once, grows=grows)
             if refused is not None:
                 self.rejected.append(refused)
                 continue
@@ -216,7 +212,7 @@ class BatchBuilder:
         A recomputation can be longer than an iteration; it then comes first and is cut, as it cannot be refused.
         """
         admitted = 0
-        for request in self.candidates(waiting, refuse=whole_prompt_refusal):
+        for request in self.candidates(waiting, at_once=True):
             resumed_alone = request.generated_tokens > 0 and not self.segments
             if admitted == at_most or (request.pending_tokens > self.tokens_left and not resumed_alone):
                 return
@@ -250,3 +246,48 @@ def require_positive(knob: str, value: int | None) -> None:
     """
     if value is not None and value < 1:
         raise ValueError(f"{knob} is {value}; at least 1 is needed, or None for no limit beyond the instance's")
+
+
+def steady_while_blocks_last(
+    _policy: BatchingPolicy, plan: Plan, running: Sequence[Progress], limits: Limits
+) -> int:
+    """`SteadyPolicy.steady_steps` of every policy here: until blocks run out, or a prompt comes to its end.
+
+    A waiting request cannot be admitted meanwhile, as the running ones only grow. A plan with several pieces of
+    prompts is never taken to repeat.
+    """
+    pieces = [index for index, segment in enumerate(plan.segments) if segment.kind == "prefill"]
+    if not pieces:
+        return decode_stretch_steps(running, limits)
+    segment, request, block = plan.segments[pieces[0]], running[pieces[0]], limits.block_size_tokens
+    if len(pieces) > 1 or segment.emits:
+        return 1
+    # within a block of its end a prompt may be cut differently, or not at all
+    steps = (request.pending_tokens - block) // segment.new_tokens
+    decoding = [each for each in running if each is not request]
+    if not decoding:
+        return steps
+    reserved = max(0, -(-request.num_tokens // block) - request.held_blocks)
+    left = msgspec.structs.replace(limits, free_blocks=max(0, limits.free_blocks - reserved))
+    return min(steps, decode_stretch_steps(decoding, left))
+
+
+def decode_stretch_steps(decoding: Sequence[Progress], limits: Limits) -> int:
+    """Iterations for which the blocks suffice if each of these requests decodes one token in each of them.
+
+    Exact for requests that hold no more than one block ahead, as those of an `Instance` do; else fewer.
+
+    Args:
+        decoding: requests of which one token is pending.
+        limits: what the instance may spend now.
+
+    Raises:
+        ValueError: when there is no request.
+    """
+    if not decoding:
+        raise ValueError("a stretch of decodes needs at least one request")
+    # What is left in the blocks of each request is used up first; then all take free blocks in turns.
+    block = limits.block_size_tokens
+    slack = sorted([min(request.held_blocks * block - request.cached_tokens, block) for request in decoding])
+    rounds, last_turn = divmod(limits.free_blocks, len(decoding))
+    return rounds * block + slack[last_turn]

@@ -17,9 +17,16 @@ from typing import Protocol, final
 
 from msgspec.structs import replace
 
-from mooncake_lab.batching.check import check_plan
-from mooncake_lab.batching.plan import BatchingPolicy, Limits, Plan, Progress, Segment, queue_order
-from mooncake_lab.batching.steady import SteadyPolicy
+from mooncake_lab.batching.plan import (
+    BatchingPolicy,
+    Limits,
+    Plan,
+    Progress,
+    Segment,
+    SteadyPolicy,
+    check_plan,
+    queue_order,
+)
 
 
 class BlockSpace(Protocol):
@@ -28,7 +35,6 @@ class BlockSpace(Protocol):
     @property
     def free_blocks(self) -> int:
         """Blocks that no running request holds; blocks that are kept only for reuse count as free."""
-        ...
 
     def match(
         self, waiting: Sequence[Progress], running: Sequence[Progress]
@@ -38,22 +44,18 @@ class BlockSpace(Protocol):
         A waiting request is shown with the prefix that it would find now, a running one with the number of its
         blocks that other requests share.
         """
-        ...
 
     def acquire(self, requests: Sequence[Progress]) -> None:
         """Give each request as many blocks as its `held_blocks` says.
 
         A request that held none takes the prefix with which `match` showed it.
         """
-        ...
 
     def publish(self, requests: Sequence[Progress]) -> None:
         """Let others find the blocks of the tokens that an iteration computed for these requests."""
-        ...
 
     def release(self, request: Progress, *, swap: bool = False) -> None:
         """Take back the blocks of a request; with `swap`, its KVCache is kept elsewhere and comes back with it."""
-        ...
 
     def check(self, running: Collection[Progress]) -> None:
         """Verify that these requests, and no others, hold blocks.
@@ -61,7 +63,6 @@ class BlockSpace(Protocol):
         Raises:
             AssertionError: naming what is lost or counted twice.
         """
-        ...
 
 
 @final

@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
-
-from mooncake_lab.batching.batch_builder import BatchBuilder, known_blocks, refusal, require_positive
-from mooncake_lab.batching.plan import Limits, Plan, Progress, Refusal
-from mooncake_lab.batching.steady import steady_while_blocks_last
+from mooncake_lab.batching.batch_builder import (
+    BatchBuilder,
+    known_blocks,
+    require_positive,
+    steady_while_blocks_last,
+)
+from mooncake_lab.batching.plan import Limits, Plan, Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +39,12 @@ class PrefillOnly:
         prefilling = [request for request in running if not request.decoding]
         batch = BatchBuilder(prefilling, limits, known_blocks, self.chunk_tokens)
         tokens = sum([batch.advance(request, request.pending_tokens) for request in batch.running])
-        for request in batch.candidates(waiting, refuse=_refusal):
+        for request in batch.candidates(waiting, grows=False):
             tokens += request.pending_tokens
             full = self.max_batch_tokens is not None and tokens > self.max_batch_tokens
             if (full and batch.segments) or not batch.admit(request, request.pending_tokens):
                 break
         return batch.plan("prompts, first come, first served")
-
-
-def _refusal(request: Progress, limits: Limits) -> Refusal | None:
-    """Only what is known must fit: the tokens to come are generated elsewhere."""
-    return refusal(msgspec.structs.replace(request, max_new_tokens=None), limits)
 
 
 @dataclass(frozen=True, slots=True)

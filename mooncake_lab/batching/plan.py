@@ -11,7 +11,7 @@ where the cost of building a frozen dataclass would show.
 """
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -75,9 +75,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     def __post_init__(self) -> None:
         if min(self.max_batch_tokens, self.max_requests, self.block_size_tokens, self.capacity_blocks) < 1:
-            names = ("max_batch_tokens", "max_requests", "block_size_tokens", "capacity_blocks")
-            name = next(name for name in names if getattr(self, name) < 1)
-            raise ValueError(f"Limits.{name} is {getattr(self, name)}; at least 1 is needed")
+            raise ValueError(f"{self}: tokens, requests, block size and capacity must be at least 1")
         if not 0 <= self.free_blocks <= self.capacity_blocks:
             raise ValueError(f"Limits.free_blocks is {self.free_blocks}; allowed are 0 to {self.capacity_blocks}")
         if self.max_requests > self.max_batch_tokens:
@@ -165,4 +163,62 @@ class BatchingPolicy(Protocol):
         Raises:
             ValueError: when a running request has nothing to compute.
         """
-        ...
+
+
+@runtime_checkable
+class SteadyPolicy(BatchingPolicy, Protocol):
+    """A batching policy that states how often it repeats a plan, so that a simulator can take many at once."""
+
+    def steady_steps(self, plan: Plan, running: Sequence[Progress], limits: Limits) -> int:
+        """How many iterations in a row it would plan the same while no request comes or goes.
+
+        Args:
+            plan: that it made; every running request has a segment and none was admitted to be prefilled.
+            running: the requests of the plan, in its order, with the blocks for this iteration.
+            limits: what is left of the instance beside them.
+        """
+
+
+def check_plan(plan: Plan, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> None:
+    """Check that an instance could act on a plan.
+
+    Raises:
+        ValueError: saying which request, and what is allowed, when a segment does not continue its request; a
+            request is decided twice; or tokens, places or KVCache blocks are overspent.
+    """
+    inside = {request.request_id: request for request in running}
+    known = {request.request_id: request for request in waiting} | inside
+    pushed_out = (*plan.preempted, *plan.swapped)
+    gone = (*pushed_out, *(refusal.request_id for refusal in plan.rejected))
+    decided = (*(segment.request_id for segment in plan.segments), *gone)
+    for place, request_id in enumerate(decided):
+        if request_id not in known:
+            raise ValueError(f"the plan names request {request_id}, which is neither waiting nor running")
+        if request_id in decided[:place]:
+            raise ValueError(f"the plan decides twice about request {request_id}; once is allowed")
+        if request_id in pushed_out and request_id not in inside:
+            raise ValueError(f"the plan preempts request {request_id}, which does not run")
+    needed = sum(_blocks_needed(segment, known[segment.request_id], limits) for segment in plan.segments)
+    left = inside.keys() - gone
+    free = sum(inside[each].held_blocks - inside[each].shared_blocks for each in inside.keys() - left)
+    for what, value, most in (
+        ("computes {} tokens", plan.new_tokens, limits.max_batch_tokens),
+        ("leaves {} requests running", len(left | set(decided[: len(plan.segments)])), limits.max_requests),
+        ("needs {} more KVCache blocks", needed, limits.free_blocks + free),
+    ):
+        if value > most:
+            raise ValueError(f"the plan {what.format(value)}; allowed are {most}")
+
+
+def _blocks_needed(segment: Segment, request: Progress, limits: Limits) -> int:
+    """The blocks that a segment takes, which must start where its request stands and stay within what is known."""
+    new, pending = segment.new_tokens, request.pending_tokens
+    if not 1 <= new <= pending:
+        raise ValueError(
+            f"the plan computes {new} tokens of request {request.request_id}; allowed are 1 to {pending}"
+        )
+    kind = "decode" if request.decoding else "prefill"
+    expected = Segment(request.request_id, kind, new, request.cached_tokens, new == pending)
+    if segment != expected:
+        raise ValueError(f"the plan holds {segment} for request {request.request_id}; allowed is {expected}")
+    return max(-(-(request.cached_tokens + new) // limits.block_size_tokens) - request.held_blocks, 0)

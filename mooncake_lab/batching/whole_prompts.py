@@ -1,11 +1,16 @@
-"""Policies that compute a prompt whole: request-level batching, Orca, and vLLM's first scheduler."""
+"""Policies that compute a prompt whole: request-level batching, Orca, TensorRT-LLM, and vLLM's first scheduler."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mooncake_lab.batching.batch_builder import BatchBuilder, known_blocks, require_positive, worst_case_blocks
+from mooncake_lab.batching.batch_builder import (
+    BatchBuilder,
+    known_blocks,
+    require_positive,
+    steady_while_blocks_last,
+    worst_case_blocks,
+)
 from mooncake_lab.batching.plan import Limits, Plan, Progress
-from mooncake_lab.batching.steady import steady_while_blocks_last
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,27 @@ class Orca:
             batch.advance(request, batch.tokens_left)
         batch.add_whole_prefills(waiting, at_most=self.max_prefills)
         return batch.plan("first come, first served; whole prompts beside decodes")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRTLLM:
+    """Generation keeps its tokens, and whole prompts take what is left of an iteration; they are packed first.
+
+    Published: TensorRT-LLM's documentation of in-flight batching, `max_num_tokens` and its default capacity policy
+    `GUARANTEED_NO_EVICT`, which admits only what fits in the worst case. Chunked context is not built here.
+    """
+
+    steady_steps = steady_while_blocks_last
+
+    def plan(self, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Plan:
+        """Generation first in the budget, prompts first in the packed batch."""
+        batch = BatchBuilder(running, limits, worst_case_blocks)
+        batch.decode()
+        # A prompt that has begun and gets no tokens is not overtaken.
+        if all(batch.advance(request, request.pending_tokens) for request in batch.unfinished):
+            batch.add_whole_prefills(waiting)
+        batch.prompts_first()
+        return batch.plan("generation, then prompts (guaranteed_no_evict)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, NoReturn
 import msgspec
 import typer
 
-from mooncake_lab.batching.policies import BATCHING_POLICIES
+from mooncake_lab.batching import BATCHING_POLICIES
 from mooncake_lab.conductor import ADMISSION_POLICIES, PLACEMENT_POLICIES
 from mooncake_lab.core import Arrived, Finished, FirstToken, Record, Rejected
 from mooncake_lab.workload import Trace, read_trace

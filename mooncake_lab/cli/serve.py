@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, final
 import msgspec
 import typer
 
-from mooncake_lab.batching.policies import CHUNKED_POLICIES
+from mooncake_lab.batching import CHUNKED_POLICIES
 from mooncake_lab.cli.options import (
     TBT,
     TTFT,

@@ -37,11 +37,9 @@ class Method(Protocol):
     @property
     def window(self) -> int:
         """How many of the prompt's last queries it wants to see."""
-        ...
 
     def hold(self, prefilled: PrefilledPrompt, pool: LayerPool) -> tuple[LayerHold, ...]:
         """The layers, made smaller, in the pool's memory."""
-        ...
 
 
 @runtime_checkable
@@ -50,7 +48,6 @@ class PrefillMethod(Method, Protocol):
 
     def prefill(self, model: LlamaModel, tokens: Tokens) -> PrefilledPrompt:
         """Compute a prompt its own way."""
-        ...
 
 
 class Session:

@@ -5,7 +5,7 @@ from mooncake_lab.engine.backends import Backend, choose_backend
 from mooncake_lab.engine.config import LlamaConfig, RopeScaling, config_from_shape, read_config
 from mooncake_lab.engine.kvcache import KVCache, KVSpan
 from mooncake_lab.engine.loading import load_model, warm_up
-from mooncake_lab.engine.loop import Engine, LoggedIteration
+from mooncake_lab.engine.loop import Engine
 from mooncake_lab.engine.model import LlamaModel, make_model
 from mooncake_lab.engine.roles import CoupledEngine, DecodeEngine, PrefillEngine, PrefillResult
 from mooncake_lab.engine.sampling import GREEDY, Sampling, sample
@@ -27,7 +27,6 @@ __all__ = [
     "LlamaConfig",
     "LlamaModel",
     "LlamaWeights",
-    "LoggedIteration",
     "Output",
     "PrefillEngine",
     "PrefillResult",

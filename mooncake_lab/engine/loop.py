@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mooncake_lab.batching import BatchingPolicy, Instance, Iteration, Limits
 from mooncake_lab.core import blocks_for
@@ -15,15 +15,6 @@ from mooncake_lab.engine.model import LlamaModel
 from mooncake_lab.engine.runner import ModelRunner, Work
 from mooncake_lab.engine.sequence import FinishReason, GenerationRequest, Output, RunningRequest, check_fits, enter
 from mooncake_lab.engine.settings import EngineSettings, cache_blocks
-
-
-@dataclass(frozen=True, slots=True)
-class LoggedIteration:
-    """One iteration of a real engine: its plan, its result and its times."""
-
-    start_s: float
-    end_s: float
-    iteration: Iteration
 
 
 class Engine:
@@ -69,7 +60,7 @@ class Engine:
         namespace = name if self.settings.prefix_reuse else None
         self._blocks = EngineBlocks(self.allocator, size, self.requests, namespace, self._swap_out)
         self.instance = Instance(policy, self.limits, self._blocks)
-        self.log: list[LoggedIteration] = []
+        self.log: list[Iteration] = []
         self._clock = clock
         self._next_id = 0
         self._steps = 0
@@ -159,8 +150,7 @@ class Engine:
         ended = self._append(work, tokens)
         if self.settings.keep_log:
             finished = tuple(output.request_id for output in ended)
-            iteration = Iteration.of(self.instance, self._steps, plan, finished)
-            self.log.append(LoggedIteration(start_s, self._clock(), iteration))
+            self.log.append(Iteration.of(self.instance, self._steps, plan, finished, start_s, self._clock()))
         self._steps += 1
         done += ended
         try:

@@ -10,63 +10,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import Final
 
-from mooncake_lab.batching import CHUNKED_POLICIES, BatchingPolicy, Limits, Plan, Progress, gantt, named_policy
-from mooncake_lab.batching.plan import queue_order
-from mooncake_lab.batching.replay import Iteration, Replay
+from mooncake_lab.batching import (
+    CHUNKED_POLICIES,
+    Iteration,
+    Limits,
+    Plan,
+    Progress,
+    gantt,
+    named_policy,
+    trace_plans,
+)
 from mooncake_lab.figures.embed import embedded
 from mooncake_lab.perf import HybridLatency
-
-IterationSeconds: TypeAlias = Callable[[Plan], float]
-
-
-@dataclass(frozen=True, slots=True)
-class TimedIteration:
-    """An iteration, and when it ran."""
-
-    step: Iteration
-    start_s: float
-    end_s: float
-
-
-def timed_plans(
-    policy: BatchingPolicy,
-    requests: Sequence[Progress],
-    limits: Limits,
-    output_tokens: Mapping[int, int],
-    *,
-    arrives_s: Mapping[int, float],
-    seconds: IterationSeconds,
-) -> list[TimedIteration]:
-    """Run a policy until every request is finished or refused; the iterations with their times.
-
-    A request that arrives during an iteration is seen by the next one.
-
-    Args:
-        policy: what is stepped.
-        requests: their ranks of arrival agree with `arrives_s`.
-        limits: of the instance.
-        output_tokens: tokens each request generates in all.
-        arrives_s: when each request arrives.
-        seconds: how long an iteration takes.
-
-    Raises:
-        ValueError: when a plan breaks a rule of `check_plan`, or the policy is stuck.
-    """
-    coming = sorted(requests, key=queue_order, reverse=True)
-    replay, now_s, timed = Replay(policy, limits, output_tokens), 0.0, list[TimedIteration]()
-    while coming or not replay.is_idle:
-        if replay.is_idle:  # the clock waits for the next request
-            now_s = max(now_s, arrives_s[coming[-1].request_id])
-        while coming and arrives_s[coming[-1].request_id] <= now_s:
-            replay.instance.enqueue(coming.pop())
-        step = replay.step(more_come=False)  # a policy must not wait for requests that have not arrived
-        end_s = now_s + (seconds(step.plan) if step.plan.segments else 0.0)
-        timed.append(TimedIteration(step, now_s, end_s))
-        now_s = end_s
-    return timed
-
 
 POLICY_NAMES: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -104,7 +61,7 @@ class DragRequests:
     chunk_tokens: int = 512
     max_new_tokens: int = 256
 
-    def run(self, policy: str) -> list[TimedIteration]:
+    def run(self, policy: str) -> list[Iteration]:
         """The requests under a policy, stepped by the package."""
         requests = [
             Progress(
@@ -115,7 +72,7 @@ class DragRequests:
             )
             for i, request in enumerate(self.requests)
         ]
-        return timed_plans(
+        return trace_plans(
             named_policy(policy, chunk_tokens=self.chunk_tokens if policy in CHUNKED_POLICIES else None),
             requests,
             self.limits,
@@ -125,7 +82,7 @@ class DragRequests:
         )
 
     def _repr_html_(self) -> str:
-        letters = gantt([timed.step for timed in self.run(self.policy)])
+        letters = gantt(self.run(self.policy))
         chart = "\n".join(f"{_letter(i)}  {line}" for i, line in letters.items())
         named = escape(POLICY_NAMES[self.policy])
         return (
@@ -165,7 +122,7 @@ class DragRequests:
         return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def iteration_seconds(latency: HybridLatency) -> IterationSeconds:
+def iteration_seconds(latency: HybridLatency) -> Callable[[Plan], float]:
     """How long each plan takes, by a latency model."""
 
     def seconds(plan: Plan) -> float:

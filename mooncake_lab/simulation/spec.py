@@ -44,7 +44,6 @@ COUPLED_SYSTEMS: Final[Mapping[str, tuple[BatchingPolicy, bool]]] = MappingProxy
         "orca": (Orca(), False),
         "splitfuse": (SplitFuse(chunk_tokens=512), False),
         "tensorrt_llm": (TensorRTLLM(), False),
-        "tensorrt_llm_max_utilization": (TensorRTLLM(capacity="max_utilization"), False),
         "sarathi": (Sarathi(chunk_tokens=512), False),
         "sarathi_serve": (SarathiServe(chunk_tokens=512), False),
     }

@@ -9,11 +9,8 @@ from mooncake_lab.batching import (
     Orca,
     PrefillOnly,
     Progress,
-    RequestLevel,
-    SarathiServe,
     SplitFuse,
     TensorRTLLM,
-    VLLMChunked,
     gantt,
     named_policy,
     trace_plans,
@@ -50,7 +47,6 @@ ALL_ALONE = [
     "vllm_chunked",
     "splitfuse",
     "tensorrt_llm",
-    "tensorrt_llm_max_utilization",
     "sarathi",
     "sarathi_serve",
 ]
@@ -86,9 +82,7 @@ class TestAlone:
         plan = named_policy(name).plan([new(1, 20)], [], limits(max_request_tokens=19))
         assert plan.rejected[0].reason == "a prompt of 20 tokens; the model's window is 19"
 
-    @pytest.mark.parametrize(
-        "name", ["request_level", "orca", "vllm", "tensorrt_llm", "tensorrt_llm_max_utilization"]
-    )
+    @pytest.mark.parametrize("name", ["request_level", "orca", "vllm", "tensorrt_llm"])
     def test_longer_than_an_iteration(self, name):
         """A policy that never cuts refuses a prompt longer than an iteration; a reused prefix does not count."""
         policy = named_policy(name)
@@ -101,20 +95,6 @@ class TestAlone:
         """A running request without a pending token is a mistake of the instance, and is named."""
         with pytest.raises(ValueError, match="running request 7 has all its 8 known tokens"):
             named_policy(name).plan([], [new(7, 8, cached_tokens=8, held_blocks=2)], limits())
-
-    @pytest.mark.parametrize("name", ALL_ALONE)
-    def test_nothing_to_do(self, name):
-        """An empty instance gets an empty plan."""
-        plan = named_policy(name).plan([], [], limits())
-        assert (plan.segments, plan.preempted, plan.swapped, plan.rejected) == ((), (), (), ())
-
-
-class TestRequestLevel:
-    def test_waits_for_the_last(self):
-        """A short request's place stays empty until the longest of its batch is done."""
-        requests = [new(1, 4, max_new_tokens=9), new(2, 4, max_new_tokens=9), new(3, 4, max_new_tokens=9)]
-        log = trace_plans(RequestLevel(), requests, limits(max_requests=2), {1: 2, 2: 5, 3: 2})
-        assert gantt(log) == {1: "Pd     ", 2: "Pdddd  ", 3: "wwwwwPd"}
 
 
 class TestOrca:
@@ -132,19 +112,8 @@ class TestOrca:
         plan = Orca().plan([new(2, 8, max_new_tokens=8)], running, limits(blocks=8, free_blocks=6))
         assert tokens(plan) == [(1, 1), (2, 8)]
 
-    def test_mixes_whole_prompts_with_decodes(self):
-        """Prompts are whole beside decodes, up to the tokens of an iteration."""
-        waiting = [new(2, 40, max_new_tokens=4), new(3, 20, max_new_tokens=4), new(4, 10, max_new_tokens=4)]
-        plan = Orca().plan(waiting, [decoding(1, 8, max_new_tokens=9)], limits())
-        assert tokens(plan) == [(1, 1), (2, 40), (3, 20)]
-
 
 class TestVLLM:
-    def test_prompts_first(self):
-        """Running decodes stall for a prompt."""
-        plan = VLLM().plan([new(2, 12), new(3, 8)], [decoding(1, 8)], limits())
-        assert tokens(plan) == [(2, 12), (3, 8)]
-
     def test_watermark(self):
         """An admission leaves the watermark free, unless nothing runs."""
         policy = VLLM(watermark=0.5)
@@ -173,13 +142,6 @@ class TestVLLM:
         plan = VLLM().plan([], running, limits(blocks=4, free_blocks=0))
         assert (plan.preempted, tokens(plan)) == ((3, 2), [])
         assert tokens(VLLM().plan([], running[:1], limits(blocks=4, free_blocks=2))) == [(1, 1)]
-
-    def test_recomputes_all_it_knows(self):
-        """A preempted request prefills its prompt and its generated tokens, and goes on from there."""
-        plan = VLLM().plan([new(2, 8, generated_tokens=5)], [decoding(1, 8)], limits())
-        assert tokens(plan) == [(2, 13)]
-        assert plan.segments[0].kind == "prefill"
-        assert plan.segments[0].emits
 
     def test_a_long_recomputation_is_cut(self):
         """A recomputation longer than an iteration is cut, never refused."""
@@ -212,70 +174,12 @@ class TestSplitFuse:
         plan = SplitFuse(chunk_tokens=10).plan([new(2, 3), new(3, 4), new(4, 8)], [decoding(1, 8)], limits())
         assert tokens(plan) == [(1, 1), (2, 3), (3, 4), (4, 2)]
 
-    def test_a_pass_never_grows(self):
-        """Where more decodes run than a pass has tokens, the oldest have them."""
-        plan = SplitFuse(chunk_tokens=2).plan([new(9, 4)], [decoding(i, 8) for i in range(3)], limits())
-        assert tokens(plan) == [(0, 1), (1, 1)]
-
-    def test_the_whole_prompt_must_fit(self):
-        """A prompt that the free blocks cannot hold whole does not come in, though its first piece would."""
-        plan = SplitFuse(chunk_tokens=10).plan([new(2, 30)], [decoding(1, 8)], limits(blocks=8, free_blocks=6))
-        assert tokens(plan) == [(1, 1)]
-
-
-class TestVLLMChunked:
-    def test_the_rest_of_a_prompt_before_new_ones(self):
-        """Decodes, then the prompt that is under way, then the next."""
-        halfway = new(2, 20, cached_tokens=12, held_blocks=5)
-        plan = VLLMChunked(chunk_tokens=12).plan([new(3, 30)], [decoding(1, 8), halfway], limits())
-        assert tokens(plan) == [(1, 1), (2, 8), (3, 3)]
-
 
 class TestTensorRTLLM:
     def test_prompts_are_packed_first(self):
         """Generation has its tokens, prompts come before it in the packed batch."""
         plan = TensorRTLLM().plan([new(2, 40, max_new_tokens=4)], [decoding(1, 8, max_new_tokens=9)], limits())
         assert tokens(plan) == [(2, 40), (1, 1)]
-
-    def test_pieces_are_whole_blocks(self):
-        """A piece of a prompt is a multiple of the block, but for the last."""
-        log = trace_plans(TensorRTLLM(chunk_tokens=11), [new(1, 21, max_new_tokens=2)], limits(), {1: 2})
-        assert [tokens(step.plan) for step in log] == [[(1, 8)], [(1, 8)], [(1, 5)], [(1, 1)]]
-
-    def test_fewer_tokens_than_a_block(self):
-        """An iteration smaller than a block cuts inside blocks rather than never."""
-        log = trace_plans(TensorRTLLM(chunk_tokens=3), [new(1, 7, max_new_tokens=1)], limits(), {1: 1})
-        assert [tokens(step.plan) for step in log] == [[(1, 3)], [(1, 3)], [(1, 1)]]
-
-    def test_nobody_overtakes_a_prompt_under_way(self):
-        """Where its next block does not fit beside the decodes, a short newcomer that would fit waits too."""
-        running = [decoding(1, 8), decoding(2, 8), new(3, 20, cached_tokens=4, held_blocks=5)]
-        plan = TensorRTLLM(chunk_tokens=5).plan([new(4, 2, max_new_tokens=2)], running, limits())
-        assert tokens(plan) == [(1, 1), (2, 1)]
-
-    def test_capacity_modes(self):
-        """Utilization admits what fits now and pauses later; no-evict admits what fits in the worst case."""
-        requests = [new(1, 8, max_new_tokens=9), new(2, 8, max_new_tokens=9)]
-        few = limits(blocks=6)
-        eager = trace_plans(TensorRTLLM(capacity="max_utilization"), requests, few, {1: 9, 2: 9})
-        assert gantt(eager) == {1: "Pdddddddd    ", 2: "PddddxwwwPddd"}
-        safe = trace_plans(TensorRTLLM(capacity="guaranteed_no_evict"), requests, few, {1: 9, 2: 9})
-        assert gantt(safe) == {1: "Pdddddddd         ", 2: "wwwwwwwwwPdddddddd"}
-
-    def test_unknown_mode(self):
-        """A capacity mode that does not exist is refused."""
-        with pytest.raises(
-            ValueError, match="capacity is 'best'; allowed are max_utilization and guaranteed_no_evict"
-        ):
-            TensorRTLLM(capacity="best")
-
-
-class TestSarathiServe:
-    def test_decodes_may_exceed_the_budget(self):
-        """Decodes never wait, even where they are more than the budget; prompts then get nothing."""
-        running = [decoding(i, 8) for i in range(3)]
-        plan = SarathiServe(chunk_tokens=2).plan([new(9, 8)], running, limits())
-        assert tokens(plan) == [(0, 1), (1, 1), (2, 1)]
 
 
 class TestPrefillOnly:
@@ -310,9 +214,3 @@ class TestDecodeOnly:
         """A request whose KVCache has not arrived is passed over, and those behind it come in."""
         late, there = new(1, 8), decoding(2, 8, held_blocks=0)
         assert tokens(DecodeOnly().plan([late, there], [], limits())) == [(2, 1)]
-
-    def test_swaps_the_newest(self):
-        """On shortage the newest leaves with its KVCache, as nothing here could compute it again."""
-        plan = DecodeOnly().plan([], [decoding(1, 8), decoding(2, 8)], limits(blocks=4, free_blocks=0))
-        assert (plan.swapped, plan.preempted) == ((2,), ())
-        assert tokens(plan) == [(1, 1)]

@@ -1,24 +1,27 @@
-"""The driver without a clock, and the chart it draws."""
+"""A policy stepped through requests: its log, its clock and the chart that it draws."""
 
 from dataclasses import dataclass
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mooncake_lab.batching import (
+    CHUNKED_POLICIES,
     Limits,
+    Orca,
     Plan,
     PrefillOnly,
     Progress,
     Refusal,
-    RequestLevel,
     Segment,
     VLLMChunked,
     gantt,
+    named_policy,
     trace_plans,
 )
-from mooncake_lab.batching.steady import decode_stretch_steps
+from mooncake_lab.batching.batch_builder import decode_stretch_steps
 
 LIMITS = Limits(max_batch_tokens=16, max_requests=4, block_size_tokens=4, capacity_blocks=8, free_blocks=8)
 
@@ -64,6 +67,16 @@ def request(request_id, prompt_tokens, **changes):
     return Progress(request_id=request_id, arrival=request_id, prompt_tokens=prompt_tokens, **changes)
 
 
+def timed(arrives_s, outputs, prompts=(4, 4, 4)):
+    """Short prompts under Orca; a token takes a second."""
+    jobs = [request(i, prompts[i], max_new_tokens=8) for i in range(len(outputs))]
+    arrivals, futures = dict(enumerate(arrives_s)), dict(enumerate(outputs))
+    limits = msgspec.structs.replace(LIMITS, max_batch_tokens=64, capacity_blocks=64, free_blocks=64)
+    return trace_plans(
+        Orca(), jobs, limits, futures, arrives_s=arrivals, seconds=lambda plan: float(plan.new_tokens)
+    )
+
+
 class TestTracePlans:
     def test_a_policy_that_does_nothing_is_stuck(self):
         """Doing nothing while a request waits is an error, never a hang."""
@@ -80,10 +93,23 @@ class TestTracePlans:
         with pytest.raises(ValueError, match="computes 17 tokens; allowed are 16"):
             trace_plans(Greedy(), [request(1, 17)], LIMITS, {1: 1})
 
-    def test_idle_until_somebody_arrives(self):
-        """Iterations before the first arrival are empty, and no request is stuck."""
-        log = trace_plans(RequestLevel(), [request(1, 4)], LIMITS, {1: 2}, enters_at={1: 2})
-        assert gantt(log) == {1: "  Pd"}
+    def test_a_request_is_seen_by_the_first_iteration_that_starts_after_it(self):
+        """It arrives during an iteration and is part of the next one, which is longer for it."""
+        log = timed([0.0, 1.0], [3, 1])
+        assert [(step.start_s, step.end_s) for step in log] == [(0, 4), (4, 9), (9, 10)]
+        assert [len(step.plan.segments) for step in log] == [1, 2, 1]
+
+    def test_the_clock_waits_where_no_request_is_there(self):
+        """After a pause the next iteration starts with the arrival; one that only refuses takes no time."""
+        log = timed([0.5, 20.0, 30.0], [1, 2, 1], prompts=(4, 4, 400))
+        assert [(step.start_s, step.end_s) for step in log] == [(0.5, 4.5), (20, 24), (24, 25), (30, 30)]
+
+    def test_what_comes_later_changes_nothing_before(self):
+        """The iterations that start before an arrival are the same without it."""
+        with_it, without = timed([0.0, 2.0, 6.0], [5, 4, 3]), timed([0.0, 2.0], [5, 4])
+        before = [step for step in with_it if step.start_s < 6.0]
+        assert len(before) == 2
+        assert before == without[: len(before)]
 
     def test_no_requests_no_iterations(self):
         """Nothing to do is done at once."""
@@ -100,12 +126,6 @@ class TestGantt:
     def test_refused(self):
         """A refused request has one letter."""
         assert gantt(trace_plans(Picky(), [request(1, 4)], LIMITS, {1: 1})) == {1: "r"}
-
-    def test_waiting_behind_a_long_prompt(self):
-        """A prefill instance works the queue off in order."""
-        prompts = [request(1, 24), request(2, 8), request(3, 8)]
-        log = trace_plans(PrefillOnly(), prompts, LIMITS, {1: 1, 2: 1, 3: 1})
-        assert gantt(log) == {1: "pP ", 2: "wP ", 3: "wwP"}
 
 
 class TestDecodeStretch:
@@ -135,3 +155,63 @@ class TestDecodeStretch:
         """A stretch without requests is refused."""
         with pytest.raises(ValueError, match="at least one request"):
             decode_stretch_steps([], LIMITS)
+
+
+ROOMY = Limits(max_batch_tokens=64, max_requests=4, block_size_tokens=4, capacity_blocks=64, free_blocks=64)
+CHUNK_TOKENS = 12
+PROMPT_TOKENS = {"A": 8, "B": 8, "C": 24, "D": 16}
+OUTPUT_TOKENS = {"A": 6, "B": 8, "C": 3, "D": 3}
+ARRIVE_LATE = {2: 3, 3: 3}
+
+TIMELINES = {
+    "request_level": ("Pddddd     ", "Pddddddd   ", "   wwwwwPdd", "   wwwwwPdd"),
+    "orca": ("Pddddd  ", "Pddddddd", "   Pdd  ", "   Pdd  "),
+    "vllm": ("Pdd.ddd  ", "Pdd.ddddd", "   Pdd   ", "   Pdd   "),
+    "vllm_chunked": ("Pddddd   ", "pPddddddd", "   ppPdd ", "   wwpPdd"),
+    "splitfuse": ("Pddddd   ", "pPddddddd", "   ppPdd ", "   wwpPdd"),
+    "tensorrt_llm": ("Pddddd  ", "Pddddddd", "   Pdd  ", "   Pdd  "),
+    "sarathi": ("Pddddd    ", "wPddddddd ", "   ppPdd  ", "   wwwpPdd"),
+    "sarathi_serve": ("Pddddd   ", "pPddddddd", "   ppPdd ", "   wwpPdd"),
+}
+
+
+def four(**changes):
+    return [
+        Progress(request_id=i, arrival=i, prompt_tokens=tokens, max_new_tokens=10, **changes)
+        for i, tokens in enumerate(PROMPT_TOKENS.values())
+    ]
+
+
+def run_four(policy, outputs=None):
+    futures = dict(enumerate(outputs or OUTPUT_TOKENS.values()))
+    return trace_plans(policy, four(), ROOMY, futures, arrives_s=ARRIVE_LATE)
+
+
+class TestTimelines:
+    @pytest.mark.parametrize("name", TIMELINES)
+    def test_each_policy_has_its_own(self, name):
+        """What each does with C and D, and to A and B, while prompts are computed."""
+        policy = named_policy(name, chunk_tokens=CHUNK_TOKENS if name in CHUNKED_POLICIES else None)
+        assert tuple(gantt(run_four(policy)).values()) == TIMELINES[name]
+
+    def test_prefill_only_has_no_decode(self):
+        """A prefill instance ends each request with its first token, and waits for the next ones."""
+        log = run_four(PrefillOnly(chunk_tokens=CHUNK_TOKENS), outputs=(1, 1, 1, 1))
+        assert tuple(gantt(log).values()) == ("P     ", "pP    ", "  pP  ", "  wwpP")
+
+    def test_decode_only_joins_at_once(self):
+        """A decode instance takes each request that arrives with its KVCache into the next iteration."""
+        arrived = [
+            Progress(
+                request_id=i,
+                arrival=i,
+                prompt_tokens=tokens,
+                cached_tokens=tokens,
+                generated_tokens=1,
+                max_new_tokens=10,
+            )
+            for i, tokens in enumerate(PROMPT_TOKENS.values())
+        ]
+        outputs = dict(enumerate(OUTPUT_TOKENS.values()))
+        log = trace_plans(named_policy("decode_only"), arrived, ROOMY, outputs, arrives_s=ARRIVE_LATE)
+        assert tuple(gantt(log).values()) == ("ddddd  ", "ddddddd", "   dd  ", "   dd  ")

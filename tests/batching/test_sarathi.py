@@ -1,7 +1,5 @@
 """SARATHI by its arithmetic: coverage, its relatives, what chunks cost."""
 
-import math
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,7 +8,6 @@ from mooncake_lab.batching import (
     Limits,
     Orca,
     Progress,
-    RequestLevel,
     Sarathi,
     SarathiServe,
     trace_plans,
@@ -70,21 +67,10 @@ class TestCoverage:
         empty = sum(slots - 1 - len(plan.decodes) for plan in plans)
         assert empty == slots * pieces * (slots - 1) - slots * decodes
 
-    def test_fused_width(self):
-        """Chunk and decodes make exactly the chunk size, but for the last piece of a prompt."""
-        log = trace_plans(Sarathi(chunk_tokens=16), requests(8, 50), limits(4), dict.fromkeys(range(8), 9))
-        widths = {step.plan.new_tokens for step in log for s in step.plan.prefills if not s.emits}
-        assert widths == {16}
-
     def test_a_chunk_that_decodes_fill(self):
         """A fixed chunk that a full batch leaves nothing of is refused, where it would never prefill."""
         with pytest.raises(ValueError, match=r"a fixed chunk of 3 tokens leaves none .* 3 decodes"):
             Sarathi(chunk_tokens=3, chunk="fixed").plan(requests(1, 5), [], limits(4))
-
-    def test_unknown_chunk(self):
-        """A mode that does not exist is refused."""
-        with pytest.raises(ValueError, match=r"Sarathi\.chunk is 'big'; allowed are filled and fixed"):
-            Sarathi(chunk="big")
 
 
 futures = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 12), st.integers(0, 9)), min_size=1, max_size=8)
@@ -97,7 +83,7 @@ def plans_of(policy, jobs, slots):
         for i, (prompt, _, _) in enumerate(jobs)
     ]
     log = trace_plans(
-        policy, asked, limits(slots), {i: out for i, (_, out, _) in enumerate(jobs)}, enters_at=entries
+        policy, asked, limits(slots), {i: out for i, (_, out, _) in enumerate(jobs)}, arrives_s=entries
     )
     return [sorted(step.plan.segments, key=lambda s: s.request_id) for step in log]
 
@@ -114,30 +100,3 @@ class TestRelatives:
     def test_stall_free_without_a_budget_is_orca(self, jobs, slots):
         """Sarathi-Serve with an unlimited budget and room for all is Orca, plan by plan."""
         assert plans_of(SarathiServe(), jobs, slots) == plans_of(Orca(), jobs, slots)
-
-    @given(jobs=futures)
-    @settings(max_examples=60, deadline=None)
-    def test_one_at_a_time_all_are_the_same(self, jobs):
-        """With one slot there is nothing to batch: request-level is Orca is SARATHI."""
-        one = plans_of(RequestLevel(), jobs, 1)
-        assert one == plans_of(Orca(), jobs, 1) == plans_of(Sarathi(), jobs, 1)
-
-
-class TestCostOfChunks:
-    @given(prompt=st.integers(1, 300), chunk=st.integers(1, 64))
-    @settings(max_examples=60, deadline=None)
-    def test_attention_pairs_do_not_change(self, prompt, chunk):
-        """The pairs of query and key are P (P + 1) / 2 in all, however the prompt is cut."""
-        log = trace_plans(SarathiServe(chunk_tokens=chunk), requests(1, prompt), limits(1), {0: 1})
-        segments = [segment for step in log for segment in step.plan.segments]
-        pairs = sum(s.new_tokens * s.cached_tokens + s.new_tokens * (s.new_tokens + 1) // 2 for s in segments)
-        assert pairs == prompt * (prompt + 1) // 2
-        assert len(segments) == math.ceil(prompt / chunk)
-
-    @given(pieces=st.integers(1, 20), chunk=st.integers(1, 64))
-    @settings(max_examples=60, deadline=None)
-    def test_keys_read_again(self, pieces, chunk):
-        """A prompt of N pieces of c tokens reads c N (N - 1) / 2 cached tokens again."""
-        log = trace_plans(SarathiServe(chunk_tokens=chunk), requests(1, pieces * chunk), limits(1), {0: 1})
-        read = sum(segment.cached_tokens for step in log for segment in step.plan.segments)
-        assert read == chunk * pieces * (pieces - 1) // 2

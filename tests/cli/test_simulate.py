@@ -220,7 +220,7 @@ def test_json_holds_its_own_settings(file):
     (pool,) = found["pools"]
     assert (pool["type"], pool["nodes"], pool["default_max_tokens"]) == ("CoupledPool", 4, 77)
     assert (found["node"], found["speed"]) == ("a800-node", 1.0)
-    assert pool["batching"] == {"type": "TensorRTLLM", "capacity": "guaranteed_no_evict", "chunk_tokens": None}
+    assert pool["batching"] == {"type": "TensorRTLLM"}
     assert found["failures"] == [{"type": "Failure", "instance": "coupled-0", "at_s": 3.0}]
     apart = settings(file, *DISAGGREGATED, "--ttft-slo", 9)
     assert apart["placement"] == {"type": "KVCacheCentric", "balancing_threshold": 1.5, "edition": "fast"}

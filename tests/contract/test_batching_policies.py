@@ -24,7 +24,7 @@ from mooncake_lab.batching import (
     named_policy,
     trace_plans,
 )
-from mooncake_lab.batching.steady import decode_stretch_steps
+from mooncake_lab.batching.batch_builder import decode_stretch_steps
 
 EVERY = {
     "request_level": lambda _: RequestLevel(),
@@ -34,19 +34,15 @@ EVERY = {
     "vllm, wide watermark": lambda _: VLLM(watermark=0.3),
     "vllm_chunked": lambda chunk: VLLMChunked(chunk_tokens=chunk),
     "splitfuse": lambda chunk: SplitFuse(chunk_tokens=chunk),
-    "tensorrt_llm, no evict": lambda chunk: TensorRTLLM(capacity="guaranteed_no_evict", chunk_tokens=chunk or 8),
-    "tensorrt_llm, utilization": lambda chunk: TensorRTLLM(capacity="max_utilization", chunk_tokens=chunk or 8),
-    "tensorrt_llm, whole": lambda _: TensorRTLLM(),
-    "tensorrt_llm, utilization, whole": lambda _: TensorRTLLM(capacity="max_utilization"),
+    "tensorrt_llm": lambda _: TensorRTLLM(),
     "sarathi": lambda chunk: Sarathi(chunk_tokens=chunk),
     "sarathi_serve": lambda chunk: SarathiServe(chunk_tokens=chunk),
     "prefill_only": lambda chunk: PrefillOnly(chunk_tokens=chunk),
     "decode_only": lambda _: DecodeOnly(),
 }
-NEVER_CUTS = {name for name in EVERY if "whole" in name or name.split(",")[0] in {"request_level", "orca", "vllm"}}
+NEVER_CUTS = {n for n in EVERY if n.split(",")[0] in {"request_level", "orca", "vllm", "tensorrt_llm"}}
 RESERVES = {
-    "request_level", "orca", "orca, one prompt", "tensorrt_llm, no evict", "tensorrt_llm, whole", "sarathi",
-    "prefill_only",
+    "request_level", "orca", "orca, one prompt", "tensorrt_llm", "sarathi", "prefill_only",
 }  # fmt: skip
 STALL_FREE = EVERY.keys() - {"vllm", "vllm, wide watermark", "prefill_only"}
 NEVER_MIXES = {"request_level", "vllm", "vllm, wide watermark", "prefill_only", "decode_only"}
@@ -58,7 +54,7 @@ class World:
 
     requests: list[Progress]
     output_tokens: dict[int, int]
-    enters_at: dict[int, int]
+    arrives_s: dict[int, int]
     limits: Limits
     chunk_tokens: int | None
 
@@ -68,7 +64,7 @@ class World:
             self.requests,
             self.limits,
             output_tokens or self.output_tokens,
-            enters_at=self.enters_at,
+            arrives_s=self.arrives_s,
             max_iterations=20_000,
         )
 

@@ -8,8 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mooncake_lab.batching import BATCHING_POLICIES, named_policy
-from mooncake_lab.batching.policies import CHUNKED_POLICIES
+from mooncake_lab.batching import BATCHING_POLICIES, CHUNKED_POLICIES, named_policy
 from mooncake_lab.engine import (
     CoupledEngine,
     DecodeEngine,

@@ -46,7 +46,9 @@ def digest(model, policy):
     engine, ended = played(model, policy)
     sha = hashlib.sha256()
     for timed in engine.log:
-        step = msgspec.to_builtins(timed.iteration)
+        step = {
+            name: value for name, value in msgspec.to_builtins(timed).items() if name not in {"start_s", "end_s"}
+        }
         step["plan"]["reason"] = ""
         sha.update(msgspec.json.encode(step))
     for output in ended:

@@ -72,13 +72,13 @@ def by_python(drawn, policy):
         {
             "start": pytest.approx(timed.start_s, abs=1e-9),
             "end": pytest.approx(timed.end_s, abs=1e-9),
-            "waiting": [request.request_id for request in timed.step.waiting],
-            "running": [request.request_id for request in timed.step.running],
-            "finished": [*timed.step.finished],
-            "preempted": [*timed.step.plan.preempted],
-            "rejected": [refusal.request_id for refusal in timed.step.plan.rejected],
+            "waiting": [request.request_id for request in timed.waiting],
+            "running": [request.request_id for request in timed.running],
+            "finished": [*timed.finished],
+            "preempted": [*timed.plan.preempted],
+            "rejected": [refusal.request_id for refusal in timed.plan.rejected],
             "segments": [
-                [s.request_id, s.kind, s.new_tokens, s.cached_tokens, s.emits] for s in timed.step.plan.segments
+                [s.request_id, s.kind, s.new_tokens, s.cached_tokens, s.emits] for s in timed.plan.segments
             ],
         }
         for timed in drawn.run(policy)

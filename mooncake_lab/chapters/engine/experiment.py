@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from mooncake_lab.batching import BatchingPolicy, gantt, named_policy
+from mooncake_lab.batching import BatchingPolicy, Iteration, gantt, named_policy
 from mooncake_lab.bench.engine import Bench, decode_case, mixed_case
 from mooncake_lab.bench.measuring import measured_by, one_thread, random_prompt
 from mooncake_lab.bench.peers import HuggingFaceGenerate, hugging_face
@@ -18,7 +18,6 @@ from mooncake_lab.engine import (
     EngineSettings,
     GenerationRequest,
     LlamaWeights,
-    LoggedIteration,
     Output,
     choose_backend,
     config_from_shape,
@@ -99,7 +98,7 @@ class FourRequests:
             model = load_model(f"random:{self.model}", device="cpu", seed=self.seed, positions=1024)
             settings = EngineSettings(cache_blocks=256, max_batch_tokens=1024, prefix_reuse=False)
             engine = Engine(model, _policy(self.policy, self.chunk_tokens), settings, clock=clock)
-            runs: list[tuple[list[LoggedIteration], list[Output]]] = []
+            runs: list[tuple[list[Iteration], list[Output]]] = []
             for _ in range(self.rounds + 1):  # the first run compiles, and touches memory for the first time
                 engine.log.clear()
                 outputs = self._serve(engine)
@@ -125,10 +124,8 @@ class FourRequests:
             engine.submit(request)
         return sorted(done + engine.run(), key=lambda output: output.request_id)
 
-    def _of_log(
-        self, log: list[LoggedIteration], outputs: list[Output], machine: str
-    ) -> Iterable[Mapping[str, Any]]:
-        charts = gantt([timed.iteration for timed in log]).values()
+    def _of_log(self, log: list[Iteration], outputs: list[Output], machine: str) -> Iterable[Mapping[str, Any]]:
+        charts = gantt(log).values()
         for number, letters_of_one in enumerate(charts):
             for index, (letter, timed) in enumerate(zip(letters_of_one, log, strict=True)):
                 yield {
@@ -137,7 +134,7 @@ class FourRequests:
                     "letter": letter,
                     "start_ms": 1000 * (timed.start_s - log[0].start_s),
                     "end_ms": 1000 * (timed.end_s - log[0].start_s),
-                    "batch_tokens": timed.iteration.plan.new_tokens,
+                    "batch_tokens": timed.plan.new_tokens,
                     "answer": _text(outputs[number].tokens),
                     "machine": machine,
                 }

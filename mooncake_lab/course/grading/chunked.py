@@ -7,8 +7,16 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from mooncake_lab.batching import BatchingPolicy, Limits, Plan, Progress, Segment, named_policy, trace_plans
-from mooncake_lab.batching.replay import Iteration
+from mooncake_lab.batching import (
+    BatchingPolicy,
+    Iteration,
+    Limits,
+    Plan,
+    Progress,
+    Segment,
+    named_policy,
+    trace_plans,
+)
 from mooncake_lab.course.grading.proxies import RemoteBatching
 from mooncake_lab.course.grading.remote import Submission, SubmissionError
 from mooncake_lab.course.grading.task import Assignment, HiddenDraw, Task, require
@@ -61,7 +69,7 @@ def _iterations(policy: BatchingPolicy, seed: str) -> list[Iteration]:
     outputs = {request.request_id: draw.randrange(1, 30) for request in requests}
     enters = {request.request_id: draw.randrange(20) for request in requests}
     try:
-        return trace_plans(policy, requests, _LIMITS, outputs, enters_at=enters, max_iterations=2000)
+        return trace_plans(policy, requests, _LIMITS, outputs, arrives_s=enters, max_iterations=2000)
     except ValueError as error:
         raise SubmissionError(f"an instance could not execute the plan: {error}") from error
 

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mooncake_lab.batching.policies import CHUNKED_POLICIES
+from mooncake_lab.batching import CHUNKED_POLICIES
 from mooncake_lab.cluster import (
     AttemptFailed,
     PrefillDropped,

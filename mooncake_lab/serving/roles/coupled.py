@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 from typing import final
 
-from mooncake_lab.batching.policies import CHUNKED_POLICIES, named_policy
+from mooncake_lab.batching import CHUNKED_POLICIES, named_policy
 from mooncake_lab.cluster import (
     ChunkDone,
     DecodeStarted,
@@ -131,7 +131,7 @@ class CoupledRole:
     def _keep_pace(self, start_s: float) -> None:
         pacer, log = self._context.spec.pacer, self._engine.engine.log
         if pacer is not None and log:
-            segments = log[-1].iteration.plan.segments
+            segments = log[-1].plan.segments
             new = sum(s.kind == "prefill" and not self._has_begun(s.request_id) for s in segments)
             pacer.hold_iteration(start_s, segments, new)
 
@@ -142,7 +142,7 @@ class CoupledRole:
     def _chunks(self, start_s: float, end_s: float) -> list[tuple[Job, ChunkDone]]:
         """The pieces of prompts that the last iteration computed."""
         log, chunks = self._engine.engine.log, list[tuple[Job, ChunkDone]]()
-        segments = log[-1].iteration.plan.segments if log else ()
+        segments = log[-1].plan.segments if log else ()
         log.clear()
         for segment in segments:
             served = self._served.get(segment.request_id)

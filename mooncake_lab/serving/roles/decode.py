@@ -83,7 +83,7 @@ class DecodeRole:
         done = self._engine.step()
         log, pacer = self._engine.engine.log, self._context.spec.pacer
         if pacer is not None and log:
-            pacer.hold_decode(start_s, log[-1].iteration.plan.segments)
+            pacer.hold_decode(start_s, log[-1].plan.segments)
             log.clear()
         end_s = time.monotonic()
         if self._made:
