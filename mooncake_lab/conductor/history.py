@@ -18,7 +18,6 @@ PROMPT_CLASSES = 18
 """Prompts up to 1, 2, 4, ... tokens; the last class is open."""
 ANSWER_CLASSES = 32
 """Answers up to 1, 1.4, 2, 2.8, ... tokens; the last class is open."""
-_LONGEST_TOLD_APART = 2 ** ((ANSWER_CLASSES - 1) / 2)
 _ONE_ANSWER: Final = tuple((1,) * (k + 1) + (0,) * (ANSWER_CLASSES - k) for k in range(ANSWER_CLASSES + 1))
 """What one answer of class `k` adds to a row."""
 LEAST_SEEN = 16
@@ -48,19 +47,13 @@ def share_longer(histogram: LengthHistogram, input_tokens: int, *, beyond: float
     """The share of answers longer than `beyond` tokens among those longer than `given`, for similar prompts.
 
     Between class boundaries the count is interpolated over the logarithm of the length. If no answer of that
-    length was counted, no request is expected to leave, and the share is 1.
-
-    Args:
-        histogram: of the answers so far.
-        input_tokens: length of the prompt.
-        beyond: tokens; below `given` the share is 1.
-        given: tokens that this answer already has.
+    length was counted, no request is expected to leave, and the share is 1, as it is where `given` is the larger.
     """
     row = histogram.longer[_prompt_class(input_tokens)]
     if row[0] < LEAST_SEEN:
         row = histogram.longer[PROMPT_CLASSES]
     among = _longer(row, given)
-    return 1.0 if among <= 0 or beyond <= given else _longer(row, beyond) / among
+    return _longer(row, max(beyond, given)) / among if among else 1.0
 
 
 def _prompt_class(input_tokens: int) -> int:
@@ -69,12 +62,8 @@ def _prompt_class(input_tokens: int) -> int:
 
 def _longer(row: tuple[int, ...], tokens: float) -> float:
     """Answers longer than a number of tokens, interpolated between class boundaries."""
-    if tokens <= 1:
-        return row[0] + (row[1] - row[0]) * max(0.0, tokens)
-    if tokens >= _LONGEST_TOLD_APART:
-        return float(row[ANSWER_CLASSES])
-    place = 2 * log2(tokens) + 1
-    k = int(place)
+    place = min(tokens if tokens < 1 else 2 * log2(tokens) + 1, ANSWER_CLASSES)
+    k = min(int(place), ANSWER_CLASSES - 1)
     return row[k] + (row[k + 1] - row[k]) * (place - k)
 
 

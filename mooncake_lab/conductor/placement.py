@@ -61,18 +61,6 @@ class LongestPrefix:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixAffinity:
-    """The same prefill instance for the same first `blocks` blocks: a baseline that needs no index."""
-
-    blocks: int = 2
-
-    def place(self, request: Request, view: ClusterView, estimate: Estimator) -> Placement:
-        """The instance that the hash of the first keys names."""
-        chosen = int(keyed_uniform(0, *request.block_keys[: self.blocks]) * len(view.prefill))
-        return _local(request, view, estimate, chosen, "hash of the first blocks")
-
-
-@dataclass(frozen=True, slots=True)
 class CacheAware:
     """The shortest expected TTFT over instances, each with the prefix it holds itself.
 
@@ -264,7 +252,6 @@ PLACEMENT_POLICIES: Final[Mapping[str, Callable[[], PlacementPolicy]]] = Mapping
         "load_balance": LoadBalance,
         "fewest_requests": FewestRequests,
         "longest_prefix": LongestPrefix,
-        "prefix_affinity": PrefixAffinity,
         "cache_aware": CacheAware,
         "kvcache_centric": KVCacheCentric,
     }

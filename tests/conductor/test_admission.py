@@ -1,6 +1,6 @@
-"""Admission policies: what each asks, about which moment, and what the decode instance says in the end."""
+"""Admission: what is counted as load, at which moment and over how many instances; and what is refused then."""
 
-import dataclasses
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
@@ -22,10 +22,234 @@ from mooncake_lab.conductor import (
     RecentView,
     Rejection,
     ServedView,
+    WithinSLO,
+    full_decode_s,
+    named_admission,
 )
+from mooncake_lab.conductor.admission import PredictedLoad
+from mooncake_lab.conductor.history import share_longer
 from mooncake_lab.core import SLO, Request
 
-LIMITS = SLO(ttft_s=10.0, tbt_s=0.1)
+LIMITS = SLO(ttft_s=10.0, tbt_s=0.5)
+
+
+class Linear:
+    """A step takes a second per request and a millisecond per token of context."""
+
+    def decode_step_s(self, requests, context_tokens):
+        return requests + context_tokens / 1000
+
+
+class PerRequest:
+    """A step takes a quarter of a second per request."""
+
+    def decode_step_s(self, requests, _context_tokens):
+        return requests / 4
+
+
+def request(input_tokens=100, arrival_s=100.0, priority=0):
+    return Request(
+        id=0, arrival_s=arrival_s, input_tokens=input_tokens, block_keys=(0,), block_size_tokens=10**6,
+        priority=priority,
+    )  # fmt: skip
+
+
+def placement(ttft_s=5.0, tbt_s=0.1):
+    return Placement(
+        request_id=0, prefill="p", decode="d0", reused_tokens=0, expected_ttft_s=ttft_s, expected_tbt_s=tbt_s,
+        reason="",
+    )  # fmt: skip
+
+
+def decode(name, decoding=(), coming=()):
+    """An instance with requests of (input tokens, start)."""
+    served = [
+        tuple(ServedView(10 * k + i, tokens, at_s) for i, (tokens, at_s) in enumerate(rows))
+        for k, rows in enumerate((decoding, coming))
+    ]
+    rows = (*decoding, *coming)
+    return DecodeView(name, len(rows), sum(tokens for tokens, _ in rows), 10**6, *served)
+
+
+def view(*instances, **more):
+    return ClusterView(100.0, (PrefillView("p", 0.0, 0, 0, 0),), instances, **more)
+
+
+POOL = view(decode("d0", [(200, 90.0)], [(300, 101.0), (400, 110.0)]), decode("d1"))
+
+
+class TestLoadNow:
+    @pytest.mark.parametrize("ttft_s", [4.9, 5.0])
+    def test_prefill_is_the_expected_ttft_over_its_limit(self, ttft_s):
+        """Five seconds of ten are half, and a load at the threshold is refused."""
+        decision = AfterPrefill(0.5).admit(request(), placement(ttft_s), POOL, estimate=Linear(), slo=LIMITS)
+        if ttft_s < 5.0:
+            assert decision == placement(ttft_s)
+        else:
+            reason = "prefill load 0.5 reaches 0.5"
+            assert decision == Rejection(request_id=0, stage="admission", reason=reason)
+
+    def test_one_instance_counts_the_present_and_the_joining(self):
+        """One request of 200 tokens is there; with one of 100 that joins a step takes 2.3 s of 0.5 s."""
+        here = POOL.decode[0]
+        refused = EarlyRejection(2.3 / 0.5).double_check(request(), here, estimate=Linear(), slo=LIMITS)
+        assert refused == Rejection(request_id=0, stage="decode", reason="load of d0 4.6 reaches 4.6")
+        above = EarlyRejection(2.3 / 0.5 + 1e-9)
+        assert above.double_check(request(), here, estimate=Linear(), slo=LIMITS) is None
+
+    def test_the_pool_is_its_mean_instance(self):
+        """Two requests on two instances are one each; those on their way count only when asked for."""
+        for policy, load in (
+            (EarlyRejection(), (2 / 2 + 0.3 / 2) / 0.5),
+            (EarlyRejection(with_coming=True), (4 / 2 + 1.0 / 2) / 0.5),
+        ):
+            assert policy.decode_load(request(), placement(), POOL, Linear(), LIMITS) == (load, "decode")
+
+
+@dataclass(frozen=True)
+class Chances(PredictedLoad):
+    """A half of each request that decodes stays, and a quarter of each that comes."""
+
+    asked: list = field(default_factory=list)
+
+    def still_decodes(self, view, estimate):
+        del view, estimate
+
+        def chance(served, then_s):
+            self.asked.append((served.input_tokens, served.starts_s, then_s))
+            return 0.5 if served.request_id < 10 else 0.25
+
+        return chance
+
+
+class TestLoadPredicted:
+    @pytest.mark.parametrize(("reserving", "later"), [(False, []), (True, [(400, 110.0, 110.0)])])
+    def test_each_request_counts_by_its_chance(self, reserving, later):
+        """A half of one that decodes, a quarter of each that comes, and the request itself, over two instances."""
+        policy = Chances(reserving=reserving)
+        load, name = policy.decode_load(request(), placement(5.0), POOL, Linear(), LIMITS)
+        requests = 1 + 0.5 + 0.25 * (1 + len(later))
+        tokens = 100 + 0.5 * 200 + 0.25 * (300 + 400 * len(later))
+        assert load == pytest.approx((requests / 2 + tokens / 2 / 1000) / 0.5)
+        assert name == "predicted decode"
+        assert policy.asked == [(200, 90.0, 105.0), (300, 101.0, 105.0), *later]
+
+    def test_a_request_that_joins_at_the_moment_counts(self):
+        """A request that joins exactly then is there; if none leaves, all of them count whole."""
+        policy = Chances()
+        policy.decode_load(request(), placement(10.0), POOL, Linear(), LIMITS)
+        assert [starts_s for _, starts_s, _ in policy.asked] == [90.0, 101.0, 110.0]
+        everything = PredictedLoad().decode_load(request(), placement(10.0), POOL, Linear(), LIMITS)[0]
+        assert (
+            everything
+            == EarlyRejection(with_coming=True).decode_load(request(), placement(), POOL, Linear(), LIMITS)[0]
+        )
+
+
+class TestLearnedLengths:
+    BOOK = LengthHistogram()
+    for _tokens in (1, 8, 30, 30, 100, 200) * 8:
+        BOOK = BOOK.with_answer(200, _tokens)
+
+    @pytest.mark.parametrize("arrival_s", [100.0, 103.0])
+    def test_seconds_become_tokens_by_the_mean_step(self, arrival_s):
+        """Steps of 0.25 s and 0.75 s are 0.5 s on average: 12 s are 24 tokens, the moment asked about has more."""
+        seen = view(
+            decode("d0", [(200, 88.0)]), decode("d1", [(200, 100.0)] * 3, [(200, 102.0)]), lengths=self.BOOK
+        )
+        then_s = arrival_s + 2.0
+        expected = 1 + share_longer(self.BOOK, 200, beyond=(then_s - 88.0) / 0.5, given=12 / 0.5)
+        expected += 3 * share_longer(self.BOOK, 200, beyond=(then_s - 100.0) / 0.5)
+        expected += share_longer(self.BOOK, 200, beyond=(then_s - 102.0) / 0.5)
+        assert 3 < expected < 6
+        limit_s = expected / 2 / 4  # the step of the mean instance is then exactly at the limit
+        for threshold, admitted in ((1 + 1e-9, True), (1 - 1e-9, False)):
+            decision = LengthPredicting(threshold=threshold).admit(
+                request(arrival_s=arrival_s), placement(2.0), seen, estimate=PerRequest(),
+                slo=SLO(ttft_s=10.0, tbt_s=limit_s),
+            )  # fmt: skip
+            assert isinstance(decision, Placement) is admitted
+
+
+class TestDecodeTime:
+    def test_a_full_instance_steps_at_its_limit(self):
+        """100 tokens of output at 0.5 s each, where memory would allow slower steps."""
+        found = full_decode_s(
+            PerRequest(), LIMITS, input_tokens=100.0, output_tokens=100.0, capacity_tokens=3000.0
+        )
+        assert found == 100 * 0.5
+
+    def test_memory_may_be_full_before(self):
+        """225 tokens hold one and a half requests of 150 in mid-answer, whose step takes 0.375 s."""
+        found = full_decode_s(PerRequest(), LIMITS, input_tokens=100.0, output_tokens=100.0, capacity_tokens=225.0)
+        assert found == 100 * 1.5 / 4
+
+    def test_one_request_is_always_there(self):
+        """Where not even one fits on average, the step is that of one."""
+        found = full_decode_s(PerRequest(), LIMITS, input_tokens=100.0, output_tokens=100.0, capacity_tokens=10.0)
+        assert found == 100 * 0.25
+
+    def test_a_request_leaves_after_its_decode_time(self):
+        """With t_d of 8 s, one that began at 90 counts until before 98, from the later of view and arrival."""
+        seen = view(decode("d0", [(1, 90.0)]))
+        slo = SLO(ttft_s=50.0, tbt_s=0.5)  # full with two
+        for view_s, arrival_s, ttft_s, admitted in (
+            (90.0, 91.0, 6.9, False), (90.0, 91.0, 7.0, True), (95.0, 91.0, 2.9, False), (95.0, 91.0, 3.0, True),
+        ):  # fmt: skip
+            decision = PredictiveRejection(decode_s=8.0).admit(
+                request(arrival_s=arrival_s), placement(ttft_s), seen.replace(taken_at_s=view_s),
+                estimate=PerRequest(), slo=slo,
+            )  # fmt: skip
+            assert isinstance(decision, Placement) is admitted
+
+
+@given(st.integers(0, 20), st.integers(1, 20), st.floats(0.1, 2.0))
+def test_the_adaptive_threshold_falls_by_the_share_refused(refused, received, gain):
+    """It is the threshold less the gain times the share, and never below its floor."""
+    refused = min(refused, received)
+    policy = AdaptiveThreshold(gain=gain, least=0.25)
+    seen = view(decode("d0"), recent=RecentView(60.0, received, refused))
+    assert policy.threshold_in(seen) == pytest.approx(max(0.25, 1.0 - gain * refused / received))
+    assert policy.threshold_in(view(decode("d0"))) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("ttft_s", "tbt_s", "names"), [(10.0, 0.5, None), (10.1, 0.5, "TTFT"), (10.0, 0.6, "TBT")]
+)
+def test_algorithm_1_rejects_what_exceeds_a_limit(ttft_s, tbt_s, names):
+    """A latency at its limit meets it; the rejection names the limit that is exceeded."""
+    decision = WithinSLO().admit(request(), placement(ttft_s, tbt_s), POOL, estimate=Linear(), slo=LIMITS)
+    if names is None:
+        assert decision == placement(ttft_s, tbt_s)
+    else:
+        assert isinstance(decision, Rejection)
+        assert decision.reason.startswith(f"expected {names}")
+
+
+@pytest.mark.parametrize(("priority", "threshold"), [(0, 0.25), (1, 0.75), (2, 0.75), (9, 0.75)])
+def test_a_class_has_its_threshold_and_higher_ones_the_last(priority, threshold):
+    """Just below the threshold of its class a request is admitted, at the threshold it is refused."""
+    policy = PriorityClasses(thresholds=(0.25, 0.75))
+    for load, admitted in ((threshold - 1e-9, True), (threshold, False)):
+        decision = policy.admit(
+            request(priority=priority), placement(load * 10), view(decode("d0")), estimate=PerRequest(),
+            slo=SLO(ttft_s=10.0, tbt_s=10.0),
+        )  # fmt: skip
+        assert isinstance(decision, Placement) is admitted
+
+
+def test_names_that_are_settings_of_a_policy():
+    """The command line's `committed` is early rejection that counts what is on its way."""
+    assert ADMISSION_POLICIES["committed"]() == EarlyRejection(with_coming=True) != ADMISSION_POLICIES["early"]()
+
+
+def test_a_named_policy_has_the_decode_time_it_is_given():
+    """Only prediction with one decode time for all requests takes it; the others keep their defaults."""
+    assert named_admission("predictive", decode_s=3.0) == PredictiveRejection(decode_s=3.0)
+    assert named_admission("early", decode_s=3.0) == EarlyRejection()
+
+
+WIDE = SLO(ttft_s=10.0, tbt_s=0.1)
 
 
 class Ten:
@@ -35,23 +259,7 @@ class Ten:
         return requests * 0.01
 
 
-def request(number=0, priority=0, arrival_s=100.0):
-    return Request(id=number, arrival_s=arrival_s, input_tokens=100, block_keys=(number,), priority=priority)
-
-
-def placement(ttft_s=1.0):
-    return Placement(
-        request_id=0,
-        prefill="p",
-        decode="d",
-        reused_tokens=0,
-        expected_ttft_s=ttft_s,
-        expected_tbt_s=0.05,
-        reason="",
-    )
-
-
-def view(present=(), coming=(), **more):
+def crowd(present=(), coming=(), **more):
     """One decode instance with requests that began, or will begin, at the given times."""
     served = [tuple(ServedView(i, 100, at) for i, at in enumerate(times)) for times in (present, coming)]
     count = len(present) + len(coming)
@@ -61,12 +269,12 @@ def view(present=(), coming=(), **more):
 
 def admits(policy, seen, ttft_s=1.0, asking=None):
     return isinstance(
-        policy.admit(asking or request(), placement(ttft_s), seen, estimate=Ten(), slo=LIMITS), Placement
+        policy.admit(asking or request(), placement(ttft_s), seen, estimate=Ten(), slo=WIDE), Placement
     )
 
 
 def late(policy, present):
-    return policy.double_check(request(), view([90.0] * present).decode[0], estimate=Ten(), slo=LIMITS)
+    return policy.double_check(request(), crowd([90.0] * present).decode[0], estimate=Ten(), slo=WIDE)
 
 
 @pytest.mark.parametrize(
@@ -76,8 +284,8 @@ class TestWhoeverKnowsLoad:
     def test_refuses_when_prefill_is_full(self, name):
         """A predicted TTFT at its limit is a load of one."""
         policy = ADMISSION_POLICIES[name]()
-        assert admits(policy, view(), ttft_s=9.9)
-        assert not admits(policy, view(), ttft_s=10.0)
+        assert admits(policy, crowd(), ttft_s=9.9)
+        assert not admits(policy, crowd(), ttft_s=10.0)
 
     def test_checks_twice(self, name):
         """The decode instance refuses whom it has no place for, at the stage called decode."""
@@ -91,87 +299,29 @@ class TestWhoeverKnowsLoad:
 class TestWhichMoment:
     def test_the_baseline_does_not_ask_decode_on_arrival(self):
         """However full decode is, the baseline prefills."""
-        assert admits(AfterPrefill(), view([90.0] * 30))
+        assert admits(AfterPrefill(), crowd([90.0] * 30))
 
     def test_early_rejection_looks_at_now(self):
         """Nine are there and one comes: full. Nine that are on their way do not count, unless told to."""
-        assert not admits(EarlyRejection(), view([90.0] * 9))
-        assert admits(EarlyRejection(), view([], [101.0] * 9))
-        assert not admits(EarlyRejection(with_coming=True), view([], [101.0] * 9))
-
-    def test_prediction_looks_at_the_end_of_prefill(self):
-        """Those whose t_d is over by then have left, those expected before then are there, later ones are not."""
-        policy = PredictiveRejection(decode_s=8.0)
-        assert not admits(policy, view([95.0] * 9), ttft_s=2.0)
-        assert admits(policy, view([95.0] * 9), ttft_s=3.0)
-        assert not admits(policy, view([], [101.0] * 9), ttft_s=2.0)
-        assert admits(policy, view([], [103.0] * 9), ttft_s=2.0)
+        assert not admits(EarlyRejection(), crowd([90.0] * 9))
+        assert admits(EarlyRejection(), crowd([], [101.0] * 9))
+        assert not admits(EarlyRejection(with_coming=True), crowd([], [101.0] * 9))
 
     def test_reserving_keeps_the_place_of_later_ones(self):
         """With it, who was placed before counts also when he joins after."""
         policy = PredictiveRejection(decode_s=8.0, reserving=True)
-        assert not admits(policy, view([], [103.0] * 9), ttft_s=2.0)
+        assert not admits(policy, crowd([], [103.0] * 9), ttft_s=2.0)
 
     def test_prediction_prefers_the_slow_prompt(self):
         """With decode full now, a long prefill is admitted and a short one is not: a bias."""
         policy = PredictiveRejection(decode_s=10.0)
-        full = view([99.0] * 9)
+        full = crowd([99.0] * 9)
         assert not admits(policy, full, ttft_s=1.0)
         assert admits(policy, full, ttft_s=9.5)
-
-    def test_an_old_view_does_not_shift_the_moment(self):
-        """The moment counts from the request's arrival, which is known however old the view is."""
-        policy = PredictiveRejection(decode_s=8.0)
-        assert admits(policy, view([100.0] * 9), ttft_s=2.0, asking=request(arrival_s=106.0))
 
     @given(st.integers(0, 20), st.integers(0, 20), st.floats(0.1, 9.0))
     def test_counting_more_admits_less(self, present, coming, ttft_s):
         """Whoever early rejection refuses, counting the coming refuses too."""
-        seen = view([95.0] * present, [101.0] * coming)
+        seen = crowd([95.0] * present, [101.0] * coming)
         if admits(EarlyRejection(with_coming=True), seen, ttft_s):
             assert admits(EarlyRejection(), seen, ttft_s)
-
-
-class TestLearnedLengths:
-    def test_with_nothing_learned_nobody_leaves(self):
-        """An empty book is careful: all that decode now are expected to stay."""
-        assert not admits(LengthPredicting(), view([1.0] * 9), ttft_s=5.0)
-
-    def test_short_answers_are_expected_to_leave(self):
-        """When all answers had twenty tokens, nine that began long ago make room."""
-        book = LengthHistogram()
-        for _ in range(20):
-            book = book.with_answer(100, 20)
-        assert admits(LengthPredicting(), view([99.9] * 9, lengths=book), ttft_s=5.0)
-
-
-def test_priority_keeps_room_for_the_urgent():
-    """Between the two thresholds only the higher class is admitted, and finite classes are what is allowed."""
-    policy = PriorityClasses(thresholds=(0.5, 1.0))
-    seen = view([90.0] * 6)
-    assert not admits(policy, seen)
-    assert admits(policy, seen, asking=request(priority=1))
-    assert admits(policy, seen, asking=request(priority=7))
-    with pytest.raises(ValueError, match="rising with priority"):
-        PriorityClasses(thresholds=(1.0, 0.5))
-
-
-@given(st.integers(0, 50), st.integers(1, 50))
-def test_the_adaptive_threshold_falls_with_waste_and_stops(refused, received):
-    """It lies between its floor and the threshold, and more waste never raises it."""
-    policy = AdaptiveThreshold()
-    refused = min(refused, received)
-    here, more = (
-        policy.threshold_in(view(recent=RecentView(60.0, received, r)))
-        for r in (refused, min(received, refused + 1))
-    )
-    assert policy.least <= more <= here <= policy.threshold
-
-
-def test_every_named_policy_is_frozen():
-    """Policies hold knobs, not state."""
-    for make in ADMISSION_POLICIES.values():
-        policy = make()
-        for field in dataclasses.fields(policy):
-            with pytest.raises(dataclasses.FrozenInstanceError):
-                setattr(policy, field.name, 0)

@@ -1,5 +1,6 @@
 """What finished answers teach: shares that a count by hand gives, and a history that only a log feeds."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,6 +43,28 @@ def test_prompts_of_another_length_speak_for_themselves_only_when_seen():
         book = book.with_answer(60_000, 400)
     assert share_longer(book, 60_000, beyond=100.0) == 1.0
     assert share_longer(book, 100, beyond=100.0) == 0.0
+
+
+@pytest.mark.parametrize(("input_tokens", "like_16"), [(9, True), (16, True), (17, False), (8, False)])
+def test_prompts_are_alike_up_to_the_next_power_of_two(input_tokens, like_16):
+    """Prompts of 9 to 16 tokens are one class; of the answers to these none was long, of the others all were."""
+    book = book_of([400] * 40, prompt=8)
+    for _ in range(40):
+        book = book.with_answer(17, 400).with_answer(16, 10)
+    assert share_longer(book, input_tokens, beyond=100.0) == (0.0 if like_16 else 1.0)
+
+
+def test_the_last_classes_are_open():
+    """The longest prompts are one class, and beyond the longest answers told apart nothing is known."""
+    book = book_of([400] * 16, prompt=1 << 17)
+    for _ in range(100):
+        book = book.with_answer(1, 1)
+    assert share_longer(book, 1 << 25, beyond=100.0) == 1.0
+    assert share_longer(book_of([40_000] * 16 + [50_000] * 48), 1000, beyond=1e9) == share_longer(
+        book_of([40_000] * 16 + [50_000] * 48), 1000, beyond=2**15.5
+    )
+    assert share_longer(book_of([1] * 4 + [2] * 12), 1000, beyond=0.5) == 0.875  # half of the four are counted
+    assert share_longer(LengthHistogram(), 1000, beyond=5.0) == 1.0
 
 
 def test_experience_learns_from_ends_only():

@@ -12,8 +12,6 @@ from mooncake_lab.conductor import (
     LoadBalance,
     LongestPrefix,
     PrefillView,
-    PrefixAffinity,
-    Random,
 )
 from mooncake_lab.conductor.placement import select_decode
 from mooncake_lab.core import Request
@@ -130,9 +128,3 @@ def test_the_first_of_equal_decode_instances_is_chosen():
     """Ties break on the order of the view."""
     pool = tuple(DecodeView(f"d{i}", 3, 0, 10**6) for i in range(3))
     assert select_decode(request(), pool, Estimate())[0].name == "d0"
-
-
-def test_the_default_knobs():
-    """The knobs that every chapter leaves alone: they are stated in the book."""
-    assert KVCacheCentric() == KVCacheCentric(1.5, "fast")
-    assert (LoadBalance(), PrefixAffinity(), Random()) == (LoadBalance("backlog_s"), PrefixAffinity(2), Random(0))

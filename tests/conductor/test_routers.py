@@ -1,5 +1,6 @@
 """Routers in front of instances that do not cooperate."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +26,12 @@ def test_fewest_requests_wins_and_ties_take_turns(counts):
     """The chosen instance has the fewest requests, and among those the fewest ever."""
     placed = FewestRequests().place(REQUEST, seen(counts), BELIEF)
     assert counts[int(placed.prefill[1:])][:2] == min((here, sent) for here, sent, _ in counts)
+
+
+def test_fewest_requests_counts_instances_that_do_both():
+    """A pool of which a view is missing cannot be counted."""
+    with pytest.raises(ValueError, match="longer"):
+        FewestRequests().place(REQUEST, seen([(0, 0, 0.0)] * 2).replace(decode=()), BELIEF)
 
 
 @given(COUNTS)

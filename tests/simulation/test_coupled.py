@@ -64,7 +64,7 @@ POLICIES = {
     "sarathi_serve": SarathiServe(chunk_tokens=64),
     "splitfuse": SplitFuse(chunk_tokens=48),
     "sarathi": Sarathi(chunk_tokens=64),
-    "tensorrt_llm": TensorRTLLM(chunk_tokens=64),
+    "tensorrt_llm": TensorRTLLM(),
     "orca": Orca(),
     "request_level": RequestLevel(),
 }

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from types import MappingProxyType
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,15 +19,12 @@ from mooncake_lab.conductor import (
     Estimator,
     KVCacheCentric,
     LengthPredicting,
-    Placement,
     PredictiveRejection,
     PriorityClasses,
     Random,
-    RejectByLoad,
-    ServedView,
 )
-from mooncake_lab.conductor.admission import mean_step_s, predicted_decode_load
-from mooncake_lab.core import SLO, Record, Rejected, Request, TracedRequest, blocks_for, keyed_uniform
+from mooncake_lab.conductor.admission import PredictedLoad, StillDecodes, mean_step_s
+from mooncake_lab.core import SLO, Record, Rejected, TracedRequest, blocks_for, keyed_uniform
 from mooncake_lab.metrics import (
     decode_load_series,
     effective,
@@ -74,22 +71,19 @@ def stages(offered: float, limit: float, *, predicted: bool, count: int = 8) -> 
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OracleAdmission(RejectByLoad):
+class OracleAdmission(PredictedLoad):
     """Refuse on arrival when the decode pool will be full, by answers whose lengths are known beforehand."""
 
+    load_name: ClassVar[str] = "known decode"
     answer_tokens: Mapping[int, int] = field(kw_only=True)
     """The future: output length by request id."""
 
-    def decode_load(
-        self, request: Request, proposed: Placement, view: ClusterView, estimate: Estimator, slo: SLO
-    ) -> tuple[float, str]:
-        """The mean load over the decode instances when this request's prefill ends."""
+    def still_decodes(self, view: ClusterView, estimate: Estimator) -> StillDecodes:
+        """1 until the answer has all its tokens, then 0."""
         step_s = mean_step_s(view, estimate)
-
-        def still_decodes(served: ServedView, then_s: float) -> float:
-            return float(then_s - served.starts_s < self.answer_tokens[served.request_id] * step_s)
-
-        return predicted_decode_load(request, proposed, view, still_decodes, estimate, slo), "known decode"
+        return lambda served, then_s: float(
+            then_s - served.starts_s < self.answer_tokens[served.request_id] * step_s
+        )
 
 
 PolicyName = Literal[

@@ -28,9 +28,7 @@ from mooncake_lab.testbeds import paper_node_latency
 from mooncake_lab.testbeds.nodes import device_tokens, node_latency
 from mooncake_lab.workload import Trace, check_workload, load, load_or_read
 
-PolicyName = Literal[
-    "kvcache_centric", "cache_aware", "load_balance", "random", "longest_prefix", "prefix_affinity"
-]
+PolicyName = Literal["kvcache_centric", "cache_aware", "load_balance", "random", "longest_prefix"]
 
 FIRST_REQUESTS: Final[Mapping[str, int | None]] = MappingProxyType(
     {"smoke": 400, "classroom": None, "full": None, "gpu": None}

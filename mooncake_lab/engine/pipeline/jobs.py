@@ -7,11 +7,48 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import torch
+
+from mooncake_lab.engine.loading import DTYPES
 
 Tokens: TypeAlias = npt.NDArray[np.int64]
 """Token ids of a prompt."""
 Prompt: TypeAlias = Sequence[int] | npt.NDArray[np.int32] | Tokens
 """Token ids as a caller may give them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrewSpec:
+    """A crew of processes on this machine, each with the whole model, and a GPU of its own where there are enough.
+
+    Raises:
+        ValueError: when there is no process or no thread.
+    """
+
+    model: str = "random:lab-tiny"
+    """As `engine.load_model` takes it."""
+    processes: int = 2
+    device: str = "cpu"
+    """cpu or cuda."""
+    dtype: str = "float32"
+    backend: str = "auto"
+    """Backend of the operators: auto, dense, cpu or cuda."""
+    seed: int = 0
+    threads: int = 1
+    """Threads of each process."""
+    timeout_s: float = 120.0
+    """After which a prefill is given up."""
+
+    def __post_init__(self) -> None:
+        if min(self.processes, self.threads) < 1 or self.dtype not in DTYPES or self.timeout_s <= 0:
+            raise ValueError(
+                f"{self} is no crew; processes, threads and seconds above 0 and a known dtype are needed"
+            )
+
+    @property
+    def nccl(self) -> bool:
+        """Whether every process has a GPU of its own: then they talk over NCCL, else over gloo."""
+        return self.device == "cuda" and torch.cuda.device_count() >= self.processes
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -58,21 +95,7 @@ class RunaheadJob:
         return len(self.bounds)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DieJob:
-    """For tests and drills: one process ends, fails or hangs instead of doing its part; the others wait for it."""
-
-    job: CppJob | RunaheadJob
-    rank: int
-    how: Literal["exit", "kill", "raise", "hang"]
-
-    @property
-    def processes(self) -> int:
-        """How many take part."""
-        return self.job.processes
-
-
-Job: TypeAlias = CppJob | RunaheadJob | DieJob
+Job: TypeAlias = CppJob | RunaheadJob
 
 
 @dataclass(frozen=True, slots=True)
