@@ -11,9 +11,9 @@ import torch
 from mooncake_lab.core import MIB, blocks_for
 from mooncake_lab.engine.graphs import DecodeGraphs, capture_cuda
 from mooncake_lab.engine.kvcache import KVCache
+from mooncake_lab.engine.loop import EngineSettings, cache_blocks
 from mooncake_lab.engine.model import LlamaModel
 from mooncake_lab.engine.packing import PackedBatch, Piece, pack
-from mooncake_lab.engine.settings import EngineSettings, cache_blocks
 from mooncake_lab.engine.weights import LlamaWeights
 from mooncake_lab.perf import Hardware
 

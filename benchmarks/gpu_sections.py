@@ -13,15 +13,14 @@ from speed import HuggingFaceContinuous
 
 from mooncake_lab.batching import VLLM, BatchingPolicy, Sarathi
 from mooncake_lab.bench.peers import HuggingFaceGenerate, hugging_face, our_engine
-from mooncake_lab.engine.allocator import BlockAllocator
 from mooncake_lab.engine.backends import DenseBackend, choose_backend
+from mooncake_lab.engine.blocks import BlockAllocator
 from mooncake_lab.engine.config import config_from_shape
 from mooncake_lab.engine.kvcache import KVCache
-from mooncake_lab.engine.loop import Engine
+from mooncake_lab.engine.loop import Engine, EngineSettings
 from mooncake_lab.engine.model import make_model
 from mooncake_lab.engine.packing import Piece, pack
 from mooncake_lab.engine.sequence import GenerationRequest
-from mooncake_lab.engine.settings import EngineSettings
 from mooncake_lab.engine.weights import assemble, random_weights, state_dict
 from mooncake_lab.perf import model_shape
 from mooncake_lab.store.backends.dram import DramBackend

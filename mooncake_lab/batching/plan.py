@@ -75,7 +75,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     def __post_init__(self) -> None:
         if min(self.max_batch_tokens, self.max_requests, self.block_size_tokens, self.capacity_blocks) < 1:
-            raise ValueError(f"{self}: tokens, requests, block size and capacity must be at least 1")
+            names = ("max_batch_tokens", "max_requests", "block_size_tokens", "capacity_blocks")
+            least, name = min((getattr(self, name), name) for name in names)
+            raise ValueError(f"Limits.{name} is {least}; at least 1 is needed")
         if not 0 <= self.free_blocks <= self.capacity_blocks:
             raise ValueError(f"Limits.free_blocks is {self.free_blocks}; allowed are 0 to {self.capacity_blocks}")
         if self.max_requests > self.max_batch_tokens:

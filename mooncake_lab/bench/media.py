@@ -10,9 +10,9 @@ from typing import Final
 
 from mooncake_lab.bench.store import arena_peer
 from mooncake_lab.bench.store_floors import forget_pages
+from mooncake_lab.engine.loop import EngineSettings
 from mooncake_lab.engine.model import LlamaModel
 from mooncake_lab.engine.roles import PrefillEngine
-from mooncake_lab.engine.settings import EngineSettings
 from mooncake_lab.store.backends import DramBackend, RemoteBackend, SsdBackend, StorageBackend
 
 Lent = tuple[StorageBackend, Callable[[], None]]

@@ -65,7 +65,7 @@ def products(dtype: torch.dtype, side: int, device: str = "cpu") -> Iterator[Pea
             works["product"] = partial(torch.mm, left, weight.T.contiguous())
             works["linear"] = partial(torch.nn.functional.linear, left, weight)
         if device == "cpu":
-            works["packed"] = partial(cpu_linear(weight, None), left)
+            works["packed"] = partial(cpu_linear(weight), left)
         for name, work in works.items():
             yield PeakCandidate(name=f"{short} {name} {shape}", amount=flops, work=work)
 
@@ -96,7 +96,7 @@ def _few_rows(dtype: torch.dtype, size_bytes: int, *, kernels: bool) -> Iterator
     width = 1024 if size_bytes >= 1 << 22 else 16
     weight = torch.zeros((size_bytes // dtype.itemsize // width, width)).to(dtype)
     moved, short = float(weight.nbytes), str(dtype).removeprefix("torch.")
-    packed = cpu_linear(weight, None)
+    packed = cpu_linear(weight)
     for rows in (1, 4, 32):
         inputs = torch.zeros((rows, width), dtype=dtype)
         yield PeakCandidate(name=f"{short} linear of {rows}", amount=moved, work=partial(packed, inputs))
@@ -108,13 +108,11 @@ def _few_rows(dtype: torch.dtype, size_bytes: int, *, kernels: bool) -> Iterator
 
 def _kernel(weight: torch.Tensor, rows: int) -> Callable[[], object]:
     """Our compiled linear operator, which decodes."""
-    from mooncake_lab.engine.backends import cpu_step_kernels
-    from mooncake_lab.engine.backends.cpu_step import view
+    from mooncake_lab.engine.backends.cpu_step import PLAIN, linear, view
 
     inputs = np.zeros((rows, weight.shape[1]), np.float32)
     out = np.zeros((rows, weight.shape[0]), np.float32)
-    none = view(torch.zeros(0, dtype=weight.dtype))
-    return partial(cpu_step_kernels.linear, inputs, view(weight), none, cpu_step_kernels.PLAIN, out)
+    return partial(linear, inputs, view(weight), PLAIN, out)
 
 
 def _best_s(work: Callable[[], object], repeats: int, device: str, clock: Clock) -> float:

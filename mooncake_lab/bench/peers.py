@@ -9,11 +9,10 @@ import torch
 from mooncake_lab.batching import SarathiServe
 from mooncake_lab.engine.config import LlamaConfig
 from mooncake_lab.engine.kvcache import KVSpan  # noqa: TC001  # beside others that are needed when it runs
-from mooncake_lab.engine.loop import Engine
+from mooncake_lab.engine.loop import Engine, EngineSettings
 from mooncake_lab.engine.model import LlamaModel
 from mooncake_lab.engine.reference import Clock
 from mooncake_lab.engine.sequence import GenerationRequest, RunningRequest
-from mooncake_lab.engine.settings import EngineSettings
 from mooncake_lab.engine.weights import LlamaWeights, state_dict
 
 if TYPE_CHECKING:  # it takes seconds to import
@@ -257,8 +256,6 @@ def _config(config: LlamaConfig) -> "HuggingFaceConfig":
         rms_norm_eps=config.norm_epsilon,
         max_position_embeddings=config.max_positions,
         tie_word_embeddings=config.tied_embeddings,
-        attention_bias=config.attention_bias,
-        mlp_bias=config.ffn_bias,
         rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
         eos_token_id=None,
         bos_token_id=None,

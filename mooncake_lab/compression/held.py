@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from mooncake_lab.core import blocks_for
-from mooncake_lab.engine.allocator import BlockAllocator
 from mooncake_lab.engine.backends.protocol import Backend
+from mooncake_lab.engine.blocks import BlockAllocator
 from mooncake_lab.engine.config import LlamaConfig
 from mooncake_lab.engine.kvcache import KVCache, LayerCache
 from mooncake_lab.engine.packing import PackedBatch, Piece, pack

@@ -169,9 +169,9 @@ class RoutedBackend:
         """Delegates to the inner backend."""
         return self.inner.name
 
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    def linear(self, weight: torch.Tensor) -> Linear:
         """Delegates to the inner backend."""
-        return self.inner.linear(weight, bias)
+        return self.inner.linear(weight)
 
     def add_norm(
         self, hidden: torch.Tensor, update: torch.Tensor | None, weight: torch.Tensor, epsilon: float

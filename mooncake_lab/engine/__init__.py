@@ -1,16 +1,15 @@
 """Real computation with torch: a Llama model that prefills and decodes on this machine."""
 
-from mooncake_lab.engine.allocator import BlockAllocator
 from mooncake_lab.engine.backends import Backend, choose_backend
+from mooncake_lab.engine.blocks import BlockAllocator
 from mooncake_lab.engine.config import LlamaConfig, RopeScaling, config_from_shape, read_config
 from mooncake_lab.engine.kvcache import KVCache, KVSpan
 from mooncake_lab.engine.loading import load_model, warm_up
-from mooncake_lab.engine.loop import Engine
+from mooncake_lab.engine.loop import Engine, EngineSettings
 from mooncake_lab.engine.model import LlamaModel, make_model
 from mooncake_lab.engine.roles import CoupledEngine, DecodeEngine, PrefillEngine, PrefillResult
 from mooncake_lab.engine.sampling import GREEDY, Sampling, sample
 from mooncake_lab.engine.sequence import GenerationRequest, Output
-from mooncake_lab.engine.settings import EngineSettings
 from mooncake_lab.engine.weights import LlamaWeights, load_weights, random_weights
 
 __all__ = [

@@ -53,8 +53,6 @@ class LlamaConfig:
     rope_scaling: RopeScaling | None = None
     max_positions: int = 131072
     """Longest context of a request (tokens)."""
-    attention_bias: bool = False
-    ffn_bias: bool = False
     end_tokens: tuple[int, ...] = ()
     """Token ids that end an output, unless a request says otherwise."""
 
@@ -136,7 +134,8 @@ def config_from_mapping(raw: Mapping[str, Any], *, source: str = "config") -> Ll
     Raises:
         ValueError: naming `source` and what in it this engine does not compute.
     """
-    for name, allowed in (("model_type", "llama"), ("hidden_act", "silu")):
+    computed = {"model_type": "llama", "hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
+    for name, allowed in computed.items():
         if raw.get(name, allowed) != allowed:
             raise ValueError(f"{source}: {name} is {raw[name]!r}; this engine computes {allowed!r} only")
     missing = [name for name in _REQUIRED if name not in raw]
@@ -159,8 +158,6 @@ def config_from_mapping(raw: Mapping[str, Any], *, source: str = "config") -> Ll
         rope_theta=float(rope["rope_theta"]),
         rope_scaling=_scaling(rope, source),
         max_positions=int(raw.get("max_position_embeddings", 2048)),
-        attention_bias=bool(raw.get("attention_bias", False)),
-        ffn_bias=bool(raw.get("mlp_bias", False)),
         end_tokens=() if ends is None else tuple(ends) if isinstance(ends, list) else (int(ends),),
     )
 

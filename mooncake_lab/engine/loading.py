@@ -7,10 +7,9 @@ import torch
 from mooncake_lab.batching import SarathiServe
 from mooncake_lab.engine.backends import choose_backend
 from mooncake_lab.engine.config import config_from_shape
-from mooncake_lab.engine.loop import Engine
+from mooncake_lab.engine.loop import Engine, EngineSettings
 from mooncake_lab.engine.model import LlamaModel, make_model
 from mooncake_lab.engine.sequence import GenerationRequest
-from mooncake_lab.engine.settings import EngineSettings
 from mooncake_lab.engine.weights import load_weights, random_weights
 from mooncake_lab.perf.models import model_shape
 

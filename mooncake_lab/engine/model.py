@@ -72,11 +72,11 @@ def make_model(weights: LlamaWeights, backend: Backend, *, positions: int | None
     def layer(source: LayerWeights) -> _Layer:
         return _Layer(
             source.attention_norm,
-            backend.linear(source.qkv, source.qkv_bias),
-            backend.linear(source.output, source.output_bias),
+            backend.linear(source.qkv),
+            backend.linear(source.output),
             source.ffn_norm,
-            backend.linear(source.gate_up, source.gate_up_bias),
-            backend.linear(source.down, source.down_bias),
+            backend.linear(source.gate_up),
+            backend.linear(source.down),
         )
 
     rope = make_rope(config, min(config.max_positions, positions or config.max_positions), device)
@@ -86,7 +86,7 @@ def make_model(weights: LlamaWeights, backend: Backend, *, positions: int | None
         embedding=weights.embedding,
         layers=tuple(layer(source) for source in weights.layers),
         norm=weights.norm,
-        head=backend.linear(weights.head, None),
+        head=backend.linear(weights.head),
         rope=rope,
         weights_digest=weights.digest(),
         step=backend.whole_step(weights, rope),

@@ -10,11 +10,10 @@ import numpy.typing as npt
 from mooncake_lab.batching import BatchingPolicy, DecodeOnly, PrefillOnly, SarathiServe
 from mooncake_lab.engine.kvcache import KVSpan
 from mooncake_lab.engine.layerwise.arriving import ArrivingPrefix
-from mooncake_lab.engine.loop import Engine
+from mooncake_lab.engine.loop import Engine, EngineSettings
 from mooncake_lab.engine.model import LlamaModel
 from mooncake_lab.engine.sampling import GREEDY, Sampling
 from mooncake_lab.engine.sequence import GenerationRequest, KVCallback, Output, RunningRequest, TokenCallback
-from mooncake_lab.engine.settings import EngineSettings
 
 Prompt = Sequence[int] | npt.NDArray[np.int32]
 """Token ids."""

@@ -21,7 +21,7 @@ _PIECE_BYTES: Final = 64 * 1024**2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
-    """One layer's tensors; a linear's weight has shape (outputs, inputs), its bias (outputs,) or None."""
+    """One layer's tensors; a linear's weight has shape (outputs, inputs)."""
 
     attention_norm: torch.Tensor
     qkv: torch.Tensor
@@ -31,10 +31,6 @@ class LayerWeights:
     gate_up: torch.Tensor
     """Gate, then up, stacked along outputs."""
     down: torch.Tensor
-    qkv_bias: torch.Tensor | None = None
-    output_bias: torch.Tensor | None = None
-    gate_up_bias: torch.Tensor | None = None
-    down_bias: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,60 +123,40 @@ def assemble(config: LlamaConfig, read: ReadTensor, *, device: torch.device, dty
     return LlamaWeights(
         config=config,
         embedding=embedding,
-        layers=tuple(_layer(config, index, place) for index in range(config.layers)),
+        layers=tuple(
+            LayerWeights(
+                **{
+                    part: place(*(f"model.layers.{index}.{name}.weight" for name in names))
+                    for part, names in _PARTS.items()
+                }
+            )
+            for index in range(config.layers)
+        ),
         norm=place("model.norm.weight"),
         head=embedding if config.tied_embeddings else place("lm_head.weight"),
     )
 
 
-def _layer(config: LlamaConfig, index: int, place: Callable[..., torch.Tensor]) -> LayerWeights:
-    def fused(part: str, *names: str, suffix: str = "weight") -> torch.Tensor:
-        return place(*(f"model.layers.{index}.{part}{name}.{suffix}" for name in names))
-
-    def bias(wanted: bool, part: str, *names: str) -> torch.Tensor | None:  # data, not a switch
-        return fused(part, *names, suffix="bias") if wanted else None
-
-    attention, mlp = "self_attn.", "mlp."
-    return LayerWeights(
-        attention_norm=fused("", "input_layernorm"),
-        qkv=fused(attention, "q_proj", "k_proj", "v_proj"),
-        output=fused(attention, "o_proj"),
-        ffn_norm=fused("", "post_attention_layernorm"),
-        gate_up=fused(mlp, "gate_proj", "up_proj"),
-        down=fused(mlp, "down_proj"),
-        qkv_bias=bias(config.attention_bias, attention, "q_proj", "k_proj", "v_proj"),
-        output_bias=bias(config.attention_bias, attention, "o_proj"),
-        gate_up_bias=bias(config.ffn_bias, mlp, "gate_proj", "up_proj"),
-        down_bias=bias(config.ffn_bias, mlp, "down_proj"),
-    )
+_PARTS: Final = {
+    "attention_norm": ("input_layernorm",),
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "output": ("self_attn.o_proj",),
+    "ffn_norm": ("post_attention_layernorm",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+"""The Hugging Face parameters of which each tensor of a layer is made, stacked along outputs."""
 
 
 def state_dict(weights: LlamaWeights) -> dict[str, torch.Tensor]:
     """The same tensors under their Hugging Face names, fused ones cut into views."""
-    config = weights.config
+    shapes = parameter_shapes(weights.config)
     named = {"model.embed_tokens.weight": weights.embedding, "model.norm.weight": weights.norm}
     named["lm_head.weight"] = weights.head
-    heads = (config.query_width, config.kv_width, config.kv_width)
     for index, layer in enumerate(weights.layers):
-        prefix = f"model.layers.{index}."
-        named[f"{prefix}input_layernorm.weight"] = layer.attention_norm
-        named[f"{prefix}post_attention_layernorm.weight"] = layer.ffn_norm
-        for suffix, qkv, output, gate_up, down in (
-            ("weight", layer.qkv, layer.output, layer.gate_up, layer.down),
-            ("bias", layer.qkv_bias, layer.output_bias, layer.gate_up_bias, layer.down_bias),
-        ):
-            attention = [] if qkv is None else [*qkv.split(heads), output]
-            mlp = [] if gate_up is None else [*gate_up.chunk(2), down]
-            named |= {
-                f"{prefix}self_attn.{name}_proj.{suffix}": tensor
-                for name, tensor in zip("qkvo", attention, strict=bool(attention))
-                if tensor is not None
-            }
-            named |= {
-                f"{prefix}mlp.{name}_proj.{suffix}": tensor
-                for name, tensor in zip(("gate", "up", "down"), mlp, strict=bool(mlp))
-                if tensor is not None
-            }
+        for part, names in _PARTS.items():
+            whole = [f"model.layers.{index}.{name}.weight" for name in names]
+            named |= zip(whole, getattr(layer, part).split([shapes[name][0] for name in whole]), strict=True)
     return named
 
 
@@ -202,8 +178,6 @@ def parameter_shapes(config: LlamaConfig) -> Mapping[str, tuple[int, ...]]:
             shapes[f"{layer}{norm}.weight"] = (config.width,)
         for name, shape in linears.items():
             shapes[f"{layer}{name}.weight"] = shape
-            if config.attention_bias if name.startswith("self_attn") else config.ffn_bias:
-                shapes[f"{layer}{name}.bias"] = shape[:1]
     shapes["model.norm.weight"] = (config.width,)
     if not config.tied_embeddings:
         shapes["lm_head.weight"] = (config.vocabulary, config.width)

@@ -35,10 +35,10 @@ class TestLimits:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"max_batch_tokens": 0}, "must be at least 1"),
-            ({"max_requests": 0}, "must be at least 1"),
-            ({"block_size_tokens": 0}, "must be at least 1"),
-            ({"capacity_blocks": 0, "free_blocks": 0}, "must be at least 1"),
+            ({"max_batch_tokens": 0}, "max_batch_tokens is 0; at least 1"),
+            ({"max_requests": 0}, "max_requests is 0; at least 1"),
+            ({"block_size_tokens": 0}, "block_size_tokens is 0; at least 1"),
+            ({"capacity_blocks": 0, "free_blocks": 0}, "capacity_blocks is 0; at least 1"),
             ({"free_blocks": 11}, "free_blocks is 11; allowed are 0 to 10"),
             ({"free_blocks": -1}, "free_blocks is -1; allowed are 0 to 10"),
             ({"max_requests": 9}, "max_requests is 9, but an iteration computes at most 8 tokens"),

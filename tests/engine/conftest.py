@@ -79,7 +79,7 @@ ROPES = [{"rope_type": "default", "rope_theta": 1000.0}, LLAMA3]
 
 @st.composite
 def twins(draw):
-    """Any Llama: layers 1 to 4, GQA 1 to 8, head sizes 16 to 128, tied or not, either rope, biases or none."""
+    """Any Llama: layers 1 to 4, GQA 1 to 8, head sizes 16 to 128, tied or not, either rope."""
     kv_heads = draw(st.sampled_from([1, 2]))
     return make_twins(
         draw(st.integers(0, 3)),
@@ -89,8 +89,6 @@ def twins(draw):
         head_dim=draw(st.sampled_from([16, 20, 64, 128])),
         tie_word_embeddings=draw(st.booleans()),
         rope_parameters=draw(st.sampled_from(ROPES)),
-        attention_bias=draw(st.booleans()),
-        mlp_bias=draw(st.booleans()),
     )
 
 

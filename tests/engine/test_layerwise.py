@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from mooncake_lab.engine import EngineSettings, PrefillEngine
 from mooncake_lab.engine.kv_layout import KVLayout, bytes_of
 from mooncake_lab.engine.layerwise.arriving import ArrivingPrefix
-from mooncake_lab.engine.layerwise.leaving import KVWriter, LeavingKV
-from mooncake_lab.engine.layerwise.prefill import LayerwisePrefill, StoredBlocks
+from mooncake_lab.engine.layerwise.prefill import KVWriter, LayerwisePrefill, LeavingKV, StoredBlocks
 from mooncake_lab.store.backends import BlockServer, DramBackend, RemoteBackend, SsdBackend
 from mooncake_lab.store.backends.ssd import model_folder
 from mooncake_lab.store.tiered_store import TieredStore, TierSettings

@@ -182,7 +182,7 @@ class TestLog:
         assert gantt(log) == {0: "Pddd", 1: "Pddd"}
         assert all(timed.start_s <= timed.end_s for timed in log)
         decoded = msgspec.json.decode(msgspec.json.encode(log))
-        assert [len(step["iteration"]["plan"]["segments"]) for step in decoded] == [2, 2, 2, 2]
+        assert [len(step["plan"]["segments"]) for step in decoded] == [2, 2, 2, 2]
 
     def test_many_requests_leak_nothing(self, model):
         """After a long run every block is available, and no list has grown."""

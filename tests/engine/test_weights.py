@@ -102,6 +102,7 @@ class TestConfigs:
         [
             ({"model_type": "mixtral"}, "model_type is 'mixtral'"),
             ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+            ({"attention_bias": True}, "attention_bias is True"),
             ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}, "rope_parameters": None}, "rope type 'yarn'"),
         ],
     )

@@ -32,9 +32,9 @@ class CpuBackend:
     def __post_init__(self) -> None:
         reserve_threads()
 
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    def linear(self, weight: torch.Tensor) -> Linear:
         """Prepacked where this torch can."""
-        return cpu_linear(weight, bias)
+        return cpu_linear(weight)
 
     def add_norm(
         self, hidden: torch.Tensor, update: torch.Tensor | None, weight: torch.Tensor, epsilon: float

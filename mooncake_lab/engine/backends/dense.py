@@ -19,9 +19,9 @@ class DenseBackend:
 
     name: str = "dense"
 
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    def linear(self, weight: torch.Tensor) -> Linear:
         """The weight as it is."""
-        return lambda inputs: F.linear(inputs, weight, bias)
+        return lambda inputs: F.linear(inputs, weight)
 
     def add_norm(
         self, hidden: torch.Tensor, update: torch.Tensor | None, weight: torch.Tensor, epsilon: float

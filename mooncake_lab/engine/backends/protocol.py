@@ -32,7 +32,7 @@ class Backend(Protocol):
     def name(self) -> str:
         """What it is called in results."""
 
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    def linear(self, weight: torch.Tensor) -> Linear:
         """A linear operator with its weight prepared once for this device."""
 
     def add_norm(
