@@ -59,7 +59,6 @@ class ReferencePrefill:
     logits: torch.Tensor
     """Shape (vocabulary,), of the last prompt token."""
     cache: "DynamicCache"
-    tokens: int
     seconds: float
 
 
@@ -115,16 +114,13 @@ class ReferenceEngine:
         inputs = torch.from_numpy(tokens).to(self.device)[None]
         logits, seconds = self._forward(inputs, cache)
         return ReferencePrefill(
-            first_token=int(logits[0].argmax()), logits=logits[0], cache=cache, tokens=len(tokens), seconds=seconds
+            first_token=int(logits[0].argmax()), logits=logits[0], cache=cache, seconds=seconds
         )
 
     def decode(self, cache: "DynamicCache", next_tokens: Tokens, steps: int) -> Decoded:
         """Decode greedily, one token per step for each request, growing `cache` by `steps` tokens.
 
-        Args:
-            cache: KVCache of the batch.
-            next_tokens: shape (batch,), the last token of each request, not yet in the cache.
-            steps: how many.
+        `next_tokens`, shape (batch,), are the last token of each request, not yet in the cache.
         """
         inputs = torch.from_numpy(next_tokens).to(self.device)[:, None]
         tokens: list[torch.Tensor] = []
@@ -145,14 +141,10 @@ class ReferenceEngine:
             return self._model(inputs, use_cache=False).logits[0]
 
     def _forward(self, inputs: torch.Tensor, cache: "DynamicCache") -> tuple[torch.Tensor, float]:
-        self._finish()
+        wait = torch.cuda.synchronize if self.device.type == "cuda" else int  # else it computes beside the clock
+        wait()
         start_s = self._clock()
         with torch.inference_mode():
             logits = self._model(inputs, past_key_values=cache, logits_to_keep=1).logits[:, -1]
-        self._finish()
+        wait()
         return logits, self._clock() - start_s
-
-    def _finish(self) -> None:
-        """Wait for the device, which otherwise computes while the clock is read."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)

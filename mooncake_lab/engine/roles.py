@@ -36,12 +36,7 @@ class PrefillResult:
 class PrefillEngine:
     """Tokens and reused KVCache in; first token and new KVCache out (FAST'25 §3, prefill pool).
 
-    Args:
-        model: what computes.
-        settings: what it may use.
-        chunk_tokens: prompt tokens of an iteration; None takes the settings' limit.
-        max_batch_tokens: tokens up to which waiting prompts share an iteration, as in `PrefillOnly`.
-        clock: gives seconds.
+    `chunk_tokens` and `max_batch_tokens` are those of `PrefillOnly`.
     """
 
     def __init__(
@@ -135,14 +130,29 @@ class PrefillEngine:
         )
 
 
-class DecodeEngine:
-    """Continuous batching over KVCache that was computed elsewhere (FAST'25 §3, decode pool).
+class _Generating:
+    """An engine whose step returns the requests that ended."""
 
-    Args:
-        model: what computes.
-        settings: what it may use.
-        clock: gives seconds.
-    """
+    def __init__(
+        self,
+        model: LlamaModel,
+        policy: BatchingPolicy,
+        settings: EngineSettings | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self.engine = Engine(model, policy, settings, clock=clock)
+
+    def step(self) -> list[Output]:
+        """One iteration; the requests that ended."""
+        return self.engine.step()
+
+    def run(self) -> list[Output]:
+        """Step until no request waits or runs; all outputs, by request id."""
+        return self.engine.run()
+
+
+class DecodeEngine(_Generating):
+    """Continuous batching over KVCache that was computed elsewhere (FAST'25 §3, decode pool)."""
 
     def __init__(
         self,
@@ -151,7 +161,7 @@ class DecodeEngine:
         *,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.engine = Engine(model, DecodeOnly(), settings, clock=clock)
+        super().__init__(model, DecodeOnly(), settings, clock)
 
     def submit(self, request: GenerationRequest, *, first_token: int, kv: Sequence[KVSpan]) -> int:
         """Let a prefilled request join the batch when there is room; its id.
@@ -169,24 +179,9 @@ class DecodeEngine:
             )
         return self.engine.submit(request, kv=kv, generated=(first_token,))
 
-    def step(self) -> list[Output]:
-        """One iteration; the requests that ended."""
-        return self.engine.step()
 
-    def run(self) -> list[Output]:
-        """Step until nothing waits or runs; all outputs, by request id."""
-        return self.engine.run()
-
-
-class CoupledEngine:
-    """Prefill and decode on one device under any policy: what vLLM is (FAST'25 §5.1, the baseline).
-
-    Args:
-        model: what computes.
-        policy: what runs next.
-        settings: what it may use.
-        clock: gives seconds.
-    """
+class CoupledEngine(_Generating):
+    """Prefill and decode on one device under any policy: what vLLM is (FAST'25 §5.1, the baseline)."""
 
     def __init__(
         self,
@@ -196,7 +191,7 @@ class CoupledEngine:
         *,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.engine = Engine(model, policy or SarathiServe(), settings, clock=clock)
+        super().__init__(model, policy or SarathiServe(), settings, clock)
 
     def submit(self, request: GenerationRequest) -> int:
         """Let a request wait; its id.
@@ -209,14 +204,6 @@ class CoupledEngine:
     def cancel(self, request_id: int) -> None:
         """End a request before the next iteration."""
         self.engine.cancel(request_id)
-
-    def step(self) -> list[Output]:
-        """One iteration; the requests that ended."""
-        return self.engine.step()
-
-    def run(self) -> list[Output]:
-        """Step until nothing waits or runs; all outputs, by request id."""
-        return self.engine.run()
 
     def generate(
         self,
@@ -231,7 +218,7 @@ class CoupledEngine:
         Raises:
             ValueError: when one can never fit or holds a token the model has not.
         """
-        requests = [
+        return self.engine.generate(
             GenerationRequest(
                 prompt=prompt,
                 max_new_tokens=max_new_tokens,
@@ -239,5 +226,4 @@ class CoupledEngine:
                 on_token=on_token,
             )
             for index, prompt in enumerate(prompts)
-        ]
-        return self.engine.generate(requests)
+        )

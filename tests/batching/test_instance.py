@@ -75,27 +75,6 @@ class TestSteadiness:
         assert one.steady_steps(plan) == (92 - 4) // 8
         assert one.apply(plan, 11)[0].pending_tokens == 4
 
-    def test_decodes_repeat_from_their_first_iteration_on(self):
-        """Of four blocks of four tokens, a computed prompt of six leaves room for ten decodes at once."""
-        one = instance(DecodeOnly(), limits(blocks=4))
-        one.enqueue(request(0, 6, cached_tokens=6, generated_tokens=1))
-        assert one.steady_steps(one.plan()) == 10
-
-    def test_two_pieces_do_not_repeat(self):
-        """Pieces of two prompts in one iteration are planned one by one."""
-        one = instance(PrefillOnly(), limits(blocks=40, requests=2, tokens=40))
-        for request_id in (0, 1):
-            one.enqueue(request(request_id, 30))
-        one.apply(one.plan())
-        assert one.steady_steps(one.plan()) == 1
-
-    def test_a_policy_without_the_method_is_asked_every_time(self):
-        """What a policy does not promise is not assumed."""
-        one = instance(Scripted([piece(0, 3, emits=True), decode(0, 3)]))
-        one.enqueue(request(0, 3))
-        one.apply(one.plan())
-        assert one.steady_steps(one.plan()) == 1
-
     def test_a_request_left_out_ends_the_repetition(self):
         """A plan that leaves a running request out is not taken to repeat."""
         one = instance(Steady([piece(0, 3, emits=True) + piece(1, 3, emits=True), decode(0, 3)]))
@@ -368,3 +347,31 @@ class TestEveryPolicy:
         assert [len(times) for i, times in enumerate(single.tokens) if i not in single.refused] == [
             output for i, output in enumerate(single.outputs) if i not in single.refused
         ]
+
+
+class Recorded:
+    """Counted blocks that remember for which requests blocks were taken."""
+
+    def __init__(self, counted):
+        self.counted = counted
+        self.taken = []
+
+    def __getattr__(self, name):
+        return getattr(self.counted, name)
+
+    def acquire(self, requests):
+        self.taken.append([(request.request_id, request.held_blocks) for request in requests])
+        self.counted.acquire(requests)
+
+
+def test_blocks_are_taken_only_where_a_request_needs_more():
+    """Tokens that fit into the last block of a request take no block, whether planned or repeated."""
+    one = instance(Scripted([piece(0, 5, emits=True), decode(0, 5), decode(0, 7)]))
+    one.blocks = Recorded(one.blocks)
+    one.enqueue(request(0, 5))
+    one.apply(one.plan())
+    assert one.blocks.taken == [[(0, 2)]]
+    one.apply(one.plan(), steps=2)  # tokens 6 and 7 fit into two blocks of four
+    assert one.blocks.taken == [[(0, 2)]]
+    one.apply(one.plan(), steps=2)  # token 8 fits, token 9 needs a third
+    assert one.blocks.taken == [[(0, 2)], [(0, 3)]]

@@ -54,13 +54,6 @@ ALL_ALONE = [
 
 class TestAlone:
     @pytest.mark.parametrize("name", ALL_ALONE)
-    @pytest.mark.parametrize(("prompt", "output"), [(1, 1), (1, 5), (17, 1), (60, 8)])
-    def test_one_request_is_the_same_everywhere(self, name, prompt, output):
-        """One request alone prefills in one iteration and decodes in the rest, under every policy."""
-        log = trace_plans(named_policy(name), [new(1, prompt, max_new_tokens=output)], limits(), {1: output})
-        assert gantt(log) == {1: "P" + "d" * (output - 1)}
-
-    @pytest.mark.parametrize("name", ALL_ALONE)
     def test_larger_than_the_cache(self, name):
         """A request that the whole cache cannot hold is refused at once with the reason; the next one runs."""
         requests = [new(1, 20, max_new_tokens=30), new(2, 20, max_new_tokens=5)]
@@ -75,12 +68,6 @@ class TestAlone:
         log = trace_plans(named_policy(name), [new(1, 6)], limits(blocks=2), {1: 99})
         assert gantt(log) == {1: "Pddr"}
         assert "needs 9 tokens of KVCache" in log[-1].plan.rejected[0].reason
-
-    @pytest.mark.parametrize("name", [*ALL_ALONE, "prefill_only"])
-    def test_beyond_the_window(self, name):
-        """A prompt longer than the model's window is refused."""
-        plan = named_policy(name).plan([new(1, 20)], [], limits(max_request_tokens=19))
-        assert plan.rejected[0].reason == "a prompt of 20 tokens; the model's window is 19"
 
     @pytest.mark.parametrize("name", ["request_level", "orca", "vllm", "tensorrt_llm"])
     def test_longer_than_an_iteration(self, name):
@@ -98,14 +85,6 @@ class TestAlone:
 
 
 class TestOrca:
-    def test_head_of_the_line(self):
-        """Where the longest length of the head does not fit, those behind wait too, however short."""
-        running = [decoding(1, 8, max_new_tokens=9)]
-        plan = Orca().plan(
-            [new(2, 8, max_new_tokens=20), new(3, 4, max_new_tokens=1)], running, limits(blocks=8, free_blocks=6)
-        )
-        assert tokens(plan) == [(1, 1)]
-
     def test_reserves_what_is_stated(self):
         """A shorter stated length is admitted where a longer one has to wait: slots, not tokens, decide."""
         running = [decoding(1, 8, max_new_tokens=9)]
@@ -122,13 +101,6 @@ class TestVLLM:
         assert tokens(policy.plan([new(2, 8)], running, few)) == [(2, 8)]
         assert tokens(policy.plan([new(2, 9)], running, few)) == [(1, 1)]
         assert tokens(policy.plan([new(2, 32)], [], limits(blocks=8))) == [(2, 32)]
-
-    def test_preempts_the_newest(self):
-        """On shortage the newest go until the others have a block, and none is admitted meanwhile."""
-        running = [decoding(1, 8), decoding(2, 8), decoding(3, 16)]
-        plan = VLLM().plan([new(4, 1)], running, limits(blocks=8, free_blocks=0))
-        assert plan.preempted == (3,)
-        assert tokens(plan) == [(1, 1), (2, 1)]
 
     def test_shared_blocks_are_not_freed(self):
         """Preempting a request gives back only the blocks that it alone holds."""
@@ -168,11 +140,6 @@ class TestSplitFuse:
         for step in log:
             pending = sum(request.pending_tokens for request in (*step.waiting, *step.running))
             assert step.plan.new_tokens == min(10, pending)
-
-    def test_composes_short_prompts(self):
-        """Short prompts share a pass, and the last is cut to fill it exactly."""
-        plan = SplitFuse(chunk_tokens=10).plan([new(2, 3), new(3, 4), new(4, 8)], [decoding(1, 8)], limits())
-        assert tokens(plan) == [(1, 1), (2, 3), (3, 4), (4, 2)]
 
 
 class TestTensorRTLLM:

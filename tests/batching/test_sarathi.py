@@ -58,15 +58,6 @@ class TestCoverage:
         assert sum(not plan.prefills for plan in plans) == extra
         assert len(plans) == slots * pieces + extra
 
-    @pytest.mark.parametrize(("slots", "pieces", "decodes"), [(2, 3, 1), (3, 2, 3), (5, 2, 4), (5, 4, 15)])
-    def test_fewer_decodes(self, slots, pieces, decodes):
-        """D below (B - 1) k: a piece in each iteration, and B k (B - 1) - B D decode places empty in a round."""
-        plans = one_round(slots, pieces, decodes)
-        assert len(plans) == slots * pieces
-        assert all(len(plan.prefills) == 1 for plan in plans)
-        empty = sum(slots - 1 - len(plan.decodes) for plan in plans)
-        assert empty == slots * pieces * (slots - 1) - slots * decodes
-
     def test_a_chunk_that_decodes_fill(self):
         """A fixed chunk that a full batch leaves nothing of is refused, where it would never prefill."""
         with pytest.raises(ValueError, match=r"a fixed chunk of 3 tokens leaves none .* 3 decodes"):

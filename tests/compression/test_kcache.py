@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from mooncake_lab.compression import Combined, FullCache, KCache, MiniCache, PyramidInfer, SnapKV
+from mooncake_lab.compression import Combined, FullCache, KCache, MiniCache, SnapKV
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -55,17 +55,6 @@ def test_values_are_not_where_keys_are(session, whole):
     assert held.device_bytes == held.host_bytes == 0
 
 
-def test_keys_of_the_next_token_do_not_depend_on_what_is_read_in_the_first_layer(session, whole):
-    """Scores are exact: the first layer's keys are those of the full cache, to the bit."""
-    rows = []
-    for top in (1, 200):
-        held = session.hold(whole, KCache(top=top))
-        session.extend([held], np.array([[3]]))
-        rows.append(held.layers[0].keys.rows.clone())
-        held.release()
-    assert torch.equal(rows[0], rows[1])
-
-
 def test_after_snapkv_both_save(session, whole, step):
     """Evict first, then offload what stays: reading all of it is SnapKV, and the device holds half of that."""
     snap = SnapKV(capacity=40, window=8)
@@ -80,11 +69,3 @@ def test_minicache_after_eviction_is_refused():
     """Layers that kept different tokens have no vectors to merge."""
     with pytest.raises(ValueError, match="same tokens"):
         Combined(SnapKV(capacity=40), MiniCache())
-
-
-def test_pyramid_then_offload(session, prompt):
-    """Any prefill can be held in any way: PyramidInfer's layers of different lengths, offloaded."""
-    prefilled = PyramidInfer(decay=0.5, min_context=8).prefill(session.plain, prompt)
-    held = session.hold(prefilled, KCache(top=8))
-    session.extend([held], np.array([[3]]))
-    held.release()

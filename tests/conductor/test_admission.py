@@ -273,34 +273,7 @@ def admits(policy, seen, ttft_s=1.0, asking=None):
     )
 
 
-def late(policy, present):
-    return policy.double_check(request(), crowd([90.0] * present).decode[0], estimate=Ten(), slo=WIDE)
-
-
-@pytest.mark.parametrize(
-    "name", ["after_prefill", "early", "committed", "predictive", "length_predicting", "adaptive"]
-)
-class TestWhoeverKnowsLoad:
-    def test_refuses_when_prefill_is_full(self, name):
-        """A predicted TTFT at its limit is a load of one."""
-        policy = ADMISSION_POLICIES[name]()
-        assert admits(policy, crowd(), ttft_s=9.9)
-        assert not admits(policy, crowd(), ttft_s=10.0)
-
-    def test_checks_twice(self, name):
-        """The decode instance refuses whom it has no place for, at the stage called decode."""
-        policy = ADMISSION_POLICIES[name]()
-        assert late(policy, 8) is None
-        refused = late(policy, 9)
-        assert isinstance(refused, Rejection)
-        assert refused.stage == "decode"
-
-
 class TestWhichMoment:
-    def test_the_baseline_does_not_ask_decode_on_arrival(self):
-        """However full decode is, the baseline prefills."""
-        assert admits(AfterPrefill(), crowd([90.0] * 30))
-
     def test_early_rejection_looks_at_now(self):
         """Nine are there and one comes: full. Nine that are on their way do not count, unless told to."""
         assert not admits(EarlyRejection(), crowd([90.0] * 9))
@@ -311,13 +284,6 @@ class TestWhichMoment:
         """With it, who was placed before counts also when he joins after."""
         policy = PredictiveRejection(decode_s=8.0, reserving=True)
         assert not admits(policy, crowd([], [103.0] * 9), ttft_s=2.0)
-
-    def test_prediction_prefers_the_slow_prompt(self):
-        """With decode full now, a long prefill is admitted and a short one is not: a bias."""
-        policy = PredictiveRejection(decode_s=10.0)
-        full = crowd([99.0] * 9)
-        assert not admits(policy, full, ttft_s=1.0)
-        assert admits(policy, full, ttft_s=9.5)
 
     @given(st.integers(0, 20), st.integers(0, 20), st.floats(0.1, 9.0))
     def test_counting_more_admits_less(self, present, coming, ttft_s):

@@ -6,7 +6,6 @@ import pytest
 
 from mooncake_lab.conductor import (
     PLACEMENT_POLICIES,
-    CacheAware,
     ClusterView,
     DecodeView,
     KVCacheCentric,
@@ -43,17 +42,6 @@ def view(*rows) -> ClusterView:
 
 
 class TestAlgorithm1:
-    def test_waits_for_the_prefix_when_the_queue_is_short(self):
-        """Nine of ten blocks are worth a second in the queue: 1 + 0.512 s beats 5.12 s."""
-        placed = KVCacheCentric(math.inf).place(request(), view((0.0, 0), (1.0, 9)), Estimate())
-        assert (placed.prefill, placed.reused_tokens, placed.fetch_from) == ("p1", 9 * 512, None)
-        assert placed.expected_ttft_s == pytest.approx(1.0 + 0.512)
-
-    def test_computes_again_below_the_threshold(self):
-        """A match only 9/8 times the local one is not worth a transfer."""
-        placed = KVCacheCentric(1.5).place(request(), view((0.0, 8), (9.0, 9)), Estimate())
-        assert (placed.prefill, placed.reused_tokens, placed.fetch_from) == ("p0", 8 * 512, None)
-
     def test_first_minimum_wins(self):
         """Equal instances: the first in the view."""
         assert KVCacheCentric().place(request(), view((1.0, 3), (1.0, 3)), Estimate()).prefill == "p0"
@@ -75,11 +63,6 @@ class TestAlgorithm1:
 
 
 class TestComparedWith:
-    def test_cache_aware_is_algorithm_1_without_fetching(self):
-        """An infinite threshold never fetches."""
-        placed = CacheAware().place(request(), view((0.0, 0), (9.0, 9)), Estimate())
-        assert (placed.prefill, placed.fetch_from) == ("p0", None)
-
     def test_load_balance_means_what_its_metric_says(self):
         """The three readings of load choose three different instances."""
         pool = (

@@ -122,9 +122,3 @@ def test_a_decode_instance_may_be_filled_to_its_last_token():
     assert select_decode(request(), pool, Estimate())[0].name == "d0"
     pool = (pool[0].replace(context_tokens=1001), pool[1])
     assert select_decode(request(), pool, Estimate())[0].name == "d1"
-
-
-def test_the_first_of_equal_decode_instances_is_chosen():
-    """Ties break on the order of the view."""
-    pool = tuple(DecodeView(f"d{i}", 3, 0, 10**6) for i in range(3))
-    assert select_decode(request(), pool, Estimate())[0].name == "d0"

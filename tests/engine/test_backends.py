@@ -135,17 +135,6 @@ class TestLinear:
         found, expected = prepacked_linear(weight)(x), plain_linear(weight)(x)
         assert torch.allclose(found, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
-    def test_without_onednn_the_plain_linear_serves(self, monkeypatch):
-        """Where torch has no oneDNN, the same function gives the plain linear."""
-        monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-        linears.prepacked_linear_available.cache_clear()
-        weight, x = torch.randn(3, 4), torch.randn(2, 4)
-        try:
-            assert not linears.prepacked_linear_available(torch.float32)
-            assert torch.equal(linears.cpu_linear(weight)(x), torch.nn.functional.linear(x, weight))
-        finally:
-            linears.prepacked_linear_available.cache_clear()
-
 
 class TestKVCache:
     @quick

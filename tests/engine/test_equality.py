@@ -87,14 +87,6 @@ class TestOneEngineInManyWays:
         assert [output.tokens for output in sorted(done, key=lambda o: o.request_id)] == expected[1]
         assert engine.engine.allocator.available == blocks
 
-    @pytest.mark.parametrize("name", ["vllm", "sarathi_serve", "splitfuse"])
-    def test_preempted_requests_generate_the_same(self, model, expected, name):
-        """A cache that is too small for all makes policies preempt, and outputs do not show it."""
-        limits = EngineSettings(block_size_tokens=8, cache_blocks=26, max_batch_tokens=128, max_requests=8)
-        outputs = CoupledEngine(model, named_policy(name), limits).generate(expected[0], max_new_tokens=12)
-        assert [output.tokens for output in outputs] == expected[1]
-        assert sum(output.preemptions for output in outputs) > 0
-
     def test_reuse_computes_a_common_prefix_once(self, model, expected):
         """After one request, the whole blocks of a shared prefix are found by all others."""
         engine = CoupledEngine(model, settings=EngineSettings(block_size_tokens=8))
@@ -146,17 +138,3 @@ class TestOneEngineInManyWays:
         request = GenerationRequest(prompt=prompt, max_new_tokens=12)
         decode.submit(request, first_token=tokens[0], kv=[prefix, kv])
         assert decode.run()[0].tokens == tokens
-
-
-class TestNoLeak:
-    @quick
-    @given(seed=st.integers(0, 99), policy=policies(), changed=st.integers(0, 4))
-    def test_changing_one_request_never_changes_another(self, model, prompts, seed, policy, changed):
-        """Whatever one request asks, all others get the same tokens."""
-        limits = EngineSettings(block_size_tokens=4, max_batch_tokens=128, max_requests=8)
-        asked = prompts(seed, 5, common=9)
-        before = CoupledEngine(model, policy, limits).generate(asked, max_new_tokens=5)
-        asked[changed] = prompts(seed + 1000, 1)[0]
-        after = CoupledEngine(model, policy, limits).generate(asked, max_new_tokens=5)
-        for index in set(range(5)) - {changed}:
-            assert before[index].tokens == after[index].tokens

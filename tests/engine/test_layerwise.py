@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mooncake_lab.engine import EngineSettings, PrefillEngine
-from mooncake_lab.engine.kv_layout import KVLayout, bytes_of
+from mooncake_lab.engine.kv_layout import KVLayout
 from mooncake_lab.engine.layerwise.arriving import ArrivingPrefix
 from mooncake_lab.engine.layerwise.prefill import KVWriter, LayerwisePrefill, LeavingKV, StoredBlocks
 from mooncake_lab.store.backends import BlockServer, DramBackend, RemoteBackend, SsdBackend
@@ -76,19 +76,6 @@ def test_tokens_are_those_of_a_prefill_without_a_store(model, block_tokens, chun
         counts = layerwise.writer.counts
         assert (counts.dropped, counts.failed, counts.incomplete) == (0, 0, 0)
         assert store.match_prefix(layerwise.layout.keys(prompts[1])) == 60 // block_tokens
-
-
-def test_what_is_stored_is_what_was_computed(model):
-    """Each block in the store holds, bit by bit, the KVCache of its tokens."""
-    prompt, engine = prompt_of(50), PrefillEngine(model, ROOM, chunk_tokens=21)
-    with tiers(DramBackend(MIB)) as store, LayerwisePrefill(engine, store, block_tokens=16) as layerwise:
-        computed = layerwise.prefill(prompt).prefill.kv
-        layerwise.flush()
-        for block, key in enumerate(layerwise.layout.keys(prompt)):
-            for layer in range(layerwise.layout.layers):
-                found = torch.empty(layerwise.layout.layer_shape)
-                assert store.read_into(key, [bytes_of(found)], first_layer=layer) == "dram"
-                assert torch.equal(found, computed.layers[layer][:, block * 16 : (block + 1) * 16])
 
 
 class Faulty:
@@ -273,25 +260,6 @@ def test_a_full_queue_drops_blocks_and_nothing_else(model):
         assert store.match_prefix(layerwise.layout.keys(prompt)) == 0
 
 
-def test_a_medium_that_cannot_write_stores_nothing(model, tmp_path):
-    """Its blocks are counted as failed, the tier says so, the prefill is as ever."""
-    prompt, engine = prompt_of(50), PrefillEngine(model, ROOM)
-
-    def refuse(operation):
-        if operation == "write":
-            raise OSError(28, "injected: no space left")
-
-    ssd = SsdBackend(tmp_path, MIB, fingerprint=b"model", before=refuse)
-    with tiers(ssd) as store, LayerwisePrefill(engine, store, block_tokens=16) as layerwise:
-        result = layerwise.prefill(prompt)
-        layerwise.flush()
-        assert same(result, alone(model, prompt), 0)
-        counts = layerwise.writer.counts
-        assert counts.failed + counts.held == 3
-        assert counts.failed >= 1
-        assert "no space left" in store.statistics()[0].degraded
-
-
 def test_a_block_that_began_elsewhere_is_not_stored(model):
     """Where the engine found half a block in its own cache, that block is left out, and the next are stored."""
     prompt, engine = prompt_of(50), PrefillEngine(model, replace(ROOM, prefix_reuse=True))
@@ -318,14 +286,6 @@ def test_a_cancelled_request_is_written_into_no_more(model):
         assert engine.step() == []
         engine.engine.instance.check()
         assert engine.engine.allocator.available == ROOM.cache_blocks
-
-
-def test_a_prefix_of_another_model_is_refused(model):
-    """Its fingerprint is not this model's."""
-    engine = PrefillEngine(model, ROOM)
-    layout = KVLayout.of(model, b"another model", block_tokens=8)
-    with tiers(DramBackend(MIB)) as store, pytest.raises(ValueError, match="another model"):
-        engine.submit(prompt_of(40), prefix=ArrivingPrefix(StoredBlocks(store, [b"k"] * 4), layout))
 
 
 @pytest.mark.gpu

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from mooncake_lab.engine import DecodeEngine, EngineSettings, GenerationRequest, PrefillEngine, load_model
+from mooncake_lab.engine import PrefillEngine, load_model
 from mooncake_lab.engine.pipeline import (
     Activity,
     CppJob,
@@ -25,7 +25,6 @@ from mooncake_lab.engine.pipeline import (
     overlap_share,
     runahead_prefill,
 )
-from mooncake_lab.engine.pipeline.worker import layers_of
 from mooncake_lab.perf import model_shape
 from mooncake_lab.perf.runahead import traffic_tokens
 
@@ -76,23 +75,6 @@ def test_runahead_computes_what_one_process_does(crew, alone, bounds):
     assert_same(found, alone)
     assert found.sent_bytes == traffic_tokens(bounds) * SHAPE.kv_bytes_per_token
     assert sum(share.received_bytes for share in found.shares) == found.sent_bytes
-
-
-def test_what_was_prefilled_together_decodes_alone(crew, model, alone):
-    """A decode engine goes on from the KVCache of a crew as from that of one process."""
-    answers = []
-    for token, kv in (
-        (alone.first_token, alone.kv),
-        (cpp_prefill(crew, TOKENS, chunk_tokens=64).first_token, None),
-    ):
-        span = kv or cpp_prefill(crew, TOKENS, chunk_tokens=64).span(alone.kv.fingerprint)
-        decode = DecodeEngine(model, EngineSettings(cache_blocks=64))
-        decode.submit(
-            GenerationRequest(prompt=TOKENS, max_new_tokens=6, end_tokens=()), first_token=token, kv=[span]
-        )
-        answers += [output.tokens for output in decode.run()]
-    assert answers[0] == answers[1]
-    assert len(answers[0]) == 6
 
 
 def test_every_process_tells_what_it_did(crew):
@@ -196,16 +178,6 @@ def test_a_model_that_does_not_come_up_is_reported():
         Crew(CrewSpec(model="random:nonsense", processes=2, timeout_s=120))
 
 
-def test_layers_are_shared_as_evenly_as_they_divide():
-    """Eight layers on three processes are 3, 3 and 2, none twice; more processes than layers are refused."""
-    config = load_model("random:lab-8m", device="cpu", backend="dense").config
-    found = [layers_of(config, rank, 3) for rank in range(3)]
-    assert [len(each) for each in found] == [3, 3, 2]
-    assert [layer for each in found for layer in each] == list(range(8))
-    with pytest.raises(ValueError, match="9 processes for 8 layers"):
-        layers_of(config, 0, 9)
-
-
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -221,14 +193,6 @@ def test_impossible_jobs_are_refused(make, said):
     """Chunks and slices that do not cover the prompt, and crews that cannot be, are refused in a sentence."""
     with pytest.raises(ValueError, match=said):
         make()
-
-
-def test_nccl_is_taken_where_every_process_has_a_gpu(monkeypatch):
-    """A spec talks over NCCL with a GPU for each process, and over gloo where they share one or have none."""
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert CrewSpec(processes=2, device="cuda").nccl
-    assert not CrewSpec(processes=3, device="cuda").nccl
-    assert not CrewSpec(processes=2, device="cpu").nccl
 
 
 @pytest.mark.gpu

@@ -14,17 +14,6 @@ TINY = model_shape("lab-tiny")
 PROMPT = np.random.default_rng(7).integers(0, TINY.vocabulary, 37)
 
 
-class TickingClock:
-    """A clock that advances one second whenever it is read."""
-
-    def __init__(self):
-        self.now_s = 0.0
-
-    def __call__(self):
-        self.now_s += 1.0
-        return self.now_s
-
-
 def test_prefill_then_decode_equals_one_full_forward():
     """In float32, the logits of every decoded token are those of recomputing the whole text without a cache."""
     engine = ReferenceEngine(TINY, seed=3)
@@ -59,26 +48,12 @@ def test_the_same_seed_makes_the_same_weights_and_leaves_the_global_generator_al
     assert not torch.allclose(first, other)
 
 
-def test_seconds_come_from_the_clock_that_was_given():
-    """Each forward pass reads the clock before and after; nothing else measures time."""
-    engine = ReferenceEngine(TINY, clock=TickingClock())
-    prompt = engine.prefill(PROMPT)
-    assert prompt.seconds == 1.0
-    assert engine.decode(prompt.cache, np.array([0]), steps=3).seconds.tolist() == [1.0, 1.0, 1.0]
-
-
 @pytest.mark.parametrize("name", [name for name, shape in MODELS.items() if shape.ffn_matrices == 3])
 def test_shapes_count_the_parameters_transformers_builds(name):
     """The count in `perf` is exactly that of the real module, for every Llama."""
     with torch.device("meta"):
         model = LlamaForCausalLM(llama_config(model_shape(name)))
     assert sum(weights.numel() for weights in model.parameters()) == model_shape(name).parameters
-
-
-def test_bfloat16_computes_in_bfloat16():
-    """A shape of two bytes an element runs in them."""
-    engine = ReferenceEngine(dataclasses.replace(TINY, bytes_per_element=2))
-    assert engine.prefill(PROMPT).logits.dtype == torch.bfloat16
 
 
 def test_what_cannot_run_is_refused():

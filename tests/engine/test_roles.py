@@ -1,6 +1,7 @@
-"""Engines from outside: streaming, cancelling, refusing, logging."""
+"""Engines from outside: streaming, cancelling, refusing, logging, and callers that share one."""
 
-from dataclasses import replace
+import dataclasses
+import json
 
 import msgspec
 import numpy as np
@@ -16,9 +17,9 @@ from mooncake_lab.engine import (
     GenerationRequest,
     KVSpan,
     PrefillEngine,
-    random_weights,
 )
-from mooncake_lab.engine.kvcache import fingerprint
+from mooncake_lab.engine.config import read_config
+from mooncake_lab.engine.sampling import Sampling, sample
 
 ROOM = EngineSettings(block_size_tokens=8, cache_blocks=40, max_batch_tokens=64, max_requests=8)
 
@@ -32,15 +33,6 @@ class TestStreaming:
             prompts(0, 4), max_new_tokens=7, on_token=lambda i, token: seen.setdefault(i, []).append(token)
         )
         assert {output.request_id: list(output.tokens) for output in outputs} == seen
-
-    def test_times_are_in_order(self, model, prompts):
-        """A request is submitted, gets its tokens, and ends, on an injected clock."""
-        ticks = iter(range(10_000))
-        outputs = CoupledEngine(model, settings=ROOM, clock=lambda: float(next(ticks))).generate(prompts(0, 3))
-        for output in outputs:
-            times = (output.submitted_s, *output.token_s, output.finished_s)
-            assert list(times) == sorted(times)
-            assert output.ttft_s == output.token_s[0] - output.submitted_s
 
     def test_an_end_token_ends_an_output(self, model, prompts):
         """The output stops with the first end token, which is part of it."""
@@ -79,14 +71,6 @@ class TestCancelling:
         assert [(output.finish_reason, output.tokens) for output in engine.run()] == [("cancelled", ())]
         assert engine.step() == []
 
-    def test_unknown_requests_are_ignored(self, model, prompts):
-        """Cancelling what is not there, or no longer, changes nothing."""
-        engine = CoupledEngine(model, settings=ROOM)
-        engine.cancel(17)
-        done = engine.generate(prompts(0, 1), max_new_tokens=2)
-        engine.cancel(done[0].request_id)
-        assert engine.step() == []
-
 
 class TestPacking:
     @pytest.mark.parametrize(("most", "steps"), [(None, 1), (64, 1), (1, 2)])
@@ -119,11 +103,6 @@ class TestRefusing:
             engine.submit(request_)
         assert not engine.engine.busy
 
-    def test_what_just_fits_is_served(self, model):
-        """A request that fills the whole cache runs to its end."""
-        output = CoupledEngine(model, settings=ROOM).generate([[1] * 281], max_new_tokens=40)[0]
-        assert (len(output.tokens), output.finish_reason) == (40, "length")
-
     def test_what_a_policy_can_never_serve_ends_rejected(self, model, prompts):
         """Orca computes whole prompts: one wider than an iteration is rejected with its reason, others run."""
         outputs = CoupledEngine(model, Orca(), ROOM).generate([[1] * 100, *prompts(0, 2)])
@@ -142,12 +121,6 @@ class TestRefusing:
         with pytest.raises(RuntimeError, match=r"does nothing while requests \[0\]"):
             engine.step()
 
-    @pytest.mark.parametrize("empty", [{"prompt": []}, {"prompt": [1], "max_new_tokens": 0}])
-    def test_nothing_in_or_out_is_no_request(self, empty):
-        """A prompt and an output have at least one token."""
-        with pytest.raises(ValueError, match="each must be at least 1"):
-            GenerationRequest(**empty)
-
     def test_foreign_kvcache_is_refused(self, model, make):
         """KVCache of another model, or with a gap, or of too few tokens, is refused with the reason."""
         kv = PrefillEngine(make(7).model(), ROOM).prefill([1, 2, 3]).kv
@@ -161,16 +134,6 @@ class TestRefusing:
             decode.submit(request, first_token=1, kv=[gap])
         with pytest.raises(ValueError, match="decode needs all of it"):
             decode.submit(GenerationRequest(prompt=[1, 2, 3, 4]), first_token=1, kv=[own])
-
-    def test_a_fine_tune_is_another_model(self, model):
-        """Weights that differ in one tensor of one layer alone have KVCache of their own."""
-        weights = random_weights(model.config, seed=0, device=torch.device("cpu"), dtype=torch.float32)
-        last = weights.layers[-1]
-        tuned = replace(weights, layers=(*weights.layers[:-1], replace(last, down=last.down * 1.01)))
-        names = {
-            fingerprint(one.config, one.digest(), torch.float32) for one in (weights, replace(weights), tuned)
-        }
-        assert len(names) == 2
 
 
 class TestLog:
@@ -197,3 +160,84 @@ class TestLog:
             engine.engine.instance.check()
         assert engine.engine.allocator.available == 64
         assert not engine.engine.log
+
+
+def test_a_bad_prompt_leaves_nothing_behind(model):
+    """When one of several cannot be served none is, and the next call returns its own outputs only."""
+    engine = CoupledEngine(model, settings=ROOM)
+    with pytest.raises(ValueError, match="the model knows"):
+        engine.generate([[1], [10**6]])
+    assert not engine.engine.busy
+    (output,) = engine.generate([[5]], max_new_tokens=2)
+    assert output.prompt_tokens == 1
+
+
+def test_generate_returns_its_own_and_keeps_the_others(model):
+    """A request that was waiting ends while others are generated, and is returned by the next step."""
+    engine = CoupledEngine(model, settings=ROOM)
+    early = engine.submit(GenerationRequest(prompt=[1, 2, 3], max_new_tokens=2, end_tokens=()))
+    outputs = engine.generate([[4, 5], [6]], max_new_tokens=5)
+    assert [output.prompt_tokens for output in outputs] == [2, 1]
+    assert engine.engine.busy
+    assert [output.request_id for output in engine.run()] == [early]
+    assert not engine.engine.busy
+
+
+def test_prefill_keeps_what_others_asked_for(model):
+    """Waiting for one prompt loses no result of another."""
+    engine = PrefillEngine(model, ROOM)
+    first = engine.submit([1, 2, 3])
+    alone = engine.prefill([4, 5, 6, 7])
+    (other,) = engine.step()
+    assert other.request_id == first
+    assert alone.kv.tokens == 4
+
+
+def test_a_callback_that_raises_loses_no_output(model):
+    """Its error is the caller's; the outputs of that iteration come with the next one, and the others are told."""
+    told = []
+
+    def fail(_request, _token):
+        raise RuntimeError("a client's own")
+
+    engine = CoupledEngine(model, settings=ROOM)
+    engine.submit(GenerationRequest(prompt=[1], max_new_tokens=1, on_token=fail))
+    engine.submit(GenerationRequest(prompt=[2], max_new_tokens=1, on_token=lambda *token: told.append(token)))
+    with pytest.raises(RuntimeError, match="a client's own"):
+        engine.run()
+    assert len(told) == 1
+    assert len(engine.run()) == 2
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_decode_of_what_is_done_already_ends_at_once(model, ends):
+    """A first token that ends a request, or is all it asked for, is its output; a wild one is refused."""
+    prefill, decode = PrefillEngine(model, ROOM), DecodeEngine(model, ROOM)
+    done = prefill.prefill([1, 2, 3])
+    end_tokens = (done.first_token,) if ends else ()
+    request = GenerationRequest(prompt=[1, 2, 3], max_new_tokens=9 if ends else 1, end_tokens=end_tokens)
+    decode.submit(request, first_token=done.first_token, kv=[done.kv])
+    (output,) = decode.run()
+    assert output.tokens == (done.first_token,)
+    assert output.finish_reason == ("end_token" if ends else "length")
+    wanted = dataclasses.replace(request, max_new_tokens=9)
+    for wild in (-1, 10**6):
+        with pytest.raises(ValueError, match="generated part holds"):
+            decode.submit(wanted, first_token=wild, kv=[done.kv])
+    decode.engine.instance.check()
+
+
+def test_end_tokens_come_from_the_generation_config(tmp_path):
+    """Where a directory has one, it decides, as in transformers' `generate`."""
+    shape = dict.fromkeys(("num_hidden_layers", "num_attention_heads", "vocab_size"), 8) | {"hidden_size": 16}
+    (tmp_path / "config.json").write_text(json.dumps({**shape, "intermediate_size": 8, "eos_token_id": 1}))
+    assert read_config(tmp_path).end_tokens == (1,)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 3]}))
+    assert read_config(tmp_path).end_tokens == (2, 3)
+    (tmp_path / "generation_config.json").write_text("{}")
+    assert read_config(tmp_path).end_tokens == (1,)
+
+
+def test_the_smallest_temperature_is_greedy():
+    """No division makes the likeliest token lose."""
+    assert sample(torch.tensor([[5.0, 10.0, 10.0 - 1e-3]]), [Sampling(temperature=1e-40)], [0]) == [1]

@@ -58,13 +58,6 @@ class TestLaws:
         expected = (torch.tensor(logits) / 0.7).softmax(0).numpy()
         assert (np.abs(found - expected) < 5 * np.sqrt(expected * (1 - expected) / count)).all()
 
-    def test_rows_do_not_disturb_each_other(self):
-        """A row's token depends on its own logits, seed and position alone."""
-        rows = torch.randn(5, 30, generator=torch.Generator().manual_seed(0))
-        how = [Sampling(temperature=1.0, seed=seed) for seed in range(5)]
-        together = sample(rows, how, range(5))
-        assert together == [sample(rows[i : i + 1], [how[i]], [i])[0] for i in range(5)]
-
     @pytest.mark.parametrize(
         ("change", "message"),
         [
@@ -79,22 +72,6 @@ class TestLaws:
         """A parameter out of range is an error that names it."""
         with pytest.raises(ValueError, match=message):
             Sampling(**change)
-
-
-class TestInTheEngine:
-    @pytest.mark.parametrize("blocks", [100, 22])
-    def test_draws_do_not_depend_on_batching_or_preemption(self, model, prompts, blocks):
-        """A sampled request generates the same alone, in company, and when preempted."""
-        asked = [
-            GenerationRequest(prompt=p, max_new_tokens=15, sampling=Sampling(temperature=1.0, seed=i, top_p=0.9))
-            for i, p in enumerate(prompts(1, 6))
-        ]
-        room = EngineSettings(block_size_tokens=8, cache_blocks=blocks)
-        alone = [CoupledEngine(model, settings=room).engine.generate([request])[0].tokens for request in asked]
-        company = CoupledEngine(model, settings=room).engine.generate(asked)
-        assert [output.tokens for output in company] == alone
-        assert (sum(output.preemptions for output in company) > 0) == (blocks == 22)
-        assert len(set(alone)) > 1
 
 
 def two_stages(model):

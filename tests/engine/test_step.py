@@ -8,7 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mooncake_lab.bench.peers import HuggingFaceGenerate, our_engine
+from mooncake_lab.bench.peers import our_engine
 from mooncake_lab.engine import GenerationRequest, KVCache
 from mooncake_lab.engine.packing import Piece, pack
 
@@ -63,12 +63,6 @@ def test_it_takes_few_decodes_and_nothing_else(model, rows, lone):
     assert model.step.fits(batch) == (lone and rows <= 5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_one_token_goes_through_it_on_every_processor(small, dtype):
-    """How many more do depends on the processor."""
-    assert small.model(dtype=dtype).step.most_tokens >= 1
-
-
 def test_bfloat16_stays_close(small):
     """In bfloat16 the step, which rounds less, is within the rounding of the operators."""
     model = taking(3, small.model(dtype=torch.bfloat16))
@@ -78,24 +72,6 @@ def test_bfloat16_stays_close(small):
         cache.data.copy_(torch.randn(cache.data.shape, generator=torch.Generator().manual_seed(1)))
         logits.append(each.forward(pack(decodes(3, 16, 5), 16, CPU), cache).float())
     assert (logits[0] - logits[1]).norm() < 0.03 * logits[1].norm()
-
-
-def test_turns_generate_what_each_generates_alone(small):
-    """Ours and `generate`, taking turns on one model, write the same tokens; ours leaves the engine empty."""
-    ours = our_engine(small.model(), cache_tokens=1024)
-    prompt, clock = list(range(3, 40)), lambda: 0.0
-    turns = (
-        ours.decoding(prompt, 3, 20, clock),
-        HuggingFaceGenerate(small.hugging_face).decoding(prompt, 3, 20, clock),
-    )
-    for _ in range(3):
-        for each in turns:
-            each.turn(4)
-    assert turns[0].tokens == turns[1].tokens
-    assert len(turns[0].tokens) == 16
-    turns[0].close()
-    assert not ours.engine.busy
-    ours.engine.instance.check()
 
 
 def test_a_listener_gets_every_layer(model):
