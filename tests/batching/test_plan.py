@@ -26,10 +26,6 @@ class TestProgress:
         request = Progress(request_id=1, arrival=0, prompt_tokens=7, generated_tokens=3)
         assert (request.pending_tokens, request.decoding) == (10, False)
 
-    def test_the_last_prompt_token_is_no_decode(self):
-        """One pending prompt token is prefill: no token was generated yet."""
-        assert not Progress(request_id=1, arrival=0, prompt_tokens=7, cached_tokens=6).decoding
-
 
 class TestLimits:
     @pytest.mark.parametrize(
@@ -145,10 +141,6 @@ class TestWorstCaseBlocks:
     def test_the_window_bounds_it(self, stated, blocks):
         """No request outgrows the model's window."""
         assert worst_case_blocks(request(max_new_tokens=stated), limits(window=16)) == blocks
-
-    def test_never_less_than_is_there(self):
-        """A request that went beyond what it stated still counts what it has."""
-        assert worst_case_blocks(request(generated_tokens=9, max_new_tokens=2), limits()) == 5
 
 
 class TestRefusal:

@@ -14,7 +14,7 @@ from mooncake_lab.engine import EngineSettings, PrefillEngine
 from mooncake_lab.engine.kv_layout import KVLayout
 from mooncake_lab.engine.layerwise.arriving import ArrivingPrefix
 from mooncake_lab.engine.layerwise.prefill import KVWriter, LayerwisePrefill, LeavingKV, StoredBlocks
-from mooncake_lab.store.backends import BlockServer, DramBackend, RemoteBackend, SsdBackend
+from mooncake_lab.store.backends import DramBackend, SsdBackend
 from mooncake_lab.store.backends.ssd import model_folder
 from mooncake_lab.store.tiered_store import TieredStore, TierSettings
 
@@ -137,37 +137,6 @@ def test_a_flipped_byte_on_disk_is_computed_again(model, tmp_path):
         assert (result.loaded_tokens, result.lost_blocks) == (16, 2)
         assert same(result, alone(model, prompt), 16)
         assert store.statistics()[0].damaged == 1
-
-
-def test_a_dead_peer_is_computed_without(model):
-    """The peer answers what it holds and dies: every token is computed, and is right."""
-    prompt, engine = prompt_of(50), PrefillEngine(model, ROOM)
-    arena = DramBackend(MIB)
-    server = BlockServer(arena, TOKEN, timeout_s=5)
-    remote = RemoteBackend(server.address, TOKEN, fingerprint=b"model", timeout_s=1)
-    with TieredStore([TierSettings(medium=remote)]) as store:
-        layerwise = LayerwisePrefill(engine, store, block_tokens=16)
-        layerwise.prefill(prompt)
-        layerwise.flush()
-        assert layerwise.prefill(prompt).loaded_tokens == 48
-        layerwise.flush()
-        match = store.match_prefix
-
-        def match_and_die(keys):
-            held = match(keys)
-            server.close()
-            return held
-
-        store.match_prefix = match_and_die
-        result = layerwise.prefill(prompt)
-        assert (result.loaded_tokens, result.lost_blocks) == (0, 3)
-        assert same(result, alone(model, prompt), 0)
-        assert store.statistics()[0].read_errors == 1
-        result = layerwise.prefill(prompt)  # it does not answer any more: nothing is announced
-        assert (result.loaded_tokens, result.lost_blocks) == (0, 0)
-        layerwise.close()
-    remote.close()
-    arena.close()
 
 
 def test_what_was_loaded_layer_by_layer_rises(model, tmp_path):

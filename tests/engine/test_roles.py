@@ -6,7 +6,6 @@ import json
 import msgspec
 import numpy as np
 import pytest
-import torch
 
 from mooncake_lab.batching import Orca, Plan, gantt
 from mooncake_lab.engine import (
@@ -19,7 +18,6 @@ from mooncake_lab.engine import (
     PrefillEngine,
 )
 from mooncake_lab.engine.config import read_config
-from mooncake_lab.engine.sampling import Sampling, sample
 
 ROOM = EngineSettings(block_size_tokens=8, cache_blocks=40, max_batch_tokens=64, max_requests=8)
 
@@ -63,13 +61,6 @@ class TestCancelling:
         assert outputs[2].tokens == expected[2].tokens[:3]
         assert [outputs[i].tokens for i in (0, 1, 3)] == [expected[i].tokens for i in (0, 1, 3)]
         assert engine.allocator.available == ROOM.cache_blocks
-
-    def test_a_waiting_request_can_be_cancelled(self, model, prompts):
-        """It ends without a token, and nothing is left."""
-        engine = CoupledEngine(model, settings=ROOM)
-        engine.cancel(engine.submit(GenerationRequest(prompt=prompts(0, 1)[0])))
-        assert [(output.finish_reason, output.tokens) for output in engine.run()] == [("cancelled", ())]
-        assert engine.step() == []
 
 
 class TestPacking:
@@ -236,8 +227,3 @@ def test_end_tokens_come_from_the_generation_config(tmp_path):
     assert read_config(tmp_path).end_tokens == (2, 3)
     (tmp_path / "generation_config.json").write_text("{}")
     assert read_config(tmp_path).end_tokens == (1,)
-
-
-def test_the_smallest_temperature_is_greedy():
-    """No division makes the likeliest token lose."""
-    assert sample(torch.tensor([[5.0, 10.0, 10.0 - 1e-3]]), [Sampling(temperature=1e-40)], [0]) == [1]

@@ -17,7 +17,6 @@ from mooncake_lab.engine import (
 )
 from mooncake_lab.engine.config import config_from_mapping
 from mooncake_lab.engine.loading import load_model
-from mooncake_lab.engine.rope import inverse_frequencies
 from mooncake_lab.perf.models import MODELS
 
 CPU = torch.device("cpu")
@@ -56,17 +55,6 @@ class TestDirectories:
         assert torch.equal(whole.layers[1].down, tensors["model.layers.1.mlp.down_proj.weight"])
         assert all(torch.equal(a.qkv, b.qkv) for a, b in zip(whole.layers, sharded.layers, strict=True))
         assert whole.config == sharded.config
-
-    def test_no_directory_no_model(self, tmp_path):
-        """A directory without a config, or without safetensors, is said to be none."""
-        with pytest.raises(FileNotFoundError, match=r"has no config\.json"):
-            read_config(tmp_path)
-        (tmp_path / "config.json").write_text(
-            json.dumps({"num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 1}
-                       | {"intermediate_size": 8, "vocab_size": 8})
-        )  # fmt: skip
-        with pytest.raises(FileNotFoundError, match="pickled weights are not read"):
-            load_weights(tmp_path, **F32)
 
     def test_a_missing_tensor_is_named(self, directory):
         """A layer that is not in the file is an error, never a random one."""
@@ -126,21 +114,6 @@ class TestConfigs:
         with pytest.raises(ValueError, match="a Llama has 3"):
             config_from_shape(MODELS["gpt3-175b"])
 
-    def test_rope_scaling_keeps_fast_pairs_and_divides_slow_ones(self, make):
-        """llama3 scaling keeps the fastest frequencies, divides the slowest, and is monotone between."""
-        plain = inverse_frequencies(make(rope_parameters={"rope_type": "default", "rope_theta": 500.0}).config)
-        ratio = plain / inverse_frequencies(
-            make(
-                rope_parameters={
-                    "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0,
-                    "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
-                }
-            ).config
-        )  # fmt: skip
-        assert ratio[0] == 1.0
-        assert ratio[-1] == 8.0
-        assert bool((ratio.diff() >= 0).all())
-
 
 class TestDigest:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -161,18 +134,6 @@ class TestDigest:
                 place.copy_(before)
         assert len(digests) == 1 + 4 * len(tensors)
         assert weights.digest() in digests
-
-    def test_it_is_of_the_numbers_not_of_where_they_lie(self):
-        """Strided tensors and pieces of any size have the digest of plain ones; another type has another."""
-        weights = random_weights(config_from_shape(MODELS["lab-tiny"], max_positions=64), seed=3, **F32)
-        strided = replace(weights, embedding=weights.embedding.t().contiguous().t())
-        assert not strided.embedding.is_contiguous()
-        assert strided.digest() == weights.digest()
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr("mooncake_lab.engine.weights._PIECE_BYTES", 1000)
-            assert strided.digest() == weights.digest()
-        half = replace(weights, norm=weights.norm.to(torch.bfloat16))
-        assert half.digest() != weights.digest()
 
 
 class TestRandom:
