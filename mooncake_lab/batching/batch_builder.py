@@ -211,12 +211,11 @@ class BatchBuilder:
 
         A recomputation can be longer than an iteration; it then comes first and is cut, as it cannot be refused.
         """
-        admitted = 0
-        for request in self.candidates(waiting, at_once=True):
+        for admitted, request in enumerate(self.candidates(waiting, at_once=True)):
             resumed_alone = request.generated_tokens > 0 and not self.segments
             if admitted == at_most or (request.pending_tokens > self.tokens_left and not resumed_alone):
                 return
-            admitted += 1 if self.admit(request, request.pending_tokens) else 0
+            self.admit(request, request.pending_tokens)
 
     def prompts_first(self) -> None:
         """Pack prompt pieces before decodes."""

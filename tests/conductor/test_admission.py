@@ -238,6 +238,13 @@ def test_a_class_has_its_threshold_and_higher_ones_the_last(priority, threshold)
         assert isinstance(decision, Placement) is admitted
 
 
+def test_the_knobs_that_chapters_leave_alone():
+    """The book states them; whether places are kept is said by name only."""
+    assert PredictiveRejection() == PredictiveRejection(1.0, 8.5)
+    assert AdaptiveThreshold() == AdaptiveThreshold(1.0, with_coming=False, gain=1.0, least=0.5)
+    assert PriorityClasses().thresholds == (0.8, 1.0)
+
+
 def test_names_that_are_settings_of_a_policy():
     """The command line's `committed` is early rejection that counts what is on its way."""
     assert ADMISSION_POLICIES["committed"]() == EarlyRejection(with_coming=True) != ADMISSION_POLICIES["early"]()

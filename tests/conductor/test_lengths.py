@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooncake_lab.conductor import History, LengthHistogram, RecentView
-from mooncake_lab.conductor.history import share_longer
+from mooncake_lab.conductor.history import ANSWER_CLASSES, PROMPT_CLASSES, share_longer
 from mooncake_lab.core import Arrived, Finished, FirstToken, Rejected
 
 ANSWERS = st.lists(st.integers(1, 5000), min_size=16, max_size=60)
@@ -52,6 +52,12 @@ def test_prompts_are_alike_up_to_the_next_power_of_two(input_tokens, like_16):
     for _ in range(40):
         book = book.with_answer(17, 400).with_answer(16, 10)
     assert share_longer(book, input_tokens, beyond=100.0) == (0.0 if like_16 else 1.0)
+
+
+def test_a_histogram_has_a_row_per_class_of_prompts_and_one_of_all():
+    """Each row has an entry per boundary of answers, after that of all answers."""
+    book = LengthHistogram().with_answer(7, 3)
+    assert [len(row) for row in book.longer] == [ANSWER_CLASSES + 1] * (PROMPT_CLASSES + 1)
 
 
 def test_the_last_classes_are_open():

@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -122,3 +123,39 @@ def test_a_decode_instance_may_be_filled_to_its_last_token():
     assert select_decode(request(), pool, Estimate())[0].name == "d0"
     pool = (pool[0].replace(context_tokens=1001), pool[1])
     assert select_decode(request(), pool, Estimate())[0].name == "d1"
+
+
+class FromSsd(Estimate):
+    """A token is read from SSD in some milliseconds, beside the computation."""
+
+    def __init__(self, read_ms):
+        self.read_ms = read_ms
+
+    def beside_ssd_s(self, compute_s, ssd_tokens):
+        return max(compute_s, ssd_tokens * self.read_ms * 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("read_ms", "in_dram", "reused", "ssd", "seconds"),
+    [
+        (0.5, 4, 9, 5, 2.5), (1.2, 4, 9, 5, 6.0), (1.3, 4, 4, 0, 6.0), (1.3, 9, 9, 5, 6.5),
+    ],
+)  # fmt: skip
+def test_what_is_on_ssd_is_read_where_that_is_no_slower_than_computing_it(read_ms, in_dram, reused, ssd, seconds):
+    """Five of nine blocks are on SSD: equal times read, longer ones compute, unless all of them must be read."""
+    instance = PrefillView("p0", 1.0, 0, 0, 9, matched_on_ssd=5, matched_in_dram=in_dram)
+    pool = ClusterView(0.0, (instance,), IDLE)
+    for policy in (KVCacheCentric(), LoadBalance()):
+        placed = policy.place(request(), pool, FromSsd(read_ms))
+        assert (placed.reused_tokens, placed.ssd_tokens) == (reused * BLOCK, ssd * BLOCK)
+        assert placed.expected_ttft_s == pytest.approx(1.0 + seconds * BLOCK * 1e-3)
+
+
+def test_a_prefix_that_is_fetched_is_read_from_ssd_at_both_ends():
+    """The holder reads what it sends, and the receiver what it has, before and beside the computation."""
+    local = PrefillView("p0", 0.0, 0, 0, 2, matched_on_ssd=1, matched_in_dram=1)
+    holder = PrefillView("p1", 90.0, 0, 0, 9, matched_on_ssd=8)
+    placed = KVCacheCentric().place(request(), ClusterView(0.0, (local, holder), IDLE), FromSsd(0.5))
+    assert (placed.prefill, placed.fetch_from, placed.ssd_tokens) == ("p0", "p1", BLOCK)
+    reading_s, moving_s = 7 * BLOCK * 0.5e-3, Estimate().transfer_s(7 * BLOCK, 0)
+    assert placed.expected_ttft_s == pytest.approx(BLOCK * 1e-3 + reading_s + moving_s)
