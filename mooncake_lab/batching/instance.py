@@ -35,6 +35,7 @@ class BlockSpace(Protocol):
     @property
     def free_blocks(self) -> int:
         """Blocks that no running request holds; blocks that are kept only for reuse count as free."""
+        ...
 
     def match(
         self, waiting: Sequence[Progress], running: Sequence[Progress]
@@ -44,6 +45,7 @@ class BlockSpace(Protocol):
         A waiting request is shown with the prefix that it would find now, a running one with the number of its
         blocks that other requests share.
         """
+        ...
 
     def acquire(self, requests: Sequence[Progress]) -> None:
         """Give each request as many blocks as its `held_blocks` says.

@@ -165,6 +165,7 @@ class BatchingPolicy(Protocol):
         Raises:
             ValueError: when a running request has nothing to compute.
         """
+        ...
 
 
 @runtime_checkable
@@ -179,6 +180,7 @@ class SteadyPolicy(BatchingPolicy, Protocol):
             running: the requests of the plan, in its order, with the blocks for this iteration.
             limits: what is left of the instance beside them.
         """
+        ...
 
 
 def check_plan(plan: Plan, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> None:

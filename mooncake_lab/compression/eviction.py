@@ -63,6 +63,7 @@ class Eviction(Method, Protocol):
 
     def keep(self, prefilled: PrefilledPrompt, layer: int) -> torch.Tensor | None:
         """int64 (kv_heads, kept), ascending; None keeps everything."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,14 +74,17 @@ class LayerHold(Protocol):
     @property
     def tokens(self) -> int:
         """Tokens it holds; the heaviest side, where sides differ."""
+        ...
 
     @property
     def device_bytes(self) -> int:
         """Bytes it takes where the model computes."""
+        ...
 
     @property
     def host_bytes(self) -> int:
         """Bytes it takes in host memory besides."""
+        ...
 
     def release(self) -> None:
         """Give its memory back."""
@@ -90,6 +93,7 @@ class LayerHold(Protocol):
         self, others: "Sequence[LayerHold]", qkv: torch.Tensor, new: NewTokens, ops: Backend
     ) -> torch.Tensor:
         """Append new tokens to this layer of all these requests; what they attend to: (tokens, query width)."""
+        ...
 
 
 @dataclass(slots=True, eq=False)

@@ -37,9 +37,11 @@ class Method(Protocol):
     @property
     def window(self) -> int:
         """How many of the prompt's last queries it wants to see."""
+        ...
 
     def hold(self, prefilled: PrefilledPrompt, pool: LayerPool) -> tuple[LayerHold, ...]:
         """The layers, made smaller, in the pool's memory."""
+        ...
 
 
 @runtime_checkable
@@ -48,6 +50,7 @@ class PrefillMethod(Method, Protocol):
 
     def prefill(self, model: LlamaModel, tokens: Tokens) -> PrefilledPrompt:
         """Compute a prompt its own way."""
+        ...
 
 
 class Session:

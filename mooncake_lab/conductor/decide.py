@@ -55,6 +55,7 @@ class PlacementPolicy(Protocol):
 
     def place(self, request: Request, view: ClusterView, estimate: Estimator) -> Placement:
         """Where to prefill and to decode, what to reuse and what to fetch."""
+        ...
 
 
 class AdmissionPolicy(Protocol):
@@ -67,6 +68,7 @@ class AdmissionPolicy(Protocol):
         self, request: Request, proposed: Placement, view: ClusterView, *, estimate: Estimator, slo: SLO
     ) -> Decision:
         """The placement itself or a rejection, when the request arrives."""
+        ...
 
     def double_check(
         self, request: Request, decode: DecodeView, *, estimate: Estimator, slo: SLO
@@ -79,6 +81,7 @@ class AdmissionPolicy(Protocol):
             estimate: the Conductor's latency estimates.
             slo: the limits.
         """
+        ...
 
 
 @dataclass(frozen=True, slots=True)

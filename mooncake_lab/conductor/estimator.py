@@ -15,15 +15,19 @@ class Estimator(Protocol):
 
     def prefill_s(self, request_id: int, input_tokens: int, reused_tokens: int) -> float:
         """Computing a prompt of which a prefix is reused (T_prefill)."""
+        ...
 
     def beside_ssd_s(self, compute_s: float, ssd_tokens: int) -> float:
         """A computation beside which the KVCache of so many tokens is read from SSD, layer by layer."""
+        ...
 
     def transfer_s(self, tokens: int, flows: int) -> float:
         """Copying KVCache from a sender that already has `flows` transfers under way (T_transfer)."""
+        ...
 
     def decode_step_s(self, requests: float, context_tokens: float) -> float:
         """One decode step of a batch (the TBT it will show)."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,11 @@ class WholeStep(Protocol):
 
     def fits(self, batch: PackedBatch) -> bool:
         """Whether it can run a batch."""
+        ...
 
     def forward(self, batch: PackedBatch, cache: KVCache) -> torch.Tensor:
         """Logits of the wanted rows, (rows, vocabulary)."""
+        ...
 
 
 class Backend(Protocol):
@@ -31,25 +33,32 @@ class Backend(Protocol):
     @property
     def name(self) -> str:
         """What it is called in results."""
+        ...
 
     def linear(self, weight: torch.Tensor) -> Linear:
         """A linear operator with its weight prepared once for this device."""
+        ...
 
     def add_norm(
         self, hidden: torch.Tensor, update: torch.Tensor | None, weight: torch.Tensor, epsilon: float
     ) -> torch.Tensor:
         """Add `update` to `hidden` in place, then return its RMS normalisation."""
+        ...
 
     def rotate_and_store(
         self, qkv: torch.Tensor, rope: Rope, batch: PackedBatch, cache: LayerCache, config: LlamaConfig
     ) -> torch.Tensor:
         """Rotate and store keys, store values; the rotated queries, (tokens, query_heads, head_width)."""
+        ...
 
     def attend(self, query: torch.Tensor, batch: PackedBatch, cache: LayerCache) -> torch.Tensor:
         """Causal attention of each new token to its request's context: (tokens, query_heads * head_width)."""
+        ...
 
     def feed_forward(self, normed: torch.Tensor, gate_up: Linear, down: Linear) -> torch.Tensor:
         """`down(silu(gate) * up)`."""
+        ...
 
     def whole_step(self, weights: LlamaWeights, rope: Rope) -> WholeStep | None:
         """A model's own whole step; None where the backend has no such step."""
+        ...

@@ -21,9 +21,11 @@ class LayerSource(Protocol):
     @property
     def blocks(self) -> int:
         """How many there are."""
+        ...
 
     def read(self, layer: int, block: int, into: torch.Tensor) -> bool:
         """Fill a CPU tensor of `KVLayout.layer_shape`; false where the block is lost, and `into` of no use."""
+        ...
 
 
 @final
