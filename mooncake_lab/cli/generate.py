@@ -7,7 +7,7 @@ import msgspec
 import typer
 
 from mooncake_lab.batching import BatchingPolicy, named_policy
-from mooncake_lab.cli.options import Backend, Batching, Device, DType, Json, Model, failing
+from mooncake_lab.cli.options import Backend, Batching, Device, DType, Json, Model, at_least, failing
 
 
 def generate(
@@ -15,35 +15,29 @@ def generate(
     prompt_ids: Annotated[
         Path, typer.Option(help="JSON: a list of lists of token ids.", exists=True, dir_okay=False)
     ],
-    max_new_tokens: Annotated[
-        int, typer.Option(min=1, help="Maximum number of tokens to generate per request.")
-    ] = 16,
+    max_new_tokens: Annotated[int, at_least(1, "Maximum number of tokens to generate per request.")] = 16,
     batching: Batching = "sarathi_serve",
     chunked_prefill_size: Annotated[
-        int | None, typer.Option(min=1, help="Tokens per iteration, for policies that cut prompts.")
+        int | None, at_least(1, "Tokens per iteration, for policies that cut prompts.")
     ] = None,
     device: Device = "auto",
     dtype: DType = None,
     backend: Backend = "auto",
     max_total_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of KVCache; by default derived from the memory.")
+        int | None, at_least(1, "Tokens of KVCache; by default derived from the memory.")
     ] = None,
-    block_size: Annotated[int, typer.Option(min=1, help="Tokens per KVCache block.")] = 16,
-    max_num_batched_tokens: Annotated[
-        int, typer.Option(min=1, help="Maximum number of tokens per iteration.")
-    ] = 2048,
-    max_num_seqs: Annotated[int, typer.Option(min=1, help="Maximum number of running requests.")] = 256,
+    block_size: Annotated[int, at_least(1, "Tokens per KVCache block.")] = 16,
+    max_num_batched_tokens: Annotated[int, at_least(1, "Maximum number of tokens per iteration.")] = 2048,
+    max_num_seqs: Annotated[int, at_least(1, "Maximum number of running requests.")] = 256,
     enable_prefix_caching: Annotated[bool, typer.Option(help="Reuse the KVCache of equal prefixes.")] = True,
     temperature: Annotated[
         float, typer.Option(min=0.0, help="Sampling temperature; 0 takes the most probable token.")
     ] = 0.0,
-    top_k: Annotated[
-        int | None, typer.Option(min=1, help="Sample from this many of the most probable tokens.")
-    ] = None,
+    top_k: Annotated[int | None, at_least(1, "Sample from this many of the most probable tokens.")] = None,
     top_p: Annotated[
         float, typer.Option(help="Sample from the most probable tokens that together reach this probability.")
     ] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of random weights and of sampling.")] = 0,
+    seed: Annotated[int, at_least(0, "Seed of random weights and of sampling.")] = 0,
     json_: Json = False,
 ) -> None:
     """Generate answers to all prompts of a file, with continuous batching and a paged KVCache.
@@ -53,7 +47,10 @@ def generate(
 
     Example: mooncake-lab generate --model random:lab-tiny --prompt-ids prompts.json --max-new-tokens 8 --json
     """
-    policy = _policy(batching, chunked_prefill_size)
+    try:
+        policy = named_policy(batching, chunk_tokens=chunked_prefill_size)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--chunked-prefill-size") from error
     if max_total_tokens is not None and max_total_tokens < block_size:
         raise typer.BadParameter(f"--max-total-tokens {max_total_tokens} is less than one block of {block_size}")
     with failing("generate", MemoryError):
@@ -80,13 +77,6 @@ def generate(
             f"{found['generated_tokens']} tokens in {found['seconds']:.3f} s, {rate:.0f} tokens per second",
             err=True,
         )
-
-
-def _policy(name: str, chunk: int | None) -> BatchingPolicy:
-    try:
-        return named_policy(name, chunk_tokens=chunk)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--chunked-prefill-size") from error
 
 
 def _read_prompts(file: Path) -> list[list[int]]:

@@ -10,7 +10,6 @@ import typer
 
 from mooncake_lab.batching import BATCHING_POLICIES
 from mooncake_lab.conductor import ADMISSION_POLICIES, PLACEMENT_POLICIES
-from mooncake_lab.core import Arrived, Finished, FirstToken, Record, Rejected
 from mooncake_lab.workload import Trace, read_trace
 
 
@@ -28,6 +27,11 @@ def one_of(names: Iterable[str]) -> Callable[[str], str]:
 
 def _policy(names: Collection[str], sentence: str) -> Any:
     return typer.Option(parser=one_of(names), metavar="NAME", help=f"{sentence} Allowed are {', '.join(names)}.")
+
+
+def at_least(least: int, help_: str) -> Any:
+    """An option that is a number."""
+    return typer.Option(min=least, help=help_)
 
 
 BATCHING_NAMES: Final = tuple(name for name in BATCHING_POLICIES if name not in {"prefill_only", "decode_only"})
@@ -55,17 +59,17 @@ Placement = Annotated[
     ),
 ]
 Admission = Annotated[str, _policy(ADMISSION_POLICIES, "Admission policy.")]
-Prefill = Annotated[int | None, typer.Option(min=1, help="Prefill workers; 1 by default.")]
-Decode = Annotated[int | None, typer.Option(min=1, help="Decode workers; 1 by default.")]
+Prefill = Annotated[int | None, at_least(1, "Prefill workers; 1 by default.")]
+Decode = Annotated[int | None, at_least(1, "Decode workers; 1 by default.")]
 Coupled = Annotated[
-    int | None, typer.Option(min=1, help="Workers that do both prefill and decode, instead of separate workers.")
+    int | None, at_least(1, "Workers that do both prefill and decode, instead of separate workers.")
 ]
 TransferBackend = Annotated[
     Literal["tcp", "mooncake"],
     typer.Option(help="How KVCache is transferred; mooncake needs the extra of that name."),
 ]
-Threads = Annotated[int, typer.Option(min=1, help="Threads of each worker.")]
-LiveSeed = Annotated[int, typer.Option(min=0, help="Seed of random weights and of random placement.")]
+Threads = Annotated[int, at_least(1, "Threads of each worker.")]
+LiveSeed = Annotated[int, at_least(0, "Seed of random weights and of random placement.")]
 Measured = Annotated[Path | None, typer.Option(help="Write a JSON file, for data/measured.", dir_okay=False)]
 
 
@@ -135,25 +139,3 @@ def print_numbers(numbers: dict[str, Any], *, json_: bool) -> None:
     for name, value in numbers.items():
         if not isinstance(value, dict):
             typer.echo(f"{name:28} {value:,.4f}" if isinstance(value, float) else f"{name:28} {value}")
-
-
-@contextlib.contextmanager
-def progress(requests: int) -> Generator[Callable[[Record], None]]:
-    """A progress bar on a terminal's stderr over the requests of a run; call what is yielded with each record."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[counts]}")
-    counts = {"arrived": 0, "decoding": 0, "rejected": 0}
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("requests", total=requests, counts="")
-
-        def note(record: Record) -> None:
-            counts["arrived"] += isinstance(record, Arrived)
-            counts["decoding"] += isinstance(record, FirstToken) - isinstance(record, Finished)
-            counts["rejected"] += isinstance(record, Rejected)
-            shown = "  ".join(f"{count} {name}" for name, count in counts.items())
-            bar.update(task, advance=isinstance(record, Finished | Rejected), counts=shown)
-
-        yield note

@@ -1,12 +1,12 @@
 """`mooncake-lab serve`: a live cluster behind an OpenAI-compatible HTTP API."""
 
 import contextlib
-import functools
 import ipaddress
 import logging
 import secrets
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, final
 
 import msgspec
 import typer
@@ -28,6 +28,7 @@ from mooncake_lab.cli.options import (
     Prefill,
     Threads,
     TransferBackend,
+    at_least,
     fail,
     failing,
     refuse_typed,
@@ -39,18 +40,23 @@ if TYPE_CHECKING:
     from mooncake_lab.serving.spec import LiveSpec
 
 
-def _named(name: str | None) -> str | None:
-    if name == "":
-        raise typer.BadParameter("the name is empty; give one, or leave the option out")
-    return name
+_FIELDS: Final = {
+    "max_total_tokens": "decode_tokens",
+    "chunked_prefill_size": "chunk_tokens",
+    "max_num_batched_tokens": "max_batch_tokens",
+    "transfer_backend": "transfer",
+    "prefill": "prefill_nodes",
+    "decode": "decode_nodes",
+    "coupled": "coupled_nodes",
+}
+"""The field of `LiveSpec` that an option sets, where its name is another."""
 
 
 def serve(
     context: typer.Context,
     model: Model,
     served_model_name: Annotated[
-        str | None,
-        typer.Option(help="The model's name in requests and answers; --model by default.", callback=_named),
+        str | None, typer.Option(help="The model's name in requests and answers; --model by default.")
     ] = None,
     prefill: Prefill = None,
     decode: Decode = None,
@@ -63,44 +69,29 @@ def serve(
     device: Device = "auto",
     dtype: DType = None,
     backend: Backend = "auto",
-    cache_tokens: Annotated[
-        int, typer.Option(min=1, help="Tokens of KVCache in the DRAM of a prefill worker.")
-    ] = 65_536,
+    cache_tokens: Annotated[int, at_least(1, "Tokens of KVCache in the DRAM of a prefill worker.")] = 65_536,
     ssd_dir: Annotated[
-        Path | None,
-        typer.Option(file_okay=False, help="Folder for KVCache that is evicted from DRAM."),
+        Path | None, typer.Option(file_okay=False, help="Folder for KVCache that is evicted from DRAM.")
     ] = None,
-    ssd_tokens: Annotated[int, typer.Option(min=0, help="Tokens of KVCache on the SSD of a prefill worker.")] = 0,
+    ssd_tokens: Annotated[int, at_least(0, "Tokens of KVCache on the SSD of a prefill worker.")] = 0,
     pool: Annotated[
         Literal["remote", "mooncake"] | None,
         typer.Option(help="Pool that all prefill workers share: our block server, or Mooncake Store (its extra)."),
     ] = None,
-    pool_tokens: Annotated[int, typer.Option(min=1, help="Tokens of KVCache in the pool.")] = 65_536,
-    pool_address: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="Pool that runs already; one is started and stopped by default."),
-    ] = None,
-    pool_key: Annotated[
-        str, typer.Option(envvar="MOONCAKE_LAB_POOL_KEY", help="Secret that the clients of a block server share.")
-    ] = "",
+    pool_tokens: Annotated[int, at_least(1, "Tokens of KVCache in the pool.")] = 65_536,
     max_total_tokens: Annotated[
-        int, typer.Option(min=1, help="Tokens of KVCache in the engine of a decode or coupled worker.")
+        int, at_least(1, "Tokens of KVCache in the engine of a decode or coupled worker.")
     ] = 65_536,
     transfer_backend: TransferBackend = "tcp",
-    chunked_prefill_size: Annotated[
-        int, typer.Option(min=1, help="Maximum number of prompt tokens per iteration.")
-    ] = 512,
+    chunked_prefill_size: Annotated[int, at_least(1, "Maximum number of prompt tokens per iteration.")] = 512,
     max_num_batched_tokens: Annotated[
         int,
-        typer.Option(
-            min=1, help="Tokens up to which a prefill worker computes waiting prompts together; 1: one at a time."
-        ),
+        at_least(1, "Tokens up to which a prefill worker computes waiting prompts together; 1: one at a time."),
     ] = 1,
-    max_model_len: Annotated[
-        int, typer.Option(min=1, help="Maximum number of prompt and output tokens per request.")
-    ] = 8192,
+    max_num_seqs: Annotated[int, at_least(1, "Maximum number of requests that decode at once on a worker.")] = 256,
+    max_model_len: Annotated[int, at_least(1, "Maximum number of prompt and output tokens per request.")] = 8192,
     max_inflight_requests: Annotated[
-        int, typer.Option(min=1, help="Maximum number of unfinished requests; further ones are refused.")
+        int, at_least(1, "Maximum number of unfinished requests; further ones are refused.")
     ] = 1024,
     threads: Threads = 1,
     host: Annotated[str, typer.Option(help="Address to listen on; loopback by default.")] = "127.0.0.1",
@@ -134,6 +125,7 @@ def serve(
 
     Example: mooncake-lab serve --model random:lab-tiny --prefill 2 --decode 2 --port 8000
     """
+    options = locals()
     import asyncio
 
     try:
@@ -145,29 +137,24 @@ def serve(
 
     if admission == "none":
         refuse_typed(context, ["ttft_slo", "tbt_slo"], "--admission none uses no limits")
-    spec = live_spec(
-        context, prefill=prefill, decode=decode, coupled=coupled, placement=placement, admission=admission,
-        ttft_slo=ttft_slo, tbt_slo=tbt_slo, seed=seed, model=model, batching=batching, device=device, dtype=dtype,
-        backend=backend, cache_tokens=cache_tokens, ssd_dir=ssd_dir, ssd_tokens=ssd_tokens, pool=pool,
-        pool_tokens=pool_tokens, pool_address=pool_address, pool_token=pool_key.encode(),
-        decode_tokens=max_total_tokens, transfer=transfer_backend, chunk_tokens=chunked_prefill_size,
-        max_batch_tokens=max_num_batched_tokens, max_model_len=max_model_len,
-        max_inflight_requests=max_inflight_requests, threads=threads,
-    )  # fmt: skip
+    spec = live_spec(context, options)
     show_start()
     key = _key(context, api_key, no_api_key=no_api_key)
-    address = Address(host=host, port=port, token=key, drain_s=shutdown_timeout, model=served_model_name)
+    name = served_model_name or model
+    address = Address(host=host, port=port, token=key, drain_s=shutdown_timeout, model=name)
 
     def opened(url: str) -> None:
-        name = model if served_model_name is None else f"{model} as {served_model_name}"
+        shown = model if name == model else f"{model} as {name}"
         made = [] if key is None or api_key is not None else [f"API key: {key}"]
-        first = f"serving {name} at {url}/v1 with {', '.join(spec.roles)}"
+        first = f"serving {shown} at {url}/v1 with {', '.join(spec.roles)}"
         typer.echo("\n".join([first, *_warnings(host, key, {transfer_backend, pool}), *made]), err=True)
         if json_:
-            open_at = {"url": f"{url}/v1", "model": served_model_name or model, "workers": list(spec.roles)}
+            open_at = {"url": f"{url}/v1", "model": name, "workers": list(spec.roles)}
             typer.echo(msgspec.json.encode({**open_at, "api_key": key}))
 
-    ending = functools.partial(_tell_ending, shutdown_timeout)
+    def ending(requests: int) -> None:
+        typer.echo(f"stopping; {requests} requests under way have {shutdown_timeout:g} s to finish", err=True)
+
     try:
         with failing("serve", WorkerError), contextlib.ExitStack() as opening:
             records = None if log is None else opening.enter_context(_RunLog(log))
@@ -179,52 +166,39 @@ def serve(
         raise typer.Exit(1) from None  # told to stop before it was open
 
 
-def live_spec(
-    context: typer.Context,
-    *,
-    prefill: int | None,
-    decode: int | None,
-    coupled: int | None,
-    placement: str | None,
-    admission: str,
-    ttft_slo: float,
-    tbt_slo: float,
-    seed: int,
-    model: str,
-    batching: str,
-    ssd_dir: Path | None = None,
-    **others: Any,
-) -> "LiveSpec":
+def live_spec(context: typer.Context, options: dict[str, Any], **others: Any) -> "LiveSpec":
     """The cluster that the options describe; by default it has one prefill and one decode worker.
+
+    Args:
+        context: of the command.
+        options: its parameters by name; those that are no fields of the spec are ignored.
+        **others: further fields of the spec.
 
     Raises:
         typer.BadParameter: when options contradict each other, or one of them would have no effect.
     """
     from mooncake_lab.serving.spec import LiveSpec  # not above: other commands do without the live cluster
 
-    _check_roles(context, coupled, batching)
-    if others.get("pool") is None:
-        refuse_typed(context, ["pool_tokens", "pool_address", "pool_key"], "there is no --pool")
-        others["pool_token"] = b""  # the environment may hold the key of another cluster's pool
-    elif others.get("pool_address") is not None:
-        refuse_typed(context, ["pool_tokens"], "the pool at --pool-address has its own size")
-    _check_admission(coupled, admission)
+    _check_roles(context, options["coupled"], options["batching"])
+    if options.get("pool") is None:
+        refuse_typed(context, ["pool_tokens"], "there is no --pool")
+    _check_admission(options["coupled"], options["admission"])
+    model, placement, seed = options["model"], options["placement"], options["seed"]
     if placement != "random" and not model.startswith("random:"):
         refuse_typed(context, ["seed"], f"{model} has its own weights, and nothing else in this run is random")
+    known = {each.name for each in fields(LiveSpec)}
+    settings = {_FIELDS.get(name, name): value for name, value in options.items() if value is not None}
+    settings |= {
+        "placement": None if placement is None else named_placement(placement, seed),
+        "admission": ADMISSION_POLICIES[options["admission"]](),
+        "slo": SLO(ttft_s=options["ttft_slo"], tbt_s=options["tbt_slo"]),
+    }
+    if options["coupled"]:
+        settings |= {"prefill_nodes": 0, "decode_nodes": 0}
+    if options.get("ssd_dir") is not None:
+        settings["ssd_dir"] = str(options["ssd_dir"])
     try:
-        return LiveSpec(
-            prefill_nodes=0 if coupled else prefill or 1,
-            decode_nodes=0 if coupled else decode or 1,
-            coupled_nodes=coupled or 0,
-            placement=None if placement is None else named_placement(placement, seed),
-            admission=ADMISSION_POLICIES[admission](),
-            slo=SLO(ttft_s=ttft_slo, tbt_s=tbt_slo),
-            seed=seed,
-            model=model,
-            batching=batching,
-            ssd_dir=None if ssd_dir is None else str(ssd_dir),
-            **others,
-        )
+        return LiveSpec(**{name: value for name, value in settings.items() if name in known}, **others)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 
@@ -239,12 +213,8 @@ def show_start() -> None:
 def _check_roles(context: typer.Context, coupled: int | None, batching: str) -> None:
     """Refuse options of the other kind of cluster."""
     if coupled is None:
-        refuse_typed(
-            context,
-            ["batching"],
-            "it is for --coupled workers; prefill and decode workers have their own batching",
-        )
-        return
+        why = "it is for --coupled workers; prefill and decode workers have their own batching"
+        return refuse_typed(context, ["batching"], why)
     refuse_typed(context, ["prefill", "decode"], "--coupled workers do both stages")
     refuse_typed(context, ["transfer_backend"], "--coupled workers do not transfer KVCache")
     refuse_typed(
@@ -256,6 +226,7 @@ def _check_roles(context: typer.Context, coupled: int | None, batching: str) -> 
     )
     if batching not in CHUNKED_POLICIES:
         refuse_typed(context, ["chunked_prefill_size"], f"--batching {batching} never cuts a prompt")
+    return None
 
 
 def _check_admission(coupled: int | None, admission: str) -> None:
@@ -279,10 +250,6 @@ def _warnings(host: str, key: str | None, used: set[str | None]) -> list[str]:
     if "mooncake" in used:
         found.append("Mooncake's Transfer Engine listens on all interfaces without authentication")
     return found
-
-
-def _tell_ending(drain_s: float, under_way: int) -> None:
-    typer.echo(f"stopping; {under_way} requests under way have {drain_s:g} s to finish", err=True)
 
 
 def _is_loopback(host: str) -> bool:
@@ -315,7 +282,6 @@ class _RunLog:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = path.open("ab", buffering=0)
-        self._encoder = msgspec.json.Encoder()
         self.is_broken = False
 
     def __enter__(self) -> Self:
@@ -328,17 +294,17 @@ class _RunLog:
         """Append one record, whole or not at all."""
         if self.is_broken:
             return
-        line, size = self._encoder.encode(record) + b"\n", None
+        line = msgspec.json.encode(record) + b"\n"
+        size = self._file.tell() if self._file.seekable() else None  # a pipe has no end to go back to
         try:
-            size = self._file.tell() if self._file.seekable() else None  # a pipe has no end to go back to
             written = self._file.write(line)
-            reason = None if written == len(line) else f"{written} of {len(line)} bytes of a record were taken"
+            reason = f"{written} of {len(line)} bytes of a record were taken"
         except OSError as error:
-            reason = str(error)
-        if reason is not None:
+            written, reason = 0, str(error)
+        if written != len(line):
             self.is_broken = True
-            with contextlib.suppress(OSError):
-                if size is not None:
-                    self._file.truncate(size)
             with contextlib.suppress(OSError):  # stderr may be full for the same reason
                 typer.echo(f"the log {self._path} ends here, but requests continue: {reason}", err=True)
+            if size is not None:
+                with contextlib.suppress(OSError):
+                    self._file.truncate(size)

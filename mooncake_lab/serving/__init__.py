@@ -1,6 +1,6 @@
 """The cluster in real time: processes that compute and send KVCache, under the simulator's coordinator."""
 
-from mooncake_lab.serving.cluster import LiveCluster, in_order
+from mooncake_lab.serving.cluster import LiveCluster
 from mooncake_lab.serving.launch import WorkerError
 from mooncake_lab.serving.launch.local import WorkerPool
 from mooncake_lab.serving.pacer import Pacer
@@ -18,5 +18,4 @@ __all__ = [
     "RequestStream",
     "WorkerError",
     "WorkerPool",
-    "in_order",
 ]

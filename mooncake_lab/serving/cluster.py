@@ -3,26 +3,15 @@
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, Final, Self, TypeVar, final
+from operator import attrgetter
+from typing import Any, Self, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
 
 from mooncake_lab.cluster import Event
 from mooncake_lab.conductor import ClusterView, Decided, Estimator
-from mooncake_lab.core import (
-    Arrived,
-    DecodeStretch,
-    Finished,
-    FirstToken,
-    Moved,
-    Placed,
-    Prefilled,
-    Record,
-    Rejected,
-    Request,
-    TracedRequest,
-)
+from mooncake_lab.core import Record, Request, TracedRequest
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.serving.launch import Launcher
 from mooncake_lab.serving.messages import DropConnections, SamplingParams
@@ -31,8 +20,6 @@ from mooncake_lab.serving.spec import LiveSpec
 from mooncake_lab.serving.stream import RejectedError, RequestStream
 from mooncake_lab.workload.transforms import prompt_of
 
-_RANKS: Final = (Arrived, Placed, Prefilled, Moved, FirstToken, DecodeStretch, Finished, Rejected)
-"""The order of records of one moment."""
 _Result = TypeVar("_Result")
 
 
@@ -40,7 +27,8 @@ _Result = TypeVar("_Result")
 class LiveCluster:
     """Prefill and decode workers, or coupled ones, under one Conductor, each a process that really computes.
 
-    It lives in a `with` block and may run several traces, one after the other. Mutable: it owns processes.
+    It lives in a `with` block and may run several traces, one after the other. Mutable: it owns processes. Beside
+    what the simulated cluster has too (`run`, `view`, `log`), faults can be injected, and tokens are real.
 
     Args:
         spec: workers and policies.
@@ -65,12 +53,13 @@ class LiveCluster:
         """What the coordinator was told in the latest run, and when it learned of it."""
         self.outputs: dict[int, tuple[int, ...]] = {}
         """Tokens of each request of the latest run, by its id."""
-        self._heard: list[Record] = []
-        self._ear: Callable[[Record], None] | None = None
+        self.on_record: Callable[[Record], None] = lambda _: None
+        """Told each record as it is written, on the cluster's thread."""
+        self._written: list[Record] = []
         self._given = model, estimate, pool
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="cluster", daemon=True)
-        self._runtime: ClusterRuntime | None = None
+        self._opened: ClusterRuntime | None = None
 
     def __enter__(self) -> Self:
         """Start the workers.
@@ -80,15 +69,15 @@ class LiveCluster:
         """
         self._thread.start()
         try:
-            self._runtime = self._do(self._open())
+            self._opened = self._do(self._open())
         except BaseException:
             self._stop_loop()
             raise
         return self
 
     def __exit__(self, *_error: object) -> None:
-        if self._runtime is not None:
-            self._do(self._runtime.close())
+        if self._opened is not None:
+            self._do(self._opened.close())
         self._stop_loop()
 
     @property
@@ -98,7 +87,7 @@ class LiveCluster:
         Raises:
             RuntimeError: outside of a `with` block.
         """
-        model = self._open_runtime.model
+        model = self._runtime.model
         assert model is not None  # noqa: S101  # an open cluster has one
         return model
 
@@ -123,58 +112,58 @@ class LiveCluster:
 
     def view(self, request: Request) -> ClusterView:
         """What the Conductor may know about this request now; looking changes nothing."""
-        return self._do(self._call(lambda: self._open_runtime.view(request)))
-
-    def listen(self, ear: Callable[[Record], None] | None) -> None:
-        """Tell each record from now on to `ear` too, as it is heard, on the cluster's thread; None ends that."""
-        self._ear = ear
+        return self._do(_called(lambda: self._runtime.view(request)))
 
     def reset_prefix_cache(self) -> None:
         """Empty every cache, so that the next run starts cold."""
-        self._do(self._open_runtime.reset_prefix_cache())
+        self._do(self._runtime.reset_prefix_cache())
 
     def kill(self, name: str) -> None:
         """Kill a worker with SIGKILL: a fault, injected.
 
         Raises:
-            KeyError: when no such worker lives.
+            KeyError: when no such worker is up.
         """
-        self._do(self._call(lambda: self._open_runtime.supervisor.kill(name)))
+        self._do(_called(lambda: self._runtime.supervisor.kill(name)))
 
     def drop_connections(self, name: str) -> None:
         """Break all of a worker's connections to other workers: a fault, injected.
 
         Raises:
-            KeyError: when no such worker lives.
+            KeyError: when no such worker is up.
         """
-        self._do(self._call(lambda: self._open_runtime.supervisor.links[name].send(DropConnections())))
+        self._do(_called(lambda: self._runtime.supervisor.links[name].send(DropConnections())))
 
     @property
     def now_s(self) -> float:
         """Seconds since the latest run began."""
-        return self._open_runtime.now_s()
+        return self._runtime.now_s()
 
     @property
     def in_flight(self) -> int:
         """Requests that arrived and have not ended."""
-        return len(self._open_runtime.streams)
+        return len(self._runtime.streams)
 
     def pids(self) -> dict[str, int]:
-        """The process of each living worker."""
-        links = self._open_runtime.supervisor.links
-        return {name: link.ready.pid for name, link in list(links.items())}
+        """The process of each worker that is up."""
+        return {name: link.ready.pid for name, link in list(self._runtime.supervisor.links.items())}
 
     async def _open(self) -> ClusterRuntime:
         model, estimate, pool = self._given
         runtime = ClusterRuntime(
-            self.spec, model, estimate, pool=pool, write=self._write, decided=self._decide, heard=self._hear
+            self.spec,
+            model,
+            estimate,
+            pool=pool,
+            write=self._write,
+            decided=self._decide,
+            heard=self._hear,
         )
         return await runtime.__aenter__()
 
     def _write(self, record: Record) -> None:
-        self._heard.append(record)
-        if self._ear is not None:
-            self._ear(record)
+        self._written.append(record)
+        self.on_record(record)
 
     def _decide(self, decided: Decided) -> None:
         self.decisions.append(decided)
@@ -183,8 +172,8 @@ class LiveCluster:
         self.events.append((event, now_s))
 
     async def _run(self, requests: list[TracedRequest], until_s: float | None) -> list[Record]:
-        runtime = self._open_runtime
-        self._heard, self.decisions, self.events, self.outputs = [], [], [], {}
+        runtime = self._runtime
+        self._written, self.decisions, self.events, self.outputs = [], [], [], {}
         runtime.begin_run()
         running = [asyncio.create_task(self._serve(traced)) for traced in requests]
         done, late = await asyncio.wait(running, timeout=until_s) if running else (set(), set())
@@ -193,29 +182,22 @@ class LiveCluster:
         await asyncio.gather(*late, return_exceptions=True)
         if late:
             runtime.begin_run()  # those that still run are let go
-        await runtime.drain()
-        self.log = in_order(self._heard)
+        await runtime.questions.drain()
+        # each worker reports its own in order, but the cluster hears them interleaved
+        self.log = sorted(self._written, key=attrgetter("at_s"))
         errors = [error for task in done if (error := task.exception()) is not None]
         if errors:
             raise errors[0]
         return self.log
 
     async def _serve(self, traced: TracedRequest) -> None:
-        runtime, request = self._open_runtime, traced.request
-        wait_s = request.arrival_s - runtime.now_s()
-        if wait_s > 0:
-            await asyncio.sleep(wait_s)
+        runtime, request = self._runtime, traced.request
+        await asyncio.sleep(max(0.0, request.arrival_s - runtime.now_s()))
         params = SamplingParams(max_new_tokens=max(1, traced.output_tokens), end_tokens=())
         stream: RequestStream | None = None
         try:
-            stream = runtime.submit(
-                prompt_of(request, runtime.supervisor.ready.shape.vocabulary),
-                params,
-                request_id=request.id,
-                arrival_s=request.arrival_s,
-                session=request.session,
-                priority=request.priority,
-            )
+            prompt = prompt_of(request, runtime.supervisor.ready.shape.vocabulary)
+            stream = runtime.submit(prompt, params, traced=request)
             self.outputs[request.id] = tuple([token async for token in stream])
         except RejectedError:
             pass  # the log says so
@@ -228,21 +210,18 @@ class LiveCluster:
         params = SamplingParams(max_new_tokens=most, end_tokens=())
         streams = list[RequestStream]()
         try:
-            streams += (self._open_runtime.submit(prompt, params) for prompt in prompts)
+            streams += (self._runtime.submit(prompt, params) for prompt in prompts)
             return [tuple([token async for token in stream]) for stream in streams]
         except BaseException:
             for stream in streams:
-                self._open_runtime.cancel(stream, "another request of the call failed")
+                self._runtime.cancel(stream, "another request of the call failed")
             raise
 
     @property
-    def _open_runtime(self) -> ClusterRuntime:
-        if self._runtime is None:
+    def _runtime(self) -> ClusterRuntime:
+        if self._opened is None:
             raise RuntimeError("this cluster is not open; use it in a `with` block")
-        return self._runtime
-
-    async def _call(self, act: Callable[[], _Result]) -> _Result:
-        return act()
+        return self._opened
 
     def _do(self, work: Coroutine[Any, Any, _Result]) -> _Result:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -253,6 +232,5 @@ class LiveCluster:
         self._loop.close()
 
 
-def in_order(records: list[Record]) -> list[Record]:
-    """Records by time: each worker reports its own in order, but the cluster hears them interleaved."""
-    return sorted(records, key=lambda record: (record.at_s, _RANKS.index(type(record))))
+async def _called(act: Callable[[], _Result]) -> _Result:
+    return act()

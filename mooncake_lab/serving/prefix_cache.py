@@ -526,7 +526,7 @@ def open_pool(spec: WorkerSpec, shape: KVLayout, address: str) -> StorageBackend
     host, _, port = address.rpartition(":")
     return RemoteBackend(
         (host, int(port)),
-        spec.pool_token,
+        spec.token,
         fingerprint=shape.fingerprint,
         name=POOL,
         timeout_s=spec.fetch_timeout_s,

@@ -14,30 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from mooncake_lab.cluster import (
-    POOL,
-    AttemptFailed,
-    CancelAttempt,
-    Cancelled,
-    ChunkDone,
-    ClientStopped,
-    ConfirmWorkers,
-    Coordinator,
-    Event,
-    Finish,
-    PrefillDone,
-    PrefillDropped,
-    PrepareDecode,
-    Reject,
-    RequestArrived,
-    RunPrefill,
-    StartDecode,
-    TierChanged,
-    WorkerConfirmed,
-    WorkerDown,
-    WorkerState,
-    WorkerUp,
-)
+from mooncake_lab.cluster import POOL, Command, Coordinator, Event, WorkerState, events
 from mooncake_lab.conductor import ClusterView, Decided, Estimator, LatencyEstimator
 from mooncake_lab.core import CacheChanged, Record, Request
 from mooncake_lab.perf import LatencyModel
@@ -58,7 +35,7 @@ from mooncake_lab.serving.orders import Orders
 from mooncake_lab.serving.questions import Questions
 from mooncake_lab.serving.spec import LiveSpec, coordinator_spec
 from mooncake_lab.serving.stream import FailedError, RequestStream
-from mooncake_lab.serving.supervisor import Callbacks, Link, Supervisor
+from mooncake_lab.serving.supervisor import Link, Supervisor
 
 _LOG: Final = logging.getLogger(__name__)
 _SHUT: Final = "the cluster is shut down"
@@ -98,19 +75,20 @@ class ClusterRuntime:
         self.model = model
         self.damaged_blocks: dict[str, int] = {}
         """Blocks that the workers of each name have found damaged in their stores."""
-        callbacks = Callbacks(worker_up=self._worker_up, message=self._heard, worker_exit=self._worker_exit)
-        self.supervisor = Supervisor(spec, callbacks, pool)
+        self.supervisor = Supervisor(
+            spec, pool, worker_up=self._worker_up, heard=self._heard, worker_exit=self._worker_exit
+        )
+        self.questions = Questions(self.supervisor, spec.heartbeat_timeout_s)
         self._estimate = estimate
         self._coordinator: Coordinator | None = None
+        self._clients: Clients
+        self._orders: Orders
         self._run = 0
         self._zero_s = time.monotonic()
         self._events: deque[Event] = deque()
         self._handling = False
         self._write, self._decided, self._tell = write, decided, heard
         self._is_shut = False
-        self._clients = Clients(spec, lambda: self.supervisor.ready, lambda: self.workers)
-        self._questions = Questions(self.supervisor, spec.heartbeat_timeout_s)
-        self._actions: dict[type, Callable[[Any], None]] = {}
 
     async def __aenter__(self) -> Self:
         try:
@@ -122,7 +100,7 @@ class ClusterRuntime:
                     self.model = self.spec.pacer.paced(self.model)
             self._estimate = self._estimate or LatencyEstimator(self.model)
         except BaseException:
-            await self.close()
+            await self.supervisor.close()
             raise
         self.begin_run()
         self.supervisor.keep_spares()  # only now, so that they disturb neither the start nor the timing
@@ -130,6 +108,15 @@ class ClusterRuntime:
 
     async def __aexit__(self, *_error: object) -> None:
         await self.close()
+
+    async def calibrate(self) -> LatencyModel:
+        """Let one worker of each role time itself, one after the other while nothing else runs.
+
+        Raises:
+            ValueError: when what was timed fits no latency model.
+        """
+        found, ready = await self.questions.measure(self.spec.roles), self.supervisor.ready
+        return latency_model(ready.shape, found, f"{ready.shape.name} on {ready.device}, measured at start")
 
     async def close(self) -> None:
         """End every request in flight, and every worker."""
@@ -140,7 +127,7 @@ class ClusterRuntime:
         """End every request in flight, and accept no more; clients are told why."""
         self._is_shut = True
         for request_id in list(self.streams):
-            self.report(Cancelled(at_s=self.now_s(), request_id=request_id, reason=_SHUT))
+            self.report(events.Cancelled(at_s=self.now_s(), request_id=request_id, reason=_SHUT))
 
     def begin_run(self) -> None:
         """Time 0 is now, and history begins anew; requests in flight are let go, workers keep their caches.
@@ -148,18 +135,20 @@ class ClusterRuntime:
         A request that is let go is cancelled at its workers, and the log does not say that it ended.
         """
         assert self._estimate is not None  # noqa: S101  # the cluster is open
-        before = self._coordinator
-        names = (*self.spec.roles, POOL)
-        caches = {} if before is None else {name: before.workers.cached(name) for name in names}
-        on_ssd = {} if before is None else {name: before.workers.on_ssd(name) for name in names}
+        before, names = self._coordinator, (*self.spec.roles, POOL)
+        caches, on_ssd = dict[str, tuple[bytes, ...]](), dict[str, tuple[bytes, ...]]()
         if before is not None:
+            caches = {name: tuple(before.workers.cached(name)) for name in names}
+            on_ssd = {name: tuple(before.workers.on_ssd(name)) for name in names}
             for state in before.requests.values():
                 for worker in state.workers:
-                    self._actions[CancelAttempt](CancelAttempt(state.attempt, worker.name))
-        self._clients.begin_run()
+                    self._orders.cancel_attempt(events.CancelAttempt(state.attempt, worker.name))
+            self._clients.cancel_all()
         self._run, self._zero_s = self._run + 1, time.monotonic()
-        self._questions.forget()
-        self._actions = self._actions_of_run(self._estimate)
+        self.questions.forget()
+        self._clients = Clients(self.spec, self.supervisor.ready, lambda: self.workers)
+        size = self.spec.block_size_tokens
+        self._orders = Orders(self._run, self.supervisor, self.streams, size, self._matched_blocks)
         self._coordinator = Coordinator(
             coordinator_spec(self.spec),
             self._estimate,
@@ -173,25 +162,11 @@ class ClusterRuntime:
             if name in self.supervisor.links:
                 self._worker_up(name, self.supervisor.links[name])
             if caches.get(name):
-                self.report(CacheChanged(at_s=0.0, instance=name, added=tuple(caches[name])))
+                self.report(CacheChanged(at_s=0.0, instance=name, added=caches[name]))
             if on_ssd.get(name):
-                self.report(TierChanged(at_s=0.0, cache=name, demoted=tuple(on_ssd[name])))
+                self.report(events.TierChanged(at_s=0.0, cache=name, demoted=on_ssd[name]))
         for event in early:
             self.report(event)
-
-    def _actions_of_run(self, estimate: Estimator) -> dict[type, Callable[[Any], None]]:
-        """What follows from each kind of command."""
-        size = self.spec.block_size_tokens
-        orders = Orders(self._run, self.supervisor, self.streams, size, self._matched_blocks)
-        return {
-            PrepareDecode: orders.prepare_decode,
-            RunPrefill: orders.run_prefill,
-            StartDecode: lambda _: None,  # the worker decodes as soon as KVCache is there; a refusal cancels
-            CancelAttempt: orders.cancel_attempt,
-            ConfirmWorkers: lambda command: self._questions.confirm(command.workers),
-            Reject: lambda command: self._clients.reject(command, self.now_s(), estimate, is_shut=self._is_shut),
-            Finish: lambda command: self._clients.finish(command, self.now_s()),
-        }
 
     def _matched_blocks(self, worker: str, request: Request) -> int:
         return self.coordinator.workers.matched_blocks(worker, request)
@@ -228,10 +203,7 @@ class ClusterRuntime:
         prompt: npt.NDArray[np.int32],
         params: SamplingParams,
         *,
-        request_id: int | None = None,
-        arrival_s: float = 0.0,
-        session: str | None = None,
-        priority: int = 0,
+        traced: Request | None = None,
         completion_id: str | None = None,
     ) -> RequestStream:
         """Accept a request and place it; its tokens come through the stream.
@@ -239,10 +211,7 @@ class ClusterRuntime:
         Args:
             prompt: token ids, shape (n,).
             params: how its answer is generated.
-            request_id: its id in the log; None takes the next free number.
-            arrival_s: for policies, the moment since the run began at which it was to arrive.
-            session: the conversation it belongs to, for policies.
-            priority: how urgent it is, for policies.
+            traced: as a trace has it, with its id in the log and what policies may know; None is a new one.
             completion_id: its id for its client, for the log.
 
         Raises:
@@ -252,15 +221,15 @@ class ClusterRuntime:
         """
         if self._is_shut:
             raise FailedError(_SHUT)
-        stream, request, refusal = self._clients.accept(
-            prompt, params, request_id=request_id, arrival_s=arrival_s, session=session, priority=priority
+        stream, request, refusal = self._clients.accept(prompt, params, traced)
+        arrived = events.RequestArrived(
+            at_s=self.now_s(),
+            request=request,
+            refusal=refusal,
+            completion_id=completion_id,
+            wall_s=None if completion_id is None else time.time(),
         )
-        now_s, wall_s = self.now_s(), None if completion_id is None else time.time()
-        self.report(
-            RequestArrived(
-                at_s=now_s, request=request, refusal=refusal, completion_id=completion_id, wall_s=wall_s
-            )
-        )
+        self.report(arrived)
         if stream.end is not None and stream.end.error is not None:
             raise stream.end.error
         return stream
@@ -268,12 +237,12 @@ class ClusterRuntime:
     def cancel(self, stream: RequestStream, reason: str = "the client went away") -> None:
         """End a request, unless it has ended."""
         if stream.end is None:
-            self.report(Cancelled(at_s=self.now_s(), request_id=stream.request_id, reason=reason))
+            self.report(events.Cancelled(at_s=self.now_s(), request_id=stream.request_id, reason=reason))
 
     def stop(self, stream: RequestStream) -> None:
         """A client has all that it wants of an answer that has not ended."""
         if stream.end is None:
-            self.report(ClientStopped(at_s=self.now_s(), request_id=stream.request_id))
+            self.report(events.ClientStopped(at_s=self.now_s(), request_id=stream.request_id))
 
     def view(self, request: Request) -> ClusterView:
         """What the Conductor may know about a request now; looking changes nothing."""
@@ -303,20 +272,40 @@ class ClusterRuntime:
             self._tell(event, now_s)
         for command in coordinator.on(event, now_s):
             try:
-                self._actions[type(command)](command)
+                self._carry_out(command)
             except Exception as error:
-                if not isinstance(command, (PrepareDecode, RunPrefill)):
+                if not isinstance(command, (events.PrepareDecode, events.RunPrefill)):
                     raise
                 self._cannot_send(command, error)
 
-    def _cannot_send(self, command: PrepareDecode | RunPrefill, error: Exception) -> None:
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case events.PrepareDecode():
+                self._orders.prepare_decode(command)
+            case events.RunPrefill():
+                self._orders.run_prefill(command)
+            case events.CancelAttempt():
+                self._orders.cancel_attempt(command)
+            case events.ConfirmWorkers():
+                self.questions.confirm(command.workers)
+            case events.Reject():
+                assert self._estimate is not None  # noqa: S101  # the cluster is open
+                self._clients.reject(command, self.now_s(), self._estimate, is_shut=self._is_shut)
+            case events.Finish():
+                self._clients.finish(command)
+            case _:  # `StartDecode`: the worker decodes as soon as KVCache is there; a refusal cancels
+                pass
+
+    def _cannot_send(self, command: events.PrepareDecode | events.RunPrefill, error: Exception) -> None:
         """A request that cannot be sent to its workers ends, and no other."""
         _LOG.error("request %d cannot be served", command.request.id, exc_info=error)
         now_s, attempt = self.now_s(), command.attempt
-        if isinstance(command, RunPrefill):
-            self._events.append(PrefillDropped(at_s=now_s, attempt=attempt, worker=command.placement.prefill))
+        if isinstance(command, events.RunPrefill):
+            self._events.append(
+                events.PrefillDropped(at_s=now_s, attempt=attempt, worker=command.placement.prefill)
+            )
         reason = f"the request cannot be served: {error!r}"
-        self._events.append(AttemptFailed(at_s=now_s, attempt=attempt, reason=reason, retriable=False))
+        self._events.append(events.AttemptFailed(at_s=now_s, attempt=attempt, reason=reason, retriable=False))
 
     def _record(self, record: Record) -> None:
         """Write a record of the log; what is cached where stays between the workers and the index."""
@@ -334,7 +323,9 @@ class ClusterRuntime:
             return  # the first run begins with all workers
         role, tokens = self.spec.roles[name], link.ready.capacity_tokens
         cache = None if role == "decode" else name
-        self.report(WorkerUp(at_s=self.now_s(), worker=name, role=role, capacity_tokens=tokens, cache=cache))
+        self.report(
+            events.WorkerUp(at_s=self.now_s(), worker=name, role=role, capacity_tokens=tokens, cache=cache)
+        )
 
     def _worker_exit(self, name: str, reason: str) -> None:
         if name == POOL:
@@ -342,8 +333,8 @@ class ClusterRuntime:
                 return None  # the first run begins without what it held
             gone = tuple(self._coordinator.workers.cached(POOL))
             return self.report(CacheChanged(at_s=self.now_s(), instance=POOL, removed=gone))
-        self._questions.exited(name, reason)
-        return self.report(WorkerDown(at_s=self.now_s(), worker=name))
+        self.questions.exited(name, reason)
+        return self.report(events.WorkerDown(at_s=self.now_s(), worker=name))
 
     def _heard(self, name: str, message: WorkerMessage) -> None:
         match message:
@@ -357,12 +348,12 @@ class ClusterRuntime:
                         self.report(CacheChanged(at_s=now_s, instance=cache, added=added, removed=removed))
                 if message.promoted or message.demoted:
                     moved = {"promoted": message.promoted, "demoted": message.demoted}
-                    self.report(TierChanged(at_s=now_s, cache=name, **moved))
+                    self.report(events.TierChanged(at_s=now_s, cache=name, **moved))
             case Pong():
-                if self._questions.answered(name, message.number):
-                    self.report(WorkerConfirmed(at_s=self.now_s(), worker=name))
+                if self.questions.answered(name, message.number):
+                    self.report(events.WorkerConfirmed(at_s=self.now_s(), worker=name))
             case Measured():
-                self._questions.measured(name, message)
+                self.questions.measured(name, message)
             case _:
                 raise TypeError(f"{name} sends {type(message).__name__}, which is only the first message")
 
@@ -371,8 +362,11 @@ class ClusterRuntime:
         if message.run != self._run:
             return
         for event in message.events:
-            if isinstance(event, (PrefillDone, ChunkDone)):
-                self._clients.note_reuse(event, is_current=self.coordinator.is_current(event.attempt))
+            match event:
+                case events.PrefillDone() | events.ChunkDone() if self.coordinator.is_current(event.attempt):
+                    self._clients.note_reuse(event)
+                case _:
+                    pass
             self.report(self._in_cluster(name, event))
         for request_id, token in message.tokens:
             stream = self.streams.get(request_id)
@@ -384,29 +378,14 @@ class ClusterRuntime:
         changes: dict[str, Any] = {"at_s": event.at_s - self._zero_s}
         if "start_s" in event.__struct_fields__:
             changes["start_s"] = getattr(event, "start_s") - self._zero_s  # noqa: B009  # most events have it
-        if isinstance(event, AttemptFailed):
+        if isinstance(event, events.AttemptFailed):
             state = self.coordinator.requests.get(event.attempt.request_id)
             if event.retriable and state is not None:
                 changes["suspects"] = tuple(worker.name for worker in state.workers)
             changes["reason"] = f"trouble on {name} ({event.reason})"
         return msgspec.structs.replace(event, **changes)
 
-    # between runs
-
-    async def calibrate(self) -> LatencyModel:
-        """Let one worker of each role time itself, one after the other while nothing else runs.
-
-        Raises:
-            ValueError: when what was timed fits no latency model.
-        """
-        found, ready = await self._questions.measure(self.spec.roles), self.supervisor.ready
-        return latency_model(ready.shape, found, f"{ready.shape.name} on {ready.device}, measured at start")
-
-    async def drain(self) -> None:
-        """Return when everything that workers have reported so far is handled."""
-        await self._questions.drain()
-
     async def reset_prefix_cache(self) -> None:
         """Empty every cache."""
-        await self._questions.drain(ResetPrefixCache)
-        await self._questions.drain()
+        await self.questions.drain(ResetPrefixCache)
+        await self.questions.drain()

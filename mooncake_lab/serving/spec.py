@@ -1,35 +1,25 @@
 """What a live cluster is made of, and what each worker of it is told when it starts."""
 
-from dataclasses import dataclass, field
-from typing import Final, Literal
-
-import msgspec
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, Literal
 
 from mooncake_lab.cluster import CoordinatorSpec
 from mooncake_lab.conductor import AdmissionPolicy, AdmitAll, KVCacheCentric, LoadBalance, PlacementPolicy
 from mooncake_lab.conductor.decide import Need, check_needs
 from mooncake_lab.core import SLO
 from mooncake_lab.serving.pacer import Pacer
-from mooncake_lab.store.backends.wire import MIN_TOKEN_BYTES
 
-_REMEMBERED_BLOCKS: Final = 2**18
-"""Most blocks that a worker remembers to be in a Mooncake Store that runs elsewhere, which tells no capacity."""
+_MAY_BE_ZERO: Final = {"seed", "prefill_nodes", "decode_nodes", "coupled_nodes", "ssd_tokens", "spares"}
 
 Role = Literal["prefill", "decode", "coupled"]
 """What a worker does: one stage, the other, or both."""
-Transfer = Literal["tcp", "mooncake"]
-"""What KVCache travels by."""
 PoolKind = Literal["remote", "mooncake"]
 """Whose server holds the pool: our block server, or the Mooncake Store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LiveSpec:
-    """A cluster of real engines and its policies: `simulation.ClusterSpec`, for processes.
-
-    Raises:
-        ValueError: when a number is out of range, or the roles cannot serve a request.
-    """
+class ModelSpec:
+    """What a process loads before it knows which worker it will be."""
 
     model: str = "random:lab-tiny"
     """A Hugging Face directory, or `random:SHAPE`."""
@@ -40,10 +30,16 @@ class LiveSpec:
     dtype: str | None = None
     backend: str = "auto"
     """Who computes: auto, dense, cpu or cuda."""
-    prefill_nodes: int = 1
-    decode_nodes: int = 1
-    coupled_nodes: int = 0
-    """Workers that do both stages, instead of the two."""
+    max_model_len: int = 8192
+    """Longest context; fewer where the model's window is shorter."""
+    threads: int = 1
+    """Threads of each worker's engine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings(ModelSpec):
+    """What all workers of a cluster are told."""
+
     cache_tokens: int = 65_536
     """KVCache that each prefill worker keeps in DRAM."""
     ssd_dir: str | None = None
@@ -53,11 +49,7 @@ class LiveSpec:
     pool: PoolKind | None = None
     """The store below DRAM and SSD that all prefill workers share; None has none."""
     pool_tokens: int = 65_536
-    """KVCache that a pool holds which the cluster starts."""
-    pool_address: str | None = None
-    """Where a pool runs already, as HOST:PORT; None starts one."""
-    pool_token: bytes = b""
-    """The secret of a block server; empty takes a random one for a server that the cluster starts."""
+    """KVCache in the pool."""
     decode_tokens: int = 65_536
     """KVCache that fits into the engine of a decode or coupled worker."""
     block_size_tokens: int = 16
@@ -66,8 +58,6 @@ class LiveSpec:
     max_batch_tokens: int = 1
     """Computed tokens up to which a prefill worker computes waiting prompts together; a longer prompt is computed
     alone. 1 computes one prompt at a time."""
-    max_model_len: int = 8192
-    """Longest context; fewer where the model's window is shorter."""
     max_requests: int = 256
     """Most requests that decode at once on a worker."""
     batching: str = "sarathi_serve"
@@ -75,7 +65,7 @@ class LiveSpec:
     prefix_reuse: bool = True
     layerwise: bool = True
     """Whether KVCache leaves layer by layer while prefill runs (arXiv §5.2), or all of it afterwards."""
-    transfer: Transfer = "tcp"
+    transfer: Literal["tcp", "mooncake"] = "tcp"
     """How KVCache travels: over the workers' own connections, or by Mooncake's Transfer Engine.
 
     The latter needs the extra `mooncake`, listens on all interfaces without authentication.
@@ -84,6 +74,28 @@ class LiveSpec:
     """Memory of each worker that this engine may touch; what finds no room there takes the connection."""
     network_bytes_per_s: float | None = None
     """KVCache that a worker sends to others, or reads from the pool, at most; None is what the machine carries."""
+    peer_timeout_s: float = 10.0
+    """How long a worker may keep another waiting inside a frame."""
+    fetch_timeout_s: float = 2.0
+    """How long a prompt waits for a prefix from elsewhere; then it is computed."""
+    log_layers: bool = False
+    """Whether each layer's move is a record of its own."""
+    pacer: Pacer | None = None
+    """The pace of computing; None computes as fast as the machine can."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveSpec(WorkerSettings):
+    """A cluster of real engines and its policies: `simulation.ClusterSpec`, for processes.
+
+    Raises:
+        ValueError: when a number is out of range, or the roles cannot serve a request.
+    """
+
+    prefill_nodes: int = 1
+    decode_nodes: int = 1
+    coupled_nodes: int = 0
+    """Workers that do both stages, instead of the two."""
     first_shown_by: Literal["decode", "prefill"] = "decode"
     """Who shows the first token: the decode worker when the KVCache is there, or the prefill worker."""
     placement: PlacementPolicy | None = None
@@ -100,111 +112,63 @@ class LiveSpec:
     Our assumption: no request tells how long its answer will be."""
     most_attempts: int = 5
     """How often a request is placed before it is given up: it may be what kills workers."""
-    threads: int = 1
-    """Threads of each worker's engine."""
     spares: int = 1
     """Processes that wait with the model loaded to replace a worker; without one a replacement takes seconds."""
     start_timeout_s: float = 300.0
     """How long a worker may take to start, the loading of its model included."""
-    peer_timeout_s: float = 10.0
-    """How long a worker may keep another waiting inside a frame."""
-    fetch_timeout_s: float = 2.0
-    """How long a prompt waits for a prefix from elsewhere; then it is computed."""
     heartbeat_timeout_s: float = 20.0
     """A worker that sends nothing for so long is killed and replaced."""
-    log_layers: bool = False
-    """Whether each layer's move is a record of its own."""
-    pacer: Pacer | None = None
-    """The pace of computing; None computes as fast as the machine can."""
 
     def __post_init__(self) -> None:
-        positive = (
-            "cache_tokens", "pool_tokens", "decode_tokens", "block_size_tokens", "chunk_tokens",
-            "max_batch_tokens", "max_model_len", "max_requests", "transfer_bytes", "max_inflight_requests",
-            "most_waiting", "expected_answer_tokens", "most_attempts", "threads", "peer_timeout_s",
-            "fetch_timeout_s", "heartbeat_timeout_s", "start_timeout_s",
-        )  # fmt: skip
-        for name in positive:
-            if getattr(self, name) <= 0:
-                raise ValueError(f"LiveSpec.{name} is {getattr(self, name)!r}; a positive number is needed")
-        if self.network_bytes_per_s is not None and self.network_bytes_per_s <= 0:
-            raise ValueError(f"network_bytes_per_s is {self.network_bytes_per_s!r}; positive numbers are allowed")
-        if self.spares < 0:
-            raise ValueError(f"LiveSpec.spares is {self.spares}; 0 or more are allowed")
-        counts = (self.prefill_nodes, self.decode_nodes, self.coupled_nodes)
-        pair, alone = min(counts[:2]) >= 1, max(counts[:2]) == 0
-        if min(counts) < 0 or not ((pair and self.coupled_nodes == 0) or (alone and self.coupled_nodes >= 1)):
-            raise ValueError(
-                f"a cluster of {counts[0]} prefill, {counts[1]} decode and {counts[2]} coupled workers;"
-                " it needs prefill and decode workers, or coupled ones instead"
-            )
-        self._check_ssd()
-        self._check_pool()
-        if self.transfer_bytes < 2**20:
-            raise ValueError(f"transfer_bytes is {self.transfer_bytes}; {2**20} are the least")
-        if self.transfer == "mooncake" and self.coupled_nodes:
-            raise ValueError(
-                "coupled workers move no KVCache; the Transfer Engine is for prefill and decode workers"
-            )
-        if self.coupled_nodes and isinstance(self.placement, KVCacheCentric):
-            raise ValueError("coupled workers share no store to fetch from; cache_aware is the nearest placement")
-        self._check_policies()
-
-    def _check_policies(self) -> None:
-        """Refuse policies that would decide on what the views of this cluster do not hold."""
+        for each in fields(self):
+            value = getattr(self, each.name)
+            least = 0 if each.name in _MAY_BE_ZERO else 1 if isinstance(value, int) else 1e-9
+            if isinstance(value, int | float) and not isinstance(value, bool) and not value >= least:
+                raise ValueError(f"LiveSpec.{each.name} is {value!r}; allowed is {least} or more")
+        self._check_nodes()
+        self._check_stores()
         gives: set[Need] = {"decode_requests", "lengths", "priority"}
         gives.add("coupled_instances" if self.coupled_nodes else "double_check")
         if self.prefix_reuse:
-            gives.add("local_prefixes")
-            if not self.coupled_nodes:
-                gives.add("remote_prefixes")
+            gives |= {"local_prefixes"} if self.coupled_nodes else {"local_prefixes", "remote_prefixes"}
         check_needs("LiveSpec", gives, placement=self.placement, admission=self.admission)
 
-    def _check_ssd(self) -> None:
-        if (self.ssd_dir is None) != (self.ssd_tokens == 0) or self.ssd_tokens < 0:
-            raise ValueError(
-                f"ssd_dir is {self.ssd_dir!r} and ssd_tokens {self.ssd_tokens};"
-                " give a folder and a size, or neither"
-            )
-        if 0 < self.ssd_tokens < self.block_size_tokens:
-            raise ValueError(f"ssd_tokens is {self.ssd_tokens}; a block of {self.block_size_tokens} has to fit")
-        least = 8 * self.block_size_tokens
-        if self.ssd_tokens and (self.coupled_nodes or self.cache_tokens < least):
-            raise ValueError(
-                f"{self.coupled_nodes} coupled workers and {self.cache_tokens} tokens of DRAM have no use for"
-                f" an SSD; it is for prefill workers with at least {least}"
-            )
+    def _check_nodes(self) -> None:
+        prefill, decode, coupled = self.prefill_nodes, self.decode_nodes, self.coupled_nodes
+        _refuse_if(
+            bool(prefill + decode) == bool(coupled) or bool(prefill) != bool(decode),
+            f"a cluster of {prefill} prefill, {decode} decode and {coupled} coupled workers;"
+            " it needs prefill and decode workers, or coupled ones instead",
+        )
+        _refuse_if(self.transfer_bytes < 2**20, f"transfer_bytes is {self.transfer_bytes}; {2**20} are the least")
+        _refuse_if(
+            self.transfer == "mooncake" and coupled > 0,
+            "coupled workers move no KVCache; the Transfer Engine is for prefill and decode workers",
+        )
+        _refuse_if(
+            coupled > 0 and isinstance(self.placement, KVCacheCentric),
+            "coupled workers share no store to fetch from; cache_aware is the nearest placement",
+        )
 
-    def _check_pool(self) -> None:
-        if self.pool is None:
-            if self.pool_address is not None or self.pool_token:
-                raise ValueError(f"pool_address is {self.pool_address!r} without a kind of pool; name one")
-            return
-        least = 8 * self.block_size_tokens
-        if self.coupled_nodes or not self.prefix_reuse or self.cache_tokens < least:
-            raise ValueError(
-                f"{self.coupled_nodes} coupled workers, prefix reuse {self.prefix_reuse} and {self.cache_tokens}"
-                f" tokens of DRAM have no use for a pool; prefill workers that reuse, with {least} tokens, have"
-            )
-        if self.pool_tokens < self.block_size_tokens:
-            raise ValueError(f"pool_tokens is {self.pool_tokens}; a block of {self.block_size_tokens} has to fit")
-        if self.pool_address is not None and not _is_address(self.pool_address):
-            raise ValueError(f"pool_address is {self.pool_address!r}; HOST:PORT is needed")
-        size = len(self.pool_token)
-        if self.pool == "mooncake" and size:
-            raise ValueError(f"pool_token has {size} bytes; a Mooncake Store takes no secret")
-        if self.pool == "remote" and (size or self.pool_address is not None) and size < MIN_TOKEN_BYTES:
-            raise ValueError(
-                f"pool_token has {size} bytes; a block server at an address needs the secret of that server, which"
-                f" has at least {MIN_TOKEN_BYTES}"
+    def _check_stores(self) -> None:
+        """Refuse an SSD or a pool that nothing would be put into."""
+        _refuse_if(
+            (self.ssd_dir is None) != (self.ssd_tokens == 0),
+            f"ssd_dir is {self.ssd_dir!r} and ssd_tokens {self.ssd_tokens}; give a folder and a size, or neither",
+        )
+        block, least = self.block_size_tokens, 8 * self.block_size_tokens
+        for name, size in (("ssd_tokens", self.ssd_tokens), ("pool_tokens", self.pool and self.pool_tokens)):
+            _refuse_if(bool(size) and size < block, f"{name} is {size}; a block of {block} has to fit")
+            _refuse_if(
+                bool(size) and bool(self.coupled_nodes or self.cache_tokens < least or not self.prefix_reuse),
+                f"{self.coupled_nodes} coupled workers, {self.cache_tokens} tokens of DRAM and prefix reuse"
+                f" {self.prefix_reuse} have no use for {name}; prefill workers that reuse, with {least}, have",
             )
 
     @property
     def places(self) -> PlacementPolicy:
         """The placement policy that is in force."""
-        if self.placement is not None:
-            return self.placement
-        return LoadBalance() if self.coupled_nodes else KVCacheCentric()
+        return self.placement or (LoadBalance() if self.coupled_nodes else KVCacheCentric())
 
     @property
     def roles(self) -> dict[str, Role]:
@@ -215,7 +179,8 @@ class LiveSpec:
         return {f"{role}-{i}": role for role, count in counted for i in range(count)}
 
 
-class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec(WorkerSettings):
     """What one worker is told when it starts."""
 
     name: str
@@ -223,51 +188,30 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     """Its place among all workers, from which its GPU follows."""
     token: bytes
-    """The secret that all workers of a cluster share."""
-    model: str
-    seed: int
-    device: str
-    dtype: str | None
-    backend: str
-    cache_tokens: int
-    ssd_dir: str | None
-    ssd_tokens: int
-    pool: PoolKind | None
-    pool_tokens: int
-    """KVCache in a Mooncake Store that a worker remembers at most; a block server tells its capacity."""
-    pool_token: bytes
-    """The secret of its block server."""
-    decode_tokens: int
-    block_size_tokens: int
-    chunk_tokens: int
-    max_batch_tokens: int
-    max_model_len: int
-    max_requests: int
-    batching: str
-    prefix_reuse: bool
-    layerwise: bool
-    transfer: Transfer
-    transfer_bytes: int
-    network_bytes_per_s: float | None
-    threads: int
-    peer_timeout_s: float
-    fetch_timeout_s: float
-    log_layers: bool
-    pacer: Pacer | None
+    """The secret that all workers of a cluster share, and its block server."""
 
 
-def _is_address(text: str) -> bool:
-    host, colon, port = text.rpartition(":")
-    return bool(host and colon) and port.isdecimal() and 0 < int(port) < 2**16
+def _refuse_if(holds: bool, sentence: str) -> None:
+    if holds:
+        raise ValueError(sentence)
+
+
+def _settings(kind: type[ModelSpec], spec: ModelSpec) -> dict[str, Any]:
+    """The settings of this kind that a spec has."""
+    return {each.name: getattr(spec, each.name) for each in fields(kind)}
+
+
+def model_spec(spec: ModelSpec) -> ModelSpec:
+    """What the processes of a cluster load, from what the cluster or one of its workers is told."""
+    return ModelSpec(**_settings(ModelSpec, spec))
 
 
 def worker_spec(spec: LiveSpec, name: str, token: bytes) -> WorkerSpec:
     """What the worker of this name is told."""
-    shared = {key: getattr(spec, key) for key in WorkerSpec.__struct_fields__ if hasattr(spec, key)}
-    shared["pool_token"] = spec.pool_token or token
-    if spec.pool_address is not None:
-        shared["pool_tokens"] = _REMEMBERED_BLOCKS * spec.block_size_tokens
-    return WorkerSpec(name=name, role=spec.roles[name], index=list(spec.roles).index(name), token=token, **shared)
+    index = list(spec.roles).index(name)
+    return WorkerSpec(
+        name=name, role=spec.roles[name], index=index, token=token, **_settings(WorkerSettings, spec)
+    )
 
 
 def coordinator_spec(spec: LiveSpec) -> CoordinatorSpec:

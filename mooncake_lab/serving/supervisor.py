@@ -57,62 +57,41 @@ class Link:
             self.writer.write(pack(orders))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Callbacks:
-    """What is called when a worker is ready, sends a message, or is gone; the pool counts as one that is gone."""
-
-    worker_up: Callable[[str, Link], None]
-    message: Callable[[str, WorkerMessage], None]
-    worker_exit: Callable[[str, str], None]
-
-
-def _check_engine() -> None:
-    """Whether workers will find the Transfer Engine, before any is started."""
-    try:
-        load_wheel()
-    except StorageError as error:
-        raise WorkerError(str(error)) from error
-
-
 @final
 class Supervisor:
     """The processes of one cluster. Mutable: it owns them. All methods belong to one event loop.
 
     Args:
         spec: of the cluster.
-        callbacks: told of starts, messages and exits, in the order in which they come.
-        pool: where workers come from; None makes one for this cluster alone.
-
-    Raises:
-        ValueError: when the pool has loaded another model.
+        launcher: where workers come from; None makes a pool for this cluster alone.
+        worker_up: called when a worker is ready.
+        heard: called with each message of a worker, in the order in which they come.
+        worker_exit: called when a worker is gone, or the pool.
     """
 
-    def __init__(self, spec: LiveSpec, callbacks: Callbacks, pool: Launcher | None = None) -> None:
+    ready: Ready
+    """What the latest worker to come up said of itself."""
+
+    def __init__(
+        self,
+        spec: LiveSpec,
+        launcher: Launcher | None = None,
+        *,
+        worker_up: Callable[[str, Link], None],
+        heard: Callable[[str, WorkerMessage], None],
+        worker_exit: Callable[[str, str], None],
+    ) -> None:
         self._spec = spec
-        self._callbacks = callbacks
+        self._worker_up, self._heard, self._worker_exit = worker_up, heard, worker_exit
         self._token = secrets.token_bytes(32)
         self.links: dict[str, Link] = {}
-        self.pool = PoolServer(spec, spec.pool_token or self._token, self._pool_changed)
-        self._owns_pool = pool is None
-        self._pool = pool or WorkerPool(spec)
-        self._pool.check(spec)
+        self.pool = PoolServer(spec, self._token, self._pool_changed)
+        self._owns_launcher = launcher is None
+        self._launcher = launcher or WorkerPool(spec)
         self._tasks: list[asyncio.Task[None]] = []
-        self._all_ready = asyncio.Event()
-        self._failed: asyncio.Future[None] | None = None
+        self._all_ready: asyncio.Future[None] | None = None
         self._closing = False
         self._pings = 0
-        self._ready: Ready | None = None
-
-    @property
-    def ready(self) -> Ready:
-        """What the latest worker to come up said of itself.
-
-        Raises:
-            RuntimeError: when none came up.
-        """
-        if self._ready is None:
-            raise RuntimeError("the cluster has no worker yet")
-        return self._ready
 
     async def start(self) -> None:
         """Start all workers, at the same time, and return when they are ready.
@@ -120,24 +99,23 @@ class Supervisor:
         Raises:
             WorkerError: when a worker does not start, with the reason.
         """
-        self._failed = asyncio.get_running_loop().create_future()
-        if self._spec.transfer == "mooncake":
-            await asyncio.to_thread(_check_engine)
         spec, began_s = self._spec, time.monotonic()
+        self._all_ready = asyncio.get_running_loop().create_future()
+        if "mooncake" in {spec.transfer, spec.pool}:
+            try:
+                await asyncio.to_thread(load_wheel)
+            except StorageError as error:
+                raise WorkerError(str(error)) from error
         _LOG.info("starting %s: each loads %s with %d threads", ", ".join(spec.roles), spec.model, spec.threads)
         self._tasks = [asyncio.create_task(self._keep_running(name), name=name) for name in spec.roles]
         self._tasks.append(asyncio.create_task(self._check_pulses(), name="pulses"))
-        waiting = asyncio.create_task(self._all_ready.wait())
-        await asyncio.wait({waiting, self._failed}, return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
-        if self._failed.done():
-            await self._failed
+        await self._all_ready
         await self.pool.start(self.ready.shape.kv_bytes_per_token)
         _LOG.info("%d workers are ready after %.1f s", len(spec.roles), time.monotonic() - began_s)
 
     def keep_spares(self) -> None:
         """From now on prepare processes in the background that replace workers."""
-        self._pool.keep_spares()
+        self._launcher.keep_spares()
 
     async def close(self) -> None:
         """Stop every worker, and see that it did stop."""
@@ -152,8 +130,8 @@ class Supervisor:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.pool.close()
-        if self._owns_pool:
-            await asyncio.to_thread(self._pool.close)
+        if self._owns_launcher:
+            await asyncio.to_thread(self._launcher.close)
             return
         for process in processes:
             if not await asyncio.to_thread(process.wait, _STOP_S):
@@ -183,11 +161,12 @@ class Supervisor:
             if self._spec.roles[name] == "prefill":
                 link.send(UsePool(address))
         if address is None:
-            self._callbacks.worker_exit(POOL, "its process ended")
+            self._worker_exit(POOL, "its process ended")
 
     async def _keep_running(self, name: str) -> None:
         """One process after the other for a worker of this name, until the cluster closes."""
-        pause_s = 0.0
+        pause_s, all_ready = 0.0, self._all_ready
+        assert all_ready is not None  # noqa: S101  # the cluster has begun to start
         while not self._closing:
             await asyncio.sleep(pause_s)
             began_s = time.monotonic()
@@ -200,9 +179,9 @@ class Supervisor:
                 reason = repr(error)
             if self._closing:
                 return
-            if not self._all_ready.is_set():
-                if self._failed is not None and not self._failed.done():
-                    self._failed.set_exception(WorkerError(f"{name} did not start: {reason}"))
+            if not all_ready.done():
+                all_ready.set_exception(WorkerError(f"{name} did not start: {reason}"))
+            if all_ready.cancelled() or all_ready.exception() is not None:
                 return
             ran_s = time.monotonic() - began_s
             pause_s = pause_before_restart_s(pause_s, ran_s)
@@ -213,26 +192,21 @@ class Supervisor:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
             try:
-                process = await asyncio.to_thread(
-                    self._pool.launch, worker_spec(self._spec, name, self._token), theirs
-                )
+                spec = worker_spec(self._spec, name, self._token)
+                process = await asyncio.to_thread(self._launcher.launch, spec, theirs)
             except BaseException:
                 ours.close()
                 raise
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         try:
-            link = Link(
-                ready=await self._first_message(reader, process),
-                process=process,
-                writer=writer,
-                heard_s=time.monotonic(),
-            )
-            self.links[name], self._ready = link, link.ready
+            ready = await self._first_message(reader, process)
+            link = Link(ready=ready, process=process, writer=writer, heard_s=time.monotonic())
+            self.links[name], self.ready = link, ready
             if self._spec.roles[name] == "prefill" and self.pool.address is not None:
                 link.send(UsePool(self.pool.address))
-            self._callbacks.worker_up(name, link)
-            if len(self.links) == len(self._spec.roles):
-                self._all_ready.set()
+            self._worker_up(name, link)
+            if len(self.links) == len(self._spec.roles) and self._all_ready and not self._all_ready.done():
+                self._all_ready.set_result(None)
             problem = await self._listen(name, link, reader)
         except BaseException:
             process.kill()
@@ -240,7 +214,7 @@ class Supervisor:
         finally:
             writer.close()
             if self.links.pop(name, None) is not None:
-                self._callbacks.worker_exit(name, "it is gone")
+                self._worker_exit(name, "it is gone")
         if problem:
             process.kill()
             return problem
@@ -274,7 +248,7 @@ class Supervisor:
                 message = WORKER_MESSAGES.decode(body)
                 if isinstance(message, Pong) and message.busy_s > _LONGEST_STEP_S:
                     return f"one iteration took more than {_LONGEST_STEP_S:g} s"
-                self._callbacks.message(name, message)
+                self._heard(name, message)
         except ConnectionResetError:  # killed in the middle of a frame
             return ""
         except (OSError, ProtocolError, msgspec.MsgspecError) as error:

@@ -51,16 +51,12 @@ def words(done):
         (("--coupled", 1, "--max-num-batched-tokens", 64), "it is for prefill workers"),
         (("--coupled", 1, "--pool", "remote"), "leave out --pool"),
         (("--pool-tokens", 4096), "leave out --pool-tokens: there is no --pool"),
-        (("--pool", "remote", "--pool-address", "127.0.0.1:9"), "needs the secret of that server"),
-        (("--pool", "mooncake", "--pool-key", "x" * 16), "takes no secret"),
-        (("--pool", "remote", "--pool-address", "127.0.0.1:9", "--pool-tokens", 9), "has its own size"),
         (("--coupled", 1, "--batching", "orca", "--chunked-prefill-size", 64), "orca never cuts a prompt"),
         (("--coupled", 1, "--admission", "predictive"), "separate prefill and decode pools"),
         (("--admission", "priority"), "live requests have none"),
         (("--ttft-slo", 30), "leave out --ttft-slo"),
         (("--tbt-slo", 1), "leave out --tbt-slo"),
         (("--model", "folder", "--seed", 0), "leave out --seed"),
-        (("--served-model-name", ""), "the name is empty"),
     ],
 )
 def test_serve_refuses(arguments, says):
@@ -106,61 +102,12 @@ def test_serve_warns(host, token, transfer, says):
 
 
 def test_replay_refuses(file):
-    """So are a divisor that cuts blocks, and a cluster beside a server."""
+    """So are a divisor that cuts blocks, a window that no request fits into, and what `serve` refuses."""
     done = invoke("replay", file, "--divide", 7)
     assert done.exit_code == 2
     assert "block size of 512" in words(done)
-    assert invoke("replay", file, "--base-url", "http://127.0.0.1:1", "--prefill", 1).exit_code == 2
+    assert "leave out --batching" in words(invoke("replay", file, "--batching", "vllm"))
     assert invoke("replay", file, "--max-model-len", 3).exit_code == 2
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("--prefill", 1),
-        ("--decode", 1),
-        ("--coupled", 1),
-        ("--batching", "sarathi_serve"),
-        ("--placement", "random"),
-        ("--admission", "none"),
-        ("--ttft-slo", 30),
-        ("--tbt-slo", 1),
-        ("--transfer-backend", "tcp"),
-        ("--device", "cpu"),
-        ("--threads", 1),
-        ("--seed", 0),
-        ("--log", "log.jsonl"),
-    ],
-)
-def test_replay_over_http_refuses_what_makes_a_cluster(file, option, value):
-    """The server has its own; also an option that repeats a default is no word to it."""
-    done = invoke("replay", file, "--base-url", "http://127.0.0.1:1", option, value)
-    assert done.exit_code == 2
-    assert f"leave out {option}:" in words(done)
-
-
-def test_a_key_is_for_a_server(file, monkeypatch):
-    """Typed without a server it is refused; in the environment it may wait for one."""
-    assert "leave out --api-key:" in words(invoke("replay", file, "--api-key", "x" * 16))
-    monkeypatch.setenv("MOONCAKE_LAB_API_KEY", "x" * 16)
-    assert "block size of 512" in words(invoke("replay", file, "--divide", 7))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("--batching", "vllm"), "leave out --batching"),
-        (("--coupled", 1, "--transfer-backend", "tcp"), "leave out --transfer-backend"),
-        (("--coupled", 1, "--admission", "predictive"), "separate prefill and decode pools"),
-        (("--admission", "priority"), "live requests have none"),
-        (("--model", "folder", "--seed", 0), "leave out --seed"),
-    ],
-)
-def test_replay_refuses_as_serve_does(file, arguments, says):
-    """A cluster of its own is described by the same rules."""
-    done = invoke("replay", file, *arguments)
-    assert done.exit_code == 2
-    assert says in words(done)
 
 
 @pytest.mark.slow
@@ -226,9 +173,5 @@ def test_a_start_is_shown_and_its_failure_is_one_line(file, tmp_path, command):
     assert done.returncode == 1
     assert "INFO starting prefill-0, decode-0: each loads random:lab-tiny with 1 threads" in done.stderr
     error = done.stderr.splitlines()[-1]
-    assert re.fullmatch(
-        rf"mooncake-lab {command}: (prefill|decode)-0 did not start: exited with status 3;"
-        " last lines of its stderr: no such library",
-        error,
-    )
+    assert re.fullmatch(rf"mooncake-lab {command}: (prefill|decode)-0 did not start: exited with status 3", error)
     assert "Traceback" not in done.stderr

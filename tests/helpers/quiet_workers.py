@@ -7,13 +7,6 @@ from mooncake_lab.serving.frames import pack
 from mooncake_lab.serving.messages import VERSION, Job, Ready, Report, SamplingParams
 
 
-class NoPool:
-    """A pool that starts no process."""
-
-    def check(self, spec):
-        """Every spec is right."""
-
-
 class Line:
     """A link to a worker that encodes what it is sent, as a real one, and does nothing."""
 
@@ -51,9 +44,9 @@ class QuietCluster:
             LiveSpec(**changes),
             believed,
             estimate or LatencyEstimator(believed),
-            pool=NoPool(),
             write=self.write,
         )
+        self.runtime.supervisor.ready = self.line("decode-0").ready
         self.runtime.begin_run()
         for name in self.runtime.spec.roles:
             self.bring_up(name)
@@ -62,12 +55,15 @@ class QuietCluster:
         """One record of the log."""
         self.records.append(record)
 
+    def line(self, name):
+        """A link to a worker of this cluster."""
+        window, capacity_tokens = self._sizes
+        return Line(name, window=window, capacity_tokens=capacity_tokens)
+
     def bring_up(self, name):
         """A worker comes up."""
-        window, capacity_tokens = self._sizes
-        line = self.lines[name] = Line(name, window=window, capacity_tokens=capacity_tokens)
+        line = self.lines[name] = self.line(name)
         self.runtime.supervisor.links[name] = line
-        self.runtime.supervisor._ready = line.ready
         self.runtime._worker_up(name, line)
 
     def take_down(self, name):
@@ -75,10 +71,10 @@ class QuietCluster:
         del self.runtime.supervisor.links[name]
         self.runtime._worker_exit(name, "it is gone")
 
-    def submit(self, prompt, max_new_tokens=4, request=None, **asked):
+    def submit(self, prompt, max_new_tokens=4, traced=None, **asked):
         """A client sends a prompt; its stream."""
         generation = SamplingParams(max_new_tokens=max_new_tokens, **asked)
-        return self.runtime.submit(prompt, generation, **(request or {}))
+        return self.runtime.submit(prompt, generation, traced=traced)
 
     def hear(self, name, *events, tokens=()):
         """A worker reports events of the run."""

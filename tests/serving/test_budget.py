@@ -1,11 +1,14 @@
 """What is admitted: by what requests are expected to need, not by the most that they may."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from quiet_workers import QuietCluster
 
+from mooncake_lab.conductor import LatencyEstimator
+from mooncake_lab.perf import DecodeLatency
 from mooncake_lab.serving import RejectedError
 
 WINDOW = 8192
@@ -19,9 +22,9 @@ class Floor(QuietCluster):
         super().__init__(believed, window=WINDOW, capacity_tokens=CAPACITY, **changes)
 
     @property
-    def budget(self):
+    def clients(self):
         """Of its run."""
-        return self.runtime._clients.budget
+        return self.runtime._clients
 
     def one(self, tokens=20, most=None):
         """A request that may use the whole window."""
@@ -75,13 +78,13 @@ def test_the_budget_is_bounded(make):
     rng = np.random.default_rng(0)
     refused = 0
     for _ in range(1500):
-        held = floor.budget.held()
+        held = floor.clients.held_tokens()
         try:
             floor.one(tokens=int(rng.integers(1, 4000)), most=int(rng.integers(1, 4000)))
-            assert floor.budget.held() <= 4 * CAPACITY
+            assert floor.clients.held_tokens() <= 4 * CAPACITY
         except RejectedError:
             refused += 1
-            assert floor.budget.held() == held
+            assert floor.clients.held_tokens() == held
         streams = list(floor.runtime.streams.values())
         for i in rng.choice(len(streams), size=min(4, len(streams)), replace=False):
             stream = streams[i]
@@ -100,7 +103,7 @@ def test_what_an_answer_is_expected_to_be(make, most, made, answer):
     floor = make()
     stream = floor.one(most=most)
     stream.tokens += [1] * made
-    assert floor.budget.tokens(stream) == 20 + answer
+    assert floor.clients.expected_tokens(stream) == 20 + answer
 
 
 def test_alone_everything_that_fits_is_taken(make):
@@ -113,56 +116,21 @@ def test_alone_everything_that_fits_is_taken(make):
     floor.one()
 
 
-def test_retry_after_is_the_backlog(make, monkeypatch):
-    """Refused clients are told when their turn comes at the rate at which requests ended, one behind the other."""
-    now_s = 1000.0
-    monkeypatch.setattr("time.monotonic", lambda: now_s)
-    floor = make(estimate=KnowsNothing())  # only what was seen counts
-    taken, first = floor.fill(most=512)
-    assert len(taken) == 4 * CAPACITY // 532
-    assert first.retry_after_s == 1  # nothing is known yet
-    for _ in range(5):
-        now_s += 2
-        floor.runtime.stop(taken.pop())
-    _, _ = floor.fill(most=512)
-    told = []
-    for _ in range(1000):
-        with pytest.raises(RejectedError) as refused:
-            floor.one(most=512)
-        told.append(refused.value.retry_after_s)
-    assert told == sorted(told)
-    assert told[0] >= 2
-    assert told[3] > told[0]
-    rate = 5 * 532 / 8  # tokens a second, over the time since the first of them ended
-    assert told[-1] == min(600, int(np.ceil(floor.budget.held() / rate)))
-    now_s += 700
-    with pytest.raises(RejectedError) as refused:
-        floor.one(most=512)
-    assert refused.value.retry_after_s == 1  # nothing ended for long, and nothing is known again
-
-
-def test_retry_after_follows_the_model_where_nothing_ended(make, believed):
-    """By the latency model, the first who is refused waits for one request, the last for all under way."""
-    floor = make(max_inflight_requests=200)
+def test_retry_after_follows_the_model(make, believed):
+    """A refused client waits for its share of the time in which the model expects everything to be done."""
+    slow = replace(believed, decode=DecodeLatency(1.0, 0.0, 0.0))
+    floor = make(estimate=LatencyEstimator(slow), max_inflight_requests=200)
     taken, refused = floor.fill()
-    step_s = believed.decode.step_s(200, 200 * 20)
-    whole_s = 200 * believed.prefill.seconds(20, 0) + 512 * step_s
+    whole_s = 200 * slow.prefill.seconds(20, 0) + 512 * 1.0
     assert len(taken) == 200
-    assert refused.retry_after_s == 1
-    for _ in range(300):
-        with pytest.raises(RejectedError) as last:
-            floor.one()
-    assert np.ceil(512 * step_s) <= last.value.retry_after_s <= np.ceil(whole_s)
+    assert refused.retry_after_s == pytest.approx(whole_s / 200, abs=1)
+    with pytest.raises(RejectedError) as long:
+        floor.one(tokens=4000)
+    assert long.value.retry_after_s == pytest.approx(whole_s * 4512 / (200 * 532), abs=1)
 
 
-def test_what_is_remembered_of_refused_clients_is_bounded(make):
-    """However many are refused, no more is remembered of them than what all requests under way need."""
-    floor = make(max_inflight_requests=100)
-    taken, _ = floor.fill()
-    for _ in range(1000):
-        with pytest.raises(RejectedError):
-            floor.one()
-    budget = floor.budget
-    refused = [tokens for _, tokens in budget._refused]
-    assert len(refused) <= len(taken) + 1
-    assert sum(refused) == budget._refused_tokens
+def test_retry_after_is_bounded(make):
+    """Where the estimates know no end, a client waits ten minutes."""
+    floor = make(estimate=KnowsNothing(), max_inflight_requests=4)
+    _, refused = floor.fill()
+    assert refused.retry_after_s == 600

@@ -15,7 +15,7 @@ from mooncake_lab.serving.launch import WorkerError
 from mooncake_lab.serving.launch.process import _place
 from mooncake_lab.serving.messages import VERSION, WORKER_MESSAGES, Ping, Pong, Ready
 from mooncake_lab.serving.spec import worker_spec
-from mooncake_lab.serving.supervisor import Callbacks, Supervisor
+from mooncake_lab.serving.supervisor import Supervisor
 from mooncake_lab.store.backends import ProtocolError
 
 HEADER = struct.Struct("<4sI")
@@ -106,9 +106,6 @@ class FakePool:
         self.messages = messages
         self.ends = []
 
-    def check(self, spec):
-        pass
-
     def launch(self, spec, control):
         del spec
         end = control.dup()
@@ -133,12 +130,16 @@ def fake_pool():
         yield lambda *messages: opened.enter_context(contextlib.closing(FakePool(*messages)))
 
 
+def supervised(spec, pool, worker_exit=lambda *_: None):
+    """The workers of a cluster that does nothing with what it hears."""
+    return Supervisor(spec, pool, worker_up=lambda *_: None, heard=lambda *_: None, worker_exit=worker_exit)
+
+
 def start(spec, pool):
     """Start a cluster's workers, and close it."""
 
     async def starting():
-        callbacks = Callbacks(worker_up=lambda *_: None, message=lambda *_: None, worker_exit=lambda *_: None)
-        supervisor = Supervisor(spec, callbacks, pool)
+        supervisor = supervised(spec, pool)
         try:
             await asyncio.wait_for(supervisor.start(), 20)
         finally:
@@ -182,11 +183,8 @@ def test_nonsense_later_ends_a_worker(fake_pool, caplog):
 
     async def running():
         gone = asyncio.Event()
-        callbacks = Callbacks(
-            worker_up=lambda *_: None, message=lambda *_: None, worker_exit=lambda *_: gone.set()
-        )
         alone = LiveSpec(device="cpu", prefill_nodes=0, decode_nodes=0, coupled_nodes=1)
-        supervisor = Supervisor(alone, callbacks, fake_pool(pack([ready()]), b"\0" * 8))
+        supervisor = supervised(alone, fake_pool(pack([ready()]), b"\0" * 8), lambda *_: gone.set())
         await supervisor.start()
         await asyncio.wait_for(gone.wait(), 20)
         await asyncio.sleep(0.05)

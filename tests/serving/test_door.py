@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import math
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -18,10 +17,7 @@ from mooncake_lab.core import SLO
 from mooncake_lab.perf import DecodeLatency
 from mooncake_lab.serving import Pacer
 from mooncake_lab.serving.openai_api.app import MOST_BODY_BYTES
-from mooncake_lab.serving.openai_api.client import replay_over_http
-from mooncake_lab.serving.openai_api.parsing import BadRequestError, Reader, UnknownModelError
-from mooncake_lab.serving.openai_api.server import Address
-from mooncake_lab.serving.openai_api.stop_strings import Writer
+from mooncake_lab.serving.openai_api.streaming import Writer
 from mooncake_lab.serving.openai_api.tokenizer import ByteTokenizer
 
 MODEL = "random:lab-tiny"
@@ -108,11 +104,7 @@ def test_stop_sequence(door, client):
     [
         ({"prompt": []}, "prompts"),
         ({"prompt": [1, 999]}, "999"),
-        ({"max_tokens": 0}, "max_tokens is 0"),
         ({"max_tokens": 10**6}, "too many"),
-        ({"temperature": 3.0}, "temperature is 3.0"),
-        ({"n": 2}, "n is 2"),
-        ({"logprobs": 3}, "logprobs is 3"),
         ({"extra_body": {"nonsense": 1}}, "nonsense"),
     ],
 )
@@ -151,19 +143,6 @@ def test_strangers(door):
     assert httpx.get(f"{door.url}/health").json()["status"] == "ok"
     with door.client() as friend, pytest.raises(openai.NotFoundError, match="serves"):
         friend.completions.create(model="gpt-4", prompt="x")
-
-
-def test_models_and_metrics(door, client):
-    """The model is listed, and Prometheus finds what was served."""
-    assert [model.id for model in client.models.list()] == [MODEL]
-    assert client.models.retrieve(MODEL).id == MODEL
-    with pytest.raises(openai.NotFoundError, match="there is 'random:lab-tiny'"):
-        client.models.retrieve("gpt-4")
-    client.completions.create(model=MODEL, prompt="x", max_tokens=3)
-    page = httpx.get(f"{door.url}/metrics", headers={"Authorization": f"Bearer {door.token}"}).text
-    assert 'mooncake_requests_ended_total{how="finished"}' in page
-    assert "mooncake_ttft_seconds_count" in page
-    assert 'mooncake_workers{role="decode"} 1.0' in page
 
 
 def test_disconnect_cancels(door):
@@ -259,9 +238,6 @@ def test_nobody_is_let_in_after_the_last_call(open_door):
         with pytest.raises(openai.InternalServerError, match="the cluster is shut down") as raised:
             one.completions.create(model=MODEL, prompt="x")
         assert raised.value.status_code == 503
-    for wrong in (math.inf, math.nan, -1.0):
-        with pytest.raises(ValueError, match="drain_s is"):
-            Address(drain_s=wrong)
 
 
 def post(door, body, timeout=30):
@@ -323,31 +299,6 @@ def test_what_does_not_end_in_time_is_told(open_door):
     assert "the cluster is shut down" in said[-1]
     assert door.endings == [1]  # the operator is told how many are waited for
     assert not door.runtime.streams
-
-
-def test_replay_against_nobody_says_so(traced):
-    """A server that is not there is an error with a sentence, not a traceback."""
-
-    class Trace:
-        def requests(self):
-            return traced(2)
-
-    with pytest.raises(ValueError, match=r"none of 2 requests was served; of the first: ConnectError"):
-        replay_over_http(Trace(), "http://127.0.0.1:9", None, MODEL)
-
-
-READER = Reader(tokenizer=ByteTokenizer(), model="m", most_tokens=100)
-
-
-def test_options_are_refused_by_name():
-    """Every option that is not offered is named, never ignored."""
-    for option in ('"tools":[{}]', '"logprobs":true', '"presence_penalty":1', '"response_format":{"type":"json"}'):
-        body = f'{{"model":"m","messages":[{{"role":"user","content":"x"}}],{option}}}'
-        with pytest.raises(BadRequestError) as raised:
-            READER.chat(body.encode())
-        assert raised.value.param == option.split('"')[1]
-    with pytest.raises(UnknownModelError, match="serves 'm'"):
-        READER.completion(b'{"model":"other","prompt":"x"}')
 
 
 def test_writer_never_shows_part_of_a_stop():

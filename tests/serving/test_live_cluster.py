@@ -1,20 +1,21 @@
 """The live cluster: the same face and log as the simulator, over processes that really compute."""
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from mooncake_lab.conductor import ADMISSION_POLICIES, LatencyEstimator, Placement, decide
+from mooncake_lab.conductor import ADMISSION_POLICIES, KVCacheCentric, LatencyEstimator, Placement, decide
 from mooncake_lab.core import SLO, Finished, Moved, Placed, Prefilled, Rejected
 from mooncake_lab.metrics import check_log, run_summary
 from mooncake_lab.perf import model_shape
-from mooncake_lab.serving import FailedError, LiveCluster, LiveSpec, Pacer
+from mooncake_lab.serving import FailedError, LiveCluster, LiveSpec, Pacer, WorkerError
 from mooncake_lab.store.backends import StorageError
 from mooncake_lab.store.backends.mooncake_client import load_wheel
 from mooncake_lab.workload import SharedPrefix
 from mooncake_lab.workload.transforms import prompt_of, scaled_down
+
+COUPLED = {"prefill_nodes": 0, "decode_nodes": 0, "coupled_nodes": 1}
 
 
 def test_tokens_equal_one_engine(cluster, reference, rng):
@@ -76,13 +77,6 @@ def test_forgetting_is_done_when_it_returns(cluster, traced):
         cluster.reset_prefix_cache()
         log = cluster.run(requests)
         assert [record.reused_tokens for record in log if isinstance(record, Placed | Prefilled)] == [0, 0]
-
-
-def test_workers_are_other_processes(cluster):
-    """Each worker is a process of its own."""
-    pids = cluster.pids()
-    assert set(pids) == {"prefill-0", "decode-0"}
-    assert len({os.getpid(), *pids.values()}) == 3
 
 
 def test_decisions_replay(cluster, traced):
@@ -184,17 +178,39 @@ def test_coupled(open_cluster, traced, expected, batching):
     assert run_summary(log, SLO())["finished"] == len(requests)
 
 
-def test_refusals(cluster, pool):
-    """What cannot be is refused with the offending value: specs, requests, a pool of another model."""
-    with pytest.raises(ValueError, match="0 prefill, 1 decode"):
-        LiveSpec(prefill_nodes=0)
-    with pytest.raises(ValueError, match="chunk_tokens is 0"):
-        LiveSpec(chunk_tokens=0)
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"prefill_nodes": 0}, "0 prefill, 1 decode"),
+        ({"coupled_nodes": 1}, "1 coupled"),
+        ({"chunk_tokens": 0}, "chunk_tokens is 0"),
+        ({"most_waiting": 0.0}, "most_waiting is 0.0"),
+        ({"spares": -1}, "spares is -1"),
+        ({"transfer_bytes": 64}, "transfer_bytes is 64"),
+        (COUPLED | {"transfer": "mooncake"}, "Transfer Engine"),
+        (COUPLED | {"placement": KVCacheCentric()}, "share no store"),
+        ({"ssd_tokens": 64}, "give a folder and a size"),
+        ({"ssd_dir": "x"}, "give a folder and a size"),
+        ({"ssd_dir": "x", "ssd_tokens": 8}, "ssd_tokens is 8; a block of 16 has to fit"),
+        ({"ssd_dir": "x", "ssd_tokens": 64, "cache_tokens": 64}, "no use for ssd_tokens"),
+        (COUPLED | {"pool": "remote"}, "no use for pool_tokens"),
+        ({"pool": "remote", "prefix_reuse": False}, "no use for pool_tokens"),
+        ({"pool": "remote", "pool_tokens": 8}, "pool_tokens is 8; a block of 16 has to fit"),
+    ],
+)
+def test_a_spec_that_contradicts_itself_is_refused(changes, says):
+    """The sentence names the setting and its value."""
+    with pytest.raises(ValueError, match=says):
+        LiveSpec(**changes)
+
+
+def test_requests_that_do_not_fit_are_refused(cluster, pool):
+    """So are prompts too long, tokens that the model does not know, and a pool of another model."""
     with pytest.raises(ValueError, match="too many"):
         cluster.generate([[1] * 9000])
     with pytest.raises(ValueError, match="tokens 7 to 256"):
         cluster.generate([[7, 256]])
-    with pytest.raises(ValueError, match="cannot serve"):
+    with pytest.raises(WorkerError, match="cannot serve"):
         LiveCluster(LiveSpec(seed=1), pool=pool).__enter__()
 
 
@@ -278,29 +294,6 @@ def test_kvcache_travels_by_mooncakes_engine(open_cluster, traced, expected):
     assert check_log(log) == ()
 
 
-def test_engines_without_use_or_room_are_refused():
-    """Coupled workers move nothing, and an engine needs some memory."""
-    with pytest.raises(ValueError, match="transfer_bytes is 64"):
-        LiveSpec(transfer="mooncake", transfer_bytes=64)
-    with pytest.raises(ValueError, match="Transfer Engine"):
-        LiveSpec(transfer="mooncake", coupled_nodes=1, prefill_nodes=0, decode_nodes=0)
-
-
 def read_from_ssd(log):
     """Bytes that prefill workers read from their own SSDs."""
     return sum(record.bytes for record in log if isinstance(record, Moved) and record.source.endswith("/ssd"))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"ssd_tokens": 64},
-        {"ssd_dir": "x"},
-        {"ssd_dir": "x", "ssd_tokens": 8},
-        {"ssd_dir": "x", "ssd_tokens": 64, "cache_tokens": 64},
-    ],
-)
-def test_half_an_ssd_is_refused(change):
-    """A folder without a size, a size without a folder, and DRAM too small to evict from."""
-    with pytest.raises(ValueError, match=r"ssd_dir|has to fit|no use for"):
-        LiveSpec(**change)

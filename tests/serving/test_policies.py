@@ -15,7 +15,7 @@ from mooncake_lab.conductor import (
     PredictiveRejection,
     PriorityClasses,
 )
-from mooncake_lab.core import TracedRequest
+from mooncake_lab.core import Request, TracedRequest
 from mooncake_lab.serving import LiveSpec
 
 COUPLED = {"prefill_nodes": 0, "decode_nodes": 0, "coupled_nodes": 2}
@@ -53,8 +53,8 @@ def test_priority_and_session_reach_policies(believed):
     """The runtime hands both to admission, also when a request is placed again."""
     Sees.seen.clear()
     quiet = QuietCluster(believed, admission=Sees())
-    identity = {"request_id": 7, "session": "s", "priority": 2}
-    stream = quiet.submit(np.arange(40, dtype=np.int32), request=identity)
+    traced = Request(id=7, arrival_s=0.0, input_tokens=1, block_keys=(0,), session="s", priority=2)
+    stream = quiet.submit(np.arange(40, dtype=np.int32), traced=traced)
     assert Sees.seen == [(7, 2, "s")]
     quiet.take_down("decode-0")
     quiet.bring_up("decode-0")

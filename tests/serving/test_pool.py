@@ -12,19 +12,14 @@ from pathlib import Path
 
 import openai
 import pytest
-import torch
 from waiting import until
 
 from mooncake_lab.cluster import POOL, PrefixFetched
 from mooncake_lab.conductor import Placement
 from mooncake_lab.core import Finished, Moved, Prefilled, Request, TracedRequest, blocks_for
-from mooncake_lab.engine.kv_layout import KVLayout
 from mooncake_lab.perf import LinkLatency
-from mooncake_lab.serving import ClusterRuntime, LiveSpec, WorkerError
-from mooncake_lab.serving import prefix_cache as cache_module
-from mooncake_lab.serving.launch import pool as pool_module
-from mooncake_lab.serving.launch.pool import PoolServer
-from mooncake_lab.serving.spec import worker_spec
+from mooncake_lab.serving import ClusterRuntime, LiveSpec
+from mooncake_lab.serving.launch import pause_before_restart_s
 from mooncake_lab.store.backends import StorageError
 from mooncake_lab.store.backends.mooncake_client import load_wheel
 
@@ -246,7 +241,7 @@ def test_a_holder_that_stalls_holds_nobody(open_cluster, expected):
         live.run([turn(0, conversation=1)])
         pid = live.pids()["prefill-0"]
         os.kill(pid, signal.SIGSTOP)
-        live.listen(lambda record: os.kill(pid, signal.SIGCONT) if isinstance(record, Finished) else None)
+        live.on_record = lambda record: os.kill(pid, signal.SIGCONT) if isinstance(record, Finished) else None
         log = live.run([turn(1, conversation=1)])
         assert live.outputs == expected([turn(1, conversation=1)])
         assert live.pids()["prefill-0"] == pid
@@ -267,7 +262,7 @@ def test_a_cluster_that_ends_takes_its_pool_with_it(open_cluster):
 PARENT_OF_A_POOL = """
 import asyncio
 from mooncake_lab.serving import LiveSpec
-from mooncake_lab.serving.launch.pool import PoolServer
+from mooncake_lab.serving.launch import pause_before_restart_s
 async def main():
     pool = PoolServer(LiveSpec(pool="remote", pool_tokens=4096), bytes(32), lambda address: None)
     await pool.start(64)
@@ -290,67 +285,12 @@ def test_a_stopped_pool_ends_with_its_parent():
     assert ended
 
 
-def test_a_pool_that_ran_long_is_started_again_at_once(monkeypatch):
+def test_a_process_that_ran_long_is_started_again_at_once():
     """Each short run doubles the pause before the next start, and a long one sets it back."""
-    runs_s, clock, pauses = iter([1, 1, 1, 100, 1]), [0.0], []
-
-    class Process:
-        async def wait(self):
-            ran_s = next(runs_s, None)
-            if ran_s is None:
-                raise asyncio.CancelledError
-            clock[0] += ran_s
-            return 1
-
-    async def launch(_bytes):
-        server._process = Process()
-        return "here:1"
-
-    async def sleep(pause_s):
-        pauses.append(pause_s)
-
-    server = PoolServer(LiveSpec(pool="remote"), bytes(32), lambda _: None)
-    server._process = Process()
-    monkeypatch.setattr(server, "_launch", launch)
-    monkeypatch.setattr(pool_module.asyncio, "sleep", sleep)
-    monkeypatch.setattr(pool_module.time, "monotonic", lambda: clock[0])
-    with pytest.raises(asyncio.CancelledError):
-        asyncio.run(server._keep_running(1))
-    assert pauses == [0.1, 0.2, 0.4, 0.0, 0.1]
-
-
-def test_a_pool_elsewhere_is_as_large_as_it_is(monkeypatch):
-    """How much a worker remembers of a Mooncake Store at an address does not depend on `pool_tokens`."""
-    monkeypatch.setattr(cache_module, "MooncakeClient", lambda *_: None)
-    monkeypatch.setattr(cache_module, "MooncakePool", lambda _client, capacity_bytes, *_, **__: capacity_bytes)
-    layout = KVLayout(fingerprint=b"model", layers=2, kv_heads=1, head_width=128, dtype=torch.float32)
-    sizes = set()
-    for pool_tokens in (1024, 65_536):
-        spec = LiveSpec(pool="mooncake", pool_address="127.0.0.1:1", pool_tokens=pool_tokens)
-        sizes.add(cache_module.open_pool(worker_spec(spec, "prefill-0", bytes(32)), layout, "127.0.0.1:1"))
-    [size] = sizes
-    assert size > 2**20 * layout.bytes_per_token
-
-
-def test_a_pool_that_cannot_be_used_is_refused_in_a_sentence():
-    """What contradicts itself is refused when the spec is made."""
-    for changes, words in (
-        ({"pool_address": "127.0.0.1:1"}, "without a kind"),
-        ({"pool": "remote", "pool_address": "nowhere", "pool_token": bytes(32)}, "HOST:PORT"),
-        ({"pool": "remote", "pool_address": "127.0.0.1:1"}, "needs the secret"),
-        ({"pool": "mooncake", "pool_token": bytes(32)}, "takes no secret"),
-        ({"pool": "remote", "prefill_nodes": 0, "decode_nodes": 0, "coupled_nodes": 1}, "no use for a pool"),
-        ({"pool": "remote", "pool_tokens": 8}, "has to fit"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            LiveSpec(**changes)
-
-
-def test_a_pool_at_an_address_where_nothing_listens_is_refused(open_cluster):
-    """The cluster does not start, and the sentence names the address."""
-    settings = {"pool": "remote", "pool_address": "127.0.0.1:1", "pool_token": bytes(32)}
-    with pytest.raises(WorkerError, match=r"no pool answers at 127\.0\.0\.1:1"), open_cluster(**settings):
-        pass
+    pauses = [0.0]
+    for ran_s in (1, 1, 1, 100, 1):
+        pauses.append(pause_before_restart_s(pauses[-1], ran_s))
+    assert pauses == [0.0, 0.1, 0.2, 0.4, 0.0, 0.1]
 
 
 def test_a_pool_that_ends_before_the_first_run_is_started_again():

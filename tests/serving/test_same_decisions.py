@@ -17,7 +17,7 @@ from mooncake_lab.conductor import (
 )
 from mooncake_lab.core import SLO, CacheChanged, Request, TracedRequest
 from mooncake_lab.perf import DecodeLatency, HybridLatency, PrefillLatency
-from mooncake_lab.serving import Pacer, in_order
+from mooncake_lab.serving import Pacer
 from mooncake_lab.serving.spec import coordinator_spec
 
 BLOCK = 16
@@ -124,7 +124,9 @@ def keeps_the_laws(live, model, steps):
     """Nothing is left of requests that ended, and the laws of the coordinator hold all along."""
     follower = Follower(coordinator_spec(live.spec), LatencyEstimator(model), extend=lambda *_: None)
     follower.follow(steps)
-    follower.log = in_order([record for record in follower.log if not isinstance(record, CacheChanged)])
+    follower.log = sorted(
+        (record for record in follower.log if not isinstance(record, CacheChanged)), key=lambda one: one.at_s
+    )
     follower.check_log()
     assert not follower.coordinator.requests
     assert not any(worker.contexts or worker.prompts for worker in follower.coordinator.workers.up)

@@ -3,7 +3,7 @@
 import socket
 from typing import Final, Protocol
 
-from mooncake_lab.serving.spec import LiveSpec, WorkerSpec
+from mooncake_lab.serving.spec import WorkerSpec
 
 _LONGEST_PAUSE_S: Final = 10.0
 
@@ -41,12 +41,12 @@ class LaunchedWorker(Protocol):
 class Launcher(Protocol):
     """Starts workers."""
 
-    def check(self, spec: LiveSpec) -> None:
-        """Raise ValueError for a cluster that it cannot start workers for."""
-        ...
-
     def launch(self, spec: WorkerSpec, control: socket.socket) -> LaunchedWorker:
-        """Start a worker that holds one end of its control connection."""
+        """Start a worker that holds one end of its control connection.
+
+        Raises:
+            ValueError: when it starts no workers of this kind.
+        """
         ...
 
     def keep_spares(self) -> None:

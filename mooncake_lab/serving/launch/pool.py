@@ -1,4 +1,4 @@
-"""The pool of KVCache that all prefill workers share: a process beside the workers, or one that runs elsewhere.
+"""The pool of KVCache that all prefill workers share: a process beside the workers.
 
 The process is our block server, or Mooncake's master with a provider of memory. It ends with its cluster, however
 that ends, and is started again when it is gone: what it held is lost, and the workers compute it again.
@@ -15,13 +15,10 @@ from typing import Final, final
 
 from mooncake_lab.serving.launch import WorkerError, pause_before_restart_s
 from mooncake_lab.serving.spec import LiveSpec
-from mooncake_lab.store.backends import StorageError
-from mooncake_lab.store.backends.mooncake_client import load_wheel
 from mooncake_lab.store.backends.pool_process import ERROR
 
 _LOG: Final = logging.getLogger(__name__)
 _PROGRAM: Final = "mooncake_lab.store.backends.pool_process"
-_DIAL_S: Final = 5.0
 _START_S: Final = 60.0
 _STOP_S: Final = 3.0
 
@@ -53,16 +50,10 @@ class PoolServer:
         """
         if self._spec.pool is None:
             return
-        if self._spec.pool_address is not None:
-            await _check_answers(self._spec.pool_address)
-            self._set(self._spec.pool_address)
-            return
-        if self._spec.pool == "mooncake":
-            await asyncio.to_thread(_check_wheel)
         capacity_bytes = self._spec.pool_tokens * bytes_per_token
-        self._set(await self._launch(capacity_bytes))
+        process = await self._launch(capacity_bytes)
         _LOG.info("the pool of %d tokens is at %s", self._spec.pool_tokens, self.address)
-        self._task = asyncio.create_task(self._keep_running(capacity_bytes), name="pool")
+        self._task = asyncio.create_task(self._keep_running(process, capacity_bytes), name="pool")
 
     def kill(self) -> None:
         """Kill its process with SIGKILL: a fault, injected."""
@@ -75,12 +66,11 @@ class PoolServer:
         return None if self._process is None or self._process.returncode is not None else self._process.pid
 
     async def close(self) -> None:
-        """End its process."""
+        """End its process, which ends by itself when its standard input does."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        if self._process is not None and self._process.returncode is None:
-            assert self._process.stdin is not None  # noqa: S101  # it was asked for
+        if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
             try:
                 await asyncio.wait_for(self._process.wait(), _STOP_S)
@@ -88,36 +78,36 @@ class PoolServer:
                 self._process.kill()
                 await self._process.wait()
 
-    async def _keep_running(self, capacity_bytes: int) -> None:
+    async def _keep_running(self, process: asyncio.subprocess.Process | None, capacity_bytes: int) -> None:
         """Start the next process when one ends."""
         pause_s = 0.0
         while True:
             began_s = time.monotonic()
-            if self._process is not None:
-                status = await self._process.wait()
+            if process is not None:
+                status = await process.wait()
                 self._set(None)
                 _LOG.warning("the pool is gone, with what it held: its process ended with status %d", status)
             pause_s = pause_before_restart_s(pause_s, time.monotonic() - began_s)
             await asyncio.sleep(pause_s)
             try:
-                self._set(await self._launch(capacity_bytes))
+                process = await self._launch(capacity_bytes)
             except (WorkerError, OSError) as error:
+                process = None
                 _LOG.warning("the pool does not start: %s", error)
 
-    async def _launch(self, capacity_bytes: int) -> str:
-        """Start a process; its address.
+    async def _launch(self, capacity_bytes: int) -> asyncio.subprocess.Process:
+        """Start a process, and wait until it is up.
 
         Raises:
             WorkerError: when it reports an error, ends or takes too long.
         """
         pipe = asyncio.subprocess.PIPE
         command = [sys.executable, "-m", _PROGRAM, str(os.getpid()), str(self._spec.pool), str(capacity_bytes)]
-        process = await asyncio.create_subprocess_exec(
+        process = self._process = await asyncio.create_subprocess_exec(
             *command, stdin=pipe, stdout=pipe, start_new_session=True
         )  # a Ctrl-C in the terminal is for the cluster, which ends its pool last
         assert process.stdin is not None  # noqa: S101  # both were asked for
         assert process.stdout is not None  # noqa: S101  # likewise
-        self._process = process
         process.stdin.write(f"{self._token.hex()}\n".encode())
         line = b""
         with contextlib.suppress(TimeoutError):
@@ -127,32 +117,10 @@ class PoolServer:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             status = await process.wait()
-            self._process = None
             raise WorkerError(f"the pool: {said.removeprefix(ERROR) or f'its process ended with status {status}'}")
-        return said
+        self._set(said)
+        return process
 
     def _set(self, address: str | None) -> None:
         self.address = address
         self._changed(address)
-
-
-async def _check_answers(address: str) -> None:
-    """Fail where nothing listens at the address of a pool.
-
-    Raises:
-        WorkerError: with the address and the reason.
-    """
-    host, _, port = address.rpartition(":")
-    try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(host, int(port)), _DIAL_S)
-    except (OSError, TimeoutError, ValueError) as error:
-        raise WorkerError(f"no pool answers at {address}: {error or 'timed out'}; start it first") from None
-    writer.close()
-
-
-def _check_wheel() -> None:
-    """Whether Mooncake's wheel and its libraries are here, before anything of it is started."""
-    try:
-        load_wheel()
-    except StorageError as error:
-        raise WorkerError(str(error)) from error

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from mooncake_lab.engine import LlamaModel
-    from mooncake_lab.serving.launch.local import ModelSpec
-    from mooncake_lab.serving.spec import WorkerSpec
+    from mooncake_lab.serving.spec import ModelSpec, WorkerSpec
 
 _PR_SET_NAME: Final = 15
 _NICE: Final = 10
@@ -71,35 +70,39 @@ def _serve(pool: socket.socket, models: "dict[str, LlamaModel]") -> None:
 
 
 def _prepare(pool: socket.socket) -> "dict[str, LlamaModel]":
-    """Import, load and warm up what the pool's first message describes."""
+    """Import, load and warm up what the pool's first message describes.
+
+    The loaded model by its device: on a CPU one; on GPUs none yet, since the worker decides which GPU.
+    """
     import msgspec
-
-    from mooncake_lab.serving.launch.local import MOST_BYTES, ModelSpec
-
-    return _load(msgspec.msgpack.decode(pool.recv(MOST_BYTES), type=ModelSpec))
-
-
-def _load(model: "ModelSpec") -> "dict[str, LlamaModel]":
-    """The loaded model by its device: on a CPU one; on GPUs none yet, since the worker decides which GPU."""
     import torch
 
-    from mooncake_lab.engine import load_model, warm_up
+    from mooncake_lab.engine import warm_up
     from mooncake_lab.serving import worker  # what it imports is part of the preparation
+    from mooncake_lab.serving.launch.local import MOST_BYTES
+    from mooncake_lab.serving.spec import ModelSpec
 
     del worker
+    model = msgspec.msgpack.decode(pool.recv(MOST_BYTES), type=ModelSpec)
     torch.set_num_threads(model.threads)
     if model.device.startswith("cuda") or (model.device == "auto" and torch.cuda.is_available()):
         return {}
-    loaded = load_model(
+    loaded = _load(model, model.device)
+    warm_up(loaded)
+    return {"cpu": loaded}
+
+
+def _load(model: "ModelSpec", device: str) -> "LlamaModel":
+    from mooncake_lab.engine import load_model
+
+    return load_model(
         model.model,
-        device=model.device,
+        device=device,
         dtype=model.dtype,
         backend=model.backend,
         seed=model.seed,
         positions=model.max_model_len,
     )
-    warm_up(loaded)
-    return {"cpu": loaded}
 
 
 def _prepare_in_background(pool: socket.socket) -> "dict[str, LlamaModel]":
@@ -119,19 +122,11 @@ def _prepare_in_background(pool: socket.socket) -> "dict[str, LlamaModel]":
 
 def _work(control: socket.socket, spec: "WorkerSpec", models: "dict[str, LlamaModel]") -> None:
     """Be a worker until it is told to stop."""
-    from mooncake_lab.engine import load_model
     from mooncake_lab.serving.worker import Worker
 
     place = _place(spec, models)
     if place not in models:
-        models[place] = load_model(
-            spec.model,
-            device=place,
-            dtype=spec.dtype,
-            backend=spec.backend,
-            seed=spec.seed,
-            positions=spec.max_model_len,
-        )
+        models[place] = _load(spec, place)
     with control:
         Worker(control, spec, models[place]).run()
 

@@ -7,9 +7,9 @@ import ipaddress
 import math
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, final
+from typing import Any, Final, TypeVar, final
 
 import msgspec
 from starlette.applications import Starlette
@@ -19,7 +19,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from mooncake_lab.serving.openai_api.parsing import BadRequestError, Reader, UnknownModelError, Wanted
+from mooncake_lab.serving.openai_api.parsing import BadRequestError, ParsedRequest, Reader
 from mooncake_lab.serving.openai_api.streaming import Choice, Delta, Envelope, begin, pieces, stop
 from mooncake_lab.serving.openai_api.telemetry import Telemetry
 from mooncake_lab.serving.openai_api.tokenizer import Tokenizer
@@ -32,11 +32,8 @@ MOST_RECEIVED_BYTES: Final = 256 * 1024**2
 _READERS: Final = 2
 """Threads that read requests: behind a long one, a short one still has its turn."""
 _CLIENT_CLOSED: Final = 499
-_KINDS: Final = {
-    400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error",
-    405: "invalid_request_error", 408: "invalid_request_error", 413: "invalid_request_error",
-    429: "rate_limit_error",
-}  # fmt: skip
+_KINDS: Final = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+_Result = TypeVar("_Result")
 
 
 @final
@@ -62,7 +59,7 @@ class Door:
         model: str | None = None,
         body_s: float = 30.0,
     ) -> None:
-        self._runtime = runtime
+        self.runtime = runtime
         self._tokenizer = tokenizer
         self._telemetry = telemetry
         self._token = token
@@ -87,16 +84,16 @@ class Door:
             Route("/metrics", self._guarded(self._metrics, is_open_here=True), methods=["GET"]),
             Route("/health", self._health, methods=["GET"]),
         ]
-        return _unambiguous(Starlette(routes=routes, exception_handlers={HTTPException: _http_error}))
+        raised = (HTTPException, BadRequestError, RejectedError, FailedError, ClientDisconnect)
+        return _unambiguous(Starlette(routes=routes, exception_handlers=dict.fromkeys(raised, _refusal)))
 
     def _guarded(self, act: Callable[[Request], Any], *, is_open_here: bool = False) -> Callable[[Request], Any]:
         """The same, for clients that know the token, or for those of this machine too."""
 
         async def guarded(request: Request) -> Response:
             if not (self._knows_token(request) or (is_open_here and _is_from_here(request))):
-                wanted = {"WWW-Authenticate": "Bearer"}
                 says = "the bearer token is missing or wrong; the server printed it when it began"
-                return error(401, says, headers=wanted)
+                raise HTTPException(401, says, headers={"WWW-Authenticate": "Bearer"})
             return await act(request)
 
         return guarded
@@ -119,41 +116,46 @@ class Door:
     async def _one_model(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name != self._model:
-            return error(404, f"no model {name!r}; there is {self._model!r}", "model", code="model_not_found")
+            raise BadRequestError(f"no model {name!r}; there is {self._model!r}", "model", status=404)
         return _json(self._described)
 
     async def _health(self, _: Request) -> Response:
-        table = self._runtime.coordinator.workers
+        table = self.runtime.coordinator.workers
         workers = sorted(worker.name for worker in table.up)
         status = "ok" if table.can_serve else "waiting for workers"
         return _json({"status": status, "workers": workers}, 200 if table.can_serve else 503)
 
     async def _metrics(self, _: Request) -> Response:
-        runtime = self._runtime
+        runtime = self.runtime
         page = self._telemetry.page(runtime.workers, runtime.damaged_blocks, len(runtime.streams))
         return Response(page, media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    async def _answer(self, request: Request, read: Callable[[Reader, bytes], Wanted]) -> Response:
+    async def _answer(self, request: Request, read: Callable[[Reader, bytes], ParsedRequest]) -> Response:
         received_s = time.monotonic()
+        async with self._body(request) as body:
+            most = self.runtime.max_model_len()
+            reader = Reader(tokenizer=self._tokenizer, model=self._model, most_tokens=most)
+            parsed = await asyncio.get_running_loop().run_in_executor(self._reading, read, reader, body)
+        name = f"{'chatcmpl' if parsed.is_chat else 'cmpl'}-{secrets.token_hex(12)}"
+        choices = begin(self.runtime, parsed, self._tokenizer, name)
+        envelope = Envelope(id=name, model=self._model, parsed=parsed)
+        news = self._timed(choices, received_s)
+        is_streaming = False
         try:
-            async with self._body(request) as body:
-                most = self._runtime.max_model_len()
-                reader = Reader(tokenizer=self._tokenizer, model=self._model, most_tokens=most)
-                wanted = await asyncio.get_running_loop().run_in_executor(self._reading, read, reader, body)
-            name = f"{'chatcmpl' if wanted.is_chat else 'cmpl'}-{secrets.token_hex(12)}"
-            choices = begin(self._runtime, wanted, self._tokenizer, name)
-        except (BadRequestError, UnknownModelError, RejectedError, FailedError) as refused:
-            return _refusal(refused)
-        except ClientDisconnect:
-            return Response(status_code=_CLIENT_CLOSED)
-        envelope = Envelope(id=name, model=self._model, wanted=wanted)
-        act = self._streamed if wanted.is_stream else self._whole
-        return await act(request, envelope, choices, self._timed(choices, received_s))
+            if not parsed.is_stream:
+                return _json(envelope.whole(choices, await _unless_left(request, _collect(choices, news))))
+            # the first piece is waited for: a refusal before it is a status, not an event
+            events = self._events(envelope, choices, await _unless_left(request, anext(news, None)), news)
+            is_streaming = True
+            return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        finally:
+            if not is_streaming:
+                stop(self.runtime, choices)
 
     async def _timed(self, choices: list[Choice], received_s: float) -> AsyncGenerator[Delta, None]:
         """What is new; the first token is timed from when the request came, the front's own work included."""
         is_first = True
-        async with contextlib.aclosing(pieces(self._runtime, choices)) as news:
+        async with contextlib.aclosing(pieces(self.runtime, choices)) as news:
             async for piece in news:
                 if is_first and piece.tokens:
                     self._telemetry.first_token(time.monotonic() - received_s)
@@ -188,46 +190,6 @@ class Door:
             reason = f"{self._received_bytes} bytes are being received; allowed are {MOST_RECEIVED_BYTES}"
             raise HTTPException(429, reason, headers={"Retry-After": "1"})
 
-    async def _streamed(
-        self, request: Request, envelope: Envelope, choices: list[Choice], news: AsyncGenerator[Delta, None]
-    ) -> Response:
-        """The answer as it comes. The first piece is waited for: a refusal before it is a status, not an event."""
-        beginning = asyncio.ensure_future(anext(news, None))
-        leaving = asyncio.create_task(_left(request))
-        is_begun = False
-        try:
-            await asyncio.wait({beginning, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if not beginning.done():
-                return Response(status_code=_CLIENT_CLOSED)
-            events = self._events(envelope, choices, beginning.result(), news)
-            is_begun = True
-        except (FailedError, RejectedError) as failed:
-            return _refusal(failed)
-        finally:
-            leaving.cancel()
-            if not is_begun:
-                beginning.cancel()
-                stop(self._runtime, choices)
-        return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-
-    async def _whole(
-        self, request: Request, envelope: Envelope, choices: list[Choice], news: AsyncGenerator[Delta, None]
-    ) -> Response:
-        """The answer in one piece, unless the client goes away first."""
-        collecting = asyncio.create_task(_collect(choices, news))
-        leaving = asyncio.create_task(_left(request))
-        try:
-            await asyncio.wait({collecting, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if not collecting.done():
-                return Response(status_code=_CLIENT_CLOSED)
-            return _json(envelope.whole(choices, await collecting))
-        except (FailedError, RejectedError) as failed:
-            return _refusal(failed)
-        finally:
-            for task in (collecting, leaving):
-                task.cancel()
-            stop(self._runtime, choices)
-
     async def _events(
         self, envelope: Envelope, choices: list[Choice], first: Delta | None, rest: AsyncGenerator[Delta, None]
     ) -> AsyncIterator[bytes]:
@@ -241,13 +203,13 @@ class Door:
                         yield _event(envelope.part(piece, choices, is_first=piece.choice.index not in begun))
                         begun.add(piece.choice.index)
                     piece = await anext(news, None)
-            if envelope.wanted.include_usage:
+            if envelope.parsed.include_usage:
                 yield _event(envelope.closing(choices))
             yield b"data: [DONE]\n\n"
         except (FailedError, RejectedError) as failed:
             yield _event(_error_body(503, str(failed), None, "failed"))
         finally:
-            stop(self._runtime, choices)
+            stop(self.runtime, choices)
 
     @property
     def _described(self) -> dict[str, Any]:
@@ -270,7 +232,7 @@ def _unambiguous(app: ASGIApp) -> ASGIApp:
         names = {name for name, _ in scope.get("headers", ())}
         if {b"content-length", b"transfer-encoding"} <= names:
             says = "the request has both Content-Length and Transfer-Encoding; allowed is one of them"
-            await error(400, says, headers={"Connection": "close"})(scope, receive, send)
+            await _error(400, says, headers={"Connection": "close"})(scope, receive, send)
         else:
             await app(scope, receive, send)
 
@@ -289,32 +251,35 @@ def _is_from_here(request: Request) -> bool:
     return (mapped or address).is_loopback
 
 
-def error(
+async def _refusal(_: Request, raised: Exception) -> Response:
+    """The answer to a request that is not begun, as OpenAI's clients expect it."""
+    match raised:
+        case ClientDisconnect():
+            return Response(status_code=_CLIENT_CLOSED)
+        case HTTPException():
+            return _error(raised.status_code, raised.detail, headers=dict(raised.headers or {}))
+        case BadRequestError():
+            code = "model_not_found" if raised.status == 404 else None
+            return _error(raised.status, str(raised), raised.param, code)
+        case RejectedError():
+            wait = {"Retry-After": str(math.ceil(raised.retry_after_s))}
+            return _error(429, str(raised), code="rejected", headers=wait)
+        case _:
+            return _error(503, str(raised), code="failed")
+
+
+def _error(
     status: int,
     message: str,
     param: str | None = None,
-    *,
     code: str | None = None,
     headers: dict[str, str] | None = None,
 ) -> Response:
-    """An error as OpenAI's clients expect it."""
     return _json(_error_body(status, message, param, code), status, headers)
 
 
-def _refusal(refused: Exception) -> Response:
-    """The answer to a request that is not begun."""
-    if isinstance(refused, BadRequestError):
-        return error(400, str(refused), refused.param)
-    if isinstance(refused, UnknownModelError):
-        return error(404, str(refused), "model", code="model_not_found")
-    if isinstance(refused, RejectedError):
-        wait = {"Retry-After": str(math.ceil(refused.retry_after_s))}
-        return error(429, str(refused), code="rejected", headers=wait)
-    return error(503, str(refused), code="failed")
-
-
 def _error_body(status: int, message: str, param: str | None, code: str | None) -> dict[str, Any]:
-    kind = _KINDS.get(status, "server_error")
+    kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
@@ -326,12 +291,24 @@ def _event(body: object) -> bytes:
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
+async def _unless_left(request: Request, work: Awaitable[_Result]) -> _Result:
+    """What the work gives.
+
+    Raises:
+        ClientDisconnect: when the client hangs up before that.
+    """
+    working, leaving = asyncio.ensure_future(work), asyncio.create_task(_left(request))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+
+
 async def _left(request: Request) -> None:
     """Return when the client hangs up."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-async def _http_error(_: Request, raised: Exception) -> Response:
-    assert isinstance(raised, HTTPException)  # noqa: S101  # starlette calls it for nothing else
-    return error(raised.status_code, raised.detail, headers=dict(raised.headers or {}))

@@ -20,11 +20,7 @@ _MOST_BACKLOG: Final = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientLimits:
-    """What clients may take.
-
-    Raises:
-        ValueError: when one is not positive.
-    """
+    """What clients may take."""
 
     header_s: float = 10.0
     """From connecting, or from the first byte of a further request, to the end of its headers."""
@@ -37,31 +33,21 @@ class ClientLimits:
     connections: int = 4096
     """At once; fewer where the system allows the process fewer open files."""
 
-    def __post_init__(self) -> None:
-        for name in ("header_s", "body_s", "idle_s", "stalled_s", "connections"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"ClientLimits.{name} is {getattr(self, name)!r}; a positive number is needed")
 
+def available_files(wanted: int) -> tuple[int, int]:
+    """How many connections the open files of this process are enough for, and the backlog of its listening socket.
 
-@dataclass(frozen=True, slots=True)
-class Files:
-    """How many connections the open files of this process are enough for."""
-
-    connections: int
-    backlog: int
-    """Of the listening socket: the event loop accepts so many at once before it counts them."""
-
-    @classmethod
-    def available(cls, wanted: int) -> "Files":
-        """What there is, after the soft limit of open files is raised as far as it may be."""
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        most = _WANTED_FILES if hard == resource.RLIM_INFINITY else min(hard, _WANTED_FILES)
-        if soft != resource.RLIM_INFINITY and soft < most:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-            soft = most
-        files = _WANTED_FILES if soft == resource.RLIM_INFINITY else soft
-        backlog = max(1, min(_MOST_BACKLOG, files // 8))
-        return cls(connections=max(1, min(wanted, files - backlog - _SPARE_FILES)), backlog=backlog)
+    The soft limit of open files is raised first, as far as it may be. The backlog counts because the event loop
+    accepts so many at once before it counts them.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _WANTED_FILES if hard == resource.RLIM_INFINITY else min(hard, _WANTED_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        soft = most
+    files = _WANTED_FILES if soft == resource.RLIM_INFINITY else soft
+    backlog = max(1, min(_MOST_BACKLOG, files // 8))
+    return max(1, min(wanted, files - backlog - _SPARE_FILES)), backlog
 
 
 @final
@@ -76,21 +62,20 @@ class Gate:
     def __init__(self, limits: ClientLimits, connections: int) -> None:
         self.limits = limits
         self._most = connections
-        self._open = 0
+        self._open: set[ClientConnection] = set()
         self._waiting: dict[ClientConnection, None] = {}
         """Those without a request under way, who has waited longest first."""
 
     def enter(self, connection: "ClientConnection") -> bool:
         """Whether there is room for a new connection; one that waits is closed to make it."""
-        if self._open >= self._most:
+        if len(self._open) >= self._most:
             oldest = next(iter(self._waiting), None)
             if oldest is None:
                 return False
             self.leave(oldest)
-            oldest.drop()
-        self._open += 1
+            oldest.transport.abort()
+        self._open.add(connection)
         self._waiting[connection] = None
-        connection.is_counted = True
         return True
 
     def works(self, connection: "ClientConnection") -> None:
@@ -99,15 +84,13 @@ class Gate:
 
     def waits(self, connection: "ClientConnection") -> None:
         """No request of it is under way any more."""
-        if connection.is_counted:
+        if connection in self._open:
             self._waiting[connection] = None
 
     def leave(self, connection: "ClientConnection") -> None:
         """It has ended."""
         self._waiting.pop(connection, None)
-        if connection.is_counted:
-            connection.is_counted = False
-            self._open -= 1
+        self._open.discard(connection)
 
 
 @final
@@ -119,7 +102,6 @@ class ClientConnection(H11Protocol):
         self._gate = gate
         self._headers_due: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
-        self.is_counted = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """A client has connected."""
@@ -155,10 +137,6 @@ class ClientConnection(H11Protocol):
         self._stall = _stopped(self._stall)
         self._gate.leave(self)
         super().connection_lost(exc)
-
-    def drop(self) -> None:
-        """End it at once."""
-        self.transport.abort()
 
     def _look(self, *, has_more: bool = True) -> None:
         """See whether a request is under way now; if not, the next one's headers may have begun."""

@@ -1,7 +1,6 @@
 """What a client's request says: OpenAI's JSON, checked. Options that would change the answer are never ignored."""
 
 import contextlib
-import re
 import secrets
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -107,23 +106,19 @@ class Chat(_Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 _Body = TypeVar("_Body", Completion, Chat)
-_Prompt = TypeVar("_Prompt")
 
 
 class BadRequestError(ValueError):
-    """A request that cannot be served as it is (HTTP 400), and the parameter it is about."""
+    """A request that cannot be served as it is, the parameter it is about, and the HTTP status that says so."""
 
-    def __init__(self, message: str, param: str | None = None) -> None:
+    def __init__(self, message: str, param: str | None = None, *, status: int = 400) -> None:
         super().__init__(message)
         self.param = param
-
-
-class UnknownModelError(Exception):
-    """A request for a model that is not served here (HTTP 404)."""
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class ParsedRequest:
     """A request as the cluster can serve it."""
 
     prompts: tuple[npt.NDArray[np.int32], ...]
@@ -150,18 +145,17 @@ class Reader:
     most_tokens: int
     """Of a prompt and its answer together."""
 
-    def completion(self, body: bytes) -> Wanted:
+    def completion(self, body: bytes) -> ParsedRequest:
         """What a completion request wants.
 
         Raises:
-            BadRequestError: saying which parameter is wrong, and what is allowed.
-            UnknownModelError: when it is for another model.
+            BadRequestError: saying which parameter is wrong, and what is allowed; or it is for another model.
         """
         wish = _decode(body, Completion, self.model)
         prompts = tuple(_array(prompt) for prompt in self._prompts(bytes(wish.prompt)))
         return _wanted(wish, prompts, 16 if wish.max_tokens is None else wish.max_tokens, is_chat=False)
 
-    def chat(self, body: bytes) -> Wanted:
+    def chat(self, body: bytes) -> ParsedRequest:
         """What a chat completion request wants; for its errors see `completion`."""
         wish = _decode(body, Chat, self.model)
         if len(wish.messages) > self.most_tokens:
@@ -177,39 +171,30 @@ class Reader:
         most = wish.max_tokens if wish.max_completion_tokens is None else wish.max_completion_tokens
         return _wanted(wish, (prompt,), most or 0, is_chat=True)
 
-    def _prompts(self, prompt: bytes) -> list[list[int]]:
+    def _prompts(self, raw: bytes) -> list[list[int]]:
         """One prompt or several, as text or as token ids: the four forms that OpenAI's API allows.
 
         What has too many items is refused before any of them becomes an object: millions do not fit into memory
         fast, and keep the event loop waiting for the interpreter meanwhile.
         """
-        begin = re.match(rb"\[?\s*(.?)", prompt, re.DOTALL)
-        is_list, first = prompt.startswith(b"["), begin[1] if begin else b""
-        if not is_list:
-            one = _parsed(prompt, str)
-            self._check_length(len(one), "prompt")
-            return [self.tokenizer.encode(one)]
-        if first == b'"':
-            several = _parsed(prompt, list[str])
-            _check_count(len(several))
-            for text in several:  # all of them, before the first is tokenised
-                self._check_length(len(text), "prompt")
-            return [self.tokenizer.encode(text) for text in several]
-        if first == b"[":
-            _check_count(prompt.count(b"[") - 1)
-            self._check_tokens(prompt.count(b",") // MOST_PROMPTS)
-            ids = _parsed(prompt, list[list[int]])
-        else:
-            _check_count(first != b"]")
-            self._check_tokens(prompt.count(b",") + 1)
-            ids = [_parsed(prompt, list[int])]
-        for each in ids:
-            self._check_tokens(len(each))
-        return ids
-
-    def _check_tokens(self, tokens: int) -> None:
-        if tokens > self.most_tokens:
-            raise BadRequestError(f"a prompt of {tokens} tokens; no more than {self.most_tokens} fit", "prompt")
+        items, most_items = raw.count(b",") + 1, MOST_PROMPTS * self.most_tokens
+        if raw.startswith(b"[") and items > most_items:
+            raise BadRequestError(f"a list of {items} items; {most_items} tokens fit into all prompts", "prompt")
+        with _readable("a prompt is text, or a list of token ids, or a list of either", "prompt"):
+            found = msgspec.json.decode(raw, type=str | list[int | str | list[int]])
+        is_one = isinstance(found, str) or (found and all(isinstance(item, int) for item in found))
+        prompts: Any = [found] if is_one else found
+        if not 1 <= len(prompts) <= MOST_PROMPTS:
+            raise BadRequestError(f"{len(prompts)} prompts; allowed are 1 to {MOST_PROMPTS}", "prompt")
+        for prompt in prompts:  # all of them, before the first is tokenised
+            if isinstance(prompt, str):
+                self._check_length(len(prompt), "prompt")
+            elif isinstance(prompt, int):
+                raise BadRequestError(f"a list that holds {prompt} beside other prompts", "prompt")
+            elif len(prompt) > self.most_tokens:
+                says = f"a prompt of {len(prompt)} tokens; no more than {self.most_tokens} fit"
+                raise BadRequestError(says, "prompt")
+        return [self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
 
     def _check_length(self, characters: int, name: str) -> None:
         most = self.most_tokens * self.tokenizer.most_characters_a_token
@@ -222,11 +207,11 @@ class Reader:
 
 def _wanted(
     wish: Completion | Chat, prompts: tuple[npt.NDArray[np.int32], ...], most: int, *, is_chat: bool
-) -> Wanted:
+) -> ParsedRequest:
     options = wish.stream_options
     # draws depend on seed and place alone, so that a request placed again goes on as it was
     seed = secrets.randbits(62) if wish.seed is None else wish.seed % _SEEDS
-    return Wanted(
+    return ParsedRequest(
         prompts=prompts,
         params=SamplingParams(
             max_new_tokens=most,
@@ -254,7 +239,8 @@ def _decode(body: bytes, kind: type[_Body], model: str) -> _Body:
             raise BadRequestError(f"the body has {len(fields)} options; allowed are {_MOST_FIELDS}")
         wish = msgspec.json.decode(msgspec.json.encode(_offered(fields)), type=kind)
     if wish.model != model:
-        raise UnknownModelError(f"the model {wish.model!r} does not exist; this cluster serves {model!r}")
+        says = f"the model {wish.model!r} does not exist; this cluster serves {model!r}"
+        raise BadRequestError(says, "model", status=404)
     for name, (least, most) in BOUNDS.items():
         value = getattr(wish, name, None)
         if value is not None and not least <= value <= most:
@@ -298,12 +284,6 @@ def _stops(given: str | Sequence[str]) -> tuple[str, ...]:
     return stops
 
 
-def _parsed(raw: bytes, kind: type[_Prompt]) -> _Prompt:
-    says = "a prompt is text, or a list of token ids, or a list of either"
-    with _readable(says, "prompt"):
-        return msgspec.json.decode(raw, type=kind)
-
-
 @contextlib.contextmanager
 def _readable(says: str, param: str | None = None) -> Generator[None]:
     """What cannot be decoded inside is an error of the client.
@@ -319,11 +299,6 @@ def _readable(says: str, param: str | None = None) -> Generator[None]:
         raise BadRequestError(f"the body is not UTF-8: {error.reason} at byte {error.start}") from error
     except RecursionError as error:
         raise BadRequestError("the body nests lists or objects too deep") from error
-
-
-def _check_count(prompts: int) -> None:
-    if not 1 <= prompts <= MOST_PROMPTS:
-        raise BadRequestError(f"{prompts} prompts; allowed are 1 to {MOST_PROMPTS}", "prompt")
 
 
 def _array(tokens: list[int], name: str = "prompt") -> npt.NDArray[np.int32]:

@@ -14,25 +14,20 @@ import uvicorn
 
 from mooncake_lab.core import Record
 from mooncake_lab.serving.openai_api.app import Door
-from mooncake_lab.serving.openai_api.connections import ClientConnection, ClientLimits, Files, Gate
+from mooncake_lab.serving.openai_api.connections import ClientConnection, ClientLimits, Gate, available_files
 from mooncake_lab.serving.openai_api.telemetry import Telemetry
 from mooncake_lab.serving.openai_api.tokenizer import tokenizer_of
 from mooncake_lab.serving.runtime import ClusterRuntime
 from mooncake_lab.serving.spec import LiveSpec
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
-_LONGEST_DRAIN_S: Final = 86_400
 _FAREWELL_S: Final = 3
 """How long clients have to hear that their requests were ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where the door is, and who may come in.
-
-    Raises:
-        ValueError: when requests are to go on for no time that there is.
-    """
+    """Where the server is, and who may use it."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -45,10 +40,6 @@ class Address:
     """The name by which clients ask for the model; None takes the cluster's."""
     limits: ClientLimits = field(default_factory=ClientLimits)
     """What clients may take of time and connections."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.drain_s <= _LONGEST_DRAIN_S:
-            raise ValueError(f"drain_s is {self.drain_s!r}; allowed are 0 to {_LONGEST_DRAIN_S} s")
 
 
 async def serve(
@@ -112,8 +103,8 @@ def web_server(
         model=address.model,
         body_s=limits.body_s,
     )
-    files = Files.available(limits.connections)
-    connection: Any = functools.partial(ClientConnection, Gate(limits, files.connections))
+    connections, backlog = available_files(limits.connections)
+    connection: Any = functools.partial(ClientConnection, Gate(limits, connections))
     config = uvicorn.Config(
         door.app(),
         http=connection,
@@ -122,36 +113,27 @@ def web_server(
         log_config=None,
         log_level="error",  # what a client does wrong is no matter for the operator's log
         access_log=False,
-        backlog=files.backlog,
+        backlog=backlog,
         timeout_keep_alive=math.ceil(limits.idle_s),
         timeout_graceful_shutdown=math.ceil(address.drain_s) + _FAREWELL_S,
         server_header=False,
     )
-    return _Server(config, runtime, door, address.drain_s, ending)
+    return _Server(config, door, address.drain_s, ending)
 
 
 @final
 class _Server(uvicorn.Server):
     """Uvicorn that tells the clients whose requests it will not finish, instead of hanging up on them."""
 
-    def __init__(
-        self,
-        config: uvicorn.Config,
-        runtime: ClusterRuntime,
-        door: Door,
-        drain_s: float,
-        ending: Callable[[int], None],
-    ) -> None:
+    def __init__(self, config: uvicorn.Config, door: Door, drain_s: float, ending: Callable[[int], None]) -> None:
         super().__init__(config)
-        self._ending = ending
-        self._runtime = runtime
-        self._door = door
-        self._drain_s = drain_s
+        self._door, self._drain_s, self._ending = door, drain_s, ending
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no new connections, and wait for what is under way, as long as agreed."""
-        self._ending(len(self._runtime.streams))
-        late = asyncio.get_running_loop().call_later(self._drain_s, self._runtime.shut)
+        runtime = self._door.runtime
+        self._ending(len(runtime.streams))
+        late = asyncio.get_running_loop().call_later(self._drain_s, runtime.shut)
         try:
             await super().shutdown(sockets)
         finally:

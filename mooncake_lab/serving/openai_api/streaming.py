@@ -1,23 +1,74 @@
-"""Answers in OpenAI's JSON: whole, or as a stream of server-sent events."""
+"""Answers as clients see them: text from tokens, up to a stop sequence, in OpenAI's JSON, whole or streamed."""
 
 import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, final
 
 import msgspec
 import numpy as np
 
-from mooncake_lab.serving.messages import SamplingParams
-from mooncake_lab.serving.openai_api.parsing import BadRequestError, Wanted
-from mooncake_lab.serving.openai_api.stop_strings import Writer
-from mooncake_lab.serving.openai_api.tokenizer import Tokenizer
+from mooncake_lab.serving.openai_api.parsing import BadRequestError, ParsedRequest
+from mooncake_lab.serving.openai_api.tokenizer import TextStream, Tokenizer
 from mooncake_lab.serving.runtime import ClusterRuntime
 from mooncake_lab.serving.stream import RequestStream
 
 _REASONS: Final = {"length": "length", "end_token": "stop"}
+
+
+@final
+class Writer:
+    """One answer as it grows. Mutable: it holds back what may still become a stop sequence.
+
+    Args:
+        text: turns tokens into text.
+        stops: sequences that end the answer and are not part of it.
+        least_tokens: a sequence that begins before so many tokens are out does not end it.
+    """
+
+    __slots__ = ("_held", "_least", "_stops", "_text", "is_stopped")
+
+    def __init__(self, text: TextStream, stops: Sequence[str], *, least_tokens: int = 0) -> None:
+        self._text = text
+        self._stops = stops
+        self._least = least_tokens
+        self._held = ""
+        self.is_stopped = False
+
+    def push(self, token: int) -> str:
+        """What the client may see after one more token."""
+        text = self._text.push(token)
+        if self._least > 0:
+            self._least -= 1
+            return text
+        return self._release(text)
+
+    def finish(self) -> str:
+        """What was held back, at the end of the answer."""
+        if self.is_stopped:
+            return ""
+        last = self._release(self._text.finish())
+        held, self._held = self._held, ""
+        return last if self.is_stopped else last + held
+
+    def _release(self, fresh: str) -> str:
+        self._held += fresh
+        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if found:
+            self.is_stopped = True
+            shown, self._held = self._held[: min(found)], ""
+            return shown
+        keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
+        cut = len(self._held) - keep
+        shown, self._held = self._held[:cut], self._held[cut:]
+        return shown
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The longest end of the text that begins a stop sequence."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -40,7 +91,9 @@ class Delta:
     tokens: tuple[int, ...]
 
 
-def begin(runtime: ClusterRuntime, wanted: Wanted, tokenizer: Tokenizer, completion_id: str) -> list[Choice]:
+def begin(
+    runtime: ClusterRuntime, parsed: ParsedRequest, tokenizer: Tokenizer, completion_id: str
+) -> list[Choice]:
     """Place every prompt of a request; all of them, or none.
 
     Raises:
@@ -49,29 +102,23 @@ def begin(runtime: ClusterRuntime, wanted: Wanted, tokenizer: Tokenizer, complet
     """
     choices: list[Choice] = []
     try:
-        for index, prompt in enumerate(wanted.prompts):
-            params = wanted.params
+        for index, prompt in enumerate(parsed.prompts):
+            params = parsed.params
             if not params.max_new_tokens:
                 room = runtime.max_model_len() - len(prompt)
                 params = msgspec.structs.replace(params, max_new_tokens=max(1, room))
-            _check_least(params)
+            if params.min_new_tokens > params.max_new_tokens:
+                says = f"this answer may have 0 to {params.max_new_tokens} tokens"
+                raise BadRequestError(f"min_tokens is {params.min_new_tokens}; {says}", "min_tokens")  # noqa: TRY301
             stream = runtime.submit(np.asarray(prompt, dtype=np.int32), params, completion_id=completion_id)
-            writer = Writer(tokenizer.stream(), wanted.stops, least_tokens=params.min_new_tokens)
+            writer = Writer(tokenizer.stream(), parsed.stops, least_tokens=params.min_new_tokens)
             choices.append(Choice(index=index, stream=stream, writer=writer))
     except BaseException as error:
         stop(runtime, choices)
         if isinstance(error, ValueError) and not isinstance(error, BadRequestError):
-            raise BadRequestError(str(error), "messages" if wanted.is_chat else "prompt") from error
+            raise BadRequestError(str(error), "messages" if parsed.is_chat else "prompt") from error
         raise
     return choices
-
-
-def _check_least(params: SamplingParams) -> None:
-    if params.min_new_tokens > params.max_new_tokens:
-        raise BadRequestError(
-            f"min_tokens is {params.min_new_tokens}; this answer may have 0 to {params.max_new_tokens} tokens",
-            "min_tokens",
-        )
 
 
 def stop(runtime: ClusterRuntime, choices: Sequence[Choice]) -> None:
@@ -141,7 +188,7 @@ class Envelope:
 
     id: str
     model: str
-    wanted: Wanted
+    parsed: ParsedRequest
     created: int = field(default_factory=lambda: int(time.time()))
 
     def whole(self, choices: Sequence[Choice], texts: Sequence[str]) -> dict[str, Any]:
@@ -149,21 +196,21 @@ class Envelope:
         found: list[dict[str, Any]] = []
         for choice, text in zip(choices, texts, strict=True):
             content: dict[str, Any] = {"text": text}
-            if self.wanted.is_chat:
+            if self.parsed.is_chat:
                 content = {"message": {"role": "assistant", "content": text, "refusal": None}}
             found.append(self._choice(choice, content, tuple(choice.tokens), choice.finish_reason))
-        kind = "chat.completion" if self.wanted.is_chat else "text_completion"
+        kind = "chat.completion" if self.parsed.is_chat else "text_completion"
         return self._body(kind, found) | {"usage": usage(choices)}
 
     def part(self, piece: Delta, choices: Sequence[Choice], *, is_first: bool) -> dict[str, Any]:
         """One event of a stream."""
         content: dict[str, Any] = {"text": piece.text}
-        if self.wanted.is_chat:
+        if self.parsed.is_chat:
             content = {"delta": ({"role": "assistant"} if is_first else {}) | {"content": piece.text}}
         ends = piece.choice.finish_reason
         body = self._body(self._kind, [self._choice(piece.choice, content, piece.tokens, ends)])
-        if self.wanted.include_usage:  # OpenAI's other events have the field too, and it is null there
-            body["usage"] = usage(choices) if self.wanted.continuous_usage else None
+        if self.parsed.include_usage:  # OpenAI's other events have the field too, and it is null there
+            body["usage"] = usage(choices) if self.parsed.continuous_usage else None
         return body
 
     def closing(self, choices: Sequence[Choice]) -> dict[str, Any]:
@@ -172,7 +219,7 @@ class Envelope:
 
     @property
     def _kind(self) -> str:
-        return "chat.completion.chunk" if self.wanted.is_chat else "text_completion"
+        return "chat.completion.chunk" if self.parsed.is_chat else "text_completion"
 
     def _body(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
@@ -180,7 +227,7 @@ class Envelope:
     def _choice(
         self, choice: Choice, content: dict[str, Any], tokens: tuple[int, ...], ends: str | None
     ) -> dict[str, Any]:
-        also = {"token_ids": list(tokens)} if self.wanted.return_token_ids else {}
+        also = {"token_ids": list(tokens)} if self.parsed.return_token_ids else {}
         return {"index": choice.index, **content, "logprobs": None, "finish_reason": ends, **also}
 
 

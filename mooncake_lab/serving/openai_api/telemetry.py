@@ -1,6 +1,7 @@
 """What Prometheus scrapes: counters and latencies from the run log, gauges from the state of workers."""
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Final, final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -20,7 +21,6 @@ from mooncake_lab.core import (
     RunEnded,
 )
 
-_PREFIX: Final = "mooncake_"
 _TTFT_BUCKETS_S: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 _STEP_BUCKETS_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
 
@@ -31,28 +31,26 @@ class Telemetry:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._arrived = self._counter("requests", "Requests that arrived.")
-        self._ended = self._counter("requests_ended", "Requests that ended, by how.", "how")
-        self._placed = self._counter("placements", "Placements, repeated ones included.")
-        self._tokens = self._counter("prompt_tokens", "Prompt tokens, by what they cost.", "how")
-        self._generated = self._counter("generated_tokens", "Tokens shown to clients.")
-        self._moved = self._counter("moved_bytes", "KVCache bytes that arrived on another worker.")
-        self._ttft = self._histogram(
-            "ttft_seconds",
-            "From an HTTP request to its first token, the front included.",
-            _TTFT_BUCKETS_S,
-        )
-        self._placed_ttft = self._histogram(
-            "cluster_ttft_seconds", "The part of it after the prompt was tokenised.", _TTFT_BUCKETS_S
-        )
-        self._step = self._histogram("decode_step_seconds", "Decode steps.", _STEP_BUCKETS_S)
-        self._under_way = self._gauge("requests_under_way", "Requests in the cluster.")
-        self._workers = self._gauge("workers", "Living workers.", "role")
-        self._queued = self._gauge("queued_prompts", "Prompts queued or running.", "worker")
-        self._context = self._gauge("context_tokens", "KVCache tokens decoding there.", "worker")
-        self._damaged = self._counter(
-            "damaged_blocks", "KVCache blocks that were damaged when they were read, and not used.", "worker"
-        )
+        counter = partial(Counter, namespace="mooncake", registry=self._registry)
+        gauge = partial(Gauge, namespace="mooncake", registry=self._registry)
+        histogram = partial(Histogram, namespace="mooncake", registry=self._registry)
+        self._arrived = counter("requests", "Requests that arrived.")
+        self._ended = counter("requests_ended", "Requests that ended, by how.", ["how"])
+        self._placed = counter("placements", "Placements, repeated ones included.")
+        self._tokens = counter("prompt_tokens", "Prompt tokens, by what they cost.", ["how"])
+        self._generated = counter("generated_tokens", "Tokens shown to clients.")
+        self._moved = counter("moved_bytes", "KVCache bytes that arrived on another worker.")
+        says = "From an HTTP request to its first token, the front included."
+        self._ttft = histogram("ttft_seconds", says, buckets=_TTFT_BUCKETS_S)
+        says = "The part of it after the prompt was tokenised."
+        self._placed_ttft = histogram("cluster_ttft_seconds", says, buckets=_TTFT_BUCKETS_S)
+        self._step = histogram("decode_step_seconds", "Decode steps.", buckets=_STEP_BUCKETS_S)
+        self._under_way = gauge("requests_under_way", "Requests in the cluster.")
+        self._workers = gauge("workers", "Living workers.", ["role"])
+        self._queued = gauge("queued_prompts", "Prompts queued or running.", ["worker"])
+        self._context = gauge("context_tokens", "KVCache tokens decoding there.", ["worker"])
+        says = "KVCache blocks that were damaged when they were read, and not used."
+        self._damaged = counter("damaged_blocks", says, ["worker"])
         self._arrivals_s: dict[int, float] = {}
         self._told_damaged: dict[str, int] = {}
 
@@ -109,12 +107,3 @@ class Telemetry:
             self._damaged.labels(name).inc(blocks - self._told_damaged.get(name, 0))
         self._told_damaged = dict(damaged_blocks)
         return generate_latest(self._registry)
-
-    def _counter(self, name: str, says: str, *labels: str) -> Counter:
-        return Counter(_PREFIX + name, says, labels, registry=self._registry)
-
-    def _gauge(self, name: str, says: str, *labels: str) -> Gauge:
-        return Gauge(_PREFIX + name, says, labels, registry=self._registry)
-
-    def _histogram(self, name: str, says: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(_PREFIX + name, says, buckets=buckets, registry=self._registry)

@@ -3,53 +3,21 @@
 import codecs
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import Any, TypeAlias, final
 
 Message = dict[str, str]
 """One turn of a conversation: `role` and `content`."""
 
 
-class TextStream(Protocol):
-    """Turns tokens into text as they come."""
-
-    def push(self, token: int) -> str:
-        """The text that is certain after one more token."""
-        ...
-
-    def finish(self) -> str:
-        """What was held back."""
-        ...
-
-
-class Tokenizer(Protocol):
-    """What the front door needs of a tokenizer. `encode` and `encode_chat` run on another thread than `stream`."""
-
-    @property
-    def most_characters_a_token(self) -> int:
-        """The length of its longest token: a text of more characters than this times `n` has over `n` tokens."""
-        ...
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt."""
-        ...
-
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of a conversation, up to where the assistant is to speak."""
-        ...
-
-    def stream(self) -> TextStream:
-        """A fresh stream of text."""
-        ...
-
-
 @final
 class ByteTokenizer:
-    """Ids 0 to 255 are bytes of UTF-8; any higher id, which a random model may emit, reads as U+FFFD."""
+    """Ids 0 to 255 are bytes of UTF-8; any higher id, which a random model may emit, reads as U+FFFD.
 
-    @property
-    def most_characters_a_token(self) -> int:
-        """A character has a byte or more."""
-        return 1
+    `encode` and `encode_chat` of a tokenizer run on another thread than its streams.
+    """
+
+    most_characters_a_token = 1
+    """The length of its longest token: a text of more characters than this times `n` has over `n` tokens."""
 
     def encode(self, text: str) -> list[int]:
         """The bytes of the text."""
@@ -60,7 +28,7 @@ class ByteTokenizer:
         turns = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
         return self.encode(turns + "assistant:")
 
-    def stream(self) -> TextStream:
+    def stream(self) -> "_ByteStream":
         """A stream that holds back unfinished characters."""
         return _ByteStream()
 
@@ -87,13 +55,8 @@ class HuggingFaceTokenizer:
         from transformers import AutoTokenizer
 
         self._tokenizer: Any = AutoTokenizer.from_pretrained(directory, local_files_only=True)
-        self._longest = max(map(len, self._tokenizer.get_vocab()))
+        self.most_characters_a_token = max(map(len, self._tokenizer.get_vocab()))
         self._tokenizer.encode("")  # sets what truncates and pads, which later calls then leave as it is
-
-    @property
-    def most_characters_a_token(self) -> int:
-        """The length of the longest entry of its vocabulary."""
-        return self._longest
 
     def encode(self, text: str) -> list[int]:
         """Its token ids, with whatever it puts before a prompt."""
@@ -113,7 +76,7 @@ class HuggingFaceTokenizer:
             raise ValueError(f"the model's chat template refuses this conversation: {error}") from error
         return list(found)
 
-    def stream(self) -> TextStream:
+    def stream(self) -> "_HuggingFaceStream":
         """A stream that holds back unfinished characters."""
         return _HuggingFaceStream(self._tokenizer)
 
@@ -143,6 +106,11 @@ class _HuggingFaceStream:
 
     def _decode(self) -> str:
         return str(self._tokenizer.decode(self._tokens, skip_special_tokens=True))
+
+
+TextStream: TypeAlias = _ByteStream | _HuggingFaceStream
+"""Turns tokens into text as they come: `push` gives what is certain, `finish` what was held back."""
+Tokenizer: TypeAlias = ByteTokenizer | HuggingFaceTokenizer
 
 
 def tokenizer_of(model: str) -> Tokenizer:
