@@ -58,7 +58,7 @@ class Commands(TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         stub = typer.Typer(add_completion=False)
-        stub.command(cmd_name, help=COMMANDS[cmd_name][1])(lambda: None)
+        stub.command(cmd_name, short_help=COMMANDS[cmd_name][1])(lambda: None)
         return typer.main.get_command(stub)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -86,6 +86,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
+    rich_markup_mode=None,  # half of the time that the list of commands takes would be the import of rich
 )
 
 

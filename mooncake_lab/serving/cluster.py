@@ -150,15 +150,8 @@ class LiveCluster:
 
     async def _open(self) -> ClusterRuntime:
         model, estimate, pool = self._given
-        runtime = ClusterRuntime(
-            self.spec,
-            model,
-            estimate,
-            pool=pool,
-            write=self._write,
-            decided=self._decide,
-            heard=self._hear,
-        )
+        runtime = ClusterRuntime(self.spec, model, estimate, pool=pool, write=self._write)
+        runtime.on_decision, runtime.on_event = self._decide, self._hear
         return await runtime.__aenter__()
 
     def _write(self, record: Record) -> None:

@@ -51,8 +51,6 @@ class ClusterRuntime:
         estimate: what the Conductor estimates instead.
         pool: where workers come from; None makes one for this cluster alone.
         write: gets each record as the cluster learns of it.
-        decided: told each decision.
-        heard: told each event, and the time at which the coordinator learned of it.
 
     Raises:
         ValueError: when prefill workers have an SSD, and the latency model none.
@@ -66,8 +64,6 @@ class ClusterRuntime:
         *,
         pool: Launcher | None = None,
         write: Callable[[Record], None],
-        decided: Callable[[Decided], None] | None = None,
-        heard: Callable[[Event, float], None] | None = None,
     ) -> None:
         if spec.ssd_dir is not None and model is not None and model.ssd is None:
             raise ValueError(f"latency model {model.name!r} has no ssd, and prefill workers have one")
@@ -87,7 +83,11 @@ class ClusterRuntime:
         self._zero_s = time.monotonic()
         self._events: deque[Event] = deque()
         self._handling = False
-        self._write, self._decided, self._tell = write, decided, heard
+        self._write = write
+        self.on_decision: Callable[[Decided], None] | None = None
+        """Told each decision of the runs that begin from now on."""
+        self.on_event: Callable[[Event, float], None] | None = None
+        """Told each event, and the time at which the coordinator learned of it."""
         self._is_shut = False
 
     async def __aenter__(self) -> Self:
@@ -154,7 +154,7 @@ class ClusterRuntime:
             self._estimate,
             write=self._record,
             extend=self._clients.extend,
-            observe=self._decided,
+            observe=self.on_decision,
         )
         early = list(self._events)  # what workers found in their caches before the first run
         self._events.clear()
@@ -268,8 +268,8 @@ class ClusterRuntime:
 
     def _handle(self, event: Event, coordinator: Coordinator) -> None:
         now_s = self.now_s()
-        if self._tell is not None:
-            self._tell(event, now_s)
+        if self.on_event is not None:
+            self.on_event(event, now_s)
         for command in coordinator.on(event, now_s):
             try:
                 self._carry_out(command)

@@ -262,7 +262,7 @@ def test_a_cluster_that_ends_takes_its_pool_with_it(open_cluster):
 PARENT_OF_A_POOL = """
 import asyncio
 from mooncake_lab.serving import LiveSpec
-from mooncake_lab.serving.launch import pause_before_restart_s
+from mooncake_lab.serving.launch.pool import PoolServer
 async def main():
     pool = PoolServer(LiveSpec(pool="remote", pool_tokens=4096), bytes(32), lambda address: None)
     await pool.start(64)

@@ -158,9 +158,9 @@ def test_a_start_that_is_given_up_takes_no_process(program):
     ours, theirs = socket.socketpair()
     ours.close()
     theirs.close()
-    with WorkerPool(LiveSpec(model=MODEL, device="cpu")) as pool:
+    with WorkerPool(LiveSpec()) as pool:
         with pytest.raises(OSError, match="Bad file descriptor"):
-            pool.launch(worker_spec(LiveSpec(model=MODEL), "prefill-0", b"token"), theirs)
+            pool.launch(worker_spec(LiveSpec(), "prefill-0", b"token"), theirs)
         assert pool.pids() == []
 
 
