@@ -60,8 +60,8 @@ class _Failure:
     traceback: str | None = None
 
 
-def prepare_worker(threads: int) -> None:
-    """Set what a worker's kernels inherit: their share of the cores, and no calls home.
+def execute_in_worker(job: NotebookJob, threads: int) -> Outcome:
+    """`execute`, in a process of a batch: its kernel inherits its share of the cores, and calls nobody.
 
     What the caller has set already is left alone.
     """
@@ -69,11 +69,6 @@ def prepare_worker(threads: int) -> None:
         os.environ.setdefault(name, str(threads))
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("PYTHONWARNINGS", "ignore:IProgress not found")  # tqdm misses widgets; pages have none
-
-
-def execute_in_worker(job: NotebookJob, threads: int) -> Outcome:
-    """`execute`, in a process that belongs to a batch; what another process is asked to do."""
-    prepare_worker(threads)
     return execute(job)
 
 

@@ -29,11 +29,6 @@ class Cell(msgspec.Struct, frozen=True):
         """Whether papermill began to execute the cell; where a kernel dies it calls those behind finished, too."""
         return self.metadata.get("papermill", {}).get("start_time") is not None
 
-    @property
-    def is_finished(self) -> bool:
-        """Whether papermill has executed the cell."""
-        return self.metadata.get("papermill", {}).get("status") == "completed"
-
 
 class Notebook(msgspec.Struct, frozen=True):
     """The cells of a notebook and its metadata."""

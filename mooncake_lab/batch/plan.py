@@ -94,6 +94,7 @@ def plan(
     surroundings: str,
     traces: Mapping[str, str | None] | None = None,
     topics: Sequence[str] = (),
+    point: str = "",
 ) -> list[NotebookJob]:
     """The jobs for some notebooks, in the order of their names.
 
@@ -106,6 +107,7 @@ def plan(
         surroundings: what `surroundings_digest` returned.
         traces: what `found_traces` returned, which the executing process has to find too; None lets them find any.
         topics: only these; all when empty.
+        point: which point of a sweep it is.
 
     Raises:
         ValueError: when a topic has no notebook, or a notebook does not know a parameter.
@@ -139,6 +141,7 @@ def plan(
                 root=root,
                 traces=dict(traces or {}),
                 gathers=bool(notebook.tagged(GATHERS)),
+                point=point,
             )
         )
     return jobs
@@ -229,38 +232,6 @@ def points(grid: Mapping[str, Sequence[Value]]) -> list[Point]:
             raise ValueError(f"two points of the sweep would both be called {name!r}; run them one by one")
         found[name] = Point(name, parameters)
     return list(found.values())
-
-
-def plan_sweep(
-    notebooks: Iterable[Path],
-    *,
-    root: Path,
-    out: Path,
-    sweep: Sequence[Point],
-    surroundings: str,
-    traces: Mapping[str, str | None] | None = None,
-    topics: Sequence[str] = (),
-) -> list[NotebookJob]:
-    """The jobs of all points, each point with its own folder under `out` for copies and numbers.
-
-    Raises:
-        ValueError: as `plan`.
-    """
-    sources = list(notebooks)
-    return [
-        replace(job, point=point.name)
-        for point in sweep
-        for job in plan(
-            sources,
-            root=root,
-            out=out / point.name,
-            records=out / point.name,
-            parameters=point.parameters,
-            surroundings=surroundings,
-            traces=traces,
-            topics=topics,
-        )
-    ]
 
 
 def _range_or_value(text: str) -> Iterable[Value]:

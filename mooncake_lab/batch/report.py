@@ -17,7 +17,6 @@ from urllib.parse import quote
 
 import msgspec
 import pandas as pd
-from rich.table import Table
 
 from mooncake_lab.batch.chapters import tables
 from mooncake_lab.batch.execute import Outcome
@@ -72,16 +71,6 @@ def _beside(told: Mapping[str, Any], table: pd.DataFrame) -> pd.DataFrame:
     same = [name for name in doubled if (table[name] == told[name]).all()]
     own = table.drop(columns=same).rename(columns={name: f"table.{name}" for name in doubled})
     return pd.concat([pd.DataFrame([told] * len(own), index=own.index), own], axis=1)
-
-
-def shown(summary: Sequence[Mapping[str, Any]]) -> Table:
-    """The summary as a table for a terminal."""
-    table = Table("notebook", "parameters", "status", "seconds", "error")
-    for row in summary:
-        parameters = ", ".join(f"{name}={value}" for name, value in row["parameters"].items())
-        seconds = "" if row["status"] == "cached" else f"{row['seconds']:.1f}"
-        table.add_row(row["topic"], parameters, row["status"], seconds, row["error"] or "")
-    return table
 
 
 def write_tables(

@@ -1,34 +1,24 @@
-"""Many notebooks at once, in processes of this machine or on workers of a Dask cluster, with a progress display.
+"""Many notebooks at once, in processes of this machine or on workers of a Dask cluster.
 
 A worker of a cluster works in the same folder as here, under the same path (a shared file system), with the same
-environment; results come back through that folder. Progress is read from the executed copies themselves, which
-papermill saves after each cell.
+environment; results come back through that folder.
 """
 
 import os
 import threading
 import traceback
-from collections.abc import Generator, Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing import get_context, parent_process
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 from urllib.parse import urlsplit
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from mooncake_lab.batch.execute import Outcome, execute_in_worker
-from mooncake_lab.batch.notebook import read_notebook
+from mooncake_lab.batch.execute import Outcome, Status, execute_in_worker
 from mooncake_lab.batch.plan import NotebookJob, after_the_others
 
 PROCESSES: Final = "processes"
@@ -92,75 +82,12 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
 
 
-class Display:
-    """Shows the state of a batch on stderr; mutable, because a screen is."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._bars: dict[str, TaskID] = {}
-        self._progress = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description:<16}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("cells"),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
-
-    def waiting(self, job: NotebookJob) -> None:
-        """Show a notebook that will run."""
-        cells = len(read_notebook(job.root / job.source).cells) + 1  # papermill puts one in
-        self._bars[job.name] = self._progress.add_task(job.name, total=cells, start=False)
-
-    def look(self, jobs: Iterable[NotebookJob]) -> None:
-        """See how far the running notebooks are; does nothing unless the output is a terminal."""
-        if not self._console.is_terminal:
-            return
-        for job in jobs:
-            try:
-                cells = read_notebook(job.root / job.output).cells
-            except (OSError, ValueError):  # not begun, or being written right now
-                continue
-            self._progress.start_task(self._bars[job.name])
-            self._progress.update(self._bars[job.name], completed=sum(cell.is_finished for cell in cells))
-
-    def finished(self, outcome: Outcome) -> None:
-        """Say how a notebook ended."""
-        if (bar := self._bars.pop(outcome.name, None)) is not None:
-            self._progress.remove_task(bar)
-        match outcome.status:
-            case "cached":
-                how = "up to date"
-            case "executed":
-                how = f"executed in {outcome.seconds:.1f} s"
-            case "failed":
-                how = f"FAILED: {outcome.error}\n{'':17}read {outcome.notebook.as_posix()} up to there"
-        self._console.print(f"{outcome.name:<16} {how}", markup=False, highlight=False, soft_wrap=True)
-
-
-__all__ = ["Outcome", "run"]
-
-_LOOK_EVERY_S: Final = 0.5
-
-
 def run(
     jobs: Sequence[NotebookJob],
     *,
     workers: int,
     threads: int,
-    display: Display,
+    console: Console,
     force: bool = False,
     executor: str = PROCESSES,
 ) -> list[Outcome]:
@@ -174,72 +101,79 @@ def run(
         jobs: what `plan` returned.
         workers: notebooks at a time on this machine.
         threads: of the numeric libraries, in each notebook.
-        display: shows what happens.
+        console: gets a line per notebook and, if it is a terminal, a bar.
         force: execute also what is up to date.
         executor: `processes` or `dask://HOST:PORT`.
     """
     done: dict[str, Outcome] = {}
-    with display:
+    columns = TextColumn("notebooks"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=len(jobs))
+
+        def finished(outcome: Outcome) -> None:
+            done[outcome.name] = outcome
+            console.print(_line(outcome), markup=False, highlight=False, soft_wrap=True)
+            bar.advance(task)
+
         for gathers in (False, True):
             turn = [after_the_others(job) if gathers else job for job in jobs if job.gathers == gathers]
-            kept = {job.name: _cached(job) for job in turn if not force and job.is_done()}
-            for outcome in kept.values():
-                display.finished(outcome)
-            todo = [job for job in turn if job.name not in kept]
-            done |= kept | (_execute_all(todo, workers, threads, display, executor) if todo else {})
+            todo = [job for job in turn if force or not job.is_done()]
+            for job in turn:
+                if job not in todo:
+                    finished(_ended(job, "cached"))
+            if todo:
+                _execute_all(todo, workers, threads, finished, executor)
     return [done[job.name] for job in jobs]
 
 
-def _cached(job: NotebookJob) -> Outcome:
-    return Outcome(topic=job.topic, point=job.point, status="cached", seconds=0.0, notebook=job.output)
+def _line(outcome: Outcome) -> str:
+    """How a notebook ended."""
+    match outcome.status:
+        case "cached":
+            how = "up to date"
+        case "executed":
+            how = f"executed in {outcome.seconds:.1f} s"
+        case "failed":
+            how = f"FAILED: {outcome.error}\n{'':17}read {outcome.notebook.as_posix()} up to there"
+    return f"{outcome.name:<16} {how}"
 
 
 def _execute_all(
-    todo: Sequence[NotebookJob], workers: int, threads: int, display: Display, executor: str
-) -> dict[str, Outcome]:
+    todo: Sequence[NotebookJob],
+    workers: int,
+    threads: int,
+    finished: Callable[[Outcome], None],
+    executor: str,
+) -> None:
     """Everything that is to be done; a worker that dies takes no other notebook with it."""
-    done: dict[str, Outcome] = {}
     broken: list[NotebookJob] = []
     with opened(executor, workers=min(workers, len(todo))) as pool:
         running: dict[Future[Outcome], NotebookJob] = {}
         for job in reversed(todo):
-            display.waiting(job)
             try:
                 running[pool.submit(execute_in_worker, job, threads)] = job
             except BrokenExecutor:
                 broken.append(job)
-        while running:
-            finished, _ = wait(running, timeout=_LOOK_EVERY_S, return_when=FIRST_COMPLETED)
-            for future in finished:
-                job = running.pop(future)
-                if isinstance(future.exception(), BrokenExecutor):
-                    broken.append(job)
-                    continue
-                done[job.name] = _outcome(future, job)
-                display.finished(done[job.name])
-            display.look(running.values())
-    for job in broken:  # who of them broke it is not known: each once more, alone
+        for future in as_completed(running):
+            if isinstance(future.exception(), BrokenExecutor):
+                broken.append(running[future])
+            else:
+                finished(_outcome(future, running[future]))
+    for job in broken:  # which of them broke it is not known: each once more, alone
         with opened(executor, workers=1) as pool:
-            future = pool.submit(execute_in_worker, job, threads)
-            wait([future])
-            done[job.name] = _outcome(future, job)
-        display.finished(done[job.name])
-    return done
+            finished(_outcome(pool.submit(execute_in_worker, job, threads), job))
 
 
 def _outcome(future: Future[Outcome], job: NotebookJob) -> Outcome:
-    """What the worker said; that it died, or could not even begin, is the failure of one notebook, not of all."""
+    """What the worker returned; that it died, or could not begin, is the failure of one notebook only."""
     error = future.exception()
     if error is None:
         return future.result()
-    said = f"the worker failed with {type(error).__name__}: {error}"
     where = "".join(traceback.format_exception(error))
-    return Outcome(
-        topic=job.topic,
-        point=job.point,
-        status="failed",
-        seconds=0.0,
-        notebook=job.output,
-        error=said,
-        traceback=where,
-    )
+    said = f"the worker failed with {type(error).__name__}: {error}"
+    return replace(_ended(job, "failed"), error=said, traceback=where)
+
+
+def _ended(job: NotebookJob, status: Status) -> Outcome:
+    """The outcome of a notebook that was not executed."""
+    return Outcome(topic=job.topic, point=job.point, status=status, seconds=0.0, notebook=job.output)

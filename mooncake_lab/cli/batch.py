@@ -10,9 +10,13 @@ import typer
 from rich.console import Console
 
 from mooncake_lab.batch import NotebookJob, Outcome, plan, run, write_provenance
-from mooncake_lab.batch.plan import Point, Value, executed_with, plan_sweep, points, topic_of, values
+from mooncake_lab.batch.expressions import Records
+from mooncake_lab.batch.plan import Point, Value, executed_with, points, topic_of, values
 from mooncake_lab.batch.provenance import found_traces, surroundings_digest
-from mooncake_lab.batch.run import PROCESSES, Display, check_executor
+from mooncake_lab.batch.report import recorded, rows, verdicts, write_gallery, write_tables
+from mooncake_lab.batch.run import PROCESSES, check_executor
+from mooncake_lab.batch.statements import put_prose
+from mooncake_lab.cli.options import Json, fail, failing
 from mooncake_lab.core import check_scale
 
 _TRACEBACK_LINES = 40
@@ -47,7 +51,7 @@ def batch(
     ] = None,
     executor: Annotated[str, typer.Option(help="processes, or dask://HOST:PORT of a Dask scheduler.")] = PROCESSES,
     force: Annotated[bool, typer.Option("--force", help="Execute also notebooks that are up to date.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Print the outcomes as one JSON object.")] = False,
+    json_: Json = False,
 ) -> None:
     """Execute notebooks with papermill, in parallel; a notebook that is up to date is not executed again.
 
@@ -64,21 +68,19 @@ def batch(
         sweep = points(grid)
         planned = _planned(root, out, sweep, traces, topics)
     except ValueError as error:
-        typer.echo(f"mooncake-lab batch: {error}", err=True)
-        raise typer.Exit(2) from error
+        fail("batch", error, code=2)
     workers, threads = _share(executor, jobs, len(planned))
     try:
         outcomes = run(
             planned,
             workers=workers,
             threads=threads,
-            display=Display(Console(stderr=True)),
+            console=Console(stderr=True),
             force=force,
             executor=executor,
         )
     except OSError as error:
-        typer.echo(f"mooncake-lab batch: {executor} cannot be used: {error}", err=True)
-        raise typer.Exit(1) from error
+        fail("batch", f"{executor} cannot be used: {error}")
     for point in sweep:
         write_provenance(
             root / (out / point.name if out else "book/_generated"),
@@ -87,8 +89,6 @@ def batch(
             traces=traces,
         )
     _put_prose(planned, outcomes)
-    from mooncake_lab.batch.report import rows  # brings pandas, which no other command should wait for
-
     summary = rows(planned, outcomes)
     if json_:
         typer.echo(_as_json(grid, out, summary, traces))
@@ -99,19 +99,13 @@ def batch(
 
 def _put_prose(planned: Sequence[NotebookJob], outcomes: Sequence[Outcome]) -> None:
     """The words of the sources in the executed copies, with this run's numbers."""
-    from mooncake_lab.batch.expressions import Records  # brings pandas
-    from mooncake_lab.batch.statements import put_prose
-
-    try:
+    with failing("batch"):
         for job, outcome in zip(planned, outcomes, strict=True):
             if outcome.status != "failed":
                 sidecar = job.root / "book" / "statements" / f"{job.source.stem}.toml"
                 put_prose(
                     job.root / job.source, job.root / job.output, sidecar, Records(job.root / job.record.parent)
                 )
-    except ValueError as error:
-        typer.echo(f"mooncake-lab batch: {error}", err=True)
-        raise typer.Exit(1) from error
 
 
 def _planned(
@@ -119,25 +113,27 @@ def _planned(
 ) -> list[NotebookJob]:
     wanted = [topic for topic in topics.split(",") if topic]
     notebooks, surroundings = _notebooks(root), surroundings_digest(root, traces)
-    if out is not None:
-        return plan_sweep(
-            notebooks, root=root, out=out, sweep=sweep, surroundings=surroundings, traces=traces, topics=wanted
+    if out is None:
+        if len(sweep) > 1:
+            raise ValueError(
+                f"a sweep of {len(sweep)} points needs its own folder, --out; the book shows a single point"
+            )
+        _refuse_mixture(root / "book/chapters", notebooks, wanted, sweep[0].parameters)
+    return [
+        job
+        for point in sweep
+        for job in plan(
+            notebooks,
+            root=root,
+            out=out / point.name if out else Path("book/chapters"),
+            records=out / point.name if out else Path("book/_generated"),
+            parameters=point.parameters,
+            surroundings=surroundings,
+            traces=traces,
+            topics=wanted,
+            point=point.name,
         )
-    if len(sweep) > 1:
-        raise ValueError(
-            f"a sweep of {len(sweep)} points needs its own folder, --out; the book shows a single point"
-        )
-    _refuse_mixture(root / "book/chapters", notebooks, wanted, sweep[0].parameters)
-    return plan(
-        notebooks,
-        root=root,
-        out=Path("book/chapters"),
-        records=Path("book/_generated"),
-        parameters=sweep[0].parameters,
-        surroundings=surroundings,
-        traces=traces,
-        topics=wanted,
-    )
+    ]
 
 
 def _refuse_mixture(
@@ -164,13 +160,10 @@ def _report(
 ) -> None:
     """Tables and an index where the batch has a folder of its own; on stderr, where and how it failed."""
     if out is not None:
-        from mooncake_lab.batch.report import recorded, shown, verdicts, write_gallery, write_tables
-
         judged, numbers = verdicts(planned), recorded(planned)
         write_tables(root / out, summary, judged, numbers)
         index = write_gallery(root / out, planned, summary, judged, tuple(numbers))
         if not quiet:
-            Console().print(shown(summary))
             typer.echo(f"Open {index.resolve()}")
     for row in summary:
         if row["traceback"]:

@@ -1,10 +1,22 @@
 """What the book says about its chapters: times, figures, and the numbers to download."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
-from mooncake_lab.batch.chapters import LINES_PER_MINUTE, WORDS_PER_MINUTE, chapter, tables, verdict_counts
+from mooncake_lab.batch.chapters import (
+    LINES_PER_MINUTE,
+    PARTS,
+    STEPS,
+    WORDS_PER_MINUTE,
+    chapter,
+    life_strip,
+    tables,
+    verdict_counts,
+)
+from mooncake_lab.batch.plan import topic_of
 
 
 @pytest.fixture
@@ -44,12 +56,6 @@ def test_code_that_a_cell_prints_is_read(executed):
     assert chapter(executed).lines == 4
 
 
-def test_a_chapter_that_was_not_executed_has_no_run_time(executed):
-    """Nothing is guessed where nothing was measured."""
-    executed.write_text(json.dumps({"cells": [{"cell_type": "markdown", "source": "# A"}], "metadata": {}}))
-    assert chapter(executed).run_s is None
-
-
 def test_a_chapter_without_a_heading_is_refused(executed):
     """A table of chapters needs a name for each."""
     executed.write_text(json.dumps({"cells": [], "metadata": {}}))
@@ -80,3 +86,22 @@ def test_a_record_becomes_tables(tmp_path):
     assert shapes == {"rows": (2, 2), "by_name": (2, 2), "series": (3, 1), "beside_papers": (3, 3)}
     assert list(found["by_name"]["name"]) == ["x", "y"]
     assert verdict_counts(path) == {"reproduced": 2}
+
+
+def test_every_chapter_has_its_steps():
+    """Each chapter is about steps that there are, in their order, and no other topic is listed."""
+    notebooks = Path(__file__).parents[2] / "notebooks"
+    assert {topic_of(path) for path in notebooks.glob("*.ipynb")} == set(PARTS)
+    for steps in PARTS.values():
+        assert [step for step in STEPS if step in steps] == list(steps)
+
+
+def test_a_strip_shows_all_steps_and_marks_those_of_the_chapter():
+    """The list has the seven steps in order, only those of the chapter are strong, and its label says which."""
+    html = life_strip("placement")
+    assert re.findall(r"<li[^>]*>(?:<strong>)?([\w ]+)", html) == list(STEPS)
+    assert re.findall(r"<strong>([\w ]+)</strong>", html) == list(PARTS["placement"])
+    assert 'aria-label="In the life of a request, this chapter is about: decide, fetch prefix."' in html
+    assert life_strip("scorecard") == ""
+    with pytest.raises(ValueError, match="'gossip'"):
+        life_strip("gossip")

@@ -56,15 +56,6 @@ def test_a_chapter_opens_with_its_steps_and_its_times(extension, page, tmp_path)
     assert (title.astext(), claim.astext()) == ("Placement", "The claim.")
 
 
-def test_exercises_have_ids_of_their_own(extension, page):
-    """The texts of two exercises and a solution are told apart by the labels of their boxes."""
-    for name, kind in (("ex-a", "exercise"), ("ex-b", "exercise"), ("solution-2", "solution")):
-        page += nodes.admonition("", nodes.section("", ids=[f"{kind}-content"]), ids=[name])
-    extension("mooncake_book").tell_exercises_apart(None, page)
-    found = [section["ids"] for section in page.findall(nodes.section)]
-    assert found == [["ex-a-content"], ["ex-b-content"], ["solution-2-content"]]
-
-
 def test_the_first_viewport_tag_stays(extension, tmp_path):
     """Of three tags one is left, in its place; a page without any stays as it is."""
     tag = '<meta name="viewport" content="width=device-width"/>'

@@ -29,20 +29,12 @@ def test_unknown_commands_are_refused():
         mathml(r"\foo x")
 
 
-def test_a_number_with_commas_is_one_number():
-    r"""`4{,}194{,}304` is one number and not three with commas between them."""
+def test_formulas_are_drawn_as_tex_draws_them():
+    """A number with commas is one number; limits are below a displayed maximum; names are close to parentheses."""
     assert [text for kind, text in elements("4{,}194{,}304") if kind == "mn"] == ["4,194,304"]
     assert [text for kind, text in elements("f(4, 194)") if kind == "mn"] == ["4", "194"]
-
-
-def test_limits_are_below_a_displayed_maximum():
-    """The index of a maximum is below it on a line of its own, and beside it in text."""
     assert ("munder", None) in elements(r"\max_j x_j", display=True)
     assert ("munder", None) not in elements(r"\max_j x_j")
-
-
-def test_a_function_is_close_to_its_parenthesis():
-    """`max(a)` has no space before the parenthesis, and `max a` has one."""
     assert re.search(r'<mo[^>]*rspace="0"[^>]*>max</mo><mo[^>]*>\(', mathml(r"\max(a)"))
     assert re.search(r'<mo[^>]*rspace="0.1667em"[^>]*>max</mo><mi>a', mathml(r"\max a"))
 

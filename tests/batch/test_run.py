@@ -7,11 +7,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from mooncake_lab.batch import Outcome, execute, plan, provenance, run
+from mooncake_lab.batch import Outcome, execute, plan, run
 from mooncake_lab.batch.notebook import read_notebook
-from mooncake_lab.batch.plan import after_the_others
 from mooncake_lab.batch.provenance import found_traces
-from mooncake_lab.batch.run import Display
 from mooncake_lab.workload import file_sha256
 
 
@@ -29,7 +27,7 @@ def execute_all(root: Path, **options) -> tuple[dict[str, Outcome], str]:
         topics=options.pop("topics", ()),
     )
     console = Console(file=shown, force_terminal=options.pop("watched", False))
-    outcomes = run(jobs, workers=2, threads=1, display=Display(console), **options)
+    outcomes = run(jobs, workers=2, threads=1, console=console, **options)
     return {outcome.topic: outcome for outcome in outcomes}, shown.getvalue()
 
 
@@ -40,7 +38,7 @@ def stderr_of(path: Path) -> str:
 
 
 def test_executes_then_keeps(repository):
-    """The first run executes and records; the second finds everything done; another scale does not.
+    """The first run executes and records; the second finds everything done; another scale or force does not.
 
     A reader sees the parameters twice only if the second are others.
     """
@@ -55,19 +53,14 @@ def test_executes_then_keeps(repository):
     assert third["alpha"].status == "executed"
     assert (repository / "numbers" / "alpha.json").read_text() == '{"scale": "smoke", "seed": 0}'
     assert not hides_injected(repository)
+    forced, _ = execute_all(repository, scale="smoke", topics=["alpha"], force=True, watched=True)
+    assert forced["alpha"].status == "executed"
 
 
 def hides_injected(root):
     """Whether the first notebook's injected parameters are left out of the page."""
     (cell,) = read_notebook(root / "chapters" / "01_alpha.ipynb").tagged("injected-parameters")
     return "remove-cell" in cell.tags
-
-
-def test_force_executes_what_is_done(repository):
-    """Forced, everything runs again; here with somebody watching the bars."""
-    for force, status in ((False, "executed"), (False, "cached"), (True, "executed")):
-        outcomes, _ = execute_all(repository, topics=["beta"], force=force, watched=True)
-        assert outcomes["beta"].status == status
 
 
 def test_a_gathering_notebook_runs_last_and_follows_what_it_gathers(repository, write_notebook):
@@ -105,22 +98,16 @@ def test_failure_names_the_cell_and_leaves_the_notebook(repository, write_notebo
     assert "ZeroDivisionError" in partial
 
 
-def test_a_kernel_that_dies_at_work_is_not_tried_again(repository, write_notebook):
-    """A cell that kills its kernel fails the chapter at once; only starts are repeated."""
-    marker = "with open('lives', 'a') as f: f.write('x')"
-    source = repository / "notebooks" / "02_beta.ipynb"
-    write_notebook(source, marker, "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "1 + 1", "2 + 2")
-    outcomes, _ = execute_all(repository, topics=["beta"])
-    assert outcomes["beta"].status == "failed"
-    assert "the kernel died in cell 3 ('import os, signal')" in outcomes["beta"].error
-    assert outcomes["beta"].cell == 3
-    assert "os.kill(os.getpid(), signal.SIGKILL)" in outcomes["beta"].traceback
-    assert (repository / "lives").read_text() == "x"
-
-
 def test_a_worker_that_dies_takes_no_other_notebook_with_it(repository, write_notebook):
-    """A cell that kills the process executing it fails its chapter; the other one is executed all the same."""
+    """A cell that kills its kernel, or the process executing it, fails its chapter at once and no other one."""
     source = repository / "notebooks" / "02_beta.ipynb"
+    marker = "with open('lives', 'a') as f: f.write('x')"
+    write_notebook(source, marker, "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "1 + 1")
+    died = execute_all(repository, topics=["beta"])[0]["beta"]
+    assert "the kernel died in cell 3 ('import os, signal')" in died.error
+    assert died.cell == 3
+    assert "os.kill(os.getpid(), signal.SIGKILL)" in died.traceback
+    assert (repository / "lives").read_text() == "x", "only starts are repeated"
     write_notebook(source, "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)")
     outcomes, _ = execute_all(repository)
     assert {topic: outcome.status for topic, outcome in outcomes.items()} == {
@@ -128,27 +115,6 @@ def test_a_worker_that_dies_takes_no_other_notebook_with_it(repository, write_no
         "beta": "failed",
     }
     assert "BrokenProcessPool" in outcomes["beta"].error
-    assert "BrokenProcessPool" in outcomes["beta"].traceback
-
-
-def test_where_numbers_come_from_is_no_number(repository):
-    """The note on who ran the book, written after each run, makes no gathering notebook run again."""
-    jobs = plan(
-        (repository / "notebooks").glob("*.ipynb"),
-        root=repository,
-        out=Path("chapters"),
-        records=Path("numbers"),
-        parameters={"scale": "smoke", "seed": 0},
-        surroundings="the same",
-    )
-    (repository / "numbers").mkdir()
-    digests = set[str]()
-    for text in ("{}", '{"when": "later"}'):
-        (repository / "numbers" / provenance.FILE).write_text(text)
-        digests.add(after_the_others(jobs[0]).digest)
-    assert len(digests) == 1
-    (repository / "numbers" / "gamma.json").write_text("{}")
-    assert after_the_others(jobs[0]).digest not in digests
 
 
 def test_a_kernel_that_does_not_start_is_tried_again(repository, monkeypatch):

@@ -5,10 +5,11 @@ import json
 import pytest
 
 from mooncake_lab.batch.checked_page import read_statements
-from mooncake_lab.batch.expressions import Records, code, holds, pick
+from mooncake_lab.batch.expressions import Records, code, holds
 from mooncake_lab.batch.prose import masked, numerals
 from mooncake_lab.batch.provenance import write_provenance
 from mooncake_lab.batch.statements import Book, main, put_prose
+from mooncake_lab.core import MIB
 
 PROSE = """# Alpha in 3 parts
 
@@ -105,11 +106,6 @@ class TestCheck:
         assert "01_alpha, words, line 3: the page says 1.58, the record gives 1.51" in said
         assert "1 to mend" in said
 
-    def test_a_record_that_moved(self, book, capsys):
-        """So does a number that was right until the result changed."""
-        write_record(book / "_generated", [RUNS[0] | {"ttft_s": 1.2}, RUNS[1]])
-        assert "the page says 1.51, the record gives 1.20" in problems(book, capsys)
-
     def test_a_wrong_direction(self, book, capsys):
         """A direction that the record denies fails with the sentence and both numbers."""
         write_record(book / "_generated", [RUNS[0], RUNS[1] | {"ttft_s": 1.1}])
@@ -122,25 +118,20 @@ class TestCheck:
         say(book, where, f"{where} over 42 pages")
         assert "'42' has no statement, in " in problems(book, capsys)
 
-    def test_a_number_word_needs_one_too(self, book, capsys):
-        """So does a size in words."""
-        say(book, "where storing", "which is two fifths less, where storing")
-        assert "'two fifths' has no statement" in problems(book, capsys)
-
-    def test_a_numeral_beside_the_braces(self, book, capsys):
-        """A numeral in a statement's own words has to be a number of its expressions."""
-        state(book, ", gbps=100", "")
-        assert "'100' has no statement" in problems(book, capsys)
-
-    def test_a_sentence_that_is_gone(self, book, capsys):
-        """A statement whose sentence was deleted fails; it would guard nothing."""
-        say(book, "Streaming is *faster*. ", "")
-        assert "no prose, caption or alternative text has 'Streaming is *faster*'" in problems(book, capsys)
-
-    def test_a_fixed_text_that_is_gone(self, book, capsys):
-        """So does a parameter that the page no longer names."""
-        say(book, "of 16 nodes", "of nodes")
-        assert "has 'of 16 nodes'" in problems(book, capsys)
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            ((say, "where storing", "which is two fifths less, where storing"), "'two fifths' has no statement"),
+            ((state, ", gbps=100", ""), "'100' has no statement"),
+            ((say, "Streaming is *faster*. ", ""), "no prose, caption or alternative text has 'Streaming is *fas"),
+            ((say, "of 16 nodes", "of nodes"), "has 'of 16 nodes'"),
+        ],
+        ids=["number word", "numeral beside the braces", "sentence that is gone", "fixed text that is gone"],
+    )
+    def test_page_and_statements_have_each_other(self, book, capsys, change, said):
+        """Each size has a statement, each numeral of a statement an expression, each statement a sentence."""
+        change[0](book, *change[1:])
+        assert said in problems(book, capsys)
 
     def test_every_occurrence_counts(self, book, capsys):
         """A sentence that stands twice has to be right twice."""
@@ -169,17 +160,15 @@ class TestCheck:
             ("record('beta').runs", "there is no record"),
             ("runs.ttft_s[:0].min()", "ours is nan; a page states finite numbers"),
             ("'fast'", "'fast' and cannot be printed as '.2f'"),
+            ("pick(runs, 'ttft_s', gbps=None)", "0 rows have {'gbps': None}"),
         ],
     )
     def test_an_expression_that_fails(self, book, capsys, wrong, said):
-        """An expression that cannot be computed is an error with its text and its cause."""
-        state(book, "pick(runs, 'ttft_s', streams=True, gbps=100)", wrong)
-        assert said in problems(book, capsys)
-
-    def test_a_direction_is_true_or_false(self):
-        """A number is no direction."""
+        """An expression that cannot be computed, or a direction that is a number, is an error with its cause."""
         with pytest.raises(ValueError, match=r"is 2\.5; a direction is true or false"):
             holds("x", {"x": 2.5})
+        state(book, "pick(runs, 'ttft_s', streams=True, gbps=100)", wrong)
+        assert said in problems(book, capsys)
 
     def test_statements_of_no_page(self, book, capsys):
         """A file of statements whose page does not exist is an error."""
@@ -324,16 +313,8 @@ class TestProse:
         assert there == (text.split(", ") if found is None else found)
         assert len(masked(text)) == len(text)
 
-    def test_pick(self):
-        """A missing value is found as None."""
-        import pandas as pd
-
-        assert pick(pd.DataFrame({"first": [None, 3.0], "x": [1, 2]}), "x", first=None) == 1
-
     def test_code(self):
         """A constant of the package is found by its full name; another name is an error with the reason."""
-        from mooncake_lab.core import MIB
-
         assert code("mooncake_lab.core.MIB") == MIB
         for path in ("mooncake_lab.core.NONE", "mooncake_lab.nothing.MIB", "os.environ", "mooncake_labels.x"):
             with pytest.raises(ValueError, match=path):

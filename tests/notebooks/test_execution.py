@@ -13,7 +13,6 @@ from rich.console import Console
 
 from mooncake_lab.batch import plan, run
 from mooncake_lab.batch.notebook import read_notebook
-from mooncake_lab.batch.run import Display
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,7 +37,7 @@ def test_chapter_runs_at_smoke_scale(any_chapter, root, tmp_path):
         parameters={"scale": "smoke", "seed": 0},
         surroundings="a test",
     )
-    (outcome,) = run([job], workers=1, threads=1, display=Display(Console(file=io.StringIO())))
+    (outcome,) = run([job], workers=1, threads=1, console=Console(file=io.StringIO()))
     assert outcome.error is None
     numbers = json.loads(Path(job.record).read_text(encoding="utf-8"))
     assert numbers["numbers"]
