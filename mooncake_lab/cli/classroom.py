@@ -7,19 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 import typer
 
+from mooncake_lab.cli import group
 from mooncake_lab.cli.options import Json, fail, failing
 
 if TYPE_CHECKING:
     from mooncake_lab.course.grading.collect import Ungraded
     from mooncake_lab.course.grading.grade import Grade
 
-app = typer.Typer(
-    help="Build the notebooks that students get, and grade what they hand in.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-    rich_markup_mode="markdown",
-)
+app = group("Build the notebooks that students get, and grade what they hand in.")
 
 _SOURCES: Final = Path("notebooks/assignments")
 
@@ -64,7 +59,6 @@ def grade(
     allow_package_answers: Annotated[
         bool, typer.Option(help="Give points also to solutions that use the package's own.")
     ] = False,
-    afresh: Annotated[bool, typer.Option(help="Grade everything again, also what has not changed.")] = False,
     json_: Json = False,
 ) -> None:
     """Grade a folder of submissions; the kernel confines each of them, and the grader checks its answers.
@@ -95,7 +89,6 @@ def grade(
         allowance=Allowance(memory_bytes=int(memory_gib * GIB), cpu_s=cpu_s, reply_s=reply_s, wall_s=wall_s),
         jobs=jobs,
         borrowing=allow_package_answers,
-        afresh=afresh,
     )
     with failing("classroom grade", UnconfinableError):
         check_confinable()

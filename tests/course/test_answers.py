@@ -65,10 +65,7 @@ LATE = 'Rejection(request_id=request.id, stage="admission", reason="the first to
     ("old", "new", "said"),
     [
         (PASSES, '        return "nonsense"', "admit returned 'nonsense', of type str"),
-        (PASSES, "        return ...", "admit returned Ellipsis, of type ellipsis"),
         (PASSES, "        return None", "admit returned None, of type NoneType"),
-        (PASSES, "        return True", "admit returned True, of type bool"),
-        (PASSES, "        import copy\n        return copy.copy(proposed.reason)", "of type str"),
         (PASSES, CHANGED, "admit changed the placement"),
         (LATE, LATE.replace("request.id", "request.id + 1"), "was refused"),
         (LATE, LATE.replace("admission", "decode"), "refused at stage 'decode'"),
@@ -81,13 +78,10 @@ def test_what_is_no_decision_is_named(tmp_path, old, new, said):
     assert said in found
 
 
-@pytest.mark.parametrize(("new", "said"), [("...", "Ellipsis"), ("True", "of type bool"), ("'no'", "'no'")])
-def test_the_second_look_is_typed_too(tmp_path, new, said):
+def test_the_second_look_is_typed_too(tmp_path):
     """At the decode instance None passes and a rejection refuses; nothing else is an answer."""
-    path = changed(tmp_path, "admission", ("        return None", f"        return {new}"))
-    (found,) = outcome(path, 5)
-    assert f"double_check returned {said}" in found or said in found
-    assert "double_check returned" in found
+    (found,) = outcome(changed(tmp_path, "admission", ("        return None", "        return ...")), 5)
+    assert "double_check returned Ellipsis" in found
 
 
 @pytest.mark.slow
@@ -162,21 +156,6 @@ def test_keys_by_chance_earn_nothing(tmp_path):
                    ("def chain_keys", "import random\ndef chain_keys"))  # fmt: skip
     assert outcome(path, 0, 1, 2, 3, 4)[3:] == ["ok"] * 2
     assert all("second call" in said for said in outcome(path, 0, 1, 2))
-
-
-def test_a_policy_that_forgets_bytes_or_replays_differently_is_found(tmp_path):
-    """What the guide calls the contract of an eviction policy is graded."""
-    path = changed(
-        tmp_path, "eviction", ("return key in self.once or", "return isinstance(key, int) and key in self.once or")
-    )
-    assert "`key in policy` gives the wrong answer" in outcome(path, 0)[0]
-    by_chance = changed(
-        tmp_path,
-        "eviction",
-        ("            for key in queue:", "            for key in random.sample(list(queue), len(queue)):"),
-        ("class MyPolicy", "import random\nclass MyPolicy"),
-    )  # fmt: skip
-    assert "chose different victims" in outcome(by_chance, 2)[0]
 
 
 def handed_in(folder, answers):

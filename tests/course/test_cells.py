@@ -64,12 +64,9 @@ def test_what_only_jupyter_understands_is_left_out_and_named(tmp_path, text, dro
 HALVES = ("def chain_keys(t, n):\n    x = 1", "    return x")
 
 
-@pytest.mark.parametrize("named", [(True, True), (True, False), (False, True)])
-def test_a_split_cell_is_joined(tmp_path, named):
-    """Whichever of the halves kept the name, or both, the solution is what it was before."""
-    handed = prepared(
-        tmp_path, *(cell(text, "chain-keys" if keeps else "") for text, keeps in zip(HALVES, named, strict=True))
-    )
+def test_a_split_cell_is_joined(tmp_path):
+    """Jupyter gives both halves the name of the cell; the solution is what it was before."""
+    handed = prepared(tmp_path, *(cell(text, "chain-keys") for text in HALVES))
     assert names_of(handed)["chain_keys"](0, 0) == 1
     assert any("joined" in each for each in handed.remarks)
 
@@ -112,9 +109,7 @@ def test_of_added_cells_the_definitions_are_kept(tmp_path):
         ("import importlib\nm = importlib.import_module('mooncake' + '_lab')", "importlib"),
         ("m = __import__('mooncake_lab.core')", "__import__"),
         ("import sys\nm = sys.modules", "modules"),
-        ("import sys as s\nm = s.modules", "modules"),
         ("from sys import modules as m", "modules"),
-        ("import builtins as b\nm = vars(b)", "builtins"),
         ("import types\nm = types.FunctionType(compile('1', '', 'eval'), {})", "compile"),
         ("def chain_keys(t, n):\n    return helper.__globals__", "__globals__"),
     ],
@@ -125,15 +120,3 @@ def test_what_is_taken_from_the_package_is_named(tmp_path, text, what):
     added = prepared(tmp_path, cell("def chain_keys(t, n):\n    return 1", "chain-keys"), cell(text))
     assert not added.borrowed
     assert "mooncake_lab" not in "".join(each.text for each in added.code if each.name.startswith("code cell"))
-
-
-def test_what_the_assignment_imports_may_be_imported_again(tmp_path):
-    """The teacher's own imports are nobody's answer."""
-    text = "from mooncake_lab.store import NothingToEvictError\nclass MyPolicy: pass"
-    notebook = json.loads((SOURCES / "eviction.ipynb").read_text(encoding="utf-8"))
-    for each in notebook["cells"]:
-        if "my-policy" in str(each["metadata"]) and "solution" in str(each["metadata"]):
-            each["source"] = text if each["metadata"]["nbgrader"]["solution"] else each["source"]
-    path = tmp_path / "eviction.ipynb"
-    path.write_text(json.dumps(notebook), encoding="utf-8")
-    assert not prepare(path, SOURCES / "eviction.ipynb").borrowed

@@ -72,31 +72,16 @@ def test_every_solution_gets_all_points_on_other_seeds(topic):
     assert found.earned == found.points, [mark for mark in found.marks if not mark.earned]
 
 
-def test_partly_right_is_partly_paid(tmp_path):
-    """Keys that forget what came before lose the tasks about that, and no other."""
+def test_each_task_is_paid_for_itself(tmp_path):
+    """Keys that forget what came before lose the tasks about that; a cell that raises those that need it."""
     found = grade_keys(tmp_path, chain_keys=FORGETFUL)
     assert [mark.earned > 0 for mark in found.marks] == [True, False, False, True, True]
     assert "share the key" in found.marks[1].said
-
-
-def test_what_does_not_load_earns_nothing_and_says_why(tmp_path):
-    """A cell that raises costs the tasks that need it, with the reason, and no other."""
     found = grade_keys(tmp_path, chain_keys="raise RuntimeError('half done')")
     assert [mark.earned > 0 for mark in found.marks] == [False, False, False, True, True]
     for mark in found.marks[:3]:
         assert "defines no 'chain_keys'" in mark.said
         assert "cell 'chain-keys' raised RuntimeError: half done" in mark.said
-
-
-def test_a_lost_cell_is_named(tmp_path):
-    """Without the cell that a solution belongs in, the remark says which is missing."""
-    path = hand_in(tmp_path, "somebody", "keys")
-    notebook = json.loads(path.read_text())
-    notebook["cells"] = [c for c in notebook["cells"] if "chain-keys" not in str(c["metadata"])]
-    path.write_text(json.dumps(notebook))
-    found = grade(path, SOURCES / "keys.ipynb", student="somebody", seed=0)
-    assert found.earned == 0
-    assert "lost the cell 'chain-keys'" in found.marks[0].said
 
 
 def test_tampering_with_the_tests_earns_nothing(tmp_path):
@@ -178,28 +163,6 @@ def test_an_endless_loop_ends():
     assert process.poll() is not None
 
 
-def test_its_own_limits_can_still_be_read():
-    """Libraries ask for them, and for the flags of files."""
-    asks = (
-        "import fcntl, resource\n"
-        "limit = resource.getrlimit(resource.RLIMIT_AS)[0]\n"
-        "flags = fcntl.fcntl(open('x', 'w'), fcntl.F_GETFL)\n"
-        "def limits():\n    return [limit, flags]"
-    )
-    with submit(asks) as submission:
-        assert submission.call("limits", gives=list[int])[0] == QUICK.memory_bytes
-
-
-def test_sleeping_ends_too():
-    """Answers in time, each, are not enough: all together have a limit as well."""
-    slow = "import time\ndef f():\n    time.sleep(0.4)"
-    with submit(slow, Allowance(reply_s=5, wall_s=2)) as submission:
-        submission.call("f")
-        calls = iter(lambda: submission.call("f"), "never")
-        with pytest.raises(SubmissionError, match=r"more than 2 s in all"):
-            list(calls)
-
-
 def test_a_machine_that_cannot_confine_is_the_teachers_affair(tmp_path, monkeypatch):
     """Where the process does not even start confined, nobody gets a zero for it."""
     path = hand_in(tmp_path, "somebody", "keys")
@@ -220,28 +183,12 @@ def test_nothing_that_a_cell_raises_stops_the_class(tmp_path, code):
     assert grade_keys(tmp_path, chain_keys=code).earned == 4
 
 
-def test_metadata_may_be_anything(tmp_path):
-    """A cell whose metadata a tool has emptied is a cell without a role."""
-    path = hand_in(tmp_path, "somebody", "keys")
-    notebook = json.loads(path.read_text())
-    notebook["cells"].append({"cell_type": "code", "source": "", "metadata": {"nbgrader": None}})
-    path.write_text(json.dumps(notebook))
-    assert grade(path, SOURCES / "keys.ipynb", student="somebody", seed=0).earned == 10
-
-
 def test_keys_may_be_large():
-    """An integer of any size can be answered."""
+    """An integer of any size can be answered; an answer of another type than asked for is refused."""
     with submit("def f():\n    return [2**100, 3]") as submission:
         assert submission.call("f", gives=list[int | str]) == [str(2**100), 3]
-
-
-def test_nonsense_is_a_remark():
-    """An answer of another type than asked for is refused."""
-    with (
-        submit("def f():\n    return 'one'") as submission,
-        pytest.raises(SubmissionError, match=r"f returned an answer of the wrong type"),
-    ):
-        submission.call("f", gives=int)
+        with pytest.raises(SubmissionError, match=r"f returned an answer of the wrong type"):
+            submission.call("f", gives=int)
 
 
 def test_secrets_of_the_environment_stay_outside(monkeypatch):
@@ -268,37 +215,11 @@ def test_a_class_is_graded(tmp_path):
     assert "<b>no" not in page
 
 
-def test_an_empty_folder_is_said(tmp_path):
-    """Nothing to grade is an error that says what is expected."""
-    result = CliRunner().invoke(app, ["classroom", "grade", str(tmp_path)])
-    assert result.exit_code == 1
-    assert "STUDENT/TOPIC.ipynb" in result.stderr
-
-
-def test_what_cannot_be_graded_is_named(tmp_path):
-    """Links and other names are listed, the others graded, and the exit code says that something was not."""
-    folder = tmp_path / "in"
-    mine = hand_in(folder, "ada", "keys")
-    (folder / "eve").mkdir()
-    (folder / "eve" / "keys.ipynb").symlink_to(mine)
-    (folder / "bob" / "keys").mkdir(parents=True)
-    mine.with_name("keys (1).ipynb").write_bytes(mine.read_bytes())
-    (folder / "bob" / "keys" / "keys.ipynb").write_bytes(mine.read_bytes())
-    arguments = ["classroom", "grade", str(folder), "--out", str(tmp_path / "out"), "--seed", "7", "--json"]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 1
-    found = json.loads(result.stdout)
-    assert {each["student"]: each["earned"] for each in found["grades"]} == {"ada": 10, "bob": 10}
-    assert {Path(each["path"]).name: each["why"].split()[1] for each in found["not_graded"]} == {
-        "keys (1).ipynb": "not",
-        "keys.ipynb": "a",
-        "eve": "nothing",
-    }
-    assert not (tmp_path / "out" / "feedback" / "eve").exists()
-
-
 def test_nobody_is_lost(tmp_path):
-    """Whoever handed in what cannot be graded is named, has a row in the table, and makes the exit code 1."""
+    """What cannot be graded is named, has a row in the table, and makes the exit code 1."""
+    empty = CliRunner().invoke(app, ["classroom", "grade", str(tmp_path)])
+    assert empty.exit_code == 1
+    assert "STUDENT/TOPIC.ipynb" in empty.stderr
     folder = tmp_path / "in"
     mine = hand_in(folder, "ada", "keys")
     for lost in ("keys.ipynb", "bob/keys.zip", "bob/KEYS.IPYNB", "cleo/week1/keys/keys.ipynb"):

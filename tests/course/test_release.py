@@ -101,13 +101,6 @@ def test_a_mark_without_its_end_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
-def test_sources_are_kept_without_outputs(source):
-    """The repository holds sources."""
-    cells = json.loads(source.read_text())["cells"]
-    assert all(not cell.get("outputs") for cell in cells)
-
-
-@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
 def test_no_cell_names_one_of_our_policies(source, released):
     """The cells a student gets neither import nor call a policy of the package: that would be the solution."""
     nodes = list(ast.walk(ast.parse(code_cells_of(released[source.stem]))))

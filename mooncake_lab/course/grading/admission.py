@@ -90,8 +90,6 @@ def _reaches(name: str, submission: Submission, seed: str) -> str:
 
 ADMISSION: Final = Assignment(
     topic="admission",
-    title="An admission policy for overload",
-    chapter="11_overload",
     tasks=(
         Task(
             name="Each decision is about the request that arrived",
@@ -118,4 +116,3 @@ ADMISSION: Final = Assignment(
         ),
     ),
 )
-"""Ten points."""

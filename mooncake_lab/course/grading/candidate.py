@@ -38,14 +38,10 @@ _LONGEST_MESSAGE = 2000
 
 
 class Candidate:
-    """A namespace that cells fill, and the objects that were made from it; mutable because cells are.
+    """A namespace that cells fill, and the objects that were made from it; mutable because cells are."""
 
-    Args:
-        names: the namespace; a fresh one where none is given.
-    """
-
-    def __init__(self, names: dict[str, Any] | None = None) -> None:
-        self._names: dict[str, Any] = {"__name__": "__main__"} if names is None else names
+    def __init__(self) -> None:
+        self._names: dict[str, Any] = {"__name__": "__main__"}
         self._made: list[Any] = []
         self._owed: Raised | None = None
 
@@ -114,8 +110,10 @@ def _verdict(method: str, given: Any) -> Passes | Refuses:
     """
     if isinstance(given, Rejection):
         return Refuses(given)
-    passing, allowed = (Placement, "the placement that was proposed") if method == "admit" else (None, "None")
-    if given is None if passing is None else isinstance(given, passing):
+    passing, allowed = (
+        (Placement, "the placement that was proposed") if method == "admit" else (type(None), "None")
+    )
+    if isinstance(given, passing):
         return Passes(given)
     raise TypeError(
         f"{method} returned {reprlib.repr(given)}, of type {type(given).__name__};"

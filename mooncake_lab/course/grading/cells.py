@@ -5,7 +5,7 @@ adds the definitions are kept. What only Jupyter understands is left out and nam
 """
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -74,22 +74,20 @@ def prepare(path: Path, teacher: Path) -> Handed:
     given = {grade_id(cell) or f"given {i}": cell.text for i, cell in enumerate(source) if not _is_students(cell)}
     solutions: dict[str, str] = {}
     remarks: list[str] = []
-    taken: set[int] = set()
     for name in (grade_id(cell) for cell in source if role(cell).get("solution")):
-        found = [index for index, each in enumerate(theirs) if each.name == name]
-        if not found:
+        parts = [without_magics(each.text) for each in theirs if each.name == name]
+        if not parts:
             raise ValueError(f"{_shown(path)} has lost the cell {name!r}, in which the solution belongs")
-        solutions[name], joined, told = _solution(name, theirs, found)
-        taken.update(joined)
-        remarks += told
+        if len(parts) > 1:
+            remarks.append(f"cell {name!r} was found in {len(parts)} parts, which were joined")
+        remarks += [f"left out of cell {name!r}: {line}" for _, dropped in parts for line in dropped]
+        solutions[name] = "\n".join(text for text, _ in parts)
     allowed = frozenset(_imported("\n".join(given.values())))
-    rest = [each for index, each in enumerate(theirs) if index not in taken or each.name]
-    code, told = _in_order(rest, given, solutions, allowed)
-    own = tuple(each for each in code if each.name not in given)
+    code, told = _in_order(theirs, given, solutions, allowed)
     borrowed = {name: tuple(_borrowed(text, allowed)) for name, text in solutions.items()}
     return Handed(
         code=tuple(code),
-        own=own,
+        own=tuple(each for each in code if each.name not in given),
         remarks=(*remarks, *told),
         borrowed=MappingProxyType({name: what for name, what in borrowed.items() if what}),
     )
@@ -154,31 +152,6 @@ def without_magics(text: str) -> tuple[str, tuple[str, ...]]:
 def _shown(path: Path) -> str:
     """The name of a file, without the folders of the teacher."""
     return "".join(letter if letter.isprintable() else "?" for letter in path.name)
-
-
-def _solution(name: str, theirs: Sequence[_Theirs], found: Sequence[int]) -> tuple[str, Iterable[int], list[str]]:
-    """The text of a solution, also where its cell was split; the places of its parts, and what there is to say."""
-    remarks: list[str] = []
-    if len(found) > 1:
-        remarks.append(f"cell {name!r} was found in {len(found)} parts, which were joined")
-    for index in found:
-        dropped = without_magics(theirs[index].text)[1]
-        remarks += [f"left out of cell {name!r}: {line}" for line in dropped]
-    text = _joined(theirs, found)
-    first, last = found[0], found[-1]
-    for start, end in ((first - 1, last), (first, last + 1), (first - 1, last + 1)):
-        places = sorted({*found, start, end})
-        if places[0] < 0 or places[-1] >= len(theirs):
-            continue
-        others = [theirs[index] for index in places if index not in found]
-        torn = not _is_python(text) or not any(_is_python(without_magics(each.text)[0]) for each in others)
-        if torn and not any(each.name for each in others) and _is_python(_joined(theirs, places)):
-            return _joined(theirs, places), places, [*remarks, f"cell {name!r} had been split; it was joined"]
-    return text, found, remarks
-
-
-def _joined(theirs: Sequence[_Theirs], places: Iterable[int]) -> str:
-    return "\n".join(without_magics(theirs[index].text)[0] for index in places)
 
 
 def _added(name: str, text: str, allowed: frozenset[str]) -> tuple[str, list[str]]:

@@ -143,8 +143,6 @@ def _generate(policy: BatchingPolicy, prompts: list[list[int]]) -> list[list[int
 
 CHUNKED: Final = Assignment(
     topic="chunked",
-    title="Chunked prefill on the real engine",
-    chapter="04_chunked",
     tasks=(
         Task(name="An instance can execute every plan, and all labels are correct", points=2, check=_legal),
         Task(name="No iteration computes more prompt tokens than a chunk has", points=2, check=_within_chunk),
@@ -153,4 +151,3 @@ CHUNKED: Final = Assignment(
         Task(name="The real engine generates the same tokens", points=3, check=_same_tokens),
     ),
 )
-"""Ten points."""

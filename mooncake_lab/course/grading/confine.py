@@ -172,11 +172,7 @@ class UnconfinableError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowance:
-    """What a submission may use.
-
-    Raises:
-        ValueError: when an allowance is not positive.
-    """
+    """What a submission may use."""
 
     memory_bytes: int = 2 * GIB
     """Address space, Python and its libraries included."""
@@ -192,11 +188,6 @@ class Allowance:
     """The longest wait for one answer."""
     wall_s: float = 600.0
     """From the first cell for the first task to the last answer for the last one."""
-
-    def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if getattr(self, name) <= 0:
-                raise ValueError(f"Allowance.{name} is {getattr(self, name)!r}; allowed are positive numbers")
 
 
 def check_confinable() -> None:

@@ -61,8 +61,6 @@ def _closes_the_gap(submission: Submission, seed: str) -> str:
 
 EVICTION: Final = Assignment(
     topic="eviction",
-    title="An eviction policy that beats LRU",
-    chapter="07_store",
     tasks=(
         Task(
             name="The policy holds the keys that were inserted",
@@ -95,4 +93,3 @@ EVICTION: Final = Assignment(
         ),
     ),
 )
-"""Ten points."""

@@ -90,8 +90,6 @@ def _hit_rates(submission: Submission, seed: str) -> str:
 
 KEYS: Final = Assignment(
     topic="keys",
-    title="Prefix keys and hit rates",
-    chapter="07_store",
     tasks=(
         Task(name="Each block has one key", points=2, check=_one_per_block, cells=("chain-keys",)),
         Task(
@@ -115,4 +113,3 @@ KEYS: Final = Assignment(
         ),
     ),
 )
-"""Ten points."""

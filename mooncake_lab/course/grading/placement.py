@@ -97,8 +97,6 @@ _WHAT: Final = ("prefill", "fetch_from", "fetched_tokens", "reused_tokens")
 
 PLACEMENT: Final = Assignment(
     topic="placement",
-    title="Algorithm 1 from its pseudo-code",
-    chapter="09_placement",
     tasks=(
         Task(
             name="The policy chooses the right node if no fetch is worthwhile",
@@ -120,4 +118,3 @@ PLACEMENT: Final = Assignment(
         Task(name="A whole cluster is served as well as with our policy", points=2, check=_serves),
     ),
 )
-"""Ten points."""

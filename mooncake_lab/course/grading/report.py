@@ -5,7 +5,6 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 
 from mooncake_lab.course.grading.grade import Grade, one_line
@@ -38,10 +37,9 @@ pre { overflow-x: auto; padding: .8rem; border: 1px solid #8886; }
 _HEADS: Final = "".join(f'<th scope="col">{head}</th>' for head in ("task", "points", "remark"))
 _FORMULA: Final = ("=", "+", "-", "@", "|", "%")
 """With these a cell begins that a spreadsheet computes."""
-_NOBODY: Final[Mapping[str, str]] = MappingProxyType({})
 
 
-def grades_csv(grades: Sequence[Grade], without: Mapping[str, str] = _NOBODY) -> str:
+def grades_csv(grades: Sequence[Grade], without: Mapping[str, str]) -> str:
     """One row per task: student, assignment, task, points, out of, remark, flag.
 
     A spreadsheet reads each cell as text: what would be a formula begins with an apostrophe.
@@ -59,7 +57,7 @@ def grades_csv(grades: Sequence[Grade], without: Mapping[str, str] = _NOBODY) ->
     return _csv(("student", "assignment", "task", "points", "out_of", "remark", "notebook"), rows)
 
 
-def totals_csv(grades: Sequence[Grade], without: Mapping[str, str] = _NOBODY) -> str:
+def totals_csv(grades: Sequence[Grade], without: Mapping[str, str]) -> str:
     """One row per student: points of each assignment, empty where nothing was graded, and their sum.
 
     Learning platforms (Canvas, Moodle) import such a table after a column of theirs has been added.
@@ -67,10 +65,8 @@ def totals_csv(grades: Sequence[Grade], without: Mapping[str, str] = _NOBODY) ->
     topics = sorted({grade.topic for grade in grades})
     earned = {(grade.student, grade.topic): grade.earned for grade in grades}
     students = sorted({grade.student for grade in grades} | set(without))
-    rows = [
-        (student, *(earned.get((student, topic), "") for topic in topics), _total(earned, student))
-        for student in students
-    ]
+    table = [[earned.get((student, topic), "") for topic in topics] for student in students]
+    rows = [(who, *row, sum(map(int, filter(None, row)))) for who, row in zip(students, table, strict=True)]
     return _csv(("student", *topics, "total"), rows)
 
 
@@ -94,12 +90,11 @@ def feedback_html(grade: Grade) -> str:
     )
 
 
-def write_page(grade: Grade, folder: Path) -> Path:
-    """Write the feedback of one grade; its path."""
+def write_page(grade: Grade, folder: Path) -> None:
+    """Write the feedback of one grade."""
     page = page_of(grade.student, grade.topic, folder)
     page.parent.mkdir(parents=True, exist_ok=True)
     replace_file(page, feedback_html(grade))
-    return page
 
 
 def page_of(student: str, topic: str, folder: Path) -> Path:
@@ -107,19 +102,11 @@ def page_of(student: str, topic: str, folder: Path) -> Path:
     return folder / "feedback" / student / f"{topic}.html"
 
 
-def write_tables(grades: Sequence[Grade], folder: Path, without: Mapping[str, str] = _NOBODY) -> Path:
-    """Write `grades.csv` and `totals.csv`; the path of the first.
-
-    `without` names students without a gradable submission, and the reason.
-    """
+def write_tables(grades: Sequence[Grade], folder: Path, without: Mapping[str, str]) -> None:
+    """Write `grades.csv` and `totals.csv`; `without` names students without a gradable submission, and why."""
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(folder / "totals.csv", totals_csv(grades, without))
     replace_file(folder / "grades.csv", grades_csv(grades, without))
-    return folder / "grades.csv"
-
-
-def _total(earned: Mapping[tuple[str, str], int], student: str) -> int:
-    return sum(points for (whose, _), points in earned.items() if whose == student)
 
 
 def _csv(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

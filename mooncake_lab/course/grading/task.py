@@ -17,11 +17,7 @@ What is drawn with the seed comes from a `HiddenDraw`.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One thing to get right, all or nothing.
-
-    Raises:
-        ValueError: when it is worth nothing.
-    """
+    """One thing to get right, all or nothing."""
 
     name: str
     """What is asked, as a statement."""
@@ -30,10 +26,6 @@ class Task:
     cells: tuple[str, ...] = ()
     """The solution cells that it is about; all of them where none is named."""
 
-    def __post_init__(self) -> None:
-        if self.points < 1:
-            raise ValueError(f"task {self.name!r} is worth {self.points} points; at least 1 is needed")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
@@ -41,9 +33,6 @@ class Assignment:
 
     topic: str
     """Stem of its notebook in `notebooks/assignments`."""
-    title: str
-    chapter: str
-    """Stem of the chapter it belongs to."""
     tasks: tuple[Task, ...]
 
     @property

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -67,7 +67,7 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / _NAME
-        self._grades: dict[str, Grade] = {}
+        self.grades: dict[str, Grade] = {}
         whole = 0
         raw = self._path.read_bytes() if self._path.exists() else b""
         for line in raw.splitlines(keepends=True):
@@ -78,28 +78,28 @@ class Journal:
             if not line.endswith(b"\n"):
                 break
             whole += len(line)
-            self._grades[entry.key] = entry.grade
+            self.grades[entry.key] = entry.grade
         if whole < len(raw):
             os.truncate(self._path, whole)
 
-    def find(self, key: str) -> Grade | None:
-        """The grade that was given for this."""
-        return self._grades.get(key)
-
     def add(self, key: str, grade: Grade) -> None:
         """Keep a grade, on disk when this returns."""
-        self._grades[key] = grade
+        self.grades[key] = grade
         with self._path.open("ab") as file:
             file.write(msgspec.json.encode(JournalEntry(key, grade)) + b"\n")
             file.flush()
             os.fsync(file.fileno())
 
 
-def grade_key(handed: HandedIn, seed: str, allowance: Allowance, *, borrowing: bool) -> str:
+def grade_key(handed: HandedIn, seed: str, rules: "Rules") -> str:
     """One name for everything that a grade depends on: both notebooks, the seed, the limits, this package."""
     whole = hashlib.sha256()
-    parts = (handed.student, handed.teacher.stem, seed, repr(allowance), str(borrowing), _package_digest())
-    for part in (*map(str.encode, parts), handed.path.read_bytes(), handed.teacher.read_bytes()):
+    parts = (handed.student, handed.teacher.stem, seed, repr(rules.allowance), str(rules.borrowing))
+    for part in (
+        *map(str.encode, (*parts, _package_digest())),
+        handed.path.read_bytes(),
+        handed.teacher.read_bytes(),
+    ):
         whole.update(len(part).to_bytes(8, "little") + part)
     return whole.hexdigest()
 
@@ -122,17 +122,10 @@ class Rules:
     """Notebooks graded at a time."""
     borrowing: bool = False
     """Whether answers that are the package's own earn points."""
-    afresh: bool = False
-    """Whether to grade also what has a grade already."""
-
-
-def _nobody(done: int) -> None:
-    """Report no progress."""
-    del done
 
 
 def grade_class(
-    collected: Collection, folder: Path, rules: Rules, report: Callable[[int], None] = _nobody
+    collected: Collection, folder: Path, rules: Rules, report: Callable[[int], object] = lambda _: None
 ) -> list[Grade]:
     """Grade everything, and keep each grade, its page and both tables as soon as it is given.
 
@@ -149,12 +142,13 @@ def grade_class(
     """
     seed = f"{rules.seed}/{class_secret(folder)}"
     journal = Journal(folder)
-    keys = [grade_key(each, seed, rules.allowance, borrowing=rules.borrowing) for each in collected.notebooks]
-    found = {key: None if rules.afresh else journal.find(key) for key in keys}
-    todo: list[tuple[str, HandedIn]] = []
-    for key, each in zip(keys, collected.notebooks, strict=True):
-        if found[key] is None or not page_of(each.student, each.teacher.stem, folder).exists():
-            todo.append((key, each))
+    keys = [grade_key(each, seed, rules) for each in collected.notebooks]
+    found = {key: journal.grades.get(key) for key in keys}
+    todo = [
+        (key, each)
+        for key, each in zip(keys, collected.notebooks, strict=True)
+        if found[key] is None or not page_of(each.student, each.teacher.stem, folder).exists()
+    ]
     report(len(keys) - len(todo))
 
     def given() -> list[Grade]:
@@ -172,13 +166,12 @@ def grade_class(
 
 def _graded(todo: list[tuple[str, HandedIn]], seed: str, rules: Rules) -> Iterator[tuple[str, Grade]]:
     """Grades in the order in which they are given."""
-    one = partial(_grade, seed=seed, allowance=rules.allowance, borrowing=rules.borrowing)
     if rules.jobs == 1:
-        yield from ((key, one(each)) for key, each in todo)
+        yield from ((key, _grade(each, seed, rules)) for key, each in todo)
         return
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(rules.jobs, mp_context=spawn, initializer=end_with_parent) as pool:
-        waiting = {pool.submit(one, each): key for key, each in todo}
+        waiting = {pool.submit(_grade, each, seed, rules): key for key, each in todo}
         try:
             for done in as_completed(waiting):
                 yield waiting[done], done.result()
@@ -186,12 +179,12 @@ def _graded(todo: list[tuple[str, HandedIn]], seed: str, rules: Rules) -> Iterat
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _grade(handed: HandedIn, *, seed: str, allowance: Allowance, borrowing: bool) -> Grade:
+def _grade(handed: HandedIn, seed: str, rules: Rules) -> Grade:
     return grade(
         handed.path,
         handed.teacher,
         student=handed.student,
         seed=seed,
-        allowance=allowance,
-        borrowing=borrowing,
+        allowance=rules.allowance,
+        borrowing=rules.borrowing,
     )
