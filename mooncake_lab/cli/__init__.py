@@ -67,6 +67,17 @@ class Commands(TyperGroup):
         return name, None if name is None else load(name), rest
 
 
+def group(help_text: str) -> typer.Typer:
+    """An empty group of commands, with the settings that all commands share."""
+    return typer.Typer(
+        help=help_text,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        add_completion=False,
+        rich_markup_mode="markdown",
+    )
+
+
 def load(name: str) -> Any:
     """The command of a name, with its options; imports its module."""
     module, attribute = COMMANDS[name][0].split(":")

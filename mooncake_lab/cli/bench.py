@@ -8,15 +8,10 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from mooncake_lab.cli import group
 from mooncake_lab.cli.options import Json, Measured, failing
 
-app = typer.Typer(
-    help="Measure speed on this machine.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-    rich_markup_mode="markdown",
-)
+app = group("Measure speed on this machine.")
 
 
 def _write(out: Path | None, found: dict[str, Any]) -> None:

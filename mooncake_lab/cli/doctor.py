@@ -17,8 +17,6 @@ from mooncake_lab.cli.options import Json
 from mooncake_lab.core import GIB, carried_folder
 from mooncake_lab.workload import RELEASES, find_trace
 
-Standing = Literal["ready", "missing", "optional"]
-
 EXTRAS: Final = {
     "book": ("jupyter-book", "papermill"),
     "serve": ("starlette", "uvicorn", "prometheus-client"),
@@ -38,84 +36,91 @@ class Finding:
     """
 
     what: str
-    standing: Standing
+    standing: Literal["ready", "missing", "optional"]
     found: str
     remedy: str = ""
     """How to install it; empty when it is ready."""
 
 
-def _needed(what: str, found: str, *, ready: bool, remedy: str) -> Finding:
+def _finding(what: str, found: object, remedy: str, *, ready: bool | None = None, needed: bool = False) -> Finding:
+    """A finding; unless said otherwise it is ready if something was found."""
+    if found if ready is None else ready:
+        return Finding(what=what, standing="ready", found=str(found))
     return Finding(
-        what=what, standing="ready" if ready else "missing", found=found, remedy="" if ready else remedy
+        what=what, standing="missing" if needed else "optional", found=str(found or "none"), remedy=remedy
     )
 
 
-def _useful(what: str, found: str, *, ready: bool, remedy: str) -> Finding:
-    return Finding(
-        what=what, standing="ready" if ready else "optional", found=found, remedy="" if ready else remedy
-    )
-
-
-def _python() -> Iterator[Finding]:
-    allowed = (3, 11) <= sys.version_info < (3, 14)
-    yield _needed("Python", platform.python_version(), ready=allowed, remedy="use Python 3.11, 3.12 or 3.13")
+def find_browser() -> str | None:
+    """The path of a browser on this machine, or None."""
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 def _machine() -> Iterator[Finding]:
-    cores = os.cpu_count() or 1
-    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
-    yield _useful(
-        "CPU cores", str(cores), ready=cores >= 2, remedy="the stated run times of the chapters are for two cores"
+    yield _finding(
+        "Python",
+        platform.python_version(),
+        "use Python 3.11, 3.12 or 3.13",
+        ready=(3, 11) <= sys.version_info < (3, 14),
+        needed=True,
     )
-    found = f"{memory_gib:.1f} GiB"
-    remedy = "below 8 GiB run `mooncake-lab batch --jobs 1`, one chapter at a time, before `make book`"
-    yield _useful("memory", found, ready=memory_gib >= 8, remedy=remedy)
-    compiler = shutil.which("cc")
-    remedy = "apt-get install gcc; only Triton on a GPU and benchmarks/engine.py need a compiler"
-    yield _useful("C compiler", compiler or "none", ready=bool(compiler), remedy=remedy)
+    cores = os.cpu_count() or 1
+    yield _finding("CPU cores", cores, "the stated run times of the chapters are for two cores", ready=cores >= 2)
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
+    yield _finding(
+        "memory",
+        f"{memory_gib:.1f} GiB",
+        "below 8 GiB run `mooncake-lab batch --jobs 1`, one chapter at a time, before `make book`",
+        ready=memory_gib >= 8,
+    )
+    yield _finding(
+        "C compiler",
+        shutil.which("cc"),
+        "apt-get install gcc; only Triton on a GPU and benchmarks/engine.py need a compiler",
+    )
 
 
 def _torch() -> Iterator[Finding]:
     import torch
 
     build = "the CPU build" if torch.version.cuda is None else f"built for CUDA {torch.version.cuda}"
-    yield _needed("PyTorch", f"{torch.__version__}, {build}", ready=True, remedy="")
-    found = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    remedy = "every chapter runs without a GPU; after installing an NVIDIA driver, remove .venv and run `make env`"
-    yield _useful("GPU", found or "none", ready=found is not None, remedy=remedy)
+    yield _finding("PyTorch", f"{torch.__version__}, {build}", "")
+    yield _finding(
+        "GPU",
+        torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "every chapter runs without a GPU; after installing an NVIDIA driver, remove .venv and run `make env`",
+    )
 
 
 def _data() -> Iterator[Finding]:
     for name in ("paper", "measured"):
-        folder = carried_folder(name)
-        yield _needed(f"data: {name}", str(folder), ready=True, remedy="")
-
-
-def _traces() -> Iterator[Finding]:
+        yield _finding(f"data: {name}", carried_folder(name), "")
     for name in RELEASES:
-        path = find_trace(name)
-        remedy = (
+        yield _finding(
+            f"trace: {name}",
+            find_trace(name),
             f"mooncake-lab trace fetch {name} (or name a folder in MOONCAKE_LAB_DATA);"
-            " until then a twin replaces the trace"
+            " until then a twin replaces the trace",
         )
-        yield _useful(f"trace: {name}", str(path or "none"), ready=path is not None, remedy=remedy)
 
 
-def _extras() -> Iterator[Finding]:
+def _software() -> Iterator[Finding]:
     for extra, distributions in EXTRAS.items():
         versions = {name: _version(name) for name in distributions}
-        ready = all(versions.values())
-        found = ", ".join(f"{name} {version}" for name, version in versions.items() if version) or "none"
-        yield _useful(f"extra: {extra}", found, ready=ready, remedy=f"in the repository: pip install '.[{extra}]'")
-
-
-def _system_libraries() -> Iterator[Finding]:
-    found = ctypes.util.find_library("ibverbs")
-    remedy = (
+        found = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+        remedy = f"in the repository: pip install '.[{extra}]'"
+        yield _finding(f"extra: {extra}", found, remedy, ready=all(versions.values()))
+    yield _finding(
+        "libibverbs",
+        ctypes.util.find_library("ibverbs"),
         "apt-get install libibverbs1 libnl-3-200 libnl-route-3-200 libnuma1 libcurl4;"
-        " Mooncake's store needs these libraries even over TCP"
+        " Mooncake's store needs these libraries even over TCP",
     )
-    yield _useful("libibverbs", found or "none", ready=found is not None, remedy=remedy)
+    yield _finding(
+        "browser",
+        find_browser(),
+        "apt-get install chromium; without it the tests of the rendered book are skipped",
+    )
 
 
 def _version(distribution: str) -> str | None:
@@ -125,39 +130,26 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def _confinement() -> Iterator[Finding]:
+def _grading() -> Iterator[Finding]:
     from mooncake_lab.course.grading.confine import UnconfinableError, check_confinable, why_no_folder
 
     try:
         check_confinable()
     except UnconfinableError as error:
         remedy = "grade on Linux 6.2 or later with Landlock; everything else works here"
-        yield _useful("grading", str(error), ready=False, remedy=remedy)
+        yield _finding("grading", error, remedy, ready=False)
         return
-    yield _useful("grading", "submissions can be confined", ready=True, remedy="")
+    yield _finding("grading", "submissions can be confined", "")
     why = why_no_folder()
-    found = (
-        f"submissions cannot write files: {why}" if why else "a private file system of fixed size per submission"
+    yield _finding(
+        "grading: files",
+        f"submissions cannot write files: {why}" if why else "a private file system of fixed size per submission",
+        "allow unprivileged user namespaces (sysctl kernel.apparmor_restrict_unprivileged_userns=0 on Ubuntu)",
+        ready=not why,
     )
-    remedy = "allow unprivileged user namespaces (sysctl kernel.apparmor_restrict_unprivileged_userns=0 on Ubuntu)"
-    yield _useful("grading: files", found, ready=not why, remedy=remedy)
 
 
-def find_browser() -> str | None:
-    """The path of a browser on this machine, or None."""
-    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-
-def _browser() -> Iterator[Finding]:
-    path = find_browser()
-    remedy = "apt-get install chromium; without it the tests of the rendered book are skipped"
-    yield _useful("browser", path or "none", ready=path is not None, remedy=remedy)
-
-
-CHECKS: Final[tuple[Callable[[], Iterator[Finding]], ...]] = (
-    _python, _machine, _torch, _data, _traces, _extras, _system_libraries, _confinement,
-    _browser,
-)  # fmt: skip
+CHECKS: Final[tuple[Callable[[], Iterator[Finding]], ...]] = (_machine, _torch, _data, _software, _grading)
 
 
 def examine() -> list[Finding]:

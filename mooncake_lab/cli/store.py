@@ -8,16 +8,11 @@ import typer
 
 from mooncake_lab.bench.soak import FAULTS, Soak, SoakReport
 from mooncake_lab.bench.soak_process import POOLS
+from mooncake_lab.cli import group
 from mooncake_lab.cli.options import Json, failing
 from mooncake_lab.store.backends import StorageError
 
-app = typer.Typer(
-    help="Test the store of KVCache blocks under faults.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-    rich_markup_mode="markdown",
-)
+app = group("Test the store of KVCache blocks under faults.")
 
 
 @app.callback()

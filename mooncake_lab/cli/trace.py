@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from mooncake_lab.cli import group
 from mooncake_lab.cli.options import Json, Lenient, TraceFile, fail, failing, read_or_fail
 from mooncake_lab.workload import TraceStatistics, fetch_trace, statistics, write_trace
 from mooncake_lab.workload.twin import make_twin
@@ -16,13 +17,7 @@ from mooncake_lab.workload.twin import make_twin
 Workload: TypeAlias = Literal["conversation", "synthetic", "toolagent", "arxiv"]
 _Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 
-app = typer.Typer(
-    help="Inspect traces, fetch the released ones, and generate new ones.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-    rich_markup_mode="markdown",
-)
+app = group("Inspect traces, fetch the released ones, and generate new ones.")
 
 
 @app.command()

@@ -4,11 +4,6 @@ import json
 import subprocess
 import sys
 
-from typer.testing import CliRunner
-
-from mooncake_lab import __version__
-from mooncake_lab.cli import app
-
 
 def test_a_simulation_imports_nothing_heavy(tmp_path):
     """From the start of the command line to its numbers, `simulate` imports no library that takes a second."""
@@ -25,12 +20,6 @@ def test_a_simulation_imports_nothing_heavy(tmp_path):
     numbers, imported = found.stdout.splitlines()
     assert json.loads(numbers)["finished"] == 1
     assert not imported
-
-
-def test_it_says_its_version():
-    """`--version` names the program and the version of the package, on stdout."""
-    found = CliRunner().invoke(app, ["--version"])
-    assert (found.exit_code, found.stdout) == (0, f"mooncake-lab {__version__}\n")
 
 
 def test_the_list_of_commands_imports_none_of_them():

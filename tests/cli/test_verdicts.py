@@ -64,7 +64,6 @@ def test_json_holds_every_claim_and_the_same_totals(records):
         ("F42", ("agrees with 88.4 %, which its other numbers give", "the paper contradicts itself")),
         ("F41", ("calibrated. 91.4 % is within", "agreement predicts nothing")),
         ("F11", ("out of scope. The claim is about production",)),
-        ("F01", ("not executed", "before the code that computes our number", "printed in the paper")),
     ],
 )
 def test_an_explanation_says_why(records, identifier, said):
@@ -81,24 +80,13 @@ def test_one_claim_as_json(records):
     assert (found["ours"], found["bound"], found["band"]) == (650.0, "at least", [350.0, 787.5])
 
 
-def test_an_unknown_claim_is_bad_usage(records):
-    """Exit code 2, and the ids there are."""
-    result = verdicts("--from", records, "--explain", "Z99")
-    assert result.exit_code == 2
-    assert "no claim 'Z99'" in result.stderr
-    assert "F01" in result.stderr
-
-
-def test_a_folder_without_records_is_bad_usage(tmp_path):
-    """Exit code 2, and what writes records."""
-    result = verdicts("--from", tmp_path)
-    assert result.exit_code == 2
-    assert "contains no records" in result.stderr
-
-
-def test_a_bad_record_is_a_failure(records):
-    """Exit code 1, with the file."""
+def test_failures_say_why(records, tmp_path_factory):
+    """An unknown claim and a folder without records are bad usage; a record that is none is a failure."""
+    unknown = verdicts("--from", records, "--explain", "Z99")
+    empty = verdicts("--from", tmp_path_factory.mktemp("empty"))
     (records / "x.json").write_text(json.dumps({"topic": "x", "numbers": {"beside_papers": [{"claim": "F01"}]}}))
-    result = verdicts("--from", records)
-    assert result.exit_code == 1
-    assert "x.json is not a chapter's record" in result.stderr
+    broken = verdicts("--from", records)
+    assert [each.exit_code for each in (unknown, empty, broken)] == [2, 2, 1]
+    assert "no claim 'Z99'; there are " in unknown.stderr
+    assert "contains no records" in empty.stderr
+    assert "x.json is not a chapter's record" in broken.stderr

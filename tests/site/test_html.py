@@ -39,11 +39,6 @@ def test_ids_are_unique(texts):
     assert {name: ids for name, ids in repeated.items() if ids} == {}
 
 
-def test_there_is_one_viewport_tag(texts):
-    """A phone reads one width from each page."""
-    assert {name: text.count('name="viewport"') for name, text in texts.items()} == dict.fromkeys(texts, 1)
-
-
 def test_every_page_describes_itself(texts):
     """A search engine finds a description on each page, and a different one on each chapter."""
     said = {

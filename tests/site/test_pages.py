@@ -45,14 +45,6 @@ def test_a_page_loads_little_script(visit):
     assert visit.path == "index.html" or loaded > 50_000, "the theme's scripts were not counted"
 
 
-def test_images_load(visit):
-    """Every image has loaded and has a size."""
-    page = visit.page
-    page.evaluate("document.querySelectorAll('img').forEach(i => i.loading = 'eager')")
-    page.wait_for_function("() => [...document.images].every(i => i.complete)")
-    assert page.evaluate("[...document.images].filter(i => i.naturalWidth === 0).map(i => i.src)") == []
-
-
 FIRST_RESULT_TOP = """
   document.querySelector('.bd-article :is(figure, table.comparison)').getBoundingClientRect().top + scrollY"""
 
@@ -136,15 +128,6 @@ def test_search_finds_a_word(open_page):
     found = page.eval_on_selector_all("ul.search li a", "links => links.map(l => l.getAttribute('href'))")
     assert any("glossary.html" in link for link in found), found
     assert visit.faults == []
-
-
-def test_search_button_asks_for_a_word(open_page):
-    """The button in the side bar opens a field, and what is typed there is searched."""
-    page = open_page("index.html").page
-    page.locator(".search-button-field:visible, .search-button__button:visible").first.click()
-    page.keyboard.type("mooncake")
-    page.keyboard.press("Enter")
-    page.wait_for_selector("ul.search li a")
 
 
 def test_dark_mode_toggles(open_page):

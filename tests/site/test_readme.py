@@ -1,7 +1,5 @@
 """README, front page and scorecard say what the built book found."""
 
-import re
-
 import pytest
 
 from mooncake_lab.batch.provenance import BOOK_TRACES, read_provenance
@@ -36,11 +34,3 @@ def test_front_page_and_scorecard_open_with_the_headlines(site, page):
     made = headlines(scorecard(numbers))._repr_html_()
     assert made in article
     assert article.index("<table") == article.index(made)
-
-
-def test_the_count_of_verdicts_has_no_marks_of_markdown(site):
-    """The sentence under the headlines stands in italics where the README has asterisks."""
-    text = (site / "intro.html").read_text(encoding="utf-8")
-    (said,) = re.findall(r"The book judges \d+ claims: (.+?)</p>", text, re.DOTALL)
-    assert "<em>" in said
-    assert "*" not in said
