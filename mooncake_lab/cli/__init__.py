@@ -69,13 +69,15 @@ class Commands(TyperGroup):
 
 def group(help_text: str) -> typer.Typer:
     """An empty group of commands, with the settings that all commands share."""
-    return typer.Typer(
+    found = typer.Typer(
         help=help_text,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         add_completion=False,
         rich_markup_mode="markdown",
     )
+    found.callback()(lambda: None)  # with it, also a group of one command is a group
+    return found
 
 
 def load(name: str) -> Any:

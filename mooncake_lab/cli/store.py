@@ -15,11 +15,6 @@ from mooncake_lab.store.backends import StorageError
 app = group("Test the store of KVCache blocks under faults.")
 
 
-@app.callback()
-def _store() -> None:  # pyright: ignore[reportUnusedFunction]  # it keeps `soak` a command of its own
-    pass
-
-
 @app.command()
 def soak(
     folder: Annotated[Path, typer.Option("--dir", help="Folder of the SSD tier; created if it is missing.")],
