@@ -134,7 +134,7 @@ class RequestState:
         """Tokens that its client has now."""
         if self.phase != "decoding":
             return self.shown_tokens
-        return self.shown_tokens + self.decode.contexts[self.request.id] - self.request.input_tokens
+        return self.shown_tokens + self.decode.tokens_of(self.request.id) - self.request.input_tokens
 
 
 @final

@@ -293,7 +293,7 @@ class Coordinator:
             self._attempts.join(state, event.at_s)
         state.phase = "decoding"
         worker, request_id, coupled = state.decode, state.request.id, state.decode is state.prefill
-        worker.started.add(request_id)
+        worker.start(request_id)
         if coupled:
             worker.remove_prompt(event.attempt, event.at_s)
         if not state.shown_tokens:

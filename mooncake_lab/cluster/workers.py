@@ -46,7 +46,10 @@ class WorkerState:
     arriving: dict[Attempt, str] = field(default_factory=dict[Attempt, str])
     """Those whose last byte is sent, and has not arrived."""
     contexts: dict[int, int] = field(default_factory=dict[int, int])
-    """Tokens of each request that decodes there or is on its way: its prompt and what was shown of its answer."""
+    """Of each request that decodes there or is on its way: see `tokens_of`."""
+    batch_steps: int = 0
+    """Steps that all requests in the batch took together; `contexts` leaves them out, so that a step costs the
+    same for any batch."""
     missing: dict[int, int] = field(default_factory=dict[int, int])
     """Those of them that are not in GPU memory, because the request was preempted or resumed there."""
     context_tokens: int = 0
@@ -188,11 +191,23 @@ class WorkerState:
         self.decoding[request_id] = ServedView(request_id, self.in_transit.pop(request_id).input_tokens, at_s)
         self.latest_view = None
 
+    def start(self, request_id: int) -> None:
+        """A request that joined is in the batch."""
+        if request_id not in self.started:
+            self.started.add(request_id)
+            self.contexts[request_id] -= self.batch_steps
+
+    def tokens_of(self, request_id: int) -> int:
+        """Tokens of a request that decodes there or is on its way: its prompt and what was shown of its answer."""
+        return self.contexts[request_id] + (self.batch_steps if request_id in self.started else 0)
+
     def step(self, request_ids: Sequence[int], steps: int, until_s: float) -> None:
-        """Add tokens to each of these requests."""
-        contexts = self.contexts
-        for request_id in request_ids:
-            contexts[request_id] += steps
+        """Add tokens to each of these requests, all of them in the batch."""
+        if len(request_ids) == len(self.started):
+            self.batch_steps += steps
+        else:
+            for request_id in request_ids:
+                self.contexts[request_id] += steps
         self.context_tokens += steps * len(request_ids)
         self.stepped_until_s = until_s
         self.latest_view = None
@@ -209,7 +224,7 @@ class WorkerState:
 
     def hold(self, request_id: int, tokens: int) -> None:
         """Set how many tokens of a request's prompt and answer are in GPU memory."""
-        missing = self.contexts[request_id] - tokens
+        missing = self.tokens_of(request_id) - tokens
         if not missing and not self.missing:
             return
         self.context_tokens += self.missing.pop(request_id, 0) - missing
@@ -219,7 +234,9 @@ class WorkerState:
 
     def release(self, request_id: int) -> None:
         """A request does not decode there any more, or will not."""
-        self.context_tokens -= self.contexts.pop(request_id, 0) - self.missing.pop(request_id, 0)
+        if request_id in self.contexts:
+            self.context_tokens -= self.tokens_of(request_id) - self.missing.pop(request_id, 0)
+            del self.contexts[request_id]
         self.in_transit.pop(request_id, None)
         self.decoding.pop(request_id, None)
         self.started.discard(request_id)

@@ -211,7 +211,7 @@ class Runtime:
             assert view.assigned_requests == self.assigned[name]
             here = {i: job for i, job in live.items() if job.placement.decode == name}
             contexts = {i: job.command.request.input_tokens + self.steps[job.attempt] for i, job in here.items()}
-            assert worker.contexts == contexts
+            assert {i: worker.tokens_of(i) for i in worker.contexts} == contexts
             if role == "coupled":
                 contexts = {i: max(job.command.request.input_tokens, job.cached) for i, job in here.items()}
             seen = worker.decode_view()
