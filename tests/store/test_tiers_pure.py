@@ -1,6 +1,8 @@
 """The pure part of a tiered store: its rules without bytes, and with transfers that take no time."""
 
 import itertools
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -205,3 +207,9 @@ def test_a_full_queue_drops():
     assert commands == [Demote(0), Free(0, 1), Free(0, 2)]
     assert stack.tiers[0].counters.dropped == 2
     assert stack.tier_of(0) == 0  # still readable on its way down
+
+
+def test_the_pure_part_needs_no_arrays():
+    """It runs where the simulator runs: without numpy and torch."""
+    code = "import sys, mooncake_lab.store.tiers; assert not {'numpy', 'torch'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -200,7 +200,7 @@ def test_a_freed_block_does_not_come_back(tmp_path):
     draw = np.random.default_rng(1)
     held = {}
     for number in range(60):
-        medium = opened(tmp_path, 50 * PAGE)
+        medium = opened(tmp_path, 80 * PAGE)
         assert {block.key: block for block in medium.blocks()} == held
         assert all(is_right(medium, block) for block in medium.blocks())
         while len(held) > draw.integers(0, 5):
@@ -208,6 +208,7 @@ def test_a_freed_block_does_not_come_back(tmp_path):
         block = store(medium, b"%d" % number, tuple(draw.integers(1, 9000, draw.integers(1, 4)).tolist()))
         held[block.key] = block
         medium.write(medium.reserve(b"open", [100]), [bytes(100)])
+        medium.free(store(medium, b"short-lived"))
         if number % 2:
             medium.close()
         else:
