@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 import pandas as pd
 
-from mooncake_lab.batch.notebook import Cell, Notebook, read_notebook
+from mooncake_lab.batch.notebook import Cell, joined, read_notebook
 from mooncake_lab.figures.drawn import DATA_TYPE
 from mooncake_lab.paper.scorecard import TABLE
 
@@ -69,7 +69,7 @@ def chapter(path: Path) -> Chapter:
         words=words,
         lines=sum(_lines(cell) for cell in notebook.cells if cell.cell_type == "code"),
         figures=sum("name" in _described(cell) for cell in notebook.cells),
-        run_s=_duration(notebook),
+        run_s=notebook.metadata.get("papermill", {}).get("duration"),
     )
 
 
@@ -81,7 +81,7 @@ def figure_data(path: Path) -> dict[str, str]:
         for output in cell.outputs:
             drawn = output.get("data", {}).get(DATA_TYPE)
             if name and drawn:
-                found[name] = drawn if isinstance(drawn, str) else "".join(drawn)
+                found[name] = joined(drawn)
     return found
 
 
@@ -111,20 +111,11 @@ def verdict_counts(record: Path) -> Counter[str]:
     return Counter(row["verdict"] for row in rows if row.get("decides"))
 
 
-def _duration(notebook: Notebook) -> float | None:
-    return notebook.metadata.get("papermill", {}).get("duration")
-
-
 def _lines(cell: Cell) -> int:
     shown = "" if FOLDED.intersection(cell.tags) else cell.text
     if "getsource(" in cell.text and "hide-output" not in cell.tags:
-        shown += "\n" + "".join(_text(output) for output in cell.outputs)
+        shown += "\n" + "".join(joined(output.get("text", "")) for output in cell.outputs)
     return sum(bool(line.strip()) for line in shown.splitlines())
-
-
-def _text(output: Mapping[str, Any]) -> str:
-    said = output.get("text", "")
-    return said if isinstance(said, str) else "".join(said)
 
 
 def _described(cell: Cell) -> Mapping[str, str]:

@@ -17,7 +17,7 @@ class Cell(msgspec.Struct, frozen=True):
     @property
     def text(self) -> str:
         """The source as one string; the file may hold a list of lines."""
-        return self.source if isinstance(self.source, str) else "".join(self.source)
+        return joined(self.source)
 
     @property
     def tags(self) -> list[str]:
