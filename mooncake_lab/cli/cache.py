@@ -53,8 +53,8 @@ def cache(
     if json_:
         numbers: dict[str, Any] = {
             "file": str(file),
-            "policy": found.policy,
-            "capacity_blocks": found.capacity,
+            "policy": policy,
+            "capacity_blocks": blocks,
             "block_size_tokens": trace.block_size_tokens,
             "requests": len(trace),
             "skipped": trace.skipped,

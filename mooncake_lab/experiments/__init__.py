@@ -1,6 +1,21 @@
 """One module a topic: a frozen description of what to run, and the function that runs it."""
 
 from mooncake_lab.core import SCALES, check_scale
-from mooncake_lab.experiments.experiment import Experiment, record, records, run, value, vary, where
+from mooncake_lab.experiments.experiment import (
+    Experiment,
+    OfTrace,
+    at_scale,
+    record,
+    records,
+    run,
+    tabulated,
+    value,
+    vary,
+    where,
+    whole_trace,
+)
 
-__all__ = ["SCALES", "Experiment", "check_scale", "record", "records", "run", "value", "vary", "where"]
+__all__ = [
+    "SCALES", "Experiment", "OfTrace", "at_scale", "check_scale", "record", "records", "run", "tabulated", "value",
+    "vary", "where", "whole_trace",
+]  # fmt: skip

@@ -11,19 +11,22 @@ side in one table.
 import dataclasses
 import itertools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
+from functools import cache, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Protocol, TypeVar, cast
 
 import msgspec
 from tqdm import tqdm
 
-from mooncake_lab.core import rare_collections
+from mooncake_lab.core import check_scale, rare_collections
 from mooncake_lab.experiments.cache import cached_rows, digest_of, is_of_package, keep_rows, plain_rows
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from mooncake_lab.workload import Trace
 
 
 class Experiment(Protocol):
@@ -36,7 +39,34 @@ class Experiment(Protocol):
         ...
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OfTrace:
+    """The fields of an experiment on the first requests of a trace."""
+
+    workload: str = "conversation"
+    first: int | None = None
+    """Number of requests from the start of the trace; None takes all."""
+    seed: int = 0
+    """Seed of the twin, which is used where there is no released file."""
+
+    def trace(self) -> "Trace":
+        """The requests."""
+        whole = whole_trace(self.workload, self.seed)
+        return whole if self.first is None else whole.head(self.first)
+
+
+@cache
+def whole_trace(workload: str, seed: int = 0) -> "Trace":
+    """A workload's trace, read or made once."""
+    from mooncake_lab.workload import (
+        load,  # not above: numpy takes a while, and `mooncake-lab --help` does without
+    )
+
+    return load(workload, seed=seed)
+
+
 E = TypeVar("E", bound=Experiment)
+P = ParamSpec("P")
 
 
 def vary(base: E, **axes: Sequence[Any]) -> tuple[E, ...]:
@@ -84,6 +114,27 @@ def run(experiment: E | Sequence[E], executor: Executor | None = None, *, cache:
         for row in rows or ()
     ]
     return pd.DataFrame(lines)
+
+
+def at_scale(base: E, scale: str, **changes: Mapping[str, Any]) -> E:
+    """The experiment with what a scale changes of it, by the name of the scale.
+
+    Raises:
+        ValueError: when there is no such scale.
+    """
+    return dataclasses.replace(base, **changes.get(check_scale(scale), {}))
+
+
+def tabulated(rows: Callable[P, Iterable[Mapping[str, Any]]]) -> "Callable[P, pd.DataFrame]":
+    """Let a function that yields rows return them as a table."""
+
+    @wraps(rows)
+    def table(*args: P.args, **kwargs: P.kwargs) -> "pd.DataFrame":
+        import pandas as pd  # not above: it takes a second, and `mooncake-lab simulate` does without
+
+        return pd.DataFrame(list(rows(*args, **kwargs)))
+
+    return table
 
 
 def where(table: "pd.DataFrame", **values: Any) -> "pd.DataFrame":

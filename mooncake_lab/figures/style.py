@@ -2,7 +2,7 @@
 
 How to draw by it:
 
-1. Decorate with `@styled`, start with `new_figure`, end with `footer`: where the numbers come from, seed, machine.
+1. Decorate with `@styled`, start with `new_figure`, end with `finished`: source of the numbers, seed, machine.
 2. A figure is 7.5 inches wide or less: 720 px, the column of the page. Wide content goes below, not beside.
 3. Give no font size. Text is 12 px, or 11 px (`SMALL`); a figure with smaller text is refused.
 4. Name a meaning, `COLOURS["vllm"]`; add a meaning to `colours.py` rather than borrow another's colour.
@@ -17,7 +17,7 @@ How to draw by it:
 
 import io
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from html import escape
 from textwrap import wrap
@@ -251,9 +251,19 @@ def footer(figure: Figure, text: str) -> None:
     figure.supxlabel("\n".join(wrap(text, room)), fontsize=SMALL, color=COLOURS["slo"], x=0.01, ha="left")
 
 
-def simulated_footer(figure: Figure, *details: str) -> None:
-    """A footer for figures of the paper's nodes in virtual time: what they are, then what else is to be said."""
-    footer(figure, "; ".join((f"simulated: {PAPER_NODES}", *details)))
+def finished(
+    figure: BookFigure, source: str, *, legend: bool | Sequence[Any] = True, columns: int = 6
+) -> BookFigure:
+    """The figure with its legend (of what the panels drew, unless these are handles) and its footer."""
+    if legend:
+        legend_above(figure, None if legend is True else legend, columns=columns)
+    footer(figure, source)
+    return figure
+
+
+def simulated(*details: str) -> str:
+    """The footer of figures of the paper's nodes in virtual time: what they are, then what else is to be said."""
+    return "; ".join((f"simulated: {PAPER_NODES}", *details))
 
 
 def sources(*tables: pd.DataFrame) -> str:
@@ -272,6 +282,77 @@ def log_ticks(axes: Axes, values: Iterable[float]) -> None:
     axes.set_xticks(list(values))
     axes.minorticks_off()
     axes.xaxis.set_major_formatter(plain_number)
+
+
+def log_axes(axes: Axes, which: str = "xy", *, base: int = 10) -> None:
+    """Logarithmic axes, `x`, `y` or both, whose ticks are plain numbers."""
+    if "x" in which:
+        axes.set_xscale("log", base=base)
+        axes.xaxis.set_major_formatter(plain_number)
+    if "y" in which:
+        axes.set_yscale("log", base=base)
+        axes.yaxis.set_major_formatter(plain_number)
+
+
+def rows_down(axes: Axes, names: Sequence[str]) -> None:
+    """Name the rows of a figure of horizontal bars; the first is on top."""
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+
+
+def printed_line(axes: Axes, value: float, text: str, *, at: float = 0.02) -> None:
+    """Draw a number of a paper that has no place on the horizontal axis: a dotted line with a text above it."""
+    axes.axhline(value, color=COLOURS["paper"], linewidth=1, linestyle=":")
+    axes.annotate(text, (at, value), xycoords=("axes fraction", "data"), xytext=(0, 3), textcoords="offset points")
+
+
+def curves(
+    axes: Axes, rows: pd.DataFrame, x: str, y: str, by: str, looks: Mapping[Any, tuple[str, str]], **look: Any
+) -> None:
+    """One line for each value of a column that the rows have, in the order of the looks.
+
+    Args:
+        axes: where to.
+        rows: with the columns `x`, `y` and `by`.
+        x: column over which to draw.
+        y: column to draw.
+        by: column that tells lines apart; a line's label is its value.
+        looks: colour (a name in `COLOURS`) and line style by value.
+        look: of all lines.
+    """
+    for key, (colour, line) in looks.items():
+        mine = cast("pd.DataFrame", rows[rows[by] == key]).sort_values(by=x)
+        own: dict[str, Any] = {"color": COLOURS[colour], "label": str(key), **look}
+        if len(mine):
+            axes.plot(mine[x], mine[y], line, **own)
+
+
+def stacked(
+    axes: Axes,
+    places: Any,
+    parts: Mapping[str, tuple[Any, str]],
+    *,
+    across: bool = False,
+    hatches: Mapping[str, str] | None = None,
+    **look: Any,
+) -> None:
+    """Bars on top of each other, or end to end: by label, the sizes at all places and the colour itself."""
+    ends = np.zeros(len(places))
+    for label, (sizes, colour) in parts.items():
+        mine: dict[str, Any] = {
+            "color": colour,
+            "label": label,
+            "hatch": (hatches or {}).get(label),
+            "edgecolor": "white",
+            **look,
+        }
+        sizes = np.asarray(sizes, dtype=float)  # noqa: PLW2901  # the same numbers
+        if across:
+            axes.barh(places, sizes, left=ends, **mine)
+        else:
+            axes.bar(places, sizes, bottom=ends, **mine)
+        ends = ends + sizes
 
 
 def bar_places(groups: int, bars: int, bar: int, width: float) -> list[float]:

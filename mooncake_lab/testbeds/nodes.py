@@ -7,25 +7,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from mooncake_lab import perf
 from mooncake_lab.paper import points
-from mooncake_lab.perf import (
-    HARDWARE,
-    Calibration,
-    DecodeLatency,
-    Hardware,
-    HybridLatency,
-    LatencyModel,
-    LinkLatency,
-    ModelShape,
-    PrefillLatency,
-    check_floor,
-    fit_decode,
-    fit_link,
-    fit_prefill,
-    hardware,
-    model_shape,
-    per_request_cost_s,
-)
 
 BREAKDOWN: Final = "fast_fig14_latency_breakdown"
 NORMALISED: Final = "arxiv_fig02_prefill_decode"
@@ -44,19 +27,19 @@ class NodeCalibration:
     tokens: Array
     """Prompt lengths of the ten prefill bars: five without reuse, then five with."""
     reused_tokens: Array
-    prefill: Calibration[PrefillLatency]
+    prefill: perf.Calibration[perf.PrefillLatency]
     """All ten prefill bars, the load of the reused prefix included."""
-    prefill_alone: Calibration[PrefillLatency]
+    prefill_alone: perf.Calibration[perf.PrefillLatency]
     """The five bars without reuse."""
-    decode_alone: Calibration[DecodeLatency]
+    decode_alone: perf.Calibration[perf.DecodeLatency]
     """One decode step of one request: the five decode bars without reuse, a 128th each."""
-    decode: Calibration[DecodeLatency]
+    decode: perf.Calibration[perf.DecodeLatency]
     """Decode steps of growing batches: arXiv Fig. 2 in the unit that Fig. 14 gives it."""
-    transfer: Calibration[LinkLatency]
+    transfer: perf.Calibration[perf.LinkLatency]
     """Between nodes."""
-    dram: Calibration[LinkLatency]
+    dram: perf.Calibration[perf.LinkLatency]
     """From host memory into the GPUs of the decode node."""
-    latency: LatencyModel
+    latency: perf.LatencyModel
     """All of it as one model; it passed the floor check of the node."""
 
 
@@ -66,35 +49,35 @@ def calibrate_paper_node() -> NodeCalibration:
     Raises:
         ValueError: when the fitted model would beat the node's peaks (then the data are wrong).
     """
-    shape = model_shape("llama3-70b")
+    shape = perf.model_shape("llama3-70b")
     lengths, prefill_s = _bars("prefix 0%/prefill")
     none = np.zeros_like(lengths)
     tokens = np.tile(lengths, 2)
     reused = np.concatenate([none, np.floor(REUSED_SHARE * lengths)])
-    prefill = fit_prefill(tokens, reused, np.concatenate([prefill_s, _bars("prefix 95%/prefill")[1]]))
+    prefill = perf.fit_prefill(tokens, reused, np.concatenate([prefill_s, _bars("prefix 95%/prefill")[1]]))
     step_s = _bars("prefix 0%/decode")[1] / DECODED_TOKENS
-    decode_alone = fit_decode(np.ones_like(lengths), lengths + DECODED_TOKENS / 2, step_s)
+    decode_alone = perf.fit_decode(np.ones_like(lengths), lengths + DECODED_TOKENS / 2, step_s)
     batch, relative = normalised("decode latency")
-    decode = per_request_cost_s(batch, relative, lengths[0], decode_alone.model)
+    decode = perf.per_request_cost_s(batch, relative, lengths[0], decode_alone.model)
     moved_bytes = lengths * shape.kv_bytes_per_token
-    transfer = fit_link(moved_bytes, _bars("prefix 0%/transfer")[1])
-    dram = fit_link(moved_bytes, _bars("prefix 0%/load cache")[1])
-    latency = LatencyModel(
+    transfer = perf.fit_link(moved_bytes, _bars("prefix 0%/transfer")[1])
+    dram = perf.fit_link(moved_bytes, _bars("prefix 0%/load cache")[1])
+    latency = perf.LatencyModel(
         name="8xA800 node fitted to FAST'25 Fig. 14 and arXiv Fig. 2",
         shape=shape,
         prefill=prefill.model,
         decode=decode.model,
-        hybrid=HybridLatency.of(prefill.model, decode.model),
+        hybrid=perf.HybridLatency.of(prefill.model, decode.model),
         transfer=transfer.model,
         dram=dram.model,
         schedule_s=float(np.mean(np.concatenate([_bars(f"prefix {share}%/schedule")[1] for share in (0, 95)]))),
     )
-    check_floor(latency, hardware("a800-node"))
+    perf.check_floor(latency, perf.hardware("a800-node"))
     return NodeCalibration(
         tokens=tokens,
         reused_tokens=reused,
         prefill=prefill,
-        prefill_alone=fit_prefill(lengths, none, prefill_s),
+        prefill_alone=perf.fit_prefill(lengths, none, prefill_s),
         decode_alone=decode_alone,
         decode=decode,
         transfer=transfer,
@@ -104,7 +87,7 @@ def calibrate_paper_node() -> NodeCalibration:
 
 
 @cache
-def paper_node_latency() -> LatencyModel:
+def paper_node_latency() -> perf.LatencyModel:
     """The latency model of the paper's node, fitted once: the clock of the simulated clusters."""
     return calibrate_paper_node().latency
 
@@ -128,26 +111,26 @@ MEMORY_SHARE = 0.9
 
 
 @cache
-def node_latency(node: str = "a800-node", model: str = "llama3-70b") -> LatencyModel:
+def node_latency(node: str = "a800-node", model: str = "llama3-70b") -> perf.LatencyModel:
     """The latency model of a node running a model: the paper's own, or that one scaled.
 
     Raises:
         ValueError: when the node is unknown (the message lists all); when the model is unknown or does not fit.
     """
-    nodes = [name for name in HARDWARE if _is_node(hardware(name))]
+    nodes = [name for name in perf.HARDWARE if _is_node(perf.hardware(name))]
     if node not in nodes:
         raise ValueError(f"no node {node!r}; allowed is hardware with a network card: {', '.join(nodes)}")
     fitted = paper_node_latency()
-    machine, shape = hardware(node), model_shape(model)
+    machine, shape = perf.hardware(node), perf.model_shape(model)
     device_tokens(machine, shape)
     if (node, model) == ("a800-node", fitted.shape.name):
         return fitted
     scaled = _scaled(fitted, machine, shape)
-    check_floor(scaled, machine)
+    perf.check_floor(scaled, machine)
     return scaled
 
 
-def device_tokens(node: Hardware, shape: ModelShape) -> int:
+def device_tokens(node: perf.Hardware, shape: perf.ModelShape) -> int:
     """KVCache tokens that fit into a node's device memory beside the weights.
 
     Raises:
@@ -162,12 +145,12 @@ def device_tokens(node: Hardware, shape: ModelShape) -> int:
     return int(left // shape.kv_bytes_per_token)
 
 
-def _is_node(machine: Hardware) -> bool:
+def _is_node(machine: perf.Hardware) -> bool:
     return machine.nic_bytes_per_s is not None and machine.host_to_device_bytes_per_s is not None
 
 
-def _scaled(fitted: LatencyModel, node: Hardware, shape: ModelShape) -> LatencyModel:
-    base, own = hardware("a800-node"), fitted.shape
+def _scaled(fitted: perf.LatencyModel, node: perf.Hardware, shape: perf.ModelShape) -> perf.LatencyModel:
+    base, own = perf.hardware("a800-node"), fitted.shape
     compute = base.flops_per_s("bfloat16") / node.flops_per_s("bfloat16")
     memory = base.memory_bytes_per_s / node.memory_bytes_per_s
     host = (base.host_to_device_bytes_per_s or 1.0) / (node.host_to_device_bytes_per_s or 1.0)
@@ -175,13 +158,13 @@ def _scaled(fitted: LatencyModel, node: Hardware, shape: ModelShape) -> LatencyM
     linear = compute * shape.layers * shape.layer_parameters / (own.layers * own.layer_parameters)
     attention = compute * shape.layers * shape.query_width / (own.layers * own.query_width)
     kvcache = shape.kv_bytes_per_token / own.kv_bytes_per_token
-    prefill = PrefillLatency(
+    prefill = perf.PrefillLatency(
         constant_s=fitted.prefill.constant_s,
         per_token_s=fitted.prefill.per_token_s * linear,
         per_token_squared_s=fitted.prefill.per_token_squared_s * attention,
         load_s_per_token=fitted.prefill.load_s_per_token * kvcache * host,
     )
-    decode = DecodeLatency(
+    decode = perf.DecodeLatency(
         fitted.decode.constant_s * memory * shape.weight_bytes / own.weight_bytes,
         fitted.decode.per_request_s * linear,
         fitted.decode.per_context_token_s * memory * kvcache,
@@ -192,7 +175,7 @@ def _scaled(fitted: LatencyModel, node: Hardware, shape: ModelShape) -> LatencyM
         shape=shape,
         prefill=prefill,
         decode=decode,
-        hybrid=HybridLatency.of(prefill, decode),
-        transfer=LinkLatency(fitted.transfer.bytes_per_s * card, fitted.transfer.latency_s),
-        dram=LinkLatency(fitted.dram.bytes_per_s / host, fitted.dram.latency_s),
+        hybrid=perf.HybridLatency.of(prefill, decode),
+        transfer=perf.LinkLatency(fitted.transfer.bytes_per_s * card, fitted.transfer.latency_s),
+        dram=perf.LinkLatency(fitted.dram.bytes_per_s / host, fitted.dram.latency_s),
     )

@@ -4,27 +4,18 @@ The artifact has iteration times of one machine only. Mistral-7B, LLaMA2-70B and
 the same share of their rooflines, and their engine to cost the same for each running request (assumption B48).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from mooncake_lab import perf
 from mooncake_lab.core import gbps
+from mooncake_lab.experiments import tabulated
 from mooncake_lab.paper import assumption, curve, fact
-from mooncake_lab.perf import (
-    Hardware,
-    IterationCost,
-    LinearCost,
-    LinkLatency,
-    as_told,
-    hardware,
-    model_shape,
-    transferred,
-)
 from mooncake_lab.simulation import StageClock
 
 DECODES, PREFILLS = "sarathi_serve_artifact_yi34b_decode", "sarathi_serve_artifact_yi34b_prefill"
@@ -57,9 +48,9 @@ class Testbed:
         """Latency of an all-reduce between nodes (assumption B50); 0 where none is needed."""
         return float(assumption("B50").value or 0) if self.split > 1 else 0.0
 
-    def node(self) -> Hardware:
+    def node(self) -> perf.Hardware:
         """The devices of one stage."""
-        return replace(hardware(self.device), name=f"{self.tensor} x {self.device}", devices=self.tensor)
+        return replace(perf.hardware(self.device), name=f"{self.tensor} x {self.device}", devices=self.tensor)
 
     def clock(self, sum_s: float = 0.0) -> StageClock:
         """What an iteration costs on it.
@@ -67,8 +58,8 @@ class Testbed:
         Args:
             sum_s: latency of one all-reduce between nodes, where layers are cut over several.
         """
-        shape = model_shape(self.model)
-        network = LinkLatency(gbps(fact(TEXT, series="network", x="ethernet_gbps").value))
+        shape = perf.model_shape(self.model)
+        network = perf.LinkLatency(gbps(fact(TEXT, series="network", x="ethernet_gbps").value))
         activations = shape.width * shape.bytes_per_element
         sums = LAYER_SUMS * shape.layers if self.split > 1 else 0
         crossing = 2 * (self.split - 1) / self.split * activations / network.bytes_per_s
@@ -83,19 +74,17 @@ class Testbed:
 
     def capacity_tokens(self) -> int:
         """Tokens of KVCache that fit beside the weights: 0.9 of the memory, as vLLM takes by default."""
-        shape, memory = model_shape(self.model), self.stages * self.node().memory_bytes
+        shape, memory = perf.model_shape(self.model), self.stages * self.node().memory_bytes
         return int((0.9 * memory - shape.weight_bytes) / shape.kv_bytes_per_token)
 
 
-TESTBEDS: Final[Mapping[str, Testbed]] = MappingProxyType(
-    {
-        "Mistral-7B": Testbed(model="mistral-7b", device="a100", tensor=1),
-        "Yi-34B": Testbed(model="yi-34b", device="a100", tensor=2),
-        "LLaMA2-70B": Testbed(model="llama2-70b", device="a40", tensor=4, stages=2),
-        "Falcon-180B": Testbed(model="falcon-180b", device="a100", tensor=4, stages=2),
-        "Falcon-180B, TP8": Testbed(model="falcon-180b", device="a100", tensor=8, split=2),
-    }
-)
+TESTBEDS: Final = {
+    "Mistral-7B": Testbed(model="mistral-7b", device="a100", tensor=1),
+    "Yi-34B": Testbed(model="yi-34b", device="a100", tensor=2),
+    "LLaMA2-70B": Testbed(model="llama2-70b", device="a40", tensor=4, stages=2),
+    "Falcon-180B": Testbed(model="falcon-180b", device="a100", tensor=4, stages=2),
+    "Falcon-180B, TP8": Testbed(model="falcon-180b", device="a100", tensor=8, split=2),
+}
 """The machines of Sarathi-Serve Table 1, and the one that its Fig. 13 compares with."""
 
 
@@ -115,22 +104,22 @@ def slo_s(name: str, which: str) -> float:
     return fact(LIMITS, series=name.split(",", maxsplit=1)[0], x=which).value
 
 
-def cost_of(bed: Testbed) -> IterationCost:
+def cost_of(bed: Testbed) -> perf.IterationCost:
     """Iterations over all layers of a machine's model, by the devices of one stage."""
     anchored = yi_34b_on_two_a100s()
     yi = TESTBEDS["Yi-34B"]
     if (bed.model, bed.device, bed.tensor) == (yi.model, yi.device, yi.tensor):
         return anchored
-    moved = transferred(
+    moved = perf.transferred(
         anchored,
-        source=(model_shape(yi.model), yi.node()),
-        target=(model_shape(bed.model), bed.node()),
+        source=(perf.model_shape(yi.model), yi.node()),
+        target=(perf.model_shape(bed.model), bed.node()),
         name=f"{bed.model} on {bed.node().name}, carried over from Yi-34B on two A100s by the roofline",
     )
     return replace(moved, per_decode_s=moved.per_decode_s * float(assumption("B48").value or 0))
 
 
-def yi_34b_on_two_a100s() -> IterationCost:
+def yi_34b_on_two_a100s() -> perf.IterationCost:
     """The machine of the artifact: linear operators through its prefills, decodes through its largest batch.
 
     What a decode costs beside its matrices is mostly not attention: at most 8 % of it would be, at SARATHI's share
@@ -138,18 +127,20 @@ def yi_34b_on_two_a100s() -> IterationCost:
     """
     lengths, seconds = _points(PREFILLS)
     per_token = seconds / lengths
-    slope = as_told(np.polyfit(lengths[-3:], per_token[-3:], 1))[0]  # attention is what makes long prompts dear
+    slope = perf.as_told(np.polyfit(lengths[-3:], per_token[-3:], 1))[
+        0
+    ]  # attention is what makes long prompts dear
     per_pair_s = 2 * float(slope)
     batches, steps = _points(DECODES)
-    memory = 2 * hardware("a100").memory_bytes_per_s
-    per_context_s = model_shape("yi-34b").kv_bytes_per_token / (ATTENTION_SHARE * memory)
+    memory = 2 * perf.hardware("a100").memory_bytes_per_s
+    per_context_s = perf.model_shape("yi-34b").kv_bytes_per_token / (ATTENTION_SHARE * memory)
     linear = seconds - per_pair_s * lengths * (lengths + 1) / 2
     per_decode_s = (steps[-1] - linear[0]) / batches[-1] - per_context_s * CONTEXT_TOKENS
     alone_s = steps[0] - per_decode_s - per_context_s * CONTEXT_TOKENS
     anchors = ((1.0, float(min(alone_s, linear[0]))), *zip(lengths.tolist(), linear.tolist(), strict=True))
-    return IterationCost(
+    return perf.IterationCost(
         name="Yi-34B on two A100s, anchored to the Sarathi-Serve artifact",
-        linear=LinearCost(tuple(anchors)),
+        linear=perf.LinearCost(tuple(anchors)),
         per_pair_s=per_pair_s,
         per_context_token_s=float(per_context_s),
         per_decode_s=float(per_decode_s),
@@ -175,29 +166,21 @@ def calibration() -> pd.DataFrame:
     return table.assign(miss_percent=100 * (table["model_ms"] / table["paper_ms"] - 1))
 
 
-def machines_beside_paper() -> pd.DataFrame:
-    """What the strict limits, five decode iterations of 32 requests of 4K, say of each machine, and our model.
-
-    Returns:
-        One row a machine: testbed, paper_decode_ms (a fifth of the limit), model_decode_ms, paper_prompt_ms and
-        model_prompt_ms (4K tokens; the paper prints that of Falcon only), capacity_tokens.
-    """
-    rows: list[dict[str, float | str]] = []
+@tabulated
+def machines_beside_paper() -> Iterator[dict[str, Any]]:
+    """What the strict limits, five decode iterations of 32 requests of 4K, say of each machine, and our model."""
     for name, bed in TESTBEDS.items():
         if bed.split > 1:
             continue
         cost, printed = cost_of(bed), {"Falcon-180B": fact(TEXT, series="Falcon-180B", x="prompt_4k_ms").value}
-        rows.append(
-            {
-                "testbed": name,
-                "paper_decode_ms": 1000 * slo_s(name, "strict") / 5,
-                "model_decode_ms": 1000 * cost.step_s(0, 0, 32, 32 * 4096),
-                "paper_prompt_ms": printed.get(name, np.nan),
-                "model_prompt_ms": 1000 * cost.step_s(4096, 0),
-                "capacity_tokens": bed.capacity_tokens(),
-            }
-        )
-    return pd.DataFrame(rows)
+        yield {
+            "testbed": name,
+            "paper_decode_ms": 1000 * slo_s(name, "strict") / 5,
+            "model_decode_ms": 1000 * cost.step_s(0, 0, 32, 32 * 4096),
+            "paper_prompt_ms": printed.get(name, np.nan),
+            "model_prompt_ms": 1000 * cost.step_s(4096, 0),
+            "capacity_tokens": bed.capacity_tokens(),
+        }
 
 
 def _points(name: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:

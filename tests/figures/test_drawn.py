@@ -5,7 +5,6 @@ import io
 
 import matplotlib as mpl
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -80,15 +79,6 @@ def test_a_notebook_holds_picture_and_data():
         "colour": mpl.colors.to_hex("C0"), "x": "2", "y": "4.5",
     }  # fmt: skip
     assert as_csv(figure) == bundle[DATA_TYPE]
-
-
-@pytest.mark.parametrize("words", [["1", "10"], None])
-def test_ticks_that_are_numbers_add_nothing(words):
-    """A word is repeated beside a row only where it says more than the number."""
-    figure, (axes,) = empty()
-    axes.plot([1, 10], [0, 1])
-    axes.set_xticks([1, 10], words)
-    assert {row["at"] for row in drawn(figure)} == {""}
 
 
 def test_errors_boxes_and_gaps():

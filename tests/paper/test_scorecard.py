@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from mooncake_lab.chapters.scorecard.figures import VERDICT_COLOURS, VERDICT_HATCHES
+from mooncake_lab.chapters.scorecard.figures import VERDICTS
 from mooncake_lab.paper import (
     Verdict,
     claim,
@@ -126,8 +126,8 @@ def test_what_a_twin_was_made_to_have_is_counted_apart(tmp_path):
 def test_every_verdict_has_a_look_of_its_own():
     """The figure draws each verdict, and no two with the same colour and hatch."""
     names = {*(verdict.value for verdict in Verdict), NOT_EXECUTED}
-    assert set(VERDICT_COLOURS) == names
-    looks = {(VERDICT_COLOURS[name], VERDICT_HATCHES.get(name)) for name in names}
+    assert set(VERDICTS) == names
+    looks = set(VERDICTS.values())
     assert len(looks) == len(names)
 
 

@@ -12,7 +12,6 @@ from mooncake_lab.testbeds.sarathi import (
     TESTBEDS,
     anchors_met,
     llama_13b_on_a6000,
-    llama_33b_on_a100,
     machine,
 )
 
@@ -41,18 +40,6 @@ class TestAnchors:
             assert cost.step_s(0, 0, batch, context) > decode_work(model_shape(shape), batch, context).floor_s(
                 peak
             )
-
-    def test_unknown_machines_are_refused(self):
-        """The error names the machines there are."""
-        with pytest.raises(ValueError, match="LLaMA-33B/A100"):
-            machine("GPT-3/TPU")
-
-    def test_switches(self):
-        """Tiles and rereads can each be switched off, on both machines."""
-        for made in (llama_13b_on_a6000, llama_33b_on_a100):
-            assert made(tiles=False).linear.tile_tokens == 1
-            assert not made(rereads=False).rereads
-            assert made(tiles=False).linear.anchors == made().linear.anchors
 
 
 class TestPredictions:
@@ -122,12 +109,6 @@ class TestErrata:
         fits = int((device.memory_bytes - shape.weight_bytes) // (1024 * shape.kv_bytes_per_token))
         assert fits == 26
         assert fact("sarathi_text_constants", series=TESTBEDS[0], x="largest_batch_1k").value == 18
-
-    def test_attention_of_a_decode_is_linear_in_its_context(self):
-        """The text calls the growth quadratic for decodes; a whole prompt's is, a decode's is not."""
-        cost = llama_13b_on_a6000()
-        assert cost.decode_attention_s(4096) == pytest.approx(2 * cost.decode_attention_s(2048))
-        assert cost.chunk_attention_s(4096) == pytest.approx(4 * cost.chunk_attention_s(2048), rel=1e-3)
 
     def test_the_printed_knee_is_that_of_the_smaller_card(self):
         """200 tokens need a memory of 1.56 TB/s, that of 40 GB cards; the 80 GB cards of the paper turn at 153."""

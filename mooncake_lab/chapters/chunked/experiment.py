@@ -1,16 +1,17 @@
 """Chapter 04: chunked prefill modelled, run by the real engine, and beside SARATHI and Sarathi-Serve."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from mooncake_lab import perf
 from mooncake_lab.bench.measuring import Clock, measured_by, one_thread, random_prompt
-from mooncake_lab.core import check_scale
 from mooncake_lab.engine import EngineSettings, LlamaModel, PrefillEngine, load_model
+from mooncake_lab.experiments import at_scale, tabulated, value, where
 from mooncake_lab.paper import (
     ComparisonTable,
     claimed,
@@ -20,18 +21,6 @@ from mooncake_lab.paper import (
     factor,
     order,
     within,
-)
-from mooncake_lab.perf import (
-    IterationCost,
-    ModelShape,
-    Work,
-    Workload,
-    hardware,
-    kernel_work,
-    model_shape,
-    piggyback_round,
-    ridge_flops_per_byte,
-    separate_round,
 )
 from mooncake_lab.testbeds.sarathi import llama_13b_on_a6000
 
@@ -46,13 +35,7 @@ _OPERATORS: Final = {
 
 
 def pieces(prompt_tokens: int, chunk_tokens: int) -> list[tuple[int, int]]:
-    """A prompt cut up: pairs of the tokens before a piece and the tokens in it; the last one may be short.
-
-    Raises:
-        ValueError: when either number is below 1.
-    """
-    if min(prompt_tokens, chunk_tokens) < 1:
-        raise ValueError(f"a prompt of {prompt_tokens} in chunks of {chunk_tokens}; both must be at least 1")
+    """A prompt cut up: pairs of the tokens before a piece and the tokens in it; the last one may be short."""
     starts = range(0, prompt_tokens, chunk_tokens)
     return [(start, min(chunk_tokens, prompt_tokens - start)) for start in starts]
 
@@ -75,105 +58,77 @@ def masks(prompt_tokens: int = 12, chunk_tokens: int = 4) -> list[npt.NDArray[np
     ]
 
 
-def prefill_seconds(cost: IterationCost, prompt_tokens: int, chunk_tokens: int) -> float:
+def prefill_seconds(cost: perf.IterationCost, prompt_tokens: int, chunk_tokens: int) -> float:
     """Seconds of a prompt in chunks, nothing beside it."""
     return sum(cost.step_s(size, start) for start, size in pieces(prompt_tokens, chunk_tokens))
 
 
-def chunk_overhead(lengths: Sequence[int] = LENGTHS, chunks: Sequence[int] = CHUNKS) -> pd.DataFrame:
-    """What chunking costs on the A6000, relative to a whole prompt (SARATHI Fig. 13 a and b).
-
-    Returns:
-        One row a setting: prompt_tokens, chunk_tokens, tiles, attention, prefill (ratios), reread_over_prompt.
-    """
-    rows: list[dict[str, float]] = []
+@tabulated
+def chunk_overhead(lengths: Sequence[int] = LENGTHS, chunks: Sequence[int] = CHUNKS) -> Iterator[dict[str, Any]]:
+    """What chunking costs on the A6000, relative to a whole prompt (SARATHI Fig. 13 a and b)."""
     for tiles in (True, False):
         cost = llama_13b_on_a6000(tiles=tiles)
         for prompt in lengths:
             whole_s = cost.step_s(prompt, 0)
             for chunk in chunks:
                 attention_s = sum(cost.chunk_attention_s(size, start) for start, size in pieces(prompt, chunk))
-                rows.append(
-                    {
-                        "prompt_tokens": prompt,
-                        "chunk_tokens": chunk,
-                        "tiles": tiles,
-                        "attention": attention_s / cost.chunk_attention_s(prompt),
-                        "prefill": prefill_seconds(cost, prompt, chunk) / whole_s,
-                        "reread_over_prompt": reread_tokens(prompt, chunk) / prompt,
-                    }
-                )
-    return pd.DataFrame(rows)
+                yield {
+                    "prompt_tokens": prompt,
+                    "chunk_tokens": chunk,
+                    "tiles": tiles,
+                    "attention": attention_s / cost.chunk_attention_s(prompt),
+                    "prefill": prefill_seconds(cost, prompt, chunk) / whole_s,
+                    "reread_over_prompt": reread_tokens(prompt, chunk) / prompt,
+                }
 
 
-def end_to_end_gain(settings: Iterable[tuple[int, int]], chunks: Sequence[int] = CHUNKS) -> pd.DataFrame:
-    """Throughput of SARATHI over the baseline by chunk size, each at its own balance (SARATHI Fig. 13 c).
-
-    Args:
-        settings: pairs of sequence length and batch.
-        chunks: chunk and decodes together.
-
-    Returns:
-        One row a setting, chunk and tile switch: total_tokens, batch, fused_tokens, tiles, gain.
-    """
-    rows: list[dict[str, float]] = []
+@tabulated
+def end_to_end_gain(
+    settings: Iterable[tuple[int, int]], chunks: Sequence[int] = CHUNKS
+) -> Iterator[dict[str, Any]]:
+    """Throughput of SARATHI over the baseline by chunk size, each at its own balance (SARATHI Fig. 13 c)."""
     for tiles in (True, False):
         cost = llama_13b_on_a6000(tiles=tiles)
         for total, batch in settings:
             for fused in chunks:
-                work = Workload.balanced(total, fused, batch)
-                gain = separate_round(cost, work).seconds / piggyback_round(cost, work, fused).seconds
-                rows.append(
-                    {"total_tokens": total, "batch": batch, "fused_tokens": fused, "tiles": tiles, "gain": gain}
-                )
-    return pd.DataFrame(rows)
+                work = perf.Workload.balanced(total, fused, batch)
+                gain = perf.separate_round(cost, work).seconds / perf.piggyback_round(cost, work, fused).seconds
+                yield {"total_tokens": total, "batch": batch, "fused_tokens": fused, "tiles": tiles, "gain": gain}
 
 
-def saturation(tokens: Sequence[int], batches: Sequence[int], context_tokens: int = 1024) -> pd.DataFrame:
-    """Tokens a millisecond of one layer, for a prefill and for decodes (SARATHI Fig. 4a).
-
-    Returns:
-        Rows of stage (prefill, decode, or decode without its attention), tokens (of the iteration), tokens_per_ms.
-    """
-    cost, layers = llama_13b_on_a6000(), model_shape("llama-13b").layers
-    rows = [("prefill", n, cost.step_s(n, 0)) for n in tokens]
-    rows += [("decode", n, cost.step_s(0, 0, n, n * context_tokens)) for n in batches]
-    rows += [("decode without its attention", n, cost.linear.seconds(n)) for n in batches]
-    return pd.DataFrame(
-        [{"stage": stage, "tokens": n, "tokens_per_ms": n * layers / (1000 * s)} for stage, n, s in rows]
-    )
+@tabulated
+def saturation(
+    tokens: Sequence[int], batches: Sequence[int], context_tokens: int = 1024
+) -> Iterator[dict[str, Any]]:
+    """Tokens a millisecond of one layer, for a prefill and for decodes (SARATHI Fig. 4a)."""
+    cost, layers = llama_13b_on_a6000(), perf.model_shape("llama-13b").layers
+    times = [("prefill", n, cost.step_s(n, 0)) for n in tokens]
+    times += [("decode", n, cost.step_s(0, 0, n, n * context_tokens)) for n in batches]
+    times += [("decode without its attention", n, cost.linear.seconds(n)) for n in batches]
+    for stage, n, seconds in times:
+        yield {"stage": stage, "tokens": n, "tokens_per_ms": n * layers / (1000 * seconds)}
 
 
-def intensities(batches: Sequence[int]) -> pd.DataFrame:
+@tabulated
+def intensities(batches: Sequence[int]) -> Iterator[dict[str, Any]]:
     """FLOPs for each byte moved, operator by operator, with 1,024 tokens per request (SARATHI Fig. 4b).
 
     Every operator reads its weights (or the KVCache) and its inputs and writes its outputs, once.
-
-    Returns:
-        Rows of stage, operator, batch, intensity_flops_per_byte, ridge_flops_per_byte.
     """
-    shape, ridge = model_shape("llama-13b"), ridge_flops_per_byte(hardware("a6000"))
-    rows: list[dict[str, Any]] = []
+    shape, ridge = perf.model_shape("llama-13b"), perf.ridge_flops_per_byte(perf.hardware("a6000"))
     for stage in ("prefill", "decode"):
         for batch in batches:
-            rows += [
-                {
-                    "stage": stage,
-                    "operator": operator,
-                    "batch": batch,
-                    "intensity_flops_per_byte": work.intensity_flops_per_byte,
-                    "ridge_flops_per_byte": ridge,
-                }
-                for operator, work in _operators(shape, stage, batch, 1024).items()
-            ]
-    return pd.DataFrame(rows)
+            for operator, work in _operators(shape, stage, batch, 1024).items():
+                row: dict[str, Any] = {"stage": stage, "operator": operator, "batch": batch}
+                intensity = work.intensity_flops_per_byte
+                yield row | {"intensity_flops_per_byte": intensity, "ridge_flops_per_byte": ridge}
 
 
-def _operators(shape: ModelShape, stage: str, batch: int, each: int) -> dict[str, Work]:
+def _operators(shape: perf.ModelShape, stage: str, batch: int, each: int) -> dict[str, perf.Work]:
     """The work of one layer's operators, by the names of the paper."""
     tokens, context = (batch * each if stage == "prefill" else batch), batch * each
     pairs = batch * each * (each + 1) / 2 if stage == "prefill" else context
-    work = kernel_work(shape, tokens, context, pairs)
+    work = perf.kernel_work(shape, tokens, context, pairs)
     return {paper: work[ours] for paper, ours in _OPERATORS.items()}
 
 
@@ -244,36 +199,22 @@ class MeasuredChunks:
                         yield from self._of_round(number, tokens, seconds)
 
     def _of_round(self, number: int, tokens: int, seconds: Mapping[int, float]) -> Iterable[Mapping[str, Any]]:
+        shared = {"round": number, "tokens": tokens, "machine": measured_by(self.device)}
         for chunk, each in sorted(seconds.items()):
-            yield {
-                "round": number,
-                "tokens": tokens,
-                "chunk_tokens": chunk,
-                "iterations": len(pieces(tokens, chunk)),
-                "reread_over_prompt": reread_tokens(tokens, chunk) / tokens,
-                "seconds": each,
-                "over_whole": each / seconds[tokens],
-                "machine": measured_by(self.device),
-            }
+            row = shared | {"chunk_tokens": chunk, "iterations": len(pieces(tokens, chunk))}
+            yield row | {"seconds": each, "over_whole": each / seconds[tokens]}
 
 
 def measured_chunks(scale: str, *, seed: int = 0) -> MeasuredChunks:
-    """What is measured at a scale.
-
-    Raises:
-        ValueError: when there is no such scale.
-    """
-    base = MeasuredChunks(seed=seed)
-    by_scale = {
-        "smoke": replace(base, model="lab-8m", prompt_tokens=(128, 256), chunks=(32, 64, 128), rounds=2),
-        "classroom": base,
-        "full": replace(base, model="lab-100m", prompt_tokens=(1024, 2048), chunks=(64, 128, 256, 512), rounds=9),
-        "gpu": replace(
-            base, model="llama3-8b", prompt_tokens=(2048, 16384), chunks=(64, 128, 256, 512, 1024, 4096),
-            rounds=9, device="cuda",
-        ),
-    }  # fmt: skip  # one line of numbers a scale
-    return by_scale[check_scale(scale)]
+    """What is measured at a scale."""
+    return at_scale(
+        MeasuredChunks(seed=seed),
+        scale,
+        smoke={"model": "lab-8m", "prompt_tokens": (128, 256), "chunks": (32, 64, 128), "rounds": 2},
+        full={"model": "lab-100m", "prompt_tokens": (1024, 2048), "chunks": (64, 128, 256, 512), "rounds": 9},
+        gpu={"model": "llama3-8b", "prompt_tokens": (2048, 16384), "chunks": (64, 128, 256, 512, 1024, 4096)}
+        | {"rounds": 9, "device": "cuda"},
+    )
 
 
 def chunk_medians(measured: pd.DataFrame) -> pd.DataFrame:
@@ -299,9 +240,8 @@ def _engine(model: LlamaModel, tokens: int, chunk: int | None = None, clock: Clo
         max_batch_tokens=tokens,
         max_requests=1,
     )
-    if clock is None:
-        return PrefillEngine(model, settings, chunk_tokens=chunk)
-    return PrefillEngine(model, settings, chunk_tokens=chunk, clock=clock)
+    timed: dict[str, Any] = {} if clock is None else {"clock": clock}
+    return PrefillEngine(model, settings, chunk_tokens=chunk, **timed)
 
 
 def _prefill_s(model: LlamaModel, prompt: Any, chunk: int, clock: Clock) -> float:
@@ -312,47 +252,29 @@ def beside_papers(overhead: pd.DataFrame, speeds: pd.DataFrame) -> ComparisonTab
     """What chunking costs on the modelled A6000, beside the paper.
 
     The model of the A6000 that judges SARATHI's throughput judges these claims as well.
-
-    Args:
-        overhead: rows of `chunk_overhead`; those of prompts of 1,024 tokens are compared.
-        speeds: rows of `saturation`, with a prefill of 512 tokens or more.
     """
     tiled = overhead[overhead["tiles"] & (overhead["prompt_tokens"] == 1024)].set_index("chunk_tokens")
     ours: dict[str, dict[int, float]] = {name: tiled[name].to_dict() for name in ("prefill", "attention")}
-    figure, series = "sarathi_fig13_chunk_overhead", "total prefill"
-    saturated = max(speeds[speeds["stage"] == "prefill"]["tokens_per_ms"].tolist())
-    model = "model of the A6000"
-    return comparison_table(
-        [
-            claimed("S10", ours["prefill"][64]),
-            claimed("S11", ours["prefill"][256]),
-            compared(
-                f"{model}: attention in chunks of 64 over whole",
-                fact(figure, series="attention", x=64),
-                ours["attention"][64],
-                factor(1.5, sense="above", threshold=1),
-                evidence="simulated",
-            ),
-            compared(
-                f"{model}: prefill in chunks of 512 over a whole one (at most)",
-                fact(figure, series=series, x=512),
-                ours["prefill"][512],
-                order("at_most", fact(figure, series=series, x=512).value),
-                evidence="simulated",
-            ),
-            compared(
-                f"{model}: speed of a saturated layer",
-                fact("sarathi_fig04_saturation", series="prefill", x="throughput_tokens_per_ms"),
-                saturated,
-                within(0.05),
-                evidence="calibrated",
-            ),
-        ]
-    )
+    figure, whole = "sarathi_fig13_chunk_overhead", "total prefill"
+    saturated = max(where(speeds, stage="prefill")["tokens_per_ms"].tolist())
+    at_512 = fact(figure, series=whole, x=512)
+    details: tuple[tuple[str, Any, float, Any, Any], ...] = (
+        ("attention in chunks of 64 over whole", fact(figure, series="attention", x=64), ours["attention"][64],
+         factor(1.5, sense="above", threshold=1), "simulated"),
+        ("prefill in chunks of 512 over a whole one (at most)", at_512, ours["prefill"][512],
+         order("at_most", at_512.value), "simulated"),
+        ("speed of a saturated layer", fact("sarathi_fig04_saturation", series="prefill",
+         x="throughput_tokens_per_ms"), saturated, within(0.05), "calibrated"),
+    )  # fmt: skip
+    judged = [claimed("S10", ours["prefill"][64]), claimed("S11", ours["prefill"][256])]
+    shown = [
+        compared(f"model of the A6000: {words}", printed, number, yardstick, evidence=evidence)
+        for words, printed, number, yardstick, evidence in details
+    ]
+    return comparison_table([*judged, *shown])
 
 
 def chunk_loss_percent(overhead: pd.DataFrame) -> float:
     """Throughput that chunks of 256 tokens lose against a whole prompt of 1,024, on the modelled A6000."""
-    rows = overhead[overhead["tiles"] & (overhead["prompt_tokens"] == 1024)]
-    ratios = dict(zip(rows["chunk_tokens"].tolist(), rows["prefill"].tolist(), strict=True))
-    return 100 * (1 - 1 / ratios[256])
+    ratio = value(overhead, "prefill", tiles=True, prompt_tokens=1024, chunk_tokens=256)
+    return 100 * (1 - 1 / ratio)

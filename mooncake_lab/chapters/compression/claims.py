@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 import torch
 
-from mooncake_lab.bench.machine import describe_machine
 from mooncake_lab.chapters.compression.experiment import lab_model, one_thread
 from mooncake_lab.chapters.store.experiment import CapacityHitRates
 from mooncake_lab.compression import FullCache, KCache, Method, MiniCache, PyramidInfer, Session, SnapKV
@@ -148,7 +147,10 @@ class StoredPrefixes:
         shape, node = model_shape("llama3-70b"), HARDWARE[self.node]
         per_token = shape.kv_bytes_per_token * self.stored_share
         capacity = int(self.capacity_bytes / per_token)
-        (hits,) = CapacityHitRates(self.workload, capacity, first=self.first, seed=self.seed).rows()
+        stored = CapacityHitRates(
+            workload=self.workload, capacity_tokens=capacity, first=self.first, seed=self.seed
+        )
+        (hits,) = stored.rows()
         link = node.nic_bytes_per_s or float("inf")
         least = reuse_bandwidth_bytes_per_s(shape, self.prefix_tokens, node.flops_per_s())
         yield {
@@ -188,12 +190,6 @@ def break_evens() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def provenance() -> str:
-    """What to say under a figure of seconds or of layers that were just measured."""
-    with one_thread():
-        return f"measured: {describe_machine()}"
-
-
 def _timed(run: Callable[[], object], clock: Clock = time.process_time) -> float:
     start_s = clock()
     run()
@@ -205,13 +201,7 @@ _TRAINED: Final = "lab-recall"
 
 
 def beside_papers(table: pd.DataFrame, similar: pd.DataFrame, element_bytes: int = 4) -> ComparisonTable:
-    """Every claim of this topic with our number, where this book can have one.
-
-    Args:
-        table: what `compression.accuracy` made.
-        similar: rows of `LayerSimilarity`; only those of the trained model are used.
-        element_bytes: of an element of our full cache; the papers' have two.
-    """
+    """Every claim of this topic with our number, where this book can have one."""
     return comparison_table(_rows(table, similar, element_bytes))
 
 

@@ -1,57 +1,43 @@
 """Smaller KVCaches: how often the answer is still right, and how many bytes are left (SnapKV and others)."""
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from types import MappingProxyType
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import pandas as pd
 import torch
 
+from mooncake_lab import compression
 from mooncake_lab.bench.machine import describe_machine
-from mooncake_lab.compression import (
-    Combined,
-    FullCache,
-    KCache,
-    Method,
-    MiniCache,
-    Oracle,
-    PyramidInfer,
-    RandomTokens,
-    RecentTokens,
-    Session,
-    SnapKV,
-)
 from mooncake_lab.compression.exam import Make, When, exam, marks
 from mooncake_lab.compression.questions import NEEDLE_TOKENS, Sample
 from mooncake_lab.core import carried_folder
 from mooncake_lab.engine import LlamaModel, load_model
+from mooncake_lab.experiments import where
 from mooncake_lab.metrics import wilson
 
 SHARES: Final = (0.5, 0.25, 0.125, 0.0625, 0.03125)
 """Shares of the prompt that an eviction keeps."""
-KNOBS: Final[Mapping[str, tuple[float, ...]]] = MappingProxyType(
-    {
-        "full": (1,),
-        "oracle": SHARES,
-        "snapkv": SHARES,
-        "snapkv_wide": SHARES,
-        "snapkv_unpooled": SHARES,
-        "sinks_recent": SHARES,
-        "recent": SHARES,
-        "random": SHARES,
-        "pyramidinfer": (0.9, 0.5, 0.1),
-        "minicache": (32, 8, 4, 2),
-        "rounding": (8, 4, 2),
-        "kcache": (128, 32, 8, 2),
-        "snapkv_kcache": (0.25, 0.125, 0.0625),
-    }
-)
+KNOBS: Final = {
+    "full": (1,),
+    "oracle": SHARES,
+    "snapkv": SHARES,
+    "snapkv_wide": SHARES,
+    "snapkv_unpooled": SHARES,
+    "sinks_recent": SHARES,
+    "recent": SHARES,
+    "random": SHARES,
+    "pyramidinfer": (0.9, 0.5, 0.1),
+    "minicache": (32, 8, 4, 2),
+    "rounding": (8, 4, 2),
+    "kcache": (128, 32, 8, 2),
+    "snapkv_kcache": (0.25, 0.125, 0.0625),
+}
 """Methods and what is varied: the share kept, the deepest layer's share, bits an element, or values fetched."""
 WINDOW: Final = 16
-PROMPTS: Final[Mapping[str, int]] = MappingProxyType({"smoke": 2, "classroom": 8, "full": 500, "gpu": 500})
+PROMPTS: Final = {"smoke": 2, "classroom": 8, "full": 500, "gpu": 500}
 """Prompts a task and seed, by scale."""
 _FEW = ("full", "oracle", "snapkv", "sinks_recent", "random", "pyramidinfer", "minicache", "kcache")
 
@@ -73,9 +59,8 @@ class Exam:
     def rows(self) -> Iterator[dict[str, Any]]:
         """One row a method and knob: how many answers were right, and the bytes of a compressed context."""
         session = _session(self.model)
-        made = {(name, knob): _maker(name, knob) for name in self.methods for knob in KNOBS[name]}
-        labels = {f"{name} {knob:g}": (name, knob) for name, knob in made}
-        makers = {label: made[key] for label, key in labels.items()}
+        labels = {f"{name} {knob:g}": (name, knob) for name in self.methods for knob in KNOBS[name]}
+        makers = {label: partial(_made_of, *key) for label, key in labels.items()}
         samples = exam(self.task, self.prompts, seed=self.seed, length=self.length)
         with one_thread():
             found = [marks(session, sample, makers, when=self.when) for sample in samples]
@@ -93,25 +78,16 @@ class Exam:
 
 
 def accuracy(rows: pd.DataFrame) -> pd.DataFrame:
-    """Seeds put together: share of right answers with its 95 % interval, and bytes as a share of the full cache.
-
-    Args:
-        rows: of `Exam`.
-
-    Returns:
-        One row a task, time, method and knob.
-    """
+    """Seeds put together: share of right answers with its 95 % interval, and bytes over those of a full cache."""
     by = ["task", "when", "method", "knob"]
-    table = rows.groupby(by, sort=False)[["right", "prompts", "device_bytes", "host_bytes", "full_bytes"]]
-    summed = table.agg(
-        {"right": "sum", "prompts": "sum", "device_bytes": "mean", "host_bytes": "mean", "full_bytes": "mean"}
-    ).reset_index()
-    counted = zip(summed["right"].to_numpy(), summed["prompts"].to_numpy(), strict=True)
-    bounds = [wilson(int(right), int(prompts)) for right, prompts in counted]
+    sums = {"right": "sum", "prompts": "sum", "device_bytes": "mean", "host_bytes": "mean", "full_bytes": "mean"}
+    summed = rows.groupby(by, sort=False).agg(sums).reset_index()
+    counted = zip(summed["right"].tolist(), summed["prompts"].tolist(), strict=True)
+    low, high = zip(*(wilson(right, prompts) for right, prompts in counted), strict=True)
     return summed.assign(
         accuracy=summed["right"] / summed["prompts"],
-        low=[low for low, _ in bounds],
-        high=[high for _, high in bounds],
+        low=low,
+        high=high,
         device_share=summed["device_bytes"] / summed["full_bytes"],
         stored_share=(summed["device_bytes"] + summed["host_bytes"]) / summed["full_bytes"],
     )
@@ -124,19 +100,10 @@ def right_answers(table: pd.DataFrame, methods: Mapping[str, tuple[str, float]])
         table: what `accuracy` made.
         methods: method and knob by the name of a column.
     """
-    keys = list(zip(table["method"], table["knob"], strict=True))
-    counted = table.assign(
-        said=[f"{right} of {asked}" for right, asked in zip(table["right"], table["prompts"], strict=True)]
-    )
-    columns = {
-        name: counted[[key == chosen for key in keys]].set_index(["task", "when"])["said"]
-        for name, chosen in methods.items()
-    }
-    return (
-        pd.DataFrame(columns)
-        .reindex(list(dict.fromkeys(zip(table["task"], table["when"], strict=True))))
-        .fillna("")
-    )
+    said = table["right"].astype(str) + " of " + table["prompts"].astype(str)
+    counted = table.assign(said=said).set_index(["task", "when"])
+    columns = {name: where(counted, method=method, knob=knob)["said"] for name, (method, knob) in methods.items()}
+    return pd.DataFrame(columns).reindex(counted.index.unique()).fillna("")
 
 
 def exams(scale: str, seed: int = 0) -> tuple[Exam, ...]:
@@ -151,14 +118,12 @@ def exams(scale: str, seed: int = 0) -> tuple[Exam, ...]:
     return (*main, *hard)
 
 
-BREAKING: Final[Mapping[str, tuple[str, When]]] = MappingProxyType(
-    {
-        "recall, compressed before the question": ("recall", "later"),
-        "recall, a second question afterwards": ("two_questions", "turn"),
-        "needle, compressed before the question": ("needle", "later"),
-        "recall, the question ahead of its records": ("question_first", "asked"),
-    }
-)
+BREAKING: Final = {
+    "recall, compressed before the question": ("recall", "later"),
+    "recall, a second question afterwards": ("two_questions", "turn"),
+    "needle, compressed before the question": ("needle", "later"),
+    "recall, the question ahead of its records": ("question_first", "asked"),
+}
 """Where methods break: a name, the task, and when the cache is made smaller."""
 
 
@@ -169,50 +134,42 @@ def lab_model(name: str = "lab-recall", positions: int = 2048) -> LlamaModel:
 
 
 @lru_cache(maxsize=2)
-def _session(model: str) -> Session:
-    return Session(lab_model(model), room_tokens=24_576)
+def _session(model: str) -> compression.Session:
+    return compression.Session(lab_model(model), room_tokens=24_576)
 
 
-def _snapkv(tokens: int) -> SnapKV:
-    return SnapKV(capacity=tokens, window=WINDOW)
+def _snapkv(tokens: int, kernel: int = 5) -> compression.SnapKV:
+    return compression.SnapKV(capacity=tokens, window=WINDOW, kernel=kernel)
 
 
-def _random(tokens: int, sample: Sample) -> RandomTokens:
-    return RandomTokens(capacity=tokens, recent=WINDOW, seed=int(sample.tokens.sum()))
+def _random(tokens: int, seed: int) -> compression.RandomTokens:
+    return compression.RandomTokens(capacity=tokens, recent=WINDOW, seed=seed)
 
 
-def _merged(bits: float, start: float = 0.5) -> MiniCache:
-    return MiniCache(bits=None if bits == 32 else int(bits), start=start)
+def _merged(bits: float, start: float = 0.5) -> compression.MiniCache:
+    return compression.MiniCache(bits=None if bits == 32 else int(bits), start=start)
 
 
-_Maker = Callable[[Sample, float, int], Method]
-"""From a sample, a knob, and the knob as a share of the sample's tokens."""
-_MAKERS: Final[Mapping[str, _Maker]] = {
-    "full": lambda _, __, ___: FullCache(),
-    "oracle": lambda sample, _, tokens: Oracle(capacity=tokens, evidence=sample.questions[-1].evidence),
-    "snapkv": lambda _, __, tokens: _snapkv(tokens),
-    "snapkv_wide": lambda _, __, tokens: replace(_snapkv(tokens), kernel=2 * NEEDLE_TOKENS - 1),
-    "snapkv_unpooled": lambda _, __, tokens: replace(_snapkv(tokens), kernel=1),
-    "sinks_recent": lambda _, __, tokens: RecentTokens(capacity=tokens, sinks=4),
-    "recent": lambda _, __, tokens: RecentTokens(capacity=tokens),
-    "random": lambda sample, _, tokens: _random(tokens, sample),
-    "pyramidinfer": lambda _, knob, __: PyramidInfer(decay=knob, min_context=16),
+_MAKERS: Final[Mapping[str, Callable[[Sample, float, int], compression.Method]]] = {
+    "full": lambda _, __, ___: compression.FullCache(),
+    "oracle": lambda sample, _, n: compression.Oracle(capacity=n, evidence=sample.questions[-1].evidence),
+    "snapkv": lambda _, __, n: _snapkv(n),
+    "snapkv_wide": lambda _, __, n: _snapkv(n, kernel=2 * NEEDLE_TOKENS - 1),
+    "snapkv_unpooled": lambda _, __, n: _snapkv(n, kernel=1),
+    "sinks_recent": lambda _, __, n: compression.RecentTokens(capacity=n, sinks=4),
+    "recent": lambda _, __, n: compression.RecentTokens(capacity=n),
+    "random": lambda sample, _, n: _random(n, int(sample.tokens.sum())),
+    "pyramidinfer": lambda _, knob, __: compression.PyramidInfer(decay=knob, min_context=16),
     "minicache": lambda _, knob, __: _merged(knob),
     "rounding": lambda _, knob, __: _merged(knob, start=1.0),
-    "kcache": lambda _, knob, __: KCache(top=int(knob)),
-    "snapkv_kcache": lambda _, __, tokens: Combined(_snapkv(tokens), KCache(top=8)),
+    "kcache": lambda _, knob, __: compression.KCache(top=int(knob)),
+    "snapkv_kcache": lambda _, __, n: compression.Combined(_snapkv(n), compression.KCache(top=8)),
 }
+"""Methods by name: from a sample, a knob, and the knob as a share of the sample's tokens."""
 
 
-def _maker(name: str, knob: float) -> Make:
-    """Makes a method of a name and knob for a sample.
-
-    Raises:
-        ValueError: when there is no such method.
-    """
-    if name not in _MAKERS:
-        raise ValueError(f"no method {name!r}; there are {', '.join(_MAKERS)}")
-    return lambda sample: _MAKERS[name](sample, knob, max(WINDOW + 2, round(knob * len(sample.tokens))))
+def _made_of(name: str, knob: float, sample: Sample) -> compression.Method:
+    return _MAKERS[name](sample, knob, max(WINDOW + 2, round(knob * len(sample.tokens))))
 
 
 def _compressed_at(sample: Sample, when: When) -> int:
@@ -231,35 +188,26 @@ def one_thread() -> Generator[None]:
         torch.set_num_threads(before)
 
 
-def provenance(asked: Sequence[Exam]) -> str:
-    """What to say under a figure of exams that were just answered."""
-    seeds = len({each.seed for each in asked})
-    plural = "" if seeds == 1 else "s"
+def provenance(rows: pd.DataFrame, machine: str = "") -> str:
+    """What to say under a figure of exams: of the committed table, or just answered here."""
+    seeds, prompts = len(set(rows["seed"])), sorted({min(rows["prompts"]), max(rows["prompts"])})
+    asked = " to ".join(map(str, prompts))
+    seeds_said = f"{seeds} seed{'' if seeds == 1 else 's'}"
+    return f"measured: {asked} prompts a task and seed, {seeds_said}; {machine or rows['machine'].iloc[0]}"
+
+
+def machine_of_one_thread() -> str:
+    """This machine, as it computes here."""
     with one_thread():
-        machine = describe_machine()
-    return f"measured: {asked[0].prompts} prompts a task and seed, {seeds} seed{plural}; {machine}"
-
-
-def kept_provenance(rows: pd.DataFrame) -> str:
-    """What to say under a figure of the committed table."""
-    seeds = len(set(rows["seed"]))
-    prompts_of = rows["prompts"].to_numpy()
-    least, most = int(prompts_of.min()), int(prompts_of.max())
-    prompts = f"{least}" if least == most else f"{least} to {most}"
-    plural = "" if seeds == 1 else "s"
-    return f"measured: {prompts} prompts a task and seed, {seeds} seed{plural}; {rows['machine'].iloc[0]}"
+        return str(describe_machine())
 
 
 def compare(
-    methods: Mapping[str, Method], *, prompts: int, when: When = "asked", task: str = "recall"
+    methods: Mapping[str, compression.Method], *, prompts: int, when: When = "asked", task: str = "recall"
 ) -> dict[str, float]:
     """Share of right answers by method, for those who write their own."""
     session = _session("lab-recall")
-    makers = {name: _always(method) for name, method in methods.items()}
+    makers: dict[str, Make] = {name: lambda _, method=method: method for name, method in methods.items()}
     with one_thread():
         found = [marks(session, sample, makers, when=when) for sample in exam(task, prompts)]
     return {name: sum(mark[name].right for mark in found) / prompts for name in methods}
-
-
-def _always(method: Method) -> Make:
-    return lambda _: method

@@ -1,32 +1,30 @@
 """The full accuracy table, which takes too long for a chapter: `data/measured/compression_accuracy.csv`.
 
-python -m mooncake_lab.chapters.compression.table --prompts 170 --seeds 3 --jobs 2
+python -m mooncake_lab.chapters.compression.table --prompts 170 --seeds 3
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import sha256
-from multiprocessing import get_context
 from pathlib import Path
+from typing import Final
 
-import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from tqdm import tqdm
 
 from mooncake_lab.bench.machine import describe_machine
-from mooncake_lab.chapters.compression.experiment import Exam, exams
+from mooncake_lab.chapters.compression.experiment import exams
 from mooncake_lab.core import carried_folder
-from mooncake_lab.experiments.experiment import run
+from mooncake_lab.experiments import run, where
 
-NAME = "compression_accuracy.csv"
+_KEPT: Final = carried_folder("measured") / "compression_accuracy.csv"
+_FIELDS: Final = ("task", "when", "prompts", "length", "model", "seed")
 
 
 def measured() -> pd.DataFrame:
     """The committed rows of `Exam`, with the weights that answered, the machine and the date of each."""
-    return pd.read_csv(carried_folder("measured") / NAME)
+    return pd.read_csv(_KEPT)
 
 
 def weights_digest(model: str) -> str:
@@ -42,39 +40,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--prompts", type=int, default=500, help="of each task and seed")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--jobs", type=int, default=1, help="exams at once, each in a process of its own")
-    parser.add_argument("--output", type=Path, default=None, help=f"default: data/measured/{NAME}")
+    parser.add_argument("--output", type=Path, default=_KEPT)
     given = parser.parse_args(arguments)
-    output: Path = given.output or carried_folder("measured") / NAME
     points = [replace(each, prompts=given.prompts) for each in exams("full") if each.seed < given.seeds]
     points.sort(key=lambda each: each.seed)  # so that an interrupted table has whole seeds
-    done = pd.read_csv(output) if output.exists() else pd.DataFrame()
-    missing = [point for point in points if not (len(done) and len(done[_same(done, point)]))]
-    for rows in tqdm(_all_examined(missing, given.jobs), total=len(missing), unit="exam"):
-        done = pd.concat([done, rows])
-        done.to_csv(output, index=False)
-
-
-def _all_examined(points: Sequence[Exam], jobs: int) -> Iterator[pd.DataFrame]:
-    if jobs == 1:
-        yield from map(_examined, points)
-        return
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        for one in as_completed([pool.submit(_examined, point) for point in points]):
-            yield one.result()
-
-
-def _examined(point: Exam) -> pd.DataFrame:
-    rows = run(point, cache=False).drop(columns="methods")
-    return rows.assign(weights=weights_digest(point.model), machine=str(describe_machine()))
-
-
-def _same(done: pd.DataFrame, point: Exam) -> npt.NDArray[np.bool_]:
-    fields = ("task", "when", "prompts", "length", "model", "seed")
-    same = np.ones(len(done), dtype=bool)
-    for field in fields:
-        same &= done[field].to_numpy() == getattr(point, field)
-    return same & (done["weights"].to_numpy() == weights_digest(point.model))
+    done = pd.read_csv(given.output) if given.output.exists() else pd.DataFrame(columns=[*_FIELDS, "weights"])
+    for point in tqdm(points, unit="exam"):
+        asked = {name: getattr(point, name) for name in _FIELDS} | {"weights": weights_digest(point.model)}
+        if not len(where(done, **asked)):
+            rows = run(point, cache=False).drop(columns="methods")
+            rows = rows.assign(weights=asked["weights"], machine=str(describe_machine()))
+            done = pd.concat([done, rows]) if len(done) else rows
+            done.to_csv(given.output, index=False)
 
 
 if __name__ == "__main__":

@@ -1,32 +1,24 @@
 """Chapter 10: Mooncake and vLLM on whole traces, and a worked example."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import product
-from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from mooncake_lab.batching import VLLM, BatchingPolicy, VLLMChunked
+from mooncake_lab import metrics
+from mooncake_lab.batching import VLLM, VLLMChunked
 from mooncake_lab.conductor import LoadBalance, PlacementPolicy, Random
 from mooncake_lab.conductor.placement import FewestRequests, RoundRobin
 from mooncake_lab.core import SLO, Record, Request, TracedRequest
-from mooncake_lab.metrics import (
-    effective_request_capacity,
-    highest_passing,
-    prefill_gpu_s,
-    request_table,
-    reused_share,
-    token_times_s,
-)
+from mooncake_lab.experiments import OfTrace, whole_trace
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
 from mooncake_lab.simulation import Cluster, ClusterSpec
 from mooncake_lab.testbeds import paper_node_latency
-from mooncake_lab.workload import Trace, load
+from mooncake_lab.workload import Trace
 
 PROMPT_TOKENS = 512
 ARRIVALS_S = (0.0, 1.15, 2.45, 2.45)
@@ -61,7 +53,7 @@ def split_log() -> list[Record]:
 
 def longest_gaps_s(log: Iterable[Record]) -> list[float]:
     """The longest gap between two tokens of each request, in order of id, to the millisecond."""
-    found = dict(token_times_s(log))
+    found = dict(metrics.token_times_s(log))
     return [round(float(np.diff(found[i]).max()), 3) for i in sorted(found)]
 
 
@@ -76,9 +68,7 @@ def _four() -> list[TracedRequest]:
 
 SystemName = Literal["mooncake", "vllm", "vllm_prefix", "vllm_chunked"]
 
-FIRST_REQUESTS: Final[Mapping[str, int | None]] = MappingProxyType(
-    {"smoke": 200, "classroom": 4000, "full": None, "gpu": None}
-)
+FIRST_REQUESTS: Final = {"smoke": 200, "classroom": 4000, "full": None, "gpu": None}
 """How many requests of each trace a scale replays; None is all of them."""
 LIMITS_MS: Final = (100, 200, 300)
 """The three TBT limits of FAST'25 §5.1."""
@@ -123,10 +113,9 @@ class EndToEnd:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One row: latencies by both editions, capacity over TBT, prefill GPU time."""
-        trace = whole_trace(self.workload, self.seed)
-        trace = trace if self.first is None else trace.head(self.first)
+        trace = OfTrace(workload=self.workload, first=self.first, seed=self.seed).trace()
         log = serve(self, replace(trace, arrival_s=trace.arrival_s / self.speed))
-        requests = request_table(log)
+        requests = metrics.request_table(log)
         yield {
             **latencies(requests),
             "capacity": [self._capacity(requests, tbt_ms / 1e3) for tbt_ms in TBT_GRID_MS],
@@ -136,8 +125,8 @@ class EndToEnd:
             "within_tbt": float((requests["tbt_fast_s"].to_numpy() <= self.tbt_limit_s).mean()),
             "ttft_cdf": shares(requests["ttft_s"].to_numpy(), TTFT_GRID_S),
             "tbt_cdf": shares(1e3 * requests["tbt_fast_s"].to_numpy(), TBT_GRID_MS),
-            "prefill_gpu_s": prefill_gpu_s(log) / len(requests),
-            "token_hit_rate": reused_share(log),
+            "prefill_gpu_s": metrics.prefill_gpu_s(log) / len(requests),
+            "token_hit_rate": metrics.reused_share(log),
             "requests": len(requests),
             "trace_requests_per_s": len(trace) / float(trace.arrival_s[-1]) if trace.arrival_s[-1] else np.nan,
             "origin": trace.origin,
@@ -145,7 +134,7 @@ class EndToEnd:
         }
 
     def _capacity(self, requests: pd.DataFrame, tbt_s: float) -> float:
-        return effective_request_capacity(requests, SLO(self.ttft_limit_s, tbt_s))
+        return metrics.effective_request_capacity(requests, SLO(self.ttft_limit_s, tbt_s))
 
 
 def splits(base: EndToEnd, prefill_nodes: Iterable[int], hosts_s: Iterable[float]) -> tuple[EndToEnd, ...]:
@@ -179,10 +168,10 @@ def one_knob_at_a_time(base: EndToEnd) -> dict[str, EndToEnd]:
 
 def capacity_of_router(router: PlacementPolicy) -> float:
     """Effective request capacity of vLLM on 600 conversations and 0.1 s of TBT, behind a router of one's own."""
-    trace = whole_trace("conversation", 0).head(600)
+    trace = whole_trace("conversation").head(600)
     spec = ClusterSpec.coupled(placement=router, block_size_tokens=trace.block_size_tokens)
     log = Cluster(spec, clock(EndToEnd(system="vllm"))).run(trace.requests())
-    return effective_request_capacity(request_table(log), SLO(tbt_s=0.1))
+    return metrics.effective_request_capacity(metrics.request_table(log), SLO(tbt_s=0.1))
 
 
 def serve(point: EndToEnd, trace: Trace) -> list[Record]:
@@ -196,13 +185,19 @@ def serve(point: EndToEnd, trace: Trace) -> list[Record]:
             block_size_tokens=trace.block_size_tokens,
         )
         return Cluster(spec, model).run(trace.requests())
+    routers: dict[str, PlacementPolicy] = {
+        "fewest_requests": FewestRequests(),
+        "round_robin": RoundRobin(),
+        "least_backlog": LoadBalance(),
+        "random": Random(point.seed),
+    }
     coupled = ClusterSpec.coupled(
         nodes=point.prefill_nodes + point.decode_nodes,
-        batching=_batching(point),
+        batching=VLLMChunked(chunk_tokens=point.chunk_tokens) if point.system == "vllm_chunked" else VLLM(),
         prefix_caching=point.system == "vllm_prefix",
         device_tokens=point.device_tokens,
         block_size_tokens=trace.block_size_tokens,
-        placement=_router(point),
+        placement=routers[point.router],
     )
     return Cluster(coupled, model).run(trace.requests())
 
@@ -240,24 +235,6 @@ def shares(values: npt.NDArray[np.float64], grid: tuple[float, ...]) -> list[flo
     return (np.searchsorted(ordered, np.asarray(grid), side="right") / values.size).tolist()
 
 
-@cache
-def whole_trace(workload: str, seed: int) -> Trace:
-    """A workload's trace, read or made once."""
-    return load(workload, seed=seed)
-
-
-def _batching(point: EndToEnd) -> BatchingPolicy:
-    return VLLMChunked(chunk_tokens=point.chunk_tokens) if point.system == "vllm_chunked" else VLLM()
-
-
-def _router(point: EndToEnd) -> PlacementPolicy:
-    if point.router == "random":
-        return Random(point.seed)
-    if point.router == "fewest_requests":
-        return FewestRequests()
-    return RoundRobin() if point.router == "round_robin" else LoadBalance()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goodput:
     """The highest replay speed at which a share of requests keeps TTFT and TBT limits, at three TBT limits."""
@@ -278,7 +255,7 @@ class Goodput:
         """One row per TBT limit: the speed found, its rate, and how much above the capacity it may be."""
         seen: dict[float, dict[str, Any]] = {}
         for limit_ms in LIMITS_MS:
-            speed = highest_passing(
+            speed = metrics.highest_passing(
                 lambda speed, column=f"capacity_{limit_ms}_ms": self._at(speed, seen)[column] >= self.attained,
                 self.slowest,
                 self.fastest,
@@ -301,15 +278,8 @@ class Goodput:
     def _at(self, speed: float, seen: dict[float, dict[str, Any]]) -> dict[str, Any]:
         """The run at a speed; three searches share what they look at."""
         if speed not in seen:
-            point = EndToEnd(
-                workload=self.workload,
-                system=self.system,
-                prefill_nodes=self.prefill_nodes,
-                decode_nodes=self.decode_nodes,
-                first=self.first,
-                seed=self.seed,
-                speed=speed,
-            )
+            shared = ("workload", "system", "prefill_nodes", "decode_nodes", "first", "seed")
+            point = EndToEnd(speed=speed, **{name: getattr(self, name) for name in shared})
             (row,) = point.rows()
             seen[speed] = {**row, "ttft_limit_s": point.ttft_limit_s}
         return seen[speed]

@@ -1,8 +1,7 @@
 """Latency over request rate on four nodes, with the SLOs of the arXiv edition (v3 §8.1, Figs. 11 and 12)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -11,24 +10,22 @@ import pandas as pd
 from mooncake_lab.chapters.endtoend.experiment import latencies
 from mooncake_lab.conductor.placement import FewestRequests
 from mooncake_lab.core import Record, blocks_for
-from mooncake_lab.experiments import records
+from mooncake_lab.experiments import where
 from mooncake_lab.metrics import request_table, reused_share
 from mooncake_lab.paper import constant, curve, fact
 from mooncake_lab.simulation import Cluster, ClusterSpec
 from mooncake_lab.testbeds import paper_node_latency
 from mooncake_lab.workload import SharedPrefix, Trace, poisson_arrivals_s
 
-REQUESTS: Final[Mapping[str, int]] = MappingProxyType({"smoke": 24, "classroom": 1000, "full": 1000, "gpu": 1000})
+REQUESTS: Final = {"smoke": 24, "classroom": 1000, "full": 1000, "gpu": 1000}
 """Requests at each rate, by scale."""
 PUBLIC: Final = ("ArXiv Summarization", "L-Eval")
 SIMULATED: Final = ("16k", "32k", "64k", "128k")
-SYSTEMS: Final[Mapping[str, str]] = MappingProxyType(
-    {"3P+1D": "Mooncake-[3P+1D]", "2P+2D": "Mooncake-[2P+2D]", "4M": "vLLM-[4M]"}
-)
+SYSTEMS: Final = {"3P+1D": "Mooncake-[3P+1D]", "2P+2D": "Mooncake-[2P+2D]", "4M": "vLLM-[4M]"}
 """Our names of the systems, and the papers'."""
 ROUND_OF_QUESTIONS: Final = 9
 """Questions about each document of L-Eval: with nine tenths of a prompt shared, four fifths of all are reused."""
-_NODES: Final[Mapping[str, tuple[int, int]]] = MappingProxyType({"3P+1D": (3, 1), "2P+2D": (2, 2), "4M": (4, 0)})
+_NODES: Final = {"3P+1D": (3, 1), "2P+2D": (2, 2), "4M": (4, 0)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,9 +135,6 @@ def normalised(rows: pd.DataFrame) -> pd.DataFrame:
     """Latencies over their SLOs, as arXiv Figs. 11 and 12 draw them: columns `ttft` and `tbt`, 1.0 is the limit.
 
     The limits are 10 and 5 times the mean over the three systems of the P90 at the lowest rate (assumption B32).
-
-    Args:
-        rows: rows of `AtRate`, all systems of each dataset among them.
     """
     parts: list[pd.DataFrame] = []
     for _, part in rows.groupby("dataset", sort=False):
@@ -152,22 +146,10 @@ def normalised(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def highest_rate(rows: pd.DataFrame, dataset: str, system: str, *, both: bool = False) -> float:
-    """The highest tested rate up to which a system keeps its TTFT SLO, or `both` SLOs; 0 where it keeps none.
-
-    Args:
-        rows: what `normalised` made.
-        dataset: which.
-        system: a name in `SYSTEMS`.
-        both: the printed gains look at TTFT alone, although the text names both.
-    """
-    mine = records(rows, dataset=dataset, system=system)
-    kept = {float(r["requests_per_s"]): r["ttft"] <= 1 and (not both or r["tbt"] <= 1) for r in mine}
-    best = 0.0
-    for rate in sorted(kept):
-        if not kept[rate]:
-            break
-        best = rate
-    return best
+    """The highest tested rate up to which a system keeps its TTFT SLO, or `both` SLOs; 0 where it keeps none."""
+    mine = where(rows, dataset=dataset, system=system).sort_values("requests_per_s")
+    kept = (mine["ttft"] <= 1) & ((mine["tbt"] <= 1) | (not both))
+    return float(max(mine["requests_per_s"][kept.cummin()], default=0.0))
 
 
 def _printed(dataset: str, x: str) -> float:

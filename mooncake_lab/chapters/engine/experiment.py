@@ -1,10 +1,9 @@
 """Chapter 03: the engine, its batching policies, and shared prefixes, beside Sarathi-Serve's Fig. 7."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-import numpy as np
 import pandas as pd
 import torch
 
@@ -12,7 +11,6 @@ from mooncake_lab.batching import BatchingPolicy, Iteration, gantt, named_policy
 from mooncake_lab.bench.engine import Bench, decode_case, mixed_case
 from mooncake_lab.bench.measuring import measured_by, one_thread, random_prompt
 from mooncake_lab.bench.peers import HuggingFaceGenerate, hugging_face
-from mooncake_lab.core import check_scale
 from mooncake_lab.engine import (
     Engine,
     EngineSettings,
@@ -25,6 +23,7 @@ from mooncake_lab.engine import (
     make_model,
     random_weights,
 )
+from mooncake_lab.experiments import at_scale
 from mooncake_lab.paper import ComparisonTable, claimed, comparison_table
 from mooncake_lab.perf import model_shape
 
@@ -125,17 +124,18 @@ class FourRequests:
         return sorted(done + engine.run(), key=lambda output: output.request_id)
 
     def _of_log(self, log: list[Iteration], outputs: list[Output], machine: str) -> Iterable[Mapping[str, Any]]:
+        zero_s = log[0].start_s
         charts = gantt(log).values()
-        for number, letters_of_one in enumerate(charts):
+        for name, letters_of_one, output in zip(NAMES, charts, outputs, strict=True):
             for index, (letter, timed) in enumerate(zip(letters_of_one, log, strict=True)):
                 yield {
-                    "request": NAMES[number],
+                    "request": name,
                     "iteration": index,
                     "letter": letter,
-                    "start_ms": 1000 * (timed.start_s - log[0].start_s),
-                    "end_ms": 1000 * (timed.end_s - log[0].start_s),
+                    "start_ms": 1000 * (timed.start_s - zero_s),
+                    "end_ms": 1000 * (timed.end_s - zero_s),
                     "batch_tokens": timed.plan.new_tokens,
-                    "answer": _text(outputs[number].tokens),
+                    "answer": _text(output.tokens),
                     "machine": machine,
                 }
 
@@ -216,29 +216,18 @@ class Race:
 
 
 def four_requests(scale: str, *, seed: int = 0) -> FourRequests:
-    """What the chart shows at a scale: a tiny model and one run at smoke.
-
-    Raises:
-        ValueError: when there is no such scale.
-    """
-    smoke = check_scale(scale) == "smoke"
-    return FourRequests(model="lab-tiny", rounds=1, seed=seed) if smoke else FourRequests(seed=seed)
+    """What the chart shows at a scale: a tiny model and one run at smoke."""
+    return at_scale(FourRequests(seed=seed), scale, smoke={"model": "lab-tiny", "rounds": 1})
 
 
 def race(scale: str, *, seed: int = 0) -> Race:
-    """What is measured at a scale.
-
-    Raises:
-        ValueError: when there is no such scale.
-    """
-    base = Race(seed=seed)
-    by_scale = {
-        "smoke": replace(base, model="lab-tiny", context_tokens=32, batches=(1, 4), burst=4, rounds=2),
-        "classroom": base,
-        "full": replace(base, model="lab-30m", context_tokens=256, batches=(1, 4, 8, 16), burst=32, rounds=9),
-        "gpu": base,
-    }
-    return by_scale[check_scale(scale)]
+    """What is measured at a scale."""
+    return at_scale(
+        Race(seed=seed),
+        scale,
+        smoke={"model": "lab-tiny", "context_tokens": 32, "batches": (1, 4), "burst": 4, "rounds": 2},
+        full={"model": "lab-30m", "context_tokens": 256, "batches": (1, 4, 8, 16), "burst": 32, "rounds": 9},
+    )
 
 
 def letters(charts: pd.DataFrame) -> pd.DataFrame:
@@ -260,22 +249,20 @@ def waits(charts: pd.DataFrame) -> pd.DataFrame:
     for policy, table in charts.groupby("policy", sort=False):
         told = table[table["letter"].isin(["P", "d"])]
         of_a, of_c, of_d = (told[told["request"] == name] for name in "ACD")
-        once = table.drop_duplicates("iteration")
-        computed = dict(zip(once["iteration"], np.cumsum(once["batch_tokens"]), strict=True))
-        arrival_ms = table[table["iteration"] == table["late_after"]]["start_ms"].tolist()[0]
-        lines.append(
-            {
-                "policy": policy,
-                "gap_ms": max(np.diff(of_a["end_ms"].tolist()).tolist()),
-                "gap_tokens": max(np.diff([computed[each] for each in of_a["iteration"]]).tolist()),
-                "first_c_ms": min(of_c["end_ms"].tolist()) - arrival_ms,
-                "first_c_iterations": min(of_c["iteration"].tolist()) - table["late_after"].iloc[0] + 1,
-                "first_d_iterations": min(of_d["iteration"].tolist()) - table["late_after"].iloc[0] + 1,
-                "end_ms": max(table["end_ms"].tolist()),
-                "stalls": table["letter"].tolist().count("."),
-            }
-        )
-    return pd.DataFrame(lines).set_index("policy")
+        once = table.drop_duplicates("iteration").set_index("iteration")
+        computed, late = once["batch_tokens"].cumsum(), int(once["late_after"].iloc[0])
+        line = {
+            "policy": policy,
+            "gap_ms": of_a["end_ms"].diff().max(),
+            "gap_tokens": computed[of_a["iteration"]].diff().max(),
+            "first_c_ms": of_c["end_ms"].min() - once["start_ms"][late],
+            "first_c_iterations": of_c["iteration"].min() - late + 1,
+            "first_d_iterations": of_d["iteration"].min() - late + 1,
+            "end_ms": table["end_ms"].max(),
+            "stalls": table["letter"].tolist().count("."),
+        }
+        lines.append(line)
+    return pd.DataFrame(lines).set_index("policy").astype({"gap_tokens": int})
 
 
 def layer_shapes(name: str) -> pd.DataFrame:
@@ -300,25 +287,13 @@ def _text(tokens: Iterable[int]) -> str:
 
 
 def beside_papers(waited: pd.DataFrame) -> ComparisonTable:
-    """The claim of stall-free batching on the iteration log of the real engine.
-
-    Args:
-        waited: what `chapters.engine.experiment.waits` gives.
-    """
+    """The claim of stall-free batching on the iteration log of the real engine."""
     stalls: dict[str, int] = waited["stalls"].to_dict()
     return comparison_table([claimed("S19", stalls["sarathi_serve"])])
 
 
 def statements(waited: pd.DataFrame, *, equal: bool) -> pd.DataFrame:
-    """What the figure says in words, and whether the log agrees.
-
-    Args:
-        waited: what `chapters.engine.experiment.waits` gives.
-        equal: whether all answers were those of Hugging Face.
-
-    Returns:
-        One row a statement: verdict, `holds` or `does not hold`.
-    """
+    """What the figure says in words, and whether the log agrees."""
     gap, stalls = waited["gap_tokens"], waited["stalls"]
     checks = {
         "answers equal Hugging Face (ours)": equal,

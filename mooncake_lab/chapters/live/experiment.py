@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from types import MappingProxyType
 from typing import Any, Final
 
 import pandas as pd
@@ -20,9 +19,13 @@ from mooncake_lab.simulation import Cluster, ClusterSpec
 from mooncake_lab.workload import Trace, load, with_poisson_arrivals
 from mooncake_lab.workload.transforms import scaled_down
 
-CLUSTERS: Final[Mapping[str, tuple[int, int, int]]] = MappingProxyType(
-    {"1P+1D": (1, 1, 0), "2P+1D": (2, 1, 0), "1P+2D": (1, 2, 0), "2 coupled": (0, 0, 2), "1 coupled": (0, 0, 1)}
-)
+CLUSTERS: Final = {
+    "1P+1D": (1, 1, 0),
+    "2P+1D": (2, 1, 0),
+    "1P+2D": (1, 2, 0),
+    "2 coupled": (0, 0, 2),
+    "1 coupled": (0, 0, 1),
+}
 """Prefill, decode and coupled workers by the name of the cluster."""
 _TOKENS: Final = 65_536
 """KVCache of each worker: more than a slice of a trace has."""
@@ -99,23 +102,17 @@ class Study:
             yield "2P+1D", placement, "overloaded"
 
 
-STUDIES: Final[Mapping[str, Study]] = MappingProxyType(
-    {
-        "smoke": Study(requests=6, clusters=("1P+1D", "2 coupled"), placements=()),
-        "classroom": Study(),
-        "full": Study(requests=60),
-        "gpu": Study(requests=60, model="random:llama3-8b", device="auto", backend="auto", dtype="bfloat16"),
-    }
-)
+STUDIES: Final = {
+    "smoke": Study(requests=6, clusters=("1P+1D", "2 coupled"), placements=()),
+    "classroom": Study(),
+    "full": Study(requests=60),
+    "gpu": Study(requests=60, model="random:llama3-8b", device="auto", backend="auto", dtype="bfloat16"),
+}
 """What each scale measures."""
 
 
 def study(scale: str, *, seed: int = 0) -> Study:
-    """The study of a scale.
-
-    Raises:
-        ValueError: for an unknown scale.
-    """
+    """The study of a scale."""
     return replace(STUDIES[check_scale(scale)], seed=seed)
 
 
@@ -140,16 +137,7 @@ class StudyResult:
 
 
 def hold_against(plan: Study, pool: WorkerPool, pace: Pacer | None = None) -> StudyResult:
-    """Calibrate on the first slice on 1P+1D, then serve the second slice live and simulated, run by run.
-
-    Args:
-        plan: what is served where.
-        pool: where workers come from.
-        pace: at which they compute; None lets them compute as fast as this machine can.
-
-    Raises:
-        ValueError: when a log breaks an invariant.
-    """
+    """Calibrate on the first slice on 1P+1D, then serve the second slice live and simulated, run by run."""
     calibration, rates = calibrate(plan, pool, pace)
     tables, decided, logs = list[pd.DataFrame](), list[dict[str, Any]](), list[list[Record]]()
     for cluster, placement, load_name in plan.runs():
@@ -245,28 +233,18 @@ def simulate(spec: LiveSpec, model: LatencyModel, requests: Sequence[TracedReque
 
 
 def informed(plan: Study, held: StudyResult) -> pd.DataFrame:
-    """The predictions again, told how long prefill really took on average in each run.
-
-    Returns:
-        Rows by run: slower, the real mean prefill over the predicted one; and the error of mean TTFT before
-        and after.
-    """
+    """The predictions again, told how long prefill really took on average in each run."""
     rows = list[dict[str, Any]]()
-    for (cluster, placement, load_name), (run, table) in zip(
-        plan.runs(), held.requests.groupby("run", sort=False), strict=True
-    ):
-        slower = _mean(table, "real_prefill_s") / _mean(table, "simulated_prefill_s")
+    runs = zip(plan.runs(), held.requests.groupby("run", sort=False), strict=True)
+    for (cluster, placement, load_name), (run, table) in runs:
+        means: dict[str, float] = table.mean(numeric_only=True).to_dict()
+        slower = means["real_prefill_s"] / means["simulated_prefill_s"]
         spec, requests = plan.spec(cluster, placement), plan.slice(1, held.rates_per_s[load_name])
         again = ttft_s(simulate(spec, slowed(held.calibration.model, slower), requests))
-        real_s = _mean(table, "real_ttft_s")
-        before = _mean(table, "simulated_ttft_s") / real_s - 1
-        after = sum(again.values()) / len(again) / real_s - 1
+        before = means["simulated_ttft_s"] / means["real_ttft_s"] - 1
+        after = sum(again.values()) / len(again) / means["real_ttft_s"] - 1
         rows.append({"run": run, "slower": slower, "error before": before, "error after": after})
     return pd.DataFrame(rows).set_index("run")
-
-
-def _mean(table: pd.DataFrame, column: str) -> float:
-    return float(table[column].to_numpy(dtype=float).mean())
 
 
 def predicted_ttft_s(policy: PlacementPolicy, plan: Study, held: StudyResult) -> float:

@@ -188,11 +188,7 @@ def measure(plan: Study) -> LiveMeasurement:
 
 
 def kept() -> dict[str, Any]:
-    """The measurement that is kept in the repository: machine, date, commit, load_average, plan, and tables.
-
-    Raises:
-        FileNotFoundError: when the repository has no measurement.
-    """
+    """The measurement that is kept in the repository: machine, date, commit, load_average, plan, and tables."""
     return msgspec.json.decode((carried_folder("measured") / _KEPT).read_bytes())
 
 

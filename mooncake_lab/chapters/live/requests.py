@@ -1,29 +1,25 @@
 """Two logs of the same requests side by side: what differs, by how much, how surely, and in which stage."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from mooncake_lab.core import Arrived, FirstToken, Prefilled, Record
+from mooncake_lab.experiments import tabulated
 from mooncake_lab.metrics import check_log, request_table
 from mooncake_lab.perf import HybridLatency, LatencyModel
 from mooncake_lab.perf.calibration import times_as_long
 
-_Numbers: TypeAlias = npt.NDArray[np.float64]
-STATISTICS: Final[Mapping[str, Callable[[_Numbers], _Numbers]]] = MappingProxyType(
-    {
-        "mean": lambda values: np.mean(values, axis=-2),
-        "median": lambda values: np.median(values, axis=-2),
-        "P90": lambda values: np.percentile(values, 90, axis=-2),
-    }
-)
+STATISTICS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "mean": lambda values: np.mean(values, axis=-2),
+    "median": lambda values: np.median(values, axis=-2),
+    "P90": lambda values: np.percentile(values, 90, axis=-2),
+}
 """What is compared of a distribution: of columns, over the axis before the last."""
-QUANTITIES: Final[Mapping[str, str]] = MappingProxyType({"ttft_s": "TTFT", "tbt_s": "TBT"})
+QUANTITIES: Final = {"ttft_s": "TTFT", "tbt_s": "TBT"}
 """Columns by what they are called; TBT of a request is the mean gap between its tokens."""
 STAGES: Final = ("wait_s", "prefill_s", "handover_s")
 """The parts of TTFT: until prefill starts, until it ends, until the first token is shown."""
@@ -46,40 +42,27 @@ def side_by_side(real: Sequence[Record], simulated: Sequence[Record]) -> pd.Data
 def per_request(log: Sequence[Record]) -> pd.DataFrame:
     """Rows by request: ttft_s, tbt_s (NaN for answers of one token), the stages, and reused_tokens."""
     table = request_table(log)
-    start_s, end_s, reused = dict[int, float](), dict[int, float](), dict[int, int]()
-    arrived_s = {r.request_id: r.at_s for r in log if isinstance(r, Arrived)}
-    first_s = {r.request_id: r.at_s for r in log if isinstance(r, FirstToken)}
+    prefilled: dict[int, list[Prefilled]] = {}
     for record in log:
         if isinstance(record, Prefilled):
-            key = record.request_id
-            start_s[key] = min(record.start_s, start_s.get(key, record.start_s))
-            end_s[key] = max(record.at_s, end_s.get(key, record.at_s))
-            reused[key] = max(record.reused_tokens, reused.get(key, 0))
-    rows = [
-        {
-            "wait_s": start_s[key] - arrived_s[key],
-            "prefill_s": end_s[key] - start_s[key],
-            "handover_s": first_s[key] - end_s[key],
-            "reused_tokens": reused[key],
-        }
-        for key in table.index
-    ]
-    stages = pd.DataFrame(rows, index=table.index)
+            prefilled.setdefault(record.request_id, []).append(record)
+    arrived_s = pd.Series({r.request_id: r.at_s for r in log if isinstance(r, Arrived)})[table.index]
+    first_s = pd.Series({r.request_id: r.at_s for r in log if isinstance(r, FirstToken)})[table.index]
+    start_s = pd.Series({key: min(r.start_s for r in found) for key, found in prefilled.items()})[table.index]
+    end_s = pd.Series({key: max(r.at_s for r in found) for key, found in prefilled.items()})[table.index]
+    stages = {"wait_s": start_s - arrived_s, "prefill_s": end_s - start_s, "handover_s": first_s - end_s}
+    reused = [max(r.reused_tokens for r in prefilled[key]) for key in table.index]
     tbt_s = table["tbt_arxiv_s"].where(table["output_tokens"] > 1)
-    return stages.assign(ttft_s=table["ttft_s"], tbt_s=tbt_s)
+    return pd.DataFrame({**stages, "reused_tokens": reused, "ttft_s": table["ttft_s"], "tbt_s": tbt_s})
 
 
-def errors(requests: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
+@tabulated
+def errors(requests: pd.DataFrame, *, seed: int = 0) -> Iterator[dict[str, Any]]:
     """How far the prediction is off: rows of run, quantity, statistic, real_s, simulated_s, error, low, high.
 
     The error is simulated over real, less one. Its 95 % interval is that of a bootstrap over requests, each with
     both of its numbers; it says nothing of how another run on the same machine would have gone.
-
-    Args:
-        requests: what `side_by_side` made, of several runs in a column `run`.
-        seed: of the resamples.
     """
-    rows = list[dict[str, Any]]()
     for run, table in requests.groupby("run", sort=False):
         for quantity, name in QUANTITIES.items():
             pair = table[[f"real_{quantity}", f"simulated_{quantity}"]].dropna().to_numpy(dtype=np.float64)
@@ -90,30 +73,24 @@ def errors(requests: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
                 real_s, simulated_s = of(pair).tolist()
                 resampled = of(pair[draws])  # (resamples, 2)
                 low, high = np.percentile(resampled[:, 1] / resampled[:, 0] - 1, [2.5, 97.5])
-                rows.append(
+                yield (
                     {"run": run, "quantity": name, "statistic": statistic, "real_s": real_s}
                     | {"simulated_s": simulated_s, "error": simulated_s / real_s - 1}
                     | {"low": float(low), "high": float(high), "requests": len(pair)}
                 )
-    return pd.DataFrame(rows)
 
 
-def causes(requests: pd.DataFrame) -> pd.DataFrame:
+@tabulated
+def causes(requests: pd.DataFrame) -> Iterator[dict[str, Any]]:
     """Where a prediction of mean TTFT went wrong: rows of run, stage, real_s, simulated_s and missing_s.
 
     The stages add up to TTFT, so the missing seconds of a run add up to what its prediction is short of.
     """
-    rows = list[dict[str, Any]]()
     for run, table in requests.groupby("run", sort=False):
         for stage in STAGES:
-            real_s, simulated_s = (
-                float(table[f"{side}_{stage}"].to_numpy(dtype=np.float64).mean()) for side in ("real", "simulated")
-            )
-            rows.append(
-                {"run": run, "stage": stage.removesuffix("_s"), "real_s": real_s, "simulated_s": simulated_s}
-                | {"missing_s": real_s - simulated_s}
-            )
-    return pd.DataFrame(rows)
+            real_s, simulated_s = (float(table[f"{side}_{stage}"].mean()) for side in ("real", "simulated"))
+            row = {"run": run, "stage": stage.removesuffix("_s"), "real_s": real_s, "simulated_s": simulated_s}
+            yield row | {"missing_s": real_s - simulated_s}
 
 
 def checked(log: list[Record]) -> list[Record]:

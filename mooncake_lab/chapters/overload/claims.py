@@ -8,15 +8,13 @@ import numpy as np
 import pandas as pd
 
 from mooncake_lab.chapters.overload.experiment import TABLE_3
-from mooncake_lab.experiments import records
+from mooncake_lab.experiments import tabulated
 from mooncake_lab.metrics import lagged_correlation
 from mooncake_lab.paper import Compared, ComparisonTable, claimed, comparison_table, curve, fact, noted
 
 _COUNTS: Mapping[str, str] = {"after_prefill": "A16", "early": "A17", "predictive": "A18"}
 _TABLE_3_REQUESTS: Final = 23_000
 """How many requests the paper replayed; our counts are scaled to as many."""
-_DECIDES: Final = "conversation"
-"""The workload that claims are judged on."""
 _CHANGES: Mapping[str, str] = {"early": "A31", "predictive": "A32"}
 _LOADS: Mapping[str, str] = {"A24": "correlation", "A35": "decode_swing", "A36": "peak_lag_s"}
 
@@ -32,13 +30,14 @@ def beside_papers(published: pd.DataFrame, tight: pd.DataFrame, windows: pd.Data
     """
     rows: list[Compared] = []
     for workload, of_workload in published.groupby("workload", sort=False):
-        rows += _judged(_counts(of_workload, f"{workload}, as published"), str(workload))
+        judged = _counts(of_workload, f"{workload}, as published")
+        rows += [replace(row, decides=workload == "conversation") for row in judged]
     for workload, of_workload in tight.groupby("workload", sort=False):
         where = f"{workload}, decode pool full"
-        rows += [replace(row, decides=False) for row in _counts(of_workload, where)]
-        rows += [replace(row, decides=False) for row in _changes(of_workload, f"{where}, one replay")]
+        shown = [*_counts(of_workload, where), *_changes(of_workload, f"{where}, one replay")]
         if bool(of_workload["correlation"].notna().all()):  # a short replay may have none
-            rows += [replace(row, decides=False) for row in _loads(of_workload, f"{where}, one replay", ["A24"])]
+            shown += _loads(of_workload, f"{where}, one replay", ["A24"])
+        rows += [replace(row, decides=False) for row in shown]
     many = f"conversation, decode pool full, mean of {windows['seed'].nunique()} stretches"
     return comparison_table([*rows, *_loads(windows, many, _LOADS), *_changes(windows, many)])
 
@@ -57,15 +56,14 @@ def paper_series() -> pd.DataFrame:
     """The two loads of arXiv Fig. 9: at_s, prefill and decode, as shares of full."""
     read = curve("arxiv_fig09_load_fluctuation")
     wide = read.pivot_table(index="x", columns="series", values="y").reset_index()
-    return pd.DataFrame(
-        {"at_s": wide["x"], "prefill": wide["Prefill"] / 100, "decode": wide[_decode_name(read)] / 100}
-    )
+    (decode,) = set(read["series"]) - {"Prefill"}
+    return pd.DataFrame({"at_s": wide["x"], "prefill": wide["Prefill"] / 100, "decode": wide[decode] / 100})
 
 
 def paper_movement() -> dict[str, float]:
     """How the two loads of arXiv Fig. 9 move: correlation, its peak and the lag of the peak (s), swing."""
     loads = paper_series()
-    prefill, decode = (loads[name].to_numpy(dtype=np.float64) for name in ("prefill", "decode"))
+    prefill, decode = loads[["prefill", "decode"]].to_numpy(dtype=np.float64).T
     together = lagged_correlation(prefill, decode, 6)
     every_s = float(loads["at_s"].iloc[1] - loads["at_s"].iloc[0])
     low, high = np.percentile(decode, [10, 90])
@@ -100,34 +98,22 @@ def ratio_with_interval(rows: pd.DataFrame, quantity: str, policy: str, to: str)
     return float(above.mean() / below.mean()), float(low), float(high)
 
 
-def who_is_rejected(rows: pd.DataFrame) -> pd.DataFrame:
-    """Per policy and stretch: how many requests are rejected when, and how long their prompts are.
-
-    Args:
-        rows: rows of `Overload`, several seeds per policy.
-    """
-    by_policy: dict[str, list[dict[Any, Any]]] = {}
-    for row in records(rows):
-        by_policy.setdefault(str(row["policy"]), []).append(row)
-    return pd.DataFrame([{"policy": policy, **_who(found)} for policy, found in by_policy.items()])
-
-
-def _who(rows: list[dict[Any, Any]]) -> dict[str, float]:
-    late = np.array([row["rejected_late"] for row in rows], dtype=np.float64)
-    arrival = np.array([row["rejected"] for row in rows], dtype=np.float64) - late
-    kept = np.array([row["requests"] - row["rejected"] for row in rows], dtype=np.float64)
-    found = {"on_arrival": arrival, "after_prefill": late, "kept": kept}
-    columns = {
-        "on_arrival": "arrival_rejected_tokens",
-        "after_prefill": "late_rejected_tokens",
-        "kept": "kept_tokens",
-    }
-    said: dict[str, float] = {}
-    for name, counts in found.items():
-        tokens = np.nan_to_num(np.array([row[columns[name]] for row in rows], dtype=np.float64))
-        said[name] = float(counts.mean())
-        said[f"{name}_tokens"] = float((tokens * counts).sum() / counts.sum()) if counts.sum() else float("nan")
-    return said
+@tabulated
+def who_is_rejected(rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """Per policy and stretch: how many requests are rejected when, and how long their prompts are."""
+    for policy, found in rows.groupby("policy", sort=False):
+        counts = {
+            "on_arrival": (found["rejected"] - found["rejected_late"], found["arrival_rejected_tokens"]),
+            "after_prefill": (found["rejected_late"], found["late_rejected_tokens"]),
+            "kept": (found["requests"] - found["rejected"], found["kept_tokens"]),
+        }
+        said: dict[str, Any] = {"policy": policy}
+        for name, (count, tokens) in counts.items():
+            counted = np.asarray(count, dtype=np.float64)
+            weighed = np.nan_to_num(np.asarray(tokens, dtype=np.float64)) * counted
+            mean = float(weighed.sum() / counted.sum()) if counted.sum() else float("nan")
+            said |= {name: float(counted.mean()), f"{name}_tokens": mean}
+        yield said
 
 
 def _counts(rows: pd.DataFrame, where: str) -> Iterator[Compared]:
@@ -150,18 +136,6 @@ def _loads(rows: pd.DataFrame, where: str, identifiers: Iterable[str]) -> Iterat
         yield replace(noted(claimed(identifier, mean), where), too_short=mean is None)
 
 
-def _judged(rows: Iterator[Compared], workload: str) -> Iterator[Compared]:
-    """Only the conversation trace decides a claim; other workloads are shown."""
-    return (replace(row, decides=workload == _DECIDES) for row in rows)
-
-
-def _by_policy(rows: pd.DataFrame, quantity: str) -> dict[str, float]:
-    found: dict[str, list[float]] = {}
-    for row in records(rows):
-        found.setdefault(str(row["policy"]), []).append(float(row[quantity]))
-    return {policy: sum(values) / len(values) for policy, values in found.items()}
-
-
-def _decode_name(read: pd.DataFrame) -> str:
-    (name,) = {str(series) for series in read["series"]} - {"Prefill"}
-    return name
+def _by_policy(rows: pd.DataFrame, quantity: str) -> dict[Any, float]:
+    means = rows.pivot_table(quantity, "policy", sort=False)
+    return means[quantity].to_dict() if len(means) else {}

@@ -3,42 +3,20 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from types import MappingProxyType
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from mooncake_lab.conductor import (
-    AdaptiveThreshold,
-    AdmissionPolicy,
-    AdmitAll,
-    AfterPrefill,
-    ClusterView,
-    EarlyRejection,
-    Estimator,
-    KVCacheCentric,
-    LengthPredicting,
-    PredictiveRejection,
-    PriorityClasses,
-    Random,
-)
+from mooncake_lab import conductor, metrics
 from mooncake_lab.conductor.admission import PredictedLoad, StillDecodes, mean_step_s
 from mooncake_lab.core import SLO, Record, Rejected, TracedRequest, blocks_for, keyed_uniform
-from mooncake_lab.metrics import (
-    decode_load_series,
-    effective,
-    lagged_correlation,
-    period_s,
-    prefill_gpu_s,
-    prefill_load_series,
-    request_table,
-    swing,
-    wasted_prefill_gpu_s,
-)
+from mooncake_lab.experiments import whole_trace
 from mooncake_lab.simulation import Cluster, ClusterSpec
 from mooncake_lab.testbeds import paper_node_latency
-from mooncake_lab.workload import Trace, in_class, load, with_poisson_arrivals
+from mooncake_lab.workload import Trace, with_poisson_arrivals
+
+Array = npt.NDArray[np.float64]
 
 
 class LoadStage(NamedTuple):
@@ -56,12 +34,6 @@ def stages(offered: float, limit: float, *, predicted: bool, count: int = 8) -> 
 
     With early rejection, all arriving requests are admitted while the decode load of this stage is below the
     limit, and otherwise none. With prediction, as many are admitted as the next stage has room for.
-
-    Args:
-        offered: load that arrives in each stage.
-        limit: decode load from which requests are refused.
-        predicted: whether to look at the next stage instead of this one.
-        count: how many stages.
     """
     decode = 0.0
     for number in range(1, count + 1):
@@ -78,7 +50,7 @@ class OracleAdmission(PredictedLoad):
     answer_tokens: Mapping[int, int] = field(kw_only=True)
     """The future: output length by request id."""
 
-    def still_decodes(self, view: ClusterView, estimate: Estimator) -> StillDecodes:
+    def still_decodes(self, view: conductor.ClusterView, estimate: conductor.Estimator) -> StillDecodes:
         """1 until the answer has all its tokens, then 0."""
         step_s = mean_step_s(view, estimate)
         return lambda served, then_s: float(
@@ -87,29 +59,17 @@ class OracleAdmission(PredictedLoad):
 
 
 PolicyName = Literal[
-    "none",
-    "after_prefill",
-    "early",
-    "committed",
-    "predictive",
-    "length_predicting",
-    "adaptive",
-    "priority",
-    "oracle",
+    "after_prefill", "early", "committed", "predictive", "length_predicting", "adaptive", "oracle"
 ]
-TABLE_3: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "after_prefill": "Baseline",
-        "early": "Early Rejection",
-        "predictive": "Early Rejection based on Prediction",
-    }
-)
+TABLE_3: Final = {
+    "after_prefill": "Baseline",
+    "early": "Early Rejection",
+    "predictive": "Early Rejection based on Prediction",
+}
 """Our policies and the rows of arXiv Table 3."""
-REQUESTS: Final[Mapping[str, int]] = MappingProxyType(
-    {"smoke": 400, "classroom": 2400, "full": 23_000, "gpu": 23_000}
-)
+REQUESTS: Final = {"smoke": 400, "classroom": 2400, "full": 23_000, "gpu": 23_000}
 """How many requests of a trace a scale replays at most."""
-SEEDS: Final[Mapping[str, int]] = MappingProxyType({"smoke": 2, "classroom": 10, "full": 20, "gpu": 20})
+SEEDS: Final = {"smoke": 2, "classroom": 10, "full": 20, "gpu": 20}
 """How many windows of a trace a scale replays where it gives an interval."""
 _MOST_LAG_S: Final = 90.0
 
@@ -136,8 +96,6 @@ class Overload:
     """Random where only admission shall see the load, not placement."""
     view_age_s: float = 0.0
     """How old the loads may be on which the Conductor decides."""
-    urgent_share: float = 0.3
-    """Share of requests with priority 1; only the policy of priorities looks at it."""
     every_s: float = 5.0
     """Spacing of the load series."""
     seed: int = 0
@@ -150,7 +108,6 @@ class Overload:
         yield {
             **_counts(log, requests, self.slo),
             **self._movement(log, times_s),
-            "duration_s": float(requests[-1].request.arrival_s - requests[0].request.arrival_s),
             "origin": trace.origin,
             "source": trace.source,
         }
@@ -169,17 +126,17 @@ class Overload:
         if self.seed:
             arrival_s = np.sort(arrival_s + np.random.default_rng(self.seed).uniform(0, 3.0, count))
         at_s = (arrival_s - arrival_s[0]) / self.speed
-        chosen = everybody[start : start + count]
-        return [self._arriving(each, float(at)) for each, at in zip(chosen, at_s, strict=True)], trace
+        chosen = zip(everybody[start : start + count], at_s.tolist(), strict=True)
+        return [replace(each, request=replace(each.request, arrival_s=at)) for each, at in chosen], trace
 
-    def replay(
-        self, requests: list[TracedRequest], block_size_tokens: int
-    ) -> tuple[list[Record], npt.NDArray[np.float64]]:
+    def replay(self, requests: list[TracedRequest], block_size_tokens: int) -> tuple[list[Record], Array]:
         """The log, and the times of the load series: while requests arrive, after the cluster has filled."""
         spec = ClusterSpec.disaggregated(
             prefill_nodes=self.prefill_nodes,
             decode_nodes=self.decode_nodes,
-            placement=KVCacheCentric() if self.placement == "kvcache_centric" else Random(self.seed),
+            placement=conductor.KVCacheCentric()
+            if self.placement == "kvcache_centric"
+            else conductor.Random(self.seed),
             admission=self.admission(requests),
             view_age_s=self.view_age_s,
             slo=self.slo,
@@ -189,52 +146,44 @@ class Overload:
         end_s = requests[-1].request.arrival_s
         return log, np.arange(min(60.0, end_s / 5), end_s, self.every_s)
 
-    def admission(self, requests: list[TracedRequest]) -> AdmissionPolicy:
+    def admission(self, requests: list[TracedRequest]) -> conductor.AdmissionPolicy:
         """The policy; only the oracle is told the future, and no command line can build it."""
         decode_s = self.decode_s
         if decode_s is None:
             decode_s = self.tbt_limit_s * sum(t.output_tokens for t in requests) / len(requests)
-        policies: dict[str, AdmissionPolicy] = {
-            "none": AdmitAll(),
-            "after_prefill": AfterPrefill(self.threshold),
-            "early": EarlyRejection(self.threshold),
-            "committed": EarlyRejection(self.threshold, with_coming=True),
-            "predictive": PredictiveRejection(self.threshold, decode_s),
-            "reserving": PredictiveRejection(self.threshold, decode_s, reserving=True),
-            "length_predicting": LengthPredicting(self.threshold),
-            "length_reserving": LengthPredicting(self.threshold, reserving=True),
-            "adaptive": AdaptiveThreshold(self.threshold),
-            "priority": PriorityClasses(
-                PredictiveRejection(self.threshold, decode_s), (0.9 * self.threshold, self.threshold)
-            ),
-            "oracle": OracleAdmission(
-                self.threshold, answer_tokens={t.request.id: t.output_tokens for t in requests}
-            ),
+        lengths = {traced.request.id: traced.output_tokens for traced in requests}
+        policies: dict[str, conductor.AdmissionPolicy] = {
+            "after_prefill": conductor.AfterPrefill(self.threshold),
+            "early": conductor.EarlyRejection(self.threshold),
+            "committed": conductor.EarlyRejection(self.threshold, with_coming=True),
+            "predictive": conductor.PredictiveRejection(self.threshold, decode_s),
+            "length_predicting": conductor.LengthPredicting(self.threshold),
+            "adaptive": conductor.AdaptiveThreshold(self.threshold),
+            "oracle": OracleAdmission(self.threshold, answer_tokens=lengths),
         }
         return policies[self.policy]
 
-    def _arriving(self, traced: TracedRequest, at_s: float) -> TracedRequest:
-        moved = replace(traced, request=replace(traced.request, arrival_s=at_s))
-        return in_class(moved, self.urgent_share, seed=self.seed)
+    def loads(self, log: list[Record], times_s: Array) -> tuple[Array, Array]:
+        """Loads of the prefill and of the decode pool at some times."""
+        prefill = metrics.prefill_load_series(log, times_s, self.prefill_nodes, self.slo)
+        return prefill, metrics.decode_load_series(log, times_s, self.decode_nodes, self.slo)
 
-    def _movement(self, log: list[Record], times_s: npt.NDArray[np.float64]) -> dict[str, float]:
-        prefill = prefill_load_series(log, times_s, self.prefill_nodes, self.slo)
-        decode = decode_load_series(log, times_s, self.decode_nodes, self.slo)
+    def _movement(self, log: list[Record], times_s: Array) -> dict[str, float]:
+        prefill, decode = self.loads(log, times_s)
         found = {
             "prefill_load": float(prefill.mean()),
             "decode_load": float(decode.mean()),
-            "prefill_swing": swing(prefill),
-            "decode_swing": swing(decode),
+            "decode_swing": metrics.swing(decode),
         }
         lags = min(int(_MOST_LAG_S / self.every_s), len(times_s) // 3)
         if len(times_s) < 8 or not (np.ptp(prefill) and np.ptp(decode)):
             return found  # too short, or nothing moves
-        together = lagged_correlation(prefill, decode, lags)
+        together = metrics.lagged_correlation(prefill, decode, lags)
         return found | {
             "correlation": float(together[0]),
             "peak_correlation": float(together.max()),
             "peak_lag_s": float(together.argmax() * self.every_s),
-            "period_s": period_s(decode, self.every_s),
+            "period_s": metrics.period_s(decode, self.every_s),
         }
 
 
@@ -248,21 +197,20 @@ class LoadSeries:
         """One row a sample: at_s, prefill and decode, as shares of full."""
         requests, trace = self.replay.requests()
         log, times_s = self.replay.replay(requests, trace.block_size_tokens)
-        prefill = prefill_load_series(log, times_s, self.replay.prefill_nodes, self.replay.slo)
-        decode = decode_load_series(log, times_s, self.replay.decode_nodes, self.replay.slo)
+        prefill, decode = self.replay.loads(log, times_s)
         for at_s, p, d in zip(times_s, prefill, decode, strict=True):
             yield {"at_s": float(at_s), "prefill": float(p), "decode": float(d), "source": trace.source}
 
 
 @cache
 def _whole(workload: str) -> tuple[list[TracedRequest], Trace]:
-    trace = _uniform() if workload == "uniform" else load(workload)
+    trace = _uniform() if workload == "uniform" else whole_trace(workload)
     return list(trace.requests()), trace
 
 
 def _uniform() -> Trace:
     """Requests that are all alike, at the mean lengths and rate of the conversation trace, with nothing shared."""
-    like, requests = load("conversation"), 6000
+    like, requests = whole_trace("conversation"), 6000
     blocks = blocks_for(int(like.input_tokens.mean()), like.block_size_tokens)
     ones = np.ones(requests, dtype=np.int64)
     alike = replace(
@@ -281,13 +229,11 @@ def _uniform() -> Trace:
 
 
 def _counts(log: list[Record], requests: list[TracedRequest], slo: SLO) -> dict[str, Any]:
-    table = request_table(log)
-    served = effective(table, slo)
+    table = metrics.request_table(log)
+    served = metrics.effective(table, slo)
     rejected = [record for record in log if isinstance(record, Rejected)]
     late = {record.request_id for record in rejected if record.stage == "decode"}
     early = {record.request_id for record in rejected} - late
-    urgent = np.array([traced.request.priority > 0 for traced in requests])
-    kept = table["end"].to_numpy() != "rejected"
     return {
         "requests": len(requests),
         "rejected": len(rejected),
@@ -296,11 +242,9 @@ def _counts(log: list[Record], requests: list[TracedRequest], slo: SLO) -> dict[
         "arrival_rejected_tokens": _mean_prompt(requests, early),
         "late_rejected_tokens": _mean_prompt(requests, late),
         "kept_tokens": _mean_prompt(requests, {traced.request.id for traced in requests} - late - early),
-        "kept_urgent": float(kept[urgent].mean()) if urgent.any() else 1.0,
-        "wasted_prefill_s": wasted_prefill_gpu_s(log),
-        "prefill_gpu_s": prefill_gpu_s(log),
+        "wasted_prefill_s": metrics.wasted_prefill_gpu_s(log),
+        "prefill_gpu_s": metrics.prefill_gpu_s(log),
         "goodput": float(served.mean()),
-        "ttft_p90_s": float(np.nanpercentile(table["ttft_s"], 90)) if kept.any() else float("nan"),
     }
 
 

@@ -8,20 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from mooncake_lab import perf
 from mooncake_lab.bench.machine import describe_machine
 from mooncake_lab.chapters.live.experiment import simulate, warm_up
 from mooncake_lab.chapters.live.requests import checked
-from mooncake_lab.conductor import ADMISSION_POLICIES, named_admission
+from mooncake_lab.conductor import named_admission
 from mooncake_lab.core import SLO, Finished, Record, Rejected, Request, TracedRequest, blocks_for
 from mooncake_lab.metrics import prefill_gpu_s, wasted_prefill_gpu_s
-from mooncake_lab.perf import (
-    DecodeLatency,
-    HybridLatency,
-    LatencyModel,
-    LinkLatency,
-    PrefillLatency,
-    model_shape,
-)
 from mooncake_lab.serving import LiveCluster, LiveSpec, Pacer, WorkerPool
 
 _BLOCK_TOKENS = 16
@@ -29,11 +22,7 @@ _BLOCK_TOKENS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveCrowd:
-    """More requests than one decode worker has places for, one after the other, under several policies.
-
-    Raises:
-        ValueError: when there are no requests, no places or no policies, or a policy is unknown.
-    """
+    """More requests than one decode worker has places for, one after the other, under several policies."""
 
     policies: tuple[str, ...] = ("after_prefill", "early", "predictive", "committed")
     requests: int = 24
@@ -50,16 +39,6 @@ class LiveCrowd:
     answer_tokens: int = 40
     model: str = "random:lab-tiny"
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if min(self.requests, self.slots, len(self.policies)) < 1:
-            raise ValueError(
-                f"{self.requests} requests, {self.slots} slots and {len(self.policies)} policies;"
-                " at least one of each is needed"
-            )
-        for name in self.policies:
-            if name not in ADMISSION_POLICIES:
-                raise ValueError(f"{name!r} is no admission policy; there are {', '.join(ADMISSION_POLICIES)}")
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Two rows per policy, live and simulated: requests served, rejections by stage, wasted prefill."""
@@ -91,18 +70,18 @@ class LiveCrowd:
             for i in range(self.requests)
         ]
 
-    def pace(self) -> LatencyModel:
+    def pace(self) -> perf.LatencyModel:
         """The latency model of the metronome, which the Conductor and the simulator use too."""
-        prefill = PrefillLatency(constant_s=self.prefill_s, per_token_s=0.0, per_token_squared_s=0.0)
-        decode = DecodeLatency(self.step_s, self.step_s_per_request, 0.0)
-        return LatencyModel(
+        prefill = perf.PrefillLatency(constant_s=self.prefill_s, per_token_s=0.0, per_token_squared_s=0.0)
+        decode = perf.DecodeLatency(self.step_s, self.step_s_per_request, 0.0)
+        return perf.LatencyModel(
             name=f"a metronome: {self.prefill_s:g} s a prompt, {self.step_s:g} s a step",
-            shape=model_shape(self.model.removeprefix("random:")),
+            shape=perf.model_shape(self.model.removeprefix("random:")),
             prefill=prefill,
             decode=decode,
-            hybrid=HybridLatency.of(prefill, decode),
-            transfer=LinkLatency(1e9),
-            dram=LinkLatency(1e9),
+            hybrid=perf.HybridLatency.of(prefill, decode),
+            transfer=perf.LinkLatency(1e9),
+            dram=perf.LinkLatency(1e9),
         )
 
     def spec(self, policy: str) -> LiveSpec:

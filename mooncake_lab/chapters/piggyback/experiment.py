@@ -1,22 +1,20 @@
 """Chapter 05: piggybacked decodes on the engine, batching policies, and the verdicts."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
 import pandas as pd
 
 from mooncake_lab.batching import BatchingPolicy, Limits, Orca, Plan, Progress, RequestLevel, Sarathi, trace_plans
 from mooncake_lab.bench.measuring import Clock, measured_by, one_thread, random_prompt
-from mooncake_lab.chapters.piggyback.model import FUSED_TOKENS, LARGEST, TABLE_4, TOTALS, orca_peak
-from mooncake_lab.core import check_scale
+from mooncake_lab.chapters.piggyback.model import FUSED_TOKENS, LARGEST, TOTALS, orca_peak
 from mooncake_lab.engine import CoupledEngine, EngineSettings, GenerationRequest, LlamaModel, load_model
-from mooncake_lab.paper import ComparisonTable, claimed, comparison_table, fact
+from mooncake_lab.experiments import at_scale
+from mooncake_lab.paper import ComparisonTable, claimed, comparison_table
 from mooncake_lab.perf import Workload, balanced_ratio, decode_accounts
 from mooncake_lab.simulation import plan_s
-from mooncake_lab.testbeds.sarathi import TESTBEDS, llama_13b_on_a6000, machine
+from mooncake_lab.testbeds.sarathi import llama_13b_on_a6000, machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,14 +51,7 @@ class MeasuredRiders:
                                    "machine": measured_by(self.device)}  # fmt: skip
 
     def _engine(self, model: LlamaModel, count: int, room: int, clock: Clock) -> CoupledEngine:
-        settings = EngineSettings(
-            prefix_reuse=False,
-            block_size_tokens=BLOCK_TOKENS,
-            cache_blocks=(count + 1) * -(-room // BLOCK_TOKENS),
-            max_batch_tokens=room,
-            max_requests=count + 1,
-        )
-        return CoupledEngine(model, Sarathi(), settings, clock=clock)
+        return _engine(model, Sarathi(), count + 1, tokens=room, batch_tokens=room, clock=clock)
 
     def _decoding(self, model: LlamaModel, count: int, room: int, clock: Clock) -> CoupledEngine:
         """An engine in which `count` requests decode."""
@@ -82,6 +73,20 @@ class MeasuredRiders:
             "decodes_s": _last_step_s(both),
             "both_s": _step_with(both, prompt[:chunk]),
         }
+
+
+def _engine(
+    model: LlamaModel, policy: BatchingPolicy, requests: int, *, tokens: int, batch_tokens: int, clock: Clock
+) -> CoupledEngine:
+    """An engine for a number of requests of at most `tokens` each."""
+    settings = EngineSettings(
+        prefix_reuse=False,
+        block_size_tokens=BLOCK_TOKENS,
+        cache_blocks=requests * -(-tokens // BLOCK_TOKENS),
+        max_batch_tokens=batch_tokens,
+        max_requests=requests,
+    )
+    return CoupledEngine(model, policy, settings, clock=clock)
 
 
 def _step_with(engine: CoupledEngine, prompt: Any) -> float:
@@ -134,15 +139,8 @@ class MeasuredGain:
                     }
 
     def _run(self, model: LlamaModel, policy: BatchingPolicy, work: Workload, clock: Clock) -> tuple[float, Any]:
-        longest = work.prompt_tokens + work.decode_steps + 1
-        settings = EngineSettings(
-            prefix_reuse=False,
-            block_size_tokens=BLOCK_TOKENS,
-            cache_blocks=self.batch * -(-longest // BLOCK_TOKENS),
-            max_batch_tokens=self.batch * work.prompt_tokens,
-            max_requests=self.batch,
-        )
-        engine = CoupledEngine(model, policy, settings, clock=clock)
+        longest, most = work.prompt_tokens + work.decode_steps + 1, self.batch * work.prompt_tokens
+        engine = _engine(model, policy, self.batch, tokens=longest, batch_tokens=most, clock=clock)
         for number in range(self.requests):
             prompt = random_prompt(work.prompt_tokens, model.config.vocabulary, seed=self.seed, number=number)
             engine.submit(GenerationRequest(prompt=prompt, max_new_tokens=work.decode_steps + 1))
@@ -152,41 +150,28 @@ class MeasuredGain:
 
 
 def measured_riders(scale: str, *, seed: int = 0) -> MeasuredRiders:
-    """What is measured of single iterations at a scale.
-
-    Raises:
-        ValueError: when there is no such scale.
-    """
-    base = MeasuredRiders(seed=seed)
-    by_scale = {
-        "smoke": replace(base, model="lab-8m", fused_tokens=(32, 64), riders=(1, 3), context_tokens=64, rounds=2),
-        "classroom": base,
-        "full": replace(base, model="lab-100m", riders=(1, 3, 7, 15), context_tokens=1024, rounds=15),
-        "gpu": replace(
-            base, model="llama3-8b", fused_tokens=(128, 256, 512, 1024), riders=(1, 3, 7, 17, 63),
-            context_tokens=1024, rounds=15, device="cuda",
-        ),
-    }  # fmt: skip  # one line of numbers a scale
-    return by_scale[check_scale(scale)]
+    """What is measured of single iterations at a scale."""
+    larger: dict[str, Any] = {"context_tokens": 1024, "rounds": 15}
+    return at_scale(
+        MeasuredRiders(seed=seed),
+        scale,
+        smoke={"model": "lab-8m", "fused_tokens": (32, 64), "riders": (1, 3), "context_tokens": 64, "rounds": 2},
+        full={"model": "lab-100m", "riders": (1, 3, 7, 15), **larger},
+        gpu={"model": "llama3-8b", "fused_tokens": (128, 256, 512, 1024), "riders": (1, 3, 7, 17, 63), **larger}
+        | {"device": "cuda"},
+    )
 
 
 def measured_gain(scale: str, *, seed: int = 0) -> MeasuredGain:
-    """What is measured end to end at a scale.
-
-    Raises:
-        ValueError: when there is no such scale.
-    """
-    base = MeasuredGain(seed=seed)
-    by_scale = {
-        "smoke": replace(base, model="lab-8m", fused_tokens=32, total_tokens=64, batch=4, requests=8, rounds=2),
-        "classroom": base,
-        "full": replace(base, model="lab-100m", total_tokens=1024, requests=24, rounds=5),
-        "gpu": replace(
-            base, model="llama3-8b", fused_tokens=256, total_tokens=1024, batch=18, requests=72, rounds=5,
-            device="cuda",
-        ),
-    }  # fmt: skip  # one line of numbers a scale
-    return by_scale[check_scale(scale)]
+    """What is measured end to end at a scale."""
+    return at_scale(
+        MeasuredGain(seed=seed),
+        scale,
+        smoke={"model": "lab-8m", "fused_tokens": 32, "total_tokens": 64, "batch": 4, "requests": 8, "rounds": 2},
+        full={"model": "lab-100m", "total_tokens": 1024, "requests": 24, "rounds": 5},
+        gpu={"model": "llama3-8b", "fused_tokens": 256, "total_tokens": 1024, "batch": 18, "requests": 72}
+        | {"rounds": 5, "device": "cuda"},
+    )
 
 
 def rider_accounts(measured: pd.DataFrame) -> pd.DataFrame:
@@ -268,10 +253,6 @@ class ModelledRun:
             "decode_steps": work.decode_steps,
             "seconds_a_round": sum(seconds) / self.rounds,
             **{f"{kind}_iterations": kinds.count(kind) for kind in ("prefill", "hybrid", "decode")},
-            **{
-                f"{kind}_s": sum(s for s, k in zip(seconds, kinds, strict=True) if k == kind) / self.rounds
-                for kind in ("prefill", "hybrid", "decode")
-            },
         }
 
 
@@ -298,63 +279,41 @@ def _log(work: Workload, policy: BatchingPolicy, rounds: int) -> Sequence[Any]:
 
 def beside_closed_form(modelled: pd.DataFrame, expected: Mapping[str, float]) -> pd.DataFrame:
     """Simulated rounds beside closed ones: scheme, simulated_s, closed_s, apart_percent (ramps at both ends)."""
-    closed = np.asarray([expected[scheme] for scheme in modelled["scheme"].tolist()])
-    apart = 100 * (np.asarray(modelled["seconds_a_round"]) / closed - 1)
-    return pd.DataFrame(
-        {
-            "scheme": modelled["scheme"],
-            "simulated_s": modelled["seconds_a_round"],
-            "closed_s": closed,
-            "apart_percent": apart,
-        }
-    )
+    closed_s = [expected[scheme] for scheme in modelled["scheme"]]
+    table = modelled[["scheme"]].assign(simulated_s=modelled["seconds_a_round"], closed_s=closed_s)
+    return table.assign(apart_percent=100 * (table["simulated_s"] / table["closed_s"] - 1))
 
 
 _END, _DECODE = "Table 4, end to end", "Table 4, decode"
-_ROWS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
-    {
-        "S28": (_END, "LLaMA-13B/A6000/2K"),
-        "S29": (_DECODE, "LLaMA-13B/A6000/2K"),
-        "S30": (_END, "LLaMA-13B/A6000/3K"),
-        "S31": (_DECODE, "LLaMA-13B/A6000/3K"),
-        "S32": (_DECODE, "LLaMA-33B/A100/1K"),
-        "S33": (_END, "LLaMA-33B/A100/2K"),
-        "S34": (_DECODE, "LLaMA-33B/A100/2K"),
-        "S35": (_END, "LLaMA-33B/A100/3K"),
-        "S36": (_DECODE, "LLaMA-33B/A100/3K"),
-    }
-)
-"""The rows of Table 4 beyond those of S01, S03 and S04."""
+_ROWS: Final = {
+    "S01": (_END, "LLaMA-13B/A6000/1K"),
+    "S03": (_END, "LLaMA-33B/A100/1K"),
+    "S04": (_DECODE, "LLaMA-13B/A6000/1K"),
+    "S28": (_END, "LLaMA-13B/A6000/2K"),
+    "S29": (_DECODE, "LLaMA-13B/A6000/2K"),
+    "S30": (_END, "LLaMA-13B/A6000/3K"),
+    "S31": (_DECODE, "LLaMA-13B/A6000/3K"),
+    "S32": (_DECODE, "LLaMA-33B/A100/1K"),
+    "S33": (_END, "LLaMA-33B/A100/2K"),
+    "S34": (_DECODE, "LLaMA-33B/A100/2K"),
+    "S35": (_END, "LLaMA-33B/A100/3K"),
+    "S36": (_DECODE, "LLaMA-33B/A100/3K"),
+}
+"""Claims about one row of Table 4."""
 
 
 def beside_papers(cells: pd.DataFrame) -> ComparisonTable:
-    """SARATHI's claims S01 to S06, S09, S12, S16 and S28 to S36, from the model; the step at a tile needs the GPU.
-
-    Args:
-        cells: rows of `predictions`.
-    """
-    names = zip(cells["place"].tolist(), cells["cell"].tolist(), strict=True)
-    found: dict[tuple[str, str], float] = dict(zip(names, cells["model"].tolist(), strict=True))
+    """SARATHI's claims from the model of the A6000; the step at a tile needs the GPU."""
+    found: dict[tuple[str, str], float] = cells.set_index(["place", "cell"])["model"].to_dict()
+    of_table = {(place, cell.partition(",")[0]): model for (place, cell), model in found.items()}
     cost = llama_13b_on_a6000()
-    small, large = (batch_of(f"{name}/1K") for name in TESTBEDS)
     mixed = decode_accounts(cost, fused_tokens=TOTALS["1K"], batch=4, context_tokens=TOTALS["1K"])
-    ours: dict[str, float | None] = {
-        "S01": found["Table 4, end to end", f"{TESTBEDS[0]}/1K, batch {small}"],
+    ours: dict[str, float | None] = {name: of_table[row] for name, row in _ROWS.items()} | {
         "S02": found["Figure 11a", "SARATHI, 1K"],
-        "S03": found["Table 4, end to end", f"{TESTBEDS[1]}/1K, batch {large}"],
-        "S04": found["Table 4, decode", f"{TESTBEDS[0]}/1K, batch {small}"],
         "S05": found["Figure 8", "1K, batch 2"],
         "S06": mixed.alone_s / mixed.marginal_s,
         "S09": None,
         "S12": orca_peak(cost)[1],
         "S16": balanced_ratio(FUSED_TOKENS, LARGEST["1K"]),
     }
-    ours |= {
-        name: found[place, f"{testbed}, batch {batch_of(testbed)}"] for name, (place, testbed) in _ROWS.items()
-    }
-    return comparison_table(claimed(name, each) for name, each in ours.items())
-
-
-def batch_of(series: str) -> int:
-    """The batch of a row of SARATHI's Table 4."""
-    return int(fact(TABLE_4, series=series, x="batch_size").value)
+    return comparison_table(claimed(name, ours[name]) for name in sorted(ours))

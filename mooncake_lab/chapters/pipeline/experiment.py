@@ -1,67 +1,52 @@
 """Chapter 06: pipelines of micro-batches, their bubbles, and their timelines."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 import pandas as pd
 
+from mooncake_lab import simulation
 from mooncake_lab.batching import BatchingPolicy, Limits, Orca, Sarathi
 from mooncake_lab.core import Request, TracedRequest, gbps
+from mooncake_lab.experiments import tabulated
 from mooncake_lab.metrics.pipeline_bubbles import CAUSES, account, gap_causes, gaps_s, idle_share
 from mooncake_lab.paper import fact
 from mooncake_lab.perf import IterationCost, LinkLatency, hardware, model_shape, transferred
-from mooncake_lab.simulation import (
-    PipelineRun,
-    PipelineSpec,
-    StageClock,
-    run_pipeline,
-)
 from mooncake_lab.testbeds.sarathi import llama_13b_on_a6000
 
 SKETCH = ((900, 8), (350, 8), (600, 8), (250, 8), (500, 6), (300, 6))
 """Prompt and output tokens of the requests of the sketch: unequal prompts, a few decodes each."""
 
 
-def two_stages(scheme: str) -> PipelineRun:
+def two_stages(scheme: str) -> simulation.PipelineRun:
     """Six requests through two stages of GPT-3, two micro-batches of up to two requests in flight."""
-    capacity = 2 * 2048 // BLOCK_TOKENS
-    spec = PipelineSpec(
+    spec = simulation.PipelineSpec(
         clock=replace(Gpt3().clock(8), stages=2),
         policy=policy_of(scheme, 256),
-        limits=Limits(
-            max_batch_tokens=4096,
-            max_requests=2,
-            block_size_tokens=BLOCK_TOKENS,
-            capacity_blocks=capacity,
-            free_blocks=capacity,
-            max_request_tokens=2048,
-        ),
+        limits=limits_of(2, request_tokens=2048, batch_tokens=4096),
         micro_batches=2,
     )
-    return run_pipeline(spec, [traced(i, 0.0, prompt, output) for i, (prompt, output) in enumerate(SKETCH)])
+    return simulation.run_pipeline(
+        spec, [traced(i, 0.0, prompt, output) for i, (prompt, output) in enumerate(SKETCH)]
+    )
 
 
-def timeline(run: PipelineRun) -> pd.DataFrame:
-    """Iterations and the gaps between them.
-
-    Returns:
-        Rows of stage, micro_batch, start_ms, end_ms, what: prompts, decodes, both, or the cause of a gap.
-    """
-    rows: list[dict[str, Any]] = []
+@tabulated
+def timeline(run: simulation.PipelineRun) -> Iterator[dict[str, Any]]:
+    """Iterations and the gaps between them."""
     gaps, causes = gaps_s(run), gap_causes(run)
     for index, batch in enumerate(run.micro_batch):
         prompts, decodes = run.prompt_tokens[index], run.decodes[index]
         what = "both" if prompts and decodes else "prompts" if prompts else "decodes"
         for stage, (start_s, end_s) in enumerate(zip(run.start_s[index], run.end_s[index], strict=True)):
             shared = {"stage": stage, "micro_batch": batch, "prompt_tokens": prompts, "decodes": decodes}
-            rows.append(shared | {"start_ms": 1000 * start_s, "end_ms": 1000 * end_s, "what": what})
+            yield (shared | {"start_ms": 1000 * start_s, "end_ms": 1000 * end_s, "what": what})
             gap_s = float(gaps[index, stage])
             if gap_s > 1e-9:
                 times = {"start_ms": 1000 * (start_s - gap_s), "end_ms": 1000 * start_s}
-                rows.append(shared | times | {"what": CAUSES[int(causes[index, stage])]})
-    return pd.DataFrame(rows)
+                yield (shared | times | {"what": CAUSES[int(causes[index, stage])]})
 
 
 def quantiles(runs: pd.DataFrame, prefix: str) -> pd.DataFrame:
@@ -83,22 +68,16 @@ def shares_by_cause(runs: pd.DataFrame) -> pd.DataFrame:
     return 100 * table.div(table.sum(axis=1), axis=0)
 
 
-def sensitivity(runs: pd.DataFrame) -> pd.DataFrame:
-    """The paper's three ratios, and Orca's completion time over that of the replicas, by the cost of decodes.
-
-    Returns:
-        Rows of decode_attention, overhead_ms_a_layer, requests, decode_ms, prompt_ms, fused_ms,
-        prompt_over_decode, orca_over_sarathi, replicas_over_sarathi, orca_over_replicas,
-        bubbles_orca_over_sarathi.
-    """
-    rows: list[dict[str, float]] = []
+@tabulated
+def sensitivity(runs: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """The paper's three ratios, and Orca's completion time over that of the replicas, by the cost of decodes."""
     for attention, overhead in sorted({*zip(runs["decode_attention"], runs["overhead_ms_a_layer"], strict=True)}):
         chosen = (runs["decode_attention"] == attention) & (runs["overhead_ms_a_layer"] == overhead)
         by_scheme = runs[chosen].set_index("scheme")
         done: dict[str, float] = by_scheme["completion_s"].to_dict()
         idle: dict[str, float] = by_scheme["median_bubble_s"].to_dict()
         stage: dict[str, float] = by_scheme.loc["SARATHI", ["decode_ms", "prompt_ms", "fused_ms"]].to_dict()
-        rows.append(
+        yield (
             {"decode_attention": attention, "overhead_ms_a_layer": overhead}
             | {"requests": min(by_scheme["requests"].tolist())}
             | stage
@@ -110,7 +89,6 @@ def sensitivity(runs: pd.DataFrame) -> pd.DataFrame:
                 "bubbles_orca_over_sarathi": idle["Orca-best"] / idle["SARATHI"],
             }
         )
-    return pd.DataFrame(rows)
 
 
 SCHEMES: Final = ("Orca-best", "SARATHI", "TP8 replicas")
@@ -149,7 +127,7 @@ class Gpt3:
     def rows(self) -> Iterable[Mapping[str, Any]]:
         """One row: completion, idle share, stage-seconds by cause, quantiles of bubbles and of completion."""
         work = zipf_requests(self.requests, seed=self.seed, spread=self.spread)
-        runs = [run_pipeline(spec, share) for spec, share in self.pipelines(work)]
+        runs = [simulation.run_pipeline(spec, share) for spec, share in self.pipelines(work)]
         finished = [request.token_s[-1] for run in runs for request in run.requests]
         bubbles = [request.bubble_s for run in runs for request in run.requests]
         spent = pd.DataFrame([dict(account(run)) for run in runs]).sum()
@@ -164,7 +142,9 @@ class Gpt3:
             **self.stage_ms(),
         }
 
-    def pipelines(self, work: Sequence[TracedRequest]) -> list[tuple[PipelineSpec, Sequence[TracedRequest]]]:
+    def pipelines(
+        self, work: Sequence[TracedRequest]
+    ) -> list[tuple[simulation.PipelineSpec, Sequence[TracedRequest]]]:
         """What runs, and its share of the requests: one pipeline, or eight nodes in turn."""
         if self.scheme != "TP8 replicas":
             places = int(fact(TEXT, series=MACHINE, x="largest_batch_tp8_pp8").value)
@@ -172,10 +152,10 @@ class Gpt3:
         places = int(fact(TEXT, series=MACHINE, x="largest_batch_tp8").value)
         return [(self._spec(1, places), work[node::STAGES]) for node in range(STAGES)]
 
-    def clock(self, stages: int) -> StageClock:
+    def clock(self, stages: int) -> simulation.StageClock:
         """What an iteration costs."""
         cost, shape = gpt3_on_a_node(), model_shape("gpt3-175b")
-        return StageClock(
+        return simulation.StageClock(
             cost=replace(cost, per_context_token_s=cost.per_context_token_s * self.decode_attention),
             stages=stages,
             link=LINK,
@@ -194,22 +174,28 @@ class Gpt3:
         }
         return {name: 1000 * (seconds + clock.overhead_s) / STAGES for name, seconds in whole.items()}
 
-    def _spec(self, stages: int, places: int) -> PipelineSpec:
-        capacity = places * LONGEST // BLOCK_TOKENS
-        limits = Limits(
-            max_batch_tokens=2 * LONGEST,
-            max_requests=places,
-            block_size_tokens=BLOCK_TOKENS,
-            capacity_blocks=capacity,
-            free_blocks=capacity,
-            max_request_tokens=LONGEST,
-        )
-        return PipelineSpec(
+    def _spec(self, stages: int, places: int) -> simulation.PipelineSpec:
+        return simulation.PipelineSpec(
             clock=self.clock(stages),
             policy=policy_of(self.scheme, self.fused_tokens),
-            limits=limits,
+            limits=limits_of(places, request_tokens=LONGEST, batch_tokens=2 * LONGEST),
             micro_batches=stages,
         )
+
+
+def limits_of(
+    requests: int, *, request_tokens: int, batch_tokens: int, capacity_tokens: int | None = None
+) -> Limits:
+    """Of an instance with room for a number of requests at their longest, unless it holds other tokens."""
+    held = requests * request_tokens if capacity_tokens is None else capacity_tokens
+    return Limits(
+        max_batch_tokens=batch_tokens,
+        max_requests=requests,
+        block_size_tokens=BLOCK_TOKENS,
+        capacity_blocks=held // BLOCK_TOKENS,
+        free_blocks=held // BLOCK_TOKENS,
+        max_request_tokens=request_tokens,
+    )
 
 
 def policy_of(scheme: str, fused_tokens: int) -> BatchingPolicy:
@@ -256,14 +242,8 @@ def traced(index: int, arrival_s: float, prompt_tokens: int, output_tokens: int)
     return TracedRequest(request, output_tokens)
 
 
-def simulated(point: Gpt3) -> PipelineRun:
-    """The run behind a point that has one pipeline, for charts of its stages."""
-    (spec, work), *_ = point.pipelines(zipf_requests(point.requests, seed=point.seed))
-    return run_pipeline(spec, work)
-
-
 def with_policy(policy: BatchingPolicy) -> tuple[float, float]:
     """Seconds until 150 requests are done in the pipeline under any batching policy, and its idle share."""
     (spec, work), *_ = Gpt3().pipelines(zipf_requests(150, seed=0))
-    run = run_pipeline(replace(spec, policy=policy), work)
+    run = simulation.run_pipeline(replace(spec, policy=policy), work)
     return run.makespan_s, idle_share(run)

@@ -1,28 +1,18 @@
 """Chapter 06: long prompts over several processes: chunked pipelines, KV-Runahead, and both on this machine."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from mooncake_lab.engine import KVSpan, PrefillEngine, load_model
+from mooncake_lab import perf
+from mooncake_lab.engine import PrefillEngine, load_model
 from mooncake_lab.engine.pipeline import Crew, CrewSpec, Together, cpp_prefill, overlap_share, runahead_prefill
+from mooncake_lab.experiments import tabulated
 from mooncake_lab.paper import assumption
-from mooncake_lab.perf import (
-    CppGroup,
-    Hardware,
-    LinkLatency,
-    ModelShape,
-    chunk_seconds,
-    chunk_sizes,
-    cpp_finish_s,
-    cpp_prefill_s,
-    hardware,
-    model_shape,
-)
 from mooncake_lab.perf.cpp import WAYS, shared_prefill
 from mooncake_lab.perf.runahead import (
     Runahead,
@@ -30,7 +20,6 @@ from mooncake_lab.perf.runahead import (
     equal_work_bounds,
     even_bounds,
     gathered_s,
-    gathered_tokens,
     runahead_s,
     traffic_tokens,
 )
@@ -46,8 +35,8 @@ MESSAGE_S = 10e-6
 
 
 def runahead_cost(
-    shape: ModelShape,
-    device: Hardware,
+    shape: perf.ModelShape,
+    device: perf.Hardware,
     *,
     bytes_per_s: float = NVLINK_BYTES_PER_S,
     attention_efficiency: float = EFFICIENCY,
@@ -61,32 +50,26 @@ def runahead_cost(
         rest_s_per_token=2 * (shape.layer_parameters - project) / (peak * EFFICIENCY),
         pair_s=4 * shape.query_width / (peak * attention_efficiency),
         kv_bytes_per_token=shape.kv_bytes_per_token / shape.layers,
-        link=LinkLatency(bytes_per_s, MESSAGE_S),
+        link=perf.LinkLatency(bytes_per_s, MESSAGE_S),
     )
 
 
+@tabulated
 def runahead_sweep(
     lengths: Sequence[int] = (1024, 2048, 4096, 8192, 12_288, 16_384),
     processes: Sequence[int] = (2, 4, 8),
     bandwidths: Sequence[float] = (NVLINK_BYTES_PER_S, SLOW_BYTES_PER_S),
     attention_efficiencies: Sequence[float] = (EFFICIENCY,),
-) -> pd.DataFrame:
-    """Time to first token of LLaMA-7B by slicing, over prompt length, GPUs, network and efficiency of attention.
-
-    Returns:
-        Rows of tokens, processes, gb_per_s, attention_efficiency; milliseconds of even, equal-work, best slices
-        and of gathering (dense and causal); tokens sent a layer by both; the bounds of the best slices.
-    """
-    shape, device = model_shape("llama-7b"), hardware("a100")
-    rows: list[dict[str, Any]] = []
+) -> Iterator[dict[str, Any]]:
+    """TTFT of LLaMA-7B by slicing, over prompt length, GPUs, network and efficiency of attention."""
+    shape, device = perf.model_shape("llama-7b"), perf.hardware("a100")
     for tokens in lengths:
         for count in processes:
             for bandwidth in bandwidths:
                 for share in attention_efficiencies:
                     cost = runahead_cost(shape, device, bytes_per_s=bandwidth, attention_efficiency=share)
                     setting = {"tokens": tokens, "processes": count, "gb_per_s": bandwidth / 1e9}
-                    rows.append(setting | {"attention_efficiency": share} | _runahead_row(cost, tokens, count))
-    return pd.DataFrame(rows)
+                    yield (setting | {"attention_efficiency": share} | _runahead_row(cost, tokens, count))
 
 
 def _runahead_row(cost: Runahead, tokens: int, count: int) -> dict[str, Any]:
@@ -98,16 +81,12 @@ def _runahead_row(cost: Runahead, tokens: int, count: int) -> dict[str, Any]:
         "equal_work": runahead_s(cost, equal),
         "best": runahead_s(cost, best),
         "gathered": gathered_s(cost, tokens, count),
-        "gathered_causal": gathered_s(cost, tokens, count, causal=True),
         "alone": runahead_s(cost, [tokens]),
     }
     return {
         **{f"{name}_ms": 1000 * seconds for name, seconds in ttft_s.items()},
         "gain": ttft_s["gathered"] / ttft_s["best"],
-        "gain_over_causal": ttft_s["gathered_causal"] / ttft_s["best"],
-        "best_sends": traffic_tokens(best),
-        "gathering_sends": gathered_tokens(tokens, count),
-        "bounds": " ".join(str(bound) for bound in best),
+        "bounds": " ".join(map(str, best)),
     }
 
 
@@ -116,7 +95,7 @@ LENGTHS = (32_768, 131_072, 262_144, 524_288, 1_048_576)
 NODE = "a800-node"
 
 
-def group(nodes: int, *, chunk_tokens: int | None = None, bandwidth_share: float = 1.0) -> CppGroup:
+def group(nodes: int, *, chunk_tokens: int | None = None, bandwidth_share: float = 1.0) -> perf.CppGroup:
     """Nodes like the paper's, running LLaMA3-70B.
 
     Args:
@@ -124,80 +103,51 @@ def group(nodes: int, *, chunk_tokens: int | None = None, bandwidth_share: float
         chunk_tokens: of a chunk; None takes assumption B14.
         bandwidth_share: of the network, what is left for prefill beside transfers of KVCache.
     """
-    latency = paper_node_latency()
-    found = CppGroup.of(latency, nodes=nodes, chunk_tokens=chunk_tokens or int(assumption("B14").value or 0))
-    link = LinkLatency(found.link.bytes_per_s * bandwidth_share, found.link.latency_s)
-    return CppGroup(
-        prefill=found.prefill, shape=found.shape, nodes=nodes, chunk_tokens=found.chunk_tokens, link=link
-    )
+    tokens = chunk_tokens or int(assumption("B14").value or 0)
+    found = perf.CppGroup.of(paper_node_latency(), nodes=nodes, chunk_tokens=tokens)
+    link = perf.LinkLatency(found.link.bytes_per_s * bandwidth_share, found.link.latency_s)
+    return replace(found, link=link)
 
 
+@tabulated
 def three_ways(
     lengths: Sequence[int] = LENGTHS,
     nodes: Sequence[int] = (1, 2, 4),
     bandwidth_shares: Sequence[float] = (1.0,),
-) -> pd.DataFrame:
-    """Every way to share a prefill over nodes.
-
-    Returns:
-        Rows of way, tokens, nodes, bandwidth_share, ttft_s, speed_up (over one node), network_gb, mfu.
-    """
-    rows: list[dict[str, Any]] = []
+) -> Iterator[dict[str, Any]]:
+    """Every way to share a prefill over nodes."""
     for share in bandwidth_shares:
         for tokens in lengths:
             alone_s = shared_prefill(group(1), "CPP", tokens).seconds
             for count in nodes:
                 for way in WAYS:
                     found = shared_prefill(group(count, bandwidth_share=share), way, tokens)
-                    rows.append(
-                        {
-                            "way": way,
-                            "tokens": tokens,
-                            "nodes": count,
-                            "bandwidth_share": share,
-                            "ttft_s": found.seconds,
-                            "speed_up": alone_s / found.seconds,
-                            "network_gb": found.network_bytes / 1e9,
-                            "mfu": found.mfu(hardware(NODE), count),
-                        }
-                    )
-    return pd.DataFrame(rows)
+                    yield {
+                        "way": way,
+                        "tokens": tokens,
+                        "nodes": count,
+                        "bandwidth_share": share,
+                        "ttft_s": found.seconds,
+                        "speed_up": alone_s / found.seconds,
+                        "network_gb": found.network_bytes / 1e9,
+                        "mfu": found.mfu(perf.hardware(NODE), count),
+                    }
 
 
-def chunk_sweep() -> pd.DataFrame:
-    """Speed-up of four nodes over one by chunk length, with and without a constant for each chunk.
-
-    Returns:
-        Rows of tokens, chunk_tokens, chunk_constant_ms, ttft_s, speed_up.
-    """
-    rows: list[dict[str, float]] = []
+@tabulated
+def chunk_sweep() -> Iterator[dict[str, Any]]:
+    """Speed-up of four nodes over one by chunk length, with and without a constant for each chunk."""
     for length in (32_768, 131_072, 1_048_576):
-        alone_s = cpp_prefill_s(group(1), length)
+        alone_s = perf.cpp_prefill_s(group(1), length)
         for constant_ms in (0.0, 10.0):
             for chunk in (512, 1024, 2048, 4096, 8192, 16_384, 32_768):
-                plain = group(4, chunk_tokens=chunk)
-                priced = CppGroup(
-                    prefill=plain.prefill,
-                    shape=plain.shape,
-                    nodes=4,
-                    chunk_tokens=chunk,
-                    link=plain.link,
-                    chunk_constant_s=constant_ms / 1000,
-                )
-                ttft_s = cpp_prefill_s(priced, length)
-                rows.append(
-                    {
-                        "tokens": length,
-                        "chunk_tokens": chunk,
-                        "chunk_constant_ms": constant_ms,
-                        "ttft_s": ttft_s,
-                        "speed_up": alone_s / ttft_s,
-                    }
-                )
-    return pd.DataFrame(rows)
+                priced = replace(group(4, chunk_tokens=chunk), chunk_constant_s=constant_ms / 1000)
+                ttft_s = perf.cpp_prefill_s(priced, length)
+                setting = {"tokens": length, "chunk_tokens": chunk, "chunk_constant_ms": constant_ms}
+                yield setting | {"ttft_s": ttft_s, "speed_up": alone_s / ttft_s}
 
 
-def equal_time_sizes(whole: CppGroup, tokens: int, chunks: int) -> list[int]:
+def equal_time_sizes(whole: perf.CppGroup, tokens: int, chunks: int) -> list[int]:
     """As many chunks that take equally long rather than hold equally many tokens: later ones are shorter."""
     total_s = whole.prefill.compute_s(tokens) - whole.prefill.constant_s
     ends, low = list[int](), 0
@@ -212,30 +162,23 @@ def equal_time_sizes(whole: CppGroup, tokens: int, chunks: int) -> list[int]:
     return [stop - start for start, stop in pairwise(cuts) if stop > start]
 
 
-def equal_tokens_or_time() -> pd.DataFrame:
-    """What shorter chunks at the end buy for a prompt of 128k tokens on four nodes.
-
-    Returns:
-        Rows of cut, first_tokens, last_tokens, longest_ms, ttft_s, ramp_percent (over an equal share of the work).
-    """
+@tabulated
+def equal_tokens_or_time() -> Iterator[dict[str, Any]]:
+    """What shorter chunks at the end buy for a prompt of 128k tokens on four nodes."""
     shared, tokens, nodes = group(4), 131_072, 4
-    cuts = {"equal tokens": chunk_sizes(tokens, shared.chunk_tokens)}
+    cuts = {"equal tokens": perf.chunk_sizes(tokens, shared.chunk_tokens)}
     cuts["equal time"] = equal_time_sizes(shared, tokens, len(cuts["equal tokens"]))
-    ideal_s = cpp_prefill_s(group(1), tokens) / nodes
-    rows: list[dict[str, Any]] = []
+    ideal_s = perf.cpp_prefill_s(group(1), tokens) / nodes
     for name, sizes in cuts.items():
-        ttft_s = cpp_prefill_s(shared, tokens, sizes=sizes)
-        rows.append(
-            {
-                "cut": name,
-                "first_tokens": sizes[0],
-                "last_tokens": sizes[-1],
-                "longest_ms": 1000 * max(chunk_seconds(shared, sizes)),
-                "ttft_s": ttft_s,
-                "ramp_percent": 100 * (ttft_s / ideal_s - 1),
-            }
-        )
-    return pd.DataFrame(rows)
+        ttft_s = perf.cpp_prefill_s(shared, tokens, sizes=sizes)
+        yield {
+            "cut": name,
+            "first_tokens": sizes[0],
+            "last_tokens": sizes[-1],
+            "longest_ms": 1000 * max(perf.chunk_seconds(shared, sizes)),
+            "ttft_s": ttft_s,
+            "ramp_percent": 100 * (ttft_s / ideal_s - 1),
+        }
 
 
 def recurrence_against_events(tokens: Sequence[int] = LENGTHS) -> float:
@@ -244,8 +187,8 @@ def recurrence_against_events(tokens: Sequence[int] = LENGTHS) -> float:
     for length in tokens:
         for count in (1, 2, 3, 4):
             shared = group(count, chunk_tokens=8192)
-            expected = cpp_finish_s(shared, length)
-            found = simulate_cpp(shared, chunk_sizes(length, shared.chunk_tokens))
+            expected = perf.cpp_finish_s(shared, length)
+            found = simulate_cpp(shared, perf.chunk_sizes(length, shared.chunk_tokens))
             for ours, theirs in zip(found, expected, strict=True):
                 worst = max(worst, *(abs(a / b - 1) for a, b in zip(ours, theirs, strict=True)))
     return worst
@@ -259,10 +202,6 @@ class Live:
     processes: int = 2
     prompt_tokens: int = 768
     chunk_tokens: int = 96
-    device: str = "cpu"
-    dtype: str = "float32"
-    backend: str = "dense"
-    """Backend of the operators; the dense one compiles nothing, so the workers start quickly."""
     timeout_s: float = 600.0
     seed: int = 0
 
@@ -271,33 +210,35 @@ def measure_live(setting: Live) -> tuple[pd.DataFrame, Mapping[str, pd.DataFrame
     """Prefill one prompt every way over 2 up to all processes.
 
     Returns:
-        Rows of way, over, seconds, same_token, kv_difference, sent_bytes, predicted_bytes, overlap; and, of the
-        prefills over all processes, the timeline of each way.
-
-    Raises:
-        ProcessDiedError: when a process dies or fails.
+        A row a way and number of processes; and, of the prefills over all processes, the timeline of each way.
     """
-    shape, name = model_shape(setting.model), f"random:{setting.model}"
-    rng = np.random.default_rng(setting.seed)
+    shape, name = perf.model_shape(setting.model), f"random:{setting.model}"
+    # the dense backend compiles nothing, so the workers start quickly
+    asked: dict[str, Any] = {"device": "cpu", "dtype": "float32", "backend": "dense", "seed": setting.seed}
+    rng, chunk = np.random.default_rng(setting.seed), setting.chunk_tokens
     tokens = rng.integers(0, shape.vocabulary, setting.prompt_tokens).astype(np.int32)
-    model = load_model(
-        name, device=setting.device, dtype=setting.dtype, backend=setting.backend, seed=setting.seed
-    )
-    engine = PrefillEngine(model)
+    engine = PrefillEngine(load_model(name, **asked))
     engine.prefill(tokens[:8])  # the first one warms up
     alone = engine.prefill(tokens)
     rows: list[dict[str, Any]] = [{"way": "one process", "over": 1, "seconds": alone.seconds, "same_token": True}]
     charts: dict[str, pd.DataFrame] = {}
-    with Crew(_spec(setting, name)) as crew:
-        cpp_prefill(crew, tokens, chunk_tokens=setting.chunk_tokens)  # likewise
+    spec = CrewSpec(model=name, processes=setting.processes, timeout_s=setting.timeout_s, **asked)
+    with Crew(spec) as crew:
+        cpp_prefill(crew, tokens, chunk_tokens=chunk)  # likewise
         for over in range(2, setting.processes + 1):
             bounds = even_bounds(len(tokens), over)
             hops = (over - 1) * len(tokens) * shape.width * shape.bytes_per_element
             sent = traffic_tokens(bounds) * shape.kv_bytes_per_token
-            chunked = cpp_prefill(crew, tokens, chunk_tokens=setting.chunk_tokens, processes=over)
+            chunked = cpp_prefill(crew, tokens, chunk_tokens=chunk, processes=over)
             chained = runahead_prefill(crew, tokens, bounds=bounds)
             for way, found, predicted in (("CPP", chunked, hops), ("KV-Runahead", chained, sent)):
-                rows.append({"way": way, "over": over} | _live_row(found, alone.first_token, alone.kv, predicted))
+                apart = [float((a - b.cpu()).abs().max()) for a, b in zip(found.kv, alone.kv.layers, strict=True)]
+                rows.append({
+                    "way": way, "over": over, "seconds": found.seconds,
+                    "same_token": found.first_token == alone.first_token, "kv_difference": max(apart),
+                    "sent_bytes": found.sent_bytes, "predicted_bytes": predicted,
+                    "overlap": overlap_share(found.shares),
+                })  # fmt: skip
                 charts[way] = pd.DataFrame(live_timeline(found))
     return pd.DataFrame(rows).fillna(0.0), charts
 
@@ -316,27 +257,3 @@ def live_timeline(found: Together) -> list[dict[str, Any]]:
         for share in found.shares
         for each in share.activities
     ]
-
-
-def _spec(setting: Live, name: str) -> CrewSpec:
-    return CrewSpec(
-        model=name,
-        processes=setting.processes,
-        device=setting.device,
-        dtype=setting.dtype,
-        backend=setting.backend,
-        seed=setting.seed,
-        timeout_s=setting.timeout_s,
-    )
-
-
-def _live_row(found: Together, token: int, kv: KVSpan, predicted_bytes: int) -> dict[str, Any]:
-    apart = [float((a - b.cpu()).abs().max()) for a, b in zip(found.kv, kv.layers, strict=True)]
-    return {
-        "seconds": found.seconds,
-        "same_token": found.first_token == token,
-        "kv_difference": max(apart),
-        "sent_bytes": found.sent_bytes,
-        "predicted_bytes": predicted_bytes,
-        "overlap": overlap_share(found.shares),
-    }

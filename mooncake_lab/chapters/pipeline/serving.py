@@ -1,18 +1,18 @@
 """Chapter 06: Sarathi-Serve's machines under Poisson traffic, and the capacity of each, searched (OSDI'24 §5)."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
 import pandas as pd
 
-from mooncake_lab.batching import VLLM, BatchingPolicy, Limits, Orca, SarathiServe
-from mooncake_lab.chapters.pipeline.experiment import traced
+from mooncake_lab.batching import VLLM, Orca, SarathiServe
+from mooncake_lab.chapters.pipeline.experiment import limits_of, traced
 from mooncake_lab.core import TracedRequest
+from mooncake_lab.experiments import tabulated
 from mooncake_lab.paper import fact
 from mooncake_lab.perf import IterationCost
 from mooncake_lab.simulation import PipelineSpec, run_pipeline
@@ -22,17 +22,15 @@ from mooncake_lab.workload.transforms import poisson_arrivals_s
 TABLE_2: Final = "sarathi_serve_table2_workloads"
 MOST_REQUESTS, MOST_OF_ORCA, DELAY_S = 128, 16, 2.0
 """Batches of vLLM and Orca in the paper's runs; the median scheduling delay above which a rate is too high."""
-POLICIES: Final[Mapping[str, BatchingPolicy]] = MappingProxyType(
-    {
-        "vLLM": VLLM(),
-        "Orca": Orca(),
-        "whole prompts beside decodes": SarathiServe(),
-        "Sarathi-Serve 512": SarathiServe(chunk_tokens=512),
-        "Sarathi-Serve 1024": SarathiServe(chunk_tokens=1024),
-        "Sarathi-Serve 1536": SarathiServe(chunk_tokens=1536),
-        "Sarathi-Serve 2048": SarathiServe(chunk_tokens=2048),
-    }
-)
+POLICIES: Final = {
+    "vLLM": VLLM(),
+    "Orca": Orca(),
+    "whole prompts beside decodes": SarathiServe(),
+    "Sarathi-Serve 512": SarathiServe(chunk_tokens=512),
+    "Sarathi-Serve 1024": SarathiServe(chunk_tokens=1024),
+    "Sarathi-Serve 1536": SarathiServe(chunk_tokens=1536),
+    "Sarathi-Serve 2048": SarathiServe(chunk_tokens=2048),
+}
 """The policies of the figures; a number is a token budget."""
 RATES: Final = {
     "smoke": (0.2, 0.6, 1.2),
@@ -43,24 +41,18 @@ REQUESTS: Final = {"smoke": 60, "classroom": 120, "full": 2048}
 """Requests per run; the paper has 2048."""
 
 
-def budgets(slos_s: Sequence[float]) -> pd.DataFrame:
-    """The largest token budget, in tiles of 128, whose iteration beside 32 decodes of 4K meets each TBT SLO.
-
-    Returns:
-        One row a SLO: slo_s, budget_tokens (0 where none does), iteration_s.
-    """
-    cost, rows = yi_34b_on_two_a100s(), list[dict[str, float]]()
+@tabulated
+def budgets(slos_s: Sequence[float]) -> Iterator[dict[str, Any]]:
+    """The largest token budget, in tiles of 128, whose iteration beside 32 decodes of 4K meets each TBT SLO."""
+    cost = yi_34b_on_two_a100s()
     for limit_s in slos_s:
         fits = [n for n in range(128, 8193, 128) if _fused_s(cost, n) <= limit_s]
         budget = max(fits, default=0)
-        rows.append(
-            {
-                "slo_s": limit_s,
-                "budget_tokens": budget,
-                "iteration_s": _fused_s(cost, budget) if budget else np.nan,
-            }
-        )
-    return pd.DataFrame(rows)
+        yield {
+            "slo_s": limit_s,
+            "budget_tokens": budget,
+            "iteration_s": _fused_s(cost, budget) if budget else np.nan,
+        }
 
 
 def _fused_s(cost: IterationCost, tokens: int) -> float:
@@ -92,9 +84,7 @@ class Serving:
         delays = [r.scheduled_s - r.arrival_s for r in run.requests if r.scheduled_s is not None]
         yield {
             "p50_ttft_s": float(np.median(ttft)),
-            "p50_tbt_s": float(np.median(gaps)),
             "p99_tbt_s": float(np.percentile(gaps, 99)),
-            "largest_tbt_s": max(gaps),
             "median_delay_s": float(np.median(delays)),
             "refused": len(run.rejected),
         }
@@ -103,19 +93,12 @@ class Serving:
         """As many micro-batches as stages, each with its share of places and of the KVCache."""
         bed = testbed(self.testbed)
         most = (MOST_OF_ORCA if self.policy == "Orca" else MOST_REQUESTS) // bed.stages
-        capacity = bed.capacity_tokens() // BLOCK_TOKENS // bed.stages
         window = int(fact(TABLE_2, series=self.workload, x="total_at_most").value)
+        held = bed.capacity_tokens() // BLOCK_TOKENS // bed.stages * BLOCK_TOKENS
         return PipelineSpec(
             clock=replace(bed.clock(self.sum_ms / 1000), apart=self.apart),
-            policy=policy_of(self.policy),
-            limits=Limits(
-                max_batch_tokens=window + most,
-                max_requests=most,
-                block_size_tokens=BLOCK_TOKENS,
-                capacity_blocks=capacity,
-                free_blocks=capacity,
-                max_request_tokens=window,
-            ),
+            policy=POLICIES[self.policy],
+            limits=limits_of(most, request_tokens=window, batch_tokens=window + most, capacity_tokens=held),
             micro_batches=bed.stages,
         )
 
@@ -127,17 +110,6 @@ class Serving:
             traced(index, at_s, prompt, output)
             for index, (at_s, (prompt, output)) in enumerate(zip(arrivals.tolist(), lengths, strict=True))
         ]
-
-
-def policy_of(name: str) -> BatchingPolicy:
-    """The policy behind a name of the figure.
-
-    Raises:
-        ValueError: naming those there are.
-    """
-    if name not in POLICIES:
-        raise ValueError(f"no policy {name!r}; allowed are {', '.join(POLICIES)}")
-    return POLICIES[name]
 
 
 def draw_lengths(workload: str, count: int, *, seed: int = 0) -> list[tuple[int, int]]:
@@ -155,18 +127,9 @@ def draw_lengths(workload: str, count: int, *, seed: int = 0) -> list[tuple[int,
     return found
 
 
-def capacity(served: pd.DataFrame, slos_s: Sequence[float]) -> pd.DataFrame:
-    """The highest rate up to which every rate meets the SLO on P99 TBT and the limit on scheduling delay.
-
-    Args:
-        served: rows of `Serving` over rates.
-        slos_s: limits on P99 TBT.
-
-    Returns:
-        Rows of policy, slo_s, requests_per_s (0 where not even the lowest rate does), requests (of a run) and
-        highest_tested (requests a second).
-    """
-    rows: list[dict[str, Any]] = []
+@tabulated
+def capacity(served: pd.DataFrame, slos_s: Sequence[float]) -> Iterator[dict[str, Any]]:
+    """The highest rate up to which every rate meets the SLO on P99 TBT and the limit on scheduling delay."""
     for policy, each in served.groupby("policy", sort=False):
         ordered = each.sort_values("rate")
         for limit_s in slos_s:
@@ -174,8 +137,7 @@ def capacity(served: pd.DataFrame, slos_s: Sequence[float]) -> pd.DataFrame:
             passed = ordered["rate"][meets.cumprod().astype(bool)]
             best, requests = max(passed.tolist(), default=0.0), min(ordered["requests"].tolist())
             row = {"policy": policy, "slo_s": limit_s, "requests_per_s": best, "requests": requests}
-            rows.append(row | {"highest_tested": max(ordered["rate"].tolist())})
-    return pd.DataFrame(rows)
+            yield (row | {"highest_tested": max(ordered["rate"].tolist())})
 
 
 def _lognormal(workload: str, part: str) -> tuple[float, float]:
@@ -226,15 +188,9 @@ class CapacitySearch:
         yield {"slo_s": slo_s(self.testbed, self.limit), "requests_per_s": low, "runs": len(tried)}
 
     def _serves(self, rate: float, tried: dict[float, bool]) -> bool:
-        serving = Serving(
-            testbed=self.testbed,
-            policy=self.policy,
-            rate=rate,
-            workload=self.workload,
-            requests=max(self.requests, math.ceil(rate * self.seconds)),
-            sum_ms=self.sum_ms,
-            seed=self.seed,
-        )
+        shared = ("testbed", "policy", "workload", "sum_ms", "seed")
+        requests = max(self.requests, math.ceil(rate * self.seconds))
+        serving = Serving(rate=rate, requests=requests, **{name: getattr(self, name) for name in shared})
         (seen,) = serving.rows()
         within = seen["p99_tbt_s"] <= slo_s(self.testbed, self.limit) and seen["median_delay_s"] <= DELAY_S
         tried[rate] = within and not seen["refused"]
@@ -253,40 +209,29 @@ def cells(scale: str, *, seed: int = 0) -> tuple[CapacitySearch, ...]:
 
     Both workloads, both limits, Orca, and Falcon with every layer on all GPUs are added at scale `full`.
     """
-    seeds = range(seed, seed + SEARCH_SEEDS[scale])
-    return tuple(cell for each in seeds for cell in _cells_of(scale, each))
+    whole, cells = scale == "full", list[CapacitySearch]()
+    base = CapacitySearch(requests=SEARCH_REQUESTS[scale], seconds=SEARCH_SECONDS[scale])
+    for each in range(seed, seed + SEARCH_SEEDS[scale]):
+        for name, bed in TESTBEDS.items():
+            for workload in SEARCH_WORKLOADS if whole else SEARCH_WORKLOADS[:1]:
+                for limit in SEARCH_LIMITS if whole else SEARCH_LIMITS[:1]:
+                    policies = ("vLLM", budget_of(name, limit), *(("Orca",) if whole else ()))
+                    cell = replace(
+                        base, testbed=name, workload=workload, limit=limit, sum_ms=bed.sum_ms, seed=each
+                    )
+                    cells += [replace(cell, policy=policy) for policy in policies if whole or bed.split == 1]
+    return tuple(cells)
 
 
-def _cells_of(scale: str, seed: int) -> Iterable[CapacitySearch]:
-    base = CapacitySearch(requests=SEARCH_REQUESTS[scale], seconds=SEARCH_SECONDS[scale], seed=seed)
-    whole, found = scale == "full", list[CapacitySearch]()
-    for name, bed in TESTBEDS.items():
-        for workload in SEARCH_WORKLOADS if whole else SEARCH_WORKLOADS[:1]:
-            for limit in SEARCH_LIMITS if whole else SEARCH_LIMITS[:1]:
-                policies = ("vLLM", budget_of(name, limit), *(("Orca",) if whole else ()))
-                cell = replace(base, testbed=name, workload=workload, limit=limit, sum_ms=bed.sum_ms)
-                found += [replace(cell, policy=policy) for policy in policies if whole or bed.split == 1]
-    return found
-
-
-def over_vllm(capacities: pd.DataFrame) -> pd.DataFrame:
-    """Capacities, means over seeds, as multiples of vLLM's: one row per machine, workload and limit.
-
-    Returns:
-        Rows of testbed, workload, limit, vllm, orca, sarathi (requests a second), over_vllm, over_orca,
-        requests (of a run at least), seeds (over which capacities are averaged).
-    """
-    rows: list[dict[str, Any]] = []
+@tabulated
+def over_vllm(capacities: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """Capacities, means over seeds, as multiples of vLLM's: one row per machine, workload and limit."""
     for _, each in capacities.groupby(["testbed", "workload", "limit"], sort=False):
         by: dict[str, float] = each.pivot_table("requests_per_s", "policy")["requests_per_s"].to_dict()
         sarathi = next(rate for policy, rate in by.items() if policy.startswith("Sarathi"))
         orca = by.get("Orca", float("nan"))
         row: dict[str, Any] = each[["testbed", "workload", "limit"]].iloc[0].to_dict()
         row |= {"vllm": by["vLLM"], "orca": orca, "sarathi": sarathi}
-        row |= {"over_vllm": _ratio(sarathi, by["vLLM"]), "over_orca": _ratio(sarathi, orca)}
-        rows.append(row | {"requests": min(each["requests"].tolist()), "seeds": each["seed"].nunique()})
-    return pd.DataFrame(rows)
-
-
-def _ratio(ours: float, theirs: float) -> float:
-    return ours / theirs if theirs else float("inf")
+        over_vllm = sarathi / by["vLLM"] if by["vLLM"] else np.inf
+        row |= {"over_vllm": over_vllm, "over_orca": sarathi / orca if orca else np.inf}
+        yield row | {"requests": min(each["requests"].tolist()), "seeds": each["seed"].nunique()}

@@ -1,56 +1,36 @@
 """Chapter 09: placement policies on whole traces, and the caches and nodes that they need."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from mooncake_lab.chapters.placement.estimators import NoisyEstimator, PolynomialEstimator
-from mooncake_lab.conductor import (
-    Estimator,
-    KVCacheCentric,
-    LatencyEstimator,
-    LoadBalance,
-    PlacementPolicy,
-    named_placement,
-)
-from mooncake_lab.core import Placed, TracedRequest
+from mooncake_lab import conductor
+from mooncake_lab.core import Placed, TracedRequest, keyed_uniform
 from mooncake_lab.experiments.cache import named_files
 from mooncake_lab.experiments.experiment import vary
 from mooncake_lab.metrics import prefill_gpu_s, replicas_at, reused_share, tier_hit_rates, ttft_s
-from mooncake_lab.perf import LinkLatency, hardware
+from mooncake_lab.perf import LatencyModel, LinkLatency, as_told, column_sizes, hardware
 from mooncake_lab.simulation import Cluster, ClusterSpec
 from mooncake_lab.testbeds import paper_node_latency
 from mooncake_lab.testbeds.nodes import device_tokens, node_latency
 from mooncake_lab.workload import Trace, check_workload, load, load_or_read
 
+Array = npt.NDArray[np.float64]
 PolicyName = Literal["kvcache_centric", "cache_aware", "load_balance", "random", "longest_prefix"]
 
-FIRST_REQUESTS: Final[Mapping[str, int | None]] = MappingProxyType(
-    {"smoke": 400, "classroom": None, "full": None, "gpu": None}
-)
+FIRST_REQUESTS: Final = {"smoke": 400, "classroom": None, "full": None, "gpu": None}
 """How many requests of each trace a scale replays; None is all of them."""
-SWEPT_REQUESTS: Final[Mapping[str, int | None]] = MappingProxyType(
-    {"smoke": 400, "classroom": 6000, "full": None, "gpu": None}
-)
+SWEPT_REQUESTS: Final = {"smoke": 400, "classroom": 6000, "full": None, "gpu": None}
 """The same where one knob after the other is turned."""
-
-
-_ARRIVE: Final = ("workload", "speed", "spread_s", "one_token", "first", "seed")
-"""What of a `PlacementReplay` decides what arrives, and when."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementReplay:
-    """One trace on one disaggregated cluster under one placement policy.
-
-    Raises:
-        ValueError: when there is no such workload, file or node.
-    """
+    """One trace on one disaggregated cluster under one placement policy."""
 
     workload: str = "conversation"
     """The name of a workload, or the path of a trace."""
@@ -91,15 +71,14 @@ class PlacementReplay:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One row: TTFT as a box plot draws it, hit rate, prefill GPU time, what was fetched."""
-        trace = _trace(self)
-        requests = _requests(self)
+        shown = (self.workload, self.first, self.seed, self.speed, self.spread_s, self.one_token)
+        trace, requests = traffic(*shown)
         log = _cluster(self, trace.block_size_tokens).run(requests)
         latencies = np.fromiter(ttft_s(log).values(), dtype=np.float64)
         placed = [record for record in log if isinstance(record, Placed)]
         yield {
             **box(latencies),
             "p90_s": float(np.percentile(latencies, 90)),
-            "within_30_s": float((latencies <= 30.0).mean()),
             "token_hit_rate": reused_share(log),
             "prefill_gpu_s": prefill_gpu_s(log) / len(requests),
             "fetching": sum(record.fetched_tokens > 0 for record in placed) / len(placed),
@@ -133,9 +112,9 @@ class Replicas:
             first=self.first,
             seed=self.seed,
         )
-        trace = _trace(replay)
+        trace, requests = traffic(self.workload, self.first, self.seed)
         ends_s = float(trace.arrival_s[-1])
-        log = _cluster(replay, trace.block_size_tokens).run(trace.requests(), until_s=ends_s)
+        log = _cluster(replay, trace.block_size_tokens).run(requests, until_s=ends_s)
         samples: list[tuple[float, npt.NDArray[np.int8]]] = []
         ids = np.unique(trace.block_ids.view(np.uint64))
         for at_s, held in replicas_at(log, np.arange(0.0, ends_s, self.every_s).tolist()):
@@ -168,7 +147,7 @@ def one_knob_at_a_time(base: PlacementReplay) -> dict[str, PlacementReplay]:
 
 
 def mean_ttft_s(
-    policy: PlacementPolicy, *, first: int = 1000, prefill_nodes: int = 6, whole: Trace | None = None
+    policy: conductor.PlacementPolicy, *, first: int = 1000, prefill_nodes: int = 6, whole: Trace | None = None
 ) -> float:
     """Mean TTFT of the first requests of a trace, conversation by default, under any policy, such as one's own."""
     trace = (whole or load("conversation")).head(first)
@@ -179,12 +158,8 @@ def mean_ttft_s(
     return sum(latencies) / len(latencies)
 
 
-def box(values: npt.NDArray[np.float64]) -> dict[str, float]:
-    """The parts of a box plot, in seconds: whiskers reach to the last value within 1.5 times the box.
-
-    Args:
-        values: shape (n,), at least one.
-    """
+def box(values: Array) -> dict[str, float]:
+    """The parts of a box plot, in seconds: whiskers reach to the last value within 1.5 times the box."""
     low, median, high = np.percentile(values, [25, 50, 75])
     reach = 1.5 * (high - low)
     inside = values[(values >= low - reach) & (values <= high + reach)]
@@ -198,13 +173,32 @@ def box(values: npt.NDArray[np.float64]) -> dict[str, float]:
     }
 
 
-def _trace(replay: PlacementReplay) -> Trace:
-    trace = _whole(replay.workload, replay.seed)
-    return trace if replay.first is None else trace.head(replay.first)
+def traffic(
+    workload: str,
+    first: int | None = None,
+    seed: int = 0,
+    speed: float = 1.0,
+    spread_s: float = 0.0,
+    one_token: bool = False,
+) -> tuple[Trace, tuple[TracedRequest, ...]]:
+    """A trace and its requests as they arrive; those that share a tick keep their order.
+
+    Made once for all clusters that serve them. A file is read again when its contents change.
+    """
+    return _traffic(workload, first, seed, speed, spread_s, one_token, *named_files([workload]).values())
 
 
-def _whole(workload: str, seed: int) -> Trace:
-    return _read(workload, seed, *named_files([workload]).values())
+@lru_cache(maxsize=2)
+def _traffic(
+    workload: str, first: int | None, seed: int, speed: float, spread_s: float, one_token: bool, *sha256: str
+) -> tuple[Trace, tuple[TracedRequest, ...]]:
+    whole = _read(workload, seed, *sha256)
+    trace = whole if first is None else whole.head(first)
+    arrival_s = trace.arrival_s / speed
+    if spread_s:
+        arrival_s = np.sort(arrival_s + np.random.default_rng(seed).uniform(0, spread_s, len(trace)))
+    arriving = replace(trace, arrival_s=arrival_s).requests()
+    return trace, tuple(replace(traced, output_tokens=1) if one_token else traced for traced in arriving)
 
 
 @cache
@@ -212,26 +206,12 @@ def _read(workload: str, seed: int, *_sha256: str) -> Trace:
     return load_or_read(workload, seed=seed)
 
 
-def _requests(replay: PlacementReplay) -> tuple[TracedRequest, ...]:
-    """The trace as the experiment wants it to arrive; those that share a tick keep their order."""
-    alike = PlacementReplay(**{name: getattr(replay, name) for name in _ARRIVE})
-    return _arriving(alike, *named_files([replay.workload]).values())
-
-
-@lru_cache(maxsize=2)
-def _arriving(replay: PlacementReplay, *_sha256: str) -> tuple[TracedRequest, ...]:
-    """Made once for all clusters that serve it."""
-    trace = _trace(replay)
-    arrival_s = trace.arrival_s / replay.speed
-    if replay.spread_s:
-        shifts_s = np.random.default_rng(replay.seed).uniform(0, replay.spread_s, len(trace))
-        arrival_s = np.sort(arrival_s + shifts_s)
-    arriving = replace(trace, arrival_s=arrival_s).requests()
-    return tuple(replace(traced, output_tokens=1) if replay.one_token else traced for traced in arriving)
-
-
 def _cluster(replay: PlacementReplay, block_size_tokens: int) -> Cluster:
     model = node_latency(replay.node)
+    policies: dict[str, conductor.PlacementPolicy] = {
+        "kvcache_centric": conductor.KVCacheCentric(replay.threshold, replay.edition),
+        "load_balance": conductor.LoadBalance(replay.load),
+    }
     spec = ClusterSpec.disaggregated(
         prefill_nodes=replay.prefill_nodes,
         decode_nodes=replay.decode_nodes,
@@ -241,37 +221,109 @@ def _cluster(replay: PlacementReplay, block_size_tokens: int) -> Cluster:
         overtaking=replay.overtaking,
         eviction=replay.eviction,
         block_size_tokens=block_size_tokens,
-        placement=_policy(replay),
+        placement=policies.get(replay.policy) or conductor.named_placement(replay.policy, replay.seed),
     )
-    estimate: Estimator = LatencyEstimator(model)
+    estimate = conductor.LatencyEstimator(model)
     if replay.offline_tests:
-        estimate = learned(estimate, replay.offline_tests, replay.seed)
-    if replay.belief_error:
-        estimate = NoisyEstimator(estimate, replay.belief_error, replay.seed)
+        estimate = learned(model, replay.offline_tests, replay.seed)
+    elif replay.belief_error:
+        estimate = NoisyEstimator(model, relative_error=replay.belief_error, seed=replay.seed)
     return Cluster(spec, model, estimate)
 
 
-def learned(truth: Estimator, tests: int, seed: int) -> PolynomialEstimator:
-    """What regression makes of offline tests of a node: lengths to 128k tokens, any share of them reused.
+_LEAST_INDEPENDENCE: Final = 1e-7
+"""The least independence of the columns; below it, nine digits do not determine the coefficients."""
 
-    Args:
-        truth: how long a prefill takes, and all that is not learned.
-        tests: how many prefills were timed, each with an error of up to 5 %.
-        seed: of lengths, shares and errors.
+
+@dataclass(frozen=True, slots=True)
+class NoisyEstimator(conductor.LatencyEstimator):
+    """Prefill estimates that err by a factor uniform in 1 ± `relative_error`.
+
+    The draw depends on the seed and the request alone, so that decisions replay.
     """
+
+    relative_error: float = 0.05
+    seed: int = 0
+
+    def prefill_s(self, request_id: int, input_tokens: int, reused_tokens: int) -> float:
+        """The estimate times the request's error."""
+        error = self.relative_error * (2 * keyed_uniform(self.seed, request_id) - 1)
+        return (1 + error) * conductor.LatencyEstimator.prefill_s(self, request_id, input_tokens, reused_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolynomialEstimator(conductor.LatencyEstimator):
+    """Prefill times by polynomial regression on prompt and prefix length; other times from the latency model.
+
+    The paper says no more than "polynomial regression model fitted with offline test data"; the degree is ours
+    (assumption B03). Unlike a `LatencyModel`, the polynomial has no physical meaning outside its data. A negative
+    estimate is set to zero, and the errors of the fit are kept with it.
+    """
+
+    degree: int
+    scale_tokens: float
+    """Lengths are divided by this before they are raised to powers."""
+    coefficients: tuple[float, ...]
+    """One for each `n^i p^j` with `i + j <= degree`, in the order of `powers`."""
+    relative_errors: tuple[float, ...]
+    """`(predicted - measured) / measured` of each point it was fitted to."""
+
+    @classmethod
+    def fit(
+        cls, model: LatencyModel, tokens: Array, reused_tokens: Array, measured_s: Array, *, degree: int = 2
+    ) -> "PolynomialEstimator":
+        """The polynomial with the least sum of squared relative errors at points of shape (points,).
+
+        Raises:
+            ValueError: when the points do not determine the polynomial.
+        """
+        scale = float(tokens.max())
+        terms = [(tokens / scale) ** i * (reused_tokens / scale) ** j for i, j in powers(degree)]
+        columns = np.stack(terms, axis=1)
+        relative = columns / measured_s[:, None]
+        size = column_sizes(relative)
+        ones = np.ones(len(measured_s))
+        solution, _, rank, _ = np.linalg.lstsq(relative / size, ones, rcond=_LEAST_INDEPENDENCE)
+        if rank < len(terms):
+            raise ValueError(
+                f"{len(tokens)} points of rank {rank} for the {len(terms)} coefficients of degree {degree};"
+                " measure more lengths and prefixes, or lower the degree"
+            )
+        found = as_told(solution.astype(np.float64) / size)
+        return cls(
+            model=model,
+            degree=degree,
+            scale_tokens=scale,
+            coefficients=tuple(found.tolist()),
+            relative_errors=tuple((columns @ found / measured_s - 1).tolist()),
+        )
+
+    @property
+    def max_relative_error(self) -> float:
+        """The largest relative error at a point of the fit."""
+        return max(map(abs, self.relative_errors))
+
+    def prefill_s(self, request_id: int, input_tokens: int, reused_tokens: int) -> float:
+        """The value of the polynomial, or 0 where it is negative."""
+        del request_id
+        n, p = input_tokens / self.scale_tokens, reused_tokens / self.scale_tokens
+        terms = zip(self.coefficients, powers(self.degree), strict=True)
+        return max(0.0, sum(c * n**i * p**j for c, (i, j) in terms))
+
+
+def powers(degree: int) -> Iterator[tuple[int, int]]:
+    """The exponents of prompt and prefix length of all terms up to a degree."""
+    return ((i, j) for i in range(degree + 1) for j in range(degree + 1 - i))
+
+
+def learned(truth: LatencyModel, tests: int, seed: int) -> PolynomialEstimator:
+    """What regression makes of offline tests of a node, off by up to 5 %: to 128k tokens, any share reused."""
     rng = np.random.default_rng(seed)
     tokens = np.exp(rng.uniform(np.log(256), np.log(131_072), tests)).round()
     reused = (rng.uniform(0, 0.95, tests) * tokens).round()
-    true_s = np.array([truth.prefill_s(0, int(n), int(p)) for n, p in zip(tokens, reused, strict=True)])
+    exact = conductor.LatencyEstimator(truth)
+    true_s = np.array([exact.prefill_s(0, int(n), int(p)) for n, p in zip(tokens, reused, strict=True)])
     return PolynomialEstimator.fit(truth, tokens, reused, true_s * rng.uniform(0.95, 1.05, tests))
-
-
-def _policy(replay: PlacementReplay) -> PlacementPolicy:
-    if replay.policy == "kvcache_centric":
-        return KVCacheCentric(replay.threshold, replay.edition)
-    if replay.policy == "load_balance":
-        return LoadBalance(replay.load)
-    return named_placement(replay.policy, replay.seed)
 
 
 DRAM_TOKENS: Final = (1_000_000, 3_000_000, 6_000_000, 12_000_000)
@@ -296,7 +348,7 @@ class ClusterCapacity:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One row: TTFT, hit rates by tier, prefill GPU time a request, bytes of both tiers."""
-        trace, requests = _slice(self.workload, self.seed, self.first)
+        trace, requests = traffic(self.workload, self.first, self.seed)
         model = replace(paper_node_latency(), ssd=LinkLatency(self.ssd_bytes_per_s))
         spec = ClusterSpec.disaggregated(
             prefill_nodes=self.prefill_nodes,
@@ -311,9 +363,7 @@ class ClusterCapacity:
         hits = tier_hit_rates(log, kv_bytes)
         yield {
             "dram_bytes": self.dram_tokens * kv_bytes,
-            "ssd_bytes": self.ssd_tokens * kv_bytes,
             "ttft_mean_s": float(latencies.mean()),
-            "ttft_p90_s": float(np.percentile(latencies, 90)),
             "token_hit_rate": hits["dram"] + hits["ssd"],
             "dram_hit_rate": hits["dram"],
             "ssd_hit_rate": hits["ssd"],
@@ -332,10 +382,3 @@ def plan(base: ClusterCapacity) -> tuple[ClusterCapacity, ...]:
         *vary(little, ssd_tokens=SSD_TOKENS),
         *vary(replace(little, ssd_tokens=SSD_TOKENS[0]), ssd_bytes_per_s=speeds),
     )
-
-
-@lru_cache(maxsize=2)
-def _slice(workload: str, seed: int, first: int | None) -> tuple[Trace, tuple[TracedRequest, ...]]:
-    trace = load(workload, seed=seed)
-    trace = trace if first is None else trace.head(first)
-    return trace, tuple(trace.requests())

@@ -20,26 +20,15 @@ RATIOS = {"ratio", "percent", "fraction", "fraction of the SLO", "correlation", 
 
 
 def gathered(out_dir: str | Path) -> Scorecard:
-    """The scorecard over everything the chapters put on record in a folder.
-
-    Raises:
-        ValueError: as `mooncake_lab.paper.scorecard` does.
-    """
+    """The scorecard over everything the chapters put on record in a folder."""
     return scorecard(out_dir)
 
 
 def headline_rows(card: Scorecard) -> pd.DataFrame:
     """The headlines as data: headline, claims, paper, ours, result."""
-    rows = headlines(card).rows
-    return pd.DataFrame(
-        {
-            "headline": [row.title for row in rows],
-            "claims": [" ".join(row.claims) for row in rows],
-            "paper": [row.paper for row in rows],
-            "ours": [row.ours for row in rows],
-            "result": [row.result for row in rows],
-        }
-    )
+    columns = ["headline", "claims", "paper", "ours", "result"]
+    rows = [(row.title, " ".join(row.claims), row.paper, row.ours, row.result) for row in headlines(card).rows]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def by_chapter(card: Scorecard) -> pd.DataFrame:

@@ -1,6 +1,6 @@
 """Prefill and decode: what the papers report, what a node's model predicts, what this machine does."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -9,18 +9,10 @@ import numpy.typing as npt
 import pandas as pd
 import torch
 
+from mooncake_lab import perf
 from mooncake_lab.bench.stages import ClockName, StageMeasurement, StagePlan, measure_stages, read_measurement
-from mooncake_lab.core import carried_folder, check_scale
-from mooncake_lab.perf import (
-    Calibration,
-    DecodeLatency,
-    PrefillLatency,
-    decode_work,
-    fit_decode,
-    fit_prefill,
-    model_shape,
-    prefill_work,
-)
+from mooncake_lab.core import carried_folder
+from mooncake_lab.experiments import at_scale, where
 
 Array = npt.NDArray[np.float64]
 
@@ -54,11 +46,7 @@ class MeasuredStages:
     device: str = "cpu"
 
     def rows(self) -> Iterable[Mapping[str, Any]]:
-        """One row a measured point, with the machine and its peaks repeated on each.
-
-        Raises:
-            ValueError: when the device is not there.
-        """
+        """One row a measured point, with the machine and its peaks repeated on each."""
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("scale 'gpu' measures on a CUDA device and torch sees none; choose classroom or full")
         plan = StagePlan(
@@ -69,81 +57,48 @@ class MeasuredStages:
             clock=self.clock,
             budget_s=self.budget_s,
         )
-        shape = model_shape(self.model)
+        shape = perf.model_shape(self.model)
         return measured_rows(measure_stages(shape, plan, seed=self.seed, device=self.device))
 
 
 def measured_stages(scale: str, *, seed: int = 0) -> MeasuredStages:
-    """What is measured at a scale: seconds, half a minute, minutes on a CPU; an 8B model on a GPU.
-
-    Raises:
-        ValueError: when there is no such scale.
-    """
-    base = MeasuredStages(seed=seed)
-    by_scale = {
-        "smoke": replace(
-            base, model="lab-8m", prefill_tokens=(32, 64, 128, 256), batches=(1, 2, 4), context_tokens=(32, 256),
-            rounds=2, budget_s=5.0,
-        ),
-        "classroom": base,
-        "full": replace(
-            base, model="lab-100m", context_tokens=(256, 1024, 2048), rounds=9, threads=None, clock="wall",
-            budget_s=240.0,
-        ),
-        "gpu": replace(
-            base, model="llama3-8b", prefill_tokens=(1024, 4096, 8192, 16384, 32768), batches=(1, 4, 16, 32),
-            context_tokens=(1024, 4096), threads=None, clock="wall", budget_s=120.0, device="cuda",
-        ),
-    }  # fmt: skip  # one line of numbers a scale
-    return by_scale[check_scale(scale)]
+    """What is measured at a scale: seconds, half a minute, minutes on a CPU; an 8B model on a GPU."""
+    wall: dict[str, Any] = {"threads": None, "clock": "wall"}
+    return at_scale(
+        MeasuredStages(seed=seed),
+        scale,
+        smoke={"model": "lab-8m", "prefill_tokens": (32, 64, 128, 256), "batches": (1, 2, 4)}
+        | {"context_tokens": (32, 256), "rounds": 2, "budget_s": 5.0},
+        full={"model": "lab-100m", "context_tokens": (256, 1024, 2048), "rounds": 9, "budget_s": 240.0, **wall},
+        gpu={"model": "llama3-8b", "prefill_tokens": (1024, 4096, 8192, 16384, 32768), "batches": (1, 4, 16, 32)}
+        | {"context_tokens": (1024, 4096), "budget_s": 120.0, "device": "cuda", **wall},
+    )
 
 
-def measured_rows(measured: StageMeasurement) -> list[dict[str, Any]]:
+def measured_rows(measured: StageMeasurement) -> Iterator[dict[str, Any]]:
     """A measurement as rows: the times, and beside each the machine, its peaks and the share of them reached."""
-    shape = replace(model_shape(measured.model), bytes_per_element=measured.bytes_per_element)
-    peaks = measured.hardware
-    rows: list[dict[str, Any]] = []
+    shape = replace(perf.model_shape(measured.model), bytes_per_element=measured.bytes_per_element)
+    peak_flops_per_s = measured.hardware.flops_per_s(measured.dtype)
+    peak_bytes_per_s = measured.hardware.memory_bytes_per_s
     for each in measured.times:
-        context = each.batch * each.tokens
-        work = (
-            prefill_work(shape, each.tokens)
-            if each.stage == "prefill"
-            else decode_work(shape, each.batch, context)
-        )
-        rows.append(
-            {
-                "stage": each.stage,
-                "batch": each.batch,
-                "tokens": each.tokens,
-                "seconds": each.seconds,
-                "least_s": each.least_s,
-                "most_s": each.most_s,
-                "samples": each.samples,
-                "intensity_flops_per_byte": work.intensity_flops_per_byte,
-                "flops_per_s": work.flops / each.seconds,
-                "share_of_peak_flops": work.flops / each.seconds / peaks.flops_per_s(measured.dtype),
-                "share_of_peak_bandwidth": work.bytes / each.seconds / peaks.memory_bytes_per_s,
-                "peak_flops_per_s": peaks.flops_per_s(measured.dtype),
-                "peak_bytes_per_s": peaks.memory_bytes_per_s,
-                "dtype": measured.dtype,
-                "machine": f"{measured.machine}, {measured.clock} clock",
-            }
-        )
-    return rows
-
-
-def committed_measurement() -> StageMeasurement:
-    """The measurement in the repository, used only for a printed comparison."""
-    return read_measurement(_COMMITTED)
+        prefill, context = each.stage == "prefill", each.batch * each.tokens
+        work = perf.prefill_work(shape, each.tokens) if prefill else perf.decode_work(shape, each.batch, context)
+        columns = ("stage", "batch", "tokens", "seconds", "least_s", "most_s", "samples")
+        yield {name: getattr(each, name) for name in columns} | {
+            "intensity_flops_per_byte": work.intensity_flops_per_byte,
+            "flops_per_s": work.flops / each.seconds,
+            "share_of_peak_flops": work.flops / each.seconds / peak_flops_per_s,
+            "share_of_peak_bandwidth": work.bytes / each.seconds / peak_bytes_per_s,
+            "peak_flops_per_s": peak_flops_per_s,
+            "peak_bytes_per_s": peak_bytes_per_s,
+            "dtype": measured.dtype,
+            "machine": f"{measured.machine}, {measured.clock} clock",
+        }
 
 
 def beside_committed(measured: pd.DataFrame) -> pd.DataFrame:
-    """This machine beside the one that came with the book, where both measured the same point of the same model.
-
-    Returns:
-        One row a shared point: stage, batch, tokens, here_ms, book_ms, here_over_book. Empty where none is shared.
-    """
-    committed = committed_measurement()
+    """This machine beside the one that came with the book, at points of a model that both measured."""
+    committed = read_measurement(_COMMITTED)
     book = pd.DataFrame(measured_rows(committed)).assign(model=committed.model)
     point = ["model", "stage", "batch", "tokens"]
     both = measured[[*point, "seconds"]].merge(book[[*point, "seconds"]], on=point, suffixes=("_here", "_book"))
@@ -156,8 +111,8 @@ class MachineCalibration:
     """Latency models of the machine that measured."""
 
     machine: str
-    prefill: Calibration[PrefillLatency]
-    decode: Calibration[DecodeLatency]
+    prefill: perf.Calibration[perf.PrefillLatency]
+    decode: perf.Calibration[perf.DecodeLatency]
 
 
 def calibrate_machine(measured: pd.DataFrame) -> MachineCalibration:
@@ -166,23 +121,13 @@ def calibrate_machine(measured: pd.DataFrame) -> MachineCalibration:
     context, batch, step_s = stage_columns(measured, "decode")
     return MachineCalibration(
         machine=str(measured["machine"].iloc[0]),
-        prefill=fit_prefill(tokens, np.zeros_like(tokens), prefill_s),
-        decode=fit_decode(batch, batch * context, step_s),
+        prefill=perf.fit_prefill(tokens, np.zeros_like(tokens), prefill_s),
+        decode=perf.fit_decode(batch, batch * context, step_s),
     )
 
 
 def stage_columns(measured: pd.DataFrame, stage: str, tokens: int | None = None) -> tuple[Array, Array, Array]:
-    """Tokens, batch and seconds of one stage, as arrays; of one number of tokens, if given.
-
-    Raises:
-        ValueError: when nothing was measured there.
-    """
-    columns = {name: np.asarray(measured[name]) for name in ("stage", "tokens", "batch", "seconds")}
-    chosen = columns["stage"] == stage
-    if tokens is not None:
-        known = sorted(set(columns["tokens"][chosen].tolist()))
-        chosen &= columns["tokens"] == tokens
-        if not chosen.any():
-            raise ValueError(f"no {stage} was measured at {tokens} tokens; allowed are {known}")
-    found = [columns[name][chosen].astype(float) for name in ("tokens", "batch", "seconds")]
-    return found[0], found[1], found[2]
+    """Tokens, batch and seconds of one stage, as arrays; of one number of tokens, if given."""
+    chosen = where(measured, stage=stage) if tokens is None else where(measured, stage=stage, tokens=tokens)
+    found, batch, seconds = chosen[["tokens", "batch", "seconds"]].to_numpy(dtype=float).T
+    return found, batch, seconds

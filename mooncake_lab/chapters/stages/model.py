@@ -1,14 +1,16 @@
 """Chapter 02: prefill, decode and transfer in closed form, beside the papers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from mooncake_lab import perf
 from mooncake_lab.chapters.stages.experiment import MachineCalibration, stage_columns
 from mooncake_lab.core import GB, KIB, TERA
+from mooncake_lab.experiments import tabulated
 from mooncake_lab.paper import (
     Compared,
     ComparisonTable,
@@ -19,35 +21,15 @@ from mooncake_lab.paper import (
     fact,
     within,
 )
-from mooncake_lab.perf import (
-    Calibration,
-    LatencyModel,
-    attainable_flops_per_s,
-    decode_work,
-    exact_prefill_flops,
-    hardware,
-    kernel_work,
-    kv_bytes,
-    model_shape,
-    prefill_work,
-    printed_prefill_flops,
-    reuse_bandwidth_bytes_per_s,
-    reuse_crossover_tokens,
-)
 from mooncake_lab.testbeds.nodes import REUSED_SHARE, Array, NodeCalibration, normalised
 
 
 def equation_1(node: NodeCalibration) -> pd.DataFrame:
-    """Eq. 1 as printed beside the exact causal count, and the share of the peak that Fig. 14's bars imply.
-
-    Returns:
-        One row a prompt length: tokens, printed_pflop, exact_pflop, printed_over_exact, seconds (the bar),
-        printed_mfu, exact_mfu.
-    """
-    shape, peak = node.latency.shape, hardware("a800-node").flops_per_s()
+    """Eq. 1 as printed beside the exact causal count, and the share of the peak that Fig. 14's bars imply."""
+    shape, peak = node.latency.shape, perf.hardware("a800-node").flops_per_s()
     alone = node.reused_tokens == 0
     tokens, seconds = node.tokens[alone], node.prefill.measured_s[alone]
-    printed, exact = printed_prefill_flops(shape, tokens), exact_prefill_flops(shape, tokens)
+    printed, exact = perf.printed_prefill_flops(shape, tokens), perf.exact_prefill_flops(shape, tokens)
     return pd.DataFrame(
         {
             "tokens": tokens.astype(int),
@@ -62,66 +44,54 @@ def equation_1(node: NodeCalibration) -> pd.DataFrame:
 
 
 def equation_2() -> pd.DataFrame:
-    """The least bandwidth at which reuse pays, over prefix lengths: LLaMA3-70B on the nodes of both editions.
-
-    Returns:
-        One row a node and prefix: node, prefix_tokens, printed_gb_per_s (Eq. 2), exact_gb_per_s (the same with
-        the exact causal count).
-    """
-    shape = model_shape("llama3-70b")
+    """The least bandwidth at which reuse pays, over prefix lengths: LLaMA3-70B on the nodes of both editions."""
+    shape = perf.model_shape("llama3-70b")
     prefixes = np.arange(512.0, 131073.0, 512.0)
     tables: list[pd.DataFrame] = []
     for name in ("a800-node", "h800-node"):
-        peak = hardware(name).flops_per_s()
-        exact = kv_bytes(shape, prefixes) / exact_prefill_flops(shape, prefixes) * peak
-        printed = reuse_bandwidth_bytes_per_s(shape, prefixes, peak)
-        columns = {"prefix_tokens": prefixes, "printed_gb_per_s": printed / GB, "exact_gb_per_s": exact / GB}
-        tables.append(pd.DataFrame({"node": name, **columns}))
+        peak = perf.hardware(name).flops_per_s()
+        exact = perf.kv_bytes(shape, prefixes) / perf.exact_prefill_flops(shape, prefixes) * peak
+        printed = perf.reuse_bandwidth_bytes_per_s(shape, prefixes, peak)
+        columns = {"printed_gb_per_s": printed / GB, "exact_gb_per_s": exact / GB}
+        tables.append(pd.DataFrame({"node": name, "prefix_tokens": prefixes, **columns}))
     return pd.concat(tables, ignore_index=True)
 
 
 def shortest_useful_prefix(models: Sequence[str], gb_per_s: Sequence[float]) -> pd.DataFrame:
     """The shortest prefix that Eq. 2 finds worth loading: one row a model, one column a bandwidth (tokens)."""
-    peak = hardware("a800-node").flops_per_s()
+    peak = perf.hardware("a800-node").flops_per_s()
+    shapes = {name: perf.model_shape(name) for name in models}
     return pd.DataFrame(
         {
-            f"{rate:g} GB/s": [
-                round(reuse_crossover_tokens(model_shape(name), rate * GB, peak)) for name in models
-            ]
+            f"{rate:g} GB/s": {
+                name: round(perf.reuse_crossover_tokens(shape, rate * GB, peak)) for name, shape in shapes.items()
+            }
             for rate in gb_per_s
-        },
-        index=pd.Index(models, name="model"),
-    )
+        }
+    ).rename_axis("model")
 
 
-def reuse_or_compute(latency: LatencyModel, prefixes: Sequence[int], gb_per_s: Sequence[float]) -> pd.DataFrame:
+@tabulated
+def reuse_or_compute(
+    latency: perf.LatencyModel, prefixes: Sequence[int], gb_per_s: Sequence[float]
+) -> Iterator[dict[str, Any]]:
     """Loading a prefix beside computing it, at the hardware's peak (Eq. 2) and as fast as a fitted node does.
 
     The constant of the fitted prefill is left out: a request pays it either way.
-
-    Returns:
-        One row a bandwidth and prefix: gb_per_s, prefix_tokens, load_s, peak_s, node_s and pays: "yes" where
-        loading is the shortest, "on this node" where only the peak is quicker, "no" elsewhere.
     """
-    shape, peak = latency.shape, hardware("a800-node").flops_per_s()
-    rows: list[dict[str, Any]] = []
+    shape, peak = latency.shape, perf.hardware("a800-node").flops_per_s()
     for rate in gb_per_s:
         for tokens in prefixes:
-            load_s = float(kv_bytes(shape, tokens)) / (rate * GB)
-            peak_s = float(printed_prefill_flops(shape, tokens)) / peak
+            load_s = float(perf.kv_bytes(shape, tokens)) / (rate * GB)
+            peak_s = float(perf.printed_prefill_flops(shape, tokens)) / peak
             node_s = float(latency.prefill.compute_s(tokens)) - latency.prefill.constant_s
             pays = "yes" if load_s < min(peak_s, node_s) else "on this node" if load_s < node_s else "no"
             times = {"load_s": load_s, "peak_s": peak_s, "node_s": node_s}
-            rows.append({"gb_per_s": rate, "prefix_tokens": tokens, **times, "pays": pays})
-    return pd.DataFrame(rows)
+            yield {"gb_per_s": rate, "prefix_tokens": tokens, **times, "pays": pays}
 
 
 def calibration_misses(node: NodeCalibration) -> pd.DataFrame:
-    """Every point the node was fitted to.
-
-    Returns:
-        One row a point: stage, batch, tokens, reused_tokens, paper_s, model_s, miss_percent.
-    """
+    """Every point the node was fitted to."""
     lengths = node.tokens[node.reused_tokens == 0]
     batch, _ = normalised("decode latency")
     parts = [
@@ -135,63 +105,42 @@ def calibration_misses(node: NodeCalibration) -> pd.DataFrame:
 
 
 def _misses(
-    stage: str, fitted: Calibration[Any], batch: Array | int, tokens: Array | float, reused: Array | int = 0
+    stage: str, fitted: perf.Calibration[Any], batch: Array | int, tokens: Array | float, reused: Array | int = 0
 ) -> pd.DataFrame:
-    return pd.DataFrame(
-        {
-            "stage": stage,
-            "batch": np.broadcast_to(batch, fitted.measured_s.shape).astype(int),
-            "tokens": np.broadcast_to(tokens, fitted.measured_s.shape).astype(int),
-            "reused_tokens": np.broadcast_to(reused, fitted.measured_s.shape).astype(int),
-            "paper_s": fitted.measured_s,
-            "model_s": fitted.predicted_s,
-            "miss_percent": 100 * fitted.relative_errors,
-        }
-    )
+    points = {"batch": batch, "tokens": tokens, "reused_tokens": reused}
+    places = {name: np.broadcast_to(at, fitted.measured_s.shape).astype(int) for name, at in points.items()}
+    seconds = {"paper_s": fitted.measured_s, "model_s": fitted.predicted_s}
+    return pd.DataFrame({"stage": stage, **places, **seconds, "miss_percent": 100 * fitted.relative_errors})
 
 
-def machine_misses(fitted: MachineCalibration) -> pd.DataFrame:
+@tabulated
+def machine_misses(fitted: MachineCalibration) -> Iterator[dict[str, Any]]:
     """How far this machine's own fits miss its points: stage, points, mean and largest miss in percent."""
-    stages = {"prefill": fitted.prefill, "decode": fitted.decode}
-    return pd.DataFrame(
-        {
-            "stage": list(stages),
-            "points": [len(each.measured_s) for each in stages.values()],
-            "mean_miss_percent": [100 * each.mean_relative_error for each in stages.values()],
-            "largest_miss_percent": [100 * each.max_relative_error for each in stages.values()],
-        }
-    )
+    for stage, each in (("prefill", fitted.prefill), ("decode", fitted.decode)):
+        misses = {"mean": each.mean_relative_error, "largest": each.max_relative_error}
+        percent = {f"{name}_miss_percent": 100 * miss for name, miss in misses.items()}
+        yield {"stage": stage, "points": len(each.measured_s), **percent}
 
 
-def normalised_node(latency: LatencyModel) -> pd.DataFrame:
-    """ArXiv Fig. 2: the paper's points and the modelled node at the same places.
-
-    Returns:
-        Rows of stage, quantity (latency or throughput), x (tokens or requests), value (share of the largest)
-        and source (paper or modelled).
-    """
+def normalised_node(latency: perf.LatencyModel) -> pd.DataFrame:
+    """ArXiv Fig. 2: the paper's points and the modelled node at the same places."""
     lengths, _ = normalised("prefill latency")
     batches, _ = normalised("decode latency")
     modelled = [
         _curves("prefill", lengths, latency.prefill.seconds(lengths), "modelled"),
         _curves("decode", batches, latency.decode.step_s(batches, batches * lengths[0]), "modelled"),
     ]
-    paper = [
-        pd.DataFrame(dict(zip(("x", "value"), normalised(f"{stage} {quantity}"), strict=True))).assign(
-            stage=stage, quantity=quantity, source="paper"
-        )
-        for stage in ("prefill", "decode")
-        for quantity in ("latency", "throughput")
+    read = [(stage, name) for stage in ("prefill", "decode") for name in ("latency", "throughput")]
+    printed = [
+        pd.DataFrame({"stage": stage, "quantity": name, "x": x, "value": value, "source": "paper"})
+        for stage, name in read
+        for x, value in (normalised(f"{stage} {name}"),)
     ]
-    return pd.concat([*paper, *modelled], ignore_index=True)
+    return pd.concat([*printed, *modelled], ignore_index=True)
 
 
 def normalised_machine(measured: pd.DataFrame, fitted: MachineCalibration, context_tokens: int) -> pd.DataFrame:
-    """The same for this machine, at its own lengths and one of its contexts: source is measured or modelled.
-
-    Raises:
-        ValueError: when nothing was measured at that context.
-    """
+    """The same for this machine, at its own lengths and one of its contexts: source is measured or modelled."""
     lengths, _, prefill_s = stage_columns(measured, "prefill")
     _, batches, step_s = stage_columns(measured, "decode", context_tokens)
     steps = fitted.decode.model.step_s(batches, batches * context_tokens)
@@ -215,65 +164,53 @@ def _curves(stage: str, x: Array, seconds: Array, source: str, unit_of: Array | 
     return pd.concat(parts, ignore_index=True)
 
 
-def roofline_of_paper(node: NodeCalibration) -> pd.DataFrame:
+@tabulated
+def roofline_of_paper(node: NodeCalibration) -> Iterator[dict[str, Any]]:
     """Where the paper's bars lie under the node's roof.
 
-    Returns:
-        Rows of stage, label, intensity_flops_per_byte and tflops_per_s. Decode at batches above 1 uses the
-        seconds that the calibration gives arXiv Fig. 2.
+    Decode at batches above 1 uses the seconds that the calibration gives arXiv Fig. 2.
     """
     shape = node.latency.shape
-    lengths = node.tokens[node.reused_tokens == 0].astype(int)
-    batches = normalised("decode latency")[0].astype(int)
+    lengths = node.tokens[node.reused_tokens == 0].astype(int).tolist()
     rows = [
-        ("prefill", f"{n // 1024}k", prefill_work(shape, int(n)), float(seconds))
+        ("prefill", f"{n // 1024}k", perf.prefill_work(shape, n), float(seconds))
         for n, seconds in zip(lengths, node.prefill_alone.measured_s, strict=True)
     ]
+    batches = normalised("decode latency")[0].astype(int).tolist()
     rows += [
-        ("decode", f"batch {batch}", decode_work(shape, int(batch), int(batch * lengths[0])), float(seconds))
+        ("decode", f"batch {batch}", perf.decode_work(shape, batch, batch * lengths[0]), float(seconds))
         for batch, seconds in zip(batches, node.decode.measured_s, strict=True)
         if batch in (1, 4, 16)
     ]
-    return pd.DataFrame(
-        [
-            {
-                "stage": stage,
-                "label": label,
-                "intensity_flops_per_byte": work.intensity_flops_per_byte,
-                "tflops_per_s": work.flops / seconds / TERA,
-            }
-            for stage, label, work, seconds in rows
-        ]
-    )
+    for stage, label, work, seconds in rows:
+        intensity = {"intensity_flops_per_byte": work.intensity_flops_per_byte}
+        yield {"stage": stage, "label": label, **intensity, "tflops_per_s": work.flops / seconds / TERA}
 
 
-def kernel_floors(*, prompt_tokens: int = 4096, batch: int = 64) -> pd.DataFrame:
+@tabulated
+def kernel_floors(*, prompt_tokens: int = 4096, batch: int = 64) -> Iterator[dict[str, Any]]:
     """What the roofline of an H200 allows each kernel of a layer of LLaMA3-8B.
 
     The prefill is of one prompt, the decode of a batch of requests whose contexts are as long as the prompt.
-
-    Returns:
-        Rows of stage, kernel, gflops, megabytes, intensity_flops_per_byte, tflops_per_s (attainable), least_us.
     """
-    peaks, shape = hardware("h200"), model_shape("llama3-8b")
+    peaks, shape = perf.hardware("h200"), perf.model_shape("llama3-8b")
     context, pairs = batch * prompt_tokens, prompt_tokens * (prompt_tokens + 1) / 2
     stages = {
-        "prefill": kernel_work(shape, prompt_tokens, prompt_tokens, pairs),
-        "decode": kernel_work(shape, batch, context, context),
+        "prefill": perf.kernel_work(shape, prompt_tokens, prompt_tokens, pairs),
+        "decode": perf.kernel_work(shape, batch, context, context),
     }
-    return pd.DataFrame(
-        {
-            "stage": stage,
-            "kernel": kernel,
-            "gflops": work.flops / GB,
-            "megabytes": work.bytes / 1e6,
-            "intensity_flops_per_byte": work.intensity_flops_per_byte,
-            "tflops_per_s": attainable_flops_per_s(peaks, work.intensity_flops_per_byte) / TERA,
-            "least_us": 1e6 * work.floor_s(peaks),
-        }
-        for stage, kernels in stages.items()
-        for kernel, work in kernels.items()
-    )
+    for stage, kernels in stages.items():
+        for kernel, work in kernels.items():
+            intensity = work.intensity_flops_per_byte
+            yield {
+                "stage": stage,
+                "kernel": kernel,
+                "gflops": work.flops / GB,
+                "megabytes": work.bytes / 1e6,
+                "intensity_flops_per_byte": intensity,
+                "tflops_per_s": perf.attainable_flops_per_s(peaks, intensity) / TERA,
+                "least_us": 1e6 * work.floor_s(peaks),
+            }
 
 
 def decode_over_prefill(batch: int) -> float:
@@ -281,9 +218,13 @@ def decode_over_prefill(batch: int) -> float:
 
     LLaMA-13B on an A6000 with contexts of 1,024 tokens (SARATHI Fig. 3).
     """
-    shape, device, tokens = replace(model_shape("llama-13b"), bytes_per_element=2), hardware("a6000"), 1024
-    prefill_s = prefill_work(shape, tokens).floor_s(device) / tokens
-    return decode_work(shape, batch, batch * tokens).floor_s(device) / batch / prefill_s
+    shape, device, tokens = (
+        replace(perf.model_shape("llama-13b"), bytes_per_element=2),
+        perf.hardware("a6000"),
+        1024,
+    )
+    prefill_s = perf.prefill_work(shape, tokens).floor_s(device) / tokens
+    return perf.decode_work(shape, batch, batch * tokens).floor_s(device) / batch / prefill_s
 
 
 def decode_growth(batch: int) -> float:
@@ -291,8 +232,8 @@ def decode_growth(batch: int) -> float:
 
     LLaMA2-70B on an A800 node with contexts of 8,192 tokens.
     """
-    shape, device, tokens = model_shape("llama2-70b"), hardware("a800-node"), 8192
-    many, one = (decode_work(shape, count, count * tokens).floor_s(device) for count in (batch, 1))
+    shape, device, tokens = perf.model_shape("llama2-70b"), perf.hardware("a800-node"), 8192
+    many, one = (perf.decode_work(shape, count, count * tokens).floor_s(device) for count in (batch, 1))
     return many / one
 
 
@@ -301,29 +242,23 @@ _FITTED = within(0.05)  # the calibration's own largest miss is four percent
 
 def beside_papers(node: NodeCalibration) -> ComparisonTable:
     """Equations, shapes of curves and single-request latencies: paper, ours, verdict."""
-    return comparison_table([*_equations(), *_shapes(node), *_breakdown(node)])
-
-
-def _equations() -> list[Compared]:
-    shape = model_shape("llama3-70b")
-    prefix = 8192  # the paper's example in §2.2
-    return [
-        claimed("F28", shape.kv_bytes_per_token / KIB),
-        *(
-            claimed(name, reuse_bandwidth_bytes_per_s(shape, prefix, hardware(node).flops_per_s()) / GB)
-            for name, node in (("F43", "a800-node"), ("F44", "h800-node"))
-        ),
-    ]
-
-
-def _shapes(node: NodeCalibration) -> list[Compared]:
+    shape, prefix = perf.model_shape("llama3-70b"), 8192  # the paper's example in §2.2
     seconds = node.latency.prefill.seconds
-    return [
-        claimed("A25", seconds(131072.0) / seconds(8192.0)),
-        claimed("A26", decode_growth(16)),
-        claimed("S07", decode_over_prefill(1)),
-        claimed("S08", decode_over_prefill(18)),
-    ]
+    ours = {
+        "F28": shape.kv_bytes_per_token / KIB,
+        "F43": _least_gb_per_s(shape, prefix, "a800-node"),
+        "F44": _least_gb_per_s(shape, prefix, "h800-node"),
+        "A25": seconds(131072.0) / seconds(8192.0),
+        "A26": decode_growth(16),
+        "S07": decode_over_prefill(1),
+        "S08": decode_over_prefill(18),
+    }
+    return comparison_table([*(claimed(name, number) for name, number in ours.items()), *_breakdown(node)])
+
+
+def _least_gb_per_s(shape: perf.ModelShape, prefix_tokens: int, node: str) -> float:
+    peak = perf.hardware(node).flops_per_s()
+    return float(perf.reuse_bandwidth_bytes_per_s(shape, prefix_tokens, peak)) / GB
 
 
 def _breakdown(node: NodeCalibration) -> list[Compared]:

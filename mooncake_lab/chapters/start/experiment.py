@@ -2,134 +2,104 @@
 
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Final
 
 import pandas as pd
 
+from mooncake_lab import core
 from mooncake_lab.bench.machine import describe_machine
+from mooncake_lab.chapters.live.requests import checked
 from mooncake_lab.conductor import PlacementPolicy
-from mooncake_lab.core import (
-    Arrived,
-    DecodeStretch,
-    Finished,
-    FirstToken,
-    Moved,
-    Placed,
-    Prefilled,
-    Record,
-    Request,
-    TracedRequest,
-    blocks_for,
-)
 from mooncake_lab.engine import CoupledEngine, EngineSettings, load_model
-from mooncake_lab.metrics import check_log, request_table
+from mooncake_lab.experiments import tabulated
+from mooncake_lab.metrics import request_table
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.serving import LiveCluster, LiveSpec, WorkerPool
 from mooncake_lab.workload.transforms import prompt_of
 
 
-def steps(log: Sequence[Record]) -> pd.DataFrame:
-    """The one request of a log, by the steps of FAST'25 Fig. 3.
-
-    Returns:
-        Rows by step: names of its records, from_ms and to_ms since arrival, and what the records say.
-    """
+def steps(log: Sequence[core.Record]) -> pd.DataFrame:
+    """The one request of a log, by the steps of FAST'25 Fig. 3."""
     zero_s = _arrival_s(log)
+    columns = ["step", "records", "from_ms", "to_ms", "what the log says"]
     rows = [
-        {
-            "step": step,
-            "records": names,
-            "from_ms": 1e3 * (start_s - zero_s),
-            "to_ms": 1e3 * (end_s - zero_s),
-            "what the log says": said,
-        }
+        (step, names, 1e3 * (start_s - zero_s), 1e3 * (end_s - zero_s), said)
         for step, names, start_s, end_s, said in _life(log)
     ]
-    return pd.DataFrame(rows).set_index("step")
+    return pd.DataFrame(rows, columns=columns).set_index("step")
 
 
-def timeline(log: Sequence[Record], layers: int) -> pd.DataFrame:
+@tabulated
+def timeline(log: Sequence[core.Record], layers: int) -> Iterator[dict[str, Any]]:
     """Rows of where, what, layer, start_ms and end_ms since arrival: every recorded event of one request.
 
     A piece of KVCache is one layer of a stretch of the prompt; a worker sends the layers of a stretch in order,
     from which `layer` follows.
-
-    Args:
-        log: with a record for each layer's move.
-        layers: of the model.
     """
-    zero_s, moves, rows = _arrival_s(log), 0, list[dict[str, Any]]()
+    zero_s, moves = _arrival_s(log), 0
     for record in log:
         start_s, layer = getattr(record, "start_s", record.at_s), -1
         match record:
-            case Placed():
+            case core.Placed():
                 where, what, start_s = "Conductor", "decide", zero_s
-            case Prefilled():
+            case core.Prefilled():
                 where, what = record.instance, "prefill"
-            case Moved():
+            case core.Moved():
                 where, what, layer = "Messenger", "move", moves % layers
                 moves += 1
-            case DecodeStretch():
+            case core.DecodeStretch():
                 where, what = record.instance, "decode"
-            case FirstToken() | Finished():
+            case core.FirstToken() | core.Finished():
                 where, what = "client", type(record).__name__
             case _:
                 continue
-        rows.append({"where": where, "what": what, "layer": layer} | _span_ms(start_s, record.at_s, zero_s))
-    return pd.DataFrame(rows)
+        yield {"where": where, "what": what, "layer": layer} | _span_ms(start_s, record.at_s, zero_s)
 
 
-def lanes(log: Sequence[Record]) -> pd.DataFrame:
+@tabulated
+def lanes(log: Sequence[core.Record]) -> Iterator[dict[str, Any]]:
     """Rows of request, what (wait, prefill, hand over, decode), start_ms and end_ms since the first arrival."""
-    zero_s, since, rows = _arrival_s(log), dict[int, float](), list[dict[str, Any]]()
-
-    def add(key: int, what: str, start_s: float, end_s: float) -> None:
-        rows.append({"request": key, "what": what} | _span_ms(start_s, end_s, zero_s))
-
+    zero_s, since = _arrival_s(log), dict[int, float]()
     for record in log:
+        spans: list[tuple[int, str, float, float]] = []
         match record:
-            case Arrived():
+            case core.Arrived():
                 since[record.request_id] = record.at_s
-            case Prefilled():
-                add(record.request_id, "wait", since[record.request_id], record.start_s)
-                add(record.request_id, "prefill", record.start_s, record.at_s)
-                since[record.request_id] = record.at_s
-            case FirstToken():
-                add(record.request_id, "hand over", since[record.request_id], record.at_s)
-            case DecodeStretch():
-                for key in record.request_ids:
-                    add(key, "decode", record.start_s, record.at_s)
+            case core.Prefilled():
+                key = record.request_id
+                spans = [(key, "wait", since[key], record.start_s), (key, "prefill", record.start_s, record.at_s)]
+                since[key] = record.at_s
+            case core.FirstToken():
+                spans = [(record.request_id, "hand over", since[record.request_id], record.at_s)]
+            case core.DecodeStretch():
+                spans = [(key, "decode", record.start_s, record.at_s) for key in record.request_ids]
             case _:
                 pass
-    return pd.DataFrame(rows)
+        for key, what, start_s, end_s in spans:
+            yield {"request": key, "what": what} | _span_ms(start_s, end_s, zero_s)
 
 
-def latencies(log: Sequence[Record]) -> pd.DataFrame:
+def latencies(log: Sequence[core.Record]) -> pd.DataFrame:
     """Rows by request: input_tokens, reused_tokens, output_tokens, ttft_ms, tbt_ms (the mean gap)."""
     table = request_table(log)
-    reused = {r.request_id: r.reused_tokens for r in log if isinstance(r, Prefilled)}
-    return pd.DataFrame(
-        {
-            "input_tokens": table["input_tokens"],
-            "reused_tokens": [reused[key] for key in table.index],
-            "output_tokens": table["output_tokens"],
-            "ttft_ms": 1e3 * table["ttft_s"],
-            "tbt_ms": 1e3 * table["tbt_arxiv_s"],
-        },
-        index=table.index,
+    reused = {r.request_id: r.reused_tokens for r in log if isinstance(r, core.Prefilled)}
+    return table[["input_tokens"]].assign(
+        reused_tokens=[reused[key] for key in table.index],
+        output_tokens=table["output_tokens"],
+        ttft_ms=1e3 * table["ttft_s"],
+        tbt_ms=1e3 * table["tbt_arxiv_s"],
     )
 
 
-def _life(log: Sequence[Record]) -> Iterable[tuple[str, str, float, float, str]]:
+def _life(log: Sequence[core.Record]) -> Iterable[tuple[str, str, float, float, str]]:
     """Step, the names of its records, when it began and ended, and what they say."""
-    placed = next(r for r in log if isinstance(r, Placed))
-    prefilled = next(r for r in log if isinstance(r, Prefilled))
-    first = next(r for r in log if isinstance(r, FirstToken))
-    moves = [r for r in log if isinstance(r, Moved)]
-    decoded = [r for r in log if isinstance(r, DecodeStretch)]
+    placed = next(r for r in log if isinstance(r, core.Placed))
+    prefilled = next(r for r in log if isinstance(r, core.Prefilled))
+    first = next(r for r in log if isinstance(r, core.FirstToken))
+    moves = [r for r in log if isinstance(r, core.Moved)]
+    decoded = [r for r in log if isinstance(r, core.DecodeStretch)]
     early = sum(r.at_s < prefilled.at_s for r in moves)
     chosen = f"{placed.prefill_instance}, then {placed.decode_instance}"
     yield "choose", "Arrived, Placed", _arrival_s(log), placed.at_s, chosen
@@ -146,17 +116,15 @@ def _life(log: Sequence[Record]) -> Iterable[tuple[str, str, float, float, str]]
     yield "4 decode", "FirstToken, DecodeStretch, Finished", first.at_s, log[-1].at_s, shown
 
 
-def _arrival_s(log: Iterable[Record]) -> float:
-    return next(record.at_s for record in log if isinstance(record, Arrived))
+def _arrival_s(log: Iterable[core.Record]) -> float:
+    return next(record.at_s for record in log if isinstance(record, core.Arrived))
 
 
 def _span_ms(start_s: float, end_s: float, zero_s: float) -> dict[str, float]:
     return {"start_ms": 1e3 * (start_s - zero_s), "end_ms": 1e3 * (end_s - zero_s)}
 
 
-SHARED_TOKENS: Final[Mapping[str, int]] = MappingProxyType(
-    {"smoke": 128, "classroom": 256, "full": 256, "gpu": 256}
-)
+SHARED_TOKENS: Final = {"smoke": 128, "classroom": 256, "full": 256, "gpu": 256}
 """Tokens that all prompts of a scale begin with."""
 _BLOCK_TOKENS: Final = 16
 
@@ -191,20 +159,20 @@ class Start:
         }
         return LiveSpec(**(asked | changes))
 
-    def request(self, number: int, arrival_s: float = 0.0) -> TracedRequest:
+    def request(self, number: int, arrival_s: float = 0.0) -> core.TracedRequest:
         """The system prompt, and tokens that no other number has."""
         tokens = self.shared_tokens + self.own_tokens
-        shared = blocks_for(self.shared_tokens, _BLOCK_TOKENS)
+        shared = core.blocks_for(self.shared_tokens, _BLOCK_TOKENS)
         base = 1_000_000 * (self.seed + 1)
         own = base + 1000 * (number + 1)
         keys = [base + k for k in range(shared)] + [
-            own + k for k in range(blocks_for(tokens, _BLOCK_TOKENS) - shared)
+            own + k for k in range(core.blocks_for(tokens, _BLOCK_TOKENS) - shared)
         ]
-        request = Request(
+        request = core.Request(
             id=number, arrival_s=arrival_s, input_tokens=tokens, block_keys=tuple(keys),
             block_size_tokens=_BLOCK_TOKENS,
         )  # fmt: skip
-        return TracedRequest(request, self.answer_tokens)
+        return core.TracedRequest(request, self.answer_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -214,9 +182,9 @@ class Followed:
     setting: Start
     processes: Mapping[str, int]
     """The process of each worker, and of the Conductor."""
-    log: tuple[Record, ...]
+    log: tuple[core.Record, ...]
     """Records of the request that is followed."""
-    burst: tuple[Record, ...]
+    burst: tuple[core.Record, ...]
     believed: LatencyModel
     """The latency model that the cluster measured when it started."""
     tokens_equal: bool
@@ -225,19 +193,15 @@ class Followed:
 
 
 def follow(setting: Start) -> Followed:
-    """Bring a cluster to life, ask once to fill its cache, follow one request, and serve a burst.
-
-    Raises:
-        ValueError: when a log breaks an invariant.
-    """
+    """Bring a cluster to life, ask once to fill its cache, follow one request, and serve a burst."""
     numbers = range(2, 2 + setting.burst)
     crowd = [setting.request(n, (n - 2) * setting.burst_every_s) for n in numbers]
     with WorkerPool(setting.spec()) as pool, LiveCluster(setting.spec(), pool=pool) as cluster:
-        _checked(cluster.run([setting.request(0)]))  # an earlier request stores the system prompt
+        checked(cluster.run([setting.request(0)]))  # an earlier request stores the system prompt
         answers = dict(cluster.outputs)
-        log = _checked(cluster.run([setting.request(1)]))
+        log = tuple(checked(cluster.run([setting.request(1)])))
         answers |= cluster.outputs
-        burst = _checked(cluster.run(crowd))
+        burst = tuple(checked(cluster.run(crowd)))
         answers |= cluster.outputs
         processes, believed = {"Conductor": os.getpid(), **cluster.pids()}, cluster.model
     asked = [setting.request(0), setting.request(1), *crowd]
@@ -259,15 +223,12 @@ def crowd_under(policy: PlacementPolicy, setting: Start, believed: LatencyModel 
         policy: what places.
         setting: the burst.
         believed: what the policy may estimate with; None measures.
-
-    Returns:
-        Rows by request: where it was prefilled, why, reused_tokens and ttft_ms.
     """
     crowd = [setting.request(n, n * setting.burst_every_s) for n in range(setting.burst)]
     spec = setting.spec(prefill_nodes=2, placement=policy, log_layers=False)
     with WorkerPool(spec) as pool, LiveCluster(spec, believed, pool=pool) as cluster:
-        records = _checked(cluster.run(crowd))
-    placed = {r.request_id: r for r in records if isinstance(r, Placed)}
+        records = checked(cluster.run(crowd))
+    placed = {r.request_id: r for r in records if isinstance(r, core.Placed)}
     table = latencies(records)[["reused_tokens", "ttft_ms"]]
     table.insert(0, "prefill", [placed[key].prefill_instance for key in table.index])
     return table.assign(why=[placed[key].reason for key in table.index])
@@ -275,7 +236,8 @@ def crowd_under(policy: PlacementPolicy, setting: Start, believed: LatencyModel 
 
 def left_running(followed: Followed) -> list[int]:
     """Processes of the cluster's workers that still live, and threads of the cluster here; both should be none."""
-    alive = [pid for name, pid in followed.processes.items() if name != "Conductor" and _lives(pid)]
+    workers = [pid for name, pid in followed.processes.items() if name != "Conductor"]
+    alive = [pid for pid in workers if _lives(pid)]
     return alive + [thread.native_id or 0 for thread in threading.enumerate() if thread.name == "cluster"]
 
 
@@ -287,7 +249,7 @@ def _lives(pid: int) -> bool:
     return True
 
 
-def _alone(setting: Start, asked: Sequence[TracedRequest]) -> dict[int, tuple[int, ...]]:
+def _alone(setting: Start, asked: Sequence[core.TracedRequest]) -> dict[int, tuple[int, ...]]:
     """What one engine answers that reuses nothing and moves nothing."""
     model = load_model(setting.model, device="cpu", backend="dense", seed=setting.seed)
     settings = EngineSettings(cache_blocks=2000, prefix_reuse=False, keep_log=False)
@@ -295,10 +257,3 @@ def _alone(setting: Start, asked: Sequence[TracedRequest]) -> dict[int, tuple[in
     prompts = [prompt_of(one.request, model.config.vocabulary) for one in asked]
     outputs = engine.generate(prompts, max_new_tokens=setting.answer_tokens)
     return {one.request.id: output.tokens for one, output in zip(asked, outputs, strict=True)}
-
-
-def _checked(log: Sequence[Record]) -> tuple[Record, ...]:
-    violations = check_log(log)
-    if violations:
-        raise ValueError(f"the run log breaks {violations[0].invariant}: {violations[0].sentence}")
-    return tuple(log)

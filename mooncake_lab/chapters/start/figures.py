@@ -1,23 +1,21 @@
 """Figures of the front chapter: the parts, one request's timeline, and a burst with one row per request."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final
 
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch, Patch
 
-from mooncake_lab.figures.style import COLOURS, HATCHES, BookFigure, footer, legend_above, new_figure, styled
+from mooncake_lab.experiments import where
+from mooncake_lab.figures import style
+from mooncake_lab.figures.colours import COLOURS
 
-_LOOKS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
-    {
-        "wait": ("straw_man_light", ""),
-        "prefill": ("prefill", HATCHES["prefill"]),
-        "hand over": ("transfer", ""),
-        "decode": ("decode", HATCHES["decode"]),
-    }
-)
+_LOOKS: Final = {
+    "wait": ("straw_man_light", ""),
+    "prefill": ("prefill", style.HATCHES["prefill"]),
+    "hand over": ("transfer", ""),
+    "decode": ("decode", style.HATCHES["decode"]),
+}
 _PARTS: Final = (
     # left, bottom, width, height, colour, what it is called, what it is here
     (0.0, 4.3, 1.9, 1.2, "straw_man_light", "client", "serving.openai_api"),
@@ -44,14 +42,15 @@ _ARROWS: Final = (
 )
 
 
-@styled
-def parts(processes: Mapping[str, int]) -> BookFigure:
+@style.styled
+def parts(processes: Mapping[str, int]) -> style.BookFigure:
     """The parts of Mooncake (FAST'25 Fig. 2), each with the piece of this package that it became.
 
     Args:
         processes: of the live cluster, by what runs in them.
     """
-    figure, (axes,) = new_figure(height=5.4)
+    figure, (axes,) = style.new_figure(height=5.4)
+    arrow = {"arrowstyle": "-|>", "color": COLOURS["optimum"], "lw": 1.3}
     for left, bottom, width, height, colour, name, here in _PARTS:
         box = FancyBboxPatch(
             (left, bottom), width, height, boxstyle="round,pad=0,rounding_size=0.12",
@@ -62,56 +61,53 @@ def parts(processes: Mapping[str, int]) -> BookFigure:
         axes.text(middle, bottom + 0.7 * height, name, ha="center", va="center", fontweight="bold")
         axes.text(middle, bottom + 0.3 * height, here, ha="center", va="center")
     for start, end, word in _ARROWS:
-        axes.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": COLOURS["optimum"], "lw": 1.3})
+        axes.annotate("", end, start, arrowprops=arrow)
         axes.text((start[0] + end[0]) / 2 + 0.08, (start[1] + end[1]) / 2, word, va="center")
     for corners, word, at in _WAYS:
         *way, last = corners
         axes.plot(*zip(*way, strict=True), color=COLOURS["optimum"], linewidth=1.3)
-        axes.annotate("", last, way[-1], arrowprops={"arrowstyle": "-|>", "color": COLOURS["optimum"], "lw": 1.3})
+        axes.annotate("", last, way[-1], arrowprops=arrow)
         axes.text(*at, word, ha="center")
     axes.set(xlim=(0, 10.5), ylim=(-0.15, 6.4))
     axes.set_axis_off()
-    footer(figure, "drawn after FAST'25 Fig. 2; processes here: " + _listed(processes))
-    return figure
+    listed = ", ".join(f"{name} {pid}" for name, pid in processes.items())
+    return style.finished(figure, f"drawn after FAST'25 Fig. 2; processes here: {listed}", legend=False)
 
 
-@styled
-def timeline(rows: pd.DataFrame, machine: str) -> BookFigure:
+@style.styled
+def timeline(rows: pd.DataFrame, machine: str) -> style.BookFigure:
     """One request through the cluster: who did what when, and each layer's KVCache on its way.
 
     Args:
         rows: what `experiment.timeline` made.
         machine: which measured it.
     """
-    layers = int(rows["layer"].to_numpy(dtype=int).max()) + 1
-    prefill, decode = (rows.query(f"what == {what!r}")["where"].tolist()[0] for what in ("prefill", "decode"))
+    layers = int(max(rows["layer"])) + 1
+    prefill, decode = (where(rows, what=what)["where"].iloc[0] for what in ("prefill", "decode"))
     names = ["Conductor", prefill, *(f"move of layer {k}" for k in range(layers)), decode]
-    figure, (axes,) = new_figure(height=0.27 * len(names) + 1.9)
+    figure, (axes,) = style.new_figure(height=0.27 * len(names) + 1.9)
     for row in rows.to_dict(orient="records"):
-        if row["what"] == "decide":
-            axes.plot(
-                row["end_ms"], names.index("Conductor"), marker="o", color=COLOURS["mooncake"], clip_on=False
-            )
-            continue
-        if row["what"] in ("FirstToken", "Finished"):
-            _moment(axes, row["start_ms"], "first token" if row["what"] == "FirstToken" else "last token")
-            continue
-        name = f"move of layer {row['layer']}" if row["what"] == "move" else row["where"]
-        colour, hatch = _LOOKS["hand over" if row["what"] == "move" else str(row["what"])]
-        axes.barh(
-            names.index(name), row["end_ms"] - row["start_ms"], left=row["start_ms"], height=0.72,
-            color=COLOURS[colour], hatch=hatch, edgecolor="white" if hatch else COLOURS[colour], linewidth=0.8,
-        )  # fmt: skip
-    axes.set_yticks(range(len(names)), names)
-    axes.invert_yaxis()
+        what, start_ms, end_ms = str(row["what"]), row["start_ms"], row["end_ms"]
+        if what == "decide":
+            axes.plot(end_ms, names.index("Conductor"), "o", color=COLOURS["mooncake"], clip_on=False)
+        elif what in {"FirstToken", "Finished"}:
+            word = "first token" if what == "FirstToken" else "last token"
+            axes.axvline(start_ms, color=COLOURS["slo"], linestyle=(0, (4, 3)), linewidth=1.1)
+            axes.annotate(word, (start_ms, -0.9), xytext=(-4, 0), textcoords="offset points", ha="right")
+        else:
+            name = f"move of layer {row['layer']}" if what == "move" else row["where"]
+            colour, hatch = _LOOKS["hand over" if what == "move" else what]
+            axes.barh(
+                names.index(name), end_ms - start_ms, left=start_ms, height=0.72, color=COLOURS[colour],
+                hatch=hatch, edgecolor="white" if hatch else COLOURS[colour], linewidth=0.8,
+            )  # fmt: skip
+    style.rows_down(axes, names)
     axes.set(xlabel="time since arrival (ms)", ylim=(len(names) - 0.4, -1.6))
-    axes.grid(visible=False, axis="y")
-    footer(figure, f"measured: log of a live cluster; {machine}")
-    return figure
+    return style.finished(figure, f"measured: log of a live cluster; {machine}", legend=False)
 
 
-@styled
-def burst(rows: pd.DataFrame, machine: str) -> BookFigure:
+@style.styled
+def burst(rows: pd.DataFrame, machine: str) -> style.BookFigure:
     """Several requests at once, one row per request: waiting, prefill, the hand-over, and every decode step.
 
     Args:
@@ -119,30 +115,18 @@ def burst(rows: pd.DataFrame, machine: str) -> BookFigure:
         machine: which measured it.
     """
     requests = sorted(set(rows["request"]))
-    figure, (axes,) = new_figure(height=0.42 * len(requests) + 1.7)
-    for row in rows.to_dict(orient="records"):
-        colour, hatch = _LOOKS[str(row["what"])]
+    figure, (axes,) = style.new_figure(height=0.42 * len(requests) + 1.7)
+    for what, (colour, hatch) in _LOOKS.items():
+        mine = where(rows, what=what)
         axes.barh(
-            requests.index(row["request"]), row["end_ms"] - row["start_ms"], left=row["start_ms"], height=0.7,
-            color=COLOURS[colour], hatch=hatch, edgecolor="white", linewidth=0.4,
+            [requests.index(key) for key in mine["request"]], mine["end_ms"] - mine["start_ms"],
+            left=mine["start_ms"], height=0.7, color=COLOURS[colour], hatch=hatch, edgecolor="white",
+            linewidth=0.4,
         )  # fmt: skip
-    axes.set_yticks(range(len(requests)), [f"request {key}" for key in requests])
-    axes.invert_yaxis()
+    style.rows_down(axes, [f"request {key}" for key in requests])
     axes.set(xlabel="time since the first arrival (ms)")
-    axes.grid(visible=False, axis="y")
     keys = [
         Patch(facecolor=COLOURS[colour], hatch=hatch, edgecolor="white", label=what)
         for what, (colour, hatch) in _LOOKS.items()
     ]
-    legend_above(figure, keys)
-    footer(figure, f"measured: log of a live cluster; {machine}")
-    return figure
-
-
-def _moment(axes: Axes, at_ms: float, word: str) -> None:
-    axes.axvline(at_ms, color=COLOURS["slo"], linestyle=(0, (4, 3)), linewidth=1.1)
-    axes.annotate(word, (at_ms, -0.9), xytext=(-4, 0), textcoords="offset points", ha="right")
-
-
-def _listed(processes: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {pid}" for name, pid in processes.items())
+    return style.finished(figure, f"measured: log of a live cluster; {machine}", legend=keys)

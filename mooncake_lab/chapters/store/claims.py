@@ -3,12 +3,12 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 import pandas as pd
 
 from mooncake_lab.core import TERA
+from mooncake_lab.experiments import tabulated
 from mooncake_lab.paper import (
     Compared,
     ComparisonTable,
@@ -26,13 +26,14 @@ from mooncake_lab.perf import model_shape
 
 _Row: TypeAlias = Mapping[Any, Any]
 
-FAST_FIG_9: Final[Mapping[str, str]] = MappingProxyType(
-    {"Conversation": "conversation", "Tool&Agent": "toolagent", "Synthetic": "synthetic", "All": "all"}
-)
+FAST_FIG_9: Final = {
+    "Conversation": "conversation",
+    "Tool&Agent": "toolagent",
+    "Synthetic": "synthetic",
+    "All": "all",
+}
 """The curves of FAST'25 Fig. 9 and our names for their workloads."""
-ARXIV_TABLE_1: Final[Mapping[str, str]] = MappingProxyType(
-    {"LRUCache": "lru", "LFUCache": "lfu", "LengthAwareCache": "length_aware"}
-)
+ARXIV_TABLE_1: Final = {"LRUCache": "lru", "LFUCache": "lfu", "LengthAwareCache": "length_aware"}
 """The rows of arXiv Table 1 and our names for their policies."""
 NODE_TOKENS: Final = 3_000_000
 """Where FAST'25 Fig. 9 draws its dashed line: the DRAM of one node. Claim F27 holds it against our own count."""
@@ -53,11 +54,7 @@ def capacities_of_table_1() -> tuple[int | None, ...]:
 
 
 def beside_fig_9(capacities: pd.DataFrame) -> pd.DataFrame:
-    """Our hit rates next to the points of FAST'25 Fig. 9, one row a point, and both differences.
-
-    Args:
-        capacities: rows of `CapacityHitRates`.
-    """
+    """Our hit rates next to the points of FAST'25 Fig. 9, one row a point, and both differences."""
     paper = curve("fast_fig09_hit_rate_vs_capacity")
     names = [FAST_FIG_9[series] for series in paper["series"].tolist()]
     paper = paper.assign(workload=names, capacity_tokens=paper["x"], paper=paper["y"])
@@ -68,18 +65,16 @@ def beside_fig_9(capacities: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def largest_differences(points: pd.DataFrame) -> pd.DataFrame:
+@tabulated
+def largest_differences(points: pd.DataFrame) -> Iterator[dict[str, Any]]:
     """Of `beside_fig_9`, per workload: the largest differences from the paper, with and without the remainder."""
-    rows = [
-        {
+    for workload, table in points.groupby("workload", sort=False):
+        yield {
             "workload": workload,
             "origin": table["origin"].iloc[0],
             "with_remainder": table["difference"].abs().max(),
             "whole_blocks": table["whole_blocks_difference"].abs().max(),
         }
-        for workload, table in points.groupby("workload", sort=False)
-    ]
-    return pd.DataFrame(rows)
 
 
 def shares_of_maximum(capacities: pd.DataFrame) -> pd.DataFrame:
@@ -88,16 +83,16 @@ def shares_of_maximum(capacities: pd.DataFrame) -> pd.DataFrame:
     `as_drawn` is what the printed labels are: the mean of the neighbouring points, for no point is at 3M tokens.
     `whole_blocks` is the same without the remainders that assumptions B11 and B12 add to whole blocks.
     """
-    rates = capacities.pivot_table(index="workload", columns="capacity_tokens", values="hit_rate", sort=False)
-    best = rates.max(axis="columns")
-    whole = capacities.pivot_table(
-        index="workload", columns="capacity_tokens", values="whole_blocks_hit_rate", sort=False
+    rates, whole = (
+        capacities.pivot_table(index="workload", columns="capacity_tokens", values=column, sort=False)
+        for column in ("hit_rate", "whole_blocks_hit_rate")
     )
+    best, drawn = rates.max(axis="columns"), list(_DRAWN_BETWEEN)
     shares = pd.DataFrame(
         {
             "simulated": 100 * rates[NODE_TOKENS] / best,
-            "as_drawn": 100 * rates[list(_DRAWN_BETWEEN)].mean(axis="columns") / best,
-            "whole_blocks": 100 * whole[list(_DRAWN_BETWEEN)].mean(axis="columns") / whole.max(axis="columns"),
+            "as_drawn": 100 * rates[drawn].mean(axis="columns") / best,
+            "whole_blocks": 100 * whole[drawn].mean(axis="columns") / whole.max(axis="columns"),
             "pooled": 100 * rates[_POOLED_TOKENS] / best,
             "origin": capacities.groupby("workload")["origin"].first(),
         }
@@ -106,12 +101,7 @@ def shares_of_maximum(capacities: pd.DataFrame) -> pd.DataFrame:
 
 
 def beside_papers(capacities: pd.DataFrame, policies: pd.DataFrame) -> ComparisonTable:
-    """The claims of both editions on the store beside ours; what a twin decides is shown but never judged.
-
-    Args:
-        capacities: rows of `CapacityHitRates` for all workloads and `capacities_of_fig_9()`.
-        policies: rows of `PolicyHitRates` for tool&agent and conversation, at `capacities_of_table_1()`.
-    """
+    """The claims of both editions on the store beside ours; what a twin decides is shown but never judged."""
     shares = {row["workload"]: row for row in shares_of_maximum(capacities).to_dict(orient="records")}
     table_1 = policies.to_dict(orient="records")
     return comparison_table([*_fast_fig_9(shares), *_arxiv_table_1(table_1)])

@@ -19,9 +19,6 @@ Requests: TypeAlias = Sequence[Sequence[BlockKey] | npt.NDArray[np.int64]]
 class CacheReplay:
     """What a replay found, request by request; every count is a vector over the requests."""
 
-    policy: str
-    capacity: int | None
-    """In the unit of the block sizes: blocks, or tokens; `None` is unlimited."""
     accesses_by_request: npt.NDArray[np.int64]
     hits_by_request: npt.NDArray[np.int64]
     """Blocks found in the cache."""
@@ -61,9 +58,6 @@ def replay(requests: Requests, policy: str | PolicyFactory, capacity_blocks: int
         requests: the block keys of each request.
         policy: a name in `EVICTION_POLICIES`, or a factory.
         capacity_blocks: `None` is unlimited.
-
-    Raises:
-        ValueError: when the capacity is negative or the policy unknown.
     """
     keys = _keys(requests)
     return _replay(keys, repeat(repeat(1)), policy, capacity_blocks, capacity_blocks)
@@ -126,8 +120,6 @@ def _replay(
         chosen.foresee(_that_fit(requests, sizes, room))
     hits, prefix_hits = _run(requests, sizes, chosen, room)
     return CacheReplay(
-        policy=policy if isinstance(policy, str) else type(chosen).__name__,
-        capacity=capacity,
         accesses_by_request=np.array(accesses, np.int64),
         hits_by_request=np.array(hits, np.int64),
         prefix_hits_by_request=np.array(prefix_hits, np.int64),

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, cast, final
 
 import numpy as np
@@ -16,9 +16,10 @@ import pandas as pd
 from mooncake_lab.bench.machine import describe_machine, measure_peaks
 from mooncake_lab.bench.measuring import computing_threads, timed
 from mooncake_lab.bench.media import LAYERWISE_MEDIA, prefill_engine
-from mooncake_lab.core import MIB, check_scale
+from mooncake_lab.core import MIB
 from mooncake_lab.engine.layerwise.prefill import LayerwisePrefill
 from mooncake_lab.engine.loading import load_model
+from mooncake_lab.experiments import at_scale
 from mooncake_lab.perf import exact_prefill_flops, kv_bytes, model_shape, reuse_bandwidth_bytes_per_s
 from mooncake_lab.store.backends import Buffer, DramBackend, Reservation, StorageBackend
 from mooncake_lab.store.tiered_store import TieredStore, TierSettings
@@ -129,18 +130,10 @@ class _Ways:
 
 
 def measured_conversation(scale: str, *, seed: int = 0) -> Conversation:
-    """What is measured at a scale: seconds, about ten seconds, minutes.
-
-    Raises:
-        ValueError: when there is no such scale.
-    """
-    base = Conversation(seed=seed)
-    larger = replace(base, model="lab-30m", turns=8, turn_tokens=512, block_tokens=256, rounds=5)
-    by_scale = {
-        "smoke": replace(base, model="lab-tiny", turns=3, turn_tokens=64, block_tokens=32, rounds=1),
-        "classroom": base,
-    }
-    return by_scale.get(check_scale(scale), larger)
+    """What is measured at a scale: seconds, about ten seconds, minutes."""
+    larger = {"model": "lab-30m", "turns": 8, "turn_tokens": 512, "block_tokens": 256, "rounds": 5}
+    smoke = {"model": "lab-tiny", "turns": 3, "turn_tokens": 64, "block_tokens": 32, "rounds": 1}
+    return at_scale(Conversation(seed=seed), scale, smoke=smoke, full=larger, gpu=larger)
 
 
 @final
@@ -233,18 +226,10 @@ class BreakEven:
 
 
 def break_even_at(scale: str, *, seed: int = 0) -> BreakEven:
-    """What is measured at a scale.
-
-    Raises:
-        ValueError: when there is no such scale.
-    """
-    base = BreakEven(seed=seed)
-    by_scale = {
-        "smoke": replace(base, model="lab-tiny", prefix_tokens=128, rounds=1),
-        "classroom": base,
-    }
-    larger = replace(base, model="lab-30m", prefix_tokens=2048, block_tokens=256, rounds=7)
-    return by_scale.get(check_scale(scale), larger)
+    """What is measured at a scale."""
+    larger = {"model": "lab-30m", "prefix_tokens": 2048, "block_tokens": 256, "rounds": 7}
+    smoke = {"model": "lab-tiny", "prefix_tokens": 128, "rounds": 1}
+    return at_scale(BreakEven(seed=seed), scale, smoke=smoke, full=larger, gpu=larger)
 
 
 def crossing_mb_per_s(rows: pd.DataFrame) -> float | None:
@@ -253,20 +238,16 @@ def crossing_mb_per_s(rows: pd.DataFrame) -> float | None:
     Returns:
         MB/s, by straight lines between points on logarithmic axes; `None` where no two points enclose it.
     """
-    rates = np.log(np.asarray(rows["mb_per_s"], dtype=float))
-    gains = np.log(np.asarray(rows["ratio"], dtype=float))
-    for i in range(len(rates) - 1, 0, -1):
-        if gains[i - 1] < 0 <= gains[i]:
-            share = -gains[i - 1] / (gains[i] - gains[i - 1])
-            return float(np.exp(rates[i - 1] + share * (rates[i] - rates[i - 1])))
+    points = np.log(rows[["mb_per_s", "ratio"]].to_numpy(dtype=float)).tolist()
+    for (rate, gain), (next_rate, next_gain) in reversed([*pairwise(points)]):
+        if gain < 0 <= next_gain:
+            return float(np.exp(rate - gain / (next_gain - gain) * (next_rate - rate)))
     return None
 
 
-BANDWIDTHS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "equation_2_mb_per_s": "Eq. 2 as printed, at this machine's peak",
-        "exact_mb_per_s": "Eq. 2 with the exact count, at the peak",
-        "achieved_mb_per_s": "Eq. 2 with the time that computing takes",
-    }
-)
+BANDWIDTHS: Final = {
+    "equation_2_mb_per_s": "Eq. 2 as printed, at this machine's peak",
+    "exact_mb_per_s": "Eq. 2 with the exact count, at the peak",
+    "achieved_mb_per_s": "Eq. 2 with the time that computing takes",
+}
 """What Eq. 2 asks for, read in three ways; columns of `BreakEven`."""

@@ -1,28 +1,20 @@
 """Chapter 08: layer-wise prefill, transfer engines, and bandwidth, beside both editions."""
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
-from types import MappingProxyType
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pandas as pd
 
+from mooncake_lab import paper
+from mooncake_lab.bench.machine import Machine
 from mooncake_lab.bench.transfer import TransferMeasurement, measure_transfers
-from mooncake_lab.core import GB, MIB, Moved, check_scale
-from mooncake_lab.experiments import records, where
+from mooncake_lab.core import GB, MIB, Moved, carried_folder, check_scale
+from mooncake_lab.experiments import OfTrace, records, tabulated, where, whole_trace
 from mooncake_lab.metrics import ttft_s
-from mooncake_lab.paper import (
-    Compared,
-    ComparisonTable,
-    claimed,
-    comparison_table,
-    curve,
-    detail,
-    marked_if_twin,
-    unless_twin,
-)
 from mooncake_lab.perf import Calibration, LinkLatency, as_told, fit_link, kv_bytes
 from mooncake_lab.perf.layerwise import layerwise_times
 from mooncake_lab.simulation import Cluster, ClusterSpec, PrefillPool
@@ -34,7 +26,6 @@ from mooncake_lab.testbeds.nodes import (
     NodeCalibration,
     paper_node_latency,
 )
-from mooncake_lab.workload import Trace, load
 
 STORING: Final = "arxiv_fig07_store_latency"
 ENGINES: Final = "fast_fig12_transfer_latency"
@@ -62,23 +53,20 @@ def store_latency(node: NodeCalibration) -> StoreLatency:
     tokens, serialized_s = _series(STORING, "Serialized")
     _, layerwise_s = _series(STORING, "Layer-wise")
     shape = node.latency.shape
-    link = fit_link(np.asarray(kv_bytes(shape, tokens)), serialized_s)
-    prefill_s = np.asarray(node.latency.prefill.compute_s(tokens))
-    rows = [
-        {
-            "tokens": int(length),
-            "prefill_s": seconds,
-            "paper_serialized_s": theirs_serialized_s,
-            "serialized_s": link.model.seconds(kv_bytes(shape, length)),
-            "paper_layerwise_s": theirs_layerwise_s,
-            "layerwise_s": link.model.latency_s
-            + exposed_s(seconds, kv_bytes(shape, length) / link.model.bytes_per_s, shape.layers),
-        }
-        for length, seconds, theirs_serialized_s, theirs_layerwise_s in zip(
-            tokens.tolist(), prefill_s.tolist(), serialized_s.tolist(), layerwise_s.tolist(), strict=True
-        )
-    ]
-    return StoreLatency(link, pd.DataFrame(rows))
+    stored_bytes = np.asarray(kv_bytes(shape, tokens))
+    link = fit_link(stored_bytes, serialized_s)
+    table = pd.DataFrame({"tokens": tokens.astype(int), "prefill_s": node.latency.prefill.compute_s(tokens)})
+    store_s = stored_bytes / link.model.bytes_per_s
+    left_s = [exposed_s(*each, shape.layers) for each in zip(table["prefill_s"], store_s, strict=True)]
+    return StoreLatency(
+        link,
+        table.assign(
+            paper_serialized_s=serialized_s,
+            serialized_s=link.model.seconds(stored_bytes),
+            paper_layerwise_s=layerwise_s,
+            layerwise_s=link.model.latency_s + np.asarray(left_s),
+        ),
+    )
 
 
 def exposed_s(compute_s: float, store_s: float, layers: int) -> float:
@@ -87,14 +75,10 @@ def exposed_s(compute_s: float, store_s: float, layers: int) -> float:
     return times.total_s - compute_s
 
 
-def breakdown(node: NodeCalibration) -> pd.DataFrame:
-    """FAST'25 Fig. 14: every slice of every bar beside the fitted model's, and the miss.
-
-    Returns:
-        One row a slice: reused_percent, tokens, part, paper_s, model_s, miss_percent.
-    """
+@tabulated
+def breakdown(node: NodeCalibration) -> Iterator[dict[str, Any]]:
+    """FAST'25 Fig. 14: every slice of every bar beside the fitted model's, and the miss."""
     latency = node.latency
-    rows: list[dict[str, float | str]] = []
     for percent in (0, round(100 * REUSED_SHARE)):
         for tokens in sorted(set(node.tokens.tolist())):
             reused = float(np.floor(REUSED_SHARE * tokens)) if percent else 0.0
@@ -107,46 +91,28 @@ def breakdown(node: NodeCalibration) -> pd.DataFrame:
             }
             for part in PARTS:
                 paper_s = _at(BREAKDOWN, f"prefix {percent}%/{part}", tokens)
-                rows.append(
-                    {
-                        "reused_percent": percent,
-                        "tokens": int(tokens),
-                        "part": part,
-                        "paper_s": paper_s,
-                        "model_s": model_s[part],
-                        "miss_percent": 100 * (model_s[part] / paper_s - 1),
-                    }
-                )
-    return pd.DataFrame(rows)
+                yield {
+                    "reused_percent": percent,
+                    "tokens": int(tokens),
+                    "part": part,
+                    "paper_s": paper_s,
+                    "model_s": model_s[part],
+                    "miss_percent": 100 * (model_s[part] / paper_s - 1),
+                }
 
 
 def largest_misses(slices: pd.DataFrame) -> pd.DataFrame:
     """Of `breakdown`, by part: the largest miss in percent, and in seconds."""
-    percent = np.abs(np.asarray(slices["miss_percent"], dtype=float))
-    seconds = np.abs(np.asarray(slices["model_s"] - slices["paper_s"], dtype=float))
-    of_part = {part: np.asarray(slices["part"] == part) for part in PARTS}
-    rows = [
-        {
-            "part": part,
-            "largest_miss_percent": float(percent[chosen].max()),
-            "largest_miss_s": float(seconds[chosen].max()),
-        }
-        for part, chosen in of_part.items()
-    ]
-    return pd.DataFrame(rows)
+    seconds = (slices["model_s"] - slices["paper_s"]).abs()
+    table = slices.assign(largest_miss_percent=slices["miss_percent"].abs(), largest_miss_s=seconds)
+    columns = ["largest_miss_percent", "largest_miss_s"]
+    return table.pivot_table(columns, "part", aggfunc="max").loc[list(PARTS), columns].reset_index()
 
 
 def saved_percent(slices: pd.DataFrame, *parts: str) -> float:
     """Of `breakdown`: how much a 95 % reused prefix saves of some parts together, at the longest prompt."""
-    longest = slices["tokens"] == slices["tokens"].max()
-    whole_s, reused_s = (
-        float(
-            slices.loc[
-                longest & slices["part"].isin(parts) & (slices["reused_percent"] == percent), "model_s"
-            ].sum()
-        )
-        for percent in (0, round(100 * REUSED_SHARE))
-    )
+    longest = slices[(slices["tokens"] == slices["tokens"].max()) & slices["part"].isin(parts)]
+    whole_s, reused_s = longest.pivot_table("model_s", "reused_percent", aggfunc="sum")["model_s"].tolist()
     return 100 * (1 - reused_s / whole_s)
 
 
@@ -158,7 +124,7 @@ def seconds_of_ttft_per_second_of_transfer() -> float:
 
 
 def _series(name: str, series: str) -> tuple[Array, Array]:
-    table = curve(name)
+    table = paper.curve(name)
     chosen = np.asarray(table["series"]) == series
     return np.asarray(table["x"], dtype=float)[chosen], np.asarray(table["y"], dtype=float)[chosen]
 
@@ -168,9 +134,7 @@ def _at(name: str, series: str, x: float) -> float:
     return float(ys[xs == x][0])
 
 
-FIRST_REQUESTS: Final[Mapping[str, int | None]] = MappingProxyType(
-    {"smoke": 300, "classroom": None, "full": None, "gpu": None}
-)
+FIRST_REQUESTS: Final = {"smoke": 300, "classroom": None, "full": None, "gpu": None}
 """How many requests of the trace a scale replays; None is all of them."""
 BITS_PER_BYTE: Final = 8
 
@@ -194,8 +158,7 @@ class BandwidthDemand:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One row: mean TTFT, what is left of the transfer after the prefill, and how busy senders are."""
-        trace = _whole(self.workload, self.seed)
-        trace = trace if self.first is None else trace.head(self.first)
+        trace = OfTrace(workload=self.workload, first=self.first, seed=self.seed).trace()
         model = paper_node_latency()
         bytes_per_s = self.gbps * GB / BITS_PER_BYTE
         spec = ClusterSpec.disaggregated(
@@ -225,100 +188,78 @@ class BandwidthDemand:
         }
 
 
-@cache
-def _whole(workload: str, seed: int) -> Trace:
-    return load(workload, seed=seed)
-
-
 def bandwidths_of_fig_13() -> tuple[float, ...]:
     """The bandwidths at which FAST'25 Fig. 13 has points (Gbps), upwards."""
-    drawn = curve("fast_fig13_bandwidth_demand")
+    drawn = paper.curve("fast_fig13_bandwidth_demand")
     return tuple(sorted(set(drawn[drawn["series"] == "average TTFT"]["x"].tolist())))
 
 
 def busy_prefill_nodes(*, seed: int = 0) -> float:
     """How many nodes the synthetic trace keeps busy on average when every prompt is computed whole."""
-    trace = _whole("synthetic", seed)
+    trace = whole_trace("synthetic", seed)
     seconds = paper_node_latency().prefill.seconds(np.asarray(trace.input_tokens, dtype=float))
     return float(np.sum(seconds)) / float(trace.arrival_s[-1])
 
 
 def measured_transfers(scale: str, *, seed: int = 0) -> TransferMeasurement:
-    """Bytes moved between two processes of this machine, way by way, measured now.
-
-    Raises:
-        ValueError: when there is no such scale.
-    """
-    by_scale: dict[str, dict[str, Any]] = {
-        "smoke": {"sizes_bytes": (1 * MIB, 4 * MIB), "rounds": 1},
-        "classroom": {"sizes_bytes": tuple(mib * MIB for mib in (1, 4, 16)), "rounds": 5},
-        "full": {"sizes_bytes": tuple(mib * MIB for mib in (1, 4, 16, 64, 256, 1024)), "rounds": 9},
-    }
-    chosen = by_scale.get(check_scale(scale), by_scale["full"])
-    return measure_transfers(seed=seed, **chosen)
+    """Bytes moved between two processes of this machine, way by way, measured now."""
+    sizes, rounds = {"smoke": ((1, 4), 1), "classroom": ((1, 4, 16), 5)}.get(
+        check_scale(scale), ((1, 4, 16, 64, 256, 1024), 9)
+    )
+    return measure_transfers(seed=seed, sizes_bytes=tuple(mib * MIB for mib in sizes), rounds=rounds)
 
 
-def transfer_table(measured: TransferMeasurement) -> pd.DataFrame:
+@tabulated
+def transfer_table(measured: TransferMeasurement) -> Iterator[dict[str, Any]]:
     """One row a way and size: seconds with their extremes, GB/s, and seconds over the plain socket's."""
-    rows = [
-        {
-            "way": each.way,
-            "megabytes": each.size_bytes / 1e6,
-            "pieces": each.pieces,
-            "seconds": each.seconds,
-            "least_s": each.least_s,
-            "most_s": each.most_s,
-            "gb_per_s": each.size_bytes / each.seconds / GB,
-            "over_socket": each.over_socket,
-        }
-        for each in measured.times
-    ]
-    return pd.DataFrame(rows)
+    for each in measured.times:
+        columns = ("way", "pieces", "seconds", "least_s", "most_s", "over_socket")
+        size_bytes = each.size_bytes
+        speed = {"megabytes": size_bytes / 1e6, "gb_per_s": size_bytes / each.seconds / GB}
+        yield {name: getattr(each, name) for name in columns} | speed
 
 
 LIMIT_S: Final = 2.0
 """The mean TTFT that §5.4.2 asks for."""
 
 
-def beside_papers(storing: StoreLatency, slices: pd.DataFrame, demand: pd.DataFrame) -> ComparisonTable:
-    """Layer-wise storing, transfer engines, bandwidth demand and latency breakdown: paper, ours, verdict.
-
-    Args:
-        storing: of `store_latency`.
-        slices: rows of `breakdown`.
-        demand: rows of `BandwidthDemand` at every bandwidth of Fig. 13, streamed by layers and not.
-    """
-    return comparison_table(
+def beside_papers(storing: StoreLatency, slices: pd.DataFrame, demand: pd.DataFrame) -> paper.ComparisonTable:
+    """Layer-wise storing, transfer engines, bandwidth demand and latency breakdown: paper, ours, verdict."""
+    return paper.comparison_table(
         [*_storing(storing), *_engines(), *_demand(demand), *_slow_networks(demand), *_breakdown(slices)]
     )
 
 
-def _storing(storing: StoreLatency) -> Iterator[Compared]:
+def _storing(storing: StoreLatency) -> Iterator[paper.Compared]:
     """A27 by what is predicted: the link's constant is fitted to the same figure, so it does not decide."""
     last = storing.table.iloc[-1]
     layerwise_s, serialized_s = float(last["layerwise_s"]), float(last["serialized_s"])
-    yield claimed("A27", (layerwise_s - storing.link.model.latency_s) / serialized_s)
-    yield detail(claimed("A27", layerwise_s / serialized_s), "with the constant fitted to the same figure")
+    yield paper.claimed("A27", (layerwise_s - storing.link.model.latency_s) / serialized_s)
+    yield paper.detail(
+        paper.claimed("A27", layerwise_s / serialized_s), "with the constant fitted to the same figure"
+    )
 
 
-def _engines() -> Iterator[Compared]:
+def _engines() -> Iterator[paper.Compared]:
     for number in range(34, 40):
-        yield claimed(f"F{number}", None)  # two nodes and their network cards
+        yield paper.claimed(f"F{number}", None)  # two nodes and their network cards
 
 
-def _demand(demand: pd.DataFrame) -> Iterator[Compared]:
+def _demand(demand: pd.DataFrame) -> Iterator[paper.Compared]:
     for streams, words in ((True, "streamed layer by layer"), (False, "sent after the prefill")):
         rows = where(demand, streams_layers=streams, reuses=True)
-        row = claimed("F40", least_bandwidth_gbps(rows))
-        told = replace(row, quantity=f"{row.quantity}; {words}") if streams else detail(row, words)
-        yield unless_twin(told, str(rows["origin"].to_list()[0]))
+        row = paper.claimed("F40", least_bandwidth_gbps(rows))
+        told = replace(row, quantity=f"{row.quantity}; {words}") if streams else paper.detail(row, words)
+        yield paper.unless_twin(told, str(rows["origin"].to_list()[0]))
 
 
-def _slow_networks(demand: pd.DataFrame) -> Iterator[Compared]:
+def _slow_networks(demand: pd.DataFrame) -> Iterator[paper.Compared]:
     by_gbps = {float(row["gbps"]): row for row in records(demand, streams_layers=True, reuses=True)}
     for identifier, gbps in (("F72", 24.0), ("F73", 40.0)):
         row = by_gbps[gbps]
-        yield marked_if_twin(claimed(identifier, float(row["mean_ttft_s"])), row["origin"] != "released")
+        yield paper.marked_if_twin(
+            paper.claimed(identifier, float(row["mean_ttft_s"])), row["origin"] != "released"
+        )
 
 
 def least_bandwidth_gbps(rows: pd.DataFrame) -> float:
@@ -327,19 +268,83 @@ def least_bandwidth_gbps(rows: pd.DataFrame) -> float:
     Raises:
         ValueError: when the largest one is too small.
     """
-    enough: list[float] = []
-    found = zip(rows["gbps"].to_list(), rows["mean_ttft_s"].to_list(), strict=True)
-    for gbps, mean_ttft_s in sorted(found, reverse=True):
+    enough = None
+    for gbps, mean_ttft_s in (
+        rows.sort_values("gbps", ascending=False)[["gbps", "mean_ttft_s"]].to_numpy().tolist()
+    ):
         if mean_ttft_s >= LIMIT_S:
             break
-        enough.append(float(gbps))
-    if not enough:
-        raise ValueError(
-            f"the mean TTFT is above {LIMIT_S} s at every bandwidth up to {rows['gbps'].max():g} Gbps"
-        )
-    return enough[-1]
+        enough = gbps
+    if enough is None:
+        most = rows["gbps"].max()
+        raise ValueError(f"the mean TTFT is above {LIMIT_S} s at every bandwidth up to {most:g} Gbps")
+    return enough
 
 
-def _breakdown(slices: pd.DataFrame) -> Iterator[Compared]:
-    yield claimed("F41", saved_percent(slices, "prefill"))
-    yield claimed("F42", saved_percent(slices, "schedule", "prefill", "transfer", "load cache"))
+def _breakdown(slices: pd.DataFrame) -> Iterator[paper.Compared]:
+    yield paper.claimed("F41", saved_percent(slices, "prefill"))
+    yield paper.claimed("F42", saved_percent(slices, "schedule", "prefill", "transfer", "load cache"))
+
+
+_KEPT: Final = carried_folder("measured") / "second_turn.json"
+_PREFIX_IN: Final = {
+    "dram": "DRAM",
+    "ssd": "SSD",
+    "worker": "other worker",
+    "remote": "pool",
+    "mooncake": "Mooncake pool",
+}
+_SECOND_TURN: Final = [
+    "prefix_in", "second_turn_ms", "least_ms", "most_ms", "recomputed_ms", "predicted_ms", "error_percent",
+    "read_ms", "hidden_percent", "same_tokens",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SecondTurns:
+    """Second turns of conversations in a live cluster, kept from a run of `benchmarks/second_turn.py`."""
+
+    table: pd.DataFrame
+    """One row a place of the prefix: prefix_in, second_turn_ms, least_ms, most_ms, recomputed_ms, predicted_ms,
+    error_percent (of the prediction), read_ms, hidden_percent and same_tokens. What was not measured is NaN."""
+    tokens: int
+    """Of the prefix."""
+    new_tokens: int
+    """Behind it."""
+    made: str
+    """Machine, date, commit and load average of the run."""
+
+    def shown(self) -> pd.DataFrame:
+        """Whole milliseconds and percent by place; a cell is empty where nothing was measured."""
+        columns = ["recomputed_ms", "second_turn_ms", "predicted_ms", "read_ms", "hidden_percent"]
+        cells = {name: [_whole(number) for number in self.table[name].to_list()] for name in columns}
+        return pd.DataFrame(cells, index=pd.Index(self.table["prefix_in"]))
+
+
+def second_turns(path: Path = _KEPT) -> SecondTurns:
+    """TTFT of a second turn by the place of its prefix, beside recomputation and the model's prediction.
+
+    Raises:
+        ValueError: when the file has no row.
+    """
+    kept = json.loads(path.read_text("utf-8"))
+    if not kept["rows"]:
+        raise ValueError(f"{path} has no row; benchmarks/second_turn.py writes one for each place")
+    rows = [
+        {"prefix_in": _PREFIX_IN[row["place"]], **row, "hidden_percent": _percent(row["hidden_share"])}
+        for row in kept["rows"]
+    ]
+    machine = Machine(**kept["machine"])
+    made = (
+        f"kept: {machine}, commit {kept['commit']}, load average {kept['load_average'][0]:.1f},"
+        f" {kept['rounds']} round{'' if kept['rounds'] == 1 else 's'}"
+    )
+    return SecondTurns(pd.DataFrame(rows, columns=_SECOND_TURN), kept["tokens"], kept["new_tokens"], made)
+
+
+def _percent(share: float | None) -> float:
+    return np.nan if share is None else 100 * share
+
+
+def _whole(number: float) -> str:
+    return "" if np.isnan(number) else f"{number:.0f}"

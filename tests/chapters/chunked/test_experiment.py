@@ -16,12 +16,10 @@ from mooncake_lab.chapters.chunked.experiment import (
     intensities,
     masked_pairs,
     masks,
-    measured_chunks,
     pieces,
     reread_tokens,
     saturation,
 )
-from mooncake_lab.core import SCALES
 from mooncake_lab.experiments import run
 from mooncake_lab.paper import Verdict
 
@@ -116,9 +114,3 @@ class TestEngine:
         medians = chunk_medians(table)
         assert medians["iterations"].tolist() == [3, 2, 1]
         assert (medians["least"] <= medians["over_whole"]).all()
-
-    def test_every_scale_has_a_plan(self):
-        """Each scale measures something, and an unknown one is refused."""
-        assert len({measured_chunks(scale) for scale in SCALES}) == len(SCALES)
-        with pytest.raises(ValueError, match="allowed are"):
-            measured_chunks("huge")

@@ -51,12 +51,6 @@ def test_the_papers_points_are_drawn(figures, name):
     assert diamonds(figures[name])
 
 
-def test_measured_points_are_circles_and_name_the_machine(figures):
-    """What was measured is drawn as filled circles, and the footer says on what."""
-    assert all(line.get_marker() in {"o", "_", "|", "None"} for line in figures["measured"].axes[0].lines)
-    assert "torch" in figures["measured"].get_supxlabel()
-
-
 def test_masks_have_a_square_for_every_pair(figures):
     """All 78 pairs of twelve tokens are drawn."""
     assert sum(len(axes.patches) for axes in figures["masks"].axes) == 78

@@ -3,7 +3,6 @@
 import pandas as pd
 import pytest
 
-from mooncake_lab.chapters.compression import claims as costs
 from mooncake_lab.chapters.compression import experiment as topic
 from mooncake_lab.chapters.compression import figures as draw
 from mooncake_lab.experiments import run, vary
@@ -35,13 +34,6 @@ def test_breaking_draws_the_row_nearest_to_the_share(table):
     assert [len(axes.patches) for axes in figure.axes] == [3, 3]
 
 
-def test_similarity_draws_both_sides():
-    """Keys and values each have a line a model, over pairs of layers counted from one."""
-    rows = run(costs.LayerSimilarity(model="random:lab-recall", prompts=1, length=128), cache=False)
-    figure = draw.similarity(rows, {"random:lab-recall": "random"}, "measured: here")
-    assert [list(axes.lines[0].get_xdata()) for axes in figure.axes] == [[1, 2, 3], [1, 2, 3]]
-
-
 def test_decode_stacks_host_on_device():
     """Device bytes are solid bars, host bytes hatched ones after them."""
     rows = pd.DataFrame(
@@ -53,18 +45,3 @@ def test_decode_stacks_host_on_device():
     figure = draw.decode(rows, "x")
     assert [patch.get_width() for patch in figure.axes[0].patches] == pytest.approx([20, 30])
     assert [patch.get_width() for patch in figure.axes[1].patches] == pytest.approx([2, 1, 0, 1])
-
-
-def test_value_reads_have_a_line_for_all_and_one_a_number():
-    """All values once, then one line a number of values."""
-    rows = run(vary(costs.ValueReads(repeats=4), top=(4, 8), context_tokens=(64, 128)), cache=False)
-    assert len(draw.value_reads(rows, "measured: here").axes[0].lines) == 3
-
-
-def test_store_has_three_panels():
-    """Hit rate by size of store, load time, and Eq. 2."""
-    rows = run(
-        vary(costs.StoredPrefixes(first=50), stored_share=(1.0, 0.5), capacity_bytes=(1e11, 1e12)), cache=False
-    )
-    figure = draw.store(rows, {0.5: "half"}, "x")
-    assert [len(axes.lines) for axes in figure.axes] == [3, 2, 2]

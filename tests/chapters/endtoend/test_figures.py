@@ -5,9 +5,7 @@ import pytest
 
 from mooncake_lab.chapters.endtoend import experiment as topic
 from mooncake_lab.chapters.endtoend import figures as draw
-from mooncake_lab.chapters.endtoend.claims import CURVES, REAL, SYSTEMS, WORKLOADS
-from mooncake_lab.chapters.endtoend.rates import SYSTEMS as FOUR_NODES
-from mooncake_lab.chapters.endtoend.rates import AtRate, normalised, points, printed_rates
+from mooncake_lab.chapters.endtoend.claims import CURVES, SYSTEMS, WORKLOADS
 from mooncake_lab.experiments import run, vary
 from mooncake_lab.paper import curve
 
@@ -56,40 +54,6 @@ def test_every_bar_of_figure_8_has_its_diamond(traces):
     assert sorted(bar.get_height() for bar in axes.patches) == pytest.approx(sorted(traces["prefill_gpu_s"]))
     assert sorted(y for line in diamonds(axes) for y in line.get_ydata()) == sorted(paper["y"])
     assert axes.get_ylim()[0] == 0
-
-
-def test_splits_draw_a_line_for_each_host():
-    """Three panels, two lines each, seven diamonds each."""
-    rows = run(topic.splits(SMALL, (1, 2, 3), (0.0, 0.004)), cache=False)
-    names = {"effective": "a_effective_ratio", "ttft_mean_s": "b_avg_ttft", "tbt_fast_mean_s": "b_avg_tbt"}
-    figure = draw.splits(rows, {column: curve(f"fast_fig15{name}") for column, name in names.items()})
-    for axes in figure.axes:
-        assert len(lines(axes)) == 2
-        assert [len(line.get_xdata()) for line in diamonds(axes)] == [7]
-
-
-def test_rates_show_three_systems_beside_the_paper():
-    """A dataset a column, TTFT above TBT; nothing of the paper lies above its cut at 1.2."""
-    rows = normalised(run(points("32k", AtRate(dataset="32k", requests=3)), cache=False))
-    figure = draw.rates(rows, curve("arxiv_fig12_simulated_data"), ("32k",), FOUR_NODES)
-    assert len(figure.axes) == 2
-    for axes in figure.axes:
-        assert len(diamonds(axes)) == len(FOUR_NODES)
-        assert max(y for line in diamonds(axes) for y in line.get_ydata()) <= 1.2
-        drawn = [line for line in lines(axes) if len(line.get_xdata()) == len(printed_rates("32k"))]
-        assert len(drawn) >= len(FOUR_NODES)
-
-
-def test_distributions_end_where_all_have_been_served():
-    """Both panels carry both systems, in percent, with the limit."""
-    rows = run(vary(SMALL, system=tuple(REAL)), cache=False)
-    grids = {"ttft_cdf": topic.TTFT_GRID_S, "tbt_cdf": topic.TBT_GRID_MS}
-    tbt = curve("arxiv_fig13_tbt_cdf").assign(x=lambda table: 1e3 * table["x"])
-    paper = {"ttft_cdf": curve("arxiv_fig13_ttft_cdf"), "tbt_cdf": tbt}
-    figure = draw.distributions(rows, grids, paper, REAL, {"ttft_cdf": 30.0, "tbt_cdf": 100.0})
-    for axes in figure.axes:
-        assert len(diamonds(axes)) == len(REAL)
-        assert max(lines(axes)[0].get_ydata()) == 100
 
 
 def test_a_search_names_its_source_and_what_it_leaves_open():

@@ -45,12 +45,6 @@ class TestFourRequests:
         assert letters.loc["sarathi_serve", "C"].strip() == "pppPddd"
         assert not letters.drop("vllm").apply(lambda column: column.str.contains(".", regex=False)).any(axis=None)
 
-    def test_whole_prompts_never_show_a_piece(self, charts):
-        """Policies that do not cut have no letter for a piece."""
-        whole = charts[charts["policy"].isin(engine.WHOLE_PROMPTS)]
-        assert "p" not in set(whole["letter"])
-        assert "p" in set(charts["letter"])
-
     def test_waits_count_stalls_and_order_times(self, charts):
         """Only vLLM stalls; a gap and a first token lie within the whole."""
         waits = engine.waits(charts)
@@ -87,11 +81,6 @@ class TestSharedPrefix:
         computed = table.groupby("reuse")["computed_tokens"].apply(list)
         assert computed[False] == [45] * 3
         assert computed[True] == [45, 13, 13]
-
-    def test_what_is_not_computed_cannot_be_reused(self):
-        """Questions that start together find nothing."""
-        table = run(engine.SharedPrefixQuestions(arrive="at once", questions=3), cache=False)
-        assert (table["reused_tokens"] == 0).all()
 
 
 def test_race_has_a_row_a_case_and_names_the_machine():

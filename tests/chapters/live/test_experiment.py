@@ -1,7 +1,6 @@
 """The simulator against the live cluster: laws of the comparison, and one small measurement from end to end."""
 
 import dataclasses
-import os
 
 import numpy as np
 import pandas as pd
@@ -49,19 +48,6 @@ class TestStudy:
         slow, fast = (SMALL.slice(1, rate) for rate in (1.0, 10.0))
         for one, other in zip(slow, fast, strict=True):
             assert one.request.arrival_s == pytest.approx(10 * other.request.arrival_s)
-
-    def test_unknown_scale_is_refused(self):
-        """A scale that is none is named."""
-        with pytest.raises(ValueError, match="huge"):
-            live.study("huge")
-
-    def test_the_gpu_scale_asks_for_the_device(self):
-        """Where there are GPUs workers take them in turn, with a model worth a GPU; other scales stay here."""
-        spec = live.study("gpu").spec("2P+1D")
-        assert (spec.device, spec.backend, spec.dtype) == ("auto", "auto", "bfloat16")
-        assert model_shape(spec.model.removeprefix("random:")).layers == 32
-        for scale in ("smoke", "classroom", "full"):
-            assert live.study(scale).spec().device == "cpu"
 
 
 class TestComparison:
@@ -147,12 +133,6 @@ class TestMeasurement:
         told = live.informed(SMALL, found.held)
         assert told.index.tolist() == list(dict.fromkeys(found.held.requests["run"]))
         assert live.predicted_ttft_s(LoadBalance(), SMALL, found.held) > 0
-
-    def test_it_is_plain(self, found):
-        """What is kept says who measured when, on how busy a machine, and holds every table."""
-        plain = measurement.as_plain(found, os.getloadavg())
-        assert {"machine", "date", "commit", "load_average", "plan"} < set(plain)
-        assert len(plain["errors"]) == len(found.errors)
 
 
 def test_the_kept_measurement_has_what_the_chapter_shows():

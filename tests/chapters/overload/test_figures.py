@@ -1,13 +1,12 @@
 """Figures of overload: what is ours, and what is the paper's."""
 
-import numpy as np
 import pandas as pd
 import pytest
 from figure_laws import diamonds
 
 from mooncake_lab.chapters.overload import claims as beside
 from mooncake_lab.chapters.overload import figures as draw
-from mooncake_lab.chapters.overload.experiment import TABLE_3, stages
+from mooncake_lab.chapters.overload.experiment import TABLE_3
 
 
 @pytest.fixture
@@ -33,28 +32,6 @@ def test_table_3_is_drawn_as_diamonds(rows):
     assert sorted(points.get_xdata()) == sorted(printed.values())
     ends = [patch.get_width() + patch.get_x() for patch in figure.axes[0].patches[len(TABLE_3) :]]
     assert ends == pytest.approx([10.0, 10.0, 10.0])
-
-
-def test_intervals_show_every_seed(rows):
-    """A dot a seed and a bar a policy."""
-    figure = draw.with_intervals(rows[rows["speed"] == 1.0], {"waste (s)": "wasted_prefill_s"}, tuple(TABLE_3))
-    dots = [line for line in figure.axes[0].lines if line.get_marker() == "o"]
-    assert [len(line.get_xdata()) for line in dots] == [2, 2, 2]
-
-
-def test_series_have_the_papers_samples():
-    """All 81 samples of both of the paper's loads are diamonds."""
-    at_s = np.arange(0, 60, 5.0)
-    ours = pd.DataFrame({"at_s": at_s, "prefill": at_s / 100, "decode": 0.5, "source": "a test"})
-    figure = draw.series({"ours": ours}, beside.paper_series())
-    assert [len(line.get_xdata()) for line in diamonds(figure)] == [81, 81]
-
-
-def test_stages_stand_beside_the_sketch():
-    """Four stages by hand, and the paper's levels of both panels."""
-    ours = {panel: pd.DataFrame(stages(0.8, 0.5, predicted=panel == "b", count=4)) for panel in "ab"}
-    figure = draw.four_stages(ours, {panel: beside.paper_stages(panel) for panel in "ab"})
-    assert len(diamonds(figure)) == 4
 
 
 def test_a_sweep_has_a_line_a_policy(rows):

@@ -2,7 +2,6 @@
 
 import pytest
 
-from mooncake_lab.batching import Orca, RequestLevel, Sarathi
 from mooncake_lab.chapters.piggyback.experiment import (
     POLICIES,
     MeasuredGain,
@@ -11,9 +10,6 @@ from mooncake_lab.chapters.piggyback.experiment import (
     beside_closed_form,
     beside_papers,
     gain_medians,
-    measured_gain,
-    measured_riders,
-    policy_of,
     rider_accounts,
 )
 from mooncake_lab.chapters.piggyback.model import (
@@ -21,8 +17,6 @@ from mooncake_lab.chapters.piggyback.model import (
     beside_orca,
     breakdown,
     closed_rounds,
-    errors_by_term,
-    operator_shares,
     peaks,
     predictions,
     ratio_sweep,
@@ -30,7 +24,6 @@ from mooncake_lab.chapters.piggyback.model import (
     seats,
     time_per_token,
 )
-from mooncake_lab.core import SCALES
 from mooncake_lab.experiments import run, vary
 from mooncake_lab.paper import Verdict, claim
 
@@ -46,10 +39,6 @@ class TestModelled:
         merged = best.merge(peaks(), on=["label", "fused_tokens"], suffixes=("", "_balance"))
         assert len(merged) == 9
         assert (merged["ratio"] - merged["ratio_balance"]).abs().max() <= 2.0
-
-    def test_operators_are_all_of_the_linear_part(self):
-        """Shares of the operators add up to one."""
-        assert sum(operator_shares().values()) == pytest.approx(1)
 
     def test_prefill_is_flat_and_decode_falls(self):
         """A prefill token costs the same at every batch; a decode token ever less."""
@@ -83,12 +72,6 @@ class TestModelled:
         assert (table["SARATHI"] > table["Orca-best"]).all()
         assert (table["Orca-best"] >= table["baseline"]).all()
 
-    def test_terms_can_be_switched(self):
-        """Four variants, none of which misses wildly."""
-        table = errors_by_term()
-        assert len(table) == 4
-        assert table["mean_%"].max() < 6
-
     def test_seats_are_full_or_nobody_is_alone(self):
         """Decodes run alone only where every seat is taken, and the gains are those of the sweep."""
         table = seats((2, 14, 60))
@@ -108,13 +91,6 @@ class TestModelled:
 
 
 class TestPolicies:
-    def test_names(self):
-        """Each scheme is one of the package's policies, and others are refused."""
-        kinds = [type(policy_of(name, 256)) for name in POLICIES]
-        assert kinds == [RequestLevel, Orca, Sarathi]
-        with pytest.raises(ValueError, match="Orca-best"):
-            policy_of("magic", 256)
-
     def test_simulated_rounds_come_near_the_closed_ones(self):
         """The baseline agrees exactly; the others come closer with more rounds, from above."""
         few, many = (
@@ -144,10 +120,3 @@ class TestEngine:
         assert table["same_tokens"].all()
         assert (table.query("scheme == 'baseline'")["gain"] == 1).all()
         assert gain_medians(table)["scheme"].tolist() == list(POLICIES)
-
-    @pytest.mark.parametrize("planned", [measured_riders, measured_gain])
-    def test_every_scale_has_a_plan(self, planned):
-        """Each scale measures something, and an unknown one is refused."""
-        assert len({planned(scale) for scale in SCALES}) == len(SCALES)
-        with pytest.raises(ValueError, match="allowed are"):
-            planned("huge")

@@ -41,12 +41,6 @@ def test_the_papers_points_are_drawn(figures, name):
     assert diamonds(figures[name])
 
 
-@pytest.mark.parametrize(("name", "axis"), [("time", "y"), ("breakdown", "x"), ("orca", "y")])
-def test_bars_start_at_zero(figures, name, axis):
-    """Bars are honest about size."""
-    assert all(getattr(axes, f"get_{axis}lim")()[0] == 0 for axes in figures[name].axes)
-
-
 def test_accounts_have_one_name_in_legend_and_table(figures):
     """Both figures with accounts call each account what its column is called: `by token` is `by_token`."""
     table = model.account_sweep().columns
@@ -54,8 +48,3 @@ def test_accounts_have_one_name_in_legend_and_table(figures):
         handles = [axes.get_legend_handles_labels()[1] for axes in figures[name].axes]
         words = {label.partition(" (")[0].replace(" ", "_") for labels in handles for label in labels}
         assert {"marginal", "by_token", "by_order"} <= words & set(table)
-
-
-def test_the_account_figure_names_its_ratio(figures):
-    """The label of the vertical axis is the term of the text."""
-    assert figures["accounts"].axes[0].get_ylabel() == "decode speed-up (ratio)"

@@ -8,7 +8,6 @@ from mooncake_lab.chapters.pipeline import experiment as pipeline
 from mooncake_lab.chapters.pipeline import figures as draw
 from mooncake_lab.chapters.pipeline import long as pipeline_long
 from mooncake_lab.chapters.pipeline import serving as pipeline_serving
-from mooncake_lab.chapters.pipeline import serving_figures as served_figures
 from mooncake_lab.experiments import run, vary
 from mooncake_lab.paper import curve
 
@@ -34,12 +33,12 @@ def figures():
         "sensitivity": draw.sensitivity(pipeline.sensitivity(runs), paper),
         "chunks": draw.chunk_sizes(runs[runs["scheme"] == "SARATHI"], runs[runs["scheme"] == "Orca-best"]),
         "measured": draw.measured({"CPP": one_row}, "a machine"),
-        "long": served_figures.long_prompts(pipeline_long.three_ways((32_768, 65_536))),
-        "busy": served_figures.busy_network(pipeline_long.three_ways((32_768,), (4,), (1.0, 0.1))),
-        "cpp": served_figures.chunks(pipeline_long.chunk_sweep()),
-        "runahead": served_figures.runahead(pipeline_long.runahead_sweep((1024, 2048), (2,))),
-        "slices": served_figures.slices(pipeline_long.runahead_sweep((1024,), (2,))),
-        "capacity": served_figures.capacity(served, pipeline_serving.capacity(served, (0.2, 1.0)), 0.2, 1.0),
+        "long": draw.long_prompts(pipeline_long.three_ways((32_768, 65_536))),
+        "busy": draw.busy_network(pipeline_long.three_ways((32_768,), (4,), (1.0, 0.1))),
+        "cpp": draw.chunks(pipeline_long.chunk_sweep()),
+        "runahead": draw.runahead(pipeline_long.runahead_sweep((1024, 2048), (2,))),
+        "slices": draw.slices(pipeline_long.runahead_sweep((1024,), (2,))),
+        "capacity": draw.capacity(served, pipeline_serving.capacity(served, (0.2, 1.0)), 0.2, 1.0),
     }
 
 
@@ -55,13 +54,6 @@ def test_the_papers_completions_are_drawn(figures):
     assert sorted(points.get_xdata()) == pytest.approx([1.0, 1.48, 1.91])
 
 
-def test_timelines_show_every_row(figures):
-    """A bar for each iteration on each stage, and one for each gap."""
-    (axes,) = figures["timelines"].axes
-    rows = pipeline.timeline(pipeline.two_stages("SARATHI"))
-    assert len(axes.patches) == int((~rows["what"].isin(["fill", "drain"])).sum())
-
-
 @pytest.mark.parametrize(("seeds", "said"), [(1, "one seed"), (3, "means over 3 seeds")])
 def test_the_footer_of_capacities_counts_their_seeds(seeds, said):
     """Bars that are means over seeds do not pass for a single run."""
@@ -71,5 +63,5 @@ def test_the_footer_of_capacities_counts_their_seeds(seeds, said):
         for policy in ("vLLM", "Sarathi-Serve 512")
         for seed in range(seeds)
     )  # fmt: skip
-    figure = served_figures.capacities(pipeline_serving.over_vllm(runs), curve("sarathi_serve_capacity_over_vllm"))
+    figure = draw.capacities(pipeline_serving.over_vllm(runs), curve("sarathi_serve_capacity_over_vllm"))
     assert figure.get_supxlabel().endswith(f"; {said}")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mooncake_lab.chapters.placement.estimators import NoisyEstimator, PolynomialEstimator
+from mooncake_lab.chapters.placement.experiment import NoisyEstimator, PolynomialEstimator
 from mooncake_lab.conductor import KVCacheCentric, LatencyEstimator
 from mooncake_lab.metrics import check_log, ttft_s
 from mooncake_lab.simulation import Cluster, ClusterSpec
@@ -24,7 +24,7 @@ def measured(noise=0.0):
 
 def test_a_quadratic_truth_is_found_exactly():
     """Without noise the regression of degree two is the latency model, at lengths it never saw, too."""
-    learned = PolynomialEstimator.fit(TRUTH, *measured())
+    learned = PolynomialEstimator.fit(NODE.latency, *measured())
     assert learned.max_relative_error < 1e-6
     for tokens, reused in ((2000, 512), (50_000, 0), (100_000, 99_000)):
         assert learned.prefill_s(0, tokens, reused) == pytest.approx(TRUTH.prefill_s(0, tokens, reused), rel=1e-6)
@@ -34,28 +34,10 @@ def test_a_quadratic_truth_is_found_exactly():
 
 def test_noise_is_in_its_errors_and_a_line_is_worse():
     """The estimator knows how far off it is, and too low a degree shows."""
-    noisy = PolynomialEstimator.fit(TRUTH, *measured(0.05))
-    line = PolynomialEstimator.fit(TRUTH, *measured(0.05), degree=1)
+    noisy = PolynomialEstimator.fit(NODE.latency, *measured(0.05))
+    line = PolynomialEstimator.fit(NODE.latency, *measured(0.05), degree=1)
     assert 0.01 < noisy.max_relative_error < 0.1
     assert line.max_relative_error > 2 * noisy.max_relative_error
-
-
-def test_lengths_of_four_magnitudes_determine_a_cubic():
-    """Columns of very different size are no reason to refuse points that are well spread."""
-    tokens, shares = (
-        axis.ravel() for axis in np.meshgrid(np.geomspace(16, 131072, 14), [0.0, 0.2, 0.4, 0.6, 0.8])
-    )
-    reused = np.floor(tokens * shares)
-    learned = PolynomialEstimator.fit(
-        TRUTH, tokens, reused, NODE.latency.prefill.seconds(tokens, reused), degree=3
-    )
-    assert learned.max_relative_error < 1e-4
-
-
-def test_the_papers_ten_bars_do_not_determine_it():
-    """FAST'25 Fig. 14 has two shares of reuse, so that a free quadratic has two answers; ours are constrained."""
-    with pytest.raises(ValueError, match="measure more lengths and prefixes"):
-        PolynomialEstimator.fit(TRUTH, NODE.tokens, NODE.reused_tokens, NODE.prefill.measured_s, degree=4)
 
 
 def test_lengths_that_hardly_differ_do_not_determine_it_either():
@@ -63,7 +45,7 @@ def test_lengths_that_hardly_differ_do_not_determine_it_either():
     tokens = 1e5 + np.arange(12.0)
     with pytest.raises(ValueError, match="measure more lengths and prefixes"):
         PolynomialEstimator.fit(
-            TRUTH, tokens, np.tile([0.0, 5e4, 9e4], 4), NODE.latency.prefill.seconds(tokens, 0 * tokens)
+            NODE.latency, tokens, np.tile([0.0, 5e4, 9e4], 4), NODE.latency.prefill.seconds(tokens, 0 * tokens)
         )
 
 
@@ -72,7 +54,7 @@ def test_a_conductor_may_believe_it():
     trace = load("conversation").head(300)
     spec = ClusterSpec.disaggregated(prefill_nodes=3, decode_nodes=3, placement=KVCacheCentric())
     mean = {}
-    for name, belief in (("truth", TRUTH), ("learned", PolynomialEstimator.fit(TRUTH, *measured(0.05)))):
+    for name, belief in (("truth", TRUTH), ("learned", PolynomialEstimator.fit(NODE.latency, *measured(0.05)))):
         log = Cluster(spec, NODE.latency, belief).run(trace.requests())
         assert check_log(log) == ()
         mean[name] = np.mean(list(ttft_s(log).values()))
@@ -82,7 +64,7 @@ def test_a_conductor_may_believe_it():
 
 def test_noise_is_bounded_and_replays():
     """A noisy estimate errs by at most its relative error, the same way each time it is asked."""
-    noisy = NoisyEstimator(TRUTH, relative_error=0.2, seed=1)
+    noisy = NoisyEstimator(NODE.latency, relative_error=0.2, seed=1)
     ratios = [noisy.prefill_s(i, 1000, 0) / TRUTH.prefill_s(i, 1000, 0) for i in range(200)]
     assert all(0.8 <= ratio <= 1.2 for ratio in ratios)
     assert max(ratios) - min(ratios) > 0.3

@@ -64,27 +64,6 @@ def test_caches_draw_the_papers_bars_as_diamonds():
     assert sum(len(line.get_ydata()) for line in diamonds(figure)) == sum(len(table) for table in paper.values())
 
 
-def test_replicas_have_a_panel_for_each_rank_and_workload():
-    """Small multiples: a workload a row, a rank a column, both evictions in each."""
-    table = run(vary(topic.Replicas(first=60, ranks=(1, 10)), eviction=("lru", "lfu")), cache=False)
-    figure = draw.replicas(table, curve("fast_fig11_replica_count"), {"conversation": "Conversation"})
-    assert len(figure.axes) == 2
-    assert all(len(axes.lines) == 3 for axes in figure.axes)
-
-
-def test_footers_say_simulated_and_name_the_trace(four):
-    """Every figure says under itself where its numbers came from."""
-    figures = [
-        draw.load(four, curve("fast_fig05_ttft_box_scheduling"), FAST_FIG_5),
-        draw.thresholds(four.head(1)),
-        draw.capacity(planned(), 3e6),
-    ]
-    for figure in figures:
-        said = " ".join(figure.get_supxlabel().split())
-        assert said.startswith("simulated")
-        assert "conversation trace" in said
-
-
 def test_another_trace_and_node_stand_beside_the_papers(four):
     """Each policy has a mean, a line up to the 90th percentile, and a bar of hits, for either trace."""
     faster = rows(

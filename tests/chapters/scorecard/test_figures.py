@@ -31,10 +31,10 @@ def test_every_ratio_is_a_dot():
 def test_two_verdicts_are_told_apart_by_colour_or_by_hatch():
     """Two verdicts of one colour differ in their hatch; two colours differ for every kind of colour vision."""
     dark = {light: DARK[name] for name, light in COLOURS.items()}
-    for one, other in itertools.combinations(draw.VERDICT_COLOURS, 2):
-        colours = draw.VERDICT_COLOURS[one], draw.VERDICT_COLOURS[other]
+    for one, other in itertools.combinations(draw.VERDICTS, 2):
+        colours, hatches = zip(draw.VERDICTS[one], draw.VERDICTS[other], strict=True)
         if colours[0] == colours[1]:
-            assert draw.VERDICT_HATCHES.get(one) != draw.VERDICT_HATCHES.get(other)
+            assert hatches[0] != hatches[1]
         elif "not executed" not in {one, other}:  # an empty bar with an edge
             assert apart(*colours) >= LEAST_APART
             assert apart(*(dark[each] for each in colours)) >= LEAST_APART

@@ -11,11 +11,11 @@ import pytest
 from measured import stages
 
 from mooncake_lab.chapters.stages.experiment import (
+    _COMMITTED,
     beside_committed,
     calibrate_machine,
-    committed_measurement,
     measured_rows,
-    measured_stages,
+    read_measurement,
     stage_columns,
 )
 from mooncake_lab.chapters.stages.model import (
@@ -58,14 +58,6 @@ class TestPaperNode:
         )
         assert node.decode_alone.max_relative_error < constant("decode_step_max_rel_error").value + 5e-4
         assert max(node.transfer.max_relative_error, node.dram.max_relative_error) < 0.03
-
-    def test_its_links_are_the_recorded_ones(self, node):
-        """Transfer and load bandwidths are those that the bars imply."""
-        latency = node.latency
-        transfer, load = constant("transfer_bandwidth_fig14").value, constant("load_bandwidth_fig14").value
-        assert latency.transfer.bytes_per_s / GB == pytest.approx(transfer, rel=0.01)
-        assert latency.dram.bytes_per_s / GB == pytest.approx(load, rel=0.01)
-        assert latency.schedule_s == pytest.approx(constant("schedule_time_mean_fig14").value, rel=1e-3)
 
     def test_it_is_possible_and_always_the_same(self, node):
         """It stays above the node's floor at every probe, and two calibrations are one."""
@@ -132,11 +124,6 @@ class TestCurves:
                 "modelled": expected,
             }
 
-    def test_normalised_series_peak_at_one(self, node):
-        """Paper and model are relative to their own largest."""
-        largest = normalised_node(node.latency).groupby(["stage", "quantity", "source"])["value"].max()
-        assert largest.to_numpy() == pytest.approx(1.0)
-
     def test_the_paper_divides_length_by_latency(self):
         """The paper's throughput is length over latency, and batch over latency, up to the reading error."""
         for stage in ("prefill", "decode"):
@@ -186,36 +173,10 @@ class TestMeasured:
         assert ours.groupby(["stage", "quantity"])["value"].max().to_numpy() == pytest.approx(1.0)
         assert len(table) == 2 * len(ours)
 
-    def test_a_context_that_was_not_measured_is_refused(self, measured):
-        """The error lists the contexts there are."""
-        with pytest.raises(ValueError, match=r"99 tokens; allowed are \[8, 24\]"):
-            normalised_machine(measured, calibrate_machine(measured), 99)
-
-    def test_scales_grow_and_an_unknown_one_is_refused(self):
-        """Smoke is the cheapest; gpu asks for a device; other words are errors."""
-        assert measured_stages("smoke").budget_s < measured_stages("classroom").budget_s
-        assert measured_stages("classroom").budget_s < measured_stages("full").budget_s
-        assert measured_stages("gpu").device == "cuda"
-        with pytest.raises(ValueError, match="unknown scale"):
-            measured_stages("huge")
-
-    def test_a_missing_gpu_is_said_and_not_replaced(self, monkeypatch):
-        """Without a CUDA device the gpu scale fails instead of measuring something else."""
-        monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-        with pytest.raises(ValueError, match="CUDA device"):
-            measured_stages("gpu").rows()
-
-    def test_the_committed_measurement_reads_as_a_table(self):
-        """The file that came with the book has both stages, its machine and positive times."""
-        table = pd.DataFrame(measured_rows(committed_measurement()))
-        assert set(table["stage"]) == {"prefill", "decode"}
-        assert (table["seconds"] > 0).all()
-        assert (table["share_of_peak_flops"] < 1).all()
-
     def test_two_machines_are_compared_where_both_measured(self, measured):
         """Only points of the same model are beside each other; against itself every ratio is one."""
         assert beside_committed(measured).empty
-        committed = committed_measurement()
+        committed = read_measurement(_COMMITTED)
         again = pd.DataFrame(measured_rows(committed)).assign(model=committed.model)
         table = beside_committed(again)
         assert len(table) == len(again)

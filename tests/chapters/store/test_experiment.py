@@ -21,17 +21,17 @@ ACCESSES = st.lists(st.integers(0, 15), max_size=80)
 @given(accesses=ACCESSES)
 def test_a_block_is_live_between_its_first_and_last_use(accesses):
     """After each access the live blocks are those already seen that will be seen again."""
-    found = live_set(accesses)
+    live, distinct = live_set(accesses)
     for step in range(len(accesses)):
         seen, coming = set(accesses[: step + 1]), set(accesses[step + 1 :])
-        assert found.live_blocks[step] == len(seen & coming)
-        assert found.seen_blocks[step] == len(seen)
+        assert live[step] == len(seen & coming)
+        assert distinct[step] == len(seen)
 
 
 @given(accesses=ACCESSES)
 def test_the_optimum_needs_the_live_set_and_one_block_more(accesses):
     """With room for all live blocks and a newcomer, Belady's optimum hits like an unlimited cache."""
-    room = int(live_set(accesses).live_blocks.max(initial=0)) + 1
+    room = int(live_set(accesses)[0].max(initial=0)) + 1
     assert replay([accesses], "belady", room).hits == replay([accesses], "belady", None).hits
 
 
@@ -153,10 +153,10 @@ class TestLiveBlocks:
         """Every row is the live set after a request, and carries the peak of the whole trace."""
         trace = load("conversation").head(100)
         table = rows(store.LiveBlocks(first=100))
-        found = live_set(trace.block_ids.tolist())
+        live, seen = live_set(trace.block_ids.tolist())
         assert len(table) == 100
-        assert table["seen_blocks"].tolist() == found.seen_blocks[trace.block_starts[1:] - 1].tolist()
-        assert set(table["peak_live_blocks"]) == {found.live_blocks.max()}
+        assert table["seen_blocks"].tolist() == seen[trace.block_starts[1:] - 1].tolist()
+        assert set(table["peak_live_blocks"]) == {live.max()}
         assert table["live_blocks"].iloc[-1] == 0
 
     def test_lru_of_the_needed_size_reaches_the_share(self):

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from mooncake_lab.chapters.store import figures as draw
 from mooncake_lab.chapters.store import tiers as store_tiers
 from mooncake_lab.experiments import run
 
@@ -63,20 +62,3 @@ def test_the_crossing_is_where_both_take_equally_long(ratios, expected):
     """Between 1 and 4 MB/s, half way on both logarithmic axes; nowhere, where no two points enclose it."""
     rows = pd.DataFrame({"mb_per_s": [1.0, 4.0, 16.0], "ratio": ratios})
     assert store_tiers.crossing_mb_per_s(rows) == (expected and pytest.approx(expected))
-
-
-def test_the_figure_has_a_line_a_tier_and_says_who_measured(turns, tried):
-    """Four tiers on the left; on the right what was tried, three readings of Eq. 2, and the crossing if any."""
-    for crossing in (None, 0.01):
-        figure = draw.tiers(turns, tried, crossing, store_tiers.BANDWIDTHS)
-        left, right = figure.axes
-        assert len(left.lines) == len(SMALL.tiers)
-        assert len(right.lines) == 5 + (crossing is not None)
-        assert turns["machine"].iloc[0] in figure.get_supxlabel().replace("\n", " ")  # long footers wrap
-
-
-def test_unknown_scales_are_refused():
-    """A scale is one of those that all chapters know."""
-    for plan in (store_tiers.measured_conversation, store_tiers.break_even_at):
-        with pytest.raises(ValueError, match="huge"):
-            plan("huge")

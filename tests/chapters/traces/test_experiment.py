@@ -1,11 +1,9 @@
 """The experiments of the traces chapter, and the comparison with the papers."""
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from mooncake_lab.chapters.traces.experiment import (
-    FIRST_REQUESTS,
     Arrivals,
     BlockUses,
     Conversations,
@@ -38,10 +36,6 @@ def numbers():
 
 
 class TestLaws:
-    def test_scales(self):
-        """Only the smallest scale cuts the traces."""
-        assert [name for name, first in FIRST_REQUESTS.items() if first is not None] == ["smoke"]
-
     @pytest.mark.parametrize("of", ["input", "output"])
     def test_every_request_is_in_one_bin(self, of):
         """A histogram holds every request once, in 40 bins that touch."""
@@ -66,10 +60,10 @@ class TestLaws:
 
     def test_arrivals_hold_the_first_minute(self):
         """Arrivals of the window are those of the trace, none twice."""
-        table = run(Arrivals(first=FEW, window_s=1e9))
-        assert table["arriving"].sum() == FEW
+        table = run(Arrivals(first=FEW))
+        assert 0 < table["arriving"].sum() <= FEW
         assert table["at_s"].is_monotonic_increasing
-        assert run(Arrivals(first=FEW, window_s=10))["at_s"].max() <= 10
+        assert table["at_s"].max() <= table["at_s"].min() + 60
 
     def test_conversations_hold_every_request(self):
         """All requests are in conversations of at least one turn, and conversations times turns are requests."""
@@ -84,14 +78,10 @@ class TestLaws:
         assert table["gap_s"].min() >= 0
         assert len(table) == 101
 
-    def test_nothing_reused_has_no_quantiles(self):
-        """A trace that uses no block twice has no row."""
-        assert len(run(ReuseGaps(first=1))) == 0
-
     @pytest.mark.parametrize("workload", ["conversation", "synthetic"])
     def test_larger_blocks_share_less(self, workload):
         """Joining blocks never uncovers tokens to reuse: the token hit rate falls with the factor."""
-        table = run(vary(LargerBlocks(workload, first=FEW), factor=(1, 2, 4, 8)))
+        table = run(vary(LargerBlocks(workload=workload, first=FEW), factor=(1, 2, 4, 8)))
         assert table["block_size_tokens"].tolist() == [512, 1024, 2048, 4096]
         assert table["ideal_token_hit_rate"].is_monotonic_decreasing
 
@@ -117,16 +107,6 @@ class TestBesidePapers:
         decides, beside = table[table["claim"] == "A12"].to_dict(orient="records")
         assert (decides["decides"], decides["verdict"]) == (True, Verdict.TRACE_NOT_HERE.value)
         assert (beside["decides"], beside["verdict"]) == (False, Verdict.REPRODUCED.value)
-
-    def test_missing_workload(self, numbers):
-        """A table without one of the workloads is refused, naming it."""
-        with pytest.raises(ValueError, match="lack toolagent"):
-            beside_papers(numbers[numbers["workload"] != "toolagent"])
-
-    def test_bins_must_be_as_many(self):
-        """Histograms of different length cannot be compared."""
-        with pytest.raises(ValueError, match="ours has 1 bins and the paper's 40"):
-            same_bins(pd.DataFrame({"left": [0], "requests": [1]}), curve("arxiv_fig05_output_length_histogram"))
 
 
 class TestReleased:

@@ -62,12 +62,6 @@ class TestEvery(FigureLaws):
             for line in axes.get_lines():
                 assert (line.get_marker() == "D") == (line.get_linestyle() == "None")
 
-    def test_labels_tell_released_from_twin(self, figures, numbers, name):
-        """The legend says of each trace whether it is released or a twin."""
-        labels = [label for axes in figures[name].axes for label in axes.get_legend_handles_labels()[1]]
-        for workload, origin in zip(numbers["workload"], numbers["origin"], strict=True):
-            assert f"{workload} ({origin})" in labels
-
 
 class TestPaper:
     @pytest.mark.parametrize("name", ["lengths", "block_uses", "block_sizes"])

@@ -8,8 +8,7 @@ import pytest
 
 from mooncake_lab.bench.machine import describe_machine
 from mooncake_lab.chapters.transfer import experiment as transfer
-from mooncake_lab.chapters.transfer.experiment import beside_papers, least_bandwidth_gbps
-from mooncake_lab.chapters.transfer.second_turns import second_turns
+from mooncake_lab.chapters.transfer.experiment import beside_papers, least_bandwidth_gbps, second_turns
 from mooncake_lab.experiments import run, vary
 from mooncake_lab.testbeds import nodes as paper_node
 
@@ -45,11 +44,6 @@ def test_more_bandwidth_and_more_reuse_are_faster(demand):
 def test_recomputing_the_workload_needs_more_than_eight_nodes():
     """Whatever the rest of the setting of FAST'25 Fig. 13: with eight prefill nodes its queue would never end."""
     assert transfer.busy_prefill_nodes() > 8
-
-
-def test_the_paper_hides_nothing_in_figure_13():
-    """A second of transfer costs a second of TTFT, within a tenth."""
-    assert transfer.seconds_of_ttft_per_second_of_transfer() == pytest.approx(1, abs=0.1)
 
 
 def test_layerwise_storing_is_predicted_not_fitted(node):
@@ -114,9 +108,3 @@ def test_the_kept_second_turns_are_of_every_place_and_their_tokens_were_the_same
     assert kept.table["prefix_in"].to_list() == ["DRAM", "SSD", "other worker", "pool", "Mooncake pool"]
     assert kept.tokens == 2048
     assert kept.table["same_tokens"].all()
-
-
-def test_measurements_refuse_unknown_scales():
-    """A scale is one of those that all chapters know."""
-    with pytest.raises(ValueError, match="huge"):
-        transfer.measured_transfers("huge")
