@@ -222,22 +222,16 @@ def _spread(wanted: list[float], gap: float) -> list[float]:
     """Places at least a gap apart, in the order wanted, as near to where they are wanted as that allows."""
     order = sorted(range(len(wanted)), key=wanted.__getitem__)
     groups: list[list[int]] = []
+
+    def low(group: list[int]) -> float:
+        return sum(wanted[index] for index in group) / len(group) - gap * (len(group) - 1) / 2
+
     for index in order:
         groups.append([index])
-        while len(groups) > 1 and _low(groups[-1], wanted, gap) - _high(groups[-2], wanted, gap) < gap:
+        while len(groups) > 1 and low(groups[-1]) - low(groups[-2]) < gap * len(groups[-2]):
             groups[-2:] = [groups[-2] + groups[-1]]
-    places = dict.fromkeys(order, 0.0)
-    for group in groups:
-        places |= {index: _low(group, wanted, gap) + gap * k for k, index in enumerate(group)}
+    places = {index: low(group) + gap * k for group in groups for k, index in enumerate(group)}
     return [places[index] for index in range(len(wanted))]
-
-
-def _low(group: list[int], wanted: list[float], gap: float) -> float:
-    return sum(wanted[index] for index in group) / len(group) - gap * (len(group) - 1) / 2
-
-
-def _high(group: list[int], wanted: list[float], gap: float) -> float:
-    return _low(group, wanted, gap) + gap * (len(group) - 1)
 
 
 def footer(figure: Figure, text: str) -> None:
