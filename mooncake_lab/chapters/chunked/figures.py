@@ -87,7 +87,7 @@ def overhead(modelled: pd.DataFrame, paper: pd.DataFrame) -> style.BookFigure:
         paper: the curve of SARATHI Fig. 13.
     """
     figure, panels = style.new_figure(1, 2, height=3.3, sharex=True)
-    looks = _by_size(modelled, "prompt_tokens", lambda prompt, _: f"{prompt // 1024}K")
+    looks = _by_size(modelled, "prompt_tokens")
     shown = (("attention", "attention"), ("prefill", "total prefill"))
     for panel, (column, series) in zip(panels, shown, strict=True):
         for (_, tiles), (rows, line, look) in looks.items():
@@ -111,8 +111,7 @@ def gain_by_chunk(gains: pd.DataFrame, best: Mapping[int, Fact]) -> style.BookFi
         best: the paper's gain of the shortest sequences, by chunk size.
     """
     figure, (axes,) = style.new_figure(height=3.6)
-    named = _by_size(gains, "total_tokens", lambda total, rows: f"{total // 1024}K, batch {rows['batch'].iloc[0]}")
-    for rows, line, look in named.values():
+    for rows, line, look in _by_size(gains, "total_tokens").values():
         axes.plot(rows["fused_tokens"], rows["gain"], line, **look)
     style.paper_points(axes, list(best), [each.value for each in best.values()], "SARATHI Fig. 9a, 1K")
     axes.axhline(1, color=COLOURS["slo"], linewidth=1)
@@ -121,14 +120,16 @@ def gain_by_chunk(gains: pd.DataFrame, best: Mapping[int, Fact]) -> style.BookFi
     return style.finished(figure, MODELLED, columns=4)
 
 
-def _by_size(table: pd.DataFrame, size: str, name: Any) -> dict[Any, tuple[pd.DataFrame, str, dict[str, str]]]:
+def _by_size(table: pd.DataFrame, size: str) -> dict[tuple[int, bool], tuple[pd.DataFrame, str, dict[str, Any]]]:
     """Rows, line style and look by size and tiles: paler is shorter, and dotted ignores tiles."""
-    colours = dict(zip(sorted(set(table[size])), SIZES, strict=False))
-    return {
-        (each, tiles): (rows, "-" if tiles else ":", {"color": COLOURS[colours[each]], "label": label})
-        for (each, tiles), rows in table.groupby([size, "tiles"])
-        for label in (f"{name(each, rows)}{'' if tiles else ', no tiles'}",)
-    }
+    found: dict[tuple[int, bool], tuple[pd.DataFrame, str, dict[str, Any]]] = {}
+    for each, shade in zip(sorted(set(table[size])), SIZES, strict=False):
+        for tiles in (False, True):
+            rows = table[(table[size] == each) & (table["tiles"] == tiles)]
+            batch = f", batch {rows['batch'].iloc[0]}" if "batch" in rows else ""
+            label = f"{each // 1024}K{batch}{'' if tiles else ', no tiles'}"
+            found[each, tiles] = rows, "-" if tiles else ":", {"color": COLOURS[shade], "label": label}
+    return found
 
 
 @style.styled

@@ -5,6 +5,7 @@ from typing import Any, Final
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from matplotlib.ticker import NullFormatter
 
 from mooncake_lab.experiments import where
 from mooncake_lab.figures import style
@@ -126,4 +127,4 @@ def copies(moved: pd.DataFrame, hidden: pd.DataFrame, source: str) -> style.Book
 
 def _log(panel: Axes) -> None:
     style.log_axes(panel, "x")
-    panel.xaxis.set_minor_formatter(lambda *_: "")
+    panel.xaxis.set_minor_formatter(NullFormatter())

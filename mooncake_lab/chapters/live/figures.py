@@ -11,7 +11,7 @@ from mooncake_lab.figures import style
 from mooncake_lab.figures.colours import COLOURS
 
 _SHADE: Final = {"light": "size_1", "overloaded": "size_4"}
-_SIDES: Final = {"simulated": ("", "-"), "real": ("o", "none")}
+_SIDES: Final[dict[str, tuple[str, Any]]] = {"simulated": ("", "-"), "real": ("o", "none")}
 _STATISTIC: Final = {"mean": "s", "median": "o", "P90": "^"}
 _STAGE: Final = {"wait": "straw_man_light", "prefill": "prefill", "handover": "transfer"}
 _QUANTITY: Final = {"ttft_s": ("TTFT (s)", 1.0), "tbt_s": ("TBT (ms)", 1e3)}

@@ -88,7 +88,7 @@ def causes(requests: pd.DataFrame) -> Iterator[dict[str, Any]]:
     """
     for run, table in requests.groupby("run", sort=False):
         for stage in STAGES:
-            real_s, simulated_s = (float(table[f"{side}_{stage}"].mean()) for side in ("real", "simulated"))
+            real_s, simulated_s = (float(np.mean(table[f"{side}_{stage}"])) for side in ("real", "simulated"))
             row = {"run": run, "stage": stage.removesuffix("_s"), "real_s": real_s, "simulated_s": simulated_s}
             yield row | {"missing_s": real_s - simulated_s}
 

@@ -157,7 +157,7 @@ def sweep(rows: pd.DataFrame, knob: str, label: str, quantities: Mapping[str, st
         quantities: column by its label with unit.
     """
     figure, axes = style.new_figure(1, len(quantities), height=2.9)
-    means = rows.groupby(["policy", knob], sort=False)[list(quantities.values())].mean().reset_index()
+    means = rows.pivot_table(list(quantities.values()), ["policy", knob], sort=False).reset_index()
     for axis, (title, column) in zip(axes, quantities.items(), strict=True):
         for policy, line in means.groupby("policy", sort=False):
             look: dict[str, Any] = {

@@ -104,7 +104,7 @@ def bubbles_and_completion(bubbles: pd.DataFrame, done: pd.DataFrame, paper: pd.
 def causes(shares: pd.DataFrame) -> style.BookFigure:
     """What the stages spent their time on, by scheme: the table of `shares_by_cause`."""
     figure, (axes,) = style.new_figure(height=2.8)
-    names = [str(name) for name in shares.columns if name == "busy" or shares[name].sum() >= 0.005]
+    names = [str(name) for name in shares.columns if name == "busy" or sum(shares[name]) >= 0.005]
     parts = {name: (shares[name], COLOURS["size_1"] if name == "busy" else _IDLE[name]) for name in names}
     style.stacked(axes, range(len(shares)), parts, across=True, edgecolor=FRAME["axis"][0], linewidth=0.5)
     style.rows_down(axes, [str(scheme) for scheme in shares.index])
@@ -289,12 +289,13 @@ def chunks(table: pd.DataFrame) -> style.BookFigure:
     """Speed-up by four nodes over the length of a chunk: rows of `chunk_sweep`."""
     figure, (axes,) = style.new_figure(height=3.3)
     for (_, rows), size in zip(table.groupby("tokens"), ("size_1", "size_3", "size_4"), strict=False):
-        for (tokens, constant_ms), each in rows.groupby(["tokens", "chunk_constant_ms"]):
+        for constant_ms, each in rows.groupby("chunk_constant_ms"):
+            tokens = int(each["tokens"].iloc[0])
             more = f", {constant_ms:g} ms a chunk" if constant_ms else ""
             look: dict[str, Any] = {
                 **style.COMPUTED,
                 "color": COLOURS[size],
-                "label": f"{int(tokens) // 1024}k tokens{more}",
+                "label": f"{tokens // 1024}k tokens{more}",
             }
             axes.plot(each["chunk_tokens"], each["speed_up"], "--" if constant_ms else "-", **look)
     style.log_axes(axes, "x", base=2)

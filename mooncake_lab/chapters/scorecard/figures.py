@@ -37,7 +37,7 @@ def verdicts(counts: pd.DataFrame) -> Figure:
     style.stacked(axes, range(len(counts)), parts, across=True, hatches=hatches)
     for bars in axes.containers:
         for bar in bars:
-            bar.set_edgecolor(edges.get(bars.get_label(), "white"))
+            bar.set_edgecolor(edges.get(str(bars.get_label()), "white"))
     style.rows_down(axes, [str(chapter).replace("_", " ") for chapter in counts.index])
     axes.set_xlabel("claims (count)")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3)

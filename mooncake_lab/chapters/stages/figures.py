@@ -33,7 +33,8 @@ def normalised(node: pd.DataFrame, machine: pd.DataFrame, machine_name: str) -> 
     owners = ((node, "eight A800 GPUs, 70B"), (machine, "this machine"))
     panels = [(table, owner, stage) for table, owner in owners for stage in ("prefill", "decode")]
     for panel, (table, owner, stage) in zip(axes, panels, strict=True):
-        for (quantity, source), points in where(table, stage=stage).groupby(["quantity", "source"], sort=False):
+        for _, points in where(table, stage=stage).groupby(["quantity", "source"], sort=False):
+            quantity, source = points[["quantity", "source"]].iloc[0].tolist()
             if source == "paper":
                 style.paper_points(panel, points["x"], points["value"])
             else:
