@@ -54,12 +54,6 @@ class TestCut:
         stacked = np.vstack([np.pad(m, ((0, 0), (0, prompt - m.shape[1]))) for m in masks(prompt, chunk)])
         assert (stacked == np.tril(np.ones((prompt, prompt)))).all()
 
-    @pytest.mark.parametrize("cut", [(0, 4), (4, 0)])
-    def test_nothing_cannot_be_cut(self, cut):
-        """A prompt and a chunk have a token."""
-        with pytest.raises(ValueError, match="at least 1"):
-            pieces(*cut)
-
 
 class TestModelled:
     def test_a_whole_prompt_has_no_overhead(self):
