@@ -27,12 +27,13 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import torch
-from speed import ROOT, HuggingFaceContinuous, rates_of, refresh, with_floors, work_of
+from speed import ROOT, HuggingFaceContinuous, kernel_readers, provenance, rates_of, refresh, with_floors, work_of
 
 from mooncake_lab.bench.engine import Bench, Case, decode_case, mixed_case, prefill_case
-from mooncake_lab.bench.machine import measure_peaks, provenance
+from mooncake_lab.bench.machine import measure_peaks
 from mooncake_lab.bench.measuring import computing_threads
 from mooncake_lab.bench.peers import Decoding, Tokens, hugging_face
+from mooncake_lab.core import MIB
 from mooncake_lab.engine.loading import DTYPES
 from mooncake_lab.engine.reference import Clock
 from mooncake_lab.engine.weights import random_weights
@@ -209,7 +210,11 @@ def measure(wanted: Sequence[Setting], external: Mapping[str, Path], budget_s: f
 def _rows(setting: Setting, bench: Bench, end_s: float, skipped: list[str]) -> Iterator[dict[str, Any]]:
     size = DTYPES[setting.dtype].itemsize
     dry = bench.config.width < 256
-    peaks = measure_peaks(side=256, copy_bytes=1 << 22, repeats=2) if dry else measure_peaks(kernels=True)
+    peaks = (
+        measure_peaks(side=256, copy_bytes=1 << 22, repeats=2)
+        if dry
+        else measure_peaks(also=list(kernel_readers(64 * MIB)))
+    )
     about = {"model": setting.model, "dtype": setting.dtype, "threads": torch.get_num_threads()}
     for case, rounds in setting.cases:
         if time.monotonic() > end_s:

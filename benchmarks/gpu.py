@@ -10,6 +10,8 @@ that fails as failed, with its error; then the exit code is 1 and everything els
 import argparse
 import gc
 import json
+import shutil
+import subprocess
 import sys
 import time
 from dataclasses import asdict
@@ -20,13 +22,23 @@ import torch
 from gpu_lab import DRY, FULL, Lab
 from gpu_sections import SECTIONS
 
-from mooncake_lab.bench.machine import commit, describe_machine, driver_version, measure_peaks
+from mooncake_lab.bench.machine import commit, describe_machine, measure_peaks
 from mooncake_lab.engine.backends import choose_backend
 from mooncake_lab.engine.config import config_from_shape
 from mooncake_lab.engine.loading import DTYPES
 from mooncake_lab.engine.model import make_model
 from mooncake_lab.engine.weights import random_weights
 from mooncake_lab.perf import model_shape
+
+
+def driver_version() -> str | None:
+    """Of NVIDIA's driver, as its own tool reports it; `None` without a driver."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return None
+    command = [tool, "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # plain words
+    return (done.stdout.strip() or None) if done.returncode == 0 else None
 
 
 def make_lab(shape: str, device: str, dtype: str, backend: str = "auto") -> Lab:

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from speed import provenance
 
-from mooncake_lab.bench.machine import provenance
 from mooncake_lab.conductor import ClusterView, Estimator, LatencyEstimator, Placement
 from mooncake_lab.core import Arrived, FirstToken, Moved, Prefilled, Request, TracedRequest
 from mooncake_lab.perf import LatencyModel

@@ -8,18 +8,23 @@ them did the machine can do. So no time lies below its floor.
 """  # noqa: INP001  # scripts, not a package
 
 import json
+import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
 
+import numpy as np
 import torch
 
 from mooncake_lab.bench.engine import Case
+from mooncake_lab.bench.machine import commit, describe_machine
+from mooncake_lab.bench.peaks import PeakCandidate
 from mooncake_lab.bench.peers import Decoding, Tokens, checked_seconds
 from mooncake_lab.engine.config import LlamaConfig
 from mooncake_lab.engine.reference import Clock
@@ -37,6 +42,35 @@ PEERS: Final[Mapping[str, str]] = MappingProxyType(
 MEASURED: Final = ("cpu_engine.json", "cpu_engine_peers.json")
 """Files of `data/measured` that the README's sentence comes from."""
 _HEAD = ("model", "threads", "case", "tokens/s", "peer", "times the peer", "rounds", "times the floor", "bound by")
+
+
+def provenance(device: str = "cpu") -> dict[str, Any]:
+    """The machine, the date, the commit and the load: what every file of measurements begins with."""
+    machine = describe_machine(device)
+    return {
+        "machine": asdict(machine),
+        "device": device,
+        "date": machine.date,
+        "commit": commit(),
+        "load_average": list(os.getloadavg()),
+    }
+
+
+def kernel_readers(size_bytes: int) -> Iterator[PeakCandidate]:
+    """Our compiled linear operator, which reads weights of `size_bytes`; the first call compiles."""
+    for dtype in (torch.float32, torch.bfloat16):
+        weight = torch.zeros((size_bytes // dtype.itemsize // 1024, 1024)).to(dtype)
+        for rows in (1, 4):
+            name = f"{str(dtype).removeprefix('torch.')} kernel of {rows}"
+            yield PeakCandidate(name=name, amount=float(weight.nbytes), work=_kernel(weight, rows))
+
+
+def _kernel(weight: torch.Tensor, rows: int) -> Callable[[], object]:
+    from mooncake_lab.engine.backends.cpu_step import PLAIN, linear, view
+
+    inputs = np.zeros((rows, weight.shape[1]), np.float32)
+    out = np.zeros((rows, weight.shape[0]), np.float32)
+    return partial(linear, inputs, view(weight), PLAIN, out)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,15 @@ import platform
 import shutil
 import subprocess
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 
-from mooncake_lab.bench.peaks import peak_of, products, streams
+from mooncake_lab.bench.peaks import PeakCandidate, peak_of, products, streams
 from mooncake_lab.core import GIB, MIB
 from mooncake_lab.engine.reference import Clock
 from mooncake_lab.perf import Hardware
@@ -56,18 +57,6 @@ def describe_machine(device: str = "cpu") -> Machine:
     )
 
 
-def provenance(device: str = "cpu") -> dict[str, Any]:
-    """The machine, the date, the commit and the load: what every file of measurements begins with."""
-    machine = describe_machine(device)
-    return {
-        "machine": asdict(machine),
-        "device": device,
-        "date": machine.date,
-        "commit": commit(),
-        "load_average": list(os.getloadavg()),
-    }
-
-
 def processor_name(cpu_info: Path = _CPU_INFO) -> str:
     """The CPU's name as the kernel tells it, else as Python does."""
     if cpu_info.is_file():
@@ -84,7 +73,7 @@ def measure_peaks(
     side: int | None = None,
     copy_bytes: int | None = None,
     repeats: int = 5,
-    kernels: bool = False,
+    also: Sequence[PeakCandidate] = (),
     clock: Clock = time.perf_counter,
 ) -> Hardware:
     """This machine as hardware: the best rates of the candidates of `peaks`, FLOP/s and bytes/s.
@@ -94,7 +83,7 @@ def measure_peaks(
         side: rows and columns of the matrices; large enough for the device by default.
         copy_bytes: size of the array read or copied; by default larger than any cache.
         repeats: calls of each candidate, of which the best counts.
-        kernels: whether the engine's compiled kernels are candidates, too (CPU); the first call compiles them.
+        also: further candidates that read memory.
         clock: source of seconds.
     """
     side = side or (8192 if device == "cuda" else 1024)
@@ -103,7 +92,7 @@ def measure_peaks(
         peak_of(list(products(dtype, side, device)), repeats, device, clock)
         for dtype in (torch.float32, torch.bfloat16)
     )
-    memory = peak_of(list(streams(copy_bytes, device, kernels=kernels)), repeats, device, clock)
+    memory = peak_of([*streams(copy_bytes, device), *also], repeats, device, clock)
     return Hardware(
         name="this-gpu" if device == "cuda" else "this-cpu",
         devices=1,
@@ -123,16 +112,6 @@ def memory_bytes(device: str = "cpu") -> float:
     if device == "cuda":
         return float(torch.cuda.get_device_properties(0).total_memory)
     return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-
-
-def driver_version() -> str | None:
-    """Of NVIDIA's driver, as its own tool reports it; `None` without a driver."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return None
-    command = [tool, "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # plain words
-    return (done.stdout.strip() or None) if done.returncode == 0 else None
 
 
 def commit() -> str | None:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import torch
 
 from mooncake_lab.engine.backends.linear import cpu_linear, multiplies_bfloat16
@@ -70,14 +69,8 @@ def products(dtype: torch.dtype, side: int, device: str = "cpu") -> Iterator[Pea
             yield PeakCandidate(name=f"{short} {name} {shape}", amount=flops, work=work)
 
 
-def streams(size_bytes: int, device: str = "cpu", *, kernels: bool = False) -> Iterator[PeakCandidate]:
-    """Ways to move `size_bytes` of memory: a copy (read and written); on a CPU sums and products of few rows, too.
-
-    Args:
-        size_bytes: of the array or the weights.
-        device: where they are.
-        kernels: whether the engine's compiled kernels read too (CPU); the first call compiles them.
-    """
+def streams(size_bytes: int, device: str = "cpu") -> Iterator[PeakCandidate]:
+    """Ways to move `size_bytes` of memory: a copy (read and written); on a CPU also sums and small products."""
     array = torch.zeros(size_bytes // 4, device=device)
     moved = float(array.nbytes)
     target = torch.empty_like(array)
@@ -88,10 +81,10 @@ def streams(size_bytes: int, device: str = "cpu", *, kernels: bool = False) -> I
     whole = array.view(torch.int64) if array.numel() % 2 == 0 else array.view(torch.int32)
     yield PeakCandidate(name=f"sum of {str(whole.dtype)[6:]}", amount=moved, work=partial(torch.sum, whole))
     for dtype in (torch.float32, torch.bfloat16):
-        yield from _few_rows(dtype, size_bytes, kernels=kernels)
+        yield from _few_rows(dtype, size_bytes)
 
 
-def _few_rows(dtype: torch.dtype, size_bytes: int, *, kernels: bool) -> Iterator[PeakCandidate]:
+def _few_rows(dtype: torch.dtype, size_bytes: int) -> Iterator[PeakCandidate]:
     """Products of 1 to 32 rows with weights of `size_bytes`, which read the weights once."""
     width = 1024 if size_bytes >= 1 << 22 else 16
     weight = torch.zeros((size_bytes // dtype.itemsize // width, width)).to(dtype)
@@ -100,19 +93,8 @@ def _few_rows(dtype: torch.dtype, size_bytes: int, *, kernels: bool) -> Iterator
     for rows in (1, 4, 32):
         inputs = torch.zeros((rows, width), dtype=dtype)
         yield PeakCandidate(name=f"{short} linear of {rows}", amount=moved, work=partial(packed, inputs))
-        if kernels and rows <= 4:
-            yield PeakCandidate(name=f"{short} kernel of {rows}", amount=moved, work=_kernel(weight, rows))
     row = torch.zeros(width, dtype=dtype)
     yield PeakCandidate(name=f"{short} matrix times vector", amount=moved, work=partial(torch.mv, weight, row))
-
-
-def _kernel(weight: torch.Tensor, rows: int) -> Callable[[], object]:
-    """Our compiled linear operator, which decodes."""
-    from mooncake_lab.engine.backends.cpu_step import PLAIN, linear, view
-
-    inputs = np.zeros((rows, weight.shape[1]), np.float32)
-    out = np.zeros((rows, weight.shape[0]), np.float32)
-    return partial(linear, inputs, view(weight), PLAIN, out)
 
 
 def _best_s(work: Callable[[], object], repeats: int, device: str, clock: Clock) -> float:

@@ -39,7 +39,6 @@ COMMANDS: Final = {
         "Print the verdict on each claim of the papers, with the paper's number, ours, and the band.",
     ),
     "store": ("store:app", "Test the store of KVCache blocks under faults."),
-    "bench": ("bench:app", "Measure speed on this machine."),
     "classroom": ("classroom:app", "Build the notebooks that students get, and grade what they hand in."),
     "doctor": ("doctor:doctor", "Report what this machine can run, and how to install the rest."),
 }

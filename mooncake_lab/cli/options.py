@@ -70,7 +70,6 @@ TransferBackend = Annotated[
 ]
 Threads = Annotated[int, at_least(1, "Threads of each worker.")]
 LiveSeed = Annotated[int, at_least(0, "Seed of random weights and of random placement.")]
-Measured = Annotated[Path | None, typer.Option(help="Write a JSON file, for data/measured.", dir_okay=False)]
 
 
 def fail(command: str, reason: object, *, code: int = 1) -> NoReturn:

@@ -4,9 +4,7 @@ import json
 from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
-from typing import Annotated, Any, Literal
 
-import msgspec
 import pytest
 from by_hand import four_requests
 
@@ -14,58 +12,12 @@ from mooncake_lab.core import Moved, Prefilled
 from mooncake_lab.metrics import trace_events, write_perfetto
 from mooncake_lab.simulation import Cluster, ClusterSpec, Failure
 
-Micros = Annotated[float, msgspec.Meta(ge=0)]
-
-
-class Metadata(msgspec.Struct, tag="M", tag_field="ph", forbid_unknown_fields=True):
-    name: Literal["process_name", "thread_name"]
-    pid: int
-    tid: int
-    args: dict[Literal["name"], str]
-
-
-class Complete(msgspec.Struct, tag="X", tag_field="ph", forbid_unknown_fields=True):
-    name: str
-    cat: str
-    pid: int
-    tid: int
-    ts: Micros
-    dur: Micros
-    args: dict[str, Any]
-
-
-class Counted(msgspec.Struct, tag="C", tag_field="ph", forbid_unknown_fields=True):
-    name: str
-    pid: int
-    ts: Micros
-    args: dict[Literal["blocks"], int]
-
-
-class _Asynchronous(msgspec.Struct, tag_field="ph", forbid_unknown_fields=True):
-    name: str
-    cat: str
-    id: int
-    pid: int
-    tid: int
-    ts: Micros
-    args: dict[str, Any]
-
-
-class Begin(_Asynchronous, tag="b"):
-    pass
-
-
-class Instant(_Asynchronous, tag="n"):
-    pass
-
-
-class End(_Asynchronous, tag="e"):
-    pass
-
-
-class TraceFile(msgspec.Struct, forbid_unknown_fields=True):
-    displayTimeUnit: Literal["ms"]  # noqa: N815  # the format's own word
-    traceEvents: list[Metadata | Complete | Counted | Begin | Instant | End]  # noqa: N815
+SPAN = {"name", "pid", "tid", "args"}
+REQUEST = SPAN | {"cat", "id", "ts"}
+FIELDS = {"M": SPAN, "X": SPAN | {"cat", "ts", "dur"}, "C": SPAN - {"tid"} | {"ts"}} | dict.fromkeys(
+    "bne", REQUEST
+)
+"""The fields of the trace event format, by phase, besides the phase."""
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +30,12 @@ def test_the_file_is_of_the_format(log, tmp_path):
     """Every event is one that the format knows, with its fields and no others; times are microseconds from 0."""
     path = tmp_path / "run.json"
     write_perfetto(path, log)
-    file = msgspec.json.decode(path.read_bytes(), type=TraceFile)
-    assert len(file.traceEvents) > len(log)
-    assert json.loads(path.read_text())["displayTimeUnit"] == "ms"
+    file = json.loads(path.read_text())
+    assert file["displayTimeUnit"] == "ms"
+    assert len(file["traceEvents"]) > len(log)
+    for event in file["traceEvents"]:
+        assert set(event) == FIELDS[event["ph"]] | {"ph"}
+        assert min(event.get("ts", 0), event.get("dur", 0)) >= 0
     assert [p.name for p in tmp_path.iterdir()] == ["run.json"]
 
 

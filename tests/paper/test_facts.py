@@ -7,7 +7,7 @@ import pytest
 
 from mooncake_lab.paper import Fact, assumption, assumptions, claims, constant, curve, data_dir, fact, index, scope
 from mooncake_lab.paper.facts import read_rows
-from mooncake_lab.paper.pages import PAGES, main, refreshed
+from mooncake_lab.paper.pages import PAGES, refreshed
 
 
 def test_every_file_of_numbers_is_indexed_and_every_entry_has_its_file():
@@ -97,16 +97,6 @@ def test_the_pages_show_the_tables_of_the_data(name):
     """The committed page equals the page made anew; if not, run `python -m mooncake_lab.paper.pages book`."""
     page = (ROOT / "book" / name).read_text(encoding="utf-8")
     assert refreshed(page) == page
-
-
-def test_refreshing_twice_changes_nothing_more(tmp_path):
-    """Making the tables anew is idempotent and keeps the prose."""
-    for name in PAGES:
-        (tmp_path / name).write_text((ROOT / "book" / name).read_text(encoding="utf-8"), encoding="utf-8")
-    main(tmp_path)
-    main(tmp_path)
-    for name in PAGES:
-        assert (tmp_path / name).read_text(encoding="utf-8") == (ROOT / "book" / name).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", ["prose only", "% table: FAST'26\n% end of table"])

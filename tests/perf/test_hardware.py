@@ -38,14 +38,10 @@ def test_every_machine_goes_by_its_own_name_and_says_its_source(name):
     assert machine.memory_bytes == machine.devices * machine.device_memory_bytes
 
 
-def test_an_unknown_machine_is_answered_with_the_known_ones():
-    """The error names what was asked for and every machine there is."""
+def test_an_unknown_machine_or_data_type_is_answered_with_the_known_ones():
+    """The error names what was asked for and what there is."""
     with pytest.raises(ValueError, match=r"'abacus'.*a800-node.*h200"):
         hardware("abacus")
-
-
-def test_an_unknown_data_type_is_answered_with_the_known_ones():
-    """Asking for a peak that nobody noted is an error, not a guess."""
     with pytest.raises(ValueError, match=r"'int3'.*bfloat16, float32"):
         hardware("h200").flops_per_s("int3")
 

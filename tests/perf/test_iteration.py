@@ -30,11 +30,6 @@ class TestLinear:
         assert smooth.seconds(256) < smooth.seconds(257) < LINEAR.seconds(257)
         assert smooth.seconds(384) == LINEAR.seconds(384)
 
-    @given(st.integers(1, 127))
-    def test_below_one_tile_nothing_is_rounded(self, few):
-        """A batch of decodes does not pay for a tile it does not fill."""
-        assert LINEAR.rounded(few) == few
-
     @given(st.integers(0, 3))
     def test_anchors_are_met(self, index):
         """The cost goes through its anchors."""
@@ -56,11 +51,6 @@ class TestLinear:
         """Two rising anchors are the least."""
         with pytest.raises(ValueError, match="two or more are needed"):
             LinearCost(anchors)
-
-    def test_a_tile_of_nothing_is_refused(self):
-        """A tile has a token."""
-        with pytest.raises(ValueError, match="at least 1"):
-            LinearCost(LINEAR.anchors, 0)
 
 
 class TestIteration:
@@ -137,7 +127,3 @@ class TestTransfer:
         host = dataclasses.replace(COST, per_decode_s=1e-3)
         here = (model_shape("llama-13b"), hardware("a6000"))
         assert transferred(host, source=here, target=there, name="moved").per_decode_s == host.per_decode_s
-
-    def test_tiles_stay(self):
-        """A tile belongs to the kernels, not to the device's ridge."""
-        assert self.moved().linear.tile_tokens == COST.linear.tile_tokens

@@ -32,14 +32,6 @@ def test_a_stretch_is_the_sum_of_its_steps(decode, batch, context, steps):
     assert decode.stretch_s(batch, context, steps) == pytest.approx(one_by_one, rel=1e-9)
 
 
-@given(decodes, st.integers(1, 256), st.integers(0, 10**7), st.integers(0, 10_000), st.integers(0, 10_000))
-def test_stretches_concatenate(decode, batch, context, first, second):
-    """Some steps and then some more, starting from the grown context, last as long as all at once."""
-    rest = decode.stretch_s(batch, context + first * batch, second)
-    whole = decode.stretch_s(batch, context, first + second)
-    assert decode.stretch_s(batch, context, first) + rest == pytest.approx(whole, rel=1e-9)
-
-
 @given(decodes, st.integers(1, 256), st.integers(0, 10**7), st.integers(0, 3000))
 def test_each_step_outlasts_the_one_before_by_the_growth(decode, batch, context, k):
     """Step k lasts first + k * growth, which is what the run log writes."""
@@ -85,14 +77,6 @@ def test_hybrid_steps_join_the_two_stages():
     assert hybrid.step_s(2048, 4096) == pytest.approx(
         PREFILL.compute_s(6144, 4096) - PREFILL.constant_s, rel=1e-12
     )
-
-
-@given(st.integers(0, 2000), st.integers(0, 64))
-def test_decodes_ride_free_below_the_knee(chunk, requests):
-    """Below the knee a chunk costs only its attention; above it every token costs."""
-    hybrid = HybridLatency(floor_s=0.02, per_token_s=1e-4, per_token_squared_s=0.0, per_context_token_s=0.0)
-    expected = max(0.02, 1e-4 * (chunk + requests))
-    assert hybrid.step_s(chunk, 0, requests) == pytest.approx(expected, rel=1e-12)
 
 
 @given(st.integers(1, 4096), st.integers(0, 64), st.sampled_from([1, 64, 128, 256]))

@@ -6,13 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooncake_lab.core import GB
-from mooncake_lab.paper import claim, constant, fact
+from mooncake_lab.paper import constant, fact
 from mooncake_lab.perf import (
     HARDWARE,
     PRINTED_A,
     PRINTED_B,
     attainable_flops_per_s,
-    decode_flops,
     decode_work,
     exact_prefill_flops,
     hardware,
@@ -40,15 +39,6 @@ def test_consecutive_pieces_add_up(count, cuts):
     assert count(LLAMA, high, low) == count(LLAMA, middle, low) + count(LLAMA, high, middle)
 
 
-@pytest.mark.parametrize("count", [printed_prefill_flops, exact_prefill_flops])
-@given(shorter=tokens, more=st.integers(1, 1000))
-def test_more_tokens_cost_more_and_more_reuse_costs_less(count, shorter, more):
-    """FLOPs grow with the prompt and fall with the reused prefix."""
-    longer = shorter + more
-    assert count(LLAMA, longer) > count(LLAMA, shorter)
-    assert count(LLAMA, longer, shorter) < count(LLAMA, longer, max(0, shorter - 1)) or shorter == 0
-
-
 @given(tokens)
 def test_the_causal_count_is_the_sum_over_tokens(n):
     """Counting row by row, where token i attends to i tokens, gives the closed form."""
@@ -56,12 +46,6 @@ def test_the_causal_count_is_the_sum_over_tokens(n):
     attention = sum(4 * LLAMA.query_width * i for i in range(1, sample + 1))
     linear = sample * 2 * LLAMA.layer_parameters
     assert exact_prefill_flops(LLAMA, sample) == LLAMA.layers * (attention + linear)
-
-
-def test_a_decode_step_is_the_last_token_of_a_prefill_plus_the_head():
-    """One request decoding after n tokens does what token n+1 of a causal prefill does, and the output head."""
-    head = 2 * LLAMA.head_parameters
-    assert decode_flops(LLAMA, 1, 8192) == exact_prefill_flops(LLAMA, 8193, 8192) + head
 
 
 def test_eq1_has_the_printed_coefficients():
@@ -104,26 +88,12 @@ def test_eq2_has_the_worked_values(node, label, p):
     assert ours == pytest.approx(constant(f"B_min_{label}_p{p}").value, rel=1e-6)
 
 
-@pytest.mark.parametrize(("node", "claimed"), [(A800, "F43"), (H800, "F44")])
-def test_eq2_rounds_to_the_printed_bandwidths(node, claimed):
-    """At 8192 tokens it rounds to the whole GB/s that the paper prints for each node."""
-    ours = reuse_bandwidth_bytes_per_s(LLAMA, 8192, node.flops_per_s()) / GB
-    assert round(ours) == claim(claimed).fact.value
-
-
 @given(p=st.integers(0, 10**6), flops=st.floats(1e12, 1e17))
 def test_at_the_bandwidth_of_eq2_loading_and_computing_take_the_same_time(p, flops):
     """Eq. 2 is the break-even of Eq. 1: kv(p)/B equals flops(p)/G."""
     p += 1
     bandwidth = reuse_bandwidth_bytes_per_s(LLAMA, p, flops)
     assert kv_bytes(LLAMA, p) / bandwidth == pytest.approx(printed_prefill_flops(LLAMA, p) / flops, rel=1e-12)
-
-
-@given(p=st.integers(0, 10**6), more=st.integers(1, 10**6))
-def test_longer_prefixes_need_less_bandwidth(p, more):
-    """Attention makes later tokens dearer to compute but not to load."""
-    short, long = (reuse_bandwidth_bytes_per_s(LLAMA, n, A800.flops_per_s()) for n in (p, p + more))
-    assert long < short
 
 
 @given(st.floats(1e6, 6.9e9))
@@ -168,14 +138,6 @@ def test_batching_raises_the_intensity_of_decode(batch, each):
     """Weights are read once for all, so twice the batch does more for each byte."""
     alone = decode_work(LLAMA, batch, batch * each).intensity_flops_per_byte
     assert decode_work(LLAMA, 2 * batch, 2 * batch * each).intensity_flops_per_byte > alone
-
-
-def test_prefill_is_bound_by_computing_and_decode_by_memory():
-    """The premise of disaggregation: the two stages lie on the two sides of the ridge."""
-    ridge = ridge_flops_per_byte(NODE)
-    assert prefill_work(LLAMA, 8192).intensity_flops_per_byte > ridge
-    assert decode_work(LLAMA, 1, 8192).intensity_flops_per_byte < ridge
-    assert decode_work(LLAMA, 128, 128 * 8192).intensity_flops_per_byte < ridge
 
 
 @given(tokens=st.integers(1, 200_000), batch=st.integers(1, 256))

@@ -13,7 +13,6 @@ from mooncake_lab.perf.runahead import (
     best_bounds,
     equal_work_bounds,
     even_bounds,
-    gathered_s,
     gathered_tokens,
     runahead_s,
     traffic_tokens,
@@ -120,28 +119,11 @@ def test_a_faster_link_never_hurts(cost, bounds, factor):
     assert runahead_s(faster, bounds) <= runahead_s(cost, bounds) * (1 + 1e-12)
 
 
-@given(partitions)
-def test_slices_cover_all_pairs(bounds):
-    """The slices attend to C (C+1) / 2 pairs between them, whatever the partition."""
-    attend = replace(FREE, project_s_per_token=0.0, rest_s_per_token=0.0, pair_s=1.0)
-    pairs = sum(attend.slice_s(a, b) for a, b in pairwise([0, *bounds]))
-    assert pairs == bounds[-1] * (bounds[-1] + 1) / 2
-
-
 def test_front_loaded_slices_send_more():
     """[260, 110, 70, 60] sends 1070 tokens a layer, even slices of 500 tokens 750, gathering everywhere 1500."""
     assert traffic_tokens([260, 370, 440, 500]) == 1070
     assert traffic_tokens(even_bounds(500, 4)) == 750
     assert gathered_tokens(500, 4) == 1500
-
-
-def test_the_paper_example_of_nine_tokens():
-    """Slices 4/3/2: at most 21 products of a rectangle a process beside 27, and 22 keys and values beside 36."""
-    bounds = [4, 7, 9]
-    assert [(b - a) * b for a, b in pairwise([0, *bounds])] == [16, 21, 18]
-    assert 9 * 9 // 3 == 27
-    assert 2 * traffic_tokens(bounds) == 22
-    assert 2 * gathered_tokens(9, 3) == 36
 
 
 @pytest.mark.parametrize(("processes", "dense", "causal"), [(4, 6.4, 3.2), (8, 14.2, 7.1)])
@@ -154,13 +136,6 @@ def test_super_linear_only_beside_a_dense_kernel(processes, dense, causal):
     even = even_bounds(9600, processes)
     rectangles = sum((b - a) * b for a, b in pairwise([0, *even])) / processes
     assert rectangles / 9600**2 == pytest.approx(share)
-
-
-def test_gathering_costs_more_than_the_chain():
-    """On one network the baseline takes longer than the best chain, and longer still with a dense kernel."""
-    ours = runahead_s(COST, best_bounds(COST, 12_288, 4, grain_tokens=256))
-    causal, dense = (gathered_s(COST, 12_288, 4, causal=kind) for kind in (True, False))
-    assert ours < causal < dense
 
 
 @pytest.mark.parametrize(

@@ -39,12 +39,6 @@ def test_both_ends_choose_for_themselves():
     assert {(piece.local_card, piece.remote_card) for piece in slices} == {("a", "c")}
 
 
-def test_no_path_is_an_error_that_names_the_place():
-    """Whoever has no working card is told which cards it had."""
-    with pytest.raises(NoPathError, match="cuda:1"):
-        plan_transfer(1, (SERVER, "cuda:0"), (SERVER, "cuda:1"), failed={"c"})
-
-
 @pytest.mark.parametrize(
     ("make", "said"),
     [

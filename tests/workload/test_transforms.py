@@ -49,11 +49,6 @@ class TestPoisson:
         with pytest.raises(ValueError, match="requests_per_s"):
             poisson_arrivals_s(3, rate)
 
-    def test_bad_number(self):
-        """A negative number of arrivals is refused."""
-        with pytest.raises(ValueError, match="draw -1 arrivals"):
-            poisson_arrivals_s(-1, 1.0)
-
     def test_on_a_trace(self, make_trace):
         """New arrivals keep the requests and their order, and the source says what was done."""
         trace = make_trace([0, 1], [0, 2])
