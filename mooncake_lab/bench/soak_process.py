@@ -10,9 +10,9 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol, final
+from typing import Any, Final, Protocol, cast, final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,6 @@ import numpy.typing as npt
 from mooncake_lab.core import KIB, MIB
 from mooncake_lab.store.backends import (
     BlockServer,
-    Buffer,
     DramBackend,
     MooncakeMaster,
     MooncakePool,
@@ -29,7 +28,6 @@ from mooncake_lab.store.backends import (
     SsdBackend,
     StorageBackend,
 )
-from mooncake_lab.store.backends.base import Bytes
 from mooncake_lab.store.backends.ssd_slab import Operation
 from mooncake_lab.store.tiered_store import TieredStore, TierSettings
 
@@ -76,30 +74,9 @@ class Witness:
 
     def __init__(self, medium: StorageBackend) -> None:
         self._medium = medium
-        self.name = medium.name
-        self.capacity_bytes = medium.capacity_bytes
-        self.is_shared = medium.is_shared
 
-    @property
-    def used_bytes(self) -> int:
-        """As the medium."""
-        return self._medium.used_bytes
-
-    def footprint_bytes(self, key: bytes, layer_bytes: Sequence[int]) -> int:
-        """As the medium."""
-        return self._medium.footprint_bytes(key, layer_bytes)
-
-    def reserve(self, key: bytes, layer_bytes: Sequence[int], *, position: int = 0) -> Reservation:
-        """As the medium."""
-        return self._medium.reserve(key, layer_bytes, position=position)
-
-    def write_buffers(self, reservation: Reservation, first_layer: int, layers: int) -> list[Bytes]:
-        """As the medium."""
-        return self._medium.write_buffers(reservation, first_layer, layers)
-
-    def write(self, reservation: Reservation, layers: Sequence[Buffer], *, first_layer: int = 0) -> None:
-        """As the medium."""
-        self._medium.write(reservation, layers, first_layer=first_layer)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._medium, name)
 
     def commit(self, *reservations: Reservation) -> None:
         """As the medium, and told."""
@@ -107,31 +84,11 @@ class Witness:
         for reservation in reservations:
             tell(f"C {reservation.key.hex()}")
 
-    def read_into(self, reservation: Reservation, buffers: Sequence[Buffer], *, first_layer: int = 0) -> None:
-        """As the medium."""
-        self._medium.read_into(reservation, buffers, first_layer=first_layer)
-
-    def read(self, reservation: Reservation, first_layer: int, layers: int) -> list[Bytes]:
-        """As the medium."""
-        return self._medium.read(reservation, first_layer, layers)
-
     def free(self, *reservations: Reservation) -> None:
         """Told, and then as the medium."""
         for reservation in reservations:
             tell(f"F {reservation.key.hex()}")
         self._medium.free(*reservations)
-
-    def blocks(self) -> Iterator[Reservation]:
-        """As the medium."""
-        return self._medium.blocks()
-
-    def find(self, keys: Iterable[bytes]) -> list[Reservation]:
-        """As the medium."""
-        return self._medium.find(keys)
-
-    def close(self) -> None:
-        """As the medium."""
-        self._medium.close()
 
 
 @final
@@ -297,7 +254,7 @@ def live(folder: Path, seed: int, faults: Sequence[str], seconds: float, pool_na
     ssd = _opened(folder, DeviceFaults(seed, faults))
     tiers = [
         TierSettings(medium=DramBackend(_DRAM_BYTES), queue_bytes=_QUEUE_BYTES),
-        TierSettings(medium=Witness(ssd), eviction="sieve", queue_bytes=_QUEUE_BYTES),
+        TierSettings(medium=cast("StorageBackend", Witness(ssd)), eviction="sieve", queue_bytes=_QUEUE_BYTES),
         *[TierSettings(medium=client) for client in pool.clients[:1]],
     ]
     draw = random.Random(seed)  # noqa: S311  # protects nothing
