@@ -3,9 +3,22 @@
 from modelled import make_runtime, request
 
 from mooncake_lab import cluster as c
+from mooncake_lab.conductor import Placement
 
 A, B = c.Attempt(0, 1), c.Attempt(0, 2)
 PAIR = ("prefill-0", "decode-0")
+
+
+class Expects:
+    """Each request on the one pair, with a first token expected in 2.5 s."""
+
+    def place(self, request, view, estimate):
+        """Always the same."""
+        del view, estimate
+        return Placement(
+            request_id=request.id, prefill="prefill-0", decode="decode-0", reused_tokens=500,
+            expected_ttft_s=2.5, expected_tbt_s=0.0, reason="so",
+        )  # fmt: skip
 
 
 def arrive(run):
@@ -27,6 +40,31 @@ def move(run, attempt=A):
 
 def fail(run, attempt=A):
     return run.tell(c.AttemptFailed, attempt=attempt, reason="it failed", retriable=True)[-1].request
+
+
+def test_a_request_on_its_way_is_expected_when_its_placement_says():
+    """The view of its decode worker holds the moment of decision plus the expected TTFT, until it joins."""
+    run = make_runtime(PAIR, placement=Expects())
+    run.now = 10.0
+    arrive(run)
+    worker = run.coordinator.workers["decode-0"]
+    assert [one.starts_s for one in worker.decode_view().coming] == [12.5]
+    run.now = 20.0
+    prefill(run)
+    move(run)
+    view = worker.decode_view()
+    assert ([one.starts_s for one in view.coming], [one.starts_s for one in view.decoding]) == ([], [20.0])
+
+
+def test_a_token_shown_at_prefill_is_not_put_into_the_prompt_before_decode():
+    """A failure between prefill and decode computes the same prompt again, and shows no second first token."""
+    run = make_runtime(PAIR, first_shown_by="prefill")
+    arrive(run)
+    prefill(run)
+    assert fail(run) is run.original[0]
+    prefill(run, B)
+    (start,) = run.tell(c.KVArrived, attempt=B, start_s=run.now, bytes=9)
+    assert (start.shown_tokens, start.shows_computed) == (1, False)
 
 
 def test_tokens_are_put_into_the_prompt_once():

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from modelled import bring_up, make_runtime, request
+from modelled import RefusesSome, bring_up, make_runtime, request
 
 from mooncake_lab import cluster as c
 from mooncake_lab.conductor import LoadBalance, Placement
@@ -16,6 +16,7 @@ from mooncake_lab.core import (
     Placed,
     Prefilled,
     Rejected,
+    RunEnded,
 )
 
 A = c.Attempt(0, 1)
@@ -123,6 +124,32 @@ def test_an_answer_goes_on_after_a_failure():
     assert run.coordinator.requests[0].prompt_shown_tokens == 6
 
 
+def test_the_first_token_at_prefill():
+    """Where prefill shows it, the first token is shown once, and decode goes on with the second."""
+    run = make_runtime(PAIR, first_shown_by="prefill")
+    arrive(run)
+    prefill(run)
+    assert run.log[-1] == FirstToken(at_s=3.0, request_id=0)
+    (start,) = run.tell(c.KVArrived, attempt=A, start_s=3.0, bytes=9)
+    assert start == c.StartDecode(A, "decode-0", 1, False)
+    run.report(RunEnded(at_s=3.0, tokens={7: 2}))
+    assert run.log[-1] == RunEnded(at_s=3.0, tokens={0: 1, 7: 2})
+    run.tell(c.DecodeStarted, attempt=A)
+    assert not isinstance(run.log[-1], FirstToken)
+
+
+def test_a_refusal_after_prefill():
+    """The double check refuses before anything is loaded; both workers are told."""
+    run = make_runtime(PAIR, admission=RefusesSome())
+    for i in range(3):
+        arrive(run, i)
+    prefill(run, c.Attempt(2, 1))
+    commands = run.tell(c.KVArrived, attempt=c.Attempt(2, 1), start_s=3.0, bytes=9)
+    assert kinds(commands) == [c.CancelAttempt, c.CancelAttempt, c.Reject]
+    assert run.log[-1] == Rejected(at_s=3.0, request_id=2, stage="decode", reason="third")
+    assert run.coordinator.workers["decode-0"].decode_view().requests == 2
+
+
 def test_a_limit_of_requests_in_flight():
     """One more than allowed is rejected before the Conductor is asked."""
     run = make_runtime(PAIR, max_inflight_requests=2)
@@ -221,6 +248,24 @@ def test_suspects_are_confirmed_first():
     assert not run.tell(c.WorkerDown, worker="decode-0")
 
 
+@pytest.mark.parametrize("finishes_step", [False, True])
+def test_a_decode_worker_goes_down(finishes_step):
+    """Its requests are placed again: those on the way at once, those that decode now or after its step."""
+    run = make_runtime(("prefill-0", "decode-0"))
+    for i in (1, 0):
+        arrive(run, i)
+    prefill(run)
+    decode(run)
+    bring_up(run, "decode-1")
+    del run.up["decode-0"]
+    run.tell(c.WorkerDown, worker="decode-0", finishes_step=finishes_step)
+    again = [record.request_id for record in run.log if isinstance(record, Placed)][2:]
+    assert again == ([1] if finishes_step else [0, 1])
+    if finishes_step:
+        run.tell(c.AttemptFailed, attempt=A, reason="its worker died", retriable=True)
+        assert run.log[-1].request_id == 0
+
+
 def test_a_fetch_and_its_holder():
     """A fetch is a transfer of its holder until its last byte is sent; a prompt goes on without its holder."""
     run = make_runtime(("prefill-0", "prefill-1", "decode-0"), placement=Fetches())
@@ -244,6 +289,64 @@ def test_a_fetch_and_its_holder():
     run.tell(c.PrefixFetched, **{**fetched, "attempt": c.Attempt(1, 1), "bytes": 0})
     prefill(run, c.Attempt(1, 1), worker="prefill-1")
     assert kinds(run.log[before:]) == [Prefilled]
+
+
+def test_a_transfer_ends_with_its_receiver():
+    """What was on its way to a worker that went down is sent no more."""
+    run = make_runtime(("prefill-0", "decode-0", "decode-1"))
+    arrive(run)
+    prefill(run)
+    worker = run.coordinator.workers["prefill-0"]
+    assert worker.prefill_view(0, 0.0).outgoing_flows == 1
+    del run.up["decode-0"]
+    run.tell(c.WorkerDown, worker="decode-0")
+    assert worker.prefill_view(0, 0.0).outgoing_flows == 0
+
+
+def test_a_prefix_on_ssd():
+    """Blocks on SSD are in the view, are read before they are sent, and each reading is recorded once."""
+    run = make_runtime(("prefill-0", "prefill-1", "decode-0"), placement=Fetches())
+    made = request(0)
+    run.report(CacheChanged(at_s=0.0, instance="prefill-0", added=made.block_keys))
+    run.tell(c.TierChanged, cache="prefill-0", demoted=made.block_keys[1:])
+    run.tell(c.TierChanged, cache="prefill-0", promoted=made.block_keys[3:])
+    seen = run.coordinator.view(made, 0.0).prefill
+    assert [(one.matched_blocks, one.matched_on_ssd) for one in seen] == [(4, 2), (0, 0)]
+    arrive(run)
+    holder = run.coordinator.workers["prefill-0"]
+    assert holder.prefill_view(0, 0.0).outgoing_flows == 0
+    for _ in range(2):
+        run.tell(c.TierRead, attempt=A, worker="prefill-0", start_s=0.0, bytes=5)
+    assert holder.prefill_view(0, 0.0).outgoing_flows == 1
+    for _ in range(2):
+        run.tell(c.TierRead, attempt=A, worker="prefill-1", start_s=0.0, bytes=6)
+    moves = [(record.source, record.destination, record.bytes) for record in run.log if isinstance(record, Moved)]
+    assert moves == [("prefill-0/ssd", "prefill-0/dram", 5), ("prefill-1/ssd", "prefill-1/dram", 6)]
+    run.report(CacheChanged(at_s=0.0, instance="prefill-0", removed=made.block_keys[2:]))
+    assert [one.matched_on_ssd for one in run.coordinator.view(made, 0.0).prefill] == [1, 0]
+    run.tell(c.WorkerDown, worker="prefill-0")
+    assert not run.report(CacheChanged(at_s=0.0, instance="prefill-0", added=made.block_keys))
+    assert [(one.name, one.matched_blocks) for one in run.coordinator.view(made, 0.0).prefill] == [
+        ("prefill-1", 0)
+    ]
+
+
+def test_backlog():
+    """What waits is estimated whole, what runs by what is left of it; a free slot ends that."""
+    run = make_runtime(PAIR)
+    for i in range(2):
+        arrive(run, i)
+    worker = run.coordinator.workers["prefill-0"]
+    assert worker.prefill_view(0, 0.0).backlog_s == 4.0
+    run.now = 1.0
+    run.tell(c.PrefillStarted, attempt=A, worker="prefill-0")
+    assert worker.prefill_view(0, 2.0).backlog_s == 3.0
+    assert worker.prefill_view(0, 9.0).backlog_s == 2.0
+    run.tell(c.PrefillSlotFree, worker="prefill-0")
+    assert worker.prefill_view(0, 2.0).backlog_s == 2.0
+    run.tell(c.PrefillDropped, attempt=c.Attempt(1, 1), worker="prefill-0")
+    assert worker.prefill_view(0, 2.0).backlog_s == 0.0
+    assert (worker.prefill_view(0, 2.0).queued_requests, worker.assigned_requests) == (1, 2)
 
 
 def test_old_views():
@@ -331,6 +434,74 @@ def test_a_coupled_worker_does_both_stages():
     assert run.log[-1].output_tokens == 5
 
 
+def test_a_preempted_request_keeps_its_tokens():
+    """Its KVCache is gone and grows again with each piece, the tokens that its client has are counted once."""
+    run = make_runtime(("coupled-0",))
+    arrive(run)
+    chunk(run, 2000, 2000)
+    run.tell(c.DecodeStarted, attempt=A)
+    coupled_step(run, 9)
+    worker = run.coordinator.workers["coupled-0"]
+    run.tell(c.Preempted, attempt=A, worker="coupled-0", context_tokens=0)
+    assert worker.decode_view().context_tokens == 2000  # as when it was placed: it needs as much again
+    chunk(run, 2005, 2005)
+    assert worker.decode_view().context_tokens == 2005
+    run.tell(c.Preempted, attempt=A, worker="coupled-0", context_tokens=2005)
+    assert worker.decode_view().context_tokens == 2005
+    start_s = run.now
+    coupled_step(run, 1)
+    run.now = start_s
+    chunk(run, 5, 2010)
+    assert worker.decode_view().context_tokens == 2010
+    run.tell(c.RequestDone, attempt=A)
+    assert run.log[-1].output_tokens == 11
+    assert (worker.context_tokens, worker.missing) == (0, {})
+
+
+def test_a_coupled_worker_ends_its_step_and_goes_down():
+    """Nothing is placed there any more; each of its requests is placed again when it is reported as failed."""
+    run = make_runtime(("coupled-0",))
+    for i in range(2):
+        arrive(run, i)
+    chunk(run, 2000, 2000)
+    run.tell(c.DecodeStarted, attempt=A)
+    bring_up(run, "coupled-1")
+    del run.up["coupled-0"]
+    before = len(run.log)
+    run.tell(c.WorkerDown, worker="coupled-0", finishes_step=True)
+    assert len(run.log) == before
+    coupled_step(run, 1)
+    for i in range(2):
+        run.tell(c.AttemptFailed, attempt=c.Attempt(i, 1), reason="its instance died", retriable=True)
+    again = [record for record in run.log if isinstance(record, Placed)][2:]
+    assert [record.request_id for record in again] == [0, 1]
+    assert {record.prefill_instance for record in again} == {"coupled-1"}
+    assert [run.coordinator.requests[i].request.input_tokens for i in range(2)] == [2002, 2000]
+
+
+def test_an_answer_goes_on_at_a_coupled_worker():
+    """Its next token is one of the step that computed its prompt: there is no step of no length."""
+    run = make_runtime(("coupled-0",))
+    arrive(run)
+    chunk(run, 2000, 2000)
+    run.tell(c.DecodeStarted, attempt=A)
+    coupled_step(run, 4)
+    run.tell(c.AttemptFailed, attempt=A, reason="it failed", retriable=True)
+    again, start_s = c.Attempt(0, 2), run.now
+    run.tell(c.DecodeStarted, attempt=again)
+    assert isinstance(run.log[-1], Placed)
+    coupled_step(run, 1)
+    run.now = start_s
+    chunk(run, 2005, 2005, again)
+    assert kinds(run.log[-2:]) == [DecodeStretch, Prefilled]
+    worker = run.coordinator.workers["coupled-0"]
+    assert worker.decode_view().context_tokens == 2005
+    run.report(RunEnded(at_s=run.now, tokens={0: 6}))
+    assert run.log[-1].tokens == {0: 6}
+    run.tell(c.RequestDone, attempt=again)
+    assert run.log[-1].output_tokens == 6
+
+
 def test_the_cache_of_a_coupled_worker():
     """Whole blocks can be reused, the last token of a prompt never; changes are not logged."""
     run = make_runtime(("coupled-0", "coupled-1"))
@@ -341,3 +512,15 @@ def test_the_cache_of_a_coupled_worker():
     assert [one.matched_blocks for one in run.coordinator.view(made, 0.0).prefill] == [0, 3]
     whole = request(1, input_tokens=2048)
     assert [one.matched_blocks for one in run.coordinator.view(whole, 0.0).prefill] == [0, 3]
+
+
+def test_the_end_of_a_run_counts_what_a_coupled_worker_counts():
+    """A request that was placed again and waits there is counted once, in the worker's order."""
+    run = make_runtime(("coupled-0",))
+    for i in range(2):
+        arrive(run, i)
+        chunk(run, 2000, 2000, c.Attempt(i, 1))
+        run.tell(c.DecodeStarted, attempt=c.Attempt(i, 1))
+    run.tell(c.AttemptFailed, attempt=A, reason="it failed", retriable=True)
+    run.report(RunEnded(at_s=run.now, tokens={1: 1, 0: 1}))
+    assert list(run.log[-1].tokens) == [1, 0]

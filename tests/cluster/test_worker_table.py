@@ -19,6 +19,15 @@ def table(**roles):
     return workers
 
 
+def test_both_stages_have_to_be_up():
+    """A prefill worker or a decode worker alone cannot serve; a coupled worker can."""
+    assert not table().can_serve
+    assert not table(p="prefill").can_serve
+    assert not table(d="decode").can_serve
+    assert table(p="prefill", d="decode").can_serve
+    assert table(c="coupled").can_serve
+
+
 @pytest.mark.parametrize(("on_ssd", "reads"), [(1, False), (2, True), (3, True), (4, False)])
 def test_only_the_blocks_that_are_copied_are_read(on_ssd, reads):
     """Of three reused blocks the first is there: the holder reads if the second or the third is on its SSD."""

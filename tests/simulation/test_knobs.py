@@ -5,8 +5,9 @@ import dataclasses
 import pytest
 
 from mooncake_lab.batching import VLLM, Orca, VLLMChunked
-from mooncake_lab.conductor import AdmitAll, CacheAware, LoadBalance, WithinSLO
-from mooncake_lab.core import SLO, Request, TracedRequest, blocks_for, keyed_uniform
+from mooncake_lab.chapters.placement.estimators import NoisyEstimator
+from mooncake_lab.conductor import AdmitAll, CacheAware, LoadBalance, Placement, WithinSLO, decide
+from mooncake_lab.core import SLO, Placed, Rejected, Request, TracedRequest, blocks_for, keyed_uniform
 from mooncake_lab.metrics import check_log
 from mooncake_lab.perf import LinkLatency
 from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledPool, Failure, PrefillPool
@@ -133,6 +134,42 @@ def test_the_base_of_this_test_has_something_of_everything(base_log):
     """Requests are served and rejected, so that every knob has something to move."""
     kinds = {type(record).__name__ for record in base_log}
     assert {"Placed", "Rejected", "Moved", "Finished"} <= kinds
+
+
+@pytest.mark.parametrize("age_s", [0.0, 4.0])
+@pytest.mark.parametrize("coupled", [False, True])
+def test_recorded_views_give_the_recorded_decisions(age_s, coupled):
+    """I7: `decide` on the recorded view answers what the log says, old views and wrong beliefs included."""
+    seen = []
+    if coupled:
+        died = (Failure("coupled-1", 10.0),)
+        spec = ClusterSpec.coupled(nodes=4, device_tokens=150_000, view_age_s=age_s, failures=died)
+        cluster = Cluster(spec, MODEL, seen=seen.append)
+    else:
+        spec = ClusterSpec.disaggregated(**BASE, view_age_s=age_s, failures=OTHER["failures"])
+        belief = NoisyEstimator(Cluster(spec, MODEL).estimate, 0.3)
+        cluster = Cluster(spec, MODEL, belief, seen=seen.append)
+    log = cluster.run(traffic(80))
+    decided = [r for r in log if isinstance(r, Placed) or (isinstance(r, Rejected) and r.stage == "admission")]
+    assert len(decided) == len(seen) >= 80
+    for record, one in zip(decided, seen, strict=True):
+        again = decide(
+            one.request,
+            one.view,
+            placement=spec.placement,
+            admission=spec.admission if one.is_first else AdmitAll(),
+            estimate=cluster.estimate,
+            slo=spec.slo,
+        )
+        assert again == one.decision
+        assert record.request_id == one.request.id
+        assert one.is_first != record.reason.startswith("placed again")
+        if isinstance(again, Placement):
+            assert isinstance(record, Placed)
+            assert (record.prefill_instance, record.decode_instance) == (again.prefill, again.decode)
+            assert (record.reused_tokens, record.fetched_tokens) == (again.reused_tokens, again.fetched_tokens)
+        else:
+            assert record.reason.endswith(again.reason)
 
 
 def test_pools_must_make_a_cluster():

@@ -1,0 +1,74 @@
+"""What the coordinator makes of the events of a coupled worker: each once, and only of the worker that is up."""
+
+from modelled import bring_up, make_runtime, request
+
+from mooncake_lab import cluster as c
+from mooncake_lab.core import Prefilled
+
+A = c.Attempt(0, 1)
+
+
+def arrive(run):
+    run.original[0] = request(0, at_s=run.now)
+    run.tell(c.RequestArrived, request=run.original[0])
+
+
+def chunk(run, *, worker="coupled-0", start_s=0.0, computed=500, context=500, attempt=A):
+    run.tell(
+        c.ChunkDone, attempt=attempt, worker=worker, start_s=start_s, computed_tokens=computed, reused_tokens=0,
+        context_tokens=context,
+    )  # fmt: skip
+
+
+def prefilled(run):
+    return [(record.at_s, record.computed_tokens) for record in run.log if isinstance(record, Prefilled)]
+
+
+def test_each_chunk_is_recorded_once():
+    """A chunk that is reported again, one of an unknown worker and one of an earlier iteration change nothing."""
+    run = make_runtime(("coupled-0",))
+    arrive(run)
+    run.now = 1.0
+    chunk(run)
+    assert run.coordinator.requests[0].phase == "prefilling"
+    chunk(run)
+    chunk(run, worker="coupled-9")
+    run.now = 2.0
+    chunk(run, start_s=1.0, computed=1500, context=2000)
+    run.now = 1.5
+    chunk(run, start_s=1.0)
+    assert prefilled(run) == [(1.0, 500), (2.0, 1500)]
+
+
+def test_a_chunk_from_before_a_worker_came_up_is_not_recorded():
+    """A worker that replaces another of its name has computed nothing of what began before."""
+    run = make_runtime(("coupled-0",))
+    arrive(run)
+    run.now = 1.0
+    run.tell(c.WorkerDown, worker="coupled-0")
+    run.now = 2.0
+    bring_up(run, "coupled-0")
+    run.now = 3.0
+    chunk(run, start_s=1.5)
+    assert prefilled(run) == []
+    chunk(run, start_s=2.5)
+    assert prefilled(run) == [(3.0, 500)]
+
+
+def test_a_preempted_prompt_is_queued_again():
+    """It waits until its next chunk; a report of an unknown worker, or a second one, changes nothing."""
+    run = make_runtime(("coupled-0",))
+    arrive(run)
+    state = run.coordinator.requests[0]
+    run.now = 1.0
+    chunk(run)
+    run.tell(c.Preempted, attempt=A, worker="coupled-9", context_tokens=0)
+    assert state.phase == "prefilling"
+    run.now = 2.0
+    run.tell(c.Preempted, attempt=A, worker="coupled-0", context_tokens=0)
+    assert state.phase == "queued"
+    run.now = 3.0
+    chunk(run, start_s=2.0)
+    run.now = 2.0
+    run.tell(c.Preempted, attempt=A, worker="coupled-0", context_tokens=0)
+    assert state.phase == "prefilling"
