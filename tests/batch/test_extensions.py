@@ -67,15 +67,6 @@ def test_the_first_viewport_tag_stays(extension, tmp_path):
     assert (tmp_path / "none.html").read_text() == "<head></head><body>B</body>"
 
 
-def test_the_address_follows_from_the_repository(extension):
-    """Pages of a repository are published below its owner; a configured address wins."""
-    options = {"repository_url": "https://github.com/some-one/some-book"}
-    for given, expected in (("", "https://some-one.github.io/some-book/"), ("https://b.org/", "https://b.org/")):
-        config = SimpleNamespace(html_theme_options=options, ogp_site_url=given)
-        extension("mooncake_book").set_address(None, config)
-        assert config.ogp_site_url == expected
-
-
 def test_a_drawing_stands_in_the_page(extension, page, tmp_path):
     """The picture of a chapter becomes part of the page with its description; a picture of another kind stays."""
     drawn = tmp_path / "_build" / "jupyter_execute" / "0123456789abcdef.svg"

@@ -9,8 +9,6 @@ from rich.console import Console
 
 from mooncake_lab.batch import Outcome, execute, plan, run
 from mooncake_lab.batch.notebook import read_notebook
-from mooncake_lab.batch.provenance import found_traces
-from mooncake_lab.workload import file_sha256
 
 
 def execute_all(root: Path, **options) -> tuple[dict[str, Outcome], str]:
@@ -140,31 +138,6 @@ def test_a_kernel_that_does_not_start_is_tried_again(repository, monkeypatch):
     )
     assert execute.execute(job).status == "executed"
     assert len(tries) == 3
-
-
-def test_a_worker_that_finds_other_traces_runs_no_cell(repository, tmp_path, monkeypatch):
-    """A result is recorded as made from the traces planned with, so it is made from them or not at all."""
-    (job,) = plan(
-        [repository / "notebooks" / "01_alpha.ipynb"],
-        root=repository,
-        out=Path("chapters"),
-        records=Path("numbers"),
-        parameters={},
-        surroundings="",
-        traces=found_traces(),
-    )
-    assert execute.execute(job).status == "executed"
-    other = tmp_path / "of_the_worker" / "conversation_trace.jsonl"
-    other.parent.mkdir()
-    other.write_text("{}\n")
-    monkeypatch.setenv("MOONCAKE_LAB_DATA", str(other.parent))
-    outcome = execute.execute(job)
-    assert outcome.status == "failed"
-    assert f"here SHA-256 {file_sha256(other)[:12]})" in outcome.error
-    assert "set MOONCAKE_LAB_DATA for the workers" in outcome.error
-    assert not (repository / job.output).exists()
-    assert not (repository / job.record).exists()
-    assert not job.is_done()
 
 
 def test_kernels_inherit_their_share(repository, write_notebook, monkeypatch):

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import re
 import subprocess
 import sys
@@ -88,8 +87,8 @@ def test_a_sweep_is_isolated_reported_indexed_and_resumed(shell, repository):
 
 
 @contextmanager
-def cluster(folder, **environment):
-    """A Dask scheduler, as `HOST:PORT`, and one worker in a folder and with these variables."""
+def cluster(folder):
+    """A Dask scheduler, as `HOST:PORT`, and one worker in a folder."""
     told = folder / "scheduler.json"
     scheduler = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--port", "0", "--no-dashboard"]
     worker = [sys.executable, "-m", "distributed.cli.dask_worker", "--nthreads", "1", "--no-dashboard"]
@@ -97,8 +96,7 @@ def cluster(folder, **environment):
     with subprocess.Popen([*scheduler, *shared], stderr=subprocess.DEVNULL) as first:
         while not told.is_file():
             time.sleep(0.1)
-        seen = {**os.environ, **environment}
-        with subprocess.Popen([*worker, *shared], stderr=subprocess.DEVNULL, cwd=folder, env=seen) as second:
+        with subprocess.Popen([*worker, *shared], stderr=subprocess.DEVNULL, cwd=folder) as second:
             try:
                 yield json.loads(told.read_text())["address"].removeprefix("tcp://")
             finally:
@@ -115,22 +113,6 @@ def test_a_cluster_executes_a_sweep(shell, repository):
         result = shell(*arguments, "--json")
     assert [row["status"] for row in json.loads(result.stdout)["notebooks"]] == ["executed", "failed"]
     assert (repository / "far/seed=1/02_beta.html").is_file()
-
-
-@pytest.mark.slow
-def test_a_cluster_that_finds_other_traces_computes_nothing(shell, repository):
-    """A worker's environment decides what its notebooks read; where it leads elsewhere they fail and say so."""
-    pytest.importorskip("distributed")
-    folder = repository / "of_the_worker"
-    folder.mkdir()
-    (folder / "conversation_trace.jsonl").write_text("{}\n")
-    with cluster(repository, MOONCAKE_LAB_DATA=str(folder)) as address:
-        arguments = ("--topics", "beta", "--seed", "1", "--out", "far", "--executor", f"dask://{address}")
-        result = shell(*arguments, "--json")
-    (row,) = json.loads(result.stdout)["notebooks"]
-    assert row["status"] == "failed"
-    assert "set MOONCAKE_LAB_DATA for the workers" in row["error"]
-    assert row["record"] is None
 
 
 def test_a_column_called_like_a_parameter_hides_nothing(repository):
