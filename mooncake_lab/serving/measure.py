@@ -10,10 +10,18 @@ from mooncake_lab.engine import CoupledEngine, DecodeEngine, GenerationRequest, 
 from mooncake_lab.engine.kv_layout import KVLayout
 from mooncake_lab.engine.roles import Prompt
 from mooncake_lab.engine.sequence import RunningRequest
-from mooncake_lab.serving.kv_transfer.protocol import Ack, Probe
-from mooncake_lab.serving.kv_transfer.sender import Identity, borrow, dial, expect
+from mooncake_lab.serving.kv_transfer import (
+    Identity,
+    borrow,
+    dial,
+    expect,
+)
 from mooncake_lab.serving.kv_transfer.transfer_engine import TransferEngineChannel
-from mooncake_lab.serving.messages import Measured
+from mooncake_lab.serving.messages import (
+    Ack,
+    Measured,
+    Probe,
+)
 from mooncake_lab.serving.pacer import PacedLink
 from mooncake_lab.serving.spec import WorkerSpec
 from mooncake_lab.store.backends import wire

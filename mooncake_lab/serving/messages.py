@@ -1,11 +1,15 @@
 """What the cluster and its workers send each other; every message has a declared type, and nothing is unpickled.
 
 The cluster sends workers orders. Workers send reports: the events of the coordinator (`mooncake_lab.cluster`), and
-the tokens that they made. What workers send each other is in `kv_transfer`. All times are readings of
-the machine's monotonic clock, which its processes share.
+the tokens that they made. These travel as frames: a magic word, a length checked before it is believed, a body.
+To move KVCache, workers send each other messages, some with bytes behind them, over authenticated TCP
+(`store.backends.wire`). All times are readings of the machine's monotonic clock, which its processes share.
 """
 
-from typing import Final, TypeAlias
+import asyncio
+import struct
+from collections.abc import Iterable
+from typing import Annotated, BinaryIO, Final, TypeAlias
 
 import msgspec
 
@@ -26,9 +30,15 @@ from mooncake_lab.cluster import (
 )
 from mooncake_lab.core import DecodeStretch
 from mooncake_lab.perf import ModelShape
+from mooncake_lab.store.backends import ProtocolError
 
 VERSION: Final = 8
 """The version of this protocol; both sides send theirs before anything else."""
+MOST_BODY_BYTES: Final = 16 * 1024**2
+"""The largest frame: a prompt of four million tokens."""
+_HEADER: Final = struct.Struct("<4sI")
+_MAGIC: Final = b"MLC1"
+_CUT: Final = "the peer closed the connection in the middle of a frame"
 
 
 class Job(msgspec.Struct, frozen=True, array_like=True):
@@ -132,16 +142,9 @@ class Shutdown(msgspec.Struct, frozen=True, tag=8):
 
 
 Order: TypeAlias = (
-    PrefillOrder
-    | DecodeOrder
-    | CancelOrder
-    | Ping
-    | DropConnections
-    | ResetPrefixCache
-    | Measure
-    | UsePool
+    PrefillOrder | DecodeOrder | CancelOrder | Ping | DropConnections | ResetPrefixCache | Measure | UsePool
     | Shutdown
-)
+)  # fmt: skip
 """What a worker is told."""
 
 
@@ -231,3 +234,164 @@ WorkerMessage: TypeAlias = Ready | Report | CacheUpdate | Pong | Measured
 
 ORDERS: Final[msgspec.msgpack.Decoder[Order]] = msgspec.msgpack.Decoder(Order)
 WORKER_MESSAGES: Final[msgspec.msgpack.Decoder[WorkerMessage]] = msgspec.msgpack.Decoder(WorkerMessage)
+
+
+# between workers
+
+
+class StartTransfer(msgspec.Struct, frozen=True, kw_only=True, tag=61):
+    """KVCache of a request follows, in any order of pieces."""
+
+    job: Job
+    tokens: int
+
+
+class RemoteAddress(msgspec.Struct, frozen=True, array_like=True):
+    """Memory of a process of this machine, as Transfer Engines name it."""
+
+    segment: Annotated[str, msgspec.Meta(pattern=r"^127\.0\.0\.1:[0-9]{1,5}$")]
+    address: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+
+
+class RemoteWrite(msgspec.Struct, frozen=True, array_like=True):
+    """A Transfer Engine has written the bytes into the memory that was lent."""
+
+    checksum: int
+    start_s: float
+
+
+class AllocBuffer(msgspec.Struct, frozen=True, tag=69):
+    """Lend this connection memory that a Transfer Engine may write; answered by `BufferGranted`."""
+
+    bytes: Annotated[int, msgspec.Meta(ge=1, le=2**30)]
+
+
+class BufferGranted(msgspec.Struct, frozen=True, tag=70):
+    """Here, or nowhere: then the connection carries the bytes."""
+
+    where: RemoteAddress | None
+
+
+class KVChunk(msgspec.Struct, frozen=True, kw_only=True, tag=62):
+    """Keys, then values, of some tokens of one layer follow as bytes; or were pushed, which `Ack` answers."""
+
+    job: Job
+    layer: int
+    start: int
+    tokens: int
+    pushed: RemoteWrite | None = None
+
+
+class EndTransfer(msgspec.Struct, frozen=True, kw_only=True, tag=63):
+    """That was all of it; answered by `Ack`."""
+
+    job: Job
+    first_token: int
+    prefilled: PrefillDone
+    """How the prefill was: its worker may go down before it reports that."""
+
+
+class GetBlocks(msgspec.Struct, frozen=True, tag=64):
+    """Send these blocks, as far as you have them; answered by a `Blocks` for each layer, or one of 0 blocks."""
+
+    job: Job
+    """Whose prefix they are."""
+    keys: tuple[bytes, ...]
+    into: RemoteAddress | None = None
+    """Memory that a Transfer Engine may write each layer of them to, one behind the other."""
+
+
+class Blocks(msgspec.Struct, frozen=True, tag=65):
+    """The next layer of this number of leading blocks, never more than before, follows as bytes or was pushed."""
+
+    blocks: int
+    pushed: RemoteWrite | None = None
+
+
+class Probe(msgspec.Struct, frozen=True, tag=66):
+    """Bytes follow, which are discarded and answered by `Ack`: a measurement."""
+
+    pushed: RemoteWrite | None = None
+    """Or this number of bytes was pushed."""
+    pushed_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
+class Ack(msgspec.Struct, frozen=True, tag=67):
+    """What was sent has arrived, or the connection is accepted."""
+
+
+class TransferRefused(msgspec.Struct, frozen=True, tag=68):
+    """What was sent is refused for this reason; the connection ends."""
+
+    reason: str
+
+
+TransferMessage: TypeAlias = (
+    StartTransfer | KVChunk | EndTransfer | CancelOrder | GetBlocks | Blocks
+    | Probe | Ack | TransferRefused | AllocBuffer | BufferGranted
+)  # fmt: skip
+"""What workers send each other."""
+
+TRANSFER_MESSAGES: Final[msgspec.msgpack.Decoder[TransferMessage]] = msgspec.msgpack.Decoder(TransferMessage)
+
+
+# frames
+
+
+def pack(messages: Iterable[msgspec.Struct]) -> bytes:
+    """Messages as frames.
+
+    Raises:
+        ValueError: when one is larger than a frame may be.
+    """
+    parts: list[bytes] = []
+    for message in messages:
+        body = msgspec.msgpack.encode(message)
+        if len(body) > MOST_BODY_BYTES:
+            raise ValueError(
+                f"a {type(message).__name__} message of {len(body)} bytes; allowed are {MOST_BODY_BYTES}"
+            )
+        parts += (_HEADER.pack(_MAGIC, len(body)), body)
+    return b"".join(parts)
+
+
+def read_frame(stream: BinaryIO) -> bytes | None:
+    """The body of the next frame, `None` at the end of the connection.
+
+    Raises:
+        ProtocolError: when it is no frame, or its length is out of bounds.
+        ConnectionError: when the peer is gone in the middle of one.
+    """
+    head = stream.read(_HEADER.size)
+    if not head:
+        return None
+    size = _body_bytes(head)
+    body = stream.read(size)
+    if len(body) < size:
+        raise ConnectionResetError(_CUT)
+    return body
+
+
+async def receive_frame(reader: asyncio.StreamReader) -> bytes | None:
+    """The body of the next frame, `None` at the end of the connection; for its errors see `read_frame`."""
+    is_begun = False
+    try:
+        head = await reader.readexactly(_HEADER.size)
+        is_begun = True
+        return await reader.readexactly(_body_bytes(head))
+    except asyncio.IncompleteReadError as error:
+        if is_begun or error.partial:
+            raise ConnectionResetError(_CUT) from error
+        return None
+
+
+def _body_bytes(head: bytes) -> int:
+    if len(head) < _HEADER.size:
+        raise ConnectionResetError(_CUT)
+    magic, size = _HEADER.unpack(head)
+    if magic != _MAGIC or size > MOST_BODY_BYTES:
+        raise ProtocolError(
+            f"a frame that begins with {magic!r} and a body of {size} bytes; allowed are {_MAGIC!r}"
+            f" and {MOST_BODY_BYTES}"
+        )
+    return size

@@ -1,13 +1,29 @@
-"""The coordinator's commands to workers as messages."""
+"""What the cluster tells its workers: the coordinator's commands, and questions for which it waits."""
 
-from collections.abc import Callable, Mapping
-from typing import final
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, final
 
 from mooncake_lab.cluster import POOL, Attempt, CancelAttempt, PrepareDecode, RunPrefill
 from mooncake_lab.core import Request
-from mooncake_lab.serving.messages import CancelOrder, DecodeOrder, Fetch, Job, PrefillOrder
+from mooncake_lab.serving.launch import WorkerError
+from mooncake_lab.serving.messages import (
+    CancelOrder,
+    DecodeOrder,
+    Fetch,
+    Job,
+    Measure,
+    Measured,
+    Ping,
+    PrefillOrder,
+    ResetPrefixCache,
+)
 from mooncake_lab.serving.stream import RequestStream
 from mooncake_lab.serving.supervisor import Supervisor
+
+_MEASURE_S: Final = 120.0
 
 
 @final
@@ -82,3 +98,79 @@ class Orders:
 
     def _job(self, attempt: Attempt) -> Job:
         return Job(self._run, attempt.request_id, attempt.n)
+
+
+@final
+class Questions:
+    """Questions to workers that have no answer yet. Mutable.
+
+    Args:
+        supervisor: of the workers.
+        timeout_s: how long a worker may take to answer, except about its speed.
+    """
+
+    def __init__(self, supervisor: Supervisor, timeout_s: float) -> None:
+        self._supervisor = supervisor
+        self._timeout_s = timeout_s
+        self._numbers = itertools.count(-1, -1)  # those of the supervisor count up
+        self._confirming: dict[str, int] = {}  # the latest ping of a worker that has to be confirmed
+        self._measured: dict[str, asyncio.Future[Measured]] = {}
+        self._waiting: dict[int, tuple[set[str], asyncio.Event]] = {}
+
+    def confirm(self, names: Iterable[str]) -> None:
+        """Ping workers; one that is down was reported, or will be."""
+        for name in names:
+            link = self._supervisor.links.get(name)
+            if link is not None:
+                self._confirming[name] = next(self._numbers)
+                link.send(Ping(self._confirming[name]))
+
+    def forget(self) -> None:
+        """A new run asks for no confirmation of the last one."""
+        self._confirming.clear()
+
+    async def measure(self, roles: Mapping[str, str]) -> list[Measured]:
+        """Let one worker of each role time itself, one after the other while nothing else runs."""
+        links, found = self._supervisor.links, list[Measured]()
+        names = {role: name for name, role in reversed(list(roles.items()))}
+        for role, name in names.items():
+            port = links[names["decode"]].ready.port if role == "prefill" else None
+            self._measured[name] = asyncio.get_running_loop().create_future()
+            links[name].send(Measure(port))
+            found.append(await asyncio.wait_for(self._measured[name], _MEASURE_S))
+        return found
+
+    async def drain(self, order: type[Ping | ResetPrefixCache] = Ping) -> None:
+        """Return when everything that workers have reported so far is handled, and the order is done."""
+        names = set(self._supervisor.links)
+        if names:
+            everybody = asyncio.Event()
+            number = self._supervisor.ask_everybody(order)
+            self._waiting[number] = names, everybody
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(everybody.wait(), self._timeout_s)
+            self._waiting.pop(number, None)
+
+    def answered(self, name: str, number: int) -> bool:
+        """A worker has answered a ping; whether that confirms that it is up."""
+        if number not in self._waiting:
+            return self._confirming.get(name) == number
+        self._not_waiting(name, number)
+        return False
+
+    def measured(self, name: str, found: Measured) -> None:
+        """A worker has timed itself."""
+        self._measured.pop(name).set_result(found)
+
+    def exited(self, name: str, reason: str) -> None:
+        """A worker answers nothing any more."""
+        for number in self._waiting:
+            self._not_waiting(name, number)
+        if name in self._measured:
+            self._measured.pop(name).set_exception(WorkerError(f"{name} ended while it was measured: {reason}"))
+
+    def _not_waiting(self, name: str, number: int) -> None:
+        names, everybody = self._waiting[number]
+        names.discard(name)
+        if not names:
+            everybody.set()

@@ -20,8 +20,12 @@ import torch
 from mooncake_lab.cluster import POOL
 from mooncake_lab.engine import KVSpan
 from mooncake_lab.engine.kv_layout import KVLayout, bytes_of
-from mooncake_lab.serving.kv_transfer.protocol import LayerStream
-from mooncake_lab.serving.messages import CacheUpdate
+from mooncake_lab.serving.kv_transfer import (
+    LayerStream,
+)
+from mooncake_lab.serving.messages import (
+    CacheUpdate,
+)
 from mooncake_lab.serving.pacer import PacedLink
 from mooncake_lab.serving.spec import WorkerSpec
 from mooncake_lab.store.backends import (

@@ -31,8 +31,7 @@ from mooncake_lab.serving.messages import (
     WorkerEvent,
     WorkerMessage,
 )
-from mooncake_lab.serving.orders import Orders
-from mooncake_lab.serving.questions import Questions
+from mooncake_lab.serving.orders import Orders, Questions
 from mooncake_lab.serving.spec import LiveSpec, coordinator_spec
 from mooncake_lab.serving.stream import FailedError, RequestStream
 from mooncake_lab.serving.supervisor import Link, Supervisor

@@ -16,7 +16,6 @@ from typing import Final, final
 import msgspec
 
 from mooncake_lab.cluster import POOL
-from mooncake_lab.serving.frames import pack, receive_frame
 from mooncake_lab.serving.launch import LaunchedWorker, Launcher, WorkerError, pause_before_restart_s
 from mooncake_lab.serving.launch.local import WorkerPool
 from mooncake_lab.serving.launch.pool import PoolServer
@@ -31,6 +30,8 @@ from mooncake_lab.serving.messages import (
     Shutdown,
     UsePool,
     WorkerMessage,
+    pack,
+    receive_frame,
 )
 from mooncake_lab.serving.spec import LiveSpec, worker_spec
 from mooncake_lab.store.backends import ProtocolError, StorageError

@@ -22,13 +22,28 @@ from mooncake_lab.engine.kv_layout import KVLayout
 from mooncake_lab.engine.kvcache import fingerprint
 from mooncake_lab.perf import ModelShape
 from mooncake_lab.serving import messages
-from mooncake_lab.serving.frames import pack, read_frame
+from mooncake_lab.serving.kv_transfer import (
+    Identity,
+)
 from mooncake_lab.serving.kv_transfer.receiver import KVReceiver
-from mooncake_lab.serving.kv_transfer.sender import Identity, KVSenders
+from mooncake_lab.serving.kv_transfer.sender import KVSenders
 from mooncake_lab.serving.kv_transfer.transfer_engine import TransferEngineChannel
-from mooncake_lab.serving.messages import ORDERS, VERSION, Job, Pong, Ready, Report, Shutdown, WorkerMessage
+from mooncake_lab.serving.messages import (
+    ORDERS,
+    VERSION,
+    Job,
+    Pong,
+    Ready,
+    Report,
+    Shutdown,
+    WorkerMessage,
+    pack,
+    read_frame,
+)
 from mooncake_lab.serving.pacer import PacedLink
-from mooncake_lab.serving.roles import CoupledRole, DecodeRole, PrefillRole, WorkerContext, WorkerRole
+from mooncake_lab.serving.roles import WorkerContext, WorkerRole
+from mooncake_lab.serving.roles.decode import CoupledRole, DecodeRole
+from mooncake_lab.serving.roles.prefill import PrefillRole
 from mooncake_lab.serving.spec import WorkerSpec
 
 _SWITCH_S: Final = 0.0005

@@ -3,8 +3,14 @@
 from mooncake_lab.conductor import LatencyEstimator
 from mooncake_lab.perf import model_shape
 from mooncake_lab.serving import ClusterRuntime, LiveSpec
-from mooncake_lab.serving.frames import pack
-from mooncake_lab.serving.messages import VERSION, Job, Ready, Report, SamplingParams
+from mooncake_lab.serving.messages import (
+    VERSION,
+    Job,
+    Ready,
+    Report,
+    SamplingParams,
+    pack,
+)
 
 
 class Line:

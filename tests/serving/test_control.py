@@ -10,10 +10,19 @@ import pytest
 
 from mooncake_lab.perf import model_shape
 from mooncake_lab.serving import LiveSpec
-from mooncake_lab.serving.frames import MOST_BODY_BYTES, pack, read_frame, receive_frame
 from mooncake_lab.serving.launch import WorkerError
 from mooncake_lab.serving.launch.process import _place
-from mooncake_lab.serving.messages import VERSION, WORKER_MESSAGES, Ping, Pong, Ready
+from mooncake_lab.serving.messages import (
+    MOST_BODY_BYTES,
+    VERSION,
+    WORKER_MESSAGES,
+    Ping,
+    Pong,
+    Ready,
+    pack,
+    read_frame,
+    receive_frame,
+)
 from mooncake_lab.serving.spec import worker_spec
 from mooncake_lab.serving.supervisor import Supervisor
 from mooncake_lab.store.backends import ProtocolError
@@ -80,7 +89,7 @@ def test_lengths_are_not_believed(read, head):
 
 def test_what_is_too_large_is_not_sent(monkeypatch):
     """The sender is told, not the receiver."""
-    monkeypatch.setattr("mooncake_lab.serving.frames.MOST_BODY_BYTES", 4)
+    monkeypatch.setattr("mooncake_lab.serving.messages.MOST_BODY_BYTES", 4)
     with pytest.raises(ValueError, match=r"a Ping message of \d+ bytes; allowed are 4"):
         pack([Ping(2**60)])
 

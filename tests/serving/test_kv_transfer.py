@@ -16,18 +16,8 @@ import torch
 
 from mooncake_lab.cluster import PrefillDone
 from mooncake_lab.engine.kv_layout import KVLayout, bytes_of
-from mooncake_lab.serving.kv_transfer.protocol import (
-    TRANSFER_MESSAGES,
-    Ack,
-    Blocks,
-    EndTransfer,
-    GetBlocks,
+from mooncake_lab.serving.kv_transfer import (
     Identity,
-    KVChunk,
-    RemoteAddress,
-    RemoteWrite,
-    StartTransfer,
-    TransferRefused,
     borrow,
     dial,
     expect,
@@ -36,7 +26,19 @@ from mooncake_lab.serving.kv_transfer.receiver import KVReceiver, fetch_layers
 from mooncake_lab.serving.kv_transfer.sender import KVSender, KVSenders, _has_ended, cuts
 from mooncake_lab.serving.kv_transfer.transfer_engine import WINDOW_BYTES, TransferEngineChannel
 from mooncake_lab.serving.measure import measure_transfer
-from mooncake_lab.serving.messages import Job
+from mooncake_lab.serving.messages import (
+    TRANSFER_MESSAGES,
+    Ack,
+    Blocks,
+    EndTransfer,
+    GetBlocks,
+    Job,
+    KVChunk,
+    RemoteAddress,
+    RemoteWrite,
+    StartTransfer,
+    TransferRefused,
+)
 from mooncake_lab.serving.pacer import PacedLink
 from mooncake_lab.store.backends import PeerRefusedError, ProtocolError, StorageError, wire
 from mooncake_lab.store.backends.mooncake_client import load_wheel

@@ -14,22 +14,27 @@ from mooncake_lab.engine import load_model
 from mooncake_lab.engine.kv_layout import KVLayout
 from mooncake_lab.engine.kvcache import fingerprint
 from mooncake_lab.serving import LiveSpec
-from mooncake_lab.serving.kv_transfer.protocol import EndTransfer, KVChunk, StartTransfer
-from mooncake_lab.serving.kv_transfer.sender import Identity
+from mooncake_lab.serving.kv_transfer import (
+    Identity,
+)
 from mooncake_lab.serving.messages import (
     CacheUpdate,
     CancelOrder,
+    EndTransfer,
     Fetch,
     Job,
+    KVChunk,
     PrefillOrder,
     Report,
     SamplingParams,
+    StartTransfer,
     UsePool,
 )
 from mooncake_lab.serving.pacer import PacedLink
 from mooncake_lab.serving.prefix_cache import PrefixCache
-from mooncake_lab.serving.roles import PrefillRole, WorkerContext
+from mooncake_lab.serving.roles import WorkerContext
 from mooncake_lab.serving.roles import prefill as prefill_module
+from mooncake_lab.serving.roles.prefill import PrefillRole
 from mooncake_lab.serving.spec import worker_spec
 
 BLOCK = 16

@@ -14,28 +14,31 @@ import torch
 from mooncake_lab.cluster import PrefillDone
 from mooncake_lab.engine import KVSpan
 from mooncake_lab.engine.kv_layout import Bytes, KVLayout, bytes_of
-from mooncake_lab.serving.kv_transfer.protocol import (
+from mooncake_lab.serving.kv_transfer import (
+    Identity,
+    LayerStream,
+    dial,
+    expect,
+)
+from mooncake_lab.serving.kv_transfer.transfer_engine import Buffer, TransferEngineChannel
+from mooncake_lab.serving.messages import (
     TRANSFER_MESSAGES,
     Ack,
     AllocBuffer,
     Blocks,
     BufferGranted,
+    CancelOrder,
     EndTransfer,
     GetBlocks,
-    Identity,
+    Job,
     KVChunk,
-    LayerStream,
     Probe,
     RemoteAddress,
     RemoteWrite,
     StartTransfer,
     TransferMessage,
     TransferRefused,
-    dial,
-    expect,
 )
-from mooncake_lab.serving.kv_transfer.transfer_engine import Buffer, TransferEngineChannel
-from mooncake_lab.serving.messages import CancelOrder, Job
 from mooncake_lab.serving.pacer import PacedLink
 from mooncake_lab.store.backends import ProtocolError, StorageError, wire
 from mooncake_lab.store.backends.listener import Listener

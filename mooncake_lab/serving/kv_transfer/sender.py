@@ -18,20 +18,23 @@ import msgspec
 import numpy as np
 
 from mooncake_lab.engine.kv_layout import Bytes
-from mooncake_lab.serving.kv_transfer.protocol import (
-    Ack,
-    EndTransfer,
+from mooncake_lab.serving.kv_transfer import (
     Identity,
-    KVChunk,
     RefusedByPeerError,
-    RemoteAddress,
-    StartTransfer,
     borrow,
     dial,
     expect,
 )
 from mooncake_lab.serving.kv_transfer.transfer_engine import WINDOW_BYTES, TransferEngineChannel
-from mooncake_lab.serving.messages import CancelOrder, Job
+from mooncake_lab.serving.messages import (
+    Ack,
+    CancelOrder,
+    EndTransfer,
+    Job,
+    KVChunk,
+    RemoteAddress,
+    StartTransfer,
+)
 from mooncake_lab.serving.pacer import PacedLink
 from mooncake_lab.store.backends import StorageError, wire
 

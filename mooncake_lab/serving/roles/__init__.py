@@ -1,8 +1,165 @@
-"""What workers do: prefill, decode, or both. Each role takes orders and KVCache, and steps while it has work."""
+"""What workers do: prefill, decode, or both. Here is what the roles share: their context and their reports."""
 
-from mooncake_lab.serving.roles.base import WorkerContext, WorkerRole
-from mooncake_lab.serving.roles.coupled import CoupledRole
-from mooncake_lab.serving.roles.decode import DecodeRole
-from mooncake_lab.serving.roles.prefill import PrefillRole, Prompt
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
-__all__ = ["CoupledRole", "DecodeRole", "PrefillRole", "Prompt", "WorkerContext", "WorkerRole"]
+import numpy as np
+import numpy.typing as npt
+
+from mooncake_lab.batching import CHUNKED_POLICIES
+from mooncake_lab.cluster import (
+    AttemptFailed,
+    PrefillDropped,
+    RequestDone,
+)
+from mooncake_lab.core import DecodeStretch, block_keys
+from mooncake_lab.engine import (
+    EngineSettings,
+    GenerationRequest,
+    LlamaModel,
+    Output,
+    Sampling,
+)
+from mooncake_lab.engine.kv_layout import KVLayout
+from mooncake_lab.engine.sequence import TokenCallback
+from mooncake_lab.serving.kv_transfer import (
+    Identity,
+)
+from mooncake_lab.serving.kv_transfer.sender import KVSenders
+from mooncake_lab.serving.kv_transfer.transfer_engine import TransferEngineChannel
+from mooncake_lab.serving.messages import (
+    DecodeOrder,
+    Job,
+    PrefillOrder,
+    Report,
+    SamplingParams,
+    WorkerEvent,
+    WorkerMessage,
+)
+from mooncake_lab.serving.pacer import PacedLink
+from mooncake_lab.serving.spec import WorkerSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerContext:
+    """What workers of every role have."""
+
+    spec: WorkerSpec
+    model: LlamaModel
+    shape: KVLayout
+    identity: Identity
+    senders: KVSenders
+    channel: TransferEngineChannel | None
+    """What KVCache travels by; None is the connections between workers."""
+    link: PacedLink
+    """Carries what this worker sends."""
+    send: Callable[[WorkerMessage], None]
+    """Sends a message to the cluster."""
+    enqueue: Callable[[object], None]
+    """Puts something into the worker's own inbox, from any thread."""
+
+    def report(self, job: Job, *events: WorkerEvent, tokens: Sequence[tuple[int, int]] = ()) -> None:
+        """Report events of the run of this attempt, and tokens of its requests."""
+        self.send(Report(job.run, events, tuple(tokens)))
+
+    def settings(self, tokens: int, *, prefix_reuse: bool = False) -> EngineSettings:
+        """The settings of an engine with KVCache for this number of tokens."""
+        spec = self.spec
+        cuts_prompts = spec.role != "coupled" or spec.batching in CHUNKED_POLICIES
+        widest = spec.chunk_tokens if cuts_prompts else spec.max_model_len
+        return EngineSettings(
+            block_size_tokens=spec.block_size_tokens,
+            cache_blocks=max(1, tokens // spec.block_size_tokens),
+            max_batch_tokens=max(widest, spec.max_requests),
+            max_requests=spec.max_requests,
+            max_request_tokens=spec.max_model_len,
+            prefix_reuse=prefix_reuse,
+            keep_log=spec.role == "coupled" or (spec.role == "decode" and spec.pacer is not None),
+        )
+
+    def keys(self, prompt: npt.NDArray[np.int32]) -> list[bytes]:
+        """The keys of a prompt's whole blocks."""
+        size, name = self.spec.block_size_tokens, self.shape.fingerprint
+        return block_keys(prompt, size, namespace=name, partial=False)
+
+
+class WorkerRole(Protocol):
+    """What a worker does with orders and with KVCache that arrives."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would do something."""
+        ...
+
+    @property
+    def capacity_tokens(self) -> int:
+        """KVCache tokens that its engine holds."""
+        ...
+
+    def take(self, item: object) -> None:
+        """Take an order, KVCache that arrived, or what the role itself put into the inbox."""
+        ...
+
+    def step(self) -> None:
+        """Run one iteration."""
+        ...
+
+
+def report_dropped(context: WorkerContext, job: Job) -> None:
+    """Report that a request left this worker before its prompt was computed."""
+    dropped = PrefillDropped(at_s=time.monotonic(), attempt=job.attempt, worker=context.spec.name)
+    context.report(job, dropped)
+
+
+def hopeless(job: Job, reason: str) -> AttemptFailed:
+    """The report that an attempt failed for a reason that another worker would meet too."""
+    return AttemptFailed(at_s=time.monotonic(), attempt=job.attempt, reason=reason, retriable=False)
+
+
+def ended(job: Job, output: Output, end_s: float) -> RequestDone | AttemptFailed:
+    """The report that a request has all its tokens, or that the engine refused it."""
+    if output.finish_reason == "rejected":
+        return hopeless(job, output.error)
+    return RequestDone(at_s=end_s, attempt=job.attempt)
+
+
+def step_done(worker: str, start_s: float, end_s: float, request_ids: Sequence[int]) -> DecodeStretch:
+    """The report of one decode iteration."""
+    return DecodeStretch(
+        at_s=end_s,
+        instance=worker,
+        start_s=start_s,
+        steps=1,
+        first_step_s=end_s - start_s,
+        step_growth_s=0.0,
+        request_ids=tuple(request_ids),
+    )
+
+
+def prompt_tokens(order: PrefillOrder | DecodeOrder) -> npt.NDArray[np.int32]:
+    """The prompt of a request, shape (n,)."""
+    return np.frombuffer(order.prompt, dtype="<i4").astype(np.int32)
+
+
+def sampling(params: SamplingParams) -> Sampling:
+    """How the engine picks the tokens of a request."""
+    return Sampling(temperature=params.temperature, top_k=params.top_k, top_p=params.top_p, seed=params.seed)
+
+
+def generation_request(order: PrefillOrder | DecodeOrder, on_token: TokenCallback) -> GenerationRequest:
+    """A request as an engine takes it.
+
+    Raises:
+        ValueError: when a number of it is out of range.
+    """
+    params = order.params
+    return GenerationRequest(
+        prompt=prompt_tokens(order),
+        max_new_tokens=params.max_new_tokens,
+        sampling=sampling(params),
+        end_tokens=params.end_tokens,
+        min_new_tokens=params.min_new_tokens,
+        on_token=on_token,
+    )

@@ -27,23 +27,28 @@ from mooncake_lab.engine import (
 )
 from mooncake_lab.engine.kv_layout import bytes_of
 from mooncake_lab.engine.layerwise.arriving import ArrivingPrefix
-from mooncake_lab.serving.kv_transfer.protocol import EndTransfer, KVChunk, LayerStream, StartTransfer
+from mooncake_lab.serving.kv_transfer import (
+    LayerStream,
+)
 from mooncake_lab.serving.kv_transfer.receiver import fetch_layers
 from mooncake_lab.serving.measure import measure_prefill, measure_transfer
 from mooncake_lab.serving.messages import (
     CacheUpdate,
     CancelOrder,
+    EndTransfer,
     Fetch,
     Job,
+    KVChunk,
     Measure,
     Measured,
     Pong,
     PrefillOrder,
     ResetPrefixCache,
+    StartTransfer,
     UsePool,
 )
 from mooncake_lab.serving.prefix_cache import ArrivingBlocks, HeldPrefix, PrefixCache, PrefixSource, open_pool
-from mooncake_lab.serving.roles.base import (
+from mooncake_lab.serving.roles import (
     WorkerContext,
     hopeless,
     prompt_tokens,
