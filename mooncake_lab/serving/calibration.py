@@ -1,10 +1,98 @@
-"""From a short measurement of the workers to the latency model that the Conductor believes in."""
+"""A short measurement of workers, and the latency model that fits it: what the Conductor believes about time."""
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
 
 import numpy as np
 
+from mooncake_lab.engine import Engine, GenerationRequest, KVSpan
+from mooncake_lab.engine.kv_layout import KVLayout
+from mooncake_lab.engine.roles import Prompt
 from mooncake_lab.perf import HybridLatency, LatencyModel, LinkLatency, ModelShape
 from mooncake_lab.perf.calibration import fit_decode, fit_link, fit_prefill
-from mooncake_lab.serving.messages import Measured
+from mooncake_lab.serving.kv_transfer import Identity, borrow, dial, expect
+from mooncake_lab.serving.kv_transfer.transfer_engine import TransferEngineChannel
+from mooncake_lab.serving.messages import Ack, Measured, Probe
+from mooncake_lab.serving.pacer import PacedLink
+from mooncake_lab.serving.spec import WorkerSpec
+from mooncake_lab.store.backends import wire
+
+_PROMPTS: Final = ((16, 0), (64, 0), (128, 0), (256, 0), (512, 0), (1024, 0), (512, 256), (1024, 768))
+"""Tokens and how many of them are reused."""
+_BATCHES: Final = ((1, 32), (1, 512), (4, 128), (8, 64), (16, 32), (16, 128))
+"""Requests of a batch and the context of each."""
+_STEPS: Final = 6
+_REPEATS: Final = 3
+_TRANSFERS: Final = 10
+"""Of each size."""
+_PROBES_BYTES: Final = (2**10, 2**16, 2**20, 2**22)
+
+
+def measure_prefill(
+    prefill: Callable[[Prompt, Sequence[KVSpan]], object], shape: KVLayout, spec: WorkerSpec, vocabulary: int
+) -> tuple[tuple[int, int, float], ...]:
+    """Rows of prompt tokens, reused tokens and the fastest of a few times (s); coupled engines reuse none."""
+    rows, seeds = list[tuple[int, int, float]](), itertools.count()
+    for tokens, reused in _PROMPTS:
+        if tokens < spec.max_model_len and not (reused and spec.role == "coupled"):
+            prefix, times_s = (_filled(shape, reused),) if reused else (), list[float]()
+            for _ in range(_REPEATS):
+                prompt = _prompt(tokens, next(seeds), vocabulary)
+                times_s.append(_seconds(partial(prefill, prompt, prefix)))
+            rows.append((tokens, reused, min(times_s)))
+    return tuple(rows)
+
+
+def measure_decode(engine: Engine, shape: KVLayout, spec: WorkerSpec, vocabulary: int) -> Measured:
+    """Steps of batches (median), and what loading their KVCache added to the first step."""
+    rows, loads, seeds = list[tuple[int, int, float]](), list[tuple[int, float]](), itertools.count()
+    for batch, context in _BATCHES:
+        most = _STEPS + 2 + batch  # a policy may let the requests in one by one
+        fits = context + most < spec.max_model_len and batch <= spec.max_requests
+        if not fits or batch * (context + most + spec.block_size_tokens) > spec.decode_tokens:
+            continue
+        for _ in range(batch):
+            prompt = _prompt(context, next(seeds), vocabulary)
+            request = GenerationRequest(prompt=prompt, max_new_tokens=most, end_tokens=())
+            engine.submit(request, kv=(_filled(shape, context),), generated=(0,))
+        first_s = _seconds(engine.step)  # loads the KVCache
+        while any(request.generated < 2 for request in engine.requests.values()):
+            engine.step()
+        context_tokens = sum(request.known for request in engine.requests.values())
+        step_s = float(np.median([_seconds(engine.step) for _ in range(_STEPS)]))
+        for request_id in engine.requests:
+            engine.cancel(request_id)
+        engine.step()
+        rows.append((batch, context_tokens + batch * _STEPS // 2, step_s))
+        loads.append((batch * context * shape.bytes_per_token, max(first_s - step_s, 0.0)))
+    return Measured(decode=tuple(rows), load=() if spec.role == "coupled" else tuple(loads))
+
+
+def measure_transfer(
+    port: int, identity: Identity, link: PacedLink, channel: TransferEngineChannel | None = None
+) -> tuple[tuple[int, float], ...]:
+    """Rows of bytes and the fastest of a few times until they were acknowledged (s), by the way KVCache takes.
+
+    Raises:
+        OSError: when the other worker is gone.
+        StorageError: when it refuses.
+    """
+    best_s = dict.fromkeys(_PROBES_BYTES, float("inf"))
+    with dial(port, identity) as peer:
+        window = None if channel is None else borrow(peer, identity, max(_PROBES_BYTES))
+        for size in _PROBES_BYTES * _TRANSFERS:  # a moment in which the machine is busy disturbs no size alone
+            payload = np.zeros(size, np.uint8)
+            start_s = time.perf_counter()
+            link.hold(size)
+            pushed = None if channel is None or window is None else channel.write(window, [payload])
+            probe, rest = (Probe(), (payload,)) if pushed is None else (Probe(pushed, size), ())
+            wire.send_frame(peer, probe, rest, identity.timeout_s)
+            expect(peer, Ack, identity.timeout_s)
+            best_s[size] = min(best_s[size], time.perf_counter() - start_s)
+    return tuple(best_s.items())
 
 
 def latency_model(shape: ModelShape, measured: list[Measured], name: str) -> LatencyModel:
@@ -47,3 +135,17 @@ def _link(moves: list[tuple[int, float]]) -> LinkLatency:
     """The bandwidth of loads that are too short for a latency to be told apart."""
     seconds = sum(row[1] for row in moves)
     return LinkLatency(sum(row[0] for row in moves) / seconds if seconds else float("inf"))
+
+
+def _prompt(tokens: int, seed: int, vocabulary: int) -> Prompt:
+    return np.random.default_rng(seed).integers(0, vocabulary, tokens).astype(np.int32)
+
+
+def _filled(shape: KVLayout, tokens: int) -> KVSpan:
+    return shape.span([layer.zero_() for layer in shape.empty(tokens)])
+
+
+def _seconds(act: Callable[[], object]) -> float:
+    start_s = time.perf_counter()
+    act()
+    return time.perf_counter() - start_s

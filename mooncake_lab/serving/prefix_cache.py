@@ -7,7 +7,7 @@ A prefix is read layer by layer while the prompt behind it is computed (arXiv Fi
 import secrets
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import takewhile
@@ -20,12 +20,9 @@ import torch
 from mooncake_lab.cluster import POOL
 from mooncake_lab.engine import KVSpan
 from mooncake_lab.engine.kv_layout import KVLayout, bytes_of
-from mooncake_lab.serving.kv_transfer import (
-    LayerStream,
-)
-from mooncake_lab.serving.messages import (
-    CacheUpdate,
-)
+from mooncake_lab.serving.kv_transfer import LayerStream
+from mooncake_lab.serving.kv_transfer.fetch import ArrivingBlocks
+from mooncake_lab.serving.messages import CacheUpdate
 from mooncake_lab.serving.pacer import PacedLink
 from mooncake_lab.serving.spec import WorkerSpec
 from mooncake_lab.store.backends import (
@@ -50,113 +47,6 @@ _POOL_STOP_S: Final = 1.0
 """How long a pool that is left may take for the blocks that wait for it."""
 SSD: Final = "ssd"
 """The name of the tier on the SSD."""
-PrefixSource = Callable[[Sequence[bytes], int], LayerStream]
-"""Gives the leading blocks of these keys that it has; the number is the position of the first key in a prompt."""
-
-
-@final
-class ArrivingBlocks:
-    """Prefix blocks on their way from elsewhere, layer by layer. Mutable: one thread fills it, others read.
-
-    Either all layers of a block come, or it is lost, like all behind it; after `give_up` all blocks are.
-
-    Args:
-        layers: of each block.
-    """
-
-    __slots__ = ("_is_over", "_layers", "_shares", "_turn", "_wanted", "blocks", "end_s", "first", "start_s")
-
-    def __init__(self, layers: int) -> None:
-        self.first = 0
-        """The position of its first block in the prompt."""
-        self.blocks = 0
-        """How many come, as far as is known now; from the first layer on it only shrinks."""
-        self.start_s, self.end_s = time.monotonic(), 0.0
-        """When it was asked for, and when its last byte came or it was given up (monotonic clock)."""
-        self._wanted = layers
-        self._layers: list[torch.Tensor] = []
-        self._shares: list[tuple[str, int]] = []  # by source, how many blocks it said to have
-        self._turn = threading.Condition()
-        self._is_over = False
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every layer is here."""
-        return len(self._layers) == self._wanted
-
-    def fill(
-        self, keys: Sequence[bytes], first: int, sources: Mapping[str, PrefixSource], begun: Callable[[], None]
-    ) -> None:
-        """Take in what these sources have, each what the one before it lacks.
-
-        Args:
-            keys: of the blocks.
-            first: position of the first of them in the prompt.
-            sources: by name.
-            begun: called when the first layer is here.
-        """
-        self.first = first
-        streams, parts, found = list[LayerStream](), list[torch.Tensor](), 0
-        for name, source in sources.items():
-            stream = source(keys[found:], first + found)
-            part = next(stream, None) if found < len(keys) else None
-            if part is not None:
-                streams.append(stream)
-                parts.append(part)
-                self._shares.append((name, len(part)))
-                found += len(part)
-        while parts and self._add(torch.cat(parts) if len(parts) > 1 else parts[0]):
-            if len(self._layers) == 1:
-                begun()
-            parts = self._next(streams)
-        self.give_up()
-
-    def _next(self, streams: Sequence[LayerStream]) -> list[torch.Tensor]:
-        """The next layer from each stream, up to the first block that is lost."""
-        parts = list[torch.Tensor]()
-        for stream, (_, share) in zip(streams, self._shares, strict=True):
-            part = next(stream, None)
-            if part is not None:
-                parts.append(part)
-            if part is None or len(part) < share:
-                break
-        return parts
-
-    def _add(self, layer: torch.Tensor) -> bool:
-        with self._turn:
-            if not self._is_over:
-                self._layers.append(layer)
-                self.blocks, self._is_over, self.end_s = len(layer), self.is_complete, time.monotonic()
-                self._turn.notify_all()
-            return not self._is_over
-
-    def read(self, layer: int, block: int, into: torch.Tensor) -> bool:
-        """Wait for a layer of a block and copy it; false where it does not come."""
-        with self._turn:
-            self._turn.wait_for(lambda: len(self._layers) > layer or block >= self.blocks or self._is_over)
-            if block >= self.blocks or len(self._layers) <= layer:
-                return False
-            into.copy_(self._layers[layer][block])
-        return True
-
-    def give_up(self) -> None:
-        """Wait for no more: what is not complete is lost."""
-        with self._turn:
-            if not self._is_over:
-                self.blocks, self._is_over, self.end_s = 0, True, time.monotonic()
-                self._turn.notify_all()
-
-    def came(self) -> list[tuple[torch.Tensor, ...]]:
-        """The blocks that are complete, each with a tensor a layer."""
-        return [tuple(layer[block] for layer in self._layers) for block in range(self.blocks)]
-
-    def bytes_by_source(self) -> dict[str, int]:
-        """What is complete, by the source that it came from."""
-        found, left = dict[str, int](), self.blocks
-        for name, share in self._shares:
-            found[name] = min(share, left) * sum(layer[0].nbytes for layer in self._layers)
-            left -= min(share, left)
-        return found
 
 
 @final
@@ -165,8 +55,6 @@ class HeldPrefix:
 
     A block that is evicted or found damaged before its last layer is read counts as lost.
     """
-
-    __slots__ = ("_arriving", "_cache", "_keys", "_local", "ssd_bytes", "ssd_end_s", "ssd_start_s")
 
     def __init__(
         self, cache: "PrefixCache", keys: Sequence[bytes], local: int, arriving: ArrivingBlocks | None

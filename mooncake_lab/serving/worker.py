@@ -22,9 +22,7 @@ from mooncake_lab.engine.kv_layout import KVLayout
 from mooncake_lab.engine.kvcache import fingerprint
 from mooncake_lab.perf import ModelShape
 from mooncake_lab.serving import messages
-from mooncake_lab.serving.kv_transfer import (
-    Identity,
-)
+from mooncake_lab.serving.kv_transfer import Identity
 from mooncake_lab.serving.kv_transfer.receiver import KVReceiver
 from mooncake_lab.serving.kv_transfer.sender import KVSenders
 from mooncake_lab.serving.kv_transfer.transfer_engine import TransferEngineChannel

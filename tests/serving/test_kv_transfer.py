@@ -1,9 +1,7 @@
 """KVCache between workers: it arrives as it was sent, and what cannot be accepted is refused with a reason."""
 
 import queue
-import select
 import socket
-import threading
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -13,23 +11,26 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from waiting import until
 
 from mooncake_lab.cluster import PrefillDone
 from mooncake_lab.engine.kv_layout import KVLayout, bytes_of
+from mooncake_lab.serving.calibration import measure_transfer
 from mooncake_lab.serving.kv_transfer import (
     Identity,
     borrow,
     dial,
     expect,
 )
-from mooncake_lab.serving.kv_transfer.receiver import KVReceiver, fetch_layers
-from mooncake_lab.serving.kv_transfer.sender import KVSender, KVSenders, _has_ended, cuts
+from mooncake_lab.serving.kv_transfer.fetch import fetch_layers
+from mooncake_lab.serving.kv_transfer.receiver import KVReceiver
+from mooncake_lab.serving.kv_transfer.sender import KVSender, KVSenders, cuts
 from mooncake_lab.serving.kv_transfer.transfer_engine import WINDOW_BYTES, TransferEngineChannel
-from mooncake_lab.serving.measure import measure_transfer
 from mooncake_lab.serving.messages import (
     TRANSFER_MESSAGES,
     Ack,
     Blocks,
+    CancelOrder,
     EndTransfer,
     GetBlocks,
     Job,
@@ -323,105 +324,20 @@ def test_truncated_frame(reception, came, cut):
     assert came.empty()
 
 
-def test_a_sender_to_a_worker_that_is_gone_ends(reception, came):
-    """The thread of a sender whose destination is gone ends when another sender is needed."""
-    failed = queue.SimpleQueue()
-    senders = KVSenders(WHO, lambda job, reason: failed.put((job, reason)))
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        port = gone.getsockname()[1]
-    first = senders.to(port)
-    first.send(StartTransfer(job=JOB, tokens=5))
-    assert failed.get(timeout=10)[0] == JOB
-    first.send(EndTransfer(job=JOB, first_token=0, prefilled=PREFILLED))
-    deadline_s = time.monotonic() + 10
-    while not first.is_stranded and time.monotonic() < deadline_s:
-        time.sleep(0.01)
-    second = senders.to(reception.port)
-    first._thread.join(10)
-    assert not first._thread.is_alive()
-    assert senders.to(reception.port) is second
-    assert came.empty()
-
-
-def test_a_sender_whose_connection_ended_between_requests_ends(reception, came):
-    """A connection that ended between two requests is noticed, too."""
-    senders = KVSenders(WHO, lambda job, reason: came.put((job, reason)))
-    other = KVReceiver(WHO, SHAPE, most_tokens=64, delivered=came.put, give=lambda *_: iter(()))
-    sender = senders.to(other.port)
-    send_one_token(sender)
-    assert came.get(timeout=10).first_token == 7
-    assert not sender.is_stranded
-    time.sleep(0.5)  # until the sender has its acknowledgement, too
-    other.close()
-    deadline_s = time.monotonic() + 10
-    while not sender.is_stranded and time.monotonic() < deadline_s:
-        time.sleep(0.01)
-    senders.to(reception.port)
-    sender._thread.join(10)
-    assert not sender._thread.is_alive()
-    assert came.empty()
-
-
-def test_looking_at_a_connection_takes_nothing_and_waits_for_nothing(monkeypatch):
-    """A connection has ended when either side closed it, not while it is silent or has bytes to read."""
-    ours, theirs = socket.socketpair()
-    ours.settimeout(0.01)
-    assert not _has_ended(ours)
-    theirs.sendall(b"answer!")
-    assert not _has_ended(ours)
-    assert ours.recv(100) == b"answer!"
-    with monkeypatch.context() as patch:  # it was readable, and its sender has read it meanwhile
-        patch.setattr("mooncake_lab.serving.kv_transfer.sender.select.select", lambda *_: ([ours], [], []))
-        assert not _has_ended(ours)
-    theirs.close()
-    assert _has_ended(ours)
-    ours.close()
-    assert _has_ended(ours)
-
-
-def test_a_sender_that_carries_a_message_is_not_stranded(monkeypatch):
-    """Between taking a message from the queue and beginning its job it carries something."""
-    came = queue.SimpleQueue()
-    held, leave = threading.Event(), threading.Event()
-    deliver = KVSender._deliver
-
-    def dawdle(self, message, payload):
-        held.set()
-        assert leave.wait(10)
-        deliver(self, message, payload)
-
-    monkeypatch.setattr(KVSender, "_deliver", dawdle)
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        port = gone.getsockname()[1]
-    sender = KVSender(port, WHO, lambda job, reason: came.put((job, reason)))
-    sender._is_broken = True  # as after a request that failed
-    assert sender.is_stranded
-    sender.send(StartTransfer(job=JOB, tokens=1))
-    assert held.wait(10)
-    assert not sender.is_stranded
-    leave.set()
-    assert came.get(timeout=10)[0] == JOB
-    sender.close()
-
-
-def test_a_sender_that_reads_an_acknowledgement_is_not_stranded(reception, came, monkeypatch):
-    """An acknowledgement that the sender reads meanwhile is not taken for the end of the connection."""
-    look = select.select
-
-    def look_slowly(*args):
-        found = look(*args)
-        time.sleep(0.002)
-        return found
-
-    senders = KVSenders(WHO, lambda job, reason: came.put((job, reason)))
-    sender = senders.to(reception.port)
-    monkeypatch.setattr("mooncake_lab.serving.kv_transfer.sender.select.select", look_slowly)
-    for _ in range(100):
+def test_an_idle_sender_ends_and_begins_again(reception, came, monkeypatch):
+    """Without messages its thread ends and its connection is closed; the next message opens another one."""
+    monkeypatch.setattr("mooncake_lab.serving.kv_transfer.sender._IDLE_S", 0.01)
+    sender = KVSender(reception.port, WHO, lambda job, reason: came.put((job, reason)))
+    for _ in range(3):
         send_one_token(sender)
-        while came.empty():
-            assert not sender.is_stranded
-        assert came.get().first_token == 7
-    sender.close()
+        assert came.get(timeout=10).first_token == 7
+        assert until(lambda: sender._thread is None)
+        assert sender._peer is None
+    sender.send(StartTransfer(job=JOB, tokens=5))
+    time.sleep(0.1)
+    assert sender._thread is not None, "a prompt that is under way keeps it"
+    sender.send(CancelOrder(JOB))
+    assert until(lambda: sender._thread is None)
 
 
 def test_a_job_under_way_on_a_broken_connection_is_reported(reception, came):
@@ -432,9 +348,7 @@ def test_a_job_under_way_on_a_broken_connection_is_reported(reception, came):
     sender = senders.to(port)
     sender.send(StartTransfer(job=JOB, tokens=1))
     sender.send(piece(0, 0, 1)[0], [bytes_of(piece(0, 0, 1)[1])])
-    deadline_s = time.monotonic() + 10
-    while not sender._queue.empty() and time.monotonic() < deadline_s:
-        time.sleep(0.01)
+    assert until(lambda: not sender._queue)
     other.close()
     time.sleep(0.2)
     senders.to(reception.port)

@@ -17,7 +17,6 @@ from mooncake_lab.serving.spec import worker_spec
 from mooncake_lab.store.backends import (
     DamagedBlockError,
     DramBackend,
-    FolderInUseError,
     RemoteBackend,
     SsdBackend,
     StorageError,
@@ -125,18 +124,6 @@ def test_forgetting_waits_for_those_who_read(tmp_path):
     cache.close()
 
 
-def test_a_span_of_another_length_is_no_block(tmp_path):
-    """Tokens that do not fill a block are not kept."""
-    cache = PrefixCache(spec_of(tmp_path), SHAPE)
-    span = span_of(2)
-    short = KVSpan(
-        fingerprint=b"model", start=0, tokens=SIZE + 3, layers=tuple(layer[:, : SIZE + 3] for layer in span.layers)
-    )
-    cache.keep(keys_of(2), short)
-    assert cache.match(keys_of(2)) == 1
-    cache.close()
-
-
 def test_damage_is_told_once(tmp_path):
     """A block whose bytes changed on the SSD is not delivered; the cluster hears once that it is damaged."""
     cache, keys = PrefixCache(spec_of(tmp_path), SHAPE), keys_of(4)
@@ -205,24 +192,6 @@ def stalled_pool():
         pool.release.set()
 
 
-def test_closing_a_client_ends_a_question_that_waits(stalled_pool):
-    """The client's connection is closed while the server has not answered: the question fails before it does."""
-    reservation, ended = stalled_pool.client.reserve(b"key", [64]), []
-
-    def write():
-        try:
-            stalled_pool.client.write(reservation, [bytearray(64)])
-        except OSError:
-            ended.append(stalled_pool.is_over)
-
-    writing = threading.Thread(target=write)
-    writing.start()
-    assert stalled_pool.began.wait(60)
-    stalled_pool.client.close()
-    writing.join()
-    assert ended == [False]
-
-
 def test_a_pool_that_stalls_costs_nothing_that_dram_holds(tmp_path, stalled_pool):
     """At the end of a worker DRAM is on the SSD before the pool has taken a block that waits for it."""
     cache, keys = PrefixCache(spec_of(tmp_path, blocks=8, ssd_blocks=16), SHAPE), keys_of(200)
@@ -281,13 +250,3 @@ def test_a_folder_of_another_model_is_left_alone(tmp_path):
         assert cache.match(keys) == len(found)
         cache.keep(keys, span)
         cache.close()
-
-
-def test_two_workers_cannot_share_a_folder(tmp_path):
-    """The second worker of a name in a folder is told that the folder is in use; the first one goes on."""
-    cache, keys, span = PrefixCache(spec_of(tmp_path), SHAPE), keys_of(3), span_of(3)
-    with pytest.raises(FolderInUseError, match="prefill-0"):
-        PrefixCache(spec_of(tmp_path), SHAPE)
-    cache.keep(keys, span)
-    assert cache.match(keys) == 3
-    cache.close()

@@ -1,7 +1,6 @@
 """Where a worker receives: KVCache of requests that it will decode, and requests for blocks that it holds."""
 
 import contextlib
-import logging
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -14,12 +13,7 @@ import torch
 from mooncake_lab.cluster import PrefillDone
 from mooncake_lab.engine import KVSpan
 from mooncake_lab.engine.kv_layout import Bytes, KVLayout, bytes_of
-from mooncake_lab.serving.kv_transfer import (
-    Identity,
-    LayerStream,
-    dial,
-    expect,
-)
+from mooncake_lab.serving.kv_transfer import Identity, LayerStream
 from mooncake_lab.serving.kv_transfer.transfer_engine import Buffer, TransferEngineChannel
 from mooncake_lab.serving.messages import (
     TRANSFER_MESSAGES,
@@ -43,7 +37,6 @@ from mooncake_lab.serving.pacer import PacedLink
 from mooncake_lab.store.backends import ProtocolError, StorageError, wire
 from mooncake_lab.store.backends.listener import Listener
 
-_LOG: Final = logging.getLogger(__name__)
 _IDLE_S: Final = 3600.0
 _MOST_PROBE_BYTES: Final = 2**26
 _MOST_KEYS: Final = 8192
@@ -112,18 +105,6 @@ class KVReceiver:
         channel: lends memory that peers may write; None lends none.
         link: carries the blocks that others ask for.
     """
-
-    __slots__ = (
-        "_channel",
-        "_delivered",
-        "_each_layer",
-        "_give",
-        "_identity",
-        "_link",
-        "_listener",
-        "_most_tokens",
-        "_shape",
-    )
 
     def __init__(
         self,
@@ -288,45 +269,6 @@ class KVReceiver:
             connection.take_pushed([np.empty(message.pushed_bytes, np.uint8)], message.pushed)
             return
         wire.skip(connection.peer, size, self._identity.timeout_s)
-
-
-def fetch_layers(
-    port: int,
-    identity: Identity,
-    layout: KVLayout,
-    job: Job,
-    keys: Sequence[bytes],
-    channel: TransferEngineChannel | None = None,
-) -> LayerStream:
-    """The leading blocks of these keys that another worker still holds (FAST'25 Algorithm 1, TransferKVCache).
-
-    A holder that is gone or stalls gives no more of them: they are computed instead, and the log says why.
-    """
-    layer_bytes = len(keys) * layout.layer_bytes
-    with contextlib.ExitStack() as stack:
-        region = None if channel is None else channel.lend(layer_bytes * layout.layers, stack)
-        try:
-            peer = stack.enter_context(dial(port, identity))
-            question = GetBlocks(job, tuple(keys), None if region is None else region.where)
-            wire.send_frame(peer, question, (), identity.timeout_s)
-            blocks, done_bytes = len(keys), 0
-            for _ in range(layout.layers):
-                give, size = expect(peer, Blocks, identity.timeout_s + layer_bytes / wire.SLOWEST_BYTES_PER_S)
-                follow = give.blocks * layout.layer_bytes if give.pushed is None else 0
-                if not 0 <= give.blocks <= blocks or size != follow or (give.pushed and region is None):
-                    raise ProtocolError(f"{give.blocks} blocks in {size} bytes; {blocks} were asked for")
-                blocks = give.blocks
-                if not blocks:
-                    return
-                layer = torch.empty((blocks, *layout.layer_shape), dtype=layout.dtype)
-                if give.pushed is None or region is None:
-                    wire.receive_into(peer, [bytes_of(layer)], identity.timeout_s)
-                else:
-                    region.copy_to([bytes_of(layer)], give.pushed, first=done_bytes)
-                done_bytes += layer.nbytes
-                yield layer
-        except (OSError, StorageError) as error:
-            _LOG.warning("%s computes blocks that it could not fetch: %s", identity.name, error)
 
 
 def _refuse(peer: socket.socket, reason: str) -> None:

@@ -1,16 +1,15 @@
 """KVCache from worker to worker over authenticated TCP (arXiv §3: Messenger; FAST'25: Transfer Engine).
 
-A worker has one sender per destination, a thread with a queue, so that no engine waits for a network. A request's
+A worker has one sender per destination, a queue and a thread, so that no engine waits for a network. A request's
 KVCache is acknowledged as a whole; an attempt whose connection breaks, stalls or is refused is reported as failed,
 and the cluster places the request again. Where workers have a `TransferEngineChannel`, Mooncake's own Transfer
 Engine moves the bytes, and the connection carries the other messages.
 """
 
 import contextlib
-import queue
-import select
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, final
 
@@ -18,13 +17,7 @@ import msgspec
 import numpy as np
 
 from mooncake_lab.engine.kv_layout import Bytes
-from mooncake_lab.serving.kv_transfer import (
-    Identity,
-    RefusedByPeerError,
-    borrow,
-    dial,
-    expect,
-)
+from mooncake_lab.serving.kv_transfer import Identity, RefusedByPeerError, borrow, dial, expect
 from mooncake_lab.serving.kv_transfer.transfer_engine import WINDOW_BYTES, TransferEngineChannel
 from mooncake_lab.serving.messages import (
     Ack,
@@ -40,12 +33,14 @@ from mooncake_lab.store.backends import StorageError, wire
 
 MOST_WAITING_BYTES: Final = 2**30
 """Of KVCache that waits for one destination; then the engine waits, too."""
+_IDLE_S: Final = 60.0
+"""Without a message for so long a sender closes its connection, and opens another one for the next."""
 _Addressed = StartTransfer | KVChunk | EndTransfer | CancelOrder
 
 
 @final
 class KVSender:
-    """Carries messages to one destination, in order, on a thread of its own. Mutable: it owns a connection.
+    """Carries messages to one destination, in order, on a thread. Mutable: it owns that and a connection.
 
     Args:
         port: of the destination.
@@ -54,24 +49,6 @@ class KVSender:
         channel: takes the bytes of KVCache where the destination has one too; None sends them over the connection.
         link: that all senders of a worker share.
     """
-
-    __slots__ = (
-        "_carried",
-        "_channel",
-        "_failed",
-        "_identity",
-        "_is_broken",
-        "_link",
-        "_lost",
-        "_open",
-        "_peer",
-        "_port",
-        "_queue",
-        "_room",
-        "_thread",
-        "_waiting_bytes",
-        "_window",
-    )
 
     def __init__(
         self,
@@ -87,25 +64,26 @@ class KVSender:
         self._failed = failed
         self._channel = channel
         self._window: RemoteAddress | None = None
-        self._queue: queue.SimpleQueue[tuple[_Addressed, Sequence[Bytes]] | None] = queue.SimpleQueue()
         self._peer: socket.socket | None = None
-        self._is_broken = False
-        self._room = threading.Condition()
-        self._waiting_bytes = 0
-        self._carried = 0  # messages that wait or are under way, those of ended requests too
         self._open: set[Job] = set()
         self._lost: set[Job] = set()
-        self._thread = threading.Thread(target=self._run, name=f"sender-{port}", daemon=True)
-        self._thread.start()
+        self._queue: deque[tuple[_Addressed, Sequence[Bytes]]] = deque()
+        self._waiting_bytes = 0
+        self._thread: threading.Thread | None = None  # while it has something to do
+        self._is_closed = False
+        self._changed = threading.Condition()  # guards these four
 
     def send(self, message: _Addressed, payload: Sequence[Bytes] = ()) -> None:
         """Let a message wait for its turn, once there is room for it; its bytes must stay as they are."""
         size = sum(part.nbytes for part in payload)
-        with self._room:
-            self._room.wait_for(lambda: self._waiting_bytes + size <= max(size, MOST_WAITING_BYTES))
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting_bytes + size <= max(size, MOST_WAITING_BYTES))
             self._waiting_bytes += size
-            self._carried += 1
-        self._queue.put((message, payload))
+            self._queue.append((message, payload))
+            self._changed.notify_all()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=f"sender-{self._port}", daemon=True)
+                self._thread.start()
 
     def sever(self) -> None:
         """Break the connection, as a network would."""
@@ -114,41 +92,41 @@ class KVSender:
             with contextlib.suppress(OSError):
                 peer.shutdown(socket.SHUT_RDWR)
 
-    @property
-    def is_stranded(self) -> bool:
-        """Whether its connection has ended with nothing under way on it, and nothing waits to be carried."""
-        with self._room:
-            if self._carried or self._open:
-                return False
-        peer = self._peer
-        return self._is_broken or (peer is not None and _has_ended(peer))
-
     def close(self) -> None:
         """Deliver what waits, then end."""
-        self._queue.put(None)
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
 
     def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
+        while (item := self._next()) is not None:
             message, payload = item
             if message.job not in self._lost:
                 try:
                     self._deliver(message, payload)
                 except (OSError, StorageError) as error:
                     self._give_up(message.job, self._refusal() or str(error) or type(error).__name__)
-            with self._room:
+            with self._changed:
                 self._waiting_bytes -= sum(part.nbytes for part in payload)
-                self._carried -= 1
-                self._room.notify()
+                self._changed.notify_all()
             if isinstance(message, (EndTransfer, CancelOrder)):
                 self._lost.discard(message.job)
-        self._hang_up()
+
+    def _next(self) -> tuple[_Addressed, Sequence[Bytes]] | None:
+        """The next message; None where there is none for so long that the destination may be gone."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._is_closed, None if self._open else _IDLE_S)
+            if self._queue:
+                return self._queue.popleft()
+            self._hang_up()
+            self._thread = None
+            return None
 
     def _deliver(self, message: _Addressed, payload: Sequence[Bytes]) -> None:
         if isinstance(message, StartTransfer):
             self._open.add(message.job)
             if self._peer is None:
                 self._peer = dial(self._port, self._identity)
-                self._is_broken = False
                 if self._channel is not None:
                     self._window = borrow(self._peer, self._identity, WINDOW_BYTES)
         elif message.job not in self._open or self._peer is None:
@@ -182,7 +160,6 @@ class KVSender:
     def _give_up(self, job: Job, reason: str) -> None:
         """Close the connection, and report the jobs that were under way on it."""
         self._hang_up()
-        self._is_broken = True
         jobs = self._open | {job}
         self._lost |= jobs
         self._open = set()
@@ -207,18 +184,6 @@ class KVSender:
             self._peer, self._window = None, None
 
 
-def _has_ended(peer: socket.socket) -> bool:
-    """Whether the other side has closed the connection; reads nothing and does not wait."""
-    try:
-        poll = select.poll()  # `select` knows no file descriptor above 1023
-        poll.register(peer, select.POLLIN)
-        return bool(poll.poll(0)) and not peer.recv(1, socket.MSG_PEEK)
-    except TimeoutError:  # what was there has been read meanwhile
-        return False
-    except (OSError, ValueError):  # closed meanwhile
-        return True
-
-
 def cuts(piece: KVChunk, payload: Bytes, most_bytes: int) -> Iterator[tuple[KVChunk, tuple[Bytes, Bytes]]]:
     """A chunk in parts of at most `most_bytes`, or of one token; keys and values of each."""
     keys, values = np.split(payload, 2)
@@ -234,8 +199,6 @@ def cuts(piece: KVChunk, payload: Bytes, most_bytes: int) -> Iterator[tuple[KVCh
 @final
 class KVSenders:
     """One sender per destination. Mutable: it owns them."""
-
-    __slots__ = ("_by_port", "_channel", "_failed", "_identity", "_link")
 
     def __init__(
         self,
@@ -253,14 +216,8 @@ class KVSenders:
     def to(self, port: int) -> KVSender:
         """The sender for a destination."""
         if port not in self._by_port:
-            self._retire()
             self._by_port[port] = KVSender(port, self._identity, self._failed, self._channel, self._link)
         return self._by_port[port]
-
-    def _retire(self) -> None:
-        """End those whose connection has ended and that carry nothing: their worker may be gone."""
-        for port in [port for port, sender in self._by_port.items() if sender.is_stranded]:
-            self._by_port.pop(port).close()
 
     def close(self) -> None:
         """Break every connection, and end what waits for it."""

@@ -19,10 +19,7 @@ from typing import Final, final
 import numpy as np
 
 from mooncake_lab.engine.kv_layout import Bytes
-from mooncake_lab.serving.messages import (
-    RemoteAddress,
-    RemoteWrite,
-)
+from mooncake_lab.serving.messages import RemoteAddress, RemoteWrite
 from mooncake_lab.store.backends import ProtocolError, StorageError, StorageFullError
 from mooncake_lab.store.backends.allocation import ExtentAllocator
 from mooncake_lab.store.backends.checksums import checksum
@@ -78,8 +75,6 @@ class TransferEngineChannel:
     Raises:
         StorageError: when the wheel is missing, or the engine does not start.
     """
-
-    __slots__ = ("_arena", "_engine", "_extents", "_lock", "_segment", "written_bytes")
 
     def __init__(self, room_bytes: int) -> None:
         self._arena = np.zeros(room_bytes, np.uint8)

@@ -9,24 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mooncake_lab.batching import CHUNKED_POLICIES
-from mooncake_lab.cluster import (
-    AttemptFailed,
-    PrefillDropped,
-    RequestDone,
-)
+from mooncake_lab.cluster import AttemptFailed, PrefillDropped, RequestDone
 from mooncake_lab.core import DecodeStretch, block_keys
-from mooncake_lab.engine import (
-    EngineSettings,
-    GenerationRequest,
-    LlamaModel,
-    Output,
-    Sampling,
-)
+from mooncake_lab.engine import EngineSettings, GenerationRequest, LlamaModel, Output, Sampling
 from mooncake_lab.engine.kv_layout import KVLayout
 from mooncake_lab.engine.sequence import TokenCallback
-from mooncake_lab.serving.kv_transfer import (
-    Identity,
-)
+from mooncake_lab.serving.kv_transfer import Identity
 from mooncake_lab.serving.kv_transfer.sender import KVSenders
 from mooncake_lab.serving.kv_transfer.transfer_engine import TransferEngineChannel
 from mooncake_lab.serving.messages import (

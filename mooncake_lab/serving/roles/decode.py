@@ -2,32 +2,18 @@
 
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
-from mooncake_lab.batching import (
-    CHUNKED_POLICIES,
-    named_policy,
-)
-from mooncake_lab.cluster import (
-    ChunkDone,
-    DecodeStarted,
-    KVArrived,
-    KVLoaded,
-    KVPartArrived,
-    RequestDone,
-)
-from mooncake_lab.engine import (
-    CoupledEngine,
-    DecodeEngine,
-)
-from mooncake_lab.serving.kv_transfer.receiver import (
-    ReceivedKV,
-)
-from mooncake_lab.serving.measure import (
-    measure_coupled,
-    measure_decode,
-)
+import msgspec
+
+from mooncake_lab.batching import CHUNKED_POLICIES, named_policy
+from mooncake_lab.cluster import ChunkDone, DecodeStarted, KVArrived, KVLoaded, KVPartArrived, RequestDone
+from mooncake_lab.engine import CoupledEngine, DecodeEngine, GenerationRequest, KVSpan
+from mooncake_lab.engine.roles import Prompt
+from mooncake_lab.serving.calibration import measure_decode, measure_prefill
+from mooncake_lab.serving.kv_transfer.receiver import ReceivedKV
 from mooncake_lab.serving.messages import (
     CacheUpdate,
     CancelOrder,
@@ -90,7 +76,8 @@ class DecodeRole:
                 self._context.send(Pong(item.number, 0.0))  # nothing is kept here
             case Measure():
                 context = self._context
-                context.send(measure_decode(self._engine, context.model, context.shape, context.spec))
+                vocabulary = context.model.config.vocabulary
+                context.send(measure_decode(self._engine.engine, context.shape, context.spec, vocabulary))
             case _:
                 raise TypeError(f"a decode worker cannot take {type(item).__name__}")
 
@@ -208,9 +195,7 @@ class CoupledRole:
                 self._announce()
                 self._context.send(Pong(item.number, 0.0))
             case Measure():
-                self._context.send(measure_coupled(self._engine, self._context.model, self._context.spec))
-                self._engine.engine.allocator.forget()
-                self._engine.engine.log.clear()
+                self._measure()
             case _:
                 raise TypeError(f"a coupled worker cannot take {type(item).__name__}")
 
@@ -231,6 +216,19 @@ class CoupledRole:
             self._context.report(served.job, ended(served.job, output, end_s))
         if chunks:
             self._announce()
+
+    def _measure(self) -> None:
+        engine, context = self._engine.engine, self._context
+        known = context.shape, context.spec, context.model.config.vocabulary
+
+        def prefill(prompt: Prompt, _: Sequence[KVSpan]) -> None:
+            engine.submit(GenerationRequest(prompt=prompt, max_new_tokens=1, end_tokens=()))
+            engine.run()
+
+        rows = measure_prefill(prefill, *known)
+        context.send(msgspec.structs.replace(measure_decode(engine, *known), prefill=rows))
+        engine.allocator.forget()
+        engine.log.clear()
 
     def _accept(self, order: PrefillOrder) -> None:
         prompt = prompt_tokens(order)

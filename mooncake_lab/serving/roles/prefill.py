@@ -8,30 +8,19 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from types import FunctionType
 from typing import Final, final
 
 import torch
 
-from mooncake_lab.cluster import (
-    POOL,
-    PrefillDone,
-    PrefillDropped,
-    PrefillStarted,
-    PrefixFetched,
-    TierRead,
-)
+from mooncake_lab.cluster import POOL, PrefillDone, PrefillDropped, PrefillStarted, PrefixFetched, TierRead
 from mooncake_lab.core import blocks_for
-from mooncake_lab.engine import (
-    PrefillEngine,
-    PrefillResult,
-)
+from mooncake_lab.engine import PrefillEngine, PrefillResult
 from mooncake_lab.engine.kv_layout import bytes_of
 from mooncake_lab.engine.layerwise.arriving import ArrivingPrefix
-from mooncake_lab.serving.kv_transfer import (
-    LayerStream,
-)
-from mooncake_lab.serving.kv_transfer.receiver import fetch_layers
-from mooncake_lab.serving.measure import measure_prefill, measure_transfer
+from mooncake_lab.serving.calibration import measure_prefill, measure_transfer
+from mooncake_lab.serving.kv_transfer import LayerStream
+from mooncake_lab.serving.kv_transfer.fetch import ArrivingBlocks, PrefixSource, fetch_layers
 from mooncake_lab.serving.messages import (
     CacheUpdate,
     CancelOrder,
@@ -47,14 +36,8 @@ from mooncake_lab.serving.messages import (
     StartTransfer,
     UsePool,
 )
-from mooncake_lab.serving.prefix_cache import ArrivingBlocks, HeldPrefix, PrefixCache, PrefixSource, open_pool
-from mooncake_lab.serving.roles import (
-    WorkerContext,
-    hopeless,
-    prompt_tokens,
-    report_dropped,
-    sampling,
-)
+from mooncake_lab.serving.prefix_cache import HeldPrefix, PrefixCache, open_pool
+from mooncake_lab.serving.roles import WorkerContext, hopeless, prompt_tokens, report_dropped, sampling
 from mooncake_lab.store.backends import StorageError
 
 _LOG: Final = logging.getLogger(__name__)
@@ -91,32 +74,6 @@ class Prompt:
             self.fetching.cancel()
 
 
-@dataclass(frozen=True, slots=True)
-class FetchBegun:
-    """The first layer of a prefix from elsewhere is here."""
-
-    prompt: Prompt
-
-
-@dataclass(frozen=True, slots=True)
-class FetchEnded:
-    """A fetch is over: what came is in the cache; or its time is over, and nothing came."""
-
-    prompt: Prompt
-
-
-@dataclass(frozen=True, slots=True)
-class _CacheMoved:
-    """Blocks of the cache moved, to another tier or with another pool."""
-
-    keys: list[bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class _CameUp:
-    """The cluster knows this worker now."""
-
-
 @final
 class PrefillRole:
     """Computes prompts in order of arrival, one or a few at a time. Mutable: it owns an engine and a store.
@@ -148,7 +105,7 @@ class PrefillRole:
         self._layout = replace(context.shape, block_tokens=context.spec.block_size_tokens)
         self._cache = PrefixCache(context.spec, context.shape, context.link)
         self._background = ThreadPoolExecutor(1, thread_name_prefix="cache")
-        context.enqueue(_CameUp())
+        context.enqueue(lambda: self._update(self._cache.found_at_start()))  # when the cluster knows this worker
 
     @property
     def busy(self) -> bool:
@@ -156,19 +113,12 @@ class PrefillRole:
         return bool(self._running or (self._waiting and self._waiting[0].is_ready))
 
     def take(self, item: object) -> None:
-        """Take an order, or the end of a fetch."""
+        """Take an order, or what one of the role's own threads leaves to this one."""
         match item:
             case PrefillOrder():
                 self._accept(item)
-            case FetchBegun():
-                item.prompt.is_ready = True
-            case FetchEnded():
-                self._end_fetch(item.prompt)
-                self._update(self._cache.news(item.prompt.keys))
-            case _CameUp():
-                self._update(self._cache.found_at_start())
-            case _CacheMoved():
-                self._update(self._cache.news(item.keys))
+            case FunctionType():
+                item()
             case UsePool():
                 self._background.submit(self._use_pool, item.address)
             case CancelOrder():
@@ -236,7 +186,7 @@ class PrefillRole:
         self._waiting.append(prompt)
         if fetch is not None:
             prompt.arriving = arriving = ArrivingBlocks(self._layout.layers)
-            late = threading.Timer(self._context.spec.fetch_timeout_s, self._late, [prompt, arriving])
+            late = threading.Timer(self._context.spec.fetch_timeout_s, self._over, [prompt, arriving])
             prompt.deadline, late.daemon = late, True
             late.start()
             prompt.fetching = self._fetcher.submit(self._fetch, prompt, arriving, fetch)
@@ -254,15 +204,27 @@ class PrefillRole:
         try:
             keys = prompt.keys[: wanted.blocks]
             have = self._cache.match(keys)
-            arriving.fill(keys[have:], have, sources, lambda: self._context.enqueue(FetchBegun(prompt)))
+            arriving.fill(keys[have:], have, sources, lambda: self._begun(prompt))
             self._cache.adopt(keys[have : have + arriving.blocks], arriving.came(), first=have)
         finally:
-            arriving.give_up()
-            self._context.enqueue(FetchEnded(prompt))
+            self._over(prompt, arriving)
 
-    def _late(self, prompt: Prompt, arriving: ArrivingBlocks) -> None:
+    def _begun(self, prompt: Prompt) -> None:
+        """The first layer of a prefix from elsewhere is here."""
+
+        def ready() -> None:
+            prompt.is_ready = True
+
+        self._context.enqueue(ready)
+
+    def _over(self, prompt: Prompt, arriving: ArrivingBlocks) -> None:
+        """A fetch is over: what came is in the cache; or its time is over, and nothing came."""
         arriving.give_up()  # at once: the engine may wait for it
-        self._context.enqueue(FetchEnded(prompt))
+        self._context.enqueue(lambda: self._fetched(prompt))
+
+    def _fetched(self, prompt: Prompt) -> None:
+        self._end_fetch(prompt)
+        self._update(self._cache.news(prompt.keys))
 
     def _peer(self, job: Job, port: int) -> PrefixSource:
         """Another worker's store."""
@@ -299,7 +261,7 @@ class PrefillRole:
         except (OSError, StorageError) as error:
             _LOG.warning("%s does not use the pool at %s: %s", context.spec.name, address, error)
             return
-        context.enqueue(_CacheMoved(found))
+        context.enqueue(lambda: self._update(self._cache.news(found)))
 
     def _begin(self, prompt: Prompt, held: HeldPrefix, now_s: float) -> None:
         prompt.start_s = now_s
@@ -383,7 +345,7 @@ class PrefillRole:
 
     def _promote(self, keys: Sequence[bytes]) -> None:
         self._cache.promote(keys)
-        self._context.enqueue(_CacheMoved(list(keys)))
+        self._context.enqueue(lambda: self._update(self._cache.news(keys)))
 
     def _update(self, update: CacheUpdate | None) -> None:
         """Tell the cluster what came into the cache and what left it."""
@@ -407,7 +369,12 @@ class PrefillRole:
 
     def _measure(self, port: int | None) -> None:
         context = self._context
-        prefill = measure_prefill(self._engine, context.model, context.shape, context.spec)
+        prefill = measure_prefill(
+            lambda prompt, prefix: self._engine.prefill(prompt, prefix=prefix),
+            context.shape,
+            context.spec,
+            context.model.config.vocabulary,
+        )
         transfer = ()
         if port is not None:
             transfer = measure_transfer(port, context.identity, context.link, context.channel)
