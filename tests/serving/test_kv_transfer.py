@@ -15,12 +15,10 @@ from waiting import until
 
 from mooncake_lab.cluster import PrefillDone
 from mooncake_lab.engine.kv_layout import KVLayout, bytes_of
-from mooncake_lab.serving.calibration import measure_transfer
 from mooncake_lab.serving.kv_transfer import (
     Identity,
     borrow,
     dial,
-    expect,
 )
 from mooncake_lab.serving.kv_transfer.fetch import fetch_layers
 from mooncake_lab.serving.kv_transfer.receiver import KVReceiver
@@ -29,7 +27,6 @@ from mooncake_lab.serving.kv_transfer.transfer_engine import WINDOW_BYTES, Trans
 from mooncake_lab.serving.messages import (
     TRANSFER_MESSAGES,
     Ack,
-    Blocks,
     CancelOrder,
     EndTransfer,
     GetBlocks,
@@ -40,8 +37,7 @@ from mooncake_lab.serving.messages import (
     StartTransfer,
     TransferRefused,
 )
-from mooncake_lab.serving.pacer import PacedLink
-from mooncake_lab.store.backends import PeerRefusedError, ProtocolError, StorageError, wire
+from mooncake_lab.store.backends import PeerRefusedError, StorageError, wire
 from mooncake_lab.store.backends.mooncake_client import load_wheel
 
 SHAPE = KVLayout(fingerprint=b"f" * 16, layers=2, kv_heads=2, head_width=4, dtype=torch.float32)
@@ -197,14 +193,6 @@ def test_a_fetch_ends_where_the_holder_has_no_more(way, request, came):
     assert not list(fetch_layers(port, WHO, BLOCKS, JOB, [b"a"], channel))
 
 
-def test_a_measurement_uses_the_channel(granting, channel):
-    """A measurement writes through the channel, and returns its memory."""
-    before = channel.written_bytes
-    rows = measure_transfer(granting.port, WHO, PacedLink(), channel)
-    assert len(rows) > 2
-    assert channel.written_bytes - before >= sum(size for size, _ in rows)
-
-
 def test_bytes_that_another_process_wrote_are_refused(granting, came, channel):
     """The bytes in the window must have the checksum that the sender reports."""
     with dial(granting.port, WHO) as peer:
@@ -288,26 +276,6 @@ def test_what_is_out_of_bounds(reception, came, message, payload_bytes, says):
     assert came.empty()
 
 
-def test_lengths_are_checked(reception):
-    """A header that announces an endless body, or is none, ends the connection with a reason."""
-    for head in (b"MCK1" + b"\xff" * 12, b"GET / HTTP/1.1\r\n"):
-        with dial(reception.port, WHO) as peer:
-            peer.sendall(head)
-            assert "allowed are" in refusal_of(peer)
-
-
-def test_slow_sender(reception, came):
-    """A frame that stops in its middle is waited for no longer than agreed."""
-    with dial(reception.port, WHO) as peer:
-        wire.send_frame(peer, StartTransfer(job=JOB, tokens=5), (), 5)
-        message, values = piece(0, 0, 5)
-        frame = np.concatenate([bytes_of(values)[:100]])
-        body = wire.msgspec.msgpack.encode(message)
-        peer.sendall(wire._HEADER.pack(wire._MAGIC, len(body), values.nbytes) + body + frame.tobytes())
-        assert "took too long" in refusal_of(peer)
-    assert came.empty()
-
-
 @pytest.mark.parametrize("cut", [3, 20, -1])
 def test_truncated_frame(reception, came, cut):
     """A frame that its sender cuts short is refused by how much is missing; nothing of it is delivered."""
@@ -377,16 +345,6 @@ def test_bytes_that_wait_are_bounded(monkeypatch, came, reception):
     sender.close()
 
 
-def test_a_worker_too_many_is_refused_with_the_reason(monkeypatch, came):
-    """A worker that knows the token and finds no place is refused with the reason."""
-    monkeypatch.setattr("mooncake_lab.store.backends.listener._MAX_PEERS", 2)
-    one = KVReceiver(WHO, SHAPE, most_tokens=64, delivered=came.put, give=lambda *_: iter(()))
-    refused = pytest.raises(StorageError, match="sender has 2 peers; allowed are 2")
-    with dial(one.port, WHO), dial(one.port, WHO), refused:
-        dial(one.port, WHO)
-    one.close()
-
-
 def test_a_receiver_that_does_not_answer_fails_the_job():
     """After the time limit of a sender whose peer accepts and is silent, the job is reported as failed."""
     failed = queue.SimpleQueue()
@@ -399,15 +357,3 @@ def test_a_receiver_that_does_not_answer_fails_the_job():
     assert job == JOB
     assert "could not be delivered" in reason
     assert failed.empty()
-
-
-def test_expect_other(reception):
-    """An answer of another kind than expected is no answer."""
-    with dial(reception.port, WHO) as peer:
-        wire.send_frame(peer, StartTransfer(job=JOB, tokens=5), (), 5)
-        for layer in range(2):
-            message, values = piece(layer, 0, 5)
-            wire.send_frame(peer, message, (bytes_of(values),), 5)
-        wire.send_frame(peer, EndTransfer(job=JOB, first_token=0, prefilled=PREFILLED), (), 5)
-        with pytest.raises(ProtocolError, match="Ack where a Blocks"):
-            expect(peer, Blocks, 5)

@@ -101,6 +101,18 @@ class Bench:
             self.role.step()
         return self.delivered(order)
 
+    def end(self, executor):
+        """Wait for what runs on a thread of the role, and take what that leaves."""
+        executor.shutdown(wait=True)
+        while not self.inbox.empty():
+            self.role.take(self.inbox.get())
+
+    def layers(self, prompt):
+        """What another worker would get of this prompt; the cache is empty afterwards."""
+        kept = list(self.role._cache.prefix(self.keys(prompt)).layers())
+        self.role._cache.forget()
+        return kept
+
     def delivered(self, order):
         """The KVCache of an order that the decode worker has, and the first token."""
         messages = [(m, payload) for m, payload in self.sent.messages if m.job == order.job]
@@ -184,9 +196,7 @@ def test_what_was_read_from_the_ssd_is_reported_and_rises(tmp_path):
     assert read.attempt.request_id == 11
     assert read.bytes == 64 * bench.shape.bytes_per_token
     assert read.start_s <= read.at_s <= bench.told(PrefillDone)[-1].at_s
-    bench.role._background.shutdown(wait=True)
-    while not bench.inbox.empty():
-        bench.role.take(bench.inbox.get())
+    bench.end(bench.role._background)
     updates = [each for each in bench.reports if isinstance(each, CacheUpdate)]
     assert keys <= set().union(*(each.promoted for each in updates)), "and what is back in DRAM"
     assert all(bench.role._cache._store.tier_of(key) == "dram" for key in keys)
@@ -224,41 +234,12 @@ def test_the_ssd_is_timed_without_a_trace(tmp_path):
     assert Bench().role._cache.time_ssd() == ()
 
 
-def test_a_stalled_holder_costs_a_prompt_its_deadline_and_no_more(monkeypatch):
-    """After the deadline the prompt is computed, the fetch counts as 0 bytes, and what comes later is dropped."""
-    came, release = threading.Event(), threading.Event()
-    prompt, bench = list(range(3, 3 + 64)), Bench(fetch_timeout_s=0.05)
-    computed = bench.serve(bench.order(prompt, n=1))
-    kept = list(bench.role._cache.prefix(bench.keys(prompt)).layers())
-    bench.role._cache.forget()
-
-    def stalled(*_):
-        came.set()
-        release.wait()
-        yield from kept
-
-    monkeypatch.setattr(prefill_module, "fetch_layers", stalled)
-    assert same(bench.serve(bench.order(prompt, n=2, fetch=Fetch("prefill-1", 9, 4))), computed)
-    assert came.is_set()
-    bench.role._cache.forget()
-    release.set()
-    bench.role._fetcher.shutdown(wait=True)
-    while not bench.inbox.empty():
-        bench.role.take(bench.inbox.get())
-    [fetched] = bench.told(PrefixFetched)
-    assert fetched.bytes == 0
-    assert fetched.at_s >= fetched.start_s + 0.05
-    assert bench.told(PrefillDone)[-1].reused_tokens == 0
-    assert bench.role._cache.match(bench.keys(prompt)) == 0
-
-
 def test_a_cancelled_prompt_waits_for_nothing(monkeypatch):
     """Its timer is stopped, a fetch that has not begun never begins, and what one that runs brings is dropped."""
     release, fetched = threading.Event(), []
     prompt, bench = list(range(3, 3 + 64)), Bench(fetch_timeout_s=600.0)
     bench.serve(bench.order(prompt, n=1))
-    kept = list(bench.role._cache.prefix(bench.keys(prompt)).layers())
-    bench.role._cache.forget()
+    kept = bench.layers(prompt)
 
     def stalled(*_):
         fetched.append(True)
@@ -277,9 +258,7 @@ def test_a_cancelled_prompt_waits_for_nothing(monkeypatch):
         timer.join(60)
     assert not any(timer.is_alive() for timer in timers)
     release.set()
-    bench.role._fetcher.shutdown(wait=True)
-    while not bench.inbox.empty():
-        bench.role.take(bench.inbox.get())
+    bench.end(bench.role._fetcher)
     assert len(fetched) == 2
     assert [event.bytes for event in bench.told(PrefixFetched)] == [0] * len(orders)  # nobody sends any more
     assert bench.role._cache.match(bench.keys(prompt)) == 0
@@ -392,24 +371,21 @@ def test_a_prompt_cancelled_in_a_packed_iteration_leaves_the_others_alone(cancel
     assert isinstance([m for m, _ in bench.sent.messages if m.job == job][-1], CancelOrder)
 
 
-@pytest.mark.parametrize("way", ["whole", "late", "cut", "shrinks"])
+@pytest.mark.parametrize("way", ["whole", "late", "stalled", "cut", "shrinks"])
 @pytest.mark.parametrize("layerwise", [True, False])
 def test_a_prompt_is_computed_while_its_prefix_arrives(monkeypatch, way, layerwise):
     """It begins with the first layer; what of the prefix does not come, or too late, is computed instead."""
-    prompt = list(range(3, 3 + 80))
-    bench = Bench(fetch_timeout_s=0.3 if way == "late" else 60.0, layerwise=layerwise)
+    prompt, is_late = list(range(3, 3 + 80)), way in {"late", "stalled"}
+    bench = Bench(fetch_timeout_s=0.3 if is_late else 60.0, layerwise=layerwise)
     computed = bench.serve(bench.order(prompt, n=1))
-    kept, began, leave = (
-        list(bench.role._cache.prefix(bench.keys(prompt[:64])).layers()),
-        threading.Event(),
-        threading.Event(),
-    )
-    bench.role._cache.forget()
+    kept, began, leave = bench.layers(prompt[:64]), threading.Event(), threading.Event()
     bench.role._cache.adopt(bench.keys(prompt)[:1], [tuple(layer[0] for layer in kept)], first=0)
 
     def holder(_port, _identity, _layout, job, keys, _channel):
         assert job == Job(1, 2, 1)
         assert keys == bench.keys(prompt)[1:4]
+        if way == "stalled":
+            leave.wait(60)
         yield kept[0][1:]
         began.wait(60)
         if way == "late":
@@ -424,17 +400,17 @@ def test_a_prompt_is_computed_while_its_prefix_arrives(monkeypatch, way, layerwi
     monkeypatch.setattr(prefill_module, "fetch_layers", holder)
     bench.watch = note
     assert same(bench.serve(bench.order(prompt, n=2, fetch=Fetch("prefill-1", 9, 4))), computed)
+    if is_late:
+        bench.role._cache.forget()  # what comes now is dropped
     leave.set()
     assert began.is_set(), "the prompt began only when all layers had come"
-    bench.role._fetcher.shutdown(wait=True)
-    while not bench.inbox.empty():
-        bench.role.take(bench.inbox.get())
-    blocks = {"late": 0, "cut": 0, "shrinks": 2}.get(way, 3)
+    bench.end(bench.role._fetcher)
+    blocks = {"late": 0, "stalled": 0, "cut": 0, "shrinks": 2}.get(way, 3)
     [fetched] = bench.told(PrefixFetched)
     assert fetched.bytes == blocks * BLOCK * bench.shape.bytes_per_token
-    assert fetched.start_s <= fetched.at_s <= time.monotonic()
+    assert fetched.start_s + 0.3 * is_late <= fetched.at_s <= time.monotonic()
     assert bench.told(PrefillDone)[-1].reused_tokens == (1 + blocks) * BLOCK
-    assert bench.role._cache.match(bench.keys(prompt)) == 5
+    assert bench.role._cache.match(bench.keys(prompt)) == (0 if is_late else 5)
 
 
 @pytest.mark.parametrize("pooled", [0, 2])
@@ -442,8 +418,7 @@ def test_what_a_holder_lacks_comes_from_the_pool(monkeypatch, pooled):
     """Blocks behind those of the holder are taken from the pool, and each source is reported with its bytes."""
     prompt, bench = list(range(3, 3 + 80)), Bench(fetch_timeout_s=60.0)
     computed = bench.serve(bench.order(prompt, n=1))
-    kept = list(bench.role._cache.prefix(bench.keys(prompt[:64])).layers())
-    bench.role._cache.forget()
+    kept = bench.layers(prompt[:64])
 
     def pool(keys, first):
         assert (keys, first) == (bench.keys(prompt)[2:4], 2)
