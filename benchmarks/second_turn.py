@@ -182,24 +182,26 @@ class Bench:
         )
 
 
-def measure(place: str, sizes: Sizes, model: LatencyModel | None) -> tuple[dict[str, Any], LatencyModel]:
-    """The row of one place, and the latency model: the given one, or what the first cluster measures."""
+def measure(place: str, sizes: Sizes, model: LatencyModel | None) -> tuple[dict[str, Any], LatencyModel | None]:
+    """The row of one place, and the latency model of the others: the given one, or what its cluster measures."""
+    has_own = place == "ssd" or place.startswith("paced")  # a model of its own: other devices, another network
+    own = None if has_own else model
     with ExitStack() as stack:
         ways = (True, False)
         benches = dict[bool, Bench]()
         for layerwise in ways:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             spec = spec_of(place, sizes, folder, layerwise=layerwise)
-            live = stack.enter_context(LiveCluster(spec, None if place.startswith("paced") else model))
-            model = live.model if layerwise else model
+            live = stack.enter_context(LiveCluster(spec, own))
+            own = live.model
             benches[layerwise] = Bench(live, place, sizes)
         seen: dict[bool, list[tuple[Turn, Turn]]] = {layerwise: [] for layerwise in ways}
         for _ in range(sizes.rounds + 1):  # the first one warms up
             for layerwise, bench in benches.items():
                 seen[layerwise].append(bench.turns())
-    assert model is not None  # noqa: S101  # there is a cluster
+    assert own is not None  # noqa: S101  # there is a cluster
     seen = {layerwise: pairs[1:] for layerwise, pairs in seen.items()}
-    return row_of(place, sizes, seen, LatencyEstimator(model)), model
+    return row_of(place, sizes, seen, LatencyEstimator(own)), model if has_own else own
 
 
 def row_of(
@@ -211,6 +213,8 @@ def row_of(
     second_s, computed_s = (statistics.median(turn.ttft_s for turn in turns) for turns in (second, computed))
     fetched = 0 if place in {"dram", "ssd"} else sizes.tokens
     predicted_s = estimate.prefill_s(0, long, sizes.tokens) + (estimate.transfer_s(fetched, 0) if fetched else 0.0)
+    if place == "ssd":
+        predicted_s = estimate.beside_ssd_s(predicted_s, sizes.tokens)
     row: dict[str, Any] = {
         "place": place,
         "second_turn_ms": 1e3 * second_s,

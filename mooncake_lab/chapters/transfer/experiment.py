@@ -293,6 +293,8 @@ _PREFIX_IN: Final = {
     "worker": "other worker",
     "remote": "pool",
     "mooncake": "Mooncake pool",
+    "paced-worker": "other worker, slow network",
+    "paced-remote": "pool, slow network",
 }
 _SECOND_TURN: Final = [
     "prefix_in", "second_turn_ms", "least_ms", "most_ms", "recomputed_ms", "predicted_ms", "error_percent",
