@@ -122,7 +122,6 @@ class PrefixCache:
     Args:
         spec: how much it holds, and where.
         shape: of the model's KVCache.
-        link: carries what it reads from the pool.
 
     Raises:
         OSError: when the SSD's folder cannot be used.
@@ -130,10 +129,10 @@ class PrefixCache:
         ValueError: when the folder's slab is larger than `ssd_tokens` allow.
     """
 
-    def __init__(self, spec: WorkerSpec, shape: KVLayout, link: PacedLink | None = None) -> None:
+    def __init__(self, spec: WorkerSpec, shape: KVLayout) -> None:
         self.layout = replace(shape, block_tokens=spec.block_size_tokens)
         """Of its blocks."""
-        self._link = link or PacedLink()
+        self._link = PacedLink(spec.network_bytes_per_s)  # in the other direction than what the worker sends
         self._pool_reads_layers = spec.pool != "mooncake"  # which reads the whole block for each of its layers
         self._dram_bytes = spec.cache_tokens * shape.bytes_per_token
         self._ssd = None if spec.ssd_dir is None else self._open_ssd(spec, spec.ssd_dir)

@@ -103,7 +103,7 @@ class PrefillRole:
         self._fetcher = ThreadPoolExecutor(2, thread_name_prefix="fetch")
         self._fetches_as = replace(context.identity, timeout_s=context.spec.fetch_timeout_s)
         self._layout = replace(context.shape, block_tokens=context.spec.block_size_tokens)
-        self._cache = PrefixCache(context.spec, context.shape, context.link)
+        self._cache = PrefixCache(context.spec, context.shape)
         self._background = ThreadPoolExecutor(1, thread_name_prefix="cache")
         context.enqueue(lambda: self._update(self._cache.found_at_start()))  # when the cluster knows this worker
 
