@@ -179,9 +179,12 @@ class Coordinator:
 
     # prefill
 
-    def _prefix_fetched(self, event: events.PrefixFetched, *_: WorkerState | RequestState | None) -> None:
-        source = self.workers.get(event.source)
-        is_news = event.source == POOL if source is None else source.end_sending(event.attempt)
+    def _prefix_fetched(self, event: events.PrefixFetched, worker: WorkerState, _: RequestState | None) -> None:
+        if event.source == POOL:
+            is_news = worker.read_pool(event.attempt)
+        else:
+            source = self.workers.get(event.source)
+            is_news = source is not None and source.end_sending(event.attempt)
         if is_news and event.bytes:
             self._moved(event, event.source, event.worker)
 

@@ -23,6 +23,7 @@ class _Prompt:
     """How long the Conductor estimates its prefill to take."""
     started: bool = False
     tier_read: bool = False
+    pool_read: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -137,6 +138,14 @@ class WorkerState:
         if prompt is None or prompt.tier_read:
             return False
         prompt.tier_read = True
+        return True
+
+    def read_pool(self, attempt: Attempt) -> bool:
+        """It has read blocks of a prompt from the pool; false where that is no news."""
+        prompt = self.prompts.get(attempt)
+        if prompt is None or prompt.pool_read:
+            return False
+        prompt.pool_read = True
         return True
 
     def sent(self, attempt: Attempt) -> None:

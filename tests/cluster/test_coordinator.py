@@ -281,6 +281,9 @@ def test_a_fetch_and_its_holder():
     )
     run.tell(c.PrefixFetched, **fetched)
     assert kinds(run.log).count(Moved) == 1
+    for _ in range(2):
+        run.tell(c.PrefixFetched, **{**fetched, "source": c.POOL})
+    assert kinds(run.log).count(Moved) == 2
     arrive(run, 1)
     before = len(run.log)
     del run.up["prefill-0"]
