@@ -1,5 +1,4 @@
 """Layer-wise prefill: KVCache is loaded and stored while other layers compute (arXiv §5.2, FAST'25 §3).
 
-`prefill.LayerwisePrefill` joins a `PrefillEngine` and a `TieredStore`; `measure.measure_layerwise` says how much
-of loading and storing it hides.
+`prefill.LayerwisePrefill` joins a `PrefillEngine` and a `TieredStore`; `arriving.ArrivingPrefix` loads for any source.
 """
