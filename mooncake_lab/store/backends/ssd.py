@@ -133,7 +133,8 @@ class SsdBackend(CopyingBackend, AllocatedBackend):
         self._committing = threading.Lock()  # one commit at a time, while readers go on
         self._failed_syncs = 0
         self._written: dict[bytes, _Written] = {}
-        self._freed: list[Reservation] = []  # blocks whose header is still to be overwritten
+        self._freed: list[Reservation] = []  # blocks whose space the next commit lets be used again
+        self._uncleared: list[Reservation] = []  # those of them whose header is still to be overwritten
         self._is_open = True
         self._seed = seed_of(fingerprint)
         with contextlib.ExitStack() as undo:
@@ -252,8 +253,10 @@ class SsdBackend(CopyingBackend, AllocatedBackend):
                     self._extents.give(reservation.offset_bytes, _footprint(reservation))
                     continue
                 self._freed.append(reservation)
-                with contextlib.suppress(OSError):  # it is done again before the space is used again
+                try:
                     clear_header(self._slab, reservation)
+                except OSError:  # it is tried again before the space is used again
+                    self._uncleared.append(reservation)
 
     def close(self) -> None:
         """Let other processes have the folder, when no thread uses it any more."""
@@ -270,10 +273,11 @@ class SsdBackend(CopyingBackend, AllocatedBackend):
     def _clear_freed(self) -> None:
         """Overwrite the headers of freed blocks, and let their space be used again."""
         with self._lock:
+            while self._uncleared:
+                clear_header(self._slab, self._uncleared[-1])
+                self._uncleared.pop()
             while self._freed:
-                block = self._freed[-1]
-                clear_header(self._slab, block)
-                self._freed.pop()
+                block = self._freed.pop()
                 self._extents.give(block.offset_bytes, _footprint(block))
 
     def _check_synced(self, *reservations: Reservation) -> None:

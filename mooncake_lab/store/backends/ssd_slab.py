@@ -7,6 +7,7 @@ checksum whose seed is the model's fingerprint: no block of another model ever h
 
 import errno
 import logging
+import mmap
 import os
 import struct
 import threading
@@ -187,12 +188,19 @@ def write_header(slab: Slab, record: Record, seed: int) -> None:
     """Record a block whose layers were written."""
     body = msgspec.msgpack.encode(record)
     sealed = _HEAD.pack(_MAGIC, len(body), xxhash.xxh3_64_intdigest(body, seed)) + body
-    slab.write(record.block.offset_bytes, [np.frombuffer(sealed, np.uint8)])
+    _write_pages(slab, record.block.offset_bytes, sealed)
 
 
 def clear_header(slab: Slab, block: Reservation) -> None:
     """Forget a block; its bytes may be used again."""
-    slab.write(block.offset_bytes, [np.zeros(_HEAD.size, np.uint8)])
+    _write_pages(slab, block.offset_bytes, bytes(_HEAD.size))
+
+
+def _write_pages(slab: Slab, offset_bytes: int, content: bytes) -> None:
+    """Write aligned pages: a header in the page cache would make the system read ahead of each block."""
+    pages = mmap.mmap(-1, padded(len(content)))
+    pages.write(content)
+    slab.write(offset_bytes, [np.frombuffer(pages, np.uint8)])
 
 
 def find_blocks(slab: Slab, seed: int) -> Iterator[Record]:
