@@ -85,6 +85,7 @@ class Serving:
         yield {
             "p50_ttft_s": float(np.median(ttft)),
             "p99_tbt_s": float(np.percentile(gaps, 99)),
+            "largest_tbt_s": max(gaps),
             "median_delay_s": float(np.median(delays)),
             "refused": len(run.rejected),
         }

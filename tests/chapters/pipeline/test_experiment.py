@@ -108,11 +108,9 @@ def test_chunks_of_equal_time_ramp_less():
 
 
 def test_the_best_slices_are_the_best():
-    """Best slices are no slower than even or equal-work ones, and send fewer tokens than gathering does."""
+    """Best slices are no slower than even or equal-work ones."""
     table = pipeline_long.runahead_sweep((2048, 8192), (2, 4))
     assert (table["best_ms"] <= table[["even_ms", "equal_work_ms"]].min(axis=1) * (1 + 1e-12)).all()
-    assert (table["best_sends"] < table["gathering_sends"]).all()
-    assert (table["gathered_causal_ms"] < table["gathered_ms"]).all()
 
 
 def test_the_artifact_is_met():
