@@ -79,6 +79,10 @@ def serve(
         typer.Option(help="Pool that all prefill workers share: our block server, or Mooncake Store (its extra)."),
     ] = None,
     pool_tokens: Annotated[int, at_least(1, "Tokens of KVCache in the pool.")] = 65_536,
+    pool_address: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Mooncake Store that runs already; by default one is started."),
+    ] = None,
     max_total_tokens: Annotated[
         int, at_least(1, "Tokens of KVCache in the engine of a decode or coupled worker.")
     ] = 65_536,
@@ -181,7 +185,9 @@ def live_spec(context: typer.Context, options: dict[str, Any], **others: Any) ->
 
     _check_roles(context, options["coupled"], options["batching"])
     if options.get("pool") is None:
-        refuse_typed(context, ["pool_tokens"], "there is no --pool")
+        refuse_typed(context, ["pool_tokens", "pool_address"], "there is no --pool")
+    if options.get("pool_address") is not None:
+        refuse_typed(context, ["pool_tokens"], "the pool at --pool-address has its own size")
     _check_admission(options["coupled"], options["admission"])
     model, placement, seed = options["model"], options["placement"], options["seed"]
     if placement != "random" and not model.startswith("random:"):

@@ -23,7 +23,7 @@ _EVIDENCE: Final[Mapping[str, str]] = MappingProxyType(
     {
         "measured": "our number comes from real code, or is counted in a released trace",
         "simulated": "a model predicts our number",
-        "calibrated": "a latency model was fitted, or the load was chosen, by the paper's number, so agreement predicts nothing",
+        "calibrated": "we fitted a model, or chose the load, by the paper's number, so agreement predicts nothing",
         "arithmetic": "our number follows from printed numbers, so agreement predicts nothing",
     }
 )

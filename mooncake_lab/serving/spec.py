@@ -1,5 +1,6 @@
 """What a live cluster is made of, and what each worker of it is told when it starts."""
 
+import re
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal
 
@@ -9,6 +10,8 @@ from mooncake_lab.conductor.decide import Need, check_needs
 from mooncake_lab.core import SLO
 from mooncake_lab.serving.pacer import Pacer
 
+_REMEMBERED_BLOCKS: Final = 2**18
+"""Most blocks that a worker remembers to be in a Mooncake Store that runs elsewhere, which tells no capacity."""
 _MAY_BE_ZERO: Final = {"seed", "prefill_nodes", "decode_nodes", "coupled_nodes", "ssd_tokens", "spares"}
 
 Role = Literal["prefill", "decode", "coupled"]
@@ -49,7 +52,7 @@ class WorkerSettings(ModelSpec):
     pool: PoolKind | None = None
     """The store below DRAM and SSD that all prefill workers share; None has none."""
     pool_tokens: int = 65_536
-    """KVCache in the pool."""
+    """KVCache in the pool; of a pool that runs elsewhere, what a worker remembers to be there."""
     decode_tokens: int = 65_536
     """KVCache that fits into the engine of a decode or coupled worker."""
     block_size_tokens: int = 16
@@ -92,6 +95,8 @@ class LiveSpec(WorkerSettings):
         ValueError: when a number is out of range, or the roles cannot serve a request.
     """
 
+    pool_address: str | None = None
+    """HOST:PORT of a Mooncake Store that runs already; None starts and stops the pool with the cluster."""
     prefill_nodes: int = 1
     decode_nodes: int = 1
     coupled_nodes: int = 0
@@ -151,7 +156,15 @@ class LiveSpec(WorkerSettings):
         )
 
     def _check_stores(self) -> None:
-        """Refuse an SSD or a pool that nothing would be put into."""
+        """Refuse an SSD or a pool that nothing would be put into, or that cannot be found."""
+        _refuse_if(
+            self.pool_address is not None and self.pool != "mooncake",
+            f"pool_address is {self.pool_address!r} and pool {self.pool!r}; only a Mooncake Store has one",
+        )
+        _refuse_if(
+            self.pool_address is not None and not re.fullmatch(r".+:\d{1,5}", self.pool_address),
+            f"pool_address is {self.pool_address!r}; HOST:PORT is needed",
+        )
         _refuse_if(
             (self.ssd_dir is None) != (self.ssd_tokens == 0),
             f"ssd_dir is {self.ssd_dir!r} and ssd_tokens {self.ssd_tokens}; give a folder and a size, or neither",
@@ -208,10 +221,10 @@ def model_spec(spec: ModelSpec) -> ModelSpec:
 
 def worker_spec(spec: LiveSpec, name: str, token: bytes) -> WorkerSpec:
     """What the worker of this name is told."""
-    index = list(spec.roles).index(name)
-    return WorkerSpec(
-        name=name, role=spec.roles[name], index=index, token=token, **_settings(WorkerSettings, spec)
-    )
+    index, settings = list(spec.roles).index(name), _settings(WorkerSettings, spec)
+    if spec.pool_address is not None:
+        settings["pool_tokens"] = _REMEMBERED_BLOCKS * spec.block_size_tokens
+    return WorkerSpec(name=name, role=spec.roles[name], index=index, token=token, **settings)
 
 
 def coordinator_spec(spec: LiveSpec) -> CoordinatorSpec:

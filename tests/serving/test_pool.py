@@ -18,8 +18,9 @@ from mooncake_lab.cluster import POOL, PrefixFetched
 from mooncake_lab.conductor import Placement
 from mooncake_lab.core import Finished, Moved, Prefilled, Request, TracedRequest, blocks_for
 from mooncake_lab.perf import LinkLatency
-from mooncake_lab.serving import ClusterRuntime, LiveSpec
+from mooncake_lab.serving import ClusterRuntime, LiveSpec, WorkerError
 from mooncake_lab.serving.launch import pause_before_restart_s
+from mooncake_lab.serving.spec import worker_spec
 from mooncake_lab.store.backends import StorageError
 from mooncake_lab.store.backends.mooncake_client import load_wheel
 
@@ -257,6 +258,48 @@ def test_a_cluster_that_ends_takes_its_pool_with_it(open_cluster):
         os.kill(pid, 0)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+@needs_mooncake
+def test_a_cluster_uses_a_mooncake_store_that_runs_already(open_cluster, expected):
+    """Its workers put blocks there and find them again; the store outlives the cluster."""
+    with open_cluster(pool="mooncake") as owner:
+        address = owner._runtime.supervisor.pool.address
+        shared = {"pool": "mooncake", "pool_address": address, "cache_tokens": 12 * BLOCK}
+        with open_cluster(**shared) as live:
+            assert live._runtime.supervisor.pool.pid is None
+            evict(live, 0, range(8))
+            log = live.run([turn(50, conversation=0)])
+            assert live.outputs == expected([turn(50, conversation=0)])
+            assert reused(log) == {50: 2 * BLOCK}
+            assert moved(log, POOL, "prefill-0")
+        assert owner._runtime.supervisor.pool.pid is not None
+
+
+def test_a_pool_that_cannot_be_used_is_refused_in_a_sentence(open_cluster):
+    """Only a Mooncake Store may run elsewhere, at HOST:PORT, and something has to listen there."""
+    for changes, words in (
+        ({"pool_address": "127.0.0.1:1"}, "only a Mooncake Store has one"),
+        ({"pool": "remote", "pool_address": "127.0.0.1:1"}, "only a Mooncake Store"),
+        ({"pool": "mooncake", "pool_address": "nowhere"}, "HOST:PORT"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            LiveSpec(**changes)
+    with (
+        pytest.raises(WorkerError, match=r"no pool answers at 127\.0\.0\.1:1"),
+        open_cluster(pool="mooncake", pool_address="127.0.0.1:1"),
+    ):
+        pass
+
+
+def test_a_pool_elsewhere_is_as_large_as_it_is():
+    """How much a worker remembers of a Mooncake Store at an address does not depend on `pool_tokens`."""
+    specs = [
+        LiveSpec(pool="mooncake", pool_address="127.0.0.1:1", pool_tokens=tokens) for tokens in (1024, 65_536)
+    ]
+    told = {worker_spec(spec, "prefill-0", bytes(32)).pool_tokens for spec in specs}
+    assert len(told) == 1
+    assert min(told) > 2**20
 
 
 PARENT_OF_A_POOL = """

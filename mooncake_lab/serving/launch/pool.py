@@ -1,4 +1,4 @@
-"""The pool of KVCache that all prefill workers share: a process beside the workers.
+"""The pool of KVCache that all prefill workers share: a process beside the workers, or one that runs elsewhere.
 
 The process is our block server, or Mooncake's master with a provider of memory. It ends with its cluster, however
 that ends, and is started again when it is gone: what it held is lost, and the workers compute it again.
@@ -19,6 +19,7 @@ from mooncake_lab.store.backends.pool_process import ERROR
 
 _LOG: Final = logging.getLogger(__name__)
 _PROGRAM: Final = "mooncake_lab.store.backends.pool_process"
+_DIAL_S: Final = 5.0
 _START_S: Final = 60.0
 _STOP_S: Final = 3.0
 
@@ -49,6 +50,10 @@ class PoolServer:
             WorkerError: when it cannot be started, with the reason.
         """
         if self._spec.pool is None:
+            return
+        if self._spec.pool_address is not None:
+            await _check_answers(self._spec.pool_address)
+            self._set(self._spec.pool_address)
             return
         capacity_bytes = self._spec.pool_tokens * bytes_per_token
         process = await self._launch(capacity_bytes)
@@ -124,3 +129,17 @@ class PoolServer:
     def _set(self, address: str | None) -> None:
         self.address = address
         self._changed(address)
+
+
+async def _check_answers(address: str) -> None:
+    """Fail where nothing listens at the address of a pool.
+
+    Raises:
+        WorkerError: with the address and the reason.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(host, int(port)), _DIAL_S)
+    except (OSError, OverflowError, TimeoutError) as error:
+        raise WorkerError(f"no pool answers at {address}: {error or 'timed out'}; start it first") from None
+    writer.close()
