@@ -79,8 +79,8 @@ def llama_33b_on_a100(*, tiles: bool = True, rereads: bool = True) -> IterationC
 
 def machine(name: str, *, tiles: bool = True, rereads: bool = True) -> IterationCost:
     """The iteration cost of a machine of SARATHI Table 4, one of `TESTBEDS`."""
-    made = dict(zip(TESTBEDS, (llama_13b_on_a6000, llama_33b_on_a100), strict=True))
-    return made[name](tiles=tiles, rereads=rereads)
+    made = (llama_13b_on_a6000, llama_33b_on_a100)[TESTBEDS.index(name)]
+    return made(tiles=tiles, rereads=rereads)
 
 
 def anchors_met() -> pd.DataFrame:

@@ -125,7 +125,7 @@ def _by_size(table: pd.DataFrame, size: str) -> dict[tuple[int, bool], tuple[pd.
     found: dict[tuple[int, bool], tuple[pd.DataFrame, str, dict[str, Any]]] = {}
     for each, shade in zip(sorted(set(table[size])), SIZES, strict=False):
         for tiles in (False, True):
-            rows = table[(table[size] == each) & (table["tiles"] == tiles)]
+            rows = where(table, **{size: each, "tiles": tiles})
             batch = f", batch {rows['batch'].iloc[0]}" if "batch" in rows else ""
             label = f"{each // 1024}K{batch}{'' if tiles else ', no tiles'}"
             found[each, tiles] = rows, "-" if tiles else ":", {"color": COLOURS[shade], "label": label}

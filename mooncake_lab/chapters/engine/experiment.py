@@ -23,7 +23,7 @@ from mooncake_lab.engine import (
     make_model,
     random_weights,
 )
-from mooncake_lab.experiments import at_scale
+from mooncake_lab.experiments import at_scale, where
 from mooncake_lab.paper import ComparisonTable, claimed, comparison_table
 from mooncake_lab.perf import model_shape
 
@@ -247,8 +247,8 @@ def waits(charts: pd.DataFrame) -> pd.DataFrame:
     """
     lines: list[dict[str, Any]] = []
     for policy, table in charts.groupby("policy", sort=False):
-        told = table[table["letter"].isin(["P", "d"])]
-        of_a, of_c, of_d = (told[told["request"] == name] for name in "ACD")
+        told = table.loc[table["letter"].isin(["P", "d"])]
+        of_a, of_c, of_d = (where(pd.DataFrame(told), request=name) for name in "ACD")
         once = table.drop_duplicates("iteration").set_index("iteration")
         computed, late = once["batch_tokens"].cumsum(), int(once["late_after"].iloc[0])
         line = {

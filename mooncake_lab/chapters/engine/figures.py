@@ -44,7 +44,7 @@ def chart(rows: pd.DataFrame) -> style.BookFigure:
     for panel, (policy, table) in zip(axes, policies, strict=False):
         _boxes(panel, table)
         style.panel_title(panel, LABELS[str(policy)])
-        arrival_ms = table[table["iteration"] == table["late_after"]]["start_ms"].iloc[0]
+        arrival_ms = table.loc[table["iteration"] == table["late_after"], "start_ms"].min()
         panel.axvline(arrival_ms, color=COLOURS["slo"], linestyle=(0, (4, 3)), linewidth=1.0)
         panel.grid(visible=False, axis="y")
     axes[0].invert_yaxis()

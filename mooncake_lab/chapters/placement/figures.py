@@ -181,7 +181,7 @@ def capacity(rows: pd.DataFrame, assumed_tokens: float) -> style.BookFigure:
         panel.set(ylabel=label, ylim=(0, 1.15 * held[column].max()))
         style.log_ticks(panel, sorted(set(held["millions"])))
         style.slo_line(panel, assumed_tokens / 1e6, "about 1 TB", vertical=True)
-    for row, mark in zip(records(ssd[ssd["ssd_bytes_per_s"] != usual]), "v^", strict=True):
+    for row, mark in zip(records(pd.DataFrame(ssd[ssd["ssd_bytes_per_s"] != usual])), "v^", strict=True):
         at = f"the same at {row['ssd_bytes_per_s'] / 1e9:g} GB/s"
         panels[0].plot(row["millions"], row["ttft_mean_s"], mark, color=COLOURS["ssd"], label=at)
     return style.finished(figure, style.simulated(style.sources(rows)), columns=2)
