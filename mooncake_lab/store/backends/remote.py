@@ -30,7 +30,7 @@ from mooncake_lab.store.backends.checksums import checksum_seed
 
 
 class Reserve(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """Reserve space; answered by `Blocks`."""
+    """Reserve space; answered by `Reservations`."""
 
     key: bytes
     layer_bytes: tuple[int, ...]
@@ -66,7 +66,7 @@ class FreeBlocks(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
 
 class Find(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """List the committed blocks of this model that have one of these keys, or all; answered by `Blocks`."""
+    """List the committed blocks of this model that have one of these keys, or all; answered by `Reservations`."""
 
     keys: tuple[bytes, ...] | None
 
@@ -79,7 +79,7 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=20):
     """The question was carried out."""
 
 
-class Blocks(msgspec.Struct, frozen=True, array_like=True, tag=21):
+class Reservations(msgspec.Struct, frozen=True, array_like=True, tag=21):
     """The reserved block, or the listed ones, oldest first."""
 
     blocks: tuple[Reservation, ...]
@@ -106,10 +106,10 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag=24):
 
 
 Question: TypeAlias = Reserve | Write | Commit | Read | FreeBlocks | Find | Status
-Answer: TypeAlias = Done | Blocks | Layers | Room | Failed
+Answer: TypeAlias = Done | Reservations | Layers | Room | Failed
 QUESTIONS: Final[msgspec.msgpack.Decoder[Question]] = msgspec.msgpack.Decoder(Question)
 ANSWERS: Final[msgspec.msgpack.Decoder[Answer]] = msgspec.msgpack.Decoder(Answer)
-_Answer = TypeVar("_Answer", Done, Blocks, Layers, Room)
+_Answer = TypeVar("_Answer", Done, Reservations, Layers, Room)
 _KINDS: Final[tuple[tuple[type[Exception], str], ...]] = (
     (StorageFullError, "full"),
     (BlockExistsError, "held"),
@@ -222,7 +222,7 @@ class RemoteBackend(CopyingBackend):
                 f"{self.name} stores keys behind {space} bytes that name the model, so they may have"
                 f" {MAX_KEY_BYTES - space} bytes; this one has {len(key)}"
             )
-        return self._ask(Reserve(key, tuple(layer_bytes), position), Blocks).blocks[0]
+        return self._ask(Reserve(key, tuple(layer_bytes), position), Reservations).blocks[0]
 
     def write(self, reservation: Reservation, layers: Sequence[Buffer], *, first_layer: int = 0) -> None:
         """Send layers; for its errors see `StorageBackend.write`."""
@@ -244,11 +244,11 @@ class RemoteBackend(CopyingBackend):
 
     def blocks(self) -> Iterator[Reservation]:
         """The committed blocks of this model, oldest first, of all clients."""
-        return iter(self._ask(Find(None), Blocks).blocks)
+        return iter(self._ask(Find(None), Reservations).blocks)
 
     def find(self, keys: Iterable[bytes]) -> list[Reservation]:
         """The committed blocks of this model that have one of these keys; the server counts that as a use."""
-        return list(self._ask(Find(tuple(keys)), Blocks).blocks)
+        return list(self._ask(Find(tuple(keys)), Reservations).blocks)
 
     def close(self) -> None:
         """Close the connection, even while a question waits for the server, which keeps what was committed."""

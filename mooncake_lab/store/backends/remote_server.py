@@ -290,9 +290,11 @@ class _Session:
     def _send(self, answer: remote.Answer) -> None:
         wire.send_frame(self._client, answer, (), self._timeout_s)
 
-    def _listing(self, blocks: Sequence[Reservation]) -> remote.Blocks:
+    def _listing(self, blocks: Sequence[Reservation]) -> remote.Reservations:
         length = len(self._space)
-        return remote.Blocks(tuple([msgspec.structs.replace(block, key=block.key[length:]) for block in blocks]))
+        return remote.Reservations(
+            tuple([msgspec.structs.replace(block, key=block.key[length:]) for block in blocks])
+        )
 
     def _with_space(self, block: Reservation) -> Reservation:
         return msgspec.structs.replace(block, key=self._space + block.key)
