@@ -14,19 +14,20 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "book" / "extend.md").read_text(encoding="utf-8")
 RECIPES = dict(re.findall(r"^## (.+)\n((?:(?!^## ).*\n)*)", PAGE, re.MULTILINE))
-FILE = re.compile(r"^```\{code-block\} python\n:caption: ([^,\n]+)(?:, (.+))?\n((?:.*\n)*?)```$", re.MULTILINE)
+FILE = re.compile(
+    r"^```\{code-block\} (?:python|text)\n:caption: ([^,\n]+)(?:, (.+))?\n((?:.*\n)*?)```$", re.MULTILINE
+)
 CONSOLE = re.compile(r"^```console\n((?:.*\n)*?)```$", re.MULTILINE)
 
 
 @pytest.fixture
 def checkout(tmp_path):
     """A copy of what the recipes change, with what they ask of a reader, and with the compiled CPU kernels."""
-    for name in ("mooncake_lab", "tests/contract", "notebooks"):
+    for name in ("mooncake_lab", "tests/contract", "notebooks", "data"):
         shutil.copytree(ROOT / name, tmp_path / name)
     for name in ("pyproject.toml", "requirements.lock"):
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "tests" / "helpers").symlink_to(ROOT / "tests" / "helpers")
-    (tmp_path / "data").symlink_to(ROOT / "data")
     (tmp_path / "prompts.json").write_text("[[1, 2, 3], [4]]")
     request = {"timestamp": 0, "input_length": 600, "output_length": 3, "hash_ids": [0, 1]}
     (tmp_path / "mine.jsonl").write_text(json.dumps(request) + "\n")
@@ -36,6 +37,9 @@ def checkout(tmp_path):
 def insert(path, place, code):
     """Add the lines of a block where its caption says."""
     text = path.read_text(encoding="utf-8")
+    if place == "last line":
+        path.write_text(text + code, encoding="utf-8")
+        return
     name = place.removeprefix("before ")
     pattern = r"^(?=(?:from|import) )" if place == "imports" else rf"^{name}\b.*?\{{\n"
     found = re.search(pattern, text, re.MULTILINE | re.DOTALL)

@@ -42,7 +42,7 @@ def test_read_one_by_one_the_numbers_are_the_same(tbt, until_s, coupled):
 @given(REQUESTS, clusters(), st.none() | st.floats(0.5, 8.0))
 def test_summaries_agree_on_any_cluster(rows, spec, until_s):
     """Read at once or one record after the other, groups of prefill nodes and deaths included."""
-    group = spec.pools[0].group
+    group = spec.pools[0].prefill_group
     running = RunningSummary(SLO(), prefill_group=group)
     log = Cluster(spec, REALISTIC).run(requests_of(rows), until_s)
     for record in log:

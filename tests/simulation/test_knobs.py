@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from mooncake_lab.batching import VLLM, Orca, VLLMChunked
-from mooncake_lab.chapters.placement.estimators import NoisyEstimator
+from mooncake_lab.chapters.placement.experiment import NoisyEstimator
 from mooncake_lab.conductor import AdmitAll, CacheAware, LoadBalance, Placement, WithinSLO, decide
 from mooncake_lab.core import SLO, Placed, Rejected, Request, TracedRequest, blocks_for, keyed_uniform
 from mooncake_lab.metrics import check_log
