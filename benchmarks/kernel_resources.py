@@ -3,6 +3,8 @@
     python benchmarks/kernel_resources.py --shape llama3-70b
     python benchmarks/kernel_resources.py --json
 
+Without the CUDA build of PyTorch, `make test-kernels` puts Triton into build/triton; PYTHONPATH has to name that
+folder.
 Triton and the assembler in its package compile down to machine code without a GPU. Each kernel is launched through
 the functions that the engine calls, so it is compiled for the sizes and types that it has there.
 """  # noqa: INP001  # scripts, not a package

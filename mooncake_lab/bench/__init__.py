@@ -1,1 +1,1 @@
-"""Measurements of the engine, the store, transfers and GPUs, each beside a baseline; and the soak of the store."""
+"""Measurements of the engine, of transfers and of injected faults on this machine; and the soak of the store."""

@@ -44,6 +44,7 @@ _FIELDS: Final = {
     "max_total_tokens": "decode_tokens",
     "chunked_prefill_size": "chunk_tokens",
     "max_num_batched_tokens": "max_batch_tokens",
+    "max_num_seqs": "max_requests",
     "transfer_backend": "transfer",
     "prefill": "prefill_nodes",
     "decode": "decode_nodes",

@@ -1,19 +1,33 @@
 """`mooncake-lab serve` and `replay`: what they refuse before anything starts, and a trace through a cluster."""
 
+import inspect
 import json
 import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from mooncake_lab.cli import app
-from mooncake_lab.cli.serve import _RunLog, _warnings
+from mooncake_lab.cli.replay import replay
+from mooncake_lab.cli.serve import _FIELDS, _RunLog, _warnings, serve
 from mooncake_lab.core import SLO, FirstToken, read_log
 from mooncake_lab.metrics import check_log, run_summary
+from mooncake_lab.serving import LiveSpec
+
+
+def test_every_option_of_a_cluster_reaches_its_spec():
+    """An option of `serve` or `replay` names a field of `LiveSpec`, or is one that the command itself uses."""
+    known = {each.name for each in fields(LiveSpec)}
+    own = {"context", "served_model_name", "ttft_slo", "tbt_slo", "host", "port", "api_key", "no_api_key"}
+    own |= {"shutdown_timeout", "log", "json_", "trace", "num_prompts", "speed", "divide", "lenient"}
+    for command in (serve, replay):
+        names = {_FIELDS.get(name, name) for name in inspect.signature(command).parameters}
+        assert names - known <= own
 
 
 @pytest.fixture

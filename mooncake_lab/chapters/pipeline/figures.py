@@ -158,7 +158,7 @@ def chunk_sizes(runs: pd.DataFrame, orca: pd.DataFrame) -> style.BookFigure:
 
 @style.styled
 def measured(rows: Mapping[str, pd.DataFrame], machine: str) -> style.BookFigure:
-    """Who computed and who waited when, on this machine: rows of `activity`, by way."""
+    """Who computed and who waited when, on this machine: rows of `long.live_timeline`, by way."""
     figure, panels = style.new_figure(len(rows), 1, height=1.1 * len(rows) + 1.0, sharex=True)
     for panel, (way, table) in zip(panels, rows.items(), strict=True):
         for what, label, colour, height in (

@@ -35,7 +35,7 @@ class PlacementReplay:
     workload: str = "conversation"
     """The name of a workload, or the path of a trace."""
     node: str = "a800-node"
-    """What each node is: the paper's, or another one scaled from it (`other_nodes`)."""
+    """What each node is: the paper's, or another one scaled from it (`testbeds.nodes.node_latency`)."""
     policy: PolicyName = "kvcache_centric"
     load: Literal["backlog_s", "queued_requests", "assigned_requests"] = "backlog_s"
     """What load balancing balances (assumption B04)."""

@@ -161,7 +161,7 @@ def capacity(rows: pd.DataFrame, assumed_tokens: float) -> style.BookFigure:
     """TTFT and hit rate by what a prefill node holds, in DRAM or in little DRAM and on SSD.
 
     Args:
-        rows: rows of `Capacity`; the first SSD's speed is drawn as a line, others as points beside it.
+        rows: rows of `ClusterCapacity`; the first SSD's speed is drawn as a line, others as points beside it.
         assumed_tokens: the DRAM that this book assumes elsewhere.
     """
     figure, panels = style.new_figure(1, 2, height=3.4)
