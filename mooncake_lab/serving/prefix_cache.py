@@ -4,6 +4,7 @@ A prefix is read layer by layer while the prompt behind it is computed (arXiv Fi
 `HeldPrefix` reads the worker's own tiers, and `ArrivingBlocks` what comes from another worker or from the pool.
 """
 
+import mmap
 import secrets
 import threading
 import time
@@ -194,23 +195,39 @@ class PrefixCache:
     def time_ssd(self) -> tuple[tuple[int, float], ...]:
         """Bytes and seconds of reads from the SSD, a layer of a block each, as prompts read them.
 
-        Blocks are written for it where there are none; without an SSD nothing is read.
+        Blocks are written for it where too few can be read; without an SSD nothing is read. A damaged block is
+        passed over: it is found again, and freed, when a prompt needs it.
         """
-        ssd, sizes = self._ssd, self.layout.block_bytes
+        ssd = self._ssd
         if ssd is None:
             return ()
-        blocks, written, times = list(ssd.blocks())[:_TIMED_BLOCKS], list[Reservation](), list[tuple[int, float]]()
-        while len(blocks) + len(written) < min(_TIMED_BLOCKS, ssd.capacity_bytes // sum(sizes)):
-            written.append(ssd.reserve(secrets.token_bytes(_KEY_BYTES), sizes))
-            ssd.write(written[-1], [np.empty(size, np.uint8) for size in sizes])
-        ssd.commit(*written)
-        for block in (*blocks, *written):
-            for layer, size in enumerate(sizes):
-                start_s = time.perf_counter()
-                ssd.read_into(block, [np.empty(size, np.uint8)], first_layer=layer)
-                times.append((size, time.perf_counter() - start_s))
+        times, written = list[tuple[int, float]](), list[Reservation]()
+        for block in list(ssd.blocks())[:_TIMED_BLOCKS]:
+            times += self._time_block(ssd, block)
+        with suppress(OSError, StorageError):  # a small SSD is full earlier
+            for _ in range(_TIMED_BLOCKS - len(times) // self.layout.layers):
+                block = ssd.reserve(secrets.token_bytes(_KEY_BYTES), self.layout.block_bytes)
+                written.append(block)
+                # pages of their own, so that the SSD takes them without the page cache
+                ssd.write(
+                    block, [np.frombuffer(mmap.mmap(-1, size), np.uint8) for size in self.layout.block_bytes]
+                )
+                ssd.commit(block)
+                times += self._time_block(ssd, block)
         ssd.free(*written)
         return tuple(times)
+
+    def _time_block(self, ssd: SsdBackend, block: Reservation) -> list[tuple[int, float]]:
+        """Bytes and seconds of reading each layer; nothing where one cannot be read."""
+        rows = list[tuple[int, float]]()
+        try:
+            for layer, size in enumerate(self.layout.block_bytes):
+                start_s = time.perf_counter()
+                ssd.read_into(block, [np.empty(size, np.uint8)], first_layer=layer)
+                rows.append((size, time.perf_counter() - start_s))
+        except (OSError, StorageError):
+            return []
+        return rows
 
     def promote(self, keys: Sequence[bytes]) -> None:
         """Copy blocks that are only on the SSD to DRAM."""

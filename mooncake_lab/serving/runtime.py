@@ -115,6 +115,8 @@ class ClusterRuntime:
             ValueError: when what was timed fits no latency model.
         """
         found, ready = await self.questions.measure(self.spec.roles), self.supervisor.ready
+        if self.spec.ssd_dir is not None and not any(each.ssd for each in found):
+            raise ValueError(f"no block could be written to {self.spec.ssd_dir} and read again; serve without it")
         return latency_model(ready.shape, found, f"{ready.shape.name} on {ready.device}, measured at start")
 
     async def close(self) -> None:

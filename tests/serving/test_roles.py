@@ -36,6 +36,7 @@ from mooncake_lab.serving.roles import WorkerContext
 from mooncake_lab.serving.roles import prefill as prefill_module
 from mooncake_lab.serving.roles.prefill import PrefillRole
 from mooncake_lab.serving.spec import worker_spec
+from mooncake_lab.store.backends.ssd_slab import layer_offset
 
 BLOCK = 16
 
@@ -232,6 +233,22 @@ def test_the_ssd_is_timed_without_a_trace(tmp_path):
         assert one.role._cache._ssd.used_bytes == before
     assert same(bench.serve(bench.order(list(range(3, 3 + 64)), n=11)), computed)
     assert Bench().role._cache.time_ssd() == ()
+
+
+def test_a_damaged_or_small_ssd_is_timed_all_the_same(tmp_path):
+    """A block whose bytes have changed is passed over, and a slab of few blocks is filled no further."""
+    bench, _ = on_ssd(tmp_path / "damaged", list(range(3, 3 + 64)))
+    ssd = bench.role._cache._ssd
+    layers = bench.shape.layers
+    [slab_file] = (tmp_path / "damaged").rglob("slab")
+    with slab_file.open("r+b") as slab:
+        block = next(iter(ssd.blocks()))
+        slab.seek(layer_offset(block, 0))
+        slab.write(b"\xff" * 64)
+    assert len(bench.role._cache.time_ssd()) == 8 * layers
+    small = Bench(cache_tokens=8 * BLOCK, ssd_dir=str(tmp_path / "small"), ssd_tokens=3 * BLOCK)
+    assert len(small.role._cache.time_ssd()) <= 3 * layers
+    assert small.role._cache._ssd.used_bytes == 0
 
 
 def test_a_cancelled_prompt_waits_for_nothing(monkeypatch):

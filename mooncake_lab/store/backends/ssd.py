@@ -267,18 +267,24 @@ class SsdBackend(CopyingBackend, AllocatedBackend):
             last.callback(self._folder_lock.release)
             last.callback(self._slab.close)
             last.callback(self._helpers.shutdown)
-            with contextlib.suppress(OSError):  # freed blocks that the next process finds are still right
-                self._clear_freed()
+            self._clear_freed()  # freed blocks that the next process finds are still right
 
     def _clear_freed(self) -> None:
-        """Overwrite the headers of freed blocks, and let their space be used again."""
+        """Overwrite the headers of freed blocks, and let their space be used again.
+
+        A header that cannot be overwritten keeps its own space out of use; the next call tries again.
+        """
         with self._lock:
-            while self._uncleared:
-                clear_header(self._slab, self._uncleared[-1])
-                self._uncleared.pop()
-            while self._freed:
-                block = self._freed.pop()
-                self._extents.give(block.offset_bytes, _footprint(block))
+            uncleared = list[Reservation]()
+            for block in self._uncleared:
+                try:
+                    clear_header(self._slab, block)
+                except OSError:
+                    uncleared.append(block)
+            for block in self._freed:
+                if block not in uncleared:
+                    self._extents.give(block.offset_bytes, _footprint(block))
+            self._freed, self._uncleared = list(uncleared), uncleared
 
     def _check_synced(self, *reservations: Reservation) -> None:
         """Refuse blocks whose first write came before a failed sync.

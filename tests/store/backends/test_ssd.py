@@ -19,6 +19,7 @@ from mooncake_lab.store.backends import (
     SsdBackend,
     SuspectBlockError,
 )
+from mooncake_lab.store.backends import ssd as ssd_module
 from mooncake_lab.store.backends.ssd_slab import Slab
 
 PAGE = 4096
@@ -251,6 +252,31 @@ def test_a_bad_sector_costs_the_block_that_it_is_in(tmp_path, monkeypatch):
     medium = opened(tmp_path)
     assert [block.key for block in medium.blocks()] == [b"0", b"1", b"3", b"4", b"5", b"6", b"7"]
     assert all(is_right(medium, block) for block in medium.blocks())
+    medium.close()
+
+
+def test_a_header_that_cannot_be_overwritten_costs_its_own_space_only(tmp_path, monkeypatch):
+    """Other blocks are committed and freed as before, and the space is used again when the page works again."""
+    medium = opened(tmp_path)
+    stuck, other = store(medium, b"stuck"), store(medium, b"other")
+    plain, broken = ssd_module.clear_header, True
+
+    def clear_header(slab, block):
+        if broken and block.offset_bytes == stuck.offset_bytes:
+            raise OSError(errno.EIO, "injected: a page that cannot be written")
+        plain(slab, block)
+
+    monkeypatch.setattr(ssd_module, "clear_header", clear_header)
+    medium.free(stuck)
+    later = [store(medium, b"%d" % n) for n in range(4)]
+    medium.free(other)
+    later.append(store(medium, b"last"))
+    assert all(is_right(medium, block) for block in later)
+    assert stuck.offset_bytes not in {block.offset_bytes for block in later}
+    broken = False
+    store(medium, b"one more")
+    again = [store(medium, b"again %d" % n) for n in range(19)]
+    assert stuck.offset_bytes in {block.offset_bytes for block in again}
     medium.close()
 
 
