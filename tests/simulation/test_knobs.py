@@ -147,7 +147,7 @@ def test_recorded_views_give_the_recorded_decisions(age_s, coupled):
         cluster = Cluster(spec, MODEL, seen=seen.append)
     else:
         spec = ClusterSpec.disaggregated(**BASE, view_age_s=age_s, failures=OTHER["failures"])
-        belief = NoisyEstimator(Cluster(spec, MODEL).estimate, 0.3)
+        belief = NoisyEstimator(MODEL, relative_error=0.3)
         cluster = Cluster(spec, MODEL, belief, seen=seen.append)
     log = cluster.run(traffic(80))
     decided = [r for r in log if isinstance(r, Placed) or (isinstance(r, Rejected) and r.stage == "admission")]
