@@ -27,6 +27,7 @@ import typer
 from speed import provenance
 
 from mooncake_lab.conductor import ClusterView, Estimator, LatencyEstimator, Placement
+from mooncake_lab.conductor.placement import fetched_prefill_s, local_prefill
 from mooncake_lab.core import Arrived, FirstToken, Moved, Prefilled, Request, TracedRequest
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.serving import LiveCluster, LiveSpec
@@ -62,7 +63,9 @@ class TakeTurns:
             reused_tokens=most,
             fetch_from=best.name if most > local else None,
             fetched_tokens=most - local,
-            expected_ttft_s=estimate.prefill_s(request.id, request.input_tokens, most),
+            expected_ttft_s=fetched_prefill_s(request, here, best, estimate)
+            if most > local
+            else local_prefill(request, here, estimate)[0],
             expected_tbt_s=0.0,
             reason="in turns",
         )
@@ -212,7 +215,9 @@ def row_of(
     second, computed = zip(*seen[True], strict=True)
     second_s, computed_s = (statistics.median(turn.ttft_s for turn in turns) for turns in (second, computed))
     fetched = 0 if place in {"dram", "ssd"} else sizes.tokens
-    predicted_s = estimate.prefill_s(0, long, sizes.tokens) + (estimate.transfer_s(fetched, 0) if fetched else 0.0)
+    predicted_s = estimate.prefill_s(0, long, sizes.tokens)
+    if fetched:
+        predicted_s = estimate.beside_load_s(predicted_s, estimate.transfer_s(fetched, 0))
     if place == "ssd":
         predicted_s = estimate.beside_ssd_s(predicted_s, sizes.tokens)
     row: dict[str, Any] = {

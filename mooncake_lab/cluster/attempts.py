@@ -266,6 +266,9 @@ class Attempts:
         estimated_s = self._estimate.prefill_s(request.id, request.input_tokens, placement.reused_tokens)
         if placement.ssd_tokens:
             estimated_s = self._estimate.beside_ssd_s(estimated_s, placement.ssd_tokens)
+        if placement.fetch_from is not None and self._estimate.fetches_by_layer:
+            moving_s = self._estimate.transfer_s(placement.fetched_tokens, 0)  # other transfers end meanwhile
+            estimated_s = self._estimate.beside_load_s(estimated_s, moving_s)
         prefill.add_prompt(attempt, estimated_s)
         if placement.fetch_from is not None:
             self._workers.begin_fetch(attempt, request, placement)

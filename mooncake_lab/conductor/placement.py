@@ -101,7 +101,7 @@ class KVCacheCentric:
             above = ratio > self.balancing_threshold
             if above or (self.edition == "arxiv" and ratio == self.balancing_threshold):  # line 5
                 # lines 13-14, and line 7: EstimateKVCacheTransferTime
-                ttft_s = instance.backlog_s + _fetched_s(request, instance, holder, estimate)
+                ttft_s = instance.backlog_s + fetched_prefill_s(request, instance, holder, estimate)
             else:  # lines 8-9
                 ttft_s = instance.backlog_s + local_prefill(request, instance, estimate)[0]
             if ttft_s < best_ttft_s:  # lines 10 and 15: strict, so the first minimum wins
@@ -163,15 +163,22 @@ def local_prefill(request: Request, instance: PrefillView, estimate: Estimator) 
     return reading_s, reused, ssd
 
 
-def _fetched_s(request: Request, instance: PrefillView, holder: PrefillView, estimate: Estimator) -> float:
-    """T_transfer and T_prefill with a prefix of another instance, which first reads what is on its SSD."""
+def fetched_prefill_s(request: Request, instance: PrefillView, holder: PrefillView, estimate: Estimator) -> float:
+    """T_transfer and T_prefill with a prefix of another instance, which reads what of it is on its SSD (s).
+
+    Algorithm 1 adds reading, sending and computing. Where prefixes come layer by layer, the three overlap.
+    """
     best, local = _tokens(request, holder.matched_blocks), _tokens(request, instance.matched_blocks)
     seconds = estimate.prefill_s(request.id, request.input_tokens, best)
     if instance.matched_on_ssd:
         seconds = estimate.beside_ssd_s(seconds, _tokens(request, instance.matched_on_ssd))
+    loads_s = [estimate.transfer_s(best - local, holder.outgoing_flows)]
     if holder.matched_on_ssd:
-        seconds += estimate.beside_ssd_s(0.0, min(best - local, _tokens(request, holder.matched_on_ssd)))
-    return seconds + estimate.transfer_s(best - local, holder.outgoing_flows)
+        below = min(best - local, _tokens(request, holder.matched_on_ssd))
+        loads_s.insert(0, estimate.beside_ssd_s(0.0, below))
+    for load_s in loads_s:
+        seconds = estimate.beside_load_s(seconds, load_s) if estimate.fetches_by_layer else seconds + load_s
+    return seconds
 
 
 def _candidates(view: ClusterView, prefill: PrefillView) -> tuple[DecodeView, ...]:

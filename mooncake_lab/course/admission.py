@@ -42,12 +42,17 @@ Law: TypeAlias = Callable[[AdmissionPolicy], None]
 class _Round:
     """An estimator of round numbers, for views made by hand."""
 
+    fetches_by_layer: bool = False
+
     def prefill_s(self, request_id: int, input_tokens: int, reused_tokens: int) -> float:
         del request_id
         return (input_tokens - reused_tokens) * 1e-3
 
     def beside_ssd_s(self, compute_s: float, ssd_tokens: int) -> float:
         return max(compute_s, ssd_tokens * 1e-5)
+
+    def beside_load_s(self, compute_s: float, load_s: float) -> float:
+        return max(compute_s, load_s)
 
     def transfer_s(self, tokens: int, flows: int) -> float:
         return tokens * 1e-6 * (flows + 1)

@@ -289,13 +289,14 @@ class LatencyModel:
         return self.ssd.seconds(tokens * self.shape.kv_bytes_per_token)
 
     def beside_ssd_s(self, compute_s: float, ssd_tokens: int) -> float:
-        """Seconds of a computation beside which the KVCache of so many tokens is read from disk.
+        """Seconds of a computation beside which KVCache of so many tokens is read from disk, layer by layer."""
+        return self.beside_load_s(compute_s, self.ssd_load_s(ssd_tokens)) if ssd_tokens else compute_s
 
-        Layer `l` can be computed when it was read, and is computed while the next ones are read: as in arXiv
+    def beside_load_s(self, compute_s: float, load_s: float) -> float:
+        """Seconds of a computation beside which its prefix is loaded layer by layer, which takes `load_s` alone.
+
+        Layer `l` can be computed when it was loaded, and is computed while the next ones are loaded: as in arXiv
         §5.2, where this overlap is described for DRAM. All layers are equal, so what is not hidden is one layer of
         the shorter of the two.
         """
-        if not ssd_tokens:
-            return compute_s
-        read_s = self.ssd_load_s(ssd_tokens)
-        return max(compute_s, read_s) + min(compute_s, read_s) / self.shape.layers
+        return max(compute_s, load_s) + min(compute_s, load_s) / self.shape.layers

@@ -91,6 +91,13 @@ class LiveCluster:
         assert model is not None  # noqa: S101  # an open cluster has one
         return model
 
+    @property
+    def estimate(self) -> Estimator:
+        """What the Conductor believes of it."""
+        estimate = self._runtime.estimate
+        assert estimate is not None  # noqa: S101  # as above
+        return estimate
+
     def run(self, requests: Iterable[TracedRequest], until_s: float | None = None) -> list[Record]:
         """Serve requests at their times of arrival until all are done, or until the horizon; the run's log.
 

@@ -74,7 +74,8 @@ class ClusterRuntime:
             spec, pool, worker_up=self._worker_up, heard=self._heard, worker_exit=self._worker_exit
         )
         self.questions = Questions(self.supervisor, spec.heartbeat_timeout_s)
-        self._estimate = estimate
+        self.estimate = estimate
+        """What the Conductor believes; from the start on there is one."""
         self._coordinator: Coordinator | None = None
         self._clients: Clients
         self._orders: Orders
@@ -97,7 +98,7 @@ class ClusterRuntime:
                 self.model = await self.calibrate()
                 if self.spec.pacer is not None:
                     self.model = self.spec.pacer.paced(self.model)
-            self._estimate = self._estimate or LatencyEstimator(self.model)
+            self.estimate = self.estimate or LatencyEstimator(self.model, fetches_by_layer=self.spec.layerwise)
         except BaseException:
             await self.supervisor.close()
             raise
@@ -135,7 +136,7 @@ class ClusterRuntime:
 
         A request that is let go is cancelled at its workers, and the log does not say that it ended.
         """
-        assert self._estimate is not None  # noqa: S101  # the cluster is open
+        assert self.estimate is not None  # noqa: S101  # the cluster is open
         before, names = self._coordinator, (*self.spec.roles, POOL)
         caches, on_ssd = dict[str, tuple[bytes, ...]](), dict[str, tuple[bytes, ...]]()
         if before is not None:
@@ -152,7 +153,7 @@ class ClusterRuntime:
         self._orders = Orders(self._run, self.supervisor, self.streams, size, self._matched_blocks)
         self._coordinator = Coordinator(
             coordinator_spec(self.spec),
-            self._estimate,
+            self.estimate,
             write=self._record,
             extend=self._clients.extend,
             observe=self.on_decision,
@@ -290,8 +291,8 @@ class ClusterRuntime:
             case events.ConfirmWorkers():
                 self.questions.confirm(command.workers)
             case events.Reject():
-                assert self._estimate is not None  # noqa: S101  # the cluster is open
-                self._clients.reject(command, self.now_s(), self._estimate, is_shut=self._is_shut)
+                assert self.estimate is not None  # noqa: S101  # the cluster is open
+                self._clients.reject(command, self.now_s(), self.estimate, is_shut=self._is_shut)
             case events.Finish():
                 self._clients.finish(command)
             case _:  # `StartDecode`: the worker decodes as soon as KVCache is there; a refusal cancels

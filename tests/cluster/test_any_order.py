@@ -39,7 +39,7 @@ def prefill(run, rng):
         run.tell(c.PrefillDropped, **what)
     elif not job.started:
         job.started = True
-        estimated_s = run.estimate.prefill_s(*run.estimated(job))
+        estimated_s = run.estimated_s(job)
         _, until_s = run.latest.get(name, (None, 0.0))  # those that run together add up
         run.latest[name] = job.attempt, max(run.now, until_s) + estimated_s
         run.tell(c.PrefillStarted, **what)

@@ -294,6 +294,19 @@ def test_a_fetch_and_its_holder():
     assert kinds(run.log[before:]) == [Prefilled]
 
 
+def test_a_prompt_whose_prefix_comes_layer_by_layer_occupies_its_worker_meanwhile():
+    """The backlog counts the fetch beside the prefill where layers are computed as they come, else the prefill."""
+    for by_layer in (False, True):
+        run = make_runtime(("prefill-0", "prefill-1", "decode-0"), placement=Fetches())
+        run.estimate.fetches_by_layer = by_layer
+        arrive(run)
+        compute_s, moving_s = run.estimate.prefill_s(0, run.original[0].input_tokens, 1536), 0.1024
+        shown_s = run.estimate.beside_load_s(compute_s, moving_s) if by_layer else compute_s
+        view = run.coordinator.workers["prefill-1"].prefill_view(0, run.now)
+        assert view.backlog_s == pytest.approx(shown_s)
+        run.check()
+
+
 def test_a_transfer_ends_with_its_receiver():
     """What was on its way to a worker that went down is sent no more."""
     run = make_runtime(("prefill-0", "decode-0", "decode-1"))

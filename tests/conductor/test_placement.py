@@ -21,6 +21,8 @@ from mooncake_lab.core import Request
 class Estimate:
     """A millisecond a computed token, a tenth of that a moved one."""
 
+    fetches_by_layer = False
+
     def prefill_s(self, _request_id, input_tokens, reused_tokens):
         return (input_tokens - reused_tokens) * 1e-3
 

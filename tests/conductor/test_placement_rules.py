@@ -24,6 +24,8 @@ IDLE = (DecodeView("d0", 0, 0, 10**6),)
 class Estimate:
     """A millisecond per computed token; a transfer takes a second, and a tenth of a millisecond per token."""
 
+    fetches_by_layer = False
+
     def prefill_s(self, _request_id, input_tokens, reused_tokens):
         return (input_tokens - reused_tokens) * 1e-3
 
@@ -159,3 +161,23 @@ def test_a_prefix_that_is_fetched_is_read_from_ssd_at_both_ends():
     assert (placed.prefill, placed.fetch_from, placed.ssd_tokens) == ("p0", "p1", BLOCK)
     reading_s, moving_s = 7 * BLOCK * 0.5e-3, Estimate().transfer_s(7 * BLOCK, 0)
     assert placed.expected_ttft_s == pytest.approx(BLOCK * 1e-3 + reading_s + moving_s)
+
+
+class ByLayer(FromSsd):
+    """Prefixes come layer by layer, of which there are four."""
+
+    fetches_by_layer = True
+
+    def beside_load_s(self, compute_s, load_s):
+        return max(compute_s, load_s) + min(compute_s, load_s) / 4
+
+
+def test_a_prefix_that_comes_layer_by_layer_hides_behind_the_computation():
+    """What holder and link need shows only as far as it takes longer than the rest, and by one layer."""
+    for on_ssd, ssd_s in ((0, 0.0), (8, 7 * BLOCK * 0.5e-3)):
+        local, holder = PrefillView("p0", 0.0, 0, 0, 2), PrefillView("p1", 90.0, 0, 0, 9, matched_on_ssd=on_ssd)
+        placed = KVCacheCentric().place(request(), ClusterView(0.0, (local, holder), IDLE), ByLayer(0.5))
+        assert (placed.prefill, placed.fetch_from) == ("p0", "p1")
+        parts_s = [BLOCK * 1e-3, ssd_s, Estimate().transfer_s(7 * BLOCK, 0)]
+        shown_s = max(parts_s) + (sum(parts_s) - max(parts_s)) / 4
+        assert placed.expected_ttft_s == pytest.approx(shown_s)

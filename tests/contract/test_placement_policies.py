@@ -33,6 +33,8 @@ POLICIES += [KVCacheCentric(3.0, "arxiv"), LoadBalance("queued_requests"), LoadB
 class Estimate:
     """Round numbers: a millisecond a computed token, a microsecond a moved one."""
 
+    fetches_by_layer = False
+
     def prefill_s(self, _request_id, input_tokens, reused_tokens):
         return (input_tokens - reused_tokens) * 1e-3
 

@@ -25,6 +25,8 @@ from mooncake_lab.core import (
 class Estimate:
     """A second for each 1,000 tokens to compute, a tenth of that to transfer."""
 
+    fetches_by_layer = False
+
     def prefill_s(self, request_id, input_tokens, reused_tokens):
         """Of the tokens that are not reused."""
         del request_id
@@ -33,6 +35,10 @@ class Estimate:
     def transfer_s(self, tokens, flows):
         """Shared with the flows under way."""
         return tokens * (flows + 1) / 10_000
+
+    def beside_load_s(self, compute_s, load_s):
+        """Layer by layer, of which there are four."""
+        return max(compute_s, load_s) + min(compute_s, load_s) / 4
 
     def decode_step_s(self, requests, context_tokens):
         """Grows with the batch."""
@@ -203,7 +209,7 @@ class Runtime:
             assert worker.prompts.keys() == prompts.keys()
             view = worker.prefill_view(7, self.now)
             waiting = [job for job in prompts.values() if not job.started]
-            queued_s = math.fsum(self.estimate.prefill_s(*self.estimated(job)) for job in waiting)
+            queued_s = math.fsum(self.estimated_s(job) for job in waiting)
             latest, until_s = self.latest.get(name, (None, 0.0))
             running_s = max(0.0, until_s - self.now) if latest in prompts else 0.0
             assert view.backlog_s == pytest.approx(queued_s + running_s, abs=1e-12)
@@ -224,10 +230,13 @@ class Runtime:
             assert request_id == state.request.id
             assert not self.ended[request_id]
 
-    @staticmethod
-    def estimated(job):
-        """What the estimate of its prefill was made of."""
-        return job.command.request.id, job.command.request.input_tokens, job.placement.reused_tokens
+    def estimated_s(self, job):
+        """How long its prefill was expected to take: where layers come one by one, beside its fetch."""
+        request, placement = job.command.request, job.placement
+        compute_s = self.estimate.prefill_s(request.id, request.input_tokens, placement.reused_tokens)
+        if placement.fetch_from is None or not self.estimate.fetches_by_layer:
+            return compute_s
+        return self.estimate.beside_load_s(compute_s, self.estimate.transfer_s(placement.fetched_tokens, 0))
 
     def check_log(self):
         """One end for each arrival, times in order, decisions that replay, all tokens once."""

@@ -136,7 +136,7 @@ class Follower(Runtime):
         _, until_s = self.latest.get(event.worker, (None, 0.0))
         self.latest[event.worker] = (
             job.attempt,
-            max(event.at_s, until_s) + self.estimate.prefill_s(*self.estimated(job)),
+            max(event.at_s, until_s) + self.estimated_s(job),
         )
 
     def _dropped(self, event):

@@ -9,6 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
+from mooncake_lab.perf.layerwise import layerwise_times
 
 seconds = st.floats(0, 1e-2)
 small = st.floats(0, 1e-6)
@@ -23,6 +24,11 @@ prefills = st.builds(
 decodes = st.builds(DecodeLatency, st.floats(1e-6, 1e-1), seconds, small)
 PREFILL = PrefillLatency(constant_s=0.05, per_token_s=1e-4, per_token_squared_s=8e-10, load_s_per_token=2e-6)
 DECODE = DecodeLatency(0.025, 2e-4, 3e-8)
+WHOLE = LatencyModel(
+    name="test", shape=model_shape("lab-tiny"), prefill=PREFILL, decode=DECODE,
+    hybrid=HybridLatency.of(PREFILL, DECODE), transfer=LinkLatency(1e6, 0.5), dram=LinkLatency(1e7),
+    ssd=LinkLatency(1e5),
+)  # fmt: skip
 
 
 @given(decodes, st.integers(1, 256), st.integers(0, 10**7), st.integers(0, 400))
@@ -117,11 +123,7 @@ def test_a_link_needs_bandwidth_and_a_hybrid_a_tile():
 
 def test_a_whole_model_moves_kvcache_by_the_token_and_travels_between_processes():
     """Transfer and loads count the model's own KVCache bytes; a model can be pickled and hashed."""
-    shape = model_shape("lab-tiny")
-    model = LatencyModel(
-        name="test", shape=shape, prefill=PREFILL, decode=DECODE, hybrid=HybridLatency.of(PREFILL, DECODE),
-        transfer=LinkLatency(1e6, 0.5), dram=LinkLatency(1e7),
-    )  # fmt: skip
+    shape, model = WHOLE.shape, dataclasses.replace(WHOLE, ssd=None)
     assert model.transfer_s(100) == 0.5 + 100 * shape.kv_bytes_per_token / 1e6
     assert model.dram_load_s(100) == 100 * shape.kv_bytes_per_token / 1e7
     with pytest.raises(ValueError, match="no ssd"):
@@ -130,3 +132,13 @@ def test_a_whole_model_moves_kvcache_by_the_token_and_travels_between_processes(
     assert with_disk.ssd_load_s(100) == 100 * shape.kv_bytes_per_token / 1e5
     assert pickle.loads(pickle.dumps(model)) == model  # noqa: S301  # our own bytes
     assert hash(model) != hash(with_disk)
+
+
+@given(st.integers(0, 1000), st.integers(0, 1000))
+def test_a_load_beside_a_computation_is_the_recurrence_of_equal_layers(compute, load):
+    """The closed form is that of layer-wise prefill, from disk as from elsewhere."""
+    layers = WHOLE.shape.layers
+    times = layerwise_times([load / layers] * layers, [compute / layers] * layers, [0.0] * layers)
+    assert WHOLE.beside_load_s(compute, load) == pytest.approx(times.total_s)
+    tokens = 7 * load
+    assert WHOLE.beside_ssd_s(compute, tokens) == WHOLE.beside_load_s(compute, WHOLE.ssd_load_s(tokens))

@@ -48,6 +48,8 @@ class KnowsNothing:
         del requests, context_tokens
         return math.inf
 
+    fetches_by_layer = False
+
     def prefill_s(self, request_id, input_tokens, reused_tokens):
         """No time: the backlog is not what is tested."""
         del request_id, input_tokens, reused_tokens

@@ -6,7 +6,6 @@ import pytest
 from recorded import Follower
 
 from mooncake_lab.cluster import Coordinator, WorkerDown, WorkerUp
-from mooncake_lab.conductor import LatencyEstimator
 from mooncake_lab.core import CacheChanged
 from mooncake_lab.metrics import check_log
 from mooncake_lab.serving.spec import coordinator_spec
@@ -50,7 +49,7 @@ def replay(live, events):
     log, decisions = [], []
     coordinator = Coordinator(
         coordinator_spec(live.spec),
-        LatencyEstimator(live.model),
+        live.estimate,
         write=log.append,
         extend=lambda request, tokens: grown.get((request.id, request.input_tokens + tokens)),
         observe=decisions.append,
@@ -93,7 +92,7 @@ def test_the_laws_hold_after_each_event(live):
     grown = {(one.request.id, one.request.input_tokens): one.request for one in live.decisions}
     follower = Follower(
         coordinator_spec(live.spec),
-        LatencyEstimator(live.model),
+        live.estimate,
         extend=lambda request, tokens: grown.get((request.id, request.input_tokens + tokens)),
     )
     follower.follow(list(live.events))  # a replaced worker may come up meanwhile

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mooncake_lab.conductor import ADMISSION_POLICIES, KVCacheCentric, LatencyEstimator, Placement, decide
+from mooncake_lab.conductor import ADMISSION_POLICIES, KVCacheCentric, Placement, decide
 from mooncake_lab.core import SLO, Finished, Moved, Placed, Prefilled, Rejected
 from mooncake_lab.metrics import check_log, run_summary
 from mooncake_lab.perf import model_shape
@@ -89,7 +89,7 @@ def test_decisions_replay(cluster, traced):
             one.view,
             placement=cluster.spec.places,
             admission=cluster.spec.admission,
-            estimate=LatencyEstimator(cluster.model),
+            estimate=cluster.estimate,
             slo=cluster.spec.slo,
         )
         assert again == one.decision

@@ -64,10 +64,15 @@ def request(i, at_s):
     return TracedRequest(made, output_tokens)
 
 
+def belief(spec, model):
+    """What the live cluster believes."""
+    return LatencyEstimator(model, fetches_by_layer=spec.layerwise)
+
+
 def simulated(spec, model, requests):
     """The steps of the coordinator of the simulated cluster."""
     with recording() as steps:
-        simulate(spec, model, requests)
+        simulate(spec, model, requests, belief(spec, model))
     (recorded,) = steps.values()
     return recorded
 
@@ -122,7 +127,7 @@ def on_time(live, model, requests):
 
 def keeps_the_laws(live, model, steps):
     """Nothing is left of requests that ended, and the laws of the coordinator hold all along."""
-    follower = Follower(coordinator_spec(live.spec), LatencyEstimator(model), extend=lambda *_: None)
+    follower = Follower(coordinator_spec(live.spec), belief(live.spec, model), extend=lambda *_: None)
     follower.follow(steps)
     follower.log = sorted(
         (record for record in follower.log if not isinstance(record, CacheChanged)), key=lambda one: one.at_s

@@ -9,7 +9,7 @@ import pandas as pd
 
 from mooncake_lab.batching import SarathiServe
 from mooncake_lab.chapters.live.requests import checked, side_by_side, slowed
-from mooncake_lab.conductor import LatencyEstimator, PlacementPolicy, decide, named_placement
+from mooncake_lab.conductor import Estimator, PlacementPolicy, decide, named_placement
 from mooncake_lab.core import Record, TracedRequest, check_scale
 from mooncake_lab.metrics import ttft_s
 from mooncake_lab.perf import LatencyModel
@@ -196,8 +196,18 @@ def calibrate(plan: Study, pool: WorkerPool, pace: Pacer | None = None) -> tuple
     return found, _rates(plan, found.model)
 
 
-def simulate(spec: LiveSpec, model: LatencyModel, requests: Sequence[TracedRequest]) -> list[Record]:
-    """The log of the same cluster in virtual time."""
+def simulate(
+    spec: LiveSpec, model: LatencyModel, requests: Sequence[TracedRequest], estimate: Estimator | None = None
+) -> list[Record]:
+    """The log of the same cluster in virtual time.
+
+    Args:
+        spec: of the live cluster.
+        model: the clock.
+        requests: by arrival.
+        estimate: what the Conductor believes; None believes that a prefix is fetched before the prefill, as it is
+            in virtual time.
+    """
     if spec.coupled_nodes:
         coupled = ClusterSpec.coupled(
             nodes=spec.coupled_nodes,
@@ -213,7 +223,7 @@ def simulate(spec: LiveSpec, model: LatencyModel, requests: Sequence[TracedReque
             admission=spec.admission,
             slo=spec.slo,
         )
-        return Cluster(coupled, model).run(requests)
+        return Cluster(coupled, model, estimate).run(requests)
     pair = ClusterSpec.disaggregated(
         prefill_nodes=spec.prefill_nodes,
         decode_nodes=spec.decode_nodes,
@@ -229,7 +239,7 @@ def simulate(spec: LiveSpec, model: LatencyModel, requests: Sequence[TracedReque
         admission=spec.admission,
         slo=spec.slo,
     )
-    return Cluster(pair, model).run(requests)
+    return Cluster(pair, model, estimate).run(requests)
 
 
 def informed(plan: Study, held: StudyResult) -> pd.DataFrame:
@@ -263,7 +273,7 @@ def warm_up(live: LiveCluster) -> None:
 
 def replayed(live: LiveCluster) -> int:
     """How many decisions of the latest run the Conductor gives again on the view that was recorded (I7)."""
-    spec, estimate = live.spec, LatencyEstimator(live.model)
+    spec, estimate = live.spec, live.estimate
     return sum(
         decide(
             one.request, one.view, placement=spec.places, admission=spec.admission, estimate=estimate, slo=spec.slo
