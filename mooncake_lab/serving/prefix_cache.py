@@ -201,20 +201,25 @@ class PrefixCache:
         ssd = self._ssd
         if ssd is None:
             return ()
-        times, written = list[tuple[int, float]](), list[Reservation]()
+        times = list[tuple[int, float]]()
         for block in list(ssd.blocks())[:_TIMED_BLOCKS]:
             times += self._time_block(ssd, block)
+        reserved, written = list[Reservation](), list[Reservation]()
         with suppress(OSError, StorageError):  # a small SSD is full earlier
             for _ in range(_TIMED_BLOCKS - len(times) // self.layout.layers):
                 block = ssd.reserve(secrets.token_bytes(_KEY_BYTES), self.layout.block_bytes)
-                written.append(block)
+                reserved.append(block)
                 # pages of their own, so that the SSD takes them without the page cache
                 ssd.write(
                     block, [np.frombuffer(mmap.mmap(-1, size), np.uint8) for size in self.layout.block_bytes]
                 )
-                ssd.commit(block)
-                times += self._time_block(ssd, block)
-        ssd.free(*written)
+                written.append(block)
+        if written:
+            with suppress(OSError, StorageError):
+                ssd.commit(*written)  # one sync for all of them
+                for block in written:
+                    times += self._time_block(ssd, block)
+        ssd.free(*reserved)
         return tuple(times)
 
     def _time_block(self, ssd: SsdBackend, block: Reservation) -> list[tuple[int, float]]:
