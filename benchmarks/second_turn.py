@@ -2,9 +2,10 @@
 
     python benchmarks/second_turn.py --out data/measured/second_turn.json
 
-Each place has live clusters of its own. A round is a first turn, requests that move its KVCache to the place, the
-second turn, and the same prompt after all caches were emptied, whose tokens must be the same. Medians over the
-rounds stand beside the prediction of the latency model that the first cluster measured at its start.
+Each place has live clusters of its own, whose worker processes are those of the place before. A round is requests
+that move the KVCache of a prefix to the place, a second turn that begins with it, and the same prompt after all
+caches were emptied, whose tokens must be the same; it leaves the prefix where the next round begins. Medians over
+the rounds stand beside the prediction of a latency model that a cluster measured at its start.
 
 A second cluster (`LiveSpec.layerwise` off) loads all of the prefix before it computes. The load is hidden as far
 as the first cluster's prefill is shorter: the difference of the prefills is divided by the seconds that the second
@@ -26,13 +27,19 @@ from typing import Annotated, Any
 import typer
 from speed import provenance
 
-from mooncake_lab.conductor import ClusterView, Estimator, LatencyEstimator, Placement
+from mooncake_lab.conductor import ClusterView, Estimator, Placement
 from mooncake_lab.conductor.placement import fetched_prefill_s, local_prefill
 from mooncake_lab.core import Arrived, FirstToken, Moved, Prefilled, Request, TracedRequest
 from mooncake_lab.perf import LatencyModel
-from mooncake_lab.serving import LiveCluster, LiveSpec
+from mooncake_lab.serving import LiveCluster, LiveSpec, WorkerPool
 
 BLOCK = 64
+PROCESSES = 6
+"""Workers of two clusters at once, each with two that prefill and one that decodes."""
+FILLERS = 3
+"""Requests that push a prefix out of DRAM."""
+SETTLE_S = 0.15
+"""Until what the last of them evicted is in its place; where that takes longer, the round is repeated."""
 MOST_TRIES = 4
 """Of a round: on a busy machine a block may be dropped on its way down, and is then computed."""
 SOURCES: dict[str, str] = {
@@ -77,9 +84,9 @@ class Sizes:
 
     model: str
     tokens: int
-    """Of the first turn."""
+    """Of the prefix, which is the first turn."""
     new_tokens: int
-    """Of the second turn, behind them."""
+    """Of a second turn, behind it."""
     rounds: int
     network_mb_per_s: float
     """Of the places with a paced network."""
@@ -106,8 +113,8 @@ class PrefixElsewhereError(RuntimeError):
 
 
 def spec_of(place: str, sizes: Sizes, folder: str, *, layerwise: bool) -> LiveSpec:
-    """A cluster whose first worker soon evicts a conversation to this place."""
-    small = {"cache_tokens": 2 * sizes.tokens}
+    """A cluster whose first worker soon evicts a prefix to this place."""
+    small = {"cache_tokens": 3 * sizes.tokens // 2}
     paced_at = place.removeprefix("paced-")
     changes: dict[str, Any] = {
         "dram": {},
@@ -126,47 +133,58 @@ def spec_of(place: str, sizes: Sizes, folder: str, *, layerwise: bool) -> LiveSp
 
 @dataclasses.dataclass
 class Bench:
-    """One cluster, and conversations of its own. Mutable: it counts them."""
+    """One cluster, whose first worker holds the prefix before each round. Mutable: it counts requests."""
 
     live: LiveCluster
     place: str
     sizes: Sizes
     ids: int = 0
-    conversations: int = 0
 
     def turns(self) -> tuple[Turn, Turn]:
         """A second turn, and its prompt computed from scratch."""
         for attempt in range(MOST_TRIES):
-            self.conversations += 1
+            if not self.ids or attempt:
+                self.live.reset_prefix_cache()
+                self._serve(0, self.sizes.tokens)
             try:
-                return self._turns(self.conversations)
+                return self._turns()
             except PrefixElsewhereError:
                 if attempt == MOST_TRIES - 1:
                     raise
         raise AssertionError
 
-    def _turns(self, conversation: int) -> tuple[Turn, Turn]:
+    def _turns(self) -> tuple[Turn, Turn]:
         tokens, long = self.sizes.tokens, self.sizes.tokens + self.sizes.new_tokens
-        self.live.reset_prefix_cache()
-        self._serve(conversation, tokens)
         if self.place not in {"dram", "worker", "paced-worker"}:
-            for filler in range(6):  # the DRAM holds 2 x `tokens`, and half of `tokens` on its way down
-                time.sleep(0.1)  # what the one before moved down is written
-                self._serve(10_000 + 100 * conversation + filler, 3 * tokens // 8)
-            time.sleep(0.3)
-        second = self._serve(conversation, long, SOURCES[self.place], on_worker=int("worker" in self.place))
-        time.sleep(0.3)
+            for filler in range(1, FILLERS + 1):
+                # DRAM holds 9/8 of `tokens`, and 3/8 on their way down: what one evicts is gone before the next
+                self._serve(filler, tokens // FILLERS + BLOCK, new_tokens=1)
+            time.sleep(SETTLE_S)
+        suffix = 10_000 + self.ids
+        second = self._serve(0, long, suffix, source=SOURCES[self.place], on_worker=int("worker" in self.place))
         self.live.reset_prefix_cache()
-        return second, self._serve(conversation, long)
+        return second, self._serve(0, long, suffix)
 
-    def _serve(self, conversation: int, tokens: int, source: str = "", *, on_worker: int = 0) -> Turn:
-        """Serve one request alone; all of its prefix must come from `source`."""
+    def _serve(
+        self, begins: int, tokens: int, ends: int = 0, *, source: str = "", on_worker: int = 0, new_tokens: int = 8
+    ) -> Turn:
+        """Serve one request alone; all of its prefix must come from `source`.
+
+        Args:
+            begins: names its first `Sizes.tokens`.
+            tokens: of the prompt.
+            ends: names the rest.
+            source: as in the log; empty where nothing is to be fetched or read.
+            on_worker: the prefill worker.
+            new_tokens: of the answer.
+        """
         self.ids += 2
-        keys = tuple(10_000 * conversation + k for k in range(-(-tokens // BLOCK)))
+        prefix = self.sizes.tokens // BLOCK
+        keys = tuple(1000 * (begins if k < prefix else ends) + k for k in range(-(-tokens // BLOCK)))
         asked = Request(
             id=self.ids + on_worker, arrival_s=0.0, input_tokens=tokens, block_keys=keys, block_size_tokens=BLOCK
         )
-        log = self.live.run([TracedRequest(asked, 8)])
+        log = self.live.run([TracedRequest(asked, new_tokens)])
         at_s = {type(record): record.at_s for record in log if isinstance(record, (Arrived, FirstToken))}
         (prefilled,) = (record for record in log if isinstance(record, Prefilled))
         moved = [record for record in log if isinstance(record, Moved)]
@@ -185,26 +203,32 @@ class Bench:
         )
 
 
-def measure(place: str, sizes: Sizes, model: LatencyModel | None) -> tuple[dict[str, Any], LatencyModel | None]:
-    """The row of one place, and the latency model of the others: the given one, or what its cluster measures."""
-    has_own = place == "ssd" or place.startswith("paced")  # a model of its own: other devices, another network
-    own = None if has_own else model
-    with ExitStack() as stack:
-        ways = (True, False)
+class Measurements:
+    """Rows of places, from clusters that share their worker processes. Mutable: it keeps latency models."""
+
+    def __init__(self, sizes: Sizes, workers: WorkerPool) -> None:
+        self._sizes = sizes
+        self._workers = workers
+        self._models = dict[str, LatencyModel]()  # by what is not common to all clusters: devices, the network
+
+    def row(self, place: str) -> dict[str, Any]:
+        """The row of one place."""
+        kind = "ssd" if place == "ssd" else place.partition("-")[0] if "-" in place else ""
         benches = dict[bool, Bench]()
-        for layerwise in ways:
-            folder = stack.enter_context(tempfile.TemporaryDirectory())
-            spec = spec_of(place, sizes, folder, layerwise=layerwise)
-            live = stack.enter_context(LiveCluster(spec, own))
-            own = live.model
-            benches[layerwise] = Bench(live, place, sizes)
-        seen: dict[bool, list[tuple[Turn, Turn]]] = {layerwise: [] for layerwise in ways}
-        for _ in range(sizes.rounds + 1):  # the first one warms up
-            for layerwise, bench in benches.items():
-                seen[layerwise].append(bench.turns())
-    assert own is not None  # noqa: S101  # there is a cluster
-    seen = {layerwise: pairs[1:] for layerwise, pairs in seen.items()}
-    return row_of(place, sizes, seen, LatencyEstimator(own)), model if has_own else own
+        with ExitStack() as stack:
+            for layerwise in (True, False):
+                folder = stack.enter_context(tempfile.TemporaryDirectory())
+                spec = spec_of(place, self._sizes, folder, layerwise=layerwise)
+                cluster = LiveCluster(spec, self._models.get(kind), pool=self._workers)
+                live = stack.enter_context(cluster)
+                self._models[kind] = live.model
+                benches[layerwise] = Bench(live, place, self._sizes)
+            estimate = benches[True].live.estimate
+            seen: dict[bool, list[tuple[Turn, Turn]]] = {layerwise: [] for layerwise in benches}
+            for _ in range(self._sizes.rounds + 1):  # the first one warms up
+                for layerwise, bench in benches.items():
+                    seen[layerwise].append(bench.turns())
+        return row_of(place, self._sizes, {way: pairs[1:] for way, pairs in seen.items()}, estimate)
 
 
 def row_of(
@@ -267,10 +291,10 @@ def main(
     """Measure the places that are asked for."""
     sizes = Sizes(model, tokens, new_tokens, rounds, network_mb_per_s)
     measured = provenance() | dataclasses.asdict(sizes)  # the load average is that before the run
-    rows, latency = list[dict[str, Any]](), None
-    for place in places.split(","):
-        row, latency = measure(place, sizes, latency)
-        rows.append(row)
+    asked = places.split(",")
+    with WorkerPool(spec_of("dram", sizes, "", layerwise=True)).start(PROCESSES) as workers:
+        measurements = Measurements(sizes, workers)
+        rows = [measurements.row(place) for place in asked]
     measured["rows"] = rows
     text = json.dumps(measured, indent=1) + "\n"
     if out is not None:
