@@ -130,13 +130,9 @@ class NodeCache:
 
     def _write(self, index: int, key: BlockKey, position: int, left: dict[BlockKey, None]) -> bool:
         """Write a block into one tier; whether the tier takes it, and which blocks left for it."""
-        entry, commands = self._stack.begin_write(index, key, self._block_bytes, position)
+        is_taken, commands = self._stack.put(index, key, Entry(key, is_ready=True), self._block_bytes, position)
         self._free(commands, left)
-        if entry is None:
-            return False
-        entry.handle = key
-        self._stack.end_write(index, key)
-        return True
+        return is_taken
 
     def _free(self, commands: Iterable[Free[BlockKey] | Demote], left: dict[BlockKey, None]) -> None:
         for command in commands:

@@ -131,6 +131,9 @@ class Tier(Generic[Handle]):
 
     def has_intact(self, key: BlockKey) -> bool:
         """Whether the block can be read here and need not be written again."""
+        block = self.blocks.peek(key)
+        if block is None or not block.payload.has_failed:
+            return key in self.pending or (block is not None and block.payload.is_ready)
         return self.holds(key) and not self.is_replaceable(key)
 
     def touch(self, key: BlockKey) -> None:
@@ -312,24 +315,33 @@ class TierStack(Generic[Handle]):
         return any(tier.is_taken(key) and (tier.index < index or not tier.holds(key)) for tier in self.tiers)
 
     def begin_write(self, index: int, key: BlockKey, size_bytes: int, position: int) -> WriteOutcome[Handle]:
-        """Evict until the block fits and pin an entry for it, which is readable after `end_write`.
+        """As `put`, with an entry whose bytes are still to come: pinned, and readable after `end_write`."""
+        entry = Entry[Handle]()
+        is_taken, commands = self.put(index, key, entry, size_bytes, position)
+        if not is_taken:
+            return WriteOutcome(None, commands)
+        self.tiers[index].blocks.pin(key)
+        return WriteOutcome(entry, commands)
+
+    def put(
+        self, index: int, key: BlockKey, entry: Entry[Handle], size_bytes: int, position: int
+    ) -> tuple[bool, Sequence[Free[Handle] | Demote]]:
+        """Evict until the block fits and hold it; whether the tier takes it, and commands.
 
         A block that could not be read is replaced, since its bytes are at hand now.
         """
         tier = self.tiers[index]
         is_stale = tier.is_replaceable(key)
         if (key in tier.blocks and not is_stale) or key in tier.pending or not tier.writes.allows():
-            return WriteOutcome(None)
+            return False, ()
         commands: list[Free[Handle] | Demote] = []
         if is_stale:
             commands += tier.free(tier.blocks.remove(key).payload.handle)
-        entry = Entry[Handle]()
         outcome = tier.blocks.put(key, entry, size_bytes=size_bytes, position=position)
         if isinstance(outcome, Refused):
             tier.counters.refused += 1
-            return WriteOutcome(None, commands)
-        tier.blocks.pin(key)
-        return WriteOutcome(entry, commands + self._depart(tier, outcome.evicted))
+            return False, commands
+        return True, commands + self._depart(tier, outcome.evicted) if outcome.evicted else commands
 
     def end_write(self, index: int, key: BlockKey) -> None:
         """The bytes of a block are there: it can be read."""
