@@ -100,7 +100,7 @@ def right_answers(table: pd.DataFrame, methods: Mapping[str, tuple[str, float]])
         table: what `accuracy` made.
         methods: method and knob by the name of a column.
     """
-    said = table["right"].astype(str) + " of " + table["prompts"].astype(str)
+    said = table["right"].astype(str) + "/" + table["prompts"].astype(str)
     counted = table.assign(said=said).set_index(["task", "when"])
     columns = {name: where(counted, method=method, knob=knob)["said"] for name, (method, knob) in methods.items()}
     return pd.DataFrame(columns).reindex(counted.index.unique()).fillna("")
