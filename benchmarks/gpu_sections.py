@@ -296,7 +296,7 @@ def _burst_s(lab: Lab, policy: BatchingPolicy, prompt: int, outputs: int) -> flo
         max_requests=sizes.pd_batch,
         max_batch_tokens=max(sizes.pd_total * 4, sizes.pd_chunk),
         max_request_tokens=sizes.pd_total,
-        prefix_reuse=False,
+        prefix_caching=False,
         keep_log=False,
     )
     engine = Engine(lab.model, policy, settings)

@@ -34,9 +34,10 @@ from typing import Annotated, Any
 import typer
 
 import mooncake_lab
+from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.core import Request, TracedRequest
-from mooncake_lab.serving import LiveCluster, LiveSpec
-from mooncake_lab.simulation import Cluster, ClusterSpec
+from mooncake_lab.serving import LiveCluster, LiveOptions
+from mooncake_lab.simulation import Cluster
 from mooncake_lab.testbeds import paper_node_latency
 
 ROOT = Path(mooncake_lab.__file__).parent
@@ -138,13 +139,13 @@ def joined(paths: Iterable[PathOfRequest]) -> PathOfRequest:
     return PathOfRequest(functions, tuple(files), tuple(classes))
 
 
-def live_functions(spec: LiveSpec, warm: TracedRequest, traced: TracedRequest) -> list[str]:
+def live_functions(spec: ClusterSpec, warm: TracedRequest, traced: TracedRequest) -> list[str]:
     """The functions that a request calls in any process of a live cluster, which has served another one before."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "sitecustomize.py").write_text(TRACER, "utf-8")
         os.environ |= {"REQUEST_PATH_FOLDER": folder, "PYTHONPATH": folder}
         exec(compile(TRACER, "tracer", "exec"), {})  # noqa: S102  # the same in this process
-        with LiveCluster(spec, paper_node_latency()) as live:
+        with LiveCluster(spec, LiveOptions(spares=0), model=paper_node_latency()) as live:
             live.run([warm])
             time.sleep(1)  # what ends after the last token
             pids = [os.getpid(), *live.pids().values()]
@@ -199,8 +200,8 @@ def main(
     if live:
         warm = TracedRequest(replace(traced.request, block_keys=tuple(k + 9 for k in keys)), answer)
         specs = {
-            "disaggregated": LiveSpec(prefill_nodes=2, decode_nodes=2, block_size_tokens=512, spares=0),
-            "coupled": LiveSpec(prefill_nodes=0, decode_nodes=0, coupled_nodes=4, block_size_tokens=512, spares=0),
+            "disaggregated": ClusterSpec.small(prefill_nodes=2, decode_nodes=2, block_size_tokens=512),
+            "coupled": ClusterSpec.small_coupled(nodes=4, block_size_tokens=512),
         }
         for name, spec in specs.items():
             functions = live_functions(spec, warm, traced)

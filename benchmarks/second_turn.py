@@ -7,11 +7,11 @@ that move the KVCache of a prefix to the place, a second turn that begins with i
 caches were emptied, whose tokens must be the same; it leaves the prefix where the next round begins. Medians over
 the rounds stand beside the prediction of a latency model that a cluster measured at its start.
 
-A second cluster (`LiveSpec.layerwise` off) loads all of the prefix before it computes. The load is hidden as far
-as the first cluster's prefill is shorter: the difference of the prefills is divided by the seconds that the second
-cluster took to read the prefix. A prefill begins when the first layer of what is fetched is there. On one machine
-the network is as fast as memory, so `paced-worker` and `paced-remote` have one of `--network-mb-per-s`. Only
-ratios of one row may be compared, because other processes use the same cores.
+A second cluster (`ClusterSpec.streams_layers` off) loads all of the prefix before it computes. The load is hidden
+as far as the first cluster's prefill is shorter: the difference of the prefills is divided by the seconds that the
+second cluster took to read the prefix. A prefill begins when the first layer of what is fetched is there. On one
+machine the network is as fast as memory, so `paced-worker` and `paced-remote` have one of `--network-mb-per-s`.
+Only ratios of one row may be compared, because other processes use the same cores.
 """  # noqa: INP001  # scripts, not a package
 
 import dataclasses
@@ -27,11 +27,12 @@ from typing import Annotated, Any
 import typer
 from speed import provenance
 
+from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.conductor import ClusterView, Estimator, Placement
 from mooncake_lab.conductor.placement import fetched_prefill_s, local_prefill
 from mooncake_lab.core import Arrived, FirstToken, Moved, Prefilled, Request, TracedRequest
 from mooncake_lab.perf import LatencyModel
-from mooncake_lab.serving import LiveCluster, LiveSpec, WorkerPool
+from mooncake_lab.serving import LiveCluster, LiveOptions, WorkerPool
 
 BLOCK = 64
 PROCESSES = 6
@@ -112,23 +113,25 @@ class PrefixElsewhereError(RuntimeError):
     """A prefix did not come, or not whole, from the place where it was to lie."""
 
 
-def spec_of(place: str, sizes: Sizes, folder: str, *, layerwise: bool) -> LiveSpec:
+def spec_of(place: str, sizes: Sizes, folder: str, *, layerwise: bool) -> tuple[ClusterSpec, LiveOptions]:
     """A cluster whose first worker soon evicts a prefix to this place."""
     small = {"cache_tokens": 3 * sizes.tokens // 2}
     paced_at = place.removeprefix("paced-")
-    changes: dict[str, Any] = {
-        "dram": {},
-        "ssd": {**small, "ssd_dir": folder, "ssd_tokens": 20 * sizes.tokens},
-        "worker": {"prefill_nodes": 2},
-        "remote": {**small, "pool": "remote", "pool_tokens": 20 * sizes.tokens},
-        "mooncake": {**small, "pool": "mooncake", "pool_tokens": 20 * sizes.tokens},
-    }[paced_at]
+    ways: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+        "dram": ({}, {}),
+        "ssd": ({**small, "ssd_tokens": 20 * sizes.tokens}, {"ssd_dir": folder}),
+        "worker": ({"prefill_nodes": 2}, {}),
+        "remote": (small, {"pool": "remote", "pool_tokens": 20 * sizes.tokens}),
+        "mooncake": (small, {"pool": "mooncake", "pool_tokens": 20 * sizes.tokens}),
+    }
+    of_spec, of_runtime = ways[paced_at]
     if place != paced_at:
-        changes["network_bytes_per_s"] = 1e6 * sizes.network_mb_per_s
-    return LiveSpec(
-        model=sizes.model, device="cpu", block_size_tokens=BLOCK, placement=TakeTurns(), fetch_timeout_s=30.0,
-        decode_tokens=4 * sizes.tokens, spares=0, layerwise=layerwise, **changes,
+        of_runtime["network_bytes_per_s"] = 1e6 * sizes.network_mb_per_s
+    spec = ClusterSpec.small(
+        block_size_tokens=BLOCK, placement=TakeTurns(), fetch_timeout_s=30.0, device_tokens=4 * sizes.tokens,
+        streams_layers=layerwise, **of_spec,
     )  # fmt: skip
+    return spec, LiveOptions(model=sizes.model, device="cpu", spares=0, **of_runtime)
 
 
 @dataclasses.dataclass
@@ -218,8 +221,8 @@ class Measurements:
         with ExitStack() as stack:
             for layerwise in (True, False):
                 folder = stack.enter_context(tempfile.TemporaryDirectory())
-                spec = spec_of(place, self._sizes, folder, layerwise=layerwise)
-                cluster = LiveCluster(spec, self._models.get(kind), pool=self._workers)
+                spec, options = spec_of(place, self._sizes, folder, layerwise=layerwise)
+                cluster = LiveCluster(spec, options, model=self._models.get(kind), pool=self._workers)
                 live = stack.enter_context(cluster)
                 self._models[kind] = live.model
                 benches[layerwise] = Bench(live, place, self._sizes)
@@ -292,7 +295,7 @@ def main(
     sizes = Sizes(model, tokens, new_tokens, rounds, network_mb_per_s)
     measured = provenance() | dataclasses.asdict(sizes)  # the load average is that before the run
     asked = places.split(",")
-    with WorkerPool(spec_of("dram", sizes, "", layerwise=True)).start(PROCESSES) as workers:
+    with WorkerPool(spec_of("dram", sizes, "", layerwise=True)[1]).start(PROCESSES) as workers:
         measurements = Measurements(sizes, workers)
         rows = [measurements.row(place) for place in asked]
     measured["rows"] = rows

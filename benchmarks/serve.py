@@ -19,10 +19,13 @@ from typing import Any
 
 import numpy as np
 
+from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
-from mooncake_lab.serving import LiveCluster, LiveSpec, WorkerPool
+from mooncake_lab.serving import LiveCluster, LiveOptions, WorkerPool
 
 PROMPT_TOKENS = 32
+COUPLED = ClusterSpec.small_coupled()
+"""One worker."""
 
 
 def main() -> None:
@@ -66,13 +69,11 @@ def prompts(batch: int, vocabulary: int, number: int) -> list[np.ndarray]:
 
 def measure(asked: argparse.Namespace, threads: int, batches: Sequence[int]) -> dict[str, Any]:
     """One number of threads: start, alternating rounds of every batch size, and kills."""
-    spec = LiveSpec(
-        model=asked.model, device="cpu", dtype="float32", prefill_nodes=0, decode_nodes=0, coupled_nodes=1,
-        threads=threads,
-    )  # fmt: skip
-    with WorkerPool(spec) as pool:
+    options = LiveOptions(model=asked.model, device="cpu", dtype="float32", threads=threads)
+    with WorkerPool(options) as pool:
         began_s = time.perf_counter()
-        with LiveCluster(spec, believed(asked.model), pool=pool) as live, engine_process(asked, threads) as engine:
+        live = LiveCluster(COUPLED, options, model=believed(asked.model), pool=pool)
+        with live, engine_process(asked, threads) as engine:
             start_s = time.perf_counter() - began_s
             wait_for_spare(pool)
             rows = [compare(live, engine, batch, asked) for batch in batches]
@@ -159,19 +160,18 @@ def engine_process(asked: argparse.Namespace, threads: int) -> "subprocess.Popen
 
 def answer_rounds(model: str, new_tokens: int) -> None:
     """Generate for each line of stdin, with the settings of a coupled worker, and time it."""
-    from mooncake_lab.batching import named_policy
     from mooncake_lab.engine import CoupledEngine, EngineSettings, GenerationRequest, load_model
 
-    spec = LiveSpec()
-    loaded = load_model(model, device="cpu", dtype="float32", positions=spec.max_model_len)
+    (pool,), window = COUPLED.pools, LiveOptions().max_model_len
+    loaded = load_model(model, device="cpu", dtype="float32", positions=window)
     settings = EngineSettings(
-        cache_blocks=spec.decode_tokens // spec.block_size_tokens,
-        block_size_tokens=spec.block_size_tokens,
-        max_batch_tokens=max(spec.chunk_tokens, spec.max_requests),
-        max_requests=spec.max_requests,
-        max_request_tokens=spec.max_model_len,
+        cache_blocks=pool.device_tokens // COUPLED.block_size_tokens,
+        block_size_tokens=COUPLED.block_size_tokens,
+        max_batch_tokens=window,
+        max_requests=pool.max_requests,
+        max_request_tokens=window,
     )
-    engine = CoupledEngine(loaded, named_policy(spec.batching, chunk_tokens=spec.chunk_tokens), settings)
+    engine = CoupledEngine(loaded, pool.batching, settings)
     for line in sys.stdin:
         batch, number = json.loads(line)
         asked = prompts(batch, loaded.config.vocabulary, number)

@@ -64,7 +64,7 @@ def measured_file(path: str) -> Any:
 
 
 def code(path: str) -> Any:
-    """An object of the package by its full name: `code('mooncake_lab.serving.LiveSpec')().max_requests`.
+    """An object of the package by its full name: `code('mooncake_lab.serving.LiveOptions')().spares`.
 
     Raises:
         ValueError: when the path leads to no object of the package.

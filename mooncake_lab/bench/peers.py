@@ -221,7 +221,7 @@ def our_engine(model: LlamaModel, *, cache_tokens: int, chunk_tokens: int = 512)
         cache_blocks=-(-cache_tokens // 16),
         block_size_tokens=16,
         max_batch_tokens=max(chunk_tokens, 256),
-        prefix_reuse=False,
+        prefix_caching=False,
         keep_log=False,
     )
     return OurEngine(Engine(model, SarathiServe(chunk_tokens=chunk_tokens), settings))

@@ -61,7 +61,7 @@ def generate(
             model={"name": model, "device": device, "dtype": dtype, "backend": backend, "seed": seed},
             settings={
                 "cache_blocks": None if max_total_tokens is None else max_total_tokens // block_size,
-                "block_size_tokens": block_size, "prefix_reuse": enable_prefix_caching,
+                "block_size_tokens": block_size, "prefix_caching": enable_prefix_caching,
                 "max_batch_tokens": max_num_batched_tokens, "max_requests": max_num_seqs,
             },
             sampling={"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed},

@@ -32,6 +32,7 @@ from mooncake_lab.cli.options import (
     read_or_fail,
 )
 from mooncake_lab.cli.serve import live_spec, show_start
+from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.core import SLO, Finished, Record, Rejected, write_log
 from mooncake_lab.workload import Trace
 
@@ -74,9 +75,9 @@ def replay(
     options = locals()
     scaled = _scaled(read_or_fail("replay", trace, lenient=lenient), divide, max_model_len, num_prompts, speed)
     with failing("replay", RuntimeError):
-        spec = live_spec(context, options, block_size_tokens=scaled.block_size_tokens, spares=0)
+        spec, live = live_spec(context, options, block_size_tokens=scaled.block_size_tokens, spares=0)
         show_start()
-        numbers = _replayed(scaled, spec, SLO(ttft_s=ttft_slo, tbt_s=tbt_slo), log)
+        numbers = _replayed(scaled, spec, live, SLO(ttft_s=ttft_slo, tbt_s=tbt_slo), log)
     print_numbers({"file": str(trace), "divided_by": divide, "speed": speed, **numbers}, json_=json_)
 
 
@@ -90,13 +91,13 @@ def _scaled(trace: Trace, divide: int, most_tokens: int, requests: int, speed: f
     return replace(scaled, arrival_s=(scaled.arrival_s - scaled.arrival_s[0]) / speed)
 
 
-def _replayed(trace: Trace, spec: Any, slo: SLO, log: Path | None) -> dict[str, Any]:
+def _replayed(trace: Trace, spec: ClusterSpec, live: Any, slo: SLO, log: Path | None) -> dict[str, Any]:
     """Start a cluster, replay, and close it."""
     from mooncake_lab.metrics import check_log, run_summary
     from mooncake_lab.serving import LiveCluster
 
     started_s = time.perf_counter()
-    with LiveCluster(spec) as cluster:
+    with LiveCluster(spec, live) as cluster:
         opened_s = time.perf_counter() - started_s
         with _progress(len(trace)) as note:
             cluster.on_record = note

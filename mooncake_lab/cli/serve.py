@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, final
 import msgspec
 import typer
 
-from mooncake_lab.batching import CHUNKED_POLICIES
+from mooncake_lab.batching import CHUNKED_POLICIES, named_policy
 from mooncake_lab.cli.options import (
     TBT,
     TTFT,
@@ -33,24 +33,25 @@ from mooncake_lab.cli.options import (
     failing,
     refuse_typed,
 )
+from mooncake_lab.cluster import ClusterSpec, CoupledPool, DecodePool, PrefillPool
 from mooncake_lab.conductor import ADMISSION_POLICIES, named_placement
 from mooncake_lab.core import SLO, Record
 
 if TYPE_CHECKING:
-    from mooncake_lab.serving.spec import LiveSpec
+    from mooncake_lab.serving.spec import LiveOptions
 
 
 _FIELDS: Final = {
-    "max_total_tokens": "decode_tokens",
+    "max_total_tokens": "device_tokens",
     "chunked_prefill_size": "chunk_tokens",
     "max_num_batched_tokens": "max_batch_tokens",
     "max_num_seqs": "max_requests",
     "transfer_backend": "transfer",
     "prefill": "prefill_nodes",
     "decode": "decode_nodes",
-    "coupled": "coupled_nodes",
+    "coupled": "nodes",
 }
-"""The field of `LiveSpec` that an option sets, where its name is another."""
+"""The field of `LiveOptions` or of the spec that an option sets, where its name is another."""
 
 
 def serve(
@@ -142,7 +143,7 @@ def serve(
 
     if admission == "none":
         refuse_typed(context, ["ttft_slo", "tbt_slo"], "--admission none uses no limits")
-    spec = live_spec(context, options)
+    spec, live = live_spec(context, options)
     show_start()
     key = _key(context, api_key, no_api_key=no_api_key)
     name = served_model_name or model
@@ -164,50 +165,67 @@ def serve(
         with failing("serve", WorkerError), contextlib.ExitStack() as opening:
             records = None if log is None else opening.enter_context(_RunLog(log))
             write = None if records is None else records.write
-            asyncio.run(serve_until_told(spec, address, opened=opened, write=write, ending=ending))
+            asyncio.run(serve_until_told(spec, live, address, opened=opened, write=write, ending=ending))
         if records is not None and records.is_broken:
             raise typer.Exit(1)  # what was lost is said already
     except asyncio.CancelledError:
         raise typer.Exit(1) from None  # told to stop before it was open
 
 
-def live_spec(context: typer.Context, options: dict[str, Any], **others: Any) -> "LiveSpec":
+def live_spec(context: typer.Context, options: dict[str, Any], **others: Any) -> "tuple[ClusterSpec, LiveOptions]":
     """The cluster that the options describe; by default it has one prefill and one decode worker.
 
     Args:
         context: of the command.
-        options: its parameters by name; those that are no fields of the spec are ignored.
-        **others: further fields of the spec.
+        options: its parameters by name; those that set nothing of a cluster are ignored.
+        **others: further fields of the spec or of `LiveOptions`.
 
     Raises:
         typer.BadParameter: when options contradict each other, or one of them would have no effect.
     """
-    from mooncake_lab.serving.spec import LiveSpec  # not above: other commands do without the live cluster
+    from mooncake_lab.serving.spec import LiveOptions, check_live  # other commands do without the live cluster
 
-    _check_roles(context, options["coupled"], options["batching"])
+    coupled = options["coupled"]
+    _check_roles(context, coupled, options["batching"], options["placement"])
     if options.get("pool") is None:
         refuse_typed(context, ["pool_tokens", "pool_address"], "there is no --pool")
     if options.get("pool_address") is not None:
         refuse_typed(context, ["pool_tokens"], "the pool at --pool-address has its own size")
-    _check_admission(options["coupled"], options["admission"])
+    _check_admission(coupled, options["admission"])
     model, placement, seed = options["model"], options["placement"], options["seed"]
     if placement != "random" and not model.startswith("random:"):
         refuse_typed(context, ["seed"], f"{model} has its own weights, and nothing else in this run is random")
-    known = {each.name for each in fields(LiveSpec)}
-    settings = {_FIELDS.get(name, name): value for name, value in options.items() if value is not None}
+    settings = {_FIELDS.get(name, name): value for name, value in (options | others).items() if value is not None}
     settings |= {
-        "placement": None if placement is None else named_placement(placement, seed),
         "admission": ADMISSION_POLICIES[options["admission"]](),
         "slo": SLO(ttft_s=options["ttft_slo"], tbt_s=options["tbt_slo"]),
     }
-    if options["coupled"]:
-        settings |= {"prefill_nodes": 0, "decode_nodes": 0}
-    if options.get("ssd_dir") is not None:
-        settings["ssd_dir"] = str(options["ssd_dir"])
+    if placement is not None:
+        settings["placement"] = named_placement(placement, seed)
+    if "ssd_dir" in settings:
+        settings["ssd_dir"] = str(settings["ssd_dir"])
+    if coupled is not None:
+        cuts = options["batching"] in CHUNKED_POLICIES
+        chunk_tokens = settings.get("chunk_tokens", 512) if cuts else None
+        settings["batching"] = named_policy(options["batching"], chunk_tokens=chunk_tokens)
+        settings.pop("max_batch_tokens", None)  # of prefill workers
+        make, of_spec = ClusterSpec.small_coupled, _names(ClusterSpec, CoupledPool)
+    else:
+        make, of_spec = ClusterSpec.small, _names(ClusterSpec, PrefillPool, DecodePool)
+        of_spec |= {"prefill_nodes", "decode_nodes"}
+    of_runtime = _names(LiveOptions)
     try:
-        return LiveSpec(**{name: value for name, value in settings.items() if name in known}, **others)
+        spec = make(**{name: value for name, value in settings.items() if name in of_spec})
+        live = LiveOptions(**{name: value for name, value in settings.items() if name in of_runtime})
+        check_live(spec, live)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+    return spec, live
+
+
+def _names(*kinds: Any) -> set[str]:
+    """The names of the fields of dataclasses."""
+    return {each.name for kind in kinds for each in fields(kind)}
 
 
 def show_start() -> None:
@@ -217,11 +235,15 @@ def show_start() -> None:
         logging.getLogger(f"mooncake_lab.serving.{name}").setLevel(logging.INFO)
 
 
-def _check_roles(context: typer.Context, coupled: int | None, batching: str) -> None:
+def _check_roles(context: typer.Context, coupled: int | None, batching: str, placement: str | None) -> None:
     """Refuse options of the other kind of cluster."""
     if coupled is None:
         why = "it is for --coupled workers; prefill and decode workers have their own batching"
         return refuse_typed(context, ["batching"], why)
+    if placement == "kvcache_centric":
+        raise typer.BadParameter(
+            "--coupled workers share no store to fetch from; the nearest policy is cache_aware"
+        )
     refuse_typed(context, ["prefill", "decode"], "--coupled workers do both stages")
     refuse_typed(context, ["transfer_backend"], "--coupled workers do not transfer KVCache")
     refuse_typed(

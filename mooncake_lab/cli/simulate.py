@@ -25,6 +25,7 @@ from mooncake_lab.cli.options import (
     print_numbers,
     read_or_fail,
 )
+from mooncake_lab.cluster import COUPLED_SYSTEMS, ClusterSpec
 from mooncake_lab.conductor import (
     FewestRequests,
     KVCacheCentric,
@@ -35,7 +36,7 @@ from mooncake_lab.conductor import (
 )
 from mooncake_lab.core import SLO, Record, TracedRequest, log_writer, rare_collections
 from mooncake_lab.perf import LatencyModel, LinkLatency, check_floor, hardware
-from mooncake_lab.simulation import COUPLED_SYSTEMS, DEFAULT_MAX_TOKENS, Cluster, ClusterSpec, Failure
+from mooncake_lab.simulation import DEFAULT_MAX_TOKENS, Cluster, Failure, SimulationOptions
 from mooncake_lab.workload import Trace, in_class
 
 
@@ -145,7 +146,7 @@ def simulate(
     # here and not above: no other command reads what the papers say
     from mooncake_lab.metrics import RunningSummary, write_perfetto
 
-    del prefill, decode, batching, max_tokens, ssd_tokens  # read from the context below
+    del prefill, decode, batching, ssd_tokens  # read from the context below
     _check(context.params)
     started = time.perf_counter(), time.process_time()
     slo = SLO(ttft_s=ttft_slo, tbt_s=tbt_slo)
@@ -160,14 +161,17 @@ def simulate(
         ),
         "slo": slo,
         "block_size_tokens": requests.block_size_tokens,
-        "view_age_s": view_age,
-        "failures": tuple(failures or ()),
     }
     summary, kept = RunningSummary(slo, prefill_group=prefill_group), list[Record]()
     sinks = [summary.read, *([kept.append] if perfetto else [])]
     try:
         spec = _spec(context.params, on_device, policies)
-        cluster = Cluster(spec, latency, log=_to_all(sinks))
+        options = SimulationOptions(
+            failures=tuple(failures or ()),
+            view_age_s=view_age,
+            default_max_tokens=max_tokens or DEFAULT_MAX_TOKENS,
+        )
+        cluster = Cluster(spec, latency, options, log=_to_all(sinks))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     try:
@@ -178,7 +182,9 @@ def simulate(
         fail("simulate", f"the log cannot be written: {error}")
     asked = {"node": node, "model": model, "speed": speed, "ssd_gb_per_s": ssd_gb_per_s, "lenient": lenient}
     asked |= {"urgent_share": urgent_share, "seed": seed or 0}
-    settings = asked | {each.name: _plain(getattr(spec, each.name)) for each in fields(spec)}
+    settings = asked | {
+        each.name: _plain(getattr(told, each.name)) for told in (spec, options) for each in fields(told)
+    }
     of_run: dict[str, Any] = {"file": str(trace), "latency_model": latency.name, "settings": settings}
     print_numbers(of_run | summary.numbers() | _spent(*started), json_=json_)
 
@@ -230,14 +236,13 @@ def _spec(said: dict[str, Any], on_device: int, policies: dict[str, Any]) -> Clu
     if said["coupled"] is None:
         sized = {} if said["cache_tokens"] is None else {"cache_tokens": said["cache_tokens"]}
         return ClusterSpec.disaggregated(
-            prefill_nodes=said["prefill"], decode_nodes=said["decode"], decode_tokens=on_device,
+            prefill_nodes=said["prefill"], decode_nodes=said["decode"], device_tokens=on_device,
             ssd_tokens=said["ssd_tokens"], prefill_group=said["prefill_group"], **sized, **policies,
         )  # fmt: skip
     policy, prefix_caching = COUPLED_SYSTEMS[said["batching"] or "vllm"]
     return ClusterSpec.coupled(
         nodes=said["coupled"], batching=policy, prefix_caching=prefix_caching,
-        device_tokens=said["cache_tokens"] or on_device,
-        default_max_tokens=said["max_tokens"] or DEFAULT_MAX_TOKENS, **policies,
+        device_tokens=said["cache_tokens"] or on_device, **policies,
     )  # fmt: skip
 
 

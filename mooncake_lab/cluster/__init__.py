@@ -41,9 +41,11 @@ from mooncake_lab.cluster.events import (
     WorkerDown,
     WorkerUp,
 )
+from mooncake_lab.cluster.spec import COUPLED_SYSTEMS, ClusterSpec, CoupledPool, DecodePool, PrefillPool
 from mooncake_lab.cluster.workers import WorkerState, WorkerTable
 
 __all__ = [
+    "COUPLED_SYSTEMS",
     "POOL",
     "Attempt",
     "AttemptFailed",
@@ -51,10 +53,13 @@ __all__ = [
     "Cancelled",
     "ChunkDone",
     "ClientStopped",
+    "ClusterSpec",
     "Command",
     "ConfirmWorkers",
     "Coordinator",
     "CoordinatorSpec",
+    "CoupledPool",
+    "DecodePool",
     "DecodeStarted",
     "Event",
     "FetchStarted",
@@ -66,6 +71,7 @@ __all__ = [
     "Preempted",
     "PrefillDone",
     "PrefillDropped",
+    "PrefillPool",
     "PrefillSlotFree",
     "PrefillStarted",
     "PrefixFetched",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
+from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.conductor import (
     AdmissionPolicy,
     AfterPrefill,
@@ -25,7 +26,7 @@ from mooncake_lab.core import SLO, Request, TracedRequest
 from mooncake_lab.course.laws import broken_laws, law_lines, require, said
 from mooncake_lab.metrics import effective, request_table
 from mooncake_lab.perf import LatencyModel
-from mooncake_lab.simulation import Cluster, ClusterSpec
+from mooncake_lab.simulation import Cluster
 
 CROWD_SEED: Final = 20_240_709
 """The default seed of the crowd. Grading draws its own crowd with the teacher's seed."""

@@ -37,7 +37,7 @@ class EngineSettings:
     """Most tokens of an iteration."""
     max_requests: int = 256
     """Most requests that run at once."""
-    prefix_reuse: bool = True
+    prefix_caching: bool = True
     """Whether requests find the blocks of earlier ones that began with the same tokens."""
     max_request_tokens: int | None = None
     """Longest context; None takes the model's window."""
@@ -113,7 +113,7 @@ class Engine:
         self.allocator = BlockAllocator(self.blocks)
         self.requests: dict[int, RunningRequest] = {}
         """Those that wait or run, by id."""
-        namespace = name if self.settings.prefix_reuse else None
+        namespace = name if self.settings.prefix_caching else None
         self._blocks = EngineBlocks(self.allocator, size, self.requests, namespace, self._swap_out)
         self.instance = Instance(policy, self.limits, self._blocks)
         self.log: list[Iteration] = []

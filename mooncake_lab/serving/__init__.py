@@ -5,14 +5,14 @@ from mooncake_lab.serving.launch import WorkerError
 from mooncake_lab.serving.launch.local import WorkerPool
 from mooncake_lab.serving.pacer import Pacer
 from mooncake_lab.serving.runtime import ClusterRuntime
-from mooncake_lab.serving.spec import LiveSpec
+from mooncake_lab.serving.spec import LiveOptions
 from mooncake_lab.serving.stream import FailedError, RejectedError, RequestStream
 
 __all__ = [
     "ClusterRuntime",
     "FailedError",
     "LiveCluster",
-    "LiveSpec",
+    "LiveOptions",
     "Pacer",
     "RejectedError",
     "RequestStream",

@@ -37,7 +37,7 @@ def measure_prefill(
     """Rows of prompt tokens, reused tokens and the fastest of a few times (s); coupled engines reuse none."""
     rows, seeds = list[tuple[int, int, float]](), itertools.count()
     for tokens, reused in _PROMPTS:
-        if tokens < spec.max_model_len and not (reused and spec.role == "coupled"):
+        if tokens < spec.window and not (reused and spec.role == "coupled"):
             prefix, times_s = (_filled(shape, reused),) if reused else (), list[float]()
             for _ in range(_REPEATS):
                 prompt = _prompt(tokens, next(seeds), vocabulary)
@@ -51,8 +51,8 @@ def measure_decode(engine: Engine, shape: KVLayout, spec: WorkerSpec, vocabulary
     rows, loads, seeds = list[tuple[int, int, float]](), list[tuple[int, float]](), itertools.count()
     for batch, context in _BATCHES:
         most = _STEPS + 2 + batch  # a policy may let the requests in one by one
-        fits = context + most < spec.max_model_len and batch <= spec.max_requests
-        if not fits or batch * (context + most + spec.block_size_tokens) > spec.decode_tokens:
+        fits = context + most < spec.window and batch <= (spec.max_requests or batch)
+        if not fits or batch * (context + most + spec.block_size_tokens) > spec.device_tokens:
             continue
         for _ in range(batch):
             prompt = _prompt(context, next(seeds), vocabulary)

@@ -15,11 +15,11 @@ from typing import Any, Final, final
 import numpy as np
 import numpy.typing as npt
 
-from mooncake_lab.cluster import ChunkDone, Finish, PrefillDone, Reject, WorkerState
+from mooncake_lab.cluster import ChunkDone, ClusterSpec, Finish, PrefillDone, Reject, WorkerState
 from mooncake_lab.conductor import Estimator
 from mooncake_lab.core import Request, block_keys
 from mooncake_lab.serving.messages import Ready, SamplingParams
-from mooncake_lab.serving.spec import LiveSpec
+from mooncake_lab.serving.spec import LiveOptions
 from mooncake_lab.serving.stream import End, FailedError, RejectedError, RequestStream, check_prompt
 
 _LONGEST_WAIT_S: Final = 600.0
@@ -31,14 +31,18 @@ class Clients:
 
     Args:
         spec: of the cluster.
+        options: likewise.
         ready: what a worker said about the model.
         workers: what the cluster knows about its workers now.
     """
 
-    def __init__(self, spec: LiveSpec, ready: Ready, workers: Callable[[], list[WorkerState]]) -> None:
+    def __init__(
+        self, spec: ClusterSpec, options: LiveOptions, ready: Ready, workers: Callable[[], list[WorkerState]]
+    ) -> None:
         self.streams: dict[int, RequestStream] = {}
         """The answers to requests in flight, by request id."""
         self._spec = spec
+        self._options = options
         self._ready = ready
         self._workers = workers
         self._ids = itertools.count()
@@ -115,7 +119,7 @@ class Clients:
         Its prompt, and `expected_answer_tokens` for its answer. An answer that has half of that is expected to
         become twice as long as it is, and no answer to become longer than it may.
         """
-        answer = max(self._spec.expected_answer_tokens, 2 * len(stream.tokens))
+        answer = max(self._options.expected_answer_tokens, 2 * len(stream.tokens))
         return len(stream.prompt) + min(stream.params.max_new_tokens, answer)
 
     def held_tokens(self) -> int:
@@ -125,7 +129,7 @@ class Clients:
     def _most_tokens(self) -> int:
         """KVCache that may be expected; 0 while no worker decodes."""
         room = sum(each.capacity_tokens for each in self._workers() if each.role != "prefill")
-        return int(self._spec.most_waiting * room)
+        return int(self._options.most_waiting * room)
 
     def _refusal(self, stream: RequestStream) -> str:
         """Why there is no room for one more request; empty where there is. Alone, a request always has room."""
@@ -148,7 +152,8 @@ class Clients:
         known = sum(len(each.prompt) + len(each.tokens) for each in self.streams.values())
         decoding = [worker for worker in self._workers() if worker.role != "prefill"]
         # a full batch on every engine; requests beyond it wait for their turn
-        batch = sum(max(1, min(len(each.contexts), self._spec.max_requests)) for each in decoding)
+        most = self._spec.pools[-1].max_requests or math.inf
+        batch = sum(max(1, min(len(each.contexts), most)) for each in decoding)
         step_s = max((estimate.decode_step_s(len(w.contexts), w.context_tokens) for w in decoding), default=0.0)
         backlogs_s = [each.prefill_view(0, now_s).backlog_s for each in self._workers() if each.role != "decode"]
         whole_s = max(backlogs_s, default=0.0) + step_s * (held - known) / max(1, batch)

@@ -9,14 +9,14 @@ from typing import Any, Self, TypeVar, final
 import numpy as np
 import numpy.typing as npt
 
-from mooncake_lab.cluster import Event
+from mooncake_lab.cluster import ClusterSpec, Event
 from mooncake_lab.conductor import ClusterView, Decided, Estimator
 from mooncake_lab.core import Record, Request, TracedRequest
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.serving.launch import Launcher
 from mooncake_lab.serving.messages import DropConnections, SamplingParams
 from mooncake_lab.serving.runtime import ClusterRuntime
-from mooncake_lab.serving.spec import LiveSpec
+from mooncake_lab.serving.spec import LiveOptions
 from mooncake_lab.serving.stream import RejectedError, RequestStream
 from mooncake_lab.workload.transforms import prompt_of
 
@@ -28,24 +28,31 @@ class LiveCluster:
     """Prefill and decode workers, or coupled ones, under one Conductor, each a process that really computes.
 
     It lives in a `with` block and may run several traces, one after the other. Mutable: it owns processes. Beside
-    what the simulated cluster has too (`run`, `view`, `log`), faults can be injected, and tokens are real.
+    what `simulation.Cluster` has too (`run`, `view`, `log`, `decisions`), faults can be injected, and tokens are
+    real.
 
     Args:
         spec: workers and policies.
+        options: what only a live cluster has, such as its model.
         model: how long everything takes, as the Conductor believes; None measures it at the start.
         estimate: what the Conductor believes instead.
         pool: where workers come from; None makes one for this cluster alone.
+
+    Raises:
+        ValueError: when a live cluster cannot do what the spec asks.
     """
 
     def __init__(
         self,
-        spec: LiveSpec,
+        spec: ClusterSpec,
+        options: LiveOptions | None = None,
+        *,
         model: LatencyModel | None = None,
         estimate: Estimator | None = None,
-        *,
         pool: Launcher | None = None,
     ) -> None:
         self.spec = spec
+        self.options = options or LiveOptions()
         self.log: list[Record] = []
         self.decisions: list[Decided] = []
         """What the Conductor decided in the latest run, and on what view."""
@@ -56,7 +63,10 @@ class LiveCluster:
         self.on_record: Callable[[Record], None] = lambda _: None
         """Told each record as it is written, on the cluster's thread."""
         self._written: list[Record] = []
-        self._given = model, estimate, pool
+        self._made = made = ClusterRuntime(
+            spec, self.options, model=model, estimate=estimate, pool=pool, write=self._write
+        )
+        made.on_decision, made.on_event = self._decide, self._hear
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="cluster", daemon=True)
         self._opened: ClusterRuntime | None = None
@@ -69,7 +79,7 @@ class LiveCluster:
         """
         self._thread.start()
         try:
-            self._opened = self._do(self._open())
+            self._opened = self._do(self._made.__aenter__())
         except BaseException:
             self._stop_loop()
             raise
@@ -154,12 +164,6 @@ class LiveCluster:
     def pids(self) -> dict[str, int]:
         """The process of each worker that is up."""
         return {name: link.ready.pid for name, link in list(self._runtime.supervisor.links.items())}
-
-    async def _open(self) -> ClusterRuntime:
-        model, estimate, pool = self._given
-        runtime = ClusterRuntime(self.spec, model, estimate, pool=pool, write=self._write)
-        runtime.on_decision, runtime.on_event = self._decide, self._hear
-        return await runtime.__aenter__()
 
     def _write(self, record: Record) -> None:
         self._written.append(record)

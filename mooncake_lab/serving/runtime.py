@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from mooncake_lab.cluster import POOL, Command, Coordinator, Event, WorkerState, events
+from mooncake_lab.cluster import POOL, ClusterSpec, Command, Coordinator, Event, WorkerState, events
 from mooncake_lab.conductor import ClusterView, Decided, Estimator, LatencyEstimator
 from mooncake_lab.core import CacheChanged, Record, Request
 from mooncake_lab.perf import LatencyModel
@@ -32,7 +32,7 @@ from mooncake_lab.serving.messages import (
     WorkerMessage,
 )
 from mooncake_lab.serving.orders import Orders, Questions
-from mooncake_lab.serving.spec import LiveSpec, coordinator_spec
+from mooncake_lab.serving.spec import LiveOptions, check_live, coordinator_spec
 from mooncake_lab.serving.stream import FailedError, RequestStream
 from mooncake_lab.serving.supervisor import Link, Supervisor
 
@@ -46,34 +46,39 @@ class ClusterRuntime:
 
     Args:
         spec: workers and policies.
+        options: what only a live cluster has, such as its model.
         model: how long everything takes, as the Conductor estimates; None measures it when the workers are ready.
         estimate: what the Conductor estimates instead.
         pool: where workers come from; None makes one for this cluster alone.
         write: gets each record as the cluster learns of it.
 
     Raises:
-        ValueError: when prefill workers have an SSD, and the latency model none.
+        ValueError: when a live cluster cannot do what the spec asks, or prefill workers have an SSD and the
+            latency model none.
     """
 
     def __init__(
         self,
-        spec: LiveSpec,
+        spec: ClusterSpec,
+        options: LiveOptions | None = None,
+        *,
         model: LatencyModel | None = None,
         estimate: Estimator | None = None,
-        *,
         pool: Launcher | None = None,
         write: Callable[[Record], None],
     ) -> None:
-        if spec.ssd_dir is not None and model is not None and model.ssd is None:
+        self.options = options = options or LiveOptions()
+        check_live(spec, options)
+        if options.ssd_dir is not None and model is not None and model.ssd is None:
             raise ValueError(f"latency model {model.name!r} has no ssd, and prefill workers have one")
         self.spec = spec
         self.model = model
         self.damaged_blocks: dict[str, int] = {}
         """Blocks that the workers of each name have found damaged in their stores."""
         self.supervisor = Supervisor(
-            spec, pool, worker_up=self._worker_up, heard=self._heard, worker_exit=self._worker_exit
+            spec, options, pool, worker_up=self._worker_up, heard=self._heard, worker_exit=self._worker_exit
         )
-        self.questions = Questions(self.supervisor, spec.heartbeat_timeout_s)
+        self.questions = Questions(self.supervisor, options.heartbeat_timeout_s)
         self.estimate = estimate
         """What the Conductor believes; from the start on there is one."""
         self._coordinator: Coordinator | None = None
@@ -96,9 +101,11 @@ class ClusterRuntime:
             if self.model is None:
                 _LOG.info("timing the workers for the Conductor's latency model")
                 self.model = await self.calibrate()
-                if self.spec.pacer is not None:
-                    self.model = self.spec.pacer.paced(self.model)
-            self.estimate = self.estimate or LatencyEstimator(self.model, fetches_by_layer=self.spec.layerwise)
+                if self.options.pacer is not None:
+                    self.model = self.options.pacer.paced(self.model)
+            self.estimate = self.estimate or LatencyEstimator(
+                self.model, fetches_by_layer=self.spec.streams_layers
+            )
         except BaseException:
             await self.supervisor.close()
             raise
@@ -116,8 +123,10 @@ class ClusterRuntime:
             ValueError: when what was timed fits no latency model.
         """
         found, ready = await self.questions.measure(self.spec.roles), self.supervisor.ready
-        if self.spec.ssd_dir is not None and not any(each.ssd for each in found):
-            raise ValueError(f"no block could be written to {self.spec.ssd_dir} and read again; serve without it")
+        if self.options.ssd_dir is not None and not any(each.ssd for each in found):
+            raise ValueError(
+                f"no block could be written to {self.options.ssd_dir} and read again; serve without it"
+            )
         return latency_model(ready.shape, found, f"{ready.shape.name} on {ready.device}, measured at start")
 
     async def close(self) -> None:
@@ -148,11 +157,11 @@ class ClusterRuntime:
             self._clients.cancel_all()
         self._run, self._zero_s = self._run + 1, time.monotonic()
         self.questions.forget()
-        self._clients = Clients(self.spec, self.supervisor.ready, lambda: self.workers)
+        self._clients = Clients(self.spec, self.options, self.supervisor.ready, lambda: self.workers)
         size = self.spec.block_size_tokens
         self._orders = Orders(self._run, self.supervisor, self.streams, size, self._matched_blocks)
         self._coordinator = Coordinator(
-            coordinator_spec(self.spec),
+            coordinator_spec(self.spec, self.options),
             self.estimate,
             write=self._record,
             extend=self._clients.extend,

@@ -1,27 +1,27 @@
-"""What a live cluster is made of, and what each worker of it is told when it starts."""
+"""What only a live cluster has, what of a `ClusterSpec` it can do, and what each worker is told when it starts."""
 
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, Final, Literal
 
-from mooncake_lab.cluster import CoordinatorSpec
-from mooncake_lab.conductor import AdmissionPolicy, AdmitAll, KVCacheCentric, LoadBalance, PlacementPolicy
-from mooncake_lab.conductor.decide import Need, check_needs
-from mooncake_lab.core import SLO
+import msgspec
+
+from mooncake_lab.batching import BATCHING_POLICIES, BatchingPolicy
+from mooncake_lab.cluster import ClusterSpec, CoordinatorSpec, CoupledPool, PrefillPool, Role
 from mooncake_lab.serving.pacer import Pacer
 
 _REMEMBERED_BLOCKS: Final = 2**18
 """Most blocks that a worker remembers to be in a Mooncake Store that runs elsewhere, which tells no capacity."""
-_MAY_BE_ZERO: Final = {"seed", "prefill_nodes", "decode_nodes", "coupled_nodes", "ssd_tokens", "spares"}
+_MAY_BE_ZERO: Final = {"seed", "spares"}
+_LEAST_DRAM_BLOCKS: Final = 8
+"""That a worker needs in DRAM above an SSD or a pool."""
 
-Role = Literal["prefill", "decode", "coupled"]
-"""What a worker does: one stage, the other, or both."""
 PoolKind = Literal["remote", "mooncake"]
 """Whose server holds the pool: our block server, or the Mooncake Store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSpec:
+class ModelOptions:
     """What a process loads before it knows which worker it will be."""
 
     model: str = "random:lab-tiny"
@@ -40,34 +40,15 @@ class ModelSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSettings(ModelSpec):
-    """What all workers of a cluster are told."""
+class WorkerOptions(ModelOptions):
+    """What all workers of a cluster are told besides."""
 
-    cache_tokens: int = 65_536
-    """KVCache that each prefill worker keeps in DRAM."""
     ssd_dir: str | None = None
-    """Where each prefill worker keeps a folder of its own for what DRAM evicts; None has no SSD."""
-    ssd_tokens: int = 0
-    """KVCache that each prefill worker keeps there."""
+    """Where each prefill worker keeps a folder of its own, of `PrefillPool.ssd_tokens`; None has no SSD."""
     pool: PoolKind | None = None
     """The store below DRAM and SSD that all prefill workers share; None has none."""
     pool_tokens: int = 65_536
     """KVCache in the pool; of a pool that runs elsewhere, what a worker remembers to be there."""
-    decode_tokens: int = 65_536
-    """KVCache that fits into the engine of a decode or coupled worker."""
-    block_size_tokens: int = 16
-    chunk_tokens: int = 512
-    """Most prompt tokens of an iteration."""
-    max_batch_tokens: int = 1
-    """Computed tokens up to which a prefill worker computes waiting prompts together; a longer prompt is computed
-    alone. 1 computes one prompt at a time."""
-    max_requests: int = 256
-    """Most requests that decode at once on a worker."""
-    batching: str = "sarathi_serve"
-    """What coupled workers run."""
-    prefix_reuse: bool = True
-    layerwise: bool = True
-    """Whether KVCache leaves layer by layer while prefill runs (arXiv §5.2), or all of it afterwards."""
     transfer: Literal["tcp", "mooncake"] = "tcp"
     """How KVCache travels: over the workers' own connections, or by Mooncake's Transfer Engine.
 
@@ -79,8 +60,6 @@ class WorkerSettings(ModelSpec):
     """KVCache that a worker sends to others, or reads from the pool, at most; None is what the machine carries."""
     peer_timeout_s: float = 10.0
     """How long a worker may keep another waiting inside a frame."""
-    fetch_timeout_s: float = 2.0
-    """How long a prompt waits for a prefix from elsewhere; then it is computed."""
     log_layers: bool = False
     """Whether each layer's move is a record of its own."""
     pacer: Pacer | None = None
@@ -88,25 +67,15 @@ class WorkerSettings(ModelSpec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LiveSpec(WorkerSettings):
-    """A cluster of real engines and its policies: `simulation.ClusterSpec`, for processes.
+class LiveOptions(WorkerOptions):
+    """How a cluster of real engines runs on this machine.
 
     Raises:
-        ValueError: when a number is out of range, or the roles cannot serve a request.
+        ValueError: when a number is out of range, or an address is none.
     """
 
     pool_address: str | None = None
     """HOST:PORT of a Mooncake Store that runs already; None starts and stops the pool with the cluster."""
-    prefill_nodes: int = 1
-    decode_nodes: int = 1
-    coupled_nodes: int = 0
-    """Workers that do both stages, instead of the two."""
-    first_shown_by: Literal["decode", "prefill"] = "decode"
-    """Who shows the first token: the decode worker when the KVCache is there, or the prefill worker."""
-    placement: PlacementPolicy | None = None
-    """None takes Algorithm 1, or for coupled workers, which share no store, the least loaded one."""
-    admission: AdmissionPolicy = field(default_factory=AdmitAll)
-    slo: SLO = field(default_factory=SLO)
     max_inflight_requests: int = 1024
     """Requests in the cluster at once; one more is refused."""
     most_waiting: float = 4.0
@@ -115,7 +84,7 @@ class LiveSpec(WorkerSettings):
     expected_answer_tokens: int = 512
     """How long an answer is expected to be, as far as the request allows, until it is longer than half of that.
     Our assumption: no request tells how long its answer will be."""
-    most_attempts: int = 5
+    max_attempts: int = 5
     """How often a request is placed before it is given up: it may be what kills workers."""
     spares: int = 1
     """Processes that wait with the model loaded to replace a worker; without one a replacement takes seconds."""
@@ -129,34 +98,8 @@ class LiveSpec(WorkerSettings):
             value = getattr(self, each.name)
             least = 0 if each.name in _MAY_BE_ZERO else 1 if isinstance(value, int) else 1e-9
             if isinstance(value, int | float) and not isinstance(value, bool) and not value >= least:
-                raise ValueError(f"LiveSpec.{each.name} is {value!r}; allowed is {least} or more")
-        self._check_nodes()
-        self._check_stores()
-        gives: set[Need] = {"decode_requests", "lengths", "priority"}
-        gives.add("coupled_instances" if self.coupled_nodes else "double_check")
-        if self.prefix_reuse:
-            gives |= {"local_prefixes"} if self.coupled_nodes else {"local_prefixes", "remote_prefixes"}
-        check_needs("LiveSpec", gives, placement=self.placement, admission=self.admission)
-
-    def _check_nodes(self) -> None:
-        prefill, decode, coupled = self.prefill_nodes, self.decode_nodes, self.coupled_nodes
-        _refuse_if(
-            bool(prefill + decode) == bool(coupled) or bool(prefill) != bool(decode),
-            f"a cluster of {prefill} prefill, {decode} decode and {coupled} coupled workers;"
-            " it needs prefill and decode workers, or coupled ones instead",
-        )
+                raise ValueError(f"LiveOptions.{each.name} is {value!r}; allowed is {least} or more")
         _refuse_if(self.transfer_bytes < 2**20, f"transfer_bytes is {self.transfer_bytes}; {2**20} are the least")
-        _refuse_if(
-            self.transfer == "mooncake" and coupled > 0,
-            "coupled workers move no KVCache; the Transfer Engine is for prefill and decode workers",
-        )
-        _refuse_if(
-            coupled > 0 and isinstance(self.placement, KVCacheCentric),
-            "coupled workers share no store to fetch from; cache_aware is the nearest placement",
-        )
-
-    def _check_stores(self) -> None:
-        """Refuse an SSD or a pool that nothing would be put into, or that cannot be found."""
         _refuse_if(
             self.pool_address is not None and self.pool != "mooncake",
             f"pool_address is {self.pool_address!r} and pool {self.pool!r}; only a Mooncake Store has one",
@@ -165,36 +108,11 @@ class LiveSpec(WorkerSettings):
             self.pool_address is not None and not re.fullmatch(r".+:\d{1,5}", self.pool_address),
             f"pool_address is {self.pool_address!r}; HOST:PORT is needed",
         )
-        _refuse_if(
-            (self.ssd_dir is None) != (self.ssd_tokens == 0),
-            f"ssd_dir is {self.ssd_dir!r} and ssd_tokens {self.ssd_tokens}; give a folder and a size, or neither",
-        )
-        block, least = self.block_size_tokens, 8 * self.block_size_tokens
-        for name, size in (("ssd_tokens", self.ssd_tokens), ("pool_tokens", self.pool and self.pool_tokens)):
-            _refuse_if(bool(size) and size < block, f"{name} is {size}; a block of {block} has to fit")
-            _refuse_if(
-                bool(size) and bool(self.coupled_nodes or self.cache_tokens < least or not self.prefix_reuse),
-                f"{self.coupled_nodes} coupled workers, {self.cache_tokens} tokens of DRAM and prefix reuse"
-                f" {self.prefix_reuse} have no use for {name}; prefill workers that reuse, with {least}, have",
-            )
-
-    @property
-    def places(self) -> PlacementPolicy:
-        """The placement policy that is in force."""
-        return self.placement or (LoadBalance() if self.coupled_nodes else KVCacheCentric())
-
-    @property
-    def roles(self) -> dict[str, Role]:
-        """The role of each worker by its name, prefill first."""
-        counted: tuple[tuple[Role, int], ...] = (
-            ("prefill", self.prefill_nodes), ("decode", self.decode_nodes), ("coupled", self.coupled_nodes),
-        )  # fmt: skip
-        return {f"{role}-{i}": role for role, count in counted for i in range(count)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSpec(WorkerSettings):
-    """What one worker is told when it starts."""
+class WorkerSpec(WorkerOptions):
+    """What one worker is told when it starts: its options, and its part of the cluster's spec."""
 
     name: str
     role: Role
@@ -202,6 +120,94 @@ class WorkerSpec(WorkerSettings):
     """Its place among all workers, from which its GPU follows."""
     token: bytes
     """The secret that all workers of a cluster share, and its block server."""
+    block_size_tokens: int
+    streams_layers: bool
+    prefix_caching: bool = False
+    cache_tokens: int = 0
+    ssd_tokens: int = 0
+    fetch_timeout_s: float = 0.0
+    chunk_tokens: int = 0
+    device_tokens: int = 0
+    max_batch_tokens: int = 0
+    max_requests: int | None = None
+    max_request_tokens: int | None = None
+    batching: tuple[str, dict[str, Any]] = ("", {})
+    """The policy of a coupled worker, by its name and its parameters."""
+
+    @property
+    def window(self) -> int:
+        """Longest prompt with its answer that this worker takes; the model's window may be shorter."""
+        return min(self.max_model_len, self.max_request_tokens or self.max_model_len)
+
+
+def check_live(spec: ClusterSpec, options: LiveOptions) -> None:
+    """Refuse what a live cluster cannot do of a spec, and options that have no use with it.
+
+    Raises:
+        ValueError: naming what it cannot do, or what has no use.
+    """
+    match spec.pools:
+        case (prefill, _):
+            _check_prefill(prefill, spec.block_size_tokens, options)
+        case (coupled,):
+            _check_coupled(coupled, spec.block_size_tokens, options)
+
+
+def _check_prefill(pool: PrefillPool, block: int, options: LiveOptions) -> None:
+    unable = {
+        "prefill_group": (pool.prefill_group, 1, "each worker computes its prompts alone"),
+        "shared_cache": (pool.shared_cache, False, "its workers share LiveOptions.pool instead"),
+        "overtaking": (pool.overtaking, False, "prompts start in order"),
+        "eviction": (pool.eviction, "lru", "its stores evict what was used least recently"),
+    }
+    for name, (value, only, why) in unable.items():
+        _refuse_if(value != only, f"PrefillPool.{name} is {value!r}; a live cluster has {only!r}: {why}")
+    _refuse_if(
+        (options.ssd_dir is None) != (pool.ssd_tokens == 0),
+        f"ssd_dir is {options.ssd_dir!r} and ssd_tokens {pool.ssd_tokens}; give a folder and a size, or neither",
+    )
+    least = _LEAST_DRAM_BLOCKS * block
+    for name, size in (("ssd_tokens", pool.ssd_tokens), ("pool_tokens", options.pool and options.pool_tokens)):
+        _refuse_if(bool(size) and size < block, f"{name} is {size}; a block of {block} has to fit")
+        _refuse_if(
+            bool(size) and (pool.cache_tokens < least or not pool.prefix_caching),
+            f"{pool.cache_tokens} tokens of DRAM and prefix caching {pool.prefix_caching} have no use for {name};"
+            f" workers that cache prefixes, with {least}, have",
+        )
+
+
+def _check_coupled(pool: CoupledPool, block: int, options: LiveOptions) -> None:
+    _refuse_if(
+        pool.eviction != "lru",
+        f"CoupledPool.eviction is {pool.eviction!r}; a live cluster has 'lru': its engines evict what was used"
+        " least recently",
+    )
+    _refuse_if(
+        pool.memory_block_tokens != block,
+        f"CoupledPool.memory_block_tokens is {pool.memory_block_tokens} and block_size_tokens {block}; a live"
+        " cluster has one size for both",
+    )
+    for name, value in (("ssd_dir", options.ssd_dir), ("pool", options.pool)):
+        _refuse_if(value is not None, f"coupled workers have no store, and so no use for {name}")
+    _refuse_if(
+        options.transfer == "mooncake",
+        "coupled workers move no KVCache; the Transfer Engine is for prefill and decode workers",
+    )
+    _named(pool.batching)
+
+
+def _named(policy: BatchingPolicy) -> tuple[str, dict[str, Any]]:
+    """A batching policy as workers are told of it.
+
+    Raises:
+        ValueError: when it is a user's own, which worker processes do not know.
+    """
+    for name, kind in BATCHING_POLICIES.items():
+        if type(policy) is kind:
+            return name, msgspec.to_builtins(policy)
+    raise ValueError(
+        f"CoupledPool.batching is {policy}; the workers of a live cluster know {', '.join(BATCHING_POLICIES)}"
+    )
 
 
 def _refuse_if(holds: bool, sentence: str) -> None:
@@ -209,33 +215,43 @@ def _refuse_if(holds: bool, sentence: str) -> None:
         raise ValueError(sentence)
 
 
-def _settings(kind: type[ModelSpec], spec: ModelSpec) -> dict[str, Any]:
-    """The settings of this kind that a spec has."""
-    return {each.name: getattr(spec, each.name) for each in fields(kind)}
+def _told(kind: type[ModelOptions], *sources: object) -> dict[str, Any]:
+    """The fields of this kind that the sources have."""
+    wanted = {each.name for each in fields(kind)}
+    return {
+        each.name: getattr(source, each.name)
+        for source in sources
+        for each in fields(source)
+        if each.name in wanted
+    }
 
 
-def model_spec(spec: ModelSpec) -> ModelSpec:
+def model_options(options: ModelOptions) -> ModelOptions:
     """What the processes of a cluster load, from what the cluster or one of its workers is told."""
-    return ModelSpec(**_settings(ModelSpec, spec))
+    return ModelOptions(**_told(ModelOptions, options))
 
 
-def worker_spec(spec: LiveSpec, name: str, token: bytes) -> WorkerSpec:
+def worker_spec(spec: ClusterSpec, options: LiveOptions, name: str, token: bytes) -> WorkerSpec:
     """What the worker of this name is told."""
-    index, settings = list(spec.roles).index(name), _settings(WorkerSettings, spec)
-    if spec.pool_address is not None:
-        settings["pool_tokens"] = _REMEMBERED_BLOCKS * spec.block_size_tokens
-    return WorkerSpec(name=name, role=spec.roles[name], index=index, token=token, **settings)
+    roles = spec.roles
+    pool = spec.pools[-1 if roles[name] == "decode" else 0]
+    told = _told(WorkerSpec, options, spec, pool)
+    if isinstance(pool, CoupledPool):
+        told["batching"] = _named(pool.batching)
+    if options.pool_address is not None:
+        told["pool_tokens"] = _REMEMBERED_BLOCKS * spec.block_size_tokens
+    return WorkerSpec(name=name, role=roles[name], index=list(roles).index(name), token=token, **told)
 
 
-def coordinator_spec(spec: LiveSpec) -> CoordinatorSpec:
+def coordinator_spec(spec: ClusterSpec, options: LiveOptions) -> CoordinatorSpec:
     """The rules of the live cluster: its requests wait for workers, and a policy's error costs one request."""
     return CoordinatorSpec(
-        placement=spec.places,
+        placement=spec.placement,
         admission=spec.admission,
         slo=spec.slo,
         first_shown_by=spec.first_shown_by,
         wait_for_workers=True,
-        max_inflight_requests=spec.max_inflight_requests,
-        max_attempts=spec.most_attempts,
+        max_inflight_requests=options.max_inflight_requests,
+        max_attempts=options.max_attempts,
         reject_policy_errors=True,
     )

@@ -15,7 +15,7 @@ from typing import Final, final
 
 import msgspec
 
-from mooncake_lab.cluster import POOL
+from mooncake_lab.cluster import POOL, ClusterSpec
 from mooncake_lab.serving.launch import LaunchedWorker, Launcher, WorkerError, pause_before_restart_s
 from mooncake_lab.serving.launch.local import WorkerPool
 from mooncake_lab.serving.launch.pool import PoolServer
@@ -33,7 +33,7 @@ from mooncake_lab.serving.messages import (
     pack,
     receive_frame,
 )
-from mooncake_lab.serving.spec import LiveSpec, worker_spec
+from mooncake_lab.serving.spec import LiveOptions, worker_spec
 from mooncake_lab.store.backends import ProtocolError, StorageError
 from mooncake_lab.store.backends.mooncake_client import load_wheel
 
@@ -64,6 +64,7 @@ class Supervisor:
 
     Args:
         spec: of the cluster.
+        options: likewise.
         launcher: where workers come from; None makes a pool for this cluster alone.
         worker_up: called when a worker is ready.
         heard: called with each message of a worker, in the order in which they come.
@@ -75,20 +76,23 @@ class Supervisor:
 
     def __init__(
         self,
-        spec: LiveSpec,
+        spec: ClusterSpec,
+        options: LiveOptions,
         launcher: Launcher | None = None,
         *,
         worker_up: Callable[[str, Link], None],
         heard: Callable[[str, WorkerMessage], None],
         worker_exit: Callable[[str, str], None],
     ) -> None:
+        self._options = options
         self._spec = spec
+        self._roles = spec.roles
         self._worker_up, self._heard, self._worker_exit = worker_up, heard, worker_exit
         self._token = secrets.token_bytes(32)
         self.links: dict[str, Link] = {}
-        self.pool = PoolServer(spec, self._token, self._pool_changed)
+        self.pool = PoolServer(options, self._token, self._pool_changed)
         self._owns_launcher = launcher is None
-        self._launcher = launcher or WorkerPool(spec)
+        self._launcher = launcher or WorkerPool(options)
         self._tasks: list[asyncio.Task[None]] = []
         self._all_ready: asyncio.Future[None] | None = None
         self._closing = False
@@ -100,19 +104,20 @@ class Supervisor:
         Raises:
             WorkerError: when a worker does not start, with the reason.
         """
-        spec, began_s = self._spec, time.monotonic()
+        options, roles, began_s = self._options, self._roles, time.monotonic()
         self._all_ready = asyncio.get_running_loop().create_future()
-        if "mooncake" in {spec.transfer, spec.pool}:
+        if "mooncake" in {options.transfer, options.pool}:
             try:
                 await asyncio.to_thread(load_wheel)
             except StorageError as error:
                 raise WorkerError(str(error)) from error
-        _LOG.info("starting %s: each loads %s with %d threads", ", ".join(spec.roles), spec.model, spec.threads)
-        self._tasks = [asyncio.create_task(self._keep_running(name), name=name) for name in spec.roles]
+        who = ", ".join(roles)
+        _LOG.info("starting %s: each loads %s with %d threads", who, options.model, options.threads)
+        self._tasks = [asyncio.create_task(self._keep_running(name), name=name) for name in roles]
         self._tasks.append(asyncio.create_task(self._check_pulses(), name="pulses"))
         await self._all_ready
         await self.pool.start(self.ready.shape.kv_bytes_per_token)
-        _LOG.info("%d workers are ready after %.1f s", len(spec.roles), time.monotonic() - began_s)
+        _LOG.info("%d workers are ready after %.1f s", len(roles), time.monotonic() - began_s)
 
     def keep_spares(self) -> None:
         """From now on prepare processes in the background that replace workers."""
@@ -159,7 +164,7 @@ class Supervisor:
     def _pool_changed(self, address: str | None) -> None:
         """Prefill workers use the pool that is up now."""
         for name, link in self.links.items():
-            if self._spec.roles[name] == "prefill":
+            if self._roles[name] == "prefill":
                 link.send(UsePool(address))
         if address is None:
             self._worker_exit(POOL, "its process ended")
@@ -193,7 +198,7 @@ class Supervisor:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
             try:
-                spec = worker_spec(self._spec, name, self._token)
+                spec = worker_spec(self._spec, self._options, name, self._token)
                 process = await asyncio.to_thread(self._launcher.launch, spec, theirs)
             except BaseException:
                 ours.close()
@@ -203,10 +208,10 @@ class Supervisor:
             ready = await self._first_message(reader, process)
             link = Link(ready=ready, process=process, writer=writer, heard_s=time.monotonic())
             self.links[name], self.ready = link, ready
-            if self._spec.roles[name] == "prefill" and self.pool.address is not None:
+            if self._roles[name] == "prefill" and self.pool.address is not None:
                 link.send(UsePool(self.pool.address))
             self._worker_up(name, link)
-            if len(self.links) == len(self._spec.roles) and self._all_ready and not self._all_ready.done():
+            if len(self.links) == len(self._roles) and self._all_ready and not self._all_ready.done():
                 self._all_ready.set_result(None)
             problem = await self._listen(name, link, reader)
         except BaseException:
@@ -228,7 +233,7 @@ class Supervisor:
         Raises:
             WorkerError: when it begins with something else, ends before that, or takes too long.
         """
-        limit_s = self._spec.start_timeout_s
+        limit_s = self._options.start_timeout_s
         try:
             body = await asyncio.wait_for(receive_frame(reader), limit_s)
         except TimeoutError:
@@ -261,7 +266,7 @@ class Supervisor:
             await asyncio.sleep(_PING_S)
             now_s = time.monotonic()
             for name, link in list(self.links.items()):
-                if now_s - link.heard_s > self._spec.heartbeat_timeout_s:
+                if now_s - link.heard_s > self._options.heartbeat_timeout_s:
                     _LOG.warning("%s has sent nothing for %.0f s", name, now_s - link.heard_s)
                     link.process.kill()
             self.ask_everybody()

@@ -90,7 +90,7 @@ class Worker:
         self._reception = KVReceiver(
             self._identity,
             self._context.shape,
-            most_tokens=spec.max_model_len,
+            most_tokens=spec.window,
             delivered=self._inbox.put,
             give=self._role.lookup if isinstance(self._role, PrefillRole) else lambda _job, _keys: iter(()),
             each_layer=spec.log_layers,
@@ -189,7 +189,7 @@ class Worker:
             pid=os.getpid(),
             port=self._reception.port,
             fingerprint=self._identity.fingerprint,
-            window=min(spec.max_model_len, model.config.max_positions, len(model.rope.cosines)),
+            window=min(spec.window, model.config.max_positions, len(model.rope.cosines)),
             capacity_tokens=self._role.capacity_tokens,
             shape=_shape(spec, model),
             end_tokens=model.config.end_tokens,
@@ -216,7 +216,7 @@ def _shape(spec: WorkerSpec, model: LlamaModel) -> ModelShape:
 
 def _check_memory(spec: WorkerSpec, shape: KVLayout, device: torch.device) -> None:
     """Refuse a KVCache that can never fit; otherwise the kernel would kill the process once it uses the memory."""
-    name = "cache_tokens" if spec.role == "prefill" else "decode_tokens"
+    name = "cache_tokens" if spec.role == "prefill" else "device_tokens"
     have, where = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "this machine has"
     if device.type == "cuda" and spec.role != "prefill":
         have, where = torch.cuda.mem_get_info(device)[0], f"free on {device} are"

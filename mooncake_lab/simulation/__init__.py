@@ -2,6 +2,7 @@
 
 from mooncake_lab.simulation.clock import EventLoop
 from mooncake_lab.simulation.cluster import Cluster
+from mooncake_lab.simulation.options import DEFAULT_MAX_TOKENS, Failure, SimulationOptions
 from mooncake_lab.simulation.pipeline import (
     PipelineRun,
     PipelineSpec,
@@ -10,26 +11,15 @@ from mooncake_lab.simulation.pipeline import (
     run_pipeline,
     simulate_cpp,
 )
-from mooncake_lab.simulation.spec import (
-    COUPLED_SYSTEMS,
-    DEFAULT_MAX_TOKENS,
-    ClusterSpec,
-    CoupledPool,
-    Failure,
-    PrefillPool,
-)
 
 __all__ = [
-    "COUPLED_SYSTEMS",
     "DEFAULT_MAX_TOKENS",
     "Cluster",
-    "ClusterSpec",
-    "CoupledPool",
     "EventLoop",
     "Failure",
     "PipelineRun",
     "PipelineSpec",
-    "PrefillPool",
+    "SimulationOptions",
     "StageClock",
     "plan_s",
     "run_pipeline",

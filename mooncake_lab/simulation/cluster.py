@@ -12,11 +12,15 @@ from typing import Any
 
 from mooncake_lab.cluster import (
     CancelAttempt,
+    ClusterSpec,
     Coordinator,
     CoordinatorSpec,
+    CoupledPool,
+    DecodePool,
     Event,
     Finish,
     KVLoaded,
+    PrefillPool,
     PrepareDecode,
     Reject,
     RequestArrived,
@@ -37,19 +41,21 @@ from mooncake_lab.simulation.coupled import CoupledInstance
 from mooncake_lab.simulation.instances import DecodeInstance, PrefillInstance, PrefillService
 from mooncake_lab.simulation.kv_transfer import KVTransfer, PrefillJob
 from mooncake_lab.simulation.network import Network
+from mooncake_lab.simulation.options import SimulationOptions
 from mooncake_lab.simulation.pool import CacheChange, PrefixPool
-from mooncake_lab.simulation.spec import ClusterSpec, CoupledPool, DecodePool, PrefillPool
 
 
 class Cluster:
     """Instances under one coordinator, simulated with one latency model as its clock.
 
+    It has `run`, `view`, `log` and `decisions`, as `serving.LiveCluster` does.
+
     Args:
         spec: nodes and policies.
         model: how long everything really takes.
+        options: what only a simulation has, such as failures at set times.
         estimate: what the Conductor believes; the truth unless an experiment says otherwise.
         log: where records go instead of into a list, so that a run of any length needs no memory for them.
-        seen: told each decision and the view that it is made on, so that decisions can be replayed.
 
     Raises:
         ValueError: when nodes have SSDs that the model does not know, or an unknown instance is to fail.
@@ -63,28 +69,36 @@ class Cluster:
         self,
         spec: ClusterSpec,
         model: LatencyModel,
-        estimate: Estimator | None = None,
+        options: SimulationOptions | None = None,
         *,
+        estimate: Estimator | None = None,
         log: Callable[[Record], None] | None = None,
-        seen: Callable[[Decided], None] | None = None,
     ) -> None:
+        options = options or SimulationOptions()
+        self.spec = spec
         self.log: list[Record] = []
+        self.decisions: list[Decided] = []
+        """What the Conductor decided, and on what view; only with `SimulationOptions.keep_decisions`."""
         self._model = model
         self._loop = EventLoop()
         group, first = None, spec.pools[0]
         if isinstance(first, PrefillPool) and first.prefill_group > 1:
-            group = CppGroup.of(model, nodes=first.prefill_group, chunk_tokens=first.prefill_chunk_tokens)
+            group = CppGroup.of(model, nodes=first.prefill_group, chunk_tokens=first.chunk_tokens)
         self.estimate = estimate or LatencyEstimator(model, group)
         rules = CoordinatorSpec(
             placement=spec.placement,
             admission=spec.admission,
             slo=spec.slo,
             schedule_s=model.schedule_s,
-            view_age_s=spec.view_age_s,
+            view_age_s=options.view_age_s,
             first_shown_by=spec.first_shown_by,
         )
         self.coordinator = Coordinator(
-            rules, self.estimate, write=log or self.log.append, extend=extend, observe=seen
+            rules,
+            self.estimate,
+            write=log or self.log.append,
+            extend=extend,
+            observe=self.decisions.append if options.keep_decisions else None,
         )
         self._on = self.coordinator.on
         self._requests: dict[int, TracedRequest] = {}  # in flight, as they are in the trace
@@ -105,11 +119,10 @@ class Cluster:
             case (prefill, decode):
                 self._add_pools(spec, prefill, decode, PrefillService(model, group))
             case (coupled,):
-                self._add_coupled(spec, coupled)
-        instances = (*self._prefill, *self._decode, *self.coupled)
-        for failure in spec.failures:
-            if failure.instance not in instances:
-                known = ", ".join(instances)
+                self._add_coupled(spec, coupled, partial(options.max_tokens_of, coupled))
+        for failure in options.failures:
+            if failure.instance not in spec.roles:
+                known = ", ".join(spec.roles)
                 raise ValueError(
                     f"no instance {failure.instance!r} to fail at {failure.at_s} s; there are {known}"
                 )
@@ -128,7 +141,7 @@ class Cluster:
             raise ValueError(
                 f"nodes hold {prefill.ssd_tokens} tokens on SSD; latency model {model.name!r} has no ssd"
             )
-        names = [f"prefill-{i}" for i in range(prefill.nodes // prefill.prefill_group)]
+        names = [name for name, role in spec.roles.items() if role == "prefill"]
         cards = dict.fromkeys(names, prefill.prefill_group)
         network = Network(loop, model.transfer.bytes_per_s, model.transfer.latency_s, cards=cards)
         self.pool = PrefixPool(
@@ -154,22 +167,25 @@ class Cluster:
             self._prefill[name] = PrefillInstance(
                 loop,
                 name,
+                prefill,
                 service,
                 self.pool,
                 self._transfer,
                 self.report,
-                max_batch_tokens=prefill.max_batch_tokens,
-                overtaking=prefill.overtaking,
             )
             self._up(name, "prefill", 0, self.pool.caches[name])
-        for name in (f"decode-{i}" for i in range(decode.nodes)):
-            self._decode[name] = DecodeInstance(loop, name, model, decode.device_tokens, self.report)
+        for name in [name for name, role in spec.roles.items() if role == "decode"]:
+            self._decode[name] = DecodeInstance(loop, name, model, decode, self.report)
             self._up(name, "decode", decode.device_tokens)
 
-    def _add_coupled(self, spec: ClusterSpec, pool: CoupledPool) -> None:
+    def _add_coupled(
+        self, spec: ClusterSpec, pool: CoupledPool, max_tokens_of: Callable[[TracedRequest], int]
+    ) -> None:
         """Instances that prefill and decode."""
-        for name in (f"coupled-{i}" for i in range(pool.nodes)):
-            instance = CoupledInstance(self._loop, name, self._model, pool, spec.block_size_tokens, self.report)
+        for name in spec.roles:
+            instance = CoupledInstance(
+                self._loop, name, self._model, pool, spec.block_size_tokens, max_tokens_of, self.report
+            )
             self.coupled[name] = instance
             self._up(name, "coupled", instance.capacity_tokens, name if pool.prefix_caching else None)
 

@@ -17,6 +17,7 @@ from mooncake_lab.cluster import (
     Attempt,
     AttemptFailed,
     ChunkDone,
+    CoupledPool,
     DecodeStarted,
     Event,
     Preempted,
@@ -26,7 +27,6 @@ from mooncake_lab.cluster import (
 from mooncake_lab.core import BlockKey, CacheChanged, Request, TracedRequest
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.simulation.clock import EventLoop, Stretch, pace_of
-from mooncake_lab.simulation.spec import CoupledPool
 from mooncake_lab.store import BlockStore, Stored
 from mooncake_lab.store.eviction import make_policy
 
@@ -213,6 +213,7 @@ class CoupledInstance:
         model: how long iterations take (its hybrid step), and what beginning a prompt costs.
         pool: its policy, and the limits of its iterations and its memory.
         block_size_tokens: tokens per block of the trace, the unit of prefix caching.
+        max_tokens_of: the most tokens that the answer to a request may have.
         report: told what happened.
     """
 
@@ -223,6 +224,7 @@ class CoupledInstance:
         model: LatencyModel,
         pool: CoupledPool,
         block_size_tokens: int,
+        max_tokens_of: Callable[[TracedRequest], int],
         report: Callable[[Event], None],
     ) -> None:
         self.name = name
@@ -235,7 +237,7 @@ class CoupledInstance:
         self._loop = loop
         self._model = model
         self._report = report
-        self._max_tokens_of = pool.max_tokens_of
+        self._max_tokens_of = max_tokens_of
         self._assigned_requests = 0
         self._requests: dict[int, CoupledRequest] = {}  # in the order in which they came
         self._cache = CachedBlocks(pool, block_size_tokens, self._request_of) if pool.prefix_caching else None

@@ -18,10 +18,12 @@ from typing import NamedTuple
 from mooncake_lab.cluster import (
     Attempt,
     AttemptFailed,
+    DecodePool,
     DecodeStarted,
     Event,
     PrefillDone,
     PrefillDropped,
+    PrefillPool,
     PrefillSlotFree,
     PrefillStarted,
     RequestDone,
@@ -86,13 +88,11 @@ class PrefillInstance:
         self,
         loop: EventLoop,
         name: str,
+        spec: PrefillPool,
         service: PrefillService,
         pool: PrefixPool,
         transfer: KVTransfer,
         report: Callable[[Event], None],
-        *,
-        max_batch_tokens: int,
-        overtaking: bool,
     ) -> None:
         self.name = name
         self.up = True
@@ -101,8 +101,9 @@ class PrefillInstance:
         self._pool = pool
         self._transfer = transfer
         self._report = report
-        self._max_batch_tokens = max_batch_tokens
-        self._overtaking = overtaking
+        self._max_batch_tokens = spec.max_batch_tokens
+        self._keeps_prompts = spec.prefix_caching
+        self._overtaking = spec.overtaking
         self._queue: deque[PrefillJob] = deque()
         self._idle = True  # and not about to look into the queue
         self._free_at_s: list[float] = []
@@ -232,7 +233,8 @@ class PrefillInstance:
         if part.ssd_tokens:
             size = part.ssd_tokens * self._service.model.shape.kv_bytes_per_token
             self._report(TierRead(at_s=now_s, attempt=job.attempt, worker=self.name, start_s=start_s, bytes=size))
-        self._pool.keep(self.name, request)
+        if self._keeps_prompts:
+            self._pool.keep(self.name, request)
         self._report(
             PrefillDone(
                 at_s=now_s,
@@ -279,12 +281,12 @@ class DecodeInstance:
         loop: EventLoop,
         name: str,
         model: LatencyModel,
-        capacity_tokens: int,
+        pool: DecodePool,
         report: Callable[[Event], None],
     ) -> None:
         self.name = name
         self.up = True
-        self.capacity_tokens = capacity_tokens
+        self.capacity_tokens = pool.device_tokens
         self.horizon_s = inf
         """When the run is cut: a stretch ends with the last step before it, so that its tokens are in the log."""
         self._loop = loop
@@ -292,6 +294,7 @@ class DecodeInstance:
         self._report = report
         self._waiting: deque[_DecodeRequest] = deque()
         self._members: dict[int, _DecodeRequest] = {}
+        self._max_requests = pool.max_requests or inf
         self._finishing: list[tuple[int, int]] = []
         self._context_tokens = 0
         self._step = 0
@@ -377,8 +380,9 @@ class DecodeInstance:
         """Let waiting requests join, first come first served, as far as their KVCache fits."""
         while self._waiting:
             member = self._waiting[0]
-            fits = self._context_tokens + len(self._members) + member.cached_tokens < self.capacity_tokens
-            if not fits and self._members:
+            batch = len(self._members)
+            fits = self._context_tokens + batch + member.cached_tokens < self.capacity_tokens
+            if batch and not (fits and batch < self._max_requests):
                 return
             self._waiting.popleft()
             self._start(member)

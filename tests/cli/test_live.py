@@ -15,14 +15,16 @@ from typer.testing import CliRunner
 from mooncake_lab.cli import app
 from mooncake_lab.cli.replay import replay
 from mooncake_lab.cli.serve import _FIELDS, _RunLog, _warnings, serve
+from mooncake_lab.cluster import ClusterSpec, CoupledPool, PrefillPool
 from mooncake_lab.core import SLO, FirstToken, read_log
 from mooncake_lab.metrics import check_log, run_summary
-from mooncake_lab.serving import LiveSpec
+from mooncake_lab.serving import LiveOptions
 
 
 def test_every_option_of_a_cluster_reaches_its_spec():
-    """An option of `serve` or `replay` names a field of `LiveSpec`, or is one that the command itself uses."""
-    known = {each.name for each in fields(LiveSpec)}
+    """An option of `serve` or `replay` names a field of the spec or of `LiveOptions`, or the command uses it."""
+    kinds = (ClusterSpec, PrefillPool, CoupledPool, LiveOptions)
+    known = {each.name for kind in kinds for each in fields(kind)} | {"prefill_nodes", "decode_nodes"}
     own = {"context", "served_model_name", "ttft_slo", "tbt_slo", "host", "port", "api_key", "no_api_key"}
     own |= {"shutdown_timeout", "log", "json_", "trace", "num_prompts", "speed", "divide", "lenient"}
     for command in (serve, replay):

@@ -195,7 +195,7 @@ def test_json_holds_its_own_settings(file):
     """`--json` says what was asked for and what the defaults were, policies with their parameters."""
     found = settings(file, *COUPLED, "--batching", "tensorrt_llm", "--max-tokens", 77, "--fail", "coupled-0@3")
     (pool,) = found["pools"]
-    assert (pool["type"], pool["nodes"], pool["default_max_tokens"]) == ("CoupledPool", 4, 77)
+    assert (pool["type"], pool["nodes"], found["default_max_tokens"]) == ("CoupledPool", 4, 77)
     assert (found["node"], found["speed"]) == ("a800-node", 1.0)
     assert pool["batching"] == {"type": "TensorRTLLM"}
     assert found["failures"] == [{"type": "Failure", "instance": "coupled-0", "at_s": 3.0}]

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.conductor import (
     ADMISSION_POLICIES,
     NEEDS,
@@ -18,7 +19,6 @@ from mooncake_lab.conductor import (
     needs_of,
 )
 from mooncake_lab.conductor.placement import FewestRequests
-from mooncake_lab.simulation import ClusterSpec
 
 
 def test_every_declared_need_exists():

@@ -75,7 +75,7 @@ class TestOneEngineInManyWays:
     def test_neither_reuse_nor_preemption_changes_tokens(self, model, expected, policy, blocks, reuse):
         """With any room in the KVCache, prefix reuse or none, tokens stay the same and no block is lost."""
         limits = EngineSettings(
-            block_size_tokens=8, cache_blocks=blocks, prefix_reuse=reuse, max_batch_tokens=128, max_requests=6
+            block_size_tokens=8, cache_blocks=blocks, prefix_caching=reuse, max_batch_tokens=128, max_requests=6
         )
         engine = CoupledEngine(model, policy, limits)
         for prompt in expected[0]:

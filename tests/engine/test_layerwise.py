@@ -19,7 +19,7 @@ from mooncake_lab.store.backends.ssd import model_folder
 from mooncake_lab.store.tiered_store import TieredStore, TierSettings
 
 ROOM = EngineSettings(
-    block_size_tokens=8, cache_blocks=60, max_batch_tokens=64, max_requests=8, prefix_reuse=False
+    block_size_tokens=8, cache_blocks=60, max_batch_tokens=64, max_requests=8, prefix_caching=False
 )
 TOKEN = b"a token of the tests"
 MIB = 2**20
@@ -231,7 +231,7 @@ def test_a_full_queue_drops_blocks_and_nothing_else(model):
 
 def test_a_block_that_began_elsewhere_is_not_stored(model):
     """Where the engine found half a block in its own cache, that block is left out, and the next are stored."""
-    prompt, engine = prompt_of(50), PrefillEngine(model, replace(ROOM, prefix_reuse=True))
+    prompt, engine = prompt_of(50), PrefillEngine(model, replace(ROOM, prefix_caching=True))
     engine.prefill(prompt[:9])  # 8 tokens stay in the engine
     with tiers(DramBackend(MIB)) as store, LayerwisePrefill(engine, store, block_tokens=16) as layerwise:
         result = layerwise.prefill(prompt)
@@ -263,7 +263,7 @@ def test_on_a_device_the_tokens_are_the_same():
     from mooncake_lab.engine import load_model
 
     model, prompt = load_model("random:lab-8m", device="cuda", positions=4096), prompt_of(3000)
-    room = EngineSettings(block_size_tokens=16, cache_blocks=600, max_batch_tokens=4096, prefix_reuse=False)
+    room = EngineSettings(block_size_tokens=16, cache_blocks=600, max_batch_tokens=4096, prefix_caching=False)
     expected = PrefillEngine(model, room).prefill(prompt)
     with (
         tiers(DramBackend(512 * MIB)) as store,

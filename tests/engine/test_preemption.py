@@ -52,7 +52,9 @@ def test_tokens_do_not_depend_on_company(
     model, asked, policy, cache_blocks, max_batch_tokens, max_requests, pauses
 ):
     """Under any policy, in little memory, twice in a row: the tokens of an engine that serves one at a time."""
-    alone = [Engine(model, named_policy("vllm"), little(32, prefix_reuse=False)).generate([one]) for one in asked]
+    alone = [
+        Engine(model, named_policy("vllm"), little(32, prefix_caching=False)).generate([one]) for one in asked
+    ]
     engine = Engine(
         model,
         named_policy(policy),

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
+from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.conductor import KVCacheCentric
 from mooncake_lab.core import Request, TracedRequest
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
-from mooncake_lab.simulation import ClusterSpec
 
 
 def four_requests() -> tuple[ClusterSpec, LatencyModel, list[TracedRequest]]:
@@ -31,7 +31,7 @@ def four_requests() -> tuple[ClusterSpec, LatencyModel, list[TracedRequest]]:
         prefill_nodes=2,
         decode_nodes=1,
         cache_tokens=20_000,
-        decode_tokens=20_000,
+        device_tokens=20_000,
         block_size_tokens=500,
         placement=KVCacheCentric(balancing_threshold=1.25),
     )

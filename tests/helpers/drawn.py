@@ -4,10 +4,11 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
+from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.conductor import ADMISSION_POLICIES, CacheAware, KVCacheCentric, LoadBalance, Random
 from mooncake_lab.core import SLO
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
-from mooncake_lab.simulation import ClusterSpec, Failure
+from mooncake_lab.simulation import Cluster, Failure, SimulationOptions
 
 
 def make_model(*, constant_s=0.0, per_token_s=0.0, decode=(1e-6, 0.0, 0.0), bytes_per_s=1e18) -> LatencyModel:
@@ -48,14 +49,14 @@ def clusters(draw):
     instances, decode, group = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 2))
     names = [f"prefill-{i}" for i in range(instances)] + [f"decode-{i}" for i in range(decode)]
     deaths = st.builds(Failure, st.sampled_from(names), st.floats(0.0, 6.0))
-    return ClusterSpec.disaggregated(
+    spec = ClusterSpec.disaggregated(
         prefill_nodes=instances * group,
         prefill_group=group,
-        prefill_chunk_tokens=1000,
+        chunk_tokens=1000,
         decode_nodes=decode,
         cache_tokens=3000,
         ssd_tokens=draw(st.sampled_from([0, 4000])),
-        decode_tokens=6000,
+        device_tokens=6000,
         shared_cache=draw(st.booleans()),
         fetch_timeout_s=draw(st.sampled_from([30.0, 0.02])),
         eviction=draw(st.sampled_from(["lru", "lfu", "s3fifo"])),
@@ -63,9 +64,15 @@ def clusters(draw):
         streams_layers=draw(st.booleans()),
         max_batch_tokens=1 if group > 1 else draw(st.sampled_from([1, 1500])),
         overtaking=draw(st.booleans()),
-        view_age_s=draw(st.sampled_from([0.0, 1.0])),
         placement=draw(POLICIES),
         admission=draw(ADMISSIONS),
         slo=draw(st.sampled_from([SLO(), SLO(ttft_s=0.5, tbt_s=0.1)])),
-        failures=tuple(draw(st.lists(deaths, max_size=2))),
     )
+    failures = tuple(draw(st.lists(deaths, max_size=2)))
+    return spec, SimulationOptions(failures=failures, view_age_s=draw(st.sampled_from([0.0, 1.0])))
+
+
+def simulated(drawn):
+    """A simulation of one of these clusters."""
+    spec, options = drawn
+    return Cluster(spec, REALISTIC, options)

@@ -1,8 +1,10 @@
 """A live cluster without processes: its workers only note what they are sent, and report what a test says."""
 
+import flat
+
 from mooncake_lab.conductor import LatencyEstimator
 from mooncake_lab.perf import model_shape
-from mooncake_lab.serving import ClusterRuntime, LiveSpec
+from mooncake_lab.serving import ClusterRuntime
 from mooncake_lab.serving.messages import (
     VERSION,
     Job,
@@ -41,15 +43,15 @@ class QuietCluster:
         estimate: what it estimates instead.
         window: longest context.
         capacity_tokens: KVCache that fits into each engine.
-        changes: of the spec.
+        changes: of the spec and the options.
     """
 
     def __init__(self, believed, *, estimate=None, window=4096, capacity_tokens=4096, **changes):
         self.records, self.lines, self._sizes = [], {}, (window, capacity_tokens)
         self.runtime = ClusterRuntime(
-            LiveSpec(**changes),
-            believed,
-            estimate or LatencyEstimator(believed),
+            *flat.live(**changes),
+            model=believed,
+            estimate=estimate or LatencyEstimator(believed),
             write=self.write,
         )
         self.runtime.supervisor.ready = self.line("decode-0").ready

@@ -8,9 +8,10 @@ from itertools import pairwise
 import pytest
 from by_hand import four_requests
 
+from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.core import Moved, Prefilled
 from mooncake_lab.metrics import trace_events, write_perfetto
-from mooncake_lab.simulation import Cluster, ClusterSpec, Failure
+from mooncake_lab.simulation import Cluster, Failure, SimulationOptions
 
 SPAN = {"name", "pid", "tid", "args"}
 REQUEST = SPAN | {"cat", "id", "ts"}
@@ -72,10 +73,9 @@ def test_spans_lie_where_the_log_says(log):
 def test_every_request_begins_and_ends_once():
     """Also where one dies on the way and is placed again."""
     _, model, requests = four_requests()
-    dying = ClusterSpec.disaggregated(
-        prefill_nodes=2, decode_nodes=2, block_size_tokens=500, failures=(Failure("decode-0", 1.1),)
-    )
-    phases = [(e["ph"], e["id"]) for e in trace_events(Cluster(dying, model).run(requests)) if "id" in e]
+    spec = ClusterSpec.disaggregated(prefill_nodes=2, decode_nodes=2, block_size_tokens=500)
+    dying = Cluster(spec, model, SimulationOptions(failures=(Failure("decode-0", 1.1),)))
+    phases = [(e["ph"], e["id"]) for e in trace_events(dying.run(requests)) if "id" in e]
     for phase in "be":
         assert sorted(i for p, i in phases if p == phase) == [0, 1, 2, 3]
 
@@ -83,9 +83,7 @@ def test_every_request_begins_and_ends_once():
 def test_spans_of_a_track_do_not_overlap():
     """Also where a group of nodes computes two prompts at once: each span is over before the next one begins."""
     _, model, requests = four_requests()
-    grouped = ClusterSpec.disaggregated(
-        prefill_nodes=2, prefill_group=2, prefill_chunk_tokens=500, block_size_tokens=500
-    )
+    grouped = ClusterSpec.disaggregated(prefill_nodes=2, prefill_group=2, chunk_tokens=500, block_size_tokens=500)
     at_once = [
         replace(traced, request=replace(traced.request, arrival_s=0.0), output_tokens=3) for traced in requests
     ]

@@ -3,14 +3,15 @@
 import dataclasses
 
 import pytest
-from drawn import REALISTIC, REQUESTS, clusters
+from drawn import REQUESTS, clusters, simulated
 from families import requests_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.core import SLO, Arrived
 from mooncake_lab.metrics import RunningSummary, run_summary
-from mooncake_lab.simulation import Cluster, ClusterSpec
+from mooncake_lab.simulation import Cluster
 from mooncake_lab.testbeds import paper_node_latency
 from mooncake_lab.workload import load
 
@@ -26,7 +27,7 @@ def test_read_one_by_one_the_numbers_are_the_same(tbt, until_s, coupled):
     spec = (
         ClusterSpec.coupled(nodes=10)
         if coupled
-        else ClusterSpec.disaggregated(prefill_nodes=2, decode_nodes=2, decode_tokens=60_000)
+        else ClusterSpec.disaggregated(prefill_nodes=2, decode_nodes=2, device_tokens=60_000)
     )
     kept = Cluster(spec, MODEL).run(trace.requests(), until_s)
     running = RunningSummary(STRICT, tbt)
@@ -40,11 +41,11 @@ def test_read_one_by_one_the_numbers_are_the_same(tbt, until_s, coupled):
 
 @settings(max_examples=40, deadline=None)
 @given(REQUESTS, clusters(), st.none() | st.floats(0.5, 8.0))
-def test_summaries_agree_on_any_cluster(rows, spec, until_s):
+def test_summaries_agree_on_any_cluster(rows, drawn, until_s):
     """Read at once or one record after the other, groups of prefill nodes and deaths included."""
-    group = spec.pools[0].prefill_group
+    group = drawn[0].pools[0].prefill_group
     running = RunningSummary(SLO(), prefill_group=group)
-    log = Cluster(spec, REALISTIC).run(requests_of(rows), until_s)
+    log = simulated(drawn).run(requests_of(rows), until_s)
     for record in log:
         running.read(record)
     if any(isinstance(record, Arrived) for record in log):

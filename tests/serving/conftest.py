@@ -4,6 +4,7 @@ import asyncio
 import socket
 import threading
 
+import flat
 import numpy as np
 import openai
 import pytest
@@ -19,7 +20,7 @@ from mooncake_lab.perf import (
     PrefillLatency,
     model_shape,
 )
-from mooncake_lab.serving import ClusterRuntime, LiveCluster, LiveSpec, WorkerPool
+from mooncake_lab.serving import ClusterRuntime, LiveCluster, LiveOptions, WorkerPool
 from mooncake_lab.serving.openai_api.server import Address, web_server
 from mooncake_lab.serving.openai_api.telemetry import Telemetry
 from mooncake_lab.workload.transforms import prompt_of
@@ -43,7 +44,7 @@ def reference():
     model = load_model(MODEL, device="cpu", positions=8192, backend="dense")
 
     def generate(prompts, new_tokens):
-        settings = EngineSettings(cache_blocks=2000, prefix_reuse=False, keep_log=False)
+        settings = EngineSettings(cache_blocks=2000, prefix_caching=False, keep_log=False)
         outputs = CoupledEngine(model, None, settings).generate(prompts, max_new_tokens=new_tokens)
         return [output.tokens for output in outputs]
 
@@ -85,7 +86,7 @@ def expected(reference):
 @pytest.fixture(scope="session")
 def pool():
     """Processes that the clusters of these tests use one after the other: most tests load torch in none."""
-    with WorkerPool(LiveSpec(model=MODEL, device="cpu", backend="dense")) as one:
+    with WorkerPool(LiveOptions(model=MODEL, device="cpu", backend="dense")) as one:
         yield one
 
 
@@ -109,7 +110,8 @@ def open_cluster(pool, believed):
     """Makes a cluster: `open_cluster(prefill_nodes=2)`, to be used in a `with` block."""
 
     def make(model=believed, **changes):
-        return LiveCluster(LiveSpec(model=MODEL, device="cpu", backend="dense", **changes), model, pool=pool)
+        spec, options = flat.live(model=MODEL, device="cpu", backend="dense", **changes)
+        return LiveCluster(spec, options, model=model, pool=pool)
 
     return make
 
@@ -119,8 +121,8 @@ class OpenDoor:
 
     token = "a-token-for-tests"  # noqa: S105  # of no other use
 
-    def __init__(self, spec, believed, pool, address):
-        self.spec, self.believed, self.pool = spec, believed, pool
+    def __init__(self, settings, believed, pool, address):
+        self.settings, self.believed, self.pool = settings, believed, pool
         self.endings = []
         self.address = Address(**{"token": self.token, "drain_s": 5} | address)
         self.listener = socket.create_server(("127.0.0.1", 0))
@@ -137,7 +139,9 @@ class OpenDoor:
             self.log.append(record)
             telemetry.note(record)
 
-        async with ClusterRuntime(self.spec, self.believed, pool=self.pool, write=write) as self.runtime:
+        async with ClusterRuntime(
+            *self.settings, model=self.believed, pool=self.pool, write=write
+        ) as self.runtime:
             self.server = web_server(self.runtime, telemetry, self.address, self.endings.append)
             self.ready.set()
             await self.server.serve(sockets=[self.listener])
@@ -161,8 +165,8 @@ def open_door(pool, believed):
     """Makes a cluster behind HTTP: `open_door(prefill_nodes=2, address={..})`, to be used in a `with` block."""
 
     def make(*, address=None, **changes):
-        spec = LiveSpec(model=MODEL, device="cpu", backend="dense", **changes)
-        return OpenDoor(spec, believed, pool, address or {})
+        settings = flat.live(model=MODEL, device="cpu", backend="dense", **changes)
+        return OpenDoor(settings, believed, pool, address or {})
 
     return make
 

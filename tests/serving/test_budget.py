@@ -76,7 +76,7 @@ def test_100_chats_without_a_limit_are_taken(make):
 
 def test_the_budget_is_bounded(make):
     """No request is admitted beyond the budget, however long the answers under way get."""
-    floor = make(decode_tokens=CAPACITY)
+    floor = make(device_tokens=CAPACITY)
     rng = np.random.default_rng(0)
     refused = 0
     for _ in range(1500):

@@ -6,10 +6,10 @@ import logging
 import socket
 import struct
 
+import flat
 import pytest
 
 from mooncake_lab.perf import model_shape
-from mooncake_lab.serving import LiveSpec
 from mooncake_lab.serving.launch import WorkerError
 from mooncake_lab.serving.launch.process import _place
 from mooncake_lab.serving.messages import (
@@ -139,16 +139,16 @@ def fake_pool():
         yield lambda *messages: opened.enter_context(contextlib.closing(FakePool(*messages)))
 
 
-def supervised(spec, pool, worker_exit=lambda *_: None):
+def supervised(cluster, pool, worker_exit=lambda *_: None):
     """The workers of a cluster that does nothing with what it hears."""
-    return Supervisor(spec, pool, worker_up=lambda *_: None, heard=lambda *_: None, worker_exit=worker_exit)
+    return Supervisor(*cluster, pool, worker_up=lambda *_: None, heard=lambda *_: None, worker_exit=worker_exit)
 
 
-def start(spec, pool):
+def start(cluster, pool):
     """Start a cluster's workers, and close it."""
 
     async def starting():
-        supervisor = supervised(spec, pool)
+        supervisor = supervised(cluster, pool)
         try:
             await asyncio.wait_for(supervisor.start(), 20)
         finally:
@@ -177,14 +177,14 @@ def ready(version=VERSION):
 def test_strange_workers_are_refused(fake_pool, messages, says):
     """A worker of another version, one that does not begin with its name, and none at all stop the start."""
     with pytest.raises(WorkerError, match=says):
-        start(LiveSpec(device="cpu"), fake_pool(*messages))
+        start(flat.live(device="cpu"), fake_pool(*messages))
 
 
 def test_the_start_has_a_time_limit(fake_pool):
     """A worker that sends nothing is given up after the limit, which the error states."""
     half = pack([ready()])[:5]
     with pytest.raises(WorkerError, match=r"it was not ready within 0\.1 s: exited with status 3"):
-        start(LiveSpec(device="cpu", start_timeout_s=0.1), fake_pool(half))
+        start(flat.live(device="cpu", start_timeout_s=0.1), fake_pool(half))
 
 
 def test_nonsense_later_ends_a_worker(fake_pool, caplog):
@@ -192,7 +192,7 @@ def test_nonsense_later_ends_a_worker(fake_pool, caplog):
 
     async def running():
         gone = asyncio.Event()
-        alone = LiveSpec(device="cpu", prefill_nodes=0, decode_nodes=0, coupled_nodes=1)
+        alone = flat.live(device="cpu", coupled_nodes=1)
         supervisor = supervised(alone, fake_pool(pack([ready()]), b"\0" * 8), lambda *_: gone.set())
         await supervisor.start()
         await asyncio.wait_for(gone.wait(), 20)
@@ -210,5 +210,5 @@ def test_nonsense_later_ends_a_worker(fake_pool, caplog):
 def test_workers_take_gpus_in_turn(monkeypatch, device, gpus, expected):
     """The sixth worker takes the second GPU of two; one GPU is shared by all; a choice is a choice."""
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
-    spec = LiveSpec(device=device, prefill_nodes=3, decode_nodes=3)
-    assert _place(worker_spec(spec, "decode-2", b"t" * 32), {}) == expected
+    cluster = flat.live(device=device, prefill_nodes=3, decode_nodes=3)
+    assert _place(worker_spec(*cluster, "decode-2", b"t" * 32), {}) == expected

@@ -117,7 +117,7 @@ def test_bad_requests(client, changes, says):
 def test_a_prompt_and_its_answer_fill_the_model_len(open_door):
     """The limit is for both together: an answer ends there, and one token more is refused."""
     extra = {"ignore_eos": True, "return_token_ids": True}
-    with open_door(decode_tokens=64) as door, door.client() as one:
+    with open_door(device_tokens=64) as door, door.client() as one:
 
         def tokens(prompt_tokens, **limit):
             made = one.completions.create(
@@ -220,7 +220,7 @@ def test_what_is_too_much_is_refused(open_door):
 def test_memory_is_bounded_by_tokens(open_door, believed):
     """What may come to more KVCache than a few engines full is refused; alone, anything that fits is served."""
     pace = Pacer.of(replace(believed, decode=DecodeLatency(2e-2, 0.0, 0.0)))  # two must still run at the third
-    with open_door(decode_tokens=256, most_waiting=2.0, pacer=pace) as door, door.client() as one:
+    with open_door(device_tokens=256, most_waiting=2.0, pacer=pace) as door, door.client() as one:
         asked = {"model": MODEL, "prompt": [1] * 50, "max_tokens": 150, "stream": True, "extra_body": EXTRA}
         with contextlib.ExitStack() as streams:
             for _ in range(2):

@@ -10,7 +10,7 @@ from mooncake_lab.core import CacheChanged
 from mooncake_lab.metrics import check_log
 from mooncake_lab.serving.spec import coordinator_spec
 
-COUPLED = {"prefill_nodes": 0, "decode_nodes": 0, "coupled_nodes": 2}
+COUPLED = {"coupled_nodes": 2}
 PAIRS = {"prefill_nodes": 2, "decode_nodes": 2}
 
 
@@ -48,7 +48,7 @@ def replay(live, events):
     grown = {(one.request.id, one.request.input_tokens): one.request for one in live.decisions}
     log, decisions = [], []
     coordinator = Coordinator(
-        coordinator_spec(live.spec),
+        coordinator_spec(live.spec, live.options),
         live.estimate,
         write=log.append,
         extend=lambda request, tokens: grown.get((request.id, request.input_tokens + tokens)),
@@ -91,7 +91,7 @@ def test_the_laws_hold_after_each_event(live):
     """Beliefs about workers equal a recount of the live attempts all along, while a worker is killed as well."""
     grown = {(one.request.id, one.request.input_tokens): one.request for one in live.decisions}
     follower = Follower(
-        coordinator_spec(live.spec),
+        coordinator_spec(live.spec, live.options),
         live.estimate,
         extend=lambda request, tokens: grown.get((request.id, request.input_tokens + tokens)),
     )

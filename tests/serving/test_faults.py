@@ -10,6 +10,7 @@ import openai
 import pytest
 from waiting import until
 
+from mooncake_lab.batching import named_policy
 from mooncake_lab.core import Placed
 from mooncake_lab.metrics import check_log
 
@@ -50,7 +51,7 @@ def test_nothing_is_lost_or_wrong(cluster, traced, expected, fault):
 def test_coupled_worker_killed(open_cluster, traced, expected, batching):
     """The baseline keeps the promise too: what ran on a killed coupled worker ends on another, token for token."""
     requests = traced(24, output_tokens=24)
-    with open_cluster(prefill_nodes=0, decode_nodes=0, coupled_nodes=2, batching=batching) as live:
+    with open_cluster(coupled_nodes=2, batching=named_policy(batching)) as live:
         timer = threading.Timer(0.15, live.kill, ("coupled-0",))
         timer.start()
         log = live.run(requests)

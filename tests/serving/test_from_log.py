@@ -2,8 +2,9 @@
 
 import pytest
 
+from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.perf.calibration import model_from_log
-from mooncake_lab.simulation import Cluster, ClusterSpec
+from mooncake_lab.simulation import Cluster
 from mooncake_lab.workload import SharedPrefix
 
 

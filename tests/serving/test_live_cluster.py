@@ -3,19 +3,22 @@
 from dataclasses import replace
 from pathlib import Path
 
+import flat
 import pytest
 
+from mooncake_lab.batching import Plan, named_policy
+from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.conductor import ADMISSION_POLICIES, KVCacheCentric, Placement, decide
 from mooncake_lab.core import SLO, Finished, Moved, Placed, Prefilled, Rejected
 from mooncake_lab.metrics import check_log, run_summary
 from mooncake_lab.perf import model_shape
-from mooncake_lab.serving import FailedError, LiveCluster, LiveSpec, Pacer, WorkerError
+from mooncake_lab.serving import FailedError, LiveCluster, LiveOptions, Pacer, WorkerError
 from mooncake_lab.store.backends import StorageError
 from mooncake_lab.store.backends.mooncake_client import load_wheel
 from mooncake_lab.workload import SharedPrefix
 from mooncake_lab.workload.transforms import prompt_of, scaled_down
 
-COUPLED = {"prefill_nodes": 0, "decode_nodes": 0, "coupled_nodes": 1}
+COUPLED = {"coupled_nodes": 1}
 
 
 def test_tokens_equal_one_engine(cluster, reference, rng):
@@ -87,7 +90,7 @@ def test_decisions_replay(cluster, traced):
         again = decide(
             one.request,
             one.view,
-            placement=cluster.spec.places,
+            placement=cluster.spec.placement,
             admission=cluster.spec.admission,
             estimate=cluster.estimate,
             slo=cluster.spec.slo,
@@ -138,7 +141,7 @@ def live_bytes_per_token():
 def test_whole_kvcache_after_prefill(open_cluster, traced, expected):
     """Without layer-wise streaming the tokens are the same, and nothing moves before prefill has ended."""
     requests = traced(4)
-    with open_cluster(layerwise=False, prefix_reuse=False) as live:
+    with open_cluster(streams_layers=False, prefix_caching=False) as live:
         log = live.run(requests)
         assert live.outputs == expected(requests)
     assert check_log(log) == ()
@@ -168,7 +171,7 @@ def test_prefix_is_fetched(open_cluster, traced, expected, believed):
 def test_coupled(open_cluster, traced, expected, batching):
     """Coupled workers give the same tokens and a log that the metrics read; prefixes are found again."""
     requests = traced(12)
-    with open_cluster(prefill_nodes=0, decode_nodes=0, coupled_nodes=2, batching=batching) as live:
+    with open_cluster(coupled_nodes=2, batching=named_policy(batching)) as live:
         log = live.run(requests)
         assert live.outputs == expected(requests)
         live.kill("coupled-0")
@@ -178,30 +181,46 @@ def test_coupled(open_cluster, traced, expected, batching):
     assert run_summary(log, SLO())["finished"] == len(requests)
 
 
+class Own:
+    """A batching policy that no worker knows."""
+
+    def plan(self, waiting, running, limits):
+        """Nothing."""
+        del waiting, running, limits
+        return Plan()
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"prefill_nodes": 0}, "0 prefill, 1 decode"),
-        ({"coupled_nodes": 1}, "1 coupled"),
+        ({"prefill_nodes": 0}, "PrefillPool.nodes is 0"),
+        ({"prefill_nodes": 2, "prefill_group": 2}, "PrefillPool.prefill_group is 2; a live cluster has 1: each"),
+        ({"shared_cache": True}, "PrefillPool.shared_cache is True; a live cluster has False"),
+        ({"overtaking": True}, "PrefillPool.overtaking is True"),
+        ({"eviction": "lfu"}, "PrefillPool.eviction is 'lfu'; a live cluster has 'lru'"),
+        (COUPLED | {"eviction": "lfu"}, "CoupledPool.eviction is 'lfu'"),
+        (COUPLED | {"memory_block_tokens": 8}, "memory_block_tokens is 8 and block_size_tokens 16"),
+        (COUPLED | {"batching": Own()}, "CoupledPool.batching is .*know request_level, orca, vllm"),
         ({"chunk_tokens": 0}, "chunk_tokens is 0"),
         ({"most_waiting": 0.0}, "most_waiting is 0.0"),
         ({"spares": -1}, "spares is -1"),
         ({"transfer_bytes": 64}, "transfer_bytes is 64"),
         (COUPLED | {"transfer": "mooncake"}, "Transfer Engine"),
-        (COUPLED | {"placement": KVCacheCentric()}, "share no store"),
+        (COUPLED | {"placement": KVCacheCentric()}, "remote_prefixes: a store"),
         ({"ssd_tokens": 64}, "give a folder and a size"),
         ({"ssd_dir": "x"}, "give a folder and a size"),
         ({"ssd_dir": "x", "ssd_tokens": 8}, "ssd_tokens is 8; a block of 16 has to fit"),
         ({"ssd_dir": "x", "ssd_tokens": 64, "cache_tokens": 64}, "no use for ssd_tokens"),
-        (COUPLED | {"pool": "remote"}, "no use for pool_tokens"),
-        ({"pool": "remote", "prefix_reuse": False}, "no use for pool_tokens"),
+        (COUPLED | {"pool": "remote"}, "no use for pool"),
+        (COUPLED | {"ssd_dir": "x"}, "no use for ssd_dir"),
+        ({"pool": "remote", "prefix_caching": False}, "no use for pool_tokens"),
         ({"pool": "remote", "pool_tokens": 8}, "pool_tokens is 8; a block of 16 has to fit"),
     ],
 )
-def test_a_spec_that_contradicts_itself_is_refused(changes, says):
+def test_what_a_live_cluster_cannot_do_is_refused(changes, says):
     """The sentence names the setting and its value."""
     with pytest.raises(ValueError, match=says):
-        LiveSpec(**changes)
+        LiveCluster(*flat.live(**changes))
 
 
 def test_requests_that_do_not_fit_are_refused(cluster, pool):
@@ -211,13 +230,12 @@ def test_requests_that_do_not_fit_are_refused(cluster, pool):
     with pytest.raises(ValueError, match="tokens 7 to 256"):
         cluster.generate([[7, 256]])
     with pytest.raises(WorkerError, match="cannot serve"):
-        LiveCluster(LiveSpec(seed=1), pool=pool).__enter__()
+        LiveCluster(ClusterSpec.small(), LiveOptions(seed=1), pool=pool).__enter__()
 
 
 def test_measures_itself(pool):
     """Without a latency model the cluster times its workers and fits one."""
-    spec = LiveSpec(device="cpu", backend="dense")
-    with LiveCluster(spec, pool=pool) as live:
+    with LiveCluster(*flat.live(device="cpu", backend="dense"), pool=pool) as live:
         model = live.model
     assert model.prefill.seconds(1000.0) > model.prefill.seconds(10.0) > 0
     assert model.decode.step_s(1, 100) > 0

@@ -101,7 +101,7 @@ def cached(usage):
     return usage["prompt_tokens_details"]["cached_tokens"]
 
 
-@pytest.mark.parametrize("layout", [{}, {"prefill_nodes": 0, "decode_nodes": 0, "coupled_nodes": 1}])
+@pytest.mark.parametrize("layout", [{}, {"coupled_nodes": 1}])
 def test_cached_tokens(open_door, layout):
     """A prompt that was served before is reused but for its last block, and the usage says so, streamed or not."""
     with open_door(address={"model": MODEL}, **layout) as door:

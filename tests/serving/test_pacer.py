@@ -59,7 +59,7 @@ def test_coupled_iterations_keep_it_too(open_cluster, traced, expected, slow):
     """Iterations that mix prompts and decodes last at least as long as the hybrid step."""
     requests = traced(4, every_s=0.01, output_tokens=6)
     pace = Pacer.of(slow)
-    with open_cluster(prefill_nodes=0, decode_nodes=0, coupled_nodes=1, pacer=pace) as live:
+    with open_cluster(coupled_nodes=1, pacer=pace) as live:
         log = live.run(requests)
         assert live.outputs == expected(requests)
     for one in log:

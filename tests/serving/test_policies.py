@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from quiet_workers import QuietCluster
 
+from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.conductor import (
     AdaptiveThreshold,
     AdmitAll,
@@ -16,9 +17,7 @@ from mooncake_lab.conductor import (
     PriorityClasses,
 )
 from mooncake_lab.core import Request, TracedRequest
-from mooncake_lab.serving import LiveSpec
 
-COUPLED = {"prefill_nodes": 0, "decode_nodes": 0, "coupled_nodes": 2}
 ALL = (AdmitAll, AfterPrefill, EarlyRejection, PredictiveRejection, LengthPredicting, AdaptiveThreshold)
 
 
@@ -37,16 +36,16 @@ class Sees(AdmitAll):
 @pytest.mark.parametrize("policy", [AfterPrefill, AdaptiveThreshold, lambda: PriorityClasses(AdaptiveThreshold())])
 def test_coupled_workers_have_no_double_check(policy):
     """A policy that decides when KVCache reaches another worker is refused where it never does."""
-    with pytest.raises(ValueError, match=r"LiveSpec.admission is .*does not give \(double_check"):
-        LiveSpec(**COUPLED, admission=policy())
+    with pytest.raises(ValueError, match=r"ClusterSpec.admission is .*does not give \(double_check"):
+        ClusterSpec.small_coupled(admission=policy())
 
 
 @pytest.mark.parametrize("policy", ALL)
 def test_two_pools_have_all(policy):
     """Prefill and decode workers give every admission policy what it needs, with classes and without."""
-    LiveSpec(admission=policy())
+    ClusterSpec.small(admission=policy())
     if policy not in {AdmitAll, AfterPrefill, AdaptiveThreshold}:
-        LiveSpec(admission=PriorityClasses(policy()))
+        ClusterSpec.small(admission=PriorityClasses(policy()))
 
 
 def test_priority_and_session_reach_policies(believed):

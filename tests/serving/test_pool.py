@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 
+import flat
 import openai
 import pytest
 from waiting import until
@@ -18,7 +19,7 @@ from mooncake_lab.cluster import POOL, PrefixFetched
 from mooncake_lab.conductor import Placement
 from mooncake_lab.core import Finished, Moved, Prefilled, Request, TracedRequest, blocks_for
 from mooncake_lab.perf import LinkLatency
-from mooncake_lab.serving import ClusterRuntime, LiveSpec, WorkerError
+from mooncake_lab.serving import ClusterRuntime, LiveOptions, WorkerError
 from mooncake_lab.serving.launch import pause_before_restart_s
 from mooncake_lab.serving.spec import worker_spec
 from mooncake_lab.store.backends import StorageError
@@ -284,7 +285,7 @@ def test_a_pool_that_cannot_be_used_is_refused_in_a_sentence(open_cluster):
         ({"pool": "mooncake", "pool_address": "nowhere"}, "HOST:PORT"),
     ):
         with pytest.raises(ValueError, match=words):
-            LiveSpec(**changes)
+            LiveOptions(**changes)
     with (
         pytest.raises(WorkerError, match=r"no pool answers at 127\.0\.0\.1:1"),
         open_cluster(pool="mooncake", pool_address="127.0.0.1:1"),
@@ -294,20 +295,20 @@ def test_a_pool_that_cannot_be_used_is_refused_in_a_sentence(open_cluster):
 
 def test_a_pool_elsewhere_is_as_large_as_it_is():
     """How much a worker remembers of a Mooncake Store at an address does not depend on `pool_tokens`."""
-    specs = [
-        LiveSpec(pool="mooncake", pool_address="127.0.0.1:1", pool_tokens=tokens) for tokens in (1024, 65_536)
+    clusters = [
+        flat.live(pool="mooncake", pool_address="127.0.0.1:1", pool_tokens=tokens) for tokens in (1024, 65_536)
     ]
-    told = {worker_spec(spec, "prefill-0", bytes(32)).pool_tokens for spec in specs}
+    told = {worker_spec(*each, "prefill-0", bytes(32)).pool_tokens for each in clusters}
     assert len(told) == 1
     assert min(told) > 2**20
 
 
 PARENT_OF_A_POOL = """
 import asyncio
-from mooncake_lab.serving import LiveSpec
+from mooncake_lab.serving import LiveOptions
 from mooncake_lab.serving.launch.pool import PoolServer
 async def main():
-    pool = PoolServer(LiveSpec(pool="remote", pool_tokens=4096), bytes(32), lambda address: None)
+    pool = PoolServer(LiveOptions(pool="remote", pool_tokens=4096), bytes(32), lambda address: None)
     await pool.start(64)
     print(pool.pid, flush=True)
     await asyncio.sleep(600)
@@ -340,7 +341,7 @@ def test_a_pool_that_ends_before_the_first_run_is_started_again():
     """During calibration there is no run yet whose coordinator could be told."""
 
     async def run():
-        runtime = ClusterRuntime(LiveSpec(pool="remote", pool_tokens=4096, spares=0), write=lambda _: None)
+        runtime = ClusterRuntime(*flat.live(pool="remote", pool_tokens=4096, spares=0), write=lambda _: None)
         calibrate = runtime.calibrate
 
         async def calibrate_without_pool():

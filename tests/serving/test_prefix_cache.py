@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import threading
 
+import flat
 import numpy as np
 import pytest
 import torch
@@ -11,7 +12,6 @@ from waiting import until
 
 from mooncake_lab.engine import KVSpan
 from mooncake_lab.engine.kv_layout import KVLayout
-from mooncake_lab.serving import LiveSpec
 from mooncake_lab.serving.prefix_cache import PrefixCache
 from mooncake_lab.serving.spec import worker_spec
 from mooncake_lab.store.backends import (
@@ -31,10 +31,10 @@ SHAPE = KVLayout(fingerprint=b"model", layers=2, kv_heads=1, head_width=128, dty
 
 def spec_of(tmp_path, *, blocks=8, ssd_blocks=256):
     """A worker with DRAM and an SSD for some blocks."""
-    spec = LiveSpec(
+    cluster = flat.live(
         cache_tokens=blocks * SIZE, block_size_tokens=SIZE, ssd_dir=str(tmp_path), ssd_tokens=ssd_blocks * SIZE
     )
-    return worker_spec(spec, "prefill-0", bytes(16))
+    return worker_spec(*cluster, "prefill-0", bytes(16))
 
 
 def keys_of(count, first=0):

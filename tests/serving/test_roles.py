@@ -5,6 +5,7 @@ import queue
 import threading
 import time
 
+import flat
 import numpy as np
 import pytest
 import torch
@@ -14,7 +15,6 @@ from mooncake_lab.cluster import PrefillDone, PrefillDropped, PrefillStarted, Pr
 from mooncake_lab.engine import load_model
 from mooncake_lab.engine.kv_layout import KVLayout
 from mooncake_lab.engine.kvcache import fingerprint
-from mooncake_lab.serving import LiveSpec
 from mooncake_lab.serving.kv_transfer import (
     Identity,
 )
@@ -60,15 +60,15 @@ class Bench:
     """A prefill role whose inbox, reports and transfers a test can see."""
 
     def __init__(self, **changes):
-        spec = LiveSpec(model="random:lab-tiny", device="cpu", backend="dense", block_size_tokens=BLOCK, **changes)
-        model = load_model(spec.model, device="cpu", backend="dense", positions=1024)
+        cluster = flat.live(device="cpu", backend="dense", block_size_tokens=BLOCK, **changes)
+        model = load_model("random:lab-tiny", device="cpu", backend="dense", positions=1024)
         name = fingerprint(model.config, model.weights_digest, model.embedding.dtype)
         self.shape = KVLayout.of(model, name)
         self.reports, self.inbox, self.sent = [], queue.SimpleQueue(), Sent()
         self.watch = lambda _: None
         self.role = PrefillRole(
             WorkerContext(
-                spec=worker_spec(spec, "prefill-0", bytes(32)),
+                spec=worker_spec(*cluster, "prefill-0", bytes(32)),
                 model=model,
                 shape=self.shape,
                 identity=Identity(name="prefill-0", token=bytes(32), fingerprint=name, timeout_s=10.0),
@@ -145,14 +145,14 @@ def same(one, other):
     return one[1] == other[1]
 
 
-@pytest.mark.parametrize("layerwise", [True, False])
+@pytest.mark.parametrize("streams_layers", [True, False])
 @pytest.mark.parametrize("tokens", [79, 80, 81])
 @pytest.mark.parametrize("held", [1, 4, 5])
-def test_a_loaded_prefix_is_delivered_as_if_it_were_computed(layerwise, tokens, held):
+def test_a_loaded_prefix_is_delivered_as_if_it_were_computed(streams_layers, tokens, held):
     """The decode worker gets the same KVCache and the same token, whichever part was loaded layer by layer."""
-    prompt, cold = list(range(3, 3 + tokens)), Bench(layerwise=layerwise, prefix_reuse=False)
+    prompt, cold = list(range(3, 3 + tokens)), Bench(streams_layers=streams_layers, prefix_caching=False)
     computed = cold.serve(cold.order(prompt))
-    warm = Bench(layerwise=layerwise)
+    warm = Bench(streams_layers=streams_layers)
     warm.serve(warm.order(prompt[: held * BLOCK], n=1))
     assert same(warm.serve(warm.order(prompt, n=2)), computed)
     reused = warm.told(PrefillDone)[-1].reused_tokens
@@ -330,13 +330,13 @@ def packed(bench, orders):
     return iterations
 
 
-@pytest.mark.parametrize("layerwise", [True, False])
+@pytest.mark.parametrize("streams_layers", [True, False])
 @pytest.mark.parametrize(("max_batch_tokens", "iterations"), [(1, 5), (120, 3), (160, 2), (8192, 1)])
-def test_packed_prompts_are_delivered_as_if_each_was_alone(layerwise, max_batch_tokens, iterations):
+def test_packed_prompts_are_delivered_as_if_each_was_alone(streams_layers, max_batch_tokens, iterations):
     """Prompts that wait share iterations up to the limit, first come, first served, and arrive unchanged."""
-    alone = Bench(layerwise=layerwise, prefix_reuse=False)
+    alone = Bench(streams_layers=streams_layers, prefix_caching=False)
     expected = [alone.serve(alone.order(prompt)) for prompt in PROMPTS]
-    bench = Bench(layerwise=layerwise, prefix_reuse=False, max_batch_tokens=max_batch_tokens)
+    bench = Bench(streams_layers=streams_layers, prefix_caching=False, max_batch_tokens=max_batch_tokens)
     orders = [bench.order(prompt, n=n) for n, prompt in enumerate(PROMPTS)]
     assert packed(bench, orders) == iterations
     assert all(same(bench.delivered(order), each) for order, each in zip(orders, expected, strict=True))
@@ -381,9 +381,9 @@ def test_a_block_lost_in_a_packed_iteration_costs_its_own_prompt_alone(monkeypat
 @pytest.mark.parametrize("cancelled", [0, 1, 2])
 def test_a_prompt_cancelled_in_a_packed_iteration_leaves_the_others_alone(cancelled):
     """It is dropped at the next iteration, and the others are delivered once, in order."""
-    alone, prompts = Bench(prefix_reuse=False), [list(range(first, first + 48)) for first in (3, 60, 90)]
+    alone, prompts = Bench(prefix_caching=False), [list(range(first, first + 48)) for first in (3, 60, 90)]
     expected = [alone.serve(alone.order(prompt)) for prompt in prompts]
-    bench = Bench(prefix_reuse=False, max_batch_tokens=8192, chunk_tokens=32)
+    bench = Bench(prefix_caching=False, max_batch_tokens=8192, chunk_tokens=32)
     orders = [bench.order(prompt, n=n) for n, prompt in enumerate(prompts)]
     for order in orders:
         bench.role.take(order)
@@ -399,11 +399,11 @@ def test_a_prompt_cancelled_in_a_packed_iteration_leaves_the_others_alone(cancel
 
 
 @pytest.mark.parametrize("way", ["whole", "late", "stalled", "cut", "shrinks"])
-@pytest.mark.parametrize("layerwise", [True, False])
-def test_a_prompt_is_computed_while_its_prefix_arrives(monkeypatch, way, layerwise):
+@pytest.mark.parametrize("streams_layers", [True, False])
+def test_a_prompt_is_computed_while_its_prefix_arrives(monkeypatch, way, streams_layers):
     """It begins with the first layer; what of the prefix does not come, or too late, is computed instead."""
     prompt, is_late = list(range(3, 3 + 80)), way in {"late", "stalled"}
-    bench = Bench(fetch_timeout_s=0.3 if is_late else 60.0, layerwise=layerwise)
+    bench = Bench(fetch_timeout_s=0.3 if is_late else 60.0, streams_layers=streams_layers)
     computed = bench.serve(bench.order(prompt, n=1))
     kept, began, leave = bench.layers(prompt[:64]), threading.Event(), threading.Event()
     bench.role._cache.adopt(bench.keys(prompt)[:1], [tuple(layer[0] for layer in kept)], first=0)

@@ -6,7 +6,7 @@ import pytest
 from recorded import Follower, decisions, orders, recording
 
 from mooncake_lab import cluster as c
-from mooncake_lab.chapters.live.experiment import simulate
+from mooncake_lab.batching import SarathiServe
 from mooncake_lab.conductor import (
     CacheAware,
     FewestRequests,
@@ -19,6 +19,7 @@ from mooncake_lab.core import SLO, CacheChanged, Request, TracedRequest
 from mooncake_lab.perf import DecodeLatency, HybridLatency, PrefillLatency
 from mooncake_lab.serving import Pacer
 from mooncake_lab.serving.spec import coordinator_spec
+from mooncake_lab.simulation import Cluster
 
 BLOCK = 16
 GAP_S = 0.08
@@ -28,7 +29,7 @@ MARGIN_S = 0.03
 CLUSTERS = {
     "1P+1D": {"prefill_nodes": 1, "decode_nodes": 1},
     "2P+1D": {"prefill_nodes": 2, "decode_nodes": 1},
-    "2 coupled": {"prefill_nodes": 0, "decode_nodes": 0, "coupled_nodes": 2},
+    "2 coupled": {"coupled_nodes": 2},
 }
 ROWS = (
     (70, 3, 0, 2),
@@ -66,13 +67,13 @@ def request(i, at_s):
 
 def belief(spec, model):
     """What the live cluster believes."""
-    return LatencyEstimator(model, fetches_by_layer=spec.layerwise)
+    return LatencyEstimator(model, fetches_by_layer=spec.streams_layers)
 
 
 def simulated(spec, model, requests):
     """The steps of the coordinator of the simulated cluster."""
     with recording() as steps:
-        simulate(spec, model, requests, belief(spec, model))
+        Cluster(spec, model, estimate=belief(spec, model)).run(requests)
     (recorded,) = steps.values()
     return recorded
 
@@ -127,7 +128,9 @@ def on_time(live, model, requests):
 
 def keeps_the_laws(live, model, steps):
     """Nothing is left of requests that ended, and the laws of the coordinator hold all along."""
-    follower = Follower(coordinator_spec(live.spec), belief(live.spec, model), extend=lambda *_: None)
+    follower = Follower(
+        coordinator_spec(live.spec, live.options), belief(live.spec, model), extend=lambda *_: None
+    )
     follower.follow(steps)
     follower.log = sorted(
         (record for record in follower.log if not isinstance(record, CacheChanged)), key=lambda one: one.at_s
@@ -158,7 +161,7 @@ def test_the_same_decisions(open_cluster, pace):
 
 def test_the_same_decisions_of_coupled_workers(open_cluster, pace):
     """The same with prompts in pieces: the blocks of each piece are found while the next one is computed."""
-    made = check(open_cluster, pace, "2 coupled", CacheAware(), 7, chunk_tokens=48)
+    made = check(open_cluster, pace, "2 coupled", CacheAware(), 7, batching=SarathiServe(chunk_tokens=48))
     assert any(reused for _, _, _, reused, _, _ in made)
 
 

@@ -29,7 +29,7 @@ EXTRA = {"return_token_ids": True, "ignore_eos": True}
 pytestmark = pytest.mark.slow
 
 
-COUPLED = {"prefill_nodes": 0, "decode_nodes": 0, "coupled_nodes": 2}
+COUPLED = {"coupled_nodes": 2}
 
 
 def prompts_of_families(streams):

@@ -5,7 +5,7 @@ import pytest
 from quiet_workers import QuietCluster
 
 from mooncake_lab.cluster import AttemptFailed
-from mooncake_lab.serving import LiveSpec
+from mooncake_lab.serving import LiveOptions
 from mooncake_lab.serving.messages import Ping, Pong, PrefillOrder
 
 
@@ -92,4 +92,4 @@ def test_attempts_are_bounded(quiet):
         for name in cluster.lines:
             answer(cluster, name)
     assert stream.end.reason == "failed"
-    assert attempts == LiveSpec().most_attempts
+    assert attempts == LiveOptions().max_attempts

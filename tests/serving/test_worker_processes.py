@@ -9,10 +9,12 @@ import sys
 import threading
 from pathlib import Path
 
+import flat
 import pytest
 from waiting import until
 
-from mooncake_lab.serving import LiveCluster, LiveSpec, WorkerError, WorkerPool
+from mooncake_lab.cluster import ClusterSpec
+from mooncake_lab.serving import LiveCluster, LiveOptions, WorkerError, WorkerPool
 from mooncake_lab.serving.launch import process as worker_process
 from mooncake_lab.serving.launch.process import _is_clean
 from mooncake_lab.serving.spec import worker_spec
@@ -41,8 +43,8 @@ def test_spares_take_over(believed, reference):
     One test, since each process takes seconds of two cores.
     """
     expected = reference(PROMPTS, 200)
-    spec = LiveSpec(model=MODEL, device="cpu", threads=2, prefill_nodes=0, decode_nodes=0, coupled_nodes=1)
-    with WorkerPool(spec) as pool, LiveCluster(spec, believed, pool=pool) as live:
+    spec, options = flat.live(model=MODEL, device="cpu", threads=2, coupled_nodes=1)
+    with WorkerPool(options) as pool, LiveCluster(spec, options, model=believed, pool=pool) as live:
         assert live.generate(PROMPTS, max_new_tokens=200) == expected
         assert until(pool.idle)
         (lost,) = pool.idle()
@@ -64,7 +66,7 @@ def test_spares_take_over(believed, reference):
 
 def test_clusters_share_processes(open_cluster, pool, reference):
     """A process that was a worker of one cluster is one of the next, and nothing of the first is left in it."""
-    with open_cluster(prefill_nodes=0, decode_nodes=0, coupled_nodes=1) as live:
+    with open_cluster(coupled_nodes=1) as live:
         before = live.pids()["coupled-0"]
         live.generate(PROMPTS, max_new_tokens=3)
     assert before in pool.idle()
@@ -76,7 +78,7 @@ def test_clusters_share_processes(open_cluster, pool, reference):
 
 def test_a_process_with_threads_left_is_not_used_again(monkeypatch):
     """What a worker did not clean up must not disturb the next: the process ends instead."""
-    spec = worker_spec(LiveSpec(), "decode-0", b"t" * 32)
+    spec = worker_spec(*flat.live(), "decode-0", b"t" * 32)
     monkeypatch.setattr(worker_process, "_THREADS_END_S", 0.05)
     go_on = threading.Event()
     monkeypatch.setattr(threading, "active_count", lambda: 1 + (not go_on.is_set()))
@@ -87,8 +89,8 @@ def test_a_process_with_threads_left_is_not_used_again(monkeypatch):
 
 CHILDREN_OF_A_POOL = """
 import sys, time
-from mooncake_lab.serving import LiveSpec, WorkerPool
-pool = WorkerPool(LiveSpec(model="random:lab-tiny", device="cpu", backend="dense")).start(1)
+from mooncake_lab.serving import LiveOptions, WorkerPool
+pool = WorkerPool(LiveOptions(model="random:lab-tiny", device="cpu", backend="dense")).start(1)
 print(*pool.idle(), flush=True)
 time.sleep(600)
 """
@@ -128,24 +130,24 @@ def program(monkeypatch, tmp_path):
 def test_a_process_that_ends_says_why(program, capfd):
     """Where a process ends without a word, the error has its exit status; what it wrote is on stderr."""
     program("echo no such library >&2; exit 3")
-    with WorkerPool(LiveSpec()) as pool, pytest.raises(WorkerError, match="exited with status 3"):
+    with WorkerPool(LiveOptions()) as pool, pytest.raises(WorkerError, match="exited with status 3"):
         pool.start(1)
     assert "no such library" in capfd.readouterr().err
     with pytest.raises(WorkerError, match=r"(prefill|decode)-0 did not start: exited with status 3"):
-        LiveCluster(LiveSpec()).__enter__()
+        LiveCluster(ClusterSpec.small()).__enter__()
 
 
 def test_a_process_that_cannot_be_started_says_why(monkeypatch):
     """An interpreter that is not there is an error with its name."""
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(WorkerError, match=r"could not be started.*/nowhere/python"):
-        LiveCluster(LiveSpec()).__enter__()
+        LiveCluster(ClusterSpec.small()).__enter__()
 
 
 def test_spares_that_fail_are_tried_again(program, caplog):
     """A spare that cannot start is tried again after a pause, with a warning; closing does not wait for that."""
     program("exit 4")
-    with WorkerPool(LiveSpec()) as pool:
+    with WorkerPool(LiveOptions()) as pool:
         pool.keep_spares()
         assert until(lambda: caplog.text.count("exited with status 4") >= 2)
     assert "another starts in" in caplog.text
@@ -158,16 +160,16 @@ def test_a_start_that_is_given_up_takes_no_process(program):
     ours, theirs = socket.socketpair()
     ours.close()
     theirs.close()
-    with WorkerPool(LiveSpec()) as pool:
+    with WorkerPool(LiveOptions()) as pool:
         with pytest.raises(OSError, match="Bad file descriptor"):
-            pool.launch(worker_spec(LiveSpec(), "prefill-0", b"token"), theirs)
+            pool.launch(worker_spec(*flat.live(), "prefill-0", b"token"), theirs)
         assert pool.pids() == []
 
 
 def test_closing_does_not_wait_for_a_model(program):
     """A pool whose processes still load is closed at once."""
     program("exec sleep 600")
-    pool = WorkerPool(LiveSpec())
+    pool = WorkerPool(LiveOptions())
     errors = []
 
     def starting():
@@ -186,21 +188,21 @@ def test_closing_does_not_wait_for_a_model(program):
     assert not Path(f"/proc/{pid}").exists()
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.raises(ConnectionError, match="closed"):
-        pool.launch(worker_spec(LiveSpec(), "decode-0", b"t" * 32), theirs)
+        pool.launch(worker_spec(*flat.live(), "decode-0", b"t" * 32), theirs)
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({"model": "random:unheard-of"}, "unheard-of"),
-        ({"decode_tokens": 10**12},
-         r"coupled-0 did not start: decode_tokens is 1000000000000: its KVCache takes [\d.]+ GB; this machine"),
+        ({"device_tokens": 10**12},
+         r"coupled-0 did not start: device_tokens is 1000000000000: its KVCache takes [\d.]+ GB; this machine"),
     ],
 )  # fmt: skip
 def test_a_worker_that_cannot_start_says_why(believed, capfd, changes, says):
     """An unknown model and a KVCache that is too large are errors of one sentence, without a traceback."""
-    alone = {"prefill_nodes": 0, "decode_nodes": 0, "coupled_nodes": 1, "spares": 0}  # each process takes seconds
-    spec = LiveSpec(**({"model": MODEL, "device": "cpu", "backend": "dense"} | alone | changes))
+    alone = {"coupled_nodes": 1, "spares": 0}  # each process takes seconds
+    spec, options = flat.live(**{"model": MODEL, "device": "cpu", "backend": "dense"} | alone | changes)
     with pytest.raises(WorkerError, match=says):
-        LiveCluster(spec, believed).__enter__()
+        LiveCluster(spec, options, model=believed).__enter__()
     assert "Traceback" not in capfd.readouterr().err

@@ -3,10 +3,11 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.core import DecodeStretch, Rejected, Request, TracedRequest, blocks_for
 from mooncake_lab.metrics import check_log
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
-from mooncake_lab.simulation import Cluster, ClusterSpec
+from mooncake_lab.simulation import Cluster
 
 MODEL = LatencyModel(
     name="by hand",
@@ -36,7 +37,7 @@ def outcome(log):
 @given(st.integers(CAPACITY - 20, CAPACITY + 5), st.integers(1, 30))
 def test_both_clusters_reject_the_same_for_the_same_reason(input_tokens, output_tokens):
     """A prompt that cannot fit is never placed; an answer that outgrows the memory ends where it is full."""
-    apart = Cluster(ClusterSpec.disaggregated(prefill_nodes=1, decode_nodes=1, decode_tokens=CAPACITY), MODEL)
+    apart = Cluster(ClusterSpec.disaggregated(prefill_nodes=1, decode_nodes=1, device_tokens=CAPACITY), MODEL)
     coupled = Cluster(ClusterSpec.coupled(nodes=1, device_tokens=CAPACITY), MODEL)
     ends = outcome(apart.run([one(input_tokens, output_tokens)]))
     assert ends == outcome(coupled.run([one(input_tokens, output_tokens)]))

@@ -21,6 +21,7 @@ from mooncake_lab.batching import (
     TensorRTLLM,
     VLLMChunked,
 )
+from mooncake_lab.cluster import ClusterSpec, CoupledPool
 from mooncake_lab.conductor import (
     KVCacheCentric,
 )
@@ -35,12 +36,7 @@ from mooncake_lab.core import (
 from mooncake_lab.metrics import check_log, run_summary, token_times_s
 from mooncake_lab.paper import assumption
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
-from mooncake_lab.simulation import (
-    DEFAULT_MAX_TOKENS,
-    Cluster,
-    ClusterSpec,
-    CoupledPool,
-)
+from mooncake_lab.simulation import DEFAULT_MAX_TOKENS, Cluster, SimulationOptions
 from mooncake_lab.simulation.coupled import CachedBlocks, CoupledInstance
 
 MODEL = LatencyModel(
@@ -98,11 +94,11 @@ def requests(rows, block=32, families=None) -> list[TracedRequest]:
     ]
 
 
-def spec(policy, capacity, max_model_len=328, **knobs) -> ClusterSpec:
+def spec(policy, capacity, max_request_tokens=328, **knobs) -> ClusterSpec:
     """One node with small memory; the window keeps policies that reserve the worst case alive."""
     return ClusterSpec.coupled(
         nodes=1, batching=policy, device_tokens=capacity, max_batch_tokens=400, max_requests=4,
-        max_model_len=max_model_len, memory_block_tokens=8, block_size_tokens=32, **knobs,
+        max_request_tokens=max_request_tokens, memory_block_tokens=8, block_size_tokens=32, **knobs,
     )  # fmt: skip
 
 
@@ -250,7 +246,7 @@ def test_a_fetching_policy_that_declares_nothing_is_refused_when_it_fetches():
 
 def test_the_default_is_the_assumption():
     """What clients are taken to allow is recorded among the assumptions."""
-    assert assumption("B52").value == DEFAULT_MAX_TOKENS == CoupledPool().default_max_tokens
+    assert assumption("B52").value == DEFAULT_MAX_TOKENS == SimulationOptions().default_max_tokens
 
 
 class Stops:
@@ -295,9 +291,9 @@ def test_the_cache_never_loses_count(rows, capacity):
 def test_views_show_who_decodes_and_who_is_on_the_way():
     """A request is on its way until its prompt is computed, then it decodes since then; its context is counted."""
     rows = [(0.0, 64, 40), (8.3, 96, 40), (8.4, 128, 40)]
-    views = []
-    cluster = Cluster(spec(VLLM(), 4096), MODEL, seen=lambda one: views.append(one.view))
+    cluster = Cluster(spec(VLLM(), 4096), MODEL, SimulationOptions(keep_decisions=True))
     log = cluster.run(requests(rows))
+    views = [one.view for one in cluster.decisions]
     first_s = next(r.at_s for r in log if isinstance(r, FirstToken) and r.request_id == 0)
     (decode,) = views[2].decode
     assert [(served.request_id, served.starts_s) for served in decode.decoding] == [(0, first_s)]

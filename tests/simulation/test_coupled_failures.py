@@ -9,6 +9,7 @@ from families import requests_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mooncake_lab.cluster import COUPLED_SYSTEMS, ClusterSpec
 from mooncake_lab.conductor import CacheAware
 from mooncake_lab.core import (
     DecodeStretch,
@@ -18,7 +19,7 @@ from mooncake_lab.core import (
 )
 from mooncake_lab.metrics import check_log, token_times_s
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
-from mooncake_lab.simulation import COUPLED_SYSTEMS, Cluster, ClusterSpec, Failure
+from mooncake_lab.simulation import Cluster, Failure, SimulationOptions
 from mooncake_lab.simulation.coupled import CoupledInstance
 
 STEP_S, PROMPT_S = 0.25, 2.0
@@ -58,11 +59,11 @@ def run(rows, deaths, name="vllm", model=MODEL, **knobs):
         "batching": policy,
         "prefix_caching": caching,
         "device_tokens": 16_000,
-        "max_model_len": 2000,
+        "max_request_tokens": 2000,
         "block_size_tokens": 64,
-        "failures": tuple(Failure(*death) for death in deaths),
     }
-    return Cluster(ClusterSpec.coupled(**settings | knobs), model).run(requests_of(rows, 64))
+    options = SimulationOptions(failures=tuple(Failure(*death) for death in deaths))
+    return Cluster(ClusterSpec.coupled(**settings | knobs), model, options).run(requests_of(rows, 64))
 
 
 @pytest.mark.parametrize("name", COUPLED_SYSTEMS)
@@ -121,11 +122,11 @@ def test_what_was_shown_stays():
 
 def test_the_conductor_decides_on_the_prompt_with_the_tokens_shown():
     """Who is placed again is placed by prompt and shown tokens together: all of it is computed anew."""
-    seen = []
     policy, _ = COUPLED_SYSTEMS["vllm"]
-    spec = ClusterSpec.coupled(
-        nodes=2, batching=policy, block_size_tokens=64, failures=(Failure("coupled-0", PROMPT_S + 4.5 * STEP_S),)
-    )
-    Cluster(spec, MODEL, seen=lambda one: seen.append(one.request)).run(requests_of([(0.0, 1024, 100, 0)], 64))
+    spec = ClusterSpec.coupled(nodes=2, batching=policy, block_size_tokens=64)
+    failures = (Failure("coupled-0", PROMPT_S + 4.5 * STEP_S),)
+    cluster = Cluster(spec, MODEL, SimulationOptions(failures=failures, keep_decisions=True))
+    cluster.run(requests_of([(0.0, 1024, 100, 0)], 64))
+    seen = [one.request for one in cluster.decisions]
     assert [request.input_tokens for request in seen] == [1024, 1024 + 6]
     assert seen[1].block_keys[:16] == seen[0].block_keys

@@ -11,6 +11,7 @@ from mooncake_lab.cluster import (
     Attempt,
     Coordinator,
     CoordinatorSpec,
+    DecodePool,
     KVArrived,
     KVLoaded,
     PrefillDone,
@@ -56,7 +57,7 @@ def simulate(joins, capacity=10**9):
     def report(event):
         conductor.on(event, loop.now_s)
 
-    instance = DecodeInstance(loop, "d", MODEL, capacity, report)
+    instance = DecodeInstance(loop, "d", MODEL, DecodePool(device_tokens=capacity), report)
 
     def feed(i, context, outputs):
         attempt = Attempt(i, 1)

@@ -7,6 +7,7 @@ from families import requests_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.conductor import CacheAware, KVCacheCentric, LoadBalance, Rejection
 from mooncake_lab.core import (
     Finished,
@@ -17,7 +18,7 @@ from mooncake_lab.core import (
 )
 from mooncake_lab.metrics import check_log, token_times_s
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
-from mooncake_lab.simulation import Cluster, ClusterSpec, Failure
+from mooncake_lab.simulation import Cluster, Failure, SimulationOptions
 
 PREFILL = PrefillLatency(constant_s=0.05, per_token_s=1e-4, per_token_squared_s=0.0)
 DECODE = DecodeLatency(0.025, 2e-4, 3e-8)
@@ -43,10 +44,8 @@ DEATHS = st.lists(
 
 
 def run(rows, deaths, **knobs):
-    spec = ClusterSpec.disaggregated(
-        prefill_nodes=3, decode_nodes=3, cache_tokens=3000, failures=tuple(Failure(*d) for d in deaths), **knobs
-    )
-    cluster = Cluster(spec, MODEL)
+    spec = ClusterSpec.disaggregated(prefill_nodes=3, decode_nodes=3, cache_tokens=3000, **knobs)
+    cluster = Cluster(spec, MODEL, SimulationOptions(failures=tuple(Failure(*d) for d in deaths)))
     return cluster, cluster.run(requests_of(rows))
 
 
@@ -60,7 +59,7 @@ def run(rows, deaths, **knobs):
 )
 def test_no_request_is_lost_and_no_token_shown_twice(rows, deaths, policy, memory, first):
     """Whoever dies when, every request finishes with all its tokens and one first token (I1, I2)."""
-    cluster, log = run(rows, deaths, placement=policy, decode_tokens=memory, first_shown_by=first)
+    cluster, log = run(rows, deaths, placement=policy, device_tokens=memory, first_shown_by=first)
     assert check_log(log) == ()
     produced = {i: len(times) for i, times in token_times_s(log)}
     assert produced == {i: outputs for i, (_, _, outputs, _) in enumerate(rows)}

@@ -10,23 +10,17 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import flat
 import msgspec
 import numpy as np
 import pytest
 
 from mooncake_lab.batching import BATCHING_POLICIES, Limits, named_policy
+from mooncake_lab.cluster import COUPLED_SYSTEMS
 from mooncake_lab.conductor import EarlyRejection, LoadBalance, named_placement
 from mooncake_lab.core import SLO, Placed, Record, Rejected
 from mooncake_lab.perf import IterationCost, LinearCost, LinkLatency
-from mooncake_lab.simulation import (
-    COUPLED_SYSTEMS,
-    Cluster,
-    ClusterSpec,
-    Failure,
-    PipelineSpec,
-    StageClock,
-    run_pipeline,
-)
+from mooncake_lab.simulation import Failure, PipelineSpec, StageClock, run_pipeline
 from mooncake_lab.testbeds import paper_node_latency
 from mooncake_lab.workload import Trace, find_trace, load
 from mooncake_lab.workload.twin import make_twin
@@ -48,16 +42,16 @@ def digest(log: Iterable[Record]) -> str:
 def disaggregated(nodes, until_s=None, **knobs):
     """A cluster of which half the nodes prefill."""
     half = nodes // 2
-    spec = ClusterSpec.disaggregated(prefill_nodes=half, decode_nodes=half, **knobs)
     model = replace(paper_node_latency(), ssd=LinkLatency(6e9))
-    return lambda trace: digest(Cluster(spec, model).run(trace.requests(), until_s))
+    knobs |= {"prefill_nodes": half, "decode_nodes": half}
+    return lambda trace: digest(flat.disaggregated(model, **knobs).run(trace.requests(), until_s))
 
 
 def coupled(nodes, name, until_s=None, **knobs):
     """A coupled system by name."""
     policy, caching = COUPLED_SYSTEMS[name]
-    spec = ClusterSpec.coupled(nodes=nodes, batching=policy, prefix_caching=caching, **knobs)
-    return lambda trace: digest(Cluster(spec, paper_node_latency()).run(trace.requests(), until_s))
+    knobs |= {"nodes": nodes, "batching": policy, "prefix_caching": caching}
+    return lambda trace: digest(flat.coupled(paper_node_latency(), **knobs).run(trace.requests(), until_s))
 
 
 def cases(nodes, horizon_s):
@@ -81,7 +75,7 @@ def small_cases(nodes):
     slo = SLO(ttft_s=30, tbt_s=0.1)
     found = {f"little memory {name}": coupled(nodes, name, device_tokens=200_000) for name in COUPLED_SYSTEMS}
     found["little memory prefixes"] = coupled(nodes, "vllm_prefix", device_tokens=150_000)
-    found["little decode memory"] = disaggregated(nodes, decode_tokens=150_000)
+    found["little decode memory"] = disaggregated(nodes, device_tokens=150_000)
     found["admission"] = disaggregated(nodes, admission=EarlyRejection(), slo=slo)
     found["skip ahead, stale views"] = disaggregated(nodes, overtaking=True, view_age_s=5.0, streams_layers=False)
     found["ssd"] = disaggregated(nodes, cache_tokens=200_000, ssd_tokens=800_000)

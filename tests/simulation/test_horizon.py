@@ -3,15 +3,16 @@
 import math
 
 import pytest
-from drawn import REALISTIC, REQUESTS, clusters
+from drawn import REALISTIC, REQUESTS, clusters, simulated
 from families import requests_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mooncake_lab.batching import VLLM, Orca, Sarathi, SarathiServe, SplitFuse, VLLMChunked
+from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.core import SLO, DecodeStretch, Request, RunEnded, TracedRequest
 from mooncake_lab.metrics import check_log, run_summary, token_times_s
-from mooncake_lab.simulation import Cluster, ClusterSpec, Failure
+from mooncake_lab.simulation import Cluster, Failure, SimulationOptions
 
 HORIZONS = st.floats(0.05, 12.0)
 BATCHING = (VLLM(), VLLMChunked(chunk_tokens=512), Sarathi(), SarathiServe(), SplitFuse(), Orca())
@@ -53,9 +54,9 @@ CLUSTERS = {
 
 @settings(max_examples=40, deadline=None)
 @given(REQUESTS, clusters(), HORIZONS)
-def test_tokens_are_conserved_at_any_horizon(rows, spec, horizon_s):
+def test_tokens_are_conserved_at_any_horizon(rows, drawn, horizon_s):
     """Of any cluster, whatever dies in it: the tokens before the horizon, no more and no fewer."""
-    assert_conserved(lambda: Cluster(spec, REALISTIC), requests_of(rows), horizon_s)
+    assert_conserved(lambda: simulated(drawn), requests_of(rows), horizon_s)
 
 
 @settings(max_examples=40, deadline=None)
@@ -71,10 +72,11 @@ def test_tokens_are_conserved_at_any_horizon(rows, spec, horizon_s):
 def test_coupled_tokens_are_conserved_at_any_horizon(rows, batching, caching, deaths, horizon_s):
     """Of coupled nodes under any policy too, chunks of prompts beside decodes included."""
     spec = ClusterSpec.coupled(
-        nodes=2, batching=batching, prefix_caching=caching, device_tokens=8000, max_model_len=6000,
-        max_batch_tokens=8000, failures=tuple(deaths),
+        nodes=2, batching=batching, prefix_caching=caching, device_tokens=8000, max_request_tokens=6000,
+        max_batch_tokens=8000,
     )  # fmt: skip
-    assert_conserved(lambda: Cluster(spec, REALISTIC), requests_of(rows), horizon_s)
+    options = SimulationOptions(failures=tuple(deaths))
+    assert_conserved(lambda: Cluster(spec, REALISTIC, options), requests_of(rows), horizon_s)
 
 
 @pytest.mark.parametrize("make", CLUSTERS.values(), ids=CLUSTERS)

@@ -2,15 +2,17 @@
 
 import dataclasses
 
+import flat
 import pytest
 
 from mooncake_lab.batching import VLLM, Orca, VLLMChunked
 from mooncake_lab.chapters.placement.experiment import NoisyEstimator
+from mooncake_lab.cluster import ClusterSpec, CoupledPool, DecodePool, PrefillPool
 from mooncake_lab.conductor import AdmitAll, CacheAware, LoadBalance, Placement, WithinSLO, decide
 from mooncake_lab.core import SLO, Placed, Rejected, Request, TracedRequest, blocks_for, keyed_uniform
 from mooncake_lab.metrics import check_log
 from mooncake_lab.perf import LinkLatency
-from mooncake_lab.simulation import Cluster, ClusterSpec, CoupledPool, Failure, PrefillPool
+from mooncake_lab.simulation import Cluster, Failure, SimulationOptions
 from mooncake_lab.testbeds import paper_node_latency
 
 MODEL = dataclasses.replace(paper_node_latency(), ssd=LinkLatency(4e9), transfer=LinkLatency(1e10))
@@ -18,7 +20,7 @@ BASE = {
     "prefill_nodes": 4,
     "decode_nodes": 3,
     "cache_tokens": 60_000,
-    "decode_tokens": 120_000,
+    "device_tokens": 120_000,
     "ssd_tokens": 40_000,
     "prefill_group": 2,
     "admission": WithinSLO(),
@@ -30,8 +32,10 @@ OTHER = {
     "cache_tokens": 100_000,
     "ssd_tokens": 10_000,
     "prefill_group": 1,
-    "prefill_chunk_tokens": 1024,
-    "decode_tokens": 60_000,
+    "chunk_tokens": 1024,
+    "max_requests": 2,
+    "prefix_caching": False,
+    "device_tokens": 60_000,
     "shared_cache": True,
     "eviction": "lfu",
     "block_size_tokens": 256,
@@ -65,7 +69,7 @@ OTHER_COUPLED = {
     "device_tokens": 150_000,
     "max_batch_tokens": 1024,
     "max_requests": 3,
-    "max_model_len": 49_000,
+    "max_request_tokens": 49_000,
     "default_max_tokens": 40_000,
     "memory_block_tokens": 256,
     "block_size_tokens": 256,
@@ -92,7 +96,7 @@ def traffic(n=150):
 
 @pytest.fixture(scope="module")
 def base_log():
-    return Cluster(ClusterSpec.disaggregated(**BASE), MODEL).run(traffic())
+    return flat.disaggregated(MODEL, **BASE).run(traffic())
 
 
 @pytest.mark.parametrize("knob", OTHER)
@@ -101,8 +105,8 @@ def test_turning_a_knob_moves_the_result(base_log, knob):
     base = BASE
     if knob == "max_batch_tokens":  # a group computes one prompt at a time
         base = BASE | {"prefill_group": 1}
-        base_log = Cluster(ClusterSpec.disaggregated(**base), MODEL).run(traffic())
-    log = Cluster(ClusterSpec.disaggregated(**base | {knob: OTHER[knob]}), MODEL).run(traffic())
+        base_log = flat.disaggregated(MODEL, **base).run(traffic())
+    log = flat.disaggregated(MODEL, **base | {knob: OTHER[knob]}).run(traffic())
     assert check_log(log) == ()
     assert log != base_log
 
@@ -113,21 +117,23 @@ def test_turning_a_knob_of_coupled_instances_moves_the_result(knob):
     base = COUPLED
     if knob == "default_max_tokens":  # which only some policies reserve
         base = COUPLED | {"batching": Orca()}
-    if knob == "max_model_len":  # the window, as far as clients ask for so much
+    if knob == "max_request_tokens":  # the window, as far as clients ask for so much
         base = COUPLED | {"batching": Orca(), "default_max_tokens": 200_000}
-    log = Cluster(ClusterSpec.coupled(**base | {knob: OTHER_COUPLED[knob]}), MODEL).run(traffic())
+    log = flat.coupled(MODEL, **base | {knob: OTHER_COUPLED[knob]}).run(traffic())
     assert check_log(log) == ()
-    assert log != Cluster(ClusterSpec.coupled(**base), MODEL).run(traffic())
+    assert log != flat.coupled(MODEL, **base).run(traffic())
 
 
 def test_every_field_is_turned():
     """The settings above are all fields of the spec and of its pools."""
-    ours = {each.name for each in dataclasses.fields(ClusterSpec)} - {"pools"}
-    prefill = {each.name for each in dataclasses.fields(PrefillPool)} - {"nodes", "group", "chunk_tokens"}
-    flat = {"prefill_nodes", "prefill_group", "prefill_chunk_tokens", "decode_nodes", "decode_tokens"}
-    assert OTHER.keys() == ours | prefill | flat
-    pool = {each.name for each in dataclasses.fields(CoupledPool)}
-    assert OTHER_COUPLED.keys() == (ours - {"first_shown_by", "streams_layers"}) | pool
+    ours, prefill, decode, coupled, options = (
+        {each.name for each in dataclasses.fields(kind)}
+        for kind in (ClusterSpec, PrefillPool, DecodePool, CoupledPool, SimulationOptions)
+    )
+    both = (ours | options) - {"pools", "keep_decisions"}
+    nodes = {"prefill_nodes", "decode_nodes"}
+    assert OTHER.keys() == (both | prefill | decode | nodes) - {"nodes", "default_max_tokens"}
+    assert OTHER_COUPLED.keys() == (both | coupled) - {"first_shown_by", "streams_layers"}
 
 
 def test_the_base_of_this_test_has_something_of_everything(base_log):
@@ -140,16 +146,15 @@ def test_the_base_of_this_test_has_something_of_everything(base_log):
 @pytest.mark.parametrize("coupled", [False, True])
 def test_recorded_views_give_the_recorded_decisions(age_s, coupled):
     """I7: `decide` on the recorded view answers what the log says, old views and wrong beliefs included."""
-    seen = []
+    died = (Failure("coupled-1", 10.0),) if coupled else OTHER["failures"]
+    options = SimulationOptions(view_age_s=age_s, failures=died, keep_decisions=True)
     if coupled:
-        died = (Failure("coupled-1", 10.0),)
-        spec = ClusterSpec.coupled(nodes=4, device_tokens=150_000, view_age_s=age_s, failures=died)
-        cluster = Cluster(spec, MODEL, seen=seen.append)
+        spec = ClusterSpec.coupled(nodes=4, device_tokens=150_000)
+        cluster = Cluster(spec, MODEL, options)
     else:
-        spec = ClusterSpec.disaggregated(**BASE, view_age_s=age_s, failures=OTHER["failures"])
-        belief = NoisyEstimator(MODEL, relative_error=0.3)
-        cluster = Cluster(spec, MODEL, belief, seen=seen.append)
-    log = cluster.run(traffic(80))
+        spec = ClusterSpec.disaggregated(**BASE)
+        cluster = Cluster(spec, MODEL, options, estimate=NoisyEstimator(MODEL, relative_error=0.3))
+    log, seen = cluster.run(traffic(80)), cluster.decisions
     decided = [r for r in log if isinstance(r, Placed) or (isinstance(r, Rejected) and r.stage == "admission")]
     assert len(decided) == len(seen) >= 80
     for record, one in zip(decided, seen, strict=True):

@@ -6,16 +6,17 @@ from itertools import product
 
 import numpy as np
 import pytest
-from drawn import POLICIES, REALISTIC, REQUESTS, clusters, make_model
+from drawn import POLICIES, REALISTIC, REQUESTS, clusters, make_model, simulated
 from families import requests_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.conductor import KVCacheCentric, LoadBalance, Placement
 from mooncake_lab.core import Moved, Placed, Prefilled, Request, TracedRequest, blocks_for
 from mooncake_lab.metrics import check_log, replicas_at, request_table
 from mooncake_lab.perf import model_shape
-from mooncake_lab.simulation import Cluster, ClusterSpec
+from mooncake_lab.simulation import Cluster
 
 
 def fresh(i, arrival_s, input_tokens, output_tokens=1) -> TracedRequest:
@@ -62,7 +63,7 @@ class TestQueueingTheory:
             for i, (t, size) in enumerate(zip(arrivals, lengths, strict=True))
         ]
         spec = ClusterSpec.disaggregated(
-            prefill_nodes=1, decode_nodes=1, decode_tokens=10**12, placement=LoadBalance()
+            prefill_nodes=1, decode_nodes=1, device_tokens=10**12, placement=LoadBalance()
         )
         table = request_table(Cluster(spec, make_model(per_token_s=1e-5)).run(requests))
         sojourn = table["ttft_s"].to_numpy()
@@ -73,9 +74,9 @@ class TestQueueingTheory:
 class TestInvariants:
     @settings(max_examples=80, deadline=None)
     @given(REQUESTS, clusters())
-    def test_every_request_ends_once_and_in_order(self, rows, spec):
+    def test_every_request_ends_once_and_in_order(self, rows, drawn):
         """I1, I2, I3: arrivals are conserved, times are ordered, stores and their index agree."""
-        cluster = Cluster(spec, REALISTIC)
+        cluster = simulated(drawn)
         log = cluster.run(requests_of(rows))
         assert check_log(log) == ()
         for store in cluster.pool.stores.values():
@@ -93,9 +94,9 @@ class TestInvariants:
 
     @settings(max_examples=80, deadline=None)
     @given(REQUESTS, clusters())
-    def test_no_disk_is_faster_than_it_is(self, rows, spec):
+    def test_no_disk_is_faster_than_it_is(self, rows, drawn):
         """What a node reads from SSD in any span of time, for itself and for others, takes no longer than that."""
-        log = Cluster(spec, REALISTIC).run(requests_of((at_s / 5, *rest) for at_s, *rest in rows))
+        log = simulated(drawn).run(requests_of((at_s / 5, *rest) for at_s, *rest in rows))
         reads = defaultdict(list)
         for record in log:
             if isinstance(record, Moved) and record.source.endswith("/ssd"):
@@ -107,9 +108,9 @@ class TestInvariants:
 
     @settings(max_examples=25, deadline=None)
     @given(REQUESTS, clusters())
-    def test_same_spec_same_log(self, rows, spec):
+    def test_same_spec_same_log(self, rows, drawn):
         """I5: two runs of one experiment write the same log, bit for bit."""
-        assert Cluster(spec, REALISTIC).run(requests_of(rows)) == Cluster(spec, REALISTIC).run(requests_of(rows))
+        assert simulated(drawn).run(requests_of(rows)) == simulated(drawn).run(requests_of(rows))
 
     @settings(max_examples=25, deadline=None)
     @given(REQUESTS, POLICIES)

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mooncake_lab.batching import CountedBlocks, Instance, Limits, PrefillOnly, Progress
+from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.core import Prefilled
 from mooncake_lab.metrics import check_log
-from mooncake_lab.simulation import Cluster, ClusterSpec
+from mooncake_lab.simulation import Cluster
 
 ROWS = st.lists(st.tuples(st.floats(0, 5), st.integers(1, 9000)), min_size=1, max_size=20).map(sorted)
 

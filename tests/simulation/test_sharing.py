@@ -6,11 +6,12 @@ import pytest
 from drawn import REALISTIC, make_model
 from families import requests_of
 
+from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.conductor import LoadBalance, Placement
 from mooncake_lab.core import FirstToken, Moved, Prefilled
 from mooncake_lab.metrics import check_log
 from mooncake_lab.perf import LinkLatency, model_shape
-from mooncake_lab.simulation import Cluster, ClusterSpec, Failure
+from mooncake_lab.simulation import Cluster, Failure, SimulationOptions
 from mooncake_lab.simulation.pool import PrefixPool
 
 KV_BYTES = model_shape("llama3-70b").kv_bytes_per_token
@@ -83,10 +84,9 @@ class TestOneStoreForAll:
     def test_a_death_takes_a_share(self):
         """Of one store over four nodes, the death of one leaves about three quarters of the blocks."""
         spec = ClusterSpec.disaggregated(
-            prefill_nodes=4, decode_nodes=1, shared_cache=True, placement=LoadBalance(),
-            failures=(Failure("prefill-3", 100.0),),
-        )  # fmt: skip
-        cluster = Cluster(spec, REALISTIC)
+            prefill_nodes=4, decode_nodes=1, shared_cache=True, placement=LoadBalance()
+        )
+        cluster = Cluster(spec, REALISTIC, SimulationOptions(failures=(Failure("prefill-3", 100.0),)))
         cluster.run(self.REQUESTS)
         held = 8 * LONG // 512
         assert held / 2 < len(cluster.coordinator.workers.index) < held

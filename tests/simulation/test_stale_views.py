@@ -1,10 +1,11 @@
 """The Conductor on old news: views are a snapshot for as long as the knob says."""
 
+from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.conductor import LoadBalance
 from mooncake_lab.core import Placed, Request, TracedRequest
 from mooncake_lab.metrics import check_log
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
-from mooncake_lab.simulation import Cluster, ClusterSpec, Failure
+from mooncake_lab.simulation import Cluster, Failure, SimulationOptions
 
 MODEL = LatencyModel(
     name="by hand",
@@ -30,10 +31,9 @@ def where(cluster, requests):
     return [record.prefill_instance for record in log if isinstance(record, Placed)]
 
 
-def disaggregated(**knobs):
-    return Cluster(
-        ClusterSpec.disaggregated(prefill_nodes=2, decode_nodes=2, placement=LoadBalance(), **knobs), MODEL
-    )
+def disaggregated(**options):
+    spec = ClusterSpec.disaggregated(prefill_nodes=2, decode_nodes=2, placement=LoadBalance())
+    return Cluster(spec, MODEL, SimulationOptions(**options))
 
 
 class TestOldViews:
@@ -52,7 +52,10 @@ class TestOldViews:
     def test_views_of_coupled_instances_are_as_old(self):
         """The knob is one of both clusters."""
         spread, herd = (
-            where(Cluster(ClusterSpec.coupled(nodes=2, view_age_s=age_s), MODEL), arriving(0.0, 0.1, 0.2, 0.3))
+            where(
+                Cluster(ClusterSpec.coupled(nodes=2), MODEL, SimulationOptions(view_age_s=age_s)),
+                arriving(0.0, 0.1, 0.2, 0.3),
+            )
             for age_s in (0.0, 1.0)
         )
         assert spread == ["coupled-0", "coupled-1"] * 2

@@ -6,11 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.conductor import LoadBalance
 from mooncake_lab.core import Finished, Request, TracedRequest
 from mooncake_lab.metrics import request_table
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
-from mooncake_lab.simulation import Cluster, ClusterSpec
+from mooncake_lab.simulation import Cluster
 from mooncake_lab.testbeds import paper_node_latency
 
 HUGE = 10**9
@@ -54,7 +55,7 @@ def test_least_backlog_over_c_nodes_waits_as_in_m_m_c():
     rng, servers, rate, n = np.random.default_rng(2), 3, 2.4, 8_000
     requests = arriving(np.cumsum(rng.exponential(1 / rate, n)), np.maximum(1, rng.exponential(1e6, n)))
     spec = ClusterSpec.disaggregated(
-        prefill_nodes=servers, decode_nodes=1, decode_tokens=10**12, placement=LoadBalance()
+        prefill_nodes=servers, decode_nodes=1, device_tokens=10**12, placement=LoadBalance()
     )
     sojourn = request_table(Cluster(spec, clock(per_token_s=1e-6)).run(requests))["ttft_s"].to_numpy()
     assert within_three_errors(sojourn, 1 + erlang_c(servers, rate) / (servers - rate))
@@ -63,7 +64,7 @@ def test_least_backlog_over_c_nodes_waits_as_in_m_m_c():
 def tandem(first_s, second_s, arrivals_s):
     """Departures from two stages with one request at a time: prefill, then a decode node with room for one."""
     model = clock(constant_s=first_s, step_s=second_s)
-    spec = ClusterSpec.disaggregated(prefill_nodes=1, decode_nodes=1, decode_tokens=1500, placement=LoadBalance())
+    spec = ClusterSpec.disaggregated(prefill_nodes=1, decode_nodes=1, device_tokens=1500, placement=LoadBalance())
     log = Cluster(spec, model).run(arriving(arrivals_s, [1000] * len(arrivals_s), output_tokens=2))
     return np.array([record.at_s for record in log if isinstance(record, Finished)])
 

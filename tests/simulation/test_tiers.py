@@ -8,6 +8,7 @@ from families import requests_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.conductor import (
     KVCacheCentric,
     LoadBalance,
@@ -16,7 +17,7 @@ from mooncake_lab.conductor import (
 from mooncake_lab.core import Moved, Prefilled, Request, TracedRequest
 from mooncake_lab.metrics import check_log, reused_share, tier_hit_rates, ttft_s
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
-from mooncake_lab.simulation import Cluster, ClusterSpec, Failure
+from mooncake_lab.simulation import Cluster, Failure, SimulationOptions
 from mooncake_lab.simulation.instances import PrefillService, PromptPart
 from mooncake_lab.simulation.pool import PrefixPool
 
@@ -59,13 +60,14 @@ class TestSinkingAndRising:
     @given(REQUESTS, clusters())
     def test_shares_of_tiers_are_shares(self, rows, drawn):
         """Of any cluster: no tier has less than nothing, and together they have the token hit rate."""
-        prefill, decode = drawn.pools
+        spec, options = drawn
+        prefill, decode = spec.pools
         prefill = replace(
             prefill, nodes=3 * prefill.prefill_group, cache_tokens=1024, ssd_tokens=4096, shared_cache=False
         )
-        fetching = replace(drawn, placement=KVCacheCentric(1.0), pools=(prefill, decode))
+        fetching = replace(spec, placement=KVCacheCentric(1.0), pools=(prefill, decode))
         crowded = requests_of((at_s / 5, *rest) for at_s, *rest in rows)
-        log = Cluster(fetching, REALISTIC).run(crowded)
+        log = Cluster(fetching, REALISTIC, options).run(crowded)
         if any(isinstance(r, Prefilled) for r in log):
             rates = tier_hit_rates(log, REALISTIC.shape.kv_bytes_per_token)
             assert min(rates.values()) >= 0
@@ -130,8 +132,8 @@ def test_what_lies_on_its_holders_ssd_is_read_before_it_is_sent(dies):
     If nobody is left to decode, nothing is sent that nobody waits for.
     """
     failures = (Failure(dies, 20.5),) if dies else ()
-    two = spec(prefill_nodes=2, ssd_tokens=4 * 512, placement=Fetching(), failures=failures)
-    log = Cluster(two, MODEL).run(THREE)
+    two = spec(prefill_nodes=2, ssd_tokens=4 * 512, placement=Fetching())
+    log = Cluster(two, MODEL, SimulationOptions(failures=failures)).run(THREE)
     assert check_log(log) == ()
     moves = [r for r in log if isinstance(r, Moved) and r.request_id == 2 and "decode" not in r.destination]
     if dies == "decode-0":

@@ -4,9 +4,10 @@ from collections import Counter
 
 from drawn import REALISTIC
 
+from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.conductor import LoadBalance
 from mooncake_lab.core import Placed, Request, TracedRequest, blocks_for
-from mooncake_lab.simulation import Cluster, ClusterSpec
+from mooncake_lab.simulation import Cluster
 
 
 def burst_then_calm(calm):

@@ -8,11 +8,12 @@ from families import requests_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.conductor import ADMISSION_POLICIES, PLACEMENT_POLICIES, KVCacheCentric, needs_of
 from mooncake_lab.core import SLO, Finished, Moved, Placed, Prefilled, Rejected
 from mooncake_lab.metrics import replicas_at, token_times_s
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
-from mooncake_lab.simulation import Cluster, ClusterSpec
+from mooncake_lab.simulation import Cluster
 
 PREFILL = PrefillLatency(constant_s=0.05, per_token_s=1e-4 * math.sqrt(3), per_token_squared_s=1e-9)
 DECODE = DecodeLatency(0.025, 2e-4, 3e-8)
@@ -51,7 +52,7 @@ def clusters(draw):
         prefill_nodes=draw(st.integers(1, 3)),
         decode_nodes=draw(st.integers(1, 3)),
         cache_tokens=draw(st.sampled_from([600, 8000, 10**6])),
-        decode_tokens=draw(st.sampled_from([3010, 7000, 10**6])),
+        device_tokens=draw(st.sampled_from([3010, 7000, 10**6])),
         first_shown_by=draw(st.sampled_from(["decode", "prefill"])),
         streams_layers=draw(st.booleans()),
         overtaking=draw(st.booleans()),

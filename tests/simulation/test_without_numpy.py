@@ -11,9 +11,10 @@ import msgspec
 import pytest
 from by_hand import four_requests
 
+from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.core import SLO
 from mooncake_lab.metrics import run_summary
-from mooncake_lab.simulation import Cluster, ClusterSpec
+from mooncake_lab.simulation import Cluster
 from mooncake_lab.workload import read_trace
 
 BLOCK = """
@@ -25,7 +26,8 @@ for name in ("numpy", "pandas", "torch", "scipy"):
 RUN = """
 import msgspec
 from by_hand import four_requests
-from mooncake_lab.simulation import Cluster, ClusterSpec
+from mooncake_lab.cluster import ClusterSpec
+from mooncake_lab.simulation import Cluster
 spec, model, requests = four_requests()
 sys.stdout.buffer.write(msgspec.json.encode({run}.run(requests)))
 """
@@ -35,7 +37,8 @@ import json
 from by_hand import four_requests
 from mooncake_lab.core import SLO
 from mooncake_lab.metrics import run_summary
-from mooncake_lab.simulation import Cluster, ClusterSpec
+from mooncake_lab.cluster import ClusterSpec
+from mooncake_lab.simulation import Cluster
 from mooncake_lab.workload import read_trace
 model = four_requests()[1]
 for make, spec in (

@@ -234,7 +234,7 @@ def chunk_medians(measured: pd.DataFrame) -> pd.DataFrame:
 
 def _engine(model: LlamaModel, tokens: int, chunk: int | None = None, clock: Clock | None = None) -> PrefillEngine:
     settings = EngineSettings(
-        prefix_reuse=False,
+        prefix_caching=False,
         block_size_tokens=BLOCK_TOKENS,
         cache_blocks=-(-tokens // BLOCK_TOKENS) + 1,
         max_batch_tokens=tokens,

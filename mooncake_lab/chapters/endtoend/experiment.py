@@ -11,12 +11,13 @@ import pandas as pd
 
 from mooncake_lab import metrics
 from mooncake_lab.batching import VLLM, VLLMChunked
+from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.conductor import LoadBalance, PlacementPolicy, Random
 from mooncake_lab.conductor.placement import FewestRequests, RoundRobin
 from mooncake_lab.core import SLO, Record, Request, TracedRequest
 from mooncake_lab.experiments import OfTrace, whole_trace
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
-from mooncake_lab.simulation import Cluster, ClusterSpec
+from mooncake_lab.simulation import Cluster
 from mooncake_lab.testbeds import paper_node_latency
 from mooncake_lab.workload import Trace
 
@@ -181,7 +182,7 @@ def serve(point: EndToEnd, trace: Trace) -> list[Record]:
         spec = ClusterSpec.disaggregated(
             prefill_nodes=point.prefill_nodes,
             decode_nodes=point.decode_nodes,
-            decode_tokens=point.device_tokens,
+            device_tokens=point.device_tokens,
             block_size_tokens=trace.block_size_tokens,
         )
         return Cluster(spec, model).run(trace.requests())

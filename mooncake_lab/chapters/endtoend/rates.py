@@ -8,12 +8,13 @@ import numpy as np
 import pandas as pd
 
 from mooncake_lab.chapters.endtoend.experiment import latencies
+from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.conductor.placement import FewestRequests
 from mooncake_lab.core import Record, blocks_for
 from mooncake_lab.experiments import where
 from mooncake_lab.metrics import request_table, reused_share
 from mooncake_lab.paper import constant, curve, fact
-from mooncake_lab.simulation import Cluster, ClusterSpec
+from mooncake_lab.simulation import Cluster
 from mooncake_lab.testbeds import paper_node_latency
 from mooncake_lab.workload import SharedPrefix, Trace, poisson_arrivals_s
 

@@ -95,7 +95,7 @@ class FourRequests:
         """One row a request and iteration: its letter in `batching.gantt`, start_ms, end_ms, answer."""
         with one_thread() as clock:
             model = load_model(f"random:{self.model}", device="cpu", seed=self.seed, positions=1024)
-            settings = EngineSettings(cache_blocks=256, max_batch_tokens=1024, prefix_reuse=False)
+            settings = EngineSettings(cache_blocks=256, max_batch_tokens=1024, prefix_caching=False)
             engine = Engine(model, _policy(self.policy, self.chunk_tokens), settings, clock=clock)
             runs: list[tuple[list[Iteration], list[Output]]] = []
             for _ in range(self.rounds + 1):  # the first run compiles, and touches memory for the first time
@@ -157,7 +157,7 @@ class SharedPrefixQuestions:
         """One row a question: computed_tokens and reused_tokens of its prompt, and its answer."""
         model = load_model(f"random:{self.model}", device="cpu", seed=self.seed)
         engine = Engine(
-            model, named_policy("sarathi_serve"), EngineSettings(cache_blocks=256, prefix_reuse=self.reuse)
+            model, named_policy("sarathi_serve"), EngineSettings(cache_blocks=256, prefix_caching=self.reuse)
         )
         vocabulary = model.config.vocabulary
         shared = random_prompt(self.shared_tokens, vocabulary, seed=self.seed).tolist()

@@ -9,13 +9,14 @@ import pandas as pd
 
 from mooncake_lab.batching import SarathiServe
 from mooncake_lab.chapters.live.requests import checked, side_by_side, slowed
-from mooncake_lab.conductor import Estimator, PlacementPolicy, decide, named_placement
+from mooncake_lab.cluster import ClusterSpec
+from mooncake_lab.conductor import LoadBalance, PlacementPolicy, decide, named_placement
 from mooncake_lab.core import Record, TracedRequest, check_scale
 from mooncake_lab.metrics import ttft_s
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.perf.calibration import LogCalibration, model_from_log
-from mooncake_lab.serving import LiveCluster, LiveSpec, Pacer, WorkerPool
-from mooncake_lab.simulation import Cluster, ClusterSpec
+from mooncake_lab.serving import LiveCluster, LiveOptions, Pacer, WorkerPool
+from mooncake_lab.simulation import Cluster
 from mooncake_lab.workload import Trace, load, with_poisson_arrivals
 from mooncake_lab.workload.transforms import scaled_down
 
@@ -27,8 +28,6 @@ CLUSTERS: Final = {
     "1 coupled": (0, 0, 1),
 }
 """Prefill, decode and coupled workers by the name of the cluster."""
-_TOKENS: Final = 65_536
-"""KVCache of each worker: more than a slice of a trace has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,27 +57,35 @@ class Study:
     """Seconds that the metronome allots for each second that this machine needs to compute."""
     seed: int = 0
 
-    def spec(self, cluster: str = "1P+1D", placement: str | None = None, **changes: Any) -> LiveSpec:
-        """A live cluster of this study."""
+    def spec(self, cluster: str = "1P+1D", placement: str | None = None, **changes: Any) -> ClusterSpec:
+        """A cluster of this study, live or simulated."""
         prefill, decode, coupled = CLUSTERS[cluster]
+        asked: dict[str, Any] = {"block_size_tokens": self.trace().block_size_tokens}
+        if placement is not None:
+            asked["placement"] = named_placement(placement, self.seed)
+        if not coupled:
+            asked |= {"prefill_nodes": prefill, "decode_nodes": decode, "chunk_tokens": self.chunk_tokens}
+            return ClusterSpec.small(**asked | changes)
+        asked |= {
+            "nodes": coupled,
+            "batching": SarathiServe(chunk_tokens=self.chunk_tokens),
+            "max_request_tokens": 2 * self.most_tokens,
+            "placement": asked.get("placement", LoadBalance()),
+        }
+        return ClusterSpec.small_coupled(**asked | changes)
+
+    def options(self, **changes: Any) -> LiveOptions:
+        """What the live clusters of this study run."""
         asked: dict[str, Any] = {
             "model": self.model,
             "seed": self.seed,
             "device": self.device,
             "backend": self.backend,
             "dtype": self.dtype,
-            "prefill_nodes": prefill,
-            "decode_nodes": decode,
-            "coupled_nodes": coupled,
-            "cache_tokens": _TOKENS,
-            "decode_tokens": _TOKENS,
-            "block_size_tokens": self.trace().block_size_tokens,
-            "chunk_tokens": self.chunk_tokens,
             "max_model_len": 2 * self.most_tokens,
             "spares": 0,  # nothing may compute beside what is measured
-            "placement": None if placement is None else named_placement(placement, self.seed),
         }
-        return LiveSpec(**(asked | changes))
+        return LiveOptions(**asked | changes)
 
     def trace(self) -> Trace:
         """The scaled-down trace, lengths divided and sharing kept."""
@@ -142,18 +149,18 @@ def hold_against(plan: Study, pool: WorkerPool, pace: Pacer | None = None) -> St
     tables, decided, logs = list[pd.DataFrame](), list[dict[str, Any]](), list[list[Record]]()
     for cluster, placement, load_name in plan.runs():
         requests = plan.slice(1, rates[load_name])
-        spec = plan.spec(cluster, placement, pacer=pace)
-        log, found = serve(spec, calibration.model, requests, pool)
+        spec = plan.spec(cluster, placement)
+        log, found = serve(spec, plan.options(pacer=pace), calibration.model, requests, pool)
         run = f"{cluster}, {load_name}" + ("" if placement is None else f", {placement}")
         about = {"run": run, "cluster": cluster, "placement": placement or "default", "load": load_name}
-        predicted = side_by_side(log, simulate(spec, calibration.model, requests))
-        tables.append(_apart(predicted, calibration, coupled=spec.coupled_nodes > 0).assign(**about))
+        predicted = side_by_side(log, Cluster(spec, calibration.model).run(requests))
+        tables.append(_apart(predicted, calibration, coupled=len(spec.pools) == 1).assign(**about))
         decided.append({"run": run, **found})
         logs.append(log)
     first_cluster, first_placement, first_load = next(iter(plan.runs()))
     requests = plan.slice(1, rates[first_load])
-    spec = plan.spec(first_cluster, first_placement, pacer=pace)
-    repeated, _ = serve(spec, calibration.model, requests, pool)
+    spec = plan.spec(first_cluster, first_placement)
+    repeated, _ = serve(spec, plan.options(pacer=pace), calibration.model, requests, pool)
     return StudyResult(
         calibration=calibration,
         rates_per_s=rates,
@@ -164,10 +171,14 @@ def hold_against(plan: Study, pool: WorkerPool, pace: Pacer | None = None) -> St
 
 
 def serve(
-    spec: LiveSpec, model: LatencyModel, requests: Sequence[TracedRequest], pool: WorkerPool
+    spec: ClusterSpec,
+    options: LiveOptions,
+    model: LatencyModel,
+    requests: Sequence[TracedRequest],
+    pool: WorkerPool,
 ) -> tuple[list[Record], dict[str, int]]:
     """The log of a live run; how many decisions it took, and how many the Conductor gives again."""
-    with LiveCluster(spec, model, pool=pool) as live:
+    with LiveCluster(spec, options, model=model, pool=pool) as live:
         warm_up(live)
         log = checked(live.run(requests))
         return log, {"decisions": len(live.decisions), "given again": replayed(live)}
@@ -179,7 +190,7 @@ def calibrate(plan: Study, pool: WorkerPool, pace: Pacer | None = None) -> tuple
     Returns:
         The calibration, and the requests a second of each load: shares of what one prefill worker computes.
     """
-    with LiveCluster(plan.spec(pacer=pace), pool=pool) as live:
+    with LiveCluster(plan.spec(), plan.options(pacer=pace), pool=pool) as live:
         warm_up(live)
         rates = _rates(plan, live.model)
         light = plan.slice(0, rates["light"])
@@ -196,52 +207,6 @@ def calibrate(plan: Study, pool: WorkerPool, pace: Pacer | None = None) -> tuple
     return found, _rates(plan, found.model)
 
 
-def simulate(
-    spec: LiveSpec, model: LatencyModel, requests: Sequence[TracedRequest], estimate: Estimator | None = None
-) -> list[Record]:
-    """The log of the same cluster in virtual time.
-
-    Args:
-        spec: of the live cluster.
-        model: the clock.
-        requests: by arrival.
-        estimate: what the Conductor believes; None believes that a prefix is fetched before the prefill, as it is
-            in virtual time.
-    """
-    if spec.coupled_nodes:
-        coupled = ClusterSpec.coupled(
-            nodes=spec.coupled_nodes,
-            batching=SarathiServe(chunk_tokens=spec.chunk_tokens),
-            prefix_caching=spec.prefix_reuse,
-            device_tokens=spec.decode_tokens,
-            max_batch_tokens=max(spec.chunk_tokens, spec.max_requests),
-            max_requests=spec.max_requests,
-            max_model_len=spec.max_model_len,
-            memory_block_tokens=spec.block_size_tokens,
-            block_size_tokens=spec.block_size_tokens,
-            placement=spec.places,
-            admission=spec.admission,
-            slo=spec.slo,
-        )
-        return Cluster(coupled, model, estimate).run(requests)
-    pair = ClusterSpec.disaggregated(
-        prefill_nodes=spec.prefill_nodes,
-        decode_nodes=spec.decode_nodes,
-        cache_tokens=spec.cache_tokens,
-        ssd_tokens=spec.ssd_tokens,
-        fetch_timeout_s=spec.fetch_timeout_s,
-        decode_tokens=spec.decode_tokens,
-        max_batch_tokens=spec.max_batch_tokens,
-        block_size_tokens=spec.block_size_tokens,
-        first_shown_by=spec.first_shown_by,
-        streams_layers=spec.layerwise,
-        placement=spec.places,
-        admission=spec.admission,
-        slo=spec.slo,
-    )
-    return Cluster(pair, model, estimate).run(requests)
-
-
 def informed(plan: Study, held: StudyResult) -> pd.DataFrame:
     """The predictions again, told how long prefill really took on average in each run."""
     rows = list[dict[str, Any]]()
@@ -250,7 +215,7 @@ def informed(plan: Study, held: StudyResult) -> pd.DataFrame:
         means: dict[str, float] = table.mean(numeric_only=True).to_dict()
         slower = means["real_prefill_s"] / means["simulated_prefill_s"]
         spec, requests = plan.spec(cluster, placement), plan.slice(1, held.rates_per_s[load_name])
-        again = ttft_s(simulate(spec, slowed(held.calibration.model, slower), requests))
+        again = ttft_s(Cluster(spec, slowed(held.calibration.model, slower)).run(requests))
         before = means["simulated_ttft_s"] / means["real_ttft_s"] - 1
         after = sum(again.values()) / len(again) / means["real_ttft_s"] - 1
         rows.append({"run": run, "slower": slower, "error before": before, "error after": after})
@@ -260,7 +225,7 @@ def informed(plan: Study, held: StudyResult) -> pd.DataFrame:
 def predicted_ttft_s(policy: PlacementPolicy, plan: Study, held: StudyResult) -> float:
     """Mean TTFT of the second slice on a simulated 2P+1D under any placement policy, such as one's own."""
     spec = replace(plan.spec("2P+1D"), placement=policy)
-    log = simulate(spec, held.calibration.model, plan.slice(1, held.rates_per_s["overloaded"]))
+    log = Cluster(spec, held.calibration.model).run(plan.slice(1, held.rates_per_s["overloaded"]))
     found = ttft_s(log)
     return sum(found.values()) / len(found)
 
@@ -276,7 +241,12 @@ def replayed(live: LiveCluster) -> int:
     spec, estimate = live.spec, live.estimate
     return sum(
         decide(
-            one.request, one.view, placement=spec.places, admission=spec.admission, estimate=estimate, slo=spec.slo
+            one.request,
+            one.view,
+            placement=spec.placement,
+            admission=spec.admission,
+            estimate=estimate,
+            slo=spec.slo,
         )
         == one.decision
         for one in live.decisions

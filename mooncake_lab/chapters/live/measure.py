@@ -18,15 +18,17 @@ import msgspec
 import numpy as np
 import pandas as pd
 
+from mooncake_lab.batching import VLLM, SarathiServe
 from mooncake_lab.bench.faults import strike
 from mooncake_lab.bench.machine import commit, describe_machine
 from mooncake_lab.chapters.live.experiment import CLUSTERS, Study, StudyResult, hold_against, study, warm_up
 from mooncake_lab.chapters.live.requests import causes, checked, errors, per_request, slowed
+from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.core import SCALES, DecodeStretch, Moved, Prefilled, Record, TracedRequest, carried_folder
 from mooncake_lab.experiments.cache import plain_rows
 from mooncake_lab.metrics import request_table
 from mooncake_lab.perf import LatencyModel
-from mooncake_lab.serving import LiveCluster, LiveSpec, Pacer, WorkerPool
+from mooncake_lab.serving import LiveCluster, LiveOptions, Pacer, WorkerPool
 from mooncake_lab.store.backends import StorageError
 from mooncake_lab.store.backends.mooncake_client import load_wheel
 
@@ -41,25 +43,21 @@ def switches(plan: Study, pool: WorkerPool, model: LatencyModel, rates_per_s: di
     features where its wheel can be loaded.
     """
     light, crowd = plan.slice(1, rates_per_s["light"]), plan.slice(1, rates_per_s["overloaded"])
-    pairs: tuple[tuple[str, str, Sequence[TracedRequest], dict[bool, dict[str, Any]]], ...] = (
-        ("prefix reuse", "1P+1D", light, {is_on: {"prefix_reuse": is_on} for is_on in (True, False)}),
-        (
-            "layer-wise streaming", "1P+1D", light,
-            {is_on: {"layerwise": is_on, "log_layers": True} for is_on in (True, False)},
-        ),
-        (
-            "piggybacking", "1 coupled", crowd,
-            {True: {"batching": "sarathi_serve"}, False: {"batching": "vllm"}},
-        ),
-    )  # fmt: skip
+    one, batching = plan.spec(), {True: SarathiServe(chunk_tokens=plan.chunk_tokens), False: VLLM()}
+    layers, both = {"log_layers": True}, (True, False)
+    pairs: list[tuple[str, Sequence[TracedRequest], dict[bool, tuple[ClusterSpec, dict[str, Any]]]]] = [
+        ("prefix reuse", light, {is_on: (plan.spec(prefix_caching=is_on), {}) for is_on in both}),
+        ("layer-wise streaming", light, {is_on: (plan.spec(streams_layers=is_on), layers) for is_on in both}),
+        ("piggybacking", crowd, {is_on: (plan.spec("1 coupled", batching=batching[is_on]), {}) for is_on in both}),
+    ]
     if has_transfer_engine():
-        ways = {is_on: {"transfer": "mooncake" if is_on else "tcp"} for is_on in (True, False)}
-        pairs = (*pairs, ("Transfer Engine", "1P+1D", light, ways))
+        ways = {is_on: (one, {"transfer": "mooncake" if is_on else "tcp"}) for is_on in both}
+        pairs.append(("Transfer Engine", light, ways))
     rows = list[dict[str, Any]]()
-    for feature, cluster, requests, ways in pairs:
+    for feature, requests, ways in pairs:
         outputs = list[dict[int, tuple[int, ...]]]()
-        for is_on, changes in ways.items():
-            log, tokens = _served(plan.spec(cluster, **changes), pool, model, requests)
+        for is_on, (spec, changes) in ways.items():
+            log, tokens = _served(spec, plan.options(**changes), pool, model, requests)
             outputs.append(tokens)
             rows.append({"feature": feature, "on": is_on, **counted(log), **_latencies(log)})
         for row in rows[-2:]:
@@ -101,7 +99,7 @@ def kill_one(plan: Study, pool: WorkerPool, model: LatencyModel, requests_per_s:
     Columns are those of `serving.faults.FaultReport`, and `said`: what the cluster logged meanwhile.
     """
     longer = [replace(one, output_tokens=_ANSWER_TOKENS) for one in plan.slice(1, requests_per_s)]
-    with LiveCluster(plan.spec(), model, pool=pool) as live, overheard() as said:
+    with LiveCluster(plan.spec(), plan.options(), model=model, pool=pool) as live, overheard() as said:
         warm_up(live)
         undisturbed = checked(live.run(longer))
         expected = dict(live.outputs)
@@ -131,9 +129,13 @@ def overheard() -> Generator[list[str]]:
 
 
 def _served(
-    spec: LiveSpec, pool: WorkerPool, model: LatencyModel, requests: Sequence[TracedRequest]
+    spec: ClusterSpec,
+    options: LiveOptions,
+    pool: WorkerPool,
+    model: LatencyModel,
+    requests: Sequence[TracedRequest],
 ) -> tuple[list[Record], dict[int, tuple[int, ...]]]:
-    with LiveCluster(spec, model, pool=pool) as live:
+    with LiveCluster(spec, options, model=model, pool=pool) as live:
         warm_up(live)
         return checked(live.run(requests)), live.outputs
 
@@ -168,7 +170,7 @@ class LiveMeasurement:
 def measure(plan: Study) -> LiveMeasurement:
     """Every run of a study, live and simulated, the switches, and a kill; no process is left afterwards."""
     workers = max(sum(CLUSTERS[cluster]) for cluster, _, _ in plan.runs())
-    with WorkerPool(plan.spec()).start(1 + workers) as pool:  # one more, to replace the killed one
+    with WorkerPool(plan.options()).start(1 + workers) as pool:  # one more, to replace the killed one
         held = hold_against(plan, pool)
         model, rates = held.calibration.model, dict(held.rates_per_s)
         paced = hold_against(plan, pool, Pacer.of(slowed(model, plan.beat, decode=True)))

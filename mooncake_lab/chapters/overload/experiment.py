@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from mooncake_lab import conductor, metrics
+from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.conductor.admission import PredictedLoad, StillDecodes, mean_step_s
 from mooncake_lab.core import SLO, Record, Rejected, TracedRequest, blocks_for, keyed_uniform
 from mooncake_lab.experiments import whole_trace
-from mooncake_lab.simulation import Cluster, ClusterSpec
+from mooncake_lab.simulation import Cluster, SimulationOptions
 from mooncake_lab.testbeds import paper_node_latency
 from mooncake_lab.workload import Trace, with_poisson_arrivals
 
@@ -138,11 +139,10 @@ class Overload:
             if self.placement == "kvcache_centric"
             else conductor.Random(self.seed),
             admission=self.admission(requests),
-            view_age_s=self.view_age_s,
             slo=self.slo,
             block_size_tokens=block_size_tokens,
         )
-        log = Cluster(spec, paper_node_latency()).run(requests)
+        log = Cluster(spec, paper_node_latency(), SimulationOptions(view_age_s=self.view_age_s)).run(requests)
         end_s = requests[-1].request.arrival_s
         return log, np.arange(min(60.0, end_s / 5), end_s, self.every_s)
 

@@ -10,12 +10,14 @@ from typing import Any
 
 from mooncake_lab import perf
 from mooncake_lab.bench.machine import describe_machine
-from mooncake_lab.chapters.live.experiment import simulate, warm_up
+from mooncake_lab.chapters.live.experiment import warm_up
 from mooncake_lab.chapters.live.requests import checked
+from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.conductor import named_admission
 from mooncake_lab.core import SLO, Finished, Record, Rejected, Request, TracedRequest, blocks_for
 from mooncake_lab.metrics import prefill_gpu_s, wasted_prefill_gpu_s
-from mooncake_lab.serving import LiveCluster, LiveSpec, Pacer, WorkerPool
+from mooncake_lab.serving import LiveCluster, LiveOptions, Pacer, WorkerPool
+from mooncake_lab.simulation import Cluster
 
 _BLOCK_TOKENS = 16
 
@@ -43,14 +45,14 @@ class LiveCrowd:
     def rows(self) -> Iterator[dict[str, Any]]:
         """Two rows per policy, live and simulated: requests served, rejections by stage, wasted prefill."""
         requests, machine = self.arrivals(), str(describe_machine())
-        with WorkerPool(self.spec(self.policies[0])) as pool:
+        with WorkerPool(self.options()) as pool:
             for policy in self.policies:
                 spec = self.spec(policy)
-                with LiveCluster(spec, self.pace(), pool=pool) as live:
+                with LiveCluster(spec, self.options(), model=self.pace(), pool=pool) as live:
                     warm_up(live)
                     log = checked(live.run(requests))
                 yield {"policy": policy, "world": "live", **_counted(log), "machine": machine}
-                log = simulate(spec, self.pace(), requests)
+                log = Cluster(spec, self.pace()).run(requests)
                 yield {"policy": policy, "world": "simulated", **_counted(log), "machine": machine}
 
     def arrivals(self) -> list[TracedRequest]:
@@ -84,20 +86,25 @@ class LiveCrowd:
             dram=perf.LinkLatency(1e9),
         )
 
-    def spec(self, policy: str) -> LiveSpec:
-        """One prefill and one decode worker under an admission policy; t_d is an answer in a full pool."""
-        pace = self.pace()
-        full_s, beyond_s = (float(pace.decode.step_s(self.slots + more, 0)) for more in (0, 1))
-        return LiveSpec(
+    def options(self) -> LiveOptions:
+        """What the live cluster runs, to the beat of the metronome."""
+        return LiveOptions(
             model=self.model,
             seed=self.seed,
             device="cpu",
             backend="dense",
+            pacer=Pacer.of(self.pace()),
+            spares=0,
+        )
+
+    def spec(self, policy: str) -> ClusterSpec:
+        """One prefill and one decode worker under an admission policy; t_d is an answer in a full pool."""
+        pace = self.pace()
+        full_s, beyond_s = (float(pace.decode.step_s(self.slots + more, 0)) for more in (0, 1))
+        return ClusterSpec.small(
             block_size_tokens=_BLOCK_TOKENS,
             admission=named_admission(policy, decode_s=(self.answer_tokens - 1) * full_s),
             slo=SLO(ttft_s=self.requests * self.prefill_s, tbt_s=beyond_s),
-            pacer=Pacer.of(pace),
-            spares=0,
         )
 
 

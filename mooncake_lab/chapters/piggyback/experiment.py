@@ -80,7 +80,7 @@ def _engine(
 ) -> CoupledEngine:
     """An engine for a number of requests of at most `tokens` each."""
     settings = EngineSettings(
-        prefix_reuse=False,
+        prefix_caching=False,
         block_size_tokens=BLOCK_TOKENS,
         cache_blocks=requests * -(-tokens // BLOCK_TOKENS),
         max_batch_tokens=batch_tokens,

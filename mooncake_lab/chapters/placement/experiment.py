@@ -9,12 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from mooncake_lab import conductor
+from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.core import Placed, TracedRequest, keyed_uniform
 from mooncake_lab.experiments.cache import named_files
 from mooncake_lab.experiments.experiment import vary
 from mooncake_lab.metrics import prefill_gpu_s, replicas_at, reused_share, tier_hit_rates, ttft_s
 from mooncake_lab.perf import LatencyModel, LinkLatency, as_told, column_sizes, hardware
-from mooncake_lab.simulation import Cluster, ClusterSpec
+from mooncake_lab.simulation import Cluster
 from mooncake_lab.testbeds import paper_node_latency
 from mooncake_lab.testbeds.nodes import device_tokens, node_latency
 from mooncake_lab.workload import Trace, check_workload, load, load_or_read
@@ -215,7 +216,7 @@ def _cluster(replay: PlacementReplay, block_size_tokens: int) -> Cluster:
     spec = ClusterSpec.disaggregated(
         prefill_nodes=replay.prefill_nodes,
         decode_nodes=replay.decode_nodes,
-        decode_tokens=device_tokens(hardware(replay.node), model.shape),
+        device_tokens=device_tokens(hardware(replay.node), model.shape),
         cache_tokens=replay.cache_tokens,
         shared_cache=replay.shared_cache,
         overtaking=replay.overtaking,
@@ -228,7 +229,7 @@ def _cluster(replay: PlacementReplay, block_size_tokens: int) -> Cluster:
         estimate = learned(model, replay.offline_tests, replay.seed)
     elif replay.belief_error:
         estimate = NoisyEstimator(model, relative_error=replay.belief_error, seed=replay.seed)
-    return Cluster(spec, model, estimate)
+    return Cluster(spec, model, estimate=estimate)
 
 
 _LEAST_INDEPENDENCE: Final = 1e-7

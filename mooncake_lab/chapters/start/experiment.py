@@ -11,12 +11,13 @@ import pandas as pd
 from mooncake_lab import core
 from mooncake_lab.bench.machine import describe_machine
 from mooncake_lab.chapters.live.requests import checked
+from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.conductor import PlacementPolicy
 from mooncake_lab.engine import CoupledEngine, EngineSettings, load_model
 from mooncake_lab.experiments import tabulated
 from mooncake_lab.metrics import request_table
 from mooncake_lab.perf import LatencyModel
-from mooncake_lab.serving import LiveCluster, LiveSpec, WorkerPool
+from mooncake_lab.serving import LiveCluster, LiveOptions
 from mooncake_lab.workload.transforms import prompt_of
 
 
@@ -144,20 +145,22 @@ class Start:
     burst_every_s: float = 0.02
     seed: int = 0
 
-    def spec(self, **changes: Any) -> LiveSpec:
-        """The cluster: one prefill and one decode worker on this processor unless told otherwise."""
-        asked: dict[str, Any] = {
-            "model": self.model,
-            "seed": self.seed,
-            "device": "cpu",
-            "backend": "dense",
-            "block_size_tokens": _BLOCK_TOKENS,
-            "chunk_tokens": self.chunk_tokens,
-            "max_model_len": self.shared_tokens + self.own_tokens + 2 * self.answer_tokens,
-            "log_layers": True,
-            "spares": 0,
-        }
-        return LiveSpec(**(asked | changes))
+    def spec(self, **changes: Any) -> ClusterSpec:
+        """The cluster: one prefill and one decode worker unless told otherwise."""
+        asked: dict[str, Any] = {"block_size_tokens": _BLOCK_TOKENS, "chunk_tokens": self.chunk_tokens}
+        return ClusterSpec.small(**asked | changes)
+
+    def options(self, *, log_layers: bool = True) -> LiveOptions:
+        """What its workers run, on this processor."""
+        return LiveOptions(
+            model=self.model,
+            seed=self.seed,
+            device="cpu",
+            backend="dense",
+            max_model_len=self.shared_tokens + self.own_tokens + 2 * self.answer_tokens,
+            log_layers=log_layers,
+            spares=0,
+        )
 
     def request(self, number: int, arrival_s: float = 0.0) -> core.TracedRequest:
         """The system prompt, and tokens that no other number has."""
@@ -196,7 +199,7 @@ def follow(setting: Start) -> Followed:
     """Bring a cluster to life, ask once to fill its cache, follow one request, and serve a burst."""
     numbers = range(2, 2 + setting.burst)
     crowd = [setting.request(n, (n - 2) * setting.burst_every_s) for n in numbers]
-    with WorkerPool(setting.spec()) as pool, LiveCluster(setting.spec(), pool=pool) as cluster:
+    with LiveCluster(setting.spec(), setting.options()) as cluster:
         checked(cluster.run([setting.request(0)]))  # an earlier request stores the system prompt
         answers = dict(cluster.outputs)
         log = tuple(checked(cluster.run([setting.request(1)])))
@@ -225,8 +228,8 @@ def crowd_under(policy: PlacementPolicy, setting: Start, believed: LatencyModel 
         believed: what the policy may estimate with; None measures.
     """
     crowd = [setting.request(n, n * setting.burst_every_s) for n in range(setting.burst)]
-    spec = setting.spec(prefill_nodes=2, placement=policy, log_layers=False)
-    with WorkerPool(spec) as pool, LiveCluster(spec, believed, pool=pool) as cluster:
+    spec, options = setting.spec(prefill_nodes=2, placement=policy), setting.options(log_layers=False)
+    with LiveCluster(spec, options, model=believed) as cluster:
         records = checked(cluster.run(crowd))
     placed = {r.request_id: r for r in records if isinstance(r, core.Placed)}
     table = latencies(records)[["reused_tokens", "ttft_ms"]]
@@ -252,7 +255,7 @@ def _lives(pid: int) -> bool:
 def _alone(setting: Start, asked: Sequence[core.TracedRequest]) -> dict[int, tuple[int, ...]]:
     """What one engine answers that reuses nothing and moves nothing."""
     model = load_model(setting.model, device="cpu", backend="dense", seed=setting.seed)
-    settings = EngineSettings(cache_blocks=2000, prefix_reuse=False, keep_log=False)
+    settings = EngineSettings(cache_blocks=2000, prefix_caching=False, keep_log=False)
     engine = CoupledEngine(model, None, settings)
     prompts = [prompt_of(one.request, model.config.vocabulary) for one in asked]
     outputs = engine.generate(prompts, max_new_tokens=setting.answer_tokens)

@@ -12,12 +12,13 @@ import pandas as pd
 from mooncake_lab import paper
 from mooncake_lab.bench.machine import Machine
 from mooncake_lab.bench.transfer import TransferMeasurement, measure_transfers
+from mooncake_lab.cluster import ClusterSpec, PrefillPool
 from mooncake_lab.core import GB, MIB, Moved, carried_folder, check_scale
 from mooncake_lab.experiments import OfTrace, records, tabulated, where, whole_trace
 from mooncake_lab.metrics import ttft_s
 from mooncake_lab.perf import Calibration, LinkLatency, as_told, fit_link, kv_bytes
 from mooncake_lab.perf.layerwise import layerwise_times
-from mooncake_lab.simulation import Cluster, ClusterSpec, PrefillPool
+from mooncake_lab.simulation import Cluster
 from mooncake_lab.testbeds.nodes import (
     BREAKDOWN,
     DECODED_TOKENS,

@@ -100,7 +100,7 @@ class TransferEngineChannel:
         if start is None:
             raise StorageFullError(
                 f"no {size_bytes} bytes for the Transfer Engine; {self.used_bytes} of"
-                f" {self._extents.capacity_bytes} are in use (LiveSpec.transfer_bytes)"
+                f" {self._extents.capacity_bytes} are in use (LiveOptions.transfer_bytes)"
             )
         memory = self._arena[start : start + size_bytes]
         return Buffer(start, memory, RemoteAddress(self._segment, memory.ctypes.data))

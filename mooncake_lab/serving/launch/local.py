@@ -21,7 +21,7 @@ from typing import Final, Literal, Self, final
 import msgspec
 
 from mooncake_lab.serving.launch import WorkerError, pause_before_restart_s
-from mooncake_lab.serving.spec import LiveSpec, WorkerSpec, model_spec
+from mooncake_lab.serving.spec import LiveOptions, WorkerSpec, model_options
 
 MOST_BYTES: Final = 2**16
 """Of one message between a pool and a process."""
@@ -151,14 +151,14 @@ class WorkerPool:
     It may serve several clusters, one after the other or at once, from any thread. Mutable: it owns processes.
 
     Args:
-        spec: of a cluster; others must agree with it in what a process loads (`ModelSpec`).
+        options: of a cluster; others must agree with it in what a process loads (`ModelOptions`).
     """
 
-    def __init__(self, spec: LiveSpec) -> None:
-        self.model = model_spec(spec)
+    def __init__(self, options: LiveOptions) -> None:
+        self.model = model_options(options)
         self.changed = threading.Condition()
         self.is_closed = False
-        self._spares = spec.spares
+        self._spares = options.spares
         self._keeps_spares = False
         self._processes: list[_Process] = []
         self._pause_s = 0.0
@@ -193,8 +193,8 @@ class WorkerPool:
             ConnectionError: when the pool is closed.
             OSError: when the connection is closed.
         """
-        if model_spec(spec) != self.model:
-            raise ValueError(f"worker processes with {self.model} cannot serve {model_spec(spec)}")
+        if model_options(spec) != self.model:
+            raise ValueError(f"worker processes with {self.model} cannot serve {model_options(spec)}")
         message = msgspec.msgpack.encode(spec)
         with control.dup() as theirs:  # its owner may close it meanwhile: that ends the worker, and costs no other
             while True:

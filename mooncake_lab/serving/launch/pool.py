@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Final, final
 
 from mooncake_lab.serving.launch import WorkerError, pause_before_restart_s
-from mooncake_lab.serving.spec import LiveSpec
+from mooncake_lab.serving.spec import LiveOptions
 from mooncake_lab.store.backends.pool_process import ERROR
 
 _LOG: Final = logging.getLogger(__name__)
@@ -29,13 +29,13 @@ class PoolServer:
     """The pool of one cluster. Mutable: it may own a process. All methods belong to one event loop.
 
     Args:
-        spec: of the cluster.
+        options: of the cluster.
         token: the secret of a block server.
         changed: told the address when the pool is up, and None when it is gone.
     """
 
-    def __init__(self, spec: LiveSpec, token: bytes, changed: Callable[[str | None], None]) -> None:
-        self._spec = spec
+    def __init__(self, options: LiveOptions, token: bytes, changed: Callable[[str | None], None]) -> None:
+        self._options = options
         self._token = token
         self._changed = changed
         self._process: asyncio.subprocess.Process | None = None
@@ -49,15 +49,15 @@ class PoolServer:
         Raises:
             WorkerError: when it cannot be started, with the reason.
         """
-        if self._spec.pool is None:
+        if self._options.pool is None:
             return
-        if self._spec.pool_address is not None:
-            await _check_answers(self._spec.pool_address)
-            self._set(self._spec.pool_address)
+        if self._options.pool_address is not None:
+            await _check_answers(self._options.pool_address)
+            self._set(self._options.pool_address)
             return
-        capacity_bytes = self._spec.pool_tokens * bytes_per_token
+        capacity_bytes = self._options.pool_tokens * bytes_per_token
         process = await self._launch(capacity_bytes)
-        _LOG.info("the pool of %d tokens is at %s", self._spec.pool_tokens, self.address)
+        _LOG.info("the pool of %d tokens is at %s", self._options.pool_tokens, self.address)
         self._task = asyncio.create_task(self._keep_running(process, capacity_bytes), name="pool")
 
     def kill(self) -> None:
@@ -107,7 +107,7 @@ class PoolServer:
             WorkerError: when it reports an error, ends or takes too long.
         """
         pipe = asyncio.subprocess.PIPE
-        command = [sys.executable, "-m", _PROGRAM, str(os.getpid()), str(self._spec.pool), str(capacity_bytes)]
+        command = [sys.executable, "-m", _PROGRAM, str(os.getpid()), str(self._options.pool), str(capacity_bytes)]
         process = self._process = await asyncio.create_subprocess_exec(
             *command, stdin=pipe, stdout=pipe, start_new_session=True
         )  # a Ctrl-C in the terminal is for the cluster, which ends its pool last

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from mooncake_lab.engine import LlamaModel
-    from mooncake_lab.serving.spec import ModelSpec, WorkerSpec
+    from mooncake_lab.serving.spec import ModelOptions, WorkerSpec
 
 _PR_SET_NAME: Final = 15
 _NICE: Final = 10
@@ -80,10 +80,10 @@ def _prepare(pool: socket.socket) -> "dict[str, LlamaModel]":
     from mooncake_lab.engine import warm_up
     from mooncake_lab.serving import worker  # what it imports is part of the preparation
     from mooncake_lab.serving.launch.local import MOST_BYTES
-    from mooncake_lab.serving.spec import ModelSpec
+    from mooncake_lab.serving.spec import ModelOptions
 
     del worker
-    model = msgspec.msgpack.decode(pool.recv(MOST_BYTES), type=ModelSpec)
+    model = msgspec.msgpack.decode(pool.recv(MOST_BYTES), type=ModelOptions)
     torch.set_num_threads(model.threads)
     if model.device.startswith("cuda") or (model.device == "auto" and torch.cuda.is_available()):
         return {}
@@ -92,7 +92,7 @@ def _prepare(pool: socket.socket) -> "dict[str, LlamaModel]":
     return {"cpu": loaded}
 
 
-def _load(model: "ModelSpec", device: str) -> "LlamaModel":
+def _load(model: "ModelOptions", device: str) -> "LlamaModel":
     from mooncake_lab.engine import load_model
 
     return load_model(

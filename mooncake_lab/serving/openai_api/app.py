@@ -63,7 +63,7 @@ class Door:
         self._tokenizer = tokenizer
         self._telemetry = telemetry
         self._token = token
-        self._model = runtime.spec.model if model is None else model
+        self._model = runtime.options.model if model is None else model
         self._body_s = body_s
         self._opened = int(time.time())
         self._received_bytes = 0

@@ -12,13 +12,14 @@ from typing import Any, Final, final
 
 import uvicorn
 
+from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.core import Record
 from mooncake_lab.serving.openai_api.app import Door
 from mooncake_lab.serving.openai_api.connections import ClientConnection, ClientLimits, Gate, available_files
 from mooncake_lab.serving.openai_api.telemetry import Telemetry
 from mooncake_lab.serving.openai_api.tokenizer import tokenizer_of
 from mooncake_lab.serving.runtime import ClusterRuntime
-from mooncake_lab.serving.spec import LiveSpec
+from mooncake_lab.serving.spec import LiveOptions
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _FAREWELL_S: Final = 3
@@ -43,7 +44,8 @@ class Address:
 
 
 async def serve(
-    spec: LiveSpec,
+    spec: ClusterSpec,
+    options: LiveOptions,
     address: Address,
     *,
     opened: Callable[[str], None],
@@ -54,13 +56,14 @@ async def serve(
 
     Args:
         spec: of the cluster.
+        options: likewise.
         address: where to listen.
         opened: told the URL when the door is open.
         write: gets each record as the cluster hears of it.
         ending: told how many requests are under way when a signal ends the taking of more.
 
     Raises:
-        ValueError: when the model cannot be loaded.
+        ValueError: when the model cannot be loaded, or a live cluster cannot do what the spec asks.
         WorkerError: when the workers do not start.
         OSError: when it cannot listen there.
     """
@@ -76,7 +79,7 @@ async def serve(
         assert this is not None  # noqa: S101  # a coroutine runs in a task
         for number in _SIGNALS:
             loop.add_signal_handler(number, this.cancel)
-        async with ClusterRuntime(spec, write=note) as runtime:
+        async with ClusterRuntime(spec, options, write=note) as runtime:
             server = web_server(runtime, telemetry, address, ending)
 
             def end(_number: int, _frame: object) -> None:
@@ -97,7 +100,7 @@ def web_server(
     limits = address.limits
     door = Door(
         runtime,
-        tokenizer_of(runtime.spec.model),
+        tokenizer_of(runtime.options.model),
         telemetry,
         address.token,
         model=address.model,

@@ -8,7 +8,6 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mooncake_lab.batching import CHUNKED_POLICIES
 from mooncake_lab.cluster import AttemptFailed, PrefillDropped, RequestDone
 from mooncake_lab.core import DecodeStretch, block_keys
 from mooncake_lab.engine import EngineSettings, GenerationRequest, LlamaModel, Output, Sampling
@@ -52,18 +51,19 @@ class WorkerContext:
         """Report events of the run of this attempt, and tokens of its requests."""
         self.send(Report(job.run, events, tuple(tokens)))
 
-    def settings(self, tokens: int, *, prefix_reuse: bool = False) -> EngineSettings:
+    def settings(self, tokens: int, *, prefix_caching: bool = False) -> EngineSettings:
         """The settings of an engine with KVCache for this number of tokens."""
         spec = self.spec
-        cuts_prompts = spec.role != "coupled" or spec.batching in CHUNKED_POLICIES
-        widest = spec.chunk_tokens if cuts_prompts else spec.max_model_len
+        blocks = max(1, tokens // spec.block_size_tokens)
+        max_requests = spec.max_requests or blocks
+        most = max(spec.window if spec.role == "coupled" else spec.chunk_tokens, max_requests)
         return EngineSettings(
             block_size_tokens=spec.block_size_tokens,
-            cache_blocks=max(1, tokens // spec.block_size_tokens),
-            max_batch_tokens=max(widest, spec.max_requests),
-            max_requests=spec.max_requests,
-            max_request_tokens=spec.max_model_len,
-            prefix_reuse=prefix_reuse,
+            cache_blocks=blocks,
+            max_batch_tokens=min(spec.max_batch_tokens, most) if spec.role == "coupled" else most,
+            max_requests=max_requests,
+            max_request_tokens=spec.window,
+            prefix_caching=prefix_caching,
             keep_log=spec.role == "coupled" or (spec.role == "decode" and spec.pacer is not None),
         )
 

@@ -8,7 +8,7 @@ from typing import Final, final
 
 import msgspec
 
-from mooncake_lab.batching import CHUNKED_POLICIES, named_policy
+from mooncake_lab.batching import BATCHING_POLICIES
 from mooncake_lab.cluster import ChunkDone, DecodeStarted, KVArrived, KVLoaded, KVPartArrived, RequestDone
 from mooncake_lab.engine import CoupledEngine, DecodeEngine, GenerationRequest, KVSpan
 from mooncake_lab.engine.roles import Prompt
@@ -46,7 +46,7 @@ class DecodeRole:
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._engine = DecodeEngine(
-            context.model, context.settings(context.spec.decode_tokens), clock=time.monotonic
+            context.model, context.settings(context.spec.device_tokens), clock=time.monotonic
         )
         self.capacity_tokens = self._engine.engine.blocks * context.spec.block_size_tokens
         self._expected: dict[Job, DecodeOrder] = {}
@@ -165,9 +165,9 @@ class CoupledRole:
 
     def __init__(self, context: WorkerContext) -> None:
         self._context, spec = context, context.spec
-        chunk_tokens = spec.chunk_tokens if spec.batching in CHUNKED_POLICIES else None
-        policy = named_policy(spec.batching, chunk_tokens=chunk_tokens)
-        settings = context.settings(spec.decode_tokens, prefix_reuse=spec.prefix_reuse)
+        name, parameters = spec.batching
+        settings = context.settings(spec.device_tokens, prefix_caching=spec.prefix_caching)
+        policy = BATCHING_POLICIES[name](**parameters)
         self._engine = CoupledEngine(context.model, policy, settings, clock=time.monotonic)
         self.capacity_tokens = self._engine.engine.blocks * spec.block_size_tokens
         self._served: dict[int, _Served] = {}  # by the engine's id
@@ -232,7 +232,7 @@ class CoupledRole:
 
     def _accept(self, order: PrefillOrder) -> None:
         prompt = prompt_tokens(order)
-        keys = self._context.keys(prompt) if self._context.spec.prefix_reuse else []
+        keys = self._context.keys(prompt) if self._context.spec.prefix_caching else []
         served = _Served(job=order.job, keys=keys, tokens=order.shown_tokens)
         try:
             request = generation_request(order, lambda _, token: self._made.append((served, token)))

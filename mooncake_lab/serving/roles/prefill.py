@@ -87,7 +87,7 @@ class PrefillRole:
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
-        longest = max(context.spec.max_model_len, context.spec.max_batch_tokens)
+        longest = max(context.spec.window, context.spec.max_batch_tokens)
         tokens = longest + context.spec.block_size_tokens
         self.capacity_tokens = tokens
         self._engine = PrefillEngine(
@@ -144,7 +144,7 @@ class PrefillRole:
         room_tokens, free_tokens = spec.max_batch_tokens, self.capacity_tokens
         while self._waiting and self._waiting[0].is_ready:
             prompt = self._waiting[0]
-            keys = prompt.keys if spec.prefix_reuse else ()
+            keys = prompt.keys if spec.prefix_caching else ()
             prompt.held = self._cache.prefix(keys, prompt.arriving, read_from_ssd=prompt.order.reused_blocks)
             prompt.reused_tokens = min(prompt.held.blocks * size, prompt.tokens - 1)
             new_tokens = prompt.tokens - prompt.reused_tokens
@@ -280,7 +280,7 @@ class PrefillRole:
             held,
             self._layout,
             on_layer=lambda layer, span: stream(layer, 0, span),
-            whole=not context.spec.layerwise,
+            whole=not context.spec.streams_layers,
         )
         try:
             request_id = self._engine.submit(
@@ -289,7 +289,7 @@ class PrefillRole:
                 sampling=sampling(params),
                 end_tokens=params.end_tokens,
                 min_new_tokens=params.min_new_tokens,
-                on_kv=stream if context.spec.layerwise else None,
+                on_kv=stream if context.spec.streams_layers else None,
             )
         except ValueError as error:
             sender.send(CancelOrder(order.job))
@@ -319,13 +319,13 @@ class PrefillRole:
         context.report(job, prefilled, tokens=[(job.request_id, result.first_token)])
         assert order.deliver_to is not None  # noqa: S101  # as above
         sender = context.senders.to(order.deliver_to)
-        if not context.spec.layerwise and result.kv.tokens:
+        if not context.spec.streams_layers and result.kv.tokens:
             for layer, tensor in enumerate(result.kv.layers):
                 host = tensor.cpu().contiguous()
                 piece = KVChunk(job=job, layer=layer, start=result.kv.start, tokens=result.kv.tokens)
                 sender.send(piece, [bytes_of(host)])
         sender.send(EndTransfer(job=job, first_token=result.first_token, prefilled=prefilled))
-        if context.spec.prefix_reuse:
+        if context.spec.prefix_caching:
             self._cache.keep(prompt.keys, result.kv)
             self._update(self._cache.news(prompt.keys))
 

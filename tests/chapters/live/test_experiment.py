@@ -14,6 +14,7 @@ from mooncake_lab.chapters.live.measure import has_transfer_engine
 from mooncake_lab.chapters.live.requests import STAGES, causes, errors, per_request, side_by_side, slowed
 from mooncake_lab.conductor import LoadBalance
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
+from mooncake_lab.simulation import Cluster
 
 SMALL = live.Study(requests=4, clusters=("1P+1D",), placements=())
 
@@ -30,7 +31,7 @@ def model(prefill_s=1e-4):
 def compared(real, simulated, cluster="1P+1D"):
     requests = live.Study(requests=12).slice(1, 30.0)
     spec = live.Study().spec(cluster)
-    logs = [live.simulate(spec, one, requests) for one in (real, simulated)]
+    logs = [Cluster(spec, one).run(requests) for one in (real, simulated)]
     return side_by_side(*logs).assign(run=cluster, cluster=cluster, placement="default", load="light")
 
 
@@ -79,14 +80,14 @@ class TestComparison:
 
     def test_logs_of_other_requests_are_refused(self):
         """Comparing different requests is an error, not a number."""
-        log = live.simulate(SMALL.spec(), model(), SMALL.slice(1, 10.0))
+        log = Cluster(SMALL.spec(), model()).run(SMALL.slice(1, 10.0))
         with pytest.raises(ValueError, match="same ones"):
             side_by_side(log, [])
 
     def test_answers_of_one_token_have_no_tbt(self):
         """A request without a gap between tokens has no TBT, rather than one of 0."""
         single = [dataclasses.replace(one, output_tokens=1) for one in SMALL.slice(1, 10.0)]
-        assert per_request(live.simulate(SMALL.spec(), model(), single))["tbt_s"].isna().all()
+        assert per_request(Cluster(SMALL.spec(), model()).run(single))["tbt_s"].isna().all()
 
 
 def test_slowed_prefill_is_slower_by_the_factor():

@@ -7,6 +7,7 @@ from mooncake_lab.chapters.live import experiment as live
 from mooncake_lab.chapters.live import figures as draw
 from mooncake_lab.chapters.live.requests import causes, errors, side_by_side
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
+from mooncake_lab.simulation import Cluster
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +23,7 @@ def requests():
     )  # fmt: skip
     plan, tables = live.Study(requests=8), []
     for load, rate in (("light", 5.0), ("overloaded", 200.0)):
-        log = live.simulate(plan.spec(), model, plan.slice(1, rate))
+        log = Cluster(plan.spec(), model).run(plan.slice(1, rate))
         about = {"run": f"1P+1D, {load}", "cluster": "1P+1D", "placement": "default", "load": load}
         tables.append(side_by_side(log, log).assign(**about))
     return pd.concat(tables)

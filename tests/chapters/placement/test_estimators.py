@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from mooncake_lab.chapters.placement.experiment import NoisyEstimator, PolynomialEstimator
+from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.conductor import KVCacheCentric, LatencyEstimator
 from mooncake_lab.metrics import check_log, ttft_s
-from mooncake_lab.simulation import Cluster, ClusterSpec
+from mooncake_lab.simulation import Cluster
 from mooncake_lab.testbeds.nodes import calibrate_paper_node
 from mooncake_lab.workload import load
 
@@ -55,7 +56,7 @@ def test_a_conductor_may_believe_it():
     spec = ClusterSpec.disaggregated(prefill_nodes=3, decode_nodes=3, placement=KVCacheCentric())
     mean = {}
     for name, belief in (("truth", TRUTH), ("learned", PolynomialEstimator.fit(NODE.latency, *measured(0.05)))):
-        log = Cluster(spec, NODE.latency, belief).run(trace.requests())
+        log = Cluster(spec, NODE.latency, estimate=belief).run(trace.requests())
         assert check_log(log) == ()
         mean[name] = np.mean(list(ttft_s(log).values()))
     assert mean["learned"] == pytest.approx(mean["truth"], rel=0.1)

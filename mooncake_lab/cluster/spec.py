@@ -1,8 +1,11 @@
-"""What a simulated cluster is made of, as plain values: pools of nodes, policies, and when instances fail."""
+"""What a cluster is made of, as plain values: pools of nodes and policies, the same for both runtimes.
+
+What only one of them has is in the options of that runtime: `simulation.SimulationOptions`, `serving.LiveOptions`.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from math import inf, isfinite
+from math import inf
 from types import MappingProxyType
 from typing import Any, Final, Literal, Self
 
@@ -18,22 +21,24 @@ from mooncake_lab.batching import (
     TensorRTLLM,
     VLLMChunked,
 )
+from mooncake_lab.cluster.events import Role
 from mooncake_lab.conductor import (
-    NEEDS,
     AdmissionPolicy,
     AdmitAll,
     FewestRequests,
     KVCacheCentric,
+    LoadBalance,
+    Need,
     PlacementPolicy,
     check_needs,
 )
-from mooncake_lab.core import SLO, TracedRequest
-
-DEFAULT_MAX_TOKENS: Final = 2000
-"""What a client that states no max_tokens is taken to allow (assumption B52)."""
+from mooncake_lab.core import SLO
 
 DEVICE_TOKENS: Final = 1_330_000
 """KVCache that fits into the GPU memory of a node of the papers."""
+
+SMALL_TOKENS: Final = 65_536
+"""KVCache of a small node."""
 
 COUPLED_SYSTEMS: Final[Mapping[str, tuple[BatchingPolicy, bool]]] = MappingProxyType(
     {
@@ -56,22 +61,6 @@ reserve prompt and max_tokens of each request.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """An instance fails and loses all KVCache that it holds. Its requests are placed again.
-
-    Raises:
-        ValueError: when the time is negative or not finite.
-    """
-
-    instance: str
-    at_s: float
-
-    def __post_init__(self) -> None:
-        if not (isfinite(self.at_s) and self.at_s >= 0):
-            raise ValueError(f"{self.instance!r} should fail at {self.at_s!r} s; allowed are finite times from 0")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillPool:
     """Nodes that prefill, and their caches.
@@ -84,13 +73,16 @@ class PrefillPool:
     prefill_group: int = 1
     """Nodes that compute each prompt together by chunked pipeline parallelism (arXiv §5.1). A group is one
     instance: prompts follow one another through it. It has the memory and the network cards of all its nodes."""
-    prefill_chunk_tokens: int = 4096
-    """What a group cuts prompts to (assumption B14)."""
+    chunk_tokens: int = 4096
+    """What a group (assumption B14) or a worker of the live cluster cuts prompts to. How long a simulated node
+    takes alone does not depend on it."""
     cache_tokens: int = 3_000_000
     """KVCache each node holds in DRAM (FAST'25 §2.2: about 1 TB)."""
     ssd_tokens: int = 0
     """KVCache each node holds on SSD besides; 0 where it has none. A prefix is read from there where that is
     faster than computing it again (FAST'25 Eq. 2)."""
+    prefix_caching: bool = True
+    """Whether computed prompts are kept, and found by those that begin alike."""
     shared_cache: bool = False
     """One Mooncake Store over all nodes instead of a cache a node (FAST'25 §5.3). Each block lies on one node; the
     others read it over the network (assumption B55)."""
@@ -105,9 +97,7 @@ class PrefillPool:
     """Whether a prompt whose prefix is still on its way lets those behind it start; else all start in order."""
 
     def __post_init__(self) -> None:
-        _require_positive(
-            self, "nodes", "prefill_group", "prefill_chunk_tokens", "cache_tokens", "max_batch_tokens"
-        )
+        _require_positive(self, "nodes", "prefill_group", "chunk_tokens", "cache_tokens", "max_batch_tokens")
         if self.ssd_tokens < 0:
             raise ValueError(f"PrefillPool.ssd_tokens is {self.ssd_tokens!r}; at least 0 is needed")
         if not 0 < self.fetch_timeout_s < inf:
@@ -134,9 +124,13 @@ class DecodePool:
     nodes: int = 8
     device_tokens: int = DEVICE_TOKENS
     """KVCache that fits into a node's GPU memory."""
+    max_requests: int | None = None
+    """Most requests that decode at once on a node; None is as many as fit."""
 
     def __post_init__(self) -> None:
         _require_positive(self, "nodes", "device_tokens")
+        if self.max_requests is not None:
+            _require_positive(self, "max_requests")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,15 +151,15 @@ class CoupledPool:
     max_batch_tokens: int = 200_000
     """The most tokens that an iteration computes; the chunk size is a parameter of the batching policy."""
     max_requests: int = 256
-    max_model_len: int = 200_000
-    """The window; the longest requests of the synthetic trace fit."""
-    default_max_tokens: int = DEFAULT_MAX_TOKENS
-    """What a request that states no max_tokens is taken to allow, or the smallest doubling of it that its recorded
-    answer fits into. Policies that reserve for the worst case reserve prompt and max_tokens."""
+    max_request_tokens: int = 200_000
+    """Most tokens of a prompt and its answer; the longest requests of the synthetic trace fit."""
     memory_block_tokens: int = 16
 
     def __post_init__(self) -> None:
-        _require_positive(self, "nodes", "device_tokens", "memory_block_tokens", "default_max_tokens")
+        _require_positive(
+            self, "nodes", "device_tokens", "memory_block_tokens",
+            "max_batch_tokens", "max_requests", "max_request_tokens",
+        )  # fmt: skip
 
     @property
     def limits(self) -> Limits:
@@ -177,26 +171,20 @@ class CoupledPool:
             block_size_tokens=self.memory_block_tokens,
             capacity_blocks=blocks,
             free_blocks=blocks,
-            max_request_tokens=self.max_model_len,
+            max_request_tokens=self.max_request_tokens,
         )
-
-    def max_tokens_of(self, traced: TracedRequest) -> int:
-        """The most tokens of an answer; a default leaves room for the prompt, as servers' defaults do."""
-        most = traced.max_tokens_or(self.default_max_tokens)
-        if traced.request.max_tokens is None:
-            longest = min(self.max_model_len, self.device_tokens)
-            most = max(1, min(most, longest - traced.request.input_tokens + 1))
-        return most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
-    """A cluster and its policies; `disaggregated` and `coupled` make the common ones.
+    """A cluster and its policies, for either runtime.
+
+    `disaggregated` and `coupled` make clusters of the papers' nodes, `small` and `small_coupled` such that run on
+    one machine.
 
     Raises:
         ValueError: when the pools are not a prefill and a decode pool, or one coupled pool; a trace's block is not
-            a whole number of memory blocks; views would be of the future; or a policy needs what the cluster does
-            not give.
+            a whole number of memory blocks; or a policy needs what the cluster does not give.
     """
 
     pools: tuple[PrefillPool, DecodePool] | tuple[CoupledPool]
@@ -209,50 +197,56 @@ class ClusterSpec:
     """Whether each layer's KVCache leaves for the decode instance while the next is computed (arXiv §5.2); else
     all of it leaves when the prompt is computed."""
     placement: PlacementPolicy
-    failures: tuple[Failure, ...] = ()
-    view_age_s: float = 0.0
-    """How old the loads may be on which the Conductor decides; 0 is always the present."""
     admission: AdmissionPolicy = field(default_factory=AdmitAll)
     slo: SLO = field(default_factory=SLO)
 
     def __post_init__(self) -> None:
         _require_positive(self, "block_size_tokens")
-        if not (isfinite(self.view_age_s) and self.view_age_s >= 0):
-            raise ValueError(f"ClusterSpec.view_age_s is {self.view_age_s!r}; allowed are finite times from 0")
-        if tuple(map(type, self.pools)) not in {(PrefillPool, DecodePool), (CoupledPool,)}:
-            raise ValueError(f"pools {self.pools}; allowed are a prefill and a decode pool, or one coupled pool")
-        gives = set(NEEDS) - {"coupled_instances"}
-        if isinstance(self.pools[0], CoupledPool):
-            gives = set(NEEDS) - {"double_check", "remote_prefixes", "local_prefixes"}
-            if self.pools[0].prefix_caching:
-                gives.add("local_prefixes")
-            if self.block_size_tokens % self.pools[0].memory_block_tokens:
+        gives: set[Need] = {"decode_requests", "lengths", "priority"}
+        match self.pools:
+            case (PrefillPool() as prefill, DecodePool()):
+                gives.add("double_check")
+                if prefill.prefix_caching:
+                    gives |= {"local_prefixes", "remote_prefixes"}
+            case (CoupledPool() as coupled,):
+                gives.add("coupled_instances")
+                if coupled.prefix_caching:
+                    gives.add("local_prefixes")
+                if self.block_size_tokens % coupled.memory_block_tokens:
+                    raise ValueError(
+                        f"ClusterSpec.block_size_tokens is {self.block_size_tokens}, no multiple of memory blocks"
+                        f" of {coupled.memory_block_tokens} tokens"
+                    )
+            case _:
                 raise ValueError(
-                    f"ClusterSpec.block_size_tokens is {self.block_size_tokens}, no multiple of memory blocks"
-                    f" of {self.pools[0].memory_block_tokens} tokens"
+                    f"pools {self.pools}; allowed are a prefill and a decode pool, or one coupled pool"
                 )
         check_needs("ClusterSpec", gives, placement=self.placement, admission=self.admission)
 
+    @property
+    def roles(self) -> dict[str, Role]:
+        """The role of each instance by its name, prefill first; a group of prefill nodes is one instance."""
+        match self.pools:
+            case (prefill, decode):
+                counts: dict[Role, int] = {
+                    "prefill": prefill.nodes // prefill.prefill_group, "decode": decode.nodes,
+                }  # fmt: skip
+            case (coupled,):
+                counts = {"coupled": coupled.nodes}
+        return {f"{role}-{i}": role for role, count in counts.items() for i in range(count)}
+
     @classmethod
-    def disaggregated(
-        cls,
-        *,
-        prefill_nodes: int = 8,
-        decode_nodes: int = 8,
-        decode_tokens: int = DEVICE_TOKENS,
-        **settings: Any,
-    ) -> Self:
+    def disaggregated(cls, *, prefill_nodes: int = 8, decode_nodes: int = 8, **settings: Any) -> Self:
         """Separate pools.
 
         Args:
             prefill_nodes: nodes that prefill.
             decode_nodes: nodes that decode.
-            decode_tokens: KVCache that fits into the GPU memory of each of these.
-            **settings: further fields of `PrefillPool` and of the spec.
+            **settings: further fields of `PrefillPool`, of `DecodePool` and of the spec.
         """
         prefill = PrefillPool(nodes=prefill_nodes, **_fields_of(PrefillPool, settings))
-        decode = DecodePool(nodes=decode_nodes, device_tokens=decode_tokens)
-        settings.setdefault("placement", KVCacheCentric())
+        decode = DecodePool(nodes=decode_nodes, **_fields_of(DecodePool, settings))
+        settings.setdefault("placement", KVCacheCentric() if prefill.prefix_caching else LoadBalance())
         return cls(pools=(prefill, decode), **settings)
 
     @classmethod
@@ -266,8 +260,38 @@ class ClusterSpec:
         settings.setdefault("placement", FewestRequests())
         return cls(pools=(pool,), **settings)
 
+    @classmethod
+    def small(cls, *, prefill_nodes: int = 1, decode_nodes: int = 1, **settings: Any) -> Self:
+        """Separate pools of the size of processes on one machine, with blocks of 16 tokens.
 
-def _fields_of(pool: type[PrefillPool | CoupledPool], settings: dict[str, Any]) -> dict[str, Any]:
+        Args:
+            prefill_nodes: nodes that prefill.
+            decode_nodes: nodes that decode.
+            **settings: as of `disaggregated`.
+        """
+        sizes: dict[str, Any] = {
+            "block_size_tokens": 16, "cache_tokens": SMALL_TOKENS, "chunk_tokens": 512, "fetch_timeout_s": 2.0,
+            "device_tokens": SMALL_TOKENS, "max_requests": 256,
+        }  # fmt: skip
+        return cls.disaggregated(prefill_nodes=prefill_nodes, decode_nodes=decode_nodes, **sizes | settings)
+
+    @classmethod
+    def small_coupled(cls, *, nodes: int = 1, **settings: Any) -> Self:
+        """The same with nodes that prefill and decode, under Sarathi-Serve and with prefix caching.
+
+        Args:
+            nodes: nodes that do both.
+            **settings: as of `coupled`.
+        """
+        block = settings.setdefault("block_size_tokens", 16)
+        sizes: dict[str, Any] = {
+            "batching": SarathiServe(chunk_tokens=512), "prefix_caching": True, "device_tokens": SMALL_TOKENS,
+            "memory_block_tokens": block,
+        }  # fmt: skip
+        return cls.coupled(nodes=nodes, **sizes | settings)
+
+
+def _fields_of(pool: type[PrefillPool | DecodePool | CoupledPool], settings: dict[str, Any]) -> dict[str, Any]:
     """The settings that are fields of a pool, taken out of them."""
     return {each.name: settings.pop(each.name) for each in fields(pool) if each.name in settings}
 
