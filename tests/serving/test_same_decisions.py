@@ -1,6 +1,6 @@
 """The same trace under the pacer gives the same decisions live and simulated, and both recordings keep laws."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from recorded import Follower, decisions, orders, recording
@@ -19,7 +19,7 @@ from mooncake_lab.core import SLO, CacheChanged, Request, TracedRequest
 from mooncake_lab.perf import DecodeLatency, HybridLatency, PrefillLatency
 from mooncake_lab.serving import Pacer
 from mooncake_lab.serving.spec import coordinator_spec
-from mooncake_lab.simulation import Cluster
+from mooncake_lab.simulation import Cluster, SimulationOptions
 
 BLOCK = 16
 GAP_S = 0.08
@@ -140,12 +140,21 @@ def keeps_the_laws(live, model, steps):
     assert not any(worker.contexts or worker.prompts for worker in follower.coordinator.workers.up)
 
 
+def placed(decided):
+    """A decision without its times."""
+    known = asdict(decided.decision)
+    return {name: value for name, value in known.items() if name != "reason" and not name.startswith("expected")}
+
+
 def check(open_cluster, pace, nodes, placement, count, **changes):
     """The decisions of both runtimes, and what each worker did, are the same; both recordings keep the laws."""
     changes = CLUSTERS[nodes] | {"placement": placement, "block_size_tokens": BLOCK} | changes
     with open_cluster(pace, pacer=Pacer.of(pace), **changes) as live:
         requests = apart(live.spec, pace, count, GAP_S)
         real, predicted = on_time(live, pace, requests)
+        again = Cluster(live.spec, pace, SimulationOptions(keep_decisions=True), estimate=live.estimate)
+        again.run(requests)
+        assert [placed(one) for one in again.decisions] == [placed(one) for one in live.decisions]
     assert decisions(real) == decisions(predicted)
     assert orders(real) == orders(predicted)
     for steps in (real, predicted):

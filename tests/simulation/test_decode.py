@@ -49,7 +49,7 @@ def coordinator(log, capacity):
     return made
 
 
-def simulate(joins, capacity=10**9):
+def simulate(joins, capacity=10**9, max_requests=None):
     """The log, and what the coordinator believes of the instance in the end."""
     loop, log = EventLoop(), []
     conductor = coordinator(log, 10**9)
@@ -57,7 +57,9 @@ def simulate(joins, capacity=10**9):
     def report(event):
         conductor.on(event, loop.now_s)
 
-    instance = DecodeInstance(loop, "d", MODEL, DecodePool(device_tokens=capacity), report)
+    instance = DecodeInstance(
+        loop, "d", MODEL, DecodePool(device_tokens=capacity, max_requests=max_requests), report
+    )
 
     def feed(i, context, outputs):
         attempt = Attempt(i, 1)
@@ -79,10 +81,14 @@ def simulate(joins, capacity=10**9):
     return log, conductor.workers["d"]
 
 
-def step_by_step(joins, capacity=10**9):
+def step_by_step(joins, capacity=10**9, max_requests=99):
     """Every token's time on an `Instance` under `DecodeOnly`, one step after the other: the general way."""
     bounds = Limits(
-        max_batch_tokens=99, max_requests=99, block_size_tokens=1, capacity_blocks=capacity, free_blocks=capacity
+        max_batch_tokens=99,
+        max_requests=max_requests,
+        block_size_tokens=1,
+        capacity_blocks=capacity,
+        free_blocks=capacity,
     )
     instance = Instance(DecodeOnly(), bounds, CountedBlocks(capacity))
     times, coming, now = {i: [] for i in range(len(joins))}, list(enumerate(joins)), 0.0
@@ -139,6 +145,14 @@ class TestExactness:
         joins = [(at_s, min(context, capacity - 1), outputs) for at_s, context, outputs in joins]
         log, _ = simulate(joins, capacity)
         assert_same_times(log, step_by_step(joins, capacity))
+
+    @settings(max_examples=80, deadline=None)
+    @given(JOINS, st.integers(100, 5000), st.integers(1, 4))
+    def test_no_more_requests_decode_at_once_than_allowed(self, joins, capacity, max_requests):
+        """With a limit of requests, too, token times are those of a general instance with that limit."""
+        joins = [(at_s, min(context, capacity - 1), outputs) for at_s, context, outputs in joins]
+        log, _ = simulate(joins, capacity, max_requests)
+        assert_same_times(log, step_by_step(joins, capacity, max_requests))
 
     def test_events_do_not_grow_with_output_length(self):
         """A thousand times more tokens of one request is still one stretch."""

@@ -49,6 +49,16 @@ def prefilled(rows, max_batch_tokens=1):
     return [record for record in log if isinstance(record, Prefilled)]
 
 
+@pytest.mark.parametrize("caching", [True, False])
+def test_without_prefix_caching_every_prompt_is_computed(caching):
+    """The second of two equal prompts finds the first one, unless prompts are not kept."""
+    spec = ClusterSpec.disaggregated(prefill_nodes=1, decode_nodes=1, prefix_caching=caching)
+    cluster = Cluster(spec, REALISTIC)
+    log = cluster.run(requests_of([(0.0, 2048, 2, 0), (50.0, 2048, 2, 0)]))
+    assert [record.reused_tokens for record in log if isinstance(record, Prefilled)] == [0, 2047 if caching else 0]
+    assert len(cluster.coordinator.workers.index) == (4 if caching else 0)
+
+
 @settings(max_examples=60, deadline=None)
 @given(ROWS, st.sampled_from([1, 2000, 12_000]))
 def test_prompts_are_computed_as_by_a_general_instance(rows, max_batch_tokens):
