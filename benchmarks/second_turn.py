@@ -37,7 +37,7 @@ from mooncake_lab.serving import LiveCluster, LiveOptions, WorkerPool
 BLOCK = 64
 PROCESSES = 6
 """Workers of two clusters at once, each with two that prefill and one that decodes."""
-FILLERS = 3
+FILLERS = 4
 """Requests that push a prefix out of DRAM."""
 SETTLE_S = 0.15
 """Until what the last of them evicted is in its place; where that takes longer, the round is repeated."""
@@ -161,7 +161,7 @@ class Bench:
         if self.place not in {"dram", "worker", "paced-worker"}:
             for filler in range(1, FILLERS + 1):
                 # DRAM holds 9/8 of `tokens`, and 3/8 on their way down: what one evicts is gone before the next
-                self._serve(filler, tokens // FILLERS + BLOCK, new_tokens=1)
+                self._serve(filler, 9 * tokens // (8 * FILLERS), new_tokens=1)
             time.sleep(SETTLE_S)
         suffix = 10_000 + self.ids
         second = self._serve(0, long, suffix, source=SOURCES[self.place], on_worker=int("worker" in self.place))
