@@ -82,7 +82,7 @@ screenshots: book ## Picture every page, light, dark and on a phone, into tests/
 	@echo "Look at tests/site/screenshots"
 
 readme: book ## Write the results in the README from the book's numbers
-	@$(BIN)/python -m mooncake_lab.paper.readme README.md book/_generated
+	@$(BIN)/python -m mooncake_lab.paper.pages README.md book/_generated
 
 serve-book: book ## Serve the built book on this machine, with search [PORT]
 	@echo "http://127.0.0.1:$(PORT)  (Ctrl-C ends it)"

@@ -19,7 +19,7 @@ from mooncake_lab.batch.chapters import Chapter, chapter, figure_data, life_stri
 from mooncake_lab.batch.plan import topic_of
 from mooncake_lab.paper import headlines, scorecard
 from mooncake_lab.paper.comparison import VERDICT_CLASSES
-from mooncake_lab.paper.readme import counted
+from mooncake_lab.paper.pages import counted
 from mooncake_lab.paper.scorecard import chapter_number
 
 CHAPTERS = "chapters"

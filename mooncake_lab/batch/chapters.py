@@ -164,12 +164,6 @@ def life_strip(topic: str) -> str:
         f'<li class="here"><strong>{escape(step)}</strong></li>' if step in here else f"<li>{escape(step)}</li>"
         for step in STEPS
     )
-    return f'<div class="life" role="group" aria-label="{escape(life_sentence(topic))}"><ol>{steps}</ol></div>'
-
-
-def life_sentence(topic: str) -> str:
-    """What the strip shows, as a sentence."""
-    here = PARTS[topic]
-    if here == STEPS:
-        return "In the life of a request, this chapter is about every step."
-    return f"In the life of a request, this chapter is about: {', '.join(here)}."
+    said = " every step" if here == STEPS else f": {', '.join(here)}"
+    label = escape(f"In the life of a request, this chapter is about{said}.")
+    return f'<div class="life" role="group" aria-label="{label}"><ol>{steps}</ol></div>'

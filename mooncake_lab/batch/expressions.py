@@ -78,22 +78,6 @@ def code(path: str) -> Any:
         raise ValueError(f"there is no {path}: {error}") from error
 
 
-def _fact(name: str, *, series: str | None = None, x: float | str | None = None) -> float:
-    return paper.fact(name, series=series, x=x).value
-
-
-def _constant(name: str) -> float:
-    return paper.constant(name).value
-
-
-def _assumption(name: str) -> float | None:
-    return paper.assumption(name).value
-
-
-def _claim(name: str) -> float:
-    return paper.claim(name).fact.value
-
-
 HELPERS: Final[Mapping[str, Any]] = {
     **{
         each.__name__: each
@@ -106,12 +90,12 @@ HELPERS: Final[Mapping[str, Any]] = {
     "log": math.log,
     "log2": math.log2,
     "isnan": math.isnan,
-    "fact": _fact,
+    "fact": lambda name, **point: paper.fact(name, **point).value,
     "curve": paper.curve,
     "points": paper.points,
-    "constant": _constant,
-    "assumption": _assumption,
-    "paper": _claim,
+    "constant": lambda name: paper.constant(name).value,
+    "assumption": lambda name: paper.assumption(name).value,
+    "paper": lambda name: paper.claim(name).fact.value,
     "claim": paper.claim,
     "claims": paper.claims,
     "scope": paper.scope,

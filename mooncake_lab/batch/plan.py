@@ -18,8 +18,7 @@ import msgspec
 
 from mooncake_lab.batch import provenance
 from mooncake_lab.batch.notebook import Notebook, read_notebook
-from mooncake_lab.experiments.cache import named_files
-from mooncake_lab.experiments.sources import code_digest
+from mooncake_lab.experiments.cache import code_digest, named_files
 
 Value: TypeAlias = str | int | float | bool
 """What a parameter may be."""
@@ -27,7 +26,7 @@ Value: TypeAlias = str | int | float | bool
 MARK: Final = "mooncake_lab"
 """The key under which an executed notebook's metadata says what it was computed from."""
 
-_EXECUTES: Final = "import mooncake_lab.batch.execute"
+_EXECUTES: Final = "import mooncake_lab.batch.run"
 """Whose code runs with every notebook's."""
 
 GATHERS: Final = "gathers"
@@ -61,6 +60,11 @@ class NotebookJob:
     def name(self) -> str:
         """The topic, and the point of a sweep: what a person and the batch call this job by."""
         return f"{self.topic} {self.point}".strip()
+
+    @property
+    def told(self) -> dict[str, Value]:
+        """The parameters, but for the folder of the records."""
+        return {name: value for name, value in self.parameters.items() if name != "out_dir"}
 
     def is_done(self) -> bool:
         """Whether the executed copy, and the numbers it wrote, are there and were made from the same."""

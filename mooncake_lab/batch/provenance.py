@@ -1,18 +1,19 @@
 """What results are made from: one name for everything an execution depends on, and the file that says it.
 
-A code change recomputes the chapters that may import the changed file (`experiments/sources.py`). The digest
+A code change recomputes the chapters that may import the changed file (`experiments/cache.py`). The digest
 covers the notebook, its parameters, those files, everything under `data/`, the pinned requirements, and which
 traces this machine holds. The page banner and the scorecard read `provenance.json`, which lies beside the results.
 """
 
 import hashlib
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from mooncake_lab.experiments.cache import tree_digest
 from mooncake_lab.workload import WORKLOADS, file_sha256, find_trace
 
 
@@ -23,32 +24,14 @@ def found_traces() -> dict[str, str | None]:
 
 
 def surroundings_digest(root: Path, traces: Mapping[str, str | None]) -> str:
-    """One name for what all notebooks depend on: data, pins, interpreter, traces found.
-
-    Args:
-        root: the repository, with `data/` and `requirements.lock`.
-        traces: what `found_traces` returned.
-    """
-    files = [*_data_files(root / "data"), root / "requirements.lock"]
-    whole = hashlib.sha256(tree_digest(root, files).encode())
+    """One name for what all notebooks depend on: data, pins, interpreter, traces found."""
+    data = (path for path in (root / "data").rglob("*") if path.is_file())
+    # fetched traces are named by their own sha256 instead
+    facts = (path for path in data if path.relative_to(root).parts[1] != "traces")
+    whole = hashlib.sha256(tree_digest(root, [*facts, root / "requirements.lock"]).encode())
     whole.update(f"python {sys.version_info[:2]}".encode())
     whole.update(msgspec.json.encode(traces, order="sorted"))
     return whole.hexdigest()
-
-
-def tree_digest(root: Path, files: Iterable[Path]) -> str:
-    """One name for the paths and contents of some files; a missing file counts by its absence."""
-    whole = hashlib.sha256()
-    for path in sorted(set(files)):
-        name = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
-        content = file_sha256(path) if path.is_file() else "absent"
-        whole.update(f"{name}\0{content}\n".encode())
-    return whole.hexdigest()
-
-
-def _data_files(data: Path) -> Iterable[Path]:
-    """Facts, measurements and weights; fetched traces are named by their own sha256 instead."""
-    return (path for path in data.rglob("*") if path.is_file() and path.relative_to(data).parts[0] != "traces")
 
 
 FILE: Final = "provenance.json"

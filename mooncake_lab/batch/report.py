@@ -19,29 +19,30 @@ import msgspec
 import pandas as pd
 
 from mooncake_lab.batch.chapters import tables
-from mooncake_lab.batch.execute import Outcome
 from mooncake_lab.batch.plan import NotebookJob
+from mooncake_lab.batch.run import Outcome
 from mooncake_lab.paper.scorecard import TABLE
 
 FOLDER: Final = "summary"
 """Where the tables go, in the folder of a batch; apart from the numbers of the chapters."""
 
 
-def rows(jobs: Sequence[NotebookJob], outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+def rows(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
     """One row a notebook: topic, notebook, parameters, status, seconds, record, cell, error, traceback."""
     return [
         {
-            "topic": outcome.topic,
+            "topic": job.topic,
             "status": outcome.status,
             "seconds": round(outcome.seconds, 3),
-            "notebook": outcome.notebook.as_posix(),
+            "notebook": job.output.as_posix(),
             "record": job.record.as_posix() if (job.root / job.record).is_file() else None,
-            "parameters": {name: value for name, value in job.parameters.items() if name != "out_dir"},
+            "parameters": job.told,
             "cell": outcome.cell,
             "error": outcome.error,
             "traceback": outcome.traceback,
         }
-        for job, outcome in zip(jobs, outcomes, strict=True)
+        for outcome in outcomes
+        for job in [outcome.job]
     ]
 
 
@@ -50,7 +51,14 @@ def verdicts(jobs: Iterable[NotebookJob]) -> pd.DataFrame:
 
     Columns: topic, the parameters, then what the chapter recorded, such as quantity, paper, ours, verdict.
     """
-    return pd.DataFrame(_judged(jobs))
+    return pd.DataFrame(
+        [
+            {"topic": job.topic, **job.told, **row}
+            for job in jobs
+            if (job.root / job.record).is_file()
+            for row in msgspec.json.decode((job.root / job.record).read_bytes()).get("numbers", {}).get(TABLE, [])
+        ]
+    )
 
 
 def recorded(jobs: Iterable[NotebookJob]) -> dict[str, pd.DataFrame]:
@@ -59,10 +67,11 @@ def recorded(jobs: Iterable[NotebookJob]) -> dict[str, pd.DataFrame]:
     A column that is called like a parameter is left out where it says the same, else it is `table.NAME`.
     """
     found: dict[str, list[pd.DataFrame]] = {}
-    for job, told in _with_records(jobs):
-        for name, table in tables(job.root / job.record).items():
+    for job in jobs:
+        kept = tables(job.root / job.record) if (job.root / job.record).is_file() else {}
+        for name, table in kept.items():
             if name != TABLE:
-                found.setdefault(f"{job.topic}.{name}", []).append(_beside(told, table))
+                found.setdefault(f"{job.topic}.{name}", []).append(_beside(job.told, table))
     return {name: pd.concat(parts, ignore_index=True) for name, parts in found.items()}
 
 
@@ -94,20 +103,6 @@ def write_tables(
     (target / "numbers").mkdir()
     for name, table in numbers.items():
         table.to_csv(target / "numbers" / f"{name}.csv", index=False)
-
-
-def _judged(jobs: Iterable[NotebookJob]) -> Iterator[dict[str, Any]]:
-    for job, told in _with_records(jobs):
-        content: dict[str, Any] = msgspec.json.decode((job.root / job.record).read_bytes())
-        for row in content.get("numbers", {}).get(TABLE, []):
-            yield {"topic": job.topic, **told, **row}
-
-
-def _with_records(jobs: Iterable[NotebookJob]) -> Iterator[tuple[NotebookJob, dict[str, Any]]]:
-    """The jobs that put numbers on record, and their parameters."""
-    for job in jobs:
-        if (job.root / job.record).is_file():
-            yield job, {name: value for name, value in job.parameters.items() if name != "out_dir"}
 
 
 _PAGE: Final = Template("""<!doctype html>
@@ -142,13 +137,6 @@ def write_gallery(
     """Write `index.html` and one page per notebook beside its executed copy; return the index.
 
     A page that is newer than its notebook stays.
-
-    Args:
-        folder: of the batch.
-        jobs: what was executed.
-        summary: one row per notebook.
-        judged: one row per quantity that is compared with a paper.
-        numbers: names of the tables in `summary/numbers`.
     """
     failed = sum(row["status"] == "failed" for row in summary)
     body = f"<h1>Batch</h1><p>{len(summary)} notebooks, {failed} failed.</p>"

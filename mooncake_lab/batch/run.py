@@ -1,31 +1,185 @@
-"""Many notebooks at once, in processes of this machine or on workers of a Dask cluster.
+"""Many notebooks at once with papermill, in processes of this machine or on workers of a Dask cluster.
 
 A worker of a cluster works in the same folder as here, under the same path (a shared file system), with the same
 environment; results come back through that folder.
 """
 
+import logging
 import os
+import re
+import socket
 import threading
+import time
 import traceback
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing import get_context, parent_process
-from typing import Final
+from pathlib import Path
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from mooncake_lab.batch.execute import Outcome, Status, execute_in_worker
-from mooncake_lab.batch.plan import NotebookJob, after_the_others
+from mooncake_lab.batch.notebook import read_notebook
+from mooncake_lab.batch.plan import MARK, NotebookJob, after_the_others, parameter_defaults
+from mooncake_lab.batch.provenance import found_traces
+from mooncake_lab.workload.releases import DATA_VARIABLE
+
+_STARTS: Final = 3
+"""Kernels talk over ports that another process may take in between; a start that fails is tried again."""
+
+_THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+_PUT_IN: Final = frozenset({"injected-parameters", "papermill-error-cell-tag"})
+"""Tags of the cells that papermill added to its author's."""
+
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of one job; its executed copy ends at the failing cell where it failed."""
+
+    job: NotebookJob
+    status: Literal["executed", "cached", "failed"] = "failed"
+    seconds: float = 0.0
+    error: str | None = None
+    """One line: the cell, its first line, and what it raised."""
+    cell: int | None = None
+    """The number of the cell that failed, as the author counts them."""
+    traceback: str | None = None
+    """What a reader of the notebook sees below that cell, without colours."""
+
+
+def execute_in_worker(job: NotebookJob, threads: int) -> Outcome:
+    """`execute`, in a process of a batch: its kernel inherits its share of the cores, and calls nobody.
+
+    What the caller has set already is left alone.
+    """
+    for name in _THREAD_VARIABLES:
+        os.environ.setdefault(name, str(threads))
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("PYTHONWARNINGS", "ignore:IProgress not found")  # tqdm misses widgets; pages have none
+    return execute(job)
+
+
+def execute(job: NotebookJob) -> Outcome:
+    """Execute one notebook and write its copy, marked with the digest of what it was made from.
+
+    A failing cell is an outcome, not an exception; the copy then ends there, for reading. Where other traces are
+    found than the job was planned with, no cell runs: the digest would speak of traces that were not read.
+    """
+    started = time.monotonic()
+    output = job.root / job.output
+    output.parent.mkdir(parents=True, exist_ok=True)
+    for made_before in (output, job.root / job.record):
+        made_before.unlink(missing_ok=True)
+    outcome = _other_traces(job) or _run_cells(job, output)
+    return replace(outcome, seconds=time.monotonic() - started)
+
+
+def _other_traces(job: NotebookJob) -> Outcome | None:
+    """Say which traces are others here than where the job was planned; None where all are the same."""
+    here = found_traces() if job.traces else {}
+    others = [name for name, planned in job.traces.items() if here.get(name) != planned]
+    if not others:
+        return None
+
+    def sha(digest: str | None) -> str:
+        return "none" if digest is None else f"SHA-256 {digest[:12]}"
+
+    told = ", ".join(f"{name} (planned {sha(job.traces[name])}, here {sha(here.get(name))})" for name in others)
+    error = (
+        f"the worker on {socket.gethostname()} finds other released traces than the batch was planned with:"
+        f" {told}; set {DATA_VARIABLE} for the workers to a folder with the files it was planned with"
+    )
+    return Outcome(job=job, error=error)
+
+
+def _run_cells(job: NotebookJob, output: Path) -> Outcome:
+    import nbformat  # both take seconds to import, which a build with nothing to do does not spend
+    import papermill
+    from papermill.exceptions import PapermillExecutionError
+
+    logging.getLogger("papermill").setLevel(logging.ERROR)
+    for attempt in range(1, _STARTS + 1):
+        output.unlink(missing_ok=True)
+        try:
+            executed = papermill.execute_notebook(
+                job.root / job.source,
+                output,
+                parameters=dict(job.parameters),
+                progress_bar=False,
+                cwd=job.root,
+                extra_arguments=["--log-level=CRITICAL"],  # neither greetings nor the interrupt that ends it
+            )
+        except PapermillExecutionError as failure:
+            return _failed(job, failure, output)
+        except RuntimeError as failure:  # the kernel died, or never came up
+            death = _died(job, failure, output)
+            if death is not None or attempt == _STARTS:
+                return death or Outcome(job=job, error=f"the kernel did not start: {failure}")
+            _log.warning("%s: the kernel did not start (%s); trying again", job.topic, failure)
+        else:
+            _mark(executed, job)
+            nbformat.write(executed, output)
+            return Outcome(job=job, status="executed")
+    raise AssertionError("the loop above returns")
+
+
+def _failed(job: NotebookJob, failure: Any, partial: Path) -> Outcome:
+    """Name the cell as the author counts them: without the cells that papermill put in."""
+    cells = read_notebook(partial).cells
+    failed = next(i for i, cell in enumerate(cells) if cell.metadata.get("papermill", {}).get("exception"))
+    number = sum(_PUT_IN.isdisjoint(cell.tags) for cell in cells[: failed + 1])
+    error = f"{_named(number, failure.source)} raised {failure.ename}: {failure.evalue}"
+    traceback = _COLOUR.sub("", "\n".join(failure.traceback))
+    return Outcome(job=job, error=error, cell=number, traceback=traceback)
+
+
+def _died(job: NotebookJob, failure: RuntimeError, partial: Path) -> Outcome | None:
+    """Name the cell in which the kernel died, with its source for want of a traceback; None if none had begun."""
+    try:
+        cells = [cell for cell in read_notebook(partial).cells if _PUT_IN.isdisjoint(cell.tags)]
+    except (OSError, ValueError):
+        return None
+    begun = [(number, cell) for number, cell in enumerate(cells, 1) if cell.has_begun]
+    if not begun:
+        return None
+    number, cell = begun[-1]
+    error = f"the kernel died in {_named(number, cell.text)}: {failure}"
+    shown = f"{cell.text}\n\n{error}\nA dead kernel leaves no traceback; memory may be short."
+    return Outcome(job=job, error=error, cell=number, traceback=shown)
+
+
+def _named(number: int, source: str) -> str:
+    """A cell by its number and its first line."""
+    line = next((line.strip() for line in source.splitlines() if line.strip()), "")
+    return f"cell {number} ({line[:70]!r})"
+
+
+def _mark(executed: Any, job: NotebookJob) -> None:
+    """Remember what the copy depends on, and show injected parameters only where they say something new."""
+    recorded = (job.root / job.record).is_file()
+    executed.metadata[MARK] = {"digest": job.digest, "recorded": recorded}
+    executed.metadata["papermill"].update(input_path=job.source.as_posix(), output_path=job.output.as_posix())
+    defaults = parameter_defaults(read_notebook(job.root / job.source))
+    if all(defaults.get(name) == value for name, value in job.told.items()):
+        for cell in executed.cells:
+            if "injected-parameters" in cell.metadata.get("tags", []):
+                cell.metadata["tags"].append("remove-cell")
+
 
 PROCESSES: Final = "processes"
 """The executor of this machine."""
 
 _DASK: Final = "dask"
-_PRELOADED: Final = ("papermill", "mooncake_lab.batch.execute")
+_PRELOADED: Final = ("papermill", "mooncake_lab.batch.run")
 
 
 def check_executor(name: str) -> str:
@@ -111,7 +265,7 @@ def run(
         task = bar.add_task("", total=len(jobs))
 
         def finished(outcome: Outcome) -> None:
-            done[outcome.name] = outcome
+            done[outcome.job.name] = outcome
             console.print(_line(outcome), markup=False, highlight=False, soft_wrap=True)
             bar.advance(task)
 
@@ -120,7 +274,7 @@ def run(
             todo = [job for job in turn if force or not job.is_done()]
             for job in turn:
                 if job not in todo:
-                    finished(_ended(job, "cached"))
+                    finished(Outcome(job=job, status="cached"))
             if todo:
                 _execute_all(todo, workers, threads, finished, executor)
     return [done[job.name] for job in jobs]
@@ -134,8 +288,8 @@ def _line(outcome: Outcome) -> str:
         case "executed":
             how = f"executed in {outcome.seconds:.1f} s"
         case "failed":
-            how = f"FAILED: {outcome.error}\n{'':17}read {outcome.notebook.as_posix()} up to there"
-    return f"{outcome.name:<16} {how}"
+            how = f"FAILED: {outcome.error}\n{'':17}read {outcome.job.output.as_posix()} up to there"
+    return f"{outcome.job.name:<16} {how}"
 
 
 def _execute_all(
@@ -170,10 +324,4 @@ def _outcome(future: Future[Outcome], job: NotebookJob) -> Outcome:
     if error is None:
         return future.result()
     where = "".join(traceback.format_exception(error))
-    said = f"the worker failed with {type(error).__name__}: {error}"
-    return replace(_ended(job, "failed"), error=said, traceback=where)
-
-
-def _ended(job: NotebookJob, status: Status) -> Outcome:
-    """The outcome of a notebook that was not executed."""
-    return Outcome(topic=job.topic, point=job.point, status=status, seconds=0.0, notebook=job.output)
+    return Outcome(job=job, error=f"the worker failed with {type(error).__name__}: {error}", traceback=where)

@@ -13,7 +13,7 @@ from mooncake_lab import __version__
 
 COMMANDS: Final = {
     "trace": ("trace:app", "Inspect traces, fetch the released ones, and generate new ones."),
-    "cache": ("cache:cache", "Replay a trace through one cache and print its hit rate."),
+    "cache": ("store:cache", "Replay a trace through one cache and print its hit rate."),
     "simulate": (
         "simulate:simulate",
         "Replay a trace on a simulated cluster in virtual time, and print a summary.",
@@ -23,11 +23,11 @@ COMMANDS: Final = {
         "Generate answers to all prompts of a file, with continuous batching and a paged KVCache.",
     ),
     "serve": (
-        "serve:serve",
+        "live:serve",
         "Serve a model behind OpenAI's completions and chat API; each prefill or decode worker is a process.",
     ),
     "replay": (
-        "replay:replay",
+        "live:replay",
         "Replay the beginning of a trace on a live cluster in real time, and print a summary.",
     ),
     "batch": (

@@ -64,7 +64,8 @@ def batch(
     traces = found_traces()
     try:
         _check_place(executor, jobs)
-        grid = {"scale": _scales(scale), "seed": _seeds(seed), **_settings(set_ or [])}
+        scales = tuple(check_scale(str(value)) for value in values(scale))
+        grid = {"scale": scales, "seed": _seeds(seed), **_settings(set_ or [])}
         sweep = points(grid)
         planned = _planned(root, out, sweep, traces, topics)
     except ValueError as error:
@@ -88,31 +89,38 @@ def batch(
             seed=int(point.parameters["seed"]),
             traces=traces,
         )
-    _put_prose(planned, outcomes)
-    summary = rows(planned, outcomes)
+    _put_prose(outcomes)
+    summary = rows(outcomes)
     if json_:
-        typer.echo(_as_json(grid, out, summary, traces))
+        swept = any(len(choices) > 1 for choices in grid.values())
+        told = {name: list(choices) if swept else choices[0] for name, choices in grid.items()}
+        told["out_dir"] = (out or Path("book/_generated")).as_posix()
+        content = {"parameters": told, "traces": traces, "notebooks": summary}
+        typer.echo(msgspec.json.format(msgspec.json.encode(content), indent=1))
     _report(root, out, planned, summary, quiet=json_)
     if any(outcome.status == "failed" for outcome in outcomes):
         raise typer.Exit(1)
 
 
-def _put_prose(planned: Sequence[NotebookJob], outcomes: Sequence[Outcome]) -> None:
+def _put_prose(outcomes: Sequence[Outcome]) -> None:
     """The words of the sources in the executed copies, with this run's numbers."""
     with failing("batch"):
-        for job, outcome in zip(planned, outcomes, strict=True):
-            if outcome.status != "failed":
-                sidecar = job.root / "book" / "statements" / f"{job.source.stem}.toml"
-                put_prose(
-                    job.root / job.source, job.root / job.output, sidecar, Records(job.root / job.record.parent)
-                )
+        for job in (outcome.job for outcome in outcomes if outcome.status != "failed"):
+            sidecar = job.root / "book" / "statements" / f"{job.source.stem}.toml"
+            records = Records(job.root / job.record.parent)
+            put_prose(job.root / job.source, job.root / job.output, sidecar, records)
 
 
 def _planned(
     root: Path, out: Path | None, sweep: Sequence[Point], traces: Mapping[str, str | None], topics: str
 ) -> list[NotebookJob]:
     wanted = [topic for topic in topics.split(",") if topic]
-    notebooks, surroundings = _notebooks(root), surroundings_digest(root, traces)
+    notebooks = sorted((root / "notebooks").glob("*.ipynb"))
+    if not notebooks:
+        raise ValueError(
+            f"{root / 'notebooks'} contains no notebooks; run this command in the root of the repository"
+        )
+    surroundings = surroundings_digest(root, traces)
     if out is None:
         if len(sweep) > 1:
             raise ValueError(
@@ -194,19 +202,6 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _notebooks(root: Path) -> list[Path]:
-    notebooks = sorted((root / "notebooks").glob("*.ipynb"))
-    if not notebooks:
-        raise ValueError(
-            f"{root / 'notebooks'} contains no notebooks; run this command in the root of the repository"
-        )
-    return notebooks
-
-
-def _scales(text: str) -> tuple[Value, ...]:
-    return tuple(check_scale(str(value)) for value in values(text))
-
-
 def _seeds(text: str) -> tuple[Value, ...]:
     found = values(text)
     if any(type(value) is not int for value in found):
@@ -228,19 +223,3 @@ def _settings(pairs: list[str]) -> dict[str, Sequence[Value]]:
             )
         settings[name] = values(text)
     return settings
-
-
-def _as_json(
-    grid: Mapping[str, Sequence[Value]],
-    out: Path | None,
-    summary: Sequence[Mapping[str, Any]],
-    traces: Mapping[str, str | None],
-) -> str:
-    swept = any(len(choices) > 1 for choices in grid.values())
-    told = {name: list(choices) if swept else choices[0] for name, choices in grid.items()}
-    content = {
-        "parameters": {**told, "out_dir": (out or Path("book/_generated")).as_posix()},
-        "traces": traces,
-        "notebooks": summary,
-    }
-    return msgspec.json.format(msgspec.json.encode(content), indent=1).decode()

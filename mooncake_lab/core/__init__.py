@@ -1,10 +1,6 @@
 """The nouns: requests, service levels, block keys, the run log, units."""
 
-from typing import TYPE_CHECKING
-
-from mooncake_lab.core.collection import rare_collections
-from mooncake_lab.core.draws import keyed_uniform
-from mooncake_lab.core.lazy import lazy_names
+from mooncake_lab.core.keys import block_keys, keyed_uniform
 from mooncake_lab.core.log import (
     Arrived,
     CacheChanged,
@@ -21,12 +17,10 @@ from mooncake_lab.core.log import (
     read_log,
     write_log,
 )
+from mooncake_lab.core.process import rare_collections
 from mooncake_lab.core.project import SCALES, carried_folder, check_scale
 from mooncake_lab.core.request import SLO, BlockKey, Request, TracedRequest
 from mooncake_lab.core.units import GB, GIB, KIB, MIB, TERA, blocks_for, gbps
-
-if TYPE_CHECKING:
-    from mooncake_lab.core.keys import block_keys
 
 __all__ = [
     "GB",
@@ -61,5 +55,3 @@ __all__ = [
     "read_log",
     "write_log",
 ]
-
-__getattr__ = lazy_names(__name__, {"keys": ("block_keys",)})

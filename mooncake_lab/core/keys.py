@@ -1,19 +1,24 @@
-"""Block keys: one name for a block of tokens *and* everything before it (arXiv §3, Fig. 3).
+"""Names and numbers that a hash decides: the keys of blocks, and draws that depend on names, not on order.
 
-`key[i] = H(key[i-1] || tokens of block i)` with XXH3 of 128 bits as `H`, so two prompts share key `i` exactly when
-their first `i + 1` blocks are equal. The chain starts from a namespace (the model's fingerprint), so that a block
-computed by one model is never found by another.
+A block key names a block of tokens *and* everything before it (arXiv §3, Fig. 3): `key[i] = H(key[i-1] || tokens
+of block i)` with XXH3 of 128 bits as `H`, so two prompts share key `i` exactly when their first `i + 1` blocks
+are equal. The chain starts from a namespace (the model's fingerprint), so that a block computed by one model is
+never found by another.
 """
 
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
+
 import xxhash
 
 from mooncake_lab.core.units import blocks_for
 
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
 
 def block_keys(
-    tokens: npt.NDArray[np.int32],
+    tokens: "npt.NDArray[np.int32]",
     block_size_tokens: int = 512,
     *,
     namespace: bytes = b"",
@@ -31,13 +36,13 @@ def block_keys(
     Raises:
         ValueError: when the tokens are not a vector of int32, or a parameter is out of range.
     """
-    if tokens.ndim != 1 or tokens.dtype != np.int32:
+    if tokens.ndim != 1 or tokens.dtype != "int32":
         raise ValueError(f"tokens have shape {tokens.shape} and type {tokens.dtype}; a vector of int32 is needed")
     digest = xxhash.xxh3_128_digest
     blocks = blocks_for(len(tokens), block_size_tokens)
     if not partial:
         blocks = len(tokens) // block_size_tokens
-    raw = np.ascontiguousarray(tokens).tobytes()
+    raw = tokens.tobytes()
     step = block_size_tokens * tokens.itemsize
     key = digest(namespace)
     keys: list[bytes] = []
@@ -45,3 +50,15 @@ def block_keys(
         key = digest(key + raw[start : start + step])
         keys.append(key)
     return keys
+
+
+def keyed_uniform(seed: int, *names: int | str | bytes) -> float:
+    """A number uniform in [0, 1) that only the seed and the names decide.
+
+    Policies use it instead of a random generator, so that they hold no state and their decisions replay.
+    """
+    digest = xxhash.xxh3_64(seed=seed % 2**64)
+    for name in names:
+        raw = name if isinstance(name, bytes) else str(name).encode()
+        digest.update(len(raw).to_bytes(4, "little") + raw)
+    return (digest.intdigest() >> 11) / 2**53

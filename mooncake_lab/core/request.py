@@ -103,7 +103,3 @@ class SLO:
         for name, value in (("ttft_s", self.ttft_s), ("tbt_s", self.tbt_s)):
             if math.isnan(value) or value <= 0:
                 raise ValueError(f"SLO.{name} is {value!r}; it must be a positive number of seconds")
-
-    def met_by(self, *, ttft_s: float, tbt_s: float) -> bool:
-        """Whether a request with these latencies is effective."""
-        return ttft_s <= self.ttft_s and tbt_s <= self.tbt_s

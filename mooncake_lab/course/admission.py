@@ -2,10 +2,8 @@
 
 import dataclasses
 import random
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import Final
 
 from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.conductor import (
@@ -22,8 +20,8 @@ from mooncake_lab.conductor import (
     ServedView,
     decide,
 )
-from mooncake_lab.core import SLO, Request, TracedRequest
-from mooncake_lab.course.laws import broken_laws, law_lines, require, said
+from mooncake_lab.core import SLO, Request, TracedRequest, blocks_for
+from mooncake_lab.course import PolicyFindings, contract, examine, require
 from mooncake_lab.metrics import effective, request_table
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.simulation import Cluster
@@ -34,9 +32,6 @@ _LIMITS: Final = SLO(ttft_s=10.0, tbt_s=0.04)
 """Limits for the views made by hand."""
 _CROWD_LIMITS: Final = SLO(ttft_s=25.0, tbt_s=0.05)
 _CROWD_REQUESTS: Final = 2000
-
-Law: TypeAlias = Callable[[AdmissionPolicy], None]
-"""Raises `AssertionError` with what went wrong when a policy breaks it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +62,7 @@ def crowd(seed: int | random.Random) -> list[TracedRequest]:
 
     Prompts have 1,000 to 16,000 tokens, answers 200 to 800, and every other hundred requests comes twice as fast.
     Decode is the bottleneck: a request that is rejected after its prefill took prefill time from another request
-    that could have been served.
-
-    Args:
-        seed: of the draws, or the draws themselves.
+    that could have been served. The seed may be the draws themselves.
     """
     draw = seed if isinstance(seed, random.Random) else random.Random(seed)  # noqa: S311  # a workload
     found: list[TracedRequest] = []
@@ -78,25 +70,14 @@ def crowd(seed: int | random.Random) -> list[TracedRequest]:
     for i in range(_CROWD_REQUESTS):
         at_s += (0.14 if (i // 100) % 2 else 0.32) * 2 * draw.random()
         tokens = int(1000 * 16 ** draw.random())
-        blocks = -(-tokens // 512)
-        request = Request(
-            id=i,
-            arrival_s=at_s,
-            input_tokens=tokens,
-            block_keys=tuple(range(100 * i, 100 * i + blocks)),
-        )
+        keys = tuple(range(100 * i, 100 * i + blocks_for(tokens, 512)))
+        request = Request(id=i, arrival_s=at_s, input_tokens=tokens, block_keys=keys)
         found.append(TracedRequest(request, int(200 * 4 ** draw.random())))
     return found
 
 
 def goodput(policy: AdmissionPolicy, model: LatencyModel, *, seed: int | random.Random = CROWD_SEED) -> float:
-    """The share of a crowd that finishes within both limits on three prefill nodes and one decode node.
-
-    Args:
-        policy: whose admissions.
-        model: the clock of the cluster.
-        seed: of the crowd, or its draws.
-    """
+    """The share of a crowd that finishes within both limits on three prefill nodes and one decode node."""
     spec = ClusterSpec.disaggregated(
         prefill_nodes=3, decode_nodes=1, placement=CacheAware(), admission=policy, slo=_CROWD_LIMITS
     )
@@ -148,24 +129,16 @@ def checks_twice(policy: AdmissionPolicy) -> None:
         require(fine, f"double_check returned {answer!r} for request {request.id}")
 
 
-ADMISSION_LAWS: Final[Mapping[str, Law]] = MappingProxyType(
-    {
-        "answers about this request": answers_about_this_request,
-        "decisions replay": decisions_replay,
-        "holds no state": holds_no_state,
-        "serves an idle cluster": serves_an_idle_cluster,
-        "checks twice": checks_twice,
-    }
+ADMISSION_LAWS: Final = contract(
+    answers_about_this_request, decisions_replay, holds_no_state, serves_an_idle_cluster, checks_twice
 )
-"""The contract of `AdmissionPolicy`: one law per rule."""
+"""The contract of `AdmissionPolicy`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdmissionReport:
-    """What `check_admission` found; print it to read it."""
+class AdmissionReport(PolicyFindings):
+    """What `check_admission` found."""
 
-    broken: Mapping[str, str]
-    """Name of each broken law, and what went wrong."""
     goodput: float | None
     """On the crowd of the seed; `None` when the policy could not be run."""
     baseline_goodput: float
@@ -173,39 +146,22 @@ class AdmissionReport:
     coming_goodput: float
     """Goodput of early rejection that counts the requests on their way to decode."""
 
-    @property
-    def passed(self) -> bool:
-        """Whether every law holds."""
-        return not self.broken
-
     def __str__(self) -> str:
-        lines = law_lines(ADMISSION_LAWS, self.broken)
         ours = "none" if self.goodput is None else f"{self.goodput:.3f}"
-        lines.append(
+        return self.told(
+            ADMISSION_LAWS,
             f"goodput {ours}; rejecting after prefill has {self.baseline_goodput:.3f},"
-            f" early rejection {self.early_goodput:.3f}, counting prefills {self.coming_goodput:.3f}"
+            f" early rejection {self.early_goodput:.3f}, counting prefills {self.coming_goodput:.3f}",
         )
-        return "\n".join(lines)
 
 
 def check_admission(policy: AdmissionPolicy, model: LatencyModel, *, seed: int = CROWD_SEED) -> AdmissionReport:
-    """Run a policy through the contract, and compare its goodput on a crowd with that of three of our policies.
-
-    A bad policy is a finding, not an exception.
-
-    Args:
-        policy: whose.
-        model: the clock of the cluster it is graded on.
-        seed: of the crowd.
-    """
-    broken = broken_laws(ADMISSION_LAWS, policy)
-    served = None
-    try:
-        served = goodput(policy, model, seed=seed)
-    except Exception as error:  # noqa: BLE001  # likewise; a policy that cannot run has also broken a law
-        broken.setdefault("answers about this request", said(error))
+    """Run a policy through the contract, and compare its goodput on a crowd with that of three of our policies."""
+    broken, served = examine(
+        ADMISSION_LAWS, policy, lambda: goodput(policy, model, seed=seed), "answers about this request"
+    )
     return AdmissionReport(
-        broken=MappingProxyType(broken),
+        broken=broken,
         goodput=served,
         baseline_goodput=goodput(AfterPrefill(), model, seed=seed),
         early_goodput=goodput(EarlyRejection(), model, seed=seed),

@@ -1,15 +1,14 @@
 """Checks the contract of an eviction policy, ours or a student's."""
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import Final
 
 from mooncake_lab.chapters.store.replay import Requests, replay
 from mooncake_lab.core import BlockKey
-from mooncake_lab.course.laws import broken_laws, law_lines, require, said
+from mooncake_lab.course import PolicyFindings, contract, examine, require
 from mooncake_lab.store import (
     BlockStore,
     EvictionPolicy,
@@ -25,16 +24,11 @@ _WORKLOAD_CAPACITY_BLOCKS = 300
 _SESSIONS = 120
 """Conversations at any time."""
 
-Law: TypeAlias = Callable[[PolicyFactory], None]
-"""Raises `AssertionError` with what went wrong when a policy breaks it."""
-
 
 def shared_prefix_requests(seed: int | random.Random = 0, *, requests: int = 1500) -> list[list[int]]:
     """A small workload: conversations that grow by a turn each time, some far more popular than others.
 
-    Args:
-        seed: of the draws, or the draws themselves.
-        requests: how many.
+    The seed may be the draws themselves.
     """
     draw = _draws(seed)
     histories: list[list[int]] = [[0] for _ in range(_SESSIONS)]
@@ -55,9 +49,6 @@ def chats_and_documents(seed: int | random.Random = 0) -> list[list[int]]:
     """900 requests of conversations, and between them long documents that no later request contains.
 
     LRU does badly on these requests.
-
-    Args:
-        seed: of the draws, or the draws themselves.
     """
     draw = _draws(seed)
     next_id = 1_000_000
@@ -140,53 +131,39 @@ def agrees_with_its_store_over_a_workload(factory: PolicyFactory) -> None:
         store.check()
 
 
-EVICTION_LAWS: Final[Mapping[str, Law]] = MappingProxyType(
-    {
-        "starts empty": starts_empty,
-        "holds exactly the inserted keys": holds_exactly_the_inserted_keys,
-        "accepts bytes as keys": accepts_bytes_as_keys,
-        "never evicts a pinned block": never_evicts_a_pinned_block,
-        "is deterministic": is_deterministic,
-        "works behind a store": works_behind_a_store,
-        "agrees with its store over a workload": agrees_with_its_store_over_a_workload,
-    }
+EVICTION_LAWS: Final = contract(
+    starts_empty,
+    holds_exactly_the_inserted_keys,
+    accepts_bytes_as_keys,
+    never_evicts_a_pinned_block,
+    is_deterministic,
+    works_behind_a_store,
+    agrees_with_its_store_over_a_workload,
 )
-"""The contract of `EvictionPolicy`: one law per rule."""
+"""The contract of `EvictionPolicy`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyReport:
-    """What `check_policy` found; print it to read it."""
+class PolicyReport(PolicyFindings):
+    """What `check_policy` found."""
 
-    broken: Mapping[str, str]
-    """Name of each broken law, and what went wrong."""
     hit_rate: float | None
     """On the workload; `None` when the policy could not be replayed."""
     lru_hit_rate: float
     belady_hit_rate: float
 
-    @property
-    def passed(self) -> bool:
-        """Whether every law holds."""
-        return not self.broken
-
     def __str__(self) -> str:
-        lines = law_lines(EVICTION_LAWS, self.broken)
         ours = "none" if self.hit_rate is None else f"{self.hit_rate:.3f}"
-        lines.append(
-            f"block hit rate {ours}; LRU has {self.lru_hit_rate:.3f}, the optimum {self.belady_hit_rate:.3f}"
+        return self.told(
+            EVICTION_LAWS,
+            f"block hit rate {ours}; LRU has {self.lru_hit_rate:.3f}, the optimum {self.belady_hit_rate:.3f}",
         )
-        return "\n".join(lines)
 
 
 def check_policy(
-    factory: PolicyFactory,
-    requests: Requests | None = None,
-    capacity_blocks: int = _WORKLOAD_CAPACITY_BLOCKS,
+    factory: PolicyFactory, requests: Requests | None = None, capacity_blocks: int = _WORKLOAD_CAPACITY_BLOCKS
 ) -> PolicyReport:
     """Run a policy through the contract, and compare its hit rate on a workload with LRU and the optimum.
-
-    A bad policy is a finding, not an exception.
 
     Args:
         factory: makes a fresh policy for a number of blocks, e.g. `lambda capacity_blocks: MyPolicy()`.
@@ -194,17 +171,13 @@ def check_policy(
         capacity_blocks: the size of the cache on that workload.
     """
     workload = shared_prefix_requests() if requests is None else requests
-    broken = broken_laws(EVICTION_LAWS, factory)
-    hit_rate = None
-    try:
-        hit_rate = replay(workload, factory, capacity_blocks).hit_rate
-    except Exception as error:  # noqa: BLE001  # likewise; a policy that cannot run has also broken a law
-        broken.setdefault("works behind a store", said(error))
+
+    def hit_rate(policy: PolicyFactory | str) -> float:
+        return replay(workload, policy, capacity_blocks).hit_rate
+
+    broken, ours = examine(EVICTION_LAWS, factory, lambda: hit_rate(factory), "works behind a store")
     return PolicyReport(
-        broken=MappingProxyType(broken),
-        hit_rate=hit_rate,
-        lru_hit_rate=replay(workload, "lru", capacity_blocks).hit_rate,
-        belady_hit_rate=replay(workload, "belady", capacity_blocks).hit_rate,
+        broken=broken, hit_rate=ours, lru_hit_rate=hit_rate("lru"), belady_hit_rate=hit_rate("belady")
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from mooncake_lab.perf.models import ModelShape
+from mooncake_lab.perf.specs import ModelShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from mooncake_lab.engine.loop import Engine, EngineSettings
 from mooncake_lab.engine.model import LlamaModel, make_model
 from mooncake_lab.engine.sequence import GenerationRequest
 from mooncake_lab.engine.weights import load_weights, random_weights
-from mooncake_lab.perf.models import model_shape
+from mooncake_lab.perf.specs import model_shape
 
 _RANDOM = "random:"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -15,18 +15,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from functools import cache, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar, cast
 
 import msgspec
+import pandas as pd
 from tqdm import tqdm
 
 from mooncake_lab.core import check_scale, rare_collections
 from mooncake_lab.experiments.cache import cached_rows, digest_of, is_of_package, keep_rows, plain_rows
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from mooncake_lab.workload import Trace
+from mooncake_lab.workload import Trace, load
 
 
 class Experiment(Protocol):
@@ -49,19 +46,15 @@ class OfTrace:
     seed: int = 0
     """Seed of the twin, which is used where there is no released file."""
 
-    def trace(self) -> "Trace":
+    def trace(self) -> Trace:
         """The requests."""
         whole = whole_trace(self.workload, self.seed)
         return whole if self.first is None else whole.head(self.first)
 
 
 @cache
-def whole_trace(workload: str, seed: int = 0) -> "Trace":
+def whole_trace(workload: str, seed: int = 0) -> Trace:
     """A workload's trace, read or made once."""
-    from mooncake_lab.workload import (
-        load,  # not above: numpy takes a while, and `mooncake-lab --help` does without
-    )
-
     return load(workload, seed=seed)
 
 
@@ -85,7 +78,7 @@ def vary(base: E, **axes: Sequence[Any]) -> tuple[E, ...]:
     return tuple(dataclasses.replace(base, **dict(zip(axes, point, strict=True))) for point in product)
 
 
-def run(experiment: E | Sequence[E], executor: Executor | None = None, *, cache: bool = True) -> "pd.DataFrame":
+def run(experiment: E | Sequence[E], executor: Executor | None = None, *, cache: bool = True) -> pd.DataFrame:
     """Compute an experiment, or each point of a sweep, and return one table.
 
     Args:
@@ -97,8 +90,6 @@ def run(experiment: E | Sequence[E], executor: Executor | None = None, *, cache:
     Returns:
         One line a row of each point, in the order of the points: the experiment's fields, then its row.
     """
-    import pandas as pd  # not above: it takes a second, and `mooncake-lab simulate` does without
-
     points = [experiment] if dataclasses.is_dataclass(experiment) else list(experiment)
     digests = [digest_of(point) if cache and is_of_package(point) else None for point in points]
     found = [cached_rows(digest) if digest else None for digest in digests]
@@ -125,31 +116,29 @@ def at_scale(base: E, scale: str, **changes: Mapping[str, Any]) -> E:
     return dataclasses.replace(base, **changes.get(check_scale(scale), {}))
 
 
-def tabulated(rows: Callable[P, Iterable[Mapping[str, Any]]]) -> "Callable[P, pd.DataFrame]":
+def tabulated(rows: Callable[P, Iterable[Mapping[str, Any]]]) -> Callable[P, pd.DataFrame]:
     """Let a function that yields rows return them as a table."""
 
     @wraps(rows)
-    def table(*args: P.args, **kwargs: P.kwargs) -> "pd.DataFrame":
-        import pandas as pd  # not above: it takes a second, and `mooncake-lab simulate` does without
-
+    def table(*args: P.args, **kwargs: P.kwargs) -> pd.DataFrame:
         return pd.DataFrame(list(rows(*args, **kwargs)))
 
     return table
 
 
-def where(table: "pd.DataFrame", **values: Any) -> "pd.DataFrame":
+def where(table: pd.DataFrame, **values: Any) -> pd.DataFrame:
     """The rows of a table whose columns have these values."""
     for name, wanted in values.items():
         table = cast("pd.DataFrame", table[table[name] == wanted])
     return table
 
 
-def records(table: "pd.DataFrame", **values: Any) -> list[dict[Any, Any]]:
+def records(table: pd.DataFrame, **values: Any) -> list[dict[Any, Any]]:
     """The rows whose columns have these values, each as a mapping by column."""
     return where(table, **values).to_dict(orient="records")
 
 
-def value(table: "pd.DataFrame", column: str, **values: Any) -> Any:
+def value(table: pd.DataFrame, column: str, **values: Any) -> Any:
     """What a column says in the one row whose other columns have these values.
 
     Raises:
@@ -189,8 +178,6 @@ def record(out_dir: str | Path, topic: str, numbers: Mapping[str, Any], *, sourc
         sources: where the data came from, e.g. `trace.source`; a source that begins with "twin" marks the
             whole record as computed on generated data.
     """
-    import pandas as pd  # not above: it takes a second, and `mooncake-lab simulate` does without
-
     folder = Path(out_dir)
     folder.mkdir(parents=True, exist_ok=True)
     origins = sorted(set(sources))
@@ -208,6 +195,6 @@ def record(out_dir: str | Path, topic: str, numbers: Mapping[str, Any], *, sourc
     return path
 
 
-def _rows(table: "pd.DataFrame") -> list[dict[Any, Any]]:
+def _rows(table: pd.DataFrame) -> list[dict[Any, Any]]:
     named = any(name is not None for name in table.index.names)
     return (table.reset_index() if named else table).to_dict(orient="records")

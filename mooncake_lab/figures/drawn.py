@@ -33,7 +33,13 @@ COLUMNS: Final = (
 def drawn(figure: Figure) -> list[dict[str, Any]]:
     """All that a figure's axes show in their own coordinates, panel by panel, but limits and annotations."""
     return [
-        {"panel": number, "title": axes.get_title(loc="left") or axes.get_title(), **_axes(axes), **row}
+        {
+            "panel": number,
+            "title": axes.get_title(loc="left") or axes.get_title(),
+            "x_axis": axes.get_xlabel(),
+            "y_axis": axes.get_ylabel(),
+            **row,
+        }
         for number, axes in enumerate(figure.axes, 1)
         for row in _rows(axes)
     ]
@@ -77,18 +83,10 @@ def has_filled_circles(figure: Figure) -> bool:
         line.get_marker() in {"o", "."}
         and line.get_visible()
         and np.asarray(line.get_xydata()).size > 0
-        and not _is_hollow(line.get_markerfacecolor())
+        and _hex(line.get_markerfacecolor()) not in {"", "#ffffff"}
         for axes in figure.axes
         for line in axes.get_lines()
     )
-
-
-def _is_hollow(face: Any) -> bool:
-    return _hex(face) in {"", "#ffffff"}
-
-
-def _axes(axes: Axes) -> dict[str, str]:
-    return {"x_axis": axes.get_xlabel(), "y_axis": axes.get_ylabel()}
 
 
 def _rows(axes: Axes) -> Iterator[dict[str, Any]]:

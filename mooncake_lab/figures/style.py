@@ -26,7 +26,6 @@ from typing import Any, Final, ParamSpec, TypeVar, cast
 
 import matplotlib as mpl
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
@@ -107,7 +106,12 @@ class BookFigure(Figure):
             buffer = io.StringIO()
             self.savefig(buffer, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
         _check_text(self)
-        return _checked_size(_small(buffer.getvalue(), in_words(self)))
+        svg = _small(buffer.getvalue(), in_words(self))
+        if len(svg) > MOST_BYTES:
+            raise ValueError(
+                f"the SVG of a figure has {len(svg)} bytes, more than {MOST_BYTES}; rasterize its clouds"
+            )
+        return svg
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         data = as_csv(self)
@@ -198,24 +202,17 @@ def label_lines(axes: Axes, lines: Any = None, *, gap: float = 1.25) -> None:
     chosen = [line for line in (lines or axes.get_lines()) if not str(line.get_label()).startswith("_")]
     axes.autoscale_view()
     to_pixels, back = axes.transData.transform, axes.transAxes.inverted().transform
-    ends = [to_pixels(_last_point(line)) for line in chosen]
-    places = _spread([float(back(end)[1]) for end in ends], gap * SMALL / 72 / _height_inches(axes))
+    points = [np.asarray(line.get_xydata(), dtype=float) for line in chosen]
+    ends = [to_pixels(each[np.isfinite(each).all(axis=1)][-1]) for each in points]
+    figure = axes.get_figure(root=True)
+    height_inches = axes.get_position().height * figure.get_figheight() if figure else 1.0
+    places = _spread([float(back(end)[1]) for end in ends], gap * SMALL / 72 / height_inches)
     for line, end, place in zip(chosen, ends, places, strict=True):
         colour = letters(str(line.get_markeredgecolor() if line.get_linestyle() == "None" else line.get_color()))
         axes.annotate(
             str(line.get_label()), (float(back(end)[0]), place), xycoords="axes fraction", xytext=(6, 0),
             textcoords="offset points", va="center", color=colour, fontsize=SMALL, annotation_clip=False,
         )  # fmt: skip
-
-
-def _last_point(line: Line2D) -> npt.NDArray[np.float64]:
-    points = np.asarray(line.get_xydata(), dtype=float)
-    return points[np.isfinite(points).all(axis=1)][-1]
-
-
-def _height_inches(axes: Axes) -> float:
-    figure = axes.get_figure(root=True)
-    return float(axes.get_position().height * figure.get_figheight()) if figure else 1.0
 
 
 def _spread(wanted: list[float], gap: float) -> list[float]:
@@ -379,12 +376,6 @@ def _small(svg: str, words: str) -> str:
     svg = re.sub(r' (?:d|x|y)="[^"]*"', lambda match: re.sub(r"(\.\d\d)\d+", r"\1", match[0]), svg)
     start = svg.index(">", svg.index("<svg ")) + 1
     return f"{svg[:start].replace('<svg ', f'<svg {_ROOT} ', 1)}<desc>{escape(words)}</desc>{svg[start:]}"
-
-
-def _checked_size(svg: str) -> str:
-    if len(svg) > MOST_BYTES:
-        raise ValueError(f"the SVG of a figure has {len(svg)} bytes, more than {MOST_BYTES}; rasterize its clouds")
-    return svg
 
 
 def plain_number(value: float, _: object = None) -> str:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from mooncake_lab.core.lazy import lazy_names
+from mooncake_lab.core.process import lazy_names
 from mooncake_lab.metrics.averages import mean, percentile, wilson
 from mooncake_lab.metrics.conservation import check_log
 from mooncake_lab.metrics.latency import (
@@ -67,22 +67,4 @@ __all__ = [
     "write_perfetto",
 ]
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "hits": (
-            "covered_tokens",
-            "replicas_at",
-            "tier_hit_rates",
-            "token_hit_rate",
-        ),
-        "load": (
-            "decode_load_series",
-            "lagged_correlation",
-            "period_s",
-            "prefill_load_series",
-            "swing",
-            "wasted_prefill_gpu_s",
-        ),
-    },
-)
+__getattr__ = lazy_names(__name__, "hits", "load")

@@ -12,9 +12,7 @@ from mooncake_lab.core import BlockKey, CacheChanged, Moved, Prefilled, Record
 def token_hit_rate(reused_tokens: npt.ArrayLike, input_tokens: npt.ArrayLike) -> float:
     """Reused over all input tokens, so that a long prompt weighs more (FAST'25 Fig. 9, as we read it).
 
-    Args:
-        reused_tokens: shape (requests,), prompt tokens of each request that need no computation.
-        input_tokens: shape (requests,), prompt tokens of each request.
+    Both have shape (requests,).
 
     Raises:
         ValueError: when shapes differ, there is no token, or a request reused more than it has.

@@ -119,9 +119,6 @@ def tbt_mean_gap_s(times_s: Sequence[float]) -> float:
 
     The edition takes percentiles of TBT over requests without saying what the TBT of a request is; this
     is our assumption. A request with a single token has a TBT of 0.
-
-    Args:
-        times_s: when each token came, in order.
     """
     if len(times_s) < 2:
         return 0.0
@@ -165,11 +162,7 @@ def effective(
     """Which requests of a `request_table` finished within both limits, shape (requests,).
 
     A request that was rejected or still runs at the horizon is not effective, whatever it received.
-
-    Args:
-        requests: the table, one row a request.
-        slo: the limits; a latency equal to its limit meets it.
-        tbt: which edition's time between tokens is held against the limit.
+    A latency equal to its limit meets it.
     """
     ttft = requests["ttft_s"].to_numpy(dtype="float64")
     gap = requests[f"tbt_{tbt}_s"].to_numpy(dtype="float64")

@@ -185,12 +185,6 @@ def run_summary(
 ) -> dict[str, float | int | None]:
     """Counts, latencies and hit rate of a run, by name; without any token, the latencies are None.
 
-    Args:
-        records: the run's log.
-        slo: the limits of an effective request.
-        tbt: whose definition of the time between tokens.
-        prefill_group: nodes of each prefill instance, all of which a prefill occupies.
-
     Raises:
         ValueError: when no request arrived.
     """

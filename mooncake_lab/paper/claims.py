@@ -116,9 +116,6 @@ class Yardstick:
     def check_band(self, paper: float) -> None:
         """Refuse a band that reaches to where there is no effect.
 
-        Args:
-            paper: the number that the band is around.
-
         Raises:
             ValueError: when a number without the claim's direction would lie within the band.
         """

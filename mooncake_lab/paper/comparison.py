@@ -122,12 +122,7 @@ def noted(row: Compared, words: str) -> Compared:
 
 
 def detail(row: Compared, words: str) -> Compared:
-    """A row about a claim that does not decide it: another workload, policy or reading, beside the one that does.
-
-    Args:
-        row: of `claimed`.
-        words: in what it differs from the row that decides.
-    """
+    """A row about a claim that does not decide it: the words say in what it differs from the one that does."""
     return replace(noted(row, words), decides=False)
 
 

@@ -1,51 +1,31 @@
-"""The tables of the book's scope and assumptions pages, written into the pages between their marks.
+"""What stands between marks in pages written by hand: the results in the README, tables of scope and assumptions.
 
-`python -m mooncake_lab.paper.pages book` refreshes both pages. Their prose is written by hand.
+`python -m mooncake_lab.paper.pages README.md book/_generated` writes into the README what the chapters put on
+record, and `python -m mooncake_lab.paper.pages book` writes the tables into both pages of the book.
 """
 
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 
-from mooncake_lab.paper.facts import Assumption, ScopeItem, assumptions, scope
+import msgspec
 
-_MARKED = re.compile(
-    r"(?P<begin>^% table: (?P<name>[^\n]+)\n).*?(?P<end>^% end of table$)", re.MULTILINE | re.DOTALL
-)
+from mooncake_lab.paper.facts import ScopeItem, assumptions, scope
+from mooncake_lab.paper.scorecard import NOT_EXECUTED, Scorecard, headlines, scorecard
 
+_RESULTS: Final = re.compile(r"(<!-- results: begin -->\n).*?(<!-- results: end -->)", re.DOTALL)
+_TABLE: Final = re.compile(r"(^% table: ([^\n]+)\n).*?(^% end of table$)", re.MULTILINE | re.DOTALL)
 
-def scope_table(edition: str) -> str:
-    """The scope of one edition as a Markdown table."""
-    rows = [_scope_row(item) for item in scope() if item.edition == edition]
-    return _table(("in the paper", "shows", "in this book"), rows)
-
-
-def assumptions_table(_: str = "assumptions") -> str:
-    """All assumptions as a Markdown table with a class, by which `book.css` lays it out on a phone."""
-    head = ("", "the papers leave open", "we assume", "how much it matters")
-    return "{.assumptions}\n" + _table(head, [_assumption_row(each) for each in assumptions()])
-
-
-TABLES: Final[Mapping[str, Callable[[str], str]]] = MappingProxyType(
-    {
-        "FAST'25": scope_table,
-        "arXiv v3": scope_table,
-        "SARATHI": scope_table,
-        "Sarathi-Serve": scope_table,
-        "Companions": scope_table,
-        "assumptions": assumptions_table,
-    }
-)
-"""What a mark may name, and how its table is made."""
+EDITIONS: Final = ("FAST'25", "arXiv v3", "SARATHI", "Sarathi-Serve", "Companions")
+"""A mark names one of these for a table of its scope, or `assumptions`."""
 
 PAGES: Final = ("scope.md", "assumptions.md")
 """The pages with such tables, in the book's folder."""
 
 
-def refreshed(page: str) -> str:
+def with_tables(page: str) -> str:
     """A page with every table between its marks made anew; the rest as it is.
 
     Raises:
@@ -53,41 +33,103 @@ def refreshed(page: str) -> str:
     """
 
     def made(match: re.Match[str]) -> str:
-        name = match["name"]
-        if name not in TABLES:
-            raise ValueError(f"a page asks for table {name!r}; there are {', '.join(TABLES)}")
-        return f"{match['begin']}\n{TABLES[name](name)}\n{match['end']}"
+        begin, name, end = match.groups()
+        if name not in (*EDITIONS, "assumptions"):
+            raise ValueError(f"a page asks for table {name!r}; there are {', '.join(EDITIONS)}, assumptions")
+        return f"{begin}\n{_assumptions() if name == 'assumptions' else scope_table(name)}\n{end}"
 
-    text, count = _MARKED.subn(made, page)
+    text, count = _TABLE.subn(made, page)
     if count == 0:
         raise ValueError("the page has no line '% table: NAME' with a line '% end of table' after it")
     return text
 
 
-def main(book: Path) -> None:
-    """Refresh the tables of the pages in the book's folder."""
-    for name in PAGES:
-        path = book / name
-        path.write_text(refreshed(path.read_text(encoding="utf-8")), encoding="utf-8")
+def scope_table(edition: str) -> str:
+    """The scope of one edition as a Markdown table."""
+    rows = [(item.item, item.shows, _here(item)) for item in scope() if item.edition == edition]
+    return _table([("in the paper", "shows", "in this book"), *rows])
 
 
-def _scope_row(item: ScopeItem) -> tuple[str, ...]:
+def _here(item: ScopeItem) -> str:
     where = {
         "redrawn": f"redrawn in [{item.chapter}](chapters/{item.chapter}.ipynb)",
         "explained": "not redrawn",
         "not possible": "**not possible**",
     }[item.status]
-    return item.item, item.shows, f"{where}; {item.remark}" if item.remark else where
+    return f"{where}; {item.remark}" if item.remark else where
 
 
-def _assumption_row(each: Assumption) -> tuple[str, ...]:
-    return f"{each.id} {each.topic}", each.missing, each.assumption, each.sensitivity
+def _assumptions() -> str:
+    """All assumptions as a Markdown table with a class, by which `book.css` lays it out on a phone."""
+    rows = [(f"{each.id} {each.topic}", each.missing, each.assumption, each.sensitivity) for each in assumptions()]
+    return "{.assumptions}\n" + _table([("", "the papers leave open", "we assume", "how much it matters"), *rows])
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = [head, tuple("---" for _ in head), *rows]
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
+    lines = [rows[0], ("---",) * len(rows[0]), *rows[1:]]
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
+class _Made(msgspec.Struct, frozen=True):
+    """What the numbers were made from, as the batch wrote it beside them."""
+
+    scale: str
+    seed: int
+    traces: dict[str, str | None]
+
+
+def with_results(readme: str, records: Path) -> str:
+    """A README with the results between its marks made anew.
+
+    They are the headlines as a Markdown table, the number of claims by verdict, and what they were computed from.
+
+    Raises:
+        ValueError: when there are no marks, or no numbers.
+    """
+    path = records / "provenance.json"
+    if not path.is_file():
+        raise ValueError(f"{records} holds no numbers; run `make book` first")
+    made = msgspec.json.decode(path.read_bytes(), type=_Made)
+    card = scorecard(records)
+    twins = sorted(name for name, sha256 in made.traces.items() if sha256 is None)
+    traces = f"generated twins of the traces {' and '.join(twins)}" if twins else "the released traces"
+    top = headlines(card)
+    results = (
+        f"{top.markdown()}\n{top.evidence()} {counted(card)}"
+        f" The numbers are those of scale {made.scale}, seed {made.seed} and {traces}.\n"
+    )
+    text, count = _RESULTS.subn(lambda match: f"{match[1]}{results}{match[2]}", readme)
+    if count != 1:
+        raise ValueError(f"a README has one pair of marks '<!-- results: begin -->' and end; this has {count}")
+    return text
+
+
+def counted(card: Scorecard) -> str:
+    """The number of claims by verdict, in a sentence or two."""
+    totals = card.totals().loc["all"]
+    number = totals.pop("claims")
+    verdicts = ", ".join(f"*{verdict}* ({count})" for verdict, count in totals.items() if count)
+    missing = " Some chapters were not executed; `make book` runs them all." if NOT_EXECUTED in totals else ""
+    return f"The book judges {number} claims: {verdicts}.{missing}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command line: the folder of the book, or a README and a folder of numbers."""
+
+    def rewrite(path: Path, refreshed: Callable[[str], str]) -> None:
+        path.write_text(refreshed(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+    match arguments:
+        case [book]:
+            for name in PAGES:
+                rewrite(Path(book, name), with_tables)
+        case [readme, records]:
+            rewrite(Path(readme), lambda text: with_results(text, Path(records)))
+        case _:
+            sys.stderr.write("usage: python -m mooncake_lab.paper.pages BOOK | README.md FOLDER_OF_NUMBERS\n")
+            return 2
+    return 0
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "book"))
+    sys.exit(main(sys.argv[1:]))

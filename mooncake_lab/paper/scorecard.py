@@ -164,10 +164,7 @@ class Scorecard:
 
 
 def scorecard(records: str | Path) -> Scorecard:
-    """Every claim with the verdicts on record below a folder.
-
-    Args:
-        records: where the chapters wrote `topic.json`; a chapter without one counts as not executed.
+    """Every claim with the verdicts on record below a folder; a chapter without a record counts as not executed.
 
     Raises:
         ValueError: when a record cannot be read, or judges a claim that does not exist, or when two

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from mooncake_lab.core.lazy import lazy_names
+from mooncake_lab.core.process import lazy_names
 from mooncake_lab.perf.cpp import (
     CppGroup,
     chunk_seconds,
@@ -11,8 +11,6 @@ from mooncake_lab.perf.cpp import (
     cpp_network_bytes,
     cpp_prefill_s,
 )
-from mooncake_lab.perf.floor import check_floor, probe_floor
-from mooncake_lab.perf.hardware import HARDWARE, Hardware, hardware
 from mooncake_lab.perf.iteration import (
     IterationCost,
     LinearCost,
@@ -23,8 +21,15 @@ from mooncake_lab.perf.iteration import (
     separate_round,
     transferred,
 )
-from mooncake_lab.perf.latency import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency
-from mooncake_lab.perf.models import MODELS, ModelShape, model_shape
+from mooncake_lab.perf.latency import (
+    DecodeLatency,
+    HybridLatency,
+    LatencyModel,
+    LinkLatency,
+    PrefillLatency,
+    check_floor,
+    probe_floor,
+)
 from mooncake_lab.perf.roofline import (
     PRINTED_A,
     PRINTED_B,
@@ -40,6 +45,7 @@ from mooncake_lab.perf.roofline import (
     reuse_crossover_tokens,
     ridge_flops_per_byte,
 )
+from mooncake_lab.perf.specs import HARDWARE, MODELS, Hardware, ModelShape, hardware, model_shape
 
 if TYPE_CHECKING:
     from mooncake_lab.perf.calibration import (
@@ -104,18 +110,4 @@ __all__ = [
     "transferred",
 ]
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "calibration": (
-            "Calibration",
-            "as_told",
-            "column_sizes",
-            "fit_decode",
-            "fit_link",
-            "fit_prefill",
-            "nonnegative_fit",
-            "per_request_cost_s",
-        ),
-    },
-)
+__getattr__ = lazy_names(__name__, "calibration")

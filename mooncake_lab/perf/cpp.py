@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Final, Literal
 
-from mooncake_lab.perf.hardware import Hardware
 from mooncake_lab.perf.latency import LatencyModel, LinkLatency, PrefillLatency
-from mooncake_lab.perf.models import ModelShape
 from mooncake_lab.perf.roofline import exact_prefill_flops
+from mooncake_lab.perf.specs import Hardware, ModelShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

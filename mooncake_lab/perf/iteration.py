@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
 
-from mooncake_lab.perf.hardware import Hardware
-from mooncake_lab.perf.models import ModelShape
 from mooncake_lab.perf.roofline import ridge_flops_per_byte
+from mooncake_lab.perf.specs import Hardware, ModelShape
 
 
 @dataclass(frozen=True, slots=True)

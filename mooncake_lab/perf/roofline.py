@@ -7,8 +7,7 @@ Bytes are compulsory traffic only: weights once, KVCache read once and written o
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from mooncake_lab.perf.hardware import Hardware
-from mooncake_lab.perf.models import ModelShape
+from mooncake_lab.perf.specs import Hardware, ModelShape
 
 if TYPE_CHECKING:
     import numpy as np

@@ -118,19 +118,10 @@ def traffic_tokens(bounds: Sequence[int]) -> int:
     return sum(bounds[:-1])
 
 
-def gathered_tokens(tokens: int, processes: int) -> int:
-    """The same for tensor or sequence parallel prefill, where every process gathers the slices of all others."""
-    return (processes - 1) * tokens
-
-
 def gathered_s(cost: Runahead, tokens: int, processes: int, *, causal: bool = False) -> float:
     """Seconds to the first token of the paper's baseline (TSP): even slices, and all gather all keys and values.
 
-    Args:
-        cost: of a layer.
-        tokens: of the prompt.
-        processes: how many share it.
-        causal: whether the last slice attends only to what precedes each token; the baseline attends to all.
+    The baseline's last slice attends to all tokens; a `causal` one only to what precedes each token.
     """
     each = tokens / processes
     pairs = each * (tokens - (each - 1) / 2) if causal else each * tokens

@@ -4,9 +4,8 @@ The artifact has iteration times of one machine only. Mistral-7B, LLaMA2-70B and
 the same share of their rooflines, and their engine to cost the same for each running request (assumption B48).
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -52,11 +51,7 @@ class Testbed:
         return replace(perf.hardware(self.device), name=f"{self.tensor} x {self.device}", devices=self.tensor)
 
     def clock(self, sum_s: float = 0.0) -> StageClock:
-        """What an iteration costs on it.
-
-        Args:
-            sum_s: latency of one all-reduce between nodes, where layers are cut over several.
-        """
+        """What an iteration costs on it, if an all-reduce between nodes has the latency `sum_s`."""
         shape = perf.model_shape(self.model)
         network = perf.LinkLatency(gbps(fact(TEXT, series="network", x="ethernet_gbps").value))
         activations = shape.width * shape.bytes_per_element
@@ -120,9 +115,8 @@ def yi_34b_on_two_a100s() -> perf.IterationCost:
     """
     lengths, seconds = _points(PREFILLS)
     per_token = seconds / lengths
-    slope = perf.as_told(np.polyfit(lengths[-3:], per_token[-3:], 1))[
-        0
-    ]  # attention is what makes long prompts dear
+    # attention is what makes long prompts dear
+    slope, _ = perf.as_told(np.polyfit(lengths[-3:], per_token[-3:], 1))
     per_pair_s = 2 * float(slope)
     batches, steps = _points(DECODES)
     memory = 2 * perf.hardware("a100").memory_bytes_per_s
@@ -143,21 +137,16 @@ def yi_34b_on_two_a100s() -> perf.IterationCost:
 
 def calibration() -> pd.DataFrame:
     """Every row of the artifact beside the model: what, size, paper_ms, model_ms, miss_percent."""
-    return pd.DataFrame(_calibration())
-
-
-def _calibration() -> Iterator[dict[str, Any]]:
     cost, mixed = yi_34b_on_two_a100s(), "1021 prefill tokens + 3 decodes"
-    rows = [("prefill", n, 1000 * s, cost.step_s(n, 0)) for n, s in zip(*_points(PREFILLS), strict=True)]
+    rows = [("prefill", n, 1000 * s, 1000 * cost.step_s(n, 0)) for n, s in zip(*_points(PREFILLS), strict=True)]
     rows += [
-        ("decode", b, 1000 * s, cost.step_s(0, 0, b, b * CONTEXT_TOKENS))
+        ("decode", b, 1000 * s, 1000 * cost.step_s(0, 0, b, b * CONTEXT_TOKENS))
         for b, s in zip(*_points(DECODES), strict=True)
     ]
     printed_ms = fact("sarathi_serve_artifact_mixed_batch", series=mixed, x="total_ms").value
-    rows.append((mixed, 1024, printed_ms, cost.step_s(1021, 0, 3, 3 * CONTEXT_TOKENS)))
-    for what, size, paper_ms, model_s in rows:
-        times = {"paper_ms": paper_ms, "model_ms": 1000 * model_s}
-        yield {"what": what, "size": size, **times, "miss_percent": 100 * (1000 * model_s / paper_ms - 1)}
+    rows.append((mixed, 1024, printed_ms, 1000 * cost.step_s(1021, 0, 3, 3 * CONTEXT_TOKENS)))
+    table = pd.DataFrame(rows, columns=["what", "size", "paper_ms", "model_ms"])
+    return table.assign(miss_percent=100 * (table["model_ms"] / table["paper_ms"] - 1))
 
 
 def machines_beside_paper() -> pd.DataFrame:
@@ -165,22 +154,19 @@ def machines_beside_paper() -> pd.DataFrame:
 
     The paper prints the time of a prompt of 4K of Falcon only.
     """
-    return pd.DataFrame(_machines_beside_paper())
-
-
-def _machines_beside_paper() -> Iterator[dict[str, Any]]:
-    for name, bed in TESTBEDS.items():
-        if bed.split > 1:
-            continue
-        cost, printed = cost_of(bed), {"Falcon-180B": fact(TEXT, series="Falcon-180B", x="prompt_4k_ms").value}
-        yield {
+    prompt_ms = {"Falcon-180B": fact(TEXT, series="Falcon-180B", x="prompt_4k_ms").value}
+    return pd.DataFrame(
+        {
             "testbed": name,
             "paper_decode_ms": 1000 * slo_s(name, "strict") / 5,
-            "model_decode_ms": 1000 * cost.step_s(0, 0, 32, 32 * 4096),
-            "paper_prompt_ms": printed.get(name, np.nan),
-            "model_prompt_ms": 1000 * cost.step_s(4096, 0),
+            "model_decode_ms": 1000 * cost_of(bed).step_s(0, 0, 32, 32 * 4096),
+            "paper_prompt_ms": prompt_ms.get(name, np.nan),
+            "model_prompt_ms": 1000 * cost_of(bed).step_s(4096, 0),
             "capacity_tokens": bed.capacity_tokens(),
         }
+        for name, bed in TESTBEDS.items()
+        if bed.split == 1
+    )
 
 
 def _points(name: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:

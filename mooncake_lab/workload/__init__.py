@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from mooncake_lab.core.lazy import lazy_names
+from mooncake_lab.core.process import lazy_names
 from mooncake_lab.workload.reader import TraceError, read_trace, write_trace
 from mooncake_lab.workload.releases import (
     DATA_VARIABLE,
@@ -20,7 +20,6 @@ from mooncake_lab.workload.releases import (
 from mooncake_lab.workload.trace import Trace, in_class
 
 if TYPE_CHECKING:
-    from mooncake_lab.workload.shared_prefix import SharedPrefix
     from mooncake_lab.workload.trace_statistics import (
         TraceStatistics,
         conversation_sizes,
@@ -31,7 +30,12 @@ if TYPE_CHECKING:
         statistics,
         use_counts,
     )
-    from mooncake_lab.workload.transforms import poisson_arrivals_s, with_larger_blocks, with_poisson_arrivals
+    from mooncake_lab.workload.transforms import (
+        SharedPrefix,
+        poisson_arrivals_s,
+        with_larger_blocks,
+        with_poisson_arrivals,
+    )
 
 __all__ = [
     "DATA_VARIABLE",
@@ -64,21 +68,4 @@ __all__ = [
     "write_trace",
 ]
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "shared_prefix": ("SharedPrefix",),
-        "trace_statistics": (
-            "Spread",
-            "TraceStatistics",
-            "conversation_sizes",
-            "request_of_block",
-            "reusable_blocks",
-            "reuse_gaps_s",
-            "seen_before",
-            "statistics",
-            "use_counts",
-        ),
-        "transforms": ("poisson_arrivals_s", "with_larger_blocks", "with_poisson_arrivals"),
-    },
-)
+__getattr__ = lazy_names(__name__, "trace_statistics", "transforms")

@@ -18,22 +18,26 @@ UPSTREAM: Final = "https://raw.githubusercontent.com/kvcache-ai/Mooncake"
 """The authors' public repository, as plain files."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Release:
     """A released trace file, pinned to a commit of the authors' repository and to its content."""
 
     name: str
     label: str
     """What to call it in a sentence."""
-    commit: str
-    folder: str
-    file_name: str
+    path: str
+    """The commit, and the file there."""
     sha256: str
 
     @property
     def url(self) -> str:
         """Where the file is published."""
-        return f"{UPSTREAM}/{self.commit}/{self.folder}/{self.file_name}"
+        return f"{UPSTREAM}/{self.path}"
+
+    @property
+    def file_name(self) -> str:
+        """What the file is called."""
+        return self.path.rpartition("/")[2]
 
     def check(self, path: Path) -> None:
         """Check that a file is this release, byte for byte.
@@ -51,39 +55,34 @@ class Release:
 
 RELEASES: Final[Mapping[str, Release]] = MappingProxyType(
     {
-        "conversation": Release(
-            name="conversation",
-            label="conversation",
-            commit="a2a4b18ac537fd798d50e6e9f57031ce86419a37",
-            folder="FAST25-release/traces",
-            file_name="conversation_trace.jsonl",
-            sha256="b8cbb061a85206d729d91cdc2981f43c9e0d99209dce588d3af5f7934408b9df",
-        ),
-        "synthetic": Release(
-            name="synthetic",
-            label="synthetic",
-            commit="3cca71daccf2a7afb8fe3f0295358f70e3a69fdb",
-            folder="FAST25-release/traces",
-            file_name="synthetic_trace.jsonl",
-            sha256="bd070915a98fc0ed264d7cfef2ce746002eb3076a695ec31ba2674c0111ec131",
-        ),
-        # The next two digests were not computed here: they are those that several public projects pin.
-        "toolagent": Release(
-            name="toolagent",
-            label="tool&agent",
-            commit="3cca71daccf2a7afb8fe3f0295358f70e3a69fdb",
-            folder="FAST25-release/traces",
-            file_name="toolagent_trace.jsonl",
-            sha256="48a2db1a13d3bc05e6330140c64f604ba366df20d3c9e128b5c35a01c1fa5f71",
-        ),
-        "arxiv": Release(
-            name="arxiv",
-            label="arXiv",
-            commit="dedfbde5daa3d5bc020adfd1d6e01c1d544f2098",
-            folder="FAST25-release/arxiv-trace",
-            file_name="mooncake_trace.jsonl",
-            sha256="b434f1816a707f4bac697235588184ebc374c9907cb981bb65fb0643471fe711",
-        ),
+        each.name: each
+        for each in (
+            Release(
+                "conversation",
+                "conversation",
+                "a2a4b18ac537fd798d50e6e9f57031ce86419a37/FAST25-release/traces/conversation_trace.jsonl",
+                "b8cbb061a85206d729d91cdc2981f43c9e0d99209dce588d3af5f7934408b9df",
+            ),
+            Release(
+                "synthetic",
+                "synthetic",
+                "3cca71daccf2a7afb8fe3f0295358f70e3a69fdb/FAST25-release/traces/synthetic_trace.jsonl",
+                "bd070915a98fc0ed264d7cfef2ce746002eb3076a695ec31ba2674c0111ec131",
+            ),
+            # The next two digests were not computed here: they are those that several public projects pin.
+            Release(
+                "toolagent",
+                "tool&agent",
+                "3cca71daccf2a7afb8fe3f0295358f70e3a69fdb/FAST25-release/traces/toolagent_trace.jsonl",
+                "48a2db1a13d3bc05e6330140c64f604ba366df20d3c9e128b5c35a01c1fa5f71",
+            ),
+            Release(
+                "arxiv",
+                "arXiv",
+                "dedfbde5daa3d5bc020adfd1d6e01c1d544f2098/FAST25-release/arxiv-trace/mooncake_trace.jsonl",
+                "b434f1816a707f4bac697235588184ebc374c9907cb981bb65fb0643471fe711",
+            ),
+        )
     }
 )
 """By workload name: conversation, synthetic and toolagent of FAST'25, and the one trace of arXiv v3."""
@@ -188,10 +187,6 @@ def fetch_trace(name: str, *, folder: Path | None = None, url: str | None = None
 
 def load(name: str, *, seed: int = 0) -> Trace:
     """The released trace if the search order finds it, else the twin; `origin` and `source` say which.
-
-    Args:
-        name: a workload name.
-        seed: of the twin; the released trace does not depend on it.
 
     Raises:
         ValueError: when the workload is unknown, or a file of its name is not the released one.

@@ -98,13 +98,13 @@ def test_code_counts_and_prose_does_not(repository, write_notebook):
 
 @pytest.mark.parametrize(
     ("changed", "others"),
-    [("one.py", True), ("__init__.py", True), ("batch/execute.py", True), ("two.py", False)],
+    [("one.py", True), ("__init__.py", True), ("batch/run.py", True), ("two.py", False)],
 )
 def test_the_modules_that_a_chapter_may_import_count(repository, write_notebook, monkeypatch, changed, others):
     """A changed line of a module, or of what executes notebooks, changes the chapters that may import it."""
     package = repository / "package"
     (package / "batch").mkdir(parents=True)
-    for name in ("__init__.py", "one.py", "two.py", "batch/__init__.py", "batch/execute.py"):
+    for name in ("__init__.py", "one.py", "two.py", "batch/__init__.py", "batch/run.py"):
         (package / name).write_text("x = 1\n")
     monkeypatch.setattr(mooncake_lab, "__file__", str(package / "__init__.py"))
     write_notebook(repository / ALPHA, "from mooncake_lab import one")

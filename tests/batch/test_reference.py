@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from mooncake_lab.batch.reference import FLOORS, PACKAGE, package_page, stub, write_reference
+from mooncake_lab.batch.render import FLOORS, PACKAGE, package_page, stub, write_reference
 
 
 def test_the_reference_has_every_public_name():

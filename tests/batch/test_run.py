@@ -7,8 +7,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from mooncake_lab.batch import Outcome, execute, plan, run
+from mooncake_lab.batch import Outcome, plan, run
 from mooncake_lab.batch.notebook import read_notebook
+from mooncake_lab.batch.run import execute
 
 
 def execute_all(root: Path, **options) -> tuple[dict[str, Outcome], str]:
@@ -26,7 +27,7 @@ def execute_all(root: Path, **options) -> tuple[dict[str, Outcome], str]:
     )
     console = Console(file=shown, force_terminal=options.pop("watched", False))
     outcomes = run(jobs, workers=2, threads=1, console=console, **options)
-    return {outcome.topic: outcome for outcome in outcomes}, shown.getvalue()
+    return {outcome.job.topic: outcome for outcome in outcomes}, shown.getvalue()
 
 
 def stderr_of(path: Path) -> str:
@@ -136,7 +137,7 @@ def test_a_kernel_that_does_not_start_is_tried_again(repository, monkeypatch):
         parameters={},
         surroundings="",
     )
-    assert execute.execute(job).status == "executed"
+    assert execute(job).status == "executed"
     assert len(tries) == 3
 
 

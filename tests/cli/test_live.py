@@ -13,8 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mooncake_lab.cli import app
-from mooncake_lab.cli.replay import replay
-from mooncake_lab.cli.serve import _FIELDS, _RunLog, _warnings, serve
+from mooncake_lab.cli.live import _FIELDS, _RunLog, _warnings, replay, serve
 from mooncake_lab.cluster import ClusterSpec, CoupledPool, PrefillPool
 from mooncake_lab.core import SLO, FirstToken, read_log
 from mooncake_lab.metrics import check_log, run_summary

@@ -145,7 +145,7 @@ class TestDecide:
             assert proposed.stage == "capacity"
             assert decision == proposed
             return
-        within = slo.met_by(ttft_s=proposed.expected_ttft_s, tbt_s=proposed.expected_tbt_s)
+        within = proposed.expected_ttft_s <= slo.ttft_s and proposed.expected_tbt_s <= slo.tbt_s
         assert isinstance(decision, Placement) == within
         if not within:
             assert "exceeds" in decision.reason

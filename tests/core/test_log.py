@@ -1,59 +1,30 @@
 """The run log."""
 
+from typing import get_args
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import fields
 
-from mooncake_lab.core import (
-    Arrived,
-    DecodeStretch,
-    Finished,
-    FirstToken,
-    Moved,
-    Placed,
-    Prefilled,
-    Rejected,
-    read_log,
-    write_log,
-)
+from mooncake_lab.core import BlockKey, FirstToken, Record, read_log, write_log
 
 TIMES = st.floats(0, 1e6, allow_nan=False)
 IDS = st.integers(0, 2**40)
 NAMES = st.text(max_size=8)
+KEYS = st.lists(IDS | st.binary(min_size=1, max_size=16), max_size=4).map(tuple)
+FIELDS = {
+    float: TIMES,
+    int: IDS,
+    str: NAMES,
+    float | None: st.none() | TIMES,
+    str | None: st.none() | NAMES,
+    tuple[int, ...]: st.lists(IDS, max_size=4).map(tuple),
+    tuple[BlockKey, ...]: KEYS,
+    dict[int, int]: st.dictionaries(IDS, IDS, max_size=4),
+}
 RECORDS = st.one_of(
-    st.builds(Arrived, at_s=TIMES, request_id=IDS, input_tokens=IDS),
-    st.builds(
-        Placed,
-        at_s=TIMES,
-        request_id=IDS,
-        prefill_instance=NAMES,
-        decode_instance=NAMES,
-        reused_tokens=IDS,
-        reason=NAMES,
-    ),
-    st.builds(Rejected, at_s=TIMES, request_id=IDS, stage=NAMES, reason=NAMES),
-    st.builds(
-        Prefilled,
-        at_s=TIMES,
-        request_id=IDS,
-        instance=NAMES,
-        start_s=TIMES,
-        computed_tokens=IDS,
-        reused_tokens=IDS,
-    ),
-    st.builds(Moved, at_s=TIMES, request_id=IDS, source=NAMES, destination=NAMES, start_s=TIMES, bytes=IDS),
-    st.builds(FirstToken, at_s=TIMES, request_id=IDS),
-    st.builds(
-        DecodeStretch,
-        at_s=TIMES,
-        instance=NAMES,
-        start_s=TIMES,
-        steps=IDS,
-        first_step_s=TIMES,
-        step_growth_s=TIMES,
-        request_ids=st.lists(IDS, max_size=4).map(tuple),
-    ),
-    st.builds(Finished, at_s=TIMES, request_id=IDS, output_tokens=IDS),
+    [st.builds(kind, **{each.name: FIELDS[each.type] for each in fields(kind)}) for kind in get_args(Record)]
 )
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooncake_lab.core import SLO, Request, TracedRequest, blocks_for
+from mooncake_lab.core import Request, TracedRequest, blocks_for
 
 
 def make(**changes) -> Request:
@@ -44,15 +44,6 @@ class TestRequest:
             assert allowed < 2 * output
             assert (allowed // default).bit_count() == 1
             assert allowed % default == 0
-
-
-class TestSLO:
-    def test_limits_are_inclusive(self):
-        """A request exactly at both limits is effective, and one beyond either is not."""
-        slo = SLO(ttft_s=30, tbt_s=0.1)
-        assert slo.met_by(ttft_s=30, tbt_s=0.1)
-        assert not slo.met_by(ttft_s=30.001, tbt_s=0.1)
-        assert not slo.met_by(ttft_s=30, tbt_s=0.1001)
 
 
 class TestUnits:

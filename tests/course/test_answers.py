@@ -1,42 +1,20 @@
 """Answers are typed and checked: what is no answer, is not the student's, or misses a case earns nothing."""
 
-import json
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from submissions import SOURCES, hand_in, needs_confinement
 
-from mooncake_lab.course.grading.admission import LADDER, rung
 from mooncake_lab.course.grading.cells import prepare
-from mooncake_lab.course.grading.confine import Allowance, UnconfinableError, check_confinable
+from mooncake_lab.course.grading.confine import Allowance
 from mooncake_lab.course.grading.grade import ASSIGNMENTS, grade
 from mooncake_lab.course.grading.remote import Submission, SubmissionError
+from mooncake_lab.course.grading.scheduling_assignments import LADDER, rung
 from mooncake_lab.course.grading.task import HiddenDraw
 
-SOURCES = Path(__file__).parents[2] / "notebooks" / "assignments"
 PATIENT = Allowance(reply_s=60, wall_s=600)
-
-try:
-    check_confinable()
-except UnconfinableError as error:
-    pytest.skip(str(error), allow_module_level=True)
-
-
-def changed(folder: Path, topic: str, *changes: tuple[str, str]) -> Path:
-    """The teacher's notebook with changes in its solutions; each has to find its place."""
-    notebook = json.loads((SOURCES / f"{topic}.ipynb").read_text(encoding="utf-8"))
-    missing = {old for old, _ in changes}
-    for cell in notebook["cells"]:
-        if cell["metadata"].get("nbgrader", {}).get("solution"):
-            text = "".join(cell["source"])
-            for old, new in changes:
-                missing -= {old} if old in text else set()
-                text = text.replace(old, new)
-            cell["source"] = text
-    assert not missing
-    path = folder / f"{topic}.ipynb"
-    path.write_text(json.dumps(notebook), encoding="utf-8")
-    return path
+pytestmark = needs_confinement
 
 
 def outcome(path: Path, *tasks: int) -> list[str]:
@@ -74,13 +52,13 @@ LATE = 'Rejection(request_id=request.id, stage="admission", reason="the first to
 )  # fmt: skip
 def test_what_is_no_decision_is_named(tmp_path, old, new, said):
     """On arrival, what is neither the placement nor a rejection of this request loses, with a reason."""
-    (found,) = outcome(changed(tmp_path, "admission", (old, new)), 0)
+    (found,) = outcome(hand_in(tmp_path, "admission", changes={old: new}), 0)
     assert said in found
 
 
 def test_the_second_look_is_typed_too(tmp_path):
     """At the decode instance None passes and a rejection refuses; nothing else is an answer."""
-    (found,) = outcome(changed(tmp_path, "admission", ("        return None", "        return ...")), 5)
+    (found,) = outcome(hand_in(tmp_path, "admission", changes={"        return None": "        return ..."}), 5)
     assert "double_check returned Ellipsis" in found
 
 
@@ -120,31 +98,30 @@ def test_the_ladder_of_admission_is_strict():
 )  # fmt: skip
 def test_admission_pays_in_the_order_that_is_taught(tmp_path, changes, earned):
     """Who counts the coming earns most, then early rejection, after prefill, the present load, prefill alone."""
-    path = changed(tmp_path, "admission", *changes)
+    path = hand_in(tmp_path, "admission", changes=dict(changes))
     found = grade(path, SOURCES / "admission.ipynb", student="one", seed="any", allowance=PATIENT)
     assert found.earned == earned, [mark.said for mark in found.marks]
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "tasks"),
+    ("old", "new", "task"),
     [
-        ("estimate.transfer_s(moved, holder.outgoing_flows)", "estimate.transfer_s(moved, 0)", (1, 2)),
-        ("(-node.matched_blocks, node.outgoing_flows)", "-node.matched_blocks", (1, 2)),
-        ("min(blocks * size, length - 1)", "blocks * size", (1, 2)),
-        ("ratio > self.threshold", "ratio >= self.threshold", (1, 2)),
-        ("key=lambda answer: answer[0]", "key=lambda answer: (answer[0], -int(answer[1].name[8:]))", (0, 1)),
+        ("estimate.transfer_s(moved, holder.outgoing_flows)", "estimate.transfer_s(moved, 0)", 2),
+        ("(-node.matched_blocks, node.outgoing_flows)", "-node.matched_blocks", 2),
+        ("min(blocks * size, length - 1)", "blocks * size", 2),
+        ("ratio > self.threshold", "ratio >= self.threshold", 2),
+        ("key=lambda answer: answer[0]", "key=lambda answer: (answer[0], -int(answer[1].name[8:]))", 1),
     ],
     ids=["flows of the holder", "which holder", "one token", "the threshold itself", "ties"],
 )
-def test_placement_catches_what_is_easily_forgotten(tmp_path, old, new, tasks):
+def test_placement_catches_what_is_easily_forgotten(tmp_path, old, new, task):
     """Each small departure from Algorithm 1 loses a task."""
-    assert "ok" not in outcome(changed(tmp_path, "placement", (old, new)), tasks[-1])
-    assert set(outcome(changed(tmp_path, "placement", (old, new)), *tasks)) != {"ok"}
+    assert outcome(hand_in(tmp_path, "placement", changes={old: new}), task) != ["ok"]
 
 
 def test_one_wrong_flag_costs_one_task(tmp_path):
     """Plans whose segments say the wrong thing of themselves lose the task about that, and none of the others."""
-    path = changed(tmp_path, "chunked", ("new == r.pending_tokens)", "False)"))
+    path = hand_in(tmp_path, "chunked", changes={"new == r.pending_tokens)": "False)"})
     found = outcome(path, 0, 1, 2, 3)
     assert "allowed is" in found[0]
     assert found[1:] == ["ok"] * 3
@@ -152,21 +129,14 @@ def test_one_wrong_flag_costs_one_task(tmp_path):
 
 def test_keys_by_chance_earn_nothing(tmp_path):
     """Random bytes name no block: all three tasks about keys are lost."""
-    path = changed(tmp_path, "keys", ("    return keys\n", "    return [random.randbytes(8) for _ in keys]\n"),
-                   ("def chain_keys", "import random\ndef chain_keys"))  # fmt: skip
-    assert outcome(path, 0, 1, 2, 3, 4)[3:] == ["ok"] * 2
-    assert all("second call" in said for said in outcome(path, 0, 1, 2))
-
-
-def handed_in(folder, answers):
-    """The notebook of the keys with some answers of one's own, by task."""
-    notebook = json.loads((SOURCES / "keys.ipynb").read_text(encoding="utf-8"))
-    for cell in notebook["cells"]:
-        for task, text in answers.items():
-            cell["source"] = text if f'"{task}"' in json.dumps(cell["metadata"]) else cell["source"]
-    path = folder / "keys.ipynb"
-    path.write_text(json.dumps(notebook), encoding="utf-8")
-    return path
+    random = {
+        "    return keys\n": "    return [random.randbytes(8) for _ in keys]\n",
+        "def chain_keys": "import random\ndef chain_keys",
+    }
+    path = hand_in(tmp_path, "keys", changes=random)
+    found = outcome(path, 0, 1, 2, 3, 4)
+    assert found[3:] == ["ok"] * 2
+    assert all("second call" in said for said in found[:3])
 
 
 @pytest.mark.parametrize(
@@ -179,7 +149,7 @@ def test_the_packages_own_answer_is_flagged_and_not_paid(tmp_path, borrowing, ea
         "def chain_keys(tokens, n):\n"
         "    return [hash(tuple(tokens[: i + n])) for i in range(0, len(tokens), n)]"
     )
-    path = handed_in(tmp_path, {"chain-keys": text})
+    path = hand_in(tmp_path, "keys", {"chain-keys": text})
     found = grade(path, SOURCES / "keys.ipynb", student="one", seed=1, allowance=PATIENT, borrowing=borrowing)
     assert [mark.earned for mark in found.marks] == earned
     assert any("uses package answer" in each and "block_keys" in each for each in found.remarks)
@@ -201,7 +171,7 @@ def test_no_task_shows_what_the_next_one_asks(tmp_path):
         "        pass\n"
         "    raise RuntimeError('kept')"
     )
-    path = handed_in(tmp_path, {"matched-blocks": text, "chain-keys": "pass"})
+    path = hand_in(tmp_path, "keys", {"matched-blocks": text, "chain-keys": "pass"})
     found = grade(path, SOURCES / "keys.ipynb", student="one", seed=1, allowance=PATIENT, borrowing=True)
     assert "kept" in found.marks[0].said
     assert "never asked before" in found.marks[3].said

@@ -9,23 +9,14 @@ import time
 from pathlib import Path
 
 import pytest
+from submissions import needs_confinement
 
 from mooncake_lab.course.grading import confine, remote
-from mooncake_lab.course.grading.confine import (
-    Allowance,
-    UnconfinableError,
-    bounds,
-    check_confinable,
-    why_no_folder,
-)
+from mooncake_lab.course.grading.confine import Allowance, bounds, why_no_folder
 from mooncake_lab.course.grading.messages import Code
 from mooncake_lab.course.grading.remote import Budget, Submission, SubmissionError
 
-try:
-    check_confinable()
-except UnconfinableError as error:
-    pytest.skip(str(error), allow_module_level=True)
-
+pytestmark = needs_confinement
 MIB = 2**20
 LITTLE = Allowance(folder_bytes=8 * MIB, folder_entries=100, reply_s=60, wall_s=600)
 FLOODS = {

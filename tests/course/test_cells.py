@@ -1,13 +1,12 @@
 """Notebooks as students write them are executed as they were meant, and what is left out or taken is named."""
 
 import json
-from pathlib import Path
 
 import pytest
+from submissions import SOURCES
 
 from mooncake_lab.course.grading.cells import prepare, without_magics
 
-SOURCES = Path(__file__).parents[2] / "notebooks" / "assignments"
 TOPICS = sorted(path.stem for path in SOURCES.glob("*.ipynb"))
 ROLE = {"nbgrader": {"grade": False, "solution": True, "locked": False, "schema_version": 3}}
 

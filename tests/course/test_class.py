@@ -7,18 +7,25 @@ import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
+from submissions import SOURCES, needs_confinement
 
 from mooncake_lab.course.grading import whole_class
 from mooncake_lab.course.grading.collect import collect, student_label
-from mooncake_lab.course.grading.confine import Allowance, UnconfinableError, check_confinable
+from mooncake_lab.course.grading.confine import Allowance
 from mooncake_lab.course.grading.grade import LONGEST_REMARK, Grade, Mark
-from mooncake_lab.course.grading.report import feedback_html, grades_csv, page_of, totals_csv
-from mooncake_lab.course.grading.whole_class import Journal, Rules, class_secret, grade_class
+from mooncake_lab.course.grading.whole_class import (
+    Journal,
+    Rules,
+    class_secret,
+    feedback_html,
+    grade_class,
+    grades_csv,
+    page_of,
+    totals_csv,
+)
 
-SOURCES = Path(__file__).parents[2] / "notebooks" / "assignments"
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 RULES = Rules(seed="any text", allowance=Allowance(reply_s=60, wall_s=600))
 
@@ -172,16 +179,7 @@ def test_totals_have_a_row_per_student():
     ]
 
 
-def can_grade():
-    """Whether this machine can confine a submission."""
-    try:
-        check_confinable()
-    except UnconfinableError:
-        return False
-    return True
-
-
-@pytest.mark.skipif(not can_grade(), reason="this kernel cannot confine a submission")
+@needs_confinement
 def test_a_class_survives_the_death_of_its_grader(tmp_path):
     """A grader that is killed leaves what was done; started again, it goes on from there."""
     submissions, out = tmp_path / "in", tmp_path / "out"

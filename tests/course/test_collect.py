@@ -4,11 +4,10 @@ import os
 from pathlib import Path
 
 import pytest
+from submissions import SOURCES
 
 from mooncake_lab.course.grading.collect import collect
-from mooncake_lab.course.grading.report import grades_csv
-
-SOURCES = Path(__file__).parents[2] / "notebooks" / "assignments"
+from mooncake_lab.course.grading.whole_class import grades_csv
 
 
 def put(folder: Path, *names: str) -> Path:

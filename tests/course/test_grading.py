@@ -7,36 +7,21 @@ import re
 from pathlib import Path
 
 import pytest
+from submissions import SOURCES, hand_in, needs_confinement
 from typer.testing import CliRunner
 
 from mooncake_lab.cli import app
-from mooncake_lab.course.grading.confine import Allowance, UnconfinableError, check_confinable
+from mooncake_lab.course.grading.confine import Allowance, UnconfinableError
 from mooncake_lab.course.grading.grade import ASSIGNMENTS, grade
 from mooncake_lab.course.grading.messages import Code
 from mooncake_lab.course.grading.remote import Submission, SubmissionError
 
-SOURCES = Path(__file__).parents[2] / "notebooks" / "assignments"
 QUICK = Allowance(reply_s=15.0, cpu_s=30)
 FORGETFUL = (
     "def chain_keys(tokens, n):\n    return [hash(tuple(tokens[i : i + n])) for i in range(0, len(tokens), n)]"
 )
 
-try:
-    check_confinable()
-except UnconfinableError as error:
-    pytest.skip(str(error), allow_module_level=True)
-
-
-def hand_in(folder: Path, student: str, topic: str, **solutions: str) -> Path:
-    """A notebook of a student: the teacher's, with some solution cells replaced."""
-    notebook = json.loads((SOURCES / f"{topic}.ipynb").read_text(encoding="utf-8"))
-    for cell in notebook["cells"]:
-        name = cell["metadata"].get("nbgrader", {}).get("grade_id", "").replace("-", "_")
-        cell["source"] = solutions.get(name, cell["source"])
-    path = folder / student / f"{topic}.ipynb"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(notebook), encoding="utf-8")
-    return path
+pytestmark = needs_confinement
 
 
 def submit(code: str, allowance: Allowance = QUICK) -> Submission:
@@ -44,9 +29,9 @@ def submit(code: str, allowance: Allowance = QUICK) -> Submission:
     return Submission([Code("one", code)], allowance)
 
 
-def grade_keys(folder: Path, **solutions: str):
+def grade_keys(folder: Path, chain_keys: str):
     """The grade of a submission to the assignment on keys."""
-    path = hand_in(folder, "somebody", "keys", **solutions)
+    path = hand_in(folder / "somebody", "keys", {"chain-keys": chain_keys})
     return grade(path, SOURCES / "keys.ipynb", student="somebody", seed=3, allowance=QUICK)
 
 
@@ -54,13 +39,6 @@ def test_every_assignment_has_a_notebook_and_ten_points():
     """Notebooks and graders name the same topics, and an evening is worth the same in each."""
     assert sorted(ASSIGNMENTS) == sorted(path.stem for path in SOURCES.glob("*.ipynb"))
     assert {assignment.points for assignment in ASSIGNMENTS.values()} == {10}
-
-
-def test_the_teachers_solution_gets_all_points():
-    """What the instructor wrote passes its own hidden tasks."""
-    path = SOURCES / "keys.ipynb"
-    found = grade(path, path, student="teacher", seed=1)
-    assert found.earned == found.points, [mark for mark in found.marks if not mark.earned]
 
 
 def test_each_task_is_paid_for_itself(tmp_path):
@@ -78,11 +56,11 @@ def test_each_task_is_paid_for_itself(tmp_path):
 def test_tampering_with_the_tests_earns_nothing(tmp_path):
     """Test cells of the student are not run, and patching the grader's code happens in the wrong process."""
     patch = (
-        "import mooncake_lab.course.grading.keys as g, mooncake_lab.course.grading.task as t\n"
+        "import mooncake_lab.course.grading.cache_assignments as g, mooncake_lab.course.grading.task as t\n"
         "t.require = g.require = lambda *_: None\n"
         "def chain_keys(tokens, n):\n    return []"
     )
-    path = hand_in(tmp_path, "somebody", "keys", chain_keys=patch, test_chain_keys="assert True")
+    path = hand_in(tmp_path, "keys", {"chain-keys": patch, "test-chain-keys": "assert True"})
     source = SOURCES / "keys.ipynb"
     found = grade(path, source, student="somebody", seed=3, allowance=QUICK, borrowing=True)
     assert [mark.earned > 0 for mark in found.marks] == [False, False, False, True, True]
@@ -156,7 +134,7 @@ def test_an_endless_loop_ends():
 
 def test_a_machine_that_cannot_confine_is_the_teachers_affair(tmp_path, monkeypatch):
     """Where the process does not even start confined, nobody gets a zero for it."""
-    path = hand_in(tmp_path, "somebody", "keys")
+    path = hand_in(tmp_path, "keys")
     monkeypatch.setattr("mooncake_lab.course.grading.remote._START_S", 0.01)
     with pytest.raises(UnconfinableError, match="no confined process starts here"):
         grade(path, SOURCES / "keys.ipynb", student="somebody", seed=0)
@@ -192,8 +170,8 @@ def test_secrets_of_the_environment_stay_outside(monkeypatch):
 
 def test_a_class_is_graded(tmp_path):
     """The command grades every folder, writes a table and pages, and a bad submission is no failure."""
-    hand_in(tmp_path / "in", "ada", "keys")
-    hand_in(tmp_path / "in", "bob", "keys", chain_keys="raise ValueError('<b>no</b>')")
+    hand_in(tmp_path / "in" / "ada", "keys")
+    hand_in(tmp_path / "in" / "bob", "keys", {"chain-keys": "raise ValueError('<b>no</b>')"})
     arguments = ["classroom", "grade", str(tmp_path / "in"), "--out", str(tmp_path / "out"), "--json"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.stderr
@@ -212,7 +190,7 @@ def test_nobody_is_lost(tmp_path):
     assert empty.exit_code == 1
     assert "STUDENT/TOPIC.ipynb" in empty.stderr
     folder = tmp_path / "in"
-    mine = hand_in(folder, "ada", "keys")
+    mine = hand_in(folder / "ada", "keys")
     for lost in ("keys.ipynb", "bob/keys.zip", "bob/KEYS.IPYNB", "cleo/week1/keys/keys.ipynb"):
         (folder / lost).parent.mkdir(parents=True, exist_ok=True)
         (folder / lost).write_bytes(mine.read_bytes())

@@ -1,6 +1,6 @@
 """Sample submissions to every assignment, from right to malicious, and their grades in the guide for teachers.
 
-`python tests/course/test_samples.py` grades them all and writes the table into book/teach.md.
+`PYTHONPATH=tests/helpers python tests/course/test_samples.py` grades them and writes the table into book/teach.md.
 """
 
 import json
@@ -10,12 +10,13 @@ from itertools import accumulate
 from pathlib import Path
 
 import pytest
+from submissions import SOURCES, hand_in, needs_confinement
 
-from mooncake_lab.course.grading.confine import Allowance, UnconfinableError, check_confinable
+from mooncake_lab.course.grading.confine import Allowance
 from mooncake_lab.course.grading.grade import ASSIGNMENTS, grade
 
 ROOT = Path(__file__).parents[2]
-SOURCES, GUIDE = ROOT / "notebooks" / "assignments", ROOT / "book" / "teach.md"
+GUIDE = ROOT / "book" / "teach.md"
 MARKED = re.compile(r"(?<=<!-- samples: begin -->\n).*?(?=<!-- samples: end -->)", re.DOTALL)
 PATIENT, IMPATIENT = Allowance(reply_s=60.0, wall_s=1800.0), Allowance(reply_s=3.0)
 """A busy machine does not cost a submission its points, and the one that never answers costs little time."""
@@ -42,7 +43,7 @@ SAMPLES = {
             "malicious",
             "replaces the grader's `require` and returns nothing",
             {
-                "def chain_keys": "import mooncake_lab.course.grading.keys as grader\n"
+                "def chain_keys": "import mooncake_lab.course.grading.cache_assignments as grader\n"
                 "grader.require = lambda *_: None\ndef chain_keys",
                 "return keys": "return []",
                 "hits / accesses": "1.0",
@@ -97,29 +98,12 @@ SAMPLES = {
 }
 
 
-def hand_in(folder, topic, changes):
-    """The teacher's notebook with changes in its solution cells; every change has to find its place."""
-    notebook = json.loads((SOURCES / f"{topic}.ipynb").read_text(encoding="utf-8"))
-    missing = set(changes)
-    for cell in notebook["cells"]:
-        if cell["metadata"].get("nbgrader", {}).get("solution"):
-            text = "".join(cell["source"])
-            for old, new in changes.items():
-                missing -= {old} if old in text else set()
-                text = text.replace(old, new)
-            cell["source"] = text
-    assert not missing, f"{topic}: {missing} is not in the solution"
-    path = Path(folder) / f"{topic}.ipynb"
-    path.write_text(json.dumps(notebook), encoding="utf-8")
-    return path
-
-
 def graded(topic):
     """The rows of one assignment: kind, what it does, points, remark on the first lost task."""
     for kind, what, changes in SAMPLES[topic]:
         allowance = IMPATIENT if what == NEVER else PATIENT
         with tempfile.TemporaryDirectory() as folder:
-            path = hand_in(folder, topic, changes)
+            path = hand_in(Path(folder), topic, changes=changes)
             found = grade(path, SOURCES / f"{topic}.ipynb", student=kind, seed=SEED, allowance=allowance)
         lost = next((f"{mark.task}: {mark.said}" for mark in found.marks if not mark.earned), "nothing was lost")
         short = lost if len(lost) <= LONGEST_REMARK else f"{lost[:LONGEST_REMARK].rsplit(maxsplit=1)[0]} …"
@@ -131,15 +115,6 @@ def table(topic):
     return "".join(f"| `{topic}` | {' | '.join(row)} |\n" for row in graded(topic))
 
 
-def confinable():
-    """Whether this machine can grade at all."""
-    try:
-        check_confinable()
-    except UnconfinableError:
-        return False
-    return True
-
-
 def rubric():
     """The sums of points that the guide promises, by topic."""
     guide = GUIDE.read_text(encoding="utf-8")
@@ -148,7 +123,7 @@ def rubric():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not confinable(), reason="this kernel cannot confine a submission")
+@needs_confinement
 @pytest.mark.parametrize("topic", sorted(ASSIGNMENTS))
 def test_samples_get_what_the_guide_says(topic):
     """Every row of the guide is what grading gives today."""

@@ -17,7 +17,7 @@ from mooncake_lab.engine import (
 )
 from mooncake_lab.engine.config import config_from_mapping
 from mooncake_lab.engine.loading import load_model
-from mooncake_lab.perf.models import MODELS
+from mooncake_lab.perf.specs import MODELS
 
 CPU = torch.device("cpu")
 F32 = {"device": CPU, "dtype": torch.float32}

@@ -9,11 +9,11 @@ import pytest
 
 import mooncake_lab
 from mooncake_lab.batch.notebook import read_notebook
-from mooncake_lab.experiments.sources import code_digest, reached
+from mooncake_lab.experiments.cache import code_digest, reached
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-BY_COMPUTED_NAME = {"core/lazy.py", "cli/__init__.py", "batch/expressions.py"}
+BY_COMPUTED_NAME = {"core/process.py", "cli/__init__.py", "batch/expressions.py"}
 """Modules that import by a name which is no constant. Lazy packages and commands name modules beside them by
 strings; expressions are computed after all executions, and not kept."""
 

@@ -1,9 +1,14 @@
-"""A run in one row, by hand."""
+"""A run in one row, by hand; and that of a log that is not kept."""
 
 import pytest
+from drawn import REALISTIC, REQUESTS, clusters, simulated
+from families import requests_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mooncake_lab.core import SLO, Arrived, DecodeStretch, Finished, FirstToken, Prefilled, Rejected
-from mooncake_lab.metrics import prefill_gpu_s, reused_share, run_summary
+from mooncake_lab.metrics import RunningSummary, prefill_gpu_s, reused_share, run_summary
+from mooncake_lab.simulation import Cluster
 
 
 def prefilled(request_id, start_s, at_s, computed, reused, instance="p"):
@@ -53,3 +58,25 @@ def test_nobody_served_is_said():
     found = run_summary(LOG[2:4], SLO())
     assert (found["ttft_mean_s"], found["tbt_p90_s"], found["effective_request_capacity"]) == (None, None, 0.0)
     assert reused_share(LOG[2:4]) == 0.0
+
+
+@settings(max_examples=40, deadline=None)
+@given(REQUESTS, clusters(), st.none() | st.floats(0.5, 8.0), st.sampled_from(["fast", "arxiv"]))
+def test_a_log_that_is_not_kept_has_the_same_summary(rows, drawn, until_s, tbt):
+    """Of any cluster, deaths and a horizon included; a group's prefill occupies all its nodes."""
+    spec, options = drawn
+    group = spec.pools[0].prefill_group
+    running = RunningSummary(SLO(), tbt, prefill_group=group)
+    assert Cluster(spec, REALISTIC, options, log=running.read).run(requests_of(rows), until_s) == []
+    log = simulated(drawn).run(requests_of(rows), until_s)
+    if any(isinstance(record, Arrived) for record in log):
+        expected = run_summary(log, SLO(), tbt=tbt, prefill_group=group)
+        assert running.numbers() == expected
+        alone = run_summary(log, SLO())["prefill_gpu_s_per_request"]
+        assert expected["prefill_gpu_s_per_request"] == pytest.approx(group * alone)
+
+
+def test_nothing_has_no_summary():
+    """Without a request there is nothing to summarise."""
+    with pytest.raises(ValueError, match="0 requests"):
+        run_summary([], SLO())

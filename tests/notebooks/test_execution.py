@@ -41,5 +41,5 @@ def test_chapter_runs_at_smoke_scale(any_chapter, root, tmp_path):
     assert outcome.error is None
     numbers = json.loads(Path(job.record).read_text(encoding="utf-8"))
     assert numbers["numbers"]
-    outputs = [output for cell in read_notebook(outcome.notebook).cells for output in cell.outputs]
+    outputs = [output for cell in read_notebook(outcome.job.output).cells for output in cell.outputs]
     assert [output["text"] for output in outputs if output.get("name") == "stderr"] == []

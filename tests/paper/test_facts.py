@@ -7,7 +7,7 @@ import pytest
 
 from mooncake_lab.paper import Fact, assumption, assumptions, claims, constant, curve, data_dir, fact, index, scope
 from mooncake_lab.paper.facts import read_rows
-from mooncake_lab.paper.pages import PAGES, refreshed
+from mooncake_lab.paper.pages import PAGES, with_tables
 
 
 def test_every_file_of_numbers_is_indexed_and_every_entry_has_its_file():
@@ -96,14 +96,14 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_the_pages_show_the_tables_of_the_data(name):
     """The committed page equals the page made anew; if not, run `python -m mooncake_lab.paper.pages book`."""
     page = (ROOT / "book" / name).read_text(encoding="utf-8")
-    assert refreshed(page) == page
+    assert with_tables(page) == page
 
 
 @pytest.mark.parametrize("page", ["prose only", "% table: FAST'26\n% end of table"])
 def test_a_page_without_its_table_is_an_error(page):
     """A page without a mark, or with a mark of no table, is refused."""
     with pytest.raises(ValueError, match="table"):
-        refreshed(page)
+        with_tables(page)
 
 
 PAPERS = ("FAST'25", "arXiv v3", "SARATHI", "Sarathi-Serve")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mooncake_lab.batch.reference import FLOORS
+from mooncake_lab.batch.render import FLOORS
 from mooncake_lab.paper import Verdict, claims, scope
 
 ROOT = Path(__file__).resolve().parents[2]

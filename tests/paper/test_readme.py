@@ -6,7 +6,7 @@ import re
 import pytest
 
 from mooncake_lab.paper.claims import claims
-from mooncake_lab.paper.readme import main, refreshed
+from mooncake_lab.paper.pages import main, with_results
 
 README = "# A\n\n<!-- results: begin -->\nold\n<!-- results: end -->\n\nafter\n"
 
@@ -25,7 +25,7 @@ def records(tmp_path):
 
 def test_the_results_count_every_claim_and_say_from_what(records):
     """Eight rows, then all claims, each once, those of chapters that did not run included; the rest stays."""
-    text = refreshed(README, records)
+    text = with_results(README, records)
     assert text.startswith("# A\n\n<!-- results: begin -->\n| headline | paper | ours | result |")
     assert text.endswith("<!-- results: end -->\n\nafter\n")
     assert len([line for line in text.splitlines() if line.startswith("| ")]) == 2 + 8
@@ -34,15 +34,15 @@ def test_the_results_count_every_claim_and_say_from_what(records):
     assert total[1].startswith("*reproduced* (1), ")
     assert "Some chapters were not executed" in text
     assert "scale smoke, seed 3 and generated twins of the traces synthetic." in text
-    assert refreshed(text, records) == text
+    assert with_results(text, records) == text
 
 
 def test_marks_and_numbers_are_needed(records, tmp_path_factory):
     """A README without marks, or a folder without numbers, is an error that says so."""
     with pytest.raises(ValueError, match="marks"):
-        refreshed("# A\n", records)
+        with_results("# A\n", records)
     with pytest.raises(ValueError, match="run `make book` first"):
-        refreshed(README, tmp_path_factory.mktemp("empty"))
+        with_results(README, tmp_path_factory.mktemp("empty"))
 
 
 def test_the_command_writes_the_file(records, capsys):

@@ -21,7 +21,11 @@ prefills = st.builds(
     per_token_squared_s=small,
     load_s_per_token=small,
 )
-decodes = st.builds(DecodeLatency, st.floats(1e-6, 1e-1), seconds, small)
+hosts = st.tuples(seconds, st.floats(0, 10))
+no_host = st.just((0.0, 0.0))
+decodes = st.builds(
+    lambda *own, host: DecodeLatency(*own, *host), st.floats(1e-6, 1e-1), seconds, small, host=no_host | hosts
+)
 PREFILL = PrefillLatency(constant_s=0.05, per_token_s=1e-4, per_token_squared_s=8e-10, load_s_per_token=2e-6)
 DECODE = DecodeLatency(0.025, 2e-4, 3e-8)
 WHOLE = LatencyModel(
@@ -33,7 +37,7 @@ WHOLE = LatencyModel(
 
 @given(decodes, st.integers(1, 256), st.integers(0, 10**7), st.integers(0, 400))
 def test_a_stretch_is_the_sum_of_its_steps(decode, batch, context, steps):
-    """The closed form of k steps of an unchanged batch is their sum, within 1e-9."""
+    """The closed form of k steps of an unchanged batch is their sum, within 1e-9, with and without a host."""
     one_by_one = sum(decode.step_s(batch, context + k * batch) for k in range(steps))
     assert decode.stretch_s(batch, context, steps) == pytest.approx(one_by_one, rel=1e-9)
 
@@ -51,6 +55,17 @@ def test_steps_within_is_the_last_step_that_ends_in_time(decode, batch, context,
     assume(budget / decode.step_s(batch, context) < 1e6)
     steps = decode.steps_within(batch, context, budget)
     assert decode.stretch_s(batch, context, steps) <= budget < decode.stretch_s(batch, context, steps + 1)
+
+
+@given(st.integers(1, 64), st.integers(0, 10**6), hosts)
+def test_the_host_costs_nothing_up_to_its_free_requests_and_its_rate_beyond(batch, context, host):
+    """The share is zero up to `host_free`, then linear; decode and hybrid steps agree on it."""
+    served = dataclasses.replace(DECODE, host_s=host[0], host_free=host[1])
+    share = served.step_s(batch, context) - DECODE.step_s(batch, context)
+    assert share == pytest.approx(host[0] * max(0.0, batch - host[1]), abs=1e-12)
+    mixed, without = (HybridLatency.of(PREFILL, latency) for latency in (served, DECODE))
+    added = mixed.step_s(512, 0, batch, context) - without.step_s(512, 0, batch, context)
+    assert added == pytest.approx(share, abs=1e-9)
 
 
 def test_steps_that_take_no_time_fill_none():
@@ -98,7 +113,13 @@ def test_tiles_only_ever_round_up(chunk, requests, tile):
 def test_models_answer_arrays_as_they_answer_numbers():
     """Element by element, an array of counts gives the same seconds."""
     n = np.array([1000.0, 5000.0, 9000.0])
-    for method in (PREFILL.seconds, lambda t: DECODE.step_s(4.0, t), LinkLatency(1e9, 0.01).seconds):
+    hosted = dataclasses.replace(DECODE, host_s=0.004, host_free=1500.0)
+    for method in (
+        PREFILL.seconds,
+        lambda t: DECODE.step_s(4.0, t),
+        lambda t: hosted.step_s(t, 0),
+        LinkLatency(1e9, 0.01).seconds,
+    ):
         assert method(n).tolist() == [method(float(each)) for each in n]
 
 
@@ -111,6 +132,9 @@ def test_impossible_coefficients_are_refused(bad):
         DecodeLatency(1.0, bad, 0.0)
     with pytest.raises(ValueError, match="latency_s"):
         LinkLatency(1.0, bad)
+    for name in ("host_s", "host_free"):
+        with pytest.raises(ValueError, match=name):
+            dataclasses.replace(DECODE, **{name: bad})
 
 
 def test_a_link_needs_bandwidth_and_a_hybrid_a_tile():

@@ -4,7 +4,7 @@ import pytest
 
 from mooncake_lab.batch.provenance import BOOK_TRACES, read_provenance
 from mooncake_lab.paper import headlines, scorecard
-from mooncake_lab.paper.readme import refreshed
+from mooncake_lab.paper.pages import with_results
 
 pytestmark = pytest.mark.site
 
@@ -20,7 +20,7 @@ def test_readme_and_book_agree(site):
     ):
         pytest.skip("the README speaks of scale classroom, seed 0, on the released traces")
     text = readme.read_text(encoding="utf-8")
-    assert refreshed(text, numbers) == text, "the README is out of date; run `make readme`"
+    assert with_results(text, numbers) == text, "the README is out of date; run `make readme`"
 
 
 @pytest.mark.parametrize("page", ["intro.html", "chapters/13_scorecard.html"])

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from mooncake_lab.batch.notebook import Cell, read_notebook
+from mooncake_lab.course.grading.collect import printable
 from mooncake_lab.course.grading.messages import Code
 
 _PACKAGE: Final = "mooncake_lab"
@@ -59,7 +60,7 @@ def prepare(path: Path, teacher: Path) -> Handed:
 
     Raises:
         ValueError: when a file is not a notebook or holds too much code, or a solution cell is missing; it says
-            which.
+            which, without the folders of the teacher.
     """
     source = [cell for cell in read_notebook(teacher).cells if cell.cell_type == "code"]
     names = {name for cell in source if (name := grade_id(cell))}
@@ -70,14 +71,14 @@ def prepare(path: Path, teacher: Path) -> Handed:
     ]
     letters = sum(len(each.text) for each in theirs)
     if letters > _MOST_LETTERS:
-        raise ValueError(f"{_shown(path)} has {letters:,} letters of code; allowed are {_MOST_LETTERS:,}")
+        raise ValueError(f"{printable(path.name)} has {letters:,} letters of code; allowed are {_MOST_LETTERS:,}")
     given = {grade_id(cell) or f"given {i}": cell.text for i, cell in enumerate(source) if not _is_students(cell)}
     solutions: dict[str, str] = {}
     remarks: list[str] = []
     for name in (grade_id(cell) for cell in source if role(cell).get("solution")):
         parts = [without_magics(each.text) for each in theirs if each.name == name]
         if not parts:
-            raise ValueError(f"{_shown(path)} has lost the cell {name!r}, in which the solution belongs")
+            raise ValueError(f"{printable(path.name)} has lost the cell {name!r}, in which the solution belongs")
         if len(parts) > 1:
             remarks.append(f"cell {name!r} was found in {len(parts)} parts, which were joined")
         remarks += [f"left out of cell {name!r}: {line}" for _, dropped in parts for line in dropped]
@@ -147,11 +148,6 @@ def without_magics(text: str) -> tuple[str, tuple[str, ...]]:
         else:
             kept.append(line)
     return "\n".join(kept), tuple(dropped)
-
-
-def _shown(path: Path) -> str:
-    """The name of a file, without the folders of the teacher."""
-    return "".join(letter if letter.isprintable() else "?" for letter in path.name)
 
 
 def _added(name: str, text: str, allowed: frozenset[str]) -> tuple[str, list[str]]:

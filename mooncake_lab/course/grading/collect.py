@@ -77,9 +77,9 @@ def collect(submissions: Path, sources: Path) -> Collection:
     return Collection(tuple(notebooks), tuple(ungraded), MappingProxyType(without))
 
 
-def printable(name: Path | str) -> str:
-    """A name in printable form: a file name may contain any bytes but two."""
-    return "".join(letter if letter.isprintable() else "?" for letter in str(name))
+def printable(text: Path | str) -> str:
+    """A text in printable form: a file name may contain any bytes but two."""
+    return "".join(letter if letter.isprintable() else "?" for letter in str(text))
 
 
 def student_label(folder: str) -> str:
@@ -165,10 +165,6 @@ MARKS: Final = ("### BEGIN SOLUTION", "### END SOLUTION", "### BEGIN HIDDEN TEST
 
 def release(source: Path, folder: Path) -> Path:
     """Write an assignment without solutions and hidden tests, its other cells locked; the path of the copy.
-
-    Args:
-        source: the instructor's notebook.
-        folder: where the copy goes, under the same name.
 
     Raises:
         ValueError: when a mark is left over, so that something would leak, or nbgrader's metadata are wrong.

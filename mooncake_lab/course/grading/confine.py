@@ -261,14 +261,9 @@ def confine(folder: Path | None, allowance: Allowance) -> None:
     machine = ARCHITECTURES[platform.machine()]
     _must(_libc().prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0), "give up new privileges")
     _must(_syscall(machine.numbers["capset"], _CAPABILITIES_OF_SELF, bytes(24)), "give up what root may do")
-    end_with_parent()
+    _must(_libc().prctl(_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0), "end with its parent")
     _restrict_files(folder)
     _restrict_calls(machine)
-
-
-def end_with_parent() -> None:
-    """Have the kernel end this process when the one that started it ends, however it ends."""
-    _must(_libc().prctl(_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0), "end with its parent")
 
 
 def readable_folders() -> list[Path]:
@@ -320,11 +315,8 @@ def _libc() -> ctypes.CDLL:
 
 
 def _syscall(number: int, *arguments: int | bytes | None) -> int:
-    return int(_libc().syscall(number, *_as_c(arguments)))
-
-
-def _as_c(arguments: Iterable[int | bytes | None]) -> list[object]:
-    return [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
+    given = (ctypes.c_long(value) if isinstance(value, int) else value for value in arguments)
+    return int(_libc().syscall(number, *given))
 
 
 def _must(result: int, step: str) -> int:

@@ -26,11 +26,6 @@ def mount_private(folder: str, size_bytes: int, entries: int) -> None:
 
     The kernel holds both bounds, whatever the permissions of folders are and whether files are still linked.
 
-    Args:
-        folder: an existing one.
-        size_bytes: of all files together.
-        entries: files and folders.
-
     Raises:
         OSError: when the kernel refuses a step.
     """

@@ -6,14 +6,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from mooncake_lab.course.grading.admission import ADMISSION
+from mooncake_lab.course.grading.cache_assignments import EVICTION, KEYS
 from mooncake_lab.course.grading.cells import Handed, prepare
-from mooncake_lab.course.grading.chunked import CHUNKED
+from mooncake_lab.course.grading.collect import printable
 from mooncake_lab.course.grading.confine import Allowance
-from mooncake_lab.course.grading.eviction import EVICTION
-from mooncake_lab.course.grading.keys import KEYS
-from mooncake_lab.course.grading.placement import PLACEMENT
 from mooncake_lab.course.grading.remote import Budget, Submission, SubmissionError
+from mooncake_lab.course.grading.scheduling_assignments import ADMISSION, CHUNKED, PLACEMENT
 from mooncake_lab.course.grading.task import Assignment, Task
 from mooncake_lab.store import NothingToEvictError
 
@@ -69,7 +67,7 @@ class Grade:
 def one_line(text: str) -> str:
     """A text of a submission as a remark: in one line, printable, and not longer than `LONGEST_REMARK`."""
     words = " ".join(text[: 4 * LONGEST_REMARK].split())
-    shown = "".join(letter if letter.isprintable() else "?" for letter in words)
+    shown = printable(words)
     return shown if len(shown) <= LONGEST_REMARK else f"{shown[: LONGEST_REMARK - 1]}…"
 
 

@@ -1,28 +1,32 @@
 """Grading a class: notebook by notebook, several at a time, each grade kept before the next is waited for.
 
-Grades go to disk as they are given: if the grader ends, what it had graded stays.
+Grades go to disk as they are given: if the grader ends, what it had graded stays. Beside them is what a class
+reads: tables of points, and for each student a page with every task and what was said of it.
 """
 
+import csv
 import hashlib
+import io
 import multiprocessing
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cache
+from html import escape
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 import mooncake_lab
-from mooncake_lab.batch.provenance import tree_digest
-from mooncake_lab.course.grading.collect import Collection, HandedIn
-from mooncake_lab.course.grading.confine import Allowance, end_with_parent
-from mooncake_lab.course.grading.grade import Grade, grade
-from mooncake_lab.course.grading.report import page_of, replace_file, write_page, write_tables
+from mooncake_lab.core.process import end_with_parent
+from mooncake_lab.course.grading.collect import Collection, HandedIn, printable
+from mooncake_lab.course.grading.confine import Allowance
+from mooncake_lab.course.grading.grade import Grade, grade, one_line
+from mooncake_lab.experiments.cache import tree_digest
 
 _NAME: Final = "grades.jsonl"
 _SECRET: Final = "secret"  # noqa: S105  # the name of a file
@@ -59,9 +63,6 @@ class Journal:
     """One line per grade in a file, each on disk before the next is begun; mutable because it grows.
 
     A line that is not whole, because the grader or the machine ended while it was written, is dropped.
-
-    Args:
-        folder: where the grades are.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -131,12 +132,6 @@ def grade_class(
 
     What has a grade from an earlier run is graded again only when something has changed that it depends on.
 
-    Args:
-        collected: what was handed in.
-        folder: where the grades go.
-        rules: how it is graded.
-        report: told of how many more are done.
-
     Raises:
         UnconfinableError: when this machine cannot confine a submission; what was graded before stays.
     """
@@ -170,7 +165,8 @@ def _graded(todo: list[tuple[str, HandedIn]], seed: str, rules: Rules) -> Iterat
         yield from ((key, _grade(each, seed, rules)) for key, each in todo)
         return
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(rules.jobs, mp_context=spawn, initializer=end_with_parent) as pool:
+    ending = {"initializer": end_with_parent, "initargs": (os.getpid(),)}
+    with ProcessPoolExecutor(rules.jobs, mp_context=spawn, **ending) as pool:
         waiting = {pool.submit(_grade, each, seed, rules): key for key, each in todo}
         try:
             for done in as_completed(waiting):
@@ -188,3 +184,111 @@ def _grade(handed: HandedIn, seed: str, rules: Rules) -> Grade:
         allowance=rules.allowance,
         borrowing=rules.borrowing,
     )
+
+
+def replace_file(path: Path, text: str, *, mode: int = 0o666) -> None:
+    """Write a file so that each reader finds the complete old file or the complete new one."""
+    beside = path.with_name(f".{path.name}.new")
+    beside.touch(mode=mode)
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)
+
+
+_STYLE: Final = """
+:root { color-scheme: light dark; font: 1rem/1.5 system-ui, sans-serif; }
+body { max-width: 48rem; margin: 2rem auto; padding: 0 1rem; }
+table { border-collapse: collapse; width: 100%; }
+th, td { text-align: left; padding: .4rem .6rem; border-bottom: 1px solid #8886; vertical-align: top; }
+td.points { white-space: nowrap; }
+pre { overflow-x: auto; padding: .8rem; border: 1px solid #8886; }
+"""
+
+
+_HEADS: Final = "".join(f'<th scope="col">{head}</th>' for head in ("task", "points", "remark"))
+_FORMULA: Final = ("=", "+", "-", "@", "|", "%")
+"""With these a cell begins that a spreadsheet computes."""
+
+
+def grades_csv(grades: Sequence[Grade], without: Mapping[str, str]) -> str:
+    """One row per task: student, assignment, task, points, out of, remark, flag.
+
+    A spreadsheet reads each cell as text: what would be a formula begins with an apostrophe.
+
+    Args:
+        grades: of everything that was graded.
+        without: students without gradable work, and why; each has a row of no points, without an assignment.
+    """
+    rows = [
+        (grade.student, grade.topic, mark.task, mark.earned, mark.points, mark.said, "; ".join(grade.remarks))
+        for grade in grades
+        for mark in grade.marks
+    ]
+    rows += [(student, "", "", 0, 0, one_line(why), "") for student, why in without.items()]
+    return _csv(("student", "assignment", "task", "points", "out_of", "remark", "notebook"), rows)
+
+
+def totals_csv(grades: Sequence[Grade], without: Mapping[str, str]) -> str:
+    """One row per student: points of each assignment, empty where nothing was graded, and their sum.
+
+    Learning platforms (Canvas, Moodle) import such a table after a column of theirs has been added.
+    """
+    topics = sorted({grade.topic for grade in grades})
+    earned = {(grade.student, grade.topic): grade.earned for grade in grades}
+    students = sorted({grade.student for grade in grades} | set(without))
+    table = [[earned.get((student, topic), "") for topic in topics] for student in students]
+    rows = [(who, *row, sum(map(int, filter(None, row)))) for who, row in zip(students, table, strict=True)]
+    return _csv(("student", *topics, "total"), rows)
+
+
+def feedback_html(grade: Grade) -> str:
+    """A page for one student: nothing on it is executed or loaded from elsewhere."""
+    rows = "".join(
+        f'<tr><td>{escape(mark.task)}</td><td class="points">{mark.earned} / {mark.points}</td>'
+        f"<td>{escape(mark.said)}</td></tr>"
+        for mark in grade.marks
+    )
+    notes = "".join(f"<li>{escape(each)}</li>" for each in grade.remarks)
+    code = "".join(f"<pre>{escape(cell)}</pre>" for cell in grade.cells) or "<p>None was found.</p>"
+    title = escape(f"{grade.topic}: {grade.student}")
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{_STYLE}</style></head><body><main><h1>{title}</h1>"
+        f"<p><strong>{grade.earned} of {grade.points} points.</strong></p>"
+        f"<table><thead><tr>{_HEADS}</tr></thead><tbody>{rows}</tbody></table>"
+        f"{f'<ul>{notes}</ul>' if notes else ''}<h2>What was graded</h2>{code}</main></body></html>\n"
+    )
+
+
+def write_page(grade: Grade, folder: Path) -> None:
+    """Write the feedback of one grade."""
+    page = page_of(grade.student, grade.topic, folder)
+    page.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(page, feedback_html(grade))
+
+
+def page_of(student: str, topic: str, folder: Path) -> Path:
+    """Where the feedback on an assignment is; in a folder of its own, so that no student is named like a table."""
+    return folder / "feedback" / student / f"{topic}.html"
+
+
+def write_tables(grades: Sequence[Grade], folder: Path, without: Mapping[str, str]) -> None:
+    """Write `grades.csv` and `totals.csv`; `without` names students without a gradable submission, and why."""
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_file(folder / "totals.csv", totals_csv(grades, without))
+    replace_file(folder / "grades.csv", grades_csv(grades, without))
+
+
+def _csv(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows([head, *([_as_text(cell) for cell in row] for row in rows)])
+    return text.getvalue()
+
+
+def _as_text(cell: object) -> object:
+    """A cell that no spreadsheet takes for a formula, without control characters."""
+    if not isinstance(cell, str):
+        return cell
+    shown = printable(cell)
+    return f"'{shown}" if shown.lstrip().startswith(_FORMULA) else shown

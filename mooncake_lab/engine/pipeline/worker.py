@@ -19,7 +19,7 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812  # torch's own spelling
 
 from mooncake_lab.core import blocks_for
-from mooncake_lab.core.child import end_with_parent
+from mooncake_lab.core.process import end_with_parent
 from mooncake_lab.engine.config import LlamaConfig
 from mooncake_lab.engine.kvcache import KVCache
 from mooncake_lab.engine.loading import load_model

@@ -32,7 +32,7 @@ def main() -> None:
 
     Arguments: the file descriptor of the pool's socket, the pid of the parent, and `background` for low priority.
     """
-    from mooncake_lab.core.child import end_with_parent
+    from mooncake_lab.core.process import end_with_parent
 
     descriptor, parent, priority = sys.argv[1:]
     end_with_parent(int(parent))

@@ -11,7 +11,7 @@ import sys
 from typing import Final
 
 from mooncake_lab.core import MIB
-from mooncake_lab.core.child import end_with_parent
+from mooncake_lab.core.process import end_with_parent
 from mooncake_lab.store.backends.base import StorageError
 from mooncake_lab.store.backends.dram import DramBackend
 from mooncake_lab.store.backends.mooncake_client import MooncakeMaster
