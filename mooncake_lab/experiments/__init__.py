@@ -1,6 +1,5 @@
-"""One module a topic: a frozen description of what to run, and the function that runs it."""
+"""Experiments: frozen descriptions of what to run, sweeps of them, kept results, and records of chapters."""
 
-from mooncake_lab.core import SCALES, check_scale
 from mooncake_lab.experiments.experiment import (
     Experiment,
     OfTrace,
@@ -16,6 +15,6 @@ from mooncake_lab.experiments.experiment import (
 )
 
 __all__ = [
-    "SCALES", "Experiment", "OfTrace", "at_scale", "check_scale", "record", "records", "run", "tabulated", "value",
+    "Experiment", "OfTrace", "at_scale", "record", "records", "run", "tabulated", "value",
     "vary", "where", "whole_trace",
 ]  # fmt: skip
