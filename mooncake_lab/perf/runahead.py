@@ -107,7 +107,10 @@ def equal_work_bounds(cost: Runahead, tokens: int, processes: int) -> list[int]:
     whole_s, bounds = cost.work_s(tokens), list[int]()
     for process in range(1, processes):
         target_s = whole_s * process / processes
-        root = 2 * target_s / (linear + sqrt(linear * linear + 4 * half * target_s)) if target_s else 0.0
+        slope = linear + sqrt(
+            linear * linear + 4 * half * target_s
+        )  # zero also where work is too little for a float
+        root = 2 * target_s / slope if slope else 0.0
         low = bounds[-1] + 1 if bounds else 1
         bounds.append(min(max(round(root), low), tokens - processes + process))
     return [*bounds, tokens]

@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mooncake_lab.perf import LinkLatency
@@ -26,6 +26,7 @@ COST = Runahead(
     link=LinkLatency(3e11, 1e-6),
 )
 FREE = replace(COST, link=LinkLatency(1e30))
+NEXT_TO_NOTHING = replace(COST, project_s_per_token=0.0, rest_s_per_token=0.0, pair_s=5e-324)
 
 costs = st.builds(
     lambda layers, project, rest, pair, bandwidth, latency: Runahead(
@@ -72,6 +73,7 @@ def test_the_longest_path_is_the_wavefront(cost, bounds):
 
 @settings(max_examples=60)
 @given(costs, st.integers(2, 13), st.integers(1, 4), st.sampled_from([1, 16, 100]))
+@example(NEXT_TO_NOTHING, 2, 2, 1)
 def test_the_search_is_exact(cost, grains, processes, grain):
     """No partition into whole grains is faster than the one found: all of them are tried."""
     processes, tokens = min(processes, grains), grains * grain
